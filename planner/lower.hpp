@@ -14,15 +14,17 @@ enum class SegmentKind : std::uint8_t { embedding, layer, mtp, head };
 // A Program with one chunk that holds only the segment: template 0 is its forward, template 1 its backward, no slots.
 Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind = 0);
 
-// Ops of the begin and finish templates alone (gradient reduction, optimizer) for given bucket sizes are part of lower();
-// the fast estimate prices them from the bucket list that parameters_of() gives without lowering any layer.
+// Sizes of the flat buckets of a stage, for the fast estimate: what begin and finish move, without lowering any layer.
 struct BucketSize {
     Domain domain = Domain::dense;
-    bool sharded = false;  // split over TP/ETP (its group then lacks that axis)
     std::int64_t elements = 0;
+    Group group;         // axes 0 when its size is 1
     int group_size = 1;
-    Group group;
+    Dtype weight_dtype = Dtype::bf16;
 };
 std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
+
+// Degree of a group in a plan.
+int group_size(const Plan& plan, Group group);
 
 }  // namespace moe

@@ -45,8 +45,9 @@ struct Tensor {
     double expected_rows = 0.0;        // rows that hold data on average (routed tensors); = rows otherwise
     int chunk = -1;                    // activations and inputs: the model chunk they belong to
     bool per_micro_batch = true;       // inputs: one instance per micro-batch or one for all
-    TensorId base = no_tensor;         // a view: elements [offset, offset + rows*cols) of `base`
+    TensorId base = no_tensor;         // a view: elements [offset, offset + rows*cols) of `base`, in this tensor's dtype
     std::int64_t offset = 0;
+    Group shard_group{};               // axes set: the view is this rank's own slice, offset += index in group * elements()
 
     std::int64_t elements() const { return rows * cols; }
     std::int64_t bytes() const { return bytes_of(dtype, elements()); }
@@ -109,6 +110,8 @@ enum class OpKind : std::uint8_t {
 };
 const char* to_string(OpKind kind);
 bool is_communication(OpKind kind);
+// Key of Hardware::measured: the op kind's name, with ".bf16" behind it where the op's first operand is BF16.
+std::string measured_key(OpKind kind, Dtype dtype);
 
 // Streams keep their own order; ops on different streams wait for each other only through the tensors they share.
 enum class Stream : std::uint8_t { compute, tensor, expert, data, pipeline_in, pipeline_out, host };
@@ -227,7 +230,9 @@ struct Op {
     std::vector<TensorId> in, out; // optional operands that are absent are no_tensor
     Attr attr;
     double flops = 0.0;  // executed, not model, FLOPs at expected rows
-    double bytes = 0.0;  // device memory read and written at expected rows; for communication: payload of one rank
+    // Device memory read and written at expected rows. Communication: bytes of one rank's larger side (all_gather: output,
+    // reduce_scatter: input, all_reduce: the tensor, all_to_all_rows: the T*K rows, own share included).
+    double bytes = 0.0;
 };
 
 // A weight by its Hugging Face name. Local shape = global with shard_dim divided by the shard axis' degree.
@@ -255,13 +260,17 @@ struct Bucket {
     int chunk = 0;
     std::int64_t elements = 0;     // padded to a multiple of group_size
     std::int64_t decayed = 0;      // [0, decayed) take weight decay, the rest (norms, biases) does not
-    TensorId weights = no_tensor, gradients = no_tensor;
-    TensorId gradient_shard = no_tensor;  // = gradients when group_size is 1
-    TensorId weight_shard = no_tensor;    // view-free staging of the updated shard before the all-gather
-    TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor;
+    // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
+    // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
+    TensorId weights = no_tensor, gradients = no_tensor;  // gradients: FP32, the whole bucket, partial sums of this rank
+    TensorId gradient_shard = no_tensor;  // own slice of gradients (in place), = gradients when group_size is 1
+    TensorId weight_shard = no_tensor;    // own slice of weights (in place), = weights when group_size is 1
+    TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor;  // [elements / group_size]
 };
 
+// begin: gathers weights, zeroes gradients. finish: what is left of the gradient reduction, norm, optimizer.
 enum class SlotKind : std::uint8_t { forward, backward, begin, finish };
+const char* to_string(SlotKind kind);
 
 struct Template {
     SlotKind kind{};
