@@ -1,0 +1,273 @@
+// All kernel signatures: one table of function pointers that every back end fills.
+//
+// Rules for every kernel
+// * Matrices are row-major. Sizes, strides and offsets are in elements; a stride of 0 means dense.
+// * `Src` and `Dst` carry their storage type, and any mixture of FP32 and BF16 is allowed; arithmetic is FP32. Plain
+// float
+//   and int32 pointers have that type always. Pointers are aligned to their element.
+// * An operand marked [x] may be null. "+x" is accumulated into; every other output is overwritten and never read.
+// * Outputs may not overlap inputs unless the comment allows it.
+// * Counts of routed rows are int32 in device memory. Rows beyond their sum are neither read nor written; counts whose
+//   sum exceeds the buffer's capacity are cut at the capacity.
+// * Nothing is allocated per call and nothing is checked: the caller owns the sizes. Calls on different threads are
+//   independent. `stream` orders the work of a device back end; the CPU ignores it and returns when the work is done.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace moe {
+
+enum class Type : std::uint8_t { f32, bf16 };
+inline std::size_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
+
+struct Src {
+    const void* data = nullptr;
+    Type type = Type::f32;
+};
+struct Dst {
+    void* data = nullptr;
+    Type type = Type::f32;
+    operator Src() const { return {data, type}; }
+};
+// The operand `elements` further on; a null operand stays null.
+inline Src operator+(Src s, std::int64_t elements) {
+    if (s.data != nullptr)
+        s.data = static_cast<const char*>(s.data) + elements * static_cast<std::int64_t>(size_of(s.type));
+    return s;
+}
+inline Dst operator+(Dst d, std::int64_t elements) {
+    if (d.data != nullptr) d.data = static_cast<char*>(d.data) + elements * static_cast<std::int64_t>(size_of(d.type));
+    return d;
+}
+
+// C[m, n] (+)= op(A) op(B); transpose_a: A is stored [k, m]; transpose_b: B is stored [n, k].
+struct GemmShape {
+    std::int64_t m = 0, n = 0, k = 0;
+    bool transpose_a = false, transpose_b = false, accumulate = false;
+    std::int64_t lda = 0, ldb = 0, ldc = 0;
+    std::int64_t a_offset = 0, b_offset = 0, c_offset = 0;
+};
+
+// forward: C[r, n] = A[r, k] B_e[n, k]^T; dgrad: C[r, k] = A[r, n] B_e[n, k]; wgrad: C_e[n, k] += A_e[r, n]^T B_e[r,
+// k]. Rows r of expert e follow those of expert e-1.
+enum class GroupedProduct : std::uint8_t { forward, dgrad, wgrad };
+struct GroupedShape {
+    GroupedProduct product = GroupedProduct::forward;
+    int groups = 0;
+    std::int64_t n = 0, k = 0, capacity = 0;
+};
+
+// A row of qkv is heads query heads, kv_heads key heads and kv_heads value heads of head_dim each. The first rotary_dim
+// columns of query and key heads turn by positions[row / batch] * theta^(-2i/rotary_dim): pairs (i, i + rotary_dim/2),
+// or (2i, 2i + 1) when interleaved (Su et al., arXiv:2104.09864). With norm, each query and key head is first divided
+// by its root mean square (eps inside the root) and scaled by wq or wk.
+struct RopeShape {
+    std::int64_t tokens = 0, batch = 1;
+    int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
+    double theta = 10000.0, eps = 1e-6;
+    bool interleaved = false, norm = false;
+};
+
+// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): per head q = [nope, rope], kv = [nope, v]; the rotary
+// key of all heads is the last `rope` columns of kv_down's row of kv_lora + rope.
+struct MlaRopeShape {
+    std::int64_t tokens = 0, batch = 1;
+    int heads = 0, nope = 0, rope = 0, v = 0, kv_lora = 0;
+    double theta = 10000.0;
+    bool interleaved = true;
+};
+
+// softmax(scale * q k^T) v per head. Rows are position * batch + sequence; head h of q starts at column
+// q_offset + h * qk_dim of a row, its key and value head is h / (heads / kv_heads). Query i sees keys j <= i + seq_k -
+// seq_q when causal, and of those the last `window` if it is not 0. lse[h * batch * seq_q + row] = log of the softmax's
+// sum.
+struct AttentionShape {
+    std::int64_t batch = 1, seq_q = 0, seq_k = 0;
+    int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
+    std::int64_t q_stride = 0, k_stride = 0, v_stride = 0; // 0: heads * qk_dim, kv_heads * qk_dim, kv_heads * v_dim
+    std::int64_t q_offset = 0, k_offset = 0, v_offset = 0;
+    std::int64_t window = 0;
+    double scale = 1.0;
+    bool causal = true;
+};
+
+// silu x*sigmoid(x); gelu exact (erf); quick_gelu x*sigmoid(1.702x); relu2 max(x, 0)^2.
+enum class Curve : std::uint8_t { silu, gelu, quick_gelu, relu2 };
+struct ActivationShape {
+    std::int64_t rows = 0, ffn = 0;
+    Curve curve = Curve::silu;
+    bool gated = true; // x is [rows, 2 ffn], gate first; else [rows, ffn]
+    int groups = 0;    // length of counts, when given
+};
+
+// The best top_k of score + bias, best first, equal scores by lower index. With groups > 1 only experts of the
+// groups_kept best groups are eligible, a group's score being the sum of its group_score_top best score + bias.
+// weight = score (without bias) of the chosen, divided by (their sum + 1e-20) when normalize, times scale.
+// softmax_after_top_k: the score is the logit itself, and weight = softmax over the chosen logits.
+enum class Score : std::uint8_t { softmax, sigmoid, sqrt_softplus };
+struct RouterShape {
+    std::int64_t tokens = 0;
+    int experts = 0, top_k = 0;
+    Score score = Score::softmax;
+    bool softmax_after_top_k = false, normalize = false;
+    double scale = 1.0;
+    int groups = 1, groups_kept = 1, group_score_top = 1;
+};
+
+// Copies (t, k) of tokens and their place row_of[t * top_k + k] in expert-major order. per_copy: the token side holds
+// one row of `cols` per copy, [tokens * top_k, cols], instead of one per token.
+struct PermuteShape {
+    std::int64_t tokens = 0, cols = 0;
+    int top_k = 0;
+    bool per_copy = false;
+};
+
+// all_counts[etp * ep, experts]: row p * etp + m counts the rows that source (expert rank p, ETP member m) sends to
+// each expert. Rows arrive member by member, within a member source by source, within a source expert by expert; of the
+// experts, [first, first + local) live here. Expert-major order keeps the arrival order within an expert.
+struct RowsShape {
+    std::int64_t cols = 0, capacity = 0;
+    int experts = 0, ep = 1, etp = 1;
+    int first = 0, local = 0;
+};
+
+// Columns of this rank's slice are vocabulary entries first + j; entries >= vocab are padding and take no part.
+struct LossShape {
+    std::int64_t rows = 0, vocab_local = 0, vocab = 0, first = 0;
+    double scale = 1.0;
+};
+
+// hyper[8]: lr, beta1, beta2, eps, weight decay, clip, 1 - beta1^t, 1 - beta2^t.
+struct AdamShape {
+    std::int64_t elements = 0; // of this shard
+    std::int64_t offset = 0;   // elements of the bucket before this shard
+    std::int64_t decayed = 0;  // elements of the bucket, from its start, that take weight decay
+};
+
+struct Kernels {
+    const char* name;
+
+    // x[rows, cols] = table[ids - first]; rows whose id is outside [first, first + vocab_local) are zero.
+    void (*embedding)(const std::int32_t* ids, Src table, Dst x, std::int64_t rows, std::int64_t cols,
+                      std::int64_t first, std::int64_t vocab_local, void* stream);
+    // +dtable[vocab_local, cols]
+    void (*embedding_grad)(const std::int32_t* ids, Src dx, float* dtable, std::int64_t rows, std::int64_t cols,
+                           std::int64_t first, std::int64_t vocab_local, void* stream);
+
+    // y[rows, cols] = x * rstd * w, rstd[rows] = 1 / sqrt(mean x^2 + eps); `stride` is x's row stride. y may be x if
+    // dense.
+    void (*rmsnorm)(Src x, Src w, Dst y, float* rstd, std::int64_t rows, std::int64_t cols, std::int64_t stride,
+                    double eps, void* stream);
+    // dx (row stride `stride`) = gradient through the norm + [dresidual[rows, cols]]; +dw[cols]. dx may be dy or
+    // dresidual if dense.
+    void (*rmsnorm_grad)(Src dy, Src x, Src w, const float* rstd, Src dresidual, Dst dx, float* dw, std::int64_t rows,
+                         std::int64_t cols, std::int64_t stride, void* stream);
+
+    // y = a + b; y may be a or b.
+    void (*add)(Src a, Src b, Dst y, std::int64_t n, void* stream);
+    // y[rows, cols] = x + b[cols]; y may be x.
+    void (*bias_add)(Src x, Src b, Dst y, std::int64_t rows, std::int64_t cols, void* stream);
+    // +db[cols]
+    void (*bias_grad)(Src dy, float* db, std::int64_t rows, std::int64_t cols, void* stream);
+
+    void (*gemm)(const GemmShape& shape, Src a, Src b, Dst c, void* stream);
+
+    // out[tokens, (heads + 2 kv_heads) head_dim], value heads copied; rstd[tokens, heads + kv_heads] with norm only.
+    // out may be qkv unless the caller keeps qkv for rope_grad.
+    void (*rope)(const RopeShape& shape, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd,
+                 void* stream);
+    // dqkv from the gradient dout of `out`; qkv, wq, wk, rstd, +dwq[head_dim], +dwk[head_dim] with norm only. dqkv may
+    // be dout.
+    void (*rope_grad)(const RopeShape& shape, Src dout, const std::int32_t* positions, Src qkv, Src wq, Src wk,
+                      const float* rstd, Dst dqkv, float* dwq, float* dwk, void* stream);
+
+    // q_out[tokens, heads (nope + rope)], k likewise, v[tokens, heads * v] from q, kv[tokens, heads (nope + v)] and
+    // kv_down[tokens, kv_lora + rope]. q_out may be q.
+    void (*mla_rope)(const MlaRopeShape& shape, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out,
+                     Dst k, Dst v, void* stream);
+    // Only the last `rope` columns of dkv_down are written (the sum over heads). dq may be dq_out.
+    void (*mla_rope_grad)(const MlaRopeShape& shape, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq,
+                          Dst dkv, Dst dkv_down, void* stream);
+
+    // o[batch * seq_q, heads * v_dim], lse as described at AttentionShape; [sinks[heads]] join the softmax's sum as one
+    // more logit whose value row is zero.
+    void (*attention)(const AttentionShape& shape, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream);
+    // dq, dk, dv have the strides and offsets of q, k, v; +[dsinks[heads]].
+    void (*attention_grad)(const AttentionShape& shape, Src dout, Src q, Src k, Src v, Src o, const float* lse,
+                           Src sinks, Dst dq, Dst dk, Dst dv, float* dsinks, void* stream);
+
+    // y[rows, ffn] = curve(gate) * up * [probs[row]]; [counts[groups]] limit the rows.
+    void (*activation)(const ActivationShape& shape, Src x, const float* probs, const std::int32_t* counts, Dst y,
+                       void* stream);
+    // dx like x, [dprobs[rows]] (overwritten). dx may be x.
+    void (*activation_grad)(const ActivationShape& shape, Src dy, Src x, const float* probs, const std::int32_t* counts,
+                            Dst dx, float* dprobs, void* stream);
+    // out[rows, cols] = y * sigmoid(g[rows]); out may be y.
+    void (*sigmoid_scale)(Src y, Src g, Dst out, std::int64_t rows, std::int64_t cols, void* stream);
+    // dy may be dout.
+    void (*sigmoid_scale_grad)(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t rows, std::int64_t cols,
+                               void* stream);
+
+    // index[tokens, top_k], weight[tokens, top_k] from logits[tokens, experts], [bias[experts]].
+    void (*router)(const RouterShape& shape, Src logits, Src bias, std::int32_t* index, float* weight, void* stream);
+    // dlogits[tokens, experts]; the choice itself has no gradient. dlogits may be logits.
+    void (*router_grad)(const RouterShape& shape, const float* dweight, Src logits, const std::int32_t* index,
+                        Dst dlogits, void* stream);
+
+    // counts[experts], row_of[tokens * top_k]; copies of one expert keep the order of (t, k).
+    void (*permute_map)(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int64_t tokens,
+                        int top_k, int experts, void* stream);
+    // rows[row_of] = x
+    void (*permute)(const PermuteShape& shape, Src x, const std::int32_t* row_of, Dst rows, void* stream);
+    // y = sum over k of rows[row_of], in order of k (per_copy: gathered, not summed)
+    void (*unpermute)(const PermuteShape& shape, Src rows, const std::int32_t* row_of, Dst y, void* stream);
+
+    // counts[local] = column sums of all_counts[sources, experts] for experts [first, first + local).
+    void (*expert_counts)(const std::int32_t* all_counts, std::int32_t* counts, int sources, int experts, int first,
+                          int local, void* stream);
+    // Arrival order -> expert-major order, both [capacity, cols].
+    void (*sort_rows)(const RowsShape& shape, Src rows, const std::int32_t* all_counts, Dst sorted, void* stream);
+    void (*unsort_rows)(const RowsShape& shape, Src sorted, const std::int32_t* all_counts, Dst rows, void* stream);
+
+    void (*grouped_gemm)(const GroupedShape& shape, Src a, Src b, const std::int32_t* counts, Dst c, void* stream);
+    // y[r] = rows[r] + b[expert of r] * [probs[r]]; y may be rows.
+    void (*grouped_bias_add)(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
+                             std::int64_t cols, std::int64_t capacity, void* stream);
+    // +db[groups, cols] = drows * [probs], +[dprobs[capacity]] = drows . b
+    void (*grouped_bias_grad)(Src drows, const std::int32_t* counts, Src b, const float* probs, float* db,
+                              float* dprobs, int groups, std::int64_t cols, std::int64_t capacity, void* stream);
+
+    // max[rows] over this slice's real columns, -infinity if it has none.
+    void (*ce_max)(const LossShape& shape, Src logits, float* max, void* stream);
+    // stat[rows, 2]: sum of exp(logit - max) over this slice, logit of the label (0 if the label is not in this slice).
+    void (*ce_sum)(const LossShape& shape, Src logits, const float* max, const std::int32_t* labels, float* stat,
+                   void* stream);
+    // +loss[1] = scale * sum over rows of log(sum) + max - label's logit
+    void (*ce_loss)(const LossShape& shape, const float* max, const float* stat, float* loss, void* stream);
+    // dlogits = scale * (softmax - one at the label), padding columns 0; dlogits may be logits.
+    void (*ce_grad)(const LossShape& shape, Src logits, const float* max, const float* stat, const std::int32_t* labels,
+                    Dst dlogits, void* stream);
+
+    void (*zero)(Dst x, std::int64_t n, void* stream);
+    // +s[1]
+    void (*sum_squares)(Src x, float* s, std::int64_t n, void* stream);
+    // AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101) on g times the clip factor
+    // clip / (norm + 1e-6) when clip > 0 and norm > clip, norm = sqrt(s[0]); w = master in storage precision.
+    void (*adamw)(const AdamShape& shape, const float* g, const float* s, const float* hyper, float* master, Dst m,
+                  Dst v, Dst w, void* stream);
+
+    void (*cast)(Src x, Dst y, std::int64_t n, void* stream);
+    // dst = srcs[0] + srcs[1] + ... in this order, in FP32; dst may be one of them.
+    void (*reduce_sum)(Dst dst, const void* const* srcs, int sources, std::int64_t n, Type type, void* stream);
+    void (*reduce_max)(Dst dst, const void* const* srcs, int sources, std::int64_t n, Type type, void* stream);
+};
+
+// The reference back end. Every entry is set. Call cpu_supported() before the first kernel.
+const Kernels& cpu_kernels();
+
+// Whether this machine runs the instructions the CPU kernels are compiled for; if not, `why` names the missing ones.
+bool cpu_supported(std::string& why);
+
+} // namespace moe
