@@ -1,0 +1,59 @@
+// Typed, checked reading of a JSON object: every fault names the place, the field, its value and what is allowed.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+class JsonObject {
+public:
+    // Throws Error (bad_input) "PLACE: not valid JSON: reason at byte N" for text that is no JSON, is nested more than
+    // 100 deep, or is not an object.
+    static JsonObject parse(const std::string& text, const std::string& place);
+
+    const std::string& place() const { return place_; }
+    std::vector<std::string> keys() const;
+    std::string dump() const; // compact text, keys in their order
+
+    bool has(const std::string& key) const; // present and not null
+    bool is_string(const std::string& key) const;
+    bool is_array(const std::string& key) const;
+    bool is_object(const std::string& key) const;
+
+    // Required fields refuse when the key is missing or null; the _or forms then give the fallback. All of them refuse
+    // a wrong type and a value outside [low, high].
+    std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high) const;
+    std::int64_t integer_or(const std::string& key, std::int64_t fallback, std::int64_t low, std::int64_t high) const;
+    double number(const std::string& key, double low, double high) const;
+    double number_or(const std::string& key, double fallback, double low, double high) const;
+    bool boolean_or(const std::string& key, bool fallback) const;
+    std::string string(const std::string& key) const;
+    std::string string_or(const std::string& key, const std::string& fallback) const;
+    std::vector<std::int64_t> integers(const std::string& key, std::int64_t low, std::int64_t high) const;
+    std::vector<std::string> strings(const std::string& key) const;
+    std::vector<std::vector<double>> number_rows(const std::string& key) const; // array of arrays of finite numbers
+    JsonObject object(const std::string& key) const;
+
+    // Refuses the first key that is not in `known`, with the nearest known one.
+    void only(const std::vector<std::string>& known) const;
+    // Throws Error (bad_input) "PLACE: KEY = VALUE: why".
+    [[noreturn]] void refuse_value(const std::string& key, const std::string& why) const;
+
+private:
+    JsonObject(std::shared_ptr<const nlohmann::ordered_json> root, const nlohmann::ordered_json* node,
+               std::string place)
+        : root_(std::move(root)), node_(node), place_(std::move(place)) {}
+    const nlohmann::ordered_json* find(const std::string& key) const; // nullptr when missing or null
+    const nlohmann::ordered_json& need(const std::string& key) const;
+
+    std::shared_ptr<const nlohmann::ordered_json> root_; // keeps node_ alive
+    const nlohmann::ordered_json* node_;
+    std::string place_;
+};
+
+} // namespace moe

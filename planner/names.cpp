@@ -1,0 +1,49 @@
+// Edit distance over known names, for error messages that suggest what was meant.
+#include "planner/names.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <numeric>
+
+namespace moe {
+
+int edit_distance(std::string_view a, std::string_view b) {
+    const auto same = [](char x, char y) {
+        return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
+    };
+    std::vector<int> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), 0);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        int diagonal = row[0];
+        row[0] = static_cast<int>(i) + 1;
+        for (std::size_t j = 0; j < b.size(); ++j) {
+            const int replaced = diagonal + (same(a[i], b[j]) ? 0 : 1);
+            diagonal = row[j + 1];
+            row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+        }
+    }
+    return row[b.size()];
+}
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
+    constexpr std::size_t longest = 64; // nothing longer is a name, and the distance is quadratic
+    if (name.empty() || name.size() > longest) return {};
+    const std::string* best = nullptr;
+    int best_distance = 0;
+    for (const std::string& candidate : known) {
+        const int distance = edit_distance(name, candidate);
+        if (best == nullptr || distance < best_distance) {
+            best = &candidate;
+            best_distance = distance;
+        }
+    }
+    if (best == nullptr || best_distance * 3 > static_cast<int>(std::max(best->size(), std::size_t{3}))) return {};
+    return *best;
+}
+
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
+    const std::string nearest = nearest_name(name, known);
+    return nearest.empty() ? std::string{} : ": did you mean " + nearest + "?";
+}
+
+} // namespace moe
