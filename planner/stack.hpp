@@ -13,34 +13,39 @@ namespace moe {
 // Efficiencies are fractions of the hardware's rate that large operations reach; times are seconds. Few and physical;
 // each carries its source in the stack's JSON.
 struct StackCosts {
-    std::array<double, precision_count> gemm{};          // of peak_flops, large dense GEMM
-    std::array<double, precision_count> grouped_gemm{};  // of peak_flops, many rows per expert
-    double attention_forward = 0.6, attention_backward = 0.45;  // of the BF16 peak, long sequences
-    double memory = 0.8;                // of memory bandwidth, fused elementwise and norm kernels
-    double permute = 0.5;               // of memory bandwidth, gathers of rows
-    double kernel_seconds = 2e-6;       // device time of an empty kernel (tail and start)
-    double launch_seconds = 5e-6;       // host time to launch one op without CUDA graphs
-    double graph_launch_seconds = 0.5e-6;  // per op inside a CUDA graph
-    std::map<std::string, double> dispatcher;  // dispatcher name -> fraction of link bandwidth
-    double collective = 0.8;            // NCCL ring collectives, fraction of link bandwidth
-    double step_seconds = 0.0;          // fixed host work per step
-    double sync_seconds = 0.0;          // host wait per MoE layer where a dispatcher reads counts on the host
+    std::array<double, precision_count> gemm{};                // of peak_flops, large dense GEMM
+    std::array<double, precision_count> grouped_gemm{};        // of peak_flops, many rows per expert
+    double attention_forward = 0.6, attention_backward = 0.45; // of the BF16 peak, long sequences
+    double memory = 0.8;                      // of memory bandwidth, fused elementwise and norm kernels
+    double permute = 0.5;                     // of memory bandwidth, gathers of rows
+    double kernel_seconds = 2e-6;             // device time of an empty kernel (tail and start)
+    double launch_seconds = 5e-6;             // host time to launch one op without CUDA graphs
+    double graph_launch_seconds = 0.5e-6;     // per op inside a CUDA graph
+    std::map<std::string, double> dispatcher; // dispatcher name -> fraction of link bandwidth
+    double collective = 0.8;                  // NCCL ring collectives, fraction of link bandwidth
+    double step_seconds = 0.0;                // fixed host work per step
+    double sync_seconds = 0.0;                // host wait per MoE layer where a dispatcher reads counts on the host
+    double attention_half_length = 1200.0;    // sequence length at which attention reaches half of its rate, tokens
+    double overlap_sm_share = 0.0;            // share of the SMs that communication takes while EP overlap is on
 };
 
 struct Stack {
-    std::string name;     // "moe-plan", "bridge-26.08", ...
-    std::string release;  // as the source names it
-    bool executable = false;  // execute can run what it offers
+    std::string name;        // "moe-plan", "bridge-26.08", ...
+    std::string release;     // as the source names it
+    bool executable = false; // execute can run what it offers
     bool tensor = true, context = true, expert_tensor = true, interleaved = true;
     std::vector<Precision> precisions;
     std::vector<Dispatcher> dispatchers;
     std::vector<CudaGraph> cuda_graphs;
     bool ep_overlap = false;
-    std::vector<unsigned> recompute_sets;  // the sets that search tries
+    std::vector<unsigned> recompute_sets; // the sets that search tries
+    unsigned recompute_modules = 0;       // all modules that a plan may name (a superset of the sets above)
+    std::vector<Dispatcher> host_synced;  // dispatchers that read routed counts on the host
     bool bf16_moments = false;
     // usual choices of the generation, taken by search unless fixed
     Dispatcher usual_dispatcher = Dispatcher::alltoall;
     CudaGraph usual_cuda_graph = CudaGraph::none;
+    bool usual_ep_overlap = false;
     StackCosts costs;
     std::string source;
 };
@@ -51,4 +56,4 @@ Stack load_stack(const std::string& name, const Hardware& hardware);
 // Whether the stack offers the plan: like check_plan(), empty when it does.
 PlanFault check_stack(const Plan& plan, const Stack& stack);
 
-}  // namespace moe
+} // namespace moe

@@ -1,0 +1,276 @@
+// Reads stacks from profiles/stacks, applies what they say of one machine, and checks plans against what they offer.
+#include "planner/stack.hpp"
+
+#include "planner/error.hpp"
+#include "planner/files.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+namespace moe {
+namespace {
+
+using Json = nlohmann::json;
+
+// Reads the members of one object; what nobody asked for is refused at the end, so that a misspelt field cannot pass.
+class Reader {
+public:
+    Reader(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
+        if (!object_.is_object()) refuse("{}: must be a JSON object, found {}", place_, object_.type_name());
+    }
+
+    const Json& at(const std::string& key) {
+        const Json* found = find(key);
+        if (found == nullptr) refuse("{}: field \"{}\" is missing: add it", place_, key);
+        return *found;
+    }
+    const Json* find(const std::string& key) {
+        known_.insert(key);
+        const auto it = object_.find(key);
+        return it == object_.end() ? nullptr : &*it;
+    }
+    std::string text(const std::string& key) {
+        const Json& value = at(key);
+        if (!value.is_string()) refuse("{}: \"{}\" must be a string, found {}", place_, key, value.type_name());
+        return value.get<std::string>();
+    }
+    bool flag(const std::string& key, bool otherwise) {
+        const Json* value = find(key);
+        if (value == nullptr) return otherwise;
+        if (!value->is_boolean()) refuse("{}: \"{}\" must be true or false, found {}", place_, key, value->type_name());
+        return value->get<bool>();
+    }
+    double number(const std::string& key, double otherwise, double low, double high) {
+        const Json* value = find(key);
+        return value == nullptr ? otherwise : checked(*value, key, low, high);
+    }
+    double checked(const Json& value, const std::string& key, double low, double high) const {
+        if (!value.is_number()) refuse("{}: \"{}\" must be a number, found {}", place_, key, value.type_name());
+        const double number = value.get<double>();
+        if (!(number >= low && number <= high))
+            refuse("{}: \"{}\" is {}, outside {} to {}", place_, key, number, low, high);
+        return number;
+    }
+    // A list of words, each turned into a value by `parse`.
+    template <class Parse>
+    auto list(const std::string& key, Parse parse) {
+        const Json& value = at(key);
+        if (!value.is_array()) refuse("{}: \"{}\" must be a list, found {}", place_, key, value.type_name());
+        std::vector<decltype(parse(std::string()))> result;
+        for (const Json& item : value) {
+            if (!item.is_string()) refuse("{}: \"{}\" must hold strings, found {}", place_, key, item.type_name());
+            result.push_back(parse(item.get<std::string>()));
+        }
+        return result;
+    }
+    const std::string& place() const { return place_; }
+    const std::set<std::string>& known() const { return known_; }
+    void finish() const {
+        for (const auto& item : object_.items())
+            if (known_.count(item.key()) == 0) refuse("{}: unknown field \"{}\"", place_, item.key());
+    }
+
+private:
+    const Json& object_;
+    std::string place_;
+    std::set<std::string> known_;
+};
+
+constexpr double longest = 10.0; // seconds; no single cost of a stack is near it
+
+std::array<double, precision_count> by_precision(Reader& costs, const std::string& key) {
+    Reader object(costs.at(key), costs.place() + "." + key);
+    std::array<double, precision_count> result{};
+    for (int i = 0; i < precision_count; ++i)
+        result[static_cast<std::size_t>(i)] = object.number(to_string(static_cast<Precision>(i)), 0.0, 0.0, 1.0);
+    object.finish();
+    return result;
+}
+
+StackCosts read_costs(const Json& json, const Json& sources, const std::string& place) {
+    Reader costs(json, place + ": costs");
+    StackCosts c;
+    c.gemm = by_precision(costs, "gemm");
+    c.grouped_gemm = by_precision(costs, "grouped_gemm");
+    c.attention_forward = costs.number("attention_forward", c.attention_forward, 0.01, 1.5);
+    c.attention_backward = costs.number("attention_backward", c.attention_backward, 0.01, 1.5);
+    c.attention_half_length = costs.number("attention_half_length", c.attention_half_length, 0.0, 1e6);
+    c.memory = costs.number("memory", c.memory, 0.01, 1.0);
+    c.permute = costs.number("permute", c.permute, 0.01, 1.0);
+    c.kernel_seconds = costs.number("kernel_seconds", c.kernel_seconds, 0.0, longest);
+    c.launch_seconds = costs.number("launch_seconds", c.launch_seconds, 0.0, longest);
+    c.graph_launch_seconds = costs.number("graph_launch_seconds", c.graph_launch_seconds, 0.0, longest);
+    c.collective = costs.number("collective", c.collective, 0.01, 1.0);
+    c.step_seconds = costs.number("step_seconds", c.step_seconds, 0.0, longest);
+    c.sync_seconds = costs.number("sync_seconds", c.sync_seconds, 0.0, longest);
+    c.overlap_sm_share = costs.number("overlap_sm_share", c.overlap_sm_share, 0.0, 0.9);
+    const Json& dispatcher = costs.at("dispatcher");
+    if (!dispatcher.is_object()) refuse("{}: costs.dispatcher: must be a JSON object", place);
+    for (const auto& item : dispatcher.items())
+        c.dispatcher[to_string(dispatcher_from_string(item.key()))] =
+            costs.checked(item.value(), "dispatcher." + item.key(), 0.01, 1.0);
+    costs.finish();
+    // A figure without its evidence cannot be checked by anybody: every cost names where it comes from.
+    for (const auto& item : json.items())
+        if (!sources.is_object() || !sources.contains(item.key()) || !sources[item.key()].is_string())
+            refuse("{}: costs.{} has no entry in \"cost_sources\": say where the figure comes from", place, item.key());
+    return c;
+}
+
+Stack read_stack(const Json& json, const std::string& place) {
+    Reader in(json, place);
+    Stack s;
+    s.name = in.text("name");
+    s.release = in.text("release");
+    s.source = in.text("source");
+    s.executable = in.flag("executable", false);
+    s.tensor = in.flag("tensor", true);
+    s.context = in.flag("context", true);
+    s.expert_tensor = in.flag("expert_tensor", true);
+    s.interleaved = in.flag("interleaved", true);
+    s.ep_overlap = in.flag("ep_overlap", false);
+    s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
+    s.bf16_moments = in.flag("bf16_moments", false);
+    s.precisions = in.list("precisions", precision_from_string);
+    s.dispatchers = in.list("dispatchers", dispatcher_from_string);
+    s.host_synced = in.list("host_synced", dispatcher_from_string);
+    s.cuda_graphs = in.list("cuda_graphs", cuda_graph_from_string);
+    s.recompute_sets = in.list("recompute_sets", recompute::from_string);
+    s.recompute_modules = recompute::from_string(in.text("recompute_modules"));
+    s.usual_dispatcher = dispatcher_from_string(in.text("usual_dispatcher"));
+    s.usual_cuda_graph = cuda_graph_from_string(in.text("usual_cuda_graph"));
+    s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place);
+    in.finish();
+    for (const unsigned set : s.recompute_sets)
+        if ((set & ~s.recompute_modules) != 0)
+            refuse("{}: recompute set \"{}\" names modules outside recompute_modules \"{}\"", place,
+                   recompute::to_string(set), recompute::to_string(s.recompute_modules));
+    return s;
+}
+
+// "on": [{"hardware": [names], "set": {...}}]: what differs on those machines, as a JSON merge patch.
+void apply_hardware(Json& json, const std::string& hardware, const std::string& place) {
+    const auto on = json.find("on");
+    if (on == json.end()) return;
+    const Json variants = *on;
+    json.erase(on);
+    if (!variants.is_array()) refuse("{}: \"on\" must be a list, found {}", place, variants.type_name());
+    for (const Json& variant : variants) {
+        Reader in(variant, place + ": on");
+        const std::vector<std::string> names = in.list("hardware", [](std::string name) { return name; });
+        const Json& set = in.at("set");
+        in.finish();
+        if (!set.is_object()) refuse("{}: on.set must be a JSON object, found {}", place, set.type_name());
+        if (std::find(names.begin(), names.end(), hardware) != names.end()) json.merge_patch(set);
+    }
+}
+
+std::string known_stacks(const std::string& folder) {
+    std::vector<std::string> names;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+        if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+    std::sort(names.begin(), names.end());
+    return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+} // namespace
+
+Stack load_stack(const std::string& name, const Hardware& hardware) {
+    const std::string wanted = name.empty() ? hardware.default_stack : name;
+    if (wanted.empty()) refuse("hardware {}: has no default_stack: name one with --stack", hardware.name);
+    const std::string folder = profiles_folder() + "/stacks";
+    const std::string path = folder + "/" + wanted + ".json";
+    if (wanted.find('/') != std::string::npos || !std::filesystem::is_regular_file(path))
+        refuse("unknown stack '{}': known are {}", wanted, known_stacks(folder));
+    Json json;
+    try {
+        json = Json::parse(read_file(path));
+    } catch (const Json::parse_error& error) {
+        refuse("{}: not valid JSON near byte {}", path, error.byte);
+    }
+    apply_hardware(json, hardware.name, path);
+    Stack stack = read_stack(json, path);
+    if (stack.name != wanted) refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
+    return stack;
+}
+
+namespace {
+
+template <class T>
+bool offers(const std::vector<T>& list, T value) {
+    return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+template <class T>
+std::string names(const std::vector<T>& list) {
+    std::vector<std::string> words;
+    for (const T value : list) words.emplace_back(to_string(value));
+    return fmt::format("{}", fmt::join(words, ", "));
+}
+
+PlanFault check_mesh(const Plan& p, const Stack& s) {
+    if (p.tp > 1 && !s.tensor)
+        return {"stack: tp", fmt::format("tp {}: stack {} has no tensor parallelism", p.tp, s.name)};
+    if (p.cp > 1 && !s.context)
+        return {"stack: cp", fmt::format("cp {}: stack {} has no context parallelism: set cp 1", p.cp, s.name)};
+    if (p.etp > 1 && !s.expert_tensor)
+        return {"stack: etp",
+                fmt::format("etp {}: stack {} does not split experts over ranks: set etp 1", p.etp, s.name)};
+    if (p.vpp > 1 && !s.interleaved)
+        return {"stack: vpp", fmt::format("vpp {}: stack {} has no interleaved schedule: set vpp 1", p.vpp, s.name)};
+    return {};
+}
+
+PlanFault check_features(const Plan& p, const Stack& s) {
+    if (!offers(s.precisions, p.precision))
+        return {"stack: precision",
+                fmt::format("precision {}: stack {} offers {}", to_string(p.precision), s.name, names(s.precisions))};
+    if (p.ep * p.etp > 1 && !offers(s.dispatchers, p.dispatcher))
+        return {"stack: dispatcher", fmt::format("dispatcher {}: stack {} offers {} on {}", to_string(p.dispatcher),
+                                                 s.name, names(s.dispatchers), p.hardware->name)};
+    if (!offers(s.cuda_graphs, p.cuda_graph))
+        return {"stack: cuda_graph", fmt::format("cuda_graph {}: stack {} offers {} on {}", to_string(p.cuda_graph),
+                                                 s.name, names(s.cuda_graphs), p.hardware->name)};
+    if ((p.recompute & ~s.recompute_modules) != 0)
+        return {"stack: recompute", fmt::format("recompute {}: stack {} recomputes only {}",
+                                                recompute::to_string(p.recompute & ~s.recompute_modules), s.name,
+                                                recompute::to_string(s.recompute_modules))};
+    if (p.optimizer.bf16_moments && !s.bf16_moments)
+        return {"stack: optimizer", fmt::format("optimizer bf16 moments: stack {} keeps FP32 moments only", s.name)};
+    if (p.ep_overlap && !s.ep_overlap)
+        return {"stack: ep_overlap",
+                fmt::format("ep_overlap on: stack {} has none on {}: set it off", s.name, p.hardware->name)};
+    return {};
+}
+
+// Combinations that the published engines exclude (Megatron-LM's merged schedule and CUDA-graph documents).
+PlanFault check_combinations(const Plan& p, const Stack& s) {
+    if (p.ep_overlap && p.pp > 1 && p.vpp == 1)
+        return {"stack: ep_overlap", fmt::format("ep_overlap on: with pp {} needs vpp > 1, found vpp 1", p.pp)};
+    if (p.ep_overlap && (p.recompute & (recompute::full | recompute::moe)) != 0)
+        return {"stack: ep_overlap",
+                fmt::format("ep_overlap on: excludes recompute {}", recompute::to_string(p.recompute))};
+    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && offers(s.host_synced, p.dispatcher))
+        return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
+                                                 to_string(p.dispatcher))};
+    if (p.cuda_graph == CudaGraph::partial && (p.recompute & recompute::full) != 0)
+        return {"stack: cuda_graph", "cuda_graph partial: excludes recompute full"};
+    return {};
+}
+
+} // namespace
+
+PlanFault check_stack(const Plan& plan, const Stack& stack) {
+    if (stack.executable && !plan.model->not_executable.empty())
+        return {"stack: model", fmt::format("model {}: stack {} offers only what execute runs: {}", plan.model->name,
+                                            stack.name, plan.model->not_executable)};
+    if (PlanFault fault = check_mesh(plan, stack)) return fault;
+    if (PlanFault fault = check_features(plan, stack)) return fault;
+    return check_combinations(plan, stack);
+}
+
+} // namespace moe
