@@ -1,0 +1,143 @@
+// Gated and plain activations with the routing probability, and the sigmoid gate of a shared expert.
+#include "kernels/cpu/rows.hpp"
+
+#include <Eigen/Core>
+
+#include <cmath>
+#include <numbers>
+
+namespace moe::cpu {
+namespace {
+
+using In = Eigen::Map<const Eigen::ArrayXf>;
+using Out = Eigen::Map<Eigen::ArrayXf>;
+
+constexpr float quick = 1.702f; // Hendrycks & Gimpel, arXiv:1606.08415: gelu(x) ~ x sigmoid(1.702 x)
+
+float gelu_gate(float x) { return 0.5f * (1.0f + std::erf(x * static_cast<float>(1.0 / std::numbers::sqrt2))); }
+float gelu_density(float x) {
+    return std::exp(-0.5f * x * x) * static_cast<float>(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
+}
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// y = curve(x) and, where d is given, d = curve'(x).
+void evaluate(Curve curve, const float* from, std::int64_t n, float* y, float* d) {
+    const In x(from, n);
+    switch (curve) {
+    case Curve::silu:
+    case Curve::quick_gelu: {
+        const float slope = curve == Curve::silu ? 1.0f : quick;
+        Out gate(y, n);
+        gate = 1.0f / (1.0f + (x * -slope).exp());
+        if (d != nullptr) Out(d, n) = gate * (1.0f + slope * x * (1.0f - gate));
+        gate *= x;
+        return;
+    }
+    case Curve::gelu:
+        for (std::int64_t i = 0; i < n; ++i) {
+            const float gate = gelu_gate(from[i]);
+            y[i] = from[i] * gate;
+            if (d != nullptr) d[i] = gate + from[i] * gelu_density(from[i]);
+        }
+        return;
+    case Curve::relu2:
+        Out(y, n) = x.max(0.0f).square();
+        if (d != nullptr) Out(d, n) = 2.0f * x.max(0.0f);
+        return;
+    }
+}
+
+std::int64_t active_rows(const ActivationShape& s, const std::int32_t* counts) {
+    return counts != nullptr ? routed_rows(counts, s.groups, s.rows) : s.rows;
+}
+
+void activation(const ActivationShape& s, Src x, const float* probs, const std::int32_t* counts, Dst y, void*) {
+    const std::int64_t rows = active_rows(s, counts), width = s.gated ? 2 * s.ffn : s.ffn;
+    float* wide_x = scratch(Slot::a, chunk);
+    float* wide_up = scratch(Slot::b, chunk);
+    float* curve = scratch(Slot::c, chunk);
+    float* wide_y = scratch(Slot::d, chunk);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const float p = probs != nullptr ? probs[r] : 1.0f;
+        for (std::int64_t i = 0; i < s.ffn; i += chunk) {
+            const std::int64_t n = std::min(chunk, s.ffn - i);
+            evaluate(s.curve, read(x, r * width + i, n, wide_x), n, curve, nullptr);
+            float* out = target(y, r * s.ffn + i, wide_y);
+            if (s.gated) {
+                Out(out, n) = In(curve, n) * In(read(x, r * width + s.ffn + i, n, wide_up), n) * p;
+            } else {
+                Out(out, n) = In(curve, n) * p;
+            }
+            flush(y, r * s.ffn + i, n, out);
+        }
+    }
+}
+
+void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs, const std::int32_t* counts, Dst dx,
+                     float* dprobs, void*) {
+    const std::int64_t rows = active_rows(s, counts), width = s.gated ? 2 * s.ffn : s.ffn;
+    float* wide_x = scratch(Slot::a, chunk);
+    float* up = scratch(Slot::b, chunk);
+    float* curve = scratch(Slot::c, chunk);
+    float* slope = scratch(Slot::d, chunk);
+    float* grad = scratch(Slot::e, chunk);
+    float* wide_dx = scratch(Slot::f, chunk);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const float p = probs != nullptr ? probs[r] : 1.0f;
+        float along = 0.0f;
+        for (std::int64_t i = 0; i < s.ffn; i += chunk) {
+            const std::int64_t n = std::min(chunk, s.ffn - i), gate_at = r * width + i, up_at = gate_at + s.ffn;
+            evaluate(s.curve, read(x, gate_at, n, wide_x), n, curve, slope);
+            const In from(read(dy, r * s.ffn + i, n, grad), n);
+            if (s.gated) {
+                load(x, up_at, n, up); // a copy: dx may be x
+            } else {
+                Out(up, n).setOnes();
+            }
+            if (dprobs != nullptr) along += (from * In(curve, n) * In(up, n)).sum();
+            float* out = target(dx, gate_at, wide_dx);
+            Out(out, n) = from * In(up, n) * In(slope, n) * p;
+            flush(dx, gate_at, n, out);
+            if (!s.gated) continue;
+            out = target(dx, up_at, wide_dx);
+            Out(out, n) = from * In(curve, n) * p;
+            flush(dx, up_at, n, out);
+        }
+        if (dprobs != nullptr) dprobs[r] = along;
+    }
+}
+
+void sigmoid_scale(Src y, Src g, Dst out, std::int64_t rows, std::int64_t cols, void*) {
+    float* wide = scratch(Slot::a, cols);
+    float* wide_out = scratch(Slot::b, cols);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        float* to = target(out, r * cols, wide_out);
+        Out(to, cols) = In(read(y, r * cols, cols, wide), cols) * sigmoid(value(g, r));
+        flush(out, r * cols, cols, to);
+    }
+}
+
+void sigmoid_scale_grad(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t rows, std::int64_t cols, void*) {
+    float* wide = scratch(Slot::a, cols);
+    float* wide_y = scratch(Slot::b, cols);
+    float* wide_dy = scratch(Slot::c, cols);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const In grad(read(dout, r * cols, cols, wide), cols);
+        const float gate = sigmoid(value(g, r));
+        put(dg, r, (grad * In(read(y, r * cols, cols, wide_y), cols)).sum() * gate * (1.0f - gate));
+        float* to = target(dy, r * cols, wide_dy);
+        Out(to, cols) = grad * gate;
+        flush(dy, r * cols, cols, to);
+    }
+}
+
+} // namespace
+
+void add_activation(Kernels& table) {
+    table.activation = activation;
+    table.activation_grad = activation_grad;
+    table.sigmoid_scale = sigmoid_scale;
+    table.sigmoid_scale_grad = sigmoid_scale_grad;
+}
+
+} // namespace moe::cpu

@@ -1,0 +1,111 @@
+// Movement of routed rows: tokens to expert-major copies and back, and the re-sorting of rows that arrive by source.
+#include "kernels/cpu/rows.hpp"
+
+#include <Eigen/Core>
+
+namespace moe::cpu {
+namespace {
+
+using In = Eigen::Map<const Eigen::ArrayXf>;
+using Out = Eigen::Map<Eigen::ArrayXf>;
+
+void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int64_t tokens, int top_k,
+                 int experts, void*) {
+    const std::int64_t copies = tokens * top_k;
+    std::fill_n(counts, experts, 0);
+    for (std::int64_t i = 0; i < copies; ++i) ++counts[index[i]];
+    std::int32_t* next = index_scratch(experts);
+    std::int32_t start = 0;
+    for (int e = 0; e < experts; ++e) {
+        next[e] = start;
+        start += counts[e];
+    }
+    for (std::int64_t i = 0; i < copies; ++i) row_of[i] = next[index[i]]++;
+}
+
+void permute(const PermuteShape& s, Src x, const std::int32_t* row_of, Dst rows, void*) {
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+        for (int k = 0; k < s.top_k; ++k) {
+            const std::int64_t copy = t * s.top_k + k;
+            move(x, (s.per_copy ? copy : t) * s.cols, rows, row_of[copy] * s.cols, s.cols);
+        }
+    }
+}
+
+void unpermute(const PermuteShape& s, Src rows, const std::int32_t* row_of, Dst y, void*) {
+    if (s.per_copy) {
+        for (std::int64_t i = 0; i < s.tokens * s.top_k; ++i) move(rows, row_of[i] * s.cols, y, i * s.cols, s.cols);
+        return;
+    }
+    float* wide = scratch(Slot::a, s.cols);
+    float* wide_y = scratch(Slot::b, s.cols);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+        float* sum = target(y, t * s.cols, wide_y);
+        load(rows, row_of[t * s.top_k] * s.cols, s.cols, sum);
+        for (int k = 1; k < s.top_k; ++k) {
+            Out(sum, s.cols) += In(read(rows, row_of[t * s.top_k + k] * s.cols, s.cols, wide), s.cols);
+        }
+        flush(y, t * s.cols, s.cols, sum);
+    }
+}
+
+void expert_counts(const std::int32_t* all_counts, std::int32_t* counts, int sources, int experts, int first, int local,
+                   void*) {
+    std::fill_n(counts, local, 0);
+    for (int g = 0; g < sources; ++g) {
+        const std::int32_t* row = all_counts + static_cast<std::int64_t>(g) * experts + first;
+        for (int e = 0; e < local; ++e) counts[e] += row[e];
+    }
+}
+
+// Calls run(arrival row, sorted row, length) for every run of rows of one source and expert, in arrival order, cut at
+// the capacity on both sides.
+template <class Run>
+void for_each_run(const RowsShape& s, const std::int32_t* all_counts, Run run) {
+    std::int32_t* next = index_scratch(s.local);
+    expert_counts(all_counts, next, s.ep * s.etp, s.experts, s.first, s.local, nullptr);
+    std::int32_t start = 0;
+    for (int e = 0; e < s.local; ++e) {
+        const std::int32_t rows = next[e];
+        next[e] = start;
+        start += rows;
+    }
+    std::int64_t arrival = 0;
+    for (int m = 0; m < s.etp; ++m) {
+        for (int p = 0; p < s.ep; ++p) {
+            const std::int32_t* from = all_counts + static_cast<std::int64_t>(p * s.etp + m) * s.experts + s.first;
+            for (int e = 0; e < s.local; ++e) {
+                const std::int64_t fits = std::min(s.capacity - arrival, s.capacity - next[e]);
+                const std::int64_t length = std::min<std::int64_t>(from[e], fits);
+                if (length > 0) run(arrival, std::int64_t{next[e]}, length);
+                arrival += from[e];
+                next[e] += from[e];
+            }
+        }
+    }
+}
+
+void sort_rows(const RowsShape& s, Src rows, const std::int32_t* all_counts, Dst sorted, void*) {
+    for_each_run(s, all_counts, [&](std::int64_t arrival, std::int64_t place, std::int64_t length) {
+        move(rows, arrival * s.cols, sorted, place * s.cols, length * s.cols);
+    });
+}
+
+void unsort_rows(const RowsShape& s, Src sorted, const std::int32_t* all_counts, Dst rows, void*) {
+    for_each_run(s, all_counts, [&](std::int64_t arrival, std::int64_t place, std::int64_t length) {
+        move(sorted, place * s.cols, rows, arrival * s.cols, length * s.cols);
+    });
+}
+
+} // namespace
+
+void add_permute(Kernels& table) {
+    table.permute_map = permute_map;
+    table.permute = permute;
+    table.unpermute = unpermute;
+    table.expert_counts = expert_counts;
+    table.sort_rows = sort_rows;
+    table.unsort_rows = unsort_rows;
+}
+
+} // namespace moe::cpu

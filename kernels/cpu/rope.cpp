@@ -1,0 +1,178 @@
+// Rotary position embedding with optional QK-norm, for packed qkv and for latent attention, forward and backward.
+#include "kernels/cpu/rows.hpp"
+
+#include <Eigen/Core>
+
+#include <cmath>
+#include <numbers>
+
+namespace moe::cpu {
+namespace {
+
+using In = Eigen::Map<const Eigen::ArrayXf>;
+using Out = Eigen::Map<Eigen::ArrayXf>;
+
+// Rotation angles of one position: cosines and sines of position * theta^(-i / half), i < half.
+class Rotation {
+public:
+    Rotation(std::int64_t half, double theta, bool interleaved)
+        : half_(half),
+          interleaved_(interleaved),
+          frequency_(scratch(Slot::a, half)),
+          cos_(scratch(Slot::b, half)),
+          sin_(scratch(Slot::c, half)) {
+        for (std::int64_t i = 0; i < half; ++i) {
+            frequency_[i] = static_cast<float>(std::pow(theta, -static_cast<double>(i) / static_cast<double>(half)));
+        }
+    }
+
+    // The product is reduced to one turn in double: an FP32 angle of some 10^5 radians has lost its third decimal.
+    void set(std::int32_t position) {
+        constexpr double turn = 2.0 * std::numbers::pi;
+        for (std::int64_t i = 0; i < half_; ++i) {
+            const double angle = static_cast<double>(position) * static_cast<double>(frequency_[i]);
+            cos_[i] = static_cast<float>(angle - turn * std::nearbyint(angle / turn));
+        }
+        Out(sin_, half_) = In(cos_, half_).sin();
+        Out(cos_, half_) = In(cos_, half_).cos();
+    }
+
+    // Turns x[0, 2 half) forward (sign 1) or back (sign -1).
+    void turn(float* x, float sign) const {
+        if (interleaved_) {
+            for (std::int64_t i = 0; i < half_; ++i) {
+                const float even = x[2 * i], odd = x[2 * i + 1], s = sign * sin_[i];
+                x[2 * i] = even * cos_[i] - odd * s;
+                x[2 * i + 1] = odd * cos_[i] + even * s;
+            }
+            return;
+        }
+        float* y = x + half_;
+        for (std::int64_t i = 0; i < half_; ++i) {
+            const float first = x[i], second = y[i], s = sign * sin_[i];
+            x[i] = first * cos_[i] - second * s;
+            y[i] = second * cos_[i] + first * s;
+        }
+    }
+
+private:
+    std::int64_t half_;
+    bool interleaved_;
+    float *frequency_, *cos_, *sin_;
+};
+
+std::int64_t row_width(const RopeShape& s) { return static_cast<std::int64_t>(s.heads + 2 * s.kv_heads) * s.head_dim; }
+
+void rope(const RopeShape& s, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd, void*) {
+    Rotation rotation(s.rotary_dim / 2, s.theta, s.interleaved);
+    const std::int64_t width = row_width(s), d = s.head_dim;
+    const int turned = s.heads + s.kv_heads;
+    const float* weight_q = s.norm ? read(wq, 0, d, scratch(Slot::d, d)) : nullptr;
+    const float* weight_k = s.norm ? read(wk, 0, d, scratch(Slot::e, d)) : nullptr;
+    float* row = scratch(Slot::f, width);
+    for (std::int64_t r = 0; r < s.tokens; ++r) {
+        if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
+        load(qkv, r * width, width, row);
+        for (int h = 0; h < turned; ++h) {
+            float* x = row + h * d;
+            if (s.norm) {
+                Out head(x, d);
+                const float mean = head.square().sum() / static_cast<float>(d);
+                const float scale = 1.0f / std::sqrt(mean + static_cast<float>(s.eps));
+                rstd[r * turned + h] = scale;
+                head *= In(h < s.heads ? weight_q : weight_k, d) * scale;
+            }
+            rotation.turn(x, 1.0f);
+        }
+        store(out, r * width, width, row);
+    }
+}
+
+void rope_grad(const RopeShape& s, Src dout, const std::int32_t* positions, Src qkv, Src wq, Src wk, const float* rstd,
+               Dst dqkv, float* dwq, float* dwk, void*) {
+    Rotation rotation(s.rotary_dim / 2, s.theta, s.interleaved);
+    const std::int64_t width = row_width(s), d = s.head_dim;
+    const int turned = s.heads + s.kv_heads;
+    const float* weight_q = s.norm ? read(wq, 0, d, scratch(Slot::d, d)) : nullptr;
+    const float* weight_k = s.norm ? read(wk, 0, d, scratch(Slot::e, d)) : nullptr;
+    float* row = scratch(Slot::f, width);
+    float* wide_qkv = scratch(Slot::g, turned * d);
+    for (std::int64_t r = 0; r < s.tokens; ++r) {
+        if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
+        load(dout, r * width, width, row);
+        const float* before = s.norm ? read(qkv, r * width, turned * d, wide_qkv) : nullptr;
+        for (int h = 0; h < turned; ++h) {
+            rotation.turn(row + h * d, -1.0f);
+            if (!s.norm) continue;
+            Out grad(row + h * d, d);
+            const In x(before + h * d, d), w(h < s.heads ? weight_q : weight_k, d);
+            const float scale = rstd[r * turned + h];
+            Out(h < s.heads ? dwq : dwk, d) += grad * x * scale;
+            const float along = (grad * w * x).sum() * scale * scale * scale / static_cast<float>(d);
+            grad = grad * w * scale - x * along;
+        }
+        store(dqkv, r * width, width, row);
+    }
+}
+
+void mla_rope(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out, Dst k, Dst v,
+              void*) {
+    Rotation rotation(s.rope / 2, s.theta, s.interleaved);
+    const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v, down = s.kv_lora + s.rope;
+    float* row = scratch(Slot::f, s.heads * qk);
+    float* shared = scratch(Slot::g, s.rope);
+    float* wide_kv = scratch(Slot::h, s.heads * source);
+    for (std::int64_t r = 0; r < s.tokens; ++r) {
+        if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
+        load(q, r * s.heads * qk, s.heads * qk, row);
+        for (int h = 0; h < s.heads; ++h) rotation.turn(row + h * qk + s.nope, 1.0f);
+        store(q_out, r * s.heads * qk, s.heads * qk, row);
+
+        load(kv_down, r * down + s.kv_lora, s.rope, shared);
+        rotation.turn(shared, 1.0f);
+        const float* from = read(kv, r * s.heads * source, s.heads * source, wide_kv);
+        for (int h = 0; h < s.heads; ++h) {
+            std::copy_n(from + h * source, s.nope, row + h * qk);
+            std::copy_n(shared, s.rope, row + h * qk + s.nope);
+            store(v, (r * s.heads + h) * s.v, s.v, from + h * source + s.nope);
+        }
+        store(k, r * s.heads * qk, s.heads * qk, row);
+    }
+}
+
+void mla_rope_grad(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq, Dst dkv,
+                   Dst dkv_down, void*) {
+    Rotation rotation(s.rope / 2, s.theta, s.interleaved);
+    const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v, down = s.kv_lora + s.rope;
+    float* row = scratch(Slot::f, s.heads * qk);
+    float* shared = scratch(Slot::g, s.rope);
+    float* wide_dkv = scratch(Slot::h, s.heads * source);
+    for (std::int64_t r = 0; r < s.tokens; ++r) {
+        if (r % s.batch == 0) rotation.set(positions[r / s.batch]);
+        load(dq_out, r * s.heads * qk, s.heads * qk, row);
+        for (int h = 0; h < s.heads; ++h) rotation.turn(row + h * qk + s.nope, -1.0f);
+        store(dq, r * s.heads * qk, s.heads * qk, row);
+
+        load(dk, r * s.heads * qk, s.heads * qk, row);
+        std::fill_n(shared, s.rope, 0.0f);
+        for (int h = 0; h < s.heads; ++h) {
+            Out(shared, s.rope) += In(row + h * qk + s.nope, s.rope);
+            std::copy_n(row + h * qk, s.nope, wide_dkv + h * source);
+            load(dv, (r * s.heads + h) * s.v, s.v, wide_dkv + h * source + s.nope);
+        }
+        rotation.turn(shared, -1.0f); // the same angle for all heads: turning the sum back is turning each back
+        store(dkv, r * s.heads * source, s.heads * source, wide_dkv);
+        store(dkv_down, r * down + s.kv_lora, s.rope, shared);
+    }
+}
+
+} // namespace
+
+void add_rope(Kernels& table) {
+    table.rope = rope;
+    table.rope_grad = rope_grad;
+    table.mla_rope = mla_rope;
+    table.mla_rope_grad = mla_rope_grad;
+}
+
+} // namespace moe::cpu

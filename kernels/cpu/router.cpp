@@ -1,0 +1,203 @@
+// The top-k router: scores, group-limited choice, weights, and their gradient to the logits.
+#include "kernels/cpu/rows.hpp"
+
+#include <Eigen/Core>
+
+#include <cmath>
+#include <limits>
+
+namespace moe::cpu {
+namespace {
+
+using In = Eigen::Map<const Eigen::ArrayXf>;
+using Out = Eigen::Map<Eigen::ArrayXf>;
+
+constexpr float tiny_sum = 1e-20f; // keeps the normalised weights finite when every chosen score underflows
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+void softmax(const float* x, std::int64_t n, float* y) {
+    const In in(x, n);
+    Out out(y, n);
+    out = (in - in.maxCoeff()).exp();
+    out /= out.sum();
+}
+
+void scores(const RouterShape& s, const float* logits, float* score) {
+    if (s.softmax_after_top_k) {
+        std::copy_n(logits, s.experts, score);
+        return;
+    }
+    switch (s.score) {
+    case Score::softmax:
+        softmax(logits, s.experts, score);
+        return;
+    case Score::sigmoid:
+        Out(score, s.experts) = 1.0f / (1.0f + (-In(logits, s.experts)).exp());
+        return;
+    case Score::sqrt_softplus:
+        for (int e = 0; e < s.experts; ++e) score[e] = std::sqrt(softplus(logits[e]));
+        return;
+    }
+}
+
+// The best k of the candidates offered, best first. A later candidate goes behind an equal earlier one, so ties fall to
+// the lower index; every slot is filled by the first k offers, whatever their values, NaN included.
+class Best {
+public:
+    Best(int k, std::int32_t* index, float* value) : k_(k), index_(index), value_(value) {}
+    void offer(std::int32_t index, float value) {
+        if (used_ == k_ && !(value > value_[k_ - 1])) return;
+        int at = used_ < k_ ? used_++ : k_ - 1;
+        for (; at > 0 && value > value_[at - 1]; --at) {
+            index_[at] = index_[at - 1];
+            value_[at] = value_[at - 1];
+        }
+        index_[at] = index;
+        value_[at] = value;
+    }
+
+private:
+    int k_, used_ = 0;
+    std::int32_t* index_;
+    float* value_;
+};
+
+struct Work { // scratch of one row
+    float *logits, *score, *choice, *value, *eligible;
+    explicit Work(const RouterShape& s)
+        : logits(scratch(Slot::a, s.experts)),
+          score(scratch(Slot::b, s.experts)),
+          choice(scratch(Slot::c, s.experts)),
+          value(scratch(Slot::d, s.experts)),
+          eligible(scratch(Slot::e, s.groups)) {}
+};
+
+float group_score(const float* choice, int experts, int top, float* value) {
+    // Only the values matter here: the list is kept like Best's, without indices.
+    int used = 0;
+    for (int e = 0; e < experts; ++e) {
+        if (used == top && !(choice[e] > value[top - 1])) continue;
+        int at = used < top ? used++ : top - 1;
+        for (; at > 0 && choice[e] > value[at - 1]; --at) value[at] = value[at - 1];
+        value[at] = choice[e];
+    }
+    float sum = 0.0f;
+    for (int i = 0; i < used; ++i) sum += value[i];
+    return sum;
+}
+
+void mark_groups(const RouterShape& s, const Work& w, std::int32_t* kept) {
+    const int size = s.experts / s.groups;
+    float* group_value = w.logits; // the logits are no longer needed once the scores are known
+    std::fill_n(w.eligible, s.groups, 0.0f);
+    Best best(s.groups_kept, kept, group_value);
+    for (int g = 0; g < s.groups; ++g) {
+        best.offer(g, group_score(w.choice + g * size, size, std::min(s.group_score_top, size), w.value));
+    }
+    for (int i = 0; i < s.groups_kept; ++i) w.eligible[kept[i]] = 1.0f;
+}
+
+void choose(const RouterShape& s, const Work& w, std::int32_t* kept, std::int32_t* index) {
+    const bool grouped = s.groups > 1 && s.groups_kept < s.groups;
+    const int size = s.experts / s.groups;
+    if (grouped) mark_groups(s, w, kept);
+    Best best(s.top_k, index, w.value);
+    for (int e = 0; e < s.experts; ++e) {
+        if (!grouped || w.eligible[e / size] > 0.0f) best.offer(e, w.choice[e]);
+    }
+}
+
+void weigh(const RouterShape& s, const float* score, const std::int32_t* index, float* weight) {
+    for (int k = 0; k < s.top_k; ++k) weight[k] = score[index[k]];
+    const auto scale = static_cast<float>(s.scale);
+    Out chosen(weight, s.top_k);
+    if (s.softmax_after_top_k) {
+        softmax(weight, s.top_k, weight);
+    } else if (s.normalize) {
+        chosen /= chosen.sum() + tiny_sum;
+    }
+    chosen *= scale;
+}
+
+void router(const RouterShape& s, Src logits, Src bias, std::int32_t* index, float* weight, void*) {
+    const Work w(s);
+    const float* shift = bias.data != nullptr ? read(bias, 0, s.experts, scratch(Slot::f, s.experts)) : nullptr;
+    std::int32_t* kept = index_scratch(s.groups);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+        load(logits, t * s.experts, s.experts, w.logits);
+        scores(s, w.logits, w.score);
+        Out choice(w.choice, s.experts);
+        choice = In(w.score, s.experts);
+        if (shift != nullptr) choice += In(shift, s.experts);
+        choose(s, w, kept, index + t * s.top_k);
+        weigh(s, w.score, index + t * s.top_k, weight + t * s.top_k);
+    }
+}
+
+// Gradient of the chosen scores: ds[k] from dweight[k].
+void chosen_grad(const RouterShape& s, const float* dweight, const float* score, const std::int32_t* index, float* ds) {
+    const auto scale = static_cast<float>(s.scale);
+    float sum = tiny_sum, along = 0.0f;
+    for (int k = 0; k < s.top_k; ++k) sum += score[index[k]];
+    for (int k = 0; k < s.top_k; ++k) along += dweight[k] * score[index[k]];
+    for (int k = 0; k < s.top_k; ++k) {
+        ds[k] = scale * (s.normalize ? (dweight[k] - along / sum) / sum : dweight[k]);
+    }
+}
+
+void softmax_after_grad(const RouterShape& s, const float* dweight, const float* logits, const std::int32_t* index,
+                        float* value, float* dlogits) {
+    for (int k = 0; k < s.top_k; ++k) value[k] = logits[index[k]];
+    softmax(value, s.top_k, value);
+    const In p(value, s.top_k), dw(dweight, s.top_k);
+    const float along = (p * dw).sum();
+    for (int k = 0; k < s.top_k; ++k) {
+        dlogits[index[k]] += static_cast<float>(s.scale) * value[k] * (dweight[k] - along);
+    }
+}
+
+float score_slope(Score score, float logit, float value) {
+    if (score == Score::sigmoid) return value * (1.0f - value);
+    return value > 0.0f ? sigmoid(logit) / (2.0f * value) : 0.0f; // underflowed: the slope has, too
+}
+
+void router_grad(const RouterShape& s, const float* dweight, Src logits, const std::int32_t* index, Dst dlogits,
+                 void*) {
+    const Work w(s);
+    float* grad = scratch(Slot::f, s.experts);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+        const std::int32_t* chosen = index + t * s.top_k;
+        const float* dw = dweight + t * s.top_k;
+        load(logits, t * s.experts, s.experts, w.logits);
+        std::fill_n(grad, s.experts, 0.0f);
+        if (s.softmax_after_top_k) {
+            softmax_after_grad(s, dw, w.logits, chosen, w.value, grad);
+        } else {
+            scores(s, w.logits, w.score);
+            chosen_grad(s, dw, w.score, chosen, w.value);
+            for (int k = 0; k < s.top_k; ++k) grad[chosen[k]] += w.value[k];
+            Out g(grad, s.experts);
+            if (s.score == Score::softmax) {
+                const In p(w.score, s.experts);
+                g = p * (g - (g * p).sum());
+            } else {
+                for (int k = 0; k < s.top_k; ++k) {
+                    const int e = chosen[k];
+                    grad[e] *= score_slope(s.score, w.logits[e], w.score[e]);
+                }
+            }
+        }
+        store(dlogits, t * s.experts, s.experts, grad);
+    }
+}
+
+} // namespace
+
+void add_router(Kernels& table) {
+    table.router = router;
+    table.router_grad = router_grad;
+}
+
+} // namespace moe::cpu
