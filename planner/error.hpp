@@ -33,4 +33,4 @@ template <class... Args>
     throw Error(Fault::failure, fmt::format(text, std::forward<Args>(args)...));
 }
 
-}  // namespace moe
+} // namespace moe

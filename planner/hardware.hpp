@@ -12,7 +12,7 @@ namespace moe {
 enum class Precision : std::uint8_t { fp32, bf16, fp8_tensor, fp8_blockwise, mxfp8, nvfp4 };
 inline constexpr int precision_count = 6;
 const char* to_string(Precision precision);
-Precision precision_from_string(const std::string& text);  // throws Error (bad_input) naming the six
+Precision precision_from_string(const std::string& text); // throws Error (bad_input) naming the six
 
 // One tier of the network. bandwidth: bytes/s one way per GPU; latency: seconds per message.
 struct Link {
@@ -28,23 +28,23 @@ struct MeasuredCall {
 
 struct Hardware {
     std::string name;
-    bool cpu = false;  // ranks are threads that share `cores`
-    int cores = 0;     // cpu only
+    bool cpu = false; // ranks are threads that share `cores`
+    int cores = 0;    // cpu only
     int sm_count = 0;
-    std::array<double, precision_count> peak_flops{};  // dense FLOP/s by Precision; 0 = cannot run it
-    double memory_bytes = 0.0;      // what a job can use on one GPU, before the constants below
-    double memory_bandwidth = 0.0;  // bytes/s, datasheet
-    int nvlink_domain = 1;          // GPUs that reach each other over NVLink
-    int nvlink_domain_used = 1;     // of them, how many a job uses (64 of 72 on NVL72)
-    Link nvlink, nic, host;         // host: GPU <-> CPU memory
-    double context_bytes = 0.0;     // CUDA context and library workspaces, not available to tensors
-    double communicator_bytes = 0.0;  // per communication group that a rank is a member of
+    std::array<double, precision_count> peak_flops{}; // dense FLOP/s by Precision; 0 = cannot run it
+    double memory_bytes = 0.0;                        // what a job can use on one GPU, before the constants below
+    double memory_bandwidth = 0.0;                    // bytes/s, datasheet
+    int nvlink_domain = 1;                            // GPUs that reach each other over NVLink
+    int nvlink_domain_used = 1;                       // of them, how many a job uses (64 of 72 on NVL72)
+    Link nvlink, nic, host;                           // host: GPU <-> CPU memory
+    double context_bytes = 0.0;                       // CUDA context and library workspaces, not available to tensors
+    double communicator_bytes = 0.0;                  // per communication group that a rank is a member of
     std::string default_stack;
     std::string source;
     // Measured profiles only: op kind -> calls sorted by work. Empty for datasheet profiles.
     std::map<std::string, std::vector<MeasuredCall>> measured;
-    std::string measured_by;  // date, machine and command of the measurement
-    std::string json;         // as read, so that a plan can carry its hardware
+    std::string measured_by; // date, machine and command of the measurement
+    std::string json;        // as read, so that a plan can carry its hardware
 };
 
 Hardware hardware_from_json(const std::string& text, const std::string& place);
@@ -52,4 +52,4 @@ Hardware hardware_from_json(const std::string& text, const std::string& place);
 Hardware load_hardware(const std::string& name_or_path);
 std::string to_json(const Hardware& hardware);
 
-}  // namespace moe
+} // namespace moe

@@ -5,8 +5,8 @@
 
 namespace moe {
 
-// The Program of every rank of pipeline stage `pipeline_rank` of a sound plan (check_plan). Throws Error (bad_input) for
-// a combination that has no lowering, naming the field.
+// The Program of every rank of pipeline stage `pipeline_rank` of a sound plan (check_plan). Throws Error (bad_input)
+// for a combination that has no lowering, naming the field.
 Program lower(const Plan& plan, int pipeline_rank);
 
 // What lies between two stage boundaries, for the fast estimate: one decoder layer of a kind, or the ends of the model.
@@ -18,7 +18,7 @@ Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind = 0)
 struct BucketSize {
     Domain domain = Domain::dense;
     std::int64_t elements = 0;
-    Group group;         // axes 0 when its size is 1
+    Group group; // axes 0 when its size is 1
     int group_size = 1;
     Dtype weight_dtype = Dtype::bf16;
 };
@@ -27,4 +27,4 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
 // Degree of a group in a plan.
 int group_size(const Plan& plan, Group group);
 
-}  // namespace moe
+} // namespace moe

@@ -14,13 +14,14 @@ const char* to_string(MemoryClass memory_class);
 
 struct Place {
     MemoryClass memory_class{};
-    std::int64_t offset = 0;  // bytes from the arena's start, instance 0
-    std::int64_t stride = 0;  // bytes between instances (saved: one per micro-batch in flight; inputs: one per micro-batch)
-    int instances = 1;        // instance of micro-batch i is i % instances
+    std::int64_t offset = 0; // bytes from the arena's start, instance 0
+    std::int64_t stride =
+        0;             // bytes between instances (saved: one per micro-batch in flight; inputs: one per micro-batch)
+    int instances = 1; // instance of micro-batch i is i % instances
 };
 
 struct MemoryPlan {
-    std::vector<Place> places;  // by TensorId; views resolved to their base
+    std::vector<Place> places; // by TensorId; views resolved to their base
     std::int64_t arena_bytes = 0;
     std::array<std::int64_t, memory_class_count> class_bytes{};
 };
@@ -32,10 +33,10 @@ MemoryPlan plan_memory(const Program& program);
 
 // Saved bytes and workspace peaks of a lowered segment (lower_segment), the terms of the closed form.
 struct SegmentMemory {
-    std::int64_t saved = 0;      // one micro-batch
-    std::int64_t forward = 0;    // peak of transients, forward
+    std::int64_t saved = 0;   // one micro-batch
+    std::int64_t forward = 0; // peak of transients, forward
     std::int64_t backward = 0;
 };
 SegmentMemory segment_memory(const Program& segment);
 
-}  // namespace moe
+} // namespace moe

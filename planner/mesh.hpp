@@ -1,4 +1,5 @@
-// The two factorings of the same ranks, dense TP x CP x DP x PP and expert ETP x EP x EDP x PP, and the groups they give.
+// The two factorings of the same ranks, dense TP x CP x DP x PP and expert ETP x EP x EDP x PP, and the groups they
+// give.
 #pragma once
 
 #include "planner/plan.hpp"
@@ -20,16 +21,16 @@ inline constexpr std::uint8_t tensor = 1, context = 2, expert = 4, data = 8, pip
 // A communication group, the same words for every rank: the ranks that differ from mine only along `axes`.
 struct Group {
     Domain domain = Domain::dense;
-    std::uint8_t axes = 0;  // 0 = no communication
+    std::uint8_t axes = 0; // 0 = no communication
     bool operator==(const Group&) const = default;
 };
-std::string to_string(Group group);  // "tp", "dp+cp", "ep", "etp+ep", "edp", "pp", ...
+std::string to_string(Group group); // "tp", "dp+cp", "ep", "etp+ep", "edp", "pp", ...
 
 class Mesh {
 public:
-    // Degrees and rank order of a sound plan. Order strings as Megatron writes them: "tp-cp-ep-dp-pp" (default; leftmost
-    // varies fastest; "dp" orders both DP and EDP) and any permutation in which both factorings have equal PP groups.
-    // Throws Error (bad_input) naming the order when they differ.
+    // Degrees and rank order of a sound plan. Order strings as Megatron writes them: "tp-cp-ep-dp-pp" (default;
+    // leftmost varies fastest; "dp" orders both DP and EDP) and any permutation in which both factorings have equal PP
+    // groups. Throws Error (bad_input) naming the order when they differ.
     explicit Mesh(const Plan& plan);
 
     int size() const { return world_; }
@@ -47,8 +48,8 @@ private:
         int size;
         int stride;
     };
-    std::vector<Axis> axes_[2];  // by Domain, in the order's sequence
+    std::vector<Axis> axes_[2]; // by Domain, in the order's sequence
     int world_ = 1;
 };
 
-}  // namespace moe
+} // namespace moe

@@ -10,33 +10,33 @@
 namespace moe {
 
 enum class AttentionKind : std::uint8_t {
-    gqa,          // grouped-query (and multi-head) softmax attention
-    mla,          // multi-head latent attention (DeepSeek-V2/V3, Kimi-K2)
-    gated_delta,  // gated delta net, the linear attention of Qwen3-Next
-    compressed,   // DeepSeek-V4: window plus compressed keys, with an indexer
+    gqa,         // grouped-query (and multi-head) softmax attention
+    mla,         // multi-head latent attention (DeepSeek-V2/V3, Kimi-K2)
+    gated_delta, // gated delta net, the linear attention of Qwen3-Next
+    compressed,  // DeepSeek-V4: window plus compressed keys, with an indexer
 };
 
 enum class Activation : std::uint8_t { silu, gelu, quick_gelu, relu2 };
 
 struct Attention {
     AttentionKind kind = AttentionKind::gqa;
-    int heads = 0;     // query heads
-    int kv_heads = 0;  // key/value heads (gqa)
-    int qk_dim = 0;    // per-head width of queries and keys (MLA: nope + rope)
-    int v_dim = 0;     // per-head width of values
-    int rope_dim = 0;  // rotated columns per head (MLA: the shared rotary key's width)
-    int q_lora = 0;    // MLA: latent width of queries, 0 = queries projected directly
-    int kv_lora = 0;   // MLA: latent width of keys and values
-    std::int64_t window = 0;  // positions a query sees including itself, 0 = all before it
+    int heads = 0;           // query heads
+    int kv_heads = 0;        // key/value heads (gqa)
+    int qk_dim = 0;          // per-head width of queries and keys (MLA: nope + rope)
+    int v_dim = 0;           // per-head width of values
+    int rope_dim = 0;        // rotated columns per head (MLA: the shared rotary key's width)
+    int q_lora = 0;          // MLA: latent width of queries, 0 = queries projected directly
+    int kv_lora = 0;         // MLA: latent width of keys and values
+    std::int64_t window = 0; // positions a query sees including itself, 0 = all before it
     bool qkv_bias = false;
     bool out_bias = false;
-    bool qk_norm = false;      // RMSNorm over each query and key head (Qwen3)
-    bool sinks = false;        // one learned sink logit per head (GPT-OSS)
-    bool output_gate = false;  // sigmoid gate on the attention output (Qwen3-Next)
+    bool qk_norm = false;     // RMSNorm over each query and key head (Qwen3)
+    bool sinks = false;       // one learned sink logit per head (GPT-OSS)
+    bool output_gate = false; // sigmoid gate on the attention output (Qwen3-Next)
     // gated_delta
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
     // compressed
-    int compress_ratio = 0;  // 0 = window only
+    int compress_ratio = 0; // 0 = window only
     int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
     int out_groups = 0, out_lora = 0;
 
@@ -47,14 +47,14 @@ enum class Scoring : std::uint8_t { softmax, sigmoid, sqrt_softplus };
 
 struct Router {
     Scoring scoring = Scoring::softmax;
-    bool softmax_after_top_k = false;  // softmax over the chosen logits (Mixtral, GPT-OSS) instead of over all experts
-    bool normalize = false;            // divide the chosen weights by their sum
-    double scale = 1.0;                // routed_scaling_factor
-    int groups = 1;                    // expert groups (node-limited routing)
+    bool softmax_after_top_k = false; // softmax over the chosen logits (Mixtral, GPT-OSS) instead of over all experts
+    bool normalize = false;           // divide the chosen weights by their sum
+    double scale = 1.0;               // routed_scaling_factor
+    int groups = 1;                   // expert groups (node-limited routing)
     int groups_kept = 1;
     int group_score_top = 1;  // a group's score is the sum of its best so many scores (V3: 2, V2: 1)
-    bool expert_bias = false;  // selection bias that balances load without a loss (DeepSeek-V3)
-    bool linear_bias = false;  // bias of the gating matrix (GPT-OSS)
+    bool expert_bias = false; // selection bias that balances load without a loss (DeepSeek-V3)
+    bool linear_bias = false; // bias of the gating matrix (GPT-OSS)
 
     bool operator==(const Router&) const = default;
 };
@@ -62,11 +62,11 @@ struct Router {
 struct Moe {
     int experts = 0;
     int top_k = 0;
-    std::int64_t ffn = 0;         // width of one routed expert
-    std::int64_t shared_ffn = 0;  // total width of the shared expert(s), 0 = none
-    bool shared_gate = false;     // sigmoid gate on the shared expert's output (Qwen2-MoE)
-    bool expert_bias = false;     // bias in the experts' linear layers (GPT-OSS)
-    bool probs_on_input = false;  // routing weight multiplies the expert's input (Llama 4)
+    std::int64_t ffn = 0;        // width of one routed expert
+    std::int64_t shared_ffn = 0; // total width of the shared expert(s), 0 = none
+    bool shared_gate = false;    // sigmoid gate on the shared expert's output (Qwen2-MoE)
+    bool expert_bias = false;    // bias in the experts' linear layers (GPT-OSS)
+    bool probs_on_input = false; // routing weight multiplies the expert's input (Llama 4)
     Router router;
 
     bool operator==(const Moe&) const = default;
@@ -75,16 +75,16 @@ struct Moe {
 // One distinct kind of transformer layer; layers of one kind cost the same.
 struct LayerKind {
     Attention attention;
-    std::optional<Moe> moe;  // empty: a dense MLP of width dense_ffn
+    std::optional<Moe> moe; // empty: a dense MLP of width dense_ffn
     std::int64_t dense_ffn = 0;
     Activation activation = Activation::silu;
-    bool gated = true;  // gate * up (SwiGLU and kin) against a plain two-matrix MLP
+    bool gated = true; // gate * up (SwiGLU and kin) against a plain two-matrix MLP
     bool mlp_bias = false;
 
     bool operator==(const LayerKind&) const = default;
 };
 
-struct RopeScaling {  // YaRN and linear scaling; factor 1 = none
+struct RopeScaling { // YaRN and linear scaling; factor 1 = none
     std::string type;
     double factor = 1.0;
     double beta_fast = 32.0, beta_slow = 1.0;
@@ -94,25 +94,27 @@ struct RopeScaling {  // YaRN and linear scaling; factor 1 = none
 
 struct Model {
     std::string name;
-    std::string architecture;  // e.g. "DeepseekV3ForCausalLM"
+    std::string architecture; // e.g. "DeepseekV3ForCausalLM"
     std::int64_t hidden = 0;
     std::int64_t vocab = 0;
-    std::int64_t vocab_divisor = 128;  // Megatron's make_vocab_size_divisible_by
+    std::int64_t vocab_divisor = 128; // Megatron's make_vocab_size_divisible_by
     bool tied_embeddings = false;
-    bool layer_norm_bias = false;  // LayerNorm with bias instead of RMSNorm (GPT-3, Nemotron-4)
+    bool layer_norm_bias = false; // LayerNorm with bias instead of RMSNorm (GPT-3, Nemotron-4)
     double norm_eps = 1e-6;
     double rope_theta = 10000.0;
-    bool rope_interleaved = false;  // adjacent pairs (DeepSeek) against half-split (Llama, Qwen)
+    bool rope_interleaved = false; // adjacent pairs (DeepSeek) against half-split (Llama, Qwen)
     RopeScaling rope_scaling;
     std::vector<LayerKind> kinds;
     std::vector<int> layers;  // kind of every decoder layer, in order
     std::vector<int> mtp;     // kind of every multi-token-prediction layer
-    int residual_streams = 1;  // hyper-connections (DeepSeek-V4)
+    int residual_streams = 1; // hyper-connections (DeepSeek-V4)
     // Empty when execute can train it; otherwise the config field and value that it cannot run.
     std::string not_executable;
-    std::string config_json;  // the config as read, so that a plan can carry its model
+    std::string config_json; // the config as read, so that a plan can carry its model
 
-    const LayerKind& kind_of(int layer) const { return kinds[static_cast<std::size_t>(layers[static_cast<std::size_t>(layer)])]; }
+    const LayerKind& kind_of(int layer) const {
+        return kinds[static_cast<std::size_t>(layers[static_cast<std::size_t>(layer)])];
+    }
     // Vocabulary padded to a multiple of vocab_divisor * tp, as Megatron pads it.
     std::int64_t padded_vocab(int tp) const;
 };
@@ -124,15 +126,15 @@ Model model_from_json(const std::string& text, const std::string& place);
 Model load_model(const std::string& name_or_path);
 
 struct ParameterCount {
-    std::int64_t total = 0;           // with MTP layers and both embeddings
+    std::int64_t total = 0; // with MTP layers and both embeddings
     std::int64_t total_no_mtp = 0;
     std::int64_t active = 0;          // used per token, embedding counted, without MTP
     std::int64_t active_no_embed = 0; // active minus the input embedding (when untied)
 };
 ParameterCount count_parameters(const Model& model);
 
-// Training FLOPs per token by Megatron's convention (causal attention at half, no recompute, router not counted, MTP and
-// its head counted): 6 * multiply-accumulates. Units: FLOP per token. Source: Megatron-Bridge flop_utils.py.
+// Training FLOPs per token by Megatron's convention (causal attention at half, no recompute, router not counted, MTP
+// and its head counted): 6 * multiply-accumulates. Units: FLOP per token. Source: Megatron-Bridge flop_utils.py.
 double model_flops_per_token(const Model& model, std::int64_t seq, int tp = 1);
 
-}  // namespace moe
+} // namespace moe

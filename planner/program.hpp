@@ -1,8 +1,9 @@
 // The Program: one training step of one kind of rank as data, read alike by the simulator and by the engine.
 //
 // A Program is templates (the ops of one model chunk's forward or backward, or of the optimizer) and a list of slots
-// (which template runs next, for which micro-batch). Ranks that differ only in their peers share one Program: groups are
-// named by axes, and whatever depends on a rank's position is looked up when an op runs. Op id = (slot, index in template).
+// (which template runs next, for which micro-batch). Ranks that differ only in their peers share one Program: groups
+// are named by axes, and whatever depends on a rank's position is looked up when an op runs. Op id = (slot, index in
+// template).
 #pragma once
 
 #include "planner/mesh.hpp"
@@ -20,7 +21,8 @@
 namespace moe {
 
 enum class Dtype : std::uint8_t { f32, bf16, fp8_tensor, fp8_block, mxfp8, nvfp4, i32 };
-// Bytes that `elements` of a dtype occupy, block scales included (fp8_block 1x128 FP32, mxfp8 1x32 E8M0, nvfp4 1x16 E4M3).
+// Bytes that `elements` of a dtype occupy, block scales included (fp8_block 1x128 FP32, mxfp8 1x32 E8M0, nvfp4 1x16
+// E4M3).
 std::int64_t bytes_of(Dtype dtype, std::int64_t elements);
 const char* to_string(Dtype dtype);
 
@@ -29,83 +31,85 @@ inline constexpr TensorId no_tensor = -1;
 
 // Where a tensor's storage comes from.
 enum class Storage : std::uint8_t {
-    parameter,   // flat bucket of weights in storage precision, whole step
-    gradient,    // flat FP32 bucket, whole step
-    optimizer,   // this rank's shard of master weights and moments, whole run
-    activation,  // produced in a slot; lifetime derived by plan_memory()
-    input,       // written by the trainer before the step, one instance per micro-batch (ids, labels) or one (positions)
-    scalar,      // small, one instance, zeroed by the trainer at step start (loss, norms, flags, hyper-parameters)
+    parameter,  // flat bucket of weights in storage precision, whole step
+    gradient,   // flat FP32 bucket, whole step
+    optimizer,  // this rank's shard of master weights and moments, whole run
+    activation, // produced in a slot; lifetime derived by plan_memory()
+    input,      // written by the trainer before the step, one instance per micro-batch (ids, labels) or one (positions)
+    scalar,     // small, one instance, zeroed by the trainer at step start (loss, norms, flags, hyper-parameters)
 };
 
 struct Tensor {
     std::string name;
     Dtype dtype = Dtype::f32;
     Storage storage = Storage::activation;
-    std::int64_t rows = 0, cols = 1;   // allocated shape, row-major
-    double expected_rows = 0.0;        // rows that hold data on average (routed tensors); = rows otherwise
-    int chunk = -1;                    // activations and inputs: the model chunk they belong to
-    bool per_micro_batch = true;       // inputs: one instance per micro-batch or one for all
-    TensorId base = no_tensor;         // a view: elements [offset, offset + rows*cols) of `base`, in this tensor's dtype
+    std::int64_t rows = 0, cols = 1; // allocated shape, row-major
+    double expected_rows = 0.0;      // rows that hold data on average (routed tensors); = rows otherwise
+    int chunk = -1;                  // activations and inputs: the model chunk they belong to
+    bool per_micro_batch = true;     // inputs: one instance per micro-batch or one for all
+    TensorId base = no_tensor;       // a view: elements [offset, offset + rows*cols) of `base`, in this tensor's dtype
     std::int64_t offset = 0;
-    Group shard_group{};               // axes set: the view is this rank's own slice, offset += index in group * elements()
+    Group shard_group{}; // axes set: the view is this rank's own slice, offset += index in group * elements()
 
     std::int64_t elements() const { return rows * cols; }
     std::int64_t bytes() const { return bytes_of(dtype, elements()); }
-    double expected_bytes() const;     // with expected_rows
+    double expected_bytes() const; // with expected_rows
 };
 
 enum class OpKind : std::uint8_t {
     // Each line: inputs -> outputs. S = gathered tokens, T = local tokens, K = top-k, E experts, El local experts,
     // cap = planned rows of a routed buffer. [x] optional, +x accumulated into.
-    embedding,        // ids[S], table[V/tp, h] -> x[S, h]; rows of ids outside this rank's vocabulary slice are zero
-    embedding_grad,   // ids[S], dx[S, h] -> +dtable[V/tp, h]
-    rmsnorm,          // x[R, C (stride)], w[C] -> y[R, C], rstd[R]
-    rmsnorm_grad,     // dy[R, C], x, w, rstd, [dresidual[R, C]] -> dx[R, C (stride)] = grad (+ dresidual), +dw[C]
-    add,              // a, b -> a + b
-    bias_add,         // x[R, C], b[C] -> x + b
-    bias_grad,        // dy[R, C] -> +db[C]
-    gemm,             // A, B -> C or +C; GemmAttr
-    rope,             // qkv[S, W], positions[S/b], [wq[d], wk[d]] -> qkv'[S, W], [rstd[S, heads+kv]]: QK-norm and rotation, v copied
-    rope_grad,        // dqkv'[S, W], positions, [qkv, wq, wk, rstd] -> dqkv[S, W], [+dwq, +dwk]
-    mla_rope,         // q[S, n(dn+dr)], kv[S, n(dn+dv)], kv_down[S, c+dr], positions -> q'[S, n(dn+dr)], k[S, n(dn+dr)], v[S, n dv]
-    mla_rope_grad,    // dq', dk, dv, positions -> dq, dkv, dkv_down[:, c:c+dr] (summed over heads)
-    attention,        // q, k, v, [sinks] -> o[S, heads*dv], lse[heads*S]; AttentionAttr (q, k, v may be one packed tensor)
-    attention_grad,   // do, q, k, v, o, lse, [sinks] -> dq, dk, dv, [+dsinks] (packed like q, k, v)
-    activation,       // x[R, 2f or f], [probs[R]], [counts] -> y[R, f] = act(gate)*up (* prob)
-    activation_grad,  // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]]
+    embedding,      // ids[S], table[V/tp, h] -> x[S, h]; rows of ids outside this rank's vocabulary slice are zero
+    embedding_grad, // ids[S], dx[S, h] -> +dtable[V/tp, h]
+    rmsnorm,        // x[R, C (stride)], w[C] -> y[R, C], rstd[R]
+    rmsnorm_grad,   // dy[R, C], x, w, rstd, [dresidual[R, C]] -> dx[R, C (stride)] = grad (+ dresidual), +dw[C]
+    add,            // a, b -> a + b
+    bias_add,       // x[R, C], b[C] -> x + b
+    bias_grad,      // dy[R, C] -> +db[C]
+    gemm,           // A, B -> C or +C; GemmAttr
+    rope,      // qkv[S, W], positions[S/b], [wq[d], wk[d]] -> qkv'[S, W], [rstd[S, heads+kv]]: QK-norm and rotation, v
+               // copied
+    rope_grad, // dqkv'[S, W], positions, [qkv, wq, wk, rstd] -> dqkv[S, W], [+dwq, +dwk]
+    mla_rope, // q[S, n(dn+dr)], kv[S, n(dn+dv)], kv_down[S, c+dr], positions -> q'[S, n(dn+dr)], k[S, n(dn+dr)], v[S, n
+              // dv]
+    mla_rope_grad, // dq', dk, dv, positions -> dq, dkv, dkv_down[:, c:c+dr] (summed over heads)
+    attention,     // q, k, v, [sinks] -> o[S, heads*dv], lse[heads*S]; AttentionAttr (q, k, v may be one packed tensor)
+    attention_grad,     // do, q, k, v, o, lse, [sinks] -> dq, dk, dv, [+dsinks] (packed like q, k, v)
+    activation,         // x[R, 2f or f], [probs[R]], [counts] -> y[R, f] = act(gate)*up (* prob)
+    activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]]
     sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
     sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
-    router,           // logits[T, E], [bias[E]] -> index[T, K] i32, weight[T, K] f32
-    router_grad,      // dweight[T, K], logits, index -> dlogits[T, E]
-    permute_map,      // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order
-    permute,          // x[T, C], row_of -> rows[T*K, C]; also weight[T, K] as C = 1 with one value per copy (PermuteAttr)
-    unpermute,        // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
-    expert_counts,    // all_counts[G, E] -> counts[El] i32: rows of each local expert over all sources
-    sort_rows,        // rows[cap, C] source-major, all_counts -> rows[cap, C] expert-major; RowsAttr
-    unsort_rows,      // the inverse
-    grouped_gemm,     // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> +dW
-    grouped_bias_add,   // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob)
-    grouped_bias_grad,  // drows[cap, C], counts, b, [probs] -> +db, [+dprobs]
-    quantize,         // x -> xq (row-wise), [xq transposed]; x in BF16
-    ce_max,           // logits[S, V/tp] -> max[S]
-    ce_sum,           // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
-    ce_loss,          // max, stat -> +loss[1]: scale * sum over rows of -log softmax
-    ce_grad,          // logits, max, stat, labels -> dlogits[S, V/tp], times scale
-    zero,             // -> x = 0
-    sum_squares,      // x -> +s[1]
-    adamw,            // g[n], s[1], hyper[8], master, m, v -> master, m, v, w[n] in storage precision; AdamAttr
+    router,             // logits[T, E], [bias[E]] -> index[T, K] i32, weight[T, K] f32
+    router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
+    permute_map,        // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order
+    permute,       // x[T, C], row_of -> rows[T*K, C]; also weight[T, K] as C = 1 with one value per copy (PermuteAttr)
+    unpermute,     // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
+    expert_counts, // all_counts[G, E] -> counts[El] i32: rows of each local expert over all sources
+    sort_rows,     // rows[cap, C] source-major, all_counts -> rows[cap, C] expert-major; RowsAttr
+    unsort_rows,   // the inverse
+    grouped_gemm,  // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> +dW
+    grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob)
+    grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [+dprobs]
+    quantize,          // x -> xq (row-wise), [xq transposed]; x in BF16
+    ce_max,            // logits[S, V/tp] -> max[S]
+    ce_sum,            // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
+    ce_loss,           // max, stat -> +loss[1]: scale * sum over rows of -log softmax
+    ce_grad,           // logits, max, stat, labels -> dlogits[S, V/tp], times scale
+    zero,              // -> x = 0
+    sum_squares,       // x -> +s[1]
+    adamw,             // g[n], s[1], hyper[8], master, m, v -> master, m, v, w[n] in storage precision; AdamAttr
     // communication; group of size 1 is never emitted
-    all_gather,       // x[R, C] -> y[G*R, C] in group order
-    reduce_scatter,   // x[G*R, C] -> y[R, C], summed in group order
-    all_reduce,       // x -> y (may be the same tensor), sum or max; ReduceAttr
-    all_to_all_rows,  // rows, all_counts -> rows: dispatch or combine over EP; RowsAttr
-    all_gather_rows,  // rows[cap, C], all_counts -> rows[etp*cap, C] over ETP, members' valid rows one after another
-    reduce_scatter_rows,  // the inverse with a sum over ETP
-    all_to_all,       // x[R, C] -> y: head shard <-> sequence shard (CP); AllToAllAttr
-    ring_exchange,    // x -> y: send to the next, receive from the previous member of the group (CP ring)
-    send,             // x -> peer; PeerAttr
-    recv,             // peer -> x; PeerAttr
-    copy_to_host,     // x -> host buffer (offload)
+    all_gather,          // x[R, C] -> y[G*R, C] in group order
+    reduce_scatter,      // x[G*R, C] -> y[R, C], summed in group order
+    all_reduce,          // x -> y (may be the same tensor), sum or max; ReduceAttr
+    all_to_all_rows,     // rows, all_counts -> rows: dispatch or combine over EP; RowsAttr
+    all_gather_rows,     // rows[cap, C], all_counts -> rows[etp*cap, C] over ETP, members' valid rows one after another
+    reduce_scatter_rows, // the inverse with a sum over ETP
+    all_to_all,          // x[R, C] -> y: head shard <-> sequence shard (CP); AllToAllAttr
+    ring_exchange,       // x -> y: send to the next, receive from the previous member of the group (CP ring)
+    send,                // x -> peer; PeerAttr
+    recv,                // peer -> x; PeerAttr
+    copy_to_host,        // x -> host buffer (offload)
     copy_from_host,
 };
 const char* to_string(OpKind kind);
@@ -120,8 +124,26 @@ const char* to_string(Stream stream);
 
 // The part of the model an op belongs to: recompute, offload and graph scopes are sets of these.
 enum class Module : std::uint8_t {
-    embedding, layernorm, attn_in, mla_up_proj, core_attn, attn_out, mlp, moe_act_dense, router, dispatch, experts, moe_act,
-    combine, shared_experts, residual, head, mtp, pipeline, data_parallel, optimizer,
+    embedding,
+    layernorm,
+    attn_in,
+    mla_up_proj,
+    core_attn,
+    attn_out,
+    mlp,
+    moe_act_dense,
+    router,
+    dispatch,
+    experts,
+    moe_act,
+    combine,
+    shared_experts,
+    residual,
+    head,
+    mtp,
+    pipeline,
+    data_parallel,
+    optimizer,
 };
 const char* to_string(Module module);
 
@@ -134,7 +156,7 @@ struct GemmAttr {
     std::int64_t m = 0, n = 0, k = 0;
     bool transpose_a = false, transpose_b = false, accumulate = false;
     std::int64_t lda = 0, ldb = 0, ldc = 0;
-    std::int64_t a_offset = 0, b_offset = 0, c_offset = 0;  // elements from the tensor's start
+    std::int64_t a_offset = 0, b_offset = 0, c_offset = 0; // elements from the tensor's start
 };
 enum class GroupedMode : std::uint8_t { forward, dgrad, wgrad };
 // forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] += dy_e^T x_e.
@@ -145,11 +167,11 @@ struct GroupedGemmAttr {
     std::int64_t n = 0, k = 0, capacity = 0;
 };
 struct NormAttr {
-    std::int64_t rows = 0, cols = 0, stride = 0;  // stride of x and dx in elements
+    std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
     double eps = 1e-6;
 };
 struct RopeAttr {
-    std::int64_t tokens = 0, batch = 1;  // row = position_index * batch + sequence
+    std::int64_t tokens = 0, batch = 1; // row = position_index * batch + sequence
     int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
     double theta = 10000.0, eps = 1e-6;
     bool interleaved = false, norm = false;
@@ -161,14 +183,14 @@ struct MlaRopeAttr {
     bool interleaved = true;
 };
 struct AttentionAttr {
-    std::int64_t batch = 1, seq_q = 0, seq_k = 0;  // rows are position * batch + sequence
+    std::int64_t batch = 1, seq_q = 0, seq_k = 0; // rows are position * batch + sequence
     int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
-    std::int64_t q_stride = 0, k_stride = 0, v_stride = 0;  // row strides, elements
-    std::int64_t q_offset = 0, k_offset = 0, v_offset = 0;  // within a row
+    std::int64_t q_stride = 0, k_stride = 0, v_stride = 0; // row strides, elements
+    std::int64_t q_offset = 0, k_offset = 0, v_offset = 0; // within a row
     std::int64_t window = 0;
     double scale = 1.0;
     bool causal = true;
-    double visible = 0.5;  // share of the seq_q x seq_k square that the mask leaves (cost only)
+    double visible = 0.5; // share of the seq_q x seq_k square that the mask leaves (cost only)
 };
 struct ActivationAttr {
     std::int64_t rows = 0, ffn = 0;
@@ -181,35 +203,35 @@ struct RouterAttr {
     Router router;
 };
 struct PermuteAttr {
-    std::int64_t tokens = 0, cols = 0;  // cols 1 with per_copy: x is [T, K]
+    std::int64_t tokens = 0, cols = 0; // cols 1 with per_copy: x is [T, K]
     int top_k = 0, experts = 0;
     bool per_copy = false;
 };
 // Row movement over EP (and ETP). combine = false: tokens to experts; true: back. Counts come from all_counts[G, E]
 // with G = ep ranks (ETP > 1: etp*ep, ETP fastest).
 struct RowsAttr {
-    std::int64_t cols = 0, capacity = 0;  // capacity: rows of the expert-side buffer
+    std::int64_t cols = 0, capacity = 0; // capacity: rows of the expert-side buffer
     int experts = 0, ep = 1, etp = 1;
     bool combine = false;
 };
 struct LossAttr {
-    std::int64_t rows = 0, vocab_local = 0, vocab = 0;  // columns >= vocab are padding and take no part
-    double scale = 1.0;                                 // 1 / tokens of the global batch
+    std::int64_t rows = 0, vocab_local = 0, vocab = 0; // columns >= vocab are padding and take no part
+    double scale = 1.0;                                // 1 / tokens of the global batch
 };
 struct AdamAttr {
-    std::int64_t elements = 0;        // of this rank's shard
-    std::int64_t decayed = 0;         // elements of the whole bucket, from its start, that weight decay applies to
+    std::int64_t elements = 0; // of this rank's shard
+    std::int64_t decayed = 0;  // elements of the whole bucket, from its start, that weight decay applies to
 };
 struct ReduceAttr {
     bool max = false;
 };
 struct PeerAttr {
-    int delta = 0;  // pipeline rank of the peer minus mine, modulo pp
-    int tag = 0;    // distinguishes activation (0) and gradient (1) traffic
-    int stage = 0;  // virtual stage whose input (tag 0) or output gradient (tag 1) travels: both ends name the same one
+    int delta = 0; // pipeline rank of the peer minus mine, modulo pp
+    int tag = 0;   // 0 activations, 1 their gradients, 2 and 3 the same of a detached MTP branch
+    int stage = 0; // virtual stage whose input (tag 0) or output gradient (tag 1) travels: both ends name the same one
 };
 struct AllToAllAttr {
-    bool to_heads = true;  // sequence-sharded -> head-sharded, or back
+    bool to_heads = true; // sequence-sharded -> head-sharded, or back
     int parts = 1;
     std::int64_t rows = 0, cols = 0;
 };
@@ -229,24 +251,24 @@ struct Op {
     Group group{};                 // communication ops
     std::vector<TensorId> in, out; // optional operands that are absent are no_tensor
     Attr attr;
-    double flops = 0.0;  // executed, not model, FLOPs at expected rows
-    // Device memory read and written at expected rows. Communication: bytes of one rank's larger side (all_gather: output,
-    // reduce_scatter: input, all_reduce: the tensor, all_to_all_rows: the T*K rows, own share included).
+    double flops = 0.0; // executed, not model, FLOPs at expected rows
+    // Device memory read and written at expected rows. Communication: bytes of one rank's larger side (all_gather:
+    // output, reduce_scatter: input, all_reduce: the tensor, all_to_all_rows: the T*K rows, own share included).
     double bytes = 0.0;
 };
 
 // A weight by its Hugging Face name. Local shape = global with shard_dim divided by the shard axis' degree.
 struct Parameter {
-    std::string name;  // "{}" stands for the global expert index
-    int local_expert = -1;  // expert parameters: global index = ep coordinate * experts per rank + local_expert
+    std::string name;      // "{}" stands for the global expert index
+    int local_expert = -1; // expert parameters: global index = ep coordinate * experts per rank + local_expert
     Domain domain = Domain::dense;
-    std::int64_t rows = 0, cols = 1;  // global shape of the matrix (vectors: cols = 1)
-    int shard_dim = -1;               // -1 replicated, 0 rows, 1 columns; over TP (dense) or ETP (expert)
-    std::int64_t padded_rows = 0;     // embedding and head: rows after padding to the TP degree; = rows otherwise
-    double init_std = 0.02;           // 0 with ones = true: a norm weight
+    std::int64_t rows = 0, cols = 1; // global shape of the matrix (vectors: cols = 1)
+    int shard_dim = -1;              // -1 replicated, 0 rows, 1 columns; over TP (dense) or ETP (expert)
+    std::int64_t padded_rows = 0;    // embedding and head: rows after padding to the TP degree; = rows otherwise
+    double init_std = 0.02;          // 0 with ones = true: a norm weight
     bool ones = false;
     int bucket = -1;
-    std::int64_t offset = 0;          // of the local slice in its bucket, elements
+    std::int64_t offset = 0; // of the local slice in its bucket, elements
     std::int64_t local_rows = 0, local_cols = 1;
     std::int64_t local_elements() const { return local_rows * local_cols; }
 };
@@ -255,17 +277,20 @@ struct Parameter {
 // The group is the complement of the axes that shard the weights inside their domain (ZeRO-1 over exactly that group).
 struct Bucket {
     Domain domain = Domain::dense;
-    Group group;                   // axes 0 when its size is 1
+    Group group; // axes 0 when its size is 1
     int group_size = 1;
     int chunk = 0;
-    std::int64_t elements = 0;     // padded to a multiple of group_size
-    std::int64_t decayed = 0;      // [0, decayed) take weight decay, the rest (norms, biases) does not
+    std::int64_t elements = 0; // padded to a multiple of group_size
+    std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not
     // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
     // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
-    TensorId weights = no_tensor, gradients = no_tensor;  // gradients: FP32, the whole bucket, partial sums of this rank
-    TensorId gradient_shard = no_tensor;  // own slice of gradients (in place), = gradients when group_size is 1
-    TensorId weight_shard = no_tensor;    // own slice of weights (in place), = weights when group_size is 1
-    TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor;  // [elements / group_size]
+    TensorId weights = no_tensor, gradients = no_tensor; // gradients: FP32, the whole bucket, partial sums of this rank
+    TensorId gradient_shard = no_tensor; // own slice of gradients (in place), = gradients when group_size is 1
+    TensorId weight_shard = no_tensor;   // own slice of weights (in place), = weights when group_size is 1
+    // Quantized buckets only: BF16 view of the gradient buffer, free between the optimizer and the first backward,
+    // through which new weights are gathered before they are quantized; weight_shard is then a slice of it.
+    TensorId staging = no_tensor;
+    TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
 };
 
 // begin: gathers weights, zeroes gradients. finish: what is left of the gradient reduction, norm, optimizer.
@@ -279,8 +304,8 @@ struct Template {
 };
 
 struct Slot {
-    int index = 0;        // into Program::templates
-    int micro_batch = 0;  // begin, finish: 0
+    int index = 0;       // into Program::templates
+    int micro_batch = 0; // begin, finish: 0
 };
 
 // Scalars and inputs that the trainer reads and writes by role.
@@ -298,9 +323,9 @@ struct Program {
     std::vector<Slot> slots;
     std::vector<Parameter> parameters;
     std::vector<Bucket> buckets;
-    std::vector<Stage> chunks;   // what each chunk holds
-    std::vector<int> in_flight;  // by chunk
+    std::vector<Stage> chunks;  // what each chunk holds
+    std::vector<int> in_flight; // by chunk
     ProgramIo io;
 };
 
-}  // namespace moe
+} // namespace moe

@@ -10,9 +10,9 @@
 namespace moe {
 
 struct TimelineRow {
-    std::int32_t rank = 0;   // global rank (predicted: the representative of its class)
-    std::int32_t slot = 0;   // into the rank's Program::slots
-    std::int32_t op = 0;     // into the slot's template
+    std::int32_t rank = 0; // global rank (predicted: the representative of its class)
+    std::int32_t slot = 0; // into the rank's Program::slots
+    std::int32_t op = 0;   // into the slot's template
     std::int16_t layer = -1;
     OpKind kind{};
     Stream stream{};
@@ -21,27 +21,27 @@ struct TimelineRow {
     SlotKind slot_kind{};
     std::int16_t chunk = -1;
     std::int32_t micro_batch = 0;
-    double start = 0.0, end = 0.0;  // seconds from the start of the step; communication rows include the wait for peers
-    double busy = 0.0;              // seconds of it spent working: without waiting for peers, a core or the host
+    double start = 0.0, end = 0.0; // seconds from the start of the step; communication rows include the wait for peers
+    double busy = 0.0;             // seconds of it spent working: without waiting for peers, a core or the host
 };
 
 struct Timeline {
     bool predicted = true;
-    std::string plan_json;                  // the plan it belongs to
-    std::vector<int> ranks;                 // ranks that have rows
-    std::vector<int> pipeline_rank;         // of each of them
-    std::vector<int> represents;            // how many ranks each of them stands for (measured: 1)
-    double step_seconds = 0.0;              // measured: median of the recorded steps
+    std::string plan_json;          // the plan it belongs to
+    std::vector<int> ranks;         // ranks that have rows
+    std::vector<int> pipeline_rank; // of each of them
+    std::vector<int> represents;    // how many ranks each of them stands for (measured: 1)
+    double step_seconds = 0.0;      // measured: median of the recorded steps
     double tflops_per_gpu = 0.0;
-    double memory_gib = 0.0;                // peak over ranks
-    std::vector<TimelineRow> rows;          // ordered by rank, then start
+    double memory_gib = 0.0;       // peak over ranks
+    std::vector<TimelineRow> rows; // ordered by rank, then start
 };
 
 // Chrome trace JSON (Perfetto): one process per rank, one thread per stream, complete events in microseconds with
-// args {slot, op, chunk, micro_batch, phase, layer, busy}; the fields above under "metadata". Written piece by piece through
-// write_file(): a full disk leaves nothing behind and throws Error (failure).
+// args {slot, op, chunk, micro_batch, phase, layer, busy}; the fields above under "metadata". Written piece by piece
+// through write_file(): a full disk leaves nothing behind and throws Error (failure).
 void write_trace(const Timeline& timeline, const std::string& path);
 // Reads what write_trace wrote; throws Error (bad_input) for anything else.
 Timeline read_trace(const std::string& path);
 
-}  // namespace moe
+} // namespace moe

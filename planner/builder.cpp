@@ -1,0 +1,211 @@
+// Emission of ops with their bytes and FLOPs, and of linear layers in every precision.
+#include "planner/builder.hpp"
+
+#include "planner/error.hpp"
+#include "planner/lower.hpp"
+
+#include <algorithm>
+
+namespace moe {
+
+Dtype activation_dtype(Precision precision) { return precision == Precision::fp32 ? Dtype::f32 : Dtype::bf16; }
+
+Dtype quantized_dtype(Precision precision) {
+    switch (precision) {
+    case Precision::fp32:
+    case Precision::bf16:
+        return Dtype::bf16;
+    case Precision::fp8_tensor:
+        return Dtype::fp8_tensor;
+    case Precision::fp8_blockwise:
+        return Dtype::fp8_block;
+    case Precision::mxfp8:
+        return Dtype::mxfp8;
+    case Precision::nvfp4:
+        return Dtype::nvfp4;
+    }
+    return Dtype::bf16;
+}
+
+int group_size(const Plan& plan, Group group) {
+    const bool dense = group.domain == Domain::dense;
+    int size = 1;
+    if (group.axes & axis::tensor) size *= dense ? plan.tp : plan.etp;
+    if (group.axes & axis::context) size *= dense ? plan.cp : 1;
+    if (group.axes & axis::expert) size *= dense ? 1 : plan.ep;
+    if (group.axes & axis::data) size *= dense ? plan.dp : plan.edp;
+    if (group.axes & axis::pipeline) size *= plan.pp;
+    return size;
+}
+
+Builder::Builder(const Plan& plan, Program& program, ParameterSet& parameters)
+    : plan_(plan),
+      program_(program),
+      parameters_(parameters),
+      activations_(moe::activation_dtype(plan.precision)),
+      quantized_(moe::quantized_dtype(plan.precision)),
+      local_(plan.tokens_local()),
+      gathered_(plan.tokens_gathered()) {}
+
+int Builder::open(SlotKind kind, int chunk) {
+    program_.templates.push_back({kind, chunk, {}});
+    open_ = static_cast<int>(program_.templates.size()) - 1;
+    chunk_ = chunk;
+    return open_;
+}
+
+TensorId Builder::tensor(std::string name, Dtype dtype, std::int64_t rows, std::int64_t cols, double expected_rows) {
+    Tensor t;
+    t.name = layer >= 0 ? fmt::format("layer{}.{}", layer, name) : std::move(name);
+    t.dtype = dtype;
+    t.rows = rows;
+    t.cols = cols;
+    t.expected_rows = expected_rows < 0 ? static_cast<double>(rows) : expected_rows;
+    t.chunk = chunk_;
+    program_.tensors.push_back(std::move(t));
+    return static_cast<TensorId>(program_.tensors.size()) - 1;
+}
+
+double Builder::operand_bytes(const Op& op) const {
+    double bytes = 0.0;
+    // A packed operand (query|key|value) is named several times but moved once.
+    const auto add = [&](const std::vector<TensorId>& ids, double gradient_factor) {
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            const bool repeated = std::find(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i), ids[i]) !=
+                                  ids.begin() + static_cast<std::ptrdiff_t>(i);
+            if (ids[i] == no_tensor || repeated) continue;
+            bytes += at(ids[i]).expected_bytes() * (at(ids[i]).storage == Storage::gradient ? gradient_factor : 1.0);
+        }
+    };
+    add(op.in, 1.0);
+    add(op.out, 2.0);
+    return bytes;
+}
+
+Op& Builder::emit(OpKind kind, std::vector<TensorId> in, std::vector<TensorId> out, Attr attr) {
+    Op op;
+    op.kind = kind;
+    op.module = module;
+    op.phase = phase;
+    op.layer = static_cast<std::int16_t>(layer);
+    op.in = std::move(in);
+    op.out = std::move(out);
+    op.attr = std::move(attr);
+    op.bytes = operand_bytes(op);
+    current().ops.push_back(std::move(op));
+    return current().ops.back();
+}
+
+Op& Builder::communicate(OpKind kind, Group group, Stream stream, std::vector<TensorId> in, std::vector<TensorId> out,
+                         Attr attr) {
+    Op& op = emit(kind, std::move(in), std::move(out), std::move(attr));
+    op.group = group;
+    op.stream = stream;
+    const bool larger_side_is_output =
+        kind == OpKind::all_gather || kind == OpKind::all_gather_rows || kind == OpKind::recv;
+    const TensorId side = larger_side_is_output ? op.out.front() : op.in.front();
+    op.bytes = at(side).expected_bytes();
+    return op;
+}
+
+Op& Builder::gemm(TensorId a, TensorId b, TensorId c, GemmAttr attr) {
+    Op& op = emit(OpKind::gemm, {a, b}, {c}, attr);
+    op.flops = 2.0 * static_cast<double>(attr.m) * static_cast<double>(attr.n) * static_cast<double>(attr.k);
+    return op;
+}
+
+TensorId Builder::add(TensorId a, TensorId b, const std::string& name) {
+    const Tensor& shape = at(a);
+    const TensorId out = tensor(name, shape.dtype, shape.rows, shape.cols, shape.expected_rows);
+    emit(OpKind::add, {a, b}, {out});
+    return out;
+}
+
+TensorId Builder::gather_tokens(TensorId x, const std::string& name) {
+    if (plan_.tp == 1) return x;
+    const TensorId out = tensor(name, at(x).dtype, at(x).rows * plan_.tp, at(x).cols);
+    communicate(OpKind::all_gather, groups::tensor, Stream::tensor, {x}, {out});
+    return out;
+}
+
+TensorId Builder::scatter_tokens(TensorId x, const std::string& name) {
+    if (plan_.tp == 1) return x;
+    const TensorId out = tensor(name, at(x).dtype, at(x).rows / plan_.tp, at(x).cols);
+    communicate(OpKind::reduce_scatter, groups::tensor, Stream::tensor, {x}, {out});
+    return out;
+}
+
+namespace {
+
+struct Quantized {
+    TensorId row = no_tensor, column = no_tensor;
+};
+
+Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column) {
+    const Tensor shape = b.at(x);
+    const auto make = [&](bool wanted, const char* suffix) {
+        return wanted ? b.tensor(name + suffix, b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)
+                      : no_tensor;
+    };
+    const Quantized q{make(row, ".row"), make(column, ".column")};
+    b.emit(OpKind::quantize, {x}, {q.row, q.column});
+    return q;
+}
+
+} // namespace
+
+TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype) {
+    const bool low = b.quantized() && linear.quantize;
+    TensorId operand = x;
+    linear.saved = x;
+    if (low) {
+        const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input);
+        operand = q.row;
+        if (!linear.shared_input) linear.saved = q.column;
+    }
+    if (linear.gather) operand = b.gather_tokens(operand, linear.name + ".in_full");
+    linear.rows = b.at(operand).rows;
+    const TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.weight.n);
+    GemmAttr attr;
+    attr.m = linear.rows;
+    attr.n = linear.weight.n;
+    attr.k = linear.weight.k;
+    attr.transpose_b = true;
+    b.gemm(operand, linear.weight.value, y, attr);
+    return y;
+}
+
+TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy) {
+    const bool low = b.quantized() && linear.quantize;
+    TensorId dy_row = dy, dy_column = dy;
+    b.phase = Phase::dgrad;
+    if (low) {
+        const Quantized q = quantize(b, dy, linear.name + ".grad", true, true);
+        dy_row = q.row;
+        dy_column = q.column;
+    }
+    // The gather for wgrad is issued before dgrad so that it runs beside it.
+    TensorId x = linear.saved;
+    if (low && linear.shared_input) x = quantize(b, x, linear.name + ".in_again", false, true).column;
+    if (linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
+    GemmAttr dgrad;
+    dgrad.m = linear.rows;
+    dgrad.n = linear.weight.k;
+    dgrad.k = linear.weight.n;
+    TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
+    b.gemm(dy_row, linear.weight.value, dx, dgrad);
+    // The reduce-scatter of dx runs beside wgrad.
+    if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
+    b.phase = Phase::wgrad;
+    GemmAttr wgrad;
+    wgrad.m = linear.weight.n;
+    wgrad.n = linear.weight.k;
+    wgrad.k = linear.rows;
+    wgrad.transpose_a = true;
+    wgrad.accumulate = true;
+    b.gemm(dy_column, x, linear.weight.gradient, wgrad);
+    b.phase = Phase::dgrad;
+    return dx;
+}
+
+} // namespace moe

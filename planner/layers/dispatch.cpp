@@ -1,0 +1,160 @@
+// Movement of rows between tokens and experts, by dispatcher: permute, exchange over EP and ETP, sort, and the way
+// back.
+#include "planner/layers/layers.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe {
+
+// Rows that a rank's experts get when the load is balanced: every rank sends T*K and receives as many (times ETP).
+double MoeLayer::routed_rows(const Builder& b) const {
+    return static_cast<double>(b.local_tokens()) * moe_.top_k * b.plan().etp;
+}
+
+// Planned rows of the expert side, before ETP. The worst case is every token of the EP group choosing this rank's
+// experts.
+std::int64_t MoeLayer::capacity(const Builder& b) const {
+    const Plan& plan = b.plan();
+    const std::int64_t balanced = b.local_tokens() * moe_.top_k;
+    if (plan.ep == 1) return balanced;
+    const std::int64_t worst = b.local_tokens() * plan.ep * std::min(moe_.top_k, moe_.experts / plan.ep);
+    // Stacks of other people size their buffers by what arrives; ours plans for the worst unless told a factor.
+    if (plan.capacity <= 0.0) return plan.stack == "moe-plan" ? worst : balanced;
+    const auto planned =
+        static_cast<std::int64_t>(std::ceil(plan.capacity * static_cast<double>(balanced) / 128.0)) * 128;
+    return std::min(worst, planned);
+}
+
+// rows [T*K, C] -> expert-grouped rows [capacity, C], or back.
+TensorId MoeLayer::move_rows(Builder& b, TensorId rows, bool back, const std::string& name) {
+    const Plan& plan = b.plan();
+    const std::int64_t cols = b.at(rows).cols, sent = b.local_tokens() * moe_.top_k, cap = capacity(b);
+    const double balanced = static_cast<double>(sent);
+    const Dtype dtype = b.at(rows).dtype;
+    const RowsAttr attr{cols, cap, moe_.experts, plan.ep, plan.etp, back};
+    const bool sorts = moe_.experts / plan.ep > 1;
+    const auto sort = [&](TensorId x) {
+        if (!sorts) return x;
+        const TensorId out =
+            b.tensor(name + (back ? ".unsorted" : ".sorted"), dtype, b.at(x).rows, cols, b.expected_rows(x));
+        b.emit(back ? OpKind::unsort_rows : OpKind::sort_rows, {x, all_counts_}, {out}, attr);
+        return out;
+    };
+    const auto exchange = [&](TensorId x) {
+        if (plan.ep == 1) return x;
+        const TensorId out = b.tensor(name + ".moved", dtype, back ? sent : cap, cols, balanced);
+        b.communicate(OpKind::all_to_all_rows, groups::expert, Stream::expert, {x, all_counts_}, {out}, attr).bytes =
+            balanced * static_cast<double>(bytes_of(dtype, cols));
+        return out;
+    };
+    const auto over_etp = [&](TensorId x) {
+        if (plan.etp == 1) return x;
+        const std::int64_t here = plan.ep == 1 ? sent : cap;
+        const TensorId out =
+            b.tensor(name + ".etp", dtype, back ? here : here * plan.etp, cols, back ? balanced : balanced * plan.etp);
+        b.communicate(back ? OpKind::reduce_scatter_rows : OpKind::all_gather_rows, groups::expert_tensor,
+                      Stream::expert, {x, all_counts_}, {out}, attr);
+        return out;
+    };
+    if (back) return exchange(over_etp(sort(rows)));
+    return sort(over_etp(exchange(rows)));
+}
+
+MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name) {
+    const Plan& plan = b.plan();
+    const std::int64_t tokens = b.local_tokens(), copies = tokens * moe_.top_k, h = model_.hidden;
+    const bool forward = weight != no_tensor;
+    b.module = forward ? Module::dispatch : Module::combine;
+    const PermuteAttr whole{tokens, h, moe_.top_k, moe_.experts, false},
+        single{tokens, 1, moe_.top_k, moe_.experts, true};
+    if (forward) {
+        TensorId counts = b.tensor("expert_counts", Dtype::i32, moe_.experts, 1);
+        row_of_ = b.tensor("row_of", Dtype::i32, copies, 1);
+        b.emit(OpKind::permute_map, {index_}, {counts, row_of_}, whole);
+        counts_ = counts;
+        if (exchanges(b)) {
+            all_counts_ =
+                b.tensor("all_counts", Dtype::i32, static_cast<std::int64_t>(plan.ep) * plan.etp, moe_.experts);
+            b.communicate(OpKind::all_gather, groups::dispatch, Stream::expert, {counts}, {all_counts_});
+            counts_ = b.tensor("local_counts", Dtype::i32, moe_.experts / plan.ep, 1);
+            b.emit(OpKind::expert_counts, {all_counts_}, {counts_},
+                   RowsAttr{1, capacity(b), moe_.experts, plan.ep, plan.etp, false});
+        }
+    }
+    const bool fused = exchanges(b) && plan.dispatcher != Dispatcher::alltoall;
+    if (fused) {
+        // DeepEP, HybridEP and all-gather take tokens as they are and deliver rows; HybridEP groups them by expert on
+        // the way.
+        const bool grouped = plan.dispatcher == Dispatcher::hybridep;
+        const std::int64_t cap = capacity(b) * plan.etp;
+        const double expected = routed_rows(b);
+        const TensorId rows = b.activation(name, cap, h, expected);
+        const TensorId probs = forward ? b.tensor(name + ".probs", Dtype::f32, cap, 1, expected) : no_tensor;
+        const RowsAttr attr{h, cap, moe_.experts, plan.ep, plan.etp, false};
+        std::vector<TensorId> in{x, all_counts_, row_of_}, out{rows};
+        if (forward) {
+            in.push_back(weight);
+            out.push_back(probs);
+        }
+        Op& op = b.communicate(OpKind::all_to_all_rows, groups::dispatch, Stream::expert, in, out, attr);
+        op.bytes = expected * static_cast<double>(bytes_of(b.activation_dtype(), h));
+        if (grouped) return {rows, probs};
+        const TensorId sorted = b.activation(name + ".sorted", cap, h, expected);
+        b.emit(OpKind::sort_rows, {rows, all_counts_}, {sorted}, attr);
+        return {sorted, probs};
+    }
+    TensorId rows = b.activation(name + ".permuted", copies, h);
+    b.emit(OpKind::permute, {x, row_of_}, {rows}, whole);
+    TensorId probs = no_tensor;
+    if (forward) {
+        probs = b.tensor("probs.permuted", Dtype::f32, copies, 1);
+        b.emit(OpKind::permute, {weight, row_of_}, {probs}, single);
+    }
+    if (exchanges(b)) {
+        rows = move_rows(b, rows, false, name);
+        if (forward) probs = move_rows(b, probs, false, "probs");
+    }
+    return {rows, probs};
+}
+
+TensorId MoeLayer::combine(Builder& b, TensorId rows, const std::string& name) {
+    const Plan& plan = b.plan();
+    const std::int64_t tokens = b.local_tokens(), h = model_.hidden;
+    b.module = b.phase == Phase::forward ? Module::combine : Module::dispatch;
+    const TensorId y = b.activation(name, tokens, h);
+    if (exchanges(b) && plan.dispatcher != Dispatcher::alltoall) {
+        const RowsAttr attr{h, b.at(rows).rows, moe_.experts, plan.ep, plan.etp, true};
+        if (plan.dispatcher != Dispatcher::hybridep) {
+            const TensorId unsorted = b.activation(name + ".unsorted", b.at(rows).rows, h, b.expected_rows(rows));
+            b.emit(OpKind::unsort_rows, {rows, all_counts_}, {unsorted}, attr);
+            rows = unsorted;
+        }
+        Op& op = b.communicate(OpKind::all_to_all_rows, groups::dispatch, Stream::expert, {rows, all_counts_, row_of_},
+                               {y}, attr);
+        op.bytes = b.at(rows).expected_bytes();
+        return y;
+    }
+    if (exchanges(b)) rows = move_rows(b, rows, true, name);
+    b.emit(OpKind::unpermute, {rows, row_of_}, {y}, PermuteAttr{tokens, h, moe_.top_k, moe_.experts, false});
+    return y;
+}
+
+// Gradients of the routing weights travel back with one value per copy. Under ETP every member holds a partial sum.
+TensorId MoeLayer::combine_probs(Builder& b, TensorId dprobs) {
+    const Plan& plan = b.plan();
+    const std::int64_t tokens = b.local_tokens();
+    b.module = Module::dispatch;
+    const TensorId dweight = b.tensor("dweight", Dtype::f32, tokens, moe_.top_k);
+    if (exchanges(b) && plan.dispatcher != Dispatcher::alltoall) {
+        const RowsAttr attr{1, b.at(dprobs).rows, moe_.experts, plan.ep, plan.etp, true};
+        b.communicate(OpKind::all_to_all_rows, groups::dispatch, Stream::expert, {dprobs, all_counts_, row_of_},
+                      {dweight}, attr);
+        return dweight;
+    }
+    if (exchanges(b)) dprobs = move_rows(b, dprobs, true, "dprobs");
+    b.emit(OpKind::unpermute, {dprobs, row_of_}, {dweight}, PermuteAttr{tokens, 1, moe_.top_k, moe_.experts, true});
+    return dweight;
+}
+
+} // namespace moe

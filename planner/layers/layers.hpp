@@ -1,0 +1,173 @@
+// Emitters of a model's parts: each declares its parameters, then writes its forward ops and, from what those kept, its
+// backward ops. Residual streams are [T, hidden]; gradients of weights are accumulated by the ops themselves.
+#pragma once
+
+#include "planner/builder.hpp"
+
+#include <optional>
+#include <string>
+
+namespace moe {
+
+// y = RMSNorm(x) * w over the last `cols` columns' start; x may have a longer row stride than cols.
+struct Norm {
+    std::string key;
+    TensorId x = no_tensor, y = no_tensor, rstd = no_tensor;
+    std::int64_t cols = 0;
+
+    static void declare(ParameterSet& set, const std::string& key, const std::string& name, std::int64_t cols);
+    TensorId forward(Builder& b, TensorId input, std::int64_t width, const std::string& name);
+    // dx of x's own shape; with a stride only its first cols are written, into `dx` when given.
+    TensorId backward(Builder& b, TensorId dy, TensorId dresidual = no_tensor, TensorId dx = no_tensor) const;
+};
+
+// Self-attention: x -> x + out_proj(attention(norm(x))).
+class AttentionLayer {
+public:
+    AttentionLayer(const Model& model, const Attention& shape, std::string key, std::string hf_prefix, int layer);
+    void declare(ParameterSet& set) const;
+    TensorId forward(Builder& b, TensorId x);
+    TensorId backward(Builder& b, TensorId dy);
+
+private:
+    TensorId gqa_core(Builder& b, TensorId normed);
+    TensorId gqa_core_backward(Builder& b, TensorId doutput);
+    TensorId mla_core(Builder& b, TensorId normed);
+    TensorId mla_core_backward(Builder& b, TensorId doutput);
+    TensorId mixer_core(Builder& b, TensorId normed); // gated delta net and compressed attention: priced, not executed
+    TensorId mixer_core_backward(Builder& b, TensorId doutput);
+    TensorId attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks);
+    void attend_backward(Builder& b, TensorId doutput, TensorId dq, TensorId dk, TensorId dv);
+    // Rows of the lumped input and output projections, [rows, hidden] each, of the kinds that are only priced.
+    std::pair<std::int64_t, std::int64_t> mixer_rows() const;
+    double mixer_flops(const Builder& b) const;
+
+    const Model& model_;
+    const Attention& a_;
+    std::string key_, hf_;
+    int layer_;
+    Norm norm_, q_norm_, kv_norm_;
+    Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
+    Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_;
+    TensorId qkv_raw_ = no_tensor, head_rstd_ = no_tensor, kv_down_full_ = no_tensor;
+    TensorId q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor, lse_ = no_tensor;
+    AttentionAttr attr_;
+    RopeAttr rope_;
+    MlaRopeAttr mla_rope_;
+};
+
+// Dense MLP: x -> x + down(act(gate, up)(norm(x))). Also the shared expert, which takes the MoE layer's normed input.
+class MlpLayer {
+public:
+    // `shared`: no norm and no residual of its own.
+    MlpLayer(const Model& model, const LayerKind& kind, std::int64_t ffn, bool shared, std::string key,
+             std::string hf_prefix, int layer);
+    void declare(ParameterSet& set) const;
+    TensorId forward(Builder& b, TensorId x);
+    TensorId backward(Builder& b, TensorId dy);
+
+private:
+    const Model& model_;
+    const LayerKind& kind_;
+    std::int64_t ffn_;
+    bool shared_;
+    std::string key_, hf_;
+    int layer_;
+    Norm norm_;
+    Linear in_, out_, gate_;
+    Weight in_bias_, out_bias_;
+    TensorId pre_ = no_tensor, y_ = no_tensor, gate_logit_ = no_tensor;
+    ActivationAttr act_;
+};
+
+// Mixture of experts: x -> x + combine(experts(dispatch(norm(x)))) (+ shared expert).
+class MoeLayer {
+public:
+    MoeLayer(const Model& model, const LayerKind& kind, std::string key, std::string hf_prefix, int layer);
+    void declare(ParameterSet& set, const Plan& plan) const;
+    TensorId forward(Builder& b, TensorId x);
+    TensorId backward(Builder& b, TensorId dy);
+
+private:
+    struct Rows {
+        TensorId rows = no_tensor, probs = no_tensor;
+    };
+    void route(Builder& b, TensorId normed);
+    Rows dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name); // also backward of combine
+    TensorId combine(Builder& b, TensorId rows, const std::string& name);            // also backward of dispatch
+    TensorId combine_probs(Builder& b, TensorId dprobs);
+    TensorId experts(Builder& b, Rows rows);
+    Rows experts_backward(Builder& b, TensorId dy);
+    TensorId move_rows(Builder& b, TensorId rows, bool back, const std::string& name);
+    double routed_rows(const Builder& b) const;
+    std::int64_t capacity(const Builder& b) const;
+    bool exchanges(const Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
+
+    const Model& model_;
+    const LayerKind& kind_;
+    const Moe& moe_;
+    std::string key_, hf_;
+    int layer_;
+    Norm norm_;
+    std::optional<MlpLayer> shared_;
+    Linear gate_;
+    Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
+    TensorId logits_ = no_tensor, index_ = no_tensor, weight_ = no_tensor, row_of_ = no_tensor, counts_ = no_tensor,
+             all_counts_ = no_tensor;
+    TensorId in_saved_ = no_tensor, fc1_out_ = no_tensor, act_saved_ = no_tensor, probs_ = no_tensor,
+             fc2_out_ = no_tensor;
+    ActivationAttr act_;
+};
+
+// Token embedding (vocabulary-parallel) and the loss end: final norm, LM head, cross-entropy.
+class EmbeddingLayer {
+public:
+    explicit EmbeddingLayer(const Model& model) : model_(model) {}
+    void declare(ParameterSet& set, const Plan& plan) const;
+    TensorId forward(Builder& b);
+    void backward(Builder& b, TensorId dx);
+
+private:
+    const Model& model_;
+};
+
+class HeadLayer {
+public:
+    // `shared_head`: the LM head's weight was declared by another part of the chunk (tied embedding, MTP).
+    HeadLayer(const Model& model, std::string key, double loss_weight)
+        : model_(model), key_(std::move(key)), loss_weight_(loss_weight) {}
+    void declare(ParameterSet& set, const Plan& plan) const;
+    void forward(Builder& b, TensorId x);
+    TensorId backward(Builder& b);
+
+private:
+    const Model& model_;
+    std::string key_;
+    double loss_weight_;
+    Norm norm_;
+    Linear head_;
+    LossAttr loss_;
+    TensorId logits_ = no_tensor, max_ = no_tensor, stat_ = no_tensor;
+};
+
+// What two linear layers and two norms put before an MTP layer: h' = W [norm(embedding of the next token); norm(h)].
+class MtpInput {
+public:
+    MtpInput(const Model& model, std::string key, std::string hf_prefix)
+        : model_(model), key_(std::move(key)), hf_(std::move(hf_prefix)) {}
+    void declare(ParameterSet& set) const;
+    TensorId forward(Builder& b, TensorId h, TensorId embedded);
+    // Gradients of h and of the embedded tokens.
+    std::pair<TensorId, TensorId> backward(Builder& b, TensorId dy);
+
+private:
+    const Model& model_;
+    std::string key_, hf_;
+    Norm hidden_norm_, embed_norm_;
+    Linear hidden_, embed_;
+};
+
+Parameter matrix(std::string name, Domain domain, std::int64_t rows, std::int64_t cols, int shard_dim, double std);
+Parameter norm_weight(std::string name, std::int64_t cols);
+
+} // namespace moe

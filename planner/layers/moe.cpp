@@ -1,0 +1,231 @@
+// The MoE layer: router, routed experts and what joins them; the movement of rows is in dispatch.cpp.
+#include "planner/layers/layers.hpp"
+
+#include "planner/error.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe {
+
+MoeLayer::MoeLayer(const Model& model, const LayerKind& kind, std::string key, std::string hf_prefix, int layer)
+    : model_(model), kind_(kind), moe_(*kind.moe), key_(std::move(key)), hf_(std::move(hf_prefix)), layer_(layer) {
+    if (moe_.shared_ffn > 0) shared_.emplace(model, kind, moe_.shared_ffn, true, key_ + ".shared", hf_, layer);
+}
+
+void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
+    const std::int64_t h = model_.hidden, f = moe_.ffn;
+    const double out_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(1, model_.layers.size())));
+    const bool mixtral = model_.architecture.rfind("Mixtral", 0) == 0;
+    const std::string at = hf_ + (mixtral ? "block_sparse_moe." : "mlp.");
+    Norm::declare(set, key_ + ".norm", hf_ + "post_attention_layernorm.weight", h);
+    set.declare(key_ + ".gate", {matrix(at + "gate.weight", Domain::dense, moe_.experts, h, -1, 0.02)}, false);
+    if (moe_.router.linear_bias)
+        set.declare(key_ + ".gate_bias", {matrix(at + "gate.bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
+                    false);
+    // The selection bias gets no gradient, so the optimizer leaves it alone; load balancing moves it.
+    if (moe_.router.expert_bias)
+        set.declare(key_ + ".select_bias",
+                    {matrix(at + "gate.e_score_correction_bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
+                    false);
+    std::vector<Parameter> in, out, in_bias, out_bias;
+    const auto expert = [&](std::vector<Parameter>& list, int e, const char* name, std::int64_t rows, std::int64_t cols,
+                            int dim, double std) {
+        Parameter p = matrix(at + "experts.{}." + name, Domain::expert, rows, cols, dim, std);
+        p.local_expert = e;
+        list.push_back(std::move(p));
+    };
+    for (int e = 0; e < moe_.experts / plan.ep; ++e) {
+        if (kind_.gated) expert(in, e, mixtral ? "w1.weight" : "gate_proj.weight", f, h, 0, 0.02);
+        expert(in, e, mixtral ? "w3.weight" : "up_proj.weight", f, h, 0, 0.02);
+        expert(out, e, mixtral ? "w2.weight" : "down_proj.weight", h, f, 1, out_std);
+        if (!moe_.expert_bias) continue;
+        if (kind_.gated) expert(in_bias, e, "gate_proj.bias", f, 1, 0, 0.0);
+        expert(in_bias, e, "up_proj.bias", f, 1, 0, 0.0);
+        expert(out_bias, e, "down_proj.bias", h, 1, -1, 0.0);
+    }
+    set.declare(key_ + ".fc1", in, true);
+    set.declare(key_ + ".fc2", out, true);
+    if (moe_.expert_bias) {
+        set.declare(key_ + ".fc1_bias", in_bias, false, false);
+        set.declare(key_ + ".fc2_bias", out_bias, false, false);
+    }
+    if (shared_) shared_->declare(set);
+}
+
+TensorId MoeLayer::forward(Builder& b, TensorId x) {
+    b.layer = layer_;
+    b.phase = Phase::forward;
+    b.module = Module::layernorm;
+    norm_.key = key_ + ".norm";
+    const TensorId normed = norm_.forward(b, x, model_.hidden, "moe_norm");
+    route(b, normed);
+    const Rows rows = dispatch(b, normed, weight_, "expert_in");
+    TensorId shared = no_tensor;
+    if (shared_) shared = shared_->forward(b, normed);
+    TensorId y = combine(b, experts(b, rows), "expert_sum");
+    b.module = Module::residual;
+    if (shared != no_tensor) y = b.add(y, shared, "moe_out");
+    return b.add(x, y, "moe_residual");
+}
+
+TensorId MoeLayer::backward(Builder& b, TensorId dy) {
+    b.layer = layer_;
+    b.phase = Phase::dgrad;
+    const Rows drows_out = dispatch(b, dy, no_tensor, "expert_dout");
+    TensorId dshared = no_tensor;
+    if (shared_) dshared = shared_->backward(b, dy);
+    const Rows drows = experts_backward(b, drows_out.rows);
+    TensorId dnormed = combine(b, drows.rows, "expert_din_sum");
+    const TensorId dweight = combine_probs(b, drows.probs);
+
+    b.module = Module::router;
+    const TensorId dlogits = b.tensor("dlogits", Dtype::f32, b.local_tokens(), moe_.experts);
+    b.emit(OpKind::router_grad, {dweight, logits_, index_}, {dlogits},
+           RouterAttr{b.local_tokens(), moe_.experts, moe_.top_k, moe_.router});
+    if (moe_.router.linear_bias) {
+        b.phase = Phase::wgrad;
+        b.emit(OpKind::bias_grad, {dlogits}, {gate_bias_.gradient});
+        b.phase = Phase::dgrad;
+    }
+    dnormed = b.add(dnormed, linear_backward(b, gate_, dlogits), "drouter_sum");
+    if (dshared != no_tensor) {
+        b.module = Module::shared_experts;
+        dnormed = b.add(dnormed, dshared, "dmoe_norm");
+    }
+    b.module = Module::layernorm;
+    return norm_.backward(b, dnormed, dy);
+}
+
+void MoeLayer::route(Builder& b, TensorId normed) {
+    const std::int64_t tokens = b.local_tokens();
+    b.module = Module::router;
+    gate_.weight = b.weight(key_ + ".gate", moe_.experts, model_.hidden);
+    gate_.name = "router_logits";
+    gate_.quantize = false;
+    logits_ = linear_forward(b, gate_, normed, Dtype::f32);
+    if (moe_.router.linear_bias) {
+        gate_bias_ = b.weight(key_ + ".gate_bias", moe_.experts, 1);
+        const TensorId biased = b.tensor("router_logits_bias", Dtype::f32, tokens, moe_.experts);
+        b.emit(OpKind::bias_add, {logits_, gate_bias_.value}, {biased});
+        logits_ = biased;
+    }
+    index_ = b.tensor("expert_index", Dtype::i32, tokens, moe_.top_k);
+    weight_ = b.tensor("expert_weight", Dtype::f32, tokens, moe_.top_k);
+    std::vector<TensorId> in{logits_};
+    if (moe_.router.expert_bias) {
+        select_bias_ = b.weight(key_ + ".select_bias", moe_.experts, 1);
+        in.push_back(select_bias_.value);
+    }
+    b.emit(OpKind::router, in, {index_, weight_}, RouterAttr{tokens, moe_.experts, moe_.top_k, moe_.router});
+}
+
+namespace {
+
+// One grouped GEMM; `operand` and `other` may be quantized copies.
+void grouped(Builder& b, GroupedMode mode, TensorId operand, TensorId other, TensorId counts, TensorId out,
+             GroupedGemmAttr attr) {
+    attr.mode = mode;
+    const double rows = b.expected_rows(operand);
+    Op& op = b.emit(OpKind::grouped_gemm, {operand, other, counts}, {out}, attr);
+    op.flops = 2.0 * rows * static_cast<double>(attr.n) * static_cast<double>(attr.k);
+}
+
+struct Copies {
+    TensorId row, column;
+};
+
+// Row-wise and column-wise quantized copies, or the tensor itself when the plan quantizes nothing.
+Copies copies(Builder& b, TensorId x, const std::string& name) {
+    if (!b.quantized()) return {x, x};
+    const Tensor shape = b.at(x);
+    const Copies q{b.tensor(name + ".row", b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows),
+                   b.tensor(name + ".column", b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)};
+    b.emit(OpKind::quantize, {x}, {q.row, q.column});
+    return q;
+}
+
+} // namespace
+
+TensorId MoeLayer::experts(Builder& b, Rows rows) {
+    const int local_experts = moe_.experts / b.plan().ep;
+    const std::int64_t f = moe_.ffn / b.plan().etp, width = kind_.gated ? 2 * f : f, cap = b.at(rows.rows).rows;
+    const double expected = b.expected_rows(rows.rows);
+    b.module = Module::experts;
+    fc1_ = b.weight(key_ + ".fc1", local_experts * width, model_.hidden);
+    fc2_ = b.weight(key_ + ".fc2", local_experts * model_.hidden, f);
+    const Copies in = copies(b, rows.rows, "expert_in");
+    in_saved_ = in.column;
+    probs_ = rows.probs;
+    TensorId h = b.activation("expert_fc1", cap, width, expected);
+    grouped(b, GroupedMode::forward, in.row, fc1_.value, counts_, h,
+            {GroupedMode::forward, local_experts, width, model_.hidden, cap});
+    if (moe_.expert_bias) {
+        fc1_bias_ = b.weight(key_ + ".fc1_bias", local_experts, width);
+        const TensorId biased = b.activation("expert_fc1_bias", cap, width, expected);
+        b.emit(OpKind::grouped_bias_add, {h, fc1_bias_.value, counts_}, {biased});
+        h = biased;
+    }
+    fc1_out_ = h;
+    b.module = Module::moe_act;
+    act_ = {cap, f, kind_.activation, kind_.gated};
+    const TensorId act = b.activation("expert_act", cap, f, expected);
+    // The routing weight is applied here, before FC2, so that FC2's output need not be kept (memory-efficient
+    // permutation).
+    b.emit(OpKind::activation, {h, probs_, counts_}, {act}, act_);
+    const Copies mid = copies(b, act, "expert_act");
+    act_saved_ = mid.column;
+    b.module = Module::experts;
+    TensorId y = b.activation("expert_fc2", cap, model_.hidden, expected);
+    grouped(b, GroupedMode::forward, mid.row, fc2_.value, counts_, y,
+            {GroupedMode::forward, local_experts, model_.hidden, f, cap});
+    if (moe_.expert_bias) {
+        fc2_bias_ = b.weight(key_ + ".fc2_bias", local_experts, model_.hidden);
+        const TensorId biased = b.activation("expert_fc2_bias", cap, model_.hidden, expected);
+        b.emit(OpKind::grouped_bias_add, {y, fc2_bias_.value, counts_, probs_}, {biased});
+        y = biased;
+    }
+    return y;
+}
+
+MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
+    const int local_experts = moe_.experts / b.plan().ep;
+    const std::int64_t f = moe_.ffn / b.plan().etp, width = kind_.gated ? 2 * f : f, cap = b.at(dy).rows;
+    const double expected = b.expected_rows(dy);
+    b.module = Module::experts;
+    TensorId dprobs_bias = no_tensor;
+    if (moe_.expert_bias) {
+        b.phase = Phase::wgrad;
+        dprobs_bias = b.tensor("dprobs_bias", Dtype::f32, cap, 1, expected);
+        b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_}, {fc2_bias_.gradient, dprobs_bias});
+    }
+    b.phase = Phase::dgrad;
+    const Copies dout = copies(b, dy, "expert_dout");
+    const TensorId dact = b.activation("expert_dact", cap, f, expected);
+    const GroupedGemmAttr fc2{GroupedMode::dgrad, local_experts, model_.hidden, f, cap};
+    const GroupedGemmAttr fc1{GroupedMode::dgrad, local_experts, width, model_.hidden, cap};
+    grouped(b, GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
+    b.phase = Phase::wgrad;
+    grouped(b, GroupedMode::wgrad, dout.column, act_saved_, counts_, fc2_.gradient, fc2);
+    b.phase = Phase::dgrad;
+    b.module = Module::moe_act;
+    const TensorId dh = b.activation("expert_dfc1", cap, width, expected);
+    TensorId dprobs = b.tensor("dprobs", Dtype::f32, cap, 1, expected);
+    b.emit(OpKind::activation_grad, {dact, fc1_out_, probs_, counts_}, {dh, dprobs}, act_);
+    b.module = Module::experts;
+    if (dprobs_bias != no_tensor) dprobs = b.add(dprobs, dprobs_bias, "dprobs_sum");
+    if (moe_.expert_bias) {
+        b.phase = Phase::wgrad;
+        b.emit(OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient});
+        b.phase = Phase::dgrad;
+    }
+    const Copies dpre = copies(b, dh, "expert_dfc1");
+    const TensorId drows = b.activation("expert_din", cap, model_.hidden, expected);
+    grouped(b, GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
+    b.phase = Phase::wgrad;
+    grouped(b, GroupedMode::wgrad, dpre.column, in_saved_, counts_, fc1_.gradient, fc1);
+    b.phase = Phase::dgrad;
+    return {drows, dprobs};
+}
+
+} // namespace moe

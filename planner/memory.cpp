@@ -1,0 +1,211 @@
+// Liveness of activations and first-fit packing of everything else into one arena.
+#include "planner/memory.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace moe {
+
+namespace {
+
+constexpr std::int64_t alignment = 256;
+
+std::int64_t aligned(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+// First and last access of an activation within one template.
+struct Lifetime {
+    int first = std::numeric_limits<int>::max(), last = -1;
+};
+
+struct Use {
+    bool forward = false, backward = false;
+};
+
+TensorId root(const Program& program, TensorId id) {
+    const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
+    return base == no_tensor ? id : base;
+}
+
+bool is_activation(const Program& program, TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)].storage == Storage::activation;
+}
+
+template <class Visit>
+void for_each_access(const Program& program, const Template& tmpl, Visit visit) {
+    for (std::size_t i = 0; i < tmpl.ops.size(); ++i) {
+        for (TensorId id : tmpl.ops[i].in)
+            if (id != no_tensor && is_activation(program, id)) visit(root(program, id), static_cast<int>(i), false);
+        for (TensorId id : tmpl.ops[i].out)
+            if (id != no_tensor && is_activation(program, id)) visit(root(program, id), static_cast<int>(i), true);
+    }
+}
+
+std::vector<Use> uses(const Program& program) {
+    std::vector<Use> use(program.tensors.size());
+    for (const Template& tmpl : program.templates)
+        for_each_access(program, tmpl, [&](TensorId id, int, bool) {
+            Use& u = use[static_cast<std::size_t>(id)];
+            (tmpl.kind == SlotKind::forward ? u.forward : u.backward) = true;
+        });
+    return use;
+}
+
+// Lifetimes of one template's transients. What nobody in the template writes came from outside and is alive from the
+// start.
+std::vector<std::pair<TensorId, Lifetime>> transients(const Program& program, const Template& tmpl,
+                                                      const std::vector<Use>& use) {
+    std::vector<Lifetime> life(program.tensors.size());
+    for_each_access(program, tmpl, [&](TensorId id, int op, bool written) {
+        const Use& u = use[static_cast<std::size_t>(id)];
+        if (u.forward && u.backward) return;
+        Lifetime& l = life[static_cast<std::size_t>(id)];
+        if (l.last < 0) l.first = written ? op : 0;
+        l.last = op;
+    });
+    std::vector<std::pair<TensorId, Lifetime>> list;
+    for (std::size_t id = 0; id < life.size(); ++id)
+        if (life[id].last >= 0) list.emplace_back(static_cast<TensorId>(id), life[id]);
+    return list;
+}
+
+struct Packed {
+    TensorId id;
+    Lifetime life;
+    std::int64_t offset, bytes;
+};
+
+// Largest first at the lowest offset that is free over the whole lifetime; returns the height. Few tensors live at
+// once, so the list of neighbours in time stays short.
+std::int64_t pack(const Program& program, std::vector<std::pair<TensorId, Lifetime>> list,
+                  std::vector<Packed>& placed) {
+    const auto bytes = [&](TensorId id) { return aligned(program.tensors[static_cast<std::size_t>(id)].bytes()); };
+    std::stable_sort(list.begin(), list.end(),
+                     [&](const auto& a, const auto& b) { return bytes(a.first) > bytes(b.first); });
+    std::int64_t height = 0;
+    std::vector<std::pair<std::int64_t, std::int64_t>> taken;
+    for (const auto& [id, life] : list) {
+        taken.clear();
+        for (const Packed& other : placed)
+            if (other.life.first <= life.last && life.first <= other.life.last)
+                taken.emplace_back(other.offset, other.offset + other.bytes);
+        std::sort(taken.begin(), taken.end());
+        std::int64_t offset = 0;
+        const std::int64_t size = bytes(id);
+        for (const auto& [begin, end] : taken) {
+            if (begin - offset >= size) break;
+            offset = std::max(offset, end);
+        }
+        placed.push_back({id, life, offset, size});
+        height = std::max(height, offset + size);
+    }
+    return height;
+}
+
+MemoryClass class_of(Storage storage) {
+    switch (storage) {
+    case Storage::parameter:
+        return MemoryClass::weights;
+    case Storage::gradient:
+        return MemoryClass::gradients;
+    case Storage::optimizer:
+        return MemoryClass::optimizer;
+    case Storage::activation:
+        return MemoryClass::transient;
+    case Storage::input:
+    case Storage::scalar:
+        return MemoryClass::inputs;
+    }
+    return MemoryClass::inputs;
+}
+
+} // namespace
+
+const char* to_string(MemoryClass memory_class) {
+    switch (memory_class) {
+    case MemoryClass::weights:
+        return "weights";
+    case MemoryClass::gradients:
+        return "gradients";
+    case MemoryClass::optimizer:
+        return "optimizer";
+    case MemoryClass::saved:
+        return "saved activations";
+    case MemoryClass::transient:
+        return "workspace";
+    case MemoryClass::inputs:
+        return "inputs";
+    }
+    return "?";
+}
+
+MemoryPlan plan_memory(const Program& program) {
+    MemoryPlan plan;
+    plan.places.resize(program.tensors.size());
+    const std::vector<Use> use = uses(program);
+    int micro_batches = 1;
+    for (const Slot& slot : program.slots) micro_batches = std::max(micro_batches, slot.micro_batch + 1);
+
+    const auto reserve = [&](std::size_t id, MemoryClass memory_class, int instances) {
+        Place& place = plan.places[id];
+        place.memory_class = memory_class;
+        place.offset = plan.arena_bytes;
+        place.stride = aligned(program.tensors[id].bytes());
+        place.instances = instances;
+        plan.arena_bytes += place.stride * instances;
+        plan.class_bytes[static_cast<std::size_t>(memory_class)] += place.stride * instances;
+    };
+    for (const Storage storage :
+         {Storage::parameter, Storage::gradient, Storage::optimizer, Storage::input, Storage::scalar})
+        for (std::size_t id = 0; id < program.tensors.size(); ++id) {
+            const Tensor& t = program.tensors[id];
+            if (t.storage != storage || t.base != no_tensor) continue;
+            reserve(id, class_of(storage), storage == Storage::input && t.per_micro_batch ? micro_batches : 1);
+        }
+    for (std::size_t id = 0; id < program.tensors.size(); ++id) {
+        const Tensor& t = program.tensors[id];
+        if (t.storage != Storage::activation || t.base != no_tensor || !use[id].forward || !use[id].backward) continue;
+        const int chunk = t.chunk < 0 ? 0 : t.chunk;
+        reserve(id, MemoryClass::saved, std::max(1, program.in_flight[static_cast<std::size_t>(chunk)]));
+    }
+
+    std::int64_t workspace = 0;
+    std::vector<bool> done(program.tensors.size(), false);
+    for (const Template& tmpl : program.templates) {
+        // The last backward differs from the plain one only by reductions of gradients: its transients have their
+        // places.
+        auto list = transients(program, tmpl, use);
+        if (!list.empty() && done[static_cast<std::size_t>(list.front().first)]) continue;
+        std::vector<Packed> placed;
+        workspace = std::max(workspace, pack(program, std::move(list), placed));
+        for (const Packed& p : placed) {
+            done[static_cast<std::size_t>(p.id)] = true;
+            plan.places[static_cast<std::size_t>(p.id)] = {MemoryClass::transient, plan.arena_bytes + p.offset, 0, 1};
+        }
+    }
+    plan.arena_bytes += workspace;
+    plan.class_bytes[static_cast<std::size_t>(MemoryClass::transient)] = workspace;
+
+    for (std::size_t id = 0; id < program.tensors.size(); ++id) {
+        const Tensor& t = program.tensors[id];
+        if (t.base == no_tensor) continue;
+        Place place = plan.places[static_cast<std::size_t>(t.base)];
+        place.offset += bytes_of(t.dtype, t.offset);
+        plan.places[id] = place;
+    }
+    return plan;
+}
+
+SegmentMemory segment_memory(const Program& segment) {
+    const std::vector<Use> use = uses(segment);
+    SegmentMemory memory;
+    for (std::size_t id = 0; id < segment.tensors.size(); ++id)
+        if (use[id].forward && use[id].backward) memory.saved += aligned(segment.tensors[id].bytes());
+    std::vector<Packed> placed;
+    memory.forward = pack(segment, transients(segment, segment.templates[0], use), placed);
+    placed.clear();
+    memory.backward = pack(segment, transients(segment, segment.templates[1], use), placed);
+    return memory;
+}
+
+} // namespace moe

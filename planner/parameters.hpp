@@ -1,0 +1,63 @@
+// Which weights a chunk holds: their names, shards and places in flat buckets, one bucket per gradient group.
+#pragma once
+
+#include "planner/program.hpp"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+struct Weight;
+
+// Declared first, segment by segment; seal() then cuts buckets and creates their tensors; views come last. Parameters
+// declared under one key lie next to each other, so that q|k|v or gate|up of every expert are one matrix to a GEMM
+// while checkpoints keep the Hugging Face names.
+class ParameterSet {
+public:
+    ParameterSet(const Plan& plan, int chunk) : plan_(plan), chunk_(chunk) {}
+
+    // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases.
+    void declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay = true);
+    // A layer boundary: a bucket that has grown past the cut size ends here (PP = 1 only, where finer buckets overlap).
+    void boundary();
+    void seal(Program& program);
+    bool has(const std::string& key) const { return keys_.count(key) > 0; }
+
+    // View of a key's parameters as [n, k]; Error (failure) if the sizes disagree, which would be a fault of an
+    // emitter.
+    Weight weight(Program& program, const std::string& key, std::int64_t n, std::int64_t k);
+
+    // Buckets before tensors exist: what bucket_sizes() reports.
+    const std::vector<Bucket>& buckets() const { return buckets_; }
+    bool bucket_quantized(std::size_t index) const { return quantized_[index]; }
+
+private:
+    struct Key {
+        int bucket = -1;
+        bool decay = true;
+        std::int64_t offset = 0; // within the decayed or the undecayed part
+        std::int64_t elements = 0;
+        std::size_t first = 0, count = 0;
+        std::map<std::pair<std::int64_t, std::int64_t>, std::pair<TensorId, TensorId>> views;
+    };
+    int bucket_for(Domain domain, bool sharded, bool quantized);
+    std::int64_t cut_elements(const Bucket& bucket) const;
+
+    const Plan& plan_;
+    int chunk_;
+    bool sealed_ = false;
+    std::vector<Parameter> parameters_;
+    std::vector<Bucket> buckets_;
+    std::vector<bool> quantized_, sharded_, closed_;
+    std::vector<std::int64_t> undecayed_;
+    std::map<std::string, Key> keys_;
+};
+
+// Group that a parameter's gradient is summed over: the complement of its sharding inside its domain.
+Group gradient_group(const Plan& plan, Domain domain, bool sharded);
+
+} // namespace moe

@@ -1,0 +1,119 @@
+// Gradient reduction inside the last backward, weight gathers at the start of the step, and the optimizer at its end.
+#include "planner/passes/data_parallel.hpp"
+
+#include "planner/builder.hpp"
+#include "planner/lower.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace moe {
+
+namespace {
+
+const Tensor& tensor(const Program& program, TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; }
+
+Op make(OpKind kind, Stream stream, Module module, std::vector<TensorId> in, std::vector<TensorId> out,
+        Attr attr = {}) {
+    Op op;
+    op.kind = kind;
+    op.stream = stream;
+    op.module = module;
+    op.phase = Phase::step;
+    op.in = std::move(in);
+    op.out = std::move(out);
+    op.attr = std::move(attr);
+    return op;
+}
+
+double bytes(const Program& program, TensorId id) { return tensor(program, id).expected_bytes(); }
+
+} // namespace
+
+Template with_gradient_reduction(const Program& program, const Template& backward) {
+    std::map<TensorId, std::size_t> last_writer; // root gradient tensor -> op
+    for (std::size_t i = 0; i < backward.ops.size(); ++i)
+        for (TensorId id : backward.ops[i].out) {
+            if (id == no_tensor || tensor(program, id).storage != Storage::gradient) continue;
+            const TensorId base = tensor(program, id).base;
+            last_writer[base == no_tensor ? id : base] = i;
+        }
+    Template result{backward.kind, backward.chunk, {}};
+    result.ops.reserve(backward.ops.size() + program.buckets.size());
+    for (std::size_t i = 0; i < backward.ops.size(); ++i) {
+        result.ops.push_back(backward.ops[i]);
+        for (const Bucket& bucket : program.buckets) {
+            const auto writer = last_writer.find(bucket.gradients);
+            if (bucket.group_size == 1 || bucket.chunk != backward.chunk || writer == last_writer.end() ||
+                writer->second != i)
+                continue;
+            Op op = make(OpKind::reduce_scatter, Stream::data, Module::data_parallel, {bucket.gradients},
+                         {bucket.gradient_shard});
+            op.group = bucket.group;
+            op.bytes = bytes(program, bucket.gradients);
+            result.ops.push_back(std::move(op));
+        }
+    }
+    return result;
+}
+
+Template begin_template(const Program& program) {
+    Template begin{SlotKind::begin, -1, {}};
+    for (const Bucket& b : program.buckets) {
+        const TensorId gathered = b.staging == no_tensor ? b.weights : b.staging;
+        if (b.group_size > 1) {
+            Op op = make(OpKind::all_gather, Stream::data, Module::data_parallel, {b.weight_shard}, {gathered});
+            op.group = b.group;
+            op.bytes = bytes(program, gathered);
+            begin.ops.push_back(std::move(op));
+        }
+        if (b.staging != no_tensor) {
+            Op op = make(OpKind::quantize, Stream::data, Module::data_parallel, {b.staging}, {b.weights, no_tensor});
+            op.bytes = bytes(program, b.staging) + bytes(program, b.weights);
+            begin.ops.push_back(std::move(op));
+        }
+    }
+    for (const Bucket& b : program.buckets) {
+        // Behind the gathers when they pass through the gradient buffer, so that the first forward need not wait for
+        // it.
+        Op op = make(OpKind::zero, b.staging == no_tensor ? Stream::compute : Stream::data, Module::data_parallel, {},
+                     {b.gradients});
+        op.bytes = bytes(program, b.gradients);
+        begin.ops.push_back(std::move(op));
+    }
+    return begin;
+}
+
+Template finish_template(const Program& program, const Plan& plan) {
+    Template finish{SlotKind::finish, -1, {}};
+    const ProgramIo& io = program.io;
+    const auto all_reduce = [&](Group group, TensorId id) {
+        if (group_size(plan, group) == 1) return;
+        Op op = make(OpKind::all_reduce, Stream::data, Module::optimizer, {id}, {id}, ReduceAttr{false});
+        op.group = group;
+        op.bytes = bytes(program, id);
+        finish.ops.push_back(std::move(op));
+    };
+    const bool has_loss =
+        std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss; });
+    if (has_loss) all_reduce(groups::samples, io.loss);
+    for (const Bucket& b : program.buckets) {
+        Op op = make(OpKind::sum_squares, Stream::compute, Module::optimizer, {b.gradient_shard}, {io.gradient_norm});
+        op.bytes = bytes(program, b.gradient_shard);
+        op.flops = 2.0 * static_cast<double>(b.elements / b.group_size);
+        finish.ops.push_back(std::move(op));
+    }
+    all_reduce(groups::world, io.gradient_norm);
+    for (const Bucket& b : program.buckets) {
+        Op op =
+            make(OpKind::adamw, Stream::compute, Module::optimizer,
+                 {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq},
+                 {b.master, b.exp_avg, b.exp_avg_sq, b.weight_shard}, AdamAttr{b.elements / b.group_size, b.decayed});
+        op.bytes = bytes(program, b.gradient_shard) + bytes(program, b.weight_shard) +
+                   2.0 * (bytes(program, b.master) + bytes(program, b.exp_avg) + bytes(program, b.exp_avg_sq));
+        finish.ops.push_back(std::move(op));
+    }
+    return finish;
+}
+
+} // namespace moe

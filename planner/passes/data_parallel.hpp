@@ -1,0 +1,17 @@
+// The data-parallel pass: gradient reductions placed where their bucket is complete, so that they run under the
+// backward.
+#pragma once
+
+#include "planner/program.hpp"
+
+namespace moe {
+
+// `backward` with a reduce-scatter (in place, stream data) of every bucket of its chunk right after the op that writes
+// the bucket's gradients last. Buckets whose group is one rank are left alone.
+Template with_gradient_reduction(const Program& program, const Template& backward);
+
+// The gathers of updated weights and the zeroing of gradients that open a step, and what closes it: norm and optimizer.
+Template begin_template(const Program& program);
+Template finish_template(const Program& program, const Plan& plan);
+
+} // namespace moe

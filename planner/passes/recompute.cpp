@@ -1,0 +1,110 @@
+// Demand-driven repetition of forward ops in the backward template.
+#include "planner/passes/recompute.hpp"
+
+#include "planner/plan.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+namespace {
+
+bool chosen(const Op& op, unsigned set) {
+    if (op.layer < 0 || op.phase != Phase::forward) return false;
+    if (set & recompute::full) return true;
+    switch (op.module) {
+    case Module::layernorm:
+        return set & recompute::layernorm;
+    case Module::core_attn:
+        return set & recompute::core_attn;
+    case Module::mla_up_proj:
+        return set & recompute::mla_up_proj;
+    case Module::mlp:
+    case Module::moe_act_dense:
+        return set & recompute::mlp;
+    case Module::moe_act:
+        return set & (recompute::moe_act | recompute::moe);
+    case Module::shared_experts:
+        return set & (recompute::shared_experts | recompute::moe);
+    case Module::router:
+    case Module::dispatch:
+    case Module::experts:
+    case Module::combine:
+        return set & recompute::moe;
+    default:
+        return false;
+    }
+}
+
+class Repeater {
+public:
+    Repeater(Program& program, const Template& forward, unsigned set) : program_(program), forward_(forward) {
+        for (std::size_t i = 0; i < forward.ops.size(); ++i)
+            if (chosen(forward.ops[i], set))
+                for (TensorId id : forward.ops[i].out)
+                    if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].storage == Storage::activation)
+                        producers_[id].push_back(i);
+    }
+
+    // `op` with every operand replaced that has to be recomputed; the repeated ops are appended to `out` first.
+    Op rewrite(Op op, std::vector<Op>& out) {
+        for (TensorId& id : op.in) id = demand(id, op.layer, out);
+        return op;
+    }
+
+private:
+    TensorId demand(TensorId id, std::int16_t layer, std::vector<Op>& out) {
+        const auto found = producers_.find(id);
+        if (id == no_tensor || found == producers_.end()) return id;
+        if (forward_.ops[found->second.front()].layer != layer) return id;
+        const auto done = renamed_.find(id);
+        if (done != renamed_.end()) return done->second;
+        // A ring writes its output once per step: all its writers are repeated, in order.
+        for (std::size_t index : found->second) repeat(index, out);
+        return renamed_.at(id);
+    }
+
+    void repeat(std::size_t index, std::vector<Op>& out) {
+        Op op = rewrite(forward_.ops[index], out);
+        op.phase = Phase::recompute;
+        for (TensorId& id : op.out) {
+            if (id == no_tensor) continue;
+            const auto known = renamed_.find(id);
+            if (known != renamed_.end()) {
+                id = known->second;
+                continue;
+            }
+            Tensor copy = program_.tensors[static_cast<std::size_t>(id)];
+            copy.name += ".again";
+            program_.tensors.push_back(std::move(copy));
+            const auto fresh = static_cast<TensorId>(program_.tensors.size() - 1);
+            renamed_.emplace(id, fresh);
+            id = fresh;
+        }
+        out.push_back(std::move(op));
+    }
+
+    Program& program_;
+    const Template& forward_;
+    std::unordered_map<TensorId, std::vector<std::size_t>> producers_;
+    std::unordered_map<TensorId, TensorId> renamed_;
+};
+
+} // namespace
+
+void recompute_pass(Program& program, const Template& forward, Template& backward, unsigned set) {
+    if (set == 0) return;
+    Repeater repeater(program, forward, set);
+    std::vector<Op> ops;
+    ops.reserve(backward.ops.size() * 3 / 2);
+    for (Op& op : backward.ops) {
+        Op rewritten = repeater.rewrite(std::move(op), ops);
+        ops.push_back(std::move(rewritten));
+    }
+    backward.ops = std::move(ops);
+}
+
+} // namespace moe

@@ -1,0 +1,15 @@
+// The recompute pass: forward ops of chosen modules run again in the backward template, so their outputs need not be
+// kept.
+#pragma once
+
+#include "planner/program.hpp"
+
+namespace moe {
+
+// `set`: recompute:: modules. For every tensor that a backward op reads and a chosen forward op of the same layer
+// wrote, the forward op is repeated (phase recompute) right before its first reader, and so on for its own inputs, as
+// far as the set reaches; everything else stays saved. A layer's input is never recomputed: it belongs to the layer
+// before.
+void recompute_pass(Program& program, const Template& forward, Template& backward, unsigned set);
+
+} // namespace moe
