@@ -103,6 +103,14 @@ std::vector<std::string> JsonObject::keys() const {
 
 std::string JsonObject::dump() const { return node_->dump(-1, ' ', false, Json::error_handler_t::replace); }
 
+JsonObject JsonObject::with_string(const std::string& key, const std::string& value) const {
+    Json copy = *node_;
+    copy[key] = value;
+    auto root = std::make_shared<const Json>(std::move(copy));
+    const Json* node = root.get();
+    return JsonObject(std::move(root), node, place_);
+}
+
 const Json* JsonObject::find(const std::string& key) const {
     const auto found = node_->find(key);
     return found == node_->end() || found->is_null() ? nullptr : &*found;

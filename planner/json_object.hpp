@@ -19,6 +19,8 @@ public:
     const std::string& place() const { return place_; }
     std::vector<std::string> keys() const;
     std::string dump() const; // compact text, keys in their order
+    // A copy with that field set.
+    JsonObject with_string(const std::string& key, const std::string& value) const;
 
     bool has(const std::string& key) const; // present and not null
     bool is_string(const std::string& key) const;
