@@ -1,0 +1,169 @@
+// Hardware profiles: reading, checking, resolving what depends on this machine, and writing.
+#include "planner/hardware.hpp"
+
+#include "planner/error.hpp"
+#include "planner/files.hpp"
+#include "planner/json_object.hpp"
+#include "planner/names.hpp"
+#include "planner/profile.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace moe {
+namespace {
+
+constexpr std::array<const char*, precision_count> precision_names{"fp32",          "bf16",  "fp8-tensor",
+                                                                   "fp8-blockwise", "mxfp8", "nvfp4"};
+
+// Upper bounds that no machine reaches and that keep products of them finite.
+constexpr double max_rate = 1e19, max_bytes = 1e15, max_seconds = 1e3;
+constexpr int max_count = 1 << 20;
+
+Link read_link(const JsonObject& json, const std::string& key) {
+    if (!json.has(key)) return {};
+    const JsonObject link = json.object(key);
+    link.only({"bandwidth", "latency"});
+    return {link.number("bandwidth", 1.0, max_rate), link.number("latency", 0.0, max_seconds)};
+}
+
+void read_peaks(const JsonObject& json, Hardware& hardware) {
+    const JsonObject peaks = json.object("peak_flops");
+    peaks.only({precision_names.begin(), precision_names.end()});
+    double best = 0.0;
+    for (std::size_t i = 0; i < precision_names.size(); ++i) {
+        hardware.peak_flops[i] = peaks.number_or(precision_names[i], 0.0, 0.0, max_rate);
+        best = std::max(best, hardware.peak_flops[i]);
+    }
+    if (best == 0.0) json.refuse_value("peak_flops", "must give the rate of at least one precision");
+}
+
+void read_measured(const JsonObject& json, Hardware& hardware) {
+    if (!json.has("measured")) return;
+    const JsonObject kinds = json.object("measured");
+    for (const std::string& kind : kinds.keys()) {
+        std::vector<MeasuredCall>& calls = hardware.measured[kind];
+        for (const std::vector<double>& row : kinds.number_rows(kind)) {
+            if (row.size() != 2 || row[0] < 0.0 || row[1] <= 0.0)
+                kinds.refuse_value(kind, "must hold [work, seconds] pairs, work >= 0 and seconds > 0");
+            calls.push_back({row[0], row[1]});
+        }
+        std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    }
+}
+
+std::string read_source(const JsonObject& json) {
+    if (!json.is_array("source")) return json.string_or("source", "");
+    return fmt::format("{}", fmt::join(json.strings("source"), "; "));
+}
+
+// A CPU profile may leave cores and memory to the machine that reads it.
+void resolve_machine(Hardware& hardware) {
+    if (!hardware.cpu) return;
+    if (hardware.cores == 0) hardware.cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    if (hardware.memory_bytes > 0.0) return;
+    const long pages = ::sysconf(_SC_PHYS_PAGES);
+    const long page = ::sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || page <= 0) fail("cannot ask this machine for its memory: give memory_bytes in the profile");
+    hardware.memory_bytes = static_cast<double>(pages) * static_cast<double>(page);
+}
+
+void check(const JsonObject& json, const Hardware& hardware) {
+    if (!hardware.cpu && hardware.memory_bytes <= 0.0) json.refuse_value("memory_bytes", "must be above 0");
+    if (!hardware.cpu && hardware.sm_count <= 0) json.refuse_value("sm_count", "must be above 0");
+    if (hardware.nvlink_domain_used > hardware.nvlink_domain)
+        json.refuse_value("nvlink_domain_used",
+                          fmt::format("must not exceed nvlink_domain = {}", hardware.nvlink_domain));
+    if (hardware.nvlink_domain > 1 && hardware.nvlink.bandwidth == 0.0)
+        refuse("{}: field \"nvlink\" is missing, but nvlink_domain = {}", json.place(), hardware.nvlink_domain);
+    if (hardware.context_bytes >= hardware.memory_bytes && hardware.memory_bytes > 0.0)
+        json.refuse_value("context_bytes", fmt::format("must be below memory_bytes = {}", hardware.memory_bytes));
+}
+
+nlohmann::ordered_json link_json(const Link& link) {
+    return {{"bandwidth", link.bandwidth}, {"latency", link.latency}};
+}
+
+} // namespace
+
+const char* to_string(Precision precision) { return precision_names[static_cast<std::size_t>(precision)]; }
+
+Precision precision_from_string(const std::string& text) {
+    const std::vector<std::string> known{precision_names.begin(), precision_names.end()};
+    const auto found = std::find(known.begin(), known.end(), text);
+    if (found == known.end())
+        refuse("precision '{}' is unknown{}; known are {}", text, did_you_mean(text, known), fmt::join(known, ", "));
+    return static_cast<Precision>(found - known.begin());
+}
+
+Hardware hardware_from_json(const std::string& text, const std::string& place) {
+    const JsonObject json = JsonObject::parse(text, place);
+    json.only({"name", "cpu", "cores", "sm_count", "peak_flops", "memory_bytes", "memory_bandwidth", "nvlink_domain",
+               "nvlink_domain_used", "nvlink", "nic", "host", "context_bytes", "communicator_bytes", "default_stack",
+               "source", "measured", "measured_by"});
+    Hardware hardware;
+    hardware.name = json.string("name");
+    hardware.cpu = json.boolean_or("cpu", false);
+    hardware.cores = static_cast<int>(json.integer_or("cores", 0, 0, max_count));
+    hardware.sm_count = static_cast<int>(json.integer_or("sm_count", 0, 0, max_count));
+    read_peaks(json, hardware);
+    hardware.memory_bytes = json.number("memory_bytes", 0.0, max_bytes);
+    hardware.memory_bandwidth = json.number("memory_bandwidth", 1.0, max_rate);
+    hardware.nvlink_domain = static_cast<int>(json.integer_or("nvlink_domain", 1, 1, max_count));
+    hardware.nvlink_domain_used =
+        static_cast<int>(json.integer_or("nvlink_domain_used", hardware.nvlink_domain, 1, max_count));
+    hardware.nvlink = read_link(json, "nvlink");
+    hardware.nic = read_link(json, "nic");
+    hardware.host = read_link(json, "host");
+    hardware.context_bytes = json.number_or("context_bytes", 0.0, 0.0, max_bytes);
+    hardware.communicator_bytes = json.number_or("communicator_bytes", 0.0, 0.0, max_bytes);
+    hardware.default_stack = json.string_or("default_stack", "moe-plan");
+    hardware.source = read_source(json);
+    read_measured(json, hardware);
+    hardware.measured_by = json.string_or("measured_by", "");
+    check(json, hardware);
+    resolve_machine(hardware);
+    hardware.json = to_json(hardware);
+    return hardware;
+}
+
+Hardware load_hardware(const std::string& name_or_path) {
+    const ProfileFile file = find_profile(name_or_path, "hardware", "hardware", "");
+    return hardware_from_json(read_file(file.path), file.path);
+}
+
+std::string to_json(const Hardware& hardware) {
+    nlohmann::ordered_json json;
+    json["name"] = hardware.name;
+    if (hardware.cpu) {
+        json["cpu"] = true;
+        json["cores"] = hardware.cores;
+    }
+    if (hardware.sm_count > 0) json["sm_count"] = hardware.sm_count;
+    for (std::size_t i = 0; i < precision_names.size(); ++i) {
+        if (hardware.peak_flops[i] > 0.0) json["peak_flops"][precision_names[i]] = hardware.peak_flops[i];
+    }
+    json["memory_bytes"] = hardware.memory_bytes;
+    json["memory_bandwidth"] = hardware.memory_bandwidth;
+    json["nvlink_domain"] = hardware.nvlink_domain;
+    json["nvlink_domain_used"] = hardware.nvlink_domain_used;
+    if (hardware.nvlink.bandwidth > 0.0) json["nvlink"] = link_json(hardware.nvlink);
+    if (hardware.nic.bandwidth > 0.0) json["nic"] = link_json(hardware.nic);
+    if (hardware.host.bandwidth > 0.0) json["host"] = link_json(hardware.host);
+    json["context_bytes"] = hardware.context_bytes;
+    json["communicator_bytes"] = hardware.communicator_bytes;
+    json["default_stack"] = hardware.default_stack;
+    json["source"] = hardware.source;
+    for (const auto& [kind, calls] : hardware.measured) {
+        auto& rows = json["measured"][kind] = nlohmann::ordered_json::array();
+        for (const MeasuredCall& call : calls) rows.push_back({call.work, call.seconds});
+    }
+    if (!hardware.measured_by.empty()) json["measured_by"] = hardware.measured_by;
+    return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+} // namespace moe
