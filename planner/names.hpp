@@ -9,7 +9,8 @@ namespace moe {
 
 // Number of single-character insertions, deletions and replacements that turn `a` into `b`, letter case ignored.
 int edit_distance(std::string_view a, std::string_view b);
-// The nearest of `known` when it is near enough to be meant (at most a third of its letters differ), else empty.
+// The first of `known` that begins with `name`, else the nearest one when at most a third of its letters differ, else
+// empty.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
 // ": did you mean X?" or "", to be put behind a message.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);

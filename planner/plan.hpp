@@ -69,6 +69,9 @@ const char* to_string(CudaGraph graph);
 ScheduleKind schedule_from_string(const std::string& text);
 Dispatcher dispatcher_from_string(const std::string& text);
 CudaGraph cuda_graph_from_string(const std::string& text);
+// "adamw" (FP32 moments) or "adamw+bf16_moments".
+std::string to_string(const OptimizerChoice& choice);
+OptimizerChoice optimizer_from_string(const std::string& text);
 
 // The reason why a plan is impossible, empty when it is sound: divisibility of every axis, both factorings equal to
 // gpus, layers against stages, experts against EP, heads against TP, batch against DP*MBS, and so on. `counter` is a

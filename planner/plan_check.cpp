@@ -1,0 +1,213 @@
+// check_plan: every rule that a plan must keep whatever executes it, in the order in which users meet them.
+//
+// The rules are those of folded parallelism (arXiv 2504.14960 section 3, arXiv 2603.07685 section 3.3): both factorings
+// hold the same ranks with equal pipeline groups, and every axis divides what it splits.
+#include "planner/error.hpp"
+#include "planner/mesh.hpp"
+#include "planner/plan.hpp"
+#include "planner/plan_limits.hpp"
+#include "planner/schedule.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace moe {
+namespace {
+
+template <class... Args>
+PlanFault fault(const char* counter, fmt::format_string<Args...> text, Args&&... args) {
+    return {counter, fmt::format(text, std::forward<Args>(args)...)};
+}
+
+// `part` must divide `whole`; `counter` names the pair as "whole % part".
+PlanFault divides(std::int64_t whole, const char* whole_name, std::int64_t part, const char* part_name,
+                  const char* counter) {
+    if (whole % part == 0) return {};
+    return fault(counter, "{} = {} is not divisible by {} = {}: choose {} from the divisors of {}", whole_name, whole,
+                 part_name, part, part_name, whole);
+}
+
+bool has_experts(const Plan& plan) {
+    return std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(),
+                       [](const LayerKind& kind) { return kind.moe.has_value(); });
+}
+
+PlanFault check_ranges(const Plan& plan) {
+    struct Range {
+        const char* name;
+        std::int64_t value, high;
+    };
+    const std::array ranges{Range{"seq", plan.seq, limits::max_seq},    Range{"gbs", plan.gbs, limits::max_gbs},
+                            Range{"gpus", plan.gpus, limits::max_gpus}, Range{"tp", plan.tp, limits::max_gpus},
+                            Range{"cp", plan.cp, limits::max_gpus},     Range{"dp", plan.dp, limits::max_gpus},
+                            Range{"pp", plan.pp, limits::max_gpus},     Range{"vpp", plan.vpp, limits::max_gpus},
+                            Range{"ep", plan.ep, limits::max_gpus},     Range{"etp", plan.etp, limits::max_gpus},
+                            Range{"edp", plan.edp, limits::max_gpus},   Range{"mbs", plan.mbs, limits::max_gbs}};
+    for (const Range& range : ranges) {
+        if (range.value < 1 || range.value > range.high)
+            return fault("range", "{} = {}: must be a whole number from 1 to {}", range.name, range.value, range.high);
+    }
+    if (plan.mbs * plan.seq > limits::max_micro_batch_tokens)
+        return fault("range", "mbs * seq = {} * {}: a micro-batch must not exceed {} tokens", plan.mbs, plan.seq,
+                     limits::max_micro_batch_tokens);
+    if (!std::isfinite(plan.capacity) || (plan.capacity != 0.0 && (plan.capacity < 1.0 || plan.capacity > 1e6)))
+        return fault("range", "capacity = {}: must be 0 (worst case) or a factor of at least 1", plan.capacity);
+    return {};
+}
+
+// Products in double: exact for every product that can equal gpus, and without overflow for the others.
+PlanFault check_factorings(const Plan& plan) {
+    const double dense = static_cast<double>(plan.tp) * plan.cp * plan.dp * plan.pp;
+    if (dense != plan.gpus)
+        return fault("tp*cp*dp*pp != gpus", "tp * cp * dp * pp = {} * {} * {} * {} = {}, but gpus = {}", plan.tp,
+                     plan.cp, plan.dp, plan.pp, dense, plan.gpus);
+    const double expert = static_cast<double>(plan.etp) * plan.ep * plan.edp * plan.pp;
+    if (expert != plan.gpus)
+        return fault("etp*ep*edp*pp != gpus", "etp * ep * edp * pp = {} * {} * {} * {} = {}, but gpus = {}", plan.etp,
+                     plan.ep, plan.edp, plan.pp, expert, plan.gpus);
+    return {};
+}
+
+PlanFault check_attention(const Plan& plan, const Attention& attention) {
+    switch (attention.kind) {
+    case AttentionKind::gqa:
+        if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
+            return found;
+        return divides(attention.kv_heads, "num_key_value_heads", plan.tp, "tp", "kv_heads % tp");
+    case AttentionKind::mla:
+        return divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp");
+    case AttentionKind::gated_delta:
+        if (PlanFault found = divides(attention.key_heads, "linear_num_key_heads", plan.tp, "tp", "heads % tp"))
+            return found;
+        return divides(attention.value_heads, "linear_num_value_heads", plan.tp, "tp", "heads % tp");
+    case AttentionKind::compressed:
+        if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
+            return found;
+        return divides(attention.out_groups, "o_groups", plan.tp, "tp", "heads % tp");
+    }
+    return {};
+}
+
+PlanFault check_mlp(const Plan& plan, const LayerKind& kind) {
+    if (!kind.moe) return divides(kind.dense_ffn, "intermediate_size", plan.tp, "tp", "ffn % tp");
+    const Moe& moe = *kind.moe;
+    if (PlanFault found = divides(moe.experts, "experts", plan.ep, "ep", "experts % ep")) return found;
+    if (PlanFault found = divides(moe.ffn, "moe_intermediate_size", plan.etp, "etp", "expert ffn % etp")) return found;
+    return divides(moe.shared_ffn, "width of the shared experts", plan.tp, "tp", "shared ffn % tp");
+}
+
+PlanFault check_layers(const Plan& plan) {
+    for (const LayerKind& kind : plan.model->kinds) {
+        if (PlanFault found = check_attention(plan, kind.attention)) return found;
+        if (PlanFault found = check_mlp(plan, kind)) return found;
+    }
+    if (has_experts(plan) || (plan.ep == 1 && plan.etp == 1)) return {};
+    return fault("ep without experts", "ep = {}, etp = {}: {} has no experts, both must be 1", plan.ep, plan.etp,
+                 plan.model->name);
+}
+
+PlanFault check_batch(const Plan& plan) {
+    if (plan.cp > 1 && plan.seq % (2LL * plan.cp) != 0)
+        return fault("seq % (2*cp)", "seq = {} is not divisible by 2 * cp = {}: causal halves go to every rank",
+                     plan.seq, 2LL * plan.cp);
+    const std::int64_t tokens = plan.seq / plan.cp * plan.mbs;
+    if (tokens % plan.tp != 0)
+        return fault("tokens % tp",
+                     "seq / cp * mbs = {} / {} * {} = {} is not divisible by tp = {} (sequence parallelism)", plan.seq,
+                     plan.cp, plan.mbs, tokens, plan.tp);
+    const std::int64_t together = plan.dp * plan.mbs;
+    if (plan.gbs % together != 0)
+        return fault("gbs % (dp*mbs)", "gbs = {} is not divisible by dp * mbs = {} * {} = {}: change gbs, dp or mbs",
+                     plan.gbs, plan.dp, plan.mbs, together);
+    return {};
+}
+
+PlanFault check_schedule(const Plan& plan) {
+    const bool interleaved = plan.schedule == ScheduleKind::interleaved;
+    if (!interleaved && plan.vpp > 1)
+        return fault("vpp without interleaved", "vpp = {} needs schedule interleaved, but schedule = {}", plan.vpp,
+                     to_string(plan.schedule));
+    if (interleaved && (plan.pp == 1 || plan.vpp == 1))
+        return fault("interleaved needs pp, vpp > 1",
+                     "schedule interleaved needs pp > 1 and vpp > 1, but pp = {}, vpp = {}", plan.pp, plan.vpp);
+    if (interleaved && plan.micro_batches() % plan.pp != 0)
+        return fault("micro-batches % pp",
+                     "gbs / (dp * mbs) = {} micro-batches are not divisible by pp = {}, as interleaved needs",
+                     plan.micro_batches(), plan.pp);
+    return {};
+}
+
+PlanFault check_stages(const Plan& plan) {
+    const std::int64_t stage_count = static_cast<std::int64_t>(plan.pp) * plan.vpp;
+    const auto layers = static_cast<std::int64_t>(plan.model->layers.size());
+    if (plan.layout.empty()) {
+        if (stage_count <= layers) return {};
+        return fault("pp*vpp > layers",
+                     "pp * vpp = {} * {} = {} stages, but {} has {} layers: use fewer stages or give a layout", plan.pp,
+                     plan.vpp, stage_count, plan.model->name, layers);
+    }
+    try {
+        stages(plan);
+    } catch (const Error& error) {
+        return {"layout", error.what()};
+    }
+    return {};
+}
+
+PlanFault check_rank_order(const Plan& plan) {
+    if (plan.rank_order == Plan{}.rank_order)
+        return {}; // pp outermost: the pipeline groups of both factorings are equal
+    try {
+        const Mesh mesh(plan);
+    } catch (const Error& error) {
+        return {"rank_order", error.what()};
+    }
+    return {};
+}
+
+PlanFault check_recompute(const Plan& plan) {
+    using namespace recompute;
+    constexpr unsigned all = layernorm | core_attn | mla_up_proj | moe_act | mlp | shared_experts | moe | full;
+    if ((plan.recompute & ~all) != 0)
+        return fault("recompute", "recompute: set {} holds unknown modules", plan.recompute);
+    if ((plan.recompute & full) != 0 && plan.recompute != full)
+        return fault("recompute", "recompute = {}: full already holds the other modules",
+                     recompute::to_string(plan.recompute));
+    const auto latent = [](const LayerKind& kind) {
+        return kind.attention.kind == AttentionKind::mla || kind.attention.kind == AttentionKind::compressed;
+    };
+    const auto& kinds = plan.model->kinds;
+    if ((plan.recompute & mla_up_proj) != 0 && std::none_of(kinds.begin(), kinds.end(), latent))
+        return fault("recompute", "recompute = mla_up_proj: {} has no latent attention", plan.model->name);
+    const unsigned routed = plan.recompute & (moe_act | moe | shared_experts);
+    if (routed != 0 && !has_experts(plan))
+        return fault("recompute", "recompute = {}: {} has no experts", recompute::to_string(routed), plan.model->name);
+    return {};
+}
+
+PlanFault check_choices(const Plan& plan) {
+    const Hardware& hardware = *plan.hardware;
+    if (hardware.peak_flops[static_cast<std::size_t>(plan.precision)] <= 0.0)
+        return fault("precision", "precision = {}: {} cannot run it", to_string(plan.precision), hardware.name);
+    if (PlanFault found = check_recompute(plan)) return found;
+    if (plan.ep_overlap && plan.ep == 1) return fault("ep_overlap", "ep_overlap = on needs ep > 1, but ep = 1");
+    if (!plan.offload.empty()) return fault("offload", "offload = {}: cannot be priced yet, use none", plan.offload);
+    if (plan.fsdp) return fault("fsdp", "fsdp = on: cannot be priced yet, use off");
+    return {};
+}
+
+} // namespace
+
+PlanFault check_plan(const Plan& plan) {
+    if (plan.model == nullptr || plan.model->layers.empty()) return fault("model", "the plan has no model");
+    if (plan.hardware == nullptr) return fault("hardware", "the plan has no hardware");
+    constexpr std::array rules{check_ranges,   check_factorings, check_layers,     check_batch,
+                               check_schedule, check_stages,     check_rank_order, check_choices};
+    for (const auto rule : rules) {
+        if (PlanFault found = rule(plan)) return found;
+    }
+    return {};
+}
+
+} // namespace moe

@@ -1,0 +1,138 @@
+// plan.json: the choices first, then the model and the hardware in full, so that the file needs nothing else.
+#include "planner/error.hpp"
+#include "planner/files.hpp"
+#include "planner/json_object.hpp"
+#include "planner/plan.hpp"
+#include "planner/plan_limits.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <limits>
+
+namespace moe {
+namespace {
+
+constexpr int schema_version = 1;
+
+using Json = nlohmann::ordered_json;
+
+std::vector<std::string> split_list(const std::string& joined) {
+    std::vector<std::string> names;
+    if (joined.empty() || joined == "none") return names;
+    for (std::size_t at = 0; at <= joined.size();) {
+        const std::size_t plus = std::min(joined.find('+', at), joined.size());
+        names.push_back(joined.substr(at, plus - at));
+        at = plus + 1;
+    }
+    return names;
+}
+
+std::string join_list(const JsonObject& json, const std::string& key) {
+    return json.has(key) ? fmt::format("{}", fmt::join(json.strings(key), "+")) : std::string{};
+}
+
+int degree(const JsonObject& mesh, const std::string& key) {
+    return static_cast<int>(mesh.integer(key, 1, limits::max_gpus));
+}
+
+void read_mesh(const JsonObject& mesh, Plan& plan) {
+    mesh.only({"gpus", "tp", "cp", "dp", "pp", "vpp", "ep", "etp", "edp", "rank_order"});
+    plan.gpus = degree(mesh, "gpus");
+    plan.tp = degree(mesh, "tp");
+    plan.cp = degree(mesh, "cp");
+    plan.dp = degree(mesh, "dp");
+    plan.pp = degree(mesh, "pp");
+    plan.vpp = degree(mesh, "vpp");
+    plan.ep = degree(mesh, "ep");
+    plan.etp = degree(mesh, "etp");
+    plan.edp = degree(mesh, "edp");
+    plan.rank_order = mesh.string_or("rank_order", plan.rank_order);
+}
+
+// Runs a from_string() whose fault does not know the file it came from.
+template <class Read>
+void named(const JsonObject& json, Read read) {
+    try {
+        read();
+    } catch (const Error& error) {
+        refuse("{}: {}", json.place(), error.what());
+    }
+}
+
+void read_choices(const JsonObject& json, Plan& plan) {
+    plan.mbs = json.integer("mbs", 1, limits::max_gbs);
+    plan.layout = json.string_or("layout", "");
+    plan.offload = join_list(json, "offload");
+    plan.fsdp = json.boolean_or("fsdp", false);
+    plan.capacity = json.number_or("capacity", 0.0, 0.0, std::numeric_limits<double>::max());
+    plan.ep_overlap = json.boolean_or("ep_overlap", false);
+    named(json, [&] {
+        plan.schedule = schedule_from_string(json.string("schedule"));
+        plan.precision = precision_from_string(json.string("precision"));
+        plan.recompute = recompute::from_string(join_list(json, "recompute"));
+        plan.optimizer = optimizer_from_string(json.string_or("optimizer", to_string(OptimizerChoice{})));
+        plan.dispatcher = dispatcher_from_string(json.string_or("dispatcher", to_string(plan.dispatcher)));
+        plan.cuda_graph = cuda_graph_from_string(json.string_or("cuda_graph", to_string(plan.cuda_graph)));
+    });
+}
+
+Json choices(const Plan& plan) {
+    Json json;
+    json["schema_version"] = schema_version;
+    json["stack"] = plan.stack;
+    json["workload"] = {{"seq", plan.seq}, {"gbs", plan.gbs}};
+    json["mesh"] = {
+        {"gpus", plan.gpus}, {"tp", plan.tp}, {"cp", plan.cp},   {"dp", plan.dp},   {"pp", plan.pp},
+        {"vpp", plan.vpp},   {"ep", plan.ep}, {"etp", plan.etp}, {"edp", plan.edp}, {"rank_order", plan.rank_order}};
+    json["mbs"] = plan.mbs;
+    json["schedule"] = to_string(plan.schedule);
+    json["layout"] = plan.layout;
+    json["precision"] = to_string(plan.precision);
+    json["recompute"] = split_list(recompute::to_string(plan.recompute));
+    json["offload"] = split_list(plan.offload);
+    json["optimizer"] = to_string(plan.optimizer);
+    json["fsdp"] = plan.fsdp;
+    json["dispatcher"] = to_string(plan.dispatcher);
+    json["capacity"] = plan.capacity;
+    json["ep_overlap"] = plan.ep_overlap;
+    json["cuda_graph"] = to_string(plan.cuda_graph);
+    return json;
+}
+
+} // namespace
+
+std::string plan_to_json(const Plan& plan) {
+    Json json = choices(plan);
+    json["model"] = Json::parse(plan.model->config_json);
+    json["hardware"] = Json::parse(to_json(*plan.hardware));
+    return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Plan plan_from_json(const std::string& text, const std::string& place) {
+    const JsonObject json = JsonObject::parse(text, place);
+    if (!json.has("schema_version")) refuse("{}: field \"schema_version\" is missing: this is no plan", place);
+    if (const std::int64_t version = json.integer("schema_version", 0, std::numeric_limits<int>::max());
+        version != schema_version)
+        refuse("{}: schema_version = {}, but this program reads version {}: search again", place, version,
+               schema_version);
+    json.only({"schema_version", "stack", "workload", "mesh", "mbs", "schedule", "layout", "precision", "recompute",
+               "offload", "optimizer", "fsdp", "dispatcher", "capacity", "ep_overlap", "cuda_graph", "model",
+               "hardware"});
+    Plan plan;
+    plan.stack = json.string("stack");
+    const JsonObject workload = json.object("workload");
+    workload.only({"seq", "gbs"});
+    plan.seq = workload.integer("seq", 1, limits::max_seq);
+    plan.gbs = workload.integer("gbs", 1, limits::max_gbs);
+    read_mesh(json.object("mesh"), plan);
+    read_choices(json, plan);
+    plan.model = std::make_shared<const Model>(model_from_json(json.object("model").dump(), place + ": model"));
+    plan.hardware =
+        std::make_shared<const Hardware>(hardware_from_json(json.object("hardware").dump(), place + ": hardware"));
+    if (const PlanFault found = check_plan(plan)) refuse("{}: {}", place, found.message);
+    return plan;
+}
+
+Plan load_plan(const std::string& path) { return plan_from_json(read_file(path), path); }
+
+} // namespace moe
