@@ -1,0 +1,212 @@
+// Activations and the sigmoid gate against their definitions in double; gradients against central differences.
+#include "tests/kernels/case.hpp"
+
+#include <doctest/doctest.h>
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace moe::test {
+namespace {
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+double curve_of(Curve curve, double x) {
+    switch (curve) {
+    case Curve::silu:
+        return x * sigmoid(x);
+    case Curve::gelu:
+        return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Curve::quick_gelu:
+        return x * sigmoid(1.702 * x);
+    case Curve::relu2:
+        return x > 0.0 ? x * x : 0.0;
+    }
+    return 0.0;
+}
+const char* name_of(Curve curve) {
+    const char* names[] = {"silu", "gelu", "quick_gelu", "relu2"};
+    return names[static_cast<int>(curve)];
+}
+
+struct ActivationData {
+    ActivationShape s;
+    bool with_probs, with_counts;
+    Index counts;
+    std::int64_t rows;
+    Tensor x, probs, dy, y, dx, dprobs;
+
+    std::int64_t width() const { return s.gated ? 2 * s.ffn : s.ffn; }
+    Vec forward(const Vec& in, const Vec& p) const {
+        Vec out;
+        for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t j = 0; j < s.ffn; ++j) {
+                const double up = s.gated ? in[static_cast<std::size_t>(r * width() + s.ffn + j)] : 1.0;
+                const double prob = with_probs ? p[static_cast<std::size_t>(r)] : 1.0;
+                out.push_back(curve_of(s.curve, in[static_cast<std::size_t>(r * width() + j)]) * up * prob);
+            }
+        }
+        return out;
+    }
+};
+
+Case activation_case(bool grad, ActivationShape s, bool probs, const Index& counts, Type type) {
+    Case out;
+    s.groups = static_cast<int>(counts.size());
+    out.name = fmt::format("activation{} {}{} rows {} ffn {}{} counts {} {}", grad ? "_grad" : "", name_of(s.curve),
+                           s.gated ? " gated" : "", s.rows, s.ffn, probs ? " probs" : "", fmt::join(counts, ","),
+                           test::name_of(type));
+    Random random(out.name);
+    std::int64_t rows = counts.empty() ? s.rows : 0;
+    for (const int c : counts) rows += c;
+    const std::int64_t width = s.gated ? 2 * s.ffn : s.ffn;
+    auto d = std::make_shared<ActivationData>(ActivationData{s, probs, !counts.empty(), counts, rows,
+                                                             Tensor(type, s.rows * width), Tensor(Type::f32, s.rows),
+                                                             Tensor(type, s.rows * s.ffn), Tensor(type, s.rows * s.ffn),
+                                                             Tensor(type, s.rows * width), Tensor(Type::f32, s.rows)});
+    const Vec x = random.normal(rows * width, 2.0), p = random.normal(rows), dy = random.normal(rows * s.ffn);
+    for (std::size_t i = 0; i < x.size(); ++i) d->x.set(static_cast<std::int64_t>(i), x[i]);
+    for (std::size_t i = 0; i < p.size(); ++i) d->probs.set(static_cast<std::int64_t>(i), p[i]);
+    for (std::size_t i = 0; i < dy.size(); ++i) d->dy.set(static_cast<std::int64_t>(i), dy[i]);
+    out.tolerance = tolerance(type);
+    out.flops = (grad ? 12.0 : 6.0) * static_cast<double>(rows * s.ffn);
+    out.bytes =
+        static_cast<double>(rows * (width + s.ffn) + (grad ? rows * width : 0)) * static_cast<double>(size_of(type));
+    if (!grad) {
+        out.call = [d] {
+            cpu_kernels().activation(d->s, d->x.src(), d->with_probs ? d->probs.f32() : nullptr,
+                                     d->with_counts ? d->counts.data() : nullptr, d->y.dst(), nullptr);
+        };
+        out.error = [d] {
+            const std::int64_t n = d->rows * d->s.ffn;
+            return worst({relative_error(d->y.values(0, n), d->forward(d->x.values(), d->probs.values())),
+                          demand(d->y.untouched(n, d->y.size() - n))});
+        };
+        return out;
+    }
+    out.call = [d] {
+        cpu_kernels().activation_grad(d->s, d->dy.src(), d->x.src(), d->with_probs ? d->probs.f32() : nullptr,
+                                      d->with_counts ? d->counts.data() : nullptr, d->dx.dst(),
+                                      d->with_probs ? d->dprobs.f32() : nullptr, nullptr);
+    };
+    out.error = [d] {
+        const std::int64_t n = d->rows * d->width();
+        const Vec x_at = d->x.values(0, n), p_at = d->probs.values(0, d->rows),
+                  dy_at = d->dy.values(0, d->rows * d->s.ffn);
+        const Vec dx = gradient([&](const Vec& at) { return d->forward(at, p_at); }, x_at, dy_at);
+        const double error =
+            worst({relative_error(d->dx.values(0, n), dx), demand(d->dx.untouched(n, d->dx.size() - n))});
+        if (!d->with_probs) return error;
+        const Vec dp = gradient([&](const Vec& at) { return d->forward(x_at, at); }, p_at, dy_at);
+        return worst({error, relative_error(d->dprobs.values(0, d->rows), dp),
+                      demand(d->dprobs.untouched(d->rows, d->s.rows - d->rows))});
+    };
+    return out;
+}
+
+ActivationShape shape(std::int64_t rows, std::int64_t ffn, Curve curve, bool gated) {
+    ActivationShape s;
+    s.rows = rows, s.ffn = ffn, s.curve = curve, s.gated = gated;
+    return s;
+}
+
+Case sigmoid_scale_case(bool grad, std::int64_t rows, std::int64_t cols, Type type) {
+    struct Data {
+        std::int64_t rows, cols;
+        Tensor y, g, dout, out, dy, dg;
+        Vec forward(const Vec& y_at, const Vec& g_at) const {
+            Vec o = y_at;
+            for (std::size_t i = 0; i < o.size(); ++i) o[i] *= sigmoid(g_at[i / static_cast<std::size_t>(cols)]);
+            return o;
+        }
+    };
+    Case out;
+    out.name = fmt::format("sigmoid_scale{} {}x{} {}", grad ? "_grad" : "", rows, cols, test::name_of(type));
+    Random random(out.name);
+    const std::int64_t n = rows * cols;
+    auto d = std::make_shared<Data>(Data{rows, cols, random.tensor(type, n), random.tensor(type, rows),
+                                         random.tensor(type, n), Tensor(type, n), Tensor(type, n), Tensor(type, rows)});
+    out.tolerance = tolerance(type);
+    out.flops = (grad ? 3.0 : 1.0) * static_cast<double>(n);
+    out.bytes = (grad ? 3.0 : 2.0) * static_cast<double>(n) * static_cast<double>(size_of(type));
+    out.call = [d, grad] {
+        if (grad) {
+            cpu_kernels().sigmoid_scale_grad(d->dout.src(), d->y.src(), d->g.src(), d->dy.dst(), d->dg.dst(), d->rows,
+                                             d->cols, nullptr);
+        } else {
+            cpu_kernels().sigmoid_scale(d->y.src(), d->g.src(), d->out.dst(), d->rows, d->cols, nullptr);
+        }
+    };
+    out.error = [d, grad] {
+        const Vec y = d->y.values(), g = d->g.values(), dout = d->dout.values();
+        if (!grad) return relative_error(d->out, d->forward(y, g));
+        return worst({relative_error(d->dy, gradient([&](const Vec& at) { return d->forward(at, g); }, y, dout)),
+                      relative_error(d->dg, gradient([&](const Vec& at) { return d->forward(y, at); }, g, dout))});
+    };
+    return out;
+}
+
+} // namespace
+
+TEST_CASE("activation and its gradient: every curve, gated and plain, with probabilities and counts") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        for (const bool grad : {false, true}) {
+            for (const Curve curve : {Curve::silu, Curve::gelu, Curve::quick_gelu, Curve::relu2}) {
+                for (const bool gated : {false, true}) {
+                    check(activation_case(grad, shape(5, 11, curve, gated), false, {}, type));
+                    check(activation_case(grad, shape(7, 3, curve, gated), true, {2, 0, 3}, type));
+                }
+            }
+            check(activation_case(grad, shape(3, 5, Curve::silu, true), true, {0, 0}, type));
+            check(activation_case(grad, shape(1, 1, Curve::silu, true), true, {1}, type));
+        }
+        check(activation_case(false, shape(2, 4099, Curve::silu, true), true, {}, type));
+    }
+}
+
+TEST_CASE("activation: far from zero nothing overflows") {
+    Tensor x(Type::f32, Vec{-200.0, 200.0, -90.0, 90.0, 1.0, 1.0, 1.0, 1.0}), y(Type::f32, 4);
+    for (const Curve curve : {Curve::silu, Curve::gelu, Curve::quick_gelu}) {
+        cpu_kernels().activation(shape(1, 4, curve, true), x.src(), nullptr, nullptr, y.dst(), nullptr);
+        CHECK(relative_error(y, {0.0, 200.0, 0.0, 90.0}) <= f32_tolerance);
+        CHECK(std::abs(y.at(0)) < 1e-30);
+    }
+}
+
+TEST_CASE("activation_grad: in place over x") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        Random random("activation in place");
+        const ActivationShape s = shape(3, 2500, Curve::silu, true);
+        Tensor x = random.tensor(type, 3 * 5000), dx(type, 3 * 5000);
+        const Tensor dy = random.tensor(type, 3 * 2500), probs = random.tensor(Type::f32, 3);
+        Tensor dp(Type::f32, 3), dp2 = dp;
+        cpu_kernels().activation_grad(s, dy.src(), x.src(), probs.f32(), nullptr, dx.dst(), dp.f32(), nullptr);
+        cpu_kernels().activation_grad(s, dy.src(), x.src(), probs.f32(), nullptr, x.dst(), dp2.f32(), nullptr);
+        CHECK(x.values() == dx.values());
+        CHECK(dp.values() == dp2.values());
+    }
+}
+
+TEST_CASE("sigmoid_scale and its gradient") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        for (const bool grad : {false, true}) {
+            check(sigmoid_scale_case(grad, 1, 1, type));
+            check(sigmoid_scale_case(grad, 5, 13, type));
+        }
+    }
+}
+
+std::vector<Case> activation_benchmarks() {
+    std::vector<Case> out;
+    for (const Type type : {Type::f32, Type::bf16}) {
+        for (const bool grad : {false, true}) {
+            out.push_back(activation_case(grad, shape(2048, 1024, Curve::silu, true), true, {}, type));
+            out.push_back(activation_case(grad, shape(2048, 1024, Curve::gelu, false), false, {}, type));
+            out.push_back(sigmoid_scale_case(grad, 2048, 1024, type));
+        }
+    }
+    return out;
+}
+
+} // namespace moe::test

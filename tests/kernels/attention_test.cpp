@@ -1,0 +1,317 @@
+// Attention against the plain softmax in double over the whole score matrix; gradients against central differences.
+#include "tests/kernels/case.hpp"
+
+#include <doctest/doctest.h>
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+namespace moe::test {
+namespace {
+
+// q, k, v as the kernel sees them: three tensors, or three parts of one packed row.
+struct AttentionData {
+    AttentionShape s;
+    bool packed, with_sinks;
+    std::int64_t q_elements, k_elements, v_elements;
+    Tensor q, k, v, sinks, o, lse, dout, dq, dk, dv, dsinks;
+    Vec dsinks_before;
+
+    bool sees(std::int64_t i, std::int64_t j) const {
+        const std::int64_t at = i + s.seq_k - s.seq_q;
+        return (!s.causal || j <= at) && (s.window == 0 || j > at - s.window);
+    }
+    // Calls visit(head, sequence, query, scores of the visible keys, their numbers) on inputs q, k.
+    template <class Visit>
+    void for_each_query(const Vec& qs, const Vec& ks, Visit visit) const {
+        for (std::int64_t h = 0; h < s.heads; ++h) {
+            const std::int64_t kv = h / (s.heads / s.kv_heads);
+            for (std::int64_t b = 0; b < s.batch; ++b) {
+                for (std::int64_t i = 0; i < s.seq_q; ++i) {
+                    Vec scores;
+                    std::vector<std::int64_t> keys;
+                    const std::int64_t q_at = (i * s.batch + b) * s.q_stride + s.q_offset + h * s.qk_dim;
+                    for (std::int64_t j = 0; j < s.seq_k; ++j) {
+                        if (!sees(i, j)) continue;
+                        const std::int64_t k_at = (j * s.batch + b) * s.k_stride + s.k_offset + kv * s.qk_dim;
+                        double dot = 0.0;
+                        for (std::int64_t c = 0; c < s.qk_dim; ++c) {
+                            dot += qs[static_cast<std::size_t>(q_at + c)] * ks[static_cast<std::size_t>(k_at + c)];
+                        }
+                        scores.push_back(dot * s.scale);
+                        keys.push_back(j);
+                    }
+                    visit(h, b, i, scores, keys);
+                }
+            }
+        }
+    }
+    double log_sum(const Vec& scores, double sink) const {
+        double best = with_sinks ? sink : -std::numeric_limits<double>::infinity();
+        for (const double x : scores) best = std::max(best, x);
+        if (std::isinf(best)) return best;
+        double sum = with_sinks ? std::exp(sink - best) : 0.0;
+        for (const double x : scores) sum += std::exp(x - best);
+        return best + std::log(sum);
+    }
+    Vec forward(const Vec& qs, const Vec& ks, const Vec& vs, const Vec& sink) const {
+        Vec out(static_cast<std::size_t>(s.batch * s.seq_q * s.heads * s.v_dim), 0.0);
+        for_each_query(qs, ks,
+                       [&](std::int64_t h, std::int64_t b, std::int64_t i, const Vec& scores,
+                           const std::vector<std::int64_t>& keys) {
+                           const double lse_at = log_sum(scores, sink[static_cast<std::size_t>(h)]);
+                           for (std::size_t n = 0; n < scores.size(); ++n) {
+                               const double p = std::exp(scores[n] - lse_at);
+                               const std::int64_t kv = h / (s.heads / s.kv_heads);
+                               const std::int64_t v_at =
+                                   (keys[n] * s.batch + b) * s.v_stride + s.v_offset + kv * s.v_dim;
+                               for (std::int64_t c = 0; c < s.v_dim; ++c) {
+                                   out[static_cast<std::size_t>(((i * s.batch + b) * s.heads + h) * s.v_dim + c)] +=
+                                       p * vs[static_cast<std::size_t>(v_at + c)];
+                               }
+                           }
+                       });
+        return out;
+    }
+    Vec lse_reference() const {
+        Vec out(static_cast<std::size_t>(s.heads * s.batch * s.seq_q));
+        for_each_query(q.values(), k.values(),
+                       [&](std::int64_t h, std::int64_t b, std::int64_t i, const Vec& scores, const auto&) {
+                           out[static_cast<std::size_t>(h * s.batch * s.seq_q + i * s.batch + b)] =
+                               log_sum(scores, sinks.at(h));
+                       });
+        return out;
+    }
+    void run() {
+        cpu_kernels().attention(s, q.src(), (packed ? q : k).src(), (packed ? q : v).src(),
+                                with_sinks ? sinks.src() : Src{}, o.dst(), lse.f32(), nullptr);
+    }
+    void run_grad() {
+        cpu_kernels().attention_grad(s, dout.src(), q.src(), (packed ? q : k).src(), (packed ? q : v).src(), o.src(),
+                                     lse.f32(), with_sinks ? sinks.src() : Src{}, dq.dst(), (packed ? dq : dk).dst(),
+                                     (packed ? dq : dv).dst(), with_sinks ? dsinks.f32() : nullptr, nullptr);
+    }
+};
+
+struct Options {
+    bool packed = false, sinks = false;
+    Type type = Type::f32;
+};
+
+AttentionShape shape(std::int64_t batch, std::int64_t seq_q, std::int64_t seq_k, int heads, int kv_heads, int qk, int v,
+                     bool causal = true, std::int64_t window = 0) {
+    AttentionShape s;
+    s.batch = batch, s.seq_q = seq_q, s.seq_k = seq_k, s.heads = heads, s.kv_heads = kv_heads, s.qk_dim = qk,
+    s.v_dim = v;
+    s.causal = causal, s.window = window, s.scale = 1.0 / std::sqrt(qk);
+    s.q_stride = heads * qk, s.k_stride = kv_heads * qk, s.v_stride = kv_heads * v;
+    return s;
+}
+
+std::shared_ptr<AttentionData> attention_data(const std::string& name, AttentionShape s, Options o) {
+    Random random(name);
+    if (o.packed) {
+        const std::int64_t width = s.q_stride + s.k_stride + s.v_stride;
+        s.k_offset = s.q_stride, s.v_offset = s.q_stride + s.k_stride;
+        s.q_stride = s.k_stride = s.v_stride = width;
+    }
+    const std::int64_t nq = s.batch * s.seq_q * s.q_stride, nk = s.batch * s.seq_k * s.k_stride,
+                       nv = s.batch * s.seq_k * s.v_stride;
+    const std::int64_t no = s.batch * s.seq_q * s.heads * s.v_dim;
+    const Type t = o.type;
+    auto d = std::make_shared<AttentionData>(AttentionData{s,
+                                                           o.packed,
+                                                           o.sinks,
+                                                           nq,
+                                                           nk,
+                                                           nv,
+                                                           random.tensor(t, nq),
+                                                           random.tensor(t, nk),
+                                                           random.tensor(t, nv),
+                                                           random.tensor(t, s.heads),
+                                                           Tensor(t, no),
+                                                           Tensor(Type::f32, s.heads * s.batch * s.seq_q),
+                                                           random.tensor(t, no),
+                                                           Tensor(t, nq),
+                                                           Tensor(t, nk),
+                                                           Tensor(t, nv),
+                                                           random.tensor(Type::f32, s.heads),
+                                                           {}});
+    if (o.packed) d->k = d->q, d->v = d->q;
+    d->dsinks_before = d->dsinks.values();
+    return d;
+}
+
+double visible_pairs(const AttentionData& d) {
+    double pairs = 0.0;
+    for (std::int64_t i = 0; i < d.s.seq_q; ++i) {
+        for (std::int64_t j = 0; j < d.s.seq_k; ++j) pairs += d.sees(i, j) ? 1.0 : 0.0;
+    }
+    return pairs * static_cast<double>(d.s.batch * d.s.heads);
+}
+
+std::string describe(const char* op, const AttentionShape& s, Options o) {
+    return fmt::format("{} batch {} seq {}x{} heads {}/{} dims {}/{}{} window {}{}{} {}", op, s.batch, s.seq_q, s.seq_k,
+                       s.heads, s.kv_heads, s.qk_dim, s.v_dim, s.causal ? " causal" : "", s.window,
+                       o.packed ? " packed" : "", o.sinks ? " sinks" : "", name_of(o.type));
+}
+
+Case attention_case(AttentionShape s, Options o) {
+    Case out;
+    out.name = describe("attention", s, o);
+    auto d = attention_data(out.name, s, o);
+    out.tolerance = tolerance(o.type);
+    out.flops = 2.0 * visible_pairs(*d) * (s.qk_dim + s.v_dim);
+    out.bytes = static_cast<double>(d->q.size() + (o.packed ? 0 : d->k.size() + d->v.size()) + d->o.size()) *
+                static_cast<double>(size_of(o.type));
+    out.call = [d] { d->run(); };
+    out.error = [d] {
+        return worst({relative_error(d->o, d->forward(d->q.values(), d->k.values(), d->v.values(), d->sinks.values())),
+                      relative_error(d->lse, d->lse_reference()) * (d->q.type() == Type::f32 ? 1.0 : 0.5)});
+    };
+    return out;
+}
+
+// In BF16, dout . o is taken from the rounded o, which adds an error of o's rounding to the exact gradient: 3x.
+Case attention_grad_case(AttentionShape s, Options o) {
+    Case out;
+    out.name = describe("attention_grad", s, o);
+    auto d = attention_data(out.name, s, o);
+    out.tolerance = o.type == Type::f32 ? 2.0 * f32_tolerance : 3.0 * bf16_tolerance;
+    out.flops = 2.0 * visible_pairs(*d) * (3.0 * s.qk_dim + 2.0 * s.v_dim);
+    out.bytes = 2.0 * static_cast<double>(d->q.size() + (o.packed ? 0 : d->k.size() + d->v.size()) + d->o.size()) *
+                static_cast<double>(size_of(o.type));
+    d->run();
+    out.call = [d] { d->run_grad(); };
+    out.error = [d] {
+        const Vec q = d->q.values(), k = d->k.values(), v = d->v.values(), sinks = d->sinks.values(),
+                  dy = d->dout.values();
+        double error = 0.0;
+        if (d->packed) {
+            error =
+                relative_error(d->dq, gradient([&](const Vec& at) { return d->forward(at, at, at, sinks); }, q, dy));
+        } else {
+            error = worst(
+                {relative_error(d->dq, gradient([&](const Vec& at) { return d->forward(at, k, v, sinks); }, q, dy)),
+                 relative_error(d->dk, gradient([&](const Vec& at) { return d->forward(q, at, v, sinks); }, k, dy)),
+                 relative_error(d->dv, gradient([&](const Vec& at) { return d->forward(q, k, at, sinks); }, v, dy))});
+        }
+        if (!d->with_sinks) return error;
+        const Vec dsinks = gradient([&](const Vec& at) { return d->forward(q, k, v, at); }, sinks, dy);
+        return worst({error, relative_error(d->dsinks, plus(d->dsinks_before, dsinks))});
+    };
+    return out;
+}
+
+} // namespace
+
+TEST_CASE("attention and its gradient: small shapes of every kind") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        for (const bool sinks : {false, true}) {
+            for (const AttentionShape& s :
+                 {shape(1, 1, 1, 1, 1, 2, 2), shape(2, 5, 5, 4, 2, 3, 3), shape(3, 6, 6, 2, 2, 4, 2),
+                  shape(1, 7, 7, 2, 1, 3, 5, false), shape(2, 7, 7, 1, 1, 2, 3, true, 3), shape(1, 3, 6, 2, 1, 2, 2)}) {
+                for (const bool packed : {false, true}) {
+                    if (packed && s.seq_q != s.seq_k) continue;
+                    check(attention_case(s, {packed, sinks, type}));
+                    check(attention_grad_case(s, {packed, sinks, type}));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("attention: sequences over several blocks of queries and keys") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        check(attention_case(shape(1, 300, 300, 2, 1, 4, 3), {false, false, type}));
+        check(attention_case(shape(2, 270, 270, 1, 1, 3, 2, false), {true, true, type}));
+        check(attention_case(shape(1, 530, 530, 1, 1, 2, 2, true, 200), {false, true, type}));
+        check(attention_case(shape(1, 129, 400, 1, 1, 2, 2), {false, false, type}));
+    }
+}
+
+// The whole gradient by differences would take minutes at these lengths: the blocks are held to the gradient's own
+// sums.
+TEST_CASE("attention_grad: a long sequence agrees with the formulas in double") {
+    for (const AttentionShape& s : {shape(1, 300, 300, 2, 1, 4, 3), shape(1, 530, 530, 1, 1, 2, 2, true, 200),
+                                    shape(1, 130, 400, 1, 1, 3, 2), shape(2, 140, 290, 2, 2, 2, 3, false)}) {
+        auto d = attention_data(describe("attention_grad long", s, {}), s, {});
+        d->run();
+        d->run_grad();
+        const Vec q = d->q.values(), k = d->k.values(), v = d->v.values(), dy = d->dout.values();
+        Vec dq(q.size(), 0.0), dk(k.size(), 0.0), dv(v.size(), 0.0);
+        d->for_each_query(q, k,
+                          [&](std::int64_t h, std::int64_t b, std::int64_t i, const Vec& scores,
+                              const std::vector<std::int64_t>& keys) {
+                              const double lse = d->log_sum(scores, 0.0);
+                              const std::int64_t kv = h / (s.heads / s.kv_heads);
+                              const auto o_at = static_cast<std::size_t>(((i * s.batch + b) * s.heads + h) * s.v_dim);
+                              const auto q_at = static_cast<std::size_t>((i * s.batch + b) * s.q_stride + h * s.qk_dim);
+                              const auto qk = static_cast<std::size_t>(s.qk_dim),
+                                         vd = static_cast<std::size_t>(s.v_dim);
+                              const auto place = [&](std::size_t n, std::int64_t stride, int dim) {
+                                  return static_cast<std::size_t>((keys[n] * s.batch + b) * stride + kv * dim);
+                              };
+                              Vec dp(scores.size(), 0.0);
+                              double mean = 0.0;
+                              for (std::size_t n = 0; n < scores.size(); ++n) {
+                                  const double p = std::exp(scores[n] - lse);
+                                  for (std::size_t c = 0; c < vd; ++c) {
+                                      dp[n] += dy[o_at + c] * v[place(n, s.v_stride, s.v_dim) + c];
+                                      dv[place(n, s.v_stride, s.v_dim) + c] += p * dy[o_at + c];
+                                  }
+                                  mean += p * dp[n];
+                              }
+                              for (std::size_t n = 0; n < scores.size(); ++n) {
+                                  const double ds = std::exp(scores[n] - lse) * (dp[n] - mean) * s.scale;
+                                  for (std::size_t c = 0; c < qk; ++c) {
+                                      dq[q_at + c] += ds * k[place(n, s.k_stride, s.qk_dim) + c];
+                                      dk[place(n, s.k_stride, s.qk_dim) + c] += ds * q[q_at + c];
+                                  }
+                              }
+                          });
+        INFO(describe("attention_grad long", s, {}), " MOE_TEST_SEED=", seed());
+        CHECK(relative_error(d->dq, dq) <= 2.0 * f32_tolerance);
+        CHECK(relative_error(d->dk, dk) <= 2.0 * f32_tolerance);
+        CHECK(relative_error(d->dv, dv) <= 2.0 * f32_tolerance);
+    }
+}
+
+TEST_CASE("attention: queries that see no key yield zeros and no gradient") {
+    const AttentionShape s = shape(1, 5, 2, 1, 1, 2, 2); // the first three queries lie before the first key
+    auto d = attention_data("attention without keys", s, {});
+    d->run();
+    d->run_grad();
+    CHECK(d->o.values(0, 6) == Vec(6, 0.0));
+    CHECK(d->dq.values(0, 6) == Vec(6, 0.0));
+    CHECK(std::isinf(d->lse.at(0)));
+    CHECK(relative_error(d->o, d->forward(d->q.values(), d->k.values(), d->v.values(), {0.0})) <= f32_tolerance);
+    for (const Tensor* t : {&d->dq, &d->dk, &d->dv}) {
+        for (const double x : t->values()) CHECK(std::isfinite(x));
+    }
+}
+
+TEST_CASE("attention: scores beyond the range of exp") {
+    AttentionShape s = shape(1, 40, 40, 1, 1, 4, 2);
+    s.scale = 300.0;
+    auto d = attention_data("attention large", s, {});
+    d->run();
+    // Scores of about 10^3 carry an FP32 error of 10^-4, which is the relative error of a probability.
+    CHECK(relative_error(d->o, d->forward(d->q.values(), d->k.values(), d->v.values(), {0.0})) <= 1e-3);
+}
+
+std::vector<Case> attention_benchmarks() {
+    std::vector<Case> out;
+    for (const Type type : {Type::f32, Type::bf16}) {
+        for (const AttentionShape& s : {shape(2, 256, 256, 8, 2, 64, 64), shape(1, 1024, 1024, 8, 2, 64, 64),
+                                        shape(1, 1024, 1024, 4, 4, 192, 128), shape(4, 128, 128, 4, 2, 32, 32)}) {
+            out.push_back(attention_case(s, {s.qk_dim == s.v_dim, false, type}));
+            out.push_back(attention_grad_case(s, {s.qk_dim == s.v_dim, false, type}));
+        }
+    }
+    return out;
+}
+
+} // namespace moe::test

@@ -1,0 +1,61 @@
+// Runs the op tests, or with the argument "bench" times every kernel and prints its rates.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include "tests/kernels/case.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string_view>
+
+namespace {
+
+using moe::test::Case;
+
+double seconds_of(const Case& c) {
+    using Clock = std::chrono::steady_clock;
+    const auto once = [&] {
+        const auto start = Clock::now();
+        c.call();
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    once(); // page faults and scratch
+    double best = once(), spent = best;
+    for (int i = 0; i < 1000 && spent < 0.15; ++i) {
+        const double seconds = once();
+        best = std::min(best, seconds);
+        spent += seconds;
+    }
+    return best;
+}
+
+void time_all(std::vector<Case> (*family)()) {
+    for (const Case& c : family()) {
+        const double seconds = seconds_of(c);
+        std::printf("%-64s %10.1f us %8.2f GFLOP/s %8.2f GB/s\n", c.name.c_str(), seconds * 1e6,
+                    c.flops / seconds / 1e9, c.bytes / seconds / 1e9);
+        std::fflush(stdout);
+    }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    std::string why;
+    if (!moe::cpu_supported(why)) {
+        std::fprintf(stderr, "%s\n", why.c_str());
+        return 1;
+    }
+    if (argc == 2 && std::string_view(argv[1]) == "bench") {
+        using namespace moe::test;
+        for (const auto family :
+             {gemm_benchmarks, attention_benchmarks, norm_benchmarks, rope_benchmarks, activation_benchmarks,
+              router_benchmarks, permute_benchmarks, loss_benchmarks, optimizer_benchmarks}) {
+            time_all(family);
+        }
+        return 0;
+    }
+    doctest::Context context(argc, argv);
+    return context.run();
+}
