@@ -1,0 +1,112 @@
+// Builds the JSON documents of the verbs.
+#include "tools/documents.hpp"
+
+#include "planner/plan.hpp"
+#include "tools/table.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace moe::tools {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string finish(const Json& document) { return document.dump(2) + "\n"; }
+
+Json breakdown(const Breakdown& b) {
+    return {{"compute", b.compute}, {"recompute", b.recompute}, {"tensor", b.tensor},
+            {"context", b.context}, {"expert", b.expert},       {"pipeline", b.pipeline},
+            {"bubble", b.bubble},   {"data", b.data},           {"optimizer", b.optimizer},
+            {"host", b.host}};
+}
+
+void add_estimate(Json& document, const Estimate& estimate) {
+    document["tflops_per_gpu"] = estimate.tflops_per_gpu;
+    document["tokens_per_second_per_gpu"] = estimate.tokens_per_second_per_gpu;
+    document["step_seconds"] = estimate.step_seconds;
+    document["memory_gib"] = gib(estimate.memory_bytes);
+    document["fits"] = estimate.fits;
+    document["breakdown"] = breakdown(estimate.breakdown);
+}
+
+} // namespace
+
+std::string search_document(const SearchResult& result) {
+    Json document = {{"evaluated", result.evaluated}};
+    document["pruned"] = Json::object();
+    for (const auto& [reason, count] : result.pruned) document["pruned"][reason] = count;
+    document["seconds"] = result.seconds;
+    document["plans"] = Json::array();
+    for (const auto& [plan, estimate] : result.plans) {
+        Json entry = {{"plan", Json::parse(plan_to_json(plan))}};
+        add_estimate(entry, estimate);
+        document["plans"].push_back(std::move(entry));
+    }
+    return finish(document);
+}
+
+std::string replay_document(const Estimate& estimate, std::size_t ops, std::int64_t ranks, const std::string& trace,
+                            const std::string& report) {
+    Json document = Json::object();
+    add_estimate(document, estimate);
+    document["ops"] = ops;
+    document["ranks"] = ranks;
+    if (!trace.empty()) document["trace"] = trace;
+    if (!report.empty()) document["report"] = report;
+    return finish(document);
+}
+
+std::string run_document(const RunRecord& run) {
+    Json document = Json::object();
+    document["steps"] = Json::array();
+    for (const StepRecord& step : run.steps)
+        document["steps"].push_back({{"step", step.step},
+                                     {"loss", step.loss},
+                                     {"grad_norm", step.grad_norm},
+                                     {"seconds", step.seconds},
+                                     {"tflops_per_gpu", step.tflops_per_gpu},
+                                     {"tokens", step.tokens}});
+    document["peak_memory_gib"] = run.peak_memory_gib;
+    document["backend"] = run.backend;
+    document["ranks"] = run.ranks;
+    document["unigram_entropy"] = run.unigram_entropy;
+    document["predicted_step_seconds"] = run.predicted_step_seconds;
+    document["measured_step_seconds"] = run.measured_step_seconds;
+    if (!run.command.empty()) document["command"] = run.command;
+    return finish(document);
+}
+
+std::string comparison_document(const Comparison& comparison) {
+    Json document = {{"predicted_tflops_per_gpu", comparison.predicted_tflops},
+                     {"measured_tflops_per_gpu", comparison.measured_tflops},
+                     {"error", comparison.error()},
+                     {"predicted_step_seconds", comparison.predicted_seconds},
+                     {"measured_step_seconds", comparison.measured_seconds},
+                     {"predicted_memory_gib", comparison.predicted_memory_gib},
+                     {"measured_memory_gib", comparison.measured_memory_gib},
+                     {"matched_ops", comparison.matched}};
+    document["by_kind"] = Json::array();
+    for (const ComparedKind& kind : comparison.kinds)
+        document["by_kind"].push_back({{"kind", to_string(kind.kind)},
+                                       {"count", kind.count},
+                                       {"predicted_seconds", kind.predicted},
+                                       {"measured_seconds", kind.measured}});
+    document["widest"] = Json::array();
+    for (const ComparedOp& op : comparison.widest)
+        document["widest"].push_back({{"kind", to_string(op.measured.kind)},
+                                      {"rank", op.measured.rank},
+                                      {"slot", op.measured.slot},
+                                      {"op", op.measured.op},
+                                      {"layer", op.measured.layer},
+                                      {"phase", to_string(op.measured.phase)},
+                                      {"predicted_seconds", op.predicted.busy},
+                                      {"measured_seconds", op.measured.busy}});
+    return finish(document);
+}
+
+std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix) {
+    return finish(Json{{"documents", documents}, {"tokens", tokens}, {"prefix", prefix}});
+}
+
+} // namespace moe::tools

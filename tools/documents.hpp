@@ -1,0 +1,41 @@
+// The JSON documents that the verbs print with --json and keep in run directories; one function each.
+#pragma once
+
+#include "planner/search.hpp"
+#include "tools/comparison.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+std::string search_document(const SearchResult& result);
+
+// ops: rows of the timeline; ranks: how many ranks they stand for; trace, report: paths written, "" = none.
+std::string replay_document(const Estimate& estimate, std::size_t ops, std::int64_t ranks, const std::string& trace,
+                            const std::string& report);
+
+struct StepRecord {
+    std::int64_t step = 0; // from 1
+    double loss = 0.0;     // nats per token
+    double grad_norm = 0.0;
+    double seconds = 0.0;
+    double tflops_per_gpu = 0.0;
+    std::int64_t tokens = 0;
+};
+struct RunRecord {
+    std::vector<StepRecord> steps;
+    double peak_memory_gib = 0.0; // of the rank that holds most
+    std::string backend;
+    int ranks = 0;
+    double unigram_entropy = 0.0;                                     // of the data, nats per token
+    double predicted_step_seconds = 0.0, measured_step_seconds = 0.0; // measured: median without the first step
+    std::string command;                                              // run.json: how the run was started
+};
+std::string run_document(const RunRecord& run);
+
+std::string comparison_document(const Comparison& comparison);
+std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix);
+
+} // namespace moe::tools

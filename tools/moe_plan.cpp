@@ -1,0 +1,193 @@
+// The command moe-plan: reads the command line, runs one verb, and turns every error into one line and an exit status.
+#include "planner/error.hpp"
+#include "planner/names.hpp"
+#include "tools/verbs.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <new>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace moe::tools;
+
+// One verb: its name, its line in the overview and an example, its options, and what runs when it is chosen.
+CLI::App* add_verb(CLI::App& app, const std::string& name, const std::string& about, const std::string& example,
+                   std::function<void()> run) {
+    CLI::App* verb = app.add_subcommand(name, about);
+    verb->footer("Example:\n  " + example);
+    verb->callback(std::move(run));
+    return verb;
+}
+
+void add_json(CLI::App* verb, bool& json) {
+    verb->add_flag("--json", json, "one JSON document on stdout, everything else on stderr");
+}
+
+void add_search(CLI::App& app, SearchOptions& o) {
+    CLI::App* verb = add_verb(app, "search", "explore the whole plan space and rank it",
+                              "moe-plan search --model DeepSeek-V3 --hardware gb200-nvl72 --gpus 256 --gbs 4096 "
+                              "--seq 4096 --precision mxfp8 --out plan.json",
+                              [&o] { search_verb(o); });
+    verb->add_option("--model", o.model, "Hugging Face config.json, or the name of a model profile")->required();
+    verb->add_option("--hardware", o.hardware, "hardware profile, or the name of one")->required();
+    verb->add_option("--gpus", o.gpus, "GPUs of the job (CPU: ranks)")->required();
+    verb->add_option("--gbs", o.gbs, "global batch, sequences per step")->required();
+    verb->add_option("--seq", o.seq, "tokens per sequence")->required();
+    verb->add_option("--precision", o.precisions, "fp32 bf16 fp8-tensor fp8-blockwise mxfp8 nvfp4; several as A,B");
+    verb->add_option("--stack", o.stack, "software generation (default: the hardware's newest)");
+    verb->add_option("--fix", o.fix, "pin a plan field, FIELD=VALUE; may be repeated")
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    verb->add_option("--top", o.top, "how many plans to show")->capture_default_str();
+    verb->add_option("--out", o.out, "write the best plan to this file");
+    add_json(verb, o.json);
+}
+
+void add_replay(CLI::App& app, ReplayOptions& o) {
+    CLI::App* verb =
+        add_verb(app, "replay", "simulate a plan event by event",
+                 "moe-plan replay plan.json --trace trace.json --report report.html", [&o] { replay_verb(o); });
+    verb->add_option("PLAN", o.plan, "plan.json")->required();
+    verb->add_option("--trace", o.trace, "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
+    verb->add_option("--report", o.report, "write a self-contained HTML page");
+    add_json(verb, o.json);
+}
+
+void add_execute(CLI::App& app, ExecuteOptions& o) {
+    CLI::App* verb =
+        add_verb(app, "execute", "train with exactly that plan",
+                 "moe-plan execute plan.json --data text --steps 300 --run-dir runs/first", [&o] { execute_verb(o); });
+    verb->add_option("PLAN", o.plan, "plan.json")->required();
+    verb->add_option("--data", o.data, "prefix of a Megatron .bin/.idx pair")->required();
+    verb->add_option("--steps", o.steps, "training steps")->capture_default_str();
+    verb->add_option("--backend", o.backend, "cpu")->capture_default_str();
+    verb->add_option("--run-dir", o.run_dir, "folder for plan.json, run.json, predicted.json and measured.json");
+    verb->add_option("--trace", o.trace, "write the measured timeline as Chrome trace JSON");
+    verb->add_option("--shuffle", o.shuffle, "on or off: order of the samples")->capture_default_str();
+    verb->add_option("--lr", o.lr, "peak learning rate")->capture_default_str();
+    verb->add_option("--lr-schedule", o.lr_schedule, "constant or cosine")->capture_default_str();
+    verb->add_option("--warmup", o.warmup, "steps over which the learning rate rises")->capture_default_str();
+    verb->add_option("--betas", o.betas, "AdamW's decay rates, A,B")->capture_default_str();
+    verb->add_option("--eps", o.eps, "AdamW's epsilon")->capture_default_str();
+    verb->add_option("--weight-decay", o.weight_decay, "AdamW's weight decay")->capture_default_str();
+    verb->add_option("--grad-clip", o.grad_clip, "largest global gradient norm, 0 = no clipping")
+        ->capture_default_str();
+    verb->add_option("--seed", o.seed, "seed of weights and sample order")->capture_default_str();
+    add_json(verb, o.json);
+}
+
+void add_compare(CLI::App& app, CompareOptions& o) {
+    CLI::App* verb = add_verb(app, "compare", "line up predicted and measured, op by op", "moe-plan compare runs/first",
+                              [&o] { compare_verb(o); });
+    verb->add_option("TRACES", o.traces, "PREDICTED MEASURED, or one run directory")->required()->expected(1, 2);
+    add_json(verb, o.json);
+}
+
+void add_calibrate(CLI::App& app, CalibrateOptions& o) {
+    CLI::App* verb = add_verb(app, "calibrate", "measure this machine and write a hardware profile",
+                              "moe-plan calibrate --backend cpu --out here.json", [&o] { calibrate_verb(o); });
+    verb->add_option("--backend", o.backend, "cpu")->capture_default_str();
+    verb->add_option("--out", o.out, "the hardware profile")->required();
+    add_json(verb, o.json);
+}
+
+void add_tokenize(CLI::App& app, TokenizeOptions& o) {
+    CLI::App* verb =
+        add_verb(app, "tokenize", "text files to a Megatron .bin/.idx pair",
+                 "moe-plan tokenize /usr/share/common-licenses/GPL-3 --out text", [&o] { tokenize_verb(o); });
+    verb->add_option("TEXT", o.texts, "text files, one document each")->required();
+    verb->add_option("--out", o.out, "prefix of the pair")->required();
+    verb->add_option("--vocab", o.vocab, "bytes: token ids are the bytes 0-255")->capture_default_str();
+    add_json(verb, o.json);
+}
+
+std::vector<std::string> verb_names(const CLI::App& app) {
+    std::vector<std::string> names;
+    for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
+        names.push_back(verb->get_name());
+    return names;
+}
+
+// "moe-plan", or "moe-plan VERB" once the verb is known.
+std::string place(const CLI::App& app) {
+    const auto chosen = app.get_subcommands();
+    return chosen.empty() ? "moe-plan" : "moe-plan " + chosen.front()->get_name();
+}
+
+// The line for a command line that does not parse, with the option that was probably meant.
+std::string usage_line(const CLI::App& app, const CLI::ParseError& error) {
+    const auto chosen = app.get_subcommands();
+    const std::string text = error.what();
+    std::string hint;
+    if (const auto at = text.rfind("--"); error.get_name() == "ExtrasError" && at != std::string::npos) {
+        std::vector<std::string> known;
+        for (const CLI::Option* option : (chosen.empty() ? &app : chosen.front())->get_options())
+            for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+        hint = moe::did_you_mean(text.substr(at, text.find_first_of(" =", at) - at), known);
+    }
+    std::string line = place(app) + ": " + text + hint + "; see " + place(app) + " --help";
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    return line;
+}
+
+int complain(const std::string& line, moe::Fault fault) {
+    std::fputs((line + "\n").c_str(), stderr);
+    return static_cast<int>(fault);
+}
+
+int run(int argc, char** argv) {
+    CLI::App app{"Plans Mixture-of-Experts training: search a plan, replay it, execute it, compare both.", "moe-plan"};
+    app.set_version_flag("--version", std::string("moe-plan ") + MOE_PLAN_VERSION);
+    app.require_subcommand(1);
+    app.footer("Exit status: 0 success, 2 bad input, 1 failure while running. Each verb has --help with an example.");
+
+    SearchOptions search;
+    ReplayOptions replay;
+    ExecuteOptions execute;
+    CompareOptions compare;
+    CalibrateOptions calibrate;
+    TokenizeOptions tokenize;
+    add_search(app, search);
+    add_replay(app, replay);
+    add_execute(app, execute);
+    add_compare(app, compare);
+    add_calibrate(app, calibrate);
+    add_tokenize(app, tokenize);
+
+    const std::vector<std::string> verbs = verb_names(app);
+    if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end())
+        return complain(fmt::format("moe-plan: unknown verb '{}'{}; see moe-plan --help", argv[1],
+                                    moe::did_you_mean(argv[1], verbs)),
+                        moe::Fault::bad_input);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::Success& request) { // --help, --version
+        return app.exit(request);
+    } catch (const CLI::ParseError& error) {
+        return complain(usage_line(app, error), moe::Fault::bad_input);
+    }
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    std::signal(SIGPIPE, SIG_IGN); // a closed pipe is a failed write like any other
+    try {
+        return run(argc, argv);
+    } catch (const moe::Error& error) {
+        return complain(fmt::format("moe-plan: {}", error.what()), error.fault());
+    } catch (const std::bad_alloc&) {
+        return complain("moe-plan: out of memory", moe::Fault::failure);
+    } catch (const std::exception& error) {
+        return complain(fmt::format("moe-plan: {}", error.what()), moe::Fault::failure);
+    }
+}

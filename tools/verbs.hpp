@@ -1,0 +1,69 @@
+// The verbs of the command: what each takes, and the function that carries it out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+// Every verb throws Error; what it returns normally has been printed and written completely.
+
+struct SearchOptions {
+    std::string model, hardware;             // files, or names in profiles/
+    std::int64_t gpus = 0, gbs = 0, seq = 0; // gbs: sequences per step; seq: tokens per sequence
+    std::string precisions;                  // comma-separated, empty = the search's own choice
+    std::string stack;                       // empty = the hardware's default
+    std::vector<std::string> fix;            // FIELD=VALUE
+    std::int64_t top = 5;
+    std::string out; // plan.json of the best plan, empty = not written
+    bool json = false;
+};
+void search_verb(const SearchOptions& options);
+
+struct ReplayOptions {
+    std::string plan;
+    std::string trace, report; // empty = not written
+    bool json = false;
+};
+void replay_verb(const ReplayOptions& options);
+
+struct ExecuteOptions {
+    std::string plan;
+    std::string data; // prefix of a .bin/.idx pair
+    std::int64_t steps = 100;
+    std::string backend = "cpu";
+    std::string run_dir, trace; // empty = not written
+    std::string shuffle = "on";
+    double lr = 1e-3;
+    std::string lr_schedule = "constant";
+    std::int64_t warmup = 0; // steps
+    std::string betas = "0.9,0.95";
+    double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+    std::int64_t seed = 1;
+    bool json = false;
+};
+void execute_verb(const ExecuteOptions& options);
+
+struct CompareOptions {
+    std::vector<std::string> traces; // predicted and measured, or one run directory
+    bool json = false;
+};
+void compare_verb(const CompareOptions& options);
+
+struct CalibrateOptions {
+    std::string backend = "cpu";
+    std::string out;
+    bool json = false;
+};
+void calibrate_verb(const CalibrateOptions& options);
+
+struct TokenizeOptions {
+    std::vector<std::string> texts;
+    std::string out; // prefix of the .bin/.idx pair
+    std::string vocab = "bytes";
+    bool json = false;
+};
+void tokenize_verb(const TokenizeOptions& options);
+
+} // namespace moe::tools
