@@ -3,6 +3,8 @@
 
 #include "planner/plan.hpp"
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 namespace moe {
@@ -19,6 +21,14 @@ struct Stage {
 // it has none, decoder layers cut as evenly as possible with the longer stages away from the embedding and the loss.
 // Throws Error (bad_input) when the string does not hold exactly the model's layers in pp*vpp stages.
 std::vector<Stage> stages(const Plan& plan);
+// The shortest layout string that gives these stages, e.g. "Ettt|(tt|)*29m|L".
+std::string layout_to_string(const std::vector<Stage>& stages);
+
+// Model FLOPs of each stage in thousandths of the mean decoder layer's, MTP layers and LM head included.
+std::vector<std::int64_t> stage_weights(const Model& model, std::int64_t seq, const std::vector<Stage>& stages);
+// The contiguous cut of layers, MTP and head into `count` stages whose heaviest stage by those weights is lightest, and
+// among these the one with the smallest sum of squares. Throws Error (bad_input) for fewer units than stages.
+std::vector<Stage> balanced_stages(const Model& model, std::int64_t seq, int count);
 
 // One entry of a pipeline rank's order of work.
 struct Turn {

@@ -1,0 +1,65 @@
+// Pipeline schedules: the order in which a pipeline rank runs the forward and backward slots of its model chunks.
+#include "planner/schedule.hpp"
+
+#include "planner/error.hpp"
+
+#include <algorithm>
+
+namespace moe {
+namespace {
+
+// Chunk and micro-batch of the k-th forward (or backward) slot of a rank: groups of `pp` micro-batches pass through one
+// chunk after the other, the backward through the chunks in reverse. With vpp = 1 this is simply micro-batch k.
+Turn turn(bool forward, int k, int pp, int vpp) {
+    const int group = k / (pp * vpp);
+    const int within = k % (pp * vpp);
+    const int chunk = within / pp;
+    return {forward, forward ? chunk : vpp - 1 - chunk, group * pp + within % pp};
+}
+
+void check(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank) {
+    if (pp < 1 || vpp < 1 || micro_batches < 1)
+        refuse("schedule: pp {}, vpp {}, micro-batches {}: each must be 1 or more", pp, vpp, micro_batches);
+    if (rank < 0 || rank >= pp) refuse("schedule: pipeline rank {} is outside 0 to {}", rank, pp - 1);
+    if (kind == ScheduleKind::one_f_one_b && vpp != 1)
+        refuse("schedule 1f1b: runs one chunk per rank, vpp is {}: use the interleaved schedule or vpp 1", vpp);
+    if (kind == ScheduleKind::interleaved && micro_batches % pp != 0)
+        refuse("schedule interleaved: {} micro-batches are not a multiple of pp {}: change gbs, mbs or dp",
+               micro_batches, pp);
+}
+
+} // namespace
+
+std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap) {
+    check(kind, pp, vpp, micro_batches, rank);
+    const int total = micro_batches * vpp;
+    // Warm-up forwards before the first backward; EP overlap merges a forward with the backward of another micro-batch,
+    // which takes one more in flight. Source: Megatron-LM pipeline_parallel/schedules.py.
+    int warm_up = kind == ScheduleKind::one_f_one_b ? pp - rank - 1 : 2 * (pp - rank - 1) + (vpp - 1) * pp;
+    warm_up = std::min(warm_up + (ep_overlap ? 1 : 0), total);
+
+    // 1F1B is counted in micro-batches without groups: with pp = 1 in turn() a group is one micro-batch.
+    const int group = kind == ScheduleKind::one_f_one_b ? 1 : pp;
+    std::vector<Turn> turns;
+    turns.reserve(2 * static_cast<std::size_t>(total));
+    int forward = 0;
+    while (forward < warm_up) turns.push_back(turn(true, forward++, group, vpp));
+    for (int backward = 0; backward < total; ++backward) {
+        if (forward < total) turns.push_back(turn(true, forward++, group, vpp));
+        turns.push_back(turn(false, backward, group, vpp));
+    }
+    return turns;
+}
+
+std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp) {
+    std::vector<int> now(static_cast<std::size_t>(vpp), 0);
+    std::vector<int> most = now;
+    for (const Turn& turn : turns) {
+        const auto chunk = static_cast<std::size_t>(turn.chunk);
+        now[chunk] += turn.forward ? 1 : -1;
+        most[chunk] = std::max(most[chunk], now[chunk]);
+    }
+    return most;
+}
+
+} // namespace moe
