@@ -1,0 +1,114 @@
+// Planned memory: no two things that live at once overlap, recompute frees what it should, and the arena is used well.
+#include "planner/lower.hpp"
+#include "planner/memory.hpp"
+#include "tests/planner/sample_plans.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+using namespace moe;
+
+namespace {
+
+struct Span {
+    TensorId id;
+    int first, last;
+};
+
+// Lifetimes of transients in one template, worked out anew from the accesses.
+std::vector<Span> transient_spans(const Program& program, const MemoryPlan& memory, const Template& tmpl) {
+    std::map<TensorId, Span> spans;
+    for (std::size_t i = 0; i < tmpl.ops.size(); ++i) {
+        const auto touch = [&](TensorId id) {
+            if (id == no_tensor || memory.places[static_cast<std::size_t>(id)].memory_class != MemoryClass::transient)
+                return;
+            auto [at, fresh] = spans.try_emplace(id, Span{id, static_cast<int>(i), static_cast<int>(i)});
+            if (!fresh) at->second.last = static_cast<int>(i);
+        };
+        for (TensorId id : tmpl.ops[i].in) touch(id);
+        for (TensorId id : tmpl.ops[i].out) touch(id);
+    }
+    std::vector<Span> list;
+    for (const auto& [id, span] : spans) list.push_back(span);
+    (void)program;
+    return list;
+}
+
+} // namespace
+
+TEST_CASE("Nothing that lives at one time overlaps") {
+    for (const Plan& plan : sample_plans()) {
+        CAPTURE(plan_to_json(plan));
+        const Program program = lower(plan, plan.pp - 1);
+        const MemoryPlan memory = plan_memory(program);
+        const auto end = [&](TensorId id) {
+            return memory.places[static_cast<std::size_t>(id)].offset +
+                   program.tensors[static_cast<std::size_t>(id)].bytes();
+        };
+        for (const Template& tmpl : program.templates) {
+            const std::vector<Span> spans = transient_spans(program, memory, tmpl);
+            for (std::size_t i = 0; i < spans.size(); ++i) {
+                CHECK(end(spans[i].id) <= memory.arena_bytes);
+                for (std::size_t j = i + 1; j < spans.size(); ++j) {
+                    if (spans[i].last < spans[j].first || spans[j].last < spans[i].first) continue;
+                    const auto a = memory.places[static_cast<std::size_t>(spans[i].id)].offset,
+                               b = memory.places[static_cast<std::size_t>(spans[j].id)].offset;
+                    const bool apart = end(spans[i].id) <= b || end(spans[j].id) <= a;
+                    CHECK_MESSAGE(apart, program.tensors[static_cast<std::size_t>(spans[i].id)].name
+                                             << " over "
+                                             << program.tensors[static_cast<std::size_t>(spans[j].id)].name);
+                }
+            }
+        }
+        // What is not transient has a region of its own.
+        std::vector<std::pair<std::int64_t, std::int64_t>> regions;
+        for (std::size_t id = 0; id < program.tensors.size(); ++id) {
+            const Place& place = memory.places[id];
+            if (program.tensors[id].base != no_tensor || place.memory_class == MemoryClass::transient) continue;
+            if (place.stride > 0) regions.emplace_back(place.offset, place.offset + place.stride * place.instances);
+        }
+        std::sort(regions.begin(), regions.end());
+        for (std::size_t i = 1; i < regions.size(); ++i) CHECK(regions[i - 1].second <= regions[i].first);
+        std::int64_t sum = 0;
+        for (std::int64_t bytes : memory.class_bytes) sum += bytes;
+        CHECK(sum == memory.arena_bytes);
+    }
+}
+
+TEST_CASE("Recompute frees exactly the tensors that it recomputes") {
+    Plan plan = sample_plans().front();
+    const auto saved = [&](unsigned set) {
+        plan.recompute = set;
+        return plan_memory(lower(plan, 0)).class_bytes[static_cast<std::size_t>(MemoryClass::saved)];
+    };
+    const std::int64_t none = saved(0), norm = saved(recompute::layernorm), act = saved(recompute::moe_act),
+                       both = saved(recompute::layernorm | recompute::moe_act), full = saved(recompute::full);
+    CHECK(norm < none);
+    CHECK(act < none);
+    // The sets touch different tensors, so their savings add up to the byte.
+    CHECK(none - both == (none - norm) + (none - act));
+    CHECK(full < both);
+    // The full set keeps one residual input per layer (and what lies outside of layers).
+    CHECK(full * 4 < none);
+}
+
+TEST_CASE("A segment's saved bytes are its share of the whole chunk") {
+    const Plan plan = sample_plans().front();
+    const Program whole = lower(plan, 0);
+    const std::int64_t saved = plan_memory(whole).class_bytes[static_cast<std::size_t>(MemoryClass::saved)];
+    std::int64_t sum = 0;
+    for (std::size_t c = 0; c < whole.chunks.size(); ++c) {
+        const Stage& stage = whole.chunks[c];
+        std::int64_t chunk = 0;
+        for (int i = 0; i < stage.layers; ++i)
+            chunk += segment_memory(lower_segment(plan, SegmentKind::layer,
+                                                  plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]))
+                         .saved;
+        if (stage.loss) chunk += segment_memory(lower_segment(plan, SegmentKind::head)).saved;
+        sum += chunk * whole.in_flight[c];
+    }
+    CHECK(static_cast<double>(sum) == doctest::Approx(static_cast<double>(saved)).epsilon(0.01));
+}
