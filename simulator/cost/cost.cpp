@@ -1,0 +1,202 @@
+// Chooses the formula of an op: measured calls where the hardware has them, else physics.
+#include "simulator/cost/cost.hpp"
+
+#include "planner/error.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe {
+
+Placement placement_of(const Plan& plan, const Mesh& mesh, Group group) {
+    const int domain = domain_of_job(*plan.hardware, plan.gpus);
+    Placement worst = place(mesh.members(group, 0), domain);
+    // When stages and domains nest, every pipeline rank's group lies like rank 0's.
+    const int stage = plan.stage_ranks();
+    if (stage % domain == 0 || domain % stage == 0) return worst;
+    for (int rank = 0; rank < plan.gpus; ++rank) {
+        const Placement p = place(mesh.members(group, rank), domain);
+        if (p.domains > worst.domains || (p.domains == worst.domains && p.per_domain < worst.per_domain)) worst = p;
+    }
+    return worst;
+}
+
+CostModel::CostModel(const Plan& plan, const Stack& stack, const Routes& routes)
+    : plan_(plan), stack_(stack), routes_(routes), mesh_(plan), domain_(domain_of_job(*plan.hardware, plan.gpus)) {}
+
+GroupLinks CostModel::links(Group group) const {
+    const std::pair<int, int> key{static_cast<int>(group.domain), group.axes};
+    auto it = placements_.find(key);
+    if (it == placements_.end()) {
+        Placement placement;
+        if ((group.axes & axis::pipeline) != 0 && group.axes == axis::pipeline) {
+            // Neighbours exchange messages, not the whole group: the pair that is farthest apart.
+            const std::vector<int> ranks = mesh_.members(group, 0);
+            placement = {2, 1, 2};
+            for (std::size_t i = 0; i + 1 < ranks.size(); ++i)
+                if (ranks[i] / domain_ != ranks[i + 1] / domain_) placement = {2, 2, 1};
+        } else {
+            placement = placement_of(plan_, mesh_, group);
+        }
+        it = placements_.emplace(key, placement).first;
+    }
+    return {it->second, routes_.of(it->second), plan_.hardware->nvlink, plan_.hardware->nic, stack_.costs.collective};
+}
+
+double measured_seconds(const std::vector<MeasuredCall>& calls, double work) {
+    if (calls.empty()) return -1.0;
+    const MeasuredCall& last = calls.back();
+    if (calls.size() == 1 || work >= last.work)
+        return last.work > 0.0 ? last.seconds * std::max(work, 0.0) / last.work : last.seconds;
+    // Below the first call its fixed part rules: keep the slope of the first two.
+    auto upper =
+        std::upper_bound(calls.begin(), calls.end(), work, [](double w, const MeasuredCall& c) { return w < c.work; });
+    if (upper == calls.begin()) ++upper;
+    const MeasuredCall &a = *(upper - 1), &b = *upper;
+    if (work <= 0.0 || a.work <= 0.0 || a.seconds <= 0.0 || b.seconds <= 0.0 || b.work <= a.work) return a.seconds;
+    const double slope = std::log(b.seconds / a.seconds) / std::log(b.work / a.work);
+    return a.seconds * std::pow(work / a.work, slope);
+}
+
+namespace {
+
+Dtype key_dtype(const Op& op, const Program& program) {
+    for (const TensorId id : op.in)
+        if (id != no_tensor) return program.tensors[static_cast<std::size_t>(id)].dtype;
+    for (const TensorId id : op.out)
+        if (id != no_tensor) return program.tensors[static_cast<std::size_t>(id)].dtype;
+    return Dtype::f32;
+}
+
+const std::vector<MeasuredCall>* measured_calls(const Hardware& hardware, const Op& op, const Program& program) {
+    if (hardware.measured.empty()) return nullptr;
+    const auto it = hardware.measured.find(measured_key(op.kind, key_dtype(op, program)));
+    return it == hardware.measured.end() || it->second.empty() ? nullptr : &it->second;
+}
+
+double expected_rows(const Program& program, TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)].expected_rows;
+}
+
+// A core has neither tiles nor waves: FLOPs at its rate, or bytes at its share of the memory.
+double core_seconds(const Hardware& hardware, const StackCosts& costs, const Op& op, Precision precision) {
+    const double rate = hardware.peak_flops[static_cast<std::size_t>(precision)];  // of one core
+    const double compute = rate > 0.0 ? op.flops / rate : 0.0;
+    return std::max(compute, op.bytes / (hardware.memory_bandwidth * costs.memory)) + costs.kernel_seconds;
+}
+
+double flop_rate(const Plan& plan, const std::array<double, precision_count>& efficiency, Precision precision) {
+    const auto i = static_cast<std::size_t>(precision);
+    const double rate = plan.hardware->peak_flops[i] * efficiency[i];
+    if (!(rate > 0.0))
+        refuse("precision {}: hardware {} has peak {} FLOP/s and the stack's efficiency there is {}: choose another "
+               "precision",
+               to_string(precision), plan.hardware->name, plan.hardware->peak_flops[i], efficiency[i]);
+    return rate;
+}
+
+} // namespace
+
+double CostModel::compute_seconds(const Op& op, const Program& program) const {
+    const Hardware& hardware = *plan_.hardware;
+    if (hardware.cpu) {
+        const Precision precision =
+            op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm ? gemm_precision(op, program) : plan_.precision;
+        return core_seconds(hardware, stack_.costs, op, precision);
+    }
+    const Rates rates{&hardware, &stack_.costs, plan_.ep_overlap ? 1.0 - stack_.costs.overlap_sm_share : 1.0};
+    if (const auto* gemm = std::get_if<GemmAttr>(&op.attr)) {
+        const double rate = flop_rate(plan_, stack_.costs.gemm, gemm_precision(op, program));
+        return gemm_seconds(rates, rate, 1.0, static_cast<double>(gemm->m), static_cast<double>(gemm->n),
+                            static_cast<double>(gemm->k), op.bytes);
+    }
+    if (const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr)) {
+        const double rate = flop_rate(plan_, stack_.costs.grouped_gemm, gemm_precision(op, program));
+        const double rows = expected_rows(program, op.in.front()) / std::max(1, grouped->groups);
+        const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
+                   groups = static_cast<double>(grouped->groups);
+        switch (grouped->mode) {
+        case GroupedMode::forward:
+            return gemm_seconds(rates, rate, groups, rows, n, k, op.bytes);
+        case GroupedMode::dgrad:
+            return gemm_seconds(rates, rate, groups, rows, k, n, op.bytes);
+        case GroupedMode::wgrad:
+            return gemm_seconds(rates, rate, groups, n, k, rows, op.bytes);
+        }
+    }
+    if (op.kind == OpKind::attention || op.kind == OpKind::attention_grad) return attention_seconds(rates, op);
+    return memory_bound_seconds(rates, op);
+}
+
+double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows) const {
+    GroupLinks group = links(op.group);
+    const char* name = to_string(plan_.dispatcher);
+    const auto found = stack_.costs.dispatcher.find(name);
+    if (found == stack_.costs.dispatcher.end())
+        refuse("dispatcher {}: stack {} states no efficiency for it: use one that it offers", name, stack_.name);
+    group.efficiency = found->second;
+    if (plan_.dispatcher == Dispatcher::alltoall) return all_to_all_seconds(group, op.bytes);
+    const Moe* moe = nullptr;
+    for (const LayerKind& kind : plan_.model->kinds)
+        if (kind.moe && kind.moe->experts == rows.experts) moe = &*kind.moe;
+    if (moe == nullptr) fail("op {}: no layer kind has {} experts", to_string(op.kind), rows.experts);
+    const double copy = op.bytes / (moe->top_k * std::max(1, rows.etp));
+    if (plan_.dispatcher == Dispatcher::allgather) return all_gather_seconds(group, copy * group.placement.size);
+    return token_exchange_seconds(group, copy, *moe);
+}
+
+double CostModel::communication_seconds(const Op& op, const Program& program) const {
+    if (const auto* rows = std::get_if<RowsAttr>(&op.attr); rows != nullptr && op.kind == OpKind::all_to_all_rows)
+        return dispatch_seconds(op, *rows);
+    const GroupLinks group = links(op.group);
+    (void)program;
+    switch (op.kind) {
+    case OpKind::all_gather:
+    case OpKind::all_gather_rows:
+        return all_gather_seconds(group, op.bytes);
+    case OpKind::reduce_scatter:
+    case OpKind::reduce_scatter_rows:
+        return reduce_scatter_seconds(group, op.bytes);
+    case OpKind::all_reduce:
+        return all_reduce_seconds(group, op.bytes);
+    case OpKind::all_to_all:
+        return all_to_all_seconds(group, op.bytes);
+    case OpKind::ring_exchange:
+        return ring_step_seconds(group, op.bytes);
+    case OpKind::send:
+        return pair_seconds(group, op.bytes);
+    default:
+        return 0.0; // recv: the message's time is the sender's
+    }
+}
+
+OpCost CostModel::operator()(const Op& op, const Program& program) const {
+    OpCost cost;
+    cost.host = host_seconds(plan_, stack_, op);
+    cost.waits_for_counts = host_waits(plan_, stack_, op);
+    const Hardware& hardware = *plan_.hardware;
+    if (const auto* calls = measured_calls(hardware, op, program)) {
+        cost.device = measured_seconds(*calls, op.flops > 0.0 ? op.flops : op.bytes);
+        return cost;
+    }
+    if (op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host)
+        cost.device = hardware.host.latency + op.bytes / std::max(1.0, hardware.host.bandwidth);
+    else if (!is_communication(op.kind))
+        cost.device = compute_seconds(op, program);
+    else if (hardware.cpu) // ranks of one process copy through memory
+        cost.device = 2.0 * op.bytes / (hardware.memory_bandwidth * stack_.costs.memory) + stack_.costs.kernel_seconds;
+    else
+        cost.device = communication_seconds(op, program) + stack_.costs.kernel_seconds;
+    return cost;
+}
+
+ProgramCosts price(const CostModel& model, const Program& program) {
+    ProgramCosts costs(program.templates.size());
+    for (std::size_t t = 0; t < program.templates.size(); ++t) {
+        costs[t].reserve(program.templates[t].ops.size());
+        for (const Op& op : program.templates[t].ops) costs[t].push_back(model(op, program));
+    }
+    return costs;
+}
+
+} // namespace moe

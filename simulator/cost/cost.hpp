@@ -1,0 +1,69 @@
+// What one op costs: seconds of its device (or core), and seconds of the host that issues it.
+#pragma once
+
+#include "planner/program.hpp"
+#include "planner/stack.hpp"
+#include "simulator/collective.hpp"
+
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace moe {
+
+struct OpCost {
+    double device = 0.0;           // from its start to its end on its stream, peers being there
+    double host = 0.0;             // time of the host until the next op can be issued
+    bool waits_for_counts = false; // the host first waits until routed counts are there (dispatchers that read them)
+};
+
+// Prices ops of one plan. Sound for Programs and segments lowered from the plan alone.
+class CostModel {
+public:
+    // `routes` must be of the plan's hardware and outlive the model.
+    CostModel(const Plan& plan, const Stack& stack, const Routes& routes);
+
+    OpCost operator()(const Op& op, const Program& program) const;
+    GroupLinks links(Group group) const;
+    const Plan& plan() const { return plan_; }
+    const Stack& stack() const { return stack_; }
+
+private:
+    double compute_seconds(const Op& op, const Program& program) const;
+    double communication_seconds(const Op& op, const Program& program) const;
+    double dispatch_seconds(const Op& op, const RowsAttr& rows) const;
+
+    const Plan& plan_;
+    const Stack& stack_;
+    const Routes& routes_;
+    Mesh mesh_;
+    int domain_ = 1;
+    mutable std::map<std::pair<int, int>, Placement> placements_; // by (domain, axes) of the group
+};
+
+// Costs of a whole Program: [template][op].
+using ProgramCosts = std::vector<std::vector<OpCost>>;
+ProgramCosts price(const CostModel& model, const Program& program);
+
+// The worst placement of a group over the representatives of the pipeline ranks.
+Placement placement_of(const Plan& plan, const Mesh& mesh, Group group);
+
+// What each family's formula needs of machine and stack.
+struct Rates {
+    const Hardware* hardware;
+    const StackCosts* costs;
+    double sm_share = 1.0; // of the SMs that compute kernels get
+};
+
+// Dense product C[m, n] with inner width k, `groups` times; flop_rate: FLOP/s of large products.
+double gemm_seconds(const Rates& rates, double flop_rate, double groups, double m, double n, double k, double bytes);
+Precision gemm_precision(const Op& op, const Program& program);
+double attention_seconds(const Rates& rates, const Op& op);
+double memory_bound_seconds(const Rates& rates, const Op& op);
+// From measured calls, log-log between neighbours; beyond the last at its rate. Empty list: negative.
+double measured_seconds(const std::vector<MeasuredCall>& calls, double work);
+// Host time to issue one op, and whether it makes the host wait for routed counts.
+double host_seconds(const Plan& plan, const Stack& stack, const Op& op);
+bool host_waits(const Plan& plan, const Stack& stack, const Op& op);
+
+} // namespace moe

@@ -1,0 +1,36 @@
+// Everything that moves more than it computes: bytes over bandwidth, with gathers of rows at a lower rate.
+#include "simulator/cost/cost.hpp"
+
+namespace moe {
+namespace {
+
+bool gathers_rows(OpKind kind) {
+    switch (kind) {
+    case OpKind::embedding:
+    case OpKind::embedding_grad:
+    case OpKind::permute_map:
+    case OpKind::permute:
+    case OpKind::unpermute:
+    case OpKind::sort_rows:
+    case OpKind::unsort_rows:
+        return true;
+    default:
+        return false;
+    }
+}
+
+} // namespace
+
+double memory_bound_seconds(const Rates& rates, const Op& op) {
+    const StackCosts& c = *rates.costs;
+    if (op.kind == OpKind::quantize) {
+        // Fused into the kernel before it, a quantization only writes: no start of its own and a share of the traffic.
+        const double bytes = op.bytes * c.quantize_share;
+        return bytes / (rates.hardware->memory_bandwidth * c.memory) +
+               (c.quantize_share < 1.0 ? 0.0 : c.kernel_seconds);
+    }
+    const double share = gathers_rows(op.kind) ? c.permute : c.memory;
+    return op.bytes / (rates.hardware->memory_bandwidth * share) + c.kernel_seconds;
+}
+
+} // namespace moe

@@ -1,0 +1,324 @@
+// Plays Programs on GPUs: every op starts when its host has issued it, its stream is free and its tensors are ready.
+#include "simulator/ranks.hpp"
+
+#include "planner/error.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+
+namespace moe {
+
+std::vector<Unit> units_of(const Program& program, bool ep_overlap) {
+    std::vector<Unit> units;
+    const auto kind = [&](std::size_t i) {
+        return program.templates[static_cast<std::size_t>(program.slots[i].index)].kind;
+    };
+    for (std::size_t i = 0; i < program.slots.size(); ++i) {
+        Unit unit;
+        unit.lanes[0].push_back(static_cast<int>(i));
+        const bool pairs = ep_overlap && i + 1 < program.slots.size() && kind(i) == SlotKind::forward &&
+                           kind(i + 1) == SlotKind::backward;
+        if (pairs) {
+            const Template& a = program.templates[static_cast<std::size_t>(program.slots[i].index)];
+            const Template& b = program.templates[static_cast<std::size_t>(program.slots[i + 1].index)];
+            // A backward cannot run beside the forward that it belongs to.
+            if (a.chunk != b.chunk || program.slots[i].micro_batch != program.slots[i + 1].micro_batch)
+                unit.lanes[1].push_back(static_cast<int>(++i));
+        }
+        units.push_back(std::move(unit));
+    }
+    return units;
+}
+
+namespace {
+
+constexpr double unknown = -1.0;
+
+// Messages between stages and meetings of all stages, by what both sides know.
+struct Exchange {
+    std::unordered_map<std::int64_t, double> sent;  // (stage, tag, micro-batch) -> arrival
+    struct Meeting {
+        int arrived = 0;
+        double ready = 0.0;
+    };
+    std::vector<Meeting> meetings;  // collectives over the pipeline, in Program order
+    int ranks = 1;
+
+    static std::int64_t key(const PeerAttr& peer, int micro_batch) {
+        return (static_cast<std::int64_t>(peer.stage) * 8 + peer.tag) << 32 | static_cast<std::int64_t>(micro_batch);
+    }
+};
+
+// Tensors of an op by clock, without repetitions.
+struct Access {
+    std::vector<int> reads, writes;
+};
+
+class Device {
+public:
+    Device(const Stack& stack, RankRun& run, std::vector<Unit> units, Exchange& exchange)
+        : stack_(stack), run_(run), program_(*run.program), units_(std::move(units)), exchange_(exchange) {
+        number_clocks();
+        std::size_t rows = 0;
+        for (const Slot& slot : program_.slots) rows += program_.templates[static_cast<std::size_t>(slot.index)].ops.size();
+        run_.rows.reserve(rows);
+        run_.host_bound.reserve(rows);
+    }
+
+    bool done() const { return unit_ == units_.size(); }
+
+    // Goes on until the end (true) or until a message is missing. `guess`: go past a missing message in one lane with the
+    // other lane's next op (once), which is what a device does that has not heard of the message yet.
+    bool advance(bool guess) {
+        bool moved = false;
+        while (!done()) {
+            Unit& unit = units_[unit_];
+            Candidate best;
+            bool missing = false;
+            for (int lane = 0; lane < 2; ++lane) {
+                if (position_[lane].slot >= unit.lanes[lane].size()) continue;
+                const Candidate c = candidate(lane);
+                if (c.start == unknown)
+                    missing = true;
+                else if (!best.op || c.start < best.start || (c.start == best.start && behind(lane)))
+                    best = c;
+            }
+            if (missing && !(guess && best.op)) return moved;
+            if (missing) guess = false;
+            if (!best.op) {
+                ++unit_;
+                position_[0] = position_[1] = Position{};
+                continue;
+            }
+            execute(best);
+            moved = true;
+        }
+        return moved;
+    }
+
+    std::string waiting_for() const {
+        for (int lane = 0; lane < 2; ++lane) {
+            if (done() || position_[lane].slot >= units_[unit_].lanes[lane].size()) continue;
+            const Slot& slot = program_.slots[slot_index(lane)];
+            const Template& t = program_.templates[static_cast<std::size_t>(slot.index)];
+            return fmt::format("rank {}: {} of chunk {} micro-batch {}, op {} ({})", run_.rank, to_string(t.kind), t.chunk,
+                               slot.micro_batch, position_[lane].op, to_string(t.ops[position_[lane].op].kind));
+        }
+        return {};
+    }
+
+private:
+    struct Position {
+        std::size_t slot = 0, op = 0;
+    };
+    struct Candidate {
+        const Op* op = nullptr;
+        int lane = 0;
+        double start = 0.0, issue = 0.0, arrival = 0.0;
+    };
+
+    // Activations have one clock per micro-batch in flight, everything else one in all.
+    void number_clocks() {
+        const std::size_t n = program_.tensors.size();
+        first_clock_.assign(n, 0);
+        instances_.assign(n, 1);
+        int clocks = 0;
+        for (std::size_t id = 0; id < n; ++id) {
+            const Tensor& t = program_.tensors[id];
+            if (t.base != no_tensor) continue;
+            if (t.storage == Storage::activation && t.chunk >= 0)
+                instances_[id] = std::max(1, program_.in_flight[static_cast<std::size_t>(t.chunk)]);
+            first_clock_[id] = clocks;
+            clocks += instances_[id];
+        }
+        written_.assign(static_cast<std::size_t>(clocks), 0.0);
+        read_.assign(static_cast<std::size_t>(clocks), 0.0);
+        access_.resize(program_.templates.size());
+        for (std::size_t t = 0; t < program_.templates.size(); ++t)
+            for (const Op& op : program_.templates[t].ops) access_[t].push_back({roots(op.in), roots(op.out)});
+    }
+    std::vector<int> roots(const std::vector<TensorId>& ids) const {
+        std::vector<int> result;
+        for (TensorId id : ids) {
+            if (id == no_tensor) continue;
+            const TensorId base = program_.tensors[static_cast<std::size_t>(id)].base;
+            result.push_back(base == no_tensor ? id : base);
+        }
+        std::sort(result.begin(), result.end());
+        result.erase(std::unique(result.begin(), result.end()), result.end());
+        return result;
+    }
+    std::size_t clock(int root, int micro_batch) const {
+        const auto id = static_cast<std::size_t>(root);
+        return static_cast<std::size_t>(first_clock_[id] + (instances_[id] > 1 ? micro_batch % instances_[id] : 0));
+    }
+    std::size_t slot_index(int lane) const {
+        return static_cast<std::size_t>(units_[unit_].lanes[lane][position_[lane].slot]);
+    }
+
+    Candidate candidate(int lane) {
+        const Slot& slot = program_.slots[slot_index(lane)];
+        const auto t = static_cast<std::size_t>(slot.index);
+        Position& position = position_[lane];
+        const Template& tmpl = program_.templates[t];
+        if (tmpl.ops.empty()) return next_slot(lane);
+        const Op& op = tmpl.ops[position.op];
+        const Access& access = access_[t][position.op];
+        const OpCost& cost = (*run_.costs)[t][position.op];
+        Candidate c{&op, lane, 0.0, host_, 0.0};
+        double inputs = 0.0;
+        for (const int root : access.reads) inputs = std::max(inputs, written_[clock(root, slot.micro_batch)]);
+        if (cost.waits_for_counts) c.issue = std::max(host_, inputs) + stack_.costs.sync_seconds;
+        double ready = std::max(inputs, stream_free_[static_cast<std::size_t>(op.stream)]);
+        for (const int root : access.writes) {
+            const std::size_t i = clock(root, slot.micro_batch);
+            ready = std::max({ready, written_[i], read_[i]});
+        }
+        c.start = std::max(ready, c.issue);
+        if (op.kind == OpKind::recv) {
+            const auto message = exchange_.sent.find(Exchange::key(std::get<PeerAttr>(op.attr), slot.micro_batch));
+            if (message == exchange_.sent.end()) return {&op, lane, unknown, 0.0, 0.0};
+            c.arrival = message->second;
+        } else if (op.group.axes & axis::pipeline && op.kind != OpKind::send) {
+            if (!meet(c)) return {&op, lane, unknown, 0.0, 0.0};
+        }
+        return c;
+    }
+    // Both lanes could go on: the one that has come less far does, so that both end together and hide each other's
+    // communication to the end (the merged schedule of arXiv 2603.07685 section 4.2.3 pairs layer by layer).
+    bool behind(int lane) const { return progress(lane) < progress(1 - lane); }
+    double progress(int lane) const {
+        const Unit& unit = units_[unit_];
+        const Position& p = position_[lane];
+        if (p.slot >= unit.lanes[lane].size()) return 1.0;
+        const Slot& slot = program_.slots[slot_index(lane)];
+        const double ops = static_cast<double>(program_.templates[static_cast<std::size_t>(slot.index)].ops.size());
+        return (static_cast<double>(p.slot) + static_cast<double>(p.op) / ops) / static_cast<double>(unit.lanes[lane].size());
+    }
+    Candidate next_slot(int lane) {
+        ++position_[lane].slot;
+        position_[lane].op = 0;
+        return position_[lane].slot < units_[unit_].lanes[lane].size() ? candidate(lane) : Candidate{};
+    }
+
+    // Collectives over all stages begin when the last stage has come.
+    bool meet(Candidate& c) {
+        if (exchange_.ranks == 1) return true;
+        if (exchange_.meetings.size() <= meeting_) exchange_.meetings.resize(meeting_ + 1);
+        Exchange::Meeting& meeting = exchange_.meetings[meeting_];
+        if (!arrived_) {
+            ++meeting.arrived;
+            meeting.ready = std::max(meeting.ready, c.start);
+            arrived_ = true;
+        }
+        if (meeting.arrived < exchange_.ranks) return false;
+        c.arrival = meeting.ready;
+        return true;
+    }
+
+    void execute(const Candidate& c) {
+        const std::size_t s = slot_index(c.lane);
+        const Slot& slot = program_.slots[s];
+        const auto t = static_cast<std::size_t>(slot.index);
+        const Template& tmpl = program_.templates[t];
+        Position& position = position_[c.lane];
+        const OpCost& cost = (*run_.costs)[t][position.op];
+        const double busy = cost.device;
+        const double end = std::max(c.start, c.arrival) + busy;
+        host_ = c.issue + cost.host;
+        run_.host_seconds = host_;
+        stream_free_[static_cast<std::size_t>(c.op->stream)] = end;
+        const Access& access = access_[t][position.op];
+        for (const int root : access.reads) {
+            double& last = read_[clock(root, slot.micro_batch)];
+            last = std::max(last, end);
+        }
+        for (const int root : access.writes) written_[clock(root, slot.micro_batch)] = end;
+        if (c.op->kind == OpKind::send)
+            exchange_.sent[Exchange::key(std::get<PeerAttr>(c.op->attr), slot.micro_batch)] = end;
+        else if (c.op->kind == OpKind::recv)
+            exchange_.sent.erase(Exchange::key(std::get<PeerAttr>(c.op->attr), slot.micro_batch));
+        else if (c.op->group.axes & axis::pipeline)
+            ++meeting_, arrived_ = false;
+        record(c, s, tmpl, end, busy);
+        if (++position.op == tmpl.ops.size()) {
+            position.op = 0;
+            ++position.slot;
+        }
+    }
+
+    void record(const Candidate& c, std::size_t s, const Template& tmpl, double end, double busy) {
+        const Slot& slot = program_.slots[s];
+        TimelineRow row;
+        row.rank = run_.rank;
+        row.slot = static_cast<std::int32_t>(s);
+        row.op = static_cast<std::int32_t>(position_[c.lane].op);
+        row.layer = c.op->layer;
+        row.kind = c.op->kind;
+        row.stream = c.op->stream;
+        row.module = c.op->module;
+        row.phase = c.op->phase;
+        row.slot_kind = tmpl.kind;
+        row.chunk = static_cast<std::int16_t>(tmpl.chunk);
+        row.micro_batch = slot.micro_batch;
+        row.start = c.start;
+        row.end = end;
+        row.busy = busy;
+        run_.rows.push_back(row);
+        run_.host_bound.push_back(c.start == c.issue ? 1 : 0);
+    }
+
+    const Stack& stack_;
+    RankRun& run_;
+    const Program& program_;
+    std::vector<Unit> units_;
+    Exchange& exchange_;
+    std::vector<int> first_clock_, instances_;
+    std::vector<double> written_, read_;
+    std::vector<std::vector<Access>> access_;
+    double stream_free_[stream_count] = {};
+    double host_ = 0.0;
+    std::size_t unit_ = 0, meeting_ = 0;
+    Position position_[2];
+    bool arrived_ = false;
+};
+
+void play(std::vector<Device>& devices) {
+    for (;;) {
+        bool moved = false, all_done = true;
+        for (Device& device : devices) {
+            moved = device.advance(false) || moved;
+            all_done = all_done && device.done();
+        }
+        if (all_done) return;
+        if (moved) continue;
+        for (Device& device : devices)
+            if (!device.done() && (moved = device.advance(true))) break;
+        if (moved) continue;
+        std::string waits;
+        for (const Device& device : devices)
+            if (!device.done()) waits += (waits.empty() ? "" : "; ") + device.waiting_for();
+        fail("the schedule deadlocks: {}", waits);
+    }
+}
+
+}  // namespace
+
+void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& runs) {
+    Exchange exchange;
+    exchange.ranks = static_cast<int>(runs.size());
+    std::vector<Device> devices;
+    devices.reserve(runs.size());
+    for (RankRun& run : runs) devices.emplace_back(stack, run, units_of(*run.program, plan.ep_overlap), exchange);
+    play(devices);
+}
+
+void play_segment(const Plan&, const Stack& stack, RankRun& run, const std::vector<Unit>& units) {
+    Exchange exchange;
+    std::vector<Device> devices;
+    devices.emplace_back(stack, run, units, exchange);
+    play(devices);
+}
+
+}  // namespace moe

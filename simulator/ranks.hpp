@@ -1,0 +1,39 @@
+// One rank of a simulated step: its Program, the price of every op, and the rows that playing it leaves behind.
+#pragma once
+
+#include "planner/search.hpp"
+#include "planner/timeline.hpp"
+#include "simulator/cost/cost.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace moe {
+
+struct RankRun {
+    int rank = 0;        // global rank
+    int represents = 1;  // equal ranks that it stands for
+    std::shared_ptr<const Program> program;
+    std::shared_ptr<const ProgramCosts> costs;
+    std::vector<TimelineRow> rows;  // in the order of execution, which is the order of start on each stream
+    std::vector<char> host_bound;   // by row: the op started when the host issued it, not when its inputs were there
+    double host_seconds = 0.0;      // when the host had issued everything
+};
+
+// Slots that run side by side under EP overlap (a forward and a backward of another micro-batch); without it one slot each.
+struct Unit {
+    std::vector<int> lanes[2];  // indices into Program::slots, in order; the second may be empty
+};
+std::vector<Unit> units_of(const Program& program, bool ep_overlap);
+
+// GPUs: one run per pipeline rank; streams, hosts and messages between stages. Throws Error (failure) on a deadlock.
+void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& runs);
+// The same for one run whose units are given, for segments.
+void play_segment(const Plan& plan, const Stack& stack, RankRun& run, const std::vector<Unit>& units);
+// CPU: every rank is a thread that needs one of `hardware.cores` permits to run (the engine's rule, engine/cores.hpp).
+void play_cores(const Plan& plan, std::vector<RankRun>& runs);
+
+// Where the step went on one rank; the parts add up to `step_seconds`.
+Breakdown breakdown_of(const Plan& plan, const RankRun& run, double step_seconds);
+
+}  // namespace moe

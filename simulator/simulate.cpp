@@ -1,0 +1,144 @@
+// Lowers a plan for its representatives, plays them, and sums up step time, rates, memory and breakdown.
+#include "simulator/simulate.hpp"
+
+#include "planner/lower.hpp"
+#include "simulator/ranks.hpp"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace moe {
+namespace {
+
+constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+
+// First global rank of every pipeline stage, and all ranks by stage.
+std::vector<std::vector<int>> ranks_by_stage(const Plan& plan) {
+    const Mesh mesh(plan);
+    std::vector<std::vector<int>> ranks(static_cast<std::size_t>(plan.pp));
+    for (int rank = 0; rank < plan.gpus; ++rank)
+        ranks[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))].push_back(rank);
+    return ranks;
+}
+
+struct StagePrograms {
+    std::vector<std::shared_ptr<const Program>> programs;
+    std::vector<std::shared_ptr<const ProgramCosts>> costs;
+};
+
+StagePrograms lower_all(const Plan& plan, const CostModel& model) {
+    StagePrograms result;
+    for (int stage = 0; stage < plan.pp; ++stage) {
+        auto program = std::make_shared<const Program>(lower(plan, stage));
+        result.costs.push_back(std::make_shared<const ProgramCosts>(price(model, *program)));
+        result.programs.push_back(std::move(program));
+    }
+    return result;
+}
+
+std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowered) {
+    std::vector<RankRun> runs;
+    const auto add = [&](int rank, int represents, std::size_t stage) {
+        RankRun run;
+        run.rank = rank;
+        run.represents = represents;
+        run.program = lowered.programs[stage];
+        run.costs = lowered.costs[stage];
+        runs.push_back(std::move(run));
+    };
+    const std::vector<std::vector<int>> ranks = ranks_by_stage(plan);
+    if (!plan.hardware->cpu) {
+        for (std::size_t stage = 0; stage < ranks.size(); ++stage)
+            add(ranks[stage].front(), static_cast<int>(ranks[stage].size()), stage);
+        return runs;
+    }
+    for (std::size_t stage = 0; stage < ranks.size(); ++stage)
+        for (const int rank : ranks[stage]) add(rank, 1, stage);
+    std::sort(runs.begin(), runs.end(), [](const RankRun& a, const RankRun& b) { return a.rank < b.rank; });
+    return runs;
+}
+
+double last_end(const RankRun& run) {
+    double end = 0.0;
+    for (const TimelineRow& row : run.rows) end = std::max(end, row.end);
+    return end;
+}
+
+Timeline timeline_of(const Plan& plan, std::vector<RankRun>& runs, bool keep_rows) {
+    Timeline timeline;
+    timeline.predicted = true;
+    timeline.plan_json = plan_to_json(plan);
+    for (RankRun& run : runs) {
+        timeline.ranks.push_back(run.rank);
+        timeline.pipeline_rank.push_back(run.program->pipeline_rank);
+        timeline.represents.push_back(run.represents);
+        if (!keep_rows) continue;
+        const std::size_t first = timeline.rows.size();
+        timeline.rows.insert(timeline.rows.end(), run.rows.begin(), run.rows.end());
+        run.rows = {};
+        std::stable_sort(timeline.rows.begin() + static_cast<std::ptrdiff_t>(first), timeline.rows.end(),
+                         [](const TimelineRow& a, const TimelineRow& b) { return a.start < b.start; });
+    }
+    return timeline;
+}
+
+}  // namespace
+
+double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t arena_bytes) {
+    std::set<std::pair<int, int>> groups;
+    for (const Template& tmpl : program.templates)
+        for (const Op& op : tmpl.ops)
+            if (is_communication(op.kind)) groups.insert({static_cast<int>(op.group.domain), op.group.axes});
+    return static_cast<double>(arena_bytes) + plan.hardware->context_bytes +
+           plan.hardware->communicator_bytes * static_cast<double>(groups.size());
+}
+
+void fill_rates(const Plan& plan, Estimate& e) {
+    const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
+    if (e.step_seconds > 0.0) {
+        e.tokens_per_second_per_gpu = tokens / e.step_seconds / plan.gpus;
+        e.tflops_per_gpu = model_flops_per_token(*plan.model, plan.seq, plan.tp) * e.tokens_per_second_per_gpu / 1e12;
+    }
+    const double ranks_sharing = plan.hardware->cpu ? plan.gpus : 1.0;  // ranks of one process share the machine's memory
+    e.fits = e.memory_bytes * ranks_sharing <= plan.hardware->memory_bytes;
+}
+
+Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows) {
+    const Routes routes(*plan.hardware);
+    const CostModel model(plan, stack, routes);
+    const StagePrograms lowered = lower_all(plan, model);
+    std::vector<RankRun> runs = representatives(plan, lowered);
+    if (plan.hardware->cpu)
+        play_cores(plan, runs);
+    else
+        play_devices(plan, stack, runs);
+
+    Simulation result;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+        const double end = last_end(runs[i]);
+        if (end > result.estimate.step_seconds) {
+            result.estimate.step_seconds = end;
+            result.slowest = static_cast<int>(i);
+        }
+        result.ops += static_cast<std::int64_t>(runs[i].rows.size());
+        result.ranks += runs[i].represents;
+    }
+    Estimate& e = result.estimate;
+    e.breakdown = breakdown_of(plan, runs[static_cast<std::size_t>(result.slowest)], e.step_seconds);
+    e.breakdown.host += stack.costs.step_seconds;
+    e.step_seconds += stack.costs.step_seconds;
+    for (const auto& program : lowered.programs) {
+        result.memory.push_back(plan_memory(*program));
+        result.memory_bytes.push_back(rank_memory_bytes(plan, *program, result.memory.back().arena_bytes));
+        e.memory_bytes = std::max(e.memory_bytes, result.memory_bytes.back());
+    }
+    fill_rates(plan, e);
+    result.timeline = timeline_of(plan, runs, keep_rows);
+    result.timeline.step_seconds = e.step_seconds;
+    result.timeline.tflops_per_gpu = e.tflops_per_gpu;
+    result.timeline.memory_gib = e.memory_bytes / gib;
+    return result;
+}
+
+}  // namespace moe
