@@ -102,6 +102,10 @@ int integer_or(const JsonObject& json, const std::string& key, int fallback, std
     return static_cast<int>(json.integer_or(key, fallback, low, high));
 }
 
+int layer_count(const JsonObject& json) { return integer(json, "num_hidden_layers", max_layers); }
+
+std::int64_t ffn(const JsonObject& json, const std::string& key) { return json.integer(key, 1, max_ffn); }
+
 void read_common(const JsonObject& json, Model& model, double eps, double theta) {
     model.hidden = json.integer("hidden_size", 1, max_hidden);
     model.vocab = json.integer("vocab_size", 2, max_vocab);
@@ -176,6 +180,12 @@ std::vector<bool> sliding_layers(const JsonObject& json, int layers, const std::
 
 void add_layer(Model& model, const LayerKind& kind) { model.layers.push_back(kind_index(model, kind)); }
 void add_mtp(Model& model, const LayerKind& kind) { model.mtp.push_back(kind_index(model, kind)); }
+
+void repeat_last_as_mtp(const JsonObject& json, Model& model) {
+    const int count = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
+    const LayerKind last = model.kinds[static_cast<std::size_t>(model.layers.back())];
+    for (int depth = 0; depth < count; ++depth) add_mtp(model, last);
+}
 
 void check_model(const JsonObject& json, const Model& model) {
     for (const LayerKind& kind : model.kinds) {

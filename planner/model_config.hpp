@@ -1,4 +1,4 @@
-// The parts of a config.json reader that every architecture shares; model_families.cpp adds what differs.
+// The parts of a config.json reader that every architecture shares; the family_*.cpp files add what differs.
 #pragma once
 
 #include "planner/json_object.hpp"
@@ -17,6 +17,9 @@ inline constexpr std::int64_t max_hidden = 1 << 20, max_ffn = 1 << 24, max_vocab
 int integer(const JsonObject& json, const std::string& key, std::int64_t high);
 int integer_or(const JsonObject& json, const std::string& key, int fallback, std::int64_t low, std::int64_t high);
 
+int layer_count(const JsonObject& json);                          // num_hidden_layers
+std::int64_t ffn(const JsonObject& json, const std::string& key); // a required MLP width
+
 // hidden, vocab, padding, embeddings, norm epsilon, RoPE base and scaling.
 void read_common(const JsonObject& json, Model& model, double eps, double theta);
 // Query and key/value heads with their width; rotary columns = width * partial_rotary_factor (`rotary` when absent).
@@ -30,6 +33,8 @@ std::vector<bool> sliding_layers(const JsonObject& json, int layers, const std::
 // Appends a decoder layer (or MTP layer) of this kind; equal kinds are stored once.
 void add_layer(Model& model, const LayerKind& kind);
 void add_mtp(Model& model, const LayerKind& kind);
+// num_nextn_predict_layers MTP layers of the last decoder layer's kind.
+void repeat_last_as_mtp(const JsonObject& json, Model& model);
 
 // Refuses numbers that contradict each other, naming field and value.
 void check_model(const JsonObject& json, const Model& model);

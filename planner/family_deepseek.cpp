@@ -1,0 +1,152 @@
+// The DeepSeek family and GLM-4.5, which shares its experts' field names: latent attention, groups, shared experts.
+#include "planner/error.hpp"
+#include "planner/model_families.hpp"
+
+namespace moe::config {
+namespace {
+
+Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
+    const std::string name = json.string_or("scoring_func", fallback);
+    if (name == "softmax") return Scoring::softmax;
+    if (name == "sigmoid") return Scoring::sigmoid;
+    if (name == "sqrtsoftplus") return Scoring::sqrt_softplus;
+    json.refuse_value("scoring_func", "must be softmax, sigmoid or sqrtsoftplus");
+}
+
+// Routed and shared experts under DeepSeek's field names.
+Moe read_deepseek_experts(const JsonObject& json, const std::string& scoring, const std::string& method, bool normalize,
+                          double scale) {
+    Moe moe;
+    moe.experts = integer(json, "n_routed_experts", max_experts);
+    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
+    moe.ffn = ffn(json, "moe_intermediate_size");
+    moe.shared_ffn = moe.ffn * json.integer_or("n_shared_experts", 0, 0, 1024);
+    if (moe.shared_ffn > max_ffn)
+        json.refuse_value("n_shared_experts",
+                          fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
+    Router& router = moe.router;
+    router.scoring = scoring_of(json, scoring);
+    router.normalize = json.boolean_or("norm_topk_prob", normalize);
+    router.scale = json.number_or("routed_scaling_factor", scale, 0.0, 1e6);
+    const std::string chosen = json.string_or("topk_method", method);
+    if (chosen != "greedy" && chosen != "group_limited_greedy" && chosen != "noaux_tc")
+        json.refuse_value("topk_method", "must be greedy, group_limited_greedy or noaux_tc");
+    router.expert_bias = chosen == "noaux_tc";
+    router.group_score_top = router.expert_bias ? 2 : 1;
+    if (chosen != "greedy") {
+        router.groups = integer_or(json, "n_group", 1, 1, max_experts);
+        router.groups_kept = integer_or(json, "topk_group", router.groups, 1, max_experts);
+    }
+    return moe;
+}
+
+// Dense below first_k_dense_replace and where moe_layer_freq does not divide the layer's index.
+void add_deepseek_layers(const JsonObject& json, Model& model, const Attention& attention, const Moe* moe,
+                         int first_dense) {
+    const int layers = layer_count(json);
+    const int first = integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers);
+    const int step = integer_or(json, "moe_layer_freq", 1, 1, max_layers);
+    for (int layer = 0; layer < layers; ++layer) {
+        LayerKind kind;
+        kind.attention = attention;
+        kind.activation = read_activation(json, "silu");
+        if (moe != nullptr && layer >= first && layer % step == 0)
+            kind.moe = *moe;
+        else
+            kind.dense_ffn = ffn(json, "intermediate_size");
+        add_layer(model, kind);
+    }
+    repeat_last_as_mtp(json, model);
+}
+
+void read_deepseek(const JsonObject& json, Model& model, bool third_generation) {
+    read_common(json, model, 1e-6, 10000.0);
+    model.rope_interleaved = json.boolean_or("rope_interleave", true);
+    Attention attention = read_mla(json);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    Moe moe;
+    const bool sparse = json.has("n_routed_experts");
+    if (sparse && third_generation) moe = read_deepseek_experts(json, "sigmoid", "noaux_tc", true, 2.5);
+    if (sparse && !third_generation) moe = read_deepseek_experts(json, "softmax", "greedy", false, 1.0);
+    add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, third_generation ? 3 : 0);
+}
+
+} // namespace
+
+void read_deepseek_v2(const JsonObject& json, Model& model) { read_deepseek(json, model, false); }
+void read_deepseek_v3(const JsonObject& json, Model& model) { read_deepseek(json, model, true); }
+
+void read_glm4_moe(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    Attention attention = read_gqa(json, model, 0.5);
+    attention.qkv_bias = json.boolean_or("attention_bias", false);
+    attention.qk_norm = json.boolean_or("use_qk_norm", false);
+    const Moe moe = read_deepseek_experts(json, "sigmoid", "noaux_tc", true, 1.0);
+    add_deepseek_layers(json, model, attention, &moe, 1);
+}
+
+namespace {
+
+// A field of DeepSeek-V4 under its Hugging Face name, or under Megatron's in the "megatron" block.
+struct V4Fields {
+    const JsonObject& json;
+    int integer(const std::string& name, const std::string& megatron, std::int64_t high) const {
+        if (json.has(name) || !json.is_object("megatron")) return config::integer(json, name, high);
+        return config::integer(json.object("megatron"), megatron, high);
+    }
+    std::vector<std::int64_t> ratios() const {
+        if (json.has("compress_ratios") || !json.is_object("megatron")) return json.integers("compress_ratios", 0, 128);
+        return json.object("megatron").integers("csa_compress_ratios", 0, 128);
+    }
+};
+
+Attention read_compressed(const JsonObject& json, std::int64_t ratio) {
+    const V4Fields fields{json};
+    Attention attention;
+    attention.kind = AttentionKind::compressed;
+    attention.heads = integer(json, "num_attention_heads", max_heads);
+    attention.kv_heads = 1;
+    attention.qk_dim = attention.v_dim = integer(json, "head_dim", max_dim);
+    attention.rope_dim = integer(json, "qk_rope_head_dim", max_dim);
+    attention.q_lora = integer(json, "q_lora_rank", max_hidden);
+    attention.sinks = true;
+    attention.window = fields.integer("sliding_window", "csa_window_size", max_window);
+    attention.out_groups = fields.integer("o_groups", "o_groups", max_heads);
+    attention.out_lora = fields.integer("o_lora_rank", "o_lora_rank", max_hidden);
+    attention.compress_ratio = static_cast<int>(ratio);
+    if (ratio != 4) return attention; // only the finely compressed layers select their keys
+    attention.indexer_heads = fields.integer("index_n_heads", "dsa_indexer_n_heads", max_heads);
+    attention.indexer_dim = fields.integer("index_head_dim", "dsa_indexer_head_dim", max_dim);
+    attention.indexer_top_k = fields.integer("index_topk", "dsa_indexer_topk", max_window);
+    return attention;
+}
+
+} // namespace
+
+void read_deepseek_v4(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    model.rope_interleaved = true;
+    const V4Fields fields{json};
+    model.residual_streams = fields.integer("hc_mult", "num_residual_streams", 64);
+    const int layers = layer_count(json);
+    const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
+    const std::vector<std::int64_t> ratios = fields.ratios();
+    if (ratios.size() < static_cast<std::size_t>(layers + depths))
+        refuse("{}: compress_ratios has {} entries: must have one for each of the {} layers and {} MTP layers",
+               json.place(), ratios.size(), layers, depths);
+    LayerKind kind;
+    kind.activation = read_activation(json, "silu");
+    kind.moe = read_deepseek_experts(json, "sqrtsoftplus", "noaux_tc", true, 1.5);
+    for (int layer = 0; layer < layers + depths; ++layer) {
+        const std::int64_t ratio = ratios[static_cast<std::size_t>(layer)];
+        if (ratio != 0 && ratio != 4 && ratio != 128)
+            refuse("{}: compress_ratios[{}] = {}: must be 0, 4 or 128", json.place(), layer, ratio);
+        kind.attention = read_compressed(json, ratio);
+        if (layer < layers)
+            add_layer(model, kind);
+        else
+            add_mtp(model, kind);
+    }
+}
+
+} // namespace moe::config

@@ -1,0 +1,34 @@
+// Readers of config.json by architecture family: each fills everything of a Model that its configuration class means.
+//
+// Defaults of missing fields are those of the Hugging Face configuration class of the same name (transformers 4.57);
+// sizes have none: a config without its sizes is refused.
+#pragma once
+
+#include "planner/model_config.hpp"
+
+namespace moe::config {
+
+// family_qwen.cpp
+void read_qwen2(const JsonObject& json, Model& model);
+void read_qwen3(const JsonObject& json, Model& model);
+void read_qwen2_moe(const JsonObject& json, Model& model);
+void read_qwen3_moe(const JsonObject& json, Model& model);
+void read_qwen3_next(const JsonObject& json, Model& model);
+
+// family_deepseek.cpp
+void read_deepseek_v2(const JsonObject& json, Model& model);
+void read_deepseek_v3(const JsonObject& json, Model& model);
+void read_deepseek_v4(const JsonObject& json, Model& model);
+void read_glm4_moe(const JsonObject& json, Model& model);
+
+// family_llama.cpp
+void read_llama(const JsonObject& json, Model& model);
+void read_llama4(const JsonObject& json, Model& model);
+void read_mixtral(const JsonObject& json, Model& model);
+void read_grok(const JsonObject& json, Model& model);
+void read_gpt_oss(const JsonObject& json, Model& model);
+void read_nemotron(const JsonObject& json, Model& model);
+void read_megatron_gpt(const JsonObject& json, Model& model);
+void read_gpt3(const JsonObject& json, Model& model);
+
+} // namespace moe::config
