@@ -1,0 +1,46 @@
+// Allocation of a rank's arena and resolution of tensors and views to addresses in it.
+#include "engine/arena.hpp"
+
+#include "planner/error.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace moe {
+
+namespace {
+
+constexpr std::align_val_t alignment{256};
+
+} // namespace
+
+void Arena::Release::operator()(char* memory) const { ::operator delete(memory, alignment); }
+
+Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank)
+    : bytes_(static_cast<std::size_t>(std::max<std::int64_t>(memory.arena_bytes, 1))) {
+    memory_.reset(static_cast<char*>(::operator new(bytes_, alignment, std::nothrow)));
+    if (!memory_)
+        fail("rank {}: cannot allocate an arena of {:.2f} GiB; use more ranks, a smaller mbs or recompute", rank,
+             static_cast<double>(bytes_) / (1 << 30));
+    std::memset(memory_.get(), 0xff, bytes_);
+    spots_.reserve(program.tensors.size());
+    for (std::size_t id = 0; id < program.tensors.size(); ++id) {
+        // A view may be a view of a view.
+        std::size_t root = id;
+        std::int64_t offset = 0;
+        while (true) {
+            const Tensor& t = program.tensors[root];
+            if (t.base == no_tensor) break;
+            std::int64_t elements = t.offset;
+            if (t.shard_group.axes != 0) elements += mesh.index(t.shard_group, rank) * t.elements();
+            offset += bytes_of(t.dtype, elements);
+            root = static_cast<std::size_t>(t.base);
+        }
+        const Place& place = memory.places[root];
+        spots_.push_back({memory_.get() + place.offset + offset, static_cast<std::ptrdiff_t>(place.stride),
+                          std::max(1, place.instances)});
+    }
+}
+
+} // namespace moe

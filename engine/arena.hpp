@@ -1,0 +1,45 @@
+// One rank's memory: a single allocation in which every tensor of its Program has the place that was planned.
+#pragma once
+
+#include "planner/memory.hpp"
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace moe {
+
+class Arena {
+public:
+    // Allocates memory.arena_bytes and fills them with 0xff, so that reading what was never written gives NaN. Views of
+    // this rank's own slice of a bucket (Tensor::shard_group) are resolved with the rank's position. Throws Error
+    // (failure) when the machine has not enough memory.
+    Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank);
+
+    // Address of a tensor's instance for a micro-batch.
+    void* at(TensorId id, int micro_batch = 0) const {
+        const Spot& spot = spots_[static_cast<std::size_t>(id)];
+        return spot.start + spot.stride * (micro_batch % spot.instances);
+    }
+    template <class T>
+    T* as(TensorId id, int micro_batch = 0) const {
+        return static_cast<T*>(at(id, micro_batch));
+    }
+    std::size_t bytes() const { return bytes_; }
+
+private:
+    struct Spot {
+        char* start = nullptr;
+        std::ptrdiff_t stride = 0;
+        int instances = 1;
+    };
+    struct Release {
+        void operator()(char* memory) const;
+    };
+
+    std::size_t bytes_ = 0;
+    std::unique_ptr<char, Release> memory_;
+    std::vector<Spot> spots_;
+};
+
+} // namespace moe

@@ -1,0 +1,51 @@
+// A back end: one function per op kind, called with the op and its resolved operands.
+#pragma once
+
+#include "engine/comm/communicator.hpp"
+#include "planner/program.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace moe {
+
+inline constexpr std::size_t op_kind_count = static_cast<std::size_t>(OpKind::copy_from_host) + 1;
+
+// What an op needs to know of the rank that runs it.
+struct RankPosition {
+    int rank = 0;
+    int tensor = 0;        // index in the TP group
+    int expert = 0;        // index in the EP group
+    int expert_tensor = 0; // index in the ETP group
+};
+
+struct OpContext {
+    const Op& op;
+    const Program& program;
+    const RankPosition& position;
+    Communicator& communicator;
+    void* const* in = nullptr;     // by index in op.in; null where the operand is absent
+    void* const* out = nullptr;    // by index in op.out
+    std::int64_t shard_offset = 0; // adamw: elements of the bucket before this rank's shard
+
+    // Shape and dtype of an operand; only for operands that are present.
+    const Tensor& input(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.in[i])]; }
+    const Tensor& output(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.out[i])]; }
+    bool has_input(std::size_t i) const { return i < op.in.size() && op.in[i] != no_tensor; }
+    bool has_output(std::size_t i) const { return i < op.out.size() && op.out[i] != no_tensor; }
+};
+
+using OpFunction = void (*)(const OpContext& context);
+
+struct Backend {
+    const char* name = "";
+    std::array<OpFunction, op_kind_count> table{}; // null: this back end cannot run the op kind
+
+    OpFunction function(OpKind kind) const { return table[static_cast<std::size_t>(kind)]; }
+};
+
+// Fills in the communication ops, which are the same for every back end whose memory the communicator can reach.
+void add_communication(Backend& backend);
+
+} // namespace moe

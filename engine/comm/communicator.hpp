@@ -1,0 +1,55 @@
+// What a rank can say to the others: one end of every group it is a member of.
+//
+// Every member of a group calls the same operations in the same order with the same sizes. Buffers belong to the caller
+// and may be used again when the call returns. Sums run in group order, so results do not depend on timing. Calls throw
+// Error (failure) with the numbers that disagree, or Aborted when another rank has failed.
+#pragma once
+
+#include "planner/program.hpp"
+
+#include <cstdint>
+
+namespace moe {
+
+class Communicator {
+public:
+    virtual ~Communicator() = default;
+
+    virtual int rank() const = 0;
+    virtual int size(Group group) = 0;
+    virtual int index(Group group) = 0; // my position in the group
+
+    // x[bytes] of every member -> y[size * bytes] in group order; x may be my part of y.
+    virtual void all_gather(Group group, const void* x, void* y, std::int64_t bytes) = 0;
+    // x[size * elements] -> y[elements]: my part of the sum; y may be my part of x.
+    virtual void reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) = 0;
+    // Sum or maximum of x over the members -> y of each; y may be x.
+    virtual void all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) = 0;
+
+    // Routed rows over EP. all_counts[ep * etp, experts] (ETP fastest) says how many rows each source has for each
+    // expert. attr.combine false: x, in expert-major order, -> y, in order of (source, expert), rows of my experts
+    // only; true: back. capacity_rows: rows that y can hold.
+    virtual void all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                 const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) = 0;
+    // Over ETP: the members' rows one after another; and back, each member's part summed over all.
+    virtual void all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                 const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) = 0;
+    virtual void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                     const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) = 0;
+
+    // x[rows, cols] -> to_heads: y[rows * parts, cols / parts], else y[rows / parts, cols * parts]; element_bytes each.
+    virtual void all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
+                            std::int64_t element_bytes) = 0;
+    // x goes to the next member of the group, y comes from the previous one.
+    virtual void ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) = 0;
+
+    // To and from the rank `peer.delta` pipeline stages away. A send never waits; messages of one (pair, tag, stage)
+    // arrive in order.
+    virtual void send(const PeerAttr& peer, const void* x, std::int64_t bytes) = 0;
+    virtual void recv(const PeerAttr& peer, void* y, std::int64_t bytes) = 0;
+
+    // Seconds this rank has spent waiting for others (and then for a core) since it began.
+    virtual double waited() const = 0;
+};
+
+} // namespace moe

@@ -1,0 +1,251 @@
+// Collectives between threads: publish the operands, meet, copy or add up what is mine, meet again.
+#include "engine/comm/threads.hpp"
+
+#include "engine/comm/rows.hpp"
+#include "kernels/kernels.hpp"
+
+#include <cstring>
+
+namespace moe {
+
+namespace {
+
+void copy(void* to, const void* from, std::int64_t bytes) {
+    // A member's own part is often where it belongs already; memcpy of an object onto itself is undefined.
+    if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
+const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
+
+Type storage(Dtype dtype) {
+    if (dtype == Dtype::f32) return Type::f32;
+    if (dtype == Dtype::bf16) return Type::bf16;
+    fail("a sum of {} values over ranks is not defined: use f32 or bf16", to_string(dtype));
+}
+
+void check_capacity(const char* what, std::int64_t rows, std::int64_t capacity) {
+    if (rows > capacity)
+        fail("{}: {} routed rows do not fit a buffer of {}; plan with capacity 0 (worst case)", what, rows, capacity);
+}
+
+} // namespace
+
+ThreadFabric::Meeting& ThreadFabric::meeting(Group group, int rank) {
+    const std::vector<int> members = mesh_.members(group, rank);
+    const Cores::Lock held = cores_.lock();
+    std::unique_ptr<Meeting>& found = meetings_[{group.domain, group.axes, members.front()}];
+    if (!found) {
+        found = std::make_unique<Meeting>();
+        found->ranks = members;
+        found->operands.resize(members.size());
+        found->waiting.reserve(members.size());
+    }
+    return *found;
+}
+
+ThreadFabric::Mailbox& ThreadFabric::mailbox(const Channel& channel) {
+    std::unique_ptr<Mailbox>& found = mailboxes_[channel];
+    if (!found) found = std::make_unique<Mailbox>();
+    return *found;
+}
+
+void ThreadFabric::meet(Meeting& meeting, int rank, const char* what) {
+    Cores::Lock held = cores_.lock();
+    if (++meeting.arrived < static_cast<int>(meeting.ranks.size())) {
+        meeting.waiting.push_back(rank);
+        cores_.park(held, rank, what);
+        return;
+    }
+    meeting.arrived = 0;
+    for (int waiting : meeting.waiting) cores_.unpark(waiting);
+    meeting.waiting.clear();
+}
+
+void ThreadFabric::put(const Channel& channel, const void* x, std::int64_t bytes) {
+    std::vector<char> message;
+    {
+        const Cores::Lock held = cores_.lock();
+        Mailbox& box = mailbox(channel);
+        if (!box.empty.empty()) {
+            message = std::move(box.empty.back());
+            box.empty.pop_back();
+        }
+    }
+    message.resize(static_cast<std::size_t>(bytes));
+    copy(message.data(), x, bytes);
+    const Cores::Lock held = cores_.lock();
+    Mailbox& box = mailbox(channel);
+    box.full.push_back(std::move(message));
+    if (box.reader >= 0) cores_.unpark(std::exchange(box.reader, -1));
+}
+
+void ThreadFabric::take(const Channel& channel, void* y, std::int64_t bytes) {
+    std::vector<char> message;
+    {
+        Cores::Lock held = cores_.lock();
+        Mailbox& box = mailbox(channel);
+        if (box.full.empty()) {
+            box.reader = std::get<1>(channel);
+            cores_.park(held, std::get<1>(channel), "recv");
+        }
+        message = std::move(box.full.front());
+        box.full.erase(box.full.begin());
+    }
+    if (static_cast<std::int64_t>(message.size()) != bytes)
+        fail("recv from rank {}: the message has {} bytes, {} were expected", std::get<0>(channel), message.size(),
+             bytes);
+    copy(y, message.data(), bytes);
+    const Cores::Lock held = cores_.lock();
+    mailbox(channel).empty.push_back(std::move(message));
+}
+
+ThreadCommunicator::ThreadCommunicator(ThreadFabric& fabric, int rank) : fabric_(fabric), rank_(rank) {}
+
+const ThreadCommunicator::Seat& ThreadCommunicator::seat(Group group) {
+    for (const Seat& seat : seats_)
+        if (seat.group == group) return seat;
+    ThreadFabric::Meeting& meeting = fabric_.meeting(group, rank_);
+    seats_.push_back({group, &meeting, fabric_.mesh().index(group, rank_)});
+    if (sources_.size() < meeting.ranks.size()) sources_.resize(meeting.ranks.size());
+    return seats_.back();
+}
+
+const ThreadCommunicator::Seat& ThreadCommunicator::open(Group group, const void* x, void* y, const char* what) {
+    const Seat& here = seat(group);
+    here.meeting->operands[static_cast<std::size_t>(here.index)] = {x, y};
+    fabric_.meet(*here.meeting, rank_, what);
+    return here;
+}
+
+void ThreadCommunicator::close(const Seat& seat, const char* what) { fabric_.meet(*seat.meeting, rank_, what); }
+
+const char* ThreadCommunicator::operand(const Seat& seat, int member) const {
+    return static_cast<const char*>(seat.meeting->operands[static_cast<std::size_t>(member)].x);
+}
+
+void ThreadCommunicator::reduce(const Seat& seat, std::int64_t first, void* y, std::int64_t elements, Dtype dtype,
+                                bool max) {
+    if (elements == 0) return;
+    const Type type = storage(dtype);
+    const int members = static_cast<int>(seat.meeting->ranks.size());
+    for (int m = 0; m < members; ++m)
+        sources_[static_cast<std::size_t>(m)] = offset(operand(seat, m), bytes_of(dtype, first));
+    const auto kernel = max ? cpu_kernels().reduce_max : cpu_kernels().reduce_sum;
+    kernel({y, type}, sources_.data(), members, elements, type, nullptr);
+}
+
+void ThreadCommunicator::all_gather(Group group, const void* x, void* y, std::int64_t bytes) {
+    const Seat& here = open(group, x, y, "all_gather");
+    for (int m = 0; m < size(group); ++m) copy(offset(y, m * bytes), operand(here, m), bytes);
+    close(here, "all_gather");
+}
+
+void ThreadCommunicator::reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) {
+    const Seat& here = open(group, x, y, "reduce_scatter");
+    reduce(here, here.index * elements, y, elements, dtype, false);
+    close(here, "reduce_scatter");
+}
+
+// Each member adds up one part and hands the sum to all: nobody else reads that part of anybody's x, so y may be x.
+void ThreadCommunicator::all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) {
+    const Seat& here = open(group, x, y, "all_reduce");
+    const std::int64_t members = size(group);
+    const std::int64_t first = elements * here.index / members, last = elements * (here.index + 1) / members;
+    const std::int64_t start = bytes_of(dtype, first), bytes = bytes_of(dtype, last - first);
+    reduce(here, first, offset(y, start), last - first, dtype, max);
+    for (const ThreadFabric::Operand& member : here.meeting->operands)
+        copy(offset(member.y, start), offset(y, start), bytes);
+    close(here, "all_reduce");
+}
+
+void ThreadCommunicator::all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                         const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+    const Seat& here = open(group, x, y, "all_to_all_rows");
+    const RowLayout layout(attr, all_counts);
+    const int me = here.index, etp = index({Domain::expert, axis::tensor});
+    const std::int64_t row = bytes_of(dtype, attr.cols);
+    std::int64_t placed = 0;
+    for (int m = 0; m < size(group); ++m) {
+        const std::int64_t rows = attr.combine ? layout.sent(me, etp, m) : layout.sent(m, etp, me);
+        const std::int64_t from = attr.combine ? layout.arrival_offset(me, etp, m) : layout.send_offset(m, etp, me);
+        check_capacity("all_to_all_rows", placed + rows, capacity_rows);
+        copy(offset(y, placed * row), offset(operand(here, m), from * row), rows * row);
+        placed += rows;
+    }
+    close(here, "all_to_all_rows");
+}
+
+void ThreadCommunicator::all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                         const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+    const Seat& here = open(group, x, y, "all_gather_rows");
+    const RowLayout layout(attr, all_counts);
+    const int ep = index({Domain::expert, axis::expert});
+    const std::int64_t row = bytes_of(dtype, attr.cols);
+    std::int64_t placed = 0;
+    for (int m = 0; m < size(group); ++m) {
+        const std::int64_t rows = layout.arrived(ep, m);
+        check_capacity("all_gather_rows", placed + rows, capacity_rows);
+        copy(offset(y, placed * row), operand(here, m), rows * row);
+        placed += rows;
+    }
+    close(here, "all_gather_rows");
+}
+
+void ThreadCommunicator::reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                             const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+    const Seat& here = open(group, x, y, "reduce_scatter_rows");
+    const RowLayout layout(attr, all_counts);
+    const int ep = index({Domain::expert, axis::expert});
+    std::int64_t first = 0;
+    for (int m = 0; m < here.index; ++m) first += layout.arrived(ep, m);
+    const std::int64_t rows = layout.arrived(ep, here.index);
+    check_capacity("reduce_scatter_rows", rows, capacity_rows);
+    reduce(here, first * attr.cols, y, rows * attr.cols, dtype, false);
+    close(here, "reduce_scatter_rows");
+}
+
+void ThreadCommunicator::all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
+                                    std::int64_t element_bytes) {
+    const Seat& here = open(group, x, y, "all_to_all");
+    const std::int64_t parts = size(group);
+    if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
+    if (attr.to_heads) {
+        // My columns of everybody's rows, member after member.
+        const std::int64_t mine = attr.cols / parts * element_bytes, row = attr.cols * element_bytes;
+        for (int m = 0; m < parts; ++m)
+            for (std::int64_t r = 0; r < attr.rows; ++r)
+                copy(offset(y, (m * attr.rows + r) * mine), offset(operand(here, m), r * row + here.index * mine),
+                     mine);
+    } else {
+        // My rows of everybody's columns, side by side.
+        const std::int64_t rows = attr.rows / parts, part = attr.cols * element_bytes;
+        for (int m = 0; m < parts; ++m)
+            for (std::int64_t r = 0; r < rows; ++r)
+                copy(offset(y, (r * parts + m) * part), offset(operand(here, m), (here.index * rows + r) * part), part);
+    }
+    close(here, "all_to_all");
+}
+
+void ThreadCommunicator::ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) {
+    const Seat& here = open(group, x, y, "ring_exchange");
+    const int members = size(group);
+    copy(y, operand(here, (here.index + members - 1) % members), bytes);
+    close(here, "ring_exchange");
+}
+
+int ThreadCommunicator::peer_rank(int delta) {
+    const Seat& here = seat({Domain::dense, axis::pipeline});
+    const int stages = static_cast<int>(here.meeting->ranks.size());
+    return here.meeting->ranks[static_cast<std::size_t>(((here.index + delta) % stages + stages) % stages)];
+}
+
+void ThreadCommunicator::send(const PeerAttr& peer, const void* x, std::int64_t bytes) {
+    fabric_.put({rank_, peer_rank(peer.delta), peer.tag, peer.stage}, x, bytes);
+}
+
+void ThreadCommunicator::recv(const PeerAttr& peer, void* y, std::int64_t bytes) {
+    fabric_.take({peer_rank(peer.delta), rank_, peer.tag, peer.stage}, y, bytes);
+}
+
+} // namespace moe

@@ -1,0 +1,141 @@
+// Hand-over of permits between the ranks of one process, and the end of all of them when one fails.
+#include "engine/cores.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+
+namespace moe {
+
+Cores::Cores(int ranks, int permits) : members_(static_cast<std::size_t>(std::max(1, ranks))) {
+    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    permits_ = std::min(this->ranks(), permits > 0 ? permits : cores);
+    free_ = permits_;
+    threads_.reserve(members_.size());
+    try {
+        for (int rank = 0; rank < this->ranks(); ++rank) threads_.emplace_back([this, rank] { work(rank); });
+    } catch (const std::system_error& error) {
+        {
+            const Lock held = lock();
+            closing_ = true;
+            for (Member& member : members_) member.wake.notify_all();
+        }
+        for (std::thread& thread : threads_) thread.join();
+        fail("cannot start thread {} of {}: {}; use fewer ranks", threads_.size() + 1, ranks, error.what());
+    }
+}
+
+Cores::~Cores() {
+    {
+        const Lock held = lock();
+        closing_ = true;
+        for (Member& member : members_) member.wake.notify_all();
+    }
+    for (std::thread& thread : threads_) thread.join();
+}
+
+void Cores::run(const std::function<void(int)>& job) {
+    Lock held = lock();
+    if (failure_) std::rethrow_exception(failure_);
+    job_ = &job;
+    active_ = ranks();
+    for (int rank = 0; rank < ranks(); ++rank) {
+        members_[static_cast<std::size_t>(rank)].state = State::ready;
+        ready_.push_back(rank);
+    }
+    grant();
+    all_idle_.wait(held, [this] { return active_ == 0; });
+    job_ = nullptr;
+    if (failure_) std::rethrow_exception(failure_);
+}
+
+void Cores::work(int rank) {
+    Member& self = members_[static_cast<std::size_t>(rank)];
+    Lock held = lock();
+    while (true) {
+        self.wake.wait(
+            held, [&] { return closing_ || self.state == State::running || (failure_ && self.state == State::ready); });
+        if (closing_) return;
+        const bool permit = self.state == State::running;
+        if (permit) {
+            const std::function<void(int)>& job = *job_;
+            held.unlock();
+            std::exception_ptr failure;
+            try {
+                job(rank);
+            } catch (const Aborted&) {
+                // The rank that failed has reported already.
+            } catch (...) {
+                failure = std::current_exception();
+            }
+            held.lock();
+            if (failure) set_failure(failure);
+        }
+        if (self.state == State::running) ++free_;
+        self.state = State::idle;
+        grant();
+        check_deadlock();
+        if (--active_ == 0) all_idle_.notify_one();
+    }
+}
+
+void Cores::park(Lock& held, int rank, const char* what) {
+    using Clock = std::chrono::steady_clock;
+    if (failure_) throw Aborted();
+    const Clock::time_point start = Clock::now();
+    Member& self = members_[static_cast<std::size_t>(rank)];
+    self.state = State::parked;
+    self.waits_for = what;
+    ++free_;
+    grant();
+    check_deadlock();
+    self.wake.wait(held, [&] { return failure_ || self.state == State::running; });
+    self.waited += std::chrono::duration<double>(Clock::now() - start).count();
+    if (self.state != State::running) {
+        // Woken by a failure: the rank unwinds beside the others without a permit.
+        self.state = State::idle;
+        throw Aborted();
+    }
+    if (failure_) throw Aborted();
+}
+
+void Cores::unpark(int rank) {
+    Member& member = members_[static_cast<std::size_t>(rank)];
+    if (member.state != State::parked) return;
+    member.state = State::ready;
+    ready_.push_back(rank);
+    grant();
+}
+
+void Cores::grant() {
+    while (free_ > 0 && !ready_.empty()) {
+        Member& member = members_[static_cast<std::size_t>(ready_.front())];
+        ready_.pop_front();
+        if (member.state != State::ready) continue;
+        --free_;
+        member.state = State::running;
+        member.wake.notify_one();
+    }
+}
+
+void Cores::set_failure(std::exception_ptr failure) {
+    if (failure_) return;
+    failure_ = failure;
+    for (Member& member : members_) member.wake.notify_one();
+}
+
+// No rank runs or may run, yet some wait: nobody is left to wake them.
+void Cores::check_deadlock() {
+    if (failure_) return;
+    std::string waits;
+    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+        const Member& member = members_[rank];
+        if (member.state == State::running || member.state == State::ready) return;
+        if (member.state == State::parked)
+            waits += fmt::format("{}rank {} waits for {}", waits.empty() ? "" : "; ", rank, member.waits_for);
+    }
+    if (waits.empty()) return;
+    set_failure(std::make_exception_ptr(Error(Fault::failure, "deadlock: " + waits)));
+}
+
+} // namespace moe

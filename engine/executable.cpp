@@ -1,0 +1,77 @@
+// Refusals of what the engine cannot run, each by the name of the field that asks for it.
+#include "engine/executable.hpp"
+
+#include "engine/comm/check.hpp"
+#include "planner/error.hpp"
+
+namespace moe {
+
+namespace {
+
+void check_fields(const Plan& plan) {
+    const Model& model = *plan.model;
+    if (!model.not_executable.empty()) refuse("execute: the model cannot be trained here: {}", model.not_executable);
+    if (plan.cp > 1) refuse("execute: cp = {} is not supported, only 1 is: search again with --fix cp=1", plan.cp);
+    if (plan.capacity > 0.0)
+        refuse("execute: capacity = {} is not supported, only 0 (worst case, drops nothing) is: search again with "
+               "--fix capacity=0",
+               plan.capacity);
+    if (plan.dispatcher != Dispatcher::alltoall)
+        refuse("execute: dispatcher = {} is not supported, only alltoall is: search again with --stack moe-plan",
+               to_string(plan.dispatcher));
+    if (plan.cuda_graph != CudaGraph::none)
+        refuse("execute: cuda_graph = {} is not supported, only none is: search again with --fix cuda_graph=none",
+               to_string(plan.cuda_graph));
+    if (plan.fsdp) refuse("execute: fsdp = on is not supported: search again with --fix fsdp=off");
+    if (!plan.offload.empty())
+        refuse("execute: offload = {} is not supported: search again with --fix offload=none", plan.offload);
+}
+
+// The plan field that asked for an op kind which not every back end has.
+std::string field_of(const Plan& plan, const Op& op) {
+    switch (op.kind) {
+    case OpKind::quantize:
+        return fmt::format("precision = {}", to_string(plan.precision));
+    case OpKind::copy_to_host:
+    case OpKind::copy_from_host:
+        return fmt::format("offload = {}", plan.offload);
+    default:
+        return fmt::format("the model's layer {}", op.layer);
+    }
+}
+
+void check_ops(const Plan& plan, const Program& program, const Backend& backend) {
+    for (const Template& ops : program.templates)
+        for (const Op& op : ops.ops)
+            if (backend.function(op.kind) == nullptr)
+                refuse("execute: {} needs the op {}, which the {} back end does not have", field_of(plan, op),
+                       to_string(op.kind), backend.name);
+    for (const Tensor& tensor : program.tensors)
+        if (tensor.dtype != Dtype::f32 && tensor.dtype != Dtype::bf16 && tensor.dtype != Dtype::i32)
+            refuse("execute: precision = {} stores {} as {}, the {} back end has f32 and bf16 only: search again with "
+                   "--precision bf16",
+                   to_string(plan.precision), tensor.name, to_string(tensor.dtype), backend.name);
+}
+
+// One name on two pipeline stages would be two weights that drift apart.
+void check_tied(const Plan& plan, const std::vector<Program>& programs) {
+    if (!plan.model->tied_embeddings || plan.pp * plan.vpp == 1) return;
+    int holders = 0;
+    for (const Program& program : programs)
+        for (const Stage& stage : program.chunks) holders += stage.embedding || stage.loss ? 1 : 0;
+    if (holders > 1)
+        refuse("execute: tie_word_embeddings with pp * vpp = {} puts the shared weight on two stages: search again "
+               "with --fix pp=1",
+               plan.pp * plan.vpp);
+}
+
+} // namespace
+
+void check_executable(const Plan& plan, const std::vector<Program>& programs, const Backend& backend) {
+    check_fields(plan);
+    for (const Program& program : programs) check_ops(plan, program, backend);
+    check_tied(plan, programs);
+    check_communication(programs, Mesh(plan));
+}
+
+} // namespace moe

@@ -1,0 +1,75 @@
+// The loop that runs a rank's Program on a back end.
+#include "engine/executor.hpp"
+
+#include "engine/cores.hpp"
+#include "planner/error.hpp"
+
+#include <algorithm>
+
+namespace moe {
+
+Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
+                   Communicator& communicator)
+    : program_(program), arena_(arena), backend_(backend), communicator_(communicator) {
+    position_ = {rank, mesh.coordinate(Domain::dense, axis::tensor, rank),
+                 mesh.coordinate(Domain::expert, axis::expert, rank),
+                 mesh.coordinate(Domain::expert, axis::tensor, rank)};
+    for (const Bucket& bucket : program.buckets)
+        bucket_offset_.push_back(
+            bucket.group_size > 1 ? mesh.index(bucket.group, rank) * (bucket.elements / bucket.group_size) : 0);
+    std::size_t in = 0, out = 0;
+    for (const Template& ops : program.templates)
+        for (const Op& op : ops.ops) {
+            in = std::max(in, op.in.size());
+            out = std::max(out, op.out.size());
+        }
+    in_.resize(in);
+    out_.resize(out);
+}
+
+void Executor::step(Recorder& recorder) {
+    for (std::size_t s = 0; s < program_.slots.size(); ++s) run(program_.slots[s], s, recorder);
+}
+
+void Executor::run(const Slot& slot, std::size_t slot_number, Recorder& recorder) {
+    double start = recorder.seconds_since(Recorder::Clock::now());
+    for (const Op& op : program_.templates[static_cast<std::size_t>(slot.index)].ops) {
+        const double waited = communicator_.waited();
+        try {
+            call(op, slot.micro_batch);
+        } catch (const Aborted&) {
+            throw;
+        } catch (const std::exception& error) {
+            report(op, slot_number, error);
+        }
+        const double end = recorder.seconds_since(Recorder::Clock::now());
+        recorder.record(start, end, std::max(0.0, end - start - (communicator_.waited() - waited)));
+        start = end;
+    }
+}
+
+void Executor::call(const Op& op, int micro_batch) {
+    for (std::size_t i = 0; i < op.in.size(); ++i)
+        in_[i] = op.in[i] == no_tensor ? nullptr : arena_.at(op.in[i], micro_batch);
+    for (std::size_t i = 0; i < op.out.size(); ++i)
+        out_[i] = op.out[i] == no_tensor ? nullptr : arena_.at(op.out[i], micro_batch);
+    const OpFunction function = backend_.function(op.kind);
+    if (function == nullptr) fail("the {} back end has no such op", backend_.name);
+    function({op, program_, position_, communicator_, in_.data(), out_.data(),
+              op.kind == OpKind::adamw ? shard_offset(op) : 0});
+}
+
+std::int64_t Executor::shard_offset(const Op& op) const {
+    for (std::size_t i = 0; i < program_.buckets.size(); ++i)
+        if (program_.buckets[i].master == op.out[0]) return bucket_offset_[i];
+    fail("the optimizer updates a tensor that is no bucket's master");
+}
+
+void Executor::report(const Op& op, std::size_t slot, const std::exception& error) const {
+    const Error* known = dynamic_cast<const Error*>(&error);
+    throw Error(known != nullptr ? known->fault() : Fault::failure,
+                fmt::format("rank {}: {} (layer {}, slot {}): {}", position_.rank, to_string(op.kind), op.layer, slot,
+                            error.what()));
+}
+
+} // namespace moe

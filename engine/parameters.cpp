@@ -1,0 +1,122 @@
+// Counter-based initial weights and the map between flat shards and global tensors.
+#include "engine/parameters.hpp"
+
+#include "kernels/kernels.hpp"
+#include "planner/error.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <unordered_map>
+
+namespace moe {
+
+namespace {
+
+std::uint64_t splitmix(std::uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+std::string global_name(const Parameter& p, int expert) {
+    const std::size_t at = p.name.find("{}");
+    if (at == std::string::npos) return p.name;
+    return p.name.substr(0, at) + std::to_string(expert) + p.name.substr(at + 2);
+}
+
+// Elements [begin, end) of a local slice as pieces, row by row (whole rows of an uncut width at once).
+void add_pieces(LocalParameter& local, const Parameter& p, int part, std::int64_t begin, std::int64_t end,
+                std::int64_t shard) {
+    const std::int64_t row0 = p.shard_dim == 0 ? part * p.local_rows : 0;
+    const std::int64_t col0 = p.shard_dim == 1 ? part * p.local_cols : 0;
+    const bool contiguous = p.local_cols == p.cols;
+    while (begin < end) {
+        const std::int64_t row = row0 + begin / p.local_cols, col = begin % p.local_cols;
+        if (row >= p.rows) return; // vocabulary padding, always at the end
+        const std::int64_t limit = contiguous ? (p.rows - row) * p.cols - col : p.local_cols - col;
+        const std::int64_t count = std::min(end - begin, limit);
+        local.pieces.push_back({shard, row * p.cols + col0 + col, count});
+        begin += count;
+        shard += count;
+    }
+}
+
+} // namespace
+
+std::uint64_t random_stream(std::uint64_t seed, const std::string& name) {
+    std::uint64_t hash = splitmix(seed);
+    for (const char c : name) hash = splitmix(hash ^ static_cast<unsigned char>(c));
+    return hash;
+}
+
+double normal_deviate(std::uint64_t stream, std::uint64_t index) {
+    const std::uint64_t bits = splitmix(stream ^ splitmix(index));
+    const double u = (static_cast<double>(bits >> 32) + 1.0) * 0x1p-32; // (0, 1]
+    const double angle = static_cast<double>(bits & 0xffffffffu) * 0x1p-32 * 2.0 * std::numbers::pi;
+    return std::sqrt(-2.0 * std::log(u)) * std::cos(angle);
+}
+
+std::vector<LocalParameter> local_parameters(const Program& program, const Mesh& mesh, int rank) {
+    std::vector<LocalParameter> list;
+    std::unordered_map<std::string, int> local_experts; // by name with its placeholder
+    for (const Parameter& p : program.parameters) {
+        int& count = local_experts[p.name];
+        count = std::max(count, p.local_expert + 1);
+    }
+    for (const Parameter& p : program.parameters) {
+        const Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
+        const int part = mesh.coordinate(p.domain, axis::tensor, rank);
+        const int expert =
+            p.local_expert < 0
+                ? -1
+                : mesh.coordinate(Domain::expert, axis::expert, rank) * local_experts[p.name] + p.local_expert;
+        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, {}};
+        const std::int64_t own = bucket.elements / bucket.group_size;
+        const std::int64_t first = bucket.group_size > 1 ? mesh.index(bucket.group, rank) * own : 0;
+        const std::int64_t begin = std::max(p.offset, first),
+                           end = std::min(p.offset + p.local_elements(), first + own);
+        if (begin < end) add_pieces(local, p, part, begin - p.offset, end - p.offset, begin - first);
+        list.push_back(std::move(local));
+    }
+    return list;
+}
+
+void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,
+                   const float* values, std::int64_t count) {
+    const Tensor& weights = program.tensors[static_cast<std::size_t>(bucket.weight_shard)];
+    const Type type = weights.dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
+    const Dst stored = Dst{arena.at(bucket.weight_shard), type} + first;
+    float* master = arena.as<float>(bucket.master) + first;
+    cpu_kernels().cast({values, Type::f32}, stored, count, nullptr);
+    cpu_kernels().cast(stored, {master, Type::f32}, count, nullptr);
+}
+
+void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
+                           std::uint64_t seed) {
+    for (const Bucket& bucket : program.buckets)
+        for (const TensorId id : {bucket.weights, bucket.gradients, bucket.master, bucket.exp_avg, bucket.exp_avg_sq}) {
+            const Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
+            std::memset(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
+        }
+    std::vector<float> values;
+    for (const LocalParameter& p : parameters) {
+        const std::uint64_t stream = random_stream(seed, p.name);
+        for (const Piece& piece : p.pieces) {
+            values.resize(static_cast<std::size_t>(piece.count));
+            for (std::int64_t i = 0; i < piece.count; ++i)
+                values[static_cast<std::size_t>(i)] =
+                    p.ones ? 1.0f
+                    : p.init_std == 0.0
+                        ? 0.0f
+                        : static_cast<float>(p.init_std *
+                                             normal_deviate(stream, static_cast<std::uint64_t>(piece.global + i)));
+            store_weights(program, program.buckets[static_cast<std::size_t>(p.bucket)], arena, piece.shard,
+                          values.data(), piece.count);
+        }
+    }
+}
+
+} // namespace moe

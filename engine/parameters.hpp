@@ -1,0 +1,48 @@
+// Weights by their global names: initial values, and how a rank's flat shards map to global tensors.
+#pragma once
+
+#include "engine/arena.hpp"
+#include "planner/program.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// Standard normal deviate number `index` of the stream (seed, name): a counter-based hash (splitmix64, Steele et al.,
+// OOPSLA 2014) and Box-Muller. The same under every plan, in any order of calls.
+double normal_deviate(std::uint64_t stream, std::uint64_t index);
+std::uint64_t random_stream(std::uint64_t seed, const std::string& name);
+
+// A run of elements of one global tensor that this rank's optimizer shard holds, within one row.
+struct Piece {
+    std::int64_t shard = 0;  // first element, in the bucket's shard [elements / group_size]
+    std::int64_t global = 0; // first element, in the global tensor [rows, cols]
+    std::int64_t count = 0;
+};
+
+// A weight as one rank sees it.
+struct LocalParameter {
+    std::string name;                // with the global expert index
+    std::int64_t rows = 0, cols = 1; // global shape
+    int bucket = 0;
+    double init_std = 0.0;
+    bool ones = false;
+    std::vector<Piece> pieces; // padding rows belong to no piece
+};
+
+// Every parameter of a rank's Program, in the Program's order. Ranks that hold copies of a weight hold disjoint pieces
+// of it; the pieces of all ranks cover every global tensor exactly once.
+std::vector<LocalParameter> local_parameters(const Program& program, const Mesh& mesh, int rank);
+
+// Writes initial weights, FP32 masters (equal to the stored weights) and zero moments of a rank's own shards. What the
+// other members of a bucket's group hold arrives with the gather at the start of the step.
+void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
+                           std::uint64_t seed);
+
+// Stores FP32 values into a shard of weights (FP32 or BF16, rounded to nearest even) and its master.
+void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,
+                   const float* values, std::int64_t count);
+
+} // namespace moe

@@ -1,0 +1,74 @@
+// Byte-level tokenizer that writes Megatron's indexed dataset format (its table is in data.hpp).
+#include "engine/tokenize.hpp"
+
+#include "planner/error.hpp"
+#include "planner/files.hpp"
+
+#include <cstdio>
+#include <cstring>
+#include <limits>
+
+namespace moe {
+
+namespace {
+
+template <class T>
+void append(std::string& out, T value) {
+    char bytes[sizeof value];
+    std::memcpy(bytes, &value, sizeof value);
+    out.append(bytes, sizeof value);
+}
+
+std::string index_of(const std::vector<std::int64_t>& lengths) {
+    constexpr std::uint8_t u16_elements = 8;
+    std::string out("MMIDIDX\0\0", 9);
+    append<std::uint64_t>(out, 1);
+    append(out, u16_elements);
+    append<std::uint64_t>(out, lengths.size());
+    append<std::uint64_t>(out, lengths.size() + 1);
+    for (const std::int64_t length : lengths) append(out, static_cast<std::int32_t>(length));
+    std::int64_t offset = 0;
+    for (const std::int64_t length : lengths) {
+        append(out, offset);
+        offset += 2 * length;
+    }
+    for (std::size_t document = 0; document <= lengths.size(); ++document)
+        append(out, static_cast<std::int64_t>(document));
+    return out;
+}
+
+} // namespace
+
+TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::string& prefix) {
+    if (files.empty()) refuse("no text files to tokenize");
+    TokenizeResult result;
+    std::vector<std::int64_t> lengths;
+    const auto write_tokens = [&](const std::function<void(std::string_view)>& write) {
+        std::string tokens;
+        for (const std::string& file : files) {
+            const std::string text = read_file(file);
+            if (text.empty()) refuse("{}: the file is empty; leave it out", file);
+            if (text.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
+                refuse("{}: {} bytes are more than one document can hold ({}); split the file", file, text.size(),
+                       std::numeric_limits<std::int32_t>::max());
+            tokens.clear();
+            tokens.reserve(2 * text.size());
+            for (const char c : text) append(tokens, static_cast<std::uint16_t>(static_cast<unsigned char>(c)));
+            write(tokens);
+            lengths.push_back(static_cast<std::int64_t>(text.size()));
+            result.tokens += lengths.back();
+        }
+    };
+    write_file(prefix + ".bin", write_tokens);
+    try {
+        write_file(prefix + ".idx", index_of(lengths));
+    } catch (...) {
+        // A .bin without its index, or with an older one, would be a trap.
+        std::remove((prefix + ".bin").c_str());
+        throw;
+    }
+    result.documents = static_cast<std::int64_t>(lengths.size());
+    return result;
+}
+
+} // namespace moe

@@ -1,0 +1,19 @@
+// Text to a Megatron .bin/.idx pair.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+struct TokenizeResult {
+    std::int64_t documents = 0, tokens = 0;
+};
+
+// Byte vocabulary: ids 0-255, no end-of-document token, 16-bit elements, one document per file in the order given.
+// Writes PREFIX.bin, then PREFIX.idx. Throws Error (bad_input) for a file that cannot be read or is empty, (failure)
+// when writing fails; nothing half-written is left.
+TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::string& prefix);
+
+} // namespace moe

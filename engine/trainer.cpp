@@ -1,0 +1,232 @@
+// Set-up of the ranks of one process, the step they take together, and global views of their weights.
+#include "engine/trainer.hpp"
+
+#include "engine/cpu/table.hpp"
+#include "engine/executable.hpp"
+#include "planner/error.hpp"
+#include "planner/lower.hpp"
+#include "planner/memory.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace moe {
+
+namespace {
+
+const Backend& backend_named(const std::string& name) {
+    if (name != "cpu") refuse("--backend {}: this build has no such back end, only cpu", name);
+    return cpu_backend();
+}
+
+Plan sound(const Plan& plan) {
+    if (const PlanFault fault = check_plan(plan)) refuse("execute: {}", fault.message);
+    return plan;
+}
+
+} // namespace
+
+Trainer::Trainer(const Plan& plan, const TrainOptions& options)
+    : plan_(sound(plan)), options_(options), mesh_(plan), backend_(&backend_named(options.backend)) {
+    check_options(options);
+    if (!plan_.model->not_executable.empty())
+        refuse("execute: the model cannot be trained here: {}", plan_.model->not_executable);
+    std::vector<MemoryPlan> memory;
+    for (int stage = 0; stage < plan_.pp; ++stage) programs_.push_back(lower(plan_, stage));
+    check_executable(plan_, programs_, *backend_);
+    for (const Program& program : programs_) memory.push_back(plan_memory(program));
+
+    cores_ = std::make_unique<Cores>(plan_.gpus, options_.permits);
+    fabric_ = std::make_unique<ThreadFabric>(mesh_, *cores_);
+    ranks_.resize(static_cast<std::size_t>(plan_.gpus));
+    tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
+    seconds_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
+    // On the ranks' own threads: filling the arenas takes as long as a step and touches the memory where it will be
+    // used.
+    cores_->run([&](int rank) { build_rank(rank, memory); });
+    index_parameters();
+    for (int rank = 0; rank < plan_.gpus; ++rank) {
+        const std::vector<Stage>& chunks = program_of(ranks_[static_cast<std::size_t>(rank)]).chunks;
+        if (std::any_of(chunks.begin(), chunks.end(), [](const Stage& stage) { return stage.loss; })) loss_rank_ = rank;
+    }
+}
+
+void Trainer::build_rank(int rank, const std::vector<MemoryPlan>& memory) {
+    Rank& r = ranks_[static_cast<std::size_t>(rank)];
+    r.stage = mesh_.coordinate(Domain::dense, axis::pipeline, rank);
+    const Program& program = program_of(r);
+    r.arena = std::make_unique<Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank);
+    r.communicator = std::make_unique<ThreadCommunicator>(*fabric_, rank);
+    r.executor = std::make_unique<Executor>(program, *r.arena, mesh_, rank, *backend_, *r.communicator);
+    r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
+    r.parameters = local_parameters(program, mesh_, rank);
+    initialize_parameters(program, r.parameters, *r.arena, options_.seed);
+    auto* positions = r.arena->as<std::int32_t>(program.io.positions);
+    for (std::int64_t i = 0; i < plan_.seq; ++i) positions[i] = static_cast<std::int32_t>(i);
+}
+
+void Trainer::index_parameters() {
+    for (int rank = 0; rank < plan_.gpus; ++rank) {
+        const Rank& r = ranks_[static_cast<std::size_t>(rank)];
+        for (std::size_t i = 0; i < r.parameters.size(); ++i) {
+            const LocalParameter& p = r.parameters[i];
+            shapes_[p.name] = {p.rows, p.cols};
+            if (!p.pieces.empty()) holders_[p.name].push_back({rank, i});
+        }
+    }
+    for (const auto& [name, shape] : shapes_) {
+        std::int64_t held = 0;
+        for_each_piece(name, [&](const Rank&, const Bucket&, const Piece& piece) { held += piece.count; });
+        if (held != shape.rows * shape.cols)
+            fail("the ranks hold {} elements of {}, which has {} x {}", held, name, shape.rows, shape.cols);
+    }
+}
+
+StepResult Trainer::step(const SampleSource& source) {
+    const std::int64_t row = plan_.seq + 1;
+    for (std::int64_t s = 0; s < plan_.gbs; ++s)
+        source(done_ * plan_.gbs + s,
+               std::span(tokens_).subspan(static_cast<std::size_t>(s * row), static_cast<std::size_t>(row)));
+    const double lr = learning_rate(options_, done_);
+    set_hyper(lr);
+    zero_ = Recorder::Clock::now();
+    cores_->run([&](int rank) {
+        begin_rank(rank);
+        Rank& r = ranks_[static_cast<std::size_t>(rank)];
+        r.executor->step(*r.recorder);
+    });
+    const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
+    seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds;
+    ++done_;
+    const Rank& last = ranks_[static_cast<std::size_t>(loss_rank_)];
+    const ProgramIo& io = program_of(last).io;
+    return {done_,
+            *last.arena->as<float>(io.loss),
+            std::sqrt(static_cast<double>(*last.arena->as<float>(io.gradient_norm))),
+            lr,
+            seconds,
+            plan_.gbs * plan_.seq};
+}
+
+void Trainer::begin_rank(int rank) {
+    Rank& r = ranks_[static_cast<std::size_t>(rank)];
+    const Program& program = program_of(r);
+    r.recorder->begin_step(static_cast<std::size_t>(done_), zero_);
+    for (std::size_t id = 0; id < program.tensors.size(); ++id) {
+        const Tensor& tensor = program.tensors[id];
+        if (tensor.storage == Storage::scalar)
+            std::memset(r.arena->at(static_cast<TensorId>(id)), 0, static_cast<std::size_t>(tensor.bytes()));
+    }
+    std::copy(hyper_.begin(), hyper_.end(), r.arena->as<float>(program.io.hyper));
+    fill_inputs(rank);
+}
+
+// Micro-batch j of data-parallel rank d holds samples (j * DP + d) * mbs and following; rows are position * mbs +
+// sequence.
+void Trainer::fill_inputs(int rank) {
+    const Rank& r = ranks_[static_cast<std::size_t>(rank)];
+    const Program& program = program_of(r);
+    const bool embedding =
+        std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.embedding; });
+    const bool loss = std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss; });
+    if (!embedding && !loss) return;
+    const std::int64_t data = mesh_.coordinate(Domain::dense, axis::data, rank), mbs = plan_.mbs;
+    for (int j = 0; j < plan_.micro_batches(); ++j) {
+        auto* ids = r.arena->as<std::int32_t>(program.io.ids, j);
+        auto* labels = r.arena->as<std::int32_t>(program.io.labels, j);
+        for (std::int64_t b = 0; b < mbs; ++b) {
+            const std::int32_t* sample = tokens_.data() + ((j * plan_.dp + data) * mbs + b) * (plan_.seq + 1);
+            for (std::int64_t i = 0; i < plan_.seq; ++i) {
+                if (embedding) ids[i * mbs + b] = sample[i];
+                if (loss) labels[i * mbs + b] = sample[i + 1];
+            }
+        }
+    }
+}
+
+void Trainer::set_hyper(double lr) {
+    const double t = static_cast<double>(done_ + 1);
+    const double values[8] = {lr,
+                              options_.beta1,
+                              options_.beta2,
+                              options_.eps,
+                              options_.weight_decay,
+                              options_.clip,
+                              1.0 - std::pow(options_.beta1, t),
+                              1.0 - std::pow(options_.beta2, t)};
+    std::transform(values, values + 8, hyper_.begin(), [](double v) { return static_cast<float>(v); });
+}
+
+template <class Visit>
+void Trainer::for_each_piece(const std::string& name, Visit visit) const {
+    const auto found = holders_.find(name);
+    if (found == holders_.end()) refuse("the model has no parameter '{}'", name);
+    for (const Holder& holder : found->second) {
+        const Rank& r = ranks_[static_cast<std::size_t>(holder.rank)];
+        const LocalParameter& p = r.parameters[holder.parameter];
+        const Bucket& bucket = program_of(r).buckets[static_cast<std::size_t>(p.bucket)];
+        for (const Piece& piece : p.pieces) visit(r, bucket, piece);
+    }
+}
+
+std::vector<float> Trainer::assemble(const std::string& name, TensorId Bucket::*tensor) const {
+    const auto shape = shapes_.find(name);
+    if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
+    std::vector<float> values(static_cast<std::size_t>(shape->second.rows * shape->second.cols));
+    for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
+        const float* shard = r.arena->as<float>(bucket.*tensor) + piece.shard;
+        std::copy(shard, shard + piece.count, values.begin() + piece.global);
+    });
+    return values;
+}
+
+std::vector<float> Trainer::read_gradient(const std::string& name) const {
+    return assemble(name, &Bucket::gradient_shard);
+}
+
+std::vector<float> Trainer::read_weight(const std::string& name) const { return assemble(name, &Bucket::master); }
+
+void Trainer::write_weight(const std::string& name, std::span<const float> values) {
+    const auto shape = shapes_.find(name);
+    if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
+    if (static_cast<std::int64_t>(values.size()) != shape->second.rows * shape->second.cols)
+        refuse("{} has {} x {} elements, {} were given", name, shape->second.rows, shape->second.cols, values.size());
+    for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
+        store_weights(program_of(r), bucket, *r.arena, piece.shard, values.data() + piece.global, piece.count);
+    });
+}
+
+Timeline Trainer::timeline() const {
+    if (done_ == 0) fail("no step has been recorded");
+    const auto kept = static_cast<std::int64_t>(seconds_.size());
+    std::vector<std::pair<double, std::int64_t>> steps;
+    for (std::int64_t s = std::max(done_ > 1 && kept > 1 ? std::int64_t{1} : std::int64_t{0}, done_ - kept); s < done_;
+         ++s)
+        steps.emplace_back(seconds_[static_cast<std::size_t>(s % kept)], s);
+    std::sort(steps.begin(), steps.end());
+    const auto [seconds, step] = steps[(steps.size() - 1) / 2];
+    Timeline timeline;
+    timeline.predicted = false;
+    timeline.plan_json = plan_to_json(plan_);
+    timeline.step_seconds = seconds;
+    timeline.tflops_per_gpu = model_flops_per_token(*plan_.model, plan_.seq, plan_.tp) *
+                              static_cast<double>(plan_.gbs * plan_.seq) / seconds / plan_.gpus / 1e12;
+    timeline.memory_gib = memory_gib();
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+        timeline.ranks.push_back(static_cast<int>(rank));
+        timeline.pipeline_rank.push_back(ranks_[rank].stage);
+        timeline.represents.push_back(1);
+        const std::vector<TimelineRow> rows = ranks_[rank].recorder->rows(static_cast<std::size_t>(step));
+        timeline.rows.insert(timeline.rows.end(), rows.begin(), rows.end());
+    }
+    return timeline;
+}
+
+double Trainer::memory_gib() const {
+    std::size_t bytes = 0;
+    for (const Rank& rank : ranks_) bytes = std::max(bytes, rank.arena->bytes());
+    return static_cast<double>(bytes) / (1 << 30);
+}
+
+} // namespace moe

@@ -1,0 +1,127 @@
+// Training with exactly one plan: a rank per thread, each with its arena, stepping through its Program.
+#pragma once
+
+#include "engine/comm/threads.hpp"
+#include "engine/executor.hpp"
+#include "engine/parameters.hpp"
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+enum class LearningRate : std::uint8_t { constant, cosine };
+
+struct TrainOptions {
+    std::int64_t steps = 10;
+    double lr = 1e-3;
+    LearningRate schedule = LearningRate::constant;
+    std::int64_t warmup = 0;     // steps of linear warm-up
+    double final_fraction = 0.1; // cosine: of lr, reached at the last step
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+    double weight_decay = 0.1; // matrices only, decoupled
+    double clip = 1.0;         // of the global gradient norm, 0 = off
+    std::uint64_t seed = 1;
+    int permits = 0;    // ranks that run at once, 0 = the machine's cores
+    int kept_steps = 9; // recorded steps from which timeline() takes the median one
+    std::string backend = "cpu";
+};
+
+// Throws Error (bad_input) for values outside their range, by the name of the command-line option.
+void check_options(const TrainOptions& options);
+// Learning rate of step `step` (from 0).
+double learning_rate(const TrainOptions& options, std::int64_t step);
+
+struct StepResult {
+    std::int64_t step = 0;  // from 1
+    double loss = 0.0;      // mean cross-entropy over the global batch before the update, nats per token
+    double grad_norm = 0.0; // global, before clipping
+    double lr = 0.0;
+    double seconds = 0.0;
+    std::int64_t tokens = 0;
+};
+
+// Writes seq + 1 tokens of a sample; samples of step s are s * gbs ... s * gbs + gbs - 1.
+using SampleSource = std::function<void(std::int64_t sample, std::span<std::int32_t> tokens)>;
+
+class Trainer {
+public:
+    // Lowers and checks the plan, allocates every arena and sets initial weights. Throws Error.
+    Trainer(const Plan& plan, const TrainOptions& options);
+    Trainer(const Trainer&) = delete;
+    Trainer& operator=(const Trainer&) = delete;
+
+    StepResult step(const SampleSource& source);
+
+    // Global tensors by Hugging Face name, row-major [rows, cols]: the gradient of the last step (summed over ranks,
+    // before clipping), the FP32 master weights, and setting weights. Between steps only. Throws Error (bad_input) for
+    // a name the model does not have.
+    struct Shape {
+        std::int64_t rows = 0, cols = 1;
+    };
+    const std::map<std::string, Shape>& parameters() const { return shapes_; }
+    std::vector<float> read_gradient(const std::string& name) const;
+    std::vector<float> read_weight(const std::string& name) const;
+    void write_weight(const std::string& name, std::span<const float> values);
+
+    // Rows of the recorded step whose duration is the median of the last kept ones (the first step, which touches
+    // memory for the first time, is left out when there are others).
+    Timeline timeline() const;
+    double memory_gib() const; // largest arena of a rank
+    int permits() const { return cores_->permits(); }
+    const std::vector<Program>& programs() const { return programs_; }
+
+private:
+    struct Rank {
+        std::unique_ptr<Arena> arena;
+        std::unique_ptr<ThreadCommunicator> communicator;
+        std::unique_ptr<Executor> executor;
+        std::unique_ptr<Recorder> recorder;
+        std::vector<LocalParameter> parameters;
+        int stage = 0;
+    };
+    struct Holder { // of pieces of a global tensor
+        int rank = 0;
+        std::size_t parameter = 0;
+    };
+
+    const Program& program_of(const Rank& rank) const { return programs_[static_cast<std::size_t>(rank.stage)]; }
+    void build_rank(int rank, const std::vector<MemoryPlan>& memory);
+    void index_parameters();
+    void begin_rank(int rank);
+    void fill_inputs(int rank);
+    void set_hyper(double lr);
+    template <class Visit>
+    void for_each_piece(const std::string& name, Visit visit) const;
+    std::vector<float> assemble(const std::string& name, TensorId Bucket::*tensor) const;
+
+    Plan plan_;
+    TrainOptions options_;
+    Mesh mesh_;
+    const Backend* backend_ = nullptr;
+    std::vector<Program> programs_; // by pipeline rank
+    std::unique_ptr<Cores> cores_;
+    std::unique_ptr<ThreadFabric> fabric_;
+    std::vector<Rank> ranks_;
+    std::map<std::string, Shape> shapes_;
+    std::map<std::string, std::vector<Holder>> holders_;
+    std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
+    std::array<float, 8> hyper_{};
+    std::int64_t done_ = 0;       // steps
+    std::vector<double> seconds_; // of the kept steps, by step modulo their number
+    Recorder::Clock::time_point zero_;
+    int loss_rank_ = 0;
+};
+
+// Runs options.steps steps; on_step is called after each on the caller's thread. Throws Error (failure) when the loss
+// is no longer finite.
+std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,
+                              const std::function<void(const StepResult&)>& on_step);
+
+} // namespace moe
