@@ -66,7 +66,11 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
         add_verb(app, "execute", "train with exactly that plan",
                  "moe-plan execute plan.json --data text --steps 300 --run-dir runs/first", [&o] { execute_verb(o); });
     verb->add_option("PLAN", o.plan, "plan.json")->required();
-    verb->add_option("--data", o.data, "prefix of a Megatron .bin/.idx pair")->required();
+    verb->add_option("--data", o.data,
+                     "[W] PREFIX of a Megatron .bin/.idx pair, drawn from by weight W; may be repeated")
+        ->required()
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     verb->add_option("--steps", o.steps, "training steps")->capture_default_str();
     verb->add_option("--backend", o.backend, "cpu")->capture_default_str();
     verb->add_option("--run-dir", o.run_dir, "folder for plan.json, run.json, predicted.json and measured.json");
@@ -107,6 +111,24 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
     verb->add_option("--out", o.out, "prefix of the pair")->required();
     verb->add_option("--vocab", o.vocab, "bytes: token ids are the bytes 0-255")->capture_default_str();
     add_json(verb, o.json);
+}
+
+bool is_number(const std::string& text) {
+    double value = 0.0;
+    return !text.empty() && CLI::detail::lexical_cast(text, value);
+}
+
+// The command line without the program's name. The two words of "--data W PREFIX" become one, since CLI11 could not
+// tell whether an option's optional second word is not the next positional argument.
+std::vector<std::string> words_of(int argc, char** argv) {
+    std::vector<std::string> words;
+    for (int i = 1; i < argc; ++i) {
+        words.emplace_back(argv[i]);
+        if (words.back() != "--data" || i + 2 >= argc || !is_number(argv[i + 1]) || argv[i + 2][0] == '-') continue;
+        words.push_back(std::string(argv[i + 1]) + " " + argv[i + 2]);
+        i += 2;
+    }
+    return words;
 }
 
 std::vector<std::string> verb_names(const CLI::App& app) {
@@ -168,7 +190,11 @@ int run(int argc, char** argv) {
                                     moe::did_you_mean(argv[1], verbs)),
                         moe::Fault::bad_input);
     try {
-        app.parse(argc, argv);
+        std::vector<std::string> words = words_of(argc, argv);
+        execute.command = "moe-plan";
+        for (const std::string& word : words) execute.command += " " + word;
+        std::reverse(words.begin(), words.end()); // CLI11 takes them from the back
+        app.parse(words);
     } catch (const CLI::Success& request) { // --help, --version
         return app.exit(request);
     } catch (const CLI::ParseError& error) {
@@ -180,7 +206,9 @@ int run(int argc, char** argv) {
 } // namespace
 
 int main(int argc, char** argv) {
-    std::signal(SIGPIPE, SIG_IGN); // a closed pipe is a failed write like any other
+    // A closed pipe and a file over the size limit are failed writes like any other.
+    std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);
     try {
         return run(argc, argv);
     } catch (const moe::Error& error) {

@@ -30,7 +30,7 @@ void replay_verb(const ReplayOptions& options);
 
 struct ExecuteOptions {
     std::string plan;
-    std::string data; // prefix of a .bin/.idx pair
+    std::vector<std::string> data; // prefixes of .bin/.idx pairs, each with or without "WEIGHT " before it
     std::int64_t steps = 100;
     std::string backend = "cpu";
     std::string run_dir, trace; // empty = not written
@@ -41,6 +41,7 @@ struct ExecuteOptions {
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
     std::int64_t seed = 1;
+    std::string command; // as typed, for run.json
     bool json = false;
 };
 void execute_verb(const ExecuteOptions& options);

@@ -1,0 +1,45 @@
+// Runs the built command as a user would, in a folder of its own, and holds its output and exit status.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <string>
+
+namespace moe::test {
+
+struct Outcome {
+    int status = -1; // exit status; 128 + signal when a signal ended it
+    std::string out, err;
+};
+// A shell command line in which "moe-plan" names the built command ($MOE_PLAN). Redirections work as in a shell.
+Outcome shell(const std::string& folder, const std::string& command);
+
+// A fresh folder that goes away with the object.
+class Folder {
+public:
+    Folder();
+    ~Folder();
+    Folder(const Folder&) = delete;
+    Folder& operator=(const Folder&) = delete;
+    const std::string& path() const { return path_; }
+    std::string file(const std::string& name) const { return path_ + "/" + name; }
+    void write(const std::string& name, const std::string& content) const;
+    std::string read(const std::string& name) const;
+    bool holds(const std::string& name) const;
+    int entries() const;
+    Outcome run(const std::string& command) const { return shell(path_, command); }
+
+private:
+    std::string path_;
+};
+
+// Checks that the command refused or failed as promised: the status, ONE line on stderr that contains `words`, nothing
+// on stdout.
+void check_line(const Outcome& outcome, int status, const std::string& words);
+// Checks success and parses stdout as one JSON document.
+nlohmann::ordered_json document(const Outcome& outcome);
+
+// Options of a search that ends at once: the small MoE on 8 CPU ranks.
+inline const std::string small_search = "search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 64 --precision fp32";
+
+} // namespace moe::test

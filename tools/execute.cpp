@@ -1,0 +1,212 @@
+// The verb execute: trains with exactly the given plan and keeps what compare needs.
+#include "engine/data.hpp"
+#include "engine/trainer.hpp"
+#include "planner/error.hpp"
+#include "planner/files.hpp"
+#include "simulator/simulate.hpp"
+#include "tools/console.hpp"
+#include "tools/documents.hpp"
+#include "tools/table.hpp"
+#include "tools/verbs.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+
+namespace moe::tools {
+
+namespace {
+
+double number_of(const char* option, std::string_view text) {
+    double value = 0.0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+        refuse("{} {}: not a number", option, text);
+    return value;
+}
+
+TrainOptions train_options(const ExecuteOptions& options) {
+    TrainOptions result;
+    result.steps = options.steps;
+    result.lr = options.lr;
+    if (options.lr_schedule != "constant" && options.lr_schedule != "cosine")
+        refuse("--lr-schedule {}: must be constant or cosine", options.lr_schedule);
+    result.schedule = options.lr_schedule == "cosine" ? LearningRate::cosine : LearningRate::constant;
+    result.warmup = options.warmup;
+    const std::size_t comma = options.betas.find(',');
+    if (comma == std::string::npos) refuse("--betas {}: must be two numbers, for example 0.9,0.95", options.betas);
+    result.beta1 = number_of("--betas", std::string_view(options.betas).substr(0, comma));
+    result.beta2 = number_of("--betas", std::string_view(options.betas).substr(comma + 1));
+    result.eps = options.eps;
+    result.weight_decay = options.weight_decay;
+    result.clip = options.grad_clip;
+    if (options.seed < 0) refuse("--seed {}: must not be negative", options.seed);
+    result.seed = static_cast<std::uint64_t>(options.seed);
+    if (options.backend == "cuda") refuse("--backend cuda: this version executes on the CPU only; use --backend cpu");
+    if (options.backend != "cpu") refuse("--backend {}: unknown; use cpu", options.backend);
+    result.backend = options.backend;
+    check_options(result);
+    return result;
+}
+
+// "PREFIX", or "WEIGHT PREFIX" as the command line joins them.
+BlendEntry blend_entry(const std::string& text) {
+    const std::size_t blank = text.find(' ');
+    double weight = 0.0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), weight);
+    if (blank == std::string::npos || error != std::errc() || end != text.data() + blank) return {text, 1.0};
+    if (!std::isfinite(weight) || weight <= 0.0) refuse("--data {}: the weight must be above 0", text);
+    return {text.substr(blank + 1), weight};
+}
+
+SampleData open_data(const ExecuteOptions& options, const Plan& plan) {
+    if (options.shuffle != "on" && options.shuffle != "off") refuse("--shuffle {}: must be on or off", options.shuffle);
+    std::vector<BlendEntry> blend;
+    for (const std::string& text : options.data) blend.push_back(blend_entry(text));
+    return SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
+                      static_cast<std::uint64_t>(options.seed));
+}
+
+// All ranks live in this process: a plan that does not fit must be refused before the system kills the process.
+void check_memory(const std::string& place, const Plan& plan, const Simulation& simulation) {
+    const double mean = std::accumulate(simulation.memory_bytes.begin(), simulation.memory_bytes.end(), 0.0) /
+                        static_cast<double>(simulation.memory_bytes.size());
+    const double machine =
+        static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+    if (mean * plan.gpus > machine)
+        refuse("{}: its {} ranks need {:.1f} GiB, this machine has {:.1f} GiB: use a smaller model, batch or sequence",
+               place, plan.gpus, gib(mean * plan.gpus), gib(machine));
+}
+
+double median(std::vector<double> values) {
+    if (values.empty()) return 0.0;
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+// The folder that --run-dir names. It starts without traces of an earlier run, so that what lies there is of one run.
+class RunFolder {
+public:
+    explicit RunFolder(const std::string& path) : path_(path) {
+        if (path.empty()) return;
+        std::error_code error;
+        std::filesystem::create_directories(path, error);
+        if (error || !std::filesystem::is_directory(path)) fail("cannot make the folder {}: {}", path, error.message());
+        for (const char* name : {"run.json", "measured.json", "predicted.json", "plan.json"})
+            std::filesystem::remove(file(name), error);
+    }
+    explicit operator bool() const { return !path_.empty(); }
+    std::string file(const std::string& name) const { return (std::filesystem::path(path_) / name).string(); }
+
+private:
+    std::string path_;
+};
+
+// Turns step results into records and log lines.
+class StepLog {
+public:
+    StepLog(Console& console, const Plan& plan, std::int64_t steps, RunRecord& run)
+        : console_(console),
+          steps_(steps),
+          run_(run),
+          flops_per_token_(model_flops_per_token(*plan.model, plan.seq, plan.tp)),
+          gpus_(plan.gpus) {}
+
+    void add(const StepResult& step) {
+        const double rate = static_cast<double>(step.tokens) / step.seconds;
+        const double tflops = flops_per_token_ * rate / gpus_ / 1e12;
+        run_.steps.push_back({step.step, step.loss, step.grad_norm, step.seconds, tflops, step.tokens});
+        // The first step touches all memory for the first time.
+        if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
+        run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);
+        console_.say("step {}/{} | loss {:.4f} | grad norm {:.3f} | {} tokens/s | {:.3g} TFLOPS/GPU | {}, predicted {} "
+                     "(predicted/measured {:.2f})",
+                     step.step, steps_, step.loss, step.grad_norm, count_text(rate), tflops, seconds_text(step.seconds),
+                     seconds_text(run_.predicted_step_seconds),
+                     run_.predicted_step_seconds / run_.measured_step_seconds);
+        console_.progress(fmt::format("{}/{} steps, {:.0f} s left", step.step, steps_,
+                                      static_cast<double>(steps_ - step.step) * run_.measured_step_seconds));
+    }
+
+private:
+    Console& console_;
+    std::int64_t steps_;
+    RunRecord& run_;
+    double flops_per_token_;
+    int gpus_;
+    std::vector<double> seconds_;
+};
+
+double final_loss(const RunRecord& run, std::size_t& averaged) {
+    averaged = std::min<std::size_t>(10, run.steps.size());
+    double sum = 0.0;
+    for (std::size_t i = run.steps.size() - averaged; i < run.steps.size(); ++i) sum += run.steps[i].loss;
+    return sum / static_cast<double>(averaged);
+}
+
+Timeline measured_timeline(const Trainer& trainer, const Plan& plan) {
+    Timeline timeline = trainer.timeline();
+    timeline.tflops_per_gpu = model_flops_per_token(*plan.model, plan.seq, plan.tp) * static_cast<double>(plan.gbs) *
+                              static_cast<double>(plan.seq) / timeline.step_seconds / plan.gpus / 1e12;
+    timeline.memory_gib = trainer.memory_gib();
+    return timeline;
+}
+
+} // namespace
+
+void execute_verb(const ExecuteOptions& options) {
+    const TrainOptions train_with = train_options(options);
+    const Plan plan = load_plan(options.plan);
+    // Our own stack is exactly what the engine runs, whichever stack the plan was searched for.
+    if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
+        refuse("{}: execute cannot run it: {}", options.plan, fault.message);
+    const Stack stack = load_stack(plan.stack, *plan.hardware);
+    SampleData data = open_data(options, plan);
+    const Simulation simulation = simulate(plan, stack, !options.run_dir.empty());
+    check_memory(options.plan, plan, simulation);
+    Trainer trainer(plan, train_with);
+
+    const RunFolder folder(options.run_dir);
+    if (folder) {
+        write_file(folder.file("plan.json"), plan_to_json(plan));
+        write_trace(simulation.timeline, folder.file("predicted.json"));
+    }
+    RunRecord run;
+    run.backend = train_with.backend;
+    run.ranks = plan.gpus;
+    run.command = options.command;
+    run.unigram_entropy = data.unigram_entropy();
+    run.predicted_step_seconds = simulation.estimate.step_seconds;
+    run.peak_memory_gib = trainer.memory_gib();
+
+    Console console(options.json);
+    console.say("{}: {} ranks on {} cores, {} tokens per step, {:.3f} GiB in the fullest rank", plan.model->name,
+                plan.gpus, trainer.permits(), count_text(static_cast<double>(plan.gbs * plan.seq)),
+                run.peak_memory_gib);
+    console.say("Data: {} tokens, unigram entropy {:.4f} nats/token", count_text(static_cast<double>(data.tokens())),
+                run.unigram_entropy);
+    StepLog log(console, plan, train_with.steps, run);
+    train(
+        trainer, train_with, [&data](std::int64_t sample, std::span<std::int32_t> out) { data.read(sample, out); },
+        [&log](const StepResult& step) { log.add(step); });
+
+    const Timeline measured = measured_timeline(trainer, plan);
+    if (!options.trace.empty()) write_trace(measured, options.trace);
+    if (folder) {
+        write_trace(measured, folder.file("measured.json"));
+        write_file(folder.file("run.json"), run_document(run));
+    }
+    std::size_t averaged = 0;
+    const double loss = final_loss(run, averaged);
+    console.say("Final loss {:.4f} nats/token (mean of the last {} steps), unigram entropy of the data {:.4f}", loss,
+                averaged, run.unigram_entropy);
+    if (folder) console.say("Next: moe-plan compare {}", options.run_dir);
+    if (options.json) print(run_document(run));
+}
+
+} // namespace moe::tools

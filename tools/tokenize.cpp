@@ -1,0 +1,23 @@
+// The verb tokenize: text files to a Megatron .bin/.idx pair.
+#include "engine/tokenize.hpp"
+#include "planner/error.hpp"
+#include "tools/console.hpp"
+#include "tools/documents.hpp"
+#include "tools/table.hpp"
+#include "tools/verbs.hpp"
+
+namespace moe::tools {
+
+void tokenize_verb(const TokenizeOptions& options) {
+    if (options.vocab != "bytes")
+        refuse("--vocab {}: unknown vocabulary; the one that there is now: bytes", options.vocab);
+    if (options.out.empty() || options.out.back() == '/')
+        refuse("--out '{}': must be the prefix of two files, for example runs/text", options.out);
+    const TokenizeResult result = tokenize_bytes(options.texts, options.out);
+    if (options.json) return print(tokenize_document(result.documents, result.tokens, options.out));
+    Console console(false);
+    console.say("{} tokens of {} documents in {}.bin and {}.idx", count_text(static_cast<double>(result.tokens)),
+                count_text(static_cast<double>(result.documents)), options.out, options.out);
+}
+
+} // namespace moe::tools
