@@ -96,7 +96,8 @@ Precision precision_from_string(const std::string& text) {
     const std::vector<std::string> known{precision_names.begin(), precision_names.end()};
     const auto found = std::find(known.begin(), known.end(), text);
     if (found == known.end())
-        refuse("precision '{}' is unknown{}; known are {}", text, did_you_mean(text, known), fmt::join(known, ", "));
+        refuse("precision '{}' is unknown{}; known are {}", shown(text), did_you_mean(text, known),
+               fmt::join(known, ", "));
     return static_cast<Precision>(found - known.begin());
 }
 

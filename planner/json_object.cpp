@@ -15,13 +15,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // The value as the message shows it: long text and containers cut short.
-std::string shown(const Json& value) {
+std::string shown_value(const Json& value) {
     if (value.is_object()) return fmt::format("an object of {} fields", value.size());
     if (value.is_array()) return fmt::format("an array of {} elements", value.size());
-    constexpr std::size_t longest = 80;
-    std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-    if (text.size() > longest) text = text.substr(0, longest) + "...";
-    return text;
+    return shown(value.dump(-1, ' ', true, Json::error_handler_t::replace));
 }
 
 // nlohmann's message without its exception number and position, which we print ourselves.
@@ -34,6 +31,12 @@ std::string reason_of(const Json::parse_error& error) {
         if (colon != std::string::npos) text = text.substr(colon + 2);
         break;
     }
+    // What was read last may be a whole paragraph.
+    const std::size_t quote = text.find("last read: '");
+    const std::size_t end = text.rfind('\'');
+    constexpr std::size_t lead = 12, longest = 40;
+    if (quote != std::string::npos && end > quote + lead + longest)
+        text.replace(quote + lead, end - quote - lead, "..." + text.substr(end - longest, longest));
     for (char& letter : text) {
         if (static_cast<unsigned char>(letter) < 0x20) letter = ' ';
     }
@@ -217,13 +220,13 @@ void JsonObject::only(const std::vector<std::string>& known) const {
     for (const auto& [key, value] : node_->items()) {
         bool found = false;
         for (const std::string& name : known) found = found || name == key;
-        if (!found) refuse("{}: unknown field \"{}\"{}", place_, key, did_you_mean(key, known));
+        if (!found) refuse("{}: unknown field \"{}\"{}", place_, shown(key), did_you_mean(key, known));
     }
 }
 
 void JsonObject::refuse_value(const std::string& key, const std::string& why) const {
     const Json* value = find(key);
-    refuse("{}: {} = {}: {}", place_, key, value == nullptr ? "null" : shown(*value), why);
+    refuse("{}: {} = {}: {}", place_, key, value == nullptr ? "null" : shown_value(*value), why);
 }
 
 } // namespace moe

@@ -51,14 +51,15 @@ const Family& family_of(const JsonObject& json) {
         written = list[0].substr(0, list[0].find(" ("));
     }
     if (written.starts_with("NemotronH") || written == "nemotron_h" || json.has("hybrid_override_pattern"))
-        refuse("{}: architectures = \"{}\": hybrid Mamba layers are not supported", json.place(), written);
+        refuse("{}: architectures = \"{}\": hybrid Mamba layers are not supported", json.place(), shown(written));
     std::vector<std::string> known;
     for (const Family& family : families) {
         if (written == (by_type ? family.model_type : family.written)) return family;
         if (!by_type || family.model_type[0] != '\0') known.emplace_back(by_type ? family.model_type : family.written);
     }
     refuse("{}: {} = \"{}\": unknown architecture{}; known are {}", json.place(),
-           by_type ? "model_type" : "architectures", written, did_you_mean(written, known), fmt::join(known, ", "));
+           by_type ? "model_type" : "architectures", shown(written), did_you_mean(written, known),
+           fmt::join(known, ", "));
 }
 
 } // namespace

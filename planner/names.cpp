@@ -1,4 +1,4 @@
-// Edit distance over known names, for error messages that suggest what was meant.
+// Display and edit distance of names, for error messages that suggest what was meant.
 #include "planner/names.hpp"
 
 #include <algorithm>
@@ -6,6 +6,16 @@
 #include <numeric>
 
 namespace moe {
+
+std::string shown(std::string_view text) {
+    constexpr std::size_t longest = 80;
+    std::string line(text.substr(0, longest));
+    for (char& letter : line) {
+        const auto code = static_cast<unsigned char>(letter);
+        if (code < 0x20 || code == 0x7f) letter = '?';
+    }
+    return text.size() > longest ? line + "..." : line;
+}
 
 int edit_distance(std::string_view a, std::string_view b) {
     const auto same = [](char x, char y) {

@@ -1,4 +1,4 @@
-// Suggestions for mistyped names: the known name that lies nearest to what was written.
+// Names that users write: how messages show them, and the known name that was probably meant.
 #pragma once
 
 #include <string>
@@ -6,6 +6,9 @@
 #include <vector>
 
 namespace moe {
+
+// Text of a file or command line as one line of a message: control characters replaced by '?', cut after 80 characters.
+std::string shown(std::string_view text);
 
 // Number of single-character insertions, deletions and replacements that turn `a` into `b`, letter case ignored.
 int edit_distance(std::string_view a, std::string_view b);

@@ -28,7 +28,8 @@ std::size_t position(const std::array<const char*, size>& names, const char* wha
     const std::vector<std::string> known(names.begin(), names.end());
     const auto found = std::find(known.begin(), known.end(), text);
     if (found == known.end())
-        refuse("{} '{}' is unknown{}; known are {}", what, text, did_you_mean(text, known), fmt::join(known, ", "));
+        refuse("{} '{}' is unknown{}; known are {}", what, shown(text), did_you_mean(text, known),
+               fmt::join(known, ", "));
     return static_cast<std::size_t>(found - known.begin());
 }
 
@@ -37,7 +38,7 @@ std::int64_t whole(const std::string& field, const std::string& text, std::int64
     const char* end = text.data() + text.size();
     const auto [last, error] = std::from_chars(text.data(), end, number);
     if (error != std::errc{} || last != end || number < 1 || number > high)
-        refuse("{}={}: must be a whole number from 1 to {}", field, text, high);
+        refuse("{}={}: must be a whole number from 1 to {}", field, shown(text), high);
     return number;
 }
 
@@ -48,7 +49,7 @@ int degree(const std::string& field, const std::string& text) {
 bool on_or_off(const std::string& field, const std::string& text) {
     if (text == "on" || text == "true") return true;
     if (text == "off" || text == "false" || text == "none") return false;
-    refuse("{}={}: must be on or off", field, text);
+    refuse("{}={}: must be on or off", field, shown(text));
 }
 
 double capacity_factor(const std::string& text) {
@@ -57,7 +58,7 @@ double capacity_factor(const std::string& text) {
     const char* end = text.data() + text.size();
     const auto [last, error] = std::from_chars(text.data(), end, number);
     if (error != std::errc{} || last != end || !std::isfinite(number) || number < 0.0)
-        refuse("capacity={}: must be a factor over the balanced load, or none for the worst case", text);
+        refuse("capacity={}: must be a factor over the balanced load, or none for the worst case", shown(text));
     return number;
 }
 
@@ -144,7 +145,7 @@ void set_field(Plan& plan, const std::string& field, const std::string& value) {
         if (name == field) return set(plan, value);
         known.push_back(name);
     }
-    refuse("unknown plan field '{}'{}; known are {}", field, did_you_mean(field, known), fmt::join(known, ", "));
+    refuse("unknown plan field '{}'{}; known are {}", shown(field), did_you_mean(field, known), fmt::join(known, ", "));
 }
 
 } // namespace moe

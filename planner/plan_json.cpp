@@ -49,11 +49,11 @@ void read_mesh(const JsonObject& mesh, Plan& plan) {
     plan.rank_order = mesh.string_or("rank_order", plan.rank_order);
 }
 
-// Runs a from_string() whose fault does not know the file it came from.
-template <class Read>
-void named(const JsonObject& json, Read read) {
+// A choice by its name; from_string() does not know the file that the name stands in.
+template <class Choice>
+Choice named(const JsonObject& json, const std::string& name, Choice (*from_string)(const std::string&)) {
     try {
-        read();
+        return from_string(name);
     } catch (const Error& error) {
         refuse("{}: {}", json.place(), error.what());
     }
@@ -61,19 +61,17 @@ void named(const JsonObject& json, Read read) {
 
 void read_choices(const JsonObject& json, Plan& plan) {
     plan.mbs = json.integer("mbs", 1, limits::max_gbs);
+    plan.schedule = named(json, json.string("schedule"), schedule_from_string);
     plan.layout = json.string_or("layout", "");
+    plan.precision = named(json, json.string("precision"), precision_from_string);
+    plan.recompute = named(json, join_list(json, "recompute"), recompute::from_string);
     plan.offload = join_list(json, "offload");
+    plan.optimizer = named(json, json.string_or("optimizer", to_string(plan.optimizer)), optimizer_from_string);
     plan.fsdp = json.boolean_or("fsdp", false);
+    plan.dispatcher = named(json, json.string_or("dispatcher", to_string(plan.dispatcher)), dispatcher_from_string);
     plan.capacity = json.number_or("capacity", 0.0, 0.0, std::numeric_limits<double>::max());
     plan.ep_overlap = json.boolean_or("ep_overlap", false);
-    named(json, [&] {
-        plan.schedule = schedule_from_string(json.string("schedule"));
-        plan.precision = precision_from_string(json.string("precision"));
-        plan.recompute = recompute::from_string(join_list(json, "recompute"));
-        plan.optimizer = optimizer_from_string(json.string_or("optimizer", to_string(OptimizerChoice{})));
-        plan.dispatcher = dispatcher_from_string(json.string_or("dispatcher", to_string(plan.dispatcher)));
-        plan.cuda_graph = cuda_graph_from_string(json.string_or("cuda_graph", to_string(plan.cuda_graph)));
-    });
+    plan.cuda_graph = named(json, json.string_or("cuda_graph", to_string(plan.cuda_graph)), cuda_graph_from_string);
 }
 
 Json choices(const Plan& plan) {

@@ -56,8 +56,8 @@ ProfileFile find_profile(const std::string& name_or_path, const std::string& fol
     std::error_code error;
     if (known.empty() || fs::exists(path, error)) return from_path(path, inside);
     const std::string hint = did_you_mean(name_or_path, known);
-    if (!hint.empty()) refuse("unknown {} '{}'{}", what, name_or_path, hint);
-    refuse("unknown {} '{}': give a path, or one of {}", what, name_or_path, fmt::join(known, ", "));
+    if (!hint.empty()) refuse("unknown {} '{}'{}", what, shown(name_or_path), hint);
+    refuse("unknown {} '{}': give a path, or one of {}", what, shown(name_or_path), fmt::join(known, ", "));
 }
 
 } // namespace moe

@@ -173,6 +173,17 @@ TEST_CASE("a plan edited by hand is refused by field and numbers") {
           "2: cannot read /no/such/plan.json: No such file or directory");
 }
 
+TEST_CASE("a truncated plan is refused in one short line wherever it ends") {
+    const std::string text = moe::plan_to_json(sound());
+    for (std::size_t length = 0; length + 2 < text.size(); length += 13) {
+        const std::string line = fault(text.substr(0, length));
+        CAPTURE(line);
+        CHECK(line.starts_with("2: p.json: not valid JSON: "));
+        CHECK(line.find('\n') == std::string::npos);
+        CHECK(line.size() < 250);
+    }
+}
+
 TEST_CASE("every field of --fix is set by name") {
     moe::Plan plan = sound();
     const auto set = [&](const char* field, const char* value) { moe::set_field(plan, field, value); };
