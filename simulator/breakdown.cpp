@@ -1,4 +1,5 @@
-// Splits a rank's step into computing, exposed communication by axis, waiting for other stages, and waiting for the host.
+// Splits a rank's step into computing, exposed communication by axis, waiting for other stages, and waiting for the
+// host.
 #include "simulator/ranks.hpp"
 
 #include <algorithm>
@@ -27,13 +28,20 @@ struct Span {
 
 double& part(Breakdown& b, Exposed what) {
     switch (what) {
-    case Exposed::tensor: return b.tensor;
-    case Exposed::context: return b.context;
-    case Exposed::expert: return b.expert;
-    case Exposed::data: return b.data;
-    case Exposed::optimizer: return b.optimizer;
-    case Exposed::pipeline: return b.pipeline;
-    case Exposed::none: break;
+    case Exposed::tensor:
+        return b.tensor;
+    case Exposed::context:
+        return b.context;
+    case Exposed::expert:
+        return b.expert;
+    case Exposed::data:
+        return b.data;
+    case Exposed::optimizer:
+        return b.optimizer;
+    case Exposed::pipeline:
+        return b.pipeline;
+    case Exposed::none:
+        break;
     }
     return b.bubble;
 }
@@ -43,8 +51,10 @@ public:
     Splitter(const RankRun& run) {
         for (std::size_t i = 0; i < run.rows.size(); ++i) {
             const TimelineRow& row = run.rows[i];
-            const Op& op = run.program->templates[static_cast<std::size_t>(run.program->slots[static_cast<std::size_t>(row.slot)].index)]
-                               .ops[static_cast<std::size_t>(row.op)];
+            const Op& op =
+                run.program
+                    ->templates[static_cast<std::size_t>(run.program->slots[static_cast<std::size_t>(row.slot)].index)]
+                    .ops[static_cast<std::size_t>(row.op)];
             if (row.stream == Stream::compute && !is_communication(row.kind)) {
                 computing_.push_back(i);
                 continue;
@@ -62,10 +72,14 @@ public:
             const TimelineRow& row = run.rows[i];
             if (row.start > now) gap(result, now, row.start, run.host_bound[i] != 0);
             const double spent = row.end - std::max(row.start, now);
-            if (row.module == Module::optimizer) result.optimizer += spent;
-            else if (row.phase == Phase::recompute) result.recompute += spent;
-            else if (row.module == Module::data_parallel) result.data += spent;
-            else result.compute += spent;
+            if (row.module == Module::optimizer)
+                result.optimizer += spent;
+            else if (row.phase == Phase::recompute)
+                result.recompute += spent;
+            else if (row.module == Module::data_parallel)
+                result.data += spent;
+            else
+                result.compute += spent;
             now = std::max(now, row.end);
         }
         if (step_seconds > now) gap(result, now, step_seconds, false);
@@ -92,8 +106,10 @@ private:
             Exposed what = Exposed::none;
             for (const Span& span : inside)
                 if (span.start <= middle && middle < span.end) what = std::min(what, span.what);
-            if (what == Exposed::none && host) result.host += length;
-            else part(result, what) += length;
+            if (what == Exposed::none && host)
+                result.host += length;
+            else
+                part(result, what) += length;
         }
     }
 
@@ -102,8 +118,10 @@ private:
     std::array<std::size_t, stream_count> next_{};
 };
 
-}  // namespace
+} // namespace
 
-Breakdown breakdown_of(const Plan&, const RankRun& run, double step_seconds) { return Splitter(run).split(run, step_seconds); }
+Breakdown breakdown_of(const Plan&, const RankRun& run, double step_seconds) {
+    return Splitter(run).split(run, step_seconds);
+}
 
-}  // namespace moe
+} // namespace moe

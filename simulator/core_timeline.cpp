@@ -12,8 +12,8 @@
 namespace moe {
 namespace {
 
-// A collective has two meetings, before and after the members read each other's buffers; whoever comes last goes on with
-// the core in its hands, the others queue for one again.
+// A collective has two meetings, before and after the members read each other's buffers; whoever comes last goes on
+// with the core in its hands, the others queue for one again.
 struct Meeting {
     int size = 0;
     std::vector<int> waiting;
@@ -25,7 +25,10 @@ enum class Step { arrive, work, leave };
 class Pool {
 public:
     Pool(const Plan& plan, std::vector<RankRun>& runs)
-        : plan_(plan), runs_(runs), mesh_(plan), threads_(runs.size()),
+        : plan_(plan),
+          runs_(runs),
+          mesh_(plan),
+          threads_(runs.size()),
           free_(std::max(1, std::min(static_cast<int>(runs.size()), plan.hardware->cores))) {}
 
     void play() {
@@ -51,7 +54,7 @@ private:
     struct Thread {
         std::size_t slot = 0, op = 0;
         Step step = Step::arrive;
-        double start = -1.0;  // when the current op began
+        double start = -1.0; // when the current op began
         double busy = 0.0;
     };
     using Event = std::tuple<double, std::int64_t, int>;
@@ -106,7 +109,7 @@ private:
             if (!meet(rank, o.group)) return park();
         }
         if (t.step == Step::work) return work(rank);
-        next(rank);  // back from the second meeting
+        next(rank); // back from the second meeting
     }
 
     void finish_work(int rank) {
@@ -172,7 +175,7 @@ private:
         return true;
     }
 
-    using Channel = std::tuple<int, int, int, int>;  // source, destination, tag, stage
+    using Channel = std::tuple<int, int, int, int>; // source, destination, tag, stage
     struct Mailbox {
         int messages = 0;
         int reader = -1;
@@ -186,7 +189,7 @@ private:
     void put(int rank, const PeerAttr& attr) {
         Mailbox& box = mailboxes_[{rank, peer(rank, attr), attr.tag, attr.stage}];
         if (box.reader >= 0) {
-            ready_.push_back(box.reader);  // the message goes to it directly
+            ready_.push_back(box.reader); // the message goes to it directly
             box.reader = -1;
         } else {
             ++box.messages;
@@ -215,8 +218,8 @@ private:
     int free_ = 1;
 };
 
-}  // namespace
+} // namespace
 
 void play_cores(const Plan& plan, std::vector<RankRun>& runs) { Pool(plan, runs).play(); }
 
-}  // namespace moe
+} // namespace moe

@@ -37,12 +37,12 @@ constexpr double unknown = -1.0;
 
 // Messages between stages and meetings of all stages, by what both sides know.
 struct Exchange {
-    std::unordered_map<std::int64_t, double> sent;  // (stage, tag, micro-batch) -> arrival
+    std::unordered_map<std::int64_t, double> sent; // (stage, tag, micro-batch) -> arrival
     struct Meeting {
         int arrived = 0;
         double ready = 0.0;
     };
-    std::vector<Meeting> meetings;  // collectives over the pipeline, in Program order
+    std::vector<Meeting> meetings; // collectives over the pipeline, in Program order
     int ranks = 1;
 
     static std::int64_t key(const PeerAttr& peer, int micro_batch) {
@@ -61,15 +61,16 @@ public:
         : stack_(stack), run_(run), program_(*run.program), units_(std::move(units)), exchange_(exchange) {
         number_clocks();
         std::size_t rows = 0;
-        for (const Slot& slot : program_.slots) rows += program_.templates[static_cast<std::size_t>(slot.index)].ops.size();
+        for (const Slot& slot : program_.slots)
+            rows += program_.templates[static_cast<std::size_t>(slot.index)].ops.size();
         run_.rows.reserve(rows);
         run_.host_bound.reserve(rows);
     }
 
     bool done() const { return unit_ == units_.size(); }
 
-    // Goes on until the end (true) or until a message is missing. `guess`: go past a missing message in one lane with the
-    // other lane's next op (once), which is what a device does that has not heard of the message yet.
+    // Goes on until the end (true) or until a message is missing. `guess`: go past a missing message in one lane with
+    // the other lane's next op (once), which is what a device does that has not heard of the message yet.
     bool advance(bool guess) {
         bool moved = false;
         while (!done()) {
@@ -102,8 +103,9 @@ public:
             if (done() || position_[lane].slot >= units_[unit_].lanes[lane].size()) continue;
             const Slot& slot = program_.slots[slot_index(lane)];
             const Template& t = program_.templates[static_cast<std::size_t>(slot.index)];
-            return fmt::format("rank {}: {} of chunk {} micro-batch {}, op {} ({})", run_.rank, to_string(t.kind), t.chunk,
-                               slot.micro_batch, position_[lane].op, to_string(t.ops[position_[lane].op].kind));
+            return fmt::format("rank {}: {} of chunk {} micro-batch {}, op {} ({})", run_.rank, to_string(t.kind),
+                               t.chunk, slot.micro_batch, position_[lane].op,
+                               to_string(t.ops[position_[lane].op].kind));
         }
         return {};
     }
@@ -194,7 +196,8 @@ private:
         if (p.slot >= unit.lanes[lane].size()) return 1.0;
         const Slot& slot = program_.slots[slot_index(lane)];
         const double ops = static_cast<double>(program_.templates[static_cast<std::size_t>(slot.index)].ops.size());
-        return (static_cast<double>(p.slot) + static_cast<double>(p.op) / ops) / static_cast<double>(unit.lanes[lane].size());
+        return (static_cast<double>(p.slot) + static_cast<double>(p.op) / ops) /
+               static_cast<double>(unit.lanes[lane].size());
     }
     Candidate next_slot(int lane) {
         ++position_[lane].slot;
@@ -303,7 +306,7 @@ void play(std::vector<Device>& devices) {
     }
 }
 
-}  // namespace
+} // namespace
 
 void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& runs) {
     Exchange exchange;
@@ -321,4 +324,4 @@ void play_segment(const Plan&, const Stack& stack, RankRun& run, const std::vect
     play(devices);
 }
 
-}  // namespace moe
+} // namespace moe

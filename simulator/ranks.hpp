@@ -11,18 +11,19 @@
 namespace moe {
 
 struct RankRun {
-    int rank = 0;        // global rank
-    int represents = 1;  // equal ranks that it stands for
+    int rank = 0;       // global rank
+    int represents = 1; // equal ranks that it stands for
     std::shared_ptr<const Program> program;
     std::shared_ptr<const ProgramCosts> costs;
-    std::vector<TimelineRow> rows;  // in the order of execution, which is the order of start on each stream
-    std::vector<char> host_bound;   // by row: the op started when the host issued it, not when its inputs were there
-    double host_seconds = 0.0;      // when the host had issued everything
+    std::vector<TimelineRow> rows; // in the order of execution, which is the order of start on each stream
+    std::vector<char> host_bound;  // by row: the op started when the host issued it, not when its inputs were there
+    double host_seconds = 0.0;     // when the host had issued everything
 };
 
-// Slots that run side by side under EP overlap (a forward and a backward of another micro-batch); without it one slot each.
+// Slots that run side by side under EP overlap (a forward and a backward of another micro-batch); without it one slot
+// each.
 struct Unit {
-    std::vector<int> lanes[2];  // indices into Program::slots, in order; the second may be empty
+    std::vector<int> lanes[2]; // indices into Program::slots, in order; the second may be empty
 };
 std::vector<Unit> units_of(const Program& program, bool ep_overlap);
 
@@ -36,4 +37,4 @@ void play_cores(const Plan& plan, std::vector<RankRun>& runs);
 // Where the step went on one rank; the parts add up to `step_seconds`.
 Breakdown breakdown_of(const Plan& plan, const RankRun& run, double step_seconds);
 
-}  // namespace moe
+} // namespace moe

@@ -83,7 +83,7 @@ Timeline timeline_of(const Plan& plan, std::vector<RankRun>& runs, bool keep_row
     return timeline;
 }
 
-}  // namespace
+} // namespace
 
 double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t arena_bytes) {
     std::set<std::pair<int, int>> groups;
@@ -100,7 +100,8 @@ void fill_rates(const Plan& plan, Estimate& e) {
         e.tokens_per_second_per_gpu = tokens / e.step_seconds / plan.gpus;
         e.tflops_per_gpu = model_flops_per_token(*plan.model, plan.seq, plan.tp) * e.tokens_per_second_per_gpu / 1e12;
     }
-    const double ranks_sharing = plan.hardware->cpu ? plan.gpus : 1.0;  // ranks of one process share the machine's memory
+    const double ranks_sharing =
+        plan.hardware->cpu ? plan.gpus : 1.0; // ranks of one process share the machine's memory
     e.fits = e.memory_bytes * ranks_sharing <= plan.hardware->memory_bytes;
 }
 
@@ -141,4 +142,4 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows) {
     return result;
 }
 
-}  // namespace moe
+} // namespace moe

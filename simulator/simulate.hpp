@@ -11,17 +11,17 @@
 namespace moe {
 
 struct Simulation {
-    Timeline timeline;  // rows of the representatives; empty rows when they were not asked for
+    Timeline timeline; // rows of the representatives; empty rows when they were not asked for
     Estimate estimate;
-    std::int64_t ops = 0;  // ops that were played
-    int ranks = 0;         // ranks that the representatives stand for: all of the job
-    int slowest = 0;       // index in timeline.ranks of the rank whose breakdown is given
-    std::vector<MemoryPlan> memory;     // by pipeline rank
-    std::vector<double> memory_bytes;   // by pipeline rank: arena and constants
+    std::int64_t ops = 0;             // ops that were played
+    int ranks = 0;                    // ranks that the representatives stand for: all of the job
+    int slowest = 0;                  // index in timeline.ranks of the rank whose breakdown is given
+    std::vector<MemoryPlan> memory;   // by pipeline rank
+    std::vector<double> memory_bytes; // by pipeline rank: arena and constants
 };
 
-// Plays one representative per pipeline rank (GPUs: all ranks of a stage are equal) or every rank (CPU). The plan must be
-// sound and within the stack; throws Error (bad_input) for what cannot be priced.
+// Plays one representative per pipeline rank (GPUs: all ranks of a stage are equal) or every rank (CPU). The plan must
+// be sound and within the stack; throws Error (bad_input) for what cannot be priced.
 Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows = true);
 
 // Arena plus what a rank holds outside of it: context and one buffer per communication group that it is a member of.
@@ -30,4 +30,4 @@ double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t 
 // The figures that follow from step time and memory; `breakdown` and the rest are left alone.
 void fill_rates(const Plan& plan, Estimate& estimate);
 
-}  // namespace moe
+} // namespace moe

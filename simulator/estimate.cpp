@@ -1,0 +1,302 @@
+// Builds the step model of a plan from cached segments and buckets, plays a few groups of micro-batches and
+// extrapolates.
+#include "simulator/estimate.hpp"
+
+#include "planner/builder.hpp"
+#include "planner/error.hpp"
+#include "simulator/simulate.hpp"
+#include "simulator/step_model.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace moe {
+
+struct FastEstimator::State {
+    State(std::shared_ptr<const Hardware> h, Stack s) : hardware(std::move(h)), segments(*hardware, std::move(s)) {}
+    std::shared_ptr<const Hardware> hardware;
+    SegmentCache segments;
+    Orders orders;
+};
+
+namespace {
+
+using Segments = std::vector<std::pair<SegmentId, int>>; // in forward order, equal neighbours counted
+
+Segments segments_of(const Plan& plan, const Stage& stage) {
+    Segments list;
+    const auto add = [&list](SegmentId id) {
+        if (!list.empty() && list.back().first == id)
+            ++list.back().second;
+        else
+            list.emplace_back(id, 1);
+    };
+    if (stage.embedding) add({SegmentKind::embedding, 0});
+    for (int i = 0; i < stage.layers; ++i)
+        add({SegmentKind::layer, plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]});
+    for (int i = 0; i < stage.mtp; ++i) add({SegmentKind::mtp, plan.model->mtp[static_cast<std::size_t>(i)]});
+    if (stage.loss) add({SegmentKind::head, 0});
+    return list;
+}
+
+// Chains segments: how far the host is ahead after one is its start into the next.
+SlotTime chain(const std::vector<std::pair<const SegmentTime*, int>>& parts) {
+    SlotTime slot;
+    double lead = 0.0;
+    for (const auto& [time, count] : parts)
+        for (int i = 0; i < count; ++i) {
+            const double alone = time->waits ? time->together : time->device;
+            slot.ahead += alone;
+            const double spent = std::max(time->waits ? time->together : time->device, time->together - lead);
+            slot.together += spent;
+            slot.host += time->host;
+            lead = time->waits ? spent - time->host : lead + spent - time->host;
+            slot.waits = slot.waits || time->waits;
+        }
+    slot.lead_after = lead;
+    return slot;
+}
+
+void add_parts(Breakdown& sum, const Breakdown& part, double times) {
+    sum.compute += times * part.compute;
+    sum.tensor += times * part.tensor;
+    sum.context += times * part.context;
+    sum.expert += times * part.expert;
+    sum.data += times * part.data;
+    sum.recompute += times * part.recompute;
+    sum.host += times * (part.host + part.bubble);
+}
+
+// An op that exists only to be priced, over a tensor of the given type.
+double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {}) {
+    Program program;
+    Tensor tensor;
+    tensor.dtype = dtype;
+    program.tensors.push_back(tensor);
+    Op op;
+    op.kind = kind;
+    op.in = {0};
+    op.bytes = bytes;
+    op.group = group;
+    return model(op, program).device;
+}
+
+bool quantized(Dtype dtype) { return dtype != Dtype::f32 && dtype != Dtype::bf16; }
+
+// Quantized weights are kept row-wise and column-wise, since products read them both ways.
+double weight_bytes(const BucketSize& b) {
+    return static_cast<double>(bytes_of(b.weight_dtype, quantized(b.weight_dtype) ? 2 * b.elements : b.elements));
+}
+
+BucketTime time_of(const CostModel& model, const BucketSize& b, bool bf16_moments) {
+    const auto n = static_cast<double>(b.elements), shard = n / b.group_size;
+    const double weight = weight_bytes(b);
+    // A quantized bucket is gathered in BF16 and quantized by every rank.
+    const double gathered = quantized(b.weight_dtype) ? 2.0 * n : weight;
+    BucketTime t;
+    if (b.group_size > 1) {
+        t.gather = price_bytes(model, OpKind::all_gather, gathered, Dtype::bf16, b.group);
+        t.reduce = price_bytes(model, OpKind::reduce_scatter, 4.0 * n, Dtype::f32, b.group);
+    }
+    const double zero = price_bytes(model, OpKind::zero, 4.0 * n, Dtype::f32);
+    if (quantized(b.weight_dtype))
+        t.gather += price_bytes(model, OpKind::quantize, gathered + weight, Dtype::bf16);
+    else
+        t.zero = zero;
+    t.squares = price_bytes(model, OpKind::sum_squares, 4.0 * shard, Dtype::f32);
+    const double moments = bf16_moments ? 4.0 : 8.0;
+    t.update = price_bytes(model, OpKind::adamw, (4.0 + gathered / n + 2.0 * (4.0 + moments)) * shard, Dtype::f32);
+    return t;
+}
+
+// Buckets of a stage. With several stages a bucket holds a whole chunk, so those of the segments add up; with one stage
+// they are cut layer by layer.
+std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Segments& segments) {
+    std::vector<BucketSize> sum;
+    for (const auto& [id, count] : segments)
+        for (const BucketSize& b : cache.buckets(plan, id)) {
+            const int size = group_size(plan, b.group);
+            auto it = std::find_if(sum.begin(), sum.end(), [&](const BucketSize& s) {
+                return s.domain == b.domain && s.group == b.group && s.weight_dtype == b.weight_dtype;
+            });
+            if (it == sum.end()) it = sum.insert(sum.end(), {b.domain, 0, b.group, size, b.weight_dtype});
+            it->elements += b.elements * count;
+        }
+    return sum;
+}
+
+// PP = 1: one bucket per so many layers, as the lowering cuts them, in order.
+std::vector<std::pair<BucketSize, double>> cut_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
+                                                       const Segments& segments) {
+    std::vector<std::pair<BucketSize, double>> result;
+    if (plan.pp > 1) {
+        for (BucketSize& b : stage_buckets(cache, plan, segments)) result.emplace_back(b, 0.0);
+        return result;
+    }
+    std::vector<BucketSize> all = cache.stage_buckets(plan, stage);
+    double total[2] = {0.0, 0.0}, sum[2] = {0.0, 0.0};
+    for (const BucketSize& b : all) total[static_cast<std::size_t>(b.domain)] += static_cast<double>(b.elements);
+    for (const BucketSize& b : all) {
+        const auto d = static_cast<std::size_t>(b.domain);
+        result.emplace_back(b, sum[d] / total[d]);
+        sum[d] += static_cast<double>(b.elements);
+    }
+    return result;
+}
+
+ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& plan, const Stage& stage) {
+    ChunkModel chunk;
+    chunk.segments = segments_of(plan, stage);
+    chunk.saving.assign(plan.model->kinds.size(), 0.0);
+    chunk.layers.assign(plan.model->kinds.size(), 0);
+    std::vector<std::pair<const SegmentTime*, int>> forward, backward;
+    for (const auto& [id, count] : chunk.segments) {
+        const SegmentCost& cost = cache.cost(plan, id);
+        forward.emplace_back(&cost.forward, count);
+        backward.emplace_back(&cost.backward, count);
+        if (id.kind != SegmentKind::layer) continue;
+        chunk.saving[static_cast<std::size_t>(id.layer_kind)] = cost.overlap_saving;
+        chunk.layers[static_cast<std::size_t>(id.layer_kind)] += count;
+    }
+    std::reverse(backward.begin(), backward.end());
+    chunk.forward = chain(forward);
+    chunk.backward = chain(backward);
+    for (const auto& [size, before] : cut_buckets(cache, plan, stage, chunk.segments)) {
+        chunk.buckets.push_back(time_of(costs, size, plan.optimizer.bf16_moments));
+        chunk.buckets.back().before = before;
+    }
+    return chunk;
+}
+
+StepModel model_step(SegmentCache& cache, const Plan& plan) {
+    const CostModel costs(plan, cache.stack(), cache.routes());
+    const std::vector<Stage> all = stages(plan);
+    StepModel model;
+    model.ranks.resize(static_cast<std::size_t>(plan.pp));
+    for (int s = 0; s < plan.pp * plan.vpp; ++s)
+        model.ranks[static_cast<std::size_t>(s % plan.pp)].push_back(
+            model_chunk(cache, costs, plan, all[static_cast<std::size_t>(s)]));
+    const Dtype dtype = activation_dtype(plan.precision);
+    const double bytes = static_cast<double>(bytes_of(dtype, plan.tokens_local() * plan.model->hidden));
+    if (plan.pp > 1) model.message = price_bytes(costs, OpKind::send, bytes, dtype, groups::pipeline);
+    if (plan.gpus > 1) model.norm = price_bytes(costs, OpKind::all_reduce, 4.0, Dtype::f32, groups::world);
+    model.per_step = cache.stack().costs.step_seconds;
+    return model;
+}
+
+// The last rank to end, as simulate() chooses it.
+std::size_t slowest(const std::vector<RankPlay>& plays) {
+    std::size_t worst = 0;
+    for (std::size_t r = 1; r < plays.size(); ++r)
+        if (plays[r].end > plays[worst].end) worst = r;
+    return worst;
+}
+
+Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, std::size_t rank, const RankPlay& play,
+                double step) {
+    Breakdown sum;
+    for (const ChunkModel& chunk : model.ranks[rank])
+        for (const auto& [id, count] : chunk.segments) {
+            const SegmentCost& cost = cache.cost(plan, id);
+            const double times = static_cast<double>(count) * plan.micro_batches();
+            add_parts(sum, cost.forward.parts, times);
+            add_parts(sum, cost.backward.parts, times);
+        }
+    // What overlap saves is exposed dispatch and combine; anything beyond that was waiting inside the slots.
+    const double hidden = std::min(play.saved, sum.expert);
+    sum.expert -= hidden;
+    sum.host = std::max(0.0, sum.host + play.host + model.per_step - (play.saved - hidden));
+    sum.data += play.data;
+    sum.optimizer = play.optimizer;
+    const double known =
+        sum.compute + sum.tensor + sum.context + sum.expert + sum.data + sum.optimizer + sum.recompute + sum.host;
+    sum.bubble = step - known;
+    if (sum.bubble < 0.0) { // rounding of the extrapolation: shrink what is estimated rather than report negative time
+        const double scale = step / known;
+        for (double* part : {&sum.compute, &sum.tensor, &sum.context, &sum.expert, &sum.data, &sum.optimizer,
+                             &sum.recompute, &sum.host})
+            *part *= scale;
+        sum.bubble = 0.0;
+    }
+    return sum;
+}
+
+std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orders& orders) {
+    const int m = plan.micro_batches(), group = plan.pp;
+    const int shorter = 3 * group + m % group, longer = shorter + group;
+    if (m <= longer) return play_step(plan, model, orders, m);
+    std::vector<RankPlay> a = play_step(plan, model, orders, shorter), b = play_step(plan, model, orders, longer);
+    const double times = static_cast<double>(m - longer) / (longer - shorter);
+    for (std::size_t r = 0; r < b.size(); ++r) {
+        b[r].end += times * (b[r].end - a[r].end);
+        b[r].host += times * (b[r].host - a[r].host);
+        b[r].saved += times * (b[r].saved - a[r].saved);
+    }
+    return b;
+}
+
+} // namespace
+
+FastEstimator::FastEstimator(std::shared_ptr<const Hardware> hardware, Stack stack)
+    : state_(std::make_unique<State>(std::move(hardware), std::move(stack))) {}
+FastEstimator::~FastEstimator() = default;
+
+double FastEstimator::memory_bytes(const Plan& plan) {
+    SegmentCache& cache = state_->segments;
+    const std::vector<Stage> all = stages(plan);
+    const int m = plan.micro_batches();
+    const int enough = std::min(m, 4 * plan.pp + m % plan.pp); // more micro-batches are never in flight
+    double worst = 0.0;
+    for (int r = 0; r < plan.pp; ++r) {
+        const std::vector<int>& in_flight = state_->orders.of(plan, enough, r).in_flight;
+        std::set<std::pair<int, int>> groups;
+        const auto use = [&groups](Group g) {
+            if (g.axes != 0) groups.insert({static_cast<int>(g.domain), g.axes});
+        };
+        double bytes =
+            4.0 * static_cast<double>(plan.tokens_gathered()) * 2.0 * m + 4.0 * static_cast<double>(plan.seq / plan.cp);
+        std::int64_t workspace = 0;
+        bool loss = false;
+        for (int c = 0; c < plan.vpp; ++c) {
+            const Stage& stage = all[static_cast<std::size_t>(c * plan.pp + r)];
+            const Segments segments = segments_of(plan, stage);
+            std::int64_t saved = 0;
+            for (const auto& [id, count] : segments) {
+                const LoweredSegment& segment = cache.lowered(plan, id);
+                saved += segment.memory.saved * count;
+                workspace = std::max({workspace, segment.memory.forward, segment.memory.backward});
+                for (const Group& g : segment.groups) use(g);
+            }
+            bytes += static_cast<double>(saved) * in_flight[static_cast<std::size_t>(c)];
+            loss = loss || stage.loss;
+            for (const BucketSize& b : stage_buckets(cache, plan, segments)) {
+                const auto n = static_cast<double>(b.elements);
+                const double optimizer = plan.optimizer.bf16_moments ? 8.0 : 12.0;
+                bytes += weight_bytes(b) + 4.0 * n + optimizer * n / b.group_size;
+                use(b.group);
+            }
+        }
+        if (plan.pp > 1) use(groups::pipeline);
+        if (loss && plan.dp * plan.cp > 1) use(groups::samples);
+        if (plan.gpus > 1) use(groups::world);
+        bytes += static_cast<double>(workspace) + plan.hardware->context_bytes +
+                 plan.hardware->communicator_bytes * static_cast<double>(groups.size());
+        worst = std::max(worst, bytes);
+    }
+    return worst;
+}
+
+Estimate FastEstimator::estimate(const Plan& plan) {
+    if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
+    Estimate e;
+    const StepModel model = model_step(state_->segments, plan);
+    const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);
+    const std::size_t worst = slowest(plays);
+    e.step_seconds = plays[worst].end + model.per_step;
+    e.breakdown = split(state_->segments, plan, model, worst, plays[worst], e.step_seconds);
+    e.memory_bytes = memory_bytes(plan);
+    fill_rates(plan, e);
+    return e;
+}
+
+} // namespace moe

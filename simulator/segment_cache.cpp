@@ -1,0 +1,214 @@
+// Lowers and plays each distinct segment once, and keeps the result under everything that it depends on.
+#include "simulator/segment_cache.hpp"
+
+#include "planner/builder.hpp"
+#include "simulator/ranks.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace moe {
+namespace {
+
+// A segment as the only work of a rank. Micro-batch 0 for one direction and 1 for the other keep their tensors apart.
+RankRun play_alone(const Plan& plan, const Stack& stack, const std::shared_ptr<const Program>& program,
+                   const std::shared_ptr<const ProgramCosts>& costs, const std::vector<Unit>& units) {
+    RankRun run;
+    run.program = program;
+    run.costs = costs;
+    play_segment(plan, stack, run, units);
+    return run;
+}
+
+double end_of(const RankRun& run) {
+    double end = 0.0;
+    for (const TimelineRow& row : run.rows) end = std::max(end, row.end);
+    return end;
+}
+
+std::shared_ptr<const ProgramCosts> without_host(const ProgramCosts& costs) {
+    ProgramCosts patient = costs;
+    for (auto& tmpl : patient)
+        for (OpCost& cost : tmpl) cost.host = 0.0, cost.waits_for_counts = false;
+    return std::make_shared<const ProgramCosts>(std::move(patient));
+}
+
+// Layers that run side by side in the probe of a merged pair: enough for the ends to matter little.
+constexpr int overlap_probe_layers = 4;
+
+} // namespace
+
+SegmentCache::SegmentCache(const Hardware& hardware, Stack stack)
+    : routes_(hardware), stack_(std::move(stack)), patient_(stack_) {
+    patient_.costs.sync_seconds = 0.0;
+}
+
+int SegmentCache::model_number(const Plan& plan) {
+    const auto it = std::find(models_.begin(), models_.end(), plan.model);
+    if (it != models_.end()) return static_cast<int>(it - models_.begin());
+    models_.push_back(plan.model);
+    return static_cast<int>(models_.size()) - 1;
+}
+
+SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
+    const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
+    return {model_number(p),
+            number(id.kind),
+            id.layer_kind,
+            p.tp,
+            p.cp,
+            p.ep,
+            p.etp,
+            p.mbs,
+            p.seq,
+            number(p.precision),
+            number(p.recompute),
+            number(p.dispatcher),
+            number(p.cuda_graph),
+            number(p.ep_overlap),
+            number(p.capacity * 1e6),
+            number(p.pp > 1),
+            number(p.dp > 1),
+            number(p.edp > 1),
+            number(p.optimizer.bf16_moments),
+            0};
+}
+
+std::array<Placement, 5> SegmentCache::placements(const Plan& plan) {
+    const std::pair<std::array<int, 8>, std::string> key{
+        {plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp}, plan.rank_order};
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto it = placements_.find(key);
+        if (it != placements_.end()) return it->second;
+    }
+    const Mesh mesh(plan);
+    std::array<Placement, 5> result;
+    const Group used[] = {groups::tensor, groups::context, groups::expert, groups::expert_tensor, groups::dispatch};
+    for (std::size_t i = 0; i < result.size(); ++i) result[i] = placement_of(plan, mesh, used[i]);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return placements_.emplace(key, result).first->second;
+}
+
+const LoweredSegment& SegmentCache::lowered(const Plan& plan, SegmentId id) {
+    Key k;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        k = key(plan, id);
+        const auto it = lowered_.find(k);
+        if (it != lowered_.end()) return *it->second;
+    }
+    auto segment = std::make_unique<LoweredSegment>();
+    segment->program = lower_segment(plan, id.kind, id.layer_kind);
+    segment->memory = segment_memory(segment->program);
+    std::set<std::pair<int, int>> seen;
+    for (const Template& tmpl : segment->program.templates)
+        for (const Op& op : tmpl.ops)
+            if (is_communication(op.kind) && seen.insert({static_cast<int>(op.group.domain), op.group.axes}).second)
+                segment->groups.push_back(op.group);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *lowered_.emplace(k, std::move(segment)).first->second;
+}
+
+const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
+    const std::array<Placement, 5> where = placements(plan);
+    CostKey k;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        k = {key(plan, id), where};
+        const auto it = costs_.find(k);
+        if (it != costs_.end()) return *it->second;
+    }
+    Program copy = lowered(plan, id).program;
+    copy.in_flight = {2};
+    copy.slots = {{0, 0}, {1, 1}};
+    const auto program = std::make_shared<const Program>(std::move(copy));
+    const CostModel model(plan, stack_, routes_);
+    const auto hosted = std::make_shared<const ProgramCosts>(price(model, *program));
+    const auto free = without_host(*hosted);
+
+    auto result = std::make_unique<SegmentCost>();
+    for (int slot = 0; slot < 2; ++slot) {
+        SegmentTime& time = slot == 0 ? result->forward : result->backward;
+        Unit unit;
+        unit.lanes[0] = {slot};
+        const RankRun ahead = play_alone(plan, patient_, program, free, {unit});
+        const RankRun together = play_alone(plan, stack_, program, hosted, {unit});
+        time.device = end_of(ahead);
+        time.together = end_of(together);
+        time.host = together.host_seconds;
+        time.parts = breakdown_of(plan, ahead, time.device);
+        for (const OpCost& c : (*hosted)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
+    }
+    if (plan.ep_overlap) {
+        Unit pair;
+        pair.lanes[0].assign(overlap_probe_layers, 0);
+        pair.lanes[1].assign(overlap_probe_layers, 1);
+        const double merged = end_of(play_alone(plan, patient_, program, free, {pair}));
+        const double apart = overlap_probe_layers * (result->forward.device + result->backward.device);
+        result->overlap_saving = std::max(0.0, apart - merged) / overlap_probe_layers;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *costs_.emplace(k, std::move(result)).first->second;
+}
+
+const std::vector<BucketSize>& SegmentCache::buckets(const Plan& plan, SegmentId id) {
+    Key k;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        k = key(plan, id);
+        // Sizes do not depend on how the segment computes.
+        for (const std::size_t i : {7u, 8u, 10u, 11u, 12u, 13u, 14u}) k[i] = 0;
+        const auto it = buckets_.find(k);
+        if (it != buckets_.end()) return *it->second;
+    }
+    Stage stage;
+    const auto& layers = plan.model->layers;
+    switch (id.kind) {
+    case SegmentKind::embedding:
+        stage.embedding = true;
+        break;
+    case SegmentKind::head:
+        stage.loss = true;
+        break;
+    case SegmentKind::layer:
+        stage.first_layer = static_cast<int>(std::find(layers.begin(), layers.end(), id.layer_kind) - layers.begin());
+        stage.layers = 1;
+        break;
+    case SegmentKind::mtp:
+        stage.mtp = 1;
+        break;
+    }
+    auto sizes = std::make_unique<std::vector<BucketSize>>(bucket_sizes(plan, stage));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *buckets_.emplace(k, std::move(sizes)).first->second;
+}
+
+const std::vector<BucketSize>& SegmentCache::stage_buckets(const Plan& plan, const Stage& stage) {
+    Key k{};
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        k = {model_number(plan),
+             plan.tp,
+             plan.cp,
+             plan.ep,
+             plan.etp,
+             plan.dp,
+             plan.edp,
+             plan.pp,
+             stage.first_layer,
+             stage.layers,
+             stage.mtp,
+             stage.embedding ? 1 : 0,
+             stage.loss ? 1 : 0,
+             static_cast<std::int64_t>(plan.precision)};
+        const auto it = stage_buckets_.find(k);
+        if (it != stage_buckets_.end()) return *it->second;
+    }
+    auto sizes = std::make_unique<std::vector<BucketSize>>(bucket_sizes(plan, stage));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *stage_buckets_.emplace(k, std::move(sizes)).first->second;
+}
+
+} // namespace moe

@@ -1,0 +1,77 @@
+// Segments of plans (one layer of a kind, the ends of the model), lowered, measured in memory and played once each.
+#pragma once
+
+#include "planner/lower.hpp"
+#include "planner/memory.hpp"
+#include "planner/search.hpp"
+#include "simulator/cost/cost.hpp"
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+// A segment within one plan: layers by kind, MTP layers by kind, the two ends.
+struct SegmentId {
+    SegmentKind kind = SegmentKind::layer;
+    int layer_kind = 0;
+    auto operator<=>(const SegmentId&) const = default;
+};
+
+// One direction of a segment, played alone.
+struct SegmentTime {
+    double device = 0.0;   // the host being far ahead
+    double together = 0.0; // host and device starting at the same time
+    double host = 0.0;     // time of the host until everything is issued
+    bool waits = false;    // the host waits for routed counts on the way: its lead is lost
+    Breakdown parts;       // of `device`
+};
+
+struct SegmentCost {
+    SegmentTime forward, backward;
+    double overlap_saving = 0.0; // seconds less for a forward and a backward side by side (EP overlap)
+};
+
+struct LoweredSegment {
+    Program program;
+    SegmentMemory memory;
+    std::vector<Group> groups; // that its communication uses
+};
+
+// Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.
+class SegmentCache {
+public:
+    SegmentCache(const Hardware& hardware, Stack stack);
+
+    const LoweredSegment& lowered(const Plan& plan, SegmentId id);
+    const SegmentCost& cost(const Plan& plan, SegmentId id);
+    // Buckets of the segment alone; elements only, groups as in this plan.
+    const std::vector<BucketSize>& buckets(const Plan& plan, SegmentId id);
+    // Buckets of a whole stage, cut as the lowering cuts them.
+    const std::vector<BucketSize>& stage_buckets(const Plan& plan, const Stage& stage);
+    const Routes& routes() const { return routes_; }
+    const Stack& stack() const { return stack_; }
+
+private:
+    using Key = std::array<std::int64_t, 20>;
+    using CostKey = std::pair<Key, std::array<Placement, 5>>;
+    Key key(const Plan& plan, SegmentId id);
+    std::array<Placement, 5> placements(const Plan& plan);
+    int model_number(const Plan& plan);
+
+    Routes routes_;
+    Stack stack_, patient_; // patient_: the same stack with a host that costs nothing
+    std::mutex mutex_;
+    std::map<Key, std::unique_ptr<LoweredSegment>> lowered_;
+    std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
+    std::map<Key, std::unique_ptr<std::vector<BucketSize>>> buckets_, stage_buckets_;
+    std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by position
+    std::map<std::pair<std::array<int, 8>, std::string>, std::array<Placement, 5>> placements_;
+};
+
+} // namespace moe

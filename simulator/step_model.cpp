@@ -1,0 +1,245 @@
+// Plays the slots of all pipeline ranks against each other: a recurrence over the schedule, without any ops.
+#include "simulator/step_model.hpp"
+
+#include "planner/error.hpp"
+
+#include <algorithm>
+
+namespace moe {
+
+const Orders::Order& Orders::of(const Plan& plan, int micro_batches, int rank) {
+    const std::array<int, 6> key{static_cast<int>(plan.schedule), plan.pp, plan.vpp, micro_batches, rank,
+                                 plan.ep_overlap ? 1 : 0};
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto it = orders_.find(key);
+        if (it != orders_.end()) return *it->second;
+    }
+    auto result = std::make_unique<Order>();
+    result->turns = order(plan.schedule, plan.pp, plan.vpp, micro_batches, rank, plan.ep_overlap);
+    result->in_flight = in_flight(result->turns, plan.vpp);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *orders_.emplace(key, std::move(result)).first->second;
+}
+
+namespace {
+
+class Pipeline {
+public:
+    Pipeline(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches)
+        : plan_(plan),
+          model_(model),
+          micro_batches_(micro_batches),
+          stages_(plan.pp * plan.vpp),
+          forward_(static_cast<std::size_t>(stages_) * static_cast<std::size_t>(micro_batches), -1.0),
+          backward_(forward_) {
+        for (int r = 0; r < plan.pp; ++r) {
+            Rank rank;
+            rank.turns = &orders.of(plan, micro_batches, r).turns;
+            rank.backwards_left.assign(static_cast<std::size_t>(plan.vpp), micro_batches);
+            rank.forwards_left = rank.backwards_left;
+            begin(rank, r);
+            ranks_.push_back(std::move(rank));
+        }
+    }
+
+    std::vector<RankPlay> play() {
+        for (bool moved = true, guess = false; !done();) {
+            moved = false;
+            for (int r = 0; r < plan_.pp; ++r) {
+                while (advance(r, guess && !moved)) moved = true;
+            }
+            if (!moved && guess) fail("pp {}, vpp {}: the schedule deadlocks", plan_.pp, plan_.vpp);
+            guess = !moved;
+        }
+        return finish();
+    }
+
+private:
+    struct Rank {
+        const std::vector<Turn>* turns = nullptr;
+        std::size_t next = 0;
+        double free = 0.0, host = 0.0, out_free = 0.0, data_free = 0.0;
+        std::vector<std::vector<double>> gathered; // [chunk][bucket]
+        std::vector<int> backwards_left, forwards_left;
+        RankPlay play;
+    };
+    struct Lane {
+        const Turn* turn = nullptr;
+        double ready = 0.0;   // when its message is there
+        double seconds = 0.0; // alone
+    };
+
+    bool done() const {
+        return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.next == r.turns->size(); });
+    }
+    const ChunkModel& chunk(int r, int c) const {
+        return model_.ranks[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)];
+    }
+    std::size_t at(int stage, int micro_batch) const {
+        return static_cast<std::size_t>(stage) * static_cast<std::size_t>(micro_batches_) +
+               static_cast<std::size_t>(micro_batch);
+    }
+
+    // Weights are gathered one bucket after another while the first forward already runs; gradients are zeroed.
+    void begin(Rank& rank, int r) {
+        double gathered = 0.0, zeroed = 0.0;
+        for (int c = 0; c < plan_.vpp; ++c) {
+            rank.gathered.emplace_back();
+            for (const BucketTime& bucket : chunk(r, c).buckets) {
+                gathered += bucket.gather;
+                zeroed += bucket.zero;
+                rank.gathered.back().push_back(gathered);
+            }
+        }
+        rank.data_free = gathered;
+        rank.free = zeroed;
+        rank.play.data = zeroed;
+    }
+
+    // When the message of a turn arrives; negative while it has not been sent.
+    double arrival(int r, const Turn& turn) const {
+        const int stage = turn.chunk * plan_.pp + r;
+        if (turn.forward) return stage == 0 ? 0.0 : forward_[at(stage, turn.micro_batch)];
+        return stage == stages_ - 1 ? 0.0 : backward_[at(stage, turn.micro_batch)];
+    }
+
+    bool advance(int r, bool guess) {
+        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        if (rank.next == rank.turns->size()) return false;
+        const Turn& turn = (*rank.turns)[rank.next];
+        const double first = arrival(r, turn);
+        if (plan_.ep_overlap && turn.forward && rank.next + 1 < rank.turns->size()) {
+            const Turn& other = (*rank.turns)[rank.next + 1];
+            if (!other.forward && (other.chunk != turn.chunk || other.micro_batch != turn.micro_batch)) {
+                const double second = arrival(r, other);
+                if (first >= 0.0 && second >= 0.0) {
+                    pair(r, turn, first, other, second);
+                    return true;
+                }
+                if (!guess || first < 0.0) return false;
+            }
+        }
+        if (first < 0.0) return false;
+        single(r, turn, first);
+        return true;
+    }
+
+    double seconds(Rank& rank, const SlotTime& slot, double start) const {
+        return std::max(slot.ahead, slot.together - (start - rank.host));
+    }
+    void issue(Rank& rank, const SlotTime& slot, double end) const {
+        rank.host = slot.waits ? end - slot.lead_after : rank.host + slot.host;
+    }
+    const SlotTime& slot_of(int r, const Turn& turn) const {
+        return turn.forward ? chunk(r, turn.chunk).forward : chunk(r, turn.chunk).backward;
+    }
+
+    void single(int r, const Turn& turn, double arrived) {
+        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        const SlotTime& slot = slot_of(r, turn);
+        const double start = std::max({rank.free, arrived, rank.host});
+        const double spent = seconds(rank, slot, start);
+        rank.play.host += spent - slot.ahead;
+        double end = start + spent;
+        issue(rank, slot, end);
+        end = finish_slot(r, turn, start, end);
+        rank.free = end;
+        ++rank.next;
+    }
+
+    // Both lanes in one: what they save together shrinks when one of them starts late.
+    void pair(int r, const Turn& a, double arrived_a, const Turn& b, double arrived_b) {
+        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        const double start_a = std::max({rank.free, arrived_a, rank.host}),
+                     start_b = std::max({rank.free, arrived_b, rank.host});
+        const SlotTime &slot_a = slot_of(r, a), &slot_b = slot_of(r, b);
+        const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
+        const double spent_a = seconds(rank, slot_a, start_a);
+        issue(rank, slot_a, start_a + spent_a);
+        const double spent_b = std::max(slot_b.ahead, slot_b.together - std::max(0.0, start_b + spent_a - rank.host));
+        const double alone = start_a <= start_b ? spent_a : spent_b, other = start_a <= start_b ? spent_b : spent_a;
+        const double together = alone > 0.0 ? std::max(0.0, 1.0 - (late - early) / alone) : 0.0;
+        const double saved = pair_saving(r, a.chunk, b.chunk) * together;
+        double end = std::max(early + spent_a + spent_b - saved, late + other);
+        rank.play.saved += std::max(0.0, spent_a + spent_b - (end - late) - std::min(late - early, alone));
+        rank.play.host += spent_a - slot_a.ahead + spent_b - slot_b.ahead;
+        issue(rank, slot_b, end);
+        end = std::max(finish_slot(r, a, start_a, end), finish_slot(r, b, start_b, end));
+        rank.free = end;
+        rank.next += 2;
+    }
+
+    double pair_saving(int r, int forward, int backward) const {
+        const ChunkModel &a = chunk(r, forward), &b = chunk(r, backward);
+        double saved = 0.0;
+        for (std::size_t k = 0; k < a.layers.size(); ++k) saved += a.saving[k] * std::min(a.layers[k], b.layers[k]);
+        return saved;
+    }
+
+    // Waits for weights in the first forward, reduces gradients in the last backward, sends to the neighbour.
+    double finish_slot(int r, const Turn& turn, double start, double end) {
+        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        const auto c = static_cast<std::size_t>(turn.chunk);
+        const std::vector<BucketTime>& buckets = chunk(r, turn.chunk).buckets;
+        const double length = end - start;
+        if (turn.forward && rank.forwards_left[c]-- == micro_batches_) {
+            const double before = end;
+            for (std::size_t i = 0; i < buckets.size(); ++i)
+                end = std::max(end, rank.gathered[c][i] + (1.0 - buckets[i].before) * length);
+            rank.play.data += end - before;
+        }
+        if (!turn.forward && --rank.backwards_left[c] == 0)
+            for (std::size_t i = buckets.size(); i-- > 0;) {
+                const double ready = end - buckets[i].before * length;
+                rank.data_free = std::max(rank.data_free, ready) + buckets[i].reduce;
+            }
+        const int stage = turn.chunk * plan_.pp + r;
+        const int to = turn.forward ? stage + 1 : stage - 1;
+        if (to >= 0 && to < stages_) {
+            rank.out_free = std::max(rank.out_free, end) + model_.message;
+            (turn.forward ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
+        }
+        return end;
+    }
+
+    // Norm over all ranks, then the optimizer.
+    std::vector<RankPlay> finish() {
+        double meet = 0.0;
+        for (std::size_t r = 0; r < ranks_.size(); ++r) {
+            Rank& rank = ranks_[r];
+            double squares = 0.0;
+            for (const ChunkModel& c : model_.ranks[r])
+                for (const BucketTime& bucket : c.buckets) squares += bucket.squares;
+            rank.play.data += std::max(0.0, rank.data_free - rank.free);
+            rank.free = std::max(rank.free, rank.data_free) + squares;
+            rank.play.optimizer += squares + model_.norm;
+            meet = std::max(meet, rank.free);
+        }
+        std::vector<RankPlay> plays;
+        for (std::size_t r = 0; r < ranks_.size(); ++r) {
+            double update = 0.0;
+            for (const ChunkModel& c : model_.ranks[r])
+                for (const BucketTime& bucket : c.buckets) update += bucket.update;
+            RankPlay play = ranks_[r].play;
+            play.optimizer += update;
+            play.end = meet + model_.norm + update;
+            plays.push_back(play);
+        }
+        return plays;
+    }
+
+    const Plan& plan_;
+    const StepModel& model_;
+    int micro_batches_, stages_;
+    std::vector<double> forward_, backward_; // arrival at (stage, micro-batch)
+    std::vector<Rank> ranks_;
+};
+
+} // namespace
+
+std::vector<RankPlay> play_step(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches) {
+    return Pipeline(plan, model, orders, micro_batches).play();
+}
+
+} // namespace moe

@@ -1,0 +1,66 @@
+// The closed form of a step: slot times that add up from segments, played over the pipeline slot by slot.
+#pragma once
+
+#include "planner/schedule.hpp"
+#include "simulator/segment_cache.hpp"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace moe {
+
+// One slot of a chunk, from its segments in order. `lead` seconds that the host is ahead at the start make it
+// max(ahead, together - lead) long.
+struct SlotTime {
+    double ahead = 0.0, together = 0.0;
+    double host = 0.0;  // until everything is issued
+    bool waits = false; // the host waits on the way; at the end it is `lead_after` ahead, whatever it was before
+    double lead_after = 0.0;
+};
+
+// A bucket of gradients: what its gather, reduction and update cost, and how far into the chunk its layers begin.
+struct BucketTime {
+    double gather = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
+    double before = 0.0; // fraction of the chunk's work that lies in front of the bucket's first layer
+};
+
+struct ChunkModel {
+    SlotTime forward, backward;
+    std::vector<std::pair<SegmentId, int>> segments; // with counts
+    std::vector<BucketTime> buckets;
+    std::vector<double> saving; // by kind of layer: seconds that a merged pair of its layers saves
+    std::vector<int> layers;    // by kind of layer
+};
+
+struct StepModel {
+    std::vector<std::vector<ChunkModel>> ranks; // [pipeline rank][chunk]
+    double message = 0.0;                       // seconds of one activation between stages
+    double norm = 0.0;                          // all-reduce of the gradient norm
+    double per_step = 0.0;                      // the stack's fixed time
+};
+
+// What playing a number of micro-batches gives, for one pipeline rank.
+struct RankPlay {
+    double end = 0.0;
+    double host = 0.0, saved = 0.0, data = 0.0, optimizer = 0.0; // of the step, see Breakdown; saved: by overlap
+};
+
+// Orders of turns by (schedule, pp, vpp, micro-batches, rank, overlap), worked out once each. Thread-safe.
+class Orders {
+public:
+    struct Order {
+        std::vector<Turn> turns;
+        std::vector<int> in_flight;
+    };
+    const Order& of(const Plan& plan, int micro_batches, int rank);
+
+private:
+    std::mutex mutex_;
+    std::map<std::array<int, 6>, std::unique_ptr<Order>> orders_;
+};
+
+std::vector<RankPlay> play_step(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches);
+
+} // namespace moe
