@@ -97,7 +97,7 @@ void search_verb(const SearchOptions& options) {
         console.progress(fmt::format("{} plans evaluated, {} excluded", count_text(static_cast<double>(evaluated)),
                                      count_text(static_cast<double>(pruned))));
     };
-    FastEstimator estimator(stack);
+    FastEstimator estimator(hardware, stack);
     const SearchResult result = search(request, stack, estimator);
     if (!options.out.empty()) write_file(options.out, plan_to_json(result.plans.front().first));
 

@@ -51,7 +51,7 @@ std::string seconds_text(double seconds) {
 std::string count_text(double count) {
     std::string digits = fmt::format("{:.0f}", std::abs(count));
     for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3)
-        digits.insert(static_cast<std::size_t>(at), ",");
+        digits.insert(static_cast<std::size_t>(at), 1, ',');
     return (count < 0.0 ? "-" : "") + digits;
 }
 
