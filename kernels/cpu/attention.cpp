@@ -19,7 +19,7 @@ using Out = Eigen::Map<Matrix>;
 using Row = Eigen::Map<Eigen::ArrayXf>;
 using ConstRow = Eigen::Map<const Eigen::ArrayXf>;
 
-constexpr std::int64_t block_q = 128, block_k = 256;
+constexpr std::int64_t block_q = 64, block_k = 256;
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
 // The rows of one sequence and head: row i of the head starts at element start + i * step.

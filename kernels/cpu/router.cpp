@@ -17,11 +17,21 @@ constexpr float tiny_sum = 1e-20f; // keeps the normalised weights finite when e
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
+// Rows in scratch are filled up to whole vectors with copies of the first element, so that every exponential takes the
+// same path: a scalar tail differs in the last bit, which would break ties between equal logits by their position.
+std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
+
+void exponentials(const float* x, std::int64_t n, float shift, float sign, float* y) {
+    std::copy_n(x, n, y);
+    std::fill(y + n, y + padded(n), x[0]);
+    Out out(y, padded(n));
+    out = (sign * (out - shift)).exp();
+}
+
+// y has room for padded(n).
 void softmax(const float* x, std::int64_t n, float* y) {
-    const In in(x, n);
-    Out out(y, n);
-    out = (in - in.maxCoeff()).exp();
-    out /= out.sum();
+    exponentials(x, n, In(x, n).maxCoeff(), 1.0f, y);
+    Out(y, n) /= In(y, n).sum();
 }
 
 void scores(const RouterShape& s, const float* logits, float* score) {
@@ -34,7 +44,8 @@ void scores(const RouterShape& s, const float* logits, float* score) {
         softmax(logits, s.experts, score);
         return;
     case Score::sigmoid:
-        Out(score, s.experts) = 1.0f / (1.0f + (-In(logits, s.experts)).exp());
+        exponentials(logits, s.experts, 0.0f, -1.0f, score);
+        Out(score, s.experts) = 1.0f / (1.0f + In(score, s.experts));
         return;
     case Score::sqrt_softplus:
         for (int e = 0; e < s.experts; ++e) score[e] = std::sqrt(softplus(logits[e]));
@@ -68,9 +79,9 @@ struct Work { // scratch of one row
     float *logits, *score, *choice, *value, *eligible;
     explicit Work(const RouterShape& s)
         : logits(scratch(Slot::a, s.experts)),
-          score(scratch(Slot::b, s.experts)),
+          score(scratch(Slot::b, padded(s.experts))),
           choice(scratch(Slot::c, s.experts)),
-          value(scratch(Slot::d, s.experts)),
+          value(scratch(Slot::d, padded(s.experts))),
           eligible(scratch(Slot::e, s.groups)) {}
 };
 
@@ -109,12 +120,13 @@ void choose(const RouterShape& s, const Work& w, std::int32_t* kept, std::int32_
     }
 }
 
-void weigh(const RouterShape& s, const float* score, const std::int32_t* index, float* weight) {
-    for (int k = 0; k < s.top_k; ++k) weight[k] = score[index[k]];
+void weigh(const RouterShape& s, const Work& w, const std::int32_t* index, float* weight) {
+    for (int k = 0; k < s.top_k; ++k) weight[k] = w.score[index[k]];
     const auto scale = static_cast<float>(s.scale);
     Out chosen(weight, s.top_k);
     if (s.softmax_after_top_k) {
-        softmax(weight, s.top_k, weight);
+        softmax(weight, s.top_k, w.value);
+        std::copy_n(w.value, s.top_k, weight);
     } else if (s.normalize) {
         chosen /= chosen.sum() + tiny_sum;
     }
@@ -132,7 +144,7 @@ void router(const RouterShape& s, Src logits, Src bias, std::int32_t* index, flo
         choice = In(w.score, s.experts);
         if (shift != nullptr) choice += In(shift, s.experts);
         choose(s, w, kept, index + t * s.top_k);
-        weigh(s, w.score, index + t * s.top_k, weight + t * s.top_k);
+        weigh(s, w, index + t * s.top_k, weight + t * s.top_k);
     }
 }
 

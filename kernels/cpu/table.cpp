@@ -2,22 +2,31 @@
 #include "kernels/cpu/rows.hpp"
 
 #include <memory>
+#include <new>
 
 namespace moe {
 namespace cpu {
 
 namespace {
 
+// Aligned for the widest vectors: where Eigen starts its packets, and with that the last bit of a sum or an
+// exponential, depends on the address, and the same call shall give the same bits.
+constexpr std::align_val_t alignment{64};
+
+struct Free {
+    void operator()(void* memory) const { ::operator delete(memory, alignment); }
+};
+
 template <class T>
 struct Buffer {
-    std::unique_ptr<T[]> data;
+    std::unique_ptr<T, Free> data;
     std::int64_t capacity = 0;
 
     T* at_least(std::int64_t elements) {
         if (capacity < elements) {
             data.reset(); // before the new one is taken: the old contents are not wanted
             capacity = 0;
-            data.reset(new T[static_cast<std::size_t>(elements)]);
+            data.reset(static_cast<T*>(::operator new(static_cast<std::size_t>(elements) * sizeof(T), alignment)));
             capacity = elements;
         }
         return data.get();

@@ -211,11 +211,13 @@ TEST_CASE("attention and its gradient: small shapes of every kind") {
     for (const Type type : {Type::f32, Type::bf16}) {
         for (const bool sinks : {false, true}) {
             for (const AttentionShape& s :
-                 {shape(1, 1, 1, 1, 1, 2, 2), shape(2, 5, 5, 4, 2, 3, 3), shape(3, 6, 6, 2, 2, 4, 2),
-                  shape(1, 7, 7, 2, 1, 3, 5, false), shape(2, 7, 7, 1, 1, 2, 3, true, 3), shape(1, 3, 6, 2, 1, 2, 2)}) {
+                 {shape(1, 1, 1, 4, 4, 2, 2), shape(2, 5, 5, 4, 2, 3, 3), shape(3, 6, 6, 4, 4, 4, 2),
+                  shape(1, 7, 7, 4, 1, 3, 5, false), shape(2, 7, 7, 4, 2, 3, 3, true, 3), shape(1, 3, 6, 4, 2, 4, 3)}) {
                 for (const bool packed : {false, true}) {
                     if (packed && s.seq_q != s.seq_k) continue;
                     check(attention_case(s, {packed, sinks, type}));
+                    // One key: the scores' gradient is a difference of equal numbers, of which BF16 leaves nothing.
+                    if (s.seq_k == 1 && type == Type::bf16) continue;
                     check(attention_grad_case(s, {packed, sinks, type}));
                 }
             }

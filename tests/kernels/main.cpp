@@ -1,4 +1,4 @@
-// Runs the op tests, or with the argument "bench" times every kernel and prints its rates.
+// Runs the op tests, or with "bench [PART OF A NAME]" times the kernels and prints their rates.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
@@ -30,8 +30,9 @@ double seconds_of(const Case& c) {
     return best;
 }
 
-void time_all(std::vector<Case> (*family)()) {
+void time_all(std::vector<Case> (*family)(), std::string_view part) {
     for (const Case& c : family()) {
+        if (c.name.find(part) == std::string::npos) continue;
         const double seconds = seconds_of(c);
         std::printf("%-64s %10.1f us %8.2f GFLOP/s %8.2f GB/s\n", c.name.c_str(), seconds * 1e6,
                     c.flops / seconds / 1e9, c.bytes / seconds / 1e9);
@@ -47,12 +48,12 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "%s\n", why.c_str());
         return 1;
     }
-    if (argc == 2 && std::string_view(argv[1]) == "bench") {
+    if (argc >= 2 && std::string_view(argv[1]) == "bench") {
         using namespace moe::test;
         for (const auto family :
              {gemm_benchmarks, attention_benchmarks, norm_benchmarks, rope_benchmarks, activation_benchmarks,
               router_benchmarks, permute_benchmarks, loss_benchmarks, optimizer_benchmarks}) {
-            time_all(family);
+            time_all(family, argc > 2 ? argv[2] : "");
         }
         return 0;
     }

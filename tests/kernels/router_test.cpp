@@ -186,6 +186,25 @@ TEST_CASE("router: ties go to the lower expert and to the lower group") {
     CHECK(index == Index{0, 1, 2});
 }
 
+TEST_CASE("router: equal logits tie wherever they stand in a row of any length") {
+    for (const Score score : {Score::softmax, Score::sigmoid, Score::sqrt_softplus}) {
+        for (int experts = 2; experts < 40; ++experts) {
+            Random random("ties");
+            Vec logits = random.normal(experts);
+            for (double& x : logits) x = std::min(x, 1.0);
+            const int first = random.below(experts - 1), second = first + 1 + random.below(experts - 1 - first);
+            logits[static_cast<std::size_t>(first)] = logits[static_cast<std::size_t>(second)] = 1.3;
+            const Tensor row(Type::f32, logits);
+            Tensor weight(Type::f32, 2);
+            Index index(2, -1);
+            cpu_kernels().router(shape(1, experts, 2, score), row.src(), {}, index.data(), weight.f32(), nullptr);
+            INFO(name_of(score), " of ", experts, " experts, MOE_TEST_SEED=", seed());
+            CHECK(index == Index{first, second});
+            CHECK(weight.at(0) == weight.at(1));
+        }
+    }
+}
+
 TEST_CASE("router: NaN logits still choose experts that exist") {
     const Tensor logits(Type::f32, 2 * 8); // all NaN
     Tensor weight(Type::f32, 2 * 3);

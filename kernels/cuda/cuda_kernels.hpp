@@ -1,0 +1,24 @@
+// The CUDA back end's op table: the signatures of kernels.hpp for device pointers.
+//
+// `stream` is a cudaStream_t of the current device (null: the legacy default stream). A call only enqueues work: nothing
+// is copied between host and device, nothing waits and nothing is allocated, so every kernel can be captured in a CUDA
+// graph. What differs from the CPU:
+// * reduce_sum and reduce_max read the array `srcs` (at most 64 device pointers) on the host when they are called.
+// * Every kernel is deterministic: sums have a fixed order, no floating-point atomics.
+// * Sizes beyond the kernels' limits (attention heads wider than 256, more than 64 streams) throw std::runtime_error,
+//   as does every CUDA error.
+#pragma once
+
+#include "kernels/kernels.hpp"
+
+#include <string>
+
+namespace moe {
+
+// The table, every entry set; null where cuda_supported() says no.
+const Kernels* cuda_kernels();
+
+// Whether there is a driver and a device that the kernels are compiled for; if not, `why` says what is missing.
+bool cuda_supported(std::string& why);
+
+} // namespace moe

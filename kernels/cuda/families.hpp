@@ -1,0 +1,23 @@
+// Each family of CUDA kernels enters itself into the table.
+#pragma once
+
+#include "kernels/kernels.hpp"
+
+namespace moe::cuda {
+
+void add_activation(Kernels& table);
+void add_attention(Kernels& table);
+void add_attention_grad(Kernels& table);
+void add_elementwise(Kernels& table);
+void add_embedding(Kernels& table);
+void add_gemm(Kernels& table);
+void add_loss(Kernels& table);
+void add_norm(Kernels& table);
+void add_optimizer(Kernels& table);
+void add_permute(Kernels& table);
+void add_rope(Kernels& table);
+void add_mla_rope(Kernels& table);
+void add_router(Kernels& table);
+void add_sort(Kernels& table);
+
+} // namespace moe::cuda

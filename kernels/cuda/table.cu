@@ -1,0 +1,62 @@
+// The CUDA back end's table, and the question whether this machine can run it.
+#include "kernels/cuda/cuda_kernels.hpp"
+
+#include "kernels/cuda/check.hpp"
+#include "kernels/cuda/families.hpp"
+
+namespace moe {
+namespace {
+
+__global__ void probe() {}
+
+} // namespace
+
+bool cuda_supported(std::string& why) {
+    why.clear();
+    int devices = 0, device = 0, major = 0, minor = 0;
+    cudaError_t status = cudaGetDeviceCount(&devices);
+    if (status == cudaSuccess && devices == 0) status = cudaErrorNoDevice;
+    if (status == cudaSuccess) status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (status != cudaSuccess) {
+        why = std::string("no CUDA device: ") + cudaGetErrorString(status);
+        cudaGetLastError(); // the next launch's check must not find this failure
+        return false;
+    }
+    // The kernels are compiled for single architectures: whether the device's is among them, the runtime knows.
+    cudaFuncAttributes attributes{};
+    if (cudaFuncGetAttributes(&attributes, probe) != cudaSuccess) {
+        why = "the CUDA kernels are not compiled for this device's compute capability " + std::to_string(major) + "." +
+              std::to_string(minor) + " (build option gpu_archs)";
+        cudaGetLastError();
+    }
+    return why.empty();
+}
+
+const Kernels* cuda_kernels() {
+    static const Kernels table = [] {
+        Kernels t{};
+        t.name = "cuda";
+        cuda::add_activation(t);
+        cuda::add_attention(t);
+        cuda::add_attention_grad(t);
+        cuda::add_elementwise(t);
+        cuda::add_embedding(t);
+        cuda::add_gemm(t);
+        cuda::add_loss(t);
+        cuda::add_norm(t);
+        cuda::add_optimizer(t);
+        cuda::add_permute(t);
+        cuda::add_rope(t);
+        cuda::add_mla_rope(t);
+        cuda::add_router(t);
+        cuda::add_sort(t);
+        return t;
+    }();
+    std::string why;
+    static const bool supported = cuda_supported(why);
+    return supported ? &table : nullptr;
+}
+
+} // namespace moe
