@@ -1,0 +1,91 @@
+// Configurations of the small models, in Hugging Face's own fields.
+#include "tests/engine/samples.hpp"
+
+#include "planner/error.hpp"
+
+#include <cmath>
+#include <map>
+
+using namespace moe;
+
+namespace {
+
+// Tied to nothing: enough heads, experts and width for 8 ranks along any axis.
+const char* common = R"("vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "max_position_embeddings": 4096, "rope_theta": 10000.0, "hidden_act": "silu",)";
+
+const std::map<std::string, std::string>& configs() {
+    static const std::map<std::string, std::string> all = {
+        {"qwen3",
+         R"("architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_key_value_heads": 4, "head_dim": 8,
+            "intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": true,
+            "decoder_sparse_step": 1, "mlp_only_layers": [])"},
+        {"qwen2", R"("architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_key_value_heads": 8,
+            "intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 32, "norm_topk_prob": false, "decoder_sparse_step": 1, "mlp_only_layers": [])"},
+        {"deepseek3",
+         R"("architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+            "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1, "routed_scaling_factor": 2.5,
+            "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "q_lora_rank": 24, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_nextn_predict_layers": 0)"},
+        {"deepseek2",
+         R"("architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_key_value_heads": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
+            "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1, "routed_scaling_factor": 1.0,
+            "norm_topk_prob": false, "scoring_func": "softmax", "topk_method": "group_limited_greedy", "q_lora_rank": null,
+            "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8)"},
+        {"mixtral", R"("architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_key_value_heads": 4,
+            "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2)"},
+        {"llama",
+         R"("architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 4, "intermediate_size": 64)"},
+    };
+    return all;
+}
+
+} // namespace
+
+std::shared_ptr<const Model> small_model(const std::string& kind) {
+    const std::string json =
+        std::string("{") + common + configs().at(kind) + R"(, "megatron": {"vocab_size_divisor": 4}})";
+    return std::make_shared<const Model>(model_from_json(json, kind));
+}
+
+Plan small_plan(const std::string& model, int ranks, const std::vector<std::pair<std::string, std::string>>& fields) {
+    Plan plan;
+    plan.model = small_model(model);
+    plan.hardware = std::make_shared<const Hardware>(load_hardware("cpu-local"));
+    plan.stack = "moe-plan";
+    plan.gpus = ranks;
+    plan.seq = 32;
+    plan.gbs = 8;
+    plan.precision = Precision::fp32;
+    for (const auto& [field, value] : fields) set_field(plan, field, value);
+    plan.dp = ranks / (plan.tp * plan.cp * plan.pp);
+    plan.edp = ranks / (plan.ep * plan.etp * plan.pp);
+    if (const PlanFault fault = check_plan(plan)) refuse("test plan: {}", fault.message);
+    return plan;
+}
+
+SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed) {
+    return [vocab, seed](std::int64_t sample, std::span<std::int32_t> tokens) {
+        std::uint64_t x = seed + 1000003u * static_cast<std::uint64_t>(sample);
+        std::int64_t token = static_cast<std::int64_t>(x % static_cast<std::uint64_t>(vocab));
+        for (std::int32_t& out : tokens) {
+            x = x * 6364136223846793005u + 1442695040888963407u;
+            // Three times in four the successor is fixed.
+            token = x >> 62 == 0 ? static_cast<std::int64_t>((x >> 33) % static_cast<std::uint64_t>(vocab))
+                                 : (7 * token + 3) % vocab;
+            out = static_cast<std::int32_t>(token);
+        }
+    };
+}
+
+double relative_distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double difference = 0.0, norm = 0.0;
+    for (std::size_t i = 0; i < b.size(); ++i) {
+        difference += std::pow(static_cast<double>(a.at(i)) - static_cast<double>(b[i]), 2);
+        norm += std::pow(static_cast<double>(b[i]), 2);
+    }
+    return norm > 0.0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+}
