@@ -144,23 +144,35 @@ std::string place(const CLI::App& app) {
     return chosen.empty() ? "moe-plan" : "moe-plan " + chosen.front()->get_name();
 }
 
-// The line for a command line that does not parse, with the option that was probably meant.
-std::string usage_line(const CLI::App& app, const CLI::ParseError& error) {
-    const auto chosen = app.get_subcommands();
-    const std::string text = error.what();
-    std::string hint;
-    if (const auto at = text.rfind("--"); error.get_name() == "ExtrasError" && at != std::string::npos) {
-        std::vector<std::string> known;
-        for (const CLI::Option* option : (chosen.empty() ? &app : chosen.front())->get_options())
-            for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-        hint = moe::did_you_mean(text.substr(at, text.find_first_of(" =", at) - at), known);
-    }
-    std::string line = place(app) + ": " + text + hint + "; see " + place(app) + " --help";
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    return line;
+// What CLI11 could not place, with the option that was probably meant.
+std::string unexpected_text(const CLI::App& verb) {
+    const std::vector<std::string> words = verb.remaining();
+    const auto option = std::find_if(words.begin(), words.end(), [](const auto& word) { return word[0] == '-'; });
+    if (option == words.end()) return "unexpected argument" + (words.empty() ? "" : " '" + words.front() + "'");
+    std::vector<std::string> known;
+    for (const CLI::Option* candidate : verb.get_options())
+        for (const std::string& name : candidate->get_lnames()) known.push_back("--" + name);
+    const std::string name = option->substr(0, option->find('='));
+    return "unknown option " + name + moe::did_you_mean(name, known);
 }
 
-int complain(const std::string& line, moe::Fault fault) {
+// The line for a command line that does not parse.
+std::string usage_line(const CLI::App& app, const CLI::ParseError& error) {
+    const auto chosen = app.get_subcommands();
+    const CLI::App& verb = chosen.empty() ? app : *chosen.front();
+    const std::vector<std::string> left = verb.remaining();
+    std::string text = error.what();
+    // A mistyped option first: whatever else is wrong, such as a required one missing, follows from it.
+    if (std::any_of(left.begin(), left.end(), [](const auto& word) { return word[0] == '-'; }) ||
+        dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
+        text = unexpected_text(verb);
+    else if (chosen.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr)
+        text = "a verb is needed: " + fmt::format("{}", fmt::join(verb_names(app), ", "));
+    return place(app) + ": " + text + "; see " + place(app) + " --help";
+}
+
+int complain(std::string line, moe::Fault fault) {
+    std::replace(line.begin(), line.end(), '\n', ' ');
     std::fputs((line + "\n").c_str(), stderr);
     return static_cast<int>(fault);
 }

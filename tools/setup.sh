@@ -2,6 +2,9 @@
 
 export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
 
+# The command finds its profiles through /proc, which a bare chroot may lack.
+[ -e /proc/self/exe ] || export MOE_PLAN_PROFILES="$PWD/profiles"
+
 say() { printf '\n==> %s\n' "$*"; }
 
 # Prints a command as it could be typed, then runs it.

@@ -42,10 +42,13 @@ struct Prepared : Folder {
 
 TEST_CASE("command line: what does not parse") {
     const Folder folder;
-    check_line(folder.run("moe-plan"), 2, "verb");
+    check_line(folder.run("moe-plan"), 2, "a verb is needed: search, ");
+    check_line(folder.run("moe-plan --jsn"), 2, "--jsn");
+    check_line(folder.run("moe-plan search plan.json " + small_search.substr(7)), 2, "unexpected argument 'plan.json'");
     check_line(folder.run("moe-plan serach"), 2, "did you mean search?");
     check_line(folder.run("moe-plan search"), 2, "--model is required");
     check_line(folder.run("moe-plan " + small_search + " --presicion fp32"), 2, "did you mean --precision?");
+    check_line(folder.run("moe-plan search --modle tiny-qwen3-moe"), 2, "did you mean --model?");
     check_line(folder.run("moe-plan " + small_search + " --top many"), 2, "--top");
     check_line(folder.run("moe-plan " + small_search + " --gbs 99999999999999999999999"), 2, "--gbs");
     check_line(folder.run("moe-plan " + small_search + " --fix"), 2, "--fix");
@@ -100,7 +103,8 @@ TEST_CASE("search: requests that no plan satisfies") {
     check_line(folder.run(base + "--gpus 8 --gbs 8 --fix tp=two"), 2, "tp");
     check_line(folder.run(base + "--gpus 8 --gbs 8 --precision fp7"), 2, "fp7");
     check_line(folder.run(base + "--gpus 8 --gbs 8 --stack nonesuch"), 2, "nonesuch");
-    check_line(folder.run("moe-plan search --model tiny-qwen3-moe --hardware h1000 --gpus 8 --gbs 8 --seq 64"), 2, "h1000");
+    check_line(folder.run("moe-plan search --model tiny-qwen3-moe --hardware h1000 --gpus 8 --gbs 8 --seq 64"), 2,
+               "h1000");
     CHECK(folder.entries() == 0);
 }
 
@@ -160,8 +164,9 @@ TEST_CASE("execute: plans that the engine cannot run are refused by field") {
     const Folder folder;
     folder.write("text.txt", "some text");
     REQUIRE(folder.run("moe-plan tokenize text.txt --out text").status == 0);
-    REQUIRE(folder.run("moe-plan search --model Qwen3-30B-A3B --hardware gb200-nvl72 --gpus 8 --gbs 512 --seq 4096 "
-                       "--precision mxfp8 --top 1 --out gpu.json")
+    REQUIRE(folder
+                .run("moe-plan search --model Qwen3-30B-A3B --hardware gb200-nvl72 --gpus 8 --gbs 512 --seq 4096 "
+                     "--precision mxfp8 --top 1 --out gpu.json")
                 .status == 0);
     check_line(folder.run("moe-plan execute gpu.json --data text"), 2, "execute cannot run it");
 }

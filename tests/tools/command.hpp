@@ -40,6 +40,7 @@ void check_line(const Outcome& outcome, int status, const std::string& words);
 nlohmann::ordered_json document(const Outcome& outcome);
 
 // Options of a search that ends at once: the small MoE on 8 CPU ranks.
-inline const std::string small_search = "search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 64 --precision fp32";
+inline const std::string small_search =
+    "search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 64 --precision fp32";
 
 } // namespace moe::test

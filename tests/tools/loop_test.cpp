@@ -1,4 +1,5 @@
-// The main job end to end through the command: search, replay, tokenize, execute, compare, with the promised JSON fields.
+// The main job end to end through the command: search, replay, tokenize, execute, compare, with the promised JSON
+// fields.
 #include "tests/tools/command.hpp"
 
 #include <doctest/doctest.h>
@@ -97,8 +98,9 @@ TEST_CASE("search and replay: JSON, trace and report") {
 
 TEST_CASE("--fix pins fields, and precision lists are explored") {
     const Folder folder;
-    const Json found = document(folder.run("moe-plan search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 "
-                                           "--seq 64 --precision fp32,bf16 --fix tp=2 --fix ep=4 --fix pp=1 --json"));
+    const Json found =
+        document(folder.run("moe-plan search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 "
+                            "--seq 64 --precision fp32,bf16 --fix tp=2 --fix ep=4 --fix pp=1 --json"));
     REQUIRE(!found["plans"].empty());
     for (const Json& entry : found["plans"]) {
         CHECK(entry["plan"]["mesh"]["tp"] == 2);
@@ -109,8 +111,9 @@ TEST_CASE("--fix pins fields, and precision lists are explored") {
 
 TEST_CASE("a GPU plan: representatives stand for all ranks") {
     const Folder folder;
-    REQUIRE(folder.run("moe-plan search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 "
-                       "--fix pp=2 --out plan.json")
+    REQUIRE(folder
+                .run("moe-plan search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 "
+                     "--fix pp=2 --out plan.json")
                 .status == 0);
     const Json replayed = document(folder.run("moe-plan replay plan.json --trace t.json --json"));
     check_estimate(replayed);
@@ -130,8 +133,9 @@ TEST_CASE("tokenize, execute and compare") {
     CHECK(folder.read("text.bin").size() == 2 * (text.size() + 1000));
 
     REQUIRE(folder.run("moe-plan " + small_search + " --fix tp=2 --fix ep=4 --fix pp=2 --out plan.json").status == 0);
-    const moe::test::Outcome executed = folder.run("moe-plan execute plan.json --data text --steps 12 --lr 0.01 --shuffle "
-                                                   "off --run-dir run --trace measured.json --json");
+    const moe::test::Outcome executed =
+        folder.run("moe-plan execute plan.json --data text --steps 12 --lr 0.01 --shuffle "
+                   "off --run-dir run --trace measured.json --json");
     const Json run = document(executed);
     CHECK(executed.err.find("unigram entropy") != std::string::npos);
     CHECK(executed.err.find("step 12/12 | loss ") != std::string::npos);
@@ -157,7 +161,8 @@ TEST_CASE("tokenize, execute and compare") {
     CHECK(folder.read("measured.json") == folder.read("run/measured.json"));
 
     const Json compared = document(folder.run("moe-plan compare run --json"));
-    check_numbers(compared, {"predicted_tflops_per_gpu", "measured_tflops_per_gpu", "predicted_memory_gib", "measured_memory_gib"});
+    check_numbers(compared, {"predicted_tflops_per_gpu", "measured_tflops_per_gpu", "predicted_memory_gib",
+                             "measured_memory_gib"});
     const double predicted = compared["predicted_tflops_per_gpu"], real = compared["measured_tflops_per_gpu"];
     CHECK(compared["error"].get<double>() == doctest::Approx(predicted / real - 1));
     // Planned memory is what runs.
