@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace moe {
 namespace {
@@ -183,46 +184,61 @@ UnitWeights unit_weights(const Model& model, std::int64_t seq) {
     return weights;
 }
 
-// Cuts `weights` into `count` non-empty runs; ends[k] is the first unit behind run k. Dynamic programming twice: first
-// the lightest possible heaviest run, then the smallest sum of squares under that limit.
-std::vector<int> partition(const std::vector<std::int64_t>& weights, int count) {
-    const int units = static_cast<int>(weights.size());
-    constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
-    std::vector<std::int64_t> before(static_cast<std::size_t>(units) + 1, 0);
-    for (int i = 0; i < units; ++i)
-        before[static_cast<std::size_t>(i) + 1] =
-            before[static_cast<std::size_t>(i)] + weights[static_cast<std::size_t>(i)];
-    const auto sum = [&](int from, int to) {
-        return before[static_cast<std::size_t>(to)] - before[static_cast<std::size_t>(from)];
-    };
-    const std::size_t width = static_cast<std::size_t>(units) + 1;
-    std::vector<int> cut(width * static_cast<std::size_t>(count), 0);
-    const auto solve = [&](std::int64_t limit, bool squares) {
-        std::vector<std::int64_t> best(width, none);
-        best[0] = 0;
-        for (int k = 0; k < count; ++k) {
-            std::vector<std::int64_t> next(width, none);
-            for (int to = k + 1; to <= units; ++to) {
-                for (int from = to - 1; from >= k && sum(from, to) <= limit; --from) {
-                    const std::int64_t head = best[static_cast<std::size_t>(from)];
-                    if (head == none) continue;
-                    const std::int64_t run = sum(from, to);
-                    const std::int64_t value = squares ? head + run * run : std::max(head, run);
-                    if (value > next[static_cast<std::size_t>(to)]) continue; // ties: longer runs come late
-                    next[static_cast<std::size_t>(to)] = value;
-                    cut[static_cast<std::size_t>(k) * width + static_cast<std::size_t>(to)] = from;
-                }
-            }
-            best = std::move(next);
+// Runs that a greedy cut needs when none may weigh more than `limit`.
+int runs_needed(const std::vector<std::int64_t>& weights, std::int64_t limit) {
+    int runs = 1;
+    std::int64_t sum = 0;
+    for (const std::int64_t weight : weights) {
+        if (sum + weight > limit) {
+            ++runs;
+            sum = 0;
         }
-        return best[static_cast<std::size_t>(units)];
-    };
-    const std::int64_t lightest = solve(none - 1, false);
-    solve(lightest, true);
-    std::vector<int> ends(static_cast<std::size_t>(count), units);
-    for (int k = count - 1; k > 0; --k)
-        ends[static_cast<std::size_t>(k) - 1] =
-            cut[static_cast<std::size_t>(k) * width + static_cast<std::size_t>(ends[static_cast<std::size_t>(k)])];
+        sum += weight;
+    }
+    return runs;
+}
+
+// The least weight that the heaviest of at most `count` contiguous runs can have, by bisection.
+std::int64_t lightest_limit(const std::vector<std::int64_t>& weights, int count) {
+    std::int64_t low = *std::max_element(weights.begin(), weights.end());
+    std::int64_t high = std::accumulate(weights.begin(), weights.end(), std::int64_t{0});
+    while (low < high) {
+        const std::int64_t middle = low + (high - low) / 2;
+        if (runs_needed(weights, middle) <= count)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return high;
+}
+
+// Cuts `weights` into `count` non-empty runs, none heavier than need be, with the smallest sum of squares (dynamic
+// programming over where the last run begins). Returns the first unit behind each run.
+std::vector<int> partition(const std::vector<std::int64_t>& weights, int count) {
+    const auto units = weights.size();
+    const auto runs = static_cast<std::size_t>(count);
+    const std::int64_t limit = lightest_limit(weights, count);
+    constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
+    std::vector<std::int64_t> best(units + 1, none);
+    best[0] = 0;
+    std::vector<std::vector<int>> begins(runs, std::vector<int>(units + 1, 0));
+    for (std::size_t k = 0; k < runs; ++k) {
+        std::vector<std::int64_t> next(units + 1, none);
+        for (std::size_t to = k + 1; to <= units; ++to) {
+            std::int64_t run = 0;
+            for (std::size_t from = to; from-- > k;) {
+                run += weights[from];
+                if (run > limit) break;
+                // Ties go to the longer last run: late stages hold fewer micro-batches in flight.
+                if (best[from] == none || best[from] + run * run > next[to]) continue;
+                next[to] = best[from] + run * run;
+                begins[k][to] = static_cast<int>(from);
+            }
+        }
+        best = std::move(next);
+    }
+    std::vector<int> ends(runs, static_cast<int>(units));
+    for (std::size_t k = runs - 1; k > 0; --k) ends[k - 1] = begins[k][static_cast<std::size_t>(ends[k])];
     return ends;
 }
 

@@ -27,7 +27,8 @@ struct Estimate {
     Breakdown breakdown;
 };
 
-// Prices a sound plan. The planner knows no durations: the simulator implements this.
+// Prices a sound plan. The planner knows no durations: the simulator implements this. Search calls both functions from
+// several threads at once.
 class Estimator {
 public:
     virtual ~Estimator() = default;
@@ -40,6 +41,8 @@ struct SearchRequest {
     std::vector<Precision> precisions;                      // empty: bf16 (fp32 where bf16 has no peak)
     std::vector<std::pair<std::string, std::string>> fixed; // --fix FIELD=VALUE in order
     int top = 5;
+    int threads = 0;         // 0: as many as the machine has
+    bool exhaustive = false; // price every plan that fits: nothing is excluded by a bound or as dominated
     std::function<void(std::int64_t evaluated, std::int64_t pruned)> progress; // may be empty
 };
 
