@@ -90,13 +90,13 @@ void Cores::park(Lock& held, int rank, const char* what) {
     grant();
     check_deadlock();
     self.wake.wait(held, [&] { return failure_ || self.state == State::running; });
-    self.waited += std::chrono::duration<double>(Clock::now() - start).count();
     if (self.state != State::running) {
         // Woken by a failure: the rank unwinds beside the others without a permit.
         self.state = State::idle;
         throw Aborted();
     }
     if (failure_) throw Aborted();
+    self.waited += std::chrono::duration<double>(self.granted - start).count();
 }
 
 void Cores::unpark(int rank) {
@@ -114,6 +114,7 @@ void Cores::grant() {
         if (member.state != State::ready) continue;
         --free_;
         member.state = State::running;
+        member.granted = std::chrono::steady_clock::now();
         member.wake.notify_one();
     }
 }

@@ -8,6 +8,7 @@
 
 #include "planner/error.hpp"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -50,7 +51,9 @@ public:
     void park(Lock& held, int rank, const char* what);
     // The rank may go on as soon as a permit is free. Call with the lock held, once per park().
     void unpark(int rank);
-    // Seconds that a rank has spent in park() since its thread began; only for that rank's own thread, or between jobs.
+    // Seconds that a rank has waited in park() for others and for a permit since its thread began. The time that its
+    // thread then takes to wake up is not waiting: the core is held meanwhile, and nobody else can use it. Only for
+    // that rank's own thread, or between jobs.
     double waited(int rank) const { return members_[static_cast<std::size_t>(rank)].waited; }
 
 private:
@@ -59,6 +62,7 @@ private:
         State state = State::idle;
         std::condition_variable wake;
         const char* waits_for = "";
+        std::chrono::steady_clock::time_point granted;
         double waited = 0.0;
     };
 

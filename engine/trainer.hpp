@@ -75,6 +75,8 @@ public:
     Timeline timeline() const;
     double memory_gib() const; // largest arena of a rank
     int permits() const { return cores_->permits(); }
+    std::int64_t steps_done() const { return done_; }
+    const Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }
     const std::vector<Program>& programs() const { return programs_; }
 
 private:

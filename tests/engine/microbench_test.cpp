@@ -1,0 +1,50 @@
+// The microbenchmark covers every op kind that plans of this engine contain, with sorted positive times.
+#include "engine/microbench.hpp"
+#include "planner/error.hpp"
+#include "planner/program.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace moe;
+
+TEST_CASE("a short microbenchmark measures every kind of op, in FP32 and in BF16 where operands differ") {
+    MicrobenchOptions options;
+    options.seconds = 2.0;
+    int lines = 0;
+    options.progress = [&](const std::string&) { ++lines; };
+    const Microbench result = run_microbench(options);
+    CHECK(lines >= 1);
+    for (const OpKind kind : {OpKind::embedding,    OpKind::embedding_grad,
+                              OpKind::rmsnorm,      OpKind::rmsnorm_grad,
+                              OpKind::add,          OpKind::gemm,
+                              OpKind::rope,         OpKind::rope_grad,
+                              OpKind::attention,    OpKind::attention_grad,
+                              OpKind::activation,   OpKind::activation_grad,
+                              OpKind::router,       OpKind::router_grad,
+                              OpKind::permute_map,  OpKind::permute,
+                              OpKind::unpermute,    OpKind::expert_counts,
+                              OpKind::sort_rows,    OpKind::unsort_rows,
+                              OpKind::grouped_gemm, OpKind::ce_max,
+                              OpKind::ce_sum,       OpKind::ce_loss,
+                              OpKind::ce_grad,      OpKind::zero,
+                              OpKind::sum_squares,  OpKind::adamw,
+                              OpKind::all_gather,   OpKind::reduce_scatter,
+                              OpKind::all_reduce,   OpKind::all_to_all_rows,
+                              OpKind::send,         OpKind::recv}) {
+        INFO(to_string(kind));
+        CHECK(result.measured.count(measured_key(kind, Dtype::f32)) == 1);
+    }
+    for (const auto& [key, calls] : result.measured) {
+        INFO(key);
+        REQUIRE(!calls.empty());
+        for (std::size_t i = 0; i < calls.size(); ++i) {
+            CHECK(calls[i].seconds > 0.0);
+            CHECK(calls[i].seconds < 1.0);
+            if (i > 0) CHECK(calls[i].work > calls[i - 1].work);
+        }
+    }
+    CHECK(result.fp32_flops > 1e8);
+    CHECK(result.memory_bandwidth > 1e8);
+    options.seconds = 0.0;
+    CHECK_THROWS_AS(run_microbench(options), Error);
+}
