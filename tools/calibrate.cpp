@@ -1,0 +1,79 @@
+// The verb calibrate: measures this machine and writes a hardware profile that search and replay price with.
+#include "engine/microbench.hpp"
+#include "planner/error.hpp"
+#include "planner/files.hpp"
+#include "tools/console.hpp"
+#include "tools/table.hpp"
+#include "tools/verbs.hpp"
+
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+
+namespace moe::tools {
+
+namespace {
+
+// As the kernel names it; other architectures than x86 have no such line.
+std::string processor_name() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);)
+        if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
+            return line.substr(line.find(": ") + 2);
+    return "processor without a name in /proc/cpuinfo";
+}
+
+std::string today() {
+    const std::time_t now = std::time(nullptr);
+    std::tm utc{};
+    ::gmtime_r(&now, &utc);
+    return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+Hardware measured_profile(const CalibrateOptions& options, const Microbench& bench) {
+    Hardware hardware = load_hardware("cpu-local");
+    hardware.name = std::filesystem::path(options.out).stem().string();
+    hardware.peak_flops[static_cast<std::size_t>(Precision::fp32)] = bench.fp32_flops;
+    hardware.peak_flops[static_cast<std::size_t>(Precision::bf16)] = bench.bf16_flops;
+    hardware.memory_bandwidth = bench.memory_bandwidth;
+    hardware.measured = bench.measured;
+    hardware.measured_by = fmt::format("{}, {} ({} cores), moe-plan calibrate --backend {}", today(), processor_name(),
+                                       hardware.cores, options.backend);
+    hardware.source = "rates of one core and costs by op kind measured on this machine; links are those of cpu-local, "
+                      "which only op kinds without a measurement fall back to";
+    return hardware;
+}
+
+void print_profile(Console& console, const Hardware& hardware, const Microbench& bench) {
+    console.say("{}\none core: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
+                hardware.measured_by, bench.fp32_flops / 1e9, bench.bf16_flops / 1e9, bench.memory_bandwidth / 1e9,
+                gib(hardware.memory_bytes));
+    Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
+    for (const auto& [kind, calls] : bench.measured) {
+        if (calls.empty()) continue;
+        const MeasuredCall& largest = calls.back();
+        table.add({kind, count_text(static_cast<double>(calls.size())), seconds_text(calls.front().seconds),
+                   seconds_text(largest.seconds),
+                   largest.seconds > 0.0 ? fmt::format("{:.2f}", largest.work / largest.seconds / 1e9) : "-"});
+    }
+    console.line(table.text());
+}
+
+} // namespace
+
+void calibrate_verb(const CalibrateOptions& options) {
+    if (options.backend == "cuda") refuse("--backend cuda: this version executes on the CPU only; use --backend cpu");
+    if (options.backend != "cpu") refuse("--backend {}: unknown; use cpu", options.backend);
+    Console console(options.json);
+    MicrobenchOptions how;
+    how.progress = [&console](const std::string& line) { console.progress(line); };
+    const Microbench bench = run_microbench(how);
+    const Hardware hardware = measured_profile(options, bench);
+    const std::string profile = to_json(hardware);
+    write_file(options.out, profile);
+    if (options.json) return print(profile);
+    print_profile(console, hardware, bench);
+    console.say("Profile in {0}; next: moe-plan search --hardware {0} ...", options.out);
+}
+
+} // namespace moe::tools
