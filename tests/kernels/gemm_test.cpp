@@ -110,7 +110,11 @@ Case grouped_case(GroupedProduct product, const Index& counts, std::int64_t n, s
     d->before = d->c.values();
     out.tolerance = tolerance(types.c);
     out.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
-    out.bytes = static_cast<double>(rows * (n + k) + weights) * 4.0;
+    const double a_bytes = static_cast<double>(rows * a_cols) * static_cast<double>(size_of(types.a));
+    const double b_bytes = static_cast<double>(wgrad ? rows * k : weights) * static_cast<double>(size_of(types.b));
+    const double c_bytes =
+        static_cast<double>(wgrad ? 2 * weights : rows * out_cols) * static_cast<double>(size_of(types.c));
+    out.bytes = a_bytes + b_bytes + c_bytes;
     out.call = [d] { cpu_kernels().grouped_gemm(d->s, d->a.src(), d->b.src(), d->counts.data(), d->c.dst(), nullptr); };
     out.error = [d, wgrad, rows, out_cols] {
         const GroupedShape& s = d->s;

@@ -134,7 +134,8 @@ Case embedding_case(bool grad, std::int64_t rows, std::int64_t cols, std::int64_
     d->before = d->dtable.values();
     out.tolerance = grad ? f32_tolerance : 0.0;
     out.flops = grad ? static_cast<double>(rows * cols) : 0.0;
-    out.bytes = 2.0 * static_cast<double>(rows * cols) * static_cast<double>(size_of(type));
+    const auto width = static_cast<double>(size_of(type));
+    out.bytes = static_cast<double>(rows * cols) * (grad ? width + 8.0 : 2.0 * width);
     out.call = [d, grad] {
         if (grad) {
             cpu_kernels().embedding_grad(d->ids.data(), d->dx.src(), d->dtable.f32(), d->rows, d->cols, d->first,
