@@ -236,7 +236,7 @@ struct Kernels {
     // y[r] = rows[r] + b[expert of r] * [probs[r]]; y may be rows.
     void (*grouped_bias_add)(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
                              std::int64_t cols, std::int64_t capacity, void* stream);
-    // +db[groups, cols] = drows * [probs], +[dprobs[capacity]] = drows . b
+    // +db[groups, cols] = drows * [probs], [dprobs[capacity]] = drows . b
     void (*grouped_bias_grad)(Src drows, const std::int32_t* counts, Src b, const float* probs, float* db,
                               float* dprobs, int groups, std::int64_t cols, std::int64_t capacity, void* stream);
 

@@ -89,7 +89,7 @@ enum class OpKind : std::uint8_t {
     unsort_rows,   // the inverse
     grouped_gemm,  // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> +dW
     grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob)
-    grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [+dprobs]
+    grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]
     quantize,          // x -> xq (row-wise), [xq transposed]; x in BF16
     ce_max,            // logits[S, V/tp] -> max[S]
     ce_sum,            // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)

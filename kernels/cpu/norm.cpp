@@ -113,7 +113,7 @@ void grouped_bias_grad(Src drows, const std::int32_t* counts, Src b, const float
         for (; row < end; ++row) {
             const In grad(read(drows, row * cols, cols, wide_x), cols);
             sum += grad * (probs != nullptr ? probs[row] : 1.0f);
-            if (dprobs != nullptr) dprobs[row] += (grad * In(bias, cols)).sum();
+            if (dprobs != nullptr) dprobs[row] = (grad * In(bias, cols)).sum();
         }
     }
 }

@@ -1,0 +1,148 @@
+// Places of routed copies in expert-major order, and the movement of rows there and back.
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/families.hpp"
+
+namespace moe::cuda {
+namespace {
+
+constexpr int threads = 256, warps = threads / warp_size;
+constexpr int map_threads = 1024, map_warps = map_threads / warp_size;
+constexpr int map_strips = 4; // ballots per warp between two scans of the block
+constexpr std::int64_t narrow_row = warp_size;
+
+// One block per expert: counts its copies.
+__global__ void __launch_bounds__(map_threads)
+    count_kernel(const std::int32_t* index, std::int32_t* counts, std::int64_t copies) {
+    const int e = static_cast<int>(blockIdx.x);
+    int count = 0;
+    for (std::int64_t i = threadIdx.x; i < copies; i += map_threads) count += index[i] == e ? 1 : 0;
+    count = block_sum(count);
+    if (threadIdx.x == 0) counts[e] = count;
+}
+
+// One block per expert goes over all copies in order and numbers its own: a stable counting sort without atomics. The
+// index is read once per expert, out of the L2 cache.
+__global__ void __launch_bounds__(map_threads)
+    place_kernel(const std::int32_t* index, const std::int32_t* counts, std::int32_t* row_of, std::int64_t copies) {
+    __shared__ int warp_counts[map_warps];
+    const int e = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % warp_size);
+    const int warp = static_cast<int>(threadIdx.x / warp_size);
+    int next = 0; // row of the next copy of this expert
+    for (int i = static_cast<int>(threadIdx.x); i < e; i += map_threads) next += counts[i];
+    next = block_sum(next);
+    for (std::int64_t base = 0; base < copies; base += map_threads * map_strips) {
+        const std::int64_t start = base + warp * warp_size * map_strips + lane;
+        unsigned mine[map_strips];
+        int count = 0;
+#pragma unroll
+        for (int j = 0; j < map_strips; ++j) {
+            const std::int64_t i = start + j * warp_size;
+            mine[j] = __ballot_sync(all_lanes, i < copies && index[i] == e);
+            count += __popc(mine[j]);
+        }
+        __syncthreads(); // the counts before have been read
+        if (lane == 0) warp_counts[warp] = count;
+        __syncthreads();
+        const int others = warp_counts[lane];
+        int row = next + warp_sum(lane < warp ? others : 0);
+        next += warp_sum(others);
+#pragma unroll
+        for (int j = 0; j < map_strips; ++j) {
+            const unsigned before = mine[j] & ((1u << lane) - 1u);
+            if ((mine[j] >> lane & 1u) != 0) row_of[start + j * warp_size] = row + __popc(before);
+            row += __popc(mine[j]);
+        }
+    }
+}
+static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
+
+// Rows of few columns, such as one weight per copy, take a thread per element; others a warp per row.
+__global__ void __launch_bounds__(threads)
+    permute_narrow_kernel(PermuteShape s, Src x, const std::int32_t* row_of, Dst y, bool back) {
+    const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x, copy = i / s.cols, c = i % s.cols;
+    if (copy >= s.tokens * s.top_k) return;
+    const std::int64_t outside = (s.per_copy ? copy : copy / s.top_k) * s.cols + c, inside = row_of[copy] * s.cols + c;
+    store(y, back ? outside : inside, load(x, back ? inside : outside));
+}
+
+__global__ void __launch_bounds__(threads)
+    permute_kernel(PermuteShape s, Src x, const std::int32_t* row_of, Dst y, bool back) {
+    const std::int64_t copy = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
+    if (copy >= s.tokens * s.top_k) return;
+    const std::int64_t outside = (s.per_copy ? copy : copy / s.top_k) * s.cols, inside = row_of[copy] * s.cols;
+    copy_row(x, back ? inside : outside, y, back ? outside : inside, s.cols,
+             static_cast<int>(threadIdx.x % warp_size), warp_size);
+}
+
+__global__ void __launch_bounds__(threads)
+    combine_kernel(PermuteShape s, Src rows, const std::int32_t* row_of, Dst y) {
+    const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x, token = i / s.cols, c = i % s.cols;
+    if (token >= s.tokens) return;
+    float sum = 0.0f;
+    for (int k = 0; k < s.top_k; ++k) sum += load(rows, row_of[token * s.top_k + k] * s.cols + c);
+    store(y, i, sum);
+}
+
+__global__ void __launch_bounds__(threads) expert_counts_kernel(const std::int32_t* all_counts, std::int32_t* counts,
+                                                                int sources, int experts, int first, int local) {
+    const int e = static_cast<int>(blockIdx.x * threads + threadIdx.x);
+    if (e >= local) return;
+    std::int32_t sum = 0;
+    for (int g = 0; g < sources; ++g) sum += all_counts[std::int64_t{g} * experts + first + e];
+    counts[e] = sum;
+}
+
+void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int64_t tokens, int top_k,
+                 int experts, void* stream) {
+    if (experts <= 0) return;
+    const auto grid = static_cast<unsigned>(experts);
+    count_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, tokens * top_k);
+    CUDA_CHECK(cudaGetLastError());
+    place_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, row_of, tokens * top_k);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+void move_rows(const PermuteShape& s, Src from, const std::int32_t* row_of, Dst to, bool back, void* stream) {
+    const std::int64_t copies = s.tokens * s.top_k;
+    if (copies <= 0 || s.cols <= 0) return;
+    if (s.cols < narrow_row) {
+        permute_narrow_kernel<<<blocks_for(copies * s.cols, threads), threads, 0, stream_of(stream)>>>(s, from, row_of,
+                                                                                                       to, back);
+    } else {
+        permute_kernel<<<blocks_for(copies, warps), threads, 0, stream_of(stream)>>>(s, from, row_of, to, back);
+    }
+    CUDA_CHECK(cudaGetLastError());
+}
+
+void permute(const PermuteShape& s, Src x, const std::int32_t* row_of, Dst rows, void* stream) {
+    move_rows(s, x, row_of, rows, false, stream);
+}
+
+void unpermute(const PermuteShape& s, Src rows, const std::int32_t* row_of, Dst y, void* stream) {
+    if (s.per_copy) {
+        move_rows(s, rows, row_of, y, true, stream);
+        return;
+    }
+    if (s.tokens <= 0 || s.cols <= 0) return;
+    combine_kernel<<<blocks_for(s.tokens * s.cols, threads), threads, 0, stream_of(stream)>>>(s, rows, row_of, y);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+void expert_counts(const std::int32_t* all_counts, std::int32_t* counts, int sources, int experts, int first, int local,
+                   void* stream) {
+    if (local <= 0) return;
+    expert_counts_kernel<<<blocks_for(local, threads), threads, 0, stream_of(stream)>>>(all_counts, counts, sources,
+                                                                                        experts, first, local);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+} // namespace
+
+void add_permute(Kernels& table) {
+    table.permute_map = permute_map;
+    table.permute = permute;
+    table.unpermute = unpermute;
+    table.expert_counts = expert_counts;
+}
+
+} // namespace moe::cuda
