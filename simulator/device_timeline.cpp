@@ -4,6 +4,7 @@
 #include "planner/error.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <unordered_map>
 
@@ -57,9 +58,15 @@ struct Access {
 
 class Device {
 public:
-    Device(const Stack& stack, RankRun& run, std::vector<Unit> units, Exchange& exchange)
-        : stack_(stack), run_(run), program_(*run.program), units_(std::move(units)), exchange_(exchange) {
+    Device(const Stack& stack, RankRun& run, std::vector<Unit> units, Exchange& exchange, double lead = 0.0)
+        : stack_(stack),
+          run_(run),
+          program_(*run.program),
+          units_(std::move(units)),
+          exchange_(exchange),
+          host_(-lead) {
         number_clocks();
+        look_ahead();
         std::size_t rows = 0;
         for (const Slot& slot : program_.slots)
             rows += program_.templates[static_cast<std::size_t>(slot.index)].ops.size();
@@ -82,7 +89,7 @@ public:
                 const Candidate c = candidate(lane);
                 if (c.start == unknown)
                     missing = true;
-                else if (!best.op || c.start < best.start || (c.start == best.start && behind(lane)))
+                else if (!best.op || c.start < best.start || (c.start == best.start && preferred(lane)))
                     best = c;
             }
             if (missing && !(guess && best.op)) return moved;
@@ -140,6 +147,21 @@ private:
         for (std::size_t t = 0; t < program_.templates.size(); ++t)
             for (const Op& op : program_.templates[t].ops) access_[t].push_back({roots(op.in), roots(op.out)});
     }
+    // Computing between an op and the next communication of its template, and the number of layers in a template.
+    void look_ahead() {
+        until_.resize(program_.templates.size());
+        layers_.assign(program_.templates.size(), 0);
+        for (std::size_t t = 0; t < program_.templates.size(); ++t) {
+            const std::vector<Op>& ops = program_.templates[t].ops;
+            until_[t].assign(ops.size(), 0.0);
+            double seconds = 0.0;
+            for (std::size_t i = ops.size(); i-- > 0;) {
+                seconds = is_communication(ops[i].kind) ? 0.0 : seconds + (*run_.costs)[t][i].device;
+                until_[t][i] = seconds;
+                if (i + 1 == ops.size() || ops[i].layer != ops[i + 1].layer) ++layers_[t];
+            }
+        }
+    }
     std::vector<int> roots(const std::vector<TensorId>& ids) const {
         std::vector<int> result;
         for (TensorId id : ids) {
@@ -187,15 +209,32 @@ private:
         }
         return c;
     }
-    // Both lanes could go on: the one that has come less far does, so that both end together and hide each other's
-    // communication to the end (the merged schedule of arXiv 2603.07685 section 4.2.3 pairs layer by layer).
-    bool behind(int lane) const { return progress(lane) < progress(1 - lane); }
+    // Both lanes could go on: the one that reaches its next communication sooner does, so that the links are busy as
+    // early as possible, unless it is a layer ahead already: both should end together and hide each other to the end
+    // (the merged schedule of arXiv 2603.07685 section 4.2.3 pairs layer by layer).
+    bool preferred(int lane) const {
+        const double ahead = progress(lane) - progress(1 - lane);
+        if (std::abs(ahead) > layer_share(lane)) return ahead < 0.0;
+        return until_communication(lane) < until_communication(1 - lane);
+    }
+    double until_communication(int lane) const {
+        if (position_[lane].slot >= units_[unit_].lanes[lane].size()) return std::numeric_limits<double>::infinity();
+        const Slot& slot = program_.slots[slot_index(lane)];
+        return until_[static_cast<std::size_t>(slot.index)][position_[lane].op];
+    }
+    // Part of the lane that one layer is.
+    double layer_share(int lane) const {
+        const Unit& unit = units_[unit_];
+        const Slot& slot = program_.slots[static_cast<std::size_t>(unit.lanes[lane].front())];
+        const double layers = std::max(1, layers_[static_cast<std::size_t>(slot.index)]);
+        return 1.0 / (layers * static_cast<double>(unit.lanes[lane].size()));
+    }
     double progress(int lane) const {
         const Unit& unit = units_[unit_];
         const Position& p = position_[lane];
         if (p.slot >= unit.lanes[lane].size()) return 1.0;
-        const Slot& slot = program_.slots[slot_index(lane)];
-        const double ops = static_cast<double>(program_.templates[static_cast<std::size_t>(slot.index)].ops.size());
+        const auto t = static_cast<std::size_t>(program_.slots[slot_index(lane)].index);
+        const double ops = static_cast<double>(program_.templates[t].ops.size());
         return (static_cast<double>(p.slot) + static_cast<double>(p.op) / ops) /
                static_cast<double>(unit.lanes[lane].size());
     }
@@ -280,8 +319,10 @@ private:
     std::vector<int> first_clock_, instances_;
     std::vector<double> written_, read_;
     std::vector<std::vector<Access>> access_;
+    std::vector<std::vector<double>> until_;
+    std::vector<int> layers_;
     double stream_free_[stream_count] = {};
-    double host_ = 0.0;
+    double host_;
     std::size_t unit_ = 0, meeting_ = 0;
     Position position_[2];
     bool arrived_ = false;
@@ -317,10 +358,10 @@ void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& ru
     play(devices);
 }
 
-void play_segment(const Plan&, const Stack& stack, RankRun& run, const std::vector<Unit>& units) {
+void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, double lead) {
     Exchange exchange;
     std::vector<Device> devices;
-    devices.emplace_back(stack, run, units, exchange);
+    devices.emplace_back(stack, run, units, exchange, lead);
     play(devices);
 }
 

@@ -41,19 +41,25 @@ Segments segments_of(const Plan& plan, const Stage& stage) {
 
 // Chains segments: how far the host is ahead after one is its start into the next.
 SlotTime chain(const std::vector<std::pair<const SegmentTime*, int>>& parts) {
+    constexpr double far_ahead = 1e3;
     SlotTime slot;
-    double lead = 0.0;
-    for (const auto& [time, count] : parts)
-        for (int i = 0; i < count; ++i) {
-            const double alone = time->waits ? time->together : time->device;
-            slot.ahead += alone;
-            const double spent = std::max(time->waits ? time->together : time->device, time->together - lead);
-            slot.together += spent;
-            slot.host += time->host;
-            lead = time->waits ? spent - time->host : lead + spent - time->host;
-            slot.waits = slot.waits || time->waits;
-        }
-    slot.lead_after = lead;
+    const auto walk = [&](double lead) {
+        double sum = 0.0;
+        for (const auto& [time, count] : parts)
+            for (int i = 0; i < count; ++i) {
+                const double spent = std::max(time->device, time->together - std::max(0.0, lead));
+                sum += spent;
+                lead = time->waits ? time->lead_after : lead + spent - time->host;
+            }
+        slot.lead_after = lead;
+        return sum;
+    };
+    slot.ahead = walk(far_ahead);
+    slot.together = walk(0.0);
+    for (const auto& [time, count] : parts) {
+        slot.host += time->host * count;
+        slot.waits = slot.waits || time->waits;
+    }
     return slot;
 }
 
@@ -99,19 +105,20 @@ BucketTime time_of(const CostModel& model, const BucketSize& b, bool bf16_moment
         t.reduce = price_bytes(model, OpKind::reduce_scatter, 4.0 * n, Dtype::f32, b.group);
     }
     const double zero = price_bytes(model, OpKind::zero, 4.0 * n, Dtype::f32);
-    if (quantized(b.weight_dtype))
-        t.gather += price_bytes(model, OpKind::quantize, gathered + weight, Dtype::bf16);
-    else
-        t.zero = zero;
+    t.zero = zero;
+    t.late_zero = quantized(b.weight_dtype);
+    if (quantized(b.weight_dtype)) t.gather += price_bytes(model, OpKind::quantize, gathered + weight, Dtype::bf16);
     t.squares = price_bytes(model, OpKind::sum_squares, 4.0 * shard, Dtype::f32);
     const double moments = bf16_moments ? 4.0 : 8.0;
     t.update = price_bytes(model, OpKind::adamw, (4.0 + gathered / n + 2.0 * (4.0 + moments)) * shard, Dtype::f32);
     return t;
 }
 
-// Buckets of a stage. With several stages a bucket holds a whole chunk, so those of the segments add up; with one stage
-// they are cut layer by layer.
-std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Segments& segments) {
+// Buckets of a stage of several. A bucket holds a whole chunk, so those of the segments add up, except where an MTP
+// layer shares embedding or head with its neighbours.
+std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
+                                      const Segments& segments) {
+    if (stage.mtp > 0 || plan.model->tied_embeddings) return cache.stage_buckets(plan, stage);
     std::vector<BucketSize> sum;
     for (const auto& [id, count] : segments)
         for (const BucketSize& b : cache.buckets(plan, id)) {
@@ -125,21 +132,63 @@ std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, con
     return sum;
 }
 
-// PP = 1: one bucket per so many layers, as the lowering cuts them, in order.
-std::vector<std::pair<BucketSize, double>> cut_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
-                                                       const Segments& segments) {
-    std::vector<std::pair<BucketSize, double>> result;
-    if (plan.pp > 1) {
-        for (BucketSize& b : stage_buckets(cache, plan, segments)) result.emplace_back(b, 0.0);
-        return result;
+// A bucket and the fractions of the chunk's time up to where its parameters begin and end.
+struct CutBucket {
+    BucketSize size;
+    double before = 0.0, after = 1.0;
+};
+
+// How time passes while the parameters of one domain go by, segment by segment.
+class Progress {
+public:
+    void add(double elements, double seconds) {
+        elements_.push_back(elements_.back() + elements);
+        seconds_.push_back(seconds_.back() + seconds);
     }
-    std::vector<BucketSize> all = cache.stage_buckets(plan, stage);
-    double total[2] = {0.0, 0.0}, sum[2] = {0.0, 0.0};
-    for (const BucketSize& b : all) total[static_cast<std::size_t>(b.domain)] += static_cast<double>(b.elements);
-    for (const BucketSize& b : all) {
+    // Fraction of all time by the moment when `elements` have gone by.
+    double at(double elements) const {
+        std::size_t i = 1;
+        while (i + 1 < elements_.size() && elements_[i] < elements) ++i;
+        const double width = elements_[i] - elements_[i - 1];
+        const double part = width > 0.0 ? std::clamp((elements - elements_[i - 1]) / width, 0.0, 1.0) : 0.0;
+        const double time = seconds_[i - 1] + part * (seconds_[i] - seconds_[i - 1]);
+        return seconds_.back() > 0.0 ? std::min(1.0, time / seconds_.back()) : 0.0;
+    }
+    double total() const { return elements_.back(); }
+
+private:
+    std::vector<double> elements_{0.0}, seconds_{0.0};
+};
+
+// PP = 1: one bucket per so many layers, as the lowering cuts them, in order.
+std::vector<CutBucket> cut_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
+                                   const Segments& segments) {
+    Progress progress[2];
+    double layer_share = 0.0;
+    for (const auto& [id, count] : segments) {
+        const SegmentCost& cost = cache.cost(plan, id);
+        const double seconds = cost.forward.device + cost.backward.device;
+        double elements[2] = {0.0, 0.0};
+        for (const BucketSize& b : cache.buckets(plan, id))
+            elements[static_cast<std::size_t>(b.domain)] += static_cast<double>(b.elements);
+        for (int i = 0; i < count; ++i)
+            for (std::size_t d = 0; d < 2; ++d) progress[d].add(elements[d], seconds);
+        layer_share += count;
+    }
+    layer_share = layer_share > 0.0 ? 1.0 / layer_share : 0.0;
+    const std::vector<BucketSize> buckets =
+        plan.pp > 1 ? stage_buckets(cache, plan, stage, segments) : cache.stage_buckets(plan, stage);
+    std::vector<CutBucket> result;
+    double sum[2] = {0.0, 0.0};
+    for (const BucketSize& b : buckets) {
         const auto d = static_cast<std::size_t>(b.domain);
-        result.emplace_back(b, sum[d] / total[d]);
+        // Experts are needed half a layer after the layer begins; with several stages dense buckets of different kinds
+        // cover the whole chunk each.
+        const double late = b.domain == Domain::expert ? 0.5 * layer_share : 0.0;
+        const double first = plan.pp > 1 ? 0.0 : progress[d].at(sum[d]);
         sum[d] += static_cast<double>(b.elements);
+        const double last = plan.pp > 1 ? 1.0 : progress[d].at(sum[d]);
+        result.push_back({b, std::min(1.0, first + late), std::max(0.0, last - late)});
     }
     return result;
 }
@@ -147,7 +196,7 @@ std::vector<std::pair<BucketSize, double>> cut_buckets(SegmentCache& cache, cons
 ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& plan, const Stage& stage) {
     ChunkModel chunk;
     chunk.segments = segments_of(plan, stage);
-    chunk.saving.assign(plan.model->kinds.size(), 0.0);
+    chunk.saving.assign(plan.model->kinds.size(), {});
     chunk.layers.assign(plan.model->kinds.size(), 0);
     std::vector<std::pair<const SegmentTime*, int>> forward, backward;
     for (const auto& [id, count] : chunk.segments) {
@@ -155,15 +204,16 @@ ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& 
         forward.emplace_back(&cost.forward, count);
         backward.emplace_back(&cost.backward, count);
         if (id.kind != SegmentKind::layer) continue;
-        chunk.saving[static_cast<std::size_t>(id.layer_kind)] = cost.overlap_saving;
+        chunk.saving[static_cast<std::size_t>(id.layer_kind)] = {cost.saving_per_layer, cost.saving_loss};
         chunk.layers[static_cast<std::size_t>(id.layer_kind)] += count;
     }
     std::reverse(backward.begin(), backward.end());
     chunk.forward = chain(forward);
     chunk.backward = chain(backward);
-    for (const auto& [size, before] : cut_buckets(cache, plan, stage, chunk.segments)) {
-        chunk.buckets.push_back(time_of(costs, size, plan.optimizer.bf16_moments));
-        chunk.buckets.back().before = before;
+    for (const CutBucket& cut : cut_buckets(cache, plan, stage, chunk.segments)) {
+        chunk.buckets.push_back(time_of(costs, cut.size, plan.optimizer.bf16_moments));
+        chunk.buckets.back().before = cut.before;
+        chunk.buckets.back().after = cut.after;
     }
     return chunk;
 }
@@ -269,7 +319,7 @@ double FastEstimator::memory_bytes(const Plan& plan) {
             }
             bytes += static_cast<double>(saved) * in_flight[static_cast<std::size_t>(c)];
             loss = loss || stage.loss;
-            for (const BucketSize& b : stage_buckets(cache, plan, segments)) {
+            for (const BucketSize& b : stage_buckets(cache, plan, stage, segments)) {
                 const auto n = static_cast<double>(b.elements);
                 const double optimizer = plan.optimizer.bf16_moments ? 8.0 : 12.0;
                 bytes += weight_bytes(b) + 4.0 * n + optimizer * n / b.group_size;

@@ -30,7 +30,8 @@ std::vector<Unit> units_of(const Program& program, bool ep_overlap);
 // GPUs: one run per pipeline rank; streams, hosts and messages between stages. Throws Error (failure) on a deadlock.
 void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& runs);
 // The same for one run whose units are given, for segments.
-void play_segment(const Plan& plan, const Stack& stack, RankRun& run, const std::vector<Unit>& units);
+// The host begins `lead` seconds before the device.
+void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, double lead);
 // CPU: every rank is a thread that needs one of `hardware.cores` permits to run (the engine's rule, engine/cores.hpp).
 void play_cores(const Plan& plan, std::vector<RankRun>& runs);
 

@@ -12,12 +12,12 @@ namespace moe {
 namespace {
 
 // A segment as the only work of a rank. Micro-batch 0 for one direction and 1 for the other keep their tensors apart.
-RankRun play_alone(const Plan& plan, const Stack& stack, const std::shared_ptr<const Program>& program,
-                   const std::shared_ptr<const ProgramCosts>& costs, const std::vector<Unit>& units) {
+RankRun play_alone(const Stack& stack, const std::shared_ptr<const Program>& program,
+                   const std::shared_ptr<const ProgramCosts>& costs, const std::vector<Unit>& units, double lead) {
     RankRun run;
     run.program = program;
     run.costs = costs;
-    play_segment(plan, stack, run, units);
+    play_segment(stack, run, units, lead);
     return run;
 }
 
@@ -27,22 +27,48 @@ double end_of(const RankRun& run) {
     return end;
 }
 
-std::shared_ptr<const ProgramCosts> without_host(const ProgramCosts& costs) {
-    ProgramCosts patient = costs;
-    for (auto& tmpl : patient)
-        for (OpCost& cost : tmpl) cost.host = 0.0, cost.waits_for_counts = false;
-    return std::make_shared<const ProgramCosts>(std::move(patient));
+constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
+
+// Layers side by side in the two probes of merged slots, from which savings for other numbers follow.
+constexpr int few_layers = 2, many_layers = 6;
+
+// Makes a segment's input its own output, so that the same segment can stand for several layers in a row.
+void close_loop(Program& program) {
+    for (std::size_t t = 0; t < 2; ++t) {
+        const TensorId last = program.templates[t].ops.back().out.front();
+        const char* name = t == 0 ? "segment_in" : "segment_dout";
+        for (Template& tmpl : program.templates)
+            for (Op& op : tmpl.ops)
+                for (TensorId& id : op.in)
+                    if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].name == name) id = last;
+    }
 }
 
-// Layers that run side by side in the probe of a merged pair: enough for the ends to matter little.
-constexpr int overlap_probe_layers = 4;
+// Steady state of merged slots of so many layers: from one pair and from three behind each other.
+double merged_seconds(const Stack& stack, const Program& segment, const std::shared_ptr<const ProgramCosts>& costs,
+                      int layers) {
+    constexpr int pairs = 3;
+    Program looped = segment;
+    close_loop(looped);
+    looped.in_flight = {2 * pairs};
+    looped.slots.clear();
+    std::vector<Unit> units;
+    for (int i = 0; i < pairs; ++i) {
+        Unit unit;
+        for (int lane = 0; lane < 2; ++lane) {
+            unit.lanes[lane].assign(static_cast<std::size_t>(layers), static_cast<int>(looped.slots.size()));
+            looped.slots.push_back({lane, 2 * i + lane});
+        }
+        units.push_back(std::move(unit));
+    }
+    const auto program = std::make_shared<const Program>(std::move(looped));
+    const double one = end_of(play_alone(stack, program, costs, {units.front()}, far_ahead));
+    return (end_of(play_alone(stack, program, costs, units, far_ahead)) - one) / (pairs - 1);
+}
 
 } // namespace
 
-SegmentCache::SegmentCache(const Hardware& hardware, Stack stack)
-    : routes_(hardware), stack_(std::move(stack)), patient_(stack_) {
-    patient_.costs.sync_seconds = 0.0;
-}
+SegmentCache::SegmentCache(const Hardware& hardware, Stack stack) : routes_(hardware), stack_(std::move(stack)) {}
 
 int SegmentCache::model_number(const Plan& plan) {
     const auto it = std::find(models_.begin(), models_.end(), plan.model);
@@ -125,29 +151,28 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
     copy.slots = {{0, 0}, {1, 1}};
     const auto program = std::make_shared<const Program>(std::move(copy));
     const CostModel model(plan, stack_, routes_);
-    const auto hosted = std::make_shared<const ProgramCosts>(price(model, *program));
-    const auto free = without_host(*hosted);
+    const auto costs = std::make_shared<const ProgramCosts>(price(model, *program));
 
     auto result = std::make_unique<SegmentCost>();
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result->forward : result->backward;
         Unit unit;
         unit.lanes[0] = {slot};
-        const RankRun ahead = play_alone(plan, patient_, program, free, {unit});
-        const RankRun together = play_alone(plan, stack_, program, hosted, {unit});
+        const RankRun ahead = play_alone(stack_, program, costs, {unit}, far_ahead);
+        const RankRun together = play_alone(stack_, program, costs, {unit}, 0.0);
         time.device = end_of(ahead);
         time.together = end_of(together);
         time.host = together.host_seconds;
+        time.lead_after = time.device - ahead.host_seconds;
         time.parts = breakdown_of(plan, ahead, time.device);
-        for (const OpCost& c : (*hosted)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
+        for (const OpCost& c : (*costs)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
     }
     if (plan.ep_overlap) {
-        Unit pair;
-        pair.lanes[0].assign(overlap_probe_layers, 0);
-        pair.lanes[1].assign(overlap_probe_layers, 1);
-        const double merged = end_of(play_alone(plan, patient_, program, free, {pair}));
-        const double apart = overlap_probe_layers * (result->forward.device + result->backward.device);
-        result->overlap_saving = std::max(0.0, apart - merged) / overlap_probe_layers;
+        const double apart = result->forward.device + result->backward.device;
+        const double few = few_layers * apart - merged_seconds(stack_, *program, costs, few_layers);
+        const double many = many_layers * apart - merged_seconds(stack_, *program, costs, many_layers);
+        result->saving_per_layer = (many - few) / (many_layers - few_layers);
+        result->saving_loss = result->saving_per_layer * few_layers - few;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     return *costs_.emplace(k, std::move(result)).first->second;

@@ -25,16 +25,18 @@ struct SegmentId {
 
 // One direction of a segment, played alone.
 struct SegmentTime {
-    double device = 0.0;   // the host being far ahead
-    double together = 0.0; // host and device starting at the same time
-    double host = 0.0;     // time of the host until everything is issued
-    bool waits = false;    // the host waits for routed counts on the way: its lead is lost
-    Breakdown parts;       // of `device`
+    double device = 0.0;     // the host being far ahead
+    double together = 0.0;   // host and device starting at the same time
+    double host = 0.0;       // time of the host until everything is issued
+    bool waits = false;      // the host waits for routed counts on the way: its lead is lost,
+    double lead_after = 0.0; // and at the end it is so far ahead
+    Breakdown parts;         // of `device`
 };
 
 struct SegmentCost {
     SegmentTime forward, backward;
-    double overlap_saving = 0.0; // seconds less for a forward and a backward side by side (EP overlap)
+    // EP overlap: n layers forward beside n backward take slope * n - loss less than apart (the ends do not overlap).
+    double saving_per_layer = 0.0, saving_loss = 0.0;
 };
 
 struct LoweredSegment {
@@ -65,7 +67,7 @@ private:
     int model_number(const Plan& plan);
 
     Routes routes_;
-    Stack stack_, patient_; // patient_: the same stack with a host that costs nothing
+    Stack stack_;
     std::mutex mutex_;
     std::map<Key, std::unique_ptr<LoweredSegment>> lowered_;
     std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;

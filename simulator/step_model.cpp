@@ -60,7 +60,7 @@ private:
         const std::vector<Turn>* turns = nullptr;
         std::size_t next = 0;
         double free = 0.0, host = 0.0, out_free = 0.0, data_free = 0.0;
-        std::vector<std::vector<double>> gathered; // [chunk][bucket]
+        std::vector<std::vector<double>> gathered, zeroed; // [chunk][bucket]: when
         std::vector<int> backwards_left, forwards_left;
         RankPlay play;
     };
@@ -88,9 +88,14 @@ private:
             rank.gathered.emplace_back();
             for (const BucketTime& bucket : chunk(r, c).buckets) {
                 gathered += bucket.gather;
-                zeroed += bucket.zero;
+                if (!bucket.late_zero) zeroed += bucket.zero;
                 rank.gathered.back().push_back(gathered);
             }
+        }
+        for (int c = 0; c < plan_.vpp; ++c) {
+            rank.zeroed.emplace_back();
+            for (const BucketTime& bucket : chunk(r, c).buckets)
+                rank.zeroed.back().push_back(bucket.late_zero ? gathered += bucket.zero : 0.0);
         }
         rank.data_free = gathered;
         rank.free = zeroed;
@@ -173,7 +178,10 @@ private:
     double pair_saving(int r, int forward, int backward) const {
         const ChunkModel &a = chunk(r, forward), &b = chunk(r, backward);
         double saved = 0.0;
-        for (std::size_t k = 0; k < a.layers.size(); ++k) saved += a.saving[k] * std::min(a.layers[k], b.layers[k]);
+        for (std::size_t k = 0; k < a.layers.size(); ++k) {
+            const int layers = std::min(a.layers[k], b.layers[k]);
+            if (layers > 0) saved += std::max(0.0, a.saving[k].per_layer * layers - a.saving[k].loss);
+        }
         return saved;
     }
 
@@ -187,6 +195,12 @@ private:
             const double before = end;
             for (std::size_t i = 0; i < buckets.size(); ++i)
                 end = std::max(end, rank.gathered[c][i] + (1.0 - buckets[i].before) * length);
+            rank.play.data += end - before;
+        }
+        if (!turn.forward && rank.backwards_left[c] == micro_batches_) {
+            const double before = end;
+            for (std::size_t i = 0; i < buckets.size(); ++i)
+                end = std::max(end, rank.zeroed[c][i] + buckets[i].after * length);
             rank.play.data += end - before;
         }
         if (!turn.forward && --rank.backwards_left[c] == 0)

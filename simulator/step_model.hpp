@@ -23,14 +23,21 @@ struct SlotTime {
 // A bucket of gradients: what its gather, reduction and update cost, and how far into the chunk its layers begin.
 struct BucketTime {
     double gather = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
-    double before = 0.0; // fraction of the chunk's work that lies in front of the bucket's first layer
+    double before = 0.0,
+           after = 1.0;     // fractions of the chunk's work up to the bucket's first and behind its last layer
+    bool late_zero = false; // its gradients are zeroed behind the gathers, which pass through the same memory
+};
+
+// See SegmentCost.
+struct Saving {
+    double per_layer = 0.0, loss = 0.0;
 };
 
 struct ChunkModel {
     SlotTime forward, backward;
     std::vector<std::pair<SegmentId, int>> segments; // with counts
     std::vector<BucketTime> buckets;
-    std::vector<double> saving; // by kind of layer: seconds that a merged pair of its layers saves
+    std::vector<Saving> saving; // by kind of layer: what merged pairs of its layers save
     std::vector<int> layers;    // by kind of layer
 };
 

@@ -1,0 +1,138 @@
+// Reads recipe words by their meaning: sources spell one setting in several ways.
+#include "simulator/run_recipe.hpp"
+
+#include "planner/error.hpp"
+#include "planner/names.hpp"
+#include "planner/schedule.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+namespace moe {
+namespace {
+
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(),
+                   [](char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); });
+    return text;
+}
+
+bool begins(const std::string& text, const char* word) { return text.rfind(word, 0) == 0; }
+bool holds(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
+
+// Modules of a set that the model has.
+unsigned applicable(unsigned set, const Model& model) {
+    bool routed = false, dense = false, latent = false;
+    for (const LayerKind& kind : model.kinds) {
+        (kind.moe ? routed : dense) = true;
+        const AttentionKind attention = kind.attention.kind;
+        latent = latent || attention == AttentionKind::mla || attention == AttentionKind::compressed;
+    }
+    if (!routed) set &= ~(recompute::moe | recompute::moe_act | recompute::shared_experts);
+    if (!latent) set &= ~recompute::mla_up_proj;
+    return (set & recompute::full) != 0 ? recompute::full : set;
+}
+
+unsigned recompute_set(const std::string& text, const Model& model, std::vector<std::string>& warnings) {
+    if (!begins(text, "selective")) return applicable(recompute::from_string(text), model);
+    // torchtitan's per-op selection keeps every second product and the attention core: half of the products again.
+    warnings.push_back("recompute " + text + " is taken as layernorm+mlp, which repeats about as much");
+    return recompute::layernorm | recompute::mlp;
+}
+
+Dispatcher dispatcher_of(const std::string& text) {
+    std::string word = lower(text);
+    word.resize(std::min({word.size(), word.find('('), word.find("-like")}));
+    while (!word.empty() && word.back() == ' ') word.pop_back();
+    return dispatcher_from_string(word);
+}
+
+CudaGraph cuda_graph_of(const std::string& text) {
+    const std::string words = lower(text);
+    if (begins(words, "none")) return CudaGraph::none;
+    if (holds(words, "full_iteration")) return CudaGraph::full;
+    // Everything else names modules of single layers: what stays outside is the same in all of them.
+    for (const char* word : {"attn", "router", "per layer", "transformer_engine:all", "mlp", "mamba"})
+        if (holds(words, word)) return CudaGraph::partial;
+    refuse("cuda_graph '{}': name none, full_iteration or modules of a layer", shown(text));
+}
+
+bool bf16_moments(const std::string& optimizer) {
+    const std::string words = lower(optimizer);
+    return holds(words, "exp_avg=bf") || holds(words, "precision_aware(bf16");
+}
+
+// "expert_rank_capacity=1.5", "moe_expert_rank_capacity_factor=1.2": buffers of a sync-free dispatch. 0 = as many rows
+// as there are, which the host knows.
+double capacity_of(const Run& run) {
+    if (holds(run.moe_balance, "capacity 1")) return 1.0;
+    const std::size_t word = run.other_settings.find("expert_rank_capacity");
+    if (word == std::string::npos) return 0.0;
+    const std::size_t equals = run.other_settings.find('=', word);
+    if (equals == std::string::npos) return 0.0;
+    const double factor = std::strtod(run.other_settings.c_str() + equals + 1, nullptr);
+    return factor >= 1.0 && factor <= 1e6 ? factor : 0.0;
+}
+
+// The stack's usual choices hold for plans that can use them: what excludes them is left off.
+void usual_graphs(const Stack& stack, Plan& plan) {
+    plan.cuda_graph = stack.usual_cuda_graph;
+    if (check_stack(plan, stack)) plan.cuda_graph = CudaGraph::none;
+}
+
+void usual_overlap(const Stack& stack, Plan& plan) {
+    plan.ep_overlap = stack.usual_ep_overlap && plan.ep > 1;
+    if (plan.ep_overlap && check_stack(plan, stack)) plan.ep_overlap = false;
+}
+
+} // namespace
+
+Precision recipe_precision(const std::string& text) {
+    const std::string word = lower(text);
+    if (word == "fp8" || begins(word, "fp8-delayed") || begins(word, "fp8-tensor") || begins(word, "fp8-rowwise"))
+        return Precision::fp8_tensor;
+    return precision_from_string(word);
+}
+
+void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<std::string>& warnings) {
+    if (!run.recompute_modules.empty()) plan.recompute = recompute_set(run.recompute_modules, *plan.model, warnings);
+    if (!run.offload_modules.empty() && !begins(run.offload_modules, "none"))
+        // arXiv 2603.07685 Table 5: offload of activations costs 1.6 % where the host link is wide.
+        warnings.push_back("offload of " + run.offload_modules + " is not priced: its copies count as hidden");
+    plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
+    plan.capacity = capacity_of(run);
+    plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
+    if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
+    if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;
+    if (run.cuda_graph.empty()) usual_graphs(stack, plan);
+    if (!run.ep_overlap) usual_overlap(stack, plan);
+}
+
+std::string recipe_layout(const Run& run, const Plan& plan, std::vector<std::string>& warnings) {
+    std::string layout = run.pipeline_layout;
+    if (layout.find_first_not_of("EtmL|()*0123456789, ") != std::string::npos) {
+        warnings.push_back("pipeline layout " + layout + " is no layout string: priced as " + to_string(plan.schedule));
+        layout.clear();
+    }
+    if (!layout.empty()) {
+        if (plan.model->mtp.empty()) layout.erase(std::remove(layout.begin(), layout.end(), 'm'), layout.end());
+        return layout;
+    }
+    const int layers = static_cast<int>(plan.model->layers.size()), count = plan.pp * plan.vpp;
+    if (layers % count == 0 || (layers + 2) % count != 0) return {};
+    const int units = (layers + 2) / count;
+    std::vector<Stage> cut(static_cast<std::size_t>(count));
+    int next = 0;
+    for (Stage& stage : cut) {
+        stage.embedding = &stage == &cut.front();
+        stage.loss = &stage == &cut.back();
+        stage.first_layer = next;
+        stage.layers = units - (stage.embedding ? 1 : 0) - (stage.loss ? 1 : 0);
+        next += stage.layers;
+    }
+    cut.back().mtp = static_cast<int>(plan.model->mtp.size());
+    return layout_to_string(cut);
+}
+
+} // namespace moe
