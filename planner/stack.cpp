@@ -121,6 +121,21 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     return c;
 }
 
+std::vector<Publication> read_published(const Json* list, const std::string& place) {
+    std::vector<Publication> result;
+    if (list == nullptr) return result;
+    if (!list->is_array()) refuse("{}: \"published\" must be a list, found {}", place, list->type_name());
+    for (const Json& item : *list) {
+        Reader in(item, place + ": published");
+        Publication publication;
+        publication.source = in.text("source");
+        publication.releases = in.list("releases", [](std::string release) { return release; });
+        in.finish();
+        result.push_back(std::move(publication));
+    }
+    return result;
+}
+
 Stack read_stack(const Json& json, const std::string& place) {
     Reader in(json, place);
     Stack s;
@@ -144,6 +159,7 @@ Stack read_stack(const Json& json, const std::string& place) {
     s.usual_dispatcher = dispatcher_from_string(in.text("usual_dispatcher"));
     s.usual_cuda_graph = cuda_graph_from_string(in.text("usual_cuda_graph"));
     s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place);
+    s.published = read_published(in.find("published"), place);
     in.finish();
     for (const unsigned set : s.recompute_sets)
         if ((set & ~s.recompute_modules) != 0)
@@ -169,30 +185,60 @@ void apply_hardware(Json& json, const std::string& hardware, const std::string& 
     }
 }
 
-std::string known_stacks(const std::string& folder) {
-    std::vector<std::string> names;
-    std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
-        if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
-    std::sort(names.begin(), names.end());
-    return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
-}
+std::string stacks_folder() { return profiles_folder() + "/stacks"; }
 
-} // namespace
+constexpr int longest_chain = 8; // of bases; more is a circle
 
-Stack load_stack(const std::string& name, const Hardware& hardware) {
-    const std::string wanted = name.empty() ? hardware.default_stack : name;
-    if (wanted.empty()) refuse("hardware {}: has no default_stack: name one with --stack", hardware.name);
-    const std::string folder = profiles_folder() + "/stacks";
-    const std::string path = folder + "/" + wanted + ".json";
-    if (wanted.find('/') != std::string::npos || !std::filesystem::is_regular_file(path))
-        refuse("unknown stack '{}': known are {}", wanted, known_stacks(folder));
+// A stack's file with its bases below it: objects merge field by field, "on" lists follow each other. A cost that a
+// file changes needs that file's own entry in cost_sources, since its base speaks of another figure.
+Json read_with_bases(const std::string& name, int depth) {
+    const std::string path = stacks_folder() + "/" + name + ".json";
+    if (name.find('/') != std::string::npos || !std::filesystem::is_regular_file(path)) {
+        const std::vector<std::string> known = stack_names();
+        refuse("unknown stack '{}': known are {}", name,
+               known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
+    }
     Json json;
     try {
         json = Json::parse(read_file(path));
     } catch (const Json::parse_error& error) {
         refuse("{}: not valid JSON near byte {}", path, error.byte);
     }
+    if (!json.is_object() || !json.contains("base")) return json;
+    if (!json["base"].is_string()) refuse("{}: \"base\" must be a string, found {}", path, json["base"].type_name());
+    if (depth >= longest_chain)
+        refuse("{}: more than {} bases follow each other: is it a circle?", path, longest_chain);
+    if (json.contains("costs") && json["costs"].is_object())
+        for (const auto& item : json["costs"].items())
+            if (!json.contains("cost_sources") || !json["cost_sources"].contains(item.key()))
+                refuse("{}: costs.{} has no entry in \"cost_sources\": say where the figure comes from", path,
+                       item.key());
+    Json whole = read_with_bases(json["base"].get<std::string>(), depth + 1);
+    Json on = whole.contains("on") ? whole["on"] : Json::array();
+    if (json.contains("on") && json["on"].is_array()) on.insert(on.end(), json["on"].begin(), json["on"].end());
+    whole.erase("published"); // what the base stands for
+    json.erase("base");
+    whole.merge_patch(json);
+    if (!on.empty() && whole["on"].is_array()) whole["on"] = on;
+    return whole;
+}
+
+} // namespace
+
+std::vector<std::string> stack_names() {
+    std::vector<std::string> names;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(stacks_folder(), ignored))
+        if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+Stack load_stack(const std::string& name, const Hardware& hardware) {
+    const std::string wanted = name.empty() ? hardware.default_stack : name;
+    if (wanted.empty()) refuse("hardware {}: has no default_stack: name one with --stack", hardware.name);
+    const std::string path = stacks_folder() + "/" + wanted + ".json";
+    Json json = read_with_bases(wanted, 0);
     apply_hardware(json, hardware.name, path);
     Stack stack = read_stack(json, path);
     if (stack.name != wanted) refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);

@@ -30,6 +30,12 @@ struct StackCosts {
     double quantize_share = 1.0; // of the bytes of a quantize op that are moved; below 1 it is fused into its producer
 };
 
+// Published figures that a stack stands for: a word of their source and its releases, newest last.
+struct Publication {
+    std::string source;
+    std::vector<std::string> releases; // empty: every release of the source
+};
+
 struct Stack {
     std::string name;        // "moe-plan", "bridge-26.08", ...
     std::string release;     // as the source names it
@@ -49,10 +55,15 @@ struct Stack {
     bool usual_ep_overlap = false;
     StackCosts costs;
     std::string source;
+    std::vector<Publication> published;
 };
 
-// By name from profiles/stacks; an empty name gives the hardware's default stack. Throws Error (bad_input).
+// By name from profiles/stacks, where a file may state only what differs from its "base"; an empty name gives the
+// hardware's default stack. Throws Error (bad_input).
 Stack load_stack(const std::string& name, const Hardware& hardware);
+
+// Names in profiles/stacks, sorted.
+std::vector<std::string> stack_names();
 
 // Whether the stack offers the plan: like check_plan(), empty when it does.
 PlanFault check_stack(const Plan& plan, const Stack& stack);

@@ -30,6 +30,29 @@ void add_estimate(Json& document, const Estimate& estimate) {
     document["breakdown"] = breakdown(estimate.breakdown);
 }
 
+Json summary_json(const ValidationSummary& s) {
+    return {{"rows", s.rows},
+            {"predicted", s.predicted},
+            {"skipped", s.skipped},
+            {"mape", s.mape},
+            {"bias", s.bias},
+            {"within_10_percent", s.within_10_percent},
+            {"kendall_tau", s.kendall_tau},
+            {"pairs", s.pairs}};
+}
+
+// Published figures stand in skipped rows too, where there are any; predictions and errors only where there is one.
+Json prediction_json(const Prediction& p) {
+    const bool predicted = p.skipped.empty();
+    const auto or_null = [](bool known, double value) { return known ? Json(value) : Json(nullptr); };
+    return {{"run_id", p.run_id},
+            {"published_tflops_per_gpu", or_null(p.published > 0.0, p.published)},
+            {"predicted_tflops_per_gpu", or_null(predicted, p.predicted)},
+            {"error", or_null(predicted, p.error)},
+            {"skipped", predicted ? Json(nullptr) : Json(p.skipped)},
+            {"warnings", p.warnings}};
+}
+
 } // namespace
 
 std::string search_document(const SearchResult& result) {
@@ -102,6 +125,28 @@ std::string comparison_document(const Comparison& comparison) {
                                       {"phase", to_string(op.measured.phase)},
                                       {"predicted_seconds", op.predicted.busy},
                                       {"measured_seconds", op.measured.busy}});
+    return finish(document);
+}
+
+std::string validation_document(const std::vector<Prediction>& predictions) {
+    Json document = {{"rows", Json::array()}};
+    for (const Prediction& p : predictions) {
+        Json row = prediction_json(p);
+        if (p.skipped.empty()) {
+            row["stack"] = p.stack;
+            row["mbs"] = p.plan.mbs;
+            row["recompute"] = recompute::to_string(p.plan.recompute);
+            row["step_seconds"] = p.estimate.step_seconds;
+            row["memory_gib"] = gib(p.estimate.memory_bytes);
+            row["breakdown"] = breakdown(p.estimate.breakdown);
+        }
+        document["rows"].push_back(std::move(row));
+    }
+    document["summary"] = summary_json(summarize(predictions));
+    for (const auto& [name, field] : validation_groups) {
+        Json& groups = document["groups"][name] = Json::object();
+        for (const auto& [value, summary] : summarize_by(predictions, field)) groups[value] = summary_json(summary);
+    }
     return finish(document);
 }
 

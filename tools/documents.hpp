@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/search.hpp"
+#include "simulator/validate.hpp"
 #include "tools/comparison.hpp"
 
 #include <cstdint>
@@ -36,6 +37,7 @@ struct RunRecord {
 std::string run_document(const RunRecord& run);
 
 std::string comparison_document(const Comparison& comparison);
+std::string validation_document(const std::vector<Prediction>& predictions);
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix);
 
 } // namespace moe::tools

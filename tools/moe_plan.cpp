@@ -103,6 +103,15 @@ void add_calibrate(CLI::App& app, CalibrateOptions& o) {
     add_json(verb, o.json);
 }
 
+void add_validate(CLI::App& app, ValidateOptions& o) {
+    CLI::App* verb =
+        add_verb(app, "validate", "predict published runs, each with the very plan of its row",
+                 "moe-plan validate runs.csv --json", [&o] { validate_verb(o); });
+    verb->add_option("RUNS", o.runs, "CSV file of runs, or the name of one in profiles/runs (default: all of these)");
+    verb->add_option("--worst", o.worst, "how many of the widest misses to show")->capture_default_str();
+    add_json(verb, o.json);
+}
+
 void add_tokenize(CLI::App& app, TokenizeOptions& o) {
     CLI::App* verb =
         add_verb(app, "tokenize", "text files to a Megatron .bin/.idx pair",
@@ -189,12 +198,14 @@ int run(int argc, char** argv) {
     CompareOptions compare;
     CalibrateOptions calibrate;
     TokenizeOptions tokenize;
+    ValidateOptions validate;
     add_search(app, search);
     add_replay(app, replay);
     add_execute(app, execute);
     add_compare(app, compare);
     add_calibrate(app, calibrate);
     add_tokenize(app, tokenize);
+    add_validate(app, validate);
 
     const std::vector<std::string> verbs = verb_names(app);
     if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end())

@@ -59,6 +59,13 @@ struct CalibrateOptions {
 };
 void calibrate_verb(const CalibrateOptions& options);
 
+struct ValidateOptions {
+    std::string runs; // CSV file, name in profiles/runs, or a folder; empty = all of profiles/runs
+    std::int64_t worst = 10;
+    bool json = false;
+};
+void validate_verb(const ValidateOptions& options);
+
 struct TokenizeOptions {
     std::vector<std::string> texts;
     std::string out; // prefix of the .bin/.idx pair
