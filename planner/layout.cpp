@@ -256,6 +256,13 @@ std::vector<Stage> stages(const Plan& plan) {
     return place_symbols(LayoutParser(plan.layout, room).expand(), plan.layout, needed);
 }
 
+int layout_stage_count(const Plan& plan) {
+    constexpr std::size_t most_stages = 4096; // far above any pipeline
+    const std::size_t room = plan.model->layers.size() + plan.model->mtp.size() + 2 + most_stages;
+    const std::string symbols = LayoutParser(plan.layout, room).expand();
+    return 1 + static_cast<int>(std::count(symbols.begin(), symbols.end(), '|'));
+}
+
 std::string layout_to_string(const std::vector<Stage>& stages) {
     std::string text;
     for (std::size_t k = 0; k < stages.size();) {

@@ -21,6 +21,8 @@ struct Stage {
 // it has none, decoder layers cut as evenly as possible with the longer stages away from the embedding and the loss.
 // Throws Error (bad_input) when the string does not hold exactly the model's layers in pp*vpp stages.
 std::vector<Stage> stages(const Plan& plan);
+// How many stages the plan's layout string has, whatever pp*vpp is. Throws Error (bad_input) when it cannot be read.
+int layout_stage_count(const Plan& plan);
 // The shortest layout string that gives these stages, e.g. "Ettt|(tt|)*29m|L".
 std::string layout_to_string(const std::vector<Stage>& stages);
 

@@ -1,0 +1,124 @@
+// Explains an empty search: by memory with the best that was found, else by the divisibility that excluded most.
+#include "planner/search_refusal.hpp"
+
+#include "planner/error.hpp"
+#include "planner/plan_limits.hpp"
+
+#include <algorithm>
+
+namespace moe {
+namespace {
+
+constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+
+SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus) {
+    SearchRequest other = request;
+    other.base.gpus = static_cast<int>(gpus);
+    other.progress = nullptr;
+    return other;
+}
+
+// Whether a plan of this many GPUs fits, looking at no more than a few thousand of them: those with the most ways to
+// split weights, the smallest micro-batch and the most recompute.
+bool some_plan_fits(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+    const SearchSpace space(request, stack);
+    int left = 2000;
+    for (auto family = space.families().rbegin(); family != space.families().rend(); ++family)
+        for (const Mapping& mapping : family->mappings) {
+            const int vpp = space.chunk_counts(mapping.pp).front();
+            Plan plan = space.candidate(*family, mapping, vpp, space.micro_batch_sizes(mapping.dp).front());
+            plan.layout = space.cuts(mapping.pp, vpp).front().layout;
+            plan.recompute = space.recompute_sets().back();
+            if (space.check(plan)) continue;
+            if (left-- == 0) return false;
+            try {
+                if (estimator.memory_bytes(plan) <= plan.hardware->memory_bytes) return true;
+            } catch (const Error& error) {
+                if (error.fault() != Fault::bad_input) throw;
+            }
+        }
+    return false;
+}
+
+std::string names(const std::set<std::string>& pinned) { return fmt::format("{}", fmt::join(pinned, ", ")); }
+
+// "16 GPUs would do" where a multiple of the request does, and what else saves memory.
+std::string memory_remedy(const SearchRequest& request, const Stack& stack, Estimator& estimator,
+                          const SearchSpace& space) {
+    std::vector<std::string> ways;
+    constexpr std::int64_t most = 64;
+    for (std::int64_t times = 2; times <= most; times *= 2) {
+        const std::int64_t gpus = request.base.gpus * times;
+        if (gpus > limits::max_gpus) break;
+        if (!some_plan_fits(with_gpus(request, gpus), stack, estimator)) continue;
+        ways.push_back(fmt::format("use {} GPUs", gpus));
+        break;
+    }
+    if (!space.pinned().empty()) ways.push_back(fmt::format("unfix one of {}", names(space.pinned())));
+    ways.emplace_back("shorten --seq");
+    ways.emplace_back("take GPUs with more memory");
+    return fmt::format("{}", fmt::join(ways, ", or "));
+}
+
+// The number of GPUs nearest to the request for which divisibility allows a plan; 0 = none near.
+std::int64_t nearest_gpus(const SearchRequest& request, const Stack& stack) {
+    constexpr std::int64_t farthest = 64;
+    for (std::int64_t distance = 1; distance <= farthest; ++distance)
+        for (const std::int64_t gpus : {request.base.gpus - distance, request.base.gpus + distance}) {
+            if (gpus < 1 || gpus > limits::max_gpus) continue;
+            const SearchSpace space(with_gpus(request, gpus), stack);
+            for (const Family& family : space.families())
+                for (const Mapping& mapping : family.mappings)
+                    for (const std::int64_t mbs : space.micro_batch_sizes(mapping.dp)) {
+                        const int vpp = space.chunk_counts(mapping.pp).front();
+                        Plan plan = space.candidate(family, mapping, vpp, mbs);
+                        plan.layout = space.cuts(mapping.pp, vpp).front().layout;
+                        if (!space.check(plan)) return gpus;
+                    }
+        }
+    return 0;
+}
+
+// Pinned degrees that cannot be part of any factoring of the GPUs leave nothing to count.
+[[noreturn]] void refuse_factoring(const SearchSpace& space) {
+    const Plan& base = space.base();
+    const std::pair<const char*, std::int64_t> degrees[] = {{"pp", base.pp}, {"tp", base.tp},   {"cp", base.cp},
+                                                            {"dp", base.dp}, {"etp", base.etp}, {"ep", base.ep}};
+    for (const auto& [name, value] : degrees)
+        if (space.pinned(name) && base.gpus % value != 0)
+            refuse("no plan for {} GPUs: {} = {} is fixed, which does not divide {}: change --fix {} or --gpus",
+                   base.gpus, name, value, base.gpus, name);
+    refuse(
+        "no plan for {} GPUs: the fixed degrees ({}) cannot all be part of tp*cp*dp*pp = etp*ep*edp*pp = {}: unfix one "
+        "of them",
+        base.gpus, names(space.pinned()), base.gpus);
+}
+
+} // namespace
+
+void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& estimator, const SearchSpace& space,
+                   const SearchFailure& failure) {
+    const auto& reasons = failure.rejected.reasons;
+    if (reasons.empty()) refuse_factoring(space);
+    const int gpus = space.base().gpus;
+    const std::int64_t total = failure.rejected.total();
+    const auto most = std::max_element(reasons.begin(), reasons.end(),
+                                       [](const auto& a, const auto& b) { return a.second.count < b.second.count; });
+    const auto others = [&](const std::string& but) {
+        return most->first == but ? std::string() : fmt::format("; {} fail '{}'", most->second.count, most->first);
+    };
+    if (failure.smallest) {
+        const Plan& p = *failure.smallest;
+        refuse(
+            "no plan for {} GPUs fits: {} of {} candidates fail 'memory' (best needs {:.1f} GiB of {:.1f}: tp {} cp {} "
+            "pp {} ep {} etp {} mbs {} recompute {}){}: {}",
+            gpus, reasons.at("memory").count, total, failure.least_memory / gib, p.hardware->memory_bytes / gib, p.tp,
+            p.cp, p.pp, p.ep, p.etp, p.mbs, recompute::to_string(p.recompute), others("memory"),
+            memory_remedy(request, stack, estimator, space));
+    }
+    const std::int64_t near = nearest_gpus(request, stack);
+    refuse("no plan for {} GPUs: {} of {} candidates fail '{}' ({}){}", gpus, most->second.count, total, most->first,
+           most->second.message, near == 0 ? std::string() : fmt::format("; {} GPUs would do", near));
+}
+
+} // namespace moe

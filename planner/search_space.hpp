@@ -1,0 +1,105 @@
+// The space that a search request spans: which degrees, cuts and choices there are, and which of them are impossible.
+#pragma once
+
+#include "planner/schedule.hpp"
+#include "planner/search.hpp"
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// Rejected candidates by reason, with the first message of each.
+struct Rejections {
+    struct Reason {
+        std::int64_t count = 0;
+        std::string message;
+    };
+    std::map<std::string, Reason> reasons;
+
+    void add(const PlanFault& fault, std::int64_t count);
+    void merge(const Rejections& other);
+    std::int64_t total() const;
+};
+
+// One way to cut the layers into pp*vpp stages, with what a bound needs to know of it; shares are of the mean.
+struct Cut {
+    std::string layout;        // "" = the even cut
+    double heaviest_rank = 1;  // model FLOPs of the heaviest pipeline rank, MTP and head included
+    double most_layers = 1;    // decoder layers alone of the pipeline rank that has most, against the same mean
+    double lightest_chunk = 1; // of the lightest stage, against the mean stage
+};
+
+// Degrees that fix the ranks' layout once the family is known.
+struct Mapping {
+    int pp = 1, dp = 1, edp = 1;
+};
+
+// Plans whose layers consist of the same ops for a given micro-batch: they differ in pipeline and data parallelism.
+struct Family {
+    Precision precision = Precision::bf16;
+    int tp = 1, cp = 1, ep = 1, etp = 1;
+    std::vector<Mapping> mappings;
+};
+
+class SearchSpace {
+public:
+    // Throws Error (bad_input) for fields that cannot be pinned as asked.
+    SearchSpace(const SearchRequest& request, const Stack& stack);
+
+    // Sorted so that families which tend to be fast come first. Mappings that are impossible with every micro-batch and
+    // chunk count are not in them but in rejected().
+    const std::vector<Family>& families() const { return families_; }
+    const Rejections& rejected() const { return rejected_; }
+
+    std::vector<int> chunk_counts(int pp) const;               // vpp
+    std::vector<std::int64_t> micro_batch_sizes(int dp) const; // ascending; {1} where dp does not divide the batch
+    const std::vector<Cut>& cuts(int pp, int vpp) const;       // at least one
+    const std::vector<unsigned>& recompute_sets() const { return sets_; } // fewer modules first; sound for the model
+    const std::vector<OptimizerChoice>& optimizers() const { return optimizers_; } // the one with fewer bytes first
+    // Sets of the stack that the model excludes, by reason; none when no other set is left.
+    const Rejections& unsound_sets() const { return unsound_sets_; }
+    std::int64_t choices() const; // recompute sets, unsound ones included, times optimizers
+
+    // A candidate with the stack's usual dispatcher, CUDA graphs and EP overlap, unless pinned.
+    Plan candidate(const Family& family, const Mapping& mapping, int vpp, std::int64_t mbs) const;
+    // check_plan() and check_stack(); a usual choice that this combination excludes is dropped from the plan first.
+    PlanFault check(Plan& plan) const;
+
+    bool pinned(const std::string& field) const { return pinned_.count(field) != 0; }
+    const std::set<std::string>& pinned() const { return pinned_; }
+    const Plan& base() const { return base_; }
+
+private:
+    struct Dense {
+        int tp, cp, dp;
+    };
+    struct Expert {
+        int etp, ep, edp;
+    };
+    void pin(const SearchRequest& request, const Stack& stack);
+    void make_cuts();
+    std::vector<Cut> cuts_of(int pp, int vpp, const std::vector<Stage>& balanced) const;
+    void make_families(Precision precision);
+    std::vector<Dense> dense_factors(int ranks) const;
+    std::vector<Expert> expert_factors(int ranks) const;
+    std::int64_t candidates(int pp, int vpp) const; // per mapping and micro-batch size
+    std::vector<PlanFault> faults(Plan plan) const;
+    void find_sound_sets();
+    std::int64_t sizes(const std::vector<Dense>& all) const;
+    std::vector<Dense> sound_dense(Precision precision, int pp, std::int64_t per_size, std::int64_t experts);
+
+    Plan base_;
+    const Stack& stack_;
+    std::set<std::string> pinned_;
+    std::vector<unsigned> sets_;
+    std::vector<OptimizerChoice> optimizers_;
+    Rejections unsound_sets_, rejected_;
+    std::vector<Family> families_;
+    std::map<std::pair<int, int>, std::vector<Cut>> cuts_; // by (pp, vpp)
+};
+
+} // namespace moe
