@@ -104,9 +104,8 @@ void add_calibrate(CLI::App& app, CalibrateOptions& o) {
 }
 
 void add_validate(CLI::App& app, ValidateOptions& o) {
-    CLI::App* verb =
-        add_verb(app, "validate", "predict published runs, each with the very plan of its row",
-                 "moe-plan validate runs.csv --json", [&o] { validate_verb(o); });
+    CLI::App* verb = add_verb(app, "validate", "predict published runs, each with the very plan of its row",
+                              "moe-plan validate runs.csv --json", [&o] { validate_verb(o); });
     verb->add_option("RUNS", o.runs, "CSV file of runs, or the name of one in profiles/runs (default: all of these)");
     verb->add_option("--worst", o.worst, "how many of the widest misses to show")->capture_default_str();
     add_json(verb, o.json);
