@@ -1,0 +1,3 @@
+// Main function of the simulator tests.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
