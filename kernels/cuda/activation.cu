@@ -47,9 +47,8 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-__global__ void __launch_bounds__(threads)
-    activation_grad_kernel(ActivationShape s, Src dy, Src x, const float* probs, const std::int32_t* counts, Dst dx,
-                           float* dprobs) {
+__global__ void __launch_bounds__(threads) activation_grad_kernel(ActivationShape s, Src dy, Src x, const float* probs,
+                                                                  const std::int32_t* counts, Dst dx, float* dprobs) {
     const std::int64_t row = blockIdx.x, start = row * (s.gated ? 2 * s.ffn : s.ffn);
     if (!active(s, counts, row)) return;
     const float p = probs != nullptr ? probs[row] : 1.0f;

@@ -1,8 +1,8 @@
 // The CUDA back end's op table: the signatures of kernels.hpp for device pointers.
 //
-// `stream` is a cudaStream_t of the current device (null: the legacy default stream). A call only enqueues work: nothing
-// is copied between host and device, nothing waits and nothing is allocated, so every kernel can be captured in a CUDA
-// graph. What differs from the CPU:
+// `stream` is a cudaStream_t of the current device (null: the legacy default stream). A call only enqueues work:
+// nothing is copied between host and device, nothing waits and nothing is allocated, so every kernel can be captured in
+// a CUDA graph. What differs from the CPU:
 // * reduce_sum and reduce_max read the array `srcs` (at most 64 device pointers) on the host when they are called.
 // * Every kernel is deterministic: sums have a fixed order, no floating-point atomics.
 // * Sizes beyond the kernels' limits (attention heads wider than 256, more than 64 streams) throw std::runtime_error,

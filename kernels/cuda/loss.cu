@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(sum_threads)
     if (threadIdx.x == 0) *loss += static_cast<float>(s.scale * sum);
 }
 
-__global__ void __launch_bounds__(threads) grad_kernel(LossShape s, Src logits, const float* max, const float* stat,
-                                                       const std::int32_t* labels, Dst dlogits) {
+__global__ void __launch_bounds__(threads)
+    grad_kernel(LossShape s, Src logits, const float* max, const float* stat, const std::int32_t* labels, Dst dlogits) {
     const std::int64_t row = blockIdx.x, columns = real_columns(s), label = labels[row] - s.first;
     const auto scale = static_cast<float>(s.scale);
     const float largest = max[row], factor = scale / stat[2 * row];

@@ -9,7 +9,8 @@ constexpr int threads = 256;
 
 struct Widths { // elements of one token's row
     std::int64_t qk, source, down;
-    __device__ explicit Widths(const MlaRopeShape& s) : qk(s.nope + s.rope), source(s.nope + s.v), down(s.kv_lora + s.rope) {}
+    __device__ explicit Widths(const MlaRopeShape& s)
+        : qk(s.nope + s.rope), source(s.nope + s.v), down(s.kv_lora + s.rope) {}
 };
 
 // Turns the rotary part of every query head of a row, from x to y, which may be the same.
@@ -97,8 +98,8 @@ std::size_t shared_bytes(const MlaRopeShape& s) {
     return static_cast<std::size_t>(s.rope / 2) * sizeof(Turn) + static_cast<std::size_t>(s.rope) * sizeof(float);
 }
 
-void mla_rope(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out, Dst k,
-              Dst v, void* stream) {
+void mla_rope(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out, Dst k, Dst v,
+              void* stream) {
     if (s.tokens <= 0) return;
     mla_rope_kernel<<<blocks_for(s.tokens, 1), threads, shared_bytes(s), stream_of(stream)>>>(s, q, kv, kv_down,
                                                                                               positions, q_out, k, v);

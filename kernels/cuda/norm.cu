@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// dprobs[row] += drows . b
+// dprobs[row] = drows . b
 __global__ void __launch_bounds__(threads) bias_prob_kernel(Src drows, const std::int32_t* counts, Src b, float* dprobs,
                                                             int groups, std::int64_t cols, std::int64_t capacity) {
     const std::int64_t row = std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size;
@@ -112,15 +112,14 @@ __global__ void __launch_bounds__(threads) bias_prob_kernel(Src drows, const std
         sum += load(drows, row * cols + c) * load(b, e * cols + c);
     }
     sum = warp_sum(sum);
-    if (threadIdx.x % warp_size == 0) dprobs[row] += sum;
+    if (threadIdx.x % warp_size == 0) dprobs[row] = sum;
 }
 
 void rmsnorm(Src x, Src w, Dst y, float* rstd, std::int64_t rows, std::int64_t cols, std::int64_t stride, double eps,
              void* stream) {
     if (rows <= 0 || cols <= 0) return;
-    rmsnorm_kernel<<<blocks_for(rows, 1), threads, 0, stream_of(stream)>>>(x, w, y, rstd, cols,
-                                                                           stride != 0 ? stride : cols,
-                                                                           static_cast<float>(eps));
+    rmsnorm_kernel<<<blocks_for(rows, 1), threads, 0, stream_of(stream)>>>(
+        x, w, y, rstd, cols, stride != 0 ? stride : cols, static_cast<float>(eps));
     CUDA_CHECK(cudaGetLastError());
 }
 

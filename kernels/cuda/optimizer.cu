@@ -27,7 +27,8 @@ int slot_of(cudaStream_t stream) {
 
 __global__ void __launch_bounds__(threads) squares_kernel(Src x, std::int64_t n, int slot) {
     double sum = 0.0;
-    for (std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x; i < n; i += std::int64_t{gridDim.x} * threads) {
+    for (std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x; i < n;
+         i += std::int64_t{gridDim.x} * threads) {
         const float value = load(x, i);
         sum += static_cast<double>(value) * static_cast<double>(value);
     }
@@ -43,7 +44,14 @@ __global__ void __launch_bounds__(partial_blocks) add_squares_kernel(int slot, i
 struct Hyper {
     float lr, beta1, beta2, eps, decay, clip, correction1, correction2;
     __device__ explicit Hyper(const float* h)
-        : lr(h[0]), beta1(h[1]), beta2(h[2]), eps(h[3]), decay(h[4]), clip(h[5]), correction1(h[6]), correction2(h[7]) {}
+        : lr(h[0]),
+          beta1(h[1]),
+          beta2(h[2]),
+          eps(h[3]),
+          decay(h[4]),
+          clip(h[5]),
+          correction1(h[6]),
+          correction2(h[7]) {}
 };
 
 __global__ void __launch_bounds__(threads) adamw_kernel(AdamShape shape, const float* g, const float* squares,

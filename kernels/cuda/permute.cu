@@ -70,12 +70,11 @@ __global__ void __launch_bounds__(threads)
     const std::int64_t copy = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
     if (copy >= s.tokens * s.top_k) return;
     const std::int64_t outside = (s.per_copy ? copy : copy / s.top_k) * s.cols, inside = row_of[copy] * s.cols;
-    copy_row(x, back ? inside : outside, y, back ? outside : inside, s.cols,
-             static_cast<int>(threadIdx.x % warp_size), warp_size);
+    copy_row(x, back ? inside : outside, y, back ? outside : inside, s.cols, static_cast<int>(threadIdx.x % warp_size),
+             warp_size);
 }
 
-__global__ void __launch_bounds__(threads)
-    combine_kernel(PermuteShape s, Src rows, const std::int32_t* row_of, Dst y) {
+__global__ void __launch_bounds__(threads) combine_kernel(PermuteShape s, Src rows, const std::int32_t* row_of, Dst y) {
     const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x, token = i / s.cols, c = i % s.cols;
     if (token >= s.tokens) return;
     float sum = 0.0f;

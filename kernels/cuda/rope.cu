@@ -14,7 +14,7 @@ constexpr int sum_cols = 8, sum_rows = 128;
 struct Head {
     std::int64_t at; // first element
     bool query;
-    int index;       // among the query and key heads
+    int index; // among the query and key heads
 };
 __device__ std::int64_t row_width(const RopeShape& s) { return std::int64_t{s.heads + 2 * s.kv_heads} * s.head_dim; }
 __device__ Head head_of(const RopeShape& s, std::int64_t row, int h) {

@@ -81,7 +81,8 @@ __device__ void limit_groups(const RouterShape& s, const Work& w) {
         Key last = ~Key{0};
         for (int i = 0; i < top; ++i) { // the next best below the last: a group is small, and top is 1 or 2
             Key best = 0;
-            for (int e = g * size; e < (g + 1) * size; ++e) best = w.keys[e] < last && w.keys[e] > best ? w.keys[e] : best;
+            for (int e = g * size; e < (g + 1) * size; ++e)
+                best = w.keys[e] < last && w.keys[e] > best ? w.keys[e] : best;
             const unsigned order = static_cast<unsigned>(best >> 32);
             sum += __uint_as_float((order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order);
             last = best;
@@ -195,8 +196,8 @@ __global__ void __launch_bounds__(threads)
 template <class Kernel>
 void allow_shared(Kernel* kernel, const RouterShape& s) {
     require(shared_bytes(s) <= 227 * 1024, "the router's number of experts", s.experts, 4600);
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes(s))));
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes(s))));
 }
 
 void router(const RouterShape& s, Src logits, Src bias, std::int32_t* index, float* weight, void* stream) {
@@ -211,8 +212,8 @@ void router_grad(const RouterShape& s, const float* dweight, Src logits, const s
                  void* stream) {
     if (s.tokens <= 0) return;
     allow_shared(router_grad_kernel, s);
-    router_grad_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(
-        s, dweight, logits, index, dlogits);
+    router_grad_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(s, dweight, logits,
+                                                                                                     index, dlogits);
     CUDA_CHECK(cudaGetLastError());
 }
 
