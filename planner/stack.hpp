@@ -27,6 +27,8 @@ struct StackCosts {
     double sync_seconds = 0.0;                // host wait per MoE layer where a dispatcher reads counts on the host
     double attention_half_length = 1200.0;    // sequence length at which attention reaches half of its rate, tokens
     double overlap_sm_share = 0.0;            // share of the SMs that communication takes while EP overlap is on
+    double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out
+    double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
     double quantize_share = 1.0; // of the bytes of a quantize op that are moved; below 1 it is fused into its producer
 };
 

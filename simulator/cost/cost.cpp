@@ -80,7 +80,7 @@ double expected_rows(const Program& program, TensorId id) {
 
 // A core has neither tiles nor waves: FLOPs at its rate, or bytes at its share of the memory.
 double core_seconds(const Hardware& hardware, const StackCosts& costs, const Op& op, Precision precision) {
-    const double rate = hardware.peak_flops[static_cast<std::size_t>(precision)];  // of one core
+    const double rate = hardware.peak_flops[static_cast<std::size_t>(precision)]; // of one core
     const double compute = rate > 0.0 ? op.flops / rate : 0.0;
     return std::max(compute, op.bytes / (hardware.memory_bandwidth * costs.memory)) + costs.kernel_seconds;
 }

@@ -55,16 +55,12 @@ double gemm_seconds(const Rates& rates, double flop_rate, double groups, double 
     double best = std::numeric_limits<double>::infinity();
     for (const Tile& tile : tiles) {
         const double count = groups * std::ceil(m / tile.m) * std::ceil(n / tile.n);
-        for (double split = 1.0; split <= 16.0 && k / split >= 256.0; split *= 2.0) {
+        for (double split = 1.0; split == 1.0 || (split <= 16.0 && k / split >= 256.0); split *= 2.0) {
             const double waves = std::ceil(count * split / sms);
-            const double compute = waves * 2.0 * tile.m * tile.n * (k / split) / (per_sm * tile.rate);
+            const double per_tile =
+                2.0 * tile.m * tile.n * (k / split) / (per_sm * tile.rate) + rates.costs->tile_seconds;
             const double partial_sums = split > 1.0 ? 8.0 * groups * m * n * split / bandwidth : 0.0;
-            best = std::min(best, std::max(compute, bytes / bandwidth) + partial_sums);
-        }
-        if (k < 256.0) {
-            const double waves = std::ceil(count / sms);
-            best =
-                std::min(best, std::max(waves * 2.0 * tile.m * tile.n * k / (per_sm * tile.rate), bytes / bandwidth));
+            best = std::min(best, std::max(waves * per_tile, bytes / bandwidth) + partial_sums);
         }
     }
     return best + rates.costs->kernel_seconds;

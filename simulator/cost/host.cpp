@@ -32,7 +32,10 @@ double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
     if (plan.hardware->cpu) return 0.0; // the rank's own thread runs the op
     const bool graph =
         plan.cuda_graph == CudaGraph::full || (plan.cuda_graph == CudaGraph::partial && in_partial_graph(op));
-    return graph ? stack.costs.graph_launch_seconds : stack.costs.launch_seconds;
+    if (graph) return stack.costs.graph_launch_seconds;
+    const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr);
+    return stack.costs.launch_seconds +
+           (grouped == nullptr ? 0.0 : grouped->groups * stack.costs.expert_launch_seconds);
 }
 
 bool host_waits(const Plan& plan, const Stack& stack, const Op& op) {
