@@ -21,21 +21,8 @@ std::string lower(std::string text) {
 bool begins(const std::string& text, const char* word) { return text.rfind(word, 0) == 0; }
 bool holds(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
 
-// Modules of a set that the model has.
-unsigned applicable(unsigned set, const Model& model) {
-    bool routed = false, dense = false, latent = false;
-    for (const LayerKind& kind : model.kinds) {
-        (kind.moe ? routed : dense) = true;
-        const AttentionKind attention = kind.attention.kind;
-        latent = latent || attention == AttentionKind::mla || attention == AttentionKind::compressed;
-    }
-    if (!routed) set &= ~(recompute::moe | recompute::moe_act | recompute::shared_experts);
-    if (!latent) set &= ~recompute::mla_up_proj;
-    return (set & recompute::full) != 0 ? recompute::full : set;
-}
-
 unsigned recompute_set(const std::string& text, const Model& model, std::vector<std::string>& warnings) {
-    if (!begins(text, "selective")) return applicable(recompute::from_string(text), model);
+    if (!begins(text, "selective")) return applicable_recompute(recompute::from_string(text), model);
     // torchtitan's per-op selection keeps every second product and the attention core: half of the products again.
     warnings.push_back("recompute " + text + " is taken as layernorm+mlp, which repeats about as much");
     return recompute::layernorm | recompute::mlp;
@@ -93,6 +80,18 @@ Precision recipe_precision(const std::string& text) {
     if (word == "fp8" || begins(word, "fp8-delayed") || begins(word, "fp8-tensor") || begins(word, "fp8-rowwise"))
         return Precision::fp8_tensor;
     return precision_from_string(word);
+}
+
+unsigned applicable_recompute(unsigned set, const Model& model) {
+    bool routed = false, dense = false, latent = false;
+    for (const LayerKind& kind : model.kinds) {
+        (kind.moe ? routed : dense) = true;
+        const AttentionKind attention = kind.attention.kind;
+        latent = latent || attention == AttentionKind::mla || attention == AttentionKind::compressed;
+    }
+    if (!routed) set &= ~(recompute::moe | recompute::moe_act | recompute::shared_experts);
+    if (!latent) set &= ~recompute::mla_up_proj;
+    return (set & recompute::full) != 0 ? recompute::full : set;
 }
 
 void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<std::string>& warnings) {

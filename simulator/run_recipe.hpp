@@ -18,6 +18,9 @@ Precision recipe_precision(const std::string& text);
 // is added to `warnings`. Throws Error (bad_input) for words that are not known.
 void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<std::string>& warnings);
 
+// Modules of a recompute set that the model has, so that one set serves dense and routed models.
+unsigned applicable_recompute(unsigned set, const Model& model);
+
 // Layout string for a row: its own, with "m" as the model has MTP layers; where it is blank and the layers divide by
 // the stages only when embedding and loss each count as one, that cut; else "" (as even as possible).
 std::string recipe_layout(const Run& run, const Plan& plan, std::vector<std::string>& warnings);
