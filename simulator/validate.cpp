@@ -27,16 +27,16 @@ private:
 
 bool sound(const Plan& plan, const Stack& stack) { return !check_plan(plan) && !check_stack(plan, stack); }
 
-// The lightest of the stack's recompute sets with which the plan fits; the row's own where it names one. Whole layers
-// are not recomputed unasked: published recipes that do so say it, and rows priced with it came out 15 % too slow
-// beside rows of the same mapping priced without.
+// The lightest of the stack's recompute sets with which the plan fits; the row's own where it names one. Sets that
+// repeat whole products are left out: published recipes that use them say so, and dense rows that were priced with them
+// came out 10 to 15 % too slow beside rows of the same mapping without.
 bool fit(Plan& plan, bool open_recompute, const Stack& stack, FastEstimator& estimator) {
     const auto fits = [&] { return estimator.memory_bytes(plan) <= plan.hardware->memory_bytes; };
     if (fits()) return true;
     if (!open_recompute) return false;
     const unsigned before = plan.recompute;
     for (const unsigned set : stack.recompute_sets) {
-        if ((set & recompute::full) != 0) continue;
+        if ((set & (recompute::full | recompute::moe | recompute::mlp | recompute::shared_experts)) != 0) continue;
         plan.recompute = applicable_recompute(set, *plan.model);
         if (sound(plan, stack) && fits()) return true;
     }
