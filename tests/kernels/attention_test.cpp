@@ -85,13 +85,13 @@ struct AttentionData {
         return out;
     }
     void run() {
-        cpu_kernels().attention(s, q.src(), (packed ? q : k).src(), (packed ? q : v).src(),
-                                with_sinks ? sinks.src() : Src{}, o.dst(), lse.f32(), nullptr);
+        table().attention(s, q.src(), (packed ? q : k).src(), (packed ? q : v).src(), with_sinks ? sinks.src() : Src{},
+                          o.dst(), lse.f32(), nullptr);
     }
     void run_grad() {
-        cpu_kernels().attention_grad(s, dout.src(), q.src(), (packed ? q : k).src(), (packed ? q : v).src(), o.src(),
-                                     lse.f32(), with_sinks ? sinks.src() : Src{}, dq.dst(), (packed ? dq : dk).dst(),
-                                     (packed ? dq : dv).dst(), with_sinks ? dsinks.f32() : nullptr, nullptr);
+        table().attention_grad(s, dout.src(), q.src(), (packed ? q : k).src(), (packed ? q : v).src(), o.src(),
+                               lse.f32(), with_sinks ? sinks.src() : Src{}, dq.dst(), (packed ? dq : dk).dst(),
+                               (packed ? dq : dv).dst(), with_sinks ? dsinks.f32() : nullptr, nullptr);
     }
 };
 

@@ -19,6 +19,11 @@ constexpr unsigned char poison_byte = 0xff;
 
 std::size_t bytes_for(Type type, std::int64_t elements) { return static_cast<std::size_t>(elements) * size_of(type); }
 
+std::vector<Checked>& checked() {
+    static std::vector<Checked> list;
+    return list;
+}
+
 } // namespace
 
 std::string name_of(Type type) { return type == Type::f32 ? "f32" : "bf16"; }
@@ -96,9 +101,12 @@ Index Random::indices(std::int64_t n, std::int32_t limit) {
 void check(const Case& c) {
     c.call();
     const double error = c.error();
+    checked().push_back({c.name, error, c.tolerance});
     INFO(c.name, ": relative error ", error, ", allowed ", c.tolerance, ", MOE_TEST_SEED=", seed());
     CHECK(error <= c.tolerance);
 }
+
+const std::vector<Checked>& all_checked() { return checked(); }
 
 double relative_error(const Vec& got, const Vec& want) {
     if (got.size() != want.size()) return std::numeric_limits<double>::infinity();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/kernels.hpp"
+#include "tests/kernels/tracked.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -11,6 +12,9 @@
 #include <vector>
 
 namespace moe::test {
+
+// The back end under test; each executable says which.
+const Kernels& table();
 
 using Vec = std::vector<double>;
 
@@ -44,10 +48,10 @@ public:
 
 private:
     Type type_;
-    std::vector<unsigned char> bytes_;
+    std::vector<unsigned char, Tracked<unsigned char>> bytes_;
 };
 
-using Index = std::vector<std::int32_t>;
+using Index = std::vector<std::int32_t, Tracked<std::int32_t>>;
 
 // Seeded by MOE_TEST_SEED (default 1) and the name of the case, so that a case repeats alone as in the whole suite.
 class Random {
@@ -73,6 +77,13 @@ struct Case {
 
 // Runs the case once and checks its error; a failure prints the name, the seed, the error and the tolerance.
 void check(const Case& c);
+
+struct Checked {
+    std::string name;
+    double error = 0.0, tolerance = 0.0;
+};
+// What check() has seen so far, for a report.
+const std::vector<Checked>& all_checked();
 
 double relative_error(const Vec& got, const Vec& want);
 inline double relative_error(const Tensor& got, const Vec& want) { return relative_error(got.values(), want); }

@@ -49,7 +49,7 @@ Case gemm_case(GemmShape s, Types types, std::int64_t extra = 0) {
     out.bytes = static_cast<double>(s.m * s.k) * static_cast<double>(size_of(types.a)) +
                 static_cast<double>(s.k * s.n) * static_cast<double>(size_of(types.b)) +
                 static_cast<double>(s.m * s.n) * static_cast<double>(size_of(types.c)) * (s.accumulate ? 2.0 : 1.0);
-    out.call = [d] { cpu_kernels().gemm(d->s, d->a.src(), d->b.src(), d->c.dst(), nullptr); };
+    out.call = [d] { table().gemm(d->s, d->a.src(), d->b.src(), d->c.dst(), nullptr); };
     out.error = [d, extra, lda, ldb, ldc] {
         const GemmShape& g = d->s;
         Vec got, want;
@@ -115,7 +115,7 @@ Case grouped_case(GroupedProduct product, const Index& counts, std::int64_t n, s
     const double c_bytes =
         static_cast<double>(wgrad ? 2 * weights : rows * out_cols) * static_cast<double>(size_of(types.c));
     out.bytes = a_bytes + b_bytes + c_bytes;
-    out.call = [d] { cpu_kernels().grouped_gemm(d->s, d->a.src(), d->b.src(), d->counts.data(), d->c.dst(), nullptr); };
+    out.call = [d] { table().grouped_gemm(d->s, d->a.src(), d->b.src(), d->counts.data(), d->c.dst(), nullptr); };
     out.error = [d, wgrad, rows, out_cols] {
         const GroupedShape& s = d->s;
         Vec want = wgrad ? d->before : Vec(static_cast<std::size_t>(rows * out_cols), 0.0);

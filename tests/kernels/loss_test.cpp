@@ -30,7 +30,7 @@ struct LossData {
         return out;
     }
     void run() {
-        const auto& k = cpu_kernels();
+        const auto& k = table();
         Vec best(static_cast<std::size_t>(rows), -std::numeric_limits<double>::infinity()),
             sums(static_cast<std::size_t>(2 * rows), 0.0);
         for (int s = 0; s < slices; ++s) {
@@ -138,11 +138,10 @@ Case embedding_case(bool grad, std::int64_t rows, std::int64_t cols, std::int64_
     out.bytes = static_cast<double>(rows * cols) * (grad ? width + 8.0 : 2.0 * width);
     out.call = [d, grad] {
         if (grad) {
-            cpu_kernels().embedding_grad(d->ids.data(), d->dx.src(), d->dtable.f32(), d->rows, d->cols, d->first,
-                                         d->local, nullptr);
+            table().embedding_grad(d->ids.data(), d->dx.src(), d->dtable.f32(), d->rows, d->cols, d->first, d->local,
+                                   nullptr);
         } else {
-            cpu_kernels().embedding(d->ids.data(), d->table.src(), d->x.dst(), d->rows, d->cols, d->first, d->local,
-                                    nullptr);
+            table().embedding(d->ids.data(), d->table.src(), d->x.dst(), d->rows, d->cols, d->first, d->local, nullptr);
         }
     };
     out.error = [d, grad] {

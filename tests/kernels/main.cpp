@@ -42,6 +42,8 @@ void time_all(std::vector<Case> (*family)(), std::string_view part) {
 
 } // namespace
 
+const moe::Kernels& moe::test::table() { return moe::cpu_kernels(); }
+
 int main(int argc, char** argv) {
     std::string why;
     if (!moe::cpu_supported(why)) {

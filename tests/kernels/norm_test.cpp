@@ -70,8 +70,7 @@ Case rmsnorm_case(std::int64_t rows, std::int64_t cols, std::int64_t stride, Typ
     out.flops = 4.0 * static_cast<double>(rows * cols);
     out.bytes = 2.0 * static_cast<double>(rows * cols) * static_cast<double>(size_of(type));
     out.call = [d] {
-        cpu_kernels().rmsnorm(d->x.src(), d->w.src(), d->y.dst(), d->rstd.f32(), d->rows, d->cols, d->stride, eps,
-                              nullptr);
+        table().rmsnorm(d->x.src(), d->w.src(), d->y.dst(), d->rstd.f32(), d->rows, d->cols, d->stride, eps, nullptr);
     };
     out.error = [d] {
         const Vec x = d->packed(d->x);
@@ -95,11 +94,10 @@ Case rmsnorm_grad_case(std::int64_t rows, std::int64_t cols, std::int64_t stride
     out.tolerance = tolerance(type);
     out.flops = 11.0 * static_cast<double>(rows * cols);
     out.bytes = (residual ? 4.0 : 3.0) * static_cast<double>(rows * cols) * static_cast<double>(size_of(type));
-    cpu_kernels().rmsnorm(d->x.src(), d->w.src(), d->y.dst(), d->rstd.f32(), rows, cols, stride, eps, nullptr);
+    table().rmsnorm(d->x.src(), d->w.src(), d->y.dst(), d->rstd.f32(), rows, cols, stride, eps, nullptr);
     out.call = [d, residual] {
-        cpu_kernels().rmsnorm_grad(d->dy.src(), d->x.src(), d->w.src(), d->rstd.f32(),
-                                   residual ? d->residual.src() : Src{}, d->dx.dst(), d->dw.f32(), d->rows, d->cols,
-                                   d->stride, nullptr);
+        table().rmsnorm_grad(d->dy.src(), d->x.src(), d->w.src(), d->rstd.f32(), residual ? d->residual.src() : Src{},
+                             d->dx.dst(), d->dw.f32(), d->rows, d->cols, d->stride, nullptr);
     };
     out.error = [d, residual] {
         const Vec x = d->packed(d->x), w = d->w.values(), dy = d->dy.values();
@@ -137,9 +135,9 @@ Case elementwise_case(const std::string& op, std::int64_t rows, std::int64_t col
                                     : 1.0) *
                 static_cast<double>(rows * cols) * static_cast<double>(size_of(type));
     out.call = [d, op] {
-        if (op == "add") cpu_kernels().add(d->a.src(), d->b.src(), d->y.dst(), d->rows * d->cols, nullptr);
-        if (op == "bias_add") cpu_kernels().bias_add(d->a.src(), d->bias.src(), d->y.dst(), d->rows, d->cols, nullptr);
-        if (op == "bias_grad") cpu_kernels().bias_grad(d->a.src(), d->db.f32(), d->rows, d->cols, nullptr);
+        if (op == "add") table().add(d->a.src(), d->b.src(), d->y.dst(), d->rows * d->cols, nullptr);
+        if (op == "bias_add") table().bias_add(d->a.src(), d->bias.src(), d->y.dst(), d->rows, d->cols, nullptr);
+        if (op == "bias_grad") table().bias_grad(d->a.src(), d->db.f32(), d->rows, d->cols, nullptr);
     };
     out.error = [d, op] {
         const Vec a = d->a.values();
@@ -215,12 +213,12 @@ Case grouped_bias_case(bool grad, const Index& counts, std::int64_t cols, std::i
     out.call = [d, groups, grad] {
         const float* p = d->probs_given ? d->probs.f32() : nullptr;
         if (grad) {
-            cpu_kernels().grouped_bias_grad(d->x.src(), d->counts.data(), d->b.src(), p, d->db.f32(),
-                                            d->probs_given ? d->dprobs.f32() : nullptr, groups, d->cols, d->capacity,
-                                            nullptr);
+            table().grouped_bias_grad(d->x.src(), d->counts.data(), d->b.src(), p, d->db.f32(),
+                                      d->probs_given ? d->dprobs.f32() : nullptr, groups, d->cols, d->capacity,
+                                      nullptr);
         } else {
-            cpu_kernels().grouped_bias_add(d->x.src(), d->b.src(), d->counts.data(), p, d->y.dst(), groups, d->cols,
-                                           d->capacity, nullptr);
+            table().grouped_bias_add(d->x.src(), d->b.src(), d->counts.data(), p, d->y.dst(), groups, d->cols,
+                                     d->capacity, nullptr);
         }
     };
     out.error = [d, grad] {
@@ -264,7 +262,7 @@ TEST_CASE("add, bias_add, bias_grad") {
 }
 
 TEST_CASE("add, bias_add and the residual norm gradient work in place") {
-    const auto& k = cpu_kernels();
+    const auto& k = table();
     for (const Type type : {Type::f32, Type::bf16}) {
         Random random("in place " + name_of(type));
         Tensor x = random.tensor(type, 6 * 37), y = x;

@@ -45,8 +45,8 @@ Case adamw_case(AdamShape s, double clip, Type moments, Type weights) {
     out.bytes = static_cast<double>(n) *
                 (12.0 + 4.0 * static_cast<double>(size_of(moments)) + static_cast<double>(size_of(weights)));
     out.call = [d] {
-        cpu_kernels().adamw(d->s, d->g.f32(), d->squares.f32(), d->hyper.f32(), d->master.f32(), d->m.dst(), d->v.dst(),
-                            d->w.dst(), nullptr);
+        table().adamw(d->s, d->g.f32(), d->squares.f32(), d->hyper.f32(), d->master.f32(), d->m.dst(), d->v.dst(),
+                      d->w.dst(), nullptr);
     };
     out.error = [d, clip] {
         const double factor = clip > 0.0 && 3.0 > clip ? clip / (3.0 + 1e-6) : 1.0;
@@ -87,7 +87,7 @@ Case flat_case(Flat op, std::int64_t n, Type from, Type to) {
         static_cast<double>(n) * (static_cast<double>(op == Flat::zero ? 0 : size_of(from)) * (several ? 5.0 : 1.0) +
                                   static_cast<double>(op == Flat::sum_squares ? 0 : size_of(to)));
     out.call = [d, op, from] {
-        const auto& k = cpu_kernels();
+        const auto& k = table();
         const void* sources[5];
         for (std::size_t i = 0; i < 5; ++i) sources[i] = d->x[i].src().data;
         if (op == Flat::zero) k.zero(d->y.dst(), d->n, nullptr);
@@ -149,9 +149,9 @@ TEST_CASE("reduce_sum: the order of the sources is kept, and the result may repl
     const void* in_order[] = {a.src().data, b.src().data, c.src().data};
     const void* other[] = {a.src().data, c.src().data, b.src().data};
     Tensor y(Type::f32, 1);
-    cpu_kernels().reduce_sum(y.dst(), other, 3, 1, Type::f32, nullptr);
+    table().reduce_sum(y.dst(), other, 3, 1, Type::f32, nullptr);
     CHECK(y.at(0) == 0.0);
-    cpu_kernels().reduce_sum(b.dst(), in_order, 3, 1, Type::f32, nullptr);
+    table().reduce_sum(b.dst(), in_order, 3, 1, Type::f32, nullptr);
     CHECK(b.at(0) == 1.0);
 }
 
@@ -171,7 +171,7 @@ TEST_CASE("bf16: rounding to nearest even, infinities and NaN") {
     }
 }
 
-TEST_CASE("the table is complete and names itself") {
+TEST_CASE("the CPU table is complete and names itself") {
     const Kernels& k = cpu_kernels();
     CHECK(std::string(k.name) == "cpu");
     // Every member after the name is a function pointer of one size: none may be null.

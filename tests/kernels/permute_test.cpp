@@ -28,7 +28,7 @@ std::shared_ptr<PermuteData> permute_data(const std::string& name, PermuteShape 
     auto d = std::make_shared<PermuteData>(PermuteData{
         s, experts, index, Index(static_cast<std::size_t>(experts), -9), Index(static_cast<std::size_t>(copies), -9),
         random.tensor(type, side), Tensor(type, copies * s.cols), Tensor(type, side)});
-    cpu_kernels().permute_map(d->index.data(), d->counts.data(), d->row_of.data(), s.tokens, s.top_k, experts, nullptr);
+    table().permute_map(d->index.data(), d->counts.data(), d->row_of.data(), s.tokens, s.top_k, experts, nullptr);
     return d;
 }
 
@@ -55,7 +55,7 @@ Case permute_case(bool back, PermuteShape s, int experts, bool all_on_one, Type 
     out.bytes = static_cast<double>((d->copies() + (s.per_copy ? d->copies() : s.tokens)) * s.cols) *
                 static_cast<double>(size_of(type));
     if (!back) {
-        out.call = [d] { cpu_kernels().permute(d->s, d->x.src(), d->row_of.data(), d->rows.dst(), nullptr); };
+        out.call = [d] { table().permute(d->s, d->x.src(), d->row_of.data(), d->rows.dst(), nullptr); };
         out.error = [d] {
             double error = map_error(*d);
             for (std::int64_t c = 0; c < d->copies(); ++c) {
@@ -69,7 +69,7 @@ Case permute_case(bool back, PermuteShape s, int experts, bool all_on_one, Type 
     }
     Random random(out.name + " rows");
     d->rows = random.tensor(type, d->copies() * s.cols);
-    out.call = [d] { cpu_kernels().unpermute(d->s, d->rows.src(), d->row_of.data(), d->y.dst(), nullptr); };
+    out.call = [d] { table().unpermute(d->s, d->rows.src(), d->row_of.data(), d->y.dst(), nullptr); };
     out.error = [d] {
         Vec want(static_cast<std::size_t>(d->y.size()), 0.0);
         for (std::int64_t c = 0; c < d->copies(); ++c) {
@@ -135,8 +135,8 @@ Case sort_case(RowsShape s, std::int32_t most, bool lone, Type type) {
     const auto rows = static_cast<std::int64_t>(d->expert_of_arrival.size());
     out.bytes = 4.0 * static_cast<double>(rows * s.cols) * static_cast<double>(size_of(type));
     out.call = [d] {
-        cpu_kernels().sort_rows(d->s, d->arrived.src(), d->all_counts.data(), d->sorted.dst(), nullptr);
-        cpu_kernels().unsort_rows(d->s, d->sorted.src(), d->all_counts.data(), d->back.dst(), nullptr);
+        table().sort_rows(d->s, d->arrived.src(), d->all_counts.data(), d->sorted.dst(), nullptr);
+        table().unsort_rows(d->s, d->sorted.src(), d->all_counts.data(), d->back.dst(), nullptr);
     };
     out.error = [d, rows] {
         Index order(static_cast<std::size_t>(rows)), counts(static_cast<std::size_t>(d->s.local), -1),
@@ -145,8 +145,8 @@ Case sort_case(RowsShape s, std::int32_t most, bool lone, Type type) {
         const auto expert = [&](int arrival) { return d->expert_of_arrival[static_cast<std::size_t>(arrival)]; };
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return expert(a) < expert(b); });
         for (const int e : d->expert_of_arrival) ++want[static_cast<std::size_t>(e)];
-        cpu_kernels().expert_counts(d->all_counts.data(), counts.data(), d->s.ep * d->s.etp, d->s.experts, d->s.first,
-                                    d->s.local, nullptr);
+        table().expert_counts(d->all_counts.data(), counts.data(), d->s.ep * d->s.etp, d->s.experts, d->s.first,
+                              d->s.local, nullptr);
         bool same = counts == want;
         for (std::int64_t i = 0; i < rows; ++i) {
             same = same && d->sorted.values(i * d->s.cols, d->s.cols) ==
@@ -198,9 +198,9 @@ TEST_CASE("sort_rows: counts beyond the capacity write nothing outside it") {
     Random random("overflow");
     const Tensor arrived = random.tensor(Type::f32, 8);
     Tensor sorted(Type::f32, 8), back(Type::f32, 8);
-    cpu_kernels().sort_rows(s, arrived.src(), all_counts.data(), sorted.dst(), nullptr);
+    table().sort_rows(s, arrived.src(), all_counts.data(), sorted.dst(), nullptr);
     CHECK(sorted.values(0, 4) == arrived.values(0, 4)); // the first expert's rows of the first source fit
-    cpu_kernels().unsort_rows(s, sorted.src(), all_counts.data(), back.dst(), nullptr);
+    table().unsort_rows(s, sorted.src(), all_counts.data(), back.dst(), nullptr);
     CHECK(back.values(0, 4) == arrived.values(0, 4));
 }
 

@@ -75,8 +75,8 @@ Case rope_case(bool grad, RopeShape s, Type type, std::int32_t largest_position 
     out.flops = (s.norm ? 10.0 : 3.0) * static_cast<double>(n);
     out.bytes = 2.0 * static_cast<double>(n) * static_cast<double>(size_of(type));
     const auto forward = [data] {
-        cpu_kernels().rope(data->s, data->qkv.src(), data->positions.data(), data->wq.src(), data->wk.src(),
-                           data->out.dst(), data->rstd.f32(), nullptr);
+        table().rope(data->s, data->qkv.src(), data->positions.data(), data->wq.src(), data->wk.src(), data->out.dst(),
+                     data->rstd.f32(), nullptr);
     };
     if (!grad) {
         out.call = forward;
@@ -89,9 +89,9 @@ Case rope_case(bool grad, RopeShape s, Type type, std::int32_t largest_position 
     }
     forward();
     out.call = [data] {
-        cpu_kernels().rope_grad(data->s, data->dout.src(), data->positions.data(), data->qkv.src(), data->wq.src(),
-                                data->wk.src(), data->rstd.f32(), data->dqkv.dst(), data->dwq.f32(), data->dwk.f32(),
-                                nullptr);
+        table().rope_grad(data->s, data->dout.src(), data->positions.data(), data->qkv.src(), data->wq.src(),
+                          data->wk.src(), data->rstd.f32(), data->dqkv.dst(), data->dwq.f32(), data->dwk.f32(),
+                          nullptr);
     };
     out.error = [data] {
         const Vec x = data->qkv.values(), wq = data->wq.values(), wk = data->wk.values(), dy = data->dout.values();
@@ -165,8 +165,8 @@ Case mla_case(bool grad, MlaRopeShape s, Type type) {
     out.bytes = static_cast<double>(3 * q + kv + v + s.tokens * s.rope) * static_cast<double>(size_of(type));
     if (!grad) {
         out.call = [d] {
-            cpu_kernels().mla_rope(d->s, d->q.src(), d->kv.src(), d->down.src(), d->positions.data(), d->q_out.dst(),
-                                   d->k.dst(), d->v.dst(), nullptr);
+            table().mla_rope(d->s, d->q.src(), d->kv.src(), d->down.src(), d->positions.data(), d->q_out.dst(),
+                             d->k.dst(), d->v.dst(), nullptr);
         };
         out.error = [d] {
             return relative_error(joined(d->q_out.values(), d->k.values(), d->v.values()),
@@ -175,8 +175,8 @@ Case mla_case(bool grad, MlaRopeShape s, Type type) {
         return out;
     }
     out.call = [d] {
-        cpu_kernels().mla_rope_grad(d->s, d->dq_out.src(), d->dk.src(), d->dv.src(), d->positions.data(), d->dq.dst(),
-                                    d->dkv.dst(), d->ddown.dst(), nullptr);
+        table().mla_rope_grad(d->s, d->dq_out.src(), d->dk.src(), d->dv.src(), d->positions.data(), d->dq.dst(),
+                              d->dkv.dst(), d->ddown.dst(), nullptr);
     };
     out.error = [d] {
         const Vec in = joined(d->q.values(), d->kv.values(), d->down.values());
@@ -231,8 +231,8 @@ TEST_CASE("rope: in place gives the same numbers") {
     Random random("rope in place");
     const Index positions = random.indices(2, 50);
     Tensor x = random.tensor(Type::f32, 4 * 32), y(Type::f32, 4 * 32);
-    cpu_kernels().rope(s, x.src(), positions.data(), {}, {}, y.dst(), nullptr, nullptr);
-    cpu_kernels().rope(s, x.src(), positions.data(), {}, {}, x.dst(), nullptr, nullptr);
+    table().rope(s, x.src(), positions.data(), {}, {}, y.dst(), nullptr, nullptr);
+    table().rope(s, x.src(), positions.data(), {}, {}, x.dst(), nullptr, nullptr);
     CHECK(x.values() == y.values());
 }
 

@@ -83,9 +83,7 @@ struct RouterData {
     Tensor logits, bias, weight, dweight, dlogits;
     Index index;
     Vec row(std::int64_t t) const { return logits.values(t * s.experts, s.experts); }
-    void run() {
-        cpu_kernels().router(s, logits.src(), biased ? bias.src() : Src{}, index.data(), weight.f32(), nullptr);
-    }
+    void run() { table().router(s, logits.src(), biased ? bias.src() : Src{}, index.data(), weight.f32(), nullptr); }
 };
 
 // Logits are multiples of 1/8, so that ties occur and BF16 holds them exactly; the bias breaks none of them by
@@ -124,7 +122,7 @@ Case router_case(bool grad, RouterShape s, bool biased, Type type) {
     }
     d->run();
     out.call = [d] {
-        cpu_kernels().router_grad(d->s, d->dweight.f32(), d->logits.src(), d->index.data(), d->dlogits.dst(), nullptr);
+        table().router_grad(d->s, d->dweight.f32(), d->logits.src(), d->index.data(), d->dlogits.dst(), nullptr);
     };
     out.error = [d] {
         Vec want;
@@ -179,10 +177,10 @@ TEST_CASE("router: ties go to the lower expert and to the lower group") {
     const Tensor logits(Type::f32, Vec(8, 0.5));
     Tensor weight(Type::f32, 3);
     Index index(3, -1);
-    cpu_kernels().router(shape(1, 8, 3, Score::sigmoid, true), logits.src(), {}, index.data(), weight.f32(), nullptr);
+    table().router(shape(1, 8, 3, Score::sigmoid, true), logits.src(), {}, index.data(), weight.f32(), nullptr);
     CHECK(index == Index{0, 1, 2});
-    cpu_kernels().router(grouped(shape(1, 8, 3, Score::sigmoid, true), 4, 2, 2), logits.src(), {}, index.data(),
-                         weight.f32(), nullptr);
+    table().router(grouped(shape(1, 8, 3, Score::sigmoid, true), 4, 2, 2), logits.src(), {}, index.data(), weight.f32(),
+                   nullptr);
     CHECK(index == Index{0, 1, 2});
 }
 
@@ -197,7 +195,7 @@ TEST_CASE("router: equal logits tie wherever they stand in a row of any length")
             const Tensor row(Type::f32, logits);
             Tensor weight(Type::f32, 2);
             Index index(2, -1);
-            cpu_kernels().router(shape(1, experts, 2, score), row.src(), {}, index.data(), weight.f32(), nullptr);
+            table().router(shape(1, experts, 2, score), row.src(), {}, index.data(), weight.f32(), nullptr);
             INFO(name_of(score), " of ", experts, " experts, MOE_TEST_SEED=", seed());
             CHECK(index == Index{first, second});
             CHECK(weight.at(0) == weight.at(1));
@@ -209,8 +207,8 @@ TEST_CASE("router: NaN logits still choose experts that exist") {
     const Tensor logits(Type::f32, 2 * 8); // all NaN
     Tensor weight(Type::f32, 2 * 3);
     Index index(6, -1);
-    cpu_kernels().router(grouped(shape(2, 8, 3, Score::softmax, true), 4, 2, 2), logits.src(), {}, index.data(),
-                         weight.f32(), nullptr);
+    table().router(grouped(shape(2, 8, 3, Score::softmax, true), 4, 2, 2), logits.src(), {}, index.data(), weight.f32(),
+                   nullptr);
     for (const int e : index) CHECK((e >= 0 && e < 8));
 }
 
@@ -220,8 +218,8 @@ TEST_CASE("router: scores that underflow give finite weights and gradients") {
         const Tensor logits(Type::f32, Vec(4, -250.0)), dweight(Type::f32, Vec{1.0, -1.0});
         Tensor weight(Type::f32, 2), dlogits(Type::f32, 4);
         Index index(2, -1);
-        cpu_kernels().router(s, logits.src(), {}, index.data(), weight.f32(), nullptr);
-        cpu_kernels().router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
+        table().router(s, logits.src(), {}, index.data(), weight.f32(), nullptr);
+        table().router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
         for (const double x : weight.values()) CHECK(std::isfinite(x));
         for (const double x : dlogits.values()) CHECK(std::isfinite(x));
     }

@@ -1,0 +1,201 @@
+// Runs the op tests on the CUDA kernels and prints one table of errors and times; skipped where there is no device.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include "kernels/cuda/check.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "tests/kernels/case.hpp"
+#include "tests/kernels/cuda_staging.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <string_view>
+
+namespace {
+
+using namespace moe;
+using namespace moe::test;
+
+constexpr int skipped_status = 77; // meson's and automake's exit status of a skipped test
+
+// One line of the report: a worst error beside the tolerance it is held to, or a time beside the floor that the
+// device's memory and arithmetic set. Times carry no bar: these kernels are the plain ones.
+struct Line {
+    std::string name, unit;
+    double ours = 0.0, reference = 0.0;
+    std::optional<double> bar; // of the ratio
+    double ratio() const { return ours == 0.0 ? 0.0 : ours / reference; }
+    bool ok() const { return !bar || ratio() <= *bar; }
+};
+
+// The case nearest to its tolerance for each op and tolerance.
+std::vector<Line> error_lines() {
+    std::vector<Line> lines;
+    for (const Checked& c : all_checked()) {
+        const std::string op = c.name.substr(0, c.name.find(' '));
+        const std::string name = fmt::format("{} (tolerance {:.0e})", op, c.tolerance);
+        const Line line{name, "relative error", c.error, c.tolerance, 1.0};
+        const auto at = std::find_if(lines.begin(), lines.end(), [&](const Line& l) { return l.name == name; });
+        if (at == lines.end()) {
+            lines.push_back(line);
+        } else if (!(line.ratio() <= at->ratio())) {
+            *at = line;
+        }
+    }
+    return lines;
+}
+
+struct Device {
+    std::string name;
+    double bytes_per_second = 0.0, f32_flops = 0.0, bf16_flops = 0.0;
+};
+
+// Peaks from the device's own clocks. An SM of compute capability 9.0 does 128 FP32 multiply-adds and 2048 dense BF16
+// ones on its tensor cores per clock (NVIDIA H100 white paper, tables of SM resources: 66.9 and 989.4 TFLOPS with 132
+// SMs at 1.98 and 1.83 GHz).
+Device describe_device() {
+    int device = 0, clock_khz = 0, memory_khz = 0, bus_bits = 0, multiprocessors = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    const double clock = 1e3 * clock_khz * multiprocessors;
+    return {properties.name, 2.0 * 1e3 * memory_khz * bus_bits / 8.0, clock * 256.0, clock * 4096.0};
+}
+
+std::vector<Line> time_lines(const Device& device) {
+    std::vector<Line> lines;
+    for (const auto family :
+         {gemm_benchmarks, attention_benchmarks, norm_benchmarks, rope_benchmarks, activation_benchmarks,
+          router_benchmarks, permute_benchmarks, loss_benchmarks, optimizer_benchmarks}) {
+        for (const Case& c : family()) {
+            const bool bf16 = c.name.find("bf16*bf16") != std::string::npos || c.name.find("f32") == std::string::npos;
+            const double peak = bf16 ? device.bf16_flops : device.f32_flops;
+            const double floor = std::max(c.bytes / device.bytes_per_second, c.flops / peak);
+            lines.push_back({c.name, "us", device_seconds(c.call) * 1e6, floor * 1e6, std::nullopt});
+        }
+    }
+    return lines;
+}
+
+void print(const std::vector<Line>& lines) {
+    fmt::print("\n{:<78} {:>11} {:>11} {:>8} {:>5}  {}\n", "name", "ours", "reference", "ratio", "bar", "ok");
+    for (const Line& l : lines) {
+        fmt::print("{:<78} {:>11.4g} {:>11.4g} {:>8.3f} {:>5}  {}\n", l.name, l.ours, l.reference, l.ratio(),
+                   l.bar ? fmt::format("{:g}", *l.bar) : "-", l.ok() ? "yes" : "NO");
+    }
+}
+
+bool write(const std::string& path, const Device& device, const std::vector<Line>& lines, bool passed) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const Line& l : lines) {
+        rows.push_back({{"name", l.name}, {"unit", l.unit}, {"ours", l.ours}, {"reference", l.reference}});
+        rows.back()["ratio"] = l.ratio();
+        rows.back()["bar"] = l.bar ? nlohmann::ordered_json(*l.bar) : nlohmann::ordered_json();
+        rows.back()["ok"] = l.ok();
+    }
+    std::ofstream file(path);
+    file << nlohmann::ordered_json{{"device", device.name}, {"passed", passed}, {"rows", rows}}.dump(1) << '\n';
+    file.close();
+    return !file.fail();
+}
+
+// Takes "--out FILE" and "--bench" out of the arguments; the rest is doctest's.
+struct Options {
+    std::string out;
+    bool bench = false;
+    std::vector<char*> rest;
+
+    Options(int argc, char** argv) {
+        for (int i = 0; i < argc; ++i) {
+            const std::string_view argument = argv[i];
+            if (argument == "--out" && i + 1 < argc) {
+                out = argv[++i];
+            } else if (argument == "--bench") {
+                bench = true;
+            } else {
+                rest.push_back(argv[i]);
+            }
+        }
+    }
+};
+
+int report(const Options& options, bool passed) {
+    const Device device = describe_device();
+    std::vector<Line> lines = error_lines();
+    if (options.bench) {
+        const std::vector<Line> times = time_lines(device);
+        lines.insert(lines.end(), times.begin(), times.end());
+    }
+    print(lines);
+    if (!options.out.empty() && !write(options.out, device, lines, passed)) {
+        fmt::print(stderr, "cannot write {}\n", options.out);
+        return 1;
+    }
+    fmt::print("\n{}: {} cases checked, {}\n", device.name, all_checked().size(), passed ? "all passed" : "FAILED");
+    return passed ? 0 : 1;
+}
+
+} // namespace
+
+const Kernels& moe::test::table() { return staged_kernels(); }
+
+TEST_CASE("the CUDA table is complete and names itself") {
+    const Kernels& k = *cuda_kernels();
+    CHECK(std::string(k.name) == "cuda");
+    for (const Kernels* t : {&k, &staged_kernels()}) {
+        const auto* entries = static_cast<const unsigned char*>(static_cast<const void*>(t));
+        const unsigned char none[sizeof(void*)] = {};
+        for (std::size_t at = 0; at < sizeof(Kernels); at += sizeof(void*)) {
+            INFO("entry ", at / sizeof(void*));
+            CHECK(std::memcmp(entries + at, none, sizeof none) != 0);
+        }
+    }
+}
+
+TEST_CASE("sums that many blocks share give the same bits every time") {
+    const auto& k = table();
+    Random random("repeat");
+    const std::int64_t rows = 3000, cols = 70;
+    const Tensor x = random.tensor(Type::bf16, rows * cols), dy = random.tensor(Type::bf16, rows * cols);
+    const Tensor w = random.tensor(Type::f32, cols);
+    const Index ids = random.indices(rows, 40);
+    Tensor y(Type::f32, rows * cols), rstd(Type::f32, rows), dx(Type::f32, rows * cols);
+    k.rmsnorm(x.src(), w.src(), y.dst(), rstd.f32(), rows, cols, 0, 1e-6, nullptr);
+    std::vector<Vec> seen;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+        Tensor dw(Type::f32, Vec(static_cast<std::size_t>(cols), 0.0)), squares(Type::f32, Vec{0.0});
+        Tensor dtable(Type::f32, Vec(static_cast<std::size_t>(40 * cols), 0.0));
+        k.rmsnorm_grad(dy.src(), x.src(), w.src(), rstd.f32(), {}, dx.dst(), dw.f32(), rows, cols, 0, nullptr);
+        k.embedding_grad(ids.data(), dy.src(), dtable.f32(), rows, cols, 0, 40, nullptr);
+        k.sum_squares(x.src(), squares.f32(), rows * cols, nullptr);
+        Vec all = dw.values();
+        for (const Vec& part : {dtable.values(), squares.values()}) all.insert(all.end(), part.begin(), part.end());
+        seen.push_back(all);
+    }
+    CHECK(seen[0] == seen[1]);
+    CHECK(seen[0] == seen[2]);
+}
+
+int main(int argc, char** argv) {
+    // A kernel that is loaded when it is first captured may need calls that a capture forbids.
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    std::string why;
+    if (!cuda_supported(why)) {
+        fmt::print("skipped: {}\n", why);
+        return skipped_status;
+    }
+    const Options options(argc, argv);
+    doctest::Context context(static_cast<int>(options.rest.size()), options.rest.data());
+    const bool passed = context.run() == 0;
+    return context.shouldExit() ? (passed ? 0 : 1) : report(options, passed);
+}
