@@ -145,6 +145,7 @@ double milliseconds_of(cudaGraphExec_t runnable) {
 
 template <class Launch>
 void run(Launch launch) {
+    CUDA_CHECK(cudaDeviceSynchronize()); // the operands' copies may still be on their way on the default stream
     Graph g;
     CUDA_CHECK(cudaStreamBeginCapture(test_stream(), cudaStreamCaptureModeGlobal));
     launch();
