@@ -118,9 +118,10 @@ std::string recipe_layout(const Run& run, const Plan& plan, std::vector<std::str
         if (plan.model->mtp.empty()) layout.erase(std::remove(layout.begin(), layout.end(), 'm'), layout.end());
         return layout;
     }
-    const int layers = static_cast<int>(plan.model->layers.size()), count = plan.pp * plan.vpp;
+    const auto layers = static_cast<std::int64_t>(plan.model->layers.size());
+    const std::int64_t count = std::int64_t{plan.pp} * plan.vpp; // not checked yet: any two degrees
     if (layers % count == 0 || (layers + 2) % count != 0) return {};
-    const int units = (layers + 2) / count;
+    const int units = static_cast<int>((layers + 2) / count);
     std::vector<Stage> cut(static_cast<std::size_t>(count));
     int next = 0;
     for (Stage& stage : cut) {

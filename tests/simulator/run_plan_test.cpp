@@ -202,6 +202,10 @@ TEST_CASE("rows that cannot be planned say why") {
     CHECK(reason([](moe::Run& r) { r.pp = 7; }).find("impossible mapping") == 0);
     CHECK(reason([](moe::Run& r) { r.ep = 1000000000; }).find("impossible mapping") == 0);
     CHECK(reason([](moe::Run& r) { r.ep = 96; }) != "");
+    CHECK(reason([](moe::Run& r) {
+              r.gpus = r.pp = r.vpp = 1000000000;
+              r.pipeline_layout.clear();
+          }) != "");
     CHECK(reason([](moe::Run& r) { r.gbs = 4095; }).find("gbs") != std::string::npos);
     CHECK(reason([](moe::Run& r) { r.pipeline_layout = "Et|L"; }).find("layout") != std::string::npos);
 }

@@ -1,0 +1,117 @@
+// Stacks: every shipped one on every machine, and files that state only what differs from their base.
+#include "planner/files.hpp"
+#include "planner/stack.hpp"
+#include "tests/planner/fault_of.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A profiles folder of its own: the shipped stacks, to which a test adds.
+class Profiles {
+public:
+    Profiles() {
+        std::string name = (fs::temp_directory_path() / "moe-plan-stacks-XXXXXX").string();
+        REQUIRE(::mkdtemp(name.data()) != nullptr);
+        path_ = name;
+        const char* before = std::getenv("MOE_PLAN_PROFILES");
+        before_ = before == nullptr ? "" : before;
+        const std::string shipped = moe::profiles_folder();
+        fs::create_directories(path_ / "models");
+        fs::copy(shipped + "/stacks", path_ / "stacks");
+        ::setenv("MOE_PLAN_PROFILES", path_.c_str(), 1);
+    }
+    ~Profiles() {
+        if (before_.empty())
+            ::unsetenv("MOE_PLAN_PROFILES");
+        else
+            ::setenv("MOE_PLAN_PROFILES", before_.c_str(), 1);
+        std::error_code ignored;
+        fs::remove_all(path_, ignored);
+    }
+    Profiles(const Profiles&) = delete;
+    Profiles& operator=(const Profiles&) = delete;
+    // fields: what follows the name, e.g. R"("base": "bridge-26.08")".
+    void stack(const std::string& name, const std::string& fields) const {
+        std::ofstream(path_ / "stacks" / (name + ".json")) << "{\"name\": \"" << name << "\", " << fields << "}";
+    }
+
+private:
+    fs::path path_;
+    std::string before_;
+};
+
+std::string fault(const std::string& name, const moe::Hardware& hardware) {
+    return fault_of([&] { moe::load_stack(name, hardware); });
+}
+
+} // namespace
+
+TEST_CASE("every shipped stack loads on every GPU, with an efficiency for each precision that it offers") {
+    for (const char* machine : {"h100", "h100-hbm2e", "h200", "h800", "b200", "b300", "gb200-nvl72", "gb300-nvl72"}) {
+        const moe::Hardware hardware = moe::load_hardware(machine);
+        for (const std::string& name : moe::stack_names()) {
+            CAPTURE(name);
+            CAPTURE(machine);
+            const moe::Stack stack = moe::load_stack(name, hardware);
+            CHECK(stack.name == name);
+            CHECK(stack.source.size() > 20);
+            for (const moe::Precision precision : stack.precisions) {
+                CHECK(stack.costs.gemm[static_cast<std::size_t>(precision)] > 0.0);
+                CHECK(stack.costs.grouped_gemm[static_cast<std::size_t>(precision)] > 0.0);
+            }
+            for (const moe::Dispatcher dispatcher : stack.dispatchers) {
+                CAPTURE(moe::to_string(dispatcher));
+                CHECK(stack.costs.dispatcher.count(moe::to_string(dispatcher)) == 1);
+            }
+        }
+    }
+}
+
+TEST_CASE("a stack with a base states only what differs") {
+    const Profiles profiles;
+    moe::Hardware h100;
+    h100.name = "h100";
+    profiles.stack("mine",
+                   R"("base": "bridge-26.08", "source": "a test", "cuda_graphs": ["none"], "usual_cuda_graph": "none",
+        "costs": {"memory": 0.25}, "cost_sources": {"memory": "a test"},
+        "on": [{"hardware": ["h100"], "set": {"dispatchers": ["deepep"]}}])");
+    const moe::Stack base = moe::load_stack("bridge-26.08", h100), mine = moe::load_stack("mine", h100);
+    CHECK(mine.name == "mine");
+    CHECK(mine.source == "a test");
+    CHECK(mine.release == base.release);
+    CHECK(mine.costs.memory == doctest::Approx(0.25));
+    CHECK(mine.costs.permute == base.costs.permute);
+    CHECK(mine.costs.gemm == base.costs.gemm);
+    CHECK(mine.precisions == base.precisions); // of the base on this machine
+    CHECK(mine.dispatchers == std::vector<moe::Dispatcher>{moe::Dispatcher::deepep});
+    CHECK_FALSE(base.published.empty());
+    CHECK(mine.published.empty()); // what the base stands for is not inherited
+}
+
+TEST_CASE("bad bases are refused") {
+    const Profiles profiles;
+    const moe::Hardware any;
+    profiles.stack("a", R"("base": "b")");
+    profiles.stack("b", R"("base": "a")");
+    CHECK(fault("a", any).find("is it a circle?") != std::string::npos);
+    profiles.stack("lost", R"("base": "nowhere")");
+    CHECK(fault("lost", any).find("unknown stack 'nowhere'") != std::string::npos);
+    profiles.stack("typed", R"("base": 3)");
+    CHECK(fault("typed", any).find("\"base\" must be a string") != std::string::npos);
+    profiles.stack("silent", R"("base": "bridge-26.08", "costs": {"memory": 0.2})");
+    CHECK(fault("silent", any).find("costs.memory has no entry in \"cost_sources\"") != std::string::npos);
+    profiles.stack("word", R"("base": "bridge-26.08", "published": [{"source": "x"}])");
+    CHECK(fault("word", any).find("\"releases\" is missing") != std::string::npos);
+    profiles.stack("typo", R"("base": "bridge-26.08", "memroy": 1)");
+    CHECK(fault("typo", any).find("unknown field \"memroy\"") != std::string::npos);
+    CHECK(fault("../hardware/h100", any).find("unknown stack") != std::string::npos);
+}
