@@ -277,10 +277,18 @@ std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orde
     if (m <= longer) return play_step(plan, model, orders, m);
     std::vector<RankPlay> a = play_step(plan, model, orders, shorter), b = play_step(plan, model, orders, longer);
     const double times = static_cast<double>(m - longer) / (longer - shorter);
+    double issued = 0.0;
     for (std::size_t r = 0; r < b.size(); ++r) {
         b[r].end += times * (b[r].end - a[r].end);
         b[r].host += times * (b[r].host - a[r].host);
         b[r].saved += times * (b[r].saved - a[r].saved);
+        issued = std::max(issued, b[r].issued + times * (b[r].issued - a[r].issued));
+    }
+    // A lead that the host had from the start (weights being gathered) may be used up only later than was played.
+    for (RankPlay& play : b) {
+        const double late = std::max(0.0, issued + play.closing - play.end);
+        play.end += late;
+        play.host += late;
     }
     return b;
 }
@@ -312,7 +320,7 @@ double FastEstimator::memory_bytes(const Plan& plan) {
             const Segments segments = segments_of(plan, stage);
             std::int64_t saved = 0;
             for (const auto& [id, count] : segments) {
-                const LoweredSegment& segment = cache.lowered(plan, id);
+                const SegmentSize segment = cache.size(plan, id);
                 saved += segment.memory.saved * count;
                 workspace = std::max({workspace, segment.memory.forward, segment.memory.backward});
                 for (const Group& g : segment.groups) use(g);

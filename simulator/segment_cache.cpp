@@ -29,6 +29,9 @@ double end_of(const RankRun& run) {
 
 constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
 
+// Fields of a key that change times but no sizes: CUDA graphs, EP overlap, pipeline and data parallelism, moments.
+constexpr std::size_t timing_only[] = {12, 13, 15, 16, 17, 18};
+
 // Layers side by side in the two probes of merged slots, from which savings for other numbers follow.
 constexpr int few_layers = 2, many_layers = 6;
 
@@ -117,24 +120,40 @@ std::array<Placement, 5> SegmentCache::placements(const Plan& plan) {
     return placements_.emplace(key, result).first->second;
 }
 
-const LoweredSegment& SegmentCache::lowered(const Plan& plan, SegmentId id) {
+SegmentSize SegmentCache::size(const Plan& plan, SegmentId id) {
+    // Rows are proportional to the tokens of a micro-batch; what is not (counts per expert) is the same in both.
+    const SegmentSize& one = lowered(plan, id, 1);
+    if (plan.mbs == 1) return one;
+    const SegmentSize& two = lowered(plan, id, 2);
+    SegmentSize size = one;
+    const auto extend = [&plan](std::int64_t a, std::int64_t b) { return a + (b - a) * (plan.mbs - 1); };
+    size.memory = {extend(one.memory.saved, two.memory.saved), extend(one.memory.forward, two.memory.forward),
+                   extend(one.memory.backward, two.memory.backward)};
+    return size;
+}
+
+const SegmentSize& SegmentCache::lowered(const Plan& plan, SegmentId id, std::int64_t mbs) {
     Key k;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         k = key(plan, id);
-        const auto it = lowered_.find(k);
-        if (it != lowered_.end()) return *it->second;
+        k[7] = mbs;
+        for (const std::size_t i : timing_only) k[i] = 0;
+        const auto it = sizes_.find(k);
+        if (it != sizes_.end()) return *it->second;
     }
-    auto segment = std::make_unique<LoweredSegment>();
-    segment->program = lower_segment(plan, id.kind, id.layer_kind);
-    segment->memory = segment_memory(segment->program);
+    Plan small = plan;
+    small.mbs = mbs;
+    const Program program = lower_segment(small, id.kind, id.layer_kind);
+    auto size = std::make_unique<SegmentSize>();
+    size->memory = segment_memory(program);
     std::set<std::pair<int, int>> seen;
-    for (const Template& tmpl : segment->program.templates)
+    for (const Template& tmpl : program.templates)
         for (const Op& op : tmpl.ops)
             if (is_communication(op.kind) && seen.insert({static_cast<int>(op.group.domain), op.group.axes}).second)
-                segment->groups.push_back(op.group);
+                size->groups.push_back(op.group);
     const std::lock_guard<std::mutex> lock(mutex_);
-    return *lowered_.emplace(k, std::move(segment)).first->second;
+    return *sizes_.emplace(k, std::move(size)).first->second;
 }
 
 const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
@@ -146,7 +165,7 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         const auto it = costs_.find(k);
         if (it != costs_.end()) return *it->second;
     }
-    Program copy = lowered(plan, id).program;
+    Program copy = lower_segment(plan, id.kind, id.layer_kind);
     copy.in_flight = {2};
     copy.slots = {{0, 0}, {1, 1}};
     const auto program = std::make_shared<const Program>(std::move(copy));

@@ -39,8 +39,8 @@ struct SegmentCost {
     double saving_per_layer = 0.0, saving_loss = 0.0;
 };
 
-struct LoweredSegment {
-    Program program;
+// What the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
+struct SegmentSize {
     SegmentMemory memory;
     std::vector<Group> groups; // that its communication uses
 };
@@ -50,7 +50,7 @@ class SegmentCache {
 public:
     SegmentCache(const Hardware& hardware, Stack stack);
 
-    const LoweredSegment& lowered(const Plan& plan, SegmentId id);
+    SegmentSize size(const Plan& plan, SegmentId id);
     const SegmentCost& cost(const Plan& plan, SegmentId id);
     // Buckets of the segment alone; elements only, groups as in this plan.
     const std::vector<BucketSize>& buckets(const Plan& plan, SegmentId id);
@@ -60,6 +60,7 @@ public:
     const Stack& stack() const { return stack_; }
 
 private:
+    const SegmentSize& lowered(const Plan& plan, SegmentId id, std::int64_t mbs);
     using Key = std::array<std::int64_t, 20>;
     using CostKey = std::pair<Key, std::array<Placement, 5>>;
     Key key(const Plan& plan, SegmentId id);
@@ -69,7 +70,7 @@ private:
     Routes routes_;
     Stack stack_;
     std::mutex mutex_;
-    std::map<Key, std::unique_ptr<LoweredSegment>> lowered_;
+    std::map<Key, std::unique_ptr<SegmentSize>> sizes_;
     std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
     std::map<Key, std::unique_ptr<std::vector<BucketSize>>> buckets_, stage_buckets_;
     std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by position

@@ -220,8 +220,10 @@ private:
     // Norm over all ranks, then the optimizer.
     std::vector<RankPlay> finish() {
         double meet = 0.0;
+        std::vector<double> last;
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
             Rank& rank = ranks_[r];
+            last.push_back(rank.free);
             double squares = 0.0;
             for (const ChunkModel& c : model_.ranks[r])
                 for (const BucketTime& bucket : c.buckets) squares += bucket.squares;
@@ -238,6 +240,8 @@ private:
             RankPlay play = ranks_[r].play;
             play.optimizer += update;
             play.end = meet + model_.norm + update;
+            play.issued = ranks_[r].host;
+            play.closing = play.end - last[r];
             plays.push_back(play);
         }
         return plays;

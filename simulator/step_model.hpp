@@ -51,6 +51,8 @@ struct StepModel {
 // What playing a number of micro-batches gives, for one pipeline rank.
 struct RankPlay {
     double end = 0.0;
+    double issued = 0.0;                                         // when the host had issued the last slot
+    double closing = 0.0;                                        // from the last slot to the end
     double host = 0.0, saved = 0.0, data = 0.0, optimizer = 0.0; // of the step, see Breakdown; saved: by overlap
 };
 
