@@ -222,11 +222,11 @@ void add_io(Program& program, const Plan& plan) {
 }
 
 // Forward and backward templates of a chunk, passes applied; returns their indices.
-std::pair<int, int> emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spec) {
+std::pair<int, int> emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spec, bool list_parameters) {
     ParameterSet parameters(plan, spec.chunk);
     Chunk chunk(plan, spec);
     chunk.declare(parameters);
-    parameters.seal(program);
+    parameters.seal(program, list_parameters);
     Builder builder(plan, program, parameters);
     const int forward = builder.open(SlotKind::forward, spec.chunk);
     chunk.forward(builder);
@@ -257,7 +257,7 @@ Program lower(const Plan& plan, int pipeline_rank) {
         const int stage = c * plan.pp + pipeline_rank;
         ChunkSpec spec = spec_of(plan, all, stage);
         program.chunks.push_back(all[static_cast<std::size_t>(stage)]);
-        const auto [forward, backward] = emit_chunk(plan, program, spec);
+        const auto [forward, backward] = emit_chunk(plan, program, spec, true);
         Template last = with_gradient_reduction(program, program.templates[static_cast<std::size_t>(backward)]);
         program.templates.push_back(std::move(last));
         chunks.push_back({forward, backward, static_cast<int>(program.templates.size()) - 1});
@@ -302,7 +302,7 @@ Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind) {
     }
     program.in_flight = {1};
     program.chunks = {Stage{}};
-    emit_chunk(plan, program, spec);
+    emit_chunk(plan, program, spec, false);
     return program;
 }
 
@@ -319,7 +319,7 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
     ParameterSet parameters(plan, 0);
     Chunk(plan, spec).declare(parameters);
     Program program;
-    parameters.seal(program);
+    parameters.seal(program, false);
     std::vector<BucketSize> sizes;
     for (const Bucket& b : program.buckets)
         sizes.push_back(

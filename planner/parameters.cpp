@@ -34,7 +34,8 @@ int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized) {
     return static_cast<int>(buckets_.size()) - 1;
 }
 
-void ParameterSet::declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay) {
+void ParameterSet::declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay,
+                           int copies) {
     if (sealed_ || keys_.count(key)) fail("parameter '{}' is declared twice or too late", key);
     const int tp = plan_.tp, etp = plan_.etp;
     const Domain domain = parameters.front().domain;
@@ -43,17 +44,19 @@ void ParameterSet::declare(const std::string& key, std::vector<Parameter> parame
     const int index = bucket_for(domain, sharded, quantized);
     Bucket& bucket = buckets_[static_cast<std::size_t>(index)];
     std::int64_t& part = decay ? bucket.decayed : undecayed_[static_cast<std::size_t>(index)];
-    Key entry{index, decay, part, 0, parameters_.size(), parameters.size(), {}};
+    Key entry{index, decay, part, 0, parameters_.size(), parameters.size(), copies, {}};
+    std::int64_t one = 0;
     for (Parameter& p : parameters) {
         if (p.padded_rows == 0) p.padded_rows = p.rows;
         p.local_rows = p.shard_dim == 0 ? p.padded_rows / degree : p.padded_rows;
         p.local_cols = p.shard_dim == 1 ? p.cols / degree : p.cols;
         p.bucket = index;
-        p.offset = part;
-        part += p.local_elements();
-        entry.elements += p.local_elements();
+        p.offset = part + one;
+        one += p.local_elements();
         parameters_.push_back(std::move(p));
     }
+    entry.elements = one * copies;
+    part += entry.elements;
     keys_.emplace(key, std::move(entry));
 }
 
@@ -68,7 +71,7 @@ void ParameterSet::boundary() {
         if (buckets_[i].decayed + undecayed_[i] >= cut_elements(buckets_[i])) closed_[i] = true;
 }
 
-void ParameterSet::seal(Program& program) {
+void ParameterSet::seal(Program& program, bool list) {
     sealed_ = true;
     const Dtype act = activation_dtype(plan_.precision), low = quantized_dtype(plan_.precision);
     const Dtype moments = plan_.optimizer.bf16_moments ? Dtype::bf16 : Dtype::f32;
@@ -133,14 +136,24 @@ void ParameterSet::seal(Program& program) {
         b.exp_avg_sq = flat(name + ".exp_avg_sq", moments, Storage::optimizer, own);
         program.buckets.push_back(b);
     }
-    for (auto& [key, entry] : keys_)
-        for (std::size_t i = entry.first; i < entry.first + entry.count; ++i) {
-            Parameter& p = parameters_[i];
-            if (!entry.decay) p.offset += buckets_[static_cast<std::size_t>(entry.bucket)].decayed;
-        }
-    for (Parameter p : parameters_) {
-        p.bucket += base;
-        program.parameters.push_back(std::move(p));
+    if (list) list_parameters(program, base);
+}
+
+// In the order of declaration, copies written out.
+void ParameterSet::list_parameters(Program& program, int first_bucket) const {
+    std::vector<const Key*> order;
+    for (const auto& [key, entry] : keys_) order.push_back(&entry);
+    std::sort(order.begin(), order.end(), [](const Key* a, const Key* b) { return a->first < b->first; });
+    for (const Key* entry : order) {
+        const std::int64_t shift = entry->decay ? 0 : buckets_[static_cast<std::size_t>(entry->bucket)].decayed;
+        for (int copy = 0; copy < entry->copies; ++copy)
+            for (std::size_t i = entry->first; i < entry->first + entry->count; ++i) {
+                Parameter p = parameters_[i];
+                p.bucket += first_bucket;
+                p.offset += shift + entry->elements / entry->copies * copy;
+                if (p.domain == Domain::expert) p.local_expert = copy;
+                program.parameters.push_back(std::move(p));
+            }
     }
 }
 

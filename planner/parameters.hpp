@@ -20,11 +20,14 @@ class ParameterSet {
 public:
     ParameterSet(const Plan& plan, int chunk) : plan_(plan), chunk_(chunk) {}
 
-    // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases.
-    void declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay = true);
+    // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
+    // the same parameters once for every local expert, one expert's behind the other's.
+    void declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay = true,
+                 int copies = 1);
     // A layer boundary: a bucket that has grown past the cut size ends here (PP = 1 only, where finer buckets overlap).
     void boundary();
-    void seal(Program& program);
+    // `list` false leaves Program::parameters empty: sizes need no names.
+    void seal(Program& program, bool list = true);
     bool has(const std::string& key) const { return keys_.count(key) > 0; }
 
     // View of a key's parameters as [n, k]; Error (failure) if the sizes disagree, which would be a fault of an
@@ -41,9 +44,11 @@ private:
         bool decay = true;
         std::int64_t offset = 0; // within the decayed or the undecayed part
         std::int64_t elements = 0;
-        std::size_t first = 0, count = 0;
+        std::size_t first = 0, count = 0; // in parameters_
+        int copies = 1;
         std::map<std::pair<std::int64_t, std::int64_t>, std::pair<TensorId, TensorId>> views;
     };
+    void list_parameters(Program& program, int first_bucket) const;
     int bucket_for(Domain domain, bool sharded, bool quantized);
     std::int64_t cut_elements(const Bucket& bucket) const;
 

@@ -121,7 +121,9 @@ std::array<Placement, 5> SegmentCache::placements(const Plan& plan) {
 }
 
 SegmentSize SegmentCache::size(const Plan& plan, SegmentId id) {
-    // Rows are proportional to the tokens of a micro-batch; what is not (counts per expert) is the same in both.
+    // Rows are proportional to the tokens of a micro-batch; what is not (counts per expert) is the same in both. Only
+    // sizes that TP divides are played, so that no rounding is extrapolated.
+    if (plan.seq / plan.cp % plan.tp != 0) return lowered(plan, id, plan.mbs);
     const SegmentSize& one = lowered(plan, id, 1);
     if (plan.mbs == 1) return one;
     const SegmentSize& two = lowered(plan, id, 2);

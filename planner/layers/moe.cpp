@@ -29,26 +29,22 @@ void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
                     {matrix(at + "gate.e_score_correction_bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
                     false);
     std::vector<Parameter> in, out, in_bias, out_bias;
-    const auto expert = [&](std::vector<Parameter>& list, int e, const char* name, std::int64_t rows, std::int64_t cols,
+    const auto expert = [&](std::vector<Parameter>& list, const char* name, std::int64_t rows, std::int64_t cols,
                             int dim, double std) {
-        Parameter p = matrix(at + "experts.{}." + name, Domain::expert, rows, cols, dim, std);
-        p.local_expert = e;
-        list.push_back(std::move(p));
+        list.push_back(matrix(at + "experts.{}." + name, Domain::expert, rows, cols, dim, std));
     };
-    for (int e = 0; e < moe_.experts / plan.ep; ++e) {
-        if (kind_.gated) expert(in, e, mixtral ? "w1.weight" : "gate_proj.weight", f, h, 0, 0.02);
-        expert(in, e, mixtral ? "w3.weight" : "up_proj.weight", f, h, 0, 0.02);
-        expert(out, e, mixtral ? "w2.weight" : "down_proj.weight", h, f, 1, out_std);
-        if (!moe_.expert_bias) continue;
-        if (kind_.gated) expert(in_bias, e, "gate_proj.bias", f, 1, 0, 0.0);
-        expert(in_bias, e, "up_proj.bias", f, 1, 0, 0.0);
-        expert(out_bias, e, "down_proj.bias", h, 1, -1, 0.0);
-    }
-    set.declare(key_ + ".fc1", in, true);
-    set.declare(key_ + ".fc2", out, true);
+    if (kind_.gated) expert(in, mixtral ? "w1.weight" : "gate_proj.weight", f, h, 0, 0.02);
+    expert(in, mixtral ? "w3.weight" : "up_proj.weight", f, h, 0, 0.02);
+    expert(out, mixtral ? "w2.weight" : "down_proj.weight", h, f, 1, out_std);
+    const int local_experts = moe_.experts / plan.ep;
+    set.declare(key_ + ".fc1", in, true, true, local_experts);
+    set.declare(key_ + ".fc2", out, true, true, local_experts);
     if (moe_.expert_bias) {
-        set.declare(key_ + ".fc1_bias", in_bias, false, false);
-        set.declare(key_ + ".fc2_bias", out_bias, false, false);
+        if (kind_.gated) expert(in_bias, "gate_proj.bias", f, 1, 0, 0.0);
+        expert(in_bias, "up_proj.bias", f, 1, 0, 0.0);
+        expert(out_bias, "down_proj.bias", h, 1, -1, 0.0);
+        set.declare(key_ + ".fc1_bias", in_bias, false, false, local_experts);
+        set.declare(key_ + ".fc2_bias", out_bias, false, false, local_experts);
     }
     if (shared_) shared_->declare(set);
 }
