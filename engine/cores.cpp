@@ -5,12 +5,32 @@
 #include <chrono>
 #include <system_error>
 
+#include <pthread.h>
+#include <sched.h>
+
 namespace moe {
+
+namespace {
+
+// The core of each permit: all cores that this process may use, when it uses all of them and ranks have to take turns.
+// Anything else is left to the operating system, which sees what other processes do.
+std::vector<int> permit_cores(int permits, int ranks) {
+    std::vector<int> cores;
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (ranks > permits && ::sched_getaffinity(0, sizeof allowed, &allowed) == 0)
+        for (int core = 0; core < CPU_SETSIZE; ++core)
+            if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+    if (static_cast<int>(cores.size()) != permits) cores.assign(static_cast<std::size_t>(permits), -1);
+    return cores;
+}
+
+} // namespace
 
 Cores::Cores(int ranks, int permits) : members_(static_cast<std::size_t>(std::max(1, ranks))) {
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     permits_ = std::min(this->ranks(), permits > 0 ? permits : cores);
-    free_ = permits_;
+    free_ = permit_cores(permits_, this->ranks());
     threads_.reserve(members_.size());
     try {
         for (int rank = 0; rank < this->ranks(); ++rank) threads_.emplace_back([this, rank] { work(rank); });
@@ -71,7 +91,7 @@ void Cores::work(int rank) {
             held.lock();
             if (failure) set_failure(failure);
         }
-        if (self.state == State::running) ++free_;
+        if (self.state == State::running) give_back(self);
         self.state = State::idle;
         grant();
         check_deadlock();
@@ -86,7 +106,7 @@ void Cores::park(Lock& held, int rank, const char* what) {
     Member& self = members_[static_cast<std::size_t>(rank)];
     self.state = State::parked;
     self.waits_for = what;
-    ++free_;
+    give_back(self);
     grant();
     check_deadlock();
     self.wake.wait(held, [&] { return failure_ || self.state == State::running; });
@@ -108,15 +128,31 @@ void Cores::unpark(int rank) {
 }
 
 void Cores::grant() {
-    while (free_ > 0 && !ready_.empty()) {
-        Member& member = members_[static_cast<std::size_t>(ready_.front())];
+    while (!free_.empty() && !ready_.empty()) {
+        const int rank = ready_.front();
+        Member& member = members_[static_cast<std::size_t>(rank)];
         ready_.pop_front();
         if (member.state != State::ready) continue;
-        --free_;
+        bind(rank, free_.back());
+        free_.pop_back();
         member.state = State::running;
         member.granted = std::chrono::steady_clock::now();
         member.wake.notify_one();
     }
+}
+
+void Cores::give_back(Member& member) { free_.push_back(member.core); }
+
+// A thread that sleeps is moved by this alone: it wakes up on the core it is bound to.
+void Cores::bind(int rank, int core) {
+    Member& member = members_[static_cast<std::size_t>(rank)];
+    if (member.core == core) return;
+    member.core = core;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<std::size_t>(core), &set);
+    // Without it the rank runs all the same, only its wake-ups are slower.
+    ::pthread_setaffinity_np(threads_[static_cast<std::size_t>(rank)].native_handle(), sizeof set, &set);
 }
 
 void Cores::set_failure(std::exception_ptr failure) {

@@ -58,8 +58,10 @@ public:
 
 private:
     enum class State { idle, ready, running, parked };
+    static constexpr int no_core = -1; // a permit that is not bound to a core
     struct Member {
         State state = State::idle;
+        int core = no_core; // of the permit it holds, or held last
         std::condition_variable wake;
         const char* waits_for = "";
         std::chrono::steady_clock::time_point granted;
@@ -68,6 +70,8 @@ private:
 
     void work(int rank);
     void grant(); // lock held: hands free permits to the first ready ranks
+    void give_back(Member& member);
+    void bind(int rank, int core);
     void set_failure(std::exception_ptr failure);
     void check_deadlock();
 
@@ -78,7 +82,8 @@ private:
     std::condition_variable all_idle_;
     const std::function<void(int)>* job_ = nullptr;
     std::exception_ptr failure_;
-    int permits_ = 1, free_ = 1, active_ = 0;
+    std::vector<int> free_; // cores of the permits that nobody holds
+    int permits_ = 1, active_ = 0;
     bool closing_ = false;
 };
 

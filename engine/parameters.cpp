@@ -91,7 +91,7 @@ void store_weights(const Program& program, const Bucket& bucket, const Arena& ar
     const Dst stored = Dst{arena.at(bucket.weight_shard), type} + first;
     float* master = arena.as<float>(bucket.master) + first;
     cpu_kernels().cast({values, Type::f32}, stored, count, nullptr);
-    cpu_kernels().cast(stored, {master, Type::f32}, count, nullptr);
+    std::copy_n(values, count, master);
 }
 
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,

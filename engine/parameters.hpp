@@ -36,12 +36,12 @@ struct LocalParameter {
 // of it; the pieces of all ranks cover every global tensor exactly once.
 std::vector<LocalParameter> local_parameters(const Program& program, const Mesh& mesh, int rank);
 
-// Writes initial weights, FP32 masters (equal to the stored weights) and zero moments of a rank's own shards. What the
-// other members of a bucket's group hold arrives with the gather at the start of the step.
+// Writes initial weights, FP32 masters (not rounded to the stored precision) and zero moments of a rank's own shards.
+// What the other members of a bucket's group hold arrives with the gather at the start of the step.
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
                            std::uint64_t seed);
 
-// Stores FP32 values into a shard of weights (FP32 or BF16, rounded to nearest even) and its master.
+// Stores FP32 values into a shard of weights (FP32 or BF16, rounded to nearest even) and, as they are, its master.
 void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,
                    const float* values, std::int64_t count);
 

@@ -197,6 +197,20 @@ void Trainer::write_weight(const std::string& name, std::span<const float> value
     });
 }
 
+void Trainer::fill_weight(const std::string& name,
+                          const std::function<void(std::int64_t first, std::span<float> out)>& read) {
+    constexpr std::int64_t longest = 1 << 20;
+    std::vector<float> values;
+    for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
+        for (std::int64_t at = 0; at < piece.count; at += longest) {
+            values.resize(static_cast<std::size_t>(std::min(longest, piece.count - at)));
+            read(piece.global + at, values);
+            store_weights(program_of(r), bucket, *r.arena, piece.shard + at, values.data(),
+                          static_cast<std::int64_t>(values.size()));
+        }
+    });
+}
+
 Timeline Trainer::timeline() const {
     if (done_ == 0) fail("no step has been recorded");
     const auto kept = static_cast<std::int64_t>(seconds_.size());

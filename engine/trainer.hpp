@@ -69,6 +69,11 @@ public:
     std::vector<float> read_gradient(const std::string& name) const;
     std::vector<float> read_weight(const std::string& name) const;
     void write_weight(const std::string& name, std::span<const float> values);
+    // Sets a weight without a copy of the whole: read(first, out) delivers the elements [first, first + out.size()) of
+    // the global tensor that some rank holds, in runs of at most 2^20.
+    void fill_weight(const std::string& name,
+                     const std::function<void(std::int64_t first, std::span<float> out)>& read);
+    const Plan& plan() const { return plan_; }
 
     // Rows of the recorded step whose duration is the median of the last kept ones (the first step, which touches
     // memory for the first time, is left out when there are others).
