@@ -22,6 +22,45 @@ const Routes::Set& Routes::of(const Placement& placement) const {
 
 namespace {
 
+Placement find_placement(const Plan& plan, Group group) {
+    const int domain = domain_of_job(*plan.hardware, plan.gpus);
+    const Mesh mesh(plan);
+    if (group.axes == axis::pipeline) {
+        const std::vector<int> ranks = mesh.members(group, 0);
+        for (std::size_t i = 0; i + 1 < ranks.size(); ++i)
+            if (ranks[i] / domain != ranks[i + 1] / domain) return {2, 2, 1};
+        return {2, 1, 2};
+    }
+    Placement worst = place(mesh.members(group, 0), domain);
+    // When stages and domains nest, every pipeline rank's group lies like rank 0's.
+    const int stage = plan.stage_ranks();
+    if (stage % domain == 0 || domain % stage == 0) return worst;
+    for (int rank = 0; rank < plan.gpus; ++rank) {
+        const Placement p = place(mesh.members(group, rank), domain);
+        if (p.domains > worst.domains || (p.domains == worst.domains && p.per_domain < worst.per_domain)) worst = p;
+    }
+    return worst;
+}
+
+} // namespace
+
+Placement Routes::placement(const Plan& plan, Group group) const {
+    const MeshKey mesh{{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp}, plan.rank_order};
+    const std::pair<int, int> key{static_cast<int>(group.domain), group.axes};
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto& known = placements_[mesh];
+        const auto it = known.find(key);
+        if (it != known.end()) return it->second;
+    }
+    const Placement found = find_placement(plan, group);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    placements_[mesh][key] = found;
+    return found;
+}
+
+namespace {
+
 // Latency of the n-1 steps of a ring: most stay inside a domain, one per further domain crosses the fabric.
 double ring_latency(const GroupLinks& g) {
     const int crossings = g.placement.domains - 1;

@@ -2,12 +2,16 @@
 // routes.
 #pragma once
 
+#include "planner/mesh.hpp"
 #include "planner/model.hpp"
 #include "simulator/network.hpp"
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
 
 namespace moe {
 
@@ -19,12 +23,17 @@ public:
         Route exchange, ring, pair, domains;
     };
     const Set& of(const Placement& placement) const;
+    // Where a group of the plan lies: the worst of its instances. Pipeline alone: the neighbours that are farthest
+    // apart.
+    Placement placement(const Plan& plan, Group group) const;
     const Hardware& hardware() const { return hardware_; }
 
 private:
     const Hardware& hardware_;
     mutable std::mutex mutex_;
     mutable std::map<Placement, Set> sets_;
+    using MeshKey = std::pair<std::array<int, 8>, std::string>;
+    mutable std::map<MeshKey, std::map<std::pair<int, int>, Placement>> placements_; // by mesh, then domain and axes
 };
 
 // A group as a collective sees it; `efficiency` is the fraction of link bandwidth that the library reaches.

@@ -8,7 +8,7 @@
 #include "simulator/step_model.hpp"
 
 #include <algorithm>
-#include <set>
+#include <bit>
 
 namespace moe {
 
@@ -16,28 +16,11 @@ struct FastEstimator::State {
     State(std::shared_ptr<const Hardware> h, Stack s) : hardware(std::move(h)), segments(*hardware, std::move(s)) {}
     std::shared_ptr<const Hardware> hardware;
     SegmentCache segments;
+    Shapes shapes;
     Orders orders;
 };
 
 namespace {
-
-using Segments = std::vector<std::pair<SegmentId, int>>; // in forward order, equal neighbours counted
-
-Segments segments_of(const Plan& plan, const Stage& stage) {
-    Segments list;
-    const auto add = [&list](SegmentId id) {
-        if (!list.empty() && list.back().first == id)
-            ++list.back().second;
-        else
-            list.emplace_back(id, 1);
-    };
-    if (stage.embedding) add({SegmentKind::embedding, 0});
-    for (int i = 0; i < stage.layers; ++i)
-        add({SegmentKind::layer, plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]});
-    for (int i = 0; i < stage.mtp; ++i) add({SegmentKind::mtp, plan.model->mtp[static_cast<std::size_t>(i)]});
-    if (stage.loss) add({SegmentKind::head, 0});
-    return list;
-}
 
 // Chains segments: how far the host is ahead after one is its start into the next.
 SlotTime chain(const std::vector<std::pair<const SegmentTime*, int>>& parts) {
@@ -193,9 +176,9 @@ std::vector<CutBucket> cut_buckets(SegmentCache& cache, const Plan& plan, const 
     return result;
 }
 
-ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& plan, const Stage& stage) {
+ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& plan, const StageShape& shape) {
     ChunkModel chunk;
-    chunk.segments = segments_of(plan, stage);
+    chunk.segments = shape.segments;
     chunk.saving.assign(plan.model->kinds.size(), {});
     chunk.layers.assign(plan.model->kinds.size(), 0);
     std::vector<std::pair<const SegmentTime*, int>> forward, backward;
@@ -210,7 +193,7 @@ ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& 
     std::reverse(backward.begin(), backward.end());
     chunk.forward = chain(forward);
     chunk.backward = chain(backward);
-    for (const CutBucket& cut : cut_buckets(cache, plan, stage, chunk.segments)) {
+    for (const CutBucket& cut : cut_buckets(cache, plan, shape.stage, chunk.segments)) {
         chunk.buckets.push_back(time_of(costs, cut.size, plan.optimizer.bf16_moments));
         chunk.buckets.back().before = cut.before;
         chunk.buckets.back().after = cut.after;
@@ -218,14 +201,13 @@ ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& 
     return chunk;
 }
 
-StepModel model_step(SegmentCache& cache, const Plan& plan) {
+StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan) {
     const CostModel costs(plan, cache.stack(), cache.routes());
-    const std::vector<Stage> all = stages(plan);
     StepModel model;
+    for (const StageShape& stage : shape.distinct) model.chunks.push_back(model_chunk(cache, costs, plan, stage));
     model.ranks.resize(static_cast<std::size_t>(plan.pp));
-    for (int s = 0; s < plan.pp * plan.vpp; ++s)
-        model.ranks[static_cast<std::size_t>(s % plan.pp)].push_back(
-            model_chunk(cache, costs, plan, all[static_cast<std::size_t>(s)]));
+    for (std::size_t s = 0; s < shape.of_stage.size(); ++s)
+        model.ranks[s % static_cast<std::size_t>(plan.pp)].push_back(shape.of_stage[s]);
     const Dtype dtype = activation_dtype(plan.precision);
     const double bytes = static_cast<double>(bytes_of(dtype, plan.tokens_local() * plan.model->hidden));
     if (plan.pp > 1) model.message = price_bytes(costs, OpKind::send, bytes, dtype, groups::pipeline);
@@ -245,8 +227,8 @@ std::size_t slowest(const std::vector<RankPlay>& plays) {
 Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, std::size_t rank, const RankPlay& play,
                 double step) {
     Breakdown sum;
-    for (const ChunkModel& chunk : model.ranks[rank])
-        for (const auto& [id, count] : chunk.segments) {
+    for (const int c : model.ranks[rank])
+        for (const auto& [id, count] : model.chunks[static_cast<std::size_t>(c)].segments) {
             const SegmentCost& cost = cache.cost(plan, id);
             const double times = static_cast<double>(count) * plan.micro_batches();
             add_parts(sum, cost.forward.parts, times);
@@ -299,46 +281,62 @@ FastEstimator::FastEstimator(std::shared_ptr<const Hardware> hardware, Stack sta
     : state_(std::make_unique<State>(std::move(hardware), std::move(stack))) {}
 FastEstimator::~FastEstimator() = default;
 
+namespace {
+
+// What every stage of one shape holds.
+struct StageMemory {
+    double states = 0.0;    // weights, gradients and optimizer
+    std::int64_t saved = 0; // by one micro-batch
+    std::int64_t workspace = 0;
+    std::uint64_t groups = 0;
+};
+
+StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape& shape) {
+    StageMemory m;
+    for (const auto& [id, count] : shape.segments) {
+        const SegmentSize segment = cache.size(plan, id);
+        m.saved += segment.memory.saved * count;
+        m.workspace = std::max({m.workspace, segment.memory.forward, segment.memory.backward});
+        m.groups |= segment.groups;
+    }
+    const double optimizer = plan.optimizer.bf16_moments ? 8.0 : 12.0;
+    for (const BucketSize& b : stage_buckets(cache, plan, shape.stage, shape.segments)) {
+        const auto n = static_cast<double>(b.elements);
+        m.states += weight_bytes(b) + 4.0 * n + optimizer * n / b.group_size;
+        m.groups |= group_bit(b.group);
+    }
+    if (shape.stage.loss && plan.dp * plan.cp > 1) m.groups |= group_bit(groups::samples);
+    return m;
+}
+
+} // namespace
+
 double FastEstimator::memory_bytes(const Plan& plan) {
-    SegmentCache& cache = state_->segments;
-    const std::vector<Stage> all = stages(plan);
+    const Shape& shape = state_->shapes.of(plan);
+    std::vector<StageMemory> stages;
+    for (const StageShape& s : shape.distinct) stages.push_back(stage_memory(state_->segments, plan, s));
     const int m = plan.micro_batches();
     const int enough = std::min(m, 4 * plan.pp + m % plan.pp); // more micro-batches are never in flight
+    const std::vector<std::vector<int>>& in_flight = state_->orders.in_flight_of(plan, enough);
+    const double inputs =
+        4.0 * static_cast<double>(plan.tokens_gathered()) * 2.0 * m + 4.0 * static_cast<double>(plan.seq / plan.cp);
+    const std::uint64_t common =
+        (plan.pp > 1 ? group_bit(groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(groups::world) : 0);
     double worst = 0.0;
     for (int r = 0; r < plan.pp; ++r) {
-        const std::vector<int>& in_flight = state_->orders.of(plan, enough, r).in_flight;
-        std::set<std::pair<int, int>> groups;
-        const auto use = [&groups](Group g) {
-            if (g.axes != 0) groups.insert({static_cast<int>(g.domain), g.axes});
-        };
-        double bytes =
-            4.0 * static_cast<double>(plan.tokens_gathered()) * 2.0 * m + 4.0 * static_cast<double>(plan.seq / plan.cp);
+        double bytes = inputs;
         std::int64_t workspace = 0;
-        bool loss = false;
+        std::uint64_t used = common;
         for (int c = 0; c < plan.vpp; ++c) {
-            const Stage& stage = all[static_cast<std::size_t>(c * plan.pp + r)];
-            const Segments segments = segments_of(plan, stage);
-            std::int64_t saved = 0;
-            for (const auto& [id, count] : segments) {
-                const SegmentSize segment = cache.size(plan, id);
-                saved += segment.memory.saved * count;
-                workspace = std::max({workspace, segment.memory.forward, segment.memory.backward});
-                for (const Group& g : segment.groups) use(g);
-            }
-            bytes += static_cast<double>(saved) * in_flight[static_cast<std::size_t>(c)];
-            loss = loss || stage.loss;
-            for (const BucketSize& b : stage_buckets(cache, plan, stage, segments)) {
-                const auto n = static_cast<double>(b.elements);
-                const double optimizer = plan.optimizer.bf16_moments ? 8.0 : 12.0;
-                bytes += weight_bytes(b) + 4.0 * n + optimizer * n / b.group_size;
-                use(b.group);
-            }
+            const StageMemory& stage =
+                stages[static_cast<std::size_t>(shape.of_stage[static_cast<std::size_t>(c * plan.pp + r)])];
+            bytes += stage.states + static_cast<double>(stage.saved) *
+                                        in_flight[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)];
+            workspace = std::max(workspace, stage.workspace);
+            used |= stage.groups;
         }
-        if (plan.pp > 1) use(groups::pipeline);
-        if (loss && plan.dp * plan.cp > 1) use(groups::samples);
-        if (plan.gpus > 1) use(groups::world);
         bytes += static_cast<double>(workspace) + plan.hardware->context_bytes +
-                 plan.hardware->communicator_bytes * static_cast<double>(groups.size());
+                 plan.hardware->communicator_bytes * std::popcount(used);
         worst = std::max(worst, bytes);
     }
     return worst;
@@ -347,7 +345,7 @@ double FastEstimator::memory_bytes(const Plan& plan) {
 Estimate FastEstimator::estimate(const Plan& plan) {
     if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
     Estimate e;
-    const StepModel model = model_step(state_->segments, plan);
+    const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan);
     const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);
     const std::size_t worst = slowest(plays);
     e.step_seconds = plays[worst].end + model.per_step;

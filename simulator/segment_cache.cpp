@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <set>
 
 namespace moe {
 namespace {
@@ -104,20 +103,10 @@ SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
             0};
 }
 
-std::array<Placement, 5> SegmentCache::placements(const Plan& plan) {
-    const std::pair<std::array<int, 8>, std::string> key{
-        {plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp}, plan.rank_order};
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto it = placements_.find(key);
-        if (it != placements_.end()) return it->second;
-    }
-    const Mesh mesh(plan);
-    std::array<Placement, 5> result;
-    const Group used[] = {groups::tensor, groups::context, groups::expert, groups::expert_tensor, groups::dispatch};
-    for (std::size_t i = 0; i < result.size(); ++i) result[i] = placement_of(plan, mesh, used[i]);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return placements_.emplace(key, result).first->second;
+std::array<Placement, 5> SegmentCache::placements(const Plan& plan) const {
+    return {routes_.placement(plan, groups::tensor), routes_.placement(plan, groups::context),
+            routes_.placement(plan, groups::expert), routes_.placement(plan, groups::expert_tensor),
+            routes_.placement(plan, groups::dispatch)};
 }
 
 SegmentSize SegmentCache::size(const Plan& plan, SegmentId id) {
@@ -149,11 +138,9 @@ const SegmentSize& SegmentCache::lowered(const Plan& plan, SegmentId id, std::in
     const Program program = lower_segment(small, id.kind, id.layer_kind);
     auto size = std::make_unique<SegmentSize>();
     size->memory = segment_memory(program);
-    std::set<std::pair<int, int>> seen;
     for (const Template& tmpl : program.templates)
         for (const Op& op : tmpl.ops)
-            if (is_communication(op.kind) && seen.insert({static_cast<int>(op.group.domain), op.group.axes}).second)
-                size->groups.push_back(op.group);
+            if (is_communication(op.kind)) size->groups |= group_bit(op.group);
     const std::lock_guard<std::mutex> lock(mutex_);
     return *sizes_.emplace(k, std::move(size)).first->second;
 }

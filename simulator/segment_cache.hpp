@@ -5,6 +5,7 @@
 #include "planner/memory.hpp"
 #include "planner/search.hpp"
 #include "simulator/cost/cost.hpp"
+#include "simulator/shapes.hpp"
 
 #include <array>
 #include <cstdint>
@@ -15,13 +16,6 @@
 #include <vector>
 
 namespace moe {
-
-// A segment within one plan: layers by kind, MTP layers by kind, the two ends.
-struct SegmentId {
-    SegmentKind kind = SegmentKind::layer;
-    int layer_kind = 0;
-    auto operator<=>(const SegmentId&) const = default;
-};
 
 // One direction of a segment, played alone.
 struct SegmentTime {
@@ -39,10 +33,15 @@ struct SegmentCost {
     double saving_per_layer = 0.0, saving_loss = 0.0;
 };
 
+// Each group of either domain has a bit of its own, since axes are five bits.
+inline std::uint64_t group_bit(Group group) {
+    return group.axes == 0 ? 0 : std::uint64_t{1} << (32 * static_cast<int>(group.domain) + group.axes);
+}
+
 // What the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
 struct SegmentSize {
     SegmentMemory memory;
-    std::vector<Group> groups; // that its communication uses
+    std::uint64_t groups = 0; // that its communication uses, see group_bit()
 };
 
 // Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.
@@ -64,7 +63,7 @@ private:
     using Key = std::array<std::int64_t, 20>;
     using CostKey = std::pair<Key, std::array<Placement, 5>>;
     Key key(const Plan& plan, SegmentId id);
-    std::array<Placement, 5> placements(const Plan& plan);
+    std::array<Placement, 5> placements(const Plan& plan) const;
     int model_number(const Plan& plan);
 
     Routes routes_;
@@ -74,7 +73,6 @@ private:
     std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
     std::map<Key, std::unique_ptr<std::vector<BucketSize>>> buckets_, stage_buckets_;
     std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by position
-    std::map<std::pair<std::array<int, 8>, std::string>, std::array<Placement, 5>> placements_;
 };
 
 } // namespace moe

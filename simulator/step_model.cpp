@@ -22,6 +22,20 @@ const Orders::Order& Orders::of(const Plan& plan, int micro_batches, int rank) {
     return *orders_.emplace(key, std::move(result)).first->second;
 }
 
+const std::vector<std::vector<int>>& Orders::in_flight_of(const Plan& plan, int micro_batches) {
+    const std::array<int, 5> key{static_cast<int>(plan.schedule), plan.pp, plan.vpp, micro_batches,
+                                 plan.ep_overlap ? 1 : 0};
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto it = in_flight_.find(key);
+        if (it != in_flight_.end()) return *it->second;
+    }
+    auto result = std::make_unique<std::vector<std::vector<int>>>();
+    for (int rank = 0; rank < plan.pp; ++rank) result->push_back(of(plan, micro_batches, rank).in_flight);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *in_flight_.emplace(key, std::move(result)).first->second;
+}
+
 namespace {
 
 class Pipeline {
@@ -74,7 +88,8 @@ private:
         return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.next == r.turns->size(); });
     }
     const ChunkModel& chunk(int r, int c) const {
-        return model_.ranks[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)];
+        return model_
+            .chunks[static_cast<std::size_t>(model_.ranks[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)])];
     }
     std::size_t at(int stage, int micro_batch) const {
         return static_cast<std::size_t>(stage) * static_cast<std::size_t>(micro_batches_) +
@@ -225,8 +240,9 @@ private:
             Rank& rank = ranks_[r];
             last.push_back(rank.free);
             double squares = 0.0;
-            for (const ChunkModel& c : model_.ranks[r])
-                for (const BucketTime& bucket : c.buckets) squares += bucket.squares;
+            for (const int c : model_.ranks[r])
+                for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets)
+                    squares += bucket.squares;
             rank.play.data += std::max(0.0, rank.data_free - rank.free);
             rank.free = std::max(rank.free, rank.data_free) + squares;
             rank.play.optimizer += squares + model_.norm;
@@ -235,8 +251,9 @@ private:
         std::vector<RankPlay> plays;
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
             double update = 0.0;
-            for (const ChunkModel& c : model_.ranks[r])
-                for (const BucketTime& bucket : c.buckets) update += bucket.update;
+            for (const int c : model_.ranks[r])
+                for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets)
+                    update += bucket.update;
             RankPlay play = ranks_[r].play;
             play.optimizer += update;
             play.end = meet + model_.norm + update;

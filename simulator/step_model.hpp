@@ -42,10 +42,11 @@ struct ChunkModel {
 };
 
 struct StepModel {
-    std::vector<std::vector<ChunkModel>> ranks; // [pipeline rank][chunk]
-    double message = 0.0;                       // seconds of one activation between stages
-    double norm = 0.0;                          // all-reduce of the gradient norm
-    double per_step = 0.0;                      // the stack's fixed time
+    std::vector<ChunkModel> chunks;      // distinct ones
+    std::vector<std::vector<int>> ranks; // [pipeline rank][chunk]: index into chunks
+    double message = 0.0;                // seconds of one activation between stages
+    double norm = 0.0;                   // all-reduce of the gradient norm
+    double per_step = 0.0;               // the stack's fixed time
 };
 
 // What playing a number of micro-batches gives, for one pipeline rank.
@@ -64,10 +65,13 @@ public:
         std::vector<int> in_flight;
     };
     const Order& of(const Plan& plan, int micro_batches, int rank);
+    // [pipeline rank][chunk]: micro-batches in flight.
+    const std::vector<std::vector<int>>& in_flight_of(const Plan& plan, int micro_batches);
 
 private:
     std::mutex mutex_;
     std::map<std::array<int, 6>, std::unique_ptr<Order>> orders_;
+    std::map<std::array<int, 5>, std::unique_ptr<std::vector<std::vector<int>>>> in_flight_;
 };
 
 std::vector<RankPlay> play_step(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches);

@@ -8,39 +8,12 @@
 
 namespace moe {
 
-Placement placement_of(const Plan& plan, const Mesh& mesh, Group group) {
-    const int domain = domain_of_job(*plan.hardware, plan.gpus);
-    Placement worst = place(mesh.members(group, 0), domain);
-    // When stages and domains nest, every pipeline rank's group lies like rank 0's.
-    const int stage = plan.stage_ranks();
-    if (stage % domain == 0 || domain % stage == 0) return worst;
-    for (int rank = 0; rank < plan.gpus; ++rank) {
-        const Placement p = place(mesh.members(group, rank), domain);
-        if (p.domains > worst.domains || (p.domains == worst.domains && p.per_domain < worst.per_domain)) worst = p;
-    }
-    return worst;
-}
-
 CostModel::CostModel(const Plan& plan, const Stack& stack, const Routes& routes)
-    : plan_(plan), stack_(stack), routes_(routes), mesh_(plan), domain_(domain_of_job(*plan.hardware, plan.gpus)) {}
+    : plan_(plan), stack_(stack), routes_(routes) {}
 
 GroupLinks CostModel::links(Group group) const {
-    const std::pair<int, int> key{static_cast<int>(group.domain), group.axes};
-    auto it = placements_.find(key);
-    if (it == placements_.end()) {
-        Placement placement;
-        if ((group.axes & axis::pipeline) != 0 && group.axes == axis::pipeline) {
-            // Neighbours exchange messages, not the whole group: the pair that is farthest apart.
-            const std::vector<int> ranks = mesh_.members(group, 0);
-            placement = {2, 1, 2};
-            for (std::size_t i = 0; i + 1 < ranks.size(); ++i)
-                if (ranks[i] / domain_ != ranks[i + 1] / domain_) placement = {2, 2, 1};
-        } else {
-            placement = placement_of(plan_, mesh_, group);
-        }
-        it = placements_.emplace(key, placement).first;
-    }
-    return {it->second, routes_.of(it->second), plan_.hardware->nvlink, plan_.hardware->nic, stack_.costs.collective};
+    const Placement placement = routes_.placement(plan_, group);
+    return {placement, routes_.of(placement), plan_.hardware->nvlink, plan_.hardware->nic, stack_.costs.collective};
 }
 
 double measured_seconds(const std::vector<MeasuredCall>& calls, double work) {

@@ -5,7 +5,6 @@
 #include "planner/stack.hpp"
 #include "simulator/collective.hpp"
 
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -36,17 +35,11 @@ private:
     const Plan& plan_;
     const Stack& stack_;
     const Routes& routes_;
-    Mesh mesh_;
-    int domain_ = 1;
-    mutable std::map<std::pair<int, int>, Placement> placements_; // by (domain, axes) of the group
 };
 
 // Costs of a whole Program: [template][op].
 using ProgramCosts = std::vector<std::vector<OpCost>>;
 ProgramCosts price(const CostModel& model, const Program& program);
-
-// The worst placement of a group over the representatives of the pipeline ranks.
-Placement placement_of(const Plan& plan, const Mesh& mesh, Group group);
 
 // What each family's formula needs of machine and stack.
 struct Rates {
