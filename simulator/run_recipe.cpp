@@ -39,8 +39,11 @@ CudaGraph cuda_graph_of(const std::string& text) {
     const std::string words = lower(text);
     if (begins(words, "none")) return CudaGraph::none;
     if (holds(words, "full_iteration")) return CudaGraph::full;
+    // Graphs of the router alone leave attention, products and dispatch to the host: nearer to none than to the usual
+    // partial graphs, which hold attention as well.
+    if (holds(words, "router") && !holds(words, "attn")) return CudaGraph::none;
     // Everything else names modules of single layers: what stays outside is the same in all of them.
-    for (const char* word : {"attn", "router", "per layer", "transformer_engine:all", "mlp", "mamba"})
+    for (const char* word : {"attn", "per layer", "transformer_engine:all", "mlp", "mamba"})
         if (holds(words, word)) return CudaGraph::partial;
     refuse("cuda_graph '{}': name none, full_iteration or modules of a layer", shown(text));
 }

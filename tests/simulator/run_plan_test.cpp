@@ -140,6 +140,8 @@ TEST_CASE("recipe columns switch the plan, blank ones give the usual choice") {
     p = planned(run);
     REQUIRE(p.skipped == "");
     CHECK(p.plan.cuda_graph == moe::CudaGraph::partial);
+    run.cuda_graph = "transformer_engine:moe_router+moe_preprocess"; // attention stays outside
+    CHECK(planned(run).plan.cuda_graph == moe::CudaGraph::none);
     REQUIRE(p.warnings.size() == 1);
     CHECK(p.warnings[0].find("expert_fc1+moe_act") != std::string::npos);
 }
