@@ -4,26 +4,20 @@
 #include "planner/error.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <new>
 
 namespace moe {
 
-namespace {
-
-constexpr std::align_val_t alignment{256};
-
-} // namespace
-
-void Arena::Release::operator()(char* memory) const { ::operator delete(memory, alignment); }
-
-Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank)
-    : bytes_(static_cast<std::size_t>(std::max<std::int64_t>(memory.arena_bytes, 1))) {
-    memory_.reset(static_cast<char*>(::operator new(bytes_, alignment, std::nothrow)));
-    if (!memory_)
-        fail("rank {}: cannot allocate an arena of {:.2f} GiB; use more ranks, a smaller mbs or recompute", rank,
-             static_cast<double>(bytes_) / (1 << 30));
-    std::memset(memory_.get(), 0xff, bytes_);
+Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, Device& device)
+    : device_(device),
+      bytes_(static_cast<std::size_t>(std::max<std::int64_t>(memory.arena_bytes, 1))),
+      memory_(device.allocate(bytes_), Release{&device}) {
+    if (!memory_) {
+        const double gib = 1 << 30, free = device.free_bytes();
+        fail("rank {}: cannot allocate an arena of {:.2f} GiB in {}{}; use more ranks, a smaller mbs or recompute",
+             rank, static_cast<double>(bytes_) / gib, device.name(),
+             free > 0.0 ? fmt::format(", which has {:.2f} GiB free", free / gib) : "");
+    }
+    device.fill(memory_.get(), 0xff, bytes_);
     spots_.reserve(program.tensors.size());
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
         // A view may be a view of a view.

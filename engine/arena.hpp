@@ -1,6 +1,7 @@
 // One rank's memory: a single allocation in which every tensor of its Program has the place that was planned.
 #pragma once
 
+#include "engine/device.hpp"
 #include "planner/memory.hpp"
 
 #include <cstddef>
@@ -11,12 +12,13 @@ namespace moe {
 
 class Arena {
 public:
-    // Allocates memory.arena_bytes and fills them with 0xff, so that reading what was never written gives NaN. Views of
-    // this rank's own slice of a bucket (Tensor::shard_group) are resolved with the rank's position. Throws Error
-    // (failure) when the machine has not enough memory.
-    Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank);
+    // Allocates memory.arena_bytes on the device and fills them with 0xff, so that reading what was never written gives
+    // NaN. Views of this rank's own slice of a bucket (Tensor::shard_group) are resolved with the rank's position.
+    // Throws Error (failure) when the device has not enough memory. The device must outlive the arena.
+    Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, Device& device);
 
-    // Address of a tensor's instance for a micro-batch.
+    Device& device() const { return device_; }
+    // Address, in the device's memory, of a tensor's instance for a micro-batch.
     void* at(TensorId id, int micro_batch = 0) const {
         const Spot& spot = spots_[static_cast<std::size_t>(id)];
         return spot.start + spot.stride * (micro_batch % spot.instances);
@@ -34,9 +36,11 @@ private:
         int instances = 1;
     };
     struct Release {
-        void operator()(char* memory) const;
+        Device* device;
+        void operator()(char* memory) const { device->release(memory); }
     };
 
+    Device& device_;
     std::size_t bytes_ = 0;
     std::unique_ptr<char, Release> memory_;
     std::vector<Spot> spots_;

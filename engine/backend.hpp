@@ -2,11 +2,15 @@
 #pragma once
 
 #include "engine/comm/communicator.hpp"
+#include "engine/device.hpp"
+#include "kernels/kernels.hpp"
 #include "planner/program.hpp"
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 
 namespace moe {
 
@@ -25,6 +29,8 @@ struct OpContext {
     const Program& program;
     const RankPosition& position;
     Communicator& communicator;
+    const Kernels& kernels;
+    void* stream = nullptr;        // for the kernels
     void* const* in = nullptr;     // by index in op.in; null where the operand is absent
     void* const* out = nullptr;    // by index in op.out
     std::int64_t shard_offset = 0; // adamw: elements of the bucket before this rank's shard
@@ -40,11 +46,22 @@ using OpFunction = void (*)(const OpContext& context);
 
 struct Backend {
     const char* name = "";
+    const Kernels* kernels = nullptr;
+    // The memory and queue of one rank. Where `replayed`, its queue records a step once and replays it.
+    std::unique_ptr<Device> (*open)(bool replayed) = nullptr;
+    int most_ranks = 0;                            // 0: any number
+    bool can_replay = false;                       // cuda_graph = full
     std::array<OpFunction, op_kind_count> table{}; // null: this back end cannot run the op kind
 
     OpFunction function(OpKind kind) const { return table[static_cast<std::size_t>(kind)]; }
 };
 
+// The back end of a --backend option. Throws Error: bad_input for a name that this build does not have or whose device
+// this machine lacks, failure for a processor without the instructions that the kernels are compiled for.
+const Backend& backend_named(const std::string& name);
+
+// Fills in the ops that kernels carry out.
+void add_kernels(Backend& backend);
 // Fills in the communication ops, which are the same for every back end whose memory the communicator can reach.
 void add_communication(Backend& backend);
 

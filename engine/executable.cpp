@@ -8,9 +8,12 @@ namespace moe {
 
 namespace {
 
-void check_fields(const Plan& plan) {
+void check_fields(const Plan& plan, const Backend& backend) {
     const Model& model = *plan.model;
     if (!model.not_executable.empty()) refuse("execute: the model cannot be trained here: {}", model.not_executable);
+    if (backend.most_ranks > 0 && plan.gpus > backend.most_ranks)
+        refuse("execute: backend {} runs one GPU so far: gpus {}: search again with --gpus 1, or use --backend cpu",
+               backend.name, plan.gpus);
     if (plan.cp > 1) refuse("execute: cp = {} is not supported, only 1 is: search again with --fix cp=1", plan.cp);
     if (plan.capacity > 0.0)
         refuse("execute: capacity = {} is not supported, only 0 (worst case, drops nothing) is: search again with "
@@ -19,9 +22,10 @@ void check_fields(const Plan& plan) {
     if (plan.dispatcher != Dispatcher::alltoall)
         refuse("execute: dispatcher = {} is not supported, only alltoall is: search again with --stack moe-plan",
                to_string(plan.dispatcher));
-    if (plan.cuda_graph != CudaGraph::none)
-        refuse("execute: cuda_graph = {} is not supported, only none is: search again with --fix cuda_graph=none",
-               to_string(plan.cuda_graph));
+    if (plan.cuda_graph != CudaGraph::none && !(plan.cuda_graph == CudaGraph::full && backend.can_replay))
+        refuse("execute: cuda_graph = {} is not supported by backend {}, {}: search again with --fix cuda_graph=none",
+               to_string(plan.cuda_graph), backend.name,
+               backend.can_replay ? "only none and full are" : "only none is");
     if (plan.fsdp) refuse("execute: fsdp = on is not supported: search again with --fix fsdp=off");
     if (!plan.offload.empty())
         refuse("execute: offload = {} is not supported: search again with --fix offload=none", plan.offload);
@@ -68,7 +72,7 @@ void check_tied(const Plan& plan, const std::vector<Program>& programs) {
 } // namespace
 
 void check_executable(const Plan& plan, const std::vector<Program>& programs, const Backend& backend) {
-    check_fields(plan);
+    check_fields(plan, backend);
     for (const Program& program : programs) check_ops(plan, program, backend);
     check_tied(plan, programs);
     check_communication(programs, Mesh(plan));

@@ -25,9 +25,11 @@ Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh,
         }
     in_.resize(in);
     out_.resize(out);
+    if (const Queue* queue = arena.device().queue()) stream_ = queue->stream();
 }
 
-void Executor::step(Recorder& recorder) {
+void Executor::step(Recorder& recorder, bool timed) {
+    if (Queue* queue = arena_.device().queue()) return play(*queue, recorder, timed);
     for (std::size_t s = 0; s < program_.slots.size(); ++s) run(program_.slots[s], s, recorder);
 }
 
@@ -35,28 +37,58 @@ void Executor::run(const Slot& slot, std::size_t slot_number, Recorder& recorder
     double start = recorder.seconds_since(Recorder::Clock::now());
     for (const Op& op : program_.templates[static_cast<std::size_t>(slot.index)].ops) {
         const double waited = communicator_.waited();
-        try {
-            call(op, slot.micro_batch);
-        } catch (const Aborted&) {
-            throw;
-        } catch (const std::exception& error) {
-            report(op, slot_number, error);
-        }
+        call(op, slot.micro_batch, slot_number);
         const double end = recorder.seconds_since(Recorder::Clock::now());
         recorder.record(start, end, std::max(0.0, end - start - (communicator_.waited() - waited)));
         start = end;
     }
 }
 
-void Executor::call(const Op& op, int micro_batch) {
+// One stamp before the first op and one after each.
+void Executor::enqueue(Queue& queue, bool timed) {
+    std::size_t stamps = 0;
+    if (timed) queue.stamp(stamps++);
+    for (std::size_t s = 0; s < program_.slots.size(); ++s)
+        for (const Op& op : program_.templates[static_cast<std::size_t>(program_.slots[s].index)].ops) {
+            call(op, program_.slots[s].micro_batch, s);
+            if (timed) queue.stamp(stamps++);
+        }
+}
+
+// Busy time includes the wait for the host where the device has run out of queued work: stamps cannot tell.
+void Executor::play(Queue& queue, Recorder& recorder, bool timed) {
+    if (!prepared_) {
+        queue.reserve(recorder.ops() + 1);
+        for (const bool stamped : {false, true}) queue.prepare(stamped, [&] { enqueue(queue, stamped); });
+        prepared_ = true;
+    }
+    const double zero = recorder.seconds_since(Recorder::Clock::now());
+    queue.play(timed, [&] { enqueue(queue, timed); });
+    queue.wait();
+    if (!timed) return;
+    double start = 0.0;
+    for (std::size_t i = 0; i < recorder.ops(); ++i) {
+        const double end = queue.seconds(i + 1);
+        recorder.record(zero + start, zero + end, end - start);
+        start = end;
+    }
+}
+
+void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
     for (std::size_t i = 0; i < op.in.size(); ++i)
         in_[i] = op.in[i] == no_tensor ? nullptr : arena_.at(op.in[i], micro_batch);
     for (std::size_t i = 0; i < op.out.size(); ++i)
         out_[i] = op.out[i] == no_tensor ? nullptr : arena_.at(op.out[i], micro_batch);
-    const OpFunction function = backend_.function(op.kind);
-    if (function == nullptr) fail("the {} back end has no such op", backend_.name);
-    function({op, program_, position_, communicator_, in_.data(), out_.data(),
-              op.kind == OpKind::adamw ? shard_offset(op) : 0});
+    try {
+        const OpFunction function = backend_.function(op.kind);
+        if (function == nullptr) fail("the {} back end has no such op", backend_.name);
+        function({op, program_, position_, communicator_, *backend_.kernels, stream_, in_.data(), out_.data(),
+                  op.kind == OpKind::adamw ? shard_offset(op) : 0});
+    } catch (const Aborted&) {
+        throw;
+    } catch (const std::exception& error) {
+        report(op, slot_number, error);
+    }
 }
 
 std::int64_t Executor::shard_offset(const Op& op) const {

@@ -10,19 +10,22 @@
 
 namespace moe {
 
-// Streams are kept as they are listed: on the CPU a rank is one thread, and the listed order satisfies every
-// dependency.
+// Streams are kept as they are listed: on the CPU a rank is one thread and on a GPU one queue, and the listed order
+// satisfies every dependency.
 class Executor {
 public:
     Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
              Communicator& communicator);
 
-    // Runs every slot once and records each op. Errors name rank, op, layer and slot.
-    void step(Recorder& recorder);
+    // Runs every slot once; returns when the work is done. Errors name rank, op, layer and slot. On a device with a
+    // queue, ops are recorded only where `timed`, because stamps between ops cost time there.
+    void step(Recorder& recorder, bool timed);
 
 private:
     void run(const Slot& slot, std::size_t slot_number, Recorder& recorder);
-    void call(const Op& op, int micro_batch);
+    void enqueue(Queue& queue, bool timed);
+    void play(Queue& queue, Recorder& recorder, bool timed);
+    void call(const Op& op, int micro_batch, std::size_t slot_number);
     [[noreturn]] void report(const Op& op, std::size_t slot, const std::exception& error) const;
     std::int64_t shard_offset(const Op& op) const;
 
@@ -33,6 +36,8 @@ private:
     RankPosition position_;
     std::vector<std::int64_t> bucket_offset_; // by bucket: elements before this rank's shard
     std::vector<void*> in_, out_;             // operands of the current op
+    void* stream_ = nullptr;
+    bool prepared_ = false; // the queue knows the step
 };
 
 } // namespace moe

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numbers>
 #include <unordered_map>
 
@@ -88,10 +87,14 @@ void store_weights(const Program& program, const Bucket& bucket, const Arena& ar
                    const float* values, std::int64_t count) {
     const Tensor& weights = program.tensors[static_cast<std::size_t>(bucket.weight_shard)];
     const Type type = weights.dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
-    const Dst stored = Dst{arena.at(bucket.weight_shard), type} + first;
-    float* master = arena.as<float>(bucket.master) + first;
-    cpu_kernels().cast({values, Type::f32}, stored, count, nullptr);
-    std::copy_n(values, count, master);
+    Device& device = arena.device();
+    const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
+    device.write(arena.as<float>(bucket.master) + first, values, bytes);
+    const Dst target = Dst{arena.at(bucket.weight_shard), type} + first;
+    if (type == Type::f32) return device.write(target.data, values, bytes);
+    std::vector<std::uint16_t> rounded(static_cast<std::size_t>(count));
+    cpu_kernels().cast({values, Type::f32}, {rounded.data(), type}, count, nullptr);
+    device.write(target.data, rounded.data(), rounded.size() * sizeof rounded[0]);
 }
 
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
@@ -99,7 +102,7 @@ void initialize_parameters(const Program& program, const std::vector<LocalParame
     for (const Bucket& bucket : program.buckets)
         for (const TensorId id : {bucket.weights, bucket.gradients, bucket.master, bucket.exp_avg, bucket.exp_avg_sq}) {
             const Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
-            std::memset(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
+            arena.device().fill(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
         }
     std::vector<float> values;
     for (const LocalParameter& p : parameters) {

@@ -1,7 +1,6 @@
 // Set-up of the ranks of one process, the step they take together, and global views of their weights.
 #include "engine/trainer.hpp"
 
-#include "engine/cpu/table.hpp"
 #include "engine/executable.hpp"
 #include "planner/error.hpp"
 #include "planner/lower.hpp"
@@ -9,16 +8,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <numeric>
 
 namespace moe {
 
 namespace {
-
-const Backend& backend_named(const std::string& name) {
-    if (name != "cpu") refuse("--backend {}: this build has no such back end, only cpu", name);
-    return cpu_backend();
-}
 
 Plan sound(const Plan& plan) {
     if (const PlanFault fault = check_plan(plan)) refuse("execute: {}", fault.message);
@@ -46,6 +40,8 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
     // used.
     cores_->run([&](int rank) { build_rank(rank, memory); });
     index_parameters();
+    // Stamps between ops cost a GPU time; on the CPU the clock is read anyway.
+    if (ranks_.front().device->queue() != nullptr) first_timed_ = options_.steps - 1;
     for (int rank = 0; rank < plan_.gpus; ++rank) {
         const std::vector<Stage>& chunks = program_of(ranks_[static_cast<std::size_t>(rank)]).chunks;
         if (std::any_of(chunks.begin(), chunks.end(), [](const Stage& stage) { return stage.loss; })) loss_rank_ = rank;
@@ -56,14 +52,18 @@ void Trainer::build_rank(int rank, const std::vector<MemoryPlan>& memory) {
     Rank& r = ranks_[static_cast<std::size_t>(rank)];
     r.stage = mesh_.coordinate(Domain::dense, axis::pipeline, rank);
     const Program& program = program_of(r);
-    r.arena = std::make_unique<Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank);
+    r.device = backend_->open(plan_.cuda_graph == CudaGraph::full);
+    r.arena = std::make_unique<Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank, *r.device);
     r.communicator = std::make_unique<ThreadCommunicator>(*fabric_, rank);
     r.executor = std::make_unique<Executor>(program, *r.arena, mesh_, rank, *backend_, *r.communicator);
     r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
     r.parameters = local_parameters(program, mesh_, rank);
     initialize_parameters(program, r.parameters, *r.arena, options_.seed);
-    auto* positions = r.arena->as<std::int32_t>(program.io.positions);
-    for (std::int64_t i = 0; i < plan_.seq; ++i) positions[i] = static_cast<std::int32_t>(i);
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(plan_.seq));
+    std::iota(positions.begin(), positions.end(), 0);
+    r.device->write(r.arena->at(program.io.positions), positions.data(), positions.size() * sizeof positions[0]);
+    r.ids.resize(static_cast<std::size_t>(plan_.mbs * plan_.seq));
+    r.labels.resize(r.ids.size());
 }
 
 void Trainer::index_parameters() {
@@ -94,19 +94,21 @@ StepResult Trainer::step(const SampleSource& source) {
     cores_->run([&](int rank) {
         begin_rank(rank);
         Rank& r = ranks_[static_cast<std::size_t>(rank)];
-        r.executor->step(*r.recorder);
+        r.executor->step(*r.recorder, done_ >= first_timed_);
     });
     const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
     seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds;
     ++done_;
     const Rank& last = ranks_[static_cast<std::size_t>(loss_rank_)];
     const ProgramIo& io = program_of(last).io;
-    return {done_,
-            *last.arena->as<float>(io.loss),
-            std::sqrt(static_cast<double>(*last.arena->as<float>(io.gradient_norm))),
-            lr,
-            seconds,
-            plan_.gbs * plan_.seq};
+    return {done_,   read_scalar(last, io.loss), std::sqrt(read_scalar(last, io.gradient_norm)), lr,
+            seconds, plan_.gbs * plan_.seq};
+}
+
+double Trainer::read_scalar(const Rank& rank, TensorId id) const {
+    float value = 0.0f;
+    rank.device->read(&value, rank.arena->at(id), sizeof value);
+    return value;
 }
 
 void Trainer::begin_rank(int rank) {
@@ -116,16 +118,16 @@ void Trainer::begin_rank(int rank) {
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
         const Tensor& tensor = program.tensors[id];
         if (tensor.storage == Storage::scalar)
-            std::memset(r.arena->at(static_cast<TensorId>(id)), 0, static_cast<std::size_t>(tensor.bytes()));
+            r.device->fill(r.arena->at(static_cast<TensorId>(id)), 0, static_cast<std::size_t>(tensor.bytes()));
     }
-    std::copy(hyper_.begin(), hyper_.end(), r.arena->as<float>(program.io.hyper));
+    r.device->write(r.arena->at(program.io.hyper), hyper_.data(), sizeof hyper_);
     fill_inputs(rank);
 }
 
 // Micro-batch j of data-parallel rank d holds samples (j * DP + d) * mbs and following; rows are position * mbs +
 // sequence.
 void Trainer::fill_inputs(int rank) {
-    const Rank& r = ranks_[static_cast<std::size_t>(rank)];
+    Rank& r = ranks_[static_cast<std::size_t>(rank)];
     const Program& program = program_of(r);
     const bool embedding =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.embedding; });
@@ -133,15 +135,16 @@ void Trainer::fill_inputs(int rank) {
     if (!embedding && !loss) return;
     const std::int64_t data = mesh_.coordinate(Domain::dense, axis::data, rank), mbs = plan_.mbs;
     for (int j = 0; j < plan_.micro_batches(); ++j) {
-        auto* ids = r.arena->as<std::int32_t>(program.io.ids, j);
-        auto* labels = r.arena->as<std::int32_t>(program.io.labels, j);
         for (std::int64_t b = 0; b < mbs; ++b) {
             const std::int32_t* sample = tokens_.data() + ((j * plan_.dp + data) * mbs + b) * (plan_.seq + 1);
             for (std::int64_t i = 0; i < plan_.seq; ++i) {
-                if (embedding) ids[i * mbs + b] = sample[i];
-                if (loss) labels[i * mbs + b] = sample[i + 1];
+                r.ids[static_cast<std::size_t>(i * mbs + b)] = sample[i];
+                r.labels[static_cast<std::size_t>(i * mbs + b)] = sample[i + 1];
             }
         }
+        const std::size_t bytes = r.ids.size() * sizeof r.ids[0];
+        if (embedding) r.device->write(r.arena->at(program.io.ids, j), r.ids.data(), bytes);
+        if (loss) r.device->write(r.arena->at(program.io.labels, j), r.labels.data(), bytes);
     }
 }
 
@@ -175,8 +178,8 @@ std::vector<float> Trainer::assemble(const std::string& name, TensorId Bucket::*
     if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
     std::vector<float> values(static_cast<std::size_t>(shape->second.rows * shape->second.cols));
     for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
-        const float* shard = r.arena->as<float>(bucket.*tensor) + piece.shard;
-        std::copy(shard, shard + piece.count, values.begin() + piece.global);
+        r.device->read(values.data() + piece.global, r.arena->as<float>(bucket.*tensor) + piece.shard,
+                       static_cast<std::size_t>(piece.count) * sizeof(float));
     });
     return values;
 }
@@ -212,11 +215,11 @@ void Trainer::fill_weight(const std::string& name,
 }
 
 Timeline Trainer::timeline() const {
-    if (done_ == 0) fail("no step has been recorded");
+    if (done_ <= first_timed_) fail("no step has been recorded");
     const auto kept = static_cast<std::int64_t>(seconds_.size());
     std::vector<std::pair<double, std::int64_t>> steps;
-    for (std::int64_t s = std::max(done_ > 1 && kept > 1 ? std::int64_t{1} : std::int64_t{0}, done_ - kept); s < done_;
-         ++s)
+    const std::int64_t first = done_ > 1 && kept > 1 ? 1 : 0;
+    for (std::int64_t s = std::max({first, done_ - kept, first_timed_}); s < done_; ++s)
         steps.emplace_back(seconds_[static_cast<std::size_t>(s % kept)], s);
     std::sort(steps.begin(), steps.end());
     const auto [seconds, step] = steps[(steps.size() - 1) / 2];

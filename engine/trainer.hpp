@@ -28,8 +28,10 @@ struct TrainOptions {
     double weight_decay = 0.1; // matrices only, decoupled
     double clip = 1.0;         // of the global gradient norm, 0 = off
     std::uint64_t seed = 1;
-    int permits = 0;    // ranks that run at once, 0 = the machine's cores
-    int kept_steps = 9; // recorded steps from which timeline() takes the median one
+    int permits = 0; // ranks that run at once, 0 = the machine's cores
+    // Recorded steps from which timeline() takes the median one. On a GPU only step `steps` and later ones are
+    // recorded.
+    int kept_steps = 9;
     std::string backend = "cpu";
 };
 
@@ -80,17 +82,20 @@ public:
     Timeline timeline() const;
     double memory_gib() const; // largest arena of a rank
     int permits() const { return cores_->permits(); }
+    std::string device_name() const { return ranks_.front().device->name(); }
     std::int64_t steps_done() const { return done_; }
     const Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }
     const std::vector<Program>& programs() const { return programs_; }
 
 private:
     struct Rank {
+        std::unique_ptr<Device> device; // outlives the arena
         std::unique_ptr<Arena> arena;
         std::unique_ptr<ThreadCommunicator> communicator;
         std::unique_ptr<Executor> executor;
         std::unique_ptr<Recorder> recorder;
         std::vector<LocalParameter> parameters;
+        std::vector<std::int32_t> ids, labels; // of one micro-batch, on their way to the device
         int stage = 0;
     };
     struct Holder { // of pieces of a global tensor
@@ -103,6 +108,7 @@ private:
     void index_parameters();
     void begin_rank(int rank);
     void fill_inputs(int rank);
+    double read_scalar(const Rank& rank, TensorId id) const;
     void set_hyper(double lr);
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
@@ -120,7 +126,8 @@ private:
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
     std::array<float, 8> hyper_{};
-    std::int64_t done_ = 0;       // steps
+    std::int64_t done_ = 0; // steps
+    std::int64_t first_timed_ = 0;
     std::vector<double> seconds_; // of the kept steps, by step modulo their number
     Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;

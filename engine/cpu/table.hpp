@@ -1,4 +1,4 @@
-// The CPU back end: op kinds on the CPU kernels.
+// The CPU back end: op kinds on the CPU kernels, any number of ranks.
 #pragma once
 
 #include "engine/backend.hpp"

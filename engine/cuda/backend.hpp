@@ -1,0 +1,14 @@
+// The CUDA back end: the same op kinds on the CUDA kernels, a rank's memory and queue on the current GPU.
+#pragma once
+
+#include "engine/backend.hpp"
+
+namespace moe {
+
+// Throws Error (bad_input) where this build has no CUDA kernels, or this machine no GPU they are compiled for.
+const Backend& cuda_backend();
+
+// A GPU's memory behind pinned staging, and one stream. `replayed`: steps are captured as CUDA graphs.
+std::unique_ptr<Device> open_cuda(bool replayed);
+
+} // namespace moe

@@ -1,0 +1,56 @@
+// Where a rank's memory lies and how its work is queued: in this process, or on an accelerator that runs behind it.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace moe {
+
+// The order of work of an accelerator: calls return at once, the work follows in the order of the calls.
+class Queue {
+public:
+    virtual ~Queue() = default;
+
+    virtual void* stream() const = 0; // what kernels take
+
+    // A step, queued by the function `enqueue`. Where steps are replayed, prepare() records what `enqueue` queues and
+    // play() runs the record; elsewhere prepare() does nothing and play() calls `enqueue`. A step with and one without
+    // stamps are two records. At least `stamps` stamps must have been reserved when a step sets them.
+    virtual void reserve(std::size_t stamps) = 0;
+    virtual void prepare(bool stamped, const std::function<void()>& enqueue) = 0;
+    virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
+    // Time stamp `index`: taken when everything queued before it is done.
+    virtual void stamp(std::size_t index) = 0;
+    virtual double seconds(std::size_t index) = 0; // from stamp 0; after wait()
+
+    // Returns when everything queued is done. Throws Error (failure) where some of it failed.
+    virtual void wait() = 0;
+};
+
+// Used by one thread at a time. Everything throws Error (failure) where the device reports one.
+class Device {
+public:
+    virtual ~Device() = default;
+
+    virtual std::string name() const = 0;
+    virtual Queue* queue() { return nullptr; } // null: ops are done when their function returns
+
+    // Memory aligned to 256 bytes; null where there is not enough.
+    virtual char* allocate(std::size_t bytes) = 0;
+    virtual void release(char* memory) noexcept = 0;
+    // Bytes free now, for messages; 0 where that is not known.
+    virtual double free_bytes() const { return 0.0; }
+
+    // In the order of the queue. `source` of write() may change as soon as it returns; read() returns when the bytes
+    // are there.
+    virtual void fill(void* target, int byte, std::size_t bytes) = 0;
+    virtual void write(void* target, const void* source, std::size_t bytes) = 0;
+    virtual void read(void* target, const void* source, std::size_t bytes) = 0;
+};
+
+// This process' memory, without a queue.
+std::unique_ptr<Device> open_host();
+
+} // namespace moe
