@@ -259,16 +259,16 @@ std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orde
     if (m <= longer) return play_step(plan, model, orders, m);
     std::vector<RankPlay> a = play_step(plan, model, orders, shorter), b = play_step(plan, model, orders, longer);
     const double times = static_cast<double>(m - longer) / (longer - shorter);
-    double issued = 0.0;
+    // A lead that the host had from the start (weights being gathered) may be used up only later than was played.
+    double late = 0.0;
     for (std::size_t r = 0; r < b.size(); ++r) {
         b[r].end += times * (b[r].end - a[r].end);
         b[r].host += times * (b[r].host - a[r].host);
         b[r].saved += times * (b[r].saved - a[r].saved);
-        issued = std::max(issued, b[r].issued + times * (b[r].issued - a[r].issued));
+        b[r].issued += times * (b[r].issued - a[r].issued);
+        late = std::max(late, b[r].issued + b[r].closing - b[r].end);
     }
-    // A lead that the host had from the start (weights being gathered) may be used up only later than was played.
     for (RankPlay& play : b) {
-        const double late = std::max(0.0, issued + play.closing - play.end);
         play.end += late;
         play.host += late;
     }
