@@ -74,9 +74,12 @@ void gemm(const OpContext& c) {
     c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream);
 }
 
+RopeScale rope_scale(const FrequencyScale& s) { return {s.factor, s.low, s.high, s.turns, s.magnitude}; }
+
 RopeShape rope_shape(const OpContext& c) {
     const RopeAttr& a = std::get<RopeAttr>(c.op.attr);
-    return {a.tokens, a.batch, a.heads, a.kv_heads, a.head_dim, a.rotary_dim, a.theta, a.eps, a.interleaved, a.norm};
+    return {a.tokens, a.batch, a.heads,       a.kv_heads, a.head_dim,         a.rotary_dim,
+            a.theta,  a.eps,   a.interleaved, a.norm,     rope_scale(a.scale)};
 }
 
 void rope(const OpContext& c) {
@@ -90,7 +93,7 @@ void rope_grad(const OpContext& c) {
 
 MlaRopeShape mla_shape(const OpContext& c) {
     const MlaRopeAttr& a = std::get<MlaRopeAttr>(c.op.attr);
-    return {a.tokens, a.batch, a.heads, a.nope, a.rope, a.v, a.kv_lora, a.theta, a.interleaved};
+    return {a.tokens, a.batch, a.heads, a.nope, a.rope, a.v, a.kv_lora, a.theta, a.interleaved, rope_scale(a.scale)};
 }
 
 void mla_rope(const OpContext& c) {

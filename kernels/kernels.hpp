@@ -60,6 +60,12 @@ struct GroupedShape {
     std::int64_t n = 0, k = 0, capacity = 0;
 };
 
+// Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with
+// u = f * turns, or i where turns is 0; cosines and sines are multiplied by `magnitude` (YaRN, arXiv:2309.00071).
+struct RopeScale {
+    double factor = 1.0, low = 0.0, high = 1.0, turns = 0.0, magnitude = 1.0;
+};
+
 // A row of qkv is heads query heads, kv_heads key heads and kv_heads value heads of head_dim each. The first rotary_dim
 // columns of query and key heads turn by positions[row / batch] * theta^(-2i/rotary_dim): pairs (i, i + rotary_dim/2),
 // or (2i, 2i + 1) when interleaved (Su et al., arXiv:2104.09864). With norm, each query and key head is first divided
@@ -69,6 +75,7 @@ struct RopeShape {
     int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
     double theta = 10000.0, eps = 1e-6;
     bool interleaved = false, norm = false;
+    RopeScale scale{};
 };
 
 // Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): per head q = [nope, rope], kv = [nope, v]; the rotary
@@ -78,6 +85,7 @@ struct MlaRopeShape {
     int heads = 0, nope = 0, rope = 0, v = 0, kv_lora = 0;
     double theta = 10000.0;
     bool interleaved = true;
+    RopeScale scale{};
 };
 
 // softmax(scale * q k^T) v per head. Rows are position * batch + sequence; head h of q starts at column

@@ -2,6 +2,8 @@
 #include "planner/error.hpp"
 #include "planner/model_families.hpp"
 
+#include <algorithm>
+
 namespace moe::config {
 namespace {
 
@@ -13,29 +15,38 @@ Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
     json.refuse_value("scoring_func", "must be softmax, sigmoid or sqrtsoftplus");
 }
 
+// What the configuration classes fill in where a file is silent.
+struct Defaults {
+    const char* scoring = "sigmoid";
+    const char* method = "noaux_tc";
+    std::int64_t shared = 1; // n_shared_experts
+    double scale = 1.0;      // routed_scaling_factor
+    int groups = 1, kept = 1;
+    bool normalizes = true; // reads norm_topk_prob at all: DeepSeek-V2's class does not (transformers 5.23)
+};
+
 // Routed and shared experts under DeepSeek's field names.
-Moe read_deepseek_experts(const JsonObject& json, const std::string& scoring, const std::string& method, bool normalize,
-                          double scale) {
+Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
     Moe moe;
     moe.experts = integer(json, "n_routed_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
-    moe.shared_ffn = moe.ffn * json.integer_or("n_shared_experts", 0, 0, 1024);
+    moe.shared_ffn = moe.ffn * json.integer_or("n_shared_experts", defaults.shared, 0, 1024);
     if (moe.shared_ffn > max_ffn)
         json.refuse_value("n_shared_experts",
                           fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
     Router& router = moe.router;
-    router.scoring = scoring_of(json, scoring);
-    router.normalize = json.boolean_or("norm_topk_prob", normalize);
-    router.scale = json.number_or("routed_scaling_factor", scale, 0.0, 1e6);
-    const std::string chosen = json.string_or("topk_method", method);
+    router.scoring = scoring_of(json, defaults.scoring);
+    router.normalize = defaults.normalizes && json.boolean_or("norm_topk_prob", true);
+    router.scale = json.number_or("routed_scaling_factor", defaults.scale, 0.0, 1e6);
+    const std::string chosen = json.string_or("topk_method", defaults.method);
     if (chosen != "greedy" && chosen != "group_limited_greedy" && chosen != "noaux_tc")
         json.refuse_value("topk_method", "must be greedy, group_limited_greedy or noaux_tc");
     router.expert_bias = chosen == "noaux_tc";
     router.group_score_top = router.expert_bias ? 2 : 1;
     if (chosen != "greedy") {
-        router.groups = integer_or(json, "n_group", 1, 1, max_experts);
-        router.groups_kept = integer_or(json, "topk_group", router.groups, 1, max_experts);
+        router.groups = integer_or(json, "n_group", defaults.groups, 1, max_experts);
+        router.groups_kept = integer_or(json, "topk_group", std::min(router.groups, defaults.kept), 1, max_experts);
     }
     return moe;
 }
@@ -66,8 +77,8 @@ void read_deepseek(const JsonObject& json, Model& model, bool third_generation) 
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     Moe moe;
     const bool sparse = json.has("n_routed_experts");
-    if (sparse && third_generation) moe = read_deepseek_experts(json, "sigmoid", "noaux_tc", true, 2.5);
-    if (sparse && !third_generation) moe = read_deepseek_experts(json, "softmax", "greedy", false, 1.0);
+    if (sparse && third_generation) moe = read_deepseek_experts(json, {"sigmoid", "noaux_tc", 1, 2.5, 8, 4});
+    if (sparse && !third_generation) moe = read_deepseek_experts(json, {"softmax", "greedy", 2, 1.0, 1, 1, false});
     add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, third_generation ? 3 : 0);
 }
 
@@ -81,7 +92,7 @@ void read_glm4_moe(const JsonObject& json, Model& model) {
     Attention attention = read_gqa(json, model, 0.5);
     attention.qkv_bias = json.boolean_or("attention_bias", false);
     attention.qk_norm = json.boolean_or("use_qk_norm", false);
-    const Moe moe = read_deepseek_experts(json, "sigmoid", "noaux_tc", true, 1.0);
+    const Moe moe = read_deepseek_experts(json, {});
     add_deepseek_layers(json, model, attention, &moe, 1);
 }
 
@@ -136,7 +147,7 @@ void read_deepseek_v4(const JsonObject& json, Model& model) {
                json.place(), ratios.size(), layers, depths);
     LayerKind kind;
     kind.activation = read_activation(json, "silu");
-    kind.moe = read_deepseek_experts(json, "sqrtsoftplus", "noaux_tc", true, 1.5);
+    kind.moe = read_deepseek_experts(json, {"sqrtsoftplus", "noaux_tc", 1, 1.5});
     for (int layer = 0; layer < layers + depths; ++layer) {
         const std::int64_t ratio = ratios[static_cast<std::size_t>(layer)];
         if (ratio != 0 && ratio != 4 && ratio != 128)

@@ -42,7 +42,9 @@ namespace {
 // Routed experts of the Qwen family, and the shared expert with its sigmoid gate where there is one.
 Moe read_qwen_experts(const JsonObject& json, bool shared, bool normalize) {
     Moe moe;
-    moe.experts = integer(json, "num_experts", max_experts);
+    // transformers 5 writes Qwen3-MoE's count under the name that its experts' code uses.
+    const bool renamed = !json.has("num_experts") && json.has("num_local_experts");
+    moe.experts = integer(json, renamed ? "num_local_experts" : "num_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
     moe.router.normalize = json.boolean_or("norm_topk_prob", normalize);

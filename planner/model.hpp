@@ -84,11 +84,14 @@ struct LayerKind {
     bool operator==(const LayerKind&) const = default;
 };
 
-struct RopeScaling { // YaRN and linear scaling; factor 1 = none
+struct RopeScaling { // "linear", "yarn" or "llama3"; others are read but not trained. Empty type = none
     std::string type;
     double factor = 1.0;
     double beta_fast = 32.0, beta_slow = 1.0;
-    double mscale = 1.0, mscale_all_dim = 0.0;
+    double mscale = 0.0, mscale_all_dim = 0.0; // 0 = not given
+    double attention_factor = 1.0;             // of the rotated queries and keys, as given or from factor and mscale
+    double low_freq_factor = 1.0, high_freq_factor = 4.0; // llama3
+    bool truncate = true;                                 // whole columns bound YaRN's ramp
     std::int64_t original_positions = 0;
 };
 

@@ -9,17 +9,51 @@
 namespace moe::config {
 namespace {
 
-void read_rope_scaling(const JsonObject& scaling, RopeScaling& rope) {
+double mscale(double factor, double weight) { return factor <= 1.0 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0; }
+
+// Defaults as in modeling_rope_utils.py of transformers 5.23.
+void read_rope_scaling(const JsonObject& scaling, const JsonObject& config, RopeScaling& rope) {
     const std::string type = scaling.string_or("rope_type", scaling.string_or("type", "default"));
     if (type == "default") return;
     rope.type = type;
+    const std::int64_t positions = config.integer_or("max_position_embeddings", 0, 0, max_window);
+    rope.original_positions = scaling.integer_or("original_max_position_embeddings", positions, 0, max_window);
     // LongRoPE carries lists of factors instead of one; any value other than 1 marks the scaling as active.
-    rope.factor = scaling.number_or("factor", 0.0, 0.0, 1e6);
+    const bool by_length = type == "yarn" && rope.original_positions > 0 && positions > 0;
+    const double fallback =
+        by_length ? static_cast<double>(positions) / static_cast<double>(rope.original_positions) : 0.0;
+    rope.factor = scaling.number_or("factor", fallback, 0.0, 1e6);
     rope.beta_fast = scaling.number_or("beta_fast", 32.0, 0.0, 1e6);
     rope.beta_slow = scaling.number_or("beta_slow", 1.0, 0.0, 1e6);
-    rope.mscale = scaling.number_or("mscale", 1.0, 0.0, 1e6);
+    rope.mscale = scaling.number_or("mscale", 0.0, 0.0, 1e6);
     rope.mscale_all_dim = scaling.number_or("mscale_all_dim", 0.0, 0.0, 1e6);
-    rope.original_positions = scaling.integer_or("original_max_position_embeddings", 0, 0, max_window);
+    rope.low_freq_factor = scaling.number_or("low_freq_factor", 1.0, 0.0, 1e6);
+    rope.high_freq_factor = scaling.number_or("high_freq_factor", 4.0, 0.0, 1e6);
+    rope.truncate = scaling.boolean_or("truncate", true);
+    if (type != "yarn") return;
+    const bool both = rope.mscale > 0.0 && rope.mscale_all_dim > 0.0;
+    rope.attention_factor = scaling.number_or(
+        "attention_factor",
+        both ? mscale(rope.factor, rope.mscale) / mscale(rope.factor, rope.mscale_all_dim) : mscale(rope.factor, 1.0),
+        0.0, 1e6);
+}
+
+std::string rope_obstacle(const RopeScaling& rope) {
+    if (rope.type.empty() || rope.factor == 1.0) return {};
+    const bool known = rope.type == "linear" || rope.type == "yarn" || rope.type == "llama3";
+    if (!known)
+        return fmt::format("rope_scaling = {}: only linear, yarn and llama3 are trained yet; \"rope_scaling\": null "
+                           "would run",
+                           rope.type);
+    if (rope.factor < 1.0) return fmt::format("rope_scaling: factor = {}: must be at least 1", rope.factor);
+    if (rope.type != "linear" && rope.original_positions < 1)
+        return fmt::format("rope_scaling = {}: original_max_position_embeddings is missing", rope.type);
+    if (rope.type == "yarn" && (rope.beta_fast <= 0.0 || rope.beta_slow <= 0.0))
+        return "rope_scaling: beta_fast and beta_slow must be above 0";
+    if (rope.type == "llama3" && rope.high_freq_factor <= rope.low_freq_factor)
+        return fmt::format("rope_scaling: high_freq_factor = {}: must exceed low_freq_factor = {}",
+                           rope.high_freq_factor, rope.low_freq_factor);
+    return {};
 }
 
 int kind_index(Model& model, const LayerKind& kind) {
@@ -113,11 +147,11 @@ void read_common(const JsonObject& json, Model& model, double eps, double theta)
     for (const char* key : {"norm_eps", "layer_norm_eps", "rms_norm_eps"}) eps = json.number_or(key, eps, 0.0, 1.0);
     model.norm_eps = eps;
     model.rope_theta = json.number_or("rope_theta", theta, 1.0, 1e12);
-    if (json.has("rope_scaling")) read_rope_scaling(json.object("rope_scaling"), model.rope_scaling);
+    if (json.has("rope_scaling")) read_rope_scaling(json.object("rope_scaling"), json, model.rope_scaling);
     if (json.is_object("rope_parameters")) { // where transformers 5 keeps base and scaling
         const JsonObject rope = json.object("rope_parameters");
         model.rope_theta = rope.number_or("rope_theta", model.rope_theta, 1.0, 1e12);
-        read_rope_scaling(rope, model.rope_scaling);
+        read_rope_scaling(rope, json, model.rope_scaling);
     }
     if (json.is_object("megatron"))
         model.vocab_divisor = json.object("megatron").integer_or("make_vocab_size_divisible_by", 128, 1, max_vocab);
@@ -202,10 +236,8 @@ std::string obstacle(const JsonObject& json, const Model& model) {
     if (model.residual_streams > 1)
         return fmt::format("{} residual streams: no hyper-connections yet", model.residual_streams);
     if (json.number_or("attention_dropout", 0.0, 0.0, 1.0) > 0.0) return "attention_dropout: must be 0";
-    if (!model.rope_scaling.type.empty() && model.rope_scaling.factor != 1.0)
-        return fmt::format(
-            "rope_scaling = {} with factor {}: only unscaled RoPE is trained yet; \"rope_scaling\": null would run",
-            model.rope_scaling.type, model.rope_scaling.factor);
+    if (std::string text = rope_obstacle(model.rope_scaling); !text.empty()) return text;
+    if (json.number_or("router_jitter_noise", 0.0, 0.0, 1.0) > 0.0) return "router_jitter_noise: must be 0";
     // Last, so that its advice holds: nothing else stands in the way.
     if (!model.mtp.empty())
         return fmt::format("num_nextn_predict_layers = {}: no multi-token prediction yet; "

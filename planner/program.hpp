@@ -170,17 +170,27 @@ struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
     double eps = 1e-6;
 };
+// Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with
+// u = f * turns, or i where turns is 0; queries and keys are multiplied by `magnitude` as they turn.
+struct FrequencyScale {
+    double factor = 1.0, low = 0.0, high = 1.0, turns = 0.0, magnitude = 1.0;
+};
+// The scaling of a model for heads of `rotary_dim` rotated columns. Source: transformers 5.23, modeling_rope_utils.py;
+// YaRN: arXiv:2309.00071.
+FrequencyScale frequency_scale(const Model& model, int rotary_dim);
 struct RopeAttr {
     std::int64_t tokens = 0, batch = 1; // row = position_index * batch + sequence
     int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
     double theta = 10000.0, eps = 1e-6;
     bool interleaved = false, norm = false;
+    FrequencyScale scale;
 };
 struct MlaRopeAttr {
     std::int64_t tokens = 0, batch = 1;
     int heads = 0, nope = 0, rope = 0, v = 0, kv_lora = 0;
     double theta = 10000.0;
     bool interleaved = true;
+    FrequencyScale scale;
 };
 struct AttentionAttr {
     std::int64_t batch = 1, seq_q = 0, seq_k = 0; // rows are position * batch + sequence

@@ -3,6 +3,7 @@
 
 #include <Eigen/Core>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -15,14 +16,18 @@ using Out = Eigen::Map<Eigen::ArrayXf>;
 // Rotation angles of one position: cosines and sines of position * theta^(-i / half), i < half.
 class Rotation {
 public:
-    Rotation(std::int64_t half, double theta, bool interleaved)
+    Rotation(std::int64_t half, double theta, bool interleaved, const RopeScale& scale)
         : half_(half),
           interleaved_(interleaved),
+          magnitude_(static_cast<float>(scale.magnitude)),
           frequency_(scratch(Slot::a, half)),
           cos_(scratch(Slot::b, half)),
           sin_(scratch(Slot::c, half)) {
         for (std::int64_t i = 0; i < half; ++i) {
-            frequency_[i] = static_cast<float>(std::pow(theta, -static_cast<double>(i) / static_cast<double>(half)));
+            const double f = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
+            const double u = scale.turns > 0.0 ? f * scale.turns : static_cast<double>(i);
+            const double keep = std::clamp((u - scale.low) / (scale.high - scale.low), 0.0, 1.0);
+            frequency_[i] = static_cast<float>(f * (keep + (1.0 - keep) / scale.factor));
         }
     }
 
@@ -33,11 +38,11 @@ public:
             const double angle = static_cast<double>(position) * static_cast<double>(frequency_[i]);
             cos_[i] = static_cast<float>(angle - turn * std::nearbyint(angle / turn));
         }
-        Out(sin_, half_) = In(cos_, half_).sin();
-        Out(cos_, half_) = In(cos_, half_).cos();
+        Out(sin_, half_) = In(cos_, half_).sin() * magnitude_;
+        Out(cos_, half_) = In(cos_, half_).cos() * magnitude_;
     }
 
-    // Turns x[0, 2 half) forward (sign 1) or back (sign -1).
+    // Turns x[0, 2 half) forward (sign 1) or, its transpose, back (sign -1).
     void turn(float* x, float sign) const {
         if (interleaved_) {
             for (std::int64_t i = 0; i < half_; ++i) {
@@ -58,13 +63,14 @@ public:
 private:
     std::int64_t half_;
     bool interleaved_;
+    float magnitude_;
     float *frequency_, *cos_, *sin_;
 };
 
 std::int64_t row_width(const RopeShape& s) { return static_cast<std::int64_t>(s.heads + 2 * s.kv_heads) * s.head_dim; }
 
 void rope(const RopeShape& s, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd, void*) {
-    Rotation rotation(s.rotary_dim / 2, s.theta, s.interleaved);
+    Rotation rotation(s.rotary_dim / 2, s.theta, s.interleaved, s.scale);
     const std::int64_t width = row_width(s), d = s.head_dim;
     const int turned = s.heads + s.kv_heads;
     const float* weight_q = s.norm ? read(wq, 0, d, scratch(Slot::d, d)) : nullptr;
@@ -90,7 +96,7 @@ void rope(const RopeShape& s, Src qkv, const std::int32_t* positions, Src wq, Sr
 
 void rope_grad(const RopeShape& s, Src dout, const std::int32_t* positions, Src qkv, Src wq, Src wk, const float* rstd,
                Dst dqkv, float* dwq, float* dwk, void*) {
-    Rotation rotation(s.rotary_dim / 2, s.theta, s.interleaved);
+    Rotation rotation(s.rotary_dim / 2, s.theta, s.interleaved, s.scale);
     const std::int64_t width = row_width(s), d = s.head_dim;
     const int turned = s.heads + s.kv_heads;
     const float* weight_q = s.norm ? read(wq, 0, d, scratch(Slot::d, d)) : nullptr;
@@ -117,7 +123,7 @@ void rope_grad(const RopeShape& s, Src dout, const std::int32_t* positions, Src 
 
 void mla_rope(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out, Dst k, Dst v,
               void*) {
-    Rotation rotation(s.rope / 2, s.theta, s.interleaved);
+    Rotation rotation(s.rope / 2, s.theta, s.interleaved, s.scale);
     const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v, down = s.kv_lora + s.rope;
     float* row = scratch(Slot::f, s.heads * qk);
     float* shared = scratch(Slot::g, s.rope);
@@ -142,7 +148,7 @@ void mla_rope(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int3
 
 void mla_rope_grad(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq, Dst dkv,
                    Dst dkv_down, void*) {
-    Rotation rotation(s.rope / 2, s.theta, s.interleaved);
+    Rotation rotation(s.rope / 2, s.theta, s.interleaved, s.scale);
     const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v, down = s.kv_lora + s.rope;
     float* row = scratch(Slot::f, s.heads * qk);
     float* shared = scratch(Slot::g, s.rope);

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(threads) mla_rope_kernel(MlaRopeShape s, Src q
     const int half = s.rope / 2, thread = static_cast<int>(threadIdx.x);
     float* shared_key = reinterpret_cast<float*>(turns + half); // [rope], turned
     const std::int64_t row = blockIdx.x;
-    fill_turns(turns, half, s.theta, positions[row / s.batch]);
+    fill_turns(turns, half, s.theta, s.scale, positions[row / s.batch]);
     turn_queries(s, q, q_out, row, turns, 1.0f);
     for (int i = thread; i < half; i += threads) {
         const Pair pair(i, half, s.interleaved);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(threads)
     const Widths w(s);
     const int half = s.rope / 2, thread = static_cast<int>(threadIdx.x);
     const std::int64_t row = blockIdx.x;
-    fill_turns(turns, half, s.theta, positions[row / s.batch]);
+    fill_turns(turns, half, s.theta, s.scale, positions[row / s.batch]);
     turn_queries(s, dq_out, dq, row, turns, -1.0f);
     const int source = static_cast<int>(w.source);
     for (int i = thread; i < s.heads * source; i += threads) {

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(threads)
     rope_kernel(RopeShape s, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd) {
     extern __shared__ Turn turns[];
     const std::int64_t row = blockIdx.x;
-    fill_turns(turns, s.rotary_dim / 2, s.theta, positions[row / s.batch]);
+    fill_turns(turns, s.rotary_dim / 2, s.theta, s.scale, positions[row / s.batch]);
     const int turned = s.heads + s.kv_heads, lane = static_cast<int>(threadIdx.x % warp_size);
     for (int h = static_cast<int>(threadIdx.x / warp_size); h < turned; h += warps) {
         const Head head = head_of(s, row, h);
@@ -83,7 +83,7 @@ struct GradOperands {
 __global__ void __launch_bounds__(threads) rope_grad_kernel(RopeShape s, GradOperands in, Dst dqkv) {
     extern __shared__ Turn turns[];
     const std::int64_t row = blockIdx.x;
-    fill_turns(turns, s.rotary_dim / 2, s.theta, in.positions[row / s.batch]);
+    fill_turns(turns, s.rotary_dim / 2, s.theta, s.scale, in.positions[row / s.batch]);
     const int turned = s.heads + s.kv_heads;
     for (int h = static_cast<int>(threadIdx.x / warp_size); h < turned; h += warps) {
         const Head head = head_of(s, row, h);
@@ -129,10 +129,10 @@ __global__ void __launch_bounds__(sum_cols* sum_rows)
     const bool turns = c < 2 * half;
     const int i = !turns ? 0 : s.interleaved ? c / 2 : c % half;
     const Pair pair(i, half, s.interleaved);
-    const float frequency = turns ? frequency_of(i, half, s.theta) : 0.0f;
+    const float frequency = turns ? frequency_of(i, half, s.theta, s.scale) : 0.0f;
     float sum = 0.0f;
     for (std::int64_t row = slice; c < s.head_dim && row < s.tokens; row += sum_rows) {
-        const Turn turn = turns ? turn_of(in.positions[row / s.batch], frequency) : Turn{1.0f, 0.0f};
+        const Turn turn = turns ? turn_of(in.positions[row / s.batch], frequency, static_cast<float>(s.scale.magnitude)) : Turn{1.0f, 0.0f};
         for (int h = from; h < to; ++h) {
             const std::int64_t at = head_of(s, row, h).at;
             float x = load(in.dout, at + (turns ? pair.first : c)), y = turns ? load(in.dout, at + pair.second) : 0.0f;

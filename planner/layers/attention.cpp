@@ -174,8 +174,17 @@ TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
         qkv = biased;
     }
     qkv_raw_ = qkv;
-    rope_ = {tokens,      b.plan().mbs,      a_.heads / tp,   a_.kv_heads / tp,        a_.qk_dim,
-             a_.rope_dim, model_.rope_theta, model_.norm_eps, model_.rope_interleaved, a_.qk_norm};
+    rope_ = {tokens,
+             b.plan().mbs,
+             a_.heads / tp,
+             a_.kv_heads / tp,
+             a_.qk_dim,
+             a_.rope_dim,
+             model_.rope_theta,
+             model_.norm_eps,
+             model_.rope_interleaved,
+             a_.qk_norm,
+             frequency_scale(model_, a_.rope_dim)};
     const TensorId rotated = b.activation("qkv_rope", tokens, width);
     std::vector<TensorId> in{qkv, b.program().io.positions}, out{rotated};
     if (a_.qk_norm) {

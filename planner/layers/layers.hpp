@@ -14,6 +14,7 @@ struct Norm {
     std::string key;
     TensorId x = no_tensor, y = no_tensor, rstd = no_tensor;
     std::int64_t cols = 0;
+    double eps = 0.0; // 0 = the model's
 
     static void declare(ParameterSet& set, const std::string& key, const std::string& name, std::int64_t cols);
     TensorId forward(Builder& b, TensorId input, std::int64_t width, const std::string& name);

@@ -6,6 +6,17 @@
 
 namespace moe {
 
+// The published models' code builds the latents' norms with their default epsilon, whatever rms_norm_eps says
+// (transformers 5.23, modeling_deepseek_v2.py and modeling_deepseek_v3.py).
+constexpr double latent_eps = 1e-6;
+
+// DeepSeek's code applies mscale_all_dim to the logits and divides it out of the rotated columns again.
+double softmax_scale(const RopeScaling& scaling) {
+    if (scaling.type.empty() || scaling.mscale_all_dim == 0.0) return 1.0;
+    const double m = scaling.factor <= 1.0 ? 1.0 : 0.1 * scaling.mscale_all_dim * std::log(scaling.factor) + 1.0;
+    return m * m;
+}
+
 // Latents are projected from the local tokens (replicated weights) and gathered over TP before the head-sharded
 // up-projections. The key/value latent is gathered before its norm, one collective for latent and rotary key together:
 // the norm's weight gradient is then a partial sum over heads, which the gradient group (it holds TP) adds up.
@@ -19,6 +30,7 @@ TensorId AttentionLayer::mla_core(Builder& b, TensorId normed) {
         q_down_.name = "q_down";
         const TensorId down = linear_forward(b, q_down_, normed, b.activation_dtype());
         q_norm_.key = key_ + ".q_norm";
+        q_norm_.eps = latent_eps;
         q_in = q_norm_.forward(b, down, a_.q_lora, "q_norm");
     }
     const std::int64_t kv_width = a_.kv_lora + a_.rope_dim;
@@ -27,6 +39,7 @@ TensorId AttentionLayer::mla_core(Builder& b, TensorId normed) {
     const TensorId kv_down = linear_forward(b, kv_down_, normed, b.activation_dtype());
     kv_down_full_ = b.gather_tokens(kv_down, "kv_down_full");
     kv_norm_.key = key_ + ".kv_norm";
+    kv_norm_.eps = latent_eps;
     const TensorId kv_in = kv_norm_.forward(b, kv_down_full_, a_.kv_lora, "kv_norm");
 
     b.module = Module::mla_up_proj;
@@ -38,8 +51,9 @@ TensorId AttentionLayer::mla_core(Builder& b, TensorId normed) {
     kv_up_.name = "kv_up";
     const TensorId kv = linear_forward(b, kv_up_, kv_in, b.activation_dtype());
 
-    mla_rope_ = {tokens,   b.plan().mbs, static_cast<int>(heads), static_cast<int>(nope), a_.rope_dim,
-                 a_.v_dim, a_.kv_lora,   model_.rope_theta,       model_.rope_interleaved};
+    mla_rope_ = {
+        tokens,   b.plan().mbs, static_cast<int>(heads), static_cast<int>(nope),  a_.rope_dim,
+        a_.v_dim, a_.kv_lora,   model_.rope_theta,       model_.rope_interleaved, frequency_scale(model_, a_.rope_dim)};
     const TensorId q_rope = b.activation("q", tokens, heads * a_.qk_dim);
     const TensorId k = b.activation("k", tokens, heads * a_.qk_dim);
     const TensorId v = b.activation("v", tokens, heads * a_.v_dim);
@@ -53,7 +67,7 @@ TensorId AttentionLayer::mla_core(Builder& b, TensorId normed) {
     attr.v_dim = a_.v_dim;
     attr.q_stride = attr.k_stride = heads * a_.qk_dim;
     attr.v_stride = heads * a_.v_dim;
-    attr.scale = 1.0 / std::sqrt(static_cast<double>(a_.qk_dim));
+    attr.scale = softmax_scale(model_.rope_scaling) / std::sqrt(static_cast<double>(a_.qk_dim));
     return attend(b, q_rope, k, v, attr, no_tensor);
 }
 

@@ -34,7 +34,7 @@ TensorId Norm::forward(Builder& b, TensorId input, std::int64_t width, const std
     y = b.activation(name, rows, cols);
     rstd = b.tensor(name + ".rstd", Dtype::f32, rows, 1);
     b.emit(OpKind::rmsnorm, {x, b.weight(key, cols, 1).value}, {y, rstd},
-           NormAttr{rows, cols, b.at(x).cols, b.model().norm_eps});
+           NormAttr{rows, cols, b.at(x).cols, eps > 0.0 ? eps : b.model().norm_eps});
     return y;
 }
 
@@ -44,7 +44,7 @@ TensorId Norm::backward(Builder& b, TensorId dy, TensorId dresidual, TensorId dx
         dx = b.activation(b.at(y).name.substr(b.at(y).name.find('.') + 1) + ".dx", shape.rows, shape.cols);
     const Weight w = b.weight(key, cols, 1);
     b.emit(OpKind::rmsnorm_grad, {dy, x, w.value, rstd, dresidual}, {dx, w.gradient},
-           NormAttr{shape.rows, cols, shape.cols, b.model().norm_eps});
+           NormAttr{shape.rows, cols, shape.cols, eps > 0.0 ? eps : b.model().norm_eps});
     return dx;
 }
 

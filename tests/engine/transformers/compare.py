@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Compares loss and gradients of tiny random checkpoints with those of transformers, for every architecture we train.
+
+Usage: compare.py HF_STEP [CASE ...]     (HF_STEP: the hf_step executable of the build; CASE: names printed below)
+
+Each case makes a model of the transformers class with random weights (norms and biases included), saves it, runs a
+forward and backward pass on fixed tokens in FP32, and lets hf_step run the same step under one rank and under a plan
+that splits it. Tolerances: 1e-5 relative for the loss, 1e-4 for |difference| / |gradient| of every parameter.
+"""
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+
+try:
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+except ImportError as error:
+    print(f"skipped: {error}; pip install torch transformers to run this test")
+    sys.exit(77)  # Meson's exit status for a skipped test
+
+transformers.utils.logging.disable_progress_bar()
+# hf_step lies deeper in the build folder than the search for profiles goes.
+os.environ.setdefault("MOE_PLAN_PROFILES", os.path.abspath(os.path.join(os.path.dirname(__file__), "../../../profiles")))
+
+SEQ, BATCH, VOCAB = 48, 8, 199
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
+
+COMMON = dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=3, num_attention_heads=8, intermediate_size=96,
+              initializer_range=0.08, max_position_embeddings=256, attention_dropout=0.0, tie_word_embeddings=False,
+              pad_token_id=None, bos_token_id=None, eos_token_id=None)
+ROPE = dict(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+EXPERTS = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32)
+DEEPSEEK = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=2,
+                num_key_value_heads=8, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12,
+                first_k_dense_replace=1)
+YARN = dict(rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0,
+                             "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7,
+                             "original_max_position_embeddings": 32})
+
+SPLIT = ["gpus=8", "tp=2", "ep=4", "mbs=2"]
+STAGES = ["gpus=8", "tp=2", "pp=2", "ep=2", "etp=2", "mbs=2"]
+DENSE_SPLIT = ["gpus=4", "tp=2", "mbs=1"]
+
+# name: (class, configuration, fields of the second plan)
+CASES = {
+    "llama": ("LlamaForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, rms_norm_eps=1e-5), DENSE_SPLIT),
+    "llama-llama3": ("LlamaForCausalLM", dict(COMMON, num_key_value_heads=4, head_dim=16, rope_parameters={
+        "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}), DENSE_SPLIT),
+    "qwen3-yarn": ("Qwen3ForCausalLM", dict(COMMON, num_key_value_heads=4, head_dim=16, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}), DENSE_SPLIT),
+    "llama-linear": ("LlamaForCausalLM", dict(COMMON, num_key_value_heads=4, rope_parameters={
+        "rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}), DENSE_SPLIT),
+    "llama-tied": ("LlamaForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=2, head_dim=16,
+                                            tie_word_embeddings=True), DENSE_SPLIT),
+    "qwen2": ("Qwen2ForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4), DENSE_SPLIT),
+    "qwen3": ("Qwen3ForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, head_dim=16), DENSE_SPLIT),
+    "mixtral": ("MixtralForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, num_local_experts=8,
+                                           num_experts_per_tok=2), SPLIT),
+    "qwen2-moe": ("Qwen2MoeForCausalLM", dict(COMMON, **ROPE, **EXPERTS, num_key_value_heads=8, decoder_sparse_step=2,
+                                              shared_expert_intermediate_size=48, norm_topk_prob=False), SPLIT),
+    "qwen2-moe-normalised": ("Qwen2MoeForCausalLM", dict(COMMON, **ROPE, **EXPERTS, num_key_value_heads=4,
+                                                         shared_expert_intermediate_size=64, norm_topk_prob=True,
+                                                         mlp_only_layers=[1]), SPLIT),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", dict(COMMON, **ROPE, **EXPERTS, num_key_value_heads=4, head_dim=16,
+                                              norm_topk_prob=True), SPLIT),
+    "qwen3-moe-plain": ("Qwen3MoeForCausalLM", dict(COMMON, **ROPE, **EXPERTS, num_key_value_heads=4, head_dim=8,
+                                                    norm_topk_prob=False), SPLIT),
+    "glm4-moe": ("Glm4MoeForCausalLM", dict(COMMON, num_key_value_heads=4, head_dim=16, n_routed_experts=8,
+                                            num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=1,
+                                            first_k_dense_replace=1, use_qk_norm=True, num_nextn_predict_layers=0, attention_bias=True,
+                                            routed_scaling_factor=1.7, norm_topk_prob=True, n_group=1, topk_group=1,
+                                            rope_parameters={"rope_type": "default", "rope_theta": 500.0,
+                                                             "partial_rotary_factor": 0.5}), SPLIT),
+    "deepseek2-greedy": ("DeepseekV2ForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, q_lora_rank=None,
+                                                       topk_method="greedy", norm_topk_prob=False,
+                                                       routed_scaling_factor=1.0, rms_norm_eps=1e-3), STAGES),
+    "deepseek2-groups": ("DeepseekV2ForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, q_lora_rank=32, n_group=4,
+                                                       topk_group=2, topk_method="group_limited_greedy",
+                                                       routed_scaling_factor=16.0), SPLIT),
+    "deepseek2-yarn": ("DeepseekV2ForCausalLM", dict(COMMON, **YARN, **DEEPSEEK, q_lora_rank=32,
+                                                     topk_method="greedy"), SPLIT),
+    "deepseek3": ("DeepseekV3ForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, q_lora_rank=32, n_group=4, topk_group=2,
+                                                routed_scaling_factor=2.5, norm_topk_prob=True, rms_norm_eps=1e-3,
+                                                num_nextn_predict_layers=0),
+                  SPLIT),
+    "deepseek3-half-split": ("DeepseekV3ForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, q_lora_rank=None, n_group=2,
+                                                           topk_group=1, norm_topk_prob=False, rope_interleave=False,
+                                                           num_nextn_predict_layers=0),
+                             SPLIT),
+    "deepseek3-yarn": ("DeepseekV3ForCausalLM", dict(COMMON, **YARN, **DEEPSEEK, q_lora_rank=32, n_group=4,
+                                                     topk_group=2, num_nextn_predict_layers=0), STAGES),
+}
+
+
+def tokens():
+    generator = torch.Generator().manual_seed(11)
+    return torch.randint(0, VOCAB, (BATCH * SEQ + 1,), generator=generator)
+
+
+def write_dataset(prefix, ids):
+    """A Megatron indexed dataset of one document in 16-bit elements."""
+    with open(prefix + ".bin", "wb") as file:
+        file.write(ids.to(torch.int16).numpy().tobytes())
+    with open(prefix + ".idx", "wb") as file:
+        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2))
+        file.write(struct.pack("<i", len(ids)) + struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
+
+
+def make_model(class_name, fields):
+    model_class = getattr(transformers, class_name)
+    config = model_class.config_class(**fields)
+    torch.manual_seed(5)
+    model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
+            if "norm" in name:
+                tensor.copy_(1.0 + 0.2 * torch.randn_like(tensor))
+            elif name.endswith("bias"):  # e_score_correction_bias is a buffer
+                tensor.copy_(0.1 * torch.randn_like(tensor))
+            elif "inv_freq" not in name:
+                tensor.copy_(0.08 * torch.randn_like(tensor))
+    return model.train()
+
+
+def reference(model, ids):
+    """Mean cross-entropy over all positions and the gradients under the names of an unfused checkpoint."""
+    rows = torch.stack([ids[k * SEQ:k * SEQ + SEQ + 1] for k in range(BATCH)])
+    logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+    loss.backward()
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        fused = re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name)
+        if not fused:
+            gradients[name] = grad
+            continue
+        for expert in range(grad.shape[0]):
+            if fused[2] == "down_proj":
+                gradients[f"{fused[1]}.{expert}.down_proj.weight"] = grad[expert]
+            else:
+                gate, up = grad[expert].chunk(2, dim=0)
+                gradients[f"{fused[1]}.{expert}.gate_proj.weight"] = gate
+                gradients[f"{fused[1]}.{expert}.up_proj.weight"] = up
+    return loss.item(), gradients
+
+
+def plain_name(name):
+    """Our gradient names are those of checkpoints; Mixtral's differ from its class's."""
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    for old, new in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        name = re.sub(rf"(\.experts\.\d+)\.{old}\.weight$", rf"\1.{new}.weight", name)
+    return name
+
+
+def run_step(hf_step, folder, prefix, out, fields):
+    command = [hf_step, folder, prefix, out, f"seq={SEQ}", f"gbs={BATCH}", *fields]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(fields) or 'one rank'}: {done.stderr.strip()}")
+    if done.stderr.strip():
+        raise RuntimeError(f"unexpected message: {done.stderr.strip()}")
+    result = {plain_name(name): tensor for name, tensor in load_file(out).items()}
+    return result.pop("loss").item(), result
+
+
+def compare(label, ours, theirs):
+    """Names what disagrees; returns whether all is well."""
+    loss, gradients = ours
+    expected_loss, expected = theirs
+    loss_error = abs(loss - expected_loss) / abs(expected_loss)
+    worst, worst_name = 0.0, ""
+    problems = []
+    for name, grad in expected.items():
+        if name not in gradients:
+            problems.append(f"{name} has no gradient here")
+            continue
+        mine = gradients[name].reshape(grad.shape)
+        scale = grad.norm().item()
+        error = (mine - grad).norm().item() / scale if scale > 0 else mine.norm().item()
+        if error > worst:
+            worst, worst_name = error, name
+        if not error <= GRADIENT_TOLERANCE:
+            problems.append(f"{name}: {error:.2e}")
+    # Buffers that transformers does not train (e_score_correction_bias) have a gradient of zero here.
+    for name in set(gradients) - set(expected):
+        if gradients[name].abs().max().item() != 0.0:
+            problems.append(f"{name} is not a parameter of transformers")
+    if not loss_error <= LOSS_TOLERANCE:
+        problems.append(f"loss {loss} against {expected_loss}")
+    print(f"  {label:28} loss {loss:.6f} ({loss_error:.1e}), worst gradient {worst:.1e} {worst_name}")
+    for problem in problems[:12]:
+        print(f"    WRONG {problem}")
+    return not problems
+
+
+def save_fused(model, folder):
+    """The layout of transformers 5 in memory: experts of a layer in one tensor, Mixtral's block called mlp."""
+    os.makedirs(folder)
+    model.config.save_pretrained(folder)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    save_file(state, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    path = os.path.join(folder, "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    config["architectures"] = [type(model).__name__]
+    with open(path, "w") as file:
+        json.dump(config, file)
+
+
+def run_case(hf_step, name, work):
+    class_name, fields, split = CASES[name]
+    print(f"{name} ({class_name})")
+    ids = tokens()
+    prefix = os.path.join(work, "data")
+    write_dataset(prefix, ids)
+    model = make_model(class_name, fields)
+    whole, sharded, fused = (os.path.join(work, kind) for kind in ("whole", "sharded", "fused"))
+    model.save_pretrained(whole)
+    model.save_pretrained(sharded, max_shard_size="100KB")
+    save_fused(model, fused)
+    theirs = reference(model, ids)
+    out = os.path.join(work, "out.safetensors")
+    good = True
+    for label, folder, plan in (("one rank", whole, []), ("shards, " + " ".join(split), sharded, split),
+                                ("fused experts, one rank", fused, [])):
+        try:
+            good &= compare(label, run_step(hf_step, folder, prefix, out, plan), theirs)
+        except RuntimeError as error:
+            print(f"    WRONG {label}: {error}")
+            good = False
+    return good
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    hf_step, chosen = os.path.abspath(sys.argv[1]), sys.argv[2:] or list(CASES)
+    torch.set_num_threads(2)
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}")
+    failed = []
+    for name in chosen:
+        with tempfile.TemporaryDirectory() as work:
+            if not run_case(hf_step, name, work):
+                failed.append(name)
+    print(f"{len(chosen) - len(failed)} of {len(chosen)} cases agree" + (f"; not: {', '.join(failed)}" if failed else ""))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
