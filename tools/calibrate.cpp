@@ -62,7 +62,7 @@ void print_profile(Console& console, const Hardware& hardware, const Microbench&
 } // namespace
 
 void calibrate_verb(const CalibrateOptions& options) {
-    if (options.backend == "cuda") refuse("--backend cuda: this version executes on the CPU only; use --backend cpu");
+    if (options.backend == "cuda") refuse("--backend cuda: this version calibrates the CPU only; use --backend cpu");
     if (options.backend != "cpu") refuse("--backend {}: unknown; use cpu", options.backend);
     Console console(options.json);
     MicrobenchOptions how;

@@ -1,5 +1,6 @@
 // The verb execute: trains with exactly the given plan and keeps what compare needs.
 #include "engine/data.hpp"
+#include "engine/huggingface.hpp"
 #include "engine/trainer.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <numeric>
 
@@ -46,8 +48,7 @@ TrainOptions train_options(const ExecuteOptions& options) {
     result.clip = options.grad_clip;
     if (options.seed < 0) refuse("--seed {}: must not be negative", options.seed);
     result.seed = static_cast<std::uint64_t>(options.seed);
-    if (options.backend == "cuda") refuse("--backend cuda: this version executes on the CPU only; use --backend cpu");
-    if (options.backend != "cpu") refuse("--backend {}: unknown; use cpu", options.backend);
+    backend_named(options.backend); // refused before any file is read
     result.backend = options.backend;
     check_options(result);
     return result;
@@ -168,8 +169,12 @@ void execute_verb(const ExecuteOptions& options) {
     const Stack stack = load_stack(plan.stack, *plan.hardware);
     SampleData data = open_data(options, plan);
     const Simulation simulation = simulate(plan, stack, !options.run_dir.empty());
-    check_memory(options.plan, plan, simulation);
+    if (train_with.backend == "cpu") check_memory(options.plan, plan, simulation);
     Trainer trainer(plan, train_with);
+    if (!options.init_from.empty()) {
+        if (const std::string left = describe(load_weights(trainer, options.init_from)); !left.empty())
+            std::fprintf(stderr, "%s: %s\n", options.init_from.c_str(), left.c_str());
+    }
 
     const RunFolder folder(options.run_dir);
     if (folder) {
@@ -185,8 +190,9 @@ void execute_verb(const ExecuteOptions& options) {
     run.peak_memory_gib = trainer.memory_gib();
 
     Console console(options.json);
-    console.say("{}: {} ranks on {} cores, {} tokens per step, {:.3f} GiB in the fullest rank", plan.model->name,
-                plan.gpus, trainer.permits(), count_text(static_cast<double>(plan.gbs * plan.seq)),
+    const std::string place = run.backend == "cpu" ? fmt::format("{} cores", trainer.permits()) : trainer.device_name();
+    console.say("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan.model->name, plan.gpus,
+                plan.gpus == 1 ? "rank" : "ranks", place, count_text(static_cast<double>(plan.gbs * plan.seq)),
                 run.peak_memory_gib);
     console.say("Data: {} tokens, unigram entropy {:.4f} nats/token", count_text(static_cast<double>(data.tokens())),
                 run.unigram_entropy);
