@@ -125,16 +125,13 @@ double distinct_destinations(int experts, int top_k, int buckets, const Router& 
     double missed = 0.0;
     if (kept == groups) {
         missed = miss(experts, per_bucket, top_k);
-    } else if (buckets >= groups) { // a bucket lies within one group
-        const double share = static_cast<double>(kept) / groups;
-        missed = (1.0 - share) + share * miss(pool, per_bucket, top_k);
-    } else { // a bucket holds several groups, of which 0, 1, ... are kept
+    } else if (buckets >= groups) { // a bucket lies within one group, and a kept group holds at least one choice
+        const double share = static_cast<double>(kept) / groups, unused = miss(pool, per_group, top_k);
+        const double missed_in_kept = (miss(pool, per_bucket, top_k) - unused) / (1.0 - unused);
+        missed = (1.0 - share) + share * missed_in_kept;
+    } else { // a bucket holds several groups and is missed when none of them is kept
         const double inside = static_cast<double>(groups) / buckets;
-        for (int j = 0; j <= kept && j <= inside; ++j) {
-            const double chance =
-                std::exp(log_choose(inside, j) + log_choose(groups - inside, kept - j) - log_choose(groups, kept));
-            missed += chance * miss(pool, j * per_group, top_k);
-        }
+        missed = std::exp(log_choose(groups - inside, kept) - log_choose(groups, kept));
     }
     return buckets * (1.0 - missed);
 }

@@ -1,0 +1,159 @@
+// Costs of single ops against published kernel figures and against arithmetic by hand.
+#include "planner/error.hpp"
+#include "simulator/cost/cost.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+namespace {
+
+moe::StackCosts ideal() {
+    moe::StackCosts costs;
+    costs.kernel_seconds = 0.0;
+    costs.memory = 1.0;
+    costs.permute = 0.5;
+    return costs;
+}
+
+moe::Rates rates(const moe::Hardware& hardware, const moe::StackCosts& costs) { return {&hardware, &costs, 1.0}; }
+
+// cuDNN attention on DeepSeek-V3's shape, one sequence: causal FLOPs, TFLOPS reached.
+double attention_tflops(const char* machine, bool forward, std::int64_t seq) {
+    const moe::Hardware hardware = moe::load_hardware(machine);
+    moe::StackCosts costs = ideal();
+    costs.attention_forward = 0.72;
+    costs.attention_backward = 0.57;
+    moe::Op op;
+    op.kind = forward ? moe::OpKind::attention : moe::OpKind::attention_grad;
+    moe::AttentionAttr attr;
+    attr.seq_q = attr.seq_k = seq;
+    attr.heads = attr.kv_heads = 128;
+    attr.qk_dim = 192;
+    attr.v_dim = 128;
+    op.attr = attr;
+    op.flops = static_cast<double>(seq) * static_cast<double>(seq) * 128 * 320 * (forward ? 1.0 : 2.5);
+    return op.flops / moe::attention_seconds(rates(hardware, costs), op) / 1e12;
+}
+
+} // namespace
+
+// arXiv 2603.07685 Table 9.
+TEST_CASE("attention reaches the published rates within 5 %") {
+    struct Row {
+        const char* machine;
+        bool forward;
+        std::int64_t seq;
+        double tflops;
+    };
+    for (const Row& row :
+         {Row{"h100", true, 4096, 553}, Row{"h100", false, 4096, 422}, Row{"h100", true, 16384, 638},
+          Row{"h100", false, 16384, 523}, Row{"gb200-nvl72", true, 4096, 1324}, Row{"gb200-nvl72", false, 4096, 1083},
+          Row{"gb200-nvl72", true, 16384, 1698}, Row{"gb200-nvl72", false, 16384, 1298}}) {
+        CAPTURE(row.machine);
+        CAPTURE(row.seq);
+        CAPTURE(row.forward);
+        CHECK(attention_tflops(row.machine, row.forward, row.seq) == doctest::Approx(row.tflops).epsilon(0.05));
+    }
+}
+
+TEST_CASE("products: whole waves run at the rate, a tile more costs a wave, splitting the inner loop helps few tiles") {
+    const moe::Hardware h = moe::load_hardware("h100"); // 132 SMs
+    const moe::StackCosts costs = ideal();
+    const auto seconds = [&](double m, double n, double k) {
+        return moe::gemm_seconds(rates(h, costs), 800e12, 1, m, n, k, 0.0);
+    };
+    const double wave = 132 * 2.0 * 256 * 128 * 8192 / 800e12;
+    CHECK(seconds(256 * 132, 128, 8192) == doctest::Approx(wave));
+    CHECK(seconds(256 * 264, 128, 8192) == doctest::Approx(2 * wave));
+    CHECK(seconds(256 * 133, 128, 8192) > 1.05 * wave);
+    CHECK(seconds(256 * 133, 128, 8192) <= 2 * wave);
+    CHECK(seconds(256, 128, 8192) < 0.25 * wave); // one tile, its inner loop on several SMs
+    // Bytes are the floor.
+    CHECK(moe::gemm_seconds(rates(h, costs), 800e12, 1, 128, 128, 128, 3.35e12) >= 1.0);
+    // Many small groups fill the machine as one large product does.
+    CHECK(moe::gemm_seconds(rates(h, costs), 800e12, 132, 256, 128, 8192, 0.0) == doctest::Approx(wave));
+    moe::StackCosts slow = costs;
+    slow.tile_seconds = 1e-6;
+    CHECK(moe::gemm_seconds(rates(h, slow), 800e12, 1, 256 * 132, 128, 8192, 0.0) == doctest::Approx(wave + 1e-6));
+}
+
+TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less and starts no kernel") {
+    const moe::Hardware h = moe::load_hardware("h100");
+    moe::StackCosts costs = ideal();
+    costs.kernel_seconds = 1e-6;
+    moe::Op op;
+    op.kind = moe::OpKind::rmsnorm;
+    op.bytes = 3.35e9;
+    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(1e-3 + 1e-6));
+    op.kind = moe::OpKind::permute;
+    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(2e-3 + 1e-6));
+    op.kind = moe::OpKind::quantize;
+    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(1e-3 + 1e-6));
+    costs.quantize_share = 0.5;
+    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(0.5e-3));
+}
+
+TEST_CASE("measured calls: points are met, between them a power law, beyond the last its rate") {
+    const std::vector<moe::MeasuredCall> calls{{1e6, 1e-3}, {4e6, 2e-3}, {16e6, 8e-3}};
+    for (const moe::MeasuredCall& call : calls)
+        CHECK(moe::measured_seconds(calls, call.work) == doctest::Approx(call.seconds));
+    CHECK(moe::measured_seconds(calls, 2e6) == doctest::Approx(1e-3 * std::sqrt(2.0)));
+    CHECK(moe::measured_seconds(calls, 64e6) == doctest::Approx(32e-3));
+    CHECK(moe::measured_seconds(calls, 0.25e6) == doctest::Approx(0.5e-3)); // slope of the first two points
+    CHECK(moe::measured_seconds({{2e6, 1e-3}}, 1e6) == doctest::Approx(0.5e-3));
+    CHECK(moe::measured_seconds({}, 1.0) < 0.0);
+}
+
+TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {
+    const auto hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h100"));
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = hardware;
+    plan.seq = 4096;
+    plan.gbs = 8;
+    const moe::Stack stack = moe::load_stack("bridge-26.08", *hardware);
+    plan.stack = stack.name;
+    const moe::Routes routes(*hardware);
+    const moe::CostModel model(plan, stack, routes);
+    moe::Program program;
+    moe::Tensor tensor;
+    tensor.dtype = moe::Dtype::mxfp8;
+    program.tensors.assign(2, tensor);
+    moe::Op op;
+    op.kind = moe::OpKind::gemm;
+    op.in = {0, 1};
+    op.attr = moe::GemmAttr{1024, 1024, 1024};
+    op.flops = 2.0 * 1024 * 1024 * 1024;
+    CHECK_THROWS_WITH_AS(model(op, program), doctest::Contains("mxfp8"), moe::Error);
+    program.tensors[0].dtype = moe::Dtype::f32; // the narrower operand decides
+    program.tensors[1].dtype = moe::Dtype::bf16;
+    CHECK(model(op, program).device > op.flops / 989e12);
+    CHECK(model(op, program).host == stack.costs.launch_seconds);
+    plan.cuda_graph = moe::CudaGraph::full;
+    CHECK(model(op, program).host == stack.costs.graph_launch_seconds);
+}
+
+TEST_CASE("measured profiles replace physics, op kind by op kind") {
+    moe::Hardware measured = moe::load_hardware("cpu-local");
+    measured.measured["gemm"] = {{1e6, 1e-3}, {1e9, 1.0}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(measured);
+    const moe::Stack stack = moe::load_stack("", measured);
+    CHECK(stack.name == "moe-plan");
+    plan.stack = stack.name;
+    const moe::Routes routes(*plan.hardware);
+    const moe::CostModel model(plan, stack, routes);
+    moe::Program program;
+    program.tensors.assign(2, moe::Tensor{});
+    moe::Op op;
+    op.kind = moe::OpKind::gemm;
+    op.in = {0, 1};
+    op.flops = 1e9;
+    op.attr = moe::GemmAttr{1000, 1000, 500};
+    CHECK(model(op, program).device == doctest::Approx(1.0));
+    CHECK(model(op, program).host == 0.0);
+    program.tensors[0].dtype = moe::Dtype::bf16; // not measured: back to physics
+    CHECK(model(op, program).device < 0.5);
+}

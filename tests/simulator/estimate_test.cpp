@@ -1,0 +1,71 @@
+// The fast estimate is held to the event-driven simulation on random plans, in time and in memory.
+#include "simulator/estimate.hpp"
+#include "simulator/simulate.hpp"
+#include "tests/simulator/random_plans.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <thread>
+
+namespace {
+
+double sum(const moe::Breakdown& b) {
+    return b.compute + b.tensor + b.context + b.expert + b.pipeline + b.bubble + b.data + b.optimizer + b.recompute +
+           b.host;
+}
+
+double least(const moe::Breakdown& b) {
+    return std::min(
+        {b.compute, b.tensor, b.context, b.expert, b.pipeline, b.bubble, b.data, b.optimizer, b.recompute, b.host});
+}
+
+} // namespace
+
+TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, memory within 1 %") {
+    const std::uint64_t seed = seed_of_run();
+    MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
+    double worst = 0.0;
+    for (const RandomPlan& drawn : random_plans(seed, 100)) {
+        CAPTURE(seed);
+        CAPTURE(drawn.text);
+        moe::FastEstimator estimator(drawn.plan.hardware, drawn.stack);
+        const moe::Simulation full = moe::simulate(drawn.plan, drawn.stack, false);
+        const moe::Estimate fast = estimator.estimate(drawn.plan);
+        const double error = fast.step_seconds / full.estimate.step_seconds - 1.0;
+        worst = std::max(worst, std::abs(error));
+        CHECK(std::abs(error) < 0.03);
+        CHECK(std::abs(fast.memory_bytes / full.estimate.memory_bytes - 1.0) < 0.01);
+        CHECK(estimator.memory_bytes(drawn.plan) == fast.memory_bytes);
+        CHECK(sum(full.estimate.breakdown) == doctest::Approx(full.estimate.step_seconds).epsilon(1e-6));
+        CHECK(sum(fast.breakdown) == doctest::Approx(fast.step_seconds).epsilon(1e-6));
+        CHECK(least(full.estimate.breakdown) >= 0.0);
+        CHECK(least(fast.breakdown) >= 0.0);
+    }
+    MESSAGE("worst step time: ", 100.0 * worst, " %");
+}
+
+TEST_CASE("an estimate does not depend on what was estimated before, nor on threads") {
+    const std::vector<RandomPlan> drawn = random_plans(7, 40);
+    std::vector<const RandomPlan*> same; // of one machine and stack, since an estimator serves one of each
+    for (const RandomPlan& d : drawn)
+        if (d.plan.hardware == drawn.front().plan.hardware && d.stack.name == drawn.front().stack.name)
+            same.push_back(&d);
+    REQUIRE(!same.empty());
+    moe::FastEstimator shared(drawn.front().plan.hardware, drawn.front().stack);
+    std::vector<double> a(same.size()), b(same.size());
+    const auto run = [&](std::vector<double>& out) {
+        for (std::size_t i = 0; i < same.size(); ++i) out[i] = shared.estimate(same[i]->plan).step_seconds;
+    };
+    std::thread first(run, std::ref(a)), second(run, std::ref(b));
+    first.join();
+    second.join();
+    for (std::size_t i = 0; i < same.size(); ++i) {
+        CAPTURE(same[i]->text);
+        moe::FastEstimator fresh(same[i]->plan.hardware, same[i]->stack);
+        CHECK(a[i] == b[i]);
+        CHECK(fresh.estimate(same[i]->plan).step_seconds == a[i]);
+    }
+}

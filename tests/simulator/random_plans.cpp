@@ -1,0 +1,107 @@
+// Draws models, machines, stacks, degrees and features until a plan passes the checks.
+#include "tests/simulator/random_plans.hpp"
+
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+namespace {
+
+// A small generator of our own: the standard distributions differ between libraries.
+class Random {
+public:
+    explicit Random(std::uint64_t seed) : state_(seed * 2 + 1) {}
+    std::uint64_t next() {
+        state_ += 0x9e3779b97f4a7c15ULL;
+        std::uint64_t z = state_;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+        return z ^ (z >> 31);
+    }
+    template <class T, std::size_t N>
+    const T& of(const T (&list)[N]) {
+        return list[next() % N];
+    }
+    template <class T>
+    const T& of(const std::vector<T>& list) {
+        return list[next() % list.size()];
+    }
+
+private:
+    std::uint64_t state_;
+};
+
+constexpr const char* models[] = {"DeepSeek-V3",     "DeepSeek-V2-Lite", "Qwen3-30B-A3B",
+                                  "Qwen3-235B-A22B", "Mixtral-8x7B",     "Qwen2-57B-A14B",
+                                  "Llama3-8B",       "GPT-OSS-20B",      "Kimi-K2"};
+constexpr const char* machines[] = {"h100", "h200", "b200", "gb200-nvl72", "gb300-nvl72"};
+constexpr const char* stacks[] = {"bridge-26.08", "bridge-26.04", "mcore-2603.07685", "moe-plan"};
+
+std::shared_ptr<const moe::Model> model(const std::string& name) {
+    static std::map<std::string, std::shared_ptr<const moe::Model>> known;
+    auto& entry = known[name];
+    if (!entry) entry = std::make_shared<const moe::Model>(moe::load_model(name));
+    return entry;
+}
+
+std::shared_ptr<const moe::Hardware> machine(const std::string& name) {
+    static std::map<std::string, std::shared_ptr<const moe::Hardware>> known;
+    auto& entry = known[name];
+    if (!entry) entry = std::make_shared<const moe::Hardware>(moe::load_hardware(name));
+    return entry;
+}
+
+bool draw(Random& random, RandomPlan& out) {
+    constexpr int small[] = {1, 1, 2, 4}, wide[] = {1, 2, 4, 8, 16, 32}, pipeline[] = {1, 1, 2, 3, 4, 8},
+                  chunks[] = {1, 1, 2, 3, 4};
+    constexpr int batches[] = {2, 4, 8, 16, 24, 32}, lengths[] = {2048, 4096, 8192};
+    moe::Plan p;
+    p.model = model(random.of(models));
+    p.hardware = machine(random.of(machines));
+    out.stack = moe::load_stack(random.of(stacks), *p.hardware);
+    p.stack = out.stack.name;
+    p.tp = random.of(small);
+    p.cp = random.of(small);
+    p.pp = random.of(pipeline);
+    p.dp = random.of(wide);
+    p.ep = random.of(wide);
+    p.etp = random.of(small);
+    p.vpp = random.of(chunks);
+    p.mbs = random.of(small);
+    p.seq = random.of(lengths);
+    p.gpus = p.tp * p.cp * p.pp * p.dp;
+    if (p.gpus / p.pp % (p.ep * p.etp) != 0) return false;
+    p.edp = p.gpus / p.pp / (p.ep * p.etp);
+    p.schedule = p.vpp > 1 ? moe::ScheduleKind::interleaved : moe::ScheduleKind::one_f_one_b;
+    p.gbs = p.dp * p.mbs * random.of(batches) * (p.vpp > 1 ? p.pp : 1);
+    p.precision = random.of(out.stack.precisions);
+    p.recompute = random.of(out.stack.recompute_sets);
+    p.dispatcher = random.of(out.stack.dispatchers);
+    p.cuda_graph = random.of(out.stack.cuda_graphs);
+    p.ep_overlap = random.next() % 8 == 0;
+    if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
+    out.text =
+        fmt::format("{} {} {} tp{} cp{} pp{} vpp{} dp{} ep{} etp{} mbs{} seq{} m{} {} {} {} {} overlap {}",
+                    p.model->name, p.hardware->name, p.stack, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp, p.mbs, p.seq,
+                    p.micro_batches(), moe::to_string(p.precision), moe::recompute::to_string(p.recompute),
+                    moe::to_string(p.dispatcher), moe::to_string(p.cuda_graph), p.ep_overlap);
+    out.plan = std::move(p);
+    return true;
+}
+
+} // namespace
+
+std::vector<RandomPlan> random_plans(std::uint64_t seed, std::size_t count) {
+    Random random(seed);
+    std::vector<RandomPlan> plans;
+    while (plans.size() < count) {
+        RandomPlan next;
+        if (draw(random, next)) plans.push_back(std::move(next));
+    }
+    return plans;
+}
+
+std::uint64_t seed_of_run() {
+    const char* text = std::getenv("MOE_PLAN_SEED");
+    return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
+}
