@@ -38,10 +38,11 @@ bool has_experts(const Model& model) {
 Cut weigh(const Model& model, std::int64_t seq, int pp, const std::vector<Stage>& stages, std::string layout) {
     const std::vector<std::int64_t> weights = stage_weights(model, seq, stages);
     std::vector<std::int64_t> ranks(static_cast<std::size_t>(pp), 0);
-    std::vector<int> layers(static_cast<std::size_t>(pp), 0);
+    std::vector<int> layers(static_cast<std::size_t>(pp), 0), held = layers;
     for (std::size_t k = 0; k < stages.size(); ++k) {
         ranks[k % static_cast<std::size_t>(pp)] += weights[k];
         layers[k % static_cast<std::size_t>(pp)] += stages[k].layers;
+        held[k % static_cast<std::size_t>(pp)] += stages[k].layers + stages[k].mtp;
     }
     const double total = static_cast<double>(
         std::max<std::int64_t>(std::accumulate(weights.begin(), weights.end(), std::int64_t{0}), 1));
@@ -50,6 +51,8 @@ Cut weigh(const Model& model, std::int64_t seq, int pp, const std::vector<Stage>
     cut.layout = std::move(layout);
     cut.heaviest_rank = static_cast<double>(*std::max_element(ranks.begin(), ranks.end())) * pp / total;
     cut.most_layers = layer * *std::max_element(layers.begin(), layers.end()) * pp / total;
+    const auto all_held = static_cast<double>(std::accumulate(held.begin(), held.end(), 0));
+    cut.most_held = *std::max_element(held.begin(), held.end()) * pp / all_held;
     cut.lightest_chunk = static_cast<double>(*std::min_element(weights.begin(), weights.end())) *
                          static_cast<double>(stages.size()) / total;
     return cut;

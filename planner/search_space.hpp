@@ -30,6 +30,7 @@ struct Cut {
     std::string layout;        // "" = the even cut
     double heaviest_rank = 1;  // model FLOPs of the heaviest pipeline rank, MTP and head included
     double most_layers = 1;    // decoder layers alone of the pipeline rank that has most, against the same mean
+    double most_held = 1;      // decoder and MTP layers of the rank that has most, against the mean of those
     double lightest_chunk = 1; // of the lightest stage, against the mean stage
 };
 
