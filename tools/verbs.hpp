@@ -34,6 +34,7 @@ struct ExecuteOptions {
     std::int64_t steps = 100;
     std::string backend = "cpu";
     std::string run_dir, trace; // empty = not written
+    std::string init_from;      // Hugging Face folder of initial weights, empty = random ones
     std::string shuffle = "on";
     double lr = 1e-3;
     std::string lr_schedule = "constant";
