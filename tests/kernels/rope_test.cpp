@@ -11,15 +11,30 @@
 namespace moe::test {
 namespace {
 
-// Turns 2 half values at x[start]: pair i is the complex number (first, second) times exp(i angle).
-void turn(Vec& x, std::size_t start, std::size_t half, bool interleaved, double theta, double position) {
+// A frequency between its own and its factor-th part, by how far u has come from `low` to `high`.
+double scaled(double frequency, double i, const RopeScale& scale) {
+    const double u = scale.turns == 0.0 ? i : frequency * scale.turns;
+    const double way = (u - scale.low) / (scale.high - scale.low);
+    if (way >= 1.0) return frequency;
+    return way <= 0.0 ? frequency / scale.factor : way * frequency + (1.0 - way) * frequency / scale.factor;
+}
+
+// Turns 2 half values at x[start]: pair i is the complex number (first, second) times magnitude exp(i angle).
+void turn(Vec& x, std::size_t start, std::size_t half, bool interleaved, double theta, const RopeScale& scale,
+          double position) {
     for (std::size_t i = 0; i < half; ++i) {
         const std::size_t re = start + (interleaved ? 2 * i : i), im = interleaved ? re + 1 : re + half;
-        const double angle = position * std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
-        const std::complex<double> z = std::complex<double>(x[re], x[im]) * std::polar(1.0, angle);
+        const double own = std::pow(theta, -static_cast<double>(i) / static_cast<double>(half));
+        const double angle = position * scaled(own, static_cast<double>(i), scale);
+        const std::complex<double> z = std::complex<double>(x[re], x[im]) * std::polar(scale.magnitude, angle);
         x[re] = z.real();
         x[im] = z.imag();
     }
+}
+
+std::string scaling(const RopeScale& scale) {
+    return scale.factor == 1.0 ? ""
+                               : fmt::format(" scaled {} {}..{} {}", scale.factor, scale.low, scale.high, scale.turns);
 }
 
 void normalise(Vec& x, std::size_t start, const Vec& w, double eps) {
@@ -42,7 +57,7 @@ struct RopeData {
             const double position = positions[r / static_cast<std::size_t>(s.batch)];
             for (std::size_t h = 0; h < heads + kv; ++h) {
                 if (s.norm) normalise(x, r * width + h * d, h < heads ? q_weight : k_weight, s.eps);
-                turn(x, r * width + h * d, static_cast<std::size_t>(s.rotary_dim / 2), s.interleaved, s.theta,
+                turn(x, r * width + h * d, static_cast<std::size_t>(s.rotary_dim / 2), s.interleaved, s.theta, s.scale,
                      position);
             }
         }
@@ -52,9 +67,9 @@ struct RopeData {
 
 Case rope_case(bool grad, RopeShape s, Type type, std::int32_t largest_position = 100) {
     Case out;
-    out.name = fmt::format("rope{} tokens {} batch {} heads {}+{} dim {} rotary {}{}{} {}", grad ? "_grad" : "",
+    out.name = fmt::format("rope{} tokens {} batch {} heads {}+{} dim {} rotary {}{}{}{} {}", grad ? "_grad" : "",
                            s.tokens, s.batch, s.heads, s.kv_heads, s.head_dim, s.rotary_dim,
-                           s.interleaved ? " interleaved" : "", s.norm ? " norm" : "", name_of(type));
+                           s.interleaved ? " interleaved" : "", s.norm ? " norm" : "", scaling(s.scale), name_of(type));
     Random random(out.name);
     const std::int64_t n = s.tokens * (s.heads + 2 * s.kv_heads) * s.head_dim, d = s.head_dim;
     auto data = std::make_shared<RopeData>(RopeData{s,
@@ -129,11 +144,11 @@ struct MlaData {
         for (std::size_t r = 0; r < rows; ++r) {
             const double position = positions[r / static_cast<std::size_t>(s.batch)];
             for (std::size_t h = 0; h < n; ++h) {
-                turn(queries, (r * n + h) * (nope + rope) + nope, rope / 2, s.interleaved, s.theta, position);
+                turn(queries, (r * n + h) * (nope + rope) + nope, rope / 2, s.interleaved, s.theta, s.scale, position);
                 const std::size_t from = kv_at + (r * n + h) * (nope + vd), start = keys.size();
                 for (std::size_t j = 0; j < nope; ++j) keys.push_back(in[from + j]);
                 for (std::size_t j = 0; j < rope; ++j) keys.push_back(in[down_at + r * (c + rope) + c + j]);
-                turn(keys, start + nope, rope / 2, s.interleaved, s.theta, position);
+                turn(keys, start + nope, rope / 2, s.interleaved, s.theta, s.scale, position);
                 for (std::size_t j = 0; j < vd; ++j) vals.push_back(in[from + nope + j]);
             }
         }
@@ -150,9 +165,9 @@ Vec joined(const Vec& a, const Vec& b, const Vec& c) {
 
 Case mla_case(bool grad, MlaRopeShape s, Type type) {
     Case out;
-    out.name = fmt::format("mla_rope{} tokens {} batch {} heads {} nope {} rope {} v {} lora {}{} {}",
+    out.name = fmt::format("mla_rope{} tokens {} batch {} heads {} nope {} rope {} v {} lora {}{}{} {}",
                            grad ? "_grad" : "", s.tokens, s.batch, s.heads, s.nope, s.rope, s.v, s.kv_lora,
-                           s.interleaved ? " interleaved" : "", name_of(type));
+                           s.interleaved ? " interleaved" : "", scaling(s.scale), name_of(type));
     Random random(out.name);
     const std::int64_t q = s.tokens * s.heads * (s.nope + s.rope), kv = s.tokens * s.heads * (s.nope + s.v);
     const std::int64_t down = s.tokens * (s.kv_lora + s.rope), v = s.tokens * s.heads * s.v;
@@ -213,6 +228,27 @@ TEST_CASE("rope: half-split and interleaved, partial rotation, grouped keys, QK-
                     check(rope_case(grad, shape(6, 2, 4, 2, 8, 8, interleaved, norm), type));
                     check(rope_case(grad, shape(3, 1, 3, 1, 10, 6, interleaved, norm), type));
                     check(rope_case(grad, shape(3, 3, 1, 1, 6, 2, interleaved, norm), type));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("rope: frequencies scaled by pair or by turns, with a magnitude") {
+    // Falling with the pair as YaRN has it, rising with the turns as Llama 3 has it, and all of them alike.
+    for (const RopeScale scale : {RopeScale{8.0, 3.0, 1.0, 0.0, 1.2}, RopeScale{4.0, 1.0, 4.0, 10.0, 1.0},
+                                  RopeScale{2.0, 1e9, 2e9, 0.0, 0.5}}) {
+        for (const Type type : {Type::f32, Type::bf16}) {
+            for (const bool grad : {false, true}) {
+                for (const bool flag : {false, true}) {
+                    RopeShape s = shape(4, 2, 4, 2, 12, 10, flag, !flag);
+                    s.scale = scale;
+                    check(rope_case(grad, s, type));
+                    s.norm = flag;
+                    check(rope_case(grad, s, type));
+                    MlaRopeShape m = mla(4, 2, 3, 6, 8, 5, 7, flag);
+                    m.scale = scale;
+                    check(mla_case(grad, m, type));
                 }
             }
         }
