@@ -20,6 +20,8 @@
 namespace moe {
 namespace {
 
+// Over 11,000 estimates of four searches (DeepSeek-V3, Qwen3-30B and 235B; GB200, H100) 99 % of the floors lay
+// below 1.07 of the estimate that followed, the highest at 1.12.
 constexpr double margin = 0.9;
 constexpr double memory_margin = 1.05;
 // Tokens per rank from which on larger micro-batches hardly use the device better, and what they may still gain.
