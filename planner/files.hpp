@@ -11,12 +11,13 @@ namespace moe {
 std::string read_file(const std::string& path);
 
 // Calls write(append) to produce the content piece by piece into PATH.partial, then fsyncs and renames. On any failure
-// (disk full, no permission) the partial file is removed and Error (failure) names path and reason. A path that is not a
-// regular file (/dev/stdout, /dev/full) is written directly.
-void write_file(const std::string& path, const std::function<void(const std::function<void(std::string_view)>& append)>& write);
+// (disk full, no permission) the partial file is removed and Error (failure) names path and reason. A path that is not
+// a regular file (/dev/stdout, /dev/full) is written directly.
+void write_file(const std::string& path,
+                const std::function<void(const std::function<void(std::string_view)>& append)>& write);
 void write_file(const std::string& path, const std::string& content);
 
 // The profiles folder: $MOE_PLAN_PROFILES, else beside the installed or built executable. Throws Error (failure).
 std::string profiles_folder();
 
-}  // namespace moe
+} // namespace moe
