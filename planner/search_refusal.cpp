@@ -94,6 +94,22 @@ std::int64_t nearest_gpus(const SearchRequest& request, const Stack& stack) {
         base.gpus, names(space.pinned()), base.gpus);
 }
 
+// Of the reasons that name a fixed field ("experts % ep" with --fix ep) the one that excluded most: a choice of the
+// user's explains more than degrees that search would have chosen otherwise. end() when there is none.
+std::map<std::string, Rejections::Reason>::const_iterator pinned_reason(const SearchSpace& space,
+                                                                        const Rejections& rejected) {
+    auto best = rejected.reasons.end();
+    for (auto it = rejected.reasons.begin(); it != rejected.reasons.end(); ++it) {
+        const std::string words = " " + it->first + " ";
+        const bool names_pinned =
+            std::any_of(space.pinned().begin(), space.pinned().end(), [&words](const std::string& field) {
+                return words.find(" " + field + " ") != std::string::npos;
+            });
+        if (names_pinned && (best == rejected.reasons.end() || it->second.count > best->second.count)) best = it;
+    }
+    return best;
+}
+
 } // namespace
 
 void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& estimator, const SearchSpace& space,
@@ -117,8 +133,10 @@ void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& 
             memory_remedy(request, stack, estimator, space));
     }
     const std::int64_t near = nearest_gpus(request, stack);
-    refuse("no plan for {} GPUs: {} of {} candidates fail '{}' ({}){}", gpus, most->second.count, total, most->first,
-           most->second.message, near == 0 ? std::string() : fmt::format("; {} GPUs would do", near));
+    const auto named = pinned_reason(space, failure.rejected);
+    const auto& [counter, reason] = named == reasons.end() ? *most : *named;
+    refuse("no plan for {} GPUs: {} of {} candidates fail '{}' ({}){}{}", gpus, reason.count, total, counter,
+           reason.message, others(counter), near == 0 ? std::string() : fmt::format("; {} GPUs would do", near));
 }
 
 } // namespace moe

@@ -440,6 +440,11 @@ TEST_CASE("search: requests without a plan are refused in one line that names re
     holds(refusal(request), "the fixed degrees (cp, tp) cannot all be part of");
     request.fixed = {{"tp", "8"}};
     holds(refusal(request), "num_key_value_heads = 4 is not divisible by tp = 8");
+    // 12 GPUs: tp 3 fails more candidates, but the fixed ep is what nothing can get around.
+    request = small_request(12, 48);
+    request.fixed = {{"ep", "12"}};
+    holds(refusal(request), "experts % ep");
+    request = small_request();
     request.fixed = {{"layout", "Ett|L"}};
     holds(refusal(request), "holds 2 decoder layers (t), the model has 7");
     request.fixed = {{"layout", "Ett|q"}};
