@@ -144,6 +144,7 @@ std::string header_of(const std::vector<TensorToWrite>& tensors, Dtype dtype) {
 }
 
 std::string encoded(const std::vector<float>& values, Dtype dtype) {
+    if (values.empty()) return {};
     std::string bytes(values.size() * (dtype == Dtype::bf16 ? 2 : 4), '\0');
     if (dtype == Dtype::f32) {
         std::memcpy(bytes.data(), values.data(), bytes.size());
