@@ -64,6 +64,9 @@ void print_profile(Console& console, const Hardware& hardware, const Microbench&
 void calibrate_verb(const CalibrateOptions& options) {
     if (options.backend == "cuda") refuse("--backend cuda: this version calibrates the CPU only; use --backend cpu");
     if (options.backend != "cpu") refuse("--backend {}: unknown; use cpu", options.backend);
+    // Known now rather than after the measurement.
+    const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
+    if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
     Console console(options.json);
     MicrobenchOptions how;
     how.progress = [&console](const std::string& line) { console.progress(line); };

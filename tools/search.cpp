@@ -60,9 +60,9 @@ void print_plans(Console& console, const SearchResult& result) {
         const auto& [plan, estimate] = result.plans[i];
         table.add({fmt::format("{}", i + 1), fmt::format("{:.4g}", estimate.tflops_per_gpu),
                    count_text(estimate.tokens_per_second_per_gpu), seconds_text(estimate.step_seconds),
-                   fmt::format("{:.1f}", gib(estimate.memory_bytes)), degree(plan.tp), degree(plan.cp), degree(plan.dp),
-                   degree(plan.pp), degree(plan.vpp), degree(plan.ep), degree(plan.etp), degree(plan.mbs),
-                   to_string(plan.precision), recompute::to_string(plan.recompute)});
+                   gib_text(estimate.memory_bytes), degree(plan.tp), degree(plan.cp), degree(plan.dp), degree(plan.pp),
+                   degree(plan.vpp), degree(plan.ep), degree(plan.etp), degree(plan.mbs), to_string(plan.precision),
+                   recompute::to_string(plan.recompute)});
     }
     console.line(table.text());
 }

@@ -41,6 +41,11 @@ std::string Table::text(int indent) const {
 
 double gib(double bytes) { return bytes / 1073741824.0; }
 
+std::string gib_text(double bytes) {
+    const double value = gib(bytes);
+    return value < 1.0 ? fmt::format("{:.3f}", value) : fmt::format("{:.1f}", value);
+}
+
 std::string seconds_text(double seconds) {
     const double size = std::abs(seconds);
     if (size >= 1.0 || size == 0.0) return fmt::format("{:.3f} s", seconds);
