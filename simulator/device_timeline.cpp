@@ -67,6 +67,7 @@ public:
           host_(-lead) {
         number_clocks();
         look_ahead();
+        begin_unit();
         std::size_t rows = 0;
         for (const Slot& slot : program_.slots)
             rows += program_.templates[static_cast<std::size_t>(slot.index)].ops.size();
@@ -96,7 +97,7 @@ public:
             if (missing) guess = false;
             if (!best.op) {
                 ++unit_;
-                position_[0] = position_[1] = Position{};
+                begin_unit();
                 continue;
             }
             execute(best);
@@ -120,6 +121,7 @@ public:
 private:
     struct Position {
         std::size_t slot = 0, op = 0;
+        double passed = 0.0, ops = 0.0, layers = 0.0; // ops done, and ops and layers of the whole lane
     };
     struct Candidate {
         const Op* op = nullptr;
@@ -150,6 +152,7 @@ private:
     // Computing between an op and the next communication of its template, and the number of layers in a template.
     void look_ahead() {
         until_.resize(program_.templates.size());
+        silent_from_.assign(program_.templates.size(), 0);
         layers_.assign(program_.templates.size(), 0);
         for (std::size_t t = 0; t < program_.templates.size(); ++t) {
             const std::vector<Op>& ops = program_.templates[t].ops;
@@ -158,6 +161,7 @@ private:
             for (std::size_t i = ops.size(); i-- > 0;) {
                 seconds = is_communication(ops[i].kind) ? 0.0 : seconds + (*run_.costs)[t][i].device;
                 until_[t][i] = seconds;
+                if (is_communication(ops[i].kind) && silent_from_[t] == 0) silent_from_[t] = i + 1;
                 if (i + 1 == ops.size() || ops[i].layer != ops[i + 1].layer) ++layers_[t];
             }
         }
@@ -218,25 +222,35 @@ private:
         return until_communication(lane) < until_communication(1 - lane);
     }
     double until_communication(int lane) const {
-        if (position_[lane].slot >= units_[unit_].lanes[lane].size()) return std::numeric_limits<double>::infinity();
-        const Slot& slot = program_.slots[slot_index(lane)];
-        return until_[static_cast<std::size_t>(slot.index)][position_[lane].op];
+        const std::vector<int>& slots = units_[unit_].lanes[lane];
+        if (position_[lane].slot >= slots.size()) return std::numeric_limits<double>::infinity();
+        double seconds = 0.0;
+        std::size_t op = position_[lane].op;
+        for (std::size_t i = position_[lane].slot; i < slots.size(); ++i, op = 0) {
+            const std::size_t t = template_of(slots[i]);
+            if (op < until_[t].size()) seconds += until_[t][op];
+            if (op < silent_from_[t]) break;
+        }
+        return seconds;
+    }
+    std::size_t template_of(int slot) const {
+        return static_cast<std::size_t>(program_.slots[static_cast<std::size_t>(slot)].index);
+    }
+    void begin_unit() {
+        for (int lane = 0; lane < 2; ++lane) {
+            position_[lane] = Position{};
+            if (done()) continue;
+            for (const int slot : units_[unit_].lanes[lane]) {
+                position_[lane].ops += static_cast<double>(program_.templates[template_of(slot)].ops.size());
+                position_[lane].layers += layers_[template_of(slot)];
+            }
+        }
     }
     // Part of the lane that one layer is.
-    double layer_share(int lane) const {
-        const Unit& unit = units_[unit_];
-        const Slot& slot = program_.slots[static_cast<std::size_t>(unit.lanes[lane].front())];
-        const double layers = std::max(1, layers_[static_cast<std::size_t>(slot.index)]);
-        return 1.0 / (layers * static_cast<double>(unit.lanes[lane].size()));
-    }
+    double layer_share(int lane) const { return 1.0 / std::max(1.0, position_[lane].layers); }
     double progress(int lane) const {
-        const Unit& unit = units_[unit_];
         const Position& p = position_[lane];
-        if (p.slot >= unit.lanes[lane].size()) return 1.0;
-        const auto t = static_cast<std::size_t>(program_.slots[slot_index(lane)].index);
-        const double ops = static_cast<double>(program_.templates[t].ops.size());
-        return (static_cast<double>(p.slot) + static_cast<double>(p.op) / ops) /
-               static_cast<double>(unit.lanes[lane].size());
+        return p.slot >= units_[unit_].lanes[lane].size() ? 1.0 : p.passed / p.ops;
     }
     Candidate next_slot(int lane) {
         ++position_[lane].slot;
@@ -284,6 +298,7 @@ private:
         else if (c.op->group.axes & axis::pipeline)
             ++meeting_, arrived_ = false;
         record(c, s, tmpl, end, busy);
+        position.passed += 1.0;
         if (++position.op == tmpl.ops.size()) {
             position.op = 0;
             ++position.slot;
@@ -320,6 +335,7 @@ private:
     std::vector<double> written_, read_;
     std::vector<std::vector<Access>> access_;
     std::vector<std::vector<double>> until_;
+    std::vector<std::size_t> silent_from_; // by template: the first op that no communication follows
     std::vector<int> layers_;
     double stream_free_[stream_count] = {};
     double host_;

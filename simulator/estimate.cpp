@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 namespace moe {
 
@@ -115,93 +116,114 @@ std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, con
     return sum;
 }
 
-// A bucket and the fractions of the chunk's time up to where its parameters begin and end.
-struct CutBucket {
-    BucketSize size;
-    double before = 0.0, after = 1.0;
-};
-
-// How time passes while the parameters of one domain go by, segment by segment.
-class Progress {
+// Finds the bucket that each segment's parameters are in, as the lowering cuts them: whole segments in order.
+class BucketFiller {
 public:
-    void add(double elements, double seconds) {
-        elements_.push_back(elements_.back() + elements);
-        seconds_.push_back(seconds_.back() + seconds);
+    explicit BucketFiller(const std::vector<BucketSize>& buckets) : buckets_(buckets), filled_(buckets.size(), 0) {}
+
+    // Index of the bucket that takes `part`; -1 when the stage has none like it.
+    int place(const BucketSize& part) {
+        int found = -1;
+        for (std::size_t i = 0; i < buckets_.size(); ++i) {
+            const BucketSize& b = buckets_[i];
+            if (b.domain != part.domain || b.group != part.group || b.weight_dtype != part.weight_dtype) continue;
+            found = static_cast<int>(i);
+            // Parts are padded each: one that does not fit may be too long by its padding only.
+            if (filled_[i] + part.elements / 2 <= b.elements) break;
+        }
+        if (found >= 0) filled_[static_cast<std::size_t>(found)] += part.elements;
+        return found;
     }
-    // Fraction of all time by the moment when `elements` have gone by.
-    double at(double elements) const {
-        std::size_t i = 1;
-        while (i + 1 < elements_.size() && elements_[i] < elements) ++i;
-        const double width = elements_[i] - elements_[i - 1];
-        const double part = width > 0.0 ? std::clamp((elements - elements_[i - 1]) / width, 0.0, 1.0) : 0.0;
-        const double time = seconds_[i - 1] + part * (seconds_[i] - seconds_[i - 1]);
-        return seconds_.back() > 0.0 ? std::min(1.0, time / seconds_.back()) : 0.0;
-    }
-    double total() const { return elements_.back(); }
 
 private:
-    std::vector<double> elements_{0.0}, seconds_{0.0};
+    const std::vector<BucketSize>& buckets_;
+    std::vector<std::int64_t> filled_;
 };
 
-// PP = 1: one bucket per so many layers, as the lowering cuts them, in order.
-std::vector<CutBucket> cut_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
-                                   const Segments& segments) {
-    Progress progress[2];
-    double layer_share = 0.0;
-    for (const auto& [id, count] : segments) {
+// The buckets of a chunk, and when its forward and backward use them.
+std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs, const Plan& plan,
+                                     const StageShape& shape) {
+    const std::vector<BucketSize> sizes =
+        plan.pp > 1 ? stage_buckets(cache, plan, shape.stage, shape.segments) : cache.stage_buckets(plan, shape.stage);
+    std::vector<BucketTime> times;
+    for (const BucketSize& size : sizes) times.push_back(time_of(costs, size, plan.optimizer.bf16_moments));
+    double forward = 0.0, backward = 0.0; // until the segment's forward begins, from the end of its backward
+    for (const auto& [id, count] : shape.segments) {
         const SegmentCost& cost = cache.cost(plan, id);
-        const double seconds = cost.forward.device + cost.backward.device;
-        double elements[2] = {0.0, 0.0};
-        for (const BucketSize& b : cache.buckets(plan, id))
-            elements[static_cast<std::size_t>(b.domain)] += static_cast<double>(b.elements);
-        for (int i = 0; i < count; ++i)
-            for (std::size_t d = 0; d < 2; ++d) progress[d].add(elements[d], seconds);
-        layer_share += count;
+        forward += cost.forward.device * count;
     }
-    layer_share = layer_share > 0.0 ? 1.0 / layer_share : 0.0;
-    const std::vector<BucketSize> buckets =
-        plan.pp > 1 ? stage_buckets(cache, plan, stage, segments) : cache.stage_buckets(plan, stage);
-    std::vector<CutBucket> result;
-    double sum[2] = {0.0, 0.0};
-    for (const BucketSize& b : buckets) {
-        const auto d = static_cast<std::size_t>(b.domain);
-        // Experts are needed half a layer after the layer begins; with several stages dense buckets of different kinds
-        // cover the whole chunk each.
-        const double late = b.domain == Domain::expert ? 0.5 * layer_share : 0.0;
-        const double first = plan.pp > 1 ? 0.0 : progress[d].at(sum[d]);
-        sum[d] += static_cast<double>(b.elements);
-        const double last = plan.pp > 1 ? 1.0 : progress[d].at(sum[d]);
-        result.push_back({b, std::min(1.0, first + late), std::max(0.0, last - late)});
+    std::vector<bool> used(sizes.size(), false);
+    BucketFiller filler(sizes);
+    for (const auto& [id, count] : shape.segments) {
+        const SegmentCost& cost = cache.cost(plan, id);
+        for (int i = 0; i < count; ++i) {
+            for (const BucketUse& use : cost.uses) {
+                const int found = filler.place(use.bucket);
+                if (found < 0) continue;
+                const auto b = static_cast<std::size_t>(found);
+                BucketTime& time = times[b];
+                time.after_read = std::max(time.after_read, forward - use.read);
+                time.after_written = std::max(time.after_written, backward + cost.backward.device - use.written);
+                if (!used[b]) time.after_final = backward + cost.backward.device - use.final;
+                time.after_final = std::min(time.after_final, backward + cost.backward.device - use.final);
+                used[b] = true;
+            }
+            forward -= cost.forward.device;
+            backward += cost.backward.device;
+        }
     }
-    return result;
+    return times;
 }
 
 ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& plan, const StageShape& shape) {
     ChunkModel chunk;
     chunk.segments = shape.segments;
-    chunk.saving.assign(plan.model->kinds.size(), {});
-    chunk.layers.assign(plan.model->kinds.size(), 0);
     std::vector<std::pair<const SegmentTime*, int>> forward, backward;
     for (const auto& [id, count] : chunk.segments) {
         const SegmentCost& cost = cache.cost(plan, id);
         forward.emplace_back(&cost.forward, count);
         backward.emplace_back(&cost.backward, count);
-        if (id.kind != SegmentKind::layer) continue;
-        chunk.saving[static_cast<std::size_t>(id.layer_kind)] = {cost.saving_per_layer, cost.saving_loss};
-        chunk.layers[static_cast<std::size_t>(id.layer_kind)] += count;
     }
     std::reverse(backward.begin(), backward.end());
     chunk.forward = chain(forward);
     chunk.backward = chain(backward);
-    for (const CutBucket& cut : cut_buckets(cache, plan, shape.stage, chunk.segments)) {
-        chunk.buckets.push_back(time_of(costs, cut.size, plan.optimizer.bf16_moments));
-        chunk.buckets.back().before = cut.before;
-        chunk.buckets.back().after = cut.after;
-    }
+    chunk.buckets = time_buckets(cache, costs, plan, shape);
+    chunk.reductions.resize(chunk.buckets.size());
+    std::iota(chunk.reductions.begin(), chunk.reductions.end(), std::size_t{0});
+    std::stable_sort(chunk.reductions.begin(), chunk.reductions.end(), [&chunk](std::size_t a, std::size_t b) {
+        return chunk.buckets[a].after_final > chunk.buckets[b].after_final;
+    });
     return chunk;
 }
 
-StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan) {
+// Micro-batches to play of a plan that has many: two numbers, from which the rest follows linearly.
+struct Probe {
+    int shorter, longer;
+    explicit Probe(const Plan& plan)
+        : shorter(3 * plan.pp + plan.micro_batches() % plan.pp), longer(shorter + plan.pp) {}
+};
+
+// The pairs of chunks that the schedule merges.
+std::vector<const MergedTime*> merged_pairs(SegmentCache& cache, const Shape& shape, const Plan& plan,
+                                            const StepModel& model, Orders& orders) {
+    const std::size_t n = model.chunks.size();
+    std::vector<const MergedTime*> merged(n * n, nullptr);
+    const int micro_batches = std::min(plan.micro_batches(), Probe(plan).longer);
+    for (int r = 0; r < plan.pp; ++r) {
+        const std::vector<Turn>& turns = orders.of(plan, micro_batches, r).turns;
+        const std::vector<int>& chunks = model.ranks[static_cast<std::size_t>(r)];
+        for (std::size_t i = 0; i + 1 < turns.size(); ++i) {
+            if (!turns[i].forward || turns[i + 1].forward) continue;
+            const auto a = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i].chunk)]),
+                       b = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i + 1].chunk)]);
+            if (merged[a * n + b] == nullptr)
+                merged[a * n + b] = &cache.merged(plan, shape.distinct[a].segments, shape.distinct[b].segments);
+        }
+    }
+    return merged;
+}
+
+StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, Orders& orders) {
     const CostModel costs(plan, cache.stack(), cache.routes());
     StepModel model;
     for (const StageShape& stage : shape.distinct) model.chunks.push_back(model_chunk(cache, costs, plan, stage));
@@ -213,6 +235,7 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan) 
     if (plan.pp > 1) model.message = price_bytes(costs, OpKind::send, bytes, dtype, groups::pipeline);
     if (plan.gpus > 1) model.norm = price_bytes(costs, OpKind::all_reduce, 4.0, Dtype::f32, groups::world);
     model.per_step = cache.stack().costs.step_seconds;
+    if (plan.ep_overlap) model.merged = merged_pairs(cache, shape, plan, model, orders);
     return model;
 }
 
@@ -254,8 +277,8 @@ Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, s
 }
 
 std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orders& orders) {
-    const int m = plan.micro_batches(), group = plan.pp;
-    const int shorter = 3 * group + m % group, longer = shorter + group;
+    const int m = plan.micro_batches();
+    const auto [shorter, longer] = Probe(plan);
     if (m <= longer) return play_step(plan, model, orders, m);
     std::vector<RankPlay> a = play_step(plan, model, orders, shorter), b = play_step(plan, model, orders, longer);
     const double times = static_cast<double>(m - longer) / (longer - shorter);
@@ -345,7 +368,7 @@ double FastEstimator::memory_bytes(const Plan& plan) {
 Estimate FastEstimator::estimate(const Plan& plan) {
     if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
     Estimate e;
-    const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan);
+    const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);
     const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);
     const std::size_t worst = slowest(plays);
     e.step_seconds = plays[worst].end + model.per_step;

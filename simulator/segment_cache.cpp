@@ -31,41 +31,33 @@ constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
 // Fields of a key that change times but no sizes: CUDA graphs, EP overlap, pipeline and data parallelism, moments.
 constexpr std::size_t timing_only[] = {12, 13, 15, 16, 17, 18};
 
-// Layers side by side in the two probes of merged slots, from which savings for other numbers follow.
-constexpr int few_layers = 2, many_layers = 6;
-
-// Makes a segment's input its own output, so that the same segment can stand for several layers in a row.
-void close_loop(Program& program) {
-    for (std::size_t t = 0; t < 2; ++t) {
-        const TensorId last = program.templates[t].ops.back().out.front();
-        const char* name = t == 0 ? "segment_in" : "segment_dout";
-        for (Template& tmpl : program.templates)
-            for (Op& op : tmpl.ops)
-                for (TensorId& id : op.in)
-                    if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].name == name) id = last;
-    }
-}
-
-// Steady state of merged slots of so many layers: from one pair and from three behind each other.
-double merged_seconds(const Stack& stack, const Program& segment, const std::shared_ptr<const ProgramCosts>& costs,
-                      int layers) {
-    constexpr int pairs = 3;
-    Program looped = segment;
-    close_loop(looped);
-    looped.in_flight = {2 * pairs};
-    looped.slots.clear();
-    std::vector<Unit> units;
-    for (int i = 0; i < pairs; ++i) {
-        Unit unit;
-        for (int lane = 0; lane < 2; ++lane) {
-            unit.lanes[lane].assign(static_cast<std::size_t>(layers), static_cast<int>(looped.slots.size()));
-            looped.slots.push_back({lane, 2 * i + lane});
+// When the ops of a run that touch each bucket's weights (forward) or gradients (backward) run.
+std::vector<BucketUse> uses_of(const Program& program, const RankRun& forward, const RankRun& backward) {
+    const auto root = [&program](TensorId id) {
+        const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
+        return base == no_tensor ? id : base;
+    };
+    const auto touches = [&root](const std::vector<TensorId>& ids, TensorId what) {
+        return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return id != no_tensor && root(id) == what; });
+    };
+    std::vector<BucketUse> uses;
+    for (const Bucket& b : program.buckets) {
+        BucketUse use{
+            {b.domain, b.elements, b.group, b.group_size, program.tensors[static_cast<std::size_t>(b.weights)].dtype},
+            end_of(forward),
+            end_of(backward),
+            0.0};
+        for (const TimelineRow& row : forward.rows)
+            if (touches(program.templates[0].ops[static_cast<std::size_t>(row.op)].in, b.weights))
+                use.read = std::min(use.read, row.start);
+        for (const TimelineRow& row : backward.rows) {
+            if (!touches(program.templates[1].ops[static_cast<std::size_t>(row.op)].out, b.gradients)) continue;
+            use.written = std::min(use.written, row.start);
+            use.final = std::max(use.final, row.end);
         }
-        units.push_back(std::move(unit));
+        uses.push_back(use);
     }
-    const auto program = std::make_shared<const Program>(std::move(looped));
-    const double one = end_of(play_alone(stack, program, costs, {units.front()}, far_ahead));
-    return (end_of(play_alone(stack, program, costs, units, far_ahead)) - one) / (pairs - 1);
+    return uses;
 }
 
 } // namespace
@@ -162,11 +154,13 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
     const auto costs = std::make_shared<const ProgramCosts>(price(model, *program));
 
     auto result = std::make_unique<SegmentCost>();
+    RankRun runs[2];
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result->forward : result->backward;
         Unit unit;
         unit.lanes[0] = {slot};
-        const RankRun ahead = play_alone(stack_, program, costs, {unit}, far_ahead);
+        RankRun& ahead = runs[slot];
+        ahead = play_alone(stack_, program, costs, {unit}, far_ahead);
         const RankRun together = play_alone(stack_, program, costs, {unit}, 0.0);
         time.device = end_of(ahead);
         time.together = end_of(together);
@@ -175,15 +169,23 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.parts = breakdown_of(plan, ahead, time.device);
         for (const OpCost& c : (*costs)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
     }
-    if (plan.ep_overlap) {
-        const double apart = result->forward.device + result->backward.device;
-        const double few = few_layers * apart - merged_seconds(stack_, *program, costs, few_layers);
-        const double many = many_layers * apart - merged_seconds(stack_, *program, costs, many_layers);
-        result->saving_per_layer = (many - few) / (many_layers - few_layers);
-        result->saving_loss = result->saving_per_layer * few_layers - few;
-    }
+    result->uses = uses_of(*program, runs[0], runs[1]);
     const std::lock_guard<std::mutex> lock(mutex_);
     return *costs_.emplace(k, std::move(result)).first->second;
+}
+
+const MergedTime& SegmentCache::merged(const Plan& plan, const Segments& forward, const Segments& backward) {
+    const std::array<Placement, 5> where = placements(plan);
+    std::tuple<CostKey, Segments, Segments> k;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        k = {{key(plan, {}), where}, forward, backward};
+        const auto it = merged_.find(k);
+        if (it != merged_.end()) return *it->second;
+    }
+    auto time = std::make_unique<MergedTime>(play_merged(CostModel(plan, stack_, routes_), forward, backward));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *merged_.emplace(std::move(k), std::move(time)).first->second;
 }
 
 const std::vector<BucketSize>& SegmentCache::buckets(const Plan& plan, SegmentId id) {

@@ -5,6 +5,7 @@
 #include "planner/memory.hpp"
 #include "planner/search.hpp"
 #include "simulator/cost/cost.hpp"
+#include "simulator/merged_slots.hpp"
 #include "simulator/shapes.hpp"
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,10 +29,16 @@ struct SegmentTime {
     Breakdown parts;         // of `device`
 };
 
+// When a segment uses the parameters of one bucket, in seconds of its forward or backward, the host being far ahead.
+struct BucketUse {
+    BucketSize bucket;                 // of the segment alone
+    double read = 0.0;                 // into the forward: weights first needed
+    double written = 0.0, final = 0.0; // into the backward: gradients first touched, and finished
+};
+
 struct SegmentCost {
     SegmentTime forward, backward;
-    // EP overlap: n layers forward beside n backward take slope * n - loss less than apart (the ends do not overlap).
-    double saving_per_layer = 0.0, saving_loss = 0.0;
+    std::vector<BucketUse> uses; // in the order of declaration
 };
 
 // Each group of either domain has a bit of its own, since axes are five bits.
@@ -51,6 +59,8 @@ public:
 
     SegmentSize size(const Plan& plan, SegmentId id);
     const SegmentCost& cost(const Plan& plan, SegmentId id);
+    // EP overlap: a chunk's forward beside a chunk's backward.
+    const MergedTime& merged(const Plan& plan, const Segments& forward, const Segments& backward);
     // Buckets of the segment alone; elements only, groups as in this plan.
     const std::vector<BucketSize>& buckets(const Plan& plan, SegmentId id);
     // Buckets of a whole stage, cut as the lowering cuts them.
@@ -71,6 +81,7 @@ private:
     std::mutex mutex_;
     std::map<Key, std::unique_ptr<SegmentSize>> sizes_;
     std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
+    std::map<std::tuple<CostKey, Segments, Segments>, std::unique_ptr<MergedTime>> merged_;
     std::map<Key, std::unique_ptr<std::vector<BucketSize>>> buckets_, stage_buckets_;
     std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by position
 };

@@ -161,9 +161,8 @@ private:
         const double start = std::max({rank.free, arrived, rank.host});
         const double spent = seconds(rank, slot, start);
         rank.play.host += spent - slot.ahead;
-        double end = start + spent;
+        const double end = finish_slot(r, turn, start, start + spent, start + spent);
         issue(rank, slot, end);
-        end = finish_slot(r, turn, start, end);
         rank.free = end;
         ++rank.next;
     }
@@ -174,59 +173,60 @@ private:
         const double start_a = std::max({rank.free, arrived_a, rank.host}),
                      start_b = std::max({rank.free, arrived_b, rank.host});
         const SlotTime &slot_a = slot_of(r, a), &slot_b = slot_of(r, b);
+        const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
-        const double spent_a = seconds(rank, slot_a, start_a);
-        issue(rank, slot_a, start_a + spent_a);
-        const double spent_b = std::max(slot_b.ahead, slot_b.together - std::max(0.0, start_b + spent_a - rank.host));
-        const double alone = start_a <= start_b ? spent_a : spent_b, other = start_a <= start_b ? spent_b : spent_a;
-        const double together = alone > 0.0 ? std::max(0.0, 1.0 - (late - early) / alone) : 0.0;
-        const double saved = pair_saving(r, a.chunk, b.chunk) * together;
-        double end = std::max(early + spent_a + spent_b - saved, late + other);
-        rank.play.saved += std::max(0.0, spent_a + spent_b - (end - late) - std::min(late - early, alone));
-        rank.play.host += spent_a - slot_a.ahead + spent_b - slot_b.ahead;
-        issue(rank, slot_b, end);
-        end = std::max(finish_slot(r, a, start_a, end), finish_slot(r, b, start_b, end));
+        const double both = std::max(merged.ahead, merged.together - (early - rank.host));
+        const double first = start_a <= start_b ? slot_a.ahead : slot_b.ahead;
+        const double apart = slot_a.ahead + slot_b.ahead, other = apart - first;
+        const double share = first > 0.0 ? std::max(0.0, 1.0 - (late - early) / first) : 0.0;
+        const double end = std::max(early + apart - (apart - both) * share, late + other);
+        rank.play.saved += std::max(0.0, apart - (end - late) - std::min(late - early, first));
+        rank.play.host += both - merged.ahead;
+        const double sent_a = std::max(start_a + slot_a.ahead, end - merged.ahead + merged.forward_end);
+        const double sent_b = std::max(start_b + slot_b.ahead, end - merged.ahead + merged.backward_end);
+        finish_slot(r, a, start_a, end, sent_a);
+        finish_slot(r, b, start_b, end, sent_b);
+        rank.host = merged.waits ? end - merged.lead_after : rank.host + slot_a.host + slot_b.host;
         rank.free = end;
         rank.next += 2;
     }
 
-    double pair_saving(int r, int forward, int backward) const {
-        const ChunkModel &a = chunk(r, forward), &b = chunk(r, backward);
-        double saved = 0.0;
-        for (std::size_t k = 0; k < a.layers.size(); ++k) {
-            const int layers = std::min(a.layers[k], b.layers[k]);
-            if (layers > 0) saved += std::max(0.0, a.saving[k].per_layer * layers - a.saving[k].loss);
-        }
-        return saved;
+    const MergedTime& merged_of(int r, const Turn& a, const Turn& b) const {
+        const std::vector<int>& chunks = model_.ranks[static_cast<std::size_t>(r)];
+        const auto index = [&chunks](const Turn& turn) {
+            return static_cast<std::size_t>(chunks[static_cast<std::size_t>(turn.chunk)]);
+        };
+        return *model_.merged[index(a) * model_.chunks.size() + index(b)];
     }
 
-    // Waits for weights in the first forward, reduces gradients in the last backward, sends to the neighbour.
-    double finish_slot(int r, const Turn& turn, double start, double end) {
+    // Waits for weights in the first forward, reduces gradients in the last backward, sends to the neighbour what is
+    // there at `sent`. Merged pairs hold neither the first forward nor the last backward of a chunk (see order()).
+    double finish_slot(int r, const Turn& turn, double start, double end, double sent) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
-        const std::vector<BucketTime>& buckets = chunk(r, turn.chunk).buckets;
-        const double length = end - start;
-        if (turn.forward && rank.forwards_left[c]-- == micro_batches_) {
-            const double before = end;
+        const ChunkModel& model = chunk(r, turn.chunk);
+        const std::vector<BucketTime>& buckets = model.buckets;
+        const double before = end;
+        if (turn.forward && rank.forwards_left[c]-- == micro_batches_)
             for (std::size_t i = 0; i < buckets.size(); ++i)
-                end = std::max(end, rank.gathered[c][i] + (1.0 - buckets[i].before) * length);
-            rank.play.data += end - before;
-        }
-        if (!turn.forward && rank.backwards_left[c] == micro_batches_) {
-            const double before = end;
+                end = std::max(end, rank.gathered[c][i] + buckets[i].after_read);
+        if (!turn.forward && rank.backwards_left[c] == micro_batches_)
             for (std::size_t i = 0; i < buckets.size(); ++i)
-                end = std::max(end, rank.zeroed[c][i] + buckets[i].after * length);
-            rank.play.data += end - before;
-        }
-        if (!turn.forward && --rank.backwards_left[c] == 0)
-            for (std::size_t i = buckets.size(); i-- > 0;) {
-                const double ready = end - buckets[i].before * length;
+                end = std::max(end, rank.zeroed[c][i] + buckets[i].after_written);
+        rank.play.data += end - before;
+        sent += end - before;
+        if (!turn.forward && --rank.backwards_left[c] == 0) {
+            // A late host stretches the backward evenly.
+            const double stretch = model.backward.ahead > 0.0 ? (end - start) / model.backward.ahead : 1.0;
+            for (const std::size_t i : model.reductions) {
+                const double ready = end - buckets[i].after_final * stretch;
                 rank.data_free = std::max(rank.data_free, ready) + buckets[i].reduce;
             }
+        }
         const int stage = turn.chunk * plan_.pp + r;
         const int to = turn.forward ? stage + 1 : stage - 1;
         if (to >= 0 && to < stages_) {
-            rank.out_free = std::max(rank.out_free, end) + model_.message;
+            rank.out_free = std::max(rank.out_free, sent) + model_.message;
             (turn.forward ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
         }
         return end;

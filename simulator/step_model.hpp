@@ -20,33 +20,30 @@ struct SlotTime {
     double lead_after = 0.0;
 };
 
-// A bucket of gradients: what its gather, reduction and update cost, and how far into the chunk its layers begin.
+// A bucket of gradients: what its gather, reduction and update cost, and when the chunk uses it.
 struct BucketTime {
     double gather = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
-    double before = 0.0,
-           after = 1.0;     // fractions of the chunk's work up to the bucket's first and behind its last layer
     bool late_zero = false; // its gradients are zeroed behind the gathers, which pass through the same memory
-};
-
-// See SegmentCost.
-struct Saving {
-    double per_layer = 0.0, loss = 0.0;
+    // Seconds of the chunk's forward from the first use of the weights to the end; of its backward from the first and
+    // from the last addition to the gradients to the end. The host being far ahead.
+    double after_read = 0.0, after_written = 0.0, after_final = 0.0;
 };
 
 struct ChunkModel {
     SlotTime forward, backward;
     std::vector<std::pair<SegmentId, int>> segments; // with counts
-    std::vector<BucketTime> buckets;
-    std::vector<Saving> saving; // by kind of layer: what merged pairs of its layers save
-    std::vector<int> layers;    // by kind of layer
+    std::vector<BucketTime> buckets;                 // in the order of their gathers
+    std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished
 };
 
 struct StepModel {
     std::vector<ChunkModel> chunks;      // distinct ones
     std::vector<std::vector<int>> ranks; // [pipeline rank][chunk]: index into chunks
-    double message = 0.0;                // seconds of one activation between stages
-    double norm = 0.0;                   // all-reduce of the gradient norm
-    double per_step = 0.0;               // the stack's fixed time
+    // EP overlap, [forward * chunks.size() + backward]: the pairs that the schedule merges, empty for others.
+    std::vector<const MergedTime*> merged;
+    double message = 0.0;  // seconds of one activation between stages
+    double norm = 0.0;     // all-reduce of the gradient norm
+    double per_step = 0.0; // the stack's fixed time
 };
 
 // What playing a number of micro-batches gives, for one pipeline rank.
