@@ -146,8 +146,12 @@ private:
         written_.assign(static_cast<std::size_t>(clocks), 0.0);
         read_.assign(static_cast<std::size_t>(clocks), 0.0);
         access_.resize(program_.templates.size());
-        for (std::size_t t = 0; t < program_.templates.size(); ++t)
+        std::vector<bool> used(program_.templates.size(), false);
+        for (const Slot& slot : program_.slots) used[static_cast<std::size_t>(slot.index)] = true;
+        for (std::size_t t = 0; t < program_.templates.size(); ++t) {
+            if (!used[t]) continue;
             for (const Op& op : program_.templates[t].ops) access_[t].push_back({roots(op.in), roots(op.out)});
+        }
     }
     // Computing between an op and the next communication of its template, and the number of layers in a template.
     void look_ahead() {

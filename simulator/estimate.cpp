@@ -162,10 +162,9 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs
                 if (found < 0) continue;
                 const auto b = static_cast<std::size_t>(found);
                 BucketTime& time = times[b];
-                time.after_read = std::max(time.after_read, forward - use.read);
-                time.after_written = std::max(time.after_written, backward + cost.backward.device - use.written);
-                if (!used[b]) time.after_final = backward + cost.backward.device - use.final;
-                time.after_final = std::min(time.after_final, backward + cost.backward.device - use.final);
+                time.after_read = std::max(time.after_read, forward - cost.forward.device + use.after_read);
+                time.after_written = std::max(time.after_written, backward + use.after_written);
+                if (!used[b]) time.after_final = backward + use.after_final; // the first segment is the last to finish
                 used[b] = true;
             }
             forward -= cost.forward.device;
@@ -204,10 +203,12 @@ struct Probe {
 };
 
 // The pairs of chunks that the schedule merges.
-std::vector<const MergedTime*> merged_pairs(SegmentCache& cache, const Shape& shape, const Plan& plan,
-                                            const StepModel& model, Orders& orders) {
+std::vector<MergedTime> merged_pairs(SegmentCache& cache, const CostModel& costs, const Shape& shape, const Plan& plan,
+                                     const StepModel& model, Orders& orders) {
     const std::size_t n = model.chunks.size();
-    std::vector<const MergedTime*> merged(n * n, nullptr);
+    std::vector<MergedTime> merged(n * n);
+    std::vector<bool> known(n * n, false);
+    MergedPlayer player(costs);
     const int micro_batches = std::min(plan.micro_batches(), Probe(plan).longer);
     for (int r = 0; r < plan.pp; ++r) {
         const std::vector<Turn>& turns = orders.of(plan, micro_batches, r).turns;
@@ -216,8 +217,9 @@ std::vector<const MergedTime*> merged_pairs(SegmentCache& cache, const Shape& sh
             if (!turns[i].forward || turns[i + 1].forward) continue;
             const auto a = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i].chunk)]),
                        b = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i + 1].chunk)]);
-            if (merged[a * n + b] == nullptr)
-                merged[a * n + b] = &cache.merged(plan, shape.distinct[a].segments, shape.distinct[b].segments);
+            if (known[a * n + b]) continue;
+            known[a * n + b] = true;
+            merged[a * n + b] = cache.merged(plan, player, shape.distinct[a].segments, shape.distinct[b].segments);
         }
     }
     return merged;
@@ -235,7 +237,7 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, 
     if (plan.pp > 1) model.message = price_bytes(costs, OpKind::send, bytes, dtype, groups::pipeline);
     if (plan.gpus > 1) model.norm = price_bytes(costs, OpKind::all_reduce, 4.0, Dtype::f32, groups::world);
     model.per_step = cache.stack().costs.step_seconds;
-    if (plan.ep_overlap) model.merged = merged_pairs(cache, shape, plan, model, orders);
+    if (plan.ep_overlap) model.merged = merged_pairs(cache, costs, shape, plan, model, orders);
     return model;
 }
 
@@ -362,7 +364,8 @@ double FastEstimator::memory_bytes(const Plan& plan) {
                  plan.hardware->communicator_bytes * std::popcount(used);
         worst = std::max(worst, bytes);
     }
-    return worst;
+    // Ranks on CPUs share the memory of one machine.
+    return plan.hardware->cpu ? worst * plan.gpus : worst;
 }
 
 Estimate FastEstimator::estimate(const Plan& plan) {

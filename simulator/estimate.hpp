@@ -15,6 +15,8 @@ public:
     FastEstimator(std::shared_ptr<const Hardware> hardware, Stack stack);
     ~FastEstimator() override;
 
+    // Of everything that shares hardware.memory_bytes: one rank on GPUs, all ranks of the job on CPUs (where the
+    // Estimate's memory_bytes stays that of the fullest rank).
     double memory_bytes(const Plan& plan) override;
     Estimate estimate(const Plan& plan) override;
 

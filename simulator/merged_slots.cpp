@@ -13,10 +13,14 @@ namespace {
 constexpr int pairs = 3;          // behind each other; the last shows the steady state
 constexpr double far_ahead = 1e3; // seconds; no pair lasts as long
 
-// Templates of a Program made of segments; all layers of a kind share one pair of templates and its tensors.
+// Neighbours have tensors of their own, so that the next layer's communication can begin under this one's computing.
+// Only rings of context parallelism send what was there before.
+int copies_of(const Plan& plan) { return plan.cp > 1 ? 4 : 1; }
+
+// Templates of a Program made of segments; layers of a kind take turns with a few pairs of templates.
 class Lanes {
 public:
-    explicit Lanes(const CostModel& model) : model_(model) {
+    explicit Lanes(const CostModel& model) : model_(model), copies_(copies_of(model.plan())) {
         program_.in_flight = {2 * pairs};
         for (TensorId& edge : edges_) edge = add_edge();
         for (int lane = 0; lane < 2; ++lane) {
@@ -29,7 +33,8 @@ public:
     std::vector<int> forward(const Segments& segments) {
         std::vector<int> lane;
         if (receives(segments)) lane.push_back(arrivals_[0]);
-        for (const auto& [id, count] : segments) lane.insert(lane.end(), static_cast<std::size_t>(count), add(id));
+        for (const auto& [id, count] : segments)
+            for (int i = 0; i < count; ++i) lane.push_back(add(id, i % copies_));
         if (sends(segments)) lane.push_back(departures_[0]);
         return lane;
     }
@@ -37,12 +42,20 @@ public:
         std::vector<int> lane;
         if (sends(segments)) lane.push_back(arrivals_[1]);
         for (auto it = segments.rbegin(); it != segments.rend(); ++it)
-            lane.insert(lane.end(), static_cast<std::size_t>(it->second), add(it->first) + 1);
+            for (int i = it->second; i-- > 0;) lane.push_back(add(it->first, i % copies_) + 1);
         if (receives(segments)) lane.push_back(departures_[1]);
         return lane;
     }
-    Program take_program() { return std::move(program_); }
-    ProgramCosts take_costs() { return std::move(costs_); }
+    Program& program() { return program_; }
+    const ProgramCosts& costs() const { return costs_; }
+    // A run of the slots in the Program, which the caller keeps alive.
+    RankRun play(const std::vector<Unit>& units, double lead) const {
+        RankRun run;
+        run.program = std::shared_ptr<const Program>(std::shared_ptr<const Program>(), &program_);
+        run.costs = std::shared_ptr<const ProgramCosts>(std::shared_ptr<const ProgramCosts>(), &costs_);
+        play_segment(model_.stack(), run, units, lead);
+        return run;
+    }
 
 private:
     static bool receives(const Segments& s) { return s.empty() || s.front().first.kind != SegmentKind::embedding; }
@@ -69,8 +82,8 @@ private:
     }
 
     // Index of the segment's forward template; its backward follows.
-    int add(SegmentId id) {
-        const auto known = templates_.find(id);
+    int add(SegmentId id, int copy) {
+        const auto known = templates_.find({id, copy});
         if (known != templates_.end()) return known->second;
         Program segment = lower_segment(model_.plan(), id.kind, id.layer_kind);
         ProgramCosts costs = price(model_, segment);
@@ -89,7 +102,7 @@ private:
         std::move(segment.tensors.begin(), segment.tensors.end(), std::back_inserter(program_.tensors));
         std::move(segment.templates.begin(), segment.templates.end(), std::back_inserter(program_.templates));
         std::move(costs.begin(), costs.end(), std::back_inserter(costs_));
-        return templates_[id] = index;
+        return templates_[{id, copy}] = index;
     }
 
     // Makes a segment's input and output views of the edges. Bases are those of the whole Program already.
@@ -127,18 +140,19 @@ private:
     }
 
     const CostModel& model_;
+    int copies_;
     Program program_;
     ProgramCosts costs_;
-    std::map<SegmentId, int> templates_;
+    std::map<std::pair<SegmentId, int>, int> templates_;
     TensorId edges_[2];
     int arrivals_[2], departures_[2];
 };
 
-// `count` pairs behind each other as slots of the Program, each of its own two micro-batches.
-std::vector<Unit> units_of_pairs(Program& program, const std::vector<int> (&lanes)[2], int count) {
+// Pairs behind each other as slots of the Program, each of its own two micro-batches.
+std::vector<Unit> units_of_pairs(Program& program, const std::vector<int> (&lanes)[2]) {
     std::vector<Unit> units;
     program.slots.clear();
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < pairs; ++i) {
         Unit unit;
         for (int lane = 0; lane < 2; ++lane)
             for (const int index : lanes[lane]) {
@@ -167,30 +181,54 @@ Ends ends_of(const RankRun& run) {
 
 } // namespace
 
-MergedTime play_merged(const CostModel& model, const Segments& forward, const Segments& backward) {
+double layer_period(const CostModel& model, SegmentId id, bool forward) {
+    constexpr int layers = 6;
     Lanes lanes(model);
+    const Segments row{{id, layers}};
+    std::vector<int> slots = forward ? lanes.forward(row) : lanes.backward(row);
+    Program& program = lanes.program();
+    Unit unit;
+    for (const int index : slots) {
+        unit.lanes[0].push_back(static_cast<int>(program.slots.size()));
+        program.slots.push_back({index, forward ? 0 : 1});
+    }
+    const RankRun run = lanes.play({unit}, far_ahead);
+    double first = 0.0, last = 0.0; // slot 0 is the message
+    for (const TimelineRow& op : run.rows) {
+        if (op.slot == 1) first = std::max(first, op.end);
+        if (op.slot <= layers) last = std::max(last, op.end);
+    }
+    return (last - first) / (layers - 1);
+}
+
+struct MergedPlayer::State {
+    explicit State(const CostModel& model) : lanes(model) {}
+    Lanes lanes;
+};
+
+MergedPlayer::MergedPlayer(const CostModel& model) : model_(model) {}
+MergedPlayer::~MergedPlayer() = default;
+
+MergedTime MergedPlayer::play(const Segments& forward, const Segments& backward) {
+    if (!state_) state_ = std::make_unique<State>(model_);
+    Lanes& lanes = state_->lanes;
     const std::vector<int> slots[2] = {lanes.forward(forward), lanes.backward(backward)};
-    Program program = lanes.take_program();
-    const auto costs = std::make_shared<const ProgramCosts>(lanes.take_costs());
-    const auto play = [&](int count, double lead) {
-        RankRun run;
-        const std::vector<Unit> units = units_of_pairs(program, slots, count);
-        run.program = std::make_shared<const Program>(program);
-        run.costs = costs;
-        play_segment(model.stack(), run, units, lead);
-        return run;
-    };
-    const RankRun ahead = play(pairs, far_ahead), together = play(1, 0.0);
+    const std::vector<Unit> units = units_of_pairs(lanes.program(), slots);
+    const RankRun ahead = lanes.play(units, far_ahead);
     const Ends ends = ends_of(ahead);
     const double steady = (ends.of(pairs - 1) - ends.of(0)) / (pairs - 1);
     MergedTime time;
     for (int lane = 0; lane < 2; ++lane)
         for (const int t : slots[lane])
-            for (const OpCost& cost : (*costs)[static_cast<std::size_t>(t)])
+            for (const OpCost& cost : lanes.costs()[static_cast<std::size_t>(t)])
                 time.waits = time.waits || cost.waits_for_counts;
     time.lead_after = ends.of(pairs - 1) - ahead.host_seconds;
     time.ahead = steady;
-    time.together = ends_of(together).of(0) - (ends.of(0) - steady);
+    time.together = steady;
+    // A host that issues a pair in half of its time is never late.
+    const double host = (ahead.host_seconds + far_ahead) / pairs;
+    if (time.waits || host > 0.5 * steady)
+        time.together = ends_of(lanes.play({units.front()}, 0.0)).of(0) - (ends.of(0) - steady);
     // A host that waits on the way has the lead of the pair before: only the first of these was far ahead.
     if (time.waits && ends.of(0) < steady) {
         time.ahead = ends.of(0);

@@ -1,8 +1,10 @@
-// EP overlap: the forward of one chunk beside the backward of another, played op by op.
+// Segments strung together and played op by op: layers in a row, and under EP overlap a forward beside a backward.
 #pragma once
 
 #include "simulator/cost/cost.hpp"
 #include "simulator/shapes.hpp"
+
+#include <memory>
 
 namespace moe {
 
@@ -15,7 +17,23 @@ struct MergedTime {
     double lead_after = 0.0;
 };
 
-// Segments in forward order, with counts; all of the model's plan.
-MergedTime play_merged(const CostModel& model, const Segments& forward, const Segments& backward);
+// Seconds of one direction of a layer among others of its kind: communication that depends on nothing before it (keys
+// and values of the backward's ring) runs under the layer before. The host being far ahead.
+double layer_period(const CostModel& model, SegmentId id, bool forward);
+
+// Plays pairs of chunks of one plan; each segment is lowered and priced once.
+class MergedPlayer {
+public:
+    explicit MergedPlayer(const CostModel& model); // which must outlive the player
+    ~MergedPlayer();
+
+    // Segments in forward order, with counts.
+    MergedTime play(const Segments& forward, const Segments& backward);
+
+private:
+    struct State;
+    const CostModel& model_;
+    std::unique_ptr<State> state_; // since the first pair
+};
 
 } // namespace moe

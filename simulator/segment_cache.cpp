@@ -26,6 +26,20 @@ double end_of(const RankRun& run) {
     return end;
 }
 
+// What a layer saves among others like it is communication.
+void run_on(SegmentTime& time, double period) {
+    double saved = time.device - period;
+    if (saved <= 0.0) return;
+    time.device -= saved;
+    time.together -= saved;
+    Breakdown& b = time.parts;
+    for (double* part : {&b.context, &b.tensor, &b.expert, &b.host, &b.bubble, &b.compute}) {
+        const double here = std::min(*part, saved);
+        *part -= here;
+        saved -= here;
+    }
+}
+
 constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
 
 // Fields of a key that change times but no sizes: CUDA graphs, EP overlap, pipeline and data parallelism, moments.
@@ -41,19 +55,17 @@ std::vector<BucketUse> uses_of(const Program& program, const RankRun& forward, c
         return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return id != no_tensor && root(id) == what; });
     };
     std::vector<BucketUse> uses;
+    const double end = end_of(backward);
     for (const Bucket& b : program.buckets) {
-        BucketUse use{
-            {b.domain, b.elements, b.group, b.group_size, program.tensors[static_cast<std::size_t>(b.weights)].dtype},
-            end_of(forward),
-            end_of(backward),
-            0.0};
+        const Dtype dtype = program.tensors[static_cast<std::size_t>(b.weights)].dtype;
+        BucketUse use{{b.domain, b.elements, b.group, b.group_size, dtype}, 0.0, 0.0, end};
         for (const TimelineRow& row : forward.rows)
             if (touches(program.templates[0].ops[static_cast<std::size_t>(row.op)].in, b.weights))
-                use.read = std::min(use.read, row.start);
+                use.after_read = std::max(use.after_read, end_of(forward) - row.start);
         for (const TimelineRow& row : backward.rows) {
             if (!touches(program.templates[1].ops[static_cast<std::size_t>(row.op)].out, b.gradients)) continue;
-            use.written = std::min(use.written, row.start);
-            use.final = std::max(use.final, row.end);
+            use.after_written = std::max(use.after_written, end - row.start);
+            use.after_final = std::min(use.after_final, end - row.end);
         }
         uses.push_back(use);
     }
@@ -167,6 +179,8 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.host = together.host_seconds;
         time.lead_after = time.device - ahead.host_seconds;
         time.parts = breakdown_of(plan, ahead, time.device);
+        // Only rings of context parallelism send what was there before.
+        if (id.kind == SegmentKind::layer && plan.cp > 1) run_on(time, layer_period(model, id, slot == 0));
         for (const OpCost& c : (*costs)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
     }
     result->uses = uses_of(*program, runs[0], runs[1]);
@@ -174,18 +188,19 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
     return *costs_.emplace(k, std::move(result)).first->second;
 }
 
-const MergedTime& SegmentCache::merged(const Plan& plan, const Segments& forward, const Segments& backward) {
+MergedTime SegmentCache::merged(const Plan& plan, MergedPlayer& player, const Segments& forward,
+                                const Segments& backward) {
     const std::array<Placement, 5> where = placements(plan);
     std::tuple<CostKey, Segments, Segments> k;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         k = {{key(plan, {}), where}, forward, backward};
         const auto it = merged_.find(k);
-        if (it != merged_.end()) return *it->second;
+        if (it != merged_.end()) return it->second;
     }
-    auto time = std::make_unique<MergedTime>(play_merged(CostModel(plan, stack_, routes_), forward, backward));
+    const MergedTime time = player.play(forward, backward);
     const std::lock_guard<std::mutex> lock(mutex_);
-    return *merged_.emplace(std::move(k), std::move(time)).first->second;
+    return merged_.emplace(std::move(k), time).first->second;
 }
 
 const std::vector<BucketSize>& SegmentCache::buckets(const Plan& plan, SegmentId id) {

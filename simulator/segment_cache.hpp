@@ -21,19 +21,19 @@ namespace moe {
 
 // One direction of a segment, played alone.
 struct SegmentTime {
-    double device = 0.0;     // the host being far ahead
-    double together = 0.0;   // host and device starting at the same time
+    double device = 0.0;     // among others like it, the host being far ahead
+    double together = 0.0;   // the same, host and device starting at the same time
     double host = 0.0;       // time of the host until everything is issued
     bool waits = false;      // the host waits for routed counts on the way: its lead is lost,
     double lead_after = 0.0; // and at the end it is so far ahead
     Breakdown parts;         // of `device`
 };
 
-// When a segment uses the parameters of one bucket, in seconds of its forward or backward, the host being far ahead.
+// When a segment uses the parameters of one bucket: seconds until the end of its forward from the first use of the
+// weights, and of its backward from the first and from the last addition to the gradients. The host being far ahead.
 struct BucketUse {
-    BucketSize bucket;                 // of the segment alone
-    double read = 0.0;                 // into the forward: weights first needed
-    double written = 0.0, final = 0.0; // into the backward: gradients first touched, and finished
+    BucketSize bucket; // of the segment alone
+    double after_read = 0.0, after_written = 0.0, after_final = 0.0;
 };
 
 struct SegmentCost {
@@ -59,8 +59,8 @@ public:
 
     SegmentSize size(const Plan& plan, SegmentId id);
     const SegmentCost& cost(const Plan& plan, SegmentId id);
-    // EP overlap: a chunk's forward beside a chunk's backward.
-    const MergedTime& merged(const Plan& plan, const Segments& forward, const Segments& backward);
+    // EP overlap: a chunk's forward beside a chunk's backward. `player` must be of the plan.
+    MergedTime merged(const Plan& plan, MergedPlayer& player, const Segments& forward, const Segments& backward);
     // Buckets of the segment alone; elements only, groups as in this plan.
     const std::vector<BucketSize>& buckets(const Plan& plan, SegmentId id);
     // Buckets of a whole stage, cut as the lowering cuts them.
@@ -81,7 +81,7 @@ private:
     std::mutex mutex_;
     std::map<Key, std::unique_ptr<SegmentSize>> sizes_;
     std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
-    std::map<std::tuple<CostKey, Segments, Segments>, std::unique_ptr<MergedTime>> merged_;
+    std::map<std::tuple<CostKey, Segments, Segments>, MergedTime> merged_;
     std::map<Key, std::unique_ptr<std::vector<BucketSize>>> buckets_, stage_buckets_;
     std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by position
 };

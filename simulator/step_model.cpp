@@ -196,7 +196,7 @@ private:
         const auto index = [&chunks](const Turn& turn) {
             return static_cast<std::size_t>(chunks[static_cast<std::size_t>(turn.chunk)]);
         };
-        return *model_.merged[index(a) * model_.chunks.size() + index(b)];
+        return model_.merged[index(a) * model_.chunks.size() + index(b)];
     }
 
     // Waits for weights in the first forward, reduces gradients in the last backward, sends to the neighbour what is

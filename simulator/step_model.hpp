@@ -39,8 +39,8 @@ struct ChunkModel {
 struct StepModel {
     std::vector<ChunkModel> chunks;      // distinct ones
     std::vector<std::vector<int>> ranks; // [pipeline rank][chunk]: index into chunks
-    // EP overlap, [forward * chunks.size() + backward]: the pairs that the schedule merges, empty for others.
-    std::vector<const MergedTime*> merged;
+    // EP overlap, [forward * chunks.size() + backward]: the pairs that the schedule merges, zero for others.
+    std::vector<MergedTime> merged;
     double message = 0.0;  // seconds of one activation between stages
     double norm = 0.0;     // all-reduce of the gradient norm
     double per_step = 0.0; // the stack's fixed time
