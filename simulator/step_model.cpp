@@ -73,7 +73,7 @@ private:
     struct Rank {
         const std::vector<Turn>* turns = nullptr;
         std::size_t next = 0;
-        double free = 0.0, host = 0.0, out_free = 0.0, data_free = 0.0;
+        double free = 0.0, host = 0.0, in_free = 0.0, out_free = 0.0, data_free = 0.0;
         std::vector<std::vector<double>> gathered, zeroed; // [chunk][bucket]: when
         std::vector<int> backwards_left, forwards_left;
         RankPlay play;
@@ -145,6 +145,15 @@ private:
         return true;
     }
 
+    // Messages are received one after another in the order of the slots (a pair's forward first), early ones behind
+    // late ones.
+    double receive(int r, const Turn& turn, double arrived) {
+        const int stage = turn.chunk * plan_.pp + r;
+        if (turn.forward ? stage == 0 : stage == stages_ - 1) return 0.0;
+        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        return rank.in_free = std::max(rank.in_free, arrived);
+    }
+
     double seconds(Rank& rank, const SlotTime& slot, double start) const {
         return std::max(slot.ahead, slot.together - (start - rank.host));
     }
@@ -158,7 +167,7 @@ private:
     void single(int r, const Turn& turn, double arrived) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const SlotTime& slot = slot_of(r, turn);
-        const double start = std::max({rank.free, arrived, rank.host});
+        const double start = std::max({rank.free, receive(r, turn, arrived), rank.host});
         const double spent = seconds(rank, slot, start);
         rank.play.host += spent - slot.ahead;
         const double end = finish_slot(r, turn, start, start + spent, start + spent);
@@ -170,8 +179,8 @@ private:
     // Both lanes in one: what they save together shrinks when one of them starts late.
     void pair(int r, const Turn& a, double arrived_a, const Turn& b, double arrived_b) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
-        const double start_a = std::max({rank.free, arrived_a, rank.host}),
-                     start_b = std::max({rank.free, arrived_b, rank.host});
+        const double start_a = std::max({rank.free, receive(r, a, arrived_a), rank.host});
+        const double start_b = std::max({rank.free, receive(r, b, arrived_b), rank.host});
         const SlotTime &slot_a = slot_of(r, a), &slot_b = slot_of(r, b);
         const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
@@ -182,8 +191,13 @@ private:
         const double end = std::max(early + apart - (apart - both) * share, late + other);
         rank.play.saved += std::max(0.0, apart - (end - late) - std::min(late - early, first));
         rank.play.host += both - merged.ahead;
-        const double sent_a = std::max(start_a + slot_a.ahead, end - merged.ahead + merged.forward_end);
-        const double sent_b = std::max(start_b + slot_b.ahead, end - merged.ahead + merged.backward_end);
+        // Between both extremes: a lane that is through before the other begins, and lanes that begin together.
+        const auto sent = [&](double start, double alone, double merged_end) {
+            if (start == early && late > early) return start + alone + share * (merged_end - alone);
+            return end - share * (merged.ahead - merged_end);
+        };
+        const double sent_a = sent(start_a, slot_a.ahead, merged.forward_end);
+        const double sent_b = sent(start_b, slot_b.ahead, merged.backward_end);
         finish_slot(r, a, start_a, end, sent_a);
         finish_slot(r, b, start_b, end, sent_b);
         rank.host = merged.waits ? end - merged.lead_after : rank.host + slot_a.host + slot_b.host;
