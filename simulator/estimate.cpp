@@ -40,6 +40,7 @@ SlotTime chain(const std::vector<std::pair<const SegmentTime*, int>>& parts) {
     };
     slot.ahead = walk(far_ahead);
     slot.together = walk(0.0);
+    if (!parts.empty()) slot.unaided = std::min(parts.front().first->unaided, slot.ahead);
     for (const auto& [time, count] : parts) {
         slot.host += time->host * count;
         slot.waits = slot.waits || time->waits;
@@ -371,6 +372,14 @@ double FastEstimator::memory_bytes(const Plan& plan) {
 Estimate FastEstimator::estimate(const Plan& plan) {
     if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
     Estimate e;
+    // A pipeline that is never full shows every slot's beginning and end, which slot times only round off; it is short
+    // enough to be played op by op.
+    if (plan.micro_batches() < plan.pp) {
+        e = simulate(plan, state_->segments.stack(), false).estimate;
+        e.memory_bytes = memory_bytes(plan);
+        fill_rates(plan, e);
+        return e;
+    }
     const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);
     const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);
     const std::size_t worst = slowest(plays);

@@ -26,6 +26,15 @@ double end_of(const RankRun& run) {
     return end;
 }
 
+// When the first op that reads the segment's input starts; 0 for segments that have none.
+double before_input(const Program& program, const RankRun& run, std::size_t lane) {
+    const char* name = lane == 0 ? "segment_in" : "segment_dout";
+    for (const TimelineRow& row : run.rows)
+        for (const TensorId id : program.templates[lane].ops[static_cast<std::size_t>(row.op)].in)
+            if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].name == name) return row.start;
+    return 0.0;
+}
+
 // What a layer saves among others like it is communication.
 void run_on(SegmentTime& time, double period) {
     double saved = time.device - period;
@@ -177,6 +186,7 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.device = end_of(ahead);
         time.together = end_of(together);
         time.host = together.host_seconds;
+        time.unaided = before_input(*program, ahead, static_cast<std::size_t>(slot));
         time.lead_after = time.device - ahead.host_seconds;
         time.parts = breakdown_of(plan, ahead, time.device);
         // Only rings of context parallelism send what was there before.

@@ -23,6 +23,7 @@ namespace moe {
 struct SegmentTime {
     double device = 0.0;     // among others like it, the host being far ahead
     double together = 0.0;   // the same, host and device starting at the same time
+    double unaided = 0.0;    // at its start, before what its neighbour hands over is needed: recomputation
     double host = 0.0;       // time of the host until everything is issued
     bool waits = false;      // the host waits for routed counts on the way: its lead is lost,
     double lead_after = 0.0; // and at the end it is so far ahead

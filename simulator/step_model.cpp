@@ -167,7 +167,7 @@ private:
     void single(int r, const Turn& turn, double arrived) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const SlotTime& slot = slot_of(r, turn);
-        const double start = std::max({rank.free, receive(r, turn, arrived), rank.host});
+        const double start = std::max({rank.free, receive(r, turn, arrived) - slot.unaided, rank.host});
         const double spent = seconds(rank, slot, start);
         rank.play.host += spent - slot.ahead;
         const double end = finish_slot(r, turn, start, start + spent, start + spent);
@@ -179,9 +179,9 @@ private:
     // Both lanes in one: what they save together shrinks when one of them starts late.
     void pair(int r, const Turn& a, double arrived_a, const Turn& b, double arrived_b) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
-        const double start_a = std::max({rank.free, receive(r, a, arrived_a), rank.host});
-        const double start_b = std::max({rank.free, receive(r, b, arrived_b), rank.host});
         const SlotTime &slot_a = slot_of(r, a), &slot_b = slot_of(r, b);
+        const double start_a = std::max({rank.free, receive(r, a, arrived_a) - slot_a.unaided, rank.host});
+        const double start_b = std::max({rank.free, receive(r, b, arrived_b) - slot_b.unaided, rank.host});
         const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
         const double both = std::max(merged.ahead, merged.together - (early - rank.host));

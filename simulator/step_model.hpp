@@ -15,8 +15,9 @@ namespace moe {
 // max(ahead, together - lead) long.
 struct SlotTime {
     double ahead = 0.0, together = 0.0;
-    double host = 0.0;  // until everything is issued
-    bool waits = false; // the host waits on the way; at the end it is `lead_after` ahead, whatever it was before
+    double unaided = 0.0; // at its start, before its message is needed
+    double host = 0.0;    // until everything is issued
+    bool waits = false;   // the host waits on the way; at the end it is `lead_after` ahead, whatever it was before
     double lead_after = 0.0;
 };
 
