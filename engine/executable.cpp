@@ -3,6 +3,7 @@
 
 #include "engine/comm/check.hpp"
 #include "planner/error.hpp"
+#include "planner/plan_choices.hpp"
 
 namespace moe {
 
@@ -26,9 +27,8 @@ void check_fields(const Plan& plan, const Backend& backend) {
         refuse("execute: cuda_graph = {} is not supported by backend {}, {}: search again with --fix cuda_graph=none",
                to_string(plan.cuda_graph), backend.name,
                backend.can_replay ? "only none and full are" : "only none is");
-    if (plan.fsdp) refuse("execute: fsdp = on is not supported: search again with --fix fsdp=off");
-    if (!plan.offload.empty())
-        refuse("execute: offload = {} is not supported: search again with --fix offload=none", plan.offload);
+    if (const PlanFault fault = check_executable(plan))
+        refuse("execute: {}, or search again with --fix", fault.message);
 }
 
 // The plan field that asked for an op kind which not every back end has.
@@ -38,7 +38,7 @@ std::string field_of(const Plan& plan, const Op& op) {
         return fmt::format("precision = {}", to_string(plan.precision));
     case OpKind::copy_to_host:
     case OpKind::copy_from_host:
-        return fmt::format("offload = {}", plan.offload);
+        return fmt::format("offload = {}", offload::to_string(plan.offload));
     default:
         return fmt::format("the model's layer {}", op.layer);
     }

@@ -16,11 +16,16 @@
 namespace moe {
 namespace {
 
-constexpr std::array<const char*, 2> schedule_names{"1f1b", "interleaved"};
+constexpr std::array<const char*, 4> schedule_names{"1f1b", "interleaved", "zero-bubble", "dualpipe"};
 constexpr std::array<const char*, 4> dispatcher_names{"alltoall", "allgather", "deepep", "hybridep"};
-constexpr std::array<const char*, 3> graph_names{"none", "partial", "full"};
+constexpr std::array<const char*, 2> context_comm_names{"ring", "alltoall"};
+constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
+constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_router", "moe_preprocess",
+                                                 "shared_experts", "full"};
 constexpr std::array<const char*, 8> recompute_names{"layernorm", "core_attn",      "mla_up_proj", "moe_act",
                                                      "mlp",       "shared_experts", "moe",         "full"};
+constexpr std::array<const char*, 8> offload_names{"attn_norm", "qkv_linear", "core_attn", "attn_proj",
+                                                   "mlp_norm",  "expert_fc1", "moe_act",   "optimizer"};
 
 // Position of `text` in the names of a choice; refuses others with the known ones.
 template <std::size_t size>
@@ -31,6 +36,30 @@ std::size_t position(const std::array<const char*, size>& names, const char* wha
         refuse("{} '{}' is unknown{}; known are {}", what, shown(text), did_you_mean(text, known),
                fmt::join(known, ", "));
     return static_cast<std::size_t>(found - known.begin());
+}
+
+// Names of the bits of a set, joined by '+'.
+template <std::size_t size>
+std::string set_to_string(const std::array<const char*, size>& names, unsigned set) {
+    std::string text;
+    for (std::size_t i = 0; i < size; ++i) {
+        if ((set >> i & 1U) == 0) continue;
+        if (!text.empty()) text += '+';
+        text += names[i];
+    }
+    return text.empty() ? "none" : text;
+}
+
+template <std::size_t size>
+unsigned set_from_string(const std::array<const char*, size>& names, const char* what, const std::string& text) {
+    if (text == "none" || text.empty()) return 0;
+    unsigned set = 0;
+    for (std::size_t at = 0; at <= text.size();) {
+        const std::size_t plus = std::min(text.find('+', at), text.size());
+        set |= 1U << position(names, what, text.substr(at, plus - at));
+        at = plus + 1;
+    }
+    return set;
 }
 
 std::int64_t whole(const std::string& field, const std::string& text, std::int64_t high) {
@@ -52,6 +81,11 @@ bool on_or_off(const std::string& field, const std::string& text) {
     refuse("{}={}: must be on or off", field, shown(text));
 }
 
+std::optional<Precision> precision_or_default(const std::string& text) {
+    if (text == "default") return std::nullopt;
+    return precision_from_string(text);
+}
+
 double capacity_factor(const std::string& text) {
     if (text == "none") return 0.0;
     double number = 0.0;
@@ -64,7 +98,7 @@ double capacity_factor(const std::string& text) {
 
 using Setter = std::function<void(Plan&, const std::string&)>;
 
-// The fields of --fix in the order of the contract.
+// The fields of --fix: those of the contract in its order, finer choices beside what they refine.
 const std::vector<std::pair<std::string, Setter>>& setters() {
     static const std::vector<std::pair<std::string, Setter>> list{
         {"tp", [](Plan& plan, const std::string& v) { plan.tp = degree("tp", v); }},
@@ -79,14 +113,24 @@ const std::vector<std::pair<std::string, Setter>>& setters() {
         {"schedule", [](Plan& plan, const std::string& v) { plan.schedule = schedule_from_string(v); }},
         {"rank_order", [](Plan& plan, const std::string& v) { plan.rank_order = v; }},
         {"precision", [](Plan& plan, const std::string& v) { plan.precision = precision_from_string(v); }},
+        {"attention_precision",
+         [](Plan& plan, const std::string& v) { plan.attention_precision = precision_or_default(v); }},
+        {"expert_precision", [](Plan& plan, const std::string& v) { plan.expert_precision = precision_or_default(v); }},
+        {"head_precision", [](Plan& plan, const std::string& v) { plan.head_precision = precision_or_default(v); }},
+        {"fp8_scaling", [](Plan& plan, const std::string& v) { plan.fp8_scaling = fp8_scaling_from_string(v); }},
+        {"gradients", [](Plan& plan, const std::string& v) { plan.gradients = precision_from_string(v); }},
         {"recompute", [](Plan& plan, const std::string& v) { plan.recompute = recompute::from_string(v); }},
-        {"offload", [](Plan& plan, const std::string& v) { plan.offload = v == "none" ? std::string{} : v; }},
+        {"offload", [](Plan& plan, const std::string& v) { plan.offload = offload::from_string(v); }},
         {"optimizer", [](Plan& plan, const std::string& v) { plan.optimizer = optimizer_from_string(v); }},
         {"fsdp", [](Plan& plan, const std::string& v) { plan.fsdp = on_or_off("fsdp", v); }},
         {"dispatcher", [](Plan& plan, const std::string& v) { plan.dispatcher = dispatcher_from_string(v); }},
+        {"cp_comm", [](Plan& plan, const std::string& v) { plan.cp_comm = context_comm_from_string(v); }},
         {"capacity", [](Plan& plan, const std::string& v) { plan.capacity = capacity_factor(v); }},
+        {"tp_overlap", [](Plan& plan, const std::string& v) { plan.tp_overlap = on_or_off("tp_overlap", v); }},
         {"ep_overlap", [](Plan& plan, const std::string& v) { plan.ep_overlap = on_or_off("ep_overlap", v); }},
+        {"delay_wgrad", [](Plan& plan, const std::string& v) { plan.delay_wgrad = on_or_off("delay_wgrad", v); }},
         {"cuda_graph", [](Plan& plan, const std::string& v) { plan.cuda_graph = cuda_graph_from_string(v); }},
+        {"routing", [](Plan& plan, const std::string& v) { plan.routing = v; }},
     };
     return list;
 }
@@ -95,7 +139,11 @@ const std::vector<std::pair<std::string, Setter>>& setters() {
 
 const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std::size_t>(kind)]; }
 const char* to_string(Dispatcher dispatcher) { return dispatcher_names[static_cast<std::size_t>(dispatcher)]; }
-const char* to_string(CudaGraph graph) { return graph_names[static_cast<std::size_t>(graph)]; }
+const char* to_string(ContextComm comm) { return context_comm_names[static_cast<std::size_t>(comm)]; }
+const char* to_string(Fp8Scaling scaling) { return scaling_names[static_cast<std::size_t>(scaling)]; }
+std::string to_string(CudaGraph graph) {
+    return graph == CudaGraph::partial ? "partial" : set_to_string(graph_names, static_cast<unsigned>(graph));
+}
 
 ScheduleKind schedule_from_string(const std::string& text) {
     return static_cast<ScheduleKind>(position(schedule_names, "schedule", text));
@@ -103,8 +151,15 @@ ScheduleKind schedule_from_string(const std::string& text) {
 Dispatcher dispatcher_from_string(const std::string& text) {
     return static_cast<Dispatcher>(position(dispatcher_names, "dispatcher", text));
 }
+ContextComm context_comm_from_string(const std::string& text) {
+    return static_cast<ContextComm>(position(context_comm_names, "cp_comm", text));
+}
+Fp8Scaling fp8_scaling_from_string(const std::string& text) {
+    return static_cast<Fp8Scaling>(position(scaling_names, "fp8_scaling", text));
+}
 CudaGraph cuda_graph_from_string(const std::string& text) {
-    return static_cast<CudaGraph>(position(graph_names, "cuda_graph", text));
+    if (text == "partial") return CudaGraph::partial;
+    return static_cast<CudaGraph>(set_from_string(graph_names, "cuda_graph scope", text));
 }
 
 std::string to_string(const OptimizerChoice& choice) { return choice.bf16_moments ? "adamw+bf16_moments" : "adamw"; }
@@ -116,28 +171,17 @@ OptimizerChoice optimizer_from_string(const std::string& text) {
 
 namespace recompute {
 
-std::string to_string(unsigned set) {
-    std::string text;
-    for (std::size_t i = 0; i < recompute_names.size(); ++i) {
-        if ((set >> i & 1U) == 0) continue;
-        if (!text.empty()) text += '+';
-        text += recompute_names[i];
-    }
-    return text.empty() ? "none" : text;
-}
-
-unsigned from_string(const std::string& text) {
-    if (text == "none" || text.empty()) return 0;
-    unsigned set = 0;
-    for (std::size_t at = 0; at <= text.size();) {
-        const std::size_t plus = std::min(text.find('+', at), text.size());
-        set |= 1U << position(recompute_names, "recompute module", text.substr(at, plus - at));
-        at = plus + 1;
-    }
-    return set;
-}
+std::string to_string(unsigned set) { return set_to_string(recompute_names, set); }
+unsigned from_string(const std::string& text) { return set_from_string(recompute_names, "recompute module", text); }
 
 } // namespace recompute
+
+namespace offload {
+
+std::string to_string(unsigned set) { return set_to_string(offload_names, set); }
+unsigned from_string(const std::string& text) { return set_from_string(offload_names, "offload module", text); }
+
+} // namespace offload
 
 void set_field(Plan& plan, const std::string& field, const std::string& value) {
     std::vector<std::string> known;

@@ -6,13 +6,34 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace moe {
 
-enum class ScheduleKind : std::uint8_t { one_f_one_b, interleaved };
+// zero_bubble: ZB-H1 (arXiv 2401.10241), 1F1B whose weight gradients are slots of their own; dualpipe: DualPipeV, each
+// rank holds two chunks of a V and merges a forward of one with a backward of the other.
+enum class ScheduleKind : std::uint8_t { one_f_one_b, interleaved, zero_bubble, dualpipe };
 enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
-enum class CudaGraph : std::uint8_t { none, partial, full };
+enum class ContextComm : std::uint8_t { ring, alltoall };  // how context parallelism brings keys and queries together
+enum class Fp8Scaling : std::uint8_t { current, delayed }; // of fp8-tensor: scales of this tensor, or of its history
+
+// What CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...), all that
+// has static shapes (partial), or the whole step (full).
+enum class CudaGraph : std::uint8_t {
+    none = 0,
+    attn = 1,
+    mlp = 2,
+    moe_router = 4,
+    moe_preprocess = 8,
+    shared_experts = 16,
+    partial = attn | mlp | moe_router | moe_preprocess | shared_experts,
+    full = 32,
+};
+constexpr CudaGraph operator|(CudaGraph a, CudaGraph b) {
+    return static_cast<CudaGraph>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
+}
+constexpr bool holds(CudaGraph set, CudaGraph scope) { return (set | scope) == set; }
 
 // Modules that can be recomputed in the backward pass, by Megatron's names; a plan holds a set of them.
 namespace recompute {
@@ -21,6 +42,15 @@ inline constexpr unsigned layernorm = 1, core_attn = 2, mla_up_proj = 4, moe_act
 std::string to_string(unsigned set);           // "layernorm+moe_act", "none"
 unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
 } // namespace recompute
+
+// Modules whose input activations wait in host memory for their backward, by Megatron's fine-grained names, and the
+// optimizer states, which wait there between steps; a plan holds a set of them.
+namespace offload {
+inline constexpr unsigned attn_norm = 1, qkv_linear = 2, core_attn = 4, attn_proj = 8, mlp_norm = 16, expert_fc1 = 32,
+                          moe_act = 64, optimizer = 128;
+std::string to_string(unsigned set);           // "expert_fc1+moe_act", "none"
+unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
+} // namespace offload
 
 struct OptimizerChoice {
     bool bf16_moments = false; // exp_avg and exp_avg_sq stored as BF16 instead of FP32
@@ -35,6 +65,9 @@ struct Plan {
     // workload
     std::int64_t seq = 0; // tokens per sequence
     std::int64_t gbs = 0; // sequences per step
+    // Distribution of tokens over experts: "balanced", "dirichlet:A" (A > 0), "zipf:S" (S >= 0) or the path of a
+    // histogram that a run recorded.
+    std::string routing = "balanced";
 
     // mesh: gpus = tp*cp*dp*pp = etp*ep*edp*pp
     int gpus = 1;
@@ -46,18 +79,31 @@ struct Plan {
     ScheduleKind schedule = ScheduleKind::one_f_one_b;
     std::string layout; // "" = stages cut as evenly as possible; else Megatron's layout string
 
-    Precision precision = Precision::bf16;
-    unsigned recompute = 0; // set of recompute:: modules
-    std::string offload;    // module names joined by '+', "" = none
+    Precision precision = Precision::bf16; // of the linear layers
+    // What departs from it: the core of attention and the LM head are not quantized by default, experts as `precision`.
+    std::optional<Precision> attention_precision, expert_precision, head_precision;
+    Fp8Scaling fp8_scaling = Fp8Scaling::current;
+    Precision gradients = Precision::fp32; // in which gradients are summed and reduced: fp32 or bf16
+    unsigned recompute = 0;                // set of recompute:: modules
+    unsigned offload = 0;                  // set of offload:: modules
     OptimizerChoice optimizer;
+    // Weights, gradients and optimizer states are sharded over the data-parallel group; a layer's weights are gathered
+    // before its forward and again before its backward, its gradients reduced behind its backward.
     bool fsdp = false;
     Dispatcher dispatcher = Dispatcher::alltoall;
-    double capacity = 0.0; // factor over the balanced load; 0 = worst case, never overflows
+    ContextComm cp_comm = ContextComm::ring;
+    double capacity = 0.0;   // factor over the balanced load; 0 = worst case, never overflows
+    bool tp_overlap = false; // products pipelined with their all-gather or reduce-scatter over TP
     bool ep_overlap = false;
+    bool delay_wgrad = false; // weight gradients wait for the next window of communication
     CudaGraph cuda_graph = CudaGraph::none;
 
     int micro_batches() const { return static_cast<int>(gbs / (mbs * dp)); }
     int stage_ranks() const { return tp * cp * dp; } // ranks of one pipeline stage
+    Precision activations() const { return precision == Precision::fp32 ? Precision::fp32 : Precision::bf16; }
+    Precision core_attention() const { return attention_precision.value_or(activations()); }
+    Precision experts() const { return expert_precision.value_or(precision); }
+    Precision head() const { return head_precision.value_or(activations()); }
     // Tokens of one micro-batch on one rank: inside the TP region (sequence gathered over TP) and outside of it.
     std::int64_t tokens_gathered() const { return mbs * seq / cp; }
     std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }
@@ -65,9 +111,13 @@ struct Plan {
 
 const char* to_string(ScheduleKind kind);
 const char* to_string(Dispatcher dispatcher);
-const char* to_string(CudaGraph graph);
+const char* to_string(ContextComm comm);
+const char* to_string(Fp8Scaling scaling);
+std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_router"
 ScheduleKind schedule_from_string(const std::string& text);
 Dispatcher dispatcher_from_string(const std::string& text);
+ContextComm context_comm_from_string(const std::string& text);
+Fp8Scaling fp8_scaling_from_string(const std::string& text);
 CudaGraph cuda_graph_from_string(const std::string& text);
 // "adamw" (FP32 moments) or "adamw+bf16_moments".
 std::string to_string(const OptimizerChoice& choice);

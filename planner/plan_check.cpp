@@ -5,6 +5,7 @@
 #include "planner/error.hpp"
 #include "planner/mesh.hpp"
 #include "planner/plan.hpp"
+#include "planner/plan_choices.hpp"
 #include "planner/plan_limits.hpp"
 #include "planner/schedule.hpp"
 
@@ -15,22 +16,12 @@
 namespace moe {
 namespace {
 
-template <class... Args>
-PlanFault fault(const char* counter, fmt::format_string<Args...> text, Args&&... args) {
-    return {counter, fmt::format(text, std::forward<Args>(args)...)};
-}
-
 // `part` must divide `whole`; `counter` names the pair as "whole % part".
 PlanFault divides(std::int64_t whole, const char* whole_name, std::int64_t part, const char* part_name,
                   const char* counter) {
     if (whole % part == 0) return {};
     return fault(counter, "{} = {} is not divisible by {} = {}: choose {} from the divisors of {}", whole_name, whole,
                  part_name, part, part_name, whole);
-}
-
-bool has_experts(const Plan& plan) {
-    return std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(),
-                       [](const LayerKind& kind) { return kind.moe.has_value(); });
 }
 
 PlanFault check_ranges(const Plan& plan) {
@@ -124,8 +115,15 @@ PlanFault check_batch(const Plan& plan) {
 }
 
 PlanFault check_schedule(const Plan& plan) {
+    if (plan.schedule == ScheduleKind::zero_bubble && (plan.pp == 1 || plan.vpp > 1))
+        return fault("zero-bubble needs pp > 1, vpp 1",
+                     "schedule zero-bubble needs pp > 1 and vpp 1, but pp = {}, vpp = {}", plan.pp, plan.vpp);
+    if (plan.schedule == ScheduleKind::dualpipe && (plan.pp == 1 || plan.vpp != 2))
+        return fault("dualpipe needs pp > 1, vpp 2",
+                     "schedule dualpipe needs pp > 1 and vpp 2 (the two arms of its V), but pp = {}, vpp = {}", plan.pp,
+                     plan.vpp);
     const bool interleaved = plan.schedule == ScheduleKind::interleaved;
-    if (!interleaved && plan.vpp > 1)
+    if (plan.schedule == ScheduleKind::one_f_one_b && plan.vpp > 1)
         return fault("vpp without interleaved", "vpp = {} needs schedule interleaved, but schedule = {}", plan.vpp,
                      to_string(plan.schedule));
     if (interleaved && (plan.pp == 1 || plan.vpp == 1))
@@ -163,37 +161,6 @@ PlanFault check_rank_order(const Plan& plan) {
     } catch (const Error& error) {
         return {"rank_order", error.what()};
     }
-    return {};
-}
-
-PlanFault check_recompute(const Plan& plan) {
-    using namespace recompute;
-    constexpr unsigned all = layernorm | core_attn | mla_up_proj | moe_act | mlp | shared_experts | moe | full;
-    if ((plan.recompute & ~all) != 0)
-        return fault("recompute", "recompute: set {} holds unknown modules", plan.recompute);
-    if ((plan.recompute & full) != 0 && plan.recompute != full)
-        return fault("recompute", "recompute = {}: full already holds the other modules",
-                     recompute::to_string(plan.recompute));
-    const auto latent = [](const LayerKind& kind) {
-        return kind.attention.kind == AttentionKind::mla || kind.attention.kind == AttentionKind::compressed;
-    };
-    const auto& kinds = plan.model->kinds;
-    if ((plan.recompute & mla_up_proj) != 0 && std::none_of(kinds.begin(), kinds.end(), latent))
-        return fault("recompute", "recompute = mla_up_proj: {} has no latent attention", plan.model->name);
-    const unsigned routed = plan.recompute & (moe_act | moe | shared_experts);
-    if (routed != 0 && !has_experts(plan))
-        return fault("recompute", "recompute = {}: {} has no experts", recompute::to_string(routed), plan.model->name);
-    return {};
-}
-
-PlanFault check_choices(const Plan& plan) {
-    const Hardware& hardware = *plan.hardware;
-    if (hardware.peak_flops[static_cast<std::size_t>(plan.precision)] <= 0.0)
-        return fault("precision", "precision = {}: {} cannot run it", to_string(plan.precision), hardware.name);
-    if (PlanFault found = check_recompute(plan)) return found;
-    if (plan.ep_overlap && plan.ep == 1) return fault("ep_overlap", "ep_overlap = on needs ep > 1, but ep = 1");
-    if (!plan.offload.empty()) return fault("offload", "offload = {}: cannot be priced yet, use none", plan.offload);
-    if (plan.fsdp) return fault("fsdp", "fsdp = on: cannot be priced yet, use off");
     return {};
 }
 

@@ -59,18 +59,32 @@ Choice named(const JsonObject& json, const std::string& name, Choice (*from_stri
     }
 }
 
+// A module's own precision; absent where it follows the rule of the plan.
+std::optional<Precision> optional_precision(const JsonObject& json, const std::string& key) {
+    if (!json.has(key)) return std::nullopt;
+    return named(json, json.string(key), precision_from_string);
+}
+
 void read_choices(const JsonObject& json, Plan& plan) {
     plan.mbs = json.integer("mbs", 1, limits::max_gbs);
     plan.schedule = named(json, json.string("schedule"), schedule_from_string);
     plan.layout = json.string_or("layout", "");
     plan.precision = named(json, json.string("precision"), precision_from_string);
+    plan.attention_precision = optional_precision(json, "attention_precision");
+    plan.expert_precision = optional_precision(json, "expert_precision");
+    plan.head_precision = optional_precision(json, "head_precision");
+    plan.fp8_scaling = named(json, json.string_or("fp8_scaling", to_string(plan.fp8_scaling)), fp8_scaling_from_string);
+    plan.gradients = named(json, json.string_or("gradients", to_string(plan.gradients)), precision_from_string);
     plan.recompute = named(json, join_list(json, "recompute"), recompute::from_string);
-    plan.offload = join_list(json, "offload");
+    plan.offload = named(json, join_list(json, "offload"), offload::from_string);
     plan.optimizer = named(json, json.string_or("optimizer", to_string(plan.optimizer)), optimizer_from_string);
     plan.fsdp = json.boolean_or("fsdp", false);
     plan.dispatcher = named(json, json.string_or("dispatcher", to_string(plan.dispatcher)), dispatcher_from_string);
+    plan.cp_comm = named(json, json.string_or("cp_comm", to_string(plan.cp_comm)), context_comm_from_string);
     plan.capacity = json.number_or("capacity", 0.0, 0.0, std::numeric_limits<double>::max());
+    plan.tp_overlap = json.boolean_or("tp_overlap", false);
     plan.ep_overlap = json.boolean_or("ep_overlap", false);
+    plan.delay_wgrad = json.boolean_or("delay_wgrad", false);
     plan.cuda_graph = named(json, json.string_or("cuda_graph", to_string(plan.cuda_graph)), cuda_graph_from_string);
 }
 
@@ -78,7 +92,7 @@ Json choices(const Plan& plan) {
     Json json;
     json["schema_version"] = schema_version;
     json["stack"] = plan.stack;
-    json["workload"] = {{"seq", plan.seq}, {"gbs", plan.gbs}};
+    json["workload"] = {{"seq", plan.seq}, {"gbs", plan.gbs}, {"routing", plan.routing}};
     json["mesh"] = {
         {"gpus", plan.gpus}, {"tp", plan.tp}, {"cp", plan.cp},   {"dp", plan.dp},   {"pp", plan.pp},
         {"vpp", plan.vpp},   {"ep", plan.ep}, {"etp", plan.etp}, {"edp", plan.edp}, {"rank_order", plan.rank_order}};
@@ -86,13 +100,21 @@ Json choices(const Plan& plan) {
     json["schedule"] = to_string(plan.schedule);
     json["layout"] = plan.layout;
     json["precision"] = to_string(plan.precision);
+    if (plan.attention_precision) json["attention_precision"] = to_string(*plan.attention_precision);
+    if (plan.expert_precision) json["expert_precision"] = to_string(*plan.expert_precision);
+    if (plan.head_precision) json["head_precision"] = to_string(*plan.head_precision);
+    json["fp8_scaling"] = to_string(plan.fp8_scaling);
+    json["gradients"] = to_string(plan.gradients);
     json["recompute"] = split_list(recompute::to_string(plan.recompute));
-    json["offload"] = split_list(plan.offload);
+    json["offload"] = split_list(offload::to_string(plan.offload));
     json["optimizer"] = to_string(plan.optimizer);
     json["fsdp"] = plan.fsdp;
     json["dispatcher"] = to_string(plan.dispatcher);
+    json["cp_comm"] = to_string(plan.cp_comm);
     json["capacity"] = plan.capacity;
+    json["tp_overlap"] = plan.tp_overlap;
     json["ep_overlap"] = plan.ep_overlap;
+    json["delay_wgrad"] = plan.delay_wgrad;
     json["cuda_graph"] = to_string(plan.cuda_graph);
     return json;
 }
@@ -113,15 +135,39 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
         version != schema_version)
         refuse("{}: schema_version = {}, but this program reads version {}: search again", place, version,
                schema_version);
-    json.only({"schema_version", "stack", "workload", "mesh", "mbs", "schedule", "layout", "precision", "recompute",
-               "offload", "optimizer", "fsdp", "dispatcher", "capacity", "ep_overlap", "cuda_graph", "model",
+    json.only({"schema_version",
+               "stack",
+               "workload",
+               "mesh",
+               "mbs",
+               "schedule",
+               "layout",
+               "precision",
+               "attention_precision",
+               "expert_precision",
+               "head_precision",
+               "fp8_scaling",
+               "gradients",
+               "recompute",
+               "offload",
+               "optimizer",
+               "fsdp",
+               "dispatcher",
+               "cp_comm",
+               "capacity",
+               "tp_overlap",
+               "ep_overlap",
+               "delay_wgrad",
+               "cuda_graph",
+               "model",
                "hardware"});
     Plan plan;
     plan.stack = json.string("stack");
     const JsonObject workload = json.object("workload");
-    workload.only({"seq", "gbs"});
+    workload.only({"seq", "gbs", "routing"});
     plan.seq = workload.integer("seq", 1, limits::max_seq);
     plan.gbs = workload.integer("gbs", 1, limits::max_gbs);
+    plan.routing = workload.string_or("routing", plan.routing);
     read_mesh(json.object("mesh"), plan);
     read_choices(json, plan);
     plan.model = std::make_shared<const Model>(model_from_json(json.object("model").dump(), place + ": model"));

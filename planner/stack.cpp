@@ -3,6 +3,7 @@
 
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "planner/plan_choices.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -261,6 +262,14 @@ std::string names(const std::vector<T>& list) {
     return fmt::format("{}", fmt::join(words, ", "));
 }
 
+// The scopes of a set are offered one by one; no graph at all only where the stack says so.
+bool offers_graph(const Stack& s, CudaGraph wanted) {
+    if (wanted == CudaGraph::none) return offers(s.cuda_graphs, wanted);
+    CudaGraph all = CudaGraph::none;
+    for (const CudaGraph graph : s.cuda_graphs) all = all | graph;
+    return holds(all, wanted);
+}
+
 PlanFault check_mesh(const Plan& p, const Stack& s) {
     if (p.tp > 1 && !s.tensor)
         return {"stack: tp", fmt::format("tp {}: stack {} has no tensor parallelism", p.tp, s.name)};
@@ -281,7 +290,7 @@ PlanFault check_features(const Plan& p, const Stack& s) {
     if (p.ep * p.etp > 1 && !offers(s.dispatchers, p.dispatcher))
         return {"stack: dispatcher", fmt::format("dispatcher {}: stack {} offers {} on {}", to_string(p.dispatcher),
                                                  s.name, names(s.dispatchers), p.hardware->name)};
-    if (!offers(s.cuda_graphs, p.cuda_graph))
+    if (!offers_graph(s, p.cuda_graph))
         return {"stack: cuda_graph", fmt::format("cuda_graph {}: stack {} offers {} on {}", to_string(p.cuda_graph),
                                                  s.name, names(s.cuda_graphs), p.hardware->name)};
     if ((p.recompute & ~s.recompute_modules) != 0)
@@ -306,8 +315,8 @@ PlanFault check_combinations(const Plan& p, const Stack& s) {
     if (p.cuda_graph == CudaGraph::full && p.ep > 1 && offers(s.host_synced, p.dispatcher))
         return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
                                                  to_string(p.dispatcher))};
-    if (p.cuda_graph == CudaGraph::partial && (p.recompute & recompute::full) != 0)
-        return {"stack: cuda_graph", "cuda_graph partial: excludes recompute full"};
+    if (p.cuda_graph != CudaGraph::none && p.cuda_graph != CudaGraph::full && (p.recompute & recompute::full) != 0)
+        return {"stack: cuda_graph", fmt::format("cuda_graph {}: excludes recompute full", to_string(p.cuda_graph))};
     return {};
 }
 
@@ -317,6 +326,9 @@ PlanFault check_stack(const Plan& plan, const Stack& stack) {
     if (stack.executable && !plan.model->not_executable.empty())
         return {"stack: model", fmt::format("model {}: stack {} offers only what execute runs: {}", plan.model->name,
                                             stack.name, plan.model->not_executable)};
+    if (stack.executable)
+        if (const PlanFault fault = check_executable(plan))
+            return {"stack: " + fault.counter, fmt::format("stack {}: {}", stack.name, fault.message)};
     if (PlanFault fault = check_mesh(plan, stack)) return fault;
     if (PlanFault fault = check_features(plan, stack)) return fault;
     return check_combinations(plan, stack);

@@ -113,7 +113,17 @@ SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
             number(p.dp > 1),
             number(p.edp > 1),
             number(p.optimizer.bf16_moments),
-            0};
+            number(p.fsdp),
+            number(p.schedule),
+            number(p.offload),
+            number(p.core_attention()),
+            number(p.experts()),
+            number(p.head()),
+            number(p.fp8_scaling),
+            number(p.gradients),
+            number(p.cp_comm),
+            number(p.tp_overlap),
+            number(p.delay_wgrad)};
 }
 
 std::array<Placement, 5> SegmentCache::placements(const Plan& plan) const {

@@ -6,23 +6,28 @@
 namespace moe {
 namespace {
 
-// What partial CUDA graphs capture: attention, router with preprocessing and dense parts; dispatch, expert products and
-// combine stay outside (Megatron-LM's scopes attn, moe_router, moe_preprocess, mlp).
-bool in_partial_graph(const Op& op) {
+// The scope of CUDA graphs that captures an op; none for dispatch, expert products and combine, whose shapes change.
+CudaGraph scope_of(const Op& op) {
+    if (op.phase == Phase::step) return CudaGraph::none;
     switch (op.module) {
     case Module::layernorm:
     case Module::attn_in:
     case Module::mla_up_proj:
     case Module::core_attn:
     case Module::attn_out:
+    case Module::residual:
+        return CudaGraph::attn;
     case Module::mlp:
     case Module::moe_act_dense:
+        return CudaGraph::mlp;
     case Module::router:
+        return CudaGraph::moe_router;
     case Module::shared_experts:
-    case Module::residual:
-        return op.phase != Phase::step;
+        return CudaGraph::shared_experts;
+    case Module::dispatch: // preprocessing of routed rows before any of them moves
+        return op.kind == OpKind::permute_map ? CudaGraph::moe_preprocess : CudaGraph::none;
     default:
-        return false;
+        return CudaGraph::none;
     }
 }
 
@@ -30,8 +35,9 @@ bool in_partial_graph(const Op& op) {
 
 double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
     if (plan.hardware->cpu) return 0.0; // the rank's own thread runs the op
+    const CudaGraph scope = scope_of(op);
     const bool graph =
-        plan.cuda_graph == CudaGraph::full || (plan.cuda_graph == CudaGraph::partial && in_partial_graph(op));
+        plan.cuda_graph == CudaGraph::full || (scope != CudaGraph::none && holds(plan.cuda_graph, scope));
     if (graph) return stack.costs.graph_launch_seconds;
     const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr);
     return stack.costs.launch_seconds +

@@ -88,8 +88,21 @@ TEST_CASE("the published plan is sound, and every broken axis is counted under i
     CHECK(counter([](moe::Plan& p) { p.ep = 1, p.ep_overlap = true, p.edp = 64; }) == "ep_overlap");
     CHECK(counter([](moe::Plan& p) { p.recompute = moe::recompute::full | moe::recompute::mlp; }) == "recompute");
     CHECK(counter([](moe::Plan& p) { p.recompute = 1U << 20; }) == "recompute");
-    CHECK(counter([](moe::Plan& p) { p.offload = "moe_act"; }) == "offload");
-    CHECK(counter([](moe::Plan& p) { p.fsdp = true; }) == "fsdp");
+    CHECK(counter([](moe::Plan& p) { p.offload = 1U << 20; }) == "offload");
+    CHECK(counter([](moe::Plan& p) { p.attention_precision = moe::Precision::fp8_blockwise; }) ==
+          "attention_precision");
+    CHECK(counter([](moe::Plan& p) { p.head_precision = moe::Precision::fp32; }) == "head_precision");
+    CHECK(counter([](moe::Plan& p) { p.fp8_scaling = moe::Fp8Scaling::delayed; }) == "fp8_scaling");
+    CHECK(counter([](moe::Plan& p) { p.gradients = moe::Precision::mxfp8; }) == "gradients");
+    CHECK(counter([](moe::Plan& p) { p.tp_overlap = true; }) == "tp_overlap");
+    CHECK(counter([](moe::Plan& p) { p.cp_comm = moe::ContextComm::alltoall; }) == "cp_comm");
+    CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::zero_bubble; }) ==
+          "zero-bubble needs pp > 1, vpp 1");
+    CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::dualpipe; }) == "dualpipe needs pp > 1, vpp 2");
+    for (const char* text : {"", "even", "zipf:", "zipf:-1", "zipf:x", "dirichlet:0", "dirichlet:1e999"}) {
+        CAPTURE(text);
+        CHECK(counter([text](moe::Plan& p) { p.routing = text; }) == "routing");
+    }
     CHECK(counter([](moe::Plan& p) { p.model = nullptr; }) == "model");
     CHECK(counter([](moe::Plan& p) { p.hardware = nullptr; }) == "hardware");
 }
@@ -194,13 +207,13 @@ TEST_CASE("every field of --fix is set by name") {
     CHECK(plan.layout == "Et|tL");
     CHECK(plan.schedule == moe::ScheduleKind::one_f_one_b);
     CHECK(plan.rank_order == "tp-ep-cp-dp-pp");
-    set("precision", "fp8-blockwise"), set("recompute", "layernorm+moe_act"), set("offload", "moe_act+mlp");
+    set("precision", "fp8-blockwise"), set("recompute", "layernorm+moe_act"), set("offload", "moe_act+optimizer");
     CHECK(plan.precision == moe::Precision::fp8_blockwise);
     CHECK(plan.recompute == (moe::recompute::layernorm | moe::recompute::moe_act));
-    CHECK(plan.offload == "moe_act+mlp");
+    CHECK(plan.offload == (moe::offload::moe_act | moe::offload::optimizer));
     set("recompute", "none"), set("offload", "none"), set("layout", "none");
     CHECK(plan.recompute == 0);
-    CHECK(plan.offload.empty());
+    CHECK(plan.offload == 0);
     CHECK(plan.layout.empty());
     set("optimizer", "adamw+bf16_moments"), set("fsdp", "on"), set("dispatcher", "deepep"), set("capacity", "1.5");
     CHECK(plan.optimizer.bf16_moments);
@@ -214,6 +227,23 @@ TEST_CASE("every field of --fix is set by name") {
     CHECK(plan.capacity == 0.0);
     CHECK(plan.ep_overlap);
     CHECK(plan.cuda_graph == moe::CudaGraph::partial);
+    set("cuda_graph", "attn+moe_router"), set("cp_comm", "alltoall"), set("tp_overlap", "on"), set("delay_wgrad", "on");
+    CHECK(plan.cuda_graph == (moe::CudaGraph::attn | moe::CudaGraph::moe_router));
+    CHECK(plan.cp_comm == moe::ContextComm::alltoall);
+    CHECK((plan.tp_overlap && plan.delay_wgrad));
+    set("attention_precision", "fp8-tensor"), set("head_precision", "mxfp8"), set("expert_precision", "nvfp4");
+    CHECK(plan.core_attention() == moe::Precision::fp8_tensor);
+    CHECK(plan.head() == moe::Precision::mxfp8);
+    CHECK(plan.experts() == moe::Precision::nvfp4);
+    set("attention_precision", "default"), set("head_precision", "default"), set("expert_precision", "default");
+    CHECK(plan.core_attention() == moe::Precision::bf16);
+    CHECK(plan.head() == moe::Precision::bf16);
+    CHECK(plan.experts() == moe::Precision::fp8_blockwise);
+    set("fp8_scaling", "delayed"), set("gradients", "bf16"), set("routing", "zipf:1.1"), set("schedule", "zero-bubble");
+    CHECK(plan.fp8_scaling == moe::Fp8Scaling::delayed);
+    CHECK(plan.gradients == moe::Precision::bf16);
+    CHECK(plan.routing == "zipf:1.1");
+    CHECK(plan.schedule == moe::ScheduleKind::zero_bubble);
 }
 
 TEST_CASE("bad values of --fix are refused") {
@@ -230,10 +260,18 @@ TEST_CASE("bad values of --fix are refused") {
     CHECK(fault("capacity", "nan").find("capacity=nan") != std::string::npos);
     CHECK(fault("capacity", "-2").find("capacity=-2") != std::string::npos);
     CHECK(fault("recompute", "layernorm+").find("recompute module '' is unknown") != std::string::npos);
-    CHECK(fault("schedule", "zero-bubble").find("known are 1f1b, interleaved") != std::string::npos);
+    CHECK(fault("schedule", "gpipe").find("known are 1f1b, interleaved") != std::string::npos);
     CHECK(fault("dispatcher", "hybridEP").find("did you mean hybridep?") != std::string::npos);
 }
 
-TEST_CASE("recompute sets are written and read alike") {
-    for (unsigned set = 0; set < 256; ++set) CHECK(moe::recompute::from_string(moe::recompute::to_string(set)) == set);
+TEST_CASE("recompute sets, offload sets and graph scopes are written and read alike") {
+    for (unsigned set = 0; set < 256; ++set) {
+        CHECK(moe::recompute::from_string(moe::recompute::to_string(set)) == set);
+        CHECK(moe::offload::from_string(moe::offload::to_string(set)) == set);
+    }
+    for (unsigned set = 0; set < 64; ++set) {
+        const auto graph = static_cast<moe::CudaGraph>(set);
+        CHECK(moe::cuda_graph_from_string(moe::to_string(graph)) == graph);
+    }
+    CHECK(moe::to_string(moe::CudaGraph::partial) == "partial");
 }

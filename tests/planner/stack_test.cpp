@@ -51,6 +51,15 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
     CHECK(check([](moe::Plan& p) { p.cuda_graph = moe::CudaGraph::full; }) == "stack: cuda_graph");
     CHECK(check([](moe::Plan& p) { p.ep_overlap = true; }) == "stack: ep_overlap");
     CHECK(check([](moe::Plan& p) { p.optimizer.bf16_moments = true; }) == "stack: optimizer");
+    CHECK(check([](moe::Plan& p) { p.fsdp = true; }) == "stack: fsdp");
+    CHECK(check([](moe::Plan& p) { p.offload = moe::offload::optimizer; }) == "stack: offload");
+    CHECK(check([](moe::Plan& p) { p.gradients = moe::Precision::bf16; }) == "stack: gradients");
+    CHECK(check([](moe::Plan& p) { p.tp = 2, p.tp_overlap = true; }) == "stack: tp_overlap");
+    CHECK(check([](moe::Plan& p) { p.pp = 2, p.delay_wgrad = true; }) == "stack: delay_wgrad");
+    CHECK(check([](moe::Plan& p) { p.pp = 2, p.schedule = moe::ScheduleKind::zero_bubble; }) == "stack: schedule");
+    CHECK(check([](moe::Plan& p) { p.cp = 2, p.cp_comm = moe::ContextComm::alltoall; }) == "stack: cp_comm");
+    CHECK(check([](moe::Plan& p) { p.fp8_scaling = moe::Fp8Scaling::delayed; }) == "stack: fp8_scaling");
+    CHECK(check([](moe::Plan& p) { p.head_precision = moe::Precision::fp32; }) == "stack: module precision");
     const Check other{plan_on("GPT-OSS-20B", "cpu-local", "moe-plan"), check.stack};
     CHECK(other([](moe::Plan& p) { p.precision = moe::Precision::fp32; }) == "stack: model");
     CHECK(moe::check_stack(other.plan, check.stack).message.find(other.plan.model->not_executable) !=
@@ -73,6 +82,9 @@ TEST_CASE("published stacks: combinations that their engines exclude, and what H
     CHECK(check([&](moe::Plan& p) {
               base(p), p.ep_overlap = false, p.cuda_graph = moe::CudaGraph::partial, p.recompute = moe::recompute::full;
           }) == "stack: cuda_graph");
+    CHECK(check([](moe::Plan& p) {
+              p.precision = moe::Precision::bf16, p.cuda_graph = moe::CudaGraph::attn | moe::CudaGraph::moe_router;
+          }).empty());
     Check hopper{plan_on("DeepSeek-V3", "h100", "bridge-26.08"), {}};
     hopper.stack = moe::load_stack("bridge-26.08", *hopper.plan.hardware);
     CHECK(hopper([](moe::Plan& p) { p.precision = moe::Precision::fp8_blockwise; }).empty());

@@ -1,0 +1,195 @@
+// The choices of a plan against its model, its machine and each other.
+#include "planner/plan_choices.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+namespace moe {
+namespace {
+
+PlanFault check_recompute(const Plan& plan) {
+    using namespace recompute;
+    constexpr unsigned all = layernorm | core_attn | mla_up_proj | moe_act | mlp | shared_experts | moe | full;
+    if ((plan.recompute & ~all) != 0)
+        return fault("recompute", "recompute: set {} holds unknown modules", plan.recompute);
+    if ((plan.recompute & full) != 0 && plan.recompute != full)
+        return fault("recompute", "recompute = {}: full already holds the other modules",
+                     recompute::to_string(plan.recompute));
+    const auto latent = [](const LayerKind& kind) {
+        return kind.attention.kind == AttentionKind::mla || kind.attention.kind == AttentionKind::compressed;
+    };
+    const auto& kinds = plan.model->kinds;
+    if ((plan.recompute & mla_up_proj) != 0 && std::none_of(kinds.begin(), kinds.end(), latent))
+        return fault("recompute", "recompute = mla_up_proj: {} has no latent attention", plan.model->name);
+    const unsigned routed = plan.recompute & (moe_act | moe | shared_experts);
+    if (routed != 0 && !has_experts(plan))
+        return fault("recompute", "recompute = {}: {} has no experts", recompute::to_string(routed), plan.model->name);
+    return {};
+}
+
+bool runs(const Hardware& hardware, Precision precision) {
+    return hardware.peak_flops[static_cast<std::size_t>(precision)] > 0.0;
+}
+
+PlanFault check_precision(const Plan& plan) {
+    const Hardware& hardware = *plan.hardware;
+    struct Choice {
+        const char* field;
+        std::optional<Precision> precision;
+    };
+    const std::array choices{
+        Choice{"precision", plan.precision}, Choice{"attention_precision", plan.attention_precision},
+        Choice{"expert_precision", plan.expert_precision}, Choice{"head_precision", plan.head_precision}};
+    for (const auto& [field, precision] : choices) {
+        if (!precision) continue;
+        if (!runs(hardware, *precision))
+            return fault(field, "{} = {}: {} cannot run it", field, to_string(*precision), hardware.name);
+        if ((*precision == Precision::fp32) != (plan.precision == Precision::fp32))
+            return fault(field, "{} = {}: FP32 and other precisions do not mix (precision = {})", field,
+                         to_string(*precision), to_string(plan.precision));
+    }
+    if (plan.attention_precision == Precision::nvfp4 || plan.attention_precision == Precision::fp8_blockwise)
+        return fault("attention_precision", "attention_precision = {}: no attention kernel takes it, use fp8-tensor",
+                     to_string(*plan.attention_precision));
+    if (plan.expert_precision && !has_experts(plan))
+        return fault("expert_precision", "expert_precision = {}: {} has no experts", to_string(*plan.expert_precision),
+                     plan.model->name);
+    if (plan.fp8_scaling == Fp8Scaling::delayed && plan.precision != Precision::fp8_tensor &&
+        plan.expert_precision != Precision::fp8_tensor)
+        return fault("fp8_scaling", "fp8_scaling = delayed: only fp8-tensor has it, precision = {}",
+                     to_string(plan.precision));
+    if (plan.gradients != Precision::fp32 && plan.gradients != Precision::bf16)
+        return fault("gradients", "gradients = {}: must be fp32 or bf16", to_string(plan.gradients));
+    return {};
+}
+
+PlanFault check_offload(const Plan& plan) {
+    using namespace offload;
+    constexpr unsigned all =
+        attn_norm | qkv_linear | core_attn | attn_proj | mlp_norm | expert_fc1 | moe_act | offload::optimizer;
+    if ((plan.offload & ~all) != 0) return fault("offload", "offload: set {} holds unknown modules", plan.offload);
+    if ((plan.offload & (expert_fc1 | moe_act)) != 0 && !has_experts(plan))
+        return fault("offload", "offload = {}: {} has no experts",
+                     offload::to_string(plan.offload & (expert_fc1 | moe_act)), plan.model->name);
+    if (plan.offload != 0 && plan.hardware->cpu)
+        return fault("offload", "offload = {}: {} has no memory but the host's, use none",
+                     offload::to_string(plan.offload), plan.hardware->name);
+    return {};
+}
+
+PlanFault check_communication(const Plan& plan) {
+    if (plan.ep_overlap && plan.ep == 1) return fault("ep_overlap", "ep_overlap = on needs ep > 1, but ep = 1");
+    if (plan.tp_overlap && plan.tp == 1) return fault("tp_overlap", "tp_overlap = on needs tp > 1, but tp = 1");
+    if (plan.delay_wgrad && !plan.ep_overlap && plan.pp == 1)
+        return fault("delay_wgrad", "delay_wgrad = on needs communication to fill: ep_overlap = on or pp > 1");
+    if (plan.cp_comm != ContextComm::alltoall) return {};
+    if (plan.cp == 1) return fault("cp_comm", "cp_comm = alltoall needs cp > 1, but cp = 1");
+    const std::int64_t parts = static_cast<std::int64_t>(plan.tp) * plan.cp;
+    for (const LayerKind& kind : plan.model->kinds) {
+        const Attention& a = kind.attention;
+        if (a.kind != AttentionKind::gqa && a.kind != AttentionKind::mla)
+            return fault("cp_comm", "cp_comm = alltoall: {} has attention without heads to split, use ring",
+                         plan.model->name);
+        const std::int64_t kv_heads = a.kind == AttentionKind::gqa ? a.kv_heads : a.heads;
+        if (a.heads % parts != 0 || kv_heads % parts != 0)
+            return fault("cp_comm",
+                         "cp_comm = alltoall: heads = {}, kv heads = {} are not divisible by tp * cp = {} * {} = {}",
+                         a.heads, kv_heads, plan.tp, plan.cp, parts);
+    }
+    return {};
+}
+
+PlanFault check_routing(const Plan& plan) {
+    const std::string& text = plan.routing;
+    if (text == "balanced") return {};
+    const std::size_t colon = text.find(':');
+    const std::string kind = text.substr(0, colon);
+    if (colon != std::string::npos && (kind == "dirichlet" || kind == "zipf")) {
+        double number = 0.0;
+        const char* end = text.data() + text.size();
+        const auto [last, error] = std::from_chars(text.data() + colon + 1, end, number);
+        if (error != std::errc{} || last != end || !std::isfinite(number) || number < 0.0 ||
+            (number == 0.0 && kind == "dirichlet"))
+            return fault("routing", "routing = {}: write {}:NUMBER with a number {} 0", text, kind,
+                         kind == "zipf" ? "of at least" : "above");
+        return {};
+    }
+    if (text.ends_with(".json") || text.ends_with(".csv")) return {};
+    return fault("routing", "routing = {}: must be balanced, dirichlet:A, zipf:S or a histogram's .json or .csv file",
+                 text);
+}
+
+// Choices that have no lowering yet must not be priced as if they were not there.
+PlanFault check_lowered(const Plan& plan) {
+    struct Choice {
+        bool made;
+        const char *field, *value, *otherwise;
+    };
+    const std::array choices{
+        Choice{plan.fsdp, "fsdp", "on", "off"},
+        Choice{plan.attention_precision.has_value(), "attention_precision", "its own", "default"},
+        Choice{plan.expert_precision.has_value(), "expert_precision", "its own", "default"},
+        Choice{plan.head_precision.has_value(), "head_precision", "its own", "default"},
+        Choice{plan.fp8_scaling == Fp8Scaling::delayed, "fp8_scaling", "delayed", "current"},
+        Choice{plan.gradients == Precision::bf16, "gradients", "bf16", "fp32"},
+        Choice{plan.offload != 0, "offload", "a set", "none"},
+        Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
+        Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},
+        Choice{plan.cp_comm == ContextComm::alltoall, "cp_comm", "alltoall", "ring"},
+        Choice{plan.tp_overlap, "tp_overlap", "on", "off"},
+        Choice{plan.delay_wgrad, "delay_wgrad", "on", "off"},
+        Choice{plan.routing != "balanced", "routing", "skewed", "balanced"},
+    };
+    for (const auto& [made, field, value, otherwise] : choices)
+        if (made) return fault(field, "{} = {}: cannot be priced yet, use {}", field, value, otherwise);
+    return {};
+}
+
+} // namespace
+
+bool has_experts(const Plan& plan) {
+    return std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(),
+                       [](const LayerKind& kind) { return kind.moe.has_value(); });
+}
+
+PlanFault check_choices(const Plan& plan) {
+    constexpr std::array rules{check_precision,     check_recompute, check_offload,
+                               check_communication, check_routing,   check_lowered};
+    for (const auto rule : rules) {
+        if (PlanFault found = rule(plan)) return found;
+    }
+    return {};
+}
+
+PlanFault check_executable(const Plan& plan) {
+    const auto precision = [](const std::optional<Precision>& p) { return p ? to_string(*p) : "default"; };
+    if (plan.attention_precision || plan.expert_precision || plan.head_precision)
+        return fault("module precision",
+                     "attention_precision = {}, expert_precision = {}, head_precision = {}: execute has one precision "
+                     "for all modules, set them to default",
+                     precision(plan.attention_precision), precision(plan.expert_precision),
+                     precision(plan.head_precision));
+    struct Choice {
+        bool made;
+        const char* field;
+        std::string value, otherwise;
+    };
+    const std::array choices{
+        Choice{plan.fsdp, "fsdp", "on", "off"},
+        Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
+        Choice{plan.gradients != Precision::fp32, "gradients", to_string(plan.gradients), "fp32"},
+        Choice{plan.offload != 0, "offload", offload::to_string(plan.offload), "none"},
+        Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
+        Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},
+        Choice{plan.cp_comm != ContextComm::ring, "cp_comm", to_string(plan.cp_comm), "ring"},
+        Choice{plan.tp_overlap, "tp_overlap", "on", "off"},
+        Choice{plan.delay_wgrad, "delay_wgrad", "on", "off"},
+    };
+    for (const auto& [made, field, value, otherwise] : choices)
+        if (made) return fault(field, "{} = {} is not supported: set {}={}", field, value, field, otherwise);
+    return {};
+}
+
+} // namespace moe
