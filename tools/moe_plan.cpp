@@ -61,6 +61,14 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
     add_json(verb, o.json);
 }
 
+void add_explain(CLI::App& app, ExplainOptions& o) {
+    CLI::App* verb = add_verb(app, "explain", "why this plan: its walls, what each single change would do",
+                              "moe-plan explain plan.json --versus other.json", [&o] { explain_verb(o); });
+    verb->add_option("PLAN", o.plan, "plan.json")->required();
+    verb->add_option("--versus", o.versus, "another plan.json: what differs, by op kind and by class of memory");
+    add_json(verb, o.json);
+}
+
 void add_execute(CLI::App& app, ExecuteOptions& o) {
     CLI::App* verb =
         add_verb(app, "execute", "train with exactly that plan",
@@ -194,6 +202,7 @@ int run(int argc, char** argv) {
 
     SearchOptions search;
     ReplayOptions replay;
+    ExplainOptions explain;
     ExecuteOptions execute;
     CompareOptions compare;
     CalibrateOptions calibrate;
@@ -201,6 +210,7 @@ int run(int argc, char** argv) {
     ValidateOptions validate;
     add_search(app, search);
     add_replay(app, replay);
+    add_explain(app, explain);
     add_execute(app, execute);
     add_compare(app, compare);
     add_calibrate(app, calibrate);

@@ -43,7 +43,7 @@ double gib(double bytes) { return bytes / 1073741824.0; }
 
 std::string gib_text(double bytes) {
     const double value = gib(bytes);
-    return value < 1.0 ? fmt::format("{:.3f}", value) : fmt::format("{:.1f}", value);
+    return std::abs(value) < 1.0 ? fmt::format("{:.3f}", value) : fmt::format("{:.1f}", value);
 }
 
 std::string seconds_text(double seconds) {

@@ -28,6 +28,13 @@ struct ReplayOptions {
 };
 void replay_verb(const ReplayOptions& options);
 
+struct ExplainOptions {
+    std::string plan;
+    std::string versus; // another plan, empty = none
+    bool json = false;
+};
+void explain_verb(const ExplainOptions& options);
+
 struct ExecuteOptions {
     std::string plan;
     std::vector<std::string> data; // prefixes of .bin/.idx pairs, each with or without "WEIGHT " before it

@@ -55,13 +55,14 @@ TEST_CASE("command line: what does not parse") {
     check_line(folder.run("moe-plan replay"), 2, "PLAN");
     CHECK(folder.run("moe-plan --help").status == 0);
     CHECK(folder.run("moe-plan --version").out.rfind("moe-plan ", 0) == 0);
-    for (const std::string verb : {"search", "replay", "execute", "compare", "calibrate", "validate", "tokenize"}) {
+    for (const std::string verb :
+         {"search", "replay", "explain", "execute", "compare", "calibrate", "validate", "tokenize"}) {
         const moe::test::Outcome help = folder.run("moe-plan " + verb + " --help");
         CHECK(help.status == 0);
         CHECK(help.out.find("Example:\n  moe-plan " + verb) != std::string::npos);
         CHECK(help.out.find("--json") != std::string::npos);
     }
-    for (const std::string absent : {"explain", "export", "launch"})
+    for (const std::string absent : {"export", "launch"})
         check_line(folder.run("moe-plan " + absent), 2, "unknown verb");
 }
 

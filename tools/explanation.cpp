@@ -1,0 +1,88 @@
+// Works out explanations and what differs between two of them.
+#include "tools/explanation.hpp"
+
+#include "planner/error.hpp"
+#include "simulator/estimate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace moe::tools {
+
+namespace {
+
+void sort_widest(std::vector<Difference>& list) {
+    std::stable_sort(list.begin(), list.end(), [](const Difference& a, const Difference& b) {
+        return std::abs(a.there - a.here) > std::abs(b.there - b.here);
+    });
+}
+
+// Joins two lists by name: names of either one stand in the result.
+template <class List, class Name, class Value>
+std::vector<Difference> joined(const List& here, const List& there, Name name, Value value) {
+    std::vector<Difference> result;
+    const auto entry = [&](const std::string& wanted) -> Difference& {
+        for (Difference& d : result)
+            if (d.name == wanted) return d;
+        result.push_back({wanted, 0.0, 0.0});
+        return result.back();
+    };
+    for (const auto& item : here) entry(name(item)).here = value(item);
+    for (const auto& item : there) entry(name(item)).there = value(item);
+    return result;
+}
+
+} // namespace
+
+Explanation explain_plan(const Plan& plan, const Stack& stack, const std::string& place) {
+    if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", place, fault.message);
+    Explanation e;
+    e.plan = plan;
+    e.simulation = simulate(plan, stack);
+    e.walls = walls(plan, stack, e.simulation);
+    FastEstimator estimator(plan.hardware, stack);
+    e.base = estimator.estimate(plan);
+    e.deltas = what_ifs(plan, stack, estimator);
+    e.front = memory_front(plan, stack, estimator);
+    return e;
+}
+
+std::vector<std::pair<const char*, double>> parts_of(const Breakdown& b) {
+    return {{"compute", b.compute},         {"recompute", b.recompute},
+            {"TP communication", b.tensor}, {"CP communication", b.context},
+            {"EP communication", b.expert}, {"PP communication", b.pipeline},
+            {"bubble", b.bubble},           {"DP communication", b.data},
+            {"optimizer", b.optimizer},     {"host", b.host}};
+}
+
+std::vector<std::pair<std::string, double>> losses(const Explanation& e) {
+    std::vector<std::pair<std::string, double>> result;
+    for (const ComputeWall& wall : e.walls.compute)
+        if (wall.busy - wall.repeated > wall.ideal)
+            result.emplace_back(wall.name + " below peak", wall.busy - wall.repeated - wall.ideal);
+    for (const auto& [name, seconds] : parts_of(e.simulation.estimate.breakdown))
+        if (std::string(name) != "compute" && std::string(name) != "optimizer" && seconds > 0.0)
+            result.emplace_back(name, seconds);
+    std::stable_sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+    return result;
+}
+
+Versus compare_plans(const Explanation& here, const Explanation& there) {
+    Versus v;
+    v.fields = differences(here.plan, there.plan);
+    v.there = there.simulation.estimate;
+    const auto first = [](const auto& item) { return std::string(item.first); };
+    const auto second = [](const auto& item) { return item.second; };
+    v.parts = joined(parts_of(here.simulation.estimate.breakdown), parts_of(there.simulation.estimate.breakdown), first,
+                     second);
+    v.kinds = joined(
+        totals_by_kind(here.simulation.timeline), totals_by_kind(there.simulation.timeline),
+        [](const KindTotal& total) { return std::string(to_string(total.kind)); },
+        [](const KindTotal& total) { return total.seconds; });
+    v.memory = joined(here.walls.memory, there.walls.memory, first, second);
+    sort_widest(v.kinds);
+    return v;
+}
+
+} // namespace moe::tools
