@@ -10,7 +10,8 @@ namespace moe {
 Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, Device& device)
     : device_(device),
       bytes_(static_cast<std::size_t>(std::max<std::int64_t>(memory.arena_bytes, 1))),
-      memory_(device.allocate(bytes_), Release{&device}) {
+      memory_(device.allocate(bytes_), Release{&device}),
+      blocks_(memory.blocks) {
     if (!memory_) {
         const double gib = 1 << 30, free = device.free_bytes();
         fail("rank {}: cannot allocate an arena of {:.2f} GiB in {}{}; use more ranks, a smaller mbs or recompute",
@@ -32,8 +33,12 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
             root = static_cast<std::size_t>(t.base);
         }
         const Place& place = memory.places[root];
-        spots_.push_back({memory_.get() + place.offset + offset, static_cast<std::ptrdiff_t>(place.stride),
-                          std::max(1, place.instances)});
+        Spot spot{memory_.get() + place.offset + offset,
+                  static_cast<std::ptrdiff_t>(place.stride),
+                  std::max(1, place.instances),
+                  {}};
+        if (place.block >= 0) spot.shared = blocks_[static_cast<std::size_t>(place.block)].instance;
+        spots_.push_back(spot);
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace moe {
@@ -21,7 +22,9 @@ public:
     // Address, in the device's memory, of a tensor's instance for a micro-batch.
     void* at(TensorId id, int micro_batch = 0) const {
         const Spot& spot = spots_[static_cast<std::size_t>(id)];
-        return spot.start + spot.stride * (micro_batch % spot.instances);
+        const int instance =
+            spot.shared.empty() ? micro_batch % spot.instances : spot.shared[static_cast<std::size_t>(micro_batch)];
+        return spot.start + spot.stride * instance;
     }
     template <class T>
     T* as(TensorId id, int micro_batch = 0) const {
@@ -34,6 +37,7 @@ private:
         char* start = nullptr;
         std::ptrdiff_t stride = 0;
         int instances = 1;
+        std::span<const int> shared; // saved activations: instance by micro-batch, in blocks_
     };
     struct Release {
         Device* device;
@@ -43,6 +47,7 @@ private:
     Device& device_;
     std::size_t bytes_ = 0;
     std::unique_ptr<char, Release> memory_;
+    std::vector<SavedBlock> blocks_;
     std::vector<Spot> spots_;
 };
 

@@ -1,17 +1,14 @@
-// Liveness of activations and first-fit packing of everything else into one arena.
+// Lifetimes of activations: pools of saved blocks by schedule, first-fit packing of the rest, all in one arena.
 #include "planner/memory.hpp"
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 
 namespace moe {
 
 namespace {
-
-constexpr std::int64_t alignment = 256;
-
-std::int64_t aligned(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
 // First and last access of an activation within one template.
 struct Lifetime {
@@ -139,6 +136,96 @@ const char* to_string(MemoryClass memory_class) {
     return "?";
 }
 
+namespace {
+
+// Saved tensors by chunk and by the layer whose backward reads them first.
+std::vector<SavedBlock> saved_blocks(const Program& program, const std::vector<Use>& use) {
+    std::vector<SavedBlock> blocks;
+    std::map<std::pair<int, int>, std::size_t> index; // (chunk, layer)
+    std::vector<bool> taken(program.tensors.size(), false);
+    for (const Template& tmpl : program.templates) {
+        if (tmpl.kind == SlotKind::forward) continue;
+        for_each_access(program, tmpl, [&](TensorId id, int op, bool) {
+            const auto i = static_cast<std::size_t>(id);
+            if (taken[i] || !use[i].forward || !use[i].backward) return;
+            taken[i] = true;
+            const int chunk = std::max(0, program.tensors[i].chunk),
+                      layer = tmpl.ops[static_cast<std::size_t>(op)].layer;
+            const auto [at, fresh] = index.try_emplace({chunk, layer}, blocks.size());
+            if (fresh) blocks.push_back({chunk, layer, {}, 0, 0, {}});
+            SavedBlock& block = blocks[at->second];
+            block.tensors.push_back(id);
+            block.bytes += aligned(program.tensors[i].bytes());
+        });
+    }
+    return blocks;
+}
+
+struct Pool {
+    std::int64_t bytes = 0; // of one instance
+    int instances = 0;
+    std::vector<int> free; // released instances, the last one is taken first
+};
+
+// Plays the slots and gives every block an instance for every micro-batch.
+std::vector<Pool> share_instances(const Program& program, std::vector<SavedBlock>& blocks) {
+    std::vector<Pool> pools;
+    std::map<std::int64_t, int> pool_of_size;
+    std::vector<std::vector<SavedBlock*>> of_chunk(program.chunks.size());
+    int micro_batches = 1;
+    for (const Slot& slot : program.slots) micro_batches = std::max(micro_batches, slot.micro_batch + 1);
+    for (SavedBlock& block : blocks) {
+        const auto [at, fresh] = pool_of_size.try_emplace(block.bytes, static_cast<int>(pools.size()));
+        if (fresh) pools.push_back({block.bytes, 0, {}});
+        block.pool = at->second;
+        block.instance.assign(static_cast<std::size_t>(micro_batches), -1);
+        of_chunk[static_cast<std::size_t>(block.chunk)].push_back(&block);
+    }
+    std::map<std::pair<int, int>, std::size_t> last; // (chunk, micro-batch) -> slot
+    for (std::size_t s = 0; s < program.slots.size(); ++s)
+        last[{program.templates[static_cast<std::size_t>(program.slots[s].index)].chunk,
+              program.slots[s].micro_batch}] = s;
+    for (std::size_t s = 0; s < program.slots.size(); ++s) {
+        const int chunk = program.templates[static_cast<std::size_t>(program.slots[s].index)].chunk,
+                  micro_batch = program.slots[s].micro_batch;
+        if (chunk < 0) continue;
+        for (SavedBlock* block : of_chunk[static_cast<std::size_t>(chunk)]) {
+            Pool& pool = pools[static_cast<std::size_t>(block->pool)];
+            int& instance = block->instance[static_cast<std::size_t>(micro_batch)];
+            if (instance < 0) {
+                if (pool.free.empty()) pool.free.push_back(pool.instances++);
+                instance = pool.free.back();
+                pool.free.pop_back();
+            }
+            if (last.at({chunk, micro_batch}) == s) pool.free.push_back(instance);
+        }
+    }
+    return pools;
+}
+
+void place_saved(const Program& program, const std::vector<Use>& use, MemoryPlan& plan) {
+    plan.blocks = saved_blocks(program, use);
+    const std::vector<Pool> pools = share_instances(program, plan.blocks);
+    std::vector<std::int64_t> start;
+    for (const Pool& pool : pools) {
+        start.push_back(plan.arena_bytes);
+        plan.arena_bytes += pool.bytes * pool.instances;
+        plan.class_bytes[static_cast<std::size_t>(MemoryClass::saved)] += pool.bytes * pool.instances;
+    }
+    for (std::size_t b = 0; b < plan.blocks.size(); ++b) {
+        const SavedBlock& block = plan.blocks[b];
+        const Pool& pool = pools[static_cast<std::size_t>(block.pool)];
+        std::int64_t offset = start[static_cast<std::size_t>(block.pool)];
+        for (const TensorId id : block.tensors) {
+            plan.places[static_cast<std::size_t>(id)] = {MemoryClass::saved, offset, pool.bytes, pool.instances,
+                                                         static_cast<int>(b)};
+            offset += aligned(program.tensors[static_cast<std::size_t>(id)].bytes());
+        }
+    }
+}
+
+} // namespace
+
 MemoryPlan plan_memory(const Program& program) {
     MemoryPlan plan;
     plan.places.resize(program.tensors.size());
@@ -162,12 +249,7 @@ MemoryPlan plan_memory(const Program& program) {
             if (t.storage != storage || t.base != no_tensor) continue;
             reserve(id, class_of(storage), storage == Storage::input && t.per_micro_batch ? micro_batches : 1);
         }
-    for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-        const Tensor& t = program.tensors[id];
-        if (t.storage != Storage::activation || t.base != no_tensor || !use[id].forward || !use[id].backward) continue;
-        const int chunk = t.chunk < 0 ? 0 : t.chunk;
-        reserve(id, MemoryClass::saved, std::max(1, program.in_flight[static_cast<std::size_t>(chunk)]));
-    }
+    place_saved(program, use, plan);
 
     std::int64_t workspace = 0;
     std::vector<bool> done(program.tensors.size(), false);
@@ -180,7 +262,8 @@ MemoryPlan plan_memory(const Program& program) {
         workspace = std::max(workspace, pack(program, std::move(list), placed));
         for (const Packed& p : placed) {
             done[static_cast<std::size_t>(p.id)] = true;
-            plan.places[static_cast<std::size_t>(p.id)] = {MemoryClass::transient, plan.arena_bytes + p.offset, 0, 1};
+            plan.places[static_cast<std::size_t>(p.id)] = {MemoryClass::transient, plan.arena_bytes + p.offset, 0, 1,
+                                                           -1};
         }
     }
     plan.arena_bytes += workspace;

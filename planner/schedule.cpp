@@ -62,4 +62,21 @@ std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp) {
     return most;
 }
 
+std::vector<std::vector<int>> kept_together(const std::vector<Turn>& turns, int vpp) {
+    const auto covers = [](const std::vector<int>& a, const std::vector<int>& b) {
+        return std::equal(a.begin(), a.end(), b.begin(), [](int x, int y) { return x >= y; });
+    };
+    std::vector<int> now(static_cast<std::size_t>(vpp), 0);
+    std::vector<std::vector<int>> states;
+    for (std::size_t i = 0; i < turns.size(); ++i) {
+        now[static_cast<std::size_t>(turns[i].chunk)] += turns[i].forward ? 1 : -1;
+        const bool grows = i + 1 < turns.size() && turns[i + 1].forward;
+        if (!turns[i].forward || grows) continue;
+        if (std::any_of(states.begin(), states.end(), [&](const auto& state) { return covers(state, now); })) continue;
+        std::erase_if(states, [&](const auto& state) { return covers(now, state); });
+        states.push_back(now);
+    }
+    return states;
+}
+
 } // namespace moe

@@ -47,4 +47,9 @@ std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, i
 // backward at one time. FIFO per chunk, so instance = micro_batch % in_flight never collides.
 std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp);
 
+// What that rank keeps together, in micro-batches by chunk: the states between turns that no other state exceeds in
+// every chunk. The chunks reach their in_flight at different times, so the sum of a state stays below that of
+// in_flight.
+std::vector<std::vector<int>> kept_together(const std::vector<Turn>& turns, int vpp);
+
 } // namespace moe

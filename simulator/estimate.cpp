@@ -311,8 +311,8 @@ namespace {
 
 // What every stage of one shape holds.
 struct StageMemory {
-    double states = 0.0;    // weights, gradients and optimizer
-    std::int64_t saved = 0; // by one micro-batch
+    double states = 0.0;               // weights, gradients and optimizer
+    std::map<std::int64_t, int> saved; // by one micro-batch: segments of so many bytes
     std::int64_t workspace = 0;
     std::uint64_t groups = 0;
 };
@@ -321,7 +321,7 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
     StageMemory m;
     for (const auto& [id, count] : shape.segments) {
         const SegmentSize segment = cache.size(plan, id);
-        m.saved += segment.memory.saved * count;
+        m.saved[segment.memory.saved] += count;
         m.workspace = std::max({m.workspace, segment.memory.forward, segment.memory.backward});
         m.groups |= segment.groups;
     }
@@ -335,6 +335,26 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
     return m;
 }
 
+// Saved activations of the chunks of one rank: segments of one size share a pool that is as large as their fullest
+// moment.
+double saved_bytes(const std::vector<const StageMemory*>& chunks, const std::vector<std::vector<int>>& kept) {
+    std::map<std::int64_t, std::vector<int>> pools; // bytes -> segments by chunk
+    for (std::size_t c = 0; c < chunks.size(); ++c)
+        for (const auto& [bytes, count] : chunks[c]->saved) {
+            std::vector<int>& counts = pools[bytes];
+            counts.resize(chunks.size(), 0);
+            counts[c] = count;
+        }
+    double sum = 0.0;
+    for (const auto& [bytes, counts] : pools) {
+        int most = 0;
+        for (const std::vector<int>& state : kept)
+            most = std::max(most, std::inner_product(state.begin(), state.end(), counts.begin(), 0));
+        sum += static_cast<double>(bytes) * most;
+    }
+    return sum;
+}
+
 } // namespace
 
 double FastEstimator::memory_bytes(const Plan& plan) {
@@ -343,7 +363,6 @@ double FastEstimator::memory_bytes(const Plan& plan) {
     for (const StageShape& s : shape.distinct) stages.push_back(stage_memory(state_->segments, plan, s));
     const int m = plan.micro_batches();
     const int enough = std::min(m, 4 * plan.pp + m % plan.pp); // more micro-batches are never in flight
-    const std::vector<std::vector<int>>& in_flight = state_->orders.in_flight_of(plan, enough);
     const double inputs =
         4.0 * static_cast<double>(plan.tokens_gathered()) * 2.0 * m + 4.0 * static_cast<double>(plan.seq / plan.cp);
     const std::uint64_t common =
@@ -353,14 +372,16 @@ double FastEstimator::memory_bytes(const Plan& plan) {
         double bytes = inputs;
         std::int64_t workspace = 0;
         std::uint64_t used = common;
+        std::vector<const StageMemory*> chunks;
         for (int c = 0; c < plan.vpp; ++c) {
             const StageMemory& stage =
                 stages[static_cast<std::size_t>(shape.of_stage[static_cast<std::size_t>(c * plan.pp + r)])];
-            bytes += stage.states + static_cast<double>(stage.saved) *
-                                        in_flight[static_cast<std::size_t>(r)][static_cast<std::size_t>(c)];
+            chunks.push_back(&stage);
+            bytes += stage.states;
             workspace = std::max(workspace, stage.workspace);
             used |= stage.groups;
         }
+        bytes += saved_bytes(chunks, state_->orders.of(plan, enough, r).kept);
         bytes += static_cast<double>(workspace) + plan.hardware->context_bytes +
                  plan.hardware->communicator_bytes * std::popcount(used);
         worst = std::max(worst, bytes);

@@ -131,6 +131,7 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows) {
     e.step_seconds += stack.costs.step_seconds;
     for (const auto& program : lowered.programs) {
         result.memory.push_back(plan_memory(*program));
+        result.held.push_back(memory_breakdown(*program, result.memory.back()));
         result.memory_bytes.push_back(rank_memory_bytes(plan, *program, result.memory.back().arena_bytes));
         e.memory_bytes = std::max(e.memory_bytes, result.memory_bytes.back());
     }

@@ -13,11 +13,12 @@ namespace moe {
 struct Simulation {
     Timeline timeline; // rows of the representatives; empty rows when they were not asked for
     Estimate estimate;
-    std::int64_t ops = 0;             // ops that were played
-    int ranks = 0;                    // ranks that the representatives stand for: all of the job
-    int slowest = 0;                  // index in timeline.ranks of the rank whose breakdown is given
-    std::vector<MemoryPlan> memory;   // by pipeline rank
-    std::vector<double> memory_bytes; // by pipeline rank: arena and constants
+    std::int64_t ops = 0;              // ops that were played
+    int ranks = 0;                     // ranks that the representatives stand for: all of the job
+    int slowest = 0;                   // index in timeline.ranks of the rank whose breakdown is given
+    std::vector<MemoryPlan> memory;    // by pipeline rank
+    std::vector<MemoryBreakdown> held; // by pipeline rank: what fills the arena
+    std::vector<double> memory_bytes;  // by pipeline rank: arena and constants
 };
 
 // Plays one representative per pipeline rank (GPUs: all ranks of a stage are equal) or every rank (CPU). The plan must

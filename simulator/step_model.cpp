@@ -17,23 +17,9 @@ const Orders::Order& Orders::of(const Plan& plan, int micro_batches, int rank) {
     }
     auto result = std::make_unique<Order>();
     result->turns = order(plan.schedule, plan.pp, plan.vpp, micro_batches, rank, plan.ep_overlap);
-    result->in_flight = in_flight(result->turns, plan.vpp);
+    result->kept = kept_together(result->turns, plan.vpp);
     const std::lock_guard<std::mutex> lock(mutex_);
     return *orders_.emplace(key, std::move(result)).first->second;
-}
-
-const std::vector<std::vector<int>>& Orders::in_flight_of(const Plan& plan, int micro_batches) {
-    const std::array<int, 5> key{static_cast<int>(plan.schedule), plan.pp, plan.vpp, micro_batches,
-                                 plan.ep_overlap ? 1 : 0};
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto it = in_flight_.find(key);
-        if (it != in_flight_.end()) return *it->second;
-    }
-    auto result = std::make_unique<std::vector<std::vector<int>>>();
-    for (int rank = 0; rank < plan.pp; ++rank) result->push_back(of(plan, micro_batches, rank).in_flight);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return *in_flight_.emplace(key, std::move(result)).first->second;
 }
 
 namespace {

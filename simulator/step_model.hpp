@@ -60,16 +60,13 @@ class Orders {
 public:
     struct Order {
         std::vector<Turn> turns;
-        std::vector<int> in_flight;
+        std::vector<std::vector<int>> kept; // see kept_together()
     };
     const Order& of(const Plan& plan, int micro_batches, int rank);
-    // [pipeline rank][chunk]: micro-batches in flight.
-    const std::vector<std::vector<int>>& in_flight_of(const Plan& plan, int micro_batches);
 
 private:
     std::mutex mutex_;
     std::map<std::array<int, 6>, std::unique_ptr<Order>> orders_;
-    std::map<std::array<int, 5>, std::unique_ptr<std::vector<std::vector<int>>>> in_flight_;
 };
 
 std::vector<RankPlay> play_step(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches);

@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 namespace moe::tools {
 
 namespace {
@@ -69,12 +71,38 @@ std::string search_document(const SearchResult& result) {
     return finish(document);
 }
 
-std::string replay_document(const Estimate& estimate, std::size_t ops, std::int64_t ranks, const std::string& trace,
-                            const std::string& report) {
+namespace {
+
+// Sizes in GiB. The classes and "outside" (context and communicators) add up to memory_gib.
+Json memory_of(const Simulation& simulation) {
+    const auto fullest = std::max_element(simulation.memory_bytes.begin(), simulation.memory_bytes.end());
+    const auto rank = static_cast<std::size_t>(fullest - simulation.memory_bytes.begin());
+    const MemoryBreakdown& held = simulation.held[rank];
+    const auto at = [](MemoryClass c) { return static_cast<std::size_t>(c); };
+    Json memory = Json::object();
+    memory["pipeline_rank"] = rank;
+    for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gradients, MemoryClass::optimizer})
+        memory[to_string(c)] = {{"gib", gib(static_cast<double>(held.classes[at(c)]))},
+                                {"experts_gib", gib(static_cast<double>(held.expert[at(c)]))}};
+    Json modules = Json::object();
+    for (const auto& [module, bytes] : held.saved) modules[to_string(module)] = gib(static_cast<double>(bytes));
+    memory["saved"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::saved)]))},
+                       {"kept", held.kept},
+                       {"by_module_gib", std::move(modules)}};
+    memory["workspace"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::transient)]))}};
+    memory["inputs"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::inputs)]))}};
+    memory["outside"] = {{"gib", gib(*fullest - static_cast<double>(simulation.memory[rank].arena_bytes))}};
+    return memory;
+}
+
+} // namespace
+
+std::string replay_document(const Simulation& simulation, const std::string& trace, const std::string& report) {
     Json document = Json::object();
-    add_estimate(document, estimate);
-    document["ops"] = ops;
-    document["ranks"] = ranks;
+    add_estimate(document, simulation.estimate);
+    document["memory"] = memory_of(simulation);
+    document["ops"] = simulation.ops;
+    document["ranks"] = simulation.ranks;
     if (!trace.empty()) document["trace"] = trace;
     if (!report.empty()) document["report"] = report;
     return finish(document);

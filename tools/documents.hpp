@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/search.hpp"
+#include "simulator/simulate.hpp"
 #include "simulator/validate.hpp"
 #include "tools/comparison.hpp"
 
@@ -13,9 +14,8 @@ namespace moe::tools {
 
 std::string search_document(const SearchResult& result);
 
-// ops: rows of the timeline; ranks: how many ranks they stand for; trace, report: paths written, "" = none.
-std::string replay_document(const Estimate& estimate, std::size_t ops, std::int64_t ranks, const std::string& trace,
-                            const std::string& report);
+// `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
+std::string replay_document(const Simulation& simulation, const std::string& trace, const std::string& report);
 
 struct StepRecord {
     std::int64_t step = 0; // from 1

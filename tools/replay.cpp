@@ -51,9 +51,7 @@ void replay_verb(const ReplayOptions& options) {
     if (!options.report.empty()) write_report(options.report, plan, simulation);
 
     const Estimate& e = simulation.estimate;
-    if (options.json)
-        return print(replay_document(e, static_cast<std::size_t>(simulation.ops), simulation.ranks, options.trace,
-                                     options.report));
+    if (options.json) return print(replay_document(simulation, options.trace, options.report));
     Console console(false);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
                 plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),

@@ -68,13 +68,79 @@ TEST_CASE("Nothing that lives at one time overlaps") {
         for (std::size_t id = 0; id < program.tensors.size(); ++id) {
             const Place& place = memory.places[id];
             if (program.tensors[id].base != no_tensor || place.memory_class == MemoryClass::transient) continue;
-            if (place.stride > 0) regions.emplace_back(place.offset, place.offset + place.stride * place.instances);
+            if (place.block >= 0 || place.stride == 0) continue;
+            regions.emplace_back(place.offset, place.offset + place.stride * place.instances);
         }
+        std::map<int, std::pair<std::int64_t, std::int64_t>> pools;
+        for (const SavedBlock& block : memory.blocks) {
+            const Place& place = memory.places[static_cast<std::size_t>(block.tensors.front())];
+            pools[block.pool] = {place.offset, place.offset + place.stride * place.instances};
+        }
+        for (const auto& [pool, region] : pools) regions.push_back(region);
         std::sort(regions.begin(), regions.end());
         for (std::size_t i = 1; i < regions.size(); ++i) CHECK(regions[i - 1].second <= regions[i].first);
         std::int64_t sum = 0;
         for (std::int64_t bytes : memory.class_bytes) sum += bytes;
         CHECK(sum == memory.arena_bytes);
+    }
+}
+
+TEST_CASE("Saved activations of different chunks and micro-batches that live at one time lie apart") {
+    for (const Plan& plan : sample_plans()) {
+        CAPTURE(plan_to_json(plan));
+        const Program program = lower(plan, 0);
+        const MemoryPlan memory = plan_memory(program);
+        std::map<std::pair<int, int>, std::pair<int, int>> taken; // (pool, instance) -> (chunk, micro-batch)
+        std::map<std::pair<int, int>, int> left;                  // slots to come of (chunk, micro-batch)
+        const auto key = [&](const Slot& slot) {
+            return std::pair{program.templates[static_cast<std::size_t>(slot.index)].chunk, slot.micro_batch};
+        };
+        for (const Slot& slot : program.slots) ++left[key(slot)];
+        for (const Slot& slot : program.slots) {
+            const auto owner = key(slot);
+            if (owner.first < 0) continue;
+            const bool last = --left[owner] == 0;
+            std::map<std::pair<int, int>, int> mine; // blocks of one chunk share pools as well
+            for (const SavedBlock& block : memory.blocks) {
+                if (block.chunk != owner.first) continue;
+                const int instance = block.instance[static_cast<std::size_t>(owner.second)];
+                REQUIRE(instance >= 0);
+                REQUIRE(instance < memory.places[static_cast<std::size_t>(block.tensors.front())].instances);
+                const std::pair<int, int> spot{block.pool, instance};
+                REQUIRE(++mine[spot] == 1);
+                const auto [at, fresh] = taken.try_emplace(spot, owner);
+                REQUIRE(at->second == owner);
+                if (last) taken.erase(at);
+            }
+        }
+        CHECK(taken.empty());
+    }
+}
+
+TEST_CASE("Chunks share instances: a rank of PP4 VPP4 keeps 19 to 13 pairs of chunk and micro-batch, not 24 or more") {
+    // Megatron's interleaved schedule: 2 (4 - rank - 1) + 3 * 4 + 1 (arXiv 2603.07685 section 4.1; Megatron-LM
+    // pipeline_parallel/schedules.py).
+    Plan plan = sample_plans()[4];
+    REQUIRE(plan.pp * plan.vpp == 16);
+    for (int rank = 0; rank < 4; ++rank) {
+        const Program program = lower(plan, rank);
+        CHECK(memory_breakdown(program, plan_memory(program)).kept == 2 * (4 - rank - 1) + 3 * 4 + 1);
+    }
+}
+
+TEST_CASE("The parts of a breakdown add up to the arena") {
+    for (const Plan& plan : sample_plans()) {
+        CAPTURE(plan_to_json(plan));
+        const Program program = lower(plan, plan.pp - 1);
+        const MemoryPlan memory = plan_memory(program);
+        const MemoryBreakdown parts = memory_breakdown(program, memory);
+        std::int64_t all = 0, saved = 0;
+        for (const std::int64_t bytes : parts.classes) all += bytes;
+        for (const auto& [module, bytes] : parts.saved) saved += bytes;
+        CHECK(all == memory.arena_bytes);
+        CHECK(saved == parts.classes[static_cast<std::size_t>(MemoryClass::saved)]);
+        for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gradients, MemoryClass::optimizer})
+            CHECK(parts.expert[static_cast<std::size_t>(c)] <= parts.classes[static_cast<std::size_t>(c)]);
     }
 }
 

@@ -199,6 +199,27 @@ TEST_CASE("schedule: micro-batch modulo in_flight never names an instance that i
     }
 }
 
+TEST_CASE("schedule: what is kept together is the fullest of what the turns leave, and no state covers another") {
+    for (const Case& c : cases()) {
+        for (const auto& turns : orders(c)) {
+            const std::vector<std::vector<int>> states = kept_together(turns, c.vpp);
+            const auto covers = [](const std::vector<int>& a, const std::vector<int>& b) {
+                return std::equal(a.begin(), a.end(), b.begin(), [](int x, int y) { return x >= y; });
+            };
+            std::vector<int> now(static_cast<std::size_t>(c.vpp), 0);
+            std::vector<bool> met(states.size(), false);
+            for (const Turn& turn : turns) {
+                now[static_cast<std::size_t>(turn.chunk)] += turn.forward ? 1 : -1;
+                REQUIRE(std::any_of(states.begin(), states.end(), [&](const auto& s) { return covers(s, now); }));
+                for (std::size_t i = 0; i < states.size(); ++i) met[i] = met[i] || states[i] == now;
+            }
+            CHECK(std::all_of(met.begin(), met.end(), [](bool seen) { return seen; }));
+            for (std::size_t i = 0; i < states.size(); ++i)
+                for (std::size_t j = 0; j < states.size(); ++j) CHECK((i == j || !covers(states[i], states[j])));
+        }
+    }
+}
+
 TEST_CASE("schedule: the interleaved order of rank 0 of PP2 VPP2 with 4 micro-batches, written out") {
     // Warm-up of 2(2-0-1) + (2-1)2 = 4 forwards, then one forward and one backward in turn.
     std::string text;

@@ -118,6 +118,13 @@ TEST_CASE("a GPU plan: representatives stand for all ranks") {
     const Json replayed = document(folder.run("moe-plan replay plan.json --trace t.json --json"));
     check_estimate(replayed);
     CHECK(replayed["ranks"] == 16);
+    const Json& memory = replayed["memory"];
+    double sum = 0.0, saved = 0.0;
+    for (const char* part : {"weights", "gradients", "optimizer", "saved", "workspace", "inputs", "outside"})
+        sum += memory[part]["gib"].get<double>();
+    for (const auto& module : memory["saved"]["by_module_gib"]) saved += module.get<double>();
+    CHECK(sum == doctest::Approx(replayed["memory_gib"].get<double>()).epsilon(1e-9));
+    CHECK(saved == doctest::Approx(memory["saved"]["gib"].get<double>()).epsilon(1e-9));
     CHECK(check_trace(Json::parse(folder.read("t.json"))) == replayed["ops"].get<std::size_t>());
 }
 

@@ -1,0 +1,68 @@
+// Splits a planned arena into the components that tables of memory name: states by domain, activations by module.
+#include "planner/memory.hpp"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace moe {
+
+namespace {
+
+std::size_t index_of(MemoryClass memory_class) { return static_cast<std::size_t>(memory_class); }
+
+// Buffers of experts: buckets hold one domain each.
+void add_expert_states(const Program& program, const MemoryPlan& plan, MemoryBreakdown& result) {
+    for (const Bucket& bucket : program.buckets) {
+        if (bucket.domain != Domain::expert) continue;
+        for (const TensorId id : {bucket.weights, bucket.gradients, bucket.master, bucket.exp_avg, bucket.exp_avg_sq}) {
+            if (id == no_tensor) continue;
+            const Place& place = plan.places[static_cast<std::size_t>(id)];
+            result.expert[index_of(place.memory_class)] += place.stride * place.instances;
+        }
+    }
+}
+
+int most_kept(const Program& program) {
+    std::map<std::pair<int, int>, int> left; // slots of (chunk, micro-batch) that are still to come
+    for (const Slot& slot : program.slots)
+        ++left[{program.templates[static_cast<std::size_t>(slot.index)].chunk, slot.micro_batch}];
+    std::set<std::pair<int, int>> kept;
+    std::size_t most = 0;
+    for (const Slot& slot : program.slots) {
+        const std::pair<int, int> key{program.templates[static_cast<std::size_t>(slot.index)].chunk, slot.micro_batch};
+        if (key.first < 0) continue;
+        kept.insert(key);
+        most = std::max(most, kept.size());
+        if (--left[key] == 0) kept.erase(key);
+    }
+    return static_cast<int>(most);
+}
+
+} // namespace
+
+MemoryBreakdown memory_breakdown(const Program& program, const MemoryPlan& plan) {
+    MemoryBreakdown result;
+    result.classes = plan.class_bytes;
+    add_expert_states(program, plan, result);
+    std::vector<Module> writer(program.tensors.size(), Module::pipeline);
+    for (const Template& tmpl : program.templates) {
+        if (tmpl.kind != SlotKind::forward) continue;
+        for (const Op& op : tmpl.ops)
+            for (const TensorId id : op.out)
+                if (id != no_tensor) writer[static_cast<std::size_t>(id)] = op.module;
+    }
+    // Blocks of one pool hold the same tensors, each in its own chunk and layer.
+    std::set<int> counted;
+    for (const SavedBlock& block : plan.blocks)
+        if (counted.insert(block.pool).second)
+            for (const TensorId id : block.tensors) {
+                const Place& place = plan.places[static_cast<std::size_t>(id)];
+                result.saved[writer[static_cast<std::size_t>(id)]] +=
+                    aligned(program.tensors[static_cast<std::size_t>(id)].bytes()) * place.instances;
+            }
+    result.kept = most_kept(program);
+    return result;
+}
+
+} // namespace moe
