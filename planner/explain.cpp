@@ -268,6 +268,8 @@ private:
         w.estimate = best->second;
         // A choice that this plan has no use for, such as a dispatcher without expert parallelism.
         if (w.estimate.step_seconds == now_.step_seconds && w.estimate.memory_bytes == now_.memory_bytes) return;
+        for (const WhatIf& other : found_) // one plan by two names: more chunks, and the schedule that has them
+            if (other.impossible.empty() && differences(other.plan, w.plan).empty()) return;
         w.gain = now_.tflops_per_gpu > 0.0 ? w.estimate.tflops_per_gpu / now_.tflops_per_gpu - 1.0 : 0.0;
         for (FieldChange& change : differences(base_, w.plan))
             if (change.field == field)

@@ -102,13 +102,16 @@ void add_memory(const Plan& plan, const Simulation& simulation, Walls& walls) {
     walls.memory_bytes = *fullest;
     // Ranks of one process share the machine's memory.
     walls.memory_limit = plan.hardware->memory_bytes / (plan.hardware->cpu ? plan.gpus : 1);
-    const MemoryPlan& planned = simulation.memory[static_cast<std::size_t>(walls.fullest)];
+    const MemoryBreakdown& held = simulation.held[static_cast<std::size_t>(walls.fullest)];
     double rest = walls.memory_bytes;
-    for (int i = 0; i < memory_class_count; ++i) {
-        const auto bytes = static_cast<double>(planned.class_bytes[static_cast<std::size_t>(i)]);
-        rest -= bytes;
-        if (bytes > 0.0) walls.memory.emplace_back(to_string(static_cast<MemoryClass>(i)), bytes);
-    }
+    const auto add = [&](const std::string& name, std::int64_t bytes) {
+        rest -= static_cast<double>(bytes);
+        if (bytes > 0) walls.memory.emplace_back(name, static_cast<double>(bytes));
+    };
+    for (int i = 0; i < memory_class_count; ++i)
+        if (static_cast<MemoryClass>(i) != MemoryClass::saved)
+            add(to_string(static_cast<MemoryClass>(i)), held.classes[static_cast<std::size_t>(i)]);
+    for (const auto& [module, bytes] : held.saved) add(std::string("saved by ") + to_string(module), bytes);
     if (rest > 0.0) walls.memory.emplace_back("context and communicators", rest);
     std::stable_sort(walls.memory.begin(), walls.memory.end(),
                      [](const auto& a, const auto& b) { return a.second > b.second; });

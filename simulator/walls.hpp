@@ -36,8 +36,9 @@ struct Walls {
     double issue_seconds = 0.0; // the host's time to issue the rank's ops
     std::int64_t launches = 0;  // ops that it issues
     int fullest = 0;            // pipeline rank that holds most
-    double memory_bytes = 0.0, memory_limit = 0.0;      // of that rank and what it may hold
-    std::vector<std::pair<std::string, double>> memory; // bytes by class, largest first; adds up to memory_bytes
+    double memory_bytes = 0.0, memory_limit = 0.0; // of that rank and what it may hold
+    std::vector<std::pair<std::string, double>>
+        memory; // bytes by class, saved activations by module; largest first, adds up to memory_bytes
 };
 
 // `simulation` must be of the plan and hold its rows.

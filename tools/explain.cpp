@@ -77,7 +77,7 @@ void print_deltas(Console& console, const Explanation& e) {
         table.add({w.change.field, fmt::format("{} -> {}", w.change.from, w.change.to),
                    figure(w.estimate.tflops_per_gpu), signed_percent(w.gain), seconds_text(w.estimate.step_seconds),
                    gib_text(w.estimate.memory_bytes) + (w.estimate.fits ? "" : "!"),
-                   fmt::format("{:+.1f}", gib(w.estimate.memory_bytes - e.base.memory_bytes)), along_text(w.along)});
+                   signed_gib_text(w.estimate.memory_bytes - e.base.memory_bytes), along_text(w.along)});
     }
     console.line(table.text(2));
     if (std::any_of(e.deltas.begin(), e.deltas.end(),
@@ -146,7 +146,9 @@ void print_versus(Console& console, const Explanation& e, const Versus& v) {
 void explain_verb(const ExplainOptions& options) {
     const auto explain = [](const std::string& path) {
         const Plan plan = load_plan(path);
-        return explain_plan(plan, load_stack(plan.stack, *plan.hardware), path);
+        const Stack stack = load_stack(plan.stack, *plan.hardware);
+        if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", path, fault.message);
+        return explain_plan(plan, stack, simulate(plan, stack));
     };
     const Explanation here = explain(options.plan);
     Versus versus;

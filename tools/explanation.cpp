@@ -1,7 +1,6 @@
 // Works out explanations and what differs between two of them.
 #include "tools/explanation.hpp"
 
-#include "planner/error.hpp"
 #include "simulator/estimate.hpp"
 
 #include <algorithm>
@@ -35,11 +34,10 @@ std::vector<Difference> joined(const List& here, const List& there, Name name, V
 
 } // namespace
 
-Explanation explain_plan(const Plan& plan, const Stack& stack, const std::string& place) {
-    if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", place, fault.message);
+Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simulation) {
     Explanation e;
     e.plan = plan;
-    e.simulation = simulate(plan, stack);
+    e.simulation = std::move(simulation);
     e.walls = walls(plan, stack, e.simulation);
     FastEstimator estimator(plan.hardware, stack);
     e.base = estimator.estimate(plan);

@@ -19,8 +19,8 @@ struct Explanation {
     std::vector<WhatIf> deltas;
     std::vector<FrontPoint> front;
 };
-// Throws Error (bad_input) for a plan outside its stack; `place` names it.
-Explanation explain_plan(const Plan& plan, const Stack& stack, const std::string& place);
+// The plan must be sound and within the stack, the simulation its own with rows.
+Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simulation);
 
 // Seconds of the slowest rank's step beyond what its model FLOPs take at peak, by cause, largest first. A class of ops
 // loses what it takes beyond the machine's peak rate for it.

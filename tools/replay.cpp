@@ -4,6 +4,7 @@
 #include "simulator/simulate.hpp"
 #include "tools/console.hpp"
 #include "tools/documents.hpp"
+#include "tools/explanation.hpp"
 #include "tools/report/html.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
@@ -16,27 +17,10 @@ namespace moe::tools {
 namespace {
 
 void print_breakdown(Console& console, const Estimate& estimate) {
-    const Breakdown& b = estimate.breakdown;
     Table table({"<", "time", "of step"});
-    for (const auto& [name, value] : std::vector<std::pair<const char*, double>>{{"compute", b.compute},
-                                                                                 {"recompute", b.recompute},
-                                                                                 {"TP communication", b.tensor},
-                                                                                 {"CP communication", b.context},
-                                                                                 {"EP communication", b.expert},
-                                                                                 {"PP communication", b.pipeline},
-                                                                                 {"bubble", b.bubble},
-                                                                                 {"DP communication", b.data},
-                                                                                 {"optimizer", b.optimizer},
-                                                                                 {"host", b.host}})
+    for (const auto& [name, value] : parts_of(estimate.breakdown))
         if (value > 0.0) table.add({name, seconds_text(value), percent_text(value / estimate.step_seconds)});
     console.line(table.text(2));
-}
-
-void write_report(const std::string& path, const Plan& plan, const Simulation& simulation) {
-    const auto fullest = std::max_element(simulation.memory_bytes.begin(), simulation.memory_bytes.end());
-    const auto stage = fullest - simulation.memory_bytes.begin();
-    write_file(path, html_report(plan, simulation.estimate, simulation.timeline,
-                                 simulation.memory[static_cast<std::size_t>(stage)], static_cast<int>(stage)));
 }
 
 } // namespace
@@ -45,10 +29,13 @@ void replay_verb(const ReplayOptions& options) {
     const Plan plan = load_plan(options.plan);
     const Stack stack = load_stack(plan.stack, *plan.hardware);
     if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
-    const bool keep_rows = !options.trace.empty() || !options.report.empty();
-    const Simulation simulation = simulate(plan, stack, keep_rows);
+    Simulation simulation = simulate(plan, stack, !options.trace.empty() || !options.report.empty());
     if (!options.trace.empty()) write_trace(simulation.timeline, options.trace);
-    if (!options.report.empty()) write_report(options.report, plan, simulation);
+    if (!options.report.empty()) {
+        Explanation explanation = explain_plan(plan, stack, std::move(simulation));
+        write_file(options.report, html_report(explanation));
+        simulation = std::move(explanation.simulation);
+    }
 
     const Estimate& e = simulation.estimate;
     if (options.json) return print(replay_document(simulation, options.trace, options.report));

@@ -46,6 +46,8 @@ std::string gib_text(double bytes) {
     return std::abs(value) < 1.0 ? fmt::format("{:.3f}", value) : fmt::format("{:.1f}", value);
 }
 
+std::string signed_gib_text(double bytes) { return fmt::format("{}{}", bytes < 0.0 ? "" : "+", gib_text(bytes)); }
+
 std::string seconds_text(double seconds) {
     const double size = std::abs(seconds);
     if (size >= 1.0 || size == 0.0) return fmt::format("{:.3f} s", seconds);

@@ -21,6 +21,7 @@ private:
 
 double gib(double bytes);                  // bytes -> GiB
 std::string gib_text(double bytes);        // "180.8", and "0.019" below 1 GiB
+std::string signed_gib_text(double bytes); // "+180.8", "-0.019"
 std::string seconds_text(double seconds);  // "1.234 s", "56.78 ms", "9.012 us"
 std::string count_text(double count);      // "1,234,567"; rounded to a whole number
 std::string percent_text(double fraction); // "12.3%"

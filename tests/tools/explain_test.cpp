@@ -119,3 +119,33 @@ TEST_CASE("explain: a plan that does not fit gets the smallest change that does"
     check_line(folder.run("moe-plan explain absent.json"), 2, "absent.json");
     check_line(folder.run("moe-plan explain plan.json --versus absent.json"), 2, "absent.json");
 }
+
+TEST_CASE("replay --report: one page without network or script that says what replay and explain say") {
+    const Explained folder;
+    REQUIRE(folder.run("moe-plan replay plan.json --report report.html").status == 0);
+    const std::string page = folder.read("report.html");
+    for (const char* foreign : {"http:", "https:", "<script", "<link", "@import", "src="})
+        CHECK_MESSAGE(page.find(foreign) == std::string::npos, foreign);
+    for (const char* title : {"Where the step goes", "What keeps it from peak", "One pipeline", "Memory of stage 0",
+                              "Memory against throughput", "What each single change would do", "Communication",
+                              "Compute and host", "Busy time by kind of operation"})
+        CHECK_MESSAGE(page.find(title) != std::string::npos, title);
+    // Every element that is opened is closed.
+    for (const char* element : {"table", "tr", "td", "th", "svg", "section", "div", "title", "text", "p", "ul", "li"}) {
+        const auto count = [&page](const std::string& word) {
+            int found = 0;
+            for (std::size_t i = page.find(word); i != std::string::npos; i = page.find(word, i + 1)) {
+                const char next = page[i + word.size()];
+                if (next == '>' || next == ' ') ++found;
+            }
+            return found;
+        };
+        CHECK_MESSAGE(count(std::string("<") + element) == count(std::string("</") + element), element);
+    }
+    const Json explained = document(folder.run("moe-plan explain plan.json --json"));
+    std::size_t rows = 0;
+    for (std::size_t i = page.find("class=\"swing\""); i != std::string::npos; i = page.find("class=\"swing\"", i + 1))
+        ++rows;
+    CHECK(rows == explained["deltas"].size());
+    CHECK(page.find("nan") == std::string::npos);
+}

@@ -1,8 +1,12 @@
-// Writes the HTML report: headline figures, where the step goes, the pipeline's timeline, op kinds, memory.
+// Writes the HTML report: figures first, then the three walls, then what could be changed.
 #include "tools/report/html.hpp"
 
-#include "tools/comparison.hpp"
+#include "planner/lower.hpp"
+#include "tools/report/front_svg.hpp"
+#include "tools/report/memory_svg.hpp"
 #include "tools/report/pipeline_svg.hpp"
+#include "tools/report/style.hpp"
+#include "tools/report/svg.hpp"
 #include "tools/table.hpp"
 
 #include <fmt/format.h>
@@ -14,34 +18,6 @@
 namespace moe::tools {
 
 namespace {
-
-constexpr const char* style =
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}"
-    "h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse}"
-    "td,th{padding:.15em .9em;text-align:right;border-bottom:1px solid #eee}td:first-child,th:first-child{text-align:"
-    "left}.bar{display:inline-block;height:.8em;background:#3b82c4;vertical-align:middle}"
-    "svg{width:100%;font:11px system-ui,sans-serif}.big{font-size:1.3em}";
-
-std::string escape(const std::string& text) {
-    std::string out;
-    for (const char c : text) switch (c) {
-        case '&':
-            out += "&amp;";
-            break;
-        case '<':
-            out += "&lt;";
-            break;
-        case '>':
-            out += "&gt;";
-            break;
-        case '"':
-            out += "&quot;";
-            break;
-        default:
-            out += c;
-        }
-    return out;
-}
 
 struct Part {
     std::string name;
@@ -56,80 +32,191 @@ std::string bars(std::vector<Part> parts, double whole) {
     for (const Part& part : parts) {
         if (!(part.value > 0.0)) continue;
         const double share = whole > 0.0 ? part.value / whole : 0.0;
-        out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td style=\"text-align:left\"><span class=\"bar\" "
-                           "style=\"width:{:.0f}px\"></span></td></tr>\n",
-                           escape(part.name), part.text, percent_text(share), 420.0 * std::min(1.0, share));
+        out += fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td class=\"wide\"><span class=\"bar\" "
+                           "style=\"width:{:.1f}%\"></span></td></tr>\n",
+                           escape(part.name), part.text, percent_text(share), 100.0 * std::min(1.0, share));
     }
     return out + "</table>\n";
 }
 
-std::string breakdown_section(const Estimate& e) {
-    const Breakdown& b = e.breakdown;
+std::string section(const std::string& title, const std::string& note, const std::string& body) {
+    if (body.empty()) return {};
+    return fmt::format("<section><h2>{}</h2>{}\n{}</section>\n", title,
+                       note.empty() ? std::string() : "<p class=\"note\">" + note + "</p>", body);
+}
+
+std::string head_row(const std::vector<const char*>& headings) {
+    std::string out = "<tr>";
+    for (const char* heading : headings) out += fmt::format("<th scope=\"col\">{}</th>", heading);
+    return out + "</tr>\n";
+}
+
+std::string row(const std::string& name, const std::vector<std::string>& cells) {
+    std::string out = fmt::format("<tr><th scope=\"row\">{}</th>", escape(name));
+    for (const std::string& cell : cells) out += fmt::format("<td>{}</td>", cell);
+    return out + "</tr>\n";
+}
+
+std::string headline(const Explanation& e) {
+    const Estimate& estimate = e.simulation.estimate;
+    std::string out = "<div class=\"cards\">";
+    const auto card = [&out](const std::string& value, const std::string& what) {
+        out += fmt::format("<div><b>{}</b><span>{}</span></div>", value, what);
+    };
+    card(fmt::format("{:.4g}", estimate.tflops_per_gpu), "TFLOPS/GPU");
+    card(percent_text(e.walls.model_seconds / estimate.step_seconds),
+         fmt::format("of {} peak (MFU)", to_string(e.plan.precision)));
+    card(seconds_text(estimate.step_seconds), "step");
+    card(count_text(estimate.tokens_per_second_per_gpu), "tokens/s/GPU");
+    card(fmt::format("{} of {}", gib_text(estimate.memory_bytes), gib_text(e.walls.memory_limit)),
+         estimate.fits ? "GiB per GPU" : "GiB per GPU: does not fit");
+    return out + "</div>\n";
+}
+
+std::string plan_section(const Plan& p) {
+    std::string out = "<p class=\"plan\">";
+    const auto item = [&out](const char* name, const std::string& value) {
+        out += fmt::format("<span>{} <b>{}</b></span> ", name, escape(value));
+    };
+    item("GBS", fmt::format("{}", p.gbs));
+    item("tokens", fmt::format("{}", p.seq));
+    // What stands at its default tells nothing.
+    const Plan plain;
+    for (const std::string& field : field_names())
+        if (field_text(p, field) != field_text(plain, field)) item(field.c_str(), field_text(p, field));
+    item("edp", fmt::format("{}", p.edp));
+    item("stack", p.stack);
+    return out + "</p>\n";
+}
+
+std::string breakdown_section(const Explanation& e) {
     std::vector<Part> parts;
-    for (const auto& [name, value] :
-         std::vector<std::pair<const char*, double>>{{"compute", b.compute},
-                                                     {"recompute", b.recompute},
-                                                     {"tensor-parallel communication, exposed", b.tensor},
-                                                     {"context-parallel communication, exposed", b.context},
-                                                     {"expert-parallel communication, exposed", b.expert},
-                                                     {"pipeline communication, exposed", b.pipeline},
-                                                     {"pipeline bubble", b.bubble},
-                                                     {"data-parallel communication, exposed", b.data},
-                                                     {"optimizer", b.optimizer},
-                                                     {"host", b.host}})
+    for (const auto& [name, value] : parts_of(e.simulation.estimate.breakdown))
         parts.push_back({name, value, seconds_text(value)});
-    return "<h2>Where the step goes (slowest stage)</h2>\n" + bars(std::move(parts), e.step_seconds);
+    return section(
+        "Where the step goes",
+        fmt::format("On stage {}, which ends last; communication as far as nothing computes meanwhile.", e.walls.stage),
+        bars(std::move(parts), e.simulation.estimate.step_seconds));
+}
+
+std::string losses_section(const Explanation& e) {
+    std::vector<Part> parts;
+    for (const auto& [name, seconds] : losses(e)) parts.push_back({name, seconds, seconds_text(seconds)});
+    return section("What keeps it from peak",
+                   "Time of that stage beyond what its operations take at the machine's peak.",
+                   bars(std::move(parts), e.simulation.estimate.step_seconds));
+}
+
+std::string communication_section(const Explanation& e) {
+    if (e.walls.communication.empty()) return {};
+    std::string out = "<table>" + head_row({"axis", "busy", "exposed", "hidden", "GB", "GB/s"});
+    for (const CommunicationWall& c : e.walls.communication)
+        out += row(c.axis, {seconds_text(c.busy), seconds_text(c.exposed),
+                            c.busy > 0.0 ? percent_text(std::max(0.0, 1.0 - c.exposed / c.busy)) : "",
+                            fmt::format("{:.1f}", c.bytes / 1e9),
+                            c.busy > 0.0 ? fmt::format("{:.4g}", c.bytes / c.busy / 1e9) : ""});
+    return section("Communication", "One rank in one step; exposed: nothing computes meanwhile.", out + "</table>\n");
+}
+
+std::string compute_section(const Explanation& e) {
+    std::string out = "<table>" + head_row({"class", "busy", "at peak", "of peak", "recompute", "ops"});
+    for (const ComputeWall& c : e.walls.compute)
+        out += row(c.name,
+                   {seconds_text(c.busy), seconds_text(c.ideal), c.busy > 0.0 ? percent_text(c.ideal / c.busy) : "",
+                    c.repeated > 0.0 ? seconds_text(c.repeated) : "", count_text(static_cast<double>(c.ops))});
+    std::string note = "At peak: FLOPs or bytes at the machine's rate, whichever takes longer.";
+    if (e.walls.issue_seconds > 0.0) // on CPUs the host is the device
+        note += fmt::format(" The host needs {} to issue {} operations; {} of the step waits for it.",
+                            seconds_text(e.walls.issue_seconds), count_text(static_cast<double>(e.walls.launches)),
+                            seconds_text(e.simulation.estimate.breakdown.host));
+    return section("Compute and host", note, out + "</table>\n");
 }
 
 std::string kinds_section(const Timeline& timeline) {
     std::vector<Part> parts;
     for (const KindTotal& total : totals_by_kind(timeline))
         parts.push_back({to_string(total.kind), total.seconds, seconds_text(total.seconds)});
-    return "<h2>Busy time by op kind (mean over ranks; streams overlap, so shares may add up to more than 1)</h2>\n" +
-           bars(std::move(parts), timeline.step_seconds);
+    return section("Busy time by kind of operation",
+                   "Mean over ranks; streams overlap, so that shares may add up to more than 100 %.",
+                   bars(std::move(parts), timeline.step_seconds));
 }
 
-std::string memory_section(const Plan& plan, const Estimate& estimate, const MemoryPlan& memory, int rank) {
+std::string memory_section(const Explanation& e) {
+    const Walls& w = e.walls;
+    const Timeline& timeline = e.simulation.timeline;
+    const auto first = std::find(timeline.pipeline_rank.begin(), timeline.pipeline_rank.end(), w.fullest);
+    const int rank = timeline.ranks[static_cast<std::size_t>(first - timeline.pipeline_rank.begin())];
+    const MemoryPlan& planned = e.simulation.memory[static_cast<std::size_t>(w.fullest)];
+    const double rest = w.memory_bytes - static_cast<double>(planned.arena_bytes);
+    constexpr int samples = 580; // two pixels each
+    std::string body = memory_svg(memory_over_time(lower(e.plan, w.fullest), planned, timeline, rank, samples), rest,
+                                  w.memory_bytes, w.memory_limit);
     std::vector<Part> parts;
-    double planned = 0.0;
-    for (int i = 0; i < memory_class_count; ++i) {
-        const auto bytes = static_cast<double>(memory.class_bytes[static_cast<std::size_t>(i)]);
-        parts.push_back({to_string(static_cast<MemoryClass>(i)), bytes, fmt::format("{:.3f} GiB", gib(bytes))});
-        planned += bytes;
-    }
-    const double rest = estimate.memory_bytes - planned;
-    parts.push_back({"context, communicators, alignment", rest, fmt::format("{:.3f} GiB", gib(rest))});
-    return fmt::format("<h2>Memory of stage {} (holds most): {:.2f} of {:.2f} GiB</h2>\n", rank,
-                       gib(estimate.memory_bytes), gib(plan.hardware->memory_bytes)) +
-           bars(std::move(parts), estimate.memory_bytes);
+    for (const auto& [name, bytes] : w.memory) parts.push_back({name, bytes, gib_text(bytes) + " GiB"});
+    return section(fmt::format("Memory of stage {} over the step", w.fullest),
+                   "The stage that holds most. Areas: in use at each moment; planned: what is reserved.",
+                   body + bars(std::move(parts), w.memory_bytes));
 }
 
-std::string plan_line(const Plan& p) {
-    return fmt::format("TP {} &middot; CP {} &middot; DP {} &middot; PP {} &middot; VPP {} &middot; EP {} &middot; ETP "
-                       "{} &middot; MBS {} &middot; GBS {} &middot; {} tokens &middot; {} &middot; {} &middot; "
-                       "recompute {} &middot; dispatcher {} &middot; CUDA graphs {} &middot; stack {}",
-                       p.tp, p.cp, p.dp, p.pp, p.vpp, p.ep, p.etp, p.mbs, p.gbs, p.seq, to_string(p.precision),
-                       to_string(p.schedule), recompute::to_string(p.recompute), to_string(p.dispatcher),
-                       to_string(p.cuda_graph), escape(p.stack));
+std::string delta_row(const WhatIf& w, const Estimate& base, double widest) {
+    const double share = widest > 0.0 ? 50.0 * std::abs(w.gain) / widest : 0.0;
+    return fmt::format(
+        "<tr{}><th scope=\"row\">{} {} \u2192 {}</th><td>{:.4g}</td><td>{:+.1f}%</td><td "
+        "class=\"swing\"><span class=\"{}\" style=\"width:{:.1f}%\"></span></td><td>{}</td><td>{}</td><td>"
+        "{}</td><td class=\"text\">{}</td></tr>\n",
+        w.estimate.fits ? "" : " class=\"unfit\"", escape(w.change.field), escape(w.change.from), escape(w.change.to),
+        w.estimate.tflops_per_gpu, 100.0 * w.gain, w.gain < 0.0 ? "loss" : "gain", share,
+        seconds_text(w.estimate.step_seconds), gib_text(w.estimate.memory_bytes),
+        signed_gib_text(w.estimate.memory_bytes - base.memory_bytes),
+        w.along.empty() ? "" : escape(changes_text(w.along)));
+}
+
+std::string sensitivity_section(const Explanation& e) {
+    double widest = 0.0;
+    for (const WhatIf& w : e.deltas)
+        if (w.impossible.empty()) widest = std::max(widest, std::abs(w.gain));
+    std::string out =
+        "<table>" + head_row({"change", "TFLOPS/GPU", "gain", "", "step", "GiB", "\u0394 GiB", "moves along"});
+    for (const WhatIf& w : e.deltas)
+        if (w.impossible.empty()) out += delta_row(w, e.base, widest);
+    out += "</table>\n";
+    std::string impossible;
+    for (const WhatIf& w : e.deltas)
+        if (!w.impossible.empty())
+            impossible += fmt::format("<li>{} {} \u2192 {}: {}</li>\n", w.change.field, escape(w.change.from),
+                                      escape(w.change.to), escape(w.impossible));
+    if (!impossible.empty()) out += "<p class=\"note\">Not possible:</p><ul>" + impossible + "</ul>\n";
+    return section("What each single change would do",
+                   fmt::format("By the fast estimate, which gives {:.4g} TFLOPS/GPU and {} GiB for this plan. Struck "
+                               "out: does not fit.",
+                               e.base.tflops_per_gpu, gib_text(e.base.memory_bytes)),
+                   out);
 }
 
 } // namespace
 
-std::string html_report(const Plan& plan, const Estimate& estimate, const Timeline& timeline, const MemoryPlan& memory,
-                        int memory_rank) {
-    const std::string title = escape(fmt::format("{} on {} x {}", plan.model->name, plan.gpus, plan.hardware->name));
-    std::string page = fmt::format("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title>"
-                                   "<style>{1}</style></head><body>\n<h1>{0}</h1>\n<p>{2}</p>\n",
-                                   title, style, plan_line(plan));
-    page += fmt::format("<p class=\"big\"><b>{:.4g}</b> TFLOPS/GPU &middot; <b>{}</b> tokens/s/GPU &middot; step "
-                        "<b>{}</b> &middot; <b>{:.2f}</b> GiB</p>\n",
-                        estimate.tflops_per_gpu, count_text(estimate.tokens_per_second_per_gpu),
-                        seconds_text(estimate.step_seconds), gib(estimate.memory_bytes));
-    page += breakdown_section(estimate);
-    page += "<h2>One pipeline (blue: forward, green: backward, orange: gradients and optimizer; shades: chunks)</h2>\n";
-    page += pipeline_svg(timeline);
-    page += kinds_section(timeline);
-    page += memory_section(plan, estimate, memory, memory_rank);
+std::string html_report(const Explanation& e) {
+    const std::string title =
+        escape(fmt::format("{} on {} \u00d7 {}", e.plan.model->name, e.plan.gpus, e.plan.hardware->name));
+    std::string page =
+        fmt::format("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta "
+                    "name=\"viewport\" content=\"width=device-width\"><title>{0}</title><style>{1}</style>"
+                    "</head><body>\n<h1>{0}</h1>\n",
+                    title, style);
+    page += plan_section(e.plan) + headline(e);
+    page += "<div class=\"pair\">" + breakdown_section(e) + losses_section(e) + "</div>\n";
+    page +=
+        section("One pipeline",
+                "Blue: forward, green: backward, orange: gradients and optimizer; shades are chunks. A box holds the "
+                "slot from its first operation to its last.",
+                pipeline_svg(e.simulation.timeline));
+    page += memory_section(e);
+    page += section("Memory against throughput, same mapping",
+                    "Each point is beaten by no other in both; red: does not fit.",
+                    front_svg(e.front, e.base, e.walls.memory_limit));
+    page += sensitivity_section(e);
+    page += "<div class=\"pair\">" + communication_section(e) + compute_section(e) + "</div>\n";
+    page += kinds_section(e.simulation.timeline);
     return page + "</body></html>\n";
 }
 

@@ -1,6 +1,7 @@
 // Draws the slots of one rank per pipeline rank over time.
 #include "tools/report/pipeline_svg.hpp"
 
+#include "tools/report/svg.hpp"
 #include "tools/table.hpp"
 
 #include <fmt/format.h>
@@ -96,16 +97,14 @@ void add_box(std::string& out, const Box& box, double from, double scale) {
 std::string picture(const std::vector<Box>& boxes, std::size_t lanes, double from, double to) {
     const double scale = (width - left_margin) / std::max(to - from, 1e-12);
     const int height = axis_height + static_cast<int>(lanes) * (lane_height + lane_gap);
-    std::string out =
-        fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"pipeline timeline\">\n", width, height);
-    for (int tick = 0; tick <= 8; ++tick) {
-        const double time = from + (to - from) * tick / 8;
-        const double x = left_margin + (time - from) * scale;
+    std::string out = svg_open(height, "pipeline timeline");
+    const Axis axis{from, std::max(to, from + 1e-12), left_margin, width};
+    for (const double time : axis.ticks(8))
         fmt::format_to(std::back_inserter(out),
-                       "<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\" stroke=\"#ddd\"/><text x=\"{0:.1f}\" "
+                       "<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\" class=\"grid\"/><text x=\"{0:.1f}\" "
                        "y=\"16\" text-anchor=\"{3}\">{4}</text>\n",
-                       x, axis_height - 4, height, tick == 8 ? "end" : "start", seconds_text(time));
-    }
+                       axis.at(time), axis_height - 4, height, axis.at(time) > width - 40 ? "end" : "start",
+                       tick_seconds(time, to));
     for (std::size_t lane = 0; lane < lanes; ++lane)
         fmt::format_to(std::back_inserter(out), "<text x=\"0\" y=\"{}\">stage {}</text>\n",
                        axis_height + static_cast<int>(lane) * (lane_height + lane_gap) + lane_height / 2 + 4, lane);
