@@ -202,7 +202,7 @@ TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy) {
     wgrad.n = linear.weight.k;
     wgrad.k = linear.rows;
     wgrad.transpose_a = true;
-    wgrad.accumulate = true;
+    wgrad.accumulate = b.at(linear.weight.gradient).storage == Storage::gradient; // FSDP's are new in every backward
     b.gemm(dy_column, x, linear.weight.gradient, wgrad);
     b.phase = Phase::dgrad;
     return dx;

@@ -5,6 +5,7 @@
 #include "planner/layers/layers.hpp"
 #include "planner/passes/data_parallel.hpp"
 #include "planner/passes/recompute.hpp"
+#include "planner/passes/reshard.hpp"
 
 #include <memory>
 #include <variant>
@@ -81,15 +82,17 @@ public:
 
     void declare(ParameterSet& set) const {
         if (spec_.embedding || !spec_.mtp.empty()) embedding_.declare(set, plan_);
-        for (const auto& layer : layers_) {
-            layer->declare(set, plan_);
-            set.boundary();
+        for (std::size_t i = 0; i < layers_.size(); ++i) {
+            set.boundary(spec_.layers[i].first);
+            layers_[i]->declare(set, plan_);
         }
-        for (const auto& mtp : mtp_) {
-            mtp->input.declare(set);
-            mtp->layer.declare(set, plan_);
-            if (spec_.loss || !spec_.sends) mtp->head.declare(set, plan_);
-            set.boundary();
+        set.boundary(-1);
+        for (std::size_t i = 0; i < mtp_.size(); ++i) {
+            mtp_[i]->input.declare(set);
+            set.boundary(static_cast<int>(model_.layers.size() + i));
+            mtp_[i]->layer.declare(set, plan_);
+            set.boundary(-1);
+            if (spec_.loss || !spec_.sends) mtp_[i]->head.declare(set, plan_);
         }
         if (spec_.loss) head_.declare(set, plan_);
         if (late_mtp_head_) late_mtp_head_->declare(set, plan_);
@@ -234,6 +237,9 @@ std::pair<int, int> emit_chunk(const Plan& plan, Program& program, const ChunkSp
     chunk.backward(builder);
     recompute_pass(program, program.templates[static_cast<std::size_t>(forward)],
                    program.templates[static_cast<std::size_t>(backward)], plan.recompute);
+    if (plan.reshards())
+        reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
+                     program.templates[static_cast<std::size_t>(backward)]);
     return {forward, backward};
 }
 
@@ -321,9 +327,11 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
     Program program;
     parameters.seal(program, false);
     std::vector<BucketSize> sizes;
-    for (const Bucket& b : program.buckets)
-        sizes.push_back(
-            {b.domain, b.elements, b.group, b.group_size, program.tensors[static_cast<std::size_t>(b.weights)].dtype});
+    for (const Bucket& b : program.buckets) {
+        const TensorId weights = b.resharded() ? b.gathered : b.weights;
+        sizes.push_back({b.domain, b.elements, b.group, b.group_size,
+                         program.tensors[static_cast<std::size_t>(weights)].dtype, b.layer});
+    }
     return sizes;
 }
 

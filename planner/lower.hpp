@@ -20,7 +20,8 @@ struct BucketSize {
     std::int64_t elements = 0;
     Group group; // axes 0 when its size is 1
     int group_size = 1;
-    Dtype weight_dtype = Dtype::bf16;
+    Dtype weight_dtype = Dtype::bf16; // as products read them
+    int layer = -1;                   // FSDP: see Bucket
 };
 std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
 

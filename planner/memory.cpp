@@ -287,7 +287,12 @@ SegmentMemory segment_memory(const Program& segment) {
     std::vector<Packed> placed;
     memory.forward = pack(segment, transients(segment, segment.templates[0], use), placed);
     placed.clear();
-    memory.backward = pack(segment, transients(segment, segment.templates[1], use), placed);
+    auto backward = transients(segment, segment.templates[1], use);
+    // FSDP: layers take turns with the buffers of gradients, which therefore are there from one's start on.
+    for (auto& [id, life] : backward)
+        for (const Bucket& b : segment.buckets)
+            if (b.whole_gradients == id) life.first = 0;
+    memory.backward = pack(segment, std::move(backward), placed);
     return memory;
 }
 

@@ -6,6 +6,7 @@
 #include "planner/lower.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 namespace moe {
 
@@ -26,6 +27,7 @@ int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized) {
     bucket.group = gradient_group(plan_, domain, sharded);
     bucket.group_size = group_size(plan_, bucket.group);
     bucket.chunk = chunk_;
+    bucket.layer = layer_;
     buckets_.push_back(bucket);
     quantized_.push_back(quantized);
     sharded_.push_back(sharded);
@@ -41,6 +43,8 @@ void ParameterSet::declare(const std::string& key, std::vector<Parameter> parame
     const Domain domain = parameters.front().domain;
     const int degree = domain == Domain::dense ? tp : etp;
     const bool sharded = parameters.front().shard_dim >= 0 && degree > 1;
+    // FSDP gathers a layer at once: what nobody quantizes needs no collective of its own.
+    if (plan_.reshards() && quantized_dtype(plan_.precision) == Dtype::bf16) quantized = false;
     const int index = bucket_for(domain, sharded, quantized);
     Bucket& bucket = buckets_[static_cast<std::size_t>(index)];
     std::int64_t& part = decay ? bucket.decayed : undecayed_[static_cast<std::size_t>(index)];
@@ -65,78 +69,121 @@ std::int64_t ParameterSet::cut_elements(const Bucket& bucket) const {
     return std::max<std::int64_t>(40'000'000, 1'000'000 * static_cast<std::int64_t>(bucket.group_size));
 }
 
-void ParameterSet::boundary() {
-    if (plan_.pp > 1) return; // the chunk is the bucket: its reduction runs under the other chunks' work
+void ParameterSet::boundary(int layer) {
+    const bool behind_layer = layer_ >= 0;
+    layer_ = layer;
+    if (plan_.reshards()) {
+        closed_.assign(closed_.size(), true);
+        return;
+    }
+    if (!behind_layer || plan_.pp > 1) return; // the chunk is the bucket: its reduction runs under the other chunks
     for (std::size_t i = 0; i < buckets_.size(); ++i)
         if (buckets_[i].decayed + undecayed_[i] >= cut_elements(buckets_[i])) closed_[i] = true;
 }
+
+namespace {
+
+TensorId add_flat(Program& program, std::string name, Dtype dtype, Storage storage, std::int64_t elements, int chunk) {
+    Tensor t;
+    t.name = std::move(name);
+    t.dtype = dtype;
+    t.storage = storage;
+    t.rows = elements;
+    t.expected_rows = static_cast<double>(elements);
+    t.chunk = chunk;
+    program.tensors.push_back(std::move(t));
+    return static_cast<TensorId>(program.tensors.size() - 1);
+}
+
+// This rank's slice of a whole bucket, in place.
+TensorId add_shard(Program& program, const Bucket& b, TensorId whole, std::string name, Dtype dtype) {
+    if (b.group_size == 1) return whole;
+    const Storage storage = program.tensors[static_cast<std::size_t>(whole)].storage;
+    const TensorId id = add_flat(program, std::move(name), dtype, storage, b.elements / b.group_size, b.chunk);
+    program.tensors[static_cast<std::size_t>(id)].base = whole;
+    program.tensors[static_cast<std::size_t>(id)].shard_group = b.group;
+    return id;
+}
+
+} // namespace
 
 void ParameterSet::seal(Program& program, bool list) {
     sealed_ = true;
     const Dtype act = activation_dtype(plan_.precision), low = quantized_dtype(plan_.precision);
     const Dtype moments = plan_.optimizer.bf16_moments ? Dtype::bf16 : Dtype::f32;
-    const auto add = [&](Tensor tensor) {
-        program.tensors.push_back(std::move(tensor));
-        return static_cast<TensorId>(program.tensors.size() - 1);
-    };
-    const auto flat = [&](std::string name, Dtype dtype, Storage storage, std::int64_t n) {
-        Tensor t;
-        t.name = std::move(name);
-        t.dtype = dtype;
-        t.storage = storage;
-        t.rows = n;
-        t.expected_rows = static_cast<double>(n);
-        t.chunk = chunk_;
-        return add(t);
-    };
-    const int base = static_cast<int>(program.buckets.size());
+    const Dtype sums = plan_.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32;
+    const std::size_t base = program.buckets.size();
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
         Bucket& b = buckets_[i];
         const std::int64_t used = b.decayed + undecayed_[i];
         // 64 elements keep every shard aligned to 128 bytes in BF16.
         const std::int64_t unit = 64 * static_cast<std::int64_t>(b.group_size);
         b.elements = (used + unit - 1) / unit * unit;
-        const std::string name = fmt::format("chunk{}.bucket{}", chunk_, i);
-        const bool low_weights = quantized_[i] && low != Dtype::bf16;
-        // Quantized weights are kept row-wise and column-wise (GEMMs read both ways), the BF16 copy is not kept.
-        b.weights = flat(name + ".weights", low_weights ? low : act, Storage::parameter,
-                         low_weights ? 2 * b.elements : b.elements);
-        b.gradients = flat(name + ".gradients", Dtype::f32, Storage::gradient, b.elements);
-        const auto shard = [&](TensorId whole, const char* what, Dtype dtype) {
-            if (b.group_size == 1) return whole;
-            Tensor t;
-            t.name = name + what;
-            t.dtype = dtype;
-            t.storage = program.tensors[static_cast<std::size_t>(whole)].storage;
-            t.rows = b.elements / b.group_size;
-            t.expected_rows = static_cast<double>(t.rows);
-            t.chunk = chunk_;
-            t.base = whole;
-            t.shard_group = b.group;
-            return add(t);
-        };
-        b.gradient_shard = shard(b.gradients, ".gradient_shard", Dtype::f32);
-        if (low_weights) {
-            Tensor t;
-            t.name = name + ".staging";
-            t.dtype = Dtype::bf16;
-            t.storage = Storage::gradient;
-            t.rows = b.elements;
-            t.expected_rows = static_cast<double>(t.rows);
-            t.chunk = chunk_;
-            t.base = b.gradients;
-            b.staging = add(t);
-            b.weight_shard = b.group_size == 1 ? b.staging : shard(b.gradients, ".weight_shard", Dtype::bf16);
-        } else {
-            b.weight_shard = shard(b.weights, ".weight_shard", act);
-        }
         const std::int64_t own = b.elements / b.group_size;
-        b.master = flat(name + ".master", Dtype::f32, Storage::optimizer, own);
-        b.exp_avg = flat(name + ".exp_avg", moments, Storage::optimizer, own);
-        b.exp_avg_sq = flat(name + ".exp_avg_sq", moments, Storage::optimizer, own);
-        program.buckets.push_back(b);
+        const std::string name = fmt::format("chunk{}.bucket{}", chunk_, i);
+        const auto flat = [&](const char* what, Dtype dtype, Storage storage, std::int64_t n) {
+            return add_flat(program, name + what, dtype, storage, n, chunk_);
+        };
+        const bool low_weights = quantized_[i] && low != Dtype::bf16;
+        if (plan_.reshards() && b.group_size > 1) {
+            b.weights = b.weight_shard = flat(".weights", act, Storage::parameter, own);
+            b.gradients = b.gradient_shard = flat(".gradients", sums, Storage::gradient, own);
+        } else {
+            // Quantized weights are kept row-wise and column-wise (GEMMs read both ways), the BF16 copy is not kept.
+            b.weights = flat(".weights", low_weights ? low : act, Storage::parameter,
+                             low_weights ? 2 * b.elements : b.elements);
+            b.gradients = flat(".gradients", sums, Storage::gradient, b.elements);
+            b.gradient_shard = add_shard(program, b, b.gradients, name + ".gradient_shard", sums);
+            if (low_weights) {
+                b.staging = flat(".staging", Dtype::bf16, Storage::gradient, b.elements);
+                program.tensors[static_cast<std::size_t>(b.staging)].base = b.gradients;
+                b.weight_shard = b.group_size == 1
+                                     ? b.staging
+                                     : add_shard(program, b, b.gradients, name + ".weight_shard", Dtype::bf16);
+            } else {
+                b.weight_shard = add_shard(program, b, b.weights, name + ".weight_shard", act);
+            }
+        }
+        b.master = flat(".master", Dtype::f32, Storage::optimizer, own);
+        b.exp_avg = flat(".exp_avg", moments, Storage::optimizer, own);
+        b.exp_avg_sq = flat(".exp_avg_sq", moments, Storage::optimizer, own);
     }
-    if (list) list_parameters(program, base);
+    if (plan_.reshards()) add_buffers(program);
+    program.buckets.insert(program.buckets.end(), buckets_.begin(), buckets_.end());
+    if (list) list_parameters(program, static_cast<int>(base));
+}
+
+void ParameterSet::add_buffers(Program& program) {
+    const Dtype act = activation_dtype(plan_.precision), low = quantized_dtype(plan_.precision);
+    const Dtype sums = plan_.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32;
+    // Buckets of one kind in layers of even or odd places share their buffers: the next layer's weights arrive while
+    // this one computes, and no sooner. The ends of the model have their own.
+    using Turn = std::tuple<Domain, bool, bool, int>;
+    std::map<Turn, std::vector<std::size_t>> turns;
+    int place = 0, last_layer = -1;
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+        const Bucket& b = buckets_[i];
+        if (b.layer >= 0 && b.layer != last_layer) ++place, last_layer = b.layer;
+        const int turn = b.layer >= 0 ? place % 2 : 2 + static_cast<int>(i);
+        if (b.group_size > 1) turns[{b.domain, sharded_[i], quantized_[i], turn}].push_back(i);
+    }
+    for (const auto& [turn, members] : turns) {
+        std::int64_t most = 0;
+        for (const std::size_t i : members) most = std::max(most, buckets_[i].elements);
+        const bool low_weights = std::get<2>(turn) && low != Dtype::bf16;
+        const std::string name = fmt::format("chunk{}.turn{}", chunk_, members.front());
+        const TensorId gathered = add_flat(program, name + ".gathered", low_weights ? low : act, Storage::activation,
+                                           low_weights ? 2 * most : most, chunk_);
+        const TensorId sums_id = add_flat(program, name + ".whole_gradients", sums, Storage::activation, most, chunk_);
+        for (const std::size_t i : members) {
+            Bucket& b = buckets_[i];
+            b.gathered = gathered;
+            b.whole_gradients = sums_id;
+            if (low_weights)
+                b.staging = add_flat(program, fmt::format("chunk{}.bucket{}.staging", chunk_, i), Dtype::bf16,
+                                     Storage::activation, b.elements, chunk_);
+        }
+    }
 }
 
 // In the order of declaration, copies written out.
@@ -180,7 +227,8 @@ Weight ParameterSet::weight(Program& program, const std::string& key, std::int64
         program.tensors.push_back(std::move(t));
         return static_cast<TensorId>(program.tensors.size() - 1);
     };
-    const Weight weight{add(b.weights, ".weight"), add(b.gradients, ".gradient"), n, k};
+    const Weight weight{add(b.resharded() ? b.gathered : b.weights, ".weight"),
+                        add(b.resharded() ? b.whole_gradients : b.gradients, ".gradient"), n, k};
     entry.views.emplace(std::pair{n, k}, std::pair{weight.value, weight.gradient});
     return weight;
 }

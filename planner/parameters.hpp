@@ -24,8 +24,9 @@ public:
     // the same parameters once for every local expert, one expert's behind the other's.
     void declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay = true,
                  int copies = 1);
-    // A layer boundary: a bucket that has grown past the cut size ends here (PP = 1 only, where finer buckets overlap).
-    void boundary();
+    // What follows belongs to decoder layer `layer`, -1 for the ends of the model. Behind a layer, a bucket that has
+    // grown past the cut size ends (PP = 1 only, where finer buckets overlap); under FSDP every bucket does.
+    void boundary(int layer);
     // `list` false leaves Program::parameters empty: sizes need no names.
     void seal(Program& program, bool list = true);
     bool has(const std::string& key) const { return keys_.count(key) > 0; }
@@ -48,12 +49,14 @@ private:
         int copies = 1;
         std::map<std::pair<std::int64_t, std::int64_t>, std::pair<TensorId, TensorId>> views;
     };
+    void add_buffers(Program& program); // of resharded buckets
     void list_parameters(Program& program, int first_bucket) const;
     int bucket_for(Domain domain, bool sharded, bool quantized);
     std::int64_t cut_elements(const Bucket& bucket) const;
 
     const Plan& plan_;
     int chunk_;
+    int layer_ = -1;
     bool sealed_ = false;
     std::vector<Parameter> parameters_;
     std::vector<Bucket> buckets_;

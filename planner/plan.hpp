@@ -87,8 +87,7 @@ struct Plan {
     unsigned recompute = 0;                // set of recompute:: modules
     unsigned offload = 0;                  // set of offload:: modules
     OptimizerChoice optimizer;
-    // Weights, gradients and optimizer states are sharded over the data-parallel group; a layer's weights are gathered
-    // before its forward and again before its backward, its gradients reduced behind its backward.
+    // Weights, gradients and optimizer states are sharded over the data-parallel group: see reshards().
     bool fsdp = false;
     Dispatcher dispatcher = Dispatcher::alltoall;
     ContextComm cp_comm = ContextComm::ring;
@@ -99,6 +98,10 @@ struct Plan {
     CudaGraph cuda_graph = CudaGraph::none;
 
     int micro_batches() const { return static_cast<int>(gbs / (mbs * dp)); }
+    // FSDP without a pipeline: a layer's weights are gathered before its forward and again before its backward, its
+    // gradients reduced behind its backward. In a pipeline, weights stay gathered and gradients whole until the last
+    // micro-batch (arXiv 2407.21783 section 3.3.2), which is what the distributed optimizer does anyway.
+    bool reshards() const { return fsdp && pp == 1; }
     int stage_ranks() const { return tp * cp * dp; } // ranks of one pipeline stage
     Precision activations() const { return precision == Precision::fp32 ? Precision::fp32 : Precision::bf16; }
     Precision core_attention() const { return attention_precision.value_or(activations()); }

@@ -80,6 +80,12 @@ PlanFault check_offload(const Plan& plan) {
 }
 
 PlanFault check_communication(const Plan& plan) {
+    if (plan.fsdp && plan.hardware->cpu)
+        return fault("fsdp", "fsdp = on: ranks of {} share one memory, use off", plan.hardware->name);
+    if (plan.reshards() && plan.ep_overlap)
+        return fault("fsdp",
+                     "fsdp = on: without a pipeline it excludes ep_overlap = on, whose merged layers would need "
+                     "both weights at once");
     if (plan.ep_overlap && plan.ep == 1) return fault("ep_overlap", "ep_overlap = on needs ep > 1, but ep = 1");
     if (plan.tp_overlap && plan.tp == 1) return fault("tp_overlap", "tp_overlap = on needs tp > 1, but tp = 1");
     if (plan.delay_wgrad && !plan.ep_overlap && plan.pp == 1)
@@ -128,12 +134,10 @@ PlanFault check_lowered(const Plan& plan) {
         const char *field, *value, *otherwise;
     };
     const std::array choices{
-        Choice{plan.fsdp, "fsdp", "on", "off"},
         Choice{plan.attention_precision.has_value(), "attention_precision", "its own", "default"},
         Choice{plan.expert_precision.has_value(), "expert_precision", "its own", "default"},
         Choice{plan.head_precision.has_value(), "head_precision", "its own", "default"},
         Choice{plan.fp8_scaling == Fp8Scaling::delayed, "fp8_scaling", "delayed", "current"},
-        Choice{plan.gradients == Precision::bf16, "gradients", "bf16", "fp32"},
         Choice{plan.offload != 0, "offload", "a set", "none"},
         Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
         Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},

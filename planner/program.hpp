@@ -32,7 +32,7 @@ inline constexpr TensorId no_tensor = -1;
 // Where a tensor's storage comes from.
 enum class Storage : std::uint8_t {
     parameter,  // flat bucket of weights in storage precision, whole step
-    gradient,   // flat FP32 bucket, whole step
+    gradient,   // flat bucket in the plan's dtype of gradients, whole step
     optimizer,  // this rank's shard of master weights and moments, whole run
     activation, // produced in a slot; lifetime derived by plan_memory()
     input,      // written by the trainer before the step, one instance per micro-batch (ids, labels) or one (positions)
@@ -294,13 +294,19 @@ struct Bucket {
     std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not
     // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
     // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
-    TensorId weights = no_tensor, gradients = no_tensor; // gradients: FP32, the whole bucket, partial sums of this rank
+    TensorId weights = no_tensor, gradients = no_tensor; // gradients: the whole bucket, partial sums of this rank
     TensorId gradient_shard = no_tensor; // own slice of gradients (in place), = gradients when group_size is 1
     TensorId weight_shard = no_tensor;   // own slice of weights (in place), = weights when group_size is 1
     // Quantized buckets only: BF16 view of the gradient buffer, free between the optimizer and the first backward,
     // through which new weights are gathered before they are quantized; weight_shard is then a slice of it.
     TensorId staging = no_tensor;
     TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
+    // FSDP (Plan::reshards) and a group of several ranks: weights and gradients above are only this rank's shards; the
+    // templates gather the whole weights and write whole gradients into these activations, which layers take turns with
+    // (kept from forward to backward outside of decoder layers). staging then is where BF16 weights arrive.
+    TensorId gathered = no_tensor, whole_gradients = no_tensor;
+    int layer = -1; // FSDP: the decoder layer that the bucket belongs to, -1 for the ends of the model
+    bool resharded() const { return gathered != no_tensor; }
 };
 
 // begin: gathers weights, zeroes gradients. finish: what is left of the gradient reduction, norm, optimizer.

@@ -5,6 +5,7 @@
 #include "planner/builder.hpp"
 #include "planner/error.hpp"
 #include "simulator/simulate.hpp"
+#include "simulator/state_memory.hpp"
 #include "simulator/step_model.hpp"
 
 #include <algorithm>
@@ -58,6 +59,13 @@ void add_parts(Breakdown& sum, const Breakdown& part, double times) {
     sum.host += times * (part.host + part.bubble);
 }
 
+void add_difference(Breakdown& sum, const Breakdown& more, const Breakdown& less, double times) {
+    for (double Breakdown::*part :
+         {&Breakdown::compute, &Breakdown::tensor, &Breakdown::context, &Breakdown::expert, &Breakdown::pipeline,
+          &Breakdown::bubble, &Breakdown::data, &Breakdown::optimizer, &Breakdown::recompute, &Breakdown::host})
+        sum.*part += times * (more.*part - less.*part);
+}
+
 // An op that exists only to be priced, over a tensor of the given type.
 double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {}) {
     Program program;
@@ -72,30 +80,26 @@ double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtyp
     return model(op, program).device;
 }
 
-bool quantized(Dtype dtype) { return dtype != Dtype::f32 && dtype != Dtype::bf16; }
-
-// Quantized weights are kept row-wise and column-wise, since products read them both ways.
-double weight_bytes(const BucketSize& b) {
-    return static_cast<double>(bytes_of(b.weight_dtype, quantized(b.weight_dtype) ? 2 * b.elements : b.elements));
-}
-
-BucketTime time_of(const CostModel& model, const BucketSize& b, bool bf16_moments) {
+BucketTime time_of(const CostModel& model, const BucketSize& b) {
     const auto n = static_cast<double>(b.elements), shard = n / b.group_size;
     const double weight = weight_bytes(b);
     // A quantized bucket is gathered in BF16 and quantized by every rank.
-    const double gathered = quantized(b.weight_dtype) ? 2.0 * n : weight;
+    const double gathered = is_quantized(b.weight_dtype) ? 2.0 * n : weight;
+    const Dtype sums = gradient_dtype(model.plan());
+    const double sum_bytes = gradient_bytes(model.plan());
     BucketTime t;
     if (b.group_size > 1) {
         t.gather = price_bytes(model, OpKind::all_gather, gathered, Dtype::bf16, b.group);
-        t.reduce = price_bytes(model, OpKind::reduce_scatter, 4.0 * n, Dtype::f32, b.group);
+        t.reduce = price_bytes(model, OpKind::reduce_scatter, sum_bytes * n, sums, b.group);
     }
-    const double zero = price_bytes(model, OpKind::zero, 4.0 * n, Dtype::f32);
+    const double zero = price_bytes(model, OpKind::zero, sum_bytes * n, sums);
     t.zero = zero;
-    t.late_zero = quantized(b.weight_dtype);
-    if (quantized(b.weight_dtype)) t.gather += price_bytes(model, OpKind::quantize, gathered + weight, Dtype::bf16);
-    t.squares = price_bytes(model, OpKind::sum_squares, 4.0 * shard, Dtype::f32);
-    const double moments = bf16_moments ? 4.0 : 8.0;
-    t.update = price_bytes(model, OpKind::adamw, (4.0 + gathered / n + 2.0 * (4.0 + moments)) * shard, Dtype::f32);
+    t.late_zero = is_quantized(b.weight_dtype);
+    if (is_quantized(b.weight_dtype)) t.gather += price_bytes(model, OpKind::quantize, gathered + weight, Dtype::bf16);
+    t.squares = price_bytes(model, OpKind::sum_squares, sum_bytes * shard, sums);
+    const double moments = model.plan().optimizer.bf16_moments ? 4.0 : 8.0;
+    t.update =
+        price_bytes(model, OpKind::adamw, (sum_bytes + gathered / n + 2.0 * (4.0 + moments)) * shard, Dtype::f32);
     return t;
 }
 
@@ -147,7 +151,7 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs
     const std::vector<BucketSize> sizes =
         plan.pp > 1 ? stage_buckets(cache, plan, shape.stage, shape.segments) : cache.stage_buckets(plan, shape.stage);
     std::vector<BucketTime> times;
-    for (const BucketSize& size : sizes) times.push_back(time_of(costs, size, plan.optimizer.bf16_moments));
+    for (const BucketSize& size : sizes) times.push_back(time_of(costs, size));
     double forward = 0.0, backward = 0.0; // until the segment's forward begins, from the end of its backward
     for (const auto& [id, count] : shape.segments) {
         const SegmentCost& cost = cache.cost(plan, id);
@@ -325,10 +329,9 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
         m.workspace = std::max({m.workspace, segment.memory.forward, segment.memory.backward});
         m.groups |= segment.groups;
     }
-    const double optimizer = plan.optimizer.bf16_moments ? 8.0 : 12.0;
+    if (plan.reshards()) m.workspace = resharded_workspace(cache, plan, shape.segments);
     for (const BucketSize& b : stage_buckets(cache, plan, shape.stage, shape.segments)) {
-        const auto n = static_cast<double>(b.elements);
-        m.states += weight_bytes(b) + 4.0 * n + optimizer * n / b.group_size;
+        m.states += state_bytes(plan, b);
         m.groups |= group_bit(b.group);
     }
     if (shape.stage.loss && plan.dp * plan.cp > 1) m.groups |= group_bit(groups::samples);
@@ -390,6 +393,27 @@ double FastEstimator::memory_bytes(const Plan& plan) {
     return plan.hardware->cpu ? worst * plan.gpus : worst;
 }
 
+namespace {
+
+// FSDP gathers every layer's weights under the layer before: there is no pipeline to play, and micro-batches repeat
+// each other, so that two and three of them played op by op give all.
+Estimate layerwise_gathers(const Plan& plan, const Stack& stack) {
+    Plan few = plan;
+    const auto played = [&](int micro_batches) {
+        few.gbs = plan.mbs * plan.dp * micro_batches;
+        return simulate(few, stack, false).estimate;
+    };
+    const int m = plan.micro_batches();
+    if (m <= 3) return played(m);
+    const Estimate two = played(2), three = played(3);
+    Estimate e = three;
+    e.step_seconds += (m - 3) * (three.step_seconds - two.step_seconds);
+    add_difference(e.breakdown, three.breakdown, two.breakdown, m - 3);
+    return e;
+}
+
+} // namespace
+
 Estimate FastEstimator::estimate(const Plan& plan) {
     if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
     Estimate e;
@@ -397,6 +421,12 @@ Estimate FastEstimator::estimate(const Plan& plan) {
     // enough to be played op by op.
     if (plan.micro_batches() < plan.pp) {
         e = simulate(plan, state_->segments.stack(), false).estimate;
+        e.memory_bytes = memory_bytes(plan);
+        fill_rates(plan, e);
+        return e;
+    }
+    if (plan.reshards()) {
+        e = layerwise_gathers(plan, state_->segments.stack());
         e.memory_bytes = memory_bytes(plan);
         fill_rates(plan, e);
         return e;

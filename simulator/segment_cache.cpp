@@ -113,7 +113,7 @@ SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
             number(p.dp > 1),
             number(p.edp > 1),
             number(p.optimizer.bf16_moments),
-            number(p.fsdp),
+            p.reshards() ? 1 + 2 * number(p.dp > 1) + 4 * number(p.edp > 1) : 0,
             number(p.schedule),
             number(p.offload),
             number(p.core_attention()),
@@ -199,9 +199,15 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.unaided = before_input(*program, ahead, static_cast<std::size_t>(slot));
         time.lead_after = time.device - ahead.host_seconds;
         time.parts = breakdown_of(plan, ahead, time.device);
-        // Only rings of context parallelism send what was there before.
-        if (id.kind == SegmentKind::layer && plan.cp > 1) run_on(time, layer_period(model, id, slot == 0));
         for (const OpCost& c : (*costs)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
+        // Only rings of context parallelism send what was there before.
+        if (id.kind == SegmentKind::layer && plan.cp > 1) {
+            const double period = layer_period(model, id, slot == 0);
+            // Among others, a host that waits may never get ahead again: then it sets the pace.
+            if (time.waits && period > 1.001 * time.device)
+                time.together = std::max(time.together, period + time.lead_after);
+            run_on(time, period);
+        }
     }
     result->uses = uses_of(*program, runs[0], runs[1]);
     const std::lock_guard<std::mutex> lock(mutex_);

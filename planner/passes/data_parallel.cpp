@@ -44,8 +44,8 @@ Template with_gradient_reduction(const Program& program, const Template& backwar
         result.ops.push_back(backward.ops[i]);
         for (const Bucket& bucket : program.buckets) {
             const auto writer = last_writer.find(bucket.gradients);
-            if (bucket.group_size == 1 || bucket.chunk != backward.chunk || writer == last_writer.end() ||
-                writer->second != i)
+            if (bucket.group_size == 1 || bucket.resharded() || bucket.chunk != backward.chunk ||
+                writer == last_writer.end() || writer->second != i)
                 continue;
             Op op = make(OpKind::reduce_scatter, Stream::data, Module::data_parallel, {bucket.gradients},
                          {bucket.gradient_shard});
@@ -60,6 +60,7 @@ Template with_gradient_reduction(const Program& program, const Template& backwar
 Template begin_template(const Program& program) {
     Template begin{SlotKind::begin, -1, {}};
     for (const Bucket& b : program.buckets) {
+        if (b.resharded()) continue; // gathered layer by layer
         const TensorId gathered = b.staging == no_tensor ? b.weights : b.staging;
         if (b.group_size > 1) {
             Op op = make(OpKind::all_gather, Stream::data, Module::data_parallel, {b.weight_shard}, {gathered});
@@ -76,8 +77,8 @@ Template begin_template(const Program& program) {
     for (const Bucket& b : program.buckets) {
         // Behind the gathers when they pass through the gradient buffer, so that the first forward need not wait for
         // it.
-        Op op = make(OpKind::zero, b.staging == no_tensor ? Stream::compute : Stream::data, Module::data_parallel, {},
-                     {b.gradients});
+        Op op = make(OpKind::zero, b.staging == no_tensor || b.resharded() ? Stream::compute : Stream::data,
+                     Module::data_parallel, {}, {b.gradients});
         op.bytes = bytes(program, b.gradients);
         begin.ops.push_back(std::move(op));
     }

@@ -25,6 +25,9 @@ std::vector<Span> transient_spans(const Program& program, const MemoryPlan& memo
         const auto touch = [&](TensorId id) {
             if (id == no_tensor || memory.places[static_cast<std::size_t>(id)].memory_class != MemoryClass::transient)
                 return;
+            const TensorId base =
+                program.tensors[static_cast<std::size_t>(id)].base; // a view lives where its base does
+            if (base != no_tensor) id = base;
             auto [at, fresh] = spans.try_emplace(id, Span{id, static_cast<int>(i), static_cast<int>(i)});
             if (!fresh) at->second.last = static_cast<int>(i);
         };
@@ -33,7 +36,6 @@ std::vector<Span> transient_spans(const Program& program, const MemoryPlan& memo
     }
     std::vector<Span> list;
     for (const auto& [id, span] : spans) list.push_back(span);
-    (void)program;
     return list;
 }
 

@@ -178,7 +178,8 @@ TEST_CASE("a plan edited by hand is refused by field and numbers") {
         std::string::npos);
     CHECK(fault(replaced(text, "\"sm_count\": 152", "\"sm_count\": true")).find("p.json: hardware: sm_count = true") !=
           std::string::npos);
-    CHECK(fault(replaced(text, "\"fsdp\": false", "\"fsdp\": true")).find("fsdp = on") != std::string::npos);
+    CHECK(fault(replaced(text, "\"gradients\": \"fp32\"", "\"gradients\": \"mxfp8\"")).find("gradients = mxfp8") !=
+          std::string::npos);
     CHECK(fault(replaced(text, "\"ep_overlap\": false", "\"ep_overlap\": 0")).find("must be true or false") !=
           std::string::npos);
     CHECK(fault(text.substr(0, text.size() / 2)).find("not valid JSON") != std::string::npos);

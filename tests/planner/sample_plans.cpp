@@ -59,5 +59,9 @@ std::vector<moe::Plan> sample_plans() {
     plans.push_back(make("DeepSeek-V4-Flash", "gb300-nvl72", 128, 256, {{"ep", "64"}}));
     plans.push_back(make("Grok-1", "h100", 64, 128, {{"tp", "4"}, {"ep", "8"}, {"pp", "4"}}));
     plans.push_back(make("Nemotron-4-340B", "b200", 64, 128, {{"tp", "8"}, {"pp", "4"}}));
+    plans.push_back(make("Qwen2-57B-A14B", "b200", 16, 64,
+                         {{"ep", "4"}, {"precision", "nvfp4"}, {"recompute", "moe"}, {"fsdp", "on"}}));
+    plans.push_back(make("DeepSeek-V3", "gb200-nvl72", 128, 256,
+                         {{"ep", "64"}, {"tp", "2"}, {"recompute", "full"}, {"fsdp", "on"}, {"gradients", "bf16"}}));
     return plans;
 }

@@ -79,12 +79,14 @@ bool draw(Random& random, RandomPlan& out) {
     p.dispatcher = random.of(out.stack.dispatchers);
     p.cuda_graph = random.of(out.stack.cuda_graphs);
     p.ep_overlap = random.next() % 8 == 0;
+    p.fsdp = !out.stack.executable && random.next() % 4 == 0;
+    p.gradients = !out.stack.executable && random.next() % 8 == 0 ? moe::Precision::bf16 : moe::Precision::fp32;
     if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
-    out.text =
-        fmt::format("{} {} {} tp{} cp{} pp{} vpp{} dp{} ep{} etp{} mbs{} seq{} m{} {} {} {} {} overlap {}",
-                    p.model->name, p.hardware->name, p.stack, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp, p.mbs, p.seq,
-                    p.micro_batches(), moe::to_string(p.precision), moe::recompute::to_string(p.recompute),
-                    moe::to_string(p.dispatcher), moe::to_string(p.cuda_graph), p.ep_overlap);
+    out.text = fmt::format(
+        "{} {} {} tp{} cp{} pp{} vpp{} dp{} ep{} etp{} mbs{} seq{} m{} {} {} {} {} overlap {} fsdp {} gradients {}",
+        p.model->name, p.hardware->name, p.stack, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp, p.mbs, p.seq,
+        p.micro_batches(), moe::to_string(p.precision), moe::recompute::to_string(p.recompute),
+        moe::to_string(p.dispatcher), moe::to_string(p.cuda_graph), p.ep_overlap, p.fsdp, moe::to_string(p.gradients));
     out.plan = std::move(p);
     return true;
 }
