@@ -6,6 +6,7 @@
 #include "planner/passes/data_parallel.hpp"
 #include "planner/passes/recompute.hpp"
 #include "planner/passes/reshard.hpp"
+#include "planner/passes/stash.hpp"
 
 #include <memory>
 #include <variant>
@@ -237,6 +238,9 @@ std::pair<int, int> emit_chunk(const Plan& plan, Program& program, const ChunkSp
     chunk.backward(builder);
     recompute_pass(program, program.templates[static_cast<std::size_t>(forward)],
                    program.templates[static_cast<std::size_t>(backward)], plan.recompute);
+    if (plan.paged_stash)
+        stash_pass(program, program.templates[static_cast<std::size_t>(forward)],
+                   program.templates[static_cast<std::size_t>(backward)]);
     if (plan.reshards())
         reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
                      program.templates[static_cast<std::size_t>(backward)]);
@@ -253,6 +257,7 @@ Program lower(const Plan& plan, int pipeline_rank) {
             plan.pp);
     Program program;
     program.pipeline_rank = pipeline_rank;
+    program.merged = plan.ep_overlap;
     add_io(program, plan);
     const std::vector<Stage> all = stages(plan);
     struct Indices {

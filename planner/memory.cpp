@@ -1,6 +1,8 @@
 // Lifetimes of activations: pools of saved blocks by schedule, first-fit packing of the rest, all in one arena.
 #include "planner/memory.hpp"
 
+#include "planner/schedule.hpp"
+
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -167,45 +169,89 @@ struct Pool {
     std::vector<int> free; // released instances, the last one is taken first
 };
 
-// Plays the slots and gives every block an instance for every micro-batch.
-std::vector<Pool> share_instances(const Program& program, std::vector<SavedBlock>& blocks) {
-    std::vector<Pool> pools;
-    std::map<std::int64_t, int> pool_of_size;
-    std::vector<std::vector<SavedBlock*>> of_chunk(program.chunks.size());
-    int micro_batches = 1;
-    for (const Slot& slot : program.slots) micro_batches = std::max(micro_batches, slot.micro_batch + 1);
-    for (SavedBlock& block : blocks) {
-        const auto [at, fresh] = pool_of_size.try_emplace(block.bytes, static_cast<int>(pools.size()));
-        if (fresh) pools.push_back({block.bytes, 0, {}});
-        block.pool = at->second;
-        block.instance.assign(static_cast<std::size_t>(micro_batches), -1);
-        of_chunk[static_cast<std::size_t>(block.chunk)].push_back(&block);
+// Gives every block an instance for every micro-batch, and instances that are free again to others.
+class Instances {
+public:
+    Instances(const Program& program, std::vector<SavedBlock>& blocks) : program_(program) {
+        std::map<std::int64_t, int> pool_of_size;
+        of_chunk_.resize(program.chunks.size());
+        int micro_batches = 1;
+        for (std::size_t s = 0; s < program.slots.size(); ++s) {
+            micro_batches = std::max(micro_batches, program.slots[s].micro_batch + 1);
+            last_[{chunk(s), program.slots[s].micro_batch}] = s;
+        }
+        for (SavedBlock& block : blocks) {
+            const auto [at, fresh] = pool_of_size.try_emplace(block.bytes, static_cast<int>(pools_.size()));
+            if (fresh) pools_.push_back({block.bytes, 0, {}});
+            block.pool = at->second;
+            block.instance.assign(static_cast<std::size_t>(micro_batches), -1);
+            of_chunk_[static_cast<std::size_t>(block.chunk)].push_back(&block);
+        }
+        // In the order of the forward; what lies outside of layers is the loss for the most part.
+        for (auto& list : of_chunk_)
+            std::stable_sort(list.begin(), list.end(), [](const SavedBlock* a, const SavedBlock* b) {
+                return (a->layer < 0 ? unbounded : a->layer) < (b->layer < 0 ? unbounded : b->layer);
+            });
     }
-    std::map<std::pair<int, int>, std::size_t> last; // (chunk, micro-batch) -> slot
-    for (std::size_t s = 0; s < program.slots.size(); ++s)
-        last[{program.templates[static_cast<std::size_t>(program.slots[s].index)].chunk,
-              program.slots[s].micro_batch}] = s;
-    for (std::size_t s = 0; s < program.slots.size(); ++s) {
-        const int chunk = program.templates[static_cast<std::size_t>(program.slots[s].index)].chunk,
-                  micro_batch = program.slots[s].micro_batch;
-        if (chunk < 0) continue;
-        for (SavedBlock* block : of_chunk[static_cast<std::size_t>(chunk)]) {
-            Pool& pool = pools[static_cast<std::size_t>(block->pool)];
-            int& instance = block->instance[static_cast<std::size_t>(micro_batch)];
-            if (instance < 0) {
-                if (pool.free.empty()) pool.free.push_back(pool.instances++);
-                instance = pool.free.back();
-                pool.free.pop_back();
+
+    std::vector<Pool> play() {
+        for (std::size_t s = 0; s < program_.slots.size(); ++s) {
+            if (chunk(s) < 0) continue;
+            if (program_.merged && s + 1 < program_.slots.size() && runs_beside(turn(s), turn(s + 1))) {
+                merge(s, s + 1);
+                ++s;
+                continue;
             }
-            if (last.at({chunk, micro_batch}) == s) pool.free.push_back(instance);
+            for (SavedBlock* block : blocks(s)) take(*block, s);
+            for (SavedBlock* block : blocks(s)) release(*block, s);
+        }
+        return std::move(pools_);
+    }
+
+private:
+    static constexpr int unbounded = std::numeric_limits<int>::max();
+
+    int chunk(std::size_t slot) const {
+        return program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].chunk;
+    }
+    Turn turn(std::size_t slot) const {
+        const SlotKind kind = program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].kind;
+        return {kind != SlotKind::backward, chunk(slot), program_.slots[slot].micro_batch};
+    }
+    std::vector<SavedBlock*>& blocks(std::size_t slot) { return of_chunk_[static_cast<std::size_t>(chunk(slot))]; }
+
+    void take(SavedBlock& block, std::size_t slot) {
+        Pool& pool = pools_[static_cast<std::size_t>(block.pool)];
+        int& instance = block.instance[static_cast<std::size_t>(program_.slots[slot].micro_batch)];
+        if (instance >= 0) return;
+        if (pool.free.empty()) pool.free.push_back(pool.instances++);
+        instance = pool.free.back();
+        pool.free.pop_back();
+    }
+    void release(const SavedBlock& block, std::size_t slot) {
+        const int micro_batch = program_.slots[slot].micro_batch;
+        if (last_.at({chunk(slot), micro_batch}) != slot) return;
+        pools_[static_cast<std::size_t>(block.pool)].free.push_back(
+            block.instance[static_cast<std::size_t>(micro_batch)]);
+    }
+    // A forward from its first layer on beside a backward from its last layer on.
+    void merge(std::size_t forward, std::size_t backward) {
+        const std::vector<SavedBlock*>&filled = blocks(forward), &emptied = blocks(backward);
+        for (std::size_t i = 0; i < std::max(filled.size(), emptied.size()); ++i) {
+            if (i < filled.size()) take(*filled[i], forward);
+            if (i < emptied.size()) release(*emptied[emptied.size() - 1 - i], backward);
         }
     }
-    return pools;
-}
+
+    const Program& program_;
+    std::vector<Pool> pools_;
+    std::vector<std::vector<SavedBlock*>> of_chunk_;
+    std::map<std::pair<int, int>, std::size_t> last_; // (chunk, micro-batch) -> slot
+};
 
 void place_saved(const Program& program, const std::vector<Use>& use, MemoryPlan& plan) {
     plan.blocks = saved_blocks(program, use);
-    const std::vector<Pool> pools = share_instances(program, plan.blocks);
+    const std::vector<Pool> pools = Instances(program, plan.blocks).play();
     std::vector<std::int64_t> start;
     for (const Pool& pool : pools) {
         start.push_back(plan.arena_bytes);
@@ -251,21 +297,27 @@ MemoryPlan plan_memory(const Program& program) {
         }
     place_saved(program, use, plan);
 
-    std::int64_t workspace = 0;
+    // Templates take turns with one workspace; a backward that runs beside a forward has its own behind it.
+    std::int64_t heights[2] = {0, 0};
+    std::vector<std::vector<Packed>> packed;
     std::vector<bool> done(program.tensors.size(), false);
     for (const Template& tmpl : program.templates) {
         // The last backward differs from the plain one only by reductions of gradients: its transients have their
         // places.
         auto list = transients(program, tmpl, use);
+        packed.emplace_back();
         if (!list.empty() && done[static_cast<std::size_t>(list.front().first)]) continue;
-        std::vector<Packed> placed;
-        workspace = std::max(workspace, pack(program, std::move(list), placed));
-        for (const Packed& p : placed) {
-            done[static_cast<std::size_t>(p.id)] = true;
-            plan.places[static_cast<std::size_t>(p.id)] = {MemoryClass::transient, plan.arena_bytes + p.offset, 0, 1,
-                                                           -1};
-        }
+        for (const auto& [id, life] : list) done[static_cast<std::size_t>(id)] = true;
+        std::int64_t& height = heights[program.merged && tmpl.kind == SlotKind::backward ? 1 : 0];
+        height = std::max(height, pack(program, std::move(list), packed.back()));
     }
+    for (std::size_t t = 0; t < packed.size(); ++t) {
+        const bool beside = program.merged && program.templates[t].kind == SlotKind::backward;
+        for (const Packed& p : packed[t])
+            plan.places[static_cast<std::size_t>(p.id)] = {
+                MemoryClass::transient, plan.arena_bytes + (beside ? heights[0] : 0) + p.offset, 0, 1, -1};
+    }
+    const std::int64_t workspace = heights[0] + heights[1];
     plan.arena_bytes += workspace;
     plan.class_bytes[static_cast<std::size_t>(MemoryClass::transient)] = workspace;
 

@@ -43,7 +43,8 @@ struct MemoryPlan {
 
 // Activations written in a chunk's forward and read in its backward are saved, from the chunk's first slot of a
 // micro-batch to its last; the others live inside one template and share one workspace, packed by first-fit over their
-// lifetimes. Every place is aligned to 256 bytes. Deterministic.
+// lifetimes. In a merged pair of slots the forward saves a layer whenever the backward releases one, and each has its
+// own workspace. Every place is aligned to 256 bytes. Deterministic.
 MemoryPlan plan_memory(const Program& program);
 
 // What fills one rank's arena, component by component; all in bytes, instances in flight and alignment included.
@@ -55,7 +56,7 @@ struct MemoryBreakdown {
     // Saved activations by the module whose op writes them: a linear's quantized input belongs to the linear, a norm's
     // output to the norm.
     std::map<Module, std::int64_t> saved;
-    int kept = 0; // pairs of chunk and micro-batch whose saved activations are there together, at most
+    int kept = 0; // pairs of chunk and micro-batch that are saved together before a backward, at most
 };
 MemoryBreakdown memory_breakdown(const Program& program, const MemoryPlan& plan);
 

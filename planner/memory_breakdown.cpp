@@ -1,9 +1,10 @@
 // Splits a planned arena into the components that tables of memory name: states by domain, activations by module.
 #include "planner/memory.hpp"
+#include "planner/schedule.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
-#include <utility>
 
 namespace moe {
 
@@ -23,20 +24,18 @@ void add_expert_states(const Program& program, const MemoryPlan& plan, MemoryBre
     }
 }
 
+// Before every backward slot, the forward that runs beside it not counted.
 int most_kept(const Program& program) {
-    std::map<std::pair<int, int>, int> left; // slots of (chunk, micro-batch) that are still to come
-    for (const Slot& slot : program.slots)
-        ++left[{program.templates[static_cast<std::size_t>(slot.index)].chunk, slot.micro_batch}];
-    std::set<std::pair<int, int>> kept;
-    std::size_t most = 0;
+    std::vector<Turn> turns;
     for (const Slot& slot : program.slots) {
-        const std::pair<int, int> key{program.templates[static_cast<std::size_t>(slot.index)].chunk, slot.micro_batch};
-        if (key.first < 0) continue;
-        kept.insert(key);
-        most = std::max(most, kept.size());
-        if (--left[key] == 0) kept.erase(key);
+        const Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
+        if (tmpl.kind == SlotKind::forward || tmpl.kind == SlotKind::backward)
+            turns.push_back({tmpl.kind == SlotKind::forward, tmpl.chunk, slot.micro_batch});
     }
-    return static_cast<int>(most);
+    int most = 0;
+    for (const Kept& state : kept_together(turns, static_cast<int>(program.chunks.size()), program.merged))
+        most = std::max(most, std::accumulate(state.micro_batches.begin(), state.micro_batches.end(), 0));
+    return most;
 }
 
 } // namespace

@@ -92,6 +92,11 @@ struct Plan {
     Dispatcher dispatcher = Dispatcher::alltoall;
     ContextComm cp_comm = ContextComm::ring;
     double capacity = 0.0;   // factor over the balanced load; 0 = worst case, never overflows
+    // With a capacity: what backward needs of routed rows waits in pages that hold the rows there are, not the planned.
+    bool paged_stash = false;
+    // Routing weights multiply the activation before FC2, so that FC2's output need not be kept; off: they multiply
+    // that output (arXiv 2603.07685 section 4.1.2).
+    bool memory_efficient_permutation = true;
     bool tp_overlap = false; // products pipelined with their all-gather or reduce-scatter over TP
     bool ep_overlap = false;
     bool delay_wgrad = false; // weight gradients wait for the next window of communication

@@ -107,6 +107,21 @@ PlanFault check_communication(const Plan& plan) {
     return {};
 }
 
+PlanFault check_routed_rows(const Plan& plan) {
+    if (plan.paged_stash && (!has_experts(plan) || plan.capacity == 0.0))
+        return fault("paged_stash", "paged_stash = on needs experts with a planned capacity, but capacity = {}",
+                     plan.capacity == 0.0 ? std::string("none") : fmt::format("{}", plan.capacity));
+    if (plan.memory_efficient_permutation) return {};
+    for (const LayerKind& kind : plan.model->kinds)
+        if (kind.moe && kind.moe->expert_bias)
+            return fault("memory_efficient_permutation",
+                         "memory_efficient_permutation = off: {} has biases behind FC2, use on", plan.model->name);
+    if (!has_experts(plan))
+        return fault("memory_efficient_permutation", "memory_efficient_permutation = off: {} has no experts",
+                     plan.model->name);
+    return {};
+}
+
 PlanFault check_routing(const Plan& plan) {
     const std::string& text = plan.routing;
     if (text == "balanced") return {};
@@ -159,8 +174,8 @@ bool has_experts(const Plan& plan) {
 }
 
 PlanFault check_choices(const Plan& plan) {
-    constexpr std::array rules{check_precision,     check_recompute, check_offload,
-                               check_communication, check_routing,   check_lowered};
+    constexpr std::array rules{check_precision,   check_recompute, check_offload, check_communication,
+                               check_routed_rows, check_routing,   check_lowered};
     for (const auto rule : rules) {
         if (PlanFault found = rule(plan)) return found;
     }
@@ -188,6 +203,8 @@ PlanFault check_executable(const Plan& plan) {
         Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
         Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},
         Choice{plan.cp_comm != ContextComm::ring, "cp_comm", to_string(plan.cp_comm), "ring"},
+        Choice{plan.paged_stash, "paged_stash", "on", "off"},
+        Choice{!plan.memory_efficient_permutation, "memory_efficient_permutation", "off", "on"},
         Choice{plan.tp_overlap, "tp_overlap", "on", "off"},
         Choice{plan.delay_wgrad, "delay_wgrad", "on", "off"},
     };

@@ -109,6 +109,13 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string {
              return plan.capacity == 0.0 ? std::string("none") : fmt::format("{}", plan.capacity);
          }},
+        {"paged_stash", [](Plan& plan, const std::string& v) { plan.paged_stash = on_or_off("paged_stash", v); },
+         [](const Plan& plan) -> std::string { return word(plan.paged_stash); }},
+        {"memory_efficient_permutation",
+         [](Plan& plan, const std::string& v) {
+             plan.memory_efficient_permutation = on_or_off("memory_efficient_permutation", v);
+         },
+         [](const Plan& plan) -> std::string { return word(plan.memory_efficient_permutation); }},
         {"tp_overlap", [](Plan& plan, const std::string& v) { plan.tp_overlap = on_or_off("tp_overlap", v); },
          [](const Plan& plan) -> std::string { return word(plan.tp_overlap); }},
         {"ep_overlap", [](Plan& plan, const std::string& v) { plan.ep_overlap = on_or_off("ep_overlap", v); },

@@ -82,6 +82,8 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.dispatcher = named(json, json.string_or("dispatcher", to_string(plan.dispatcher)), dispatcher_from_string);
     plan.cp_comm = named(json, json.string_or("cp_comm", to_string(plan.cp_comm)), context_comm_from_string);
     plan.capacity = json.number_or("capacity", 0.0, 0.0, std::numeric_limits<double>::max());
+    plan.paged_stash = json.boolean_or("paged_stash", false);
+    plan.memory_efficient_permutation = json.boolean_or("memory_efficient_permutation", true);
     plan.tp_overlap = json.boolean_or("tp_overlap", false);
     plan.ep_overlap = json.boolean_or("ep_overlap", false);
     plan.delay_wgrad = json.boolean_or("delay_wgrad", false);
@@ -112,6 +114,8 @@ Json choices(const Plan& plan) {
     json["dispatcher"] = to_string(plan.dispatcher);
     json["cp_comm"] = to_string(plan.cp_comm);
     json["capacity"] = plan.capacity;
+    json["paged_stash"] = plan.paged_stash;
+    json["memory_efficient_permutation"] = plan.memory_efficient_permutation;
     json["tp_overlap"] = plan.tp_overlap;
     json["ep_overlap"] = plan.ep_overlap;
     json["delay_wgrad"] = plan.delay_wgrad;
@@ -155,6 +159,8 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "dispatcher",
                "cp_comm",
                "capacity",
+               "paged_stash",
+               "memory_efficient_permutation",
                "tp_overlap",
                "ep_overlap",
                "delay_wgrad",

@@ -88,6 +88,10 @@ const char* to_string(OpKind kind) {
         return "sigmoid_scale";
     case OpKind::sigmoid_scale_grad:
         return "sigmoid_scale_grad";
+    case OpKind::scale_rows:
+        return "scale_rows";
+    case OpKind::scale_rows_grad:
+        return "scale_rows_grad";
     case OpKind::router:
         return "router";
     case OpKind::router_grad:
@@ -146,6 +150,10 @@ const char* to_string(OpKind kind) {
         return "send";
     case OpKind::recv:
         return "recv";
+    case OpKind::stash_rows:
+        return "stash_rows";
+    case OpKind::unstash_rows:
+        return "unstash_rows";
     case OpKind::copy_to_host:
         return "copy_to_host";
     case OpKind::copy_from_host:

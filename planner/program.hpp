@@ -79,6 +79,8 @@ enum class OpKind : std::uint8_t {
     activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]]
     sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
     sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
+    scale_rows,         // rows[R, C], p[R] -> rows * p
+    scale_rows_grad,    // dout[R, C], rows, p -> drows, dp
     router,             // logits[T, E], [bias[E]] -> index[T, K] i32, weight[T, K] f32
     router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
     permute_map,        // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order
@@ -109,6 +111,8 @@ enum class OpKind : std::uint8_t {
     ring_exchange,       // x -> y: send to the next, receive from the previous member of the group (CP ring)
     send,                // x -> peer; PeerAttr
     recv,                // peer -> x; PeerAttr
+    stash_rows,          // rows[cap, C], counts -> pages[R, C]: the rows that hold data, into paged memory
+    unstash_rows,        // pages, counts -> rows[cap, C]
     copy_to_host,        // x -> host buffer (offload)
     copy_from_host,
 };
@@ -341,6 +345,9 @@ struct Program {
     std::vector<Bucket> buckets;
     std::vector<Stage> chunks;  // what each chunk holds
     std::vector<int> in_flight; // by chunk
+    // EP overlap: a forward slot and the backward slot of another pair behind it run side by side, layer by layer from
+    // the first and from the last.
+    bool merged = false;
     ProgramIo io;
 };
 

@@ -62,21 +62,41 @@ std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp) {
     return most;
 }
 
-std::vector<std::vector<int>> kept_together(const std::vector<Turn>& turns, int vpp) {
-    const auto covers = [](const std::vector<int>& a, const std::vector<int>& b) {
-        return std::equal(a.begin(), a.end(), b.begin(), [](int x, int y) { return x >= y; });
+std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp, bool ep_overlap) {
+    const auto covers = [](const Kept& a, const Kept& b) {
+        return a.forward == b.forward && a.backward == b.backward &&
+               std::equal(a.micro_batches.begin(), a.micro_batches.end(), b.micro_batches.begin(),
+                          [](int x, int y) { return x >= y; });
     };
-    std::vector<int> now(static_cast<std::size_t>(vpp), 0);
-    std::vector<std::vector<int>> states;
-    for (std::size_t i = 0; i < turns.size(); ++i) {
-        now[static_cast<std::size_t>(turns[i].chunk)] += turns[i].forward ? 1 : -1;
-        const bool grows = i + 1 < turns.size() && turns[i + 1].forward;
-        if (!turns[i].forward || grows) continue;
-        if (std::any_of(states.begin(), states.end(), [&](const auto& state) { return covers(state, now); })) continue;
-        std::erase_if(states, [&](const auto& state) { return covers(now, state); });
+    std::vector<Kept> states;
+    const auto note = [&](const Kept& now) {
+        if (std::any_of(states.begin(), states.end(), [&](const Kept& state) { return covers(state, now); })) return;
+        std::erase_if(states, [&](const Kept& state) { return covers(now, state); });
         states.push_back(now);
+    };
+    Kept now{std::vector<int>(static_cast<std::size_t>(vpp), 0), -1, -1};
+    const auto apply = [&now](const Turn& turn) {
+        now.micro_batches[static_cast<std::size_t>(turn.chunk)] += turn.forward ? 1 : -1;
+    };
+    for (std::size_t i = 0; i < turns.size(); ++i) {
+        const Turn& turn = turns[i];
+        now.forward = now.backward = -1;
+        if (turn.forward && ep_overlap && i + 1 < turns.size() && runs_beside(turn, turns[i + 1])) {
+            now.forward = turn.chunk;
+            now.backward = turns[i + 1].chunk;
+            note(now);
+            apply(turns[i]);
+            apply(turns[++i]);
+            continue;
+        }
+        if (!turn.forward) note(now);
+        apply(turn);
     }
     return states;
+}
+
+bool runs_beside(const Turn& forward, const Turn& next) {
+    return forward.forward && !next.forward && (forward.chunk != next.chunk || forward.micro_batch != next.micro_batch);
 }
 
 } // namespace moe

@@ -43,13 +43,22 @@ struct Turn {
 // once.
 std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap = false);
 
+// EP overlap: whether a turn is a forward that the turn behind it, a backward of another pair, runs beside.
+bool runs_beside(const Turn& forward, const Turn& next);
+
 // For each chunk of that rank: the most micro-batches that are between the start of their forward and the end of their
 // backward at one time. FIFO per chunk, so instance = micro_batch % in_flight never collides.
 std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp);
 
-// What that rank keeps together, in micro-batches by chunk: the states between turns that no other state exceeds in
-// every chunk. The chunks reach their in_flight at different times, so the sum of a state stays below that of
-// in_flight.
-std::vector<std::vector<int>> kept_together(const std::vector<Turn>& turns, int vpp);
+// What that rank keeps together, in micro-batches by chunk, before a backward slot.
+struct Kept {
+    std::vector<int> micro_batches; // by chunk
+    // EP overlap: chunks of the pair that runs next, a forward which is saved layer by layer while the backward beside
+    // it releases; -1 = the backward runs alone.
+    int forward = -1, backward = -1;
+};
+// The fullest states: those that no other state of the same pair exceeds in every chunk. The chunks reach their
+// in_flight at different times, so that no state is as full as the sum of in_flight.
+std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp, bool ep_overlap);
 
 } // namespace moe

@@ -315,18 +315,26 @@ namespace {
 
 // What every stage of one shape holds.
 struct StageMemory {
-    double states = 0.0;               // weights, gradients and optimizer
-    std::map<std::int64_t, int> saved; // by one micro-batch: segments of so many bytes
-    std::int64_t workspace = 0;
+    double states = 0.0; // weights, gradients and optimizer
+    // Saved by one micro-batch: bytes of each segment, layers in order and then the ends of the model.
+    std::vector<std::int64_t> saved;
+    Workspace workspace;
     std::uint64_t groups = 0;
 };
 
 StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape& shape) {
     StageMemory m;
+    int layers = 0;
     for (const auto& [id, count] : shape.segments) {
         const SegmentSize segment = cache.size(plan, id);
-        m.saved[segment.memory.saved] += count;
-        m.workspace = std::max({m.workspace, segment.memory.forward, segment.memory.backward});
+        const bool end = id.kind == SegmentKind::embedding || id.kind == SegmentKind::head;
+        if (segment.memory.saved > 0) {
+            m.saved.insert(end ? m.saved.end() : m.saved.begin() + layers, static_cast<std::size_t>(count),
+                           segment.memory.saved);
+            if (!end) layers += count;
+        }
+        m.workspace.forward = std::max(m.workspace.forward, segment.memory.forward);
+        m.workspace.backward = std::max(m.workspace.backward, segment.memory.backward);
         m.groups |= segment.groups;
     }
     if (plan.reshards()) m.workspace = resharded_workspace(cache, plan, shape.segments);
@@ -338,21 +346,38 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
     return m;
 }
 
+// How far a pair takes a pool above its state before: the forward takes segments of `bytes` from its first on, the
+// backward beside it releases from its last on.
+int rise(const StageMemory& forward, const StageMemory& backward, std::int64_t bytes) {
+    int now = 0, most = 0;
+    for (std::size_t i = 0; i < std::max(forward.saved.size(), backward.saved.size()); ++i) {
+        if (i < forward.saved.size() && forward.saved[i] == bytes) most = std::max(most, ++now);
+        if (i < backward.saved.size() && backward.saved[backward.saved.size() - 1 - i] == bytes) --now;
+    }
+    return most;
+}
+
 // Saved activations of the chunks of one rank: segments of one size share a pool that is as large as their fullest
 // moment.
-double saved_bytes(const std::vector<const StageMemory*>& chunks, const std::vector<std::vector<int>>& kept) {
+double saved_bytes(const std::vector<const StageMemory*>& chunks, const std::vector<Kept>& kept) {
     std::map<std::int64_t, std::vector<int>> pools; // bytes -> segments by chunk
     for (std::size_t c = 0; c < chunks.size(); ++c)
-        for (const auto& [bytes, count] : chunks[c]->saved) {
+        for (const std::int64_t bytes : chunks[c]->saved) {
             std::vector<int>& counts = pools[bytes];
             counts.resize(chunks.size(), 0);
-            counts[c] = count;
+            ++counts[c];
         }
     double sum = 0.0;
     for (const auto& [bytes, counts] : pools) {
         int most = 0;
-        for (const std::vector<int>& state : kept)
-            most = std::max(most, std::inner_product(state.begin(), state.end(), counts.begin(), 0));
+        for (const Kept& state : kept) {
+            const int before =
+                std::inner_product(state.micro_batches.begin(), state.micro_batches.end(), counts.begin(), 0);
+            const int above = state.forward < 0 ? 0
+                                                : rise(*chunks[static_cast<std::size_t>(state.forward)],
+                                                       *chunks[static_cast<std::size_t>(state.backward)], bytes);
+            most = std::max(most, before + above);
+        }
         sum += static_cast<double>(bytes) * most;
     }
     return sum;
@@ -373,7 +398,7 @@ double FastEstimator::memory_bytes(const Plan& plan) {
     double worst = 0.0;
     for (int r = 0; r < plan.pp; ++r) {
         double bytes = inputs;
-        std::int64_t workspace = 0;
+        Workspace workspace;
         std::uint64_t used = common;
         std::vector<const StageMemory*> chunks;
         for (int c = 0; c < plan.vpp; ++c) {
@@ -381,12 +406,14 @@ double FastEstimator::memory_bytes(const Plan& plan) {
                 stages[static_cast<std::size_t>(shape.of_stage[static_cast<std::size_t>(c * plan.pp + r)])];
             chunks.push_back(&stage);
             bytes += stage.states;
-            workspace = std::max(workspace, stage.workspace);
+            workspace.forward = std::max(workspace.forward, stage.workspace.forward);
+            workspace.backward = std::max(workspace.backward, stage.workspace.backward);
             used |= stage.groups;
         }
         bytes += saved_bytes(chunks, state_->orders.of(plan, enough, r).kept);
-        bytes += static_cast<double>(workspace) + plan.hardware->context_bytes +
-                 plan.hardware->communicator_bytes * std::popcount(used);
+        bytes += static_cast<double>(plan.ep_overlap ? workspace.forward + workspace.backward
+                                                     : std::max(workspace.forward, workspace.backward)) +
+                 plan.hardware->context_bytes + plan.hardware->communicator_bytes * std::popcount(used);
         worst = std::max(worst, bytes);
     }
     // Ranks on CPUs share the memory of one machine.

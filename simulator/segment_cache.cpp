@@ -123,7 +123,9 @@ SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
             number(p.gradients),
             number(p.cp_comm),
             number(p.tp_overlap),
-            number(p.delay_wgrad)};
+            number(p.delay_wgrad),
+            number(p.paged_stash),
+            number(p.memory_efficient_permutation)};
 }
 
 std::array<Placement, 5> SegmentCache::placements(const Plan& plan) const {
@@ -200,8 +202,8 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.lead_after = time.device - ahead.host_seconds;
         time.parts = breakdown_of(plan, ahead, time.device);
         for (const OpCost& c : (*costs)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
-        // Only rings of context parallelism send what was there before.
-        if (id.kind == SegmentKind::layer && plan.cp > 1) {
+        // Rings of context parallelism send, and stashed rows come back, while the layer before runs.
+        if (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash)) {
             const double period = layer_period(model, id, slot == 0);
             // Among others, a host that waits may never get ahead again: then it sets the pace.
             if (time.waits && period > 1.001 * time.device)

@@ -42,7 +42,7 @@ struct TurnBuffers {
 
 } // namespace
 
-std::int64_t resharded_workspace(SegmentCache& cache, const Plan& plan, const Segments& segments) {
+Workspace resharded_workspace(SegmentCache& cache, const Plan& plan, const Segments& segments) {
     std::vector<BucketSize> layers;
     int count = 0;
     for (const auto& [id, times] : segments) {
@@ -55,16 +55,18 @@ std::int64_t resharded_workspace(SegmentCache& cache, const Plan& plan, const Se
     const int turns = std::min(count, 2);
     // Where one layer's backward ends and the next one's weights arrive, only the gradient between them is alive.
     const std::int64_t between = 2 * plan.tokens_local() * plan.model->hidden;
-    std::int64_t workspace = turns * (turn.weights + turn.gradients) + turn.staging + between;
+    Workspace workspace{0, turns * (turn.weights + turn.gradients) + turn.staging + between};
+    const auto raise = [](std::int64_t& height, std::int64_t to) { height = std::max(height, to); };
     for (const auto& [id, times] : segments) {
         const SegmentMemory memory = cache.size(plan, id).memory;
         if (id.kind == SegmentKind::layer) {
             const TurnBuffers own(plan, cache.buckets(plan, id));
-            workspace =
-                std::max({workspace, memory.forward - own.weights + turns * turn.weights,
-                          memory.backward - own.weights - own.gradients + turns * (turn.weights + turn.gradients)});
+            raise(workspace.forward, memory.forward - own.weights + turns * turn.weights);
+            raise(workspace.backward,
+                  memory.backward - own.weights - own.gradients + turns * (turn.weights + turn.gradients));
         } else {
-            workspace = std::max({workspace, memory.forward + turn.weights, memory.backward + turn.weights});
+            raise(workspace.forward, memory.forward + turn.weights);
+            raise(workspace.backward, memory.backward + turn.weights);
         }
     }
     return workspace;

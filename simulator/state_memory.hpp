@@ -14,8 +14,12 @@ double gradient_bytes(const Plan& plan); // of one element
 // Weights, gradients and optimizer states of one bucket on one rank.
 double state_bytes(const Plan& plan, const BucketSize& bucket);
 
-// FSDP: peak of a chunk's transient tensors, gathered weights and whole gradients included. Layers find two turns of
-// buffers beside their own work, the loss (whose backward comes first) the weights of the last layer.
-std::int64_t resharded_workspace(SegmentCache& cache, const Plan& plan, const Segments& segments);
+// Peaks of the transient tensors of one chunk's templates.
+struct Workspace {
+    std::int64_t forward = 0, backward = 0;
+};
+// FSDP: gathered weights and whole gradients included. Layers find two turns of buffers beside their own work, the loss
+// (whose backward comes first) the weights of the last layer.
+Workspace resharded_workspace(SegmentCache& cache, const Plan& plan, const Segments& segments);
 
 } // namespace moe

@@ -17,7 +17,7 @@ const Orders::Order& Orders::of(const Plan& plan, int micro_batches, int rank) {
     }
     auto result = std::make_unique<Order>();
     result->turns = order(plan.schedule, plan.pp, plan.vpp, micro_batches, rank, plan.ep_overlap);
-    result->kept = kept_together(result->turns, plan.vpp);
+    result->kept = kept_together(result->turns, plan.vpp, plan.ep_overlap);
     const std::lock_guard<std::mutex> lock(mutex_);
     return *orders_.emplace(key, std::move(result)).first->second;
 }

@@ -60,7 +60,7 @@ class Orders {
 public:
     struct Order {
         std::vector<Turn> turns;
-        std::vector<std::vector<int>> kept; // see kept_together()
+        std::vector<Kept> kept; // see kept_together()
     };
     const Order& of(const Plan& plan, int micro_batches, int rank);
 

@@ -116,7 +116,7 @@ private:
     TensorId logits_ = no_tensor, index_ = no_tensor, weight_ = no_tensor, row_of_ = no_tensor, counts_ = no_tensor,
              all_counts_ = no_tensor;
     TensorId in_saved_ = no_tensor, fc1_out_ = no_tensor, act_saved_ = no_tensor, probs_ = no_tensor,
-             fc2_out_ = no_tensor;
+             fc2_out_ = no_tensor; // kept only where routing weights multiply it
     ActivationAttr act_;
 };
 

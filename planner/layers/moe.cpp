@@ -166,9 +166,9 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     b.module = Module::moe_act;
     act_ = {cap, f, kind_.activation, kind_.gated};
     const TensorId act = b.activation("expert_act", cap, f, expected);
-    // The routing weight is applied here, before FC2, so that FC2's output need not be kept (memory-efficient
-    // permutation).
-    b.emit(OpKind::activation, {h, probs_, counts_}, {act}, act_);
+    // Memory-efficient permutation: the routing weight is applied here, before FC2.
+    const bool early = b.plan().memory_efficient_permutation;
+    b.emit(OpKind::activation, {h, early ? probs_ : no_tensor, counts_}, {act}, act_);
     const Copies mid = copies(b, act, "expert_act");
     act_saved_ = mid.column;
     b.module = Module::experts;
@@ -181,13 +181,26 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
         b.emit(OpKind::grouped_bias_add, {y, fc2_bias_.value, counts_, probs_}, {biased});
         y = biased;
     }
-    return y;
+    if (early) return y;
+    b.module = Module::combine;
+    fc2_out_ = y;
+    const TensorId scaled = b.activation("expert_scaled", cap, model_.hidden, expected);
+    b.emit(OpKind::scale_rows, {y, probs_}, {scaled});
+    return scaled;
 }
 
 MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
     const int local_experts = moe_.experts / b.plan().ep;
     const std::int64_t f = moe_.ffn / b.plan().etp, width = kind_.gated ? 2 * f : f, cap = b.at(dy).rows;
     const double expected = b.expected_rows(dy);
+    const bool early = fc2_out_ == no_tensor;
+    TensorId dprobs = b.tensor("dprobs", Dtype::f32, cap, 1, expected);
+    if (!early) {
+        b.module = Module::combine;
+        const TensorId scaled = dy;
+        dy = b.activation("expert_dscaled", cap, model_.hidden, expected);
+        b.emit(OpKind::scale_rows_grad, {scaled, fc2_out_, probs_}, {dy, dprobs});
+    }
     b.module = Module::experts;
     TensorId dprobs_bias = no_tensor;
     if (moe_.expert_bias) {
@@ -206,8 +219,8 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
     b.phase = Phase::dgrad;
     b.module = Module::moe_act;
     const TensorId dh = b.activation("expert_dfc1", cap, width, expected);
-    TensorId dprobs = b.tensor("dprobs", Dtype::f32, cap, 1, expected);
-    b.emit(OpKind::activation_grad, {dact, fc1_out_, probs_, counts_}, {dh, dprobs}, act_);
+    b.emit(OpKind::activation_grad, {dact, fc1_out_, early ? probs_ : no_tensor, counts_},
+           {dh, early ? dprobs : no_tensor}, act_);
     b.module = Module::experts;
     if (dprobs_bias != no_tensor) dprobs = b.add(dprobs, dprobs_bias, "dprobs_sum");
     if (moe_.expert_bias) {

@@ -87,36 +87,113 @@ TEST_CASE("Nothing that lives at one time overlaps") {
     }
 }
 
-TEST_CASE("Saved activations of different chunks and micro-batches that live at one time lie apart") {
-    for (const Plan& plan : sample_plans()) {
+namespace {
+
+// Who holds which instance of which pool while the slots are played.
+class Owners {
+public:
+    Owners(const Program& program, const MemoryPlan& memory) : program_(program), memory_(memory) {
+        for (const Slot& slot : program.slots) ++left_[owner(slot)];
+    }
+    void play() {
+        for (std::size_t s = 0; s < program_.slots.size(); ++s) {
+            const bool pair = program_.merged && s + 1 < program_.slots.size() && kind(s) == SlotKind::forward &&
+                              kind(s + 1) == SlotKind::backward &&
+                              owner(program_.slots[s]) != owner(program_.slots[s + 1]);
+            if (!pair) {
+                visit(s, [&](const SavedBlock& block) { take(s, block); });
+                if (--left_[owner(program_.slots[s])] == 0)
+                    visit(s, [&](const SavedBlock& block) { release(s, block); });
+                continue;
+            }
+            // Layer by layer: the n-th of the forward is there before the n-th last of the backward is gone.
+            const std::vector<const SavedBlock*> filled = blocks(s), emptied = blocks(s + 1);
+            for (std::size_t i = 0; i < std::max(filled.size(), emptied.size()); ++i) {
+                if (i < filled.size()) take(s, *filled[i]);
+                if (i < emptied.size()) release(s + 1, *emptied[emptied.size() - 1 - i]);
+            }
+            --left_[owner(program_.slots[s])], --left_[owner(program_.slots[++s])];
+        }
+    }
+    bool empty() const { return taken_.empty(); }
+
+private:
+    using Owner = std::pair<int, int>; // chunk, micro-batch
+
+    SlotKind kind(std::size_t s) const {
+        return program_.templates[static_cast<std::size_t>(program_.slots[s].index)].kind;
+    }
+    Owner owner(const Slot& slot) const {
+        return {program_.templates[static_cast<std::size_t>(slot.index)].chunk, slot.micro_batch};
+    }
+    std::vector<const SavedBlock*> blocks(std::size_t s) const {
+        std::vector<const SavedBlock*> list;
+        for (const SavedBlock& block : memory_.blocks)
+            if (block.chunk == owner(program_.slots[s]).first) list.push_back(&block);
+        std::sort(list.begin(), list.end(), [](const SavedBlock* a, const SavedBlock* b) {
+            return static_cast<unsigned>(a->layer) < static_cast<unsigned>(b->layer); // -1 is the last
+        });
+        return list;
+    }
+    template <class Visit>
+    void visit(std::size_t s, Visit each) const {
+        for (const SavedBlock* block : blocks(s)) each(*block);
+    }
+    std::pair<int, int> spot(std::size_t s, const SavedBlock& block) const {
+        return {block.pool, block.instance[static_cast<std::size_t>(program_.slots[s].micro_batch)]};
+    }
+    void take(std::size_t s, const SavedBlock& block) {
+        const auto [pool, instance] = spot(s, block);
+        REQUIRE(instance >= 0);
+        REQUIRE(instance < memory_.places[static_cast<std::size_t>(block.tensors.front())].instances);
+        const std::pair<Owner, int> mine{owner(program_.slots[s]), block.layer};
+        REQUIRE(taken_.try_emplace({pool, instance}, mine).first->second == mine);
+    }
+    void release(std::size_t s, const SavedBlock& block) {
+        REQUIRE(taken_.at(spot(s, block)) == std::pair<Owner, int>{owner(program_.slots[s]), block.layer});
+        taken_.erase(spot(s, block));
+    }
+
+    const Program& program_;
+    const MemoryPlan& memory_;
+    std::map<Owner, int> left_; // slots to come
+    std::map<std::pair<int, int>, std::pair<Owner, int>> taken_;
+};
+
+Plan overlapped() {
+    Plan plan = sample_plans()[4];
+    plan.ep_overlap = true;
+    return plan;
+}
+
+} // namespace
+
+TEST_CASE("Saved activations that live at one time lie apart") {
+    std::vector<Plan> plans = sample_plans();
+    plans.push_back(overlapped());
+    for (const Plan& plan : plans) {
         CAPTURE(plan_to_json(plan));
         const Program program = lower(plan, 0);
         const MemoryPlan memory = plan_memory(program);
-        std::map<std::pair<int, int>, std::pair<int, int>> taken; // (pool, instance) -> (chunk, micro-batch)
-        std::map<std::pair<int, int>, int> left;                  // slots to come of (chunk, micro-batch)
-        const auto key = [&](const Slot& slot) {
-            return std::pair{program.templates[static_cast<std::size_t>(slot.index)].chunk, slot.micro_batch};
-        };
-        for (const Slot& slot : program.slots) ++left[key(slot)];
-        for (const Slot& slot : program.slots) {
-            const auto owner = key(slot);
-            if (owner.first < 0) continue;
-            const bool last = --left[owner] == 0;
-            std::map<std::pair<int, int>, int> mine; // blocks of one chunk share pools as well
-            for (const SavedBlock& block : memory.blocks) {
-                if (block.chunk != owner.first) continue;
-                const int instance = block.instance[static_cast<std::size_t>(owner.second)];
-                REQUIRE(instance >= 0);
-                REQUIRE(instance < memory.places[static_cast<std::size_t>(block.tensors.front())].instances);
-                const std::pair<int, int> spot{block.pool, instance};
-                REQUIRE(++mine[spot] == 1);
-                const auto [at, fresh] = taken.try_emplace(spot, owner);
-                REQUIRE(at->second == owner);
-                if (last) taken.erase(at);
-            }
-        }
-        CHECK(taken.empty());
+        Owners owners(program, memory);
+        owners.play();
+        CHECK(owners.empty());
     }
+}
+
+TEST_CASE("EP overlap saves a layer while it releases another: one layer more than the micro-batches before the pair") {
+    // arXiv 2603.07685 section 4.2.3: the merged forward and backward need no further activation memory.
+    const Plan plan = overlapped();
+    Plan apart = plan;
+    apart.ep_overlap = false;
+    const auto held = [](const Plan& p) {
+        const Program program = lower(p, 1); // sixteen equal MoE layers
+        return plan_memory(program).class_bytes[static_cast<std::size_t>(MemoryClass::saved)];
+    };
+    const std::int64_t layer = segment_memory(lower_segment(plan, SegmentKind::layer, plan.model->layers[10])).saved;
+    // Both warm up with 16 forwards and one more: 17 chunks of four layers; merged, a layer comes on top.
+    CHECK(held(apart) == 17 * 4 * layer);
+    CHECK(held(plan) == (17 * 4 + 1) * layer);
 }
 
 TEST_CASE("Chunks share instances: a rank of PP4 VPP4 keeps 19 to 13 pairs of chunk and micro-batch, not 24 or more") {

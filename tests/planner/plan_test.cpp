@@ -95,6 +95,8 @@ TEST_CASE("the published plan is sound, and every broken axis is counted under i
     CHECK(counter([](moe::Plan& p) { p.fp8_scaling = moe::Fp8Scaling::delayed; }) == "fp8_scaling");
     CHECK(counter([](moe::Plan& p) { p.gradients = moe::Precision::mxfp8; }) == "gradients");
     CHECK(counter([](moe::Plan& p) { p.tp_overlap = true; }) == "tp_overlap");
+    CHECK(counter([](moe::Plan& p) { p.paged_stash = true; }) == "paged_stash");
+    CHECK(counter([](moe::Plan& p) { p.paged_stash = true, p.capacity = 1.5; }).empty());
     CHECK(counter([](moe::Plan& p) { p.cp_comm = moe::ContextComm::alltoall; }) == "cp_comm");
     CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::zero_bubble; }) ==
           "zero-bubble needs pp > 1, vpp 1");
@@ -232,6 +234,8 @@ TEST_CASE("every field of --fix is set by name") {
     CHECK(plan.cuda_graph == (moe::CudaGraph::attn | moe::CudaGraph::moe_router));
     CHECK(plan.cp_comm == moe::ContextComm::alltoall);
     CHECK((plan.tp_overlap && plan.delay_wgrad));
+    set("paged_stash", "on"), set("memory_efficient_permutation", "off");
+    CHECK((plan.paged_stash && !plan.memory_efficient_permutation));
     set("attention_precision", "fp8-tensor"), set("head_precision", "mxfp8"), set("expert_precision", "nvfp4");
     CHECK(plan.core_attention() == moe::Precision::fp8_tensor);
     CHECK(plan.head() == moe::Precision::mxfp8);

@@ -81,12 +81,17 @@ bool draw(Random& random, RandomPlan& out) {
     p.ep_overlap = random.next() % 8 == 0;
     p.fsdp = !out.stack.executable && random.next() % 4 == 0;
     p.gradients = !out.stack.executable && random.next() % 8 == 0 ? moe::Precision::bf16 : moe::Precision::fp32;
+    if (random.next() % 4 == 0) p.capacity = 1.5;
+    p.paged_stash = p.capacity > 0.0 && random.next() % 2 == 0;
+    p.memory_efficient_permutation = p.fsdp || random.next() % 8 != 0;
     if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
     out.text = fmt::format(
-        "{} {} {} tp{} cp{} pp{} vpp{} dp{} ep{} etp{} mbs{} seq{} m{} {} {} {} {} overlap {} fsdp {} gradients {}",
+        "{} {} {} tp{} cp{} pp{} vpp{} dp{} ep{} etp{} mbs{} seq{} m{} {} {} {} {} overlap {} fsdp {} "
+        "gradients {} capacity {} {} {}",
         p.model->name, p.hardware->name, p.stack, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp, p.mbs, p.seq,
         p.micro_batches(), moe::to_string(p.precision), moe::recompute::to_string(p.recompute),
-        moe::to_string(p.dispatcher), moe::to_string(p.cuda_graph), p.ep_overlap, p.fsdp, moe::to_string(p.gradients));
+        moe::to_string(p.dispatcher), moe::to_string(p.cuda_graph), p.ep_overlap, p.fsdp, moe::to_string(p.gradients),
+        p.capacity, p.paged_stash ? "paged" : "", p.memory_efficient_permutation ? "" : "late weights");
     out.plan = std::move(p);
     return true;
 }
