@@ -43,7 +43,7 @@ class Repeater {
 public:
     Repeater(Program& program, const Template& forward, unsigned set) : program_(program), forward_(forward) {
         for (std::size_t i = 0; i < forward.ops.size(); ++i)
-            if (chosen(forward.ops[i], set))
+            if (chosen(forward.ops[i], set) || quantizes_repeated(forward.ops[i]))
                 for (TensorId id : forward.ops[i].out)
                     if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].storage == Storage::activation)
                         producers_[id].push_back(i);
@@ -56,6 +56,14 @@ public:
     }
 
 private:
+    // A linear layer whose input is computed again keeps no quantized copy of it either, or nothing would be saved
+    // (arXiv 2603.07685 section 4.1.4).
+    bool quantizes_repeated(const Op& op) const {
+        if (op.kind != OpKind::quantize || op.layer < 0) return false;
+        const auto found = producers_.find(op.in.front());
+        return found != producers_.end() && forward_.ops[found->second.front()].layer == op.layer;
+    }
+
     TensorId demand(TensorId id, std::int16_t layer, std::vector<Op>& out) {
         const auto found = producers_.find(id);
         if (id == no_tensor || found == producers_.end()) return id;
