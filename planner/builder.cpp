@@ -43,9 +43,22 @@ Builder::Builder(const Plan& plan, Program& program, ParameterSet& parameters)
       program_(program),
       parameters_(parameters),
       activations_(moe::activation_dtype(plan.precision)),
-      quantized_(moe::quantized_dtype(plan.precision)),
       local_(plan.tokens_local()),
       gathered_(plan.tokens_gathered()) {}
+
+Dtype Builder::quantized_dtype() const {
+    switch (module) {
+    case Module::core_attn:
+        return moe::quantized_dtype(plan_.core_attention());
+    case Module::experts:
+    case Module::moe_act:
+        return moe::quantized_dtype(plan_.experts());
+    case Module::head:
+        return moe::quantized_dtype(plan_.head());
+    default:
+        return moe::quantized_dtype(plan_.precision);
+    }
+}
 
 int Builder::open(SlotKind kind, int chunk) {
     program_.templates.push_back({kind, chunk, {}});
@@ -135,12 +148,6 @@ TensorId Builder::scatter_tokens(TensorId x, const std::string& name) {
     return out;
 }
 
-namespace {
-
-struct Quantized {
-    TensorId row = no_tensor, column = no_tensor;
-};
-
 Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column) {
     const Tensor shape = b.at(x);
     const auto make = [&](bool wanted, const char* suffix) {
@@ -148,11 +155,12 @@ Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bo
                       : no_tensor;
     };
     const Quantized q{make(row, ".row"), make(column, ".column")};
-    b.emit(OpKind::quantize, {x}, {q.row, q.column});
+    Op& op = b.emit(OpKind::quantize, {x}, {q.row, q.column});
+    // The scale of a whole tensor is its largest value: current scaling reads everything once before it converts.
+    if (b.quantized_dtype() == Dtype::fp8_tensor && b.plan().fp8_scaling == Fp8Scaling::current)
+        op.bytes += shape.expected_bytes();
     return q;
 }
-
-} // namespace
 
 TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype) {
     const bool low = b.quantized() && linear.quantize;

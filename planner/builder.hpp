@@ -48,8 +48,9 @@ public:
     int layer = -1;
 
     Dtype activation_dtype() const { return activations_; }
-    bool quantized() const { return quantized_ != Dtype::bf16; }
-    Dtype quantized_dtype() const { return quantized_; }
+    // What operands of the open module's products are quantized to; bf16: as they are.
+    bool quantized() const { return quantized_dtype() != Dtype::bf16; }
+    Dtype quantized_dtype() const;
     std::int64_t local_tokens() const { return local_; }       // T: outside the TP region
     std::int64_t gathered_tokens() const { return gathered_; } // S: inside
 
@@ -84,7 +85,7 @@ private:
     const Plan& plan_;
     Program& program_;
     ParameterSet& parameters_;
-    Dtype activations_ = Dtype::bf16, quantized_ = Dtype::bf16;
+    Dtype activations_ = Dtype::bf16;
     std::int64_t local_ = 0, gathered_ = 0;
     int open_ = -1, chunk_ = -1;
 };
@@ -92,6 +93,12 @@ private:
 // Dtype of activations and of quantized operands (bf16 when the plan quantizes nothing) under a precision.
 Dtype activation_dtype(Precision precision);
 Dtype quantized_dtype(Precision precision);
+
+// Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for.
+struct Quantized {
+    TensorId row = no_tensor, column = no_tensor;
+};
+Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column);
 
 // y = x W^T with what its backward needs. Under a low precision x is quantized into a row-wise copy for the forward
 // GEMM and a column-wise one that is kept for wgrad; `shared_input` keeps x itself instead (its other consumer needs it
@@ -101,7 +108,7 @@ struct Linear {
     std::string name;
     bool gather = false; // input is sharded over TP along tokens: gather it first (column-parallel)
     bool shared_input = false;
-    bool quantize = true;       // router and LM head stay in the activation precision
+    bool quantize = true;       // router and gates stay in the activation precision
     TensorId saved = no_tensor; // local input that wgrad reads
     std::int64_t rows = 0;      // of y
 };

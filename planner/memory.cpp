@@ -343,7 +343,7 @@ SegmentMemory segment_memory(const Program& segment) {
     // FSDP: layers take turns with the buffers of gradients, which therefore are there from one's start on.
     for (auto& [id, life] : backward)
         for (const Bucket& b : segment.buckets)
-            if (b.whole_gradients == id) life.first = 0;
+            if (b.whole_gradients == id && b.layer >= 0) life.first = 0;
     memory.backward = pack(segment, std::move(backward), placed);
     return memory;
 }

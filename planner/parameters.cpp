@@ -18,9 +18,10 @@ Group gradient_group(const Plan& plan, Domain domain, bool sharded) {
     return group;
 }
 
-int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized) {
+int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized, Dtype low) {
     for (std::size_t i = 0; i < buckets_.size(); ++i)
-        if (!closed_[i] && buckets_[i].domain == domain && sharded_[i] == sharded && quantized_[i] == quantized)
+        if (!closed_[i] && buckets_[i].domain == domain && sharded_[i] == sharded && quantized_[i] == quantized &&
+            low_[i] == low)
             return static_cast<int>(i);
     Bucket bucket;
     bucket.domain = domain;
@@ -30,6 +31,7 @@ int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized) {
     bucket.layer = layer_;
     buckets_.push_back(bucket);
     quantized_.push_back(quantized);
+    low_.push_back(low);
     sharded_.push_back(sharded);
     closed_.push_back(false);
     undecayed_.push_back(0);
@@ -37,15 +39,17 @@ int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized) {
 }
 
 void ParameterSet::declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay,
-                           int copies) {
+                           int copies, std::optional<Precision> precision) {
     if (sealed_ || keys_.count(key)) fail("parameter '{}' is declared twice or too late", key);
     const int tp = plan_.tp, etp = plan_.etp;
     const Domain domain = parameters.front().domain;
     const int degree = domain == Domain::dense ? tp : etp;
     const bool sharded = parameters.front().shard_dim >= 0 && degree > 1;
+    const Precision module = domain == Domain::expert ? plan_.experts() : plan_.precision;
+    const Dtype low = quantized ? quantized_dtype(precision.value_or(module)) : Dtype::bf16;
     // FSDP gathers a layer at once: what nobody quantizes needs no collective of its own.
-    if (plan_.reshards() && quantized_dtype(plan_.precision) == Dtype::bf16) quantized = false;
-    const int index = bucket_for(domain, sharded, quantized);
+    if (plan_.reshards() && low == Dtype::bf16) quantized = false;
+    const int index = bucket_for(domain, sharded, quantized, low);
     Bucket& bucket = buckets_[static_cast<std::size_t>(index)];
     std::int64_t& part = decay ? bucket.decayed : undecayed_[static_cast<std::size_t>(index)];
     Key entry{index, decay, part, 0, parameters_.size(), parameters.size(), copies, {}};
@@ -109,7 +113,7 @@ TensorId add_shard(Program& program, const Bucket& b, TensorId whole, std::strin
 
 void ParameterSet::seal(Program& program, bool list) {
     sealed_ = true;
-    const Dtype act = activation_dtype(plan_.precision), low = quantized_dtype(plan_.precision);
+    const Dtype act = activation_dtype(plan_.precision);
     const Dtype moments = plan_.optimizer.bf16_moments ? Dtype::bf16 : Dtype::f32;
     const Dtype sums = plan_.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32;
     const std::size_t base = program.buckets.size();
@@ -124,7 +128,8 @@ void ParameterSet::seal(Program& program, bool list) {
         const auto flat = [&](const char* what, Dtype dtype, Storage storage, std::int64_t n) {
             return add_flat(program, name + what, dtype, storage, n, chunk_);
         };
-        const bool low_weights = quantized_[i] && low != Dtype::bf16;
+        const Dtype low = low_[i];
+        const bool low_weights = low != Dtype::bf16;
         if (plan_.reshards() && b.group_size > 1) {
             b.weights = b.weight_shard = flat(".weights", act, Storage::parameter, own);
             b.gradients = b.gradient_shard = flat(".gradients", sums, Storage::gradient, own);
@@ -154,23 +159,24 @@ void ParameterSet::seal(Program& program, bool list) {
 }
 
 void ParameterSet::add_buffers(Program& program) {
-    const Dtype act = activation_dtype(plan_.precision), low = quantized_dtype(plan_.precision);
+    const Dtype act = activation_dtype(plan_.precision);
     const Dtype sums = plan_.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32;
     // Buckets of one kind in layers of even or odd places share their buffers: the next layer's weights arrive while
     // this one computes, and no sooner. The ends of the model have their own.
-    using Turn = std::tuple<Domain, bool, bool, int>;
+    using Turn = std::tuple<Domain, bool, Dtype, int>;
     std::map<Turn, std::vector<std::size_t>> turns;
     int place = 0, last_layer = -1;
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
         const Bucket& b = buckets_[i];
         if (b.layer >= 0 && b.layer != last_layer) ++place, last_layer = b.layer;
         const int turn = b.layer >= 0 ? place % 2 : 2 + static_cast<int>(i);
-        if (b.group_size > 1) turns[{b.domain, sharded_[i], quantized_[i], turn}].push_back(i);
+        if (b.group_size > 1) turns[{b.domain, sharded_[i], low_[i], turn}].push_back(i);
     }
     for (const auto& [turn, members] : turns) {
         std::int64_t most = 0;
         for (const std::size_t i : members) most = std::max(most, buckets_[i].elements);
-        const bool low_weights = std::get<2>(turn) && low != Dtype::bf16;
+        const Dtype low = std::get<Dtype>(turn);
+        const bool low_weights = low != Dtype::bf16;
         const std::string name = fmt::format("chunk{}.turn{}", chunk_, members.front());
         const TensorId gathered = add_flat(program, name + ".gathered", low_weights ? low : act, Storage::activation,
                                            low_weights ? 2 * most : most, chunk_);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,9 +22,10 @@ public:
     ParameterSet(const Plan& plan, int chunk) : plan_(plan), chunk_(chunk) {}
 
     // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
-    // the same parameters once for every local expert, one expert's behind the other's.
+    // the same parameters once for every local expert, one expert's behind the other's. `precision`: what they are
+    // quantized to where that is not the plan's choice for their domain.
     void declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay = true,
-                 int copies = 1);
+                 int copies = 1, std::optional<Precision> precision = {});
     // What follows belongs to decoder layer `layer`, -1 for the ends of the model. Behind a layer, a bucket that has
     // grown past the cut size ends (PP = 1 only, where finer buckets overlap); under FSDP every bucket does.
     void boundary(int layer);
@@ -51,7 +53,7 @@ private:
     };
     void add_buffers(Program& program); // of resharded buckets
     void list_parameters(Program& program, int first_bucket) const;
-    int bucket_for(Domain domain, bool sharded, bool quantized);
+    int bucket_for(Domain domain, bool sharded, bool quantized, Dtype low);
     std::int64_t cut_elements(const Bucket& bucket) const;
 
     const Plan& plan_;
@@ -61,6 +63,7 @@ private:
     std::vector<Parameter> parameters_;
     std::vector<Bucket> buckets_;
     std::vector<bool> quantized_, sharded_, closed_;
+    std::vector<Dtype> low_; // of weights as products read them; bf16: as they are
     std::vector<std::int64_t> undecayed_;
     std::map<std::string, Key> keys_;
 };

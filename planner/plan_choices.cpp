@@ -56,6 +56,9 @@ PlanFault check_precision(const Plan& plan) {
     if (plan.expert_precision && !has_experts(plan))
         return fault("expert_precision", "expert_precision = {}: {} has no experts", to_string(*plan.expert_precision),
                      plan.model->name);
+    if (plan.head_precision && plan.model->tied_embeddings)
+        return fault("head_precision", "head_precision = {}: {} ties its head to the embedding, which is not quantized",
+                     to_string(*plan.head_precision), plan.model->name);
     if (plan.fp8_scaling == Fp8Scaling::delayed && plan.precision != Precision::fp8_tensor &&
         plan.expert_precision != Precision::fp8_tensor)
         return fault("fp8_scaling", "fp8_scaling = delayed: only fp8-tensor has it, precision = {}",
@@ -149,10 +152,6 @@ PlanFault check_lowered(const Plan& plan) {
         const char *field, *value, *otherwise;
     };
     const std::array choices{
-        Choice{plan.attention_precision.has_value(), "attention_precision", "its own", "default"},
-        Choice{plan.expert_precision.has_value(), "expert_precision", "its own", "default"},
-        Choice{plan.head_precision.has_value(), "head_precision", "its own", "default"},
-        Choice{plan.fp8_scaling == Fp8Scaling::delayed, "fp8_scaling", "delayed", "current"},
         Choice{plan.offload != 0, "offload", "a set", "none"},
         Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
         Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},

@@ -287,6 +287,10 @@ PlanFault check_features(const Plan& p, const Stack& s) {
     if (!offers(s.precisions, p.precision))
         return {"stack: precision",
                 fmt::format("precision {}: stack {} offers {}", to_string(p.precision), s.name, names(s.precisions))};
+    for (const std::optional<Precision>& module : {p.attention_precision, p.expert_precision, p.head_precision})
+        if (module && !offers(s.precisions, *module))
+            return {"stack: module precision", fmt::format("precision {} of a module: stack {} offers {}",
+                                                           to_string(*module), s.name, names(s.precisions))};
     if (p.ep * p.etp > 1 && !offers(s.dispatchers, p.dispatcher))
         return {"stack: dispatcher", fmt::format("dispatcher {}: stack {} offers {} on {}", to_string(p.dispatcher),
                                                  s.name, names(s.dispatchers), p.hardware->name)};

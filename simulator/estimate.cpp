@@ -337,7 +337,11 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
         m.workspace.backward = std::max(m.workspace.backward, segment.memory.backward);
         m.groups |= segment.groups;
     }
-    if (plan.reshards()) m.workspace = resharded_workspace(cache, plan, shape.segments);
+    if (plan.reshards()) {
+        const ReshardedMemory resharded = resharded_memory(cache, plan, shape.segments);
+        m.workspace = resharded.workspace;
+        m.states -= static_cast<double>(resharded.counted_twice);
+    }
     for (const BucketSize& b : stage_buckets(cache, plan, shape.stage, shape.segments)) {
         m.states += state_bytes(plan, b);
         m.groups |= group_bit(b.group);

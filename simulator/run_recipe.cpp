@@ -39,18 +39,36 @@ CudaGraph cuda_graph_of(const std::string& text) {
     const std::string words = lower(text);
     if (begins(words, "none")) return CudaGraph::none;
     if (holds(words, "full_iteration")) return CudaGraph::full;
-    // Graphs of the router alone leave attention, products and dispatch to the host: nearer to none than to the usual
-    // partial graphs, which hold attention as well.
-    if (holds(words, "router") && !holds(words, "attn")) return CudaGraph::none;
-    // Everything else names modules of single layers: what stays outside is the same in all of them.
-    for (const char* word : {"attn", "per layer", "transformer_engine:all", "mlp", "mamba"})
-        if (holds(words, word)) return CudaGraph::partial;
+    if (holds(words, "per layer") || holds(words, "transformer_engine:all")) return CudaGraph::partial;
+    CudaGraph graph = CudaGraph::none;
+    if (holds(words, "attn")) graph = graph | CudaGraph::attn;
+    if (holds(words, "mlp")) graph = graph | CudaGraph::mlp;
+    // Megatron's scope of the router holds the shared experts, where they do not run beside the dispatch.
+    if (holds(words, "moe_router")) graph = graph | CudaGraph::moe_router | CudaGraph::shared_experts;
+    if (holds(words, "moe_preprocess")) graph = graph | CudaGraph::moe_preprocess;
+    if (graph != CudaGraph::none || holds(words, "mamba")) return graph;
     refuse("cuda_graph '{}': name none, full_iteration or modules of a layer", shown(text));
 }
 
 bool bf16_moments(const std::string& optimizer) {
     const std::string words = lower(optimizer);
     return holds(words, "exp_avg=bf") || holds(words, "precision_aware(bf16");
+}
+
+bool bf16_gradients(const std::string& optimizer) { return holds(lower(optimizer), "main_grads=bf"); }
+
+// "FP8" alone is Transformer Engine's default recipe of its time, which scales by history.
+Fp8Scaling scaling_of(const std::string& precision) {
+    const std::string word = lower(precision);
+    return word == "fp8" || begins(word, "fp8-delayed") ? Fp8Scaling::delayed : Fp8Scaling::current;
+}
+
+// Modules whose precision is not that of the linear layers.
+void module_precisions(const Run& run, Plan& plan) {
+    plan.fp8_scaling = scaling_of(run.precision);
+    if (holds(run.other_settings, "fp8_attention")) plan.attention_precision = Precision::fp8_tensor;
+    if (holds(run.other_settings, "fp8_lm_head") && !plan.model->tied_embeddings) plan.head_precision = plan.precision;
+    if (bf16_gradients(run.optimizer)) plan.gradients = Precision::bf16;
 }
 
 // "expert_rank_capacity=1.5", "moe_expert_rank_capacity_factor=1.2": buffers of a sync-free dispatch. 0 = as many rows
@@ -104,6 +122,7 @@ void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<st
         warnings.push_back("offload of " + run.offload_modules + " is not priced: its copies count as hidden");
     plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
     plan.capacity = capacity_of(run);
+    module_precisions(run, plan);
     plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
     if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
     if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;

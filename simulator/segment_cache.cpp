@@ -280,7 +280,10 @@ const std::vector<BucketSize>& SegmentCache::stage_buckets(const Plan& plan, con
              stage.mtp,
              stage.embedding ? 1 : 0,
              stage.loss ? 1 : 0,
-             static_cast<std::int64_t>(plan.precision)};
+             static_cast<std::int64_t>(plan.precision),
+             static_cast<std::int64_t>(plan.experts()),
+             static_cast<std::int64_t>(plan.head()),
+             plan.reshards() ? 1 : 0};
         const auto it = stage_buckets_.find(k);
         if (it != stage_buckets_.end()) return *it->second;
     }

@@ -18,8 +18,12 @@ double state_bytes(const Plan& plan, const BucketSize& bucket);
 struct Workspace {
     std::int64_t forward = 0, backward = 0;
 };
-// FSDP: gathered weights and whole gradients included. Layers find two turns of buffers beside their own work, the loss
-// (whose backward comes first) the weights of the last layer.
-Workspace resharded_workspace(SegmentCache& cache, const Plan& plan, const Segments& segments);
+// FSDP: workspaces with gathered weights and whole gradients (layers find two turns of buffers beside their own work),
+// and saved bytes that two of a chunk's segments both count.
+struct ReshardedMemory {
+    Workspace workspace;
+    std::int64_t counted_twice = 0;
+};
+ReshardedMemory resharded_memory(SegmentCache& cache, const Plan& plan, const Segments& segments);
 
 } // namespace moe

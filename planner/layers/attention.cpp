@@ -232,14 +232,20 @@ TensorId AttentionLayer::gqa_core_backward(Builder& b, TensorId doutput) {
     return linear_backward(b, qkv_, dqkv);
 }
 
+// An operand of the core in its precision.
+TensorId AttentionLayer::low(Builder& b, TensorId x, const std::string& name) const {
+    return b.quantized() ? quantize(b, x, name, true, false).row : x;
+}
+
 // The attention core; over CP the keys and values travel round a ring and every step sees half of its square (zigzag).
 TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks) {
     const int cp = b.plan().cp;
     b.module = Module::core_attn;
-    q_ = q;
-    k_ = k;
-    v_ = v;
     attr_ = attr;
+    const TensorId rotated = q; // packed queries, keys and values are quantized once
+    q_ = low(b, q, "attn_q");
+    k_ = k == rotated ? q_ : low(b, k, "attn_k");
+    v_ = v == rotated ? q_ : low(b, v, "attn_v");
     o_ = b.activation("attn_out", b.at(q).rows, static_cast<std::int64_t>(attr.heads) * attr.v_dim);
     lse_ = b.tensor("attn_lse", Dtype::f32, b.at(q).rows, attr.heads);
     const std::int64_t kv_width = static_cast<std::int64_t>(attr.kv_heads) * (attr.qk_dim + attr.v_dim);
@@ -247,12 +253,12 @@ TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, 
     for (int step = 0; step < cp; ++step) {
         TensorId next = no_tensor;
         if (step + 1 < cp) {
-            next = b.activation(fmt::format("kv_ring{}", step + 1), b.at(q).rows, kv_width);
-            Op& op = b.communicate(OpKind::ring_exchange, groups::context, Stream::tensor, {kv == no_tensor ? k : kv},
+            next = b.tensor(fmt::format("kv_ring{}", step + 1), b.at(k_).dtype, b.at(q).rows, kv_width);
+            Op& op = b.communicate(OpKind::ring_exchange, groups::context, Stream::tensor, {kv == no_tensor ? k_ : kv},
                                    {next});
             op.bytes = b.at(next).expected_bytes();
         }
-        std::vector<TensorId> in{q, kv == no_tensor ? k : kv, kv == no_tensor ? v : kv};
+        std::vector<TensorId> in{q_, kv == no_tensor ? k_ : kv, kv == no_tensor ? v_ : kv};
         if (sinks != no_tensor) in.push_back(sinks);
         Op& op = b.emit(OpKind::attention, std::move(in), {o_, lse_}, attr);
         op.flops = core_flops(attr, false);
@@ -264,6 +270,7 @@ TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, 
 void AttentionLayer::attend_backward(Builder& b, TensorId doutput, TensorId dq, TensorId dk, TensorId dv) {
     const int cp = b.plan().cp;
     b.module = Module::core_attn;
+    doutput = low(b, doutput, "attn_dout");
     const std::int64_t kv_width = static_cast<std::int64_t>(attr_.kv_heads) * (attr_.qk_dim + attr_.v_dim);
     TensorId kv = no_tensor;
     for (int step = 0; step < cp; ++step) {

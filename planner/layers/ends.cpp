@@ -45,11 +45,10 @@ void HeadLayer::declare(ParameterSet& set, const Plan& plan) const {
     Norm::declare(set, key_ + ".norm", key_ == "head" ? "model.norm.weight" : "model." + key_ + ".norm.weight",
                   model_.hidden);
     const std::string weight = model_.tied_embeddings ? "embedding" : "lm_head";
+    const char* name = model_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
     if (!set.has(weight))
-        set.declare(
-            weight,
-            {vocabulary_matrix(model_, plan, model_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")},
-            false);
+        set.declare(weight, {vocabulary_matrix(model_, plan, name)}, plan.head_precision.has_value(), true, 1,
+                    plan.head_precision);
 }
 
 void HeadLayer::forward(Builder& b, TensorId x) {
@@ -63,7 +62,6 @@ void HeadLayer::forward(Builder& b, TensorId x) {
     head_.weight = b.weight(model_.tied_embeddings ? "embedding" : "lm_head", local, model_.hidden);
     head_.name = key_ + ".logits";
     head_.gather = plan.tp > 1;
-    head_.quantize = false;
     logits_ = linear_forward(b, head_, normed, b.activation_dtype());
     const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
     loss_ = {rows, local, model_.vocab, loss_weight_ / tokens};

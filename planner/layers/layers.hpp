@@ -38,6 +38,7 @@ private:
     TensorId mixer_core(Builder& b, TensorId normed); // gated delta net and compressed attention: priced, not executed
     TensorId mixer_core_backward(Builder& b, TensorId doutput);
     TensorId attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks);
+    TensorId low(Builder& b, TensorId x, const std::string& name) const;
     void attend_backward(Builder& b, TensorId doutput, TensorId dq, TensorId dk, TensorId dv);
     // Rows of the lumped input and output projections, [rows, hidden] each, of the kinds that are only priced.
     std::pair<std::int64_t, std::int64_t> mixer_rows() const;

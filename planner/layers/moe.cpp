@@ -127,18 +127,9 @@ void grouped(Builder& b, GroupedMode mode, TensorId operand, TensorId other, Ten
     op.flops = 2.0 * rows * static_cast<double>(attr.n) * static_cast<double>(attr.k);
 }
 
-struct Copies {
-    TensorId row, column;
-};
-
-// Row-wise and column-wise quantized copies, or the tensor itself when the plan quantizes nothing.
-Copies copies(Builder& b, TensorId x, const std::string& name) {
-    if (!b.quantized()) return {x, x};
-    const Tensor shape = b.at(x);
-    const Copies q{b.tensor(name + ".row", b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows),
-                   b.tensor(name + ".column", b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)};
-    b.emit(OpKind::quantize, {x}, {q.row, q.column});
-    return q;
+// Row-wise and column-wise quantized copies, or the tensor itself when the experts quantize nothing.
+Quantized copies(Builder& b, TensorId x, const std::string& name) {
+    return b.quantized() ? quantize(b, x, name, true, true) : Quantized{x, x};
 }
 
 } // namespace
@@ -150,7 +141,7 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     b.module = Module::experts;
     fc1_ = b.weight(key_ + ".fc1", local_experts * width, model_.hidden);
     fc2_ = b.weight(key_ + ".fc2", local_experts * model_.hidden, f);
-    const Copies in = copies(b, rows.rows, "expert_in");
+    const Quantized in = copies(b, rows.rows, "expert_in");
     in_saved_ = in.column;
     probs_ = rows.probs;
     TensorId h = b.activation("expert_fc1", cap, width, expected);
@@ -169,7 +160,7 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     // Memory-efficient permutation: the routing weight is applied here, before FC2.
     const bool early = b.plan().memory_efficient_permutation;
     b.emit(OpKind::activation, {h, early ? probs_ : no_tensor, counts_}, {act}, act_);
-    const Copies mid = copies(b, act, "expert_act");
+    const Quantized mid = copies(b, act, "expert_act");
     act_saved_ = mid.column;
     b.module = Module::experts;
     TensorId y = b.activation("expert_fc2", cap, model_.hidden, expected);
@@ -209,7 +200,7 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
         b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_}, {fc2_bias_.gradient, dprobs_bias});
     }
     b.phase = Phase::dgrad;
-    const Copies dout = copies(b, dy, "expert_dout");
+    const Quantized dout = copies(b, dy, "expert_dout");
     const TensorId dact = b.activation("expert_dact", cap, f, expected);
     const GroupedGemmAttr fc2{GroupedMode::dgrad, local_experts, model_.hidden, f, cap};
     const GroupedGemmAttr fc1{GroupedMode::dgrad, local_experts, width, model_.hidden, cap};
@@ -228,7 +219,7 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
         b.emit(OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient});
         b.phase = Phase::dgrad;
     }
-    const Copies dpre = copies(b, dh, "expert_dfc1");
+    const Quantized dpre = copies(b, dh, "expert_dfc1");
     const TensorId drows = b.activation("expert_din", cap, model_.hidden, expected);
     grouped(b, GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
     b.phase = Phase::wgrad;

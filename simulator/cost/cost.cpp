@@ -97,7 +97,8 @@ double CostModel::compute_seconds(const Op& op, const Program& program) const {
             return gemm_seconds(rates, rate, groups, n, k, rows, op.bytes);
         }
     }
-    if (op.kind == OpKind::attention || op.kind == OpKind::attention_grad) return attention_seconds(rates, op);
+    if (op.kind == OpKind::attention || op.kind == OpKind::attention_grad)
+        return attention_seconds(rates, op, gemm_precision(op, program));
     return memory_bound_seconds(rates, op);
 }
 

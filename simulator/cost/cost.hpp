@@ -51,7 +51,7 @@ struct Rates {
 // Dense product C[m, n] with inner width k, `groups` times; flop_rate: FLOP/s of large products.
 double gemm_seconds(const Rates& rates, double flop_rate, double groups, double m, double n, double k, double bytes);
 Precision gemm_precision(const Op& op, const Program& program);
-double attention_seconds(const Rates& rates, const Op& op);
+double attention_seconds(const Rates& rates, const Op& op, Precision precision);
 double memory_bound_seconds(const Rates& rates, const Op& op);
 // From measured calls, log-log between neighbours; beyond the last at its rate. Empty list: negative.
 double measured_seconds(const std::vector<MeasuredCall>& calls, double work);

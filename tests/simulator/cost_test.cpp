@@ -19,7 +19,8 @@ moe::StackCosts ideal() {
 moe::Rates rates(const moe::Hardware& hardware, const moe::StackCosts& costs) { return {&hardware, &costs, 1.0}; }
 
 // cuDNN attention on DeepSeek-V3's shape, one sequence: causal FLOPs, TFLOPS reached.
-double attention_tflops(const char* machine, bool forward, std::int64_t seq) {
+double attention_tflops(const char* machine, bool forward, std::int64_t seq,
+                        moe::Precision precision = moe::Precision::bf16) {
     const moe::Hardware hardware = moe::load_hardware(machine);
     moe::StackCosts costs = ideal();
     costs.attention_forward = 0.72;
@@ -33,7 +34,7 @@ double attention_tflops(const char* machine, bool forward, std::int64_t seq) {
     attr.v_dim = 128;
     op.attr = attr;
     op.flops = static_cast<double>(seq) * static_cast<double>(seq) * 128 * 320 * (forward ? 1.0 : 2.5);
-    return op.flops / moe::attention_seconds(rates(hardware, costs), op) / 1e12;
+    return op.flops / moe::attention_seconds(rates(hardware, costs), op, precision) / 1e12;
 }
 
 } // namespace
@@ -55,6 +56,13 @@ TEST_CASE("attention reaches the published rates within 5 %") {
         CAPTURE(row.forward);
         CHECK(attention_tflops(row.machine, row.forward, row.seq) == doctest::Approx(row.tflops).epsilon(0.05));
     }
+}
+
+// FlashAttention-3, arXiv 2407.08608, abstract: up to 740 TFLOPS in FP16 and close to 1.2 PFLOPS in FP8 on H100.
+TEST_CASE("attention in FP8 gains less than its products alone would") {
+    const double fp8 = attention_tflops("h100", true, 16384, moe::Precision::fp8_tensor);
+    CHECK(fp8 == doctest::Approx(1200).epsilon(0.15));
+    CHECK(fp8 / attention_tflops("h100", true, 16384) == doctest::Approx(1200.0 / 740.0).epsilon(0.02));
 }
 
 TEST_CASE("products: whole waves run at the rate, a tile more costs a wave, splitting the inner loop helps few tiles") {

@@ -84,14 +84,18 @@ bool draw(Random& random, RandomPlan& out) {
     if (random.next() % 4 == 0) p.capacity = 1.5;
     p.paged_stash = p.capacity > 0.0 && random.next() % 2 == 0;
     p.memory_efficient_permutation = p.fsdp || random.next() % 8 != 0;
+    if (!out.stack.executable && random.next() % 4 == 0) {
+        p.attention_precision = moe::Precision::fp8_tensor;
+        if (p.precision != moe::Precision::bf16) p.head_precision = p.precision;
+        p.expert_precision = random.of(out.stack.precisions);
+        p.fp8_scaling = random.next() % 2 == 0 ? moe::Fp8Scaling::current : moe::Fp8Scaling::delayed;
+    }
     if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
-    out.text = fmt::format(
-        "{} {} {} tp{} cp{} pp{} vpp{} dp{} ep{} etp{} mbs{} seq{} m{} {} {} {} {} overlap {} fsdp {} "
-        "gradients {} capacity {} {} {}",
-        p.model->name, p.hardware->name, p.stack, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp, p.mbs, p.seq,
-        p.micro_batches(), moe::to_string(p.precision), moe::recompute::to_string(p.recompute),
-        moe::to_string(p.dispatcher), moe::to_string(p.cuda_graph), p.ep_overlap, p.fsdp, moe::to_string(p.gradients),
-        p.capacity, p.paged_stash ? "paged" : "", p.memory_efficient_permutation ? "" : "late weights");
+    // The choices of plan.json, which ends with the whole model and hardware.
+    out.text = moe::plan_to_json(p);
+    out.text.resize(out.text.find("\"model\":"));
+    std::erase_if(out.text, [](char c) { return c == ' ' || c == '\n' || c == '"'; });
+    out.text = p.model->name + " " + p.hardware->name + " " + out.text;
     out.plan = std::move(p);
     return true;
 }

@@ -139,11 +139,39 @@ TEST_CASE("recipe columns switch the plan, blank ones give the usual choice") {
     run.offload_modules = "expert_fc1+moe_act";
     p = planned(run);
     REQUIRE(p.skipped == "");
-    CHECK(p.plan.cuda_graph == moe::CudaGraph::partial);
+    using moe::CudaGraph;
+    const CudaGraph routing = CudaGraph::moe_router | CudaGraph::shared_experts | CudaGraph::moe_preprocess;
+    CHECK(p.plan.cuda_graph == (CudaGraph::attn | routing));
     run.cuda_graph = "transformer_engine:moe_router+moe_preprocess"; // attention stays outside
-    CHECK(planned(run).plan.cuda_graph == moe::CudaGraph::none);
+    CHECK(planned(run).plan.cuda_graph == routing);
+    run.cuda_graph = "enable_cuda_graph(per layer)";
+    CHECK(planned(run).plan.cuda_graph == CudaGraph::partial);
     REQUIRE(p.warnings.size() == 1);
     CHECK(p.warnings[0].find("expert_fc1+moe_act") != std::string::npos);
+}
+
+TEST_CASE("precisions of single modules, scaling and gradients follow the recipe's words") {
+    moe::Run run = deepseek();
+    run.other_settings = "paged_stash";
+    run.optimizer = "adam";
+    moe::PlannedRun p = planned(run);
+    REQUIRE(p.skipped == "");
+    CHECK_FALSE(p.plan.attention_precision.has_value());
+    CHECK_FALSE(p.plan.head_precision.has_value());
+    CHECK(p.plan.gradients == moe::Precision::fp32);
+    run.other_settings = "paged_stash;fp8_attention;fp8_lm_head";
+    run.optimizer = "adam;precision_aware;exp_avg=bfloat16;exp_avg_sq=bfloat16;main_grads=bfloat16;main_params=float32";
+    p = planned(run);
+    REQUIRE(p.skipped == "");
+    CHECK(p.plan.core_attention() == moe::Precision::fp8_tensor);
+    CHECK(p.plan.head() == moe::Precision::mxfp8);
+    CHECK(p.plan.gradients == moe::Precision::bf16);
+    CHECK(p.plan.fp8_scaling == moe::Fp8Scaling::current);
+    run = deepseek();
+    run.precision = "FP8-delayed";
+    p = planned(run);
+    REQUIRE(p.skipped == "");
+    CHECK(p.plan.fp8_scaling == moe::Fp8Scaling::delayed);
 }
 
 TEST_CASE("mtp_layers overrides the model's own count, and the layout follows") {

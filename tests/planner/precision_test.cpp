@@ -1,0 +1,107 @@
+// Precision by module: which products, saved activations and weights change, in bytes counted by hand.
+#include "planner/lower.hpp"
+#include "planner/memory.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace moe;
+
+namespace {
+
+Plan plan_of(const char* model, const char* hardware, Precision precision) {
+    Plan plan;
+    plan.model = std::make_shared<const Model>(load_model(model));
+    plan.hardware = std::make_shared<const Hardware>(load_hardware(hardware));
+    plan.stack = plan.hardware->default_stack;
+    plan.seq = plan.gbs = 4096;
+    plan.gpus = plan.dp = plan.edp = 1;
+    plan.gbs = 2;
+    plan.precision = precision;
+    return plan;
+}
+
+std::int64_t bytes(const Plan& plan, MemoryClass c) {
+    return plan_memory(lower(plan, 0)).class_bytes[static_cast<std::size_t>(c)];
+}
+
+// Products whose weights or rows are of a precision, by module.
+int products(const Plan& plan, Module module, Dtype dtype) {
+    const Program program = lower(plan, 0);
+    int count = 0;
+    for (int t = 0; t < 2; ++t)
+        for (const Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
+            const bool product = op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm ||
+                                 op.kind == OpKind::attention || op.kind == OpKind::attention_grad;
+            if (product && op.module == module)
+                count += program.tensors[static_cast<std::size_t>(op.in[0])].dtype == dtype;
+        }
+    return count;
+}
+
+} // namespace
+
+TEST_CASE("attention in FP8 reads FP8 operands and keeps them in place of BF16 ones") {
+    const Plan bf16 = plan_of("Llama3-8B", "h100", Precision::bf16);
+    Plan fp8 = bf16;
+    fp8.attention_precision = Precision::fp8_tensor;
+    REQUIRE(check_plan(fp8).message == "");
+    CHECK(products(bf16, Module::core_attn, Dtype::fp8_tensor) == 0);
+    CHECK(products(fp8, Module::core_attn, Dtype::fp8_tensor) == 2 * 32);
+    CHECK(products(fp8, Module::mlp, Dtype::fp8_tensor) == 0);
+    // 32 + 2 * 8 heads of 128 for 4,096 tokens in 32 layers: one byte each instead of two.
+    CHECK(bytes(bf16, MemoryClass::saved) - bytes(fp8, MemoryClass::saved) == 48LL * 128 * 4096 * 32);
+}
+
+TEST_CASE("the LM head in MXFP8: its products, its weights twice in one byte, its input in one") {
+    const Plan bf16 = plan_of("Llama3-8B", "gb200-nvl72", Precision::bf16);
+    Plan low = bf16;
+    low.head_precision = Precision::mxfp8;
+    REQUIRE(check_plan(low).message == "");
+    CHECK(products(low, Module::head, Dtype::mxfp8) == 3);
+    CHECK(products(low, Module::mlp, Dtype::mxfp8) == 0);
+    // 525.3 M weights: two copies of 33/32 bytes instead of one of 2.
+    CHECK(static_cast<double>(bytes(low, MemoryClass::weights) - bytes(bf16, MemoryClass::weights)) ==
+          doctest::Approx(525'336'576 / 16.0).epsilon(1e-4));
+    // The final norm's output (4,096 columns for 4,096 tokens) is kept column-wise in 33/32 bytes, not in 2.
+    CHECK(bytes(bf16, MemoryClass::saved) - bytes(low, MemoryClass::saved) == 4096LL * 4096 * 31 / 32);
+    low.model = std::make_shared<const Model>([] {
+        Model tied = load_model("Llama3-8B");
+        tied.tied_embeddings = true;
+        return tied;
+    }());
+    CHECK(check_plan(low).counter == "head_precision");
+}
+
+TEST_CASE("experts may stay in BF16 beside MXFP8 linears, or the reverse") {
+    Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", Precision::mxfp8);
+    CHECK(products(plan, Module::experts, Dtype::mxfp8) == 48 * 6);
+    CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 48 * 3);
+    const std::int64_t low = bytes(plan, MemoryClass::weights);
+    plan.expert_precision = Precision::bf16;
+    REQUIRE(check_plan(plan).message == "");
+    CHECK(products(plan, Module::experts, Dtype::mxfp8) == 0);
+    CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 48 * 3);
+    // 48 layers of 128 experts of 3 x 2048 x 768 weights, kept once in two bytes.
+    const double experts = 48.0 * 128 * 3 * 2048 * 768;
+    CHECK(static_cast<double>(low - bytes(plan, MemoryClass::weights)) ==
+          doctest::Approx(experts / 16.0).epsilon(1e-4));
+    plan.precision = Precision::bf16;
+    plan.expert_precision = Precision::mxfp8;
+    CHECK(products(plan, Module::experts, Dtype::mxfp8) == 48 * 6);
+    CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 0);
+}
+
+TEST_CASE("current scaling reads a tensor twice before it is FP8, delayed scaling once") {
+    Plan plan = plan_of("Llama3-8B", "h100", Precision::fp8_tensor);
+    const auto quantized = [&](Fp8Scaling scaling) {
+        plan.fp8_scaling = scaling;
+        REQUIRE(check_plan(plan).message == "");
+        const Program program = lower(plan, 0);
+        for (const Op& op : program.templates[0].ops)
+            if (op.kind == OpKind::quantize) return op.bytes;
+        return 0.0;
+    };
+    // The first: the attention norm's output, 4,096 x 4,096 in BF16, into a row-wise and a column-wise copy.
+    CHECK(quantized(Fp8Scaling::delayed) == 4096.0 * 4096 * (2 + 1 + 1));
+    CHECK(quantized(Fp8Scaling::current) == 4096.0 * 4096 * (2 + 2 + 1 + 1));
+}
