@@ -1,10 +1,10 @@
 // The choices of a plan against its model, its machine and each other.
 #include "planner/plan_choices.hpp"
 
+#include "planner/routing.hpp"
+
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
 
 namespace moe {
 namespace {
@@ -126,23 +126,12 @@ PlanFault check_routed_rows(const Plan& plan) {
 }
 
 PlanFault check_routing(const Plan& plan) {
-    const std::string& text = plan.routing;
-    if (text == "balanced") return {};
-    const std::size_t colon = text.find(':');
-    const std::string kind = text.substr(0, colon);
-    if (colon != std::string::npos && (kind == "dirichlet" || kind == "zipf")) {
-        double number = 0.0;
-        const char* end = text.data() + text.size();
-        const auto [last, error] = std::from_chars(text.data() + colon + 1, end, number);
-        if (error != std::errc{} || last != end || !std::isfinite(number) || number < 0.0 ||
-            (number == 0.0 && kind == "dirichlet"))
-            return fault("routing", "routing = {}: write {}:NUMBER with a number {} 0", text, kind,
-                         kind == "zipf" ? "of at least" : "above");
-        return {};
+    try {
+        routing_from_string(plan.routing);
+    } catch (const Error& error) {
+        return {"routing", error.what()};
     }
-    if (text.ends_with(".json") || text.ends_with(".csv")) return {};
-    return fault("routing", "routing = {}: must be balanced, dirichlet:A, zipf:S or a histogram's .json or .csv file",
-                 text);
+    return {};
 }
 
 // Choices that have no lowering yet must not be priced as if they were not there.
@@ -158,7 +147,6 @@ PlanFault check_lowered(const Plan& plan) {
         Choice{plan.cp_comm == ContextComm::alltoall, "cp_comm", "alltoall", "ring"},
         Choice{plan.tp_overlap, "tp_overlap", "on", "off"},
         Choice{plan.delay_wgrad, "delay_wgrad", "on", "off"},
-        Choice{plan.routing != "balanced", "routing", "skewed", "balanced"},
     };
     for (const auto& [made, field, value, otherwise] : choices)
         if (made) return fault(field, "{} = {}: cannot be priced yet, use {}", field, value, otherwise);

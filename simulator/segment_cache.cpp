@@ -2,6 +2,7 @@
 #include "simulator/segment_cache.hpp"
 
 #include "planner/builder.hpp"
+#include "planner/routing.hpp"
 #include "simulator/ranks.hpp"
 
 #include <algorithm>
@@ -94,6 +95,7 @@ int SegmentCache::model_number(const Plan& plan) {
 
 SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
     const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
+    const Routing routing = routing_from_string(p.routing);
     return {model_number(p),
             number(id.kind),
             id.layer_kind,
@@ -125,7 +127,9 @@ SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
             number(p.tp_overlap),
             number(p.delay_wgrad),
             number(p.paged_stash),
-            number(p.memory_efficient_permutation)};
+            number(p.memory_efficient_permutation),
+            number(routing.load * 1e6),
+            number(routing.spread * 1e6)};
 }
 
 std::array<Placement, 5> SegmentCache::placements(const Plan& plan) const {

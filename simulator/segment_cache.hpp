@@ -71,7 +71,7 @@ public:
 
 private:
     const SegmentSize& lowered(const Plan& plan, SegmentId id, std::int64_t mbs);
-    using Key = std::array<std::int64_t, 32>;
+    using Key = std::array<std::int64_t, 34>;
     using CostKey = std::pair<Key, std::array<Placement, 5>>;
     Key key(const Plan& plan, SegmentId id);
     std::array<Placement, 5> placements(const Plan& plan) const;

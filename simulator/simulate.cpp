@@ -83,6 +83,13 @@ Timeline timeline_of(const Plan& plan, std::vector<RankRun>& runs, bool keep_row
     return timeline;
 }
 
+void add_memory(Simulation& result, const std::shared_ptr<const Program>& program) {
+    result.memory.push_back(plan_memory(*program));
+    result.held.push_back(memory_breakdown(*program, result.memory.back()));
+    result.memory_bytes.push_back(rank_memory_bytes(result.planned, *program, result.memory.back().arena_bytes));
+    result.estimate.memory_bytes = std::max(result.estimate.memory_bytes, result.memory_bytes.back());
+}
+
 } // namespace
 
 double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t arena_bytes) {
@@ -105,17 +112,24 @@ void fill_rates(const Plan& plan, Estimate& e) {
     e.fits = e.memory_bytes * ranks_sharing <= plan.hardware->memory_bytes;
 }
 
-Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows) {
-    const Routes routes(*plan.hardware);
-    const CostModel model(plan, stack, routes);
-    const StagePrograms lowered = lower_all(plan, model);
-    std::vector<RankRun> runs = representatives(plan, lowered);
-    if (plan.hardware->cpu)
-        play_cores(plan, runs);
-    else
-        play_devices(plan, stack, runs);
-
+Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPoint point) {
     Simulation result;
+    result.timed = result.planned = plan;
+    if (skewed(plan)) {
+        const StepLoads loads = LoadTables().of(plan);
+        result.timed = at_time_load(plan, loads, point);
+        result.planned = at_memory_load(plan, loads, point);
+    }
+    const Plan& timed = result.timed;
+    const Routes routes(*plan.hardware);
+    const CostModel model(timed, stack, routes);
+    const StagePrograms lowered = lower_all(timed, model);
+    std::vector<RankRun> runs = representatives(timed, lowered);
+    if (plan.hardware->cpu)
+        play_cores(timed, runs);
+    else
+        play_devices(timed, stack, runs);
+
     for (std::size_t i = 0; i < runs.size(); ++i) {
         const double end = last_end(runs[i]);
         if (end > result.estimate.step_seconds) {
@@ -129,12 +143,10 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows) {
     e.breakdown = breakdown_of(plan, runs[static_cast<std::size_t>(result.slowest)], e.step_seconds);
     e.breakdown.host += stack.costs.step_seconds;
     e.step_seconds += stack.costs.step_seconds;
-    for (const auto& program : lowered.programs) {
-        result.memory.push_back(plan_memory(*program));
-        result.held.push_back(memory_breakdown(*program, result.memory.back()));
-        result.memory_bytes.push_back(rank_memory_bytes(plan, *program, result.memory.back().arena_bytes));
-        e.memory_bytes = std::max(e.memory_bytes, result.memory_bytes.back());
-    }
+    for (std::size_t stage = 0; stage < lowered.programs.size(); ++stage)
+        add_memory(result, timed.routing == result.planned.routing
+                               ? lowered.programs[stage]
+                               : std::make_shared<const Program>(lower(result.planned, static_cast<int>(stage))));
     fill_rates(plan, e);
     result.timeline = timeline_of(plan, runs, keep_rows);
     result.timeline.step_seconds = e.step_seconds;

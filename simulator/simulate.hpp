@@ -4,6 +4,7 @@
 #include "planner/memory.hpp"
 #include "planner/search.hpp"
 #include "planner/timeline.hpp"
+#include "simulator/routing.hpp"
 
 #include <cstdint>
 #include <vector>
@@ -11,7 +12,8 @@
 namespace moe {
 
 struct Simulation {
-    Timeline timeline; // rows of the representatives; empty rows when they were not asked for
+    Plan timed, planned; // whose Programs gave times and memory: the plan with its routing as loads
+    Timeline timeline;   // rows of the representatives; empty rows when they were not asked for
     Estimate estimate;
     std::int64_t ops = 0;              // ops that were played
     int ranks = 0;                     // ranks that the representatives stand for: all of the job
@@ -22,8 +24,9 @@ struct Simulation {
 };
 
 // Plays one representative per pipeline rank (GPUs: all ranks of a stage are equal) or every rank (CPU). The plan must
-// be sound and within the stack; throws Error (bad_input) for what cannot be priced.
-Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows = true);
+// be sound and within the stack; throws Error (bad_input) for what cannot be priced. Skewed routing is played at the
+// loads of `point`.
+Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows = true, SkewPoint point = SkewPoint::mean);
 
 // Arena plus what a rank holds outside of it: context and one buffer per communication group that it is a member of.
 double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t arena_bytes);

@@ -123,7 +123,8 @@ Walls walls(const Plan& plan, const Stack& stack, const Simulation& simulation) 
     Walls result;
     const auto slowest = static_cast<std::size_t>(simulation.slowest);
     result.stage = simulation.timeline.pipeline_rank[slowest];
-    add_rows(plan, stack, simulation, lower(plan, result.stage), simulation.timeline.ranks[slowest], result);
+    add_rows(plan, stack, simulation, lower(simulation.timed, result.stage), simulation.timeline.ranks[slowest],
+             result);
     add_memory(plan, simulation, result);
     const double peak = plan.hardware->peak_flops[static_cast<std::size_t>(plan.precision)];
     const double flops = model_flops_per_token(*plan.model, plan.seq, plan.tp) * static_cast<double>(plan.gbs) *

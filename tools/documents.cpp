@@ -32,6 +32,18 @@ void add_estimate(Json& document, const Estimate& estimate) {
     document["breakdown"] = breakdown(estimate.breakdown);
 }
 
+Json quantiles_json(const Quantiles& q, double scale = 1.0) {
+    return {{"mean", q.mean * scale}, {"p50", q.p50 * scale}, {"p99", q.p99 * scale}};
+}
+
+Json skew_json(const Skew& skew) {
+    return {{"load", quantiles_json(skew.loads.time)},
+            {"step_seconds", quantiles_json(skew.step_seconds)},
+            {"tflops_per_gpu", quantiles_json(skew.tflops_per_gpu)},
+            {"memory_gib", quantiles_json(skew.memory_bytes, gib(1.0))},
+            {"overflow_probability", skew.loads.overflow}};
+}
+
 Json summary_json(const ValidationSummary& s) {
     return {{"rows", s.rows},
             {"predicted", s.predicted},
@@ -97,10 +109,12 @@ Json memory_of(const Simulation& simulation) {
 
 } // namespace
 
-std::string replay_document(const Simulation& simulation, const std::string& trace, const std::string& report) {
+std::string replay_document(const Simulation& simulation, const Skew& skew, const std::string& trace,
+                            const std::string& report) {
     Json document = Json::object();
     add_estimate(document, simulation.estimate);
     document["memory"] = memory_of(simulation);
+    document["skew"] = skew_json(skew);
     document["ops"] = simulation.ops;
     document["ranks"] = simulation.ranks;
     if (!trace.empty()) document["trace"] = trace;

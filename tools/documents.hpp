@@ -3,6 +3,7 @@
 
 #include "planner/search.hpp"
 #include "simulator/simulate.hpp"
+#include "simulator/skew.hpp"
 #include "simulator/validate.hpp"
 #include "tools/comparison.hpp"
 
@@ -15,7 +16,9 @@ namespace moe::tools {
 std::string search_document(const SearchResult& result);
 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
-std::string replay_document(const Simulation& simulation, const std::string& trace, const std::string& report);
+// skew: figures at the mean, p50 and p99 of the plan's routing.
+std::string replay_document(const Simulation& simulation, const Skew& skew, const std::string& trace,
+                            const std::string& report);
 
 struct StepRecord {
     std::int64_t step = 0; // from 1

@@ -1,7 +1,7 @@
 // Works out explanations and what differs between two of them.
 #include "tools/explanation.hpp"
 
-#include "simulator/estimate.hpp"
+#include "simulator/skew.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -39,7 +39,7 @@ Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simula
     e.plan = plan;
     e.simulation = std::move(simulation);
     e.walls = walls(plan, stack, e.simulation);
-    FastEstimator estimator(plan.hardware, stack);
+    SkewedEstimator estimator(plan.hardware, stack);
     e.base = estimator.estimate(plan);
     e.deltas = what_ifs(plan, stack, estimator);
     e.front = memory_front(plan, stack, estimator);

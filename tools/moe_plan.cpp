@@ -47,6 +47,9 @@ void add_search(CLI::App& app, SearchOptions& o) {
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     verb->add_option("--top", o.top, "how many plans to show")->capture_default_str();
+    verb->add_option("--optimize-for", o.optimize_for,
+                     "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
+        ->capture_default_str();
     verb->add_option("--out", o.out, "write the best plan to this file");
     add_json(verb, o.json);
 }

@@ -1,7 +1,7 @@
 // The verb replay: simulates a plan event by event, and writes its timeline and report.
 #include "planner/error.hpp"
 #include "planner/files.hpp"
-#include "simulator/simulate.hpp"
+#include "simulator/skew.hpp"
 #include "tools/console.hpp"
 #include "tools/documents.hpp"
 #include "tools/explanation.hpp"
@@ -23,6 +23,20 @@ void print_breakdown(Console& console, const Estimate& estimate) {
     console.line(table.text(2));
 }
 
+void print_skew(Console& console, const Plan& plan, const Skew& skew) {
+    console.say("\nRouting {}: hottest ranks hold {:.2f} times the mean on average; over steps:", plan.routing,
+                skew.loads.time.mean);
+    Table table({"<", "step", "TFLOPS/GPU", "GiB"});
+    for (const auto& [name, value] :
+         {std::pair{"mean", &Quantiles::mean}, {"p50", &Quantiles::p50}, {"p99", &Quantiles::p99}})
+        table.add({name, seconds_text(skew.step_seconds.*value), fmt::format("{:.4g}", skew.tflops_per_gpu.*value),
+                   gib_text(skew.memory_bytes.*value)});
+    console.line(table.text(2));
+    if (plan.capacity > 0.0)
+        console.say("  {} of the steps exceed the capacity {} and are run again", percent_text(skew.loads.overflow),
+                    plan.capacity);
+}
+
 } // namespace
 
 void replay_verb(const ReplayOptions& options) {
@@ -38,13 +52,15 @@ void replay_verb(const ReplayOptions& options) {
     }
 
     const Estimate& e = simulation.estimate;
-    if (options.json) return print(replay_document(simulation, options.trace, options.report));
+    const Skew skew = skew_of(plan, stack, simulation);
+    if (options.json) return print(replay_document(simulation, skew, options.trace, options.report));
     Console console(false);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
                 plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),
                 seconds_text(e.step_seconds), gib(e.memory_bytes), gib(plan.hardware->memory_bytes),
                 e.fits ? "" : " (does not fit)");
     print_breakdown(console, e);
+    if (skewed(plan)) print_skew(console, plan, skew);
     console.say("{} ops played on {} ranks that stand for {}", count_text(static_cast<double>(simulation.ops)),
                 simulation.timeline.ranks.size(), simulation.ranks);
     if (!options.trace.empty()) console.say("Timeline in {} (open it in ui.perfetto.dev)", options.trace);

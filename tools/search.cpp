@@ -2,7 +2,7 @@
 #include "planner/search.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
-#include "simulator/estimate.hpp"
+#include "simulator/skew.hpp"
 #include "tools/console.hpp"
 #include "tools/documents.hpp"
 #include "tools/table.hpp"
@@ -51,6 +51,13 @@ SearchRequest request_of(const SearchOptions& options, const Stack& stack, std::
     return request;
 }
 
+SkewPoint point_of(const std::string& name) {
+    if (name == "mean") return SkewPoint::mean;
+    if (name == "p50") return SkewPoint::p50;
+    if (name == "p99") return SkewPoint::p99;
+    refuse("--optimize-for {}: must be mean, p50 or p99", name);
+}
+
 std::string degree(std::int64_t value) { return fmt::format("{}", value); }
 
 void print_plans(Console& console, const SearchResult& result) {
@@ -97,7 +104,7 @@ void search_verb(const SearchOptions& options) {
         console.progress(fmt::format("{} plans evaluated, {} excluded", count_text(static_cast<double>(evaluated)),
                                      count_text(static_cast<double>(pruned))));
     };
-    FastEstimator estimator(hardware, stack);
+    SkewedEstimator estimator(hardware, stack, point_of(options.optimize_for));
     const SearchResult result = search(request, stack, estimator);
     if (!options.out.empty()) write_file(options.out, plan_to_json(result.plans.front().first));
 

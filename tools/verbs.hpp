@@ -16,7 +16,8 @@ struct SearchOptions {
     std::string stack;                       // empty = the hardware's default
     std::vector<std::string> fix;            // FIELD=VALUE
     std::int64_t top = 5;
-    std::string out; // plan.json of the best plan, empty = not written
+    std::string optimize_for = "mean"; // of skewed routing: mean, p50 or p99
+    std::string out;                   // plan.json of the best plan, empty = not written
     bool json = false;
 };
 void search_verb(const SearchOptions& options);

@@ -2,15 +2,22 @@
 // back.
 #include "planner/layers/layers.hpp"
 
+#include "planner/routing.hpp"
+
 #include <algorithm>
 #include <cmath>
 
 namespace moe {
 
-// Rows that a rank's experts get when the load is balanced: every rank sends T*K and receives as many (times ETP).
-double MoeLayer::routed_rows(const Builder& b) const {
-    return static_cast<double>(b.local_tokens()) * moe_.top_k * b.plan().etp;
+// Rows that arrive over EP: with a balanced load every rank sends T*K and receives as many. What goes beyond the
+// planned rows has no place there: such a step is run again.
+double MoeLayer::arriving_rows(const Builder& b) const {
+    const double balanced = static_cast<double>(b.local_tokens()) * moe_.top_k;
+    return b.plan().ep == 1 ? balanced : std::min(balanced * routed_load(b.plan()), static_cast<double>(capacity(b)));
 }
+
+// The same with the rows of all ETP ranks.
+double MoeLayer::routed_rows(const Builder& b) const { return arriving_rows(b) * b.plan().etp; }
 
 // Planned rows of the expert side, before ETP. The worst case is every token of the EP group choosing this rank's
 // experts.
@@ -20,7 +27,10 @@ std::int64_t MoeLayer::capacity(const Builder& b) const {
     if (plan.ep == 1) return balanced;
     const std::int64_t worst = b.local_tokens() * plan.ep * std::min(moe_.top_k, moe_.experts / plan.ep);
     // Stacks of other people size their buffers by what arrives; ours plans for the worst unless told a factor.
-    if (plan.capacity <= 0.0) return plan.stack == "moe-plan" ? worst : balanced;
+    if (plan.capacity <= 0.0 && plan.stack == "moe-plan") return worst;
+    if (plan.capacity <= 0.0)
+        return std::min(worst,
+                        static_cast<std::int64_t>(std::ceil(static_cast<double>(balanced) * routed_load(b.plan()))));
     const auto planned =
         static_cast<std::int64_t>(std::ceil(plan.capacity * static_cast<double>(balanced) / 128.0)) * 128;
     return std::min(worst, planned);
@@ -30,7 +40,7 @@ std::int64_t MoeLayer::capacity(const Builder& b) const {
 TensorId MoeLayer::move_rows(Builder& b, TensorId rows, bool back, const std::string& name) {
     const Plan& plan = b.plan();
     const std::int64_t cols = b.at(rows).cols, sent = b.local_tokens() * moe_.top_k, cap = capacity(b);
-    const double balanced = static_cast<double>(sent);
+    const double arriving = arriving_rows(b);
     const Dtype dtype = b.at(rows).dtype;
     const RowsAttr attr{cols, cap, moe_.experts, plan.ep, plan.etp, back};
     const bool sorts = moe_.experts / plan.ep > 1;
@@ -43,16 +53,17 @@ TensorId MoeLayer::move_rows(Builder& b, TensorId rows, bool back, const std::st
     };
     const auto exchange = [&](TensorId x) {
         if (plan.ep == 1) return x;
-        const TensorId out = b.tensor(name + ".moved", dtype, back ? sent : cap, cols, balanced);
+        const TensorId out =
+            b.tensor(name + ".moved", dtype, back ? sent : cap, cols, back ? static_cast<double>(sent) : arriving);
         b.communicate(OpKind::all_to_all_rows, groups::expert, Stream::expert, {x, all_counts_}, {out}, attr).bytes =
-            balanced * static_cast<double>(bytes_of(dtype, cols));
+            arriving * static_cast<double>(bytes_of(dtype, cols));
         return out;
     };
     const auto over_etp = [&](TensorId x) {
         if (plan.etp == 1) return x;
         const std::int64_t here = plan.ep == 1 ? sent : cap;
         const TensorId out =
-            b.tensor(name + ".etp", dtype, back ? here : here * plan.etp, cols, back ? balanced : balanced * plan.etp);
+            b.tensor(name + ".etp", dtype, back ? here : here * plan.etp, cols, back ? arriving : arriving * plan.etp);
         b.communicate(back ? OpKind::reduce_scatter_rows : OpKind::all_gather_rows, groups::expert_tensor,
                       Stream::expert, {x, all_counts_}, {out}, attr);
         return out;

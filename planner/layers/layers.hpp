@@ -101,6 +101,7 @@ private:
     TensorId experts(Builder& b, Rows rows);
     Rows experts_backward(Builder& b, TensorId dy);
     TensorId move_rows(Builder& b, TensorId rows, bool back, const std::string& name);
+    double arriving_rows(const Builder& b) const;
     double routed_rows(const Builder& b) const;
     std::int64_t capacity(const Builder& b) const;
     bool exchanges(const Builder& b) const { return b.plan().ep * b.plan().etp > 1; }

@@ -2,6 +2,7 @@
 #include "simulator/cost/cost.hpp"
 
 #include "planner/error.hpp"
+#include "planner/routing.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +10,12 @@
 namespace moe {
 
 CostModel::CostModel(const Plan& plan, const Stack& stack, const Routes& routes)
-    : plan_(plan), stack_(stack), routes_(routes) {}
+    : plan_(plan), stack_(stack), routes_(routes) {
+    const Routing routing = routing_from_string(plan.routing);
+    if (routing.kind != RoutingKind::balanced && routing.kind != RoutingKind::load)
+        fail("routing {}: a distribution has no price, only the loads that it gives (simulator/routing)", plan.routing);
+    spread_ = routing.spread;
+}
 
 GroupLinks CostModel::links(Group group) const {
     const Placement placement = routes_.placement(plan_, group);
@@ -90,9 +96,9 @@ double CostModel::compute_seconds(const Op& op, const Program& program) const {
                    groups = static_cast<double>(grouped->groups);
         switch (grouped->mode) {
         case GroupedMode::forward:
-            return gemm_seconds(rates, rate, groups, rows, n, k, op.bytes);
+            return gemm_seconds(rates, rate, groups, rows, n, k, op.bytes, spread_);
         case GroupedMode::dgrad:
-            return gemm_seconds(rates, rate, groups, rows, k, n, op.bytes);
+            return gemm_seconds(rates, rate, groups, rows, k, n, op.bytes, spread_);
         case GroupedMode::wgrad:
             return gemm_seconds(rates, rate, groups, n, k, rows, op.bytes);
         }

@@ -35,6 +35,7 @@ private:
     const Plan& plan_;
     const Stack& stack_;
     const Routes& routes_;
+    double spread_ = 0.0; // of rows over the experts of a rank
 };
 
 // Costs of a whole Program: [template][op].
@@ -48,8 +49,10 @@ struct Rates {
     double sm_share = 1.0; // of the SMs that compute kernels get
 };
 
-// Dense product C[m, n] with inner width k, `groups` times; flop_rate: FLOP/s of large products.
-double gemm_seconds(const Rates& rates, double flop_rate, double groups, double m, double n, double k, double bytes);
+// Dense product C[m, n] with inner width k, `groups` times; flop_rate: FLOP/s of large products. spread: standard
+// deviation of m over the groups, over its mean.
+double gemm_seconds(const Rates& rates, double flop_rate, double groups, double m, double n, double k, double bytes,
+                    double spread = 0.0);
 Precision gemm_precision(const Op& op, const Program& program);
 double attention_seconds(const Rates& rates, const Op& op, Precision precision);
 double memory_bound_seconds(const Rates& rates, const Op& op);

@@ -109,9 +109,12 @@ TEST_CASE("explain --versus: the parts of both plans stand side by side") {
 TEST_CASE("explain: a plan that does not fit gets the smallest change that does") {
     const Explained folder;
     Json plan = Json::parse(folder.read("plan.json"));
-    plan["mbs"] = 4;
     plan["recompute"] = Json::array();
-    folder.write("large.json", plan.dump());
+    for (const int mbs : {1, 2, 4}) { // the smallest that does not fit, so that the one below it does
+        plan["mbs"] = mbs;
+        folder.write("large.json", plan.dump());
+        if (document(folder.run("moe-plan replay large.json --json"))["fits"] == false) break;
+    }
     const auto text = folder.run("moe-plan explain large.json");
     REQUIRE(text.status == 0);
     CHECK(text.out.find("This plan does not fit") != std::string::npos);

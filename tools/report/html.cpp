@@ -149,8 +149,9 @@ std::string memory_section(const Explanation& e) {
     const MemoryPlan& planned = e.simulation.memory[static_cast<std::size_t>(w.fullest)];
     const double rest = w.memory_bytes - static_cast<double>(planned.arena_bytes);
     constexpr int samples = 580; // two pixels each
-    std::string body = memory_svg(memory_over_time(lower(e.plan, w.fullest), planned, timeline, rank, samples), rest,
-                                  w.memory_bytes, w.memory_limit);
+    std::string body =
+        memory_svg(memory_over_time(lower(e.simulation.planned, w.fullest), planned, timeline, rank, samples), rest,
+                   w.memory_bytes, w.memory_limit);
     std::vector<Part> parts;
     for (const auto& [name, bytes] : w.memory) parts.push_back({name, bytes, gib_text(bytes) + " GiB"});
     return section(fmt::format("Memory of stage {} over the step", w.fullest),
