@@ -67,20 +67,20 @@ void fill_mesh(const Run& run, Plan& plan) {
     plan.edp = remaining(remaining(plan.gpus, plan.pp, "pp"), expert, "ep * etp (times pp)");
 }
 
-std::string profile_of(const std::string& system) {
-    std::string name;
-    for (const char c : system) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    if (name == "h100(hbm2e,500w)") return "h100-hbm2e";
-    if (name == "gb200" || name == "gb300") return name + "-nvl72";
-    return name;
-}
-
 bool has_experts(const Model& model) {
     return std::any_of(model.kinds.begin(), model.kinds.end(),
                        [](const LayerKind& kind) { return kind.moe.has_value(); });
 }
 
 } // namespace
+
+std::string hardware_profile_of(const std::string& system) {
+    std::string name;
+    for (const char c : system) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (name == "h100(hbm2e,500w)") return "h100-hbm2e";
+    if (name == "gb200" || name == "gb300") return name + "-nvl72";
+    return name;
+}
 
 int compare_releases(const std::string& a, const std::string& b) {
     const std::vector<std::int64_t> x = numbers_of(a), y = numbers_of(b);
@@ -142,7 +142,7 @@ std::shared_ptr<const Model> RunPlanner::model(const Run& run) {
 std::shared_ptr<const Hardware> RunPlanner::hardware(const std::string& system) {
     auto& slot = machines_[system];
     if (slot) return slot;
-    const std::string name = profile_of(system);
+    const std::string name = hardware_profile_of(system);
     if (name.empty() || name.find('/') != std::string::npos) refuse("system '{}': must be a name", shown(system));
     slot = std::make_shared<const Hardware>(load_hardware(name));
     return slot;

@@ -23,6 +23,9 @@ struct PlannedRun {
     std::vector<std::string> warnings;             // what the row says and the plan does not
 };
 
+// The hardware profile of a row's system: "GB200" is "gb200-nvl72".
+std::string hardware_profile_of(const std::string& system);
+
 // Reads rows by the rules of RUNS.csv: nothing depends on run_id, only on what the row says. Models, machines and
 // stacks are read once.
 class RunPlanner {

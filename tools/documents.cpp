@@ -44,6 +44,17 @@ Json skew_json(const Skew& skew) {
             {"overflow_probability", skew.loads.overflow}};
 }
 
+Json interval_json(const IntervalResult& result) {
+    if (!result.interval) return nullptr;
+    const Interval& i = *result.interval;
+    return {{"low", i.low},
+            {"high", i.high},
+            {"coverage", interval_coverage},
+            {"rows", i.rows},
+            {"new_family", i.new_family},
+            {"new_system", i.new_system}};
+}
+
 Json summary_json(const ValidationSummary& s) {
     return {{"rows", s.rows},
             {"predicted", s.predicted},
@@ -109,12 +120,14 @@ Json memory_of(const Simulation& simulation) {
 
 } // namespace
 
-std::string replay_document(const Simulation& simulation, const Skew& skew, const std::string& trace,
-                            const std::string& report) {
+std::string replay_document(const Simulation& simulation, const Skew& skew, const IntervalResult& interval,
+                            const std::string& trace, const std::string& report) {
     Json document = Json::object();
     add_estimate(document, simulation.estimate);
     document["memory"] = memory_of(simulation);
     document["skew"] = skew_json(skew);
+    document["interval"] = interval_json(interval);
+    if (!interval.interval) document["interval_reason"] = interval.reason;
     document["ops"] = simulation.ops;
     document["ranks"] = simulation.ranks;
     if (!trace.empty()) document["trace"] = trace;

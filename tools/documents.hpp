@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/search.hpp"
+#include "simulator/interval.hpp"
 #include "simulator/simulate.hpp"
 #include "simulator/skew.hpp"
 #include "simulator/validate.hpp"
@@ -17,8 +18,9 @@ std::string search_document(const SearchResult& result);
 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
 // skew: figures at the mean, p50 and p99 of the plan's routing.
-std::string replay_document(const Simulation& simulation, const Skew& skew, const std::string& trace,
-                            const std::string& report);
+// interval: of tflops_per_gpu at its nominal coverage, null with a reason where nothing was measured.
+std::string replay_document(const Simulation& simulation, const Skew& skew, const IntervalResult& interval,
+                            const std::string& trace, const std::string& report);
 
 struct StepRecord {
     std::int64_t step = 0; // from 1

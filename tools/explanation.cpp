@@ -3,6 +3,8 @@
 
 #include "simulator/skew.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -39,6 +41,7 @@ Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simula
     e.plan = plan;
     e.simulation = std::move(simulation);
     e.walls = walls(plan, stack, e.simulation);
+    e.interval = interval_of(plan, e.simulation.estimate, load_residuals(plan, stack.executable));
     SkewedEstimator estimator(plan.hardware, stack);
     e.base = estimator.estimate(plan);
     e.deltas = what_ifs(plan, stack, estimator);
@@ -52,6 +55,17 @@ std::vector<std::pair<const char*, double>> parts_of(const Breakdown& b) {
             {"EP communication", b.expert}, {"PP communication", b.pipeline},
             {"bubble", b.bubble},           {"DP communication", b.data},
             {"optimizer", b.optimizer},     {"host", b.host}};
+}
+
+std::string interval_text(const IntervalResult& result) {
+    if (!result.interval) return fmt::format("No interval: {}", result.reason);
+    const Interval& i = *result.interval;
+    const char* unseen = i.new_family && i.new_system ? ", this model family and this system not among them"
+                         : i.new_family               ? ", this model family not among them"
+                         : i.new_system               ? ", this system not among them"
+                                                      : "";
+    return fmt::format("{:.0f}% interval {:.4g} to {:.4g} TFLOPS/GPU (cross-validated on {} measured runs{})",
+                       100.0 * interval_coverage, i.low, i.high, i.rows, unseen);
 }
 
 std::vector<std::pair<std::string, double>> losses(const Explanation& e) {

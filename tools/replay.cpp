@@ -1,6 +1,7 @@
 // The verb replay: simulates a plan event by event, and writes its timeline and report.
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "simulator/interval.hpp"
 #include "simulator/skew.hpp"
 #include "tools/console.hpp"
 #include "tools/documents.hpp"
@@ -53,12 +54,14 @@ void replay_verb(const ReplayOptions& options) {
 
     const Estimate& e = simulation.estimate;
     const Skew skew = skew_of(plan, stack, simulation);
-    if (options.json) return print(replay_document(simulation, skew, options.trace, options.report));
+    const IntervalResult interval = interval_of(plan, e, load_residuals(plan, stack.executable));
+    if (options.json) return print(replay_document(simulation, skew, interval, options.trace, options.report));
     Console console(false);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
                 plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),
                 seconds_text(e.step_seconds), gib(e.memory_bytes), gib(plan.hardware->memory_bytes),
                 e.fits ? "" : " (does not fit)");
+    console.say("{}", interval_text(interval));
     print_breakdown(console, e);
     if (skewed(plan)) print_skew(console, plan, skew);
     console.say("{} ops played on {} ranks that stand for {}", count_text(static_cast<double>(simulation.ops)),

@@ -39,6 +39,10 @@ TEST_CASE("explain: the walls add up to the replay's figures") {
     for (const char* axis : {"tensor", "context", "expert", "pipeline", "data"})
         exposed += replay["breakdown"][axis].get<double>();
     CHECK(sum(explained["walls"]["communication"]["axes"], "exposed_seconds") == doctest::Approx(exposed));
+    const Json& interval = replay["interval"];
+    CHECK(interval["low"] < replay["tflops_per_gpu"]);
+    CHECK(interval["high"] > interval["low"]);
+    CHECK(interval["coverage"] == 0.8);
     const Json& compute = explained["walls"]["compute"];
     // Computing and the optimizer fill the compute stream: the classes hold what the breakdown calls so.
     const Json& b = replay["breakdown"];

@@ -70,7 +70,7 @@ std::string headline(const Explanation& e) {
     card(count_text(estimate.tokens_per_second_per_gpu), "tokens/s/GPU");
     card(fmt::format("{} of {}", gib_text(estimate.memory_bytes), gib_text(e.walls.memory_limit)),
          estimate.fits ? "GiB per GPU" : "GiB per GPU: does not fit");
-    return out + "</div>\n";
+    return out + "</div>\n<p class=\"note\">" + escape(interval_text(e.interval)) + "</p>\n";
 }
 
 std::string plan_section(const Plan& p) {
