@@ -1,4 +1,4 @@
-// Emission of ops with their bytes and FLOPs, and of linear layers in every precision.
+// Emission of ops with their bytes and FLOPs.
 #include "planner/builder.hpp"
 
 #include "planner/error.hpp"
@@ -134,6 +134,17 @@ TensorId Builder::add(TensorId a, TensorId b, const std::string& name) {
     return out;
 }
 
+// Dense layers only: Megatron leaves shared experts and the LM head out of it.
+bool Builder::pipelined() const {
+    return plan_.tp_overlap && plan_.tp > 1 && module != Module::shared_experts && module != Module::head;
+}
+
+TensorId Builder::ring_step(TensorId x, const std::string& name) {
+    const TensorId next = tensor(name, at(x).dtype, at(x).rows, at(x).cols);
+    communicate(OpKind::ring_exchange, groups::tensor, Stream::tensor, {x}, {next});
+    return next;
+}
+
 TensorId Builder::gather_tokens(TensorId x, const std::string& name) {
     if (plan_.tp == 1) return x;
     const TensorId out = tensor(name, at(x).dtype, at(x).rows * plan_.tp, at(x).cols);
@@ -146,74 +157,6 @@ TensorId Builder::scatter_tokens(TensorId x, const std::string& name) {
     const TensorId out = tensor(name, at(x).dtype, at(x).rows / plan_.tp, at(x).cols);
     communicate(OpKind::reduce_scatter, groups::tensor, Stream::tensor, {x}, {out});
     return out;
-}
-
-Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column) {
-    const Tensor shape = b.at(x);
-    const auto make = [&](bool wanted, const char* suffix) {
-        return wanted ? b.tensor(name + suffix, b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)
-                      : no_tensor;
-    };
-    const Quantized q{make(row, ".row"), make(column, ".column")};
-    Op& op = b.emit(OpKind::quantize, {x}, {q.row, q.column});
-    // The scale of a whole tensor is its largest value: current scaling reads everything once before it converts.
-    if (b.quantized_dtype() == Dtype::fp8_tensor && b.plan().fp8_scaling == Fp8Scaling::current)
-        op.bytes += shape.expected_bytes();
-    return q;
-}
-
-TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype) {
-    const bool low = b.quantized() && linear.quantize;
-    TensorId operand = x;
-    linear.saved = x;
-    if (low) {
-        const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input);
-        operand = q.row;
-        if (!linear.shared_input) linear.saved = q.column;
-    }
-    if (linear.gather) operand = b.gather_tokens(operand, linear.name + ".in_full");
-    linear.rows = b.at(operand).rows;
-    const TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.weight.n);
-    GemmAttr attr;
-    attr.m = linear.rows;
-    attr.n = linear.weight.n;
-    attr.k = linear.weight.k;
-    attr.transpose_b = true;
-    b.gemm(operand, linear.weight.value, y, attr);
-    return y;
-}
-
-TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy) {
-    const bool low = b.quantized() && linear.quantize;
-    TensorId dy_row = dy, dy_column = dy;
-    b.phase = Phase::dgrad;
-    if (low) {
-        const Quantized q = quantize(b, dy, linear.name + ".grad", true, true);
-        dy_row = q.row;
-        dy_column = q.column;
-    }
-    // The gather for wgrad is issued before dgrad so that it runs beside it.
-    TensorId x = linear.saved;
-    if (low && linear.shared_input) x = quantize(b, x, linear.name + ".in_again", false, true).column;
-    if (linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
-    GemmAttr dgrad;
-    dgrad.m = linear.rows;
-    dgrad.n = linear.weight.k;
-    dgrad.k = linear.weight.n;
-    TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
-    b.gemm(dy_row, linear.weight.value, dx, dgrad);
-    // The reduce-scatter of dx runs beside wgrad.
-    if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
-    b.phase = Phase::wgrad;
-    GemmAttr wgrad;
-    wgrad.m = linear.weight.n;
-    wgrad.n = linear.weight.k;
-    wgrad.k = linear.rows;
-    wgrad.transpose_a = true;
-    wgrad.accumulate = b.at(linear.weight.gradient).storage == Storage::gradient; // FSDP's are new in every backward
-    b.gemm(dy_column, x, linear.weight.gradient, wgrad);
-    b.phase = Phase::dgrad;
-    return dx;
 }
 
 } // namespace moe

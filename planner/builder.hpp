@@ -71,6 +71,10 @@ public:
     Op& gemm(TensorId a, TensorId b, TensorId c, GemmAttr attr);
     TensorId add(TensorId a, TensorId b, const std::string& name);
 
+    // Whether the open module's products run piece by piece beside their gather or reduction over TP.
+    bool pipelined() const;
+    // [T, C] of the next member of the TP group, as a ring of tp - 1 steps brings the sequence together.
+    TensorId ring_step(TensorId x, const std::string& name);
     // [T, C] -> [S, C] and back (summed); the identity without TP.
     TensorId gather_tokens(TensorId x, const std::string& name);
     TensorId scatter_tokens(TensorId x, const std::string& name);
@@ -93,27 +97,5 @@ private:
 // Dtype of activations and of quantized operands (bf16 when the plan quantizes nothing) under a precision.
 Dtype activation_dtype(Precision precision);
 Dtype quantized_dtype(Precision precision);
-
-// Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for.
-struct Quantized {
-    TensorId row = no_tensor, column = no_tensor;
-};
-Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column);
-
-// y = x W^T with what its backward needs. Under a low precision x is quantized into a row-wise copy for the forward
-// GEMM and a column-wise one that is kept for wgrad; `shared_input` keeps x itself instead (its other consumer needs it
-// anyway) and quantizes again in the backward pass.
-struct Linear {
-    Weight weight;
-    std::string name;
-    bool gather = false; // input is sharded over TP along tokens: gather it first (column-parallel)
-    bool shared_input = false;
-    bool quantize = true;       // router and gates stay in the activation precision
-    TensorId saved = no_tensor; // local input that wgrad reads
-    std::int64_t rows = 0;      // of y
-};
-TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype);
-// dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well.
-TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy);
 
 } // namespace moe

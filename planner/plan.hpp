@@ -91,7 +91,7 @@ struct Plan {
     bool fsdp = false;
     Dispatcher dispatcher = Dispatcher::alltoall;
     ContextComm cp_comm = ContextComm::ring;
-    double capacity = 0.0;   // factor over the balanced load; 0 = worst case, never overflows
+    double capacity = 0.0; // factor over the balanced load; 0 = worst case, never overflows
     // With a capacity: what backward needs of routed rows waits in pages that hold the rows there are, not the planned.
     bool paged_stash = false;
     // Routing weights multiply the activation before FC2, so that FC2's output need not be kept; off: they multiply

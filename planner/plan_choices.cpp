@@ -144,8 +144,6 @@ PlanFault check_lowered(const Plan& plan) {
         Choice{plan.offload != 0, "offload", "a set", "none"},
         Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
         Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},
-        Choice{plan.cp_comm == ContextComm::alltoall, "cp_comm", "alltoall", "ring"},
-        Choice{plan.tp_overlap, "tp_overlap", "on", "off"},
         Choice{plan.delay_wgrad, "delay_wgrad", "on", "off"},
     };
     for (const auto& [made, field, value, otherwise] : choices)

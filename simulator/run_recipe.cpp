@@ -123,6 +123,9 @@ void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<st
     plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
     plan.capacity = capacity_of(run);
     module_precisions(run, plan);
+    // torchtitan's name of the same is asyncTP.
+    plan.tp_overlap =
+        plan.tp > 1 && (holds(run.other_settings, "tp_comm_overlap") || holds(run.other_settings, "asyncTP"));
     plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
     if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
     if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;

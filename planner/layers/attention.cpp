@@ -119,8 +119,7 @@ TensorId AttentionLayer::forward(Builder& b, TensorId x) {
     out_.weight = b.weight(key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
     out_.shared_input = true; // attention's backward keeps its BF16 output anyway
-    TensorId y = linear_forward(b, out_, o, b.activation_dtype());
-    y = b.scatter_tokens(y, "attn_proj_local");
+    TensorId y = linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
     if (a_.out_bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
         const TensorId biased = b.activation("attn_proj_bias", b.at(y).rows, b.at(y).cols);
@@ -140,8 +139,7 @@ TensorId AttentionLayer::backward(Builder& b, TensorId dy) {
         b.emit(OpKind::bias_grad, {dy}, {out_bias_.gradient});
         b.phase = Phase::dgrad;
     }
-    const TensorId dfull = b.gather_tokens(dy, "attn_dproj");
-    const TensorId doutput = linear_backward(b, out_, dfull);
+    const TensorId doutput = linear_backward_gathered(b, out_, dy, "attn_dproj");
     TensorId dnormed = no_tensor;
     switch (a_.kind) {
     case AttentionKind::gqa:
@@ -213,7 +211,7 @@ TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
 }
 
 TensorId AttentionLayer::gqa_core_backward(Builder& b, TensorId doutput) {
-    const std::int64_t tokens = b.gathered_tokens(), width = b.at(q_).cols;
+    const std::int64_t tokens = b.gathered_tokens(), width = b.at(q_).elements() / tokens;
     const TensorId drotated = b.activation("dqkv_rope", tokens, width);
     attend_backward(b, doutput, drotated, drotated, drotated);
     b.module = Module::attn_in;
@@ -237,23 +235,66 @@ TensorId AttentionLayer::low(Builder& b, TensorId x, const std::string& name) co
     return b.quantized() ? quantize(b, x, name, true, false).row : x;
 }
 
-// The attention core; over CP the keys and values travel round a ring and every step sees half of its square (zigzag).
-TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks) {
+namespace {
+
+// CP by all-to-all: tokens of all members, heads of one.
+bool by_heads(const Builder& b) { return b.plan().cp > 1 && b.plan().cp_comm == ContextComm::alltoall; }
+
+TensorId like(Builder& b, TensorId x, const std::string& name) {
+    return b.activation(name, b.at(x).rows, b.at(x).cols);
+}
+
+void exchange(Builder& b, TensorId x, TensorId y, bool to_heads) {
+    b.communicate(OpKind::all_to_all, groups::context, Stream::tensor, {x}, {y},
+                  AllToAllAttr{to_heads, b.plan().cp, b.at(x).rows, b.at(x).cols});
+}
+
+// [S/cp, W] -> [S, W/cp] and back; the identity where CP is a ring or absent.
+TensorId to_heads(Builder& b, TensorId x, const std::string& name) {
+    if (!by_heads(b)) return x;
     const int cp = b.plan().cp;
+    const TensorId y = b.tensor(name + ".heads", b.at(x).dtype, b.at(x).rows * cp, b.at(x).cols / cp);
+    exchange(b, x, y, true);
+    return y;
+}
+TensorId to_tokens(Builder& b, TensorId x, const std::string& name) {
+    if (!by_heads(b)) return x;
+    const int cp = b.plan().cp;
+    const TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows / cp, b.at(x).cols * cp);
+    exchange(b, x, y, false);
+    return y;
+}
+
+} // namespace
+
+// The attention core; over a ring of CP the keys and values travel round a ring and every step sees half of its square
+// (zigzag).
+TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks) {
     b.module = Module::core_attn;
     attr_ = attr;
     const TensorId rotated = q; // packed queries, keys and values are quantized once
-    q_ = low(b, q, "attn_q");
-    k_ = k == rotated ? q_ : low(b, k, "attn_k");
-    v_ = v == rotated ? q_ : low(b, v, "attn_v");
-    o_ = b.activation("attn_out", b.at(q).rows, static_cast<std::int64_t>(attr.heads) * attr.v_dim);
-    lse_ = b.tensor("attn_lse", Dtype::f32, b.at(q).rows, attr.heads);
+    const auto operand = [&](TensorId x, const char* name) { return to_heads(b, low(b, x, name), name); };
+    q_ = operand(q, "attn_q");
+    k_ = k == rotated ? q_ : operand(k, "attn_k");
+    v_ = v == rotated ? q_ : operand(v, "attn_v");
+    if (by_heads(b)) {
+        const int cp = b.plan().cp;
+        attr_.seq_q = attr_.seq_k = b.plan().seq;
+        attr_.heads /= cp, attr_.kv_heads /= cp;
+        for (std::int64_t* of :
+             {&attr_.q_stride, &attr_.k_stride, &attr_.v_stride, &attr_.q_offset, &attr_.k_offset, &attr_.v_offset})
+            *of /= cp;
+    }
+    attr = attr_;
+    o_ = b.activation("attn_out", b.at(q_).rows, static_cast<std::int64_t>(attr.heads) * attr.v_dim);
+    lse_ = b.tensor("attn_lse", Dtype::f32, b.at(q_).rows, attr.heads);
     const std::int64_t kv_width = static_cast<std::int64_t>(attr.kv_heads) * (attr.qk_dim + attr.v_dim);
+    const int steps = by_heads(b) ? 1 : b.plan().cp;
     TensorId kv = no_tensor;
-    for (int step = 0; step < cp; ++step) {
+    for (int step = 0; step < steps; ++step) {
         TensorId next = no_tensor;
-        if (step + 1 < cp) {
-            next = b.tensor(fmt::format("kv_ring{}", step + 1), b.at(k_).dtype, b.at(q).rows, kv_width);
+        if (step + 1 < steps) {
+            next = b.tensor(fmt::format("kv_ring{}", step + 1), b.at(k_).dtype, b.at(q_).rows, kv_width);
             Op& op = b.communicate(OpKind::ring_exchange, groups::context, Stream::tensor, {kv == no_tensor ? k_ : kv},
                                    {next});
             op.bytes = b.at(next).expected_bytes();
@@ -264,18 +305,25 @@ TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, 
         op.flops = core_flops(attr, false);
         kv = next;
     }
-    return o_;
+    return to_tokens(b, o_, "attn_out_tokens");
 }
 
 void AttentionLayer::attend_backward(Builder& b, TensorId doutput, TensorId dq, TensorId dk, TensorId dv) {
-    const int cp = b.plan().cp;
     b.module = Module::core_attn;
-    doutput = low(b, doutput, "attn_dout");
+    doutput = to_heads(b, low(b, doutput, "attn_dout"), "attn_dout");
+    const TensorId packed = dq == dk ? dq : no_tensor;
+    const TensorId outside[] = {dq, dk, dv};
+    if (by_heads(b)) { // gradients of this rank's heads, sent back below
+        dq = like(b, q_, "attn_dq");
+        dk = packed != no_tensor ? dq : like(b, k_, "attn_dk");
+        dv = packed != no_tensor ? dq : like(b, v_, "attn_dv");
+    }
+    const int steps = by_heads(b) ? 1 : b.plan().cp;
     const std::int64_t kv_width = static_cast<std::int64_t>(attr_.kv_heads) * (attr_.qk_dim + attr_.v_dim);
     TensorId kv = no_tensor;
-    for (int step = 0; step < cp; ++step) {
+    for (int step = 0; step < steps; ++step) {
         TensorId next = no_tensor;
-        if (step + 1 < cp) { // keys, values and the gradients gathered so far travel together
+        if (step + 1 < steps) { // keys, values and the gradients gathered so far travel together
             next = b.activation(fmt::format("dkv_ring{}", step + 1), b.at(q_).rows, 2 * kv_width);
             Op& op = b.communicate(OpKind::ring_exchange, groups::context, Stream::tensor, {kv == no_tensor ? k_ : kv},
                                    {next});
@@ -291,6 +339,11 @@ void AttentionLayer::attend_backward(Builder& b, TensorId doutput, TensorId dq, 
         op.flops = core_flops(attr_, true);
         kv = next;
     }
+    if (!by_heads(b)) return;
+    exchange(b, dq, outside[0], false);
+    if (packed != no_tensor) return;
+    exchange(b, dk, outside[1], false);
+    exchange(b, dv, outside[2], false);
 }
 
 } // namespace moe

@@ -2,7 +2,7 @@
 // backward ops. Residual streams are [T, hidden]; gradients of weights are accumulated by the ops themselves.
 #pragma once
 
-#include "planner/builder.hpp"
+#include "planner/linear.hpp"
 
 #include <optional>
 #include <string>

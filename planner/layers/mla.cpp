@@ -73,13 +73,14 @@ TensorId AttentionLayer::mla_core(Builder& b, TensorId normed) {
 
 TensorId AttentionLayer::mla_core_backward(Builder& b, TensorId doutput) {
     const std::int64_t tokens = b.gathered_tokens();
-    const TensorId dq_rope = b.activation("dq_rope", tokens, b.at(q_).cols);
-    const TensorId dk = b.activation("dk", tokens, b.at(k_).cols);
-    const TensorId dv = b.activation("dv", tokens, b.at(v_).cols);
+    const auto width = [&](TensorId x) { return b.at(x).elements() / tokens; }; // of this rank's tokens and heads
+    const TensorId dq_rope = b.activation("dq_rope", tokens, width(q_));
+    const TensorId dk = b.activation("dk", tokens, width(k_));
+    const TensorId dv = b.activation("dv", tokens, width(v_));
     attend_backward(b, doutput, dq_rope, dk, dv);
 
     b.module = Module::mla_up_proj;
-    const TensorId dq = b.activation("dq", tokens, b.at(q_).cols);
+    const TensorId dq = b.activation("dq", tokens, width(q_));
     const TensorId dkv = b.activation("dkv", tokens, kv_up_.weight.n);
     const TensorId dkv_down_full = b.activation("dkv_down_full", tokens, a_.kv_lora + a_.rope_dim);
     b.emit(OpKind::mla_rope_grad, {dq_rope, dk, dv, b.program().io.positions}, {dq, dkv, dkv_down_full}, mla_rope_);

@@ -73,7 +73,7 @@ TensorId MlpLayer::forward(Builder& b, TensorId x) {
     b.module = module;
     out_.weight = b.weight(key_ + ".out", model_.hidden, local);
     out_.name = name + "fc2";
-    TensorId y = b.scatter_tokens(linear_forward(b, out_, act, b.activation_dtype()), name + "fc2_local");
+    TensorId y = linear_forward_scattered(b, out_, act, b.activation_dtype(), name + "fc2_local");
     if (bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
         const TensorId biased = b.activation(name + "fc2_bias", b.at(y).rows, model_.hidden);
@@ -114,8 +114,7 @@ TensorId MlpLayer::backward(Builder& b, TensorId dy) {
         dgate_input = linear_backward(b, gate_, dlogit);
     }
     if (bias) bias_grad(d, out_bias_);
-    d = b.gather_tokens(d, name + "dfc2");
-    const TensorId dact = linear_backward(b, out_, d);
+    const TensorId dact = linear_backward_gathered(b, out_, d, name + "dfc2");
     if (!shared_) b.module = Module::moe_act_dense;
     const TensorId dpre = b.activation(name + "dfc1", b.at(pre_).rows, b.at(pre_).cols);
     b.emit(OpKind::activation_grad, {dact, pre_, no_tensor, no_tensor}, {dpre, no_tensor}, act_);

@@ -37,15 +37,21 @@ std::string read_before_write(const Program& program) {
     return "";
 }
 
-std::string wrong_gemm(const Program& program) {
+std::string wrong_gemm(const Program& program, bool overlap) {
     for (const Template& tmpl : program.templates)
         for (const Op& op : tmpl.ops) {
             const auto elements = [&](TensorId id) { return tensor(program, id).elements(); };
             if (op.kind == OpKind::gemm) {
                 const auto& g = std::get<GemmAttr>(op.attr);
-                // Quantized weights keep a row-wise and a column-wise copy in one bucket; views name one of them.
-                if (elements(op.in[0]) != g.m * g.k || elements(op.in[1]) != g.n * g.k ||
-                    elements(op.out[0]) != g.m * g.n)
+                // Quantized weights keep a row-wise and a column-wise copy in one bucket; views name one of them. Under
+                // tp_overlap a product computes some rows, and the first operand of wgrad comes in pieces.
+                std::int64_t a = elements(op.in[0]);
+                for (std::size_t i = 2; i < op.in.size(); ++i) a += elements(op.in[i]);
+                if (a % (g.m * g.k) != 0 || elements(op.in[1]) != g.n * g.k || elements(op.out[0]) % (g.m * g.n) != 0)
+                    return tensor(program, op.out[0]).name;
+                if (a < g.a_offset + g.m * g.k || elements(op.out[0]) < g.c_offset + g.m * g.n)
+                    return tensor(program, op.out[0]).name;
+                if (!overlap && (a != g.m * g.k || elements(op.out[0]) != g.m * g.n))
                     return tensor(program, op.out[0]).name;
             }
             if (op.kind == OpKind::grouped_gemm) {
@@ -69,7 +75,7 @@ TEST_CASE("Programs of sample plans are well formed") {
         for (int rank = 0; rank < plan.pp; ++rank) {
             const Program program = lower(plan, rank);
             CHECK(read_before_write(program) == "");
-            CHECK(wrong_gemm(program) == "");
+            CHECK(wrong_gemm(program, plan.tp_overlap) == "");
             CHECK(program.slots.size() == static_cast<std::size_t>(2 * plan.micro_batches() * plan.vpp + 2));
             for (const Template& tmpl : program.templates)
                 for (const Op& op : tmpl.ops) {

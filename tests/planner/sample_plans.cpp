@@ -63,5 +63,14 @@ std::vector<moe::Plan> sample_plans() {
                          {{"ep", "4"}, {"precision", "nvfp4"}, {"recompute", "moe"}, {"fsdp", "on"}}));
     plans.push_back(make("DeepSeek-V3", "gb200-nvl72", 128, 256,
                          {{"ep", "64"}, {"tp", "2"}, {"recompute", "full"}, {"fsdp", "on"}, {"gradients", "bf16"}}));
+    plans.push_back(make("Llama3-8B", "b200", 16, 32,
+                         {{"tp", "4"},
+                          {"cp", "2"},
+                          {"precision", "mxfp8"},
+                          {"tp_overlap", "on"},
+                          {"cp_comm", "alltoall"},
+                          {"recompute", "full"}}));
+    plans.push_back(make("DeepSeek-V3", "h100", 256, 512,
+                         {{"tp", "2"}, {"cp", "4"}, {"ep", "64"}, {"tp_overlap", "on"}, {"cp_comm", "alltoall"}}));
     return plans;
 }

@@ -56,8 +56,7 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
     CHECK(check([](moe::Plan& p) { p.gradients = moe::Precision::bf16; }) == "stack: gradients");
     CHECK(check([](moe::Plan& p) { p.tp = 2, p.tp_overlap = true; }) == "stack: tp_overlap");
     CHECK(check([](moe::Plan& p) { p.capacity = 1.5, p.paged_stash = true; }) == "stack: paged_stash");
-    CHECK(check([](moe::Plan& p) { p.memory_efficient_permutation = false; }) ==
-          "stack: memory_efficient_permutation");
+    CHECK(check([](moe::Plan& p) { p.memory_efficient_permutation = false; }) == "stack: memory_efficient_permutation");
     CHECK(check([](moe::Plan& p) { p.pp = 2, p.delay_wgrad = true; }) == "stack: delay_wgrad");
     CHECK(check([](moe::Plan& p) { p.pp = 2, p.schedule = moe::ScheduleKind::zero_bubble; }) == "stack: schedule");
     CHECK(check([](moe::Plan& p) { p.cp = 2, p.cp_comm = moe::ContextComm::alltoall; }) == "stack: cp_comm");

@@ -90,6 +90,8 @@ bool draw(Random& random, RandomPlan& out) {
         p.expert_precision = random.of(out.stack.precisions);
         p.fp8_scaling = random.next() % 2 == 0 ? moe::Fp8Scaling::current : moe::Fp8Scaling::delayed;
     }
+    p.tp_overlap = !out.stack.executable && p.tp > 1 && random.next() % 3 == 0;
+    if (!out.stack.executable && p.cp > 1 && random.next() % 3 == 0) p.cp_comm = moe::ContextComm::alltoall;
     if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan_to_json(p);

@@ -1,0 +1,164 @@
+// Linear layers: quantization, products, and the two ways in which tensor parallelism joins them.
+//
+// With tp_overlap a column-parallel product takes the sequence as a ring brings it, its own tokens first, and a
+// row-parallel one hands its output to the reduction in pieces (Transformer Engine's user buffers; arXiv 2603.07685
+// Table 14). In the backward of a column-parallel weight the gather runs beside dgrad and the reduction beside wgrad
+// with or without it.
+#include "planner/linear.hpp"
+
+#include <vector>
+
+namespace moe {
+
+namespace {
+
+constexpr std::int64_t reduction_pieces = 4; // Megatron-Bridge's num_splits of a product before a reduce-scatter
+
+// What a product reads and saves of its input.
+TensorId operand_of(Builder& b, Linear& linear, TensorId x) {
+    linear.saved = x;
+    if (!b.quantized() || !linear.quantize) return x;
+    const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input);
+    if (!linear.shared_input) linear.saved = q.column;
+    return q.row;
+}
+
+double bytes_of_rows(const Builder& b, TensorId id, std::int64_t rows) {
+    return b.at(id).expected_bytes() * static_cast<double>(rows) / static_cast<double>(b.at(id).rows);
+}
+
+// Rows [first, first + rows) of y from x, whose first row is `from`.
+void forward_rows(Builder& b, const Linear& linear, TensorId x, std::int64_t from, TensorId y, std::int64_t first,
+                  std::int64_t rows) {
+    GemmAttr attr;
+    attr.m = rows;
+    attr.n = linear.weight.n;
+    attr.k = linear.weight.k;
+    attr.transpose_b = true;
+    attr.a_offset = from * attr.k;
+    attr.c_offset = first * attr.n;
+    b.gemm(x, linear.weight.value, y, attr).bytes =
+        bytes_of_rows(b, x, rows) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, y, rows);
+}
+
+void dgrad_rows(Builder& b, const Linear& linear, TensorId dy, TensorId dx, std::int64_t first, std::int64_t rows) {
+    GemmAttr attr;
+    attr.m = rows;
+    attr.n = linear.weight.k;
+    attr.k = linear.weight.n;
+    attr.c_offset = first * attr.n;
+    b.gemm(dy, linear.weight.value, dx, attr).bytes =
+        bytes_of_rows(b, dy, rows) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, dx, rows);
+}
+
+// dW += dy^T x; `dy` in pieces of rows behind each other.
+void wgrad(Builder& b, const Linear& linear, const std::vector<TensorId>& dy, TensorId x) {
+    b.phase = Phase::wgrad;
+    GemmAttr attr;
+    attr.m = linear.weight.n;
+    attr.n = linear.weight.k;
+    attr.k = linear.rows;
+    attr.transpose_a = true;
+    attr.accumulate = b.at(linear.weight.gradient).storage == Storage::gradient; // FSDP's are new in every backward
+    Op& op = b.gemm(dy.front(), x, linear.weight.gradient, attr);
+    for (std::size_t i = 1; i < dy.size(); ++i) {
+        op.in.push_back(dy[i]);
+        op.bytes += b.at(dy[i]).expected_bytes();
+    }
+    b.phase = Phase::dgrad;
+}
+
+// The saved input as wgrad reads it, before any gather.
+TensorId saved_of(Builder& b, const Linear& linear) {
+    if (!b.quantized() || !linear.quantize || !linear.shared_input) return linear.saved;
+    return quantize(b, linear.saved, linear.name + ".in_again", false, true).column;
+}
+
+} // namespace
+
+Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column) {
+    const Tensor shape = b.at(x);
+    const auto make = [&](bool wanted, const char* suffix) {
+        return wanted ? b.tensor(name + suffix, b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)
+                      : no_tensor;
+    };
+    const Quantized q{make(row, ".row"), make(column, ".column")};
+    Op& op = b.emit(OpKind::quantize, {x}, {q.row, q.column});
+    // The scale of a whole tensor is its largest value: current scaling reads everything once before it converts.
+    if (b.quantized_dtype() == Dtype::fp8_tensor && b.plan().fp8_scaling == Fp8Scaling::current)
+        op.bytes += shape.expected_bytes();
+    return q;
+}
+
+TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype) {
+    TensorId operand = operand_of(b, linear, x);
+    const bool ring = linear.gather && b.pipelined();
+    if (linear.gather && !ring) operand = b.gather_tokens(operand, linear.name + ".in_full");
+    const std::int64_t piece = b.at(operand).rows;
+    linear.rows = ring ? piece * b.plan().tp : piece;
+    const TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.weight.n);
+    for (std::int64_t row = 0; row < linear.rows; row += piece) {
+        const bool last = row + piece >= linear.rows;
+        const TensorId next = last ? no_tensor : b.ring_step(operand, linear.name + ".in_ring");
+        forward_rows(b, linear, operand, 0, y, row, piece);
+        operand = next;
+    }
+    return y;
+}
+
+TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy) {
+    TensorId dy_row = dy, dy_column = dy;
+    b.phase = Phase::dgrad;
+    if (b.quantized() && linear.quantize) {
+        const Quantized q = quantize(b, dy, linear.name + ".grad", true, true);
+        dy_row = q.row;
+        dy_column = q.column;
+    }
+    // The gather for wgrad is issued before dgrad so that it runs beside it.
+    TensorId x = saved_of(b, linear);
+    if (linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
+    TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
+    dgrad_rows(b, linear, dy_row, dx, 0, linear.rows);
+    // The reduce-scatter of dx runs beside wgrad.
+    if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
+    wgrad(b, linear, {dy_column}, x);
+    return dx;
+}
+
+TensorId linear_forward_scattered(Builder& b, Linear& linear, TensorId x, Dtype out_dtype, const std::string& name) {
+    if (!b.pipelined()) return b.scatter_tokens(linear_forward(b, linear, x, out_dtype), name);
+    const TensorId operand = operand_of(b, linear, x);
+    linear.rows = b.at(operand).rows;
+    std::int64_t pieces = reduction_pieces;
+    while (linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // the sequence is divisible by tp
+    const std::int64_t piece = linear.rows / pieces;
+    const TensorId y_local = b.tensor(name, out_dtype, linear.rows / b.plan().tp, linear.weight.n);
+    for (std::int64_t row = 0; row < linear.rows; row += piece) {
+        const TensorId y = b.tensor(linear.name, out_dtype, piece, linear.weight.n);
+        forward_rows(b, linear, operand, row, y, 0, piece);
+        b.communicate(OpKind::reduce_scatter, groups::tensor, Stream::tensor, {y}, {y_local});
+    }
+    return y_local;
+}
+
+TensorId linear_backward_gathered(Builder& b, const Linear& linear, TensorId dy, const std::string& name) {
+    if (!b.pipelined()) return linear_backward(b, linear, b.gather_tokens(dy, name));
+    b.phase = Phase::dgrad;
+    const bool low = b.quantized() && linear.quantize;
+    const std::int64_t piece = b.at(dy).rows;
+    const TensorId x = saved_of(b, linear);
+    const TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
+    std::vector<TensorId> columns;
+    for (std::int64_t row = 0; row < linear.rows; row += piece) {
+        const bool last = row + piece >= linear.rows;
+        const TensorId next = last ? no_tensor : b.ring_step(dy, name);
+        const Quantized q = low ? quantize(b, dy, linear.name + ".grad", true, true) : Quantized{dy, dy};
+        dgrad_rows(b, linear, q.row, dx, row, piece);
+        columns.push_back(q.column);
+        dy = next;
+    }
+    wgrad(b, linear, columns, x);
+    return dx;
+}
+
+} // namespace moe
