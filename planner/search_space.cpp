@@ -105,6 +105,7 @@ SearchSpace::SearchSpace(const SearchRequest& request, const Stack& stack) : bas
 void SearchSpace::pin(const SearchRequest& request, const Stack& stack) {
     base_.dispatcher = stack.usual_dispatcher;
     base_.cuda_graph = stack.usual_cuda_graph;
+    base_.gradients = stack.usual_gradients;
     base_.ep_overlap = stack.usual_ep_overlap;
     for (const auto& [field, value] : request.fixed) {
         set_field(base_, field, value);

@@ -153,6 +153,8 @@ Stack read_stack(const Json& json, const std::string& place) {
     s.ep_overlap = in.flag("ep_overlap", false);
     s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
     s.bf16_moments = in.flag("bf16_moments", false);
+    s.paged_stash = in.flag("paged_stash", false);
+    if (in.find("usual_gradients") != nullptr) s.usual_gradients = precision_from_string(in.text("usual_gradients"));
     s.precisions = in.list("precisions", precision_from_string);
     s.dispatchers = in.list("dispatchers", dispatcher_from_string);
     s.host_synced = in.list("host_synced", dispatcher_from_string);
@@ -301,6 +303,8 @@ PlanFault check_features(const Plan& p, const Stack& s) {
         return {"stack: recompute", fmt::format("recompute {}: stack {} recomputes only {}",
                                                 recompute::to_string(p.recompute & ~s.recompute_modules), s.name,
                                                 recompute::to_string(s.recompute_modules))};
+    if (p.paged_stash && !s.paged_stash)
+        return {"stack: paged_stash", fmt::format("paged_stash on: stack {} has none: set it off", s.name)};
     if (p.optimizer.bf16_moments && !s.bf16_moments)
         return {"stack: optimizer", fmt::format("optimizer bf16 moments: stack {} keeps FP32 moments only", s.name)};
     if (p.ep_overlap && !s.ep_overlap)

@@ -51,6 +51,8 @@ struct Stack {
     unsigned recompute_modules = 0;       // all modules that a plan may name (a superset of the sets above)
     std::vector<Dispatcher> host_synced;  // dispatchers that read routed counts on the host
     bool bf16_moments = false;
+    bool paged_stash = false;                    // see Plan
+    Precision usual_gradients = Precision::fp32; // in which its recipes sum and reduce gradients
     // usual choices of the generation, taken by search unless fixed
     Dispatcher usual_dispatcher = Dispatcher::alltoall;
     CudaGraph usual_cuda_graph = CudaGraph::none;

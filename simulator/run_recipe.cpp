@@ -55,7 +55,12 @@ bool bf16_moments(const std::string& optimizer) {
     return holds(words, "exp_avg=bf") || holds(words, "precision_aware(bf16");
 }
 
-bool bf16_gradients(const std::string& optimizer) { return holds(lower(optimizer), "main_grads=bf"); }
+// "main_grads=bfloat16", "main_grads=fp32"; otherwise the usual choice of the generation.
+Precision gradients_of(const std::string& optimizer, const Stack& stack) {
+    const std::string words = lower(optimizer);
+    if (holds(words, "main_grads=bf")) return Precision::bf16;
+    return holds(words, "main_grads=f") ? Precision::fp32 : stack.usual_gradients;
+}
 
 // "FP8" alone is Transformer Engine's default recipe of its time, which scales by history.
 Fp8Scaling scaling_of(const std::string& precision) {
@@ -68,7 +73,6 @@ void module_precisions(const Run& run, Plan& plan) {
     plan.fp8_scaling = scaling_of(run.precision);
     if (holds(run.other_settings, "fp8_attention")) plan.attention_precision = Precision::fp8_tensor;
     if (holds(run.other_settings, "fp8_lm_head") && !plan.model->tied_embeddings) plan.head_precision = plan.precision;
-    if (bf16_gradients(run.optimizer)) plan.gradients = Precision::bf16;
 }
 
 // "expert_rank_capacity=1.5", "moe_expert_rank_capacity_factor=1.2": buffers of a sync-free dispatch. 0 = as many rows
@@ -121,11 +125,13 @@ void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<st
         // arXiv 2603.07685 Table 5: offload of activations costs 1.6 % where the host link is wide.
         warnings.push_back("offload of " + run.offload_modules + " is not priced: its copies count as hidden");
     plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
+    plan.gradients = gradients_of(run.optimizer, stack);
     plan.capacity = capacity_of(run);
     module_precisions(run, plan);
     // torchtitan's name of the same is asyncTP.
     plan.tp_overlap =
         plan.tp > 1 && (holds(run.other_settings, "tp_comm_overlap") || holds(run.other_settings, "asyncTP"));
+    plan.paged_stash = plan.capacity > 0.0 && stack.paged_stash && holds(run.other_settings, "paged_stash");
     plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
     if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
     if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;

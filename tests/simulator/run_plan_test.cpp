@@ -158,7 +158,14 @@ TEST_CASE("precisions of single modules, scaling and gradients follow the recipe
     REQUIRE(p.skipped == "");
     CHECK_FALSE(p.plan.attention_precision.has_value());
     CHECK_FALSE(p.plan.head_precision.has_value());
+    CHECK(p.plan.gradients == moe::Precision::bf16); // the release's usual choice
+    CHECK_FALSE(p.plan.paged_stash);                 // no capacity to page
+    run.other_settings = "paged_stash;expert_rank_capacity=1.5";
+    run.optimizer = "adam;main_grads=fp32";
+    p = planned(run);
     CHECK(p.plan.gradients == moe::Precision::fp32);
+    CHECK(p.plan.capacity == 1.5);
+    CHECK(p.plan.paged_stash);
     run.other_settings = "paged_stash;fp8_attention;fp8_lm_head";
     run.optimizer = "adam;precision_aware;exp_avg=bfloat16;exp_avg_sq=bfloat16;main_grads=bfloat16;main_params=float32";
     p = planned(run);
