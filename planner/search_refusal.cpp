@@ -2,6 +2,7 @@
 #include "planner/search_refusal.hpp"
 
 #include "planner/error.hpp"
+#include "planner/feasibility.hpp"
 #include "planner/plan_limits.hpp"
 
 #include <algorithm>
@@ -10,35 +11,6 @@ namespace moe {
 namespace {
 
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
-
-SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus) {
-    SearchRequest other = request;
-    other.base.gpus = static_cast<int>(gpus);
-    other.progress = nullptr;
-    return other;
-}
-
-// Whether a plan of this many GPUs fits, looking at no more than a few thousand of them: those with the most ways to
-// split weights, the smallest micro-batch and the most recompute.
-bool some_plan_fits(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
-    const SearchSpace space(request, stack);
-    int left = 2000;
-    for (auto family = space.families().rbegin(); family != space.families().rend(); ++family)
-        for (const Mapping& mapping : family->mappings) {
-            const int vpp = space.chunk_counts(mapping.pp).front();
-            Plan plan = space.candidate(*family, mapping, vpp, space.micro_batch_sizes(mapping.dp).front());
-            plan.layout = space.cuts(mapping.pp, vpp).front().layout;
-            plan.recompute = space.recompute_sets().back();
-            if (space.check(plan)) continue;
-            if (left-- == 0) return false;
-            try {
-                if (estimator.memory_bytes(plan) <= plan.hardware->memory_bytes) return true;
-            } catch (const Error& error) {
-                if (error.fault() != Fault::bad_input) throw;
-            }
-        }
-    return false;
-}
 
 std::string names(const std::set<std::string>& pinned) { return fmt::format("{}", fmt::join(pinned, ", ")); }
 
@@ -50,7 +22,7 @@ std::string memory_remedy(const SearchRequest& request, const Stack& stack, Esti
     for (std::int64_t times = 2; times <= most; times *= 2) {
         const std::int64_t gpus = request.base.gpus * times;
         if (gpus > limits::max_gpus) break;
-        if (!some_plan_fits(with_gpus(request, gpus), stack, estimator)) continue;
+        if (!fitting_plan(with_gpus(request, gpus), stack, estimator)) continue;
         ways.push_back(fmt::format("use {} GPUs", gpus));
         break;
     }
@@ -66,15 +38,7 @@ std::int64_t nearest_gpus(const SearchRequest& request, const Stack& stack) {
     for (std::int64_t distance = 1; distance <= farthest; ++distance)
         for (const std::int64_t gpus : {request.base.gpus - distance, request.base.gpus + distance}) {
             if (gpus < 1 || gpus > limits::max_gpus) continue;
-            const SearchSpace space(with_gpus(request, gpus), stack);
-            for (const Family& family : space.families())
-                for (const Mapping& mapping : family.mappings)
-                    for (const std::int64_t mbs : space.micro_batch_sizes(mapping.dp)) {
-                        const int vpp = space.chunk_counts(mapping.pp).front();
-                        Plan plan = space.candidate(family, mapping, vpp, mbs);
-                        plan.layout = space.cuts(mapping.pp, vpp).front().layout;
-                        if (!space.check(plan)) return gpus;
-                    }
+            if (has_plan(with_gpus(request, gpus), stack)) return gpus;
         }
     return 0;
 }

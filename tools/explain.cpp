@@ -1,11 +1,15 @@
 // The verb explain: the walls of a plan, what each single change would do, and what makes it differ from another plan.
 #include "planner/error.hpp"
+#include "planner/feasibility.hpp"
+#include "simulator/skew.hpp"
 #include "tools/console.hpp"
 #include "tools/explanation.hpp"
+#include "tools/request.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
 #include <algorithm>
+#include <optional>
 
 namespace moe::tools {
 
@@ -18,6 +22,15 @@ std::string along_text(const std::vector<FieldChange>& changes) {
     std::string text;
     for (const FieldChange& c : changes)
         text += fmt::format("{}{} {} -> {}", text.empty() ? "" : ", ", c.field, c.from, c.to);
+    return text;
+}
+
+// The choices that are not at their default.
+std::string choices_text(const Plan& plan) {
+    std::string text;
+    for (const std::string& field : field_names())
+        if (field_text(plan, field) != field_text(Plan{}, field))
+            text += fmt::format("{}{} {}", text.empty() ? "" : ", ", field, field_text(plan, field));
     return text;
 }
 
@@ -141,18 +154,78 @@ void print_versus(Console& console, const Explanation& e, const Versus& v) {
     print_differences(console, "GiB of the fullest rank", v.memory, gib_text);
 }
 
+void print_infeasible(Console& console, const Request& request, const Infeasibility& why, const std::string& line) {
+    const Plan& base = request.search.base;
+    console.say("{} on {} x {}, stack {}: no plan\n{}\n", base.model->name, base.gpus, base.hardware->name, base.stack,
+                line);
+    Table constraints({"<constraint", "candidates", "<for example"});
+    for (const Obstacle& o : why.obstacles)
+        constraints.add({o.constraint, count_text(static_cast<double>(o.candidates)), o.example});
+    if (!why.obstacles.empty()) console.line(constraints.text());
+    if (!why.closest.empty()) {
+        console.say("\nMappings that need least (GiB of {}, with {}):", gib_text(base.hardware->memory_bytes),
+                    "their deepest recomputation and smallest micro-batch");
+        Table table({"GiB", "TP", "CP", "DP", "PP", "EP", "ETP", "MBS", "<recompute"});
+        for (const TightMapping& m : why.closest)
+            table.add({gib_text(m.memory_bytes), fmt::format("{}", m.plan.tp), fmt::format("{}", m.plan.cp),
+                       fmt::format("{}", m.plan.dp), fmt::format("{}", m.plan.pp), fmt::format("{}", m.plan.ep),
+                       fmt::format("{}", m.plan.etp), fmt::format("{}", m.plan.mbs),
+                       recompute::to_string(m.plan.recompute)});
+        console.line(table.text(2));
+    }
+    if (why.remedies.empty()) return console.say("\nNo single change of the request that was tried gives a plan.");
+    Table table({"<change alone that gives a plan", "<", "GiB", "<plan that fits"});
+    for (const Remedy& r : why.remedies)
+        table.add(
+            {r.what, fmt::format("{} -> {}", r.from, r.to), gib_text(r.memory_bytes),
+             fmt::format("tp {} cp {} dp {} pp {} ep {} etp {} mbs {} recompute {}", r.plan.tp, r.plan.cp, r.plan.dp,
+                         r.plan.pp, r.plan.ep, r.plan.etp, r.plan.mbs, recompute::to_string(r.plan.recompute))});
+    console.say("\n{}", table.text());
+}
+
+// The best plan of the request; nothing when the reasons why there is none have been printed.
+std::optional<Plan> plan_of(const Request& request, bool json) {
+    SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    const SearchSpace sound(request.search, request.stack); // refuses fields that cannot be pinned as asked
+    try {
+        return search(request.search, request.stack, estimator).plans.front().first;
+    } catch (const Error& error) {
+        if (error.fault() != Fault::bad_input) throw;
+        const Infeasibility why = explain_request(request.search, request.stack, estimator);
+        if (json) {
+            print(infeasibility_document(why, error.what()));
+        } else {
+            Console console(false);
+            print_infeasible(console, request, why, error.what());
+        }
+        return std::nullopt;
+    }
+}
+
+Plan load_sound(const std::string& path) {
+    Plan plan = load_plan(path);
+    const Stack stack = load_stack(plan.stack, *plan.hardware);
+    if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", path, fault.message);
+    return plan;
+}
+
+Explanation explained(const Plan& plan) {
+    const Stack stack = load_stack(plan.stack, *plan.hardware);
+    return explain_plan(plan, stack, simulate(plan, stack));
+}
+
 } // namespace
 
 void explain_verb(const ExplainOptions& options) {
-    const auto explain = [](const std::string& path) {
-        const Plan plan = load_plan(path);
-        const Stack stack = load_stack(plan.stack, *plan.hardware);
-        if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", path, fault.message);
-        return explain_plan(plan, stack, simulate(plan, stack));
-    };
-    const Explanation here = explain(options.plan);
+    const bool asked = !options.request.model.empty() || !options.request.hardware.empty();
+    if (options.plan.empty() == !asked)
+        refuse("explain: give either PLAN or a request (--model, --hardware, --gpus, --gbs, --seq)");
+    const std::optional<Plan> plan =
+        asked ? plan_of(request_of(options.request), options.json) : load_sound(options.plan);
+    if (!plan) return;
+    const Explanation here = explained(*plan);
     Versus versus;
-    if (!options.versus.empty()) versus = compare_plans(here, explain(options.versus));
+    if (!options.versus.empty()) versus = compare_plans(here, explained(load_sound(options.versus)));
     if (options.json) return print(explanation_document(here, options.versus.empty() ? nullptr : &versus));
 
     Console console(false);
@@ -161,6 +234,8 @@ void explain_verb(const ExplainOptions& options) {
                 here.plan.gpus, here.plan.hardware->name, here.plan.stack, figure(e.tflops_per_gpu),
                 seconds_text(e.step_seconds), gib_text(e.memory_bytes), gib_text(here.plan.hardware->memory_bytes),
                 e.fits ? "" : " (does not fit)");
+    console.line(interval_text(here.interval));
+    if (asked) console.say("The best plan of the request: {}", choices_text(here.plan));
     print_remedy(console, here);
     print_memory(console, here);
     print_communication(console, here);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/explain.hpp"
+#include "planner/feasibility.hpp"
 #include "simulator/interval.hpp"
 #include "simulator/walls.hpp"
 #include "tools/comparison.hpp"
@@ -47,6 +48,8 @@ struct Versus {
 };
 Versus compare_plans(const Explanation& here, const Explanation& there);
 
+// line: the one with which search refuses.
+std::string infeasibility_document(const Infeasibility& why, const std::string& line);
 std::string explanation_document(const Explanation& e, const Versus* versus);
 
 } // namespace moe::tools

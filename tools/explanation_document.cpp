@@ -76,8 +76,31 @@ Json differences_json(const std::vector<Difference>& list, const char* name, con
 
 } // namespace
 
+std::string infeasibility_document(const Infeasibility& why, const std::string& line) {
+    Json document = {{"feasible", false}, {"reason", line}};
+    document["constraints"] = Json::array();
+    for (const Obstacle& o : why.obstacles)
+        document["constraints"].push_back(
+            {{"constraint", o.constraint}, {"candidates", o.candidates}, {"example", o.example}});
+    document["closest"] = Json::array();
+    for (const TightMapping& m : why.closest)
+        document["closest"].push_back({{"memory_gib", gib(m.memory_bytes)},
+                                       {"limit_gib", gib(m.plan.hardware->memory_bytes)},
+                                       {"plan", Json::parse(plan_to_json(m.plan))}});
+    document["remedies"] = Json::array();
+    for (const Remedy& r : why.remedies)
+        document["remedies"].push_back({{"change", r.what},
+                                        {"from", r.from},
+                                        {"to", r.to},
+                                        {"memory_gib", gib(r.memory_bytes)},
+                                        {"plan", Json::parse(plan_to_json(r.plan))}});
+    return document.dump(2) + "\n";
+}
+
 std::string explanation_document(const Explanation& e, const Versus* versus) {
-    Json document = figures(e.simulation.estimate);
+    Json document = {{"feasible", true}};
+    document.update(figures(e.simulation.estimate));
+    document["plan"] = Json::parse(plan_to_json(e.plan));
     document["walls"] = walls_json(e);
     document["base"] = figures(e.base);
     document["deltas"] = Json::array();

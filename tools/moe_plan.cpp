@@ -31,21 +31,27 @@ void add_json(CLI::App* verb, bool& json) {
     verb->add_flag("--json", json, "one JSON document on stdout, everything else on stderr");
 }
 
-void add_search(CLI::App& app, SearchOptions& o) {
-    CLI::App* verb = add_verb(app, "search", "explore the whole plan space and rank it",
-                              "moe-plan search --model DeepSeek-V3 --hardware gb200-nvl72 --gpus 256 --gbs 4096 "
-                              "--seq 4096 --precision mxfp8 --out plan.json",
-                              [&o] { search_verb(o); });
-    verb->add_option("--model", o.model, "Hugging Face config.json, or the name of a model profile")->required();
-    verb->add_option("--hardware", o.hardware, "hardware profile, or the name of one")->required();
-    verb->add_option("--gpus", o.gpus, "GPUs of the job (CPU: ranks)")->required();
-    verb->add_option("--gbs", o.gbs, "global batch, sequences per step")->required();
-    verb->add_option("--seq", o.seq, "tokens per sequence")->required();
+// What a request consists of; `required`: there is no plan that could stand for it.
+void add_request(CLI::App* verb, SearchOptions& o, bool required) {
+    verb->add_option("--model", o.model, "Hugging Face config.json, or the name of a model profile")
+        ->required(required);
+    verb->add_option("--hardware", o.hardware, "hardware profile, or the name of one")->required(required);
+    verb->add_option("--gpus", o.gpus, "GPUs of the job (CPU: ranks)")->required(required);
+    verb->add_option("--gbs", o.gbs, "global batch, sequences per step")->required(required);
+    verb->add_option("--seq", o.seq, "tokens per sequence")->required(required);
     verb->add_option("--precision", o.precisions, "fp32 bf16 fp8-tensor fp8-blockwise mxfp8 nvfp4; several as A,B");
     verb->add_option("--stack", o.stack, "software generation (default: the hardware's newest)");
     verb->add_option("--fix", o.fix, "pin a plan field, FIELD=VALUE; may be repeated")
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void add_search(CLI::App& app, SearchOptions& o) {
+    CLI::App* verb = add_verb(app, "search", "explore the whole plan space and rank it",
+                              "moe-plan search --model DeepSeek-V3 --hardware gb200-nvl72 --gpus 256 --gbs 4096 "
+                              "--seq 4096 --precision mxfp8 --out plan.json",
+                              [&o] { search_verb(o); });
+    add_request(verb, o, true);
     verb->add_option("--top", o.top, "how many plans to show")->capture_default_str();
     verb->add_option("--optimize-for", o.optimize_for,
                      "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
@@ -67,7 +73,9 @@ void add_replay(CLI::App& app, ReplayOptions& o) {
 void add_explain(CLI::App& app, ExplainOptions& o) {
     CLI::App* verb = add_verb(app, "explain", "why this plan: its walls, what each single change would do",
                               "moe-plan explain plan.json --versus other.json", [&o] { explain_verb(o); });
-    verb->add_option("PLAN", o.plan, "plan.json")->required();
+    verb->add_option("PLAN", o.plan,
+                     "plan.json; without one, a request as for search: its best plan, or why it has none");
+    add_request(verb, o.request, false);
     verb->add_option("--versus", o.versus, "another plan.json: what differs, by op kind and by class of memory");
     add_json(verb, o.json);
 }

@@ -30,8 +30,9 @@ struct ReplayOptions {
 void replay_verb(const ReplayOptions& options);
 
 struct ExplainOptions {
-    std::string plan;
-    std::string versus; // another plan, empty = none
+    std::string plan;      // empty: the best plan of `request`, or why it has none
+    SearchOptions request; // only without a plan
+    std::string versus;    // another plan, empty = none
     bool json = false;
 };
 void explain_verb(const ExplainOptions& options);

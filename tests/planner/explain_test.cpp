@@ -1,5 +1,6 @@
 // What-ifs and the memory-time front: single changes only, every axis, nothing dominated, against brute force.
 #include "planner/explain.hpp"
+#include "planner/feasibility.hpp"
 
 #include "tests/planner/fault_of.hpp"
 
@@ -238,4 +239,75 @@ TEST_CASE("fields: text reads back as it was set, differences are named in order
     for (const FieldChange& c : differences(plan, other)) text += c.field + " " + c.from + "->" + c.to + ";";
     CHECK(text == "seq 1024->2048;ep 4->2;edp 2->4;attention_precision default->bf16;");
     CHECK(fault_of([&] { field_text(plan, "tpp"); }).find("did you mean tp?") != std::string::npos);
+}
+
+namespace {
+
+SearchRequest tight_request(int gpus, double memory) {
+    SearchRequest request;
+    request.base = base_plan();
+    Hardware hardware = *request.base.hardware;
+    hardware.memory_bytes = memory;
+    request.base.hardware = std::make_shared<const Hardware>(hardware);
+    request.base.gpus = gpus;
+    request.threads = 1;
+    return request;
+}
+
+const Remedy* remedy(const Infeasibility& why, const std::string& what) {
+    const auto it =
+        std::find_if(why.remedies.begin(), why.remedies.end(), [&](const Remedy& r) { return r.what == what; });
+    return it == why.remedies.end() ? nullptr : &*it;
+}
+
+} // namespace
+
+TEST_CASE("an infeasible request: memory kills every mapping, more GPUs help") {
+    Formula formula;
+    const Stack stack = test_stack();
+    const SearchRequest request = tight_request(4, 80.0);
+    REQUIRE(fault_of([&] { search(request, stack, formula); }).find("'memory'") != std::string::npos);
+    CHECK(has_plan(request, stack));
+    CHECK(!fitting_plan(request, stack, formula));
+    const Infeasibility why = explain_request(request, stack, formula);
+    REQUIRE(!why.obstacles.empty());
+    CHECK(why.obstacles.front().constraint == "memory");
+    REQUIRE(!why.closest.empty());
+    for (std::size_t i = 0; i < why.closest.size(); ++i) {
+        CHECK(why.closest[i].memory_bytes > 80.0);
+        CHECK(why.closest[i].memory_bytes == formula.memory_bytes(why.closest[i].plan));
+        if (i > 0) CHECK(why.closest[i].memory_bytes >= why.closest[i - 1].memory_bytes);
+    }
+    const Remedy* gpus = remedy(why, "gpus");
+    REQUIRE(gpus != nullptr);
+    CHECK(gpus->from == "4");
+    CHECK(std::stoi(gpus->to) > 4);
+    CHECK(gpus->memory_bytes <= 80.0);
+    CHECK(!check_plan(gpus->plan));
+    CHECK(gpus->plan.gpus == std::stoi(gpus->to));
+    CHECK(!fitting_plan(with_gpus(request, std::stoi(gpus->to) / 2), stack, formula)); // the smallest power that does
+}
+
+TEST_CASE("an infeasible request: a fixed field is named, and opening it is the remedy") {
+    Formula formula;
+    const Stack stack = test_stack();
+    SearchRequest request = tight_request(16, 1e9);
+    request.fixed = {{"tp", "8"}, {"mbs", "1"}}; // 4 key/value heads
+    REQUIRE(!fault_of([&] { search(request, stack, formula); }).empty());
+    const Infeasibility why = explain_request(request, stack, formula);
+    REQUIRE(!why.obstacles.empty());
+    CHECK(why.obstacles.front().constraint == "kv_heads % tp");
+    CHECK(why.closest.empty());
+    const Remedy* open = remedy(why, "fix tp");
+    REQUIRE(open != nullptr);
+    CHECK(open->from == "8");
+    CHECK(open->plan.tp != 8);
+    CHECK(remedy(why, "fix mbs") == nullptr); // does not help
+    // A batch that no plan divides: the nearest one that does.
+    request.fixed = {{"tp", "1"}, {"cp", "1"}, {"pp", "1"}};
+    request.base.gbs = 30;
+    const Infeasibility batch = explain_request(request, stack, formula);
+    const Remedy* gbs = remedy(batch, "gbs");
+    REQUIRE(gbs != nullptr);
+    CHECK(gbs->to == "32");
 }

@@ -156,3 +156,26 @@ TEST_CASE("replay --report: one page without network or script that says what re
     CHECK(rows == explained["deltas"].size());
     CHECK(page.find("nan") == std::string::npos);
 }
+
+TEST_CASE("explain of a request: its best plan, or which constraint kills what and which change helps") {
+    const Folder folder;
+    const std::string words =
+        " --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix pp=1 --fix tp=1 "
+        "--fix ep=16 --fix mbs=1";
+    const Json found = document(folder.run("moe-plan search" + words + " --json"));
+    const Json best = document(folder.run("moe-plan explain" + words + " --json"));
+    CHECK(best["feasible"] == true);
+    CHECK(best["plan"] == found["plans"][0]["plan"]);
+    const std::string none = " --model DeepSeek-V3 --hardware h100 --gpus 8 --gbs 64 --seq 4096";
+    check_line(folder.run("moe-plan search" + none), 2, "'memory'");
+    const Json why = document(folder.run("moe-plan explain" + none + " --json"));
+    CHECK(why["feasible"] == false);
+    CHECK(why["reason"].get<std::string>().find("no plan for 8 GPUs") == 0);
+    CHECK(why["constraints"][0]["constraint"] == "memory");
+    CHECK(why["closest"][0]["memory_gib"] > why["closest"][0]["limit_gib"]);
+    REQUIRE(!why["remedies"].empty());
+    CHECK(why["remedies"][0]["change"] == "gpus");
+    CHECK(folder.run("moe-plan explain" + none).out.find("change alone that gives a plan") != std::string::npos);
+    check_line(folder.run("moe-plan explain"), 2, "give either PLAN or a request");
+    check_line(folder.run("moe-plan explain" + words + " --fix tpp=1"), 2, "did you mean tp?");
+}

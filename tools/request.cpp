@@ -1,0 +1,64 @@
+// Checks options and builds the request of search and explain.
+#include "tools/request.hpp"
+
+#include "planner/error.hpp"
+
+#include <algorithm>
+
+namespace moe::tools {
+
+namespace {
+
+void check_range(const char* option, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most) refuse("{} {}: must be between 1 and {}", option, value, most);
+}
+
+std::vector<Precision> precisions_of(const std::string& list) {
+    std::vector<Precision> result;
+    for (std::size_t at = 0; at < list.size();) {
+        const std::size_t end = std::min(list.find(',', at), list.size());
+        const Precision precision = precision_from_string(list.substr(at, end - at));
+        if (std::find(result.begin(), result.end(), precision) == result.end()) result.push_back(precision);
+        at = end + 1;
+    }
+    return result;
+}
+
+std::pair<std::string, std::string> fixed_field(const std::string& text) {
+    const std::size_t at = text.find('=');
+    if (at == std::string::npos || at == 0 || at + 1 == text.size())
+        refuse("--fix {}: must be FIELD=VALUE, for example --fix tp=2", text);
+    return {text.substr(0, at), text.substr(at + 1)};
+}
+
+SkewPoint point_of(const std::string& name) {
+    if (name == "mean") return SkewPoint::mean;
+    if (name == "p50") return SkewPoint::p50;
+    if (name == "p99") return SkewPoint::p99;
+    refuse("--optimize-for {}: must be mean, p50 or p99", name);
+}
+
+} // namespace
+
+Request request_of(const SearchOptions& options) {
+    check_range("--gpus", options.gpus, 10'000'000);
+    check_range("--gbs", options.gbs, std::int64_t{1} << 40);
+    check_range("--seq", options.seq, std::int64_t{1} << 40);
+    check_range("--top", options.top, 1000);
+    Request request;
+    Plan& base = request.search.base;
+    base.model = std::make_shared<const Model>(load_model(options.model));
+    base.hardware = std::make_shared<const Hardware>(load_hardware(options.hardware));
+    request.stack = load_stack(options.stack, *base.hardware);
+    base.stack = request.stack.name;
+    base.gpus = static_cast<int>(options.gpus);
+    base.gbs = options.gbs;
+    base.seq = options.seq;
+    request.search.precisions = precisions_of(options.precisions);
+    for (const std::string& fix : options.fix) request.search.fixed.push_back(fixed_field(fix));
+    request.search.top = static_cast<int>(options.top);
+    request.point = point_of(options.optimize_for);
+    return request;
+}
+
+} // namespace moe::tools
