@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,41 @@ struct Estimate {
     Breakdown breakdown;
 };
 
+// The closed form of an estimate: neither number lies above the estimate's by more than the margins below.
+struct Quote {
+    double step_seconds = 0.0;
+    double memory_bytes = 0.0; // as Estimator::memory_bytes()
+};
+
+// Shares of themselves by which quotes may lie above estimates; tests hold the simulator's to them.
+inline constexpr double quote_time_margin = 0.005, quote_memory_margin = 0.002;
+
+// Quotes plans from two parts that are worked out once each: what one micro-batch costs in each kind of layer, and how
+// layers and batch are cut. Handles hold until forget(). For one thread and one model. Both parts throw Error
+// (bad_input) for what cannot be priced.
+class Quoter {
+public:
+    virtual ~Quoter() = default;
+    // Of every field but pp, vpp, dp, edp, layout, schedule and optimizer; of those only as far as they place the
+    // groups of the layers' communication, see placement().
+    virtual int layers(const Plan& plan) = 0;
+    // Of pp, vpp, dp, edp, layout, schedule, optimizer, and what weights depend on: degrees and precisions.
+    virtual int stages(const Plan& plan) = 0;
+    virtual Quote quote(int layers, int stages) = 0;
+
+    // Step seconds below which no cut of these layers goes, all ranks being busy all the time.
+    virtual double floor(int layers) = 0;
+    // Numbers that make plans slower or larger: where none of them is greater than another's, with the same EP overlap,
+    // no cut of these layers is worse.
+    virtual std::vector<double> burdens(int layers) = 0;
+    // Bytes below which no cut with the plan's pp, dp and edp goes: weights, gradients and optimizer states spread
+    // evenly over the ranks.
+    virtual double least_bytes(const Plan& plan) = 0;
+    // Plans of equal number that differ in pp, dp and edp alone have the same layers().
+    virtual int placement(const Plan& plan) = 0;
+    virtual void forget() = 0;
+};
+
 // Prices a sound plan. The planner knows no durations: the simulator implements this. Search calls both functions from
 // several threads at once.
 class Estimator {
@@ -34,6 +70,8 @@ public:
     virtual ~Estimator() = default;
     virtual double memory_bytes(const Plan& plan) = 0; // closed form, cheap
     virtual Estimate estimate(const Plan& plan) = 0;   // throws Error (bad_input) for what it cannot price
+    // Quotes of this estimator's plans; it must outlive the quoter. By default they are its estimates.
+    virtual std::unique_ptr<Quoter> quoter();
 };
 
 struct SearchRequest {

@@ -4,12 +4,12 @@
 
 #include "planner/builder.hpp"
 #include "planner/error.hpp"
+#include "simulator/bucket_costs.hpp"
+#include "simulator/quote.hpp"
 #include "simulator/simulate.hpp"
-#include "simulator/state_memory.hpp"
-#include "simulator/step_model.hpp"
+#include "simulator/stage_memory.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 
 namespace moe {
@@ -20,6 +20,7 @@ struct FastEstimator::State {
     SegmentCache segments;
     Shapes shapes;
     Orders orders;
+    FlatLibrary library;
 };
 
 namespace {
@@ -64,43 +65,6 @@ void add_difference(Breakdown& sum, const Breakdown& more, const Breakdown& less
          {&Breakdown::compute, &Breakdown::tensor, &Breakdown::context, &Breakdown::expert, &Breakdown::pipeline,
           &Breakdown::bubble, &Breakdown::data, &Breakdown::optimizer, &Breakdown::recompute, &Breakdown::host})
         sum.*part += times * (more.*part - less.*part);
-}
-
-// An op that exists only to be priced, over a tensor of the given type.
-double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {}) {
-    Program program;
-    Tensor tensor;
-    tensor.dtype = dtype;
-    program.tensors.push_back(tensor);
-    Op op;
-    op.kind = kind;
-    op.in = {0};
-    op.bytes = bytes;
-    op.group = group;
-    return model(op, program).device;
-}
-
-BucketTime time_of(const CostModel& model, const BucketSize& b) {
-    const auto n = static_cast<double>(b.elements), shard = n / b.group_size;
-    const double weight = weight_bytes(b);
-    // A quantized bucket is gathered in BF16 and quantized by every rank.
-    const double gathered = is_quantized(b.weight_dtype) ? 2.0 * n : weight;
-    const Dtype sums = gradient_dtype(model.plan());
-    const double sum_bytes = gradient_bytes(model.plan());
-    BucketTime t;
-    if (b.group_size > 1) {
-        t.gather = price_bytes(model, OpKind::all_gather, gathered, Dtype::bf16, b.group);
-        t.reduce = price_bytes(model, OpKind::reduce_scatter, sum_bytes * n, sums, b.group);
-    }
-    const double zero = price_bytes(model, OpKind::zero, sum_bytes * n, sums);
-    t.zero = zero;
-    t.late_zero = is_quantized(b.weight_dtype);
-    if (is_quantized(b.weight_dtype)) t.gather += price_bytes(model, OpKind::quantize, gathered + weight, Dtype::bf16);
-    t.squares = price_bytes(model, OpKind::sum_squares, sum_bytes * shard, sums);
-    const double moments = model.plan().optimizer.bf16_moments ? 4.0 : 8.0;
-    t.update =
-        price_bytes(model, OpKind::adamw, (sum_bytes + gathered / n + 2.0 * (4.0 + moments)) * shard, Dtype::f32);
-    return t;
 }
 
 // Buckets of a stage of several. A bucket holds a whole chunk, so those of the segments add up, except where an MTP
@@ -283,6 +247,21 @@ Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, s
     return sum;
 }
 
+// Seconds that the busiest rank computes for `micro_batches`: a long step grows by no less, even where the few
+// micro-batches that were played still ran ahead of that rank.
+double busiest(const StepModel& model, int micro_batches) {
+    double most = 0.0;
+    for (const std::vector<int>& chunks : model.ranks) {
+        double sum = 0.0;
+        for (const int c : chunks) {
+            const ChunkModel& chunk = model.chunks[static_cast<std::size_t>(c)];
+            sum += chunk.forward.ahead + chunk.backward.ahead;
+        }
+        most = std::max(most, sum * micro_batches);
+    }
+    return most;
+}
+
 std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orders& orders) {
     const int m = plan.micro_batches();
     const auto [shorter, longer] = Probe(plan);
@@ -291,8 +270,9 @@ std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orde
     const double times = static_cast<double>(m - longer) / (longer - shorter);
     // A lead that the host had from the start (weights being gathered) may be used up only later than was played.
     double late = 0.0;
+    const double least = plan.ep_overlap ? 0.0 : busiest(model, longer - shorter);
     for (std::size_t r = 0; r < b.size(); ++r) {
-        b[r].end += times * (b[r].end - a[r].end);
+        b[r].end += times * std::max(least, b[r].end - a[r].end);
         b[r].host += times * (b[r].host - a[r].host);
         b[r].saved += times * (b[r].saved - a[r].saved);
         b[r].issued += times * (b[r].issued - a[r].issued);
@@ -313,24 +293,15 @@ FastEstimator::~FastEstimator() = default;
 
 namespace {
 
-// What every stage of one shape holds.
-struct StageMemory {
-    double states = 0.0; // weights, gradients and optimizer
-    // Saved by one micro-batch: bytes of each segment, layers in order and then the ends of the model.
-    std::vector<std::int64_t> saved;
-    Workspace workspace;
-    std::uint64_t groups = 0;
-};
-
-StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape& shape) {
+StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape& shape, SavedSegments& saved) {
     StageMemory m;
     int layers = 0;
     for (const auto& [id, count] : shape.segments) {
         const SegmentSize segment = cache.size(plan, id);
         const bool end = id.kind == SegmentKind::embedding || id.kind == SegmentKind::head;
         if (segment.memory.saved > 0) {
-            m.saved.insert(end ? m.saved.end() : m.saved.begin() + layers, static_cast<std::size_t>(count),
-                           segment.memory.saved);
+            saved.insert(end ? saved.end() : saved.begin() + layers, static_cast<std::size_t>(count),
+                         segment.memory.saved);
             if (!end) layers += count;
         }
         m.workspace.forward = std::max(m.workspace.forward, segment.memory.forward);
@@ -350,78 +321,26 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
     return m;
 }
 
-// How far a pair takes a pool above its state before: the forward takes segments of `bytes` from its first on, the
-// backward beside it releases from its last on.
-int rise(const StageMemory& forward, const StageMemory& backward, std::int64_t bytes) {
-    int now = 0, most = 0;
-    for (std::size_t i = 0; i < std::max(forward.saved.size(), backward.saved.size()); ++i) {
-        if (i < forward.saved.size() && forward.saved[i] == bytes) most = std::max(most, ++now);
-        if (i < backward.saved.size() && backward.saved[backward.saved.size() - 1 - i] == bytes) --now;
-    }
-    return most;
-}
-
-// Saved activations of the chunks of one rank: segments of one size share a pool that is as large as their fullest
-// moment.
-double saved_bytes(const std::vector<const StageMemory*>& chunks, const std::vector<Kept>& kept) {
-    std::map<std::int64_t, std::vector<int>> pools; // bytes -> segments by chunk
-    for (std::size_t c = 0; c < chunks.size(); ++c)
-        for (const std::int64_t bytes : chunks[c]->saved) {
-            std::vector<int>& counts = pools[bytes];
-            counts.resize(chunks.size(), 0);
-            ++counts[c];
-        }
-    double sum = 0.0;
-    for (const auto& [bytes, counts] : pools) {
-        int most = 0;
-        for (const Kept& state : kept) {
-            const int before =
-                std::inner_product(state.micro_batches.begin(), state.micro_batches.end(), counts.begin(), 0);
-            const int above = state.forward < 0 ? 0
-                                                : rise(*chunks[static_cast<std::size_t>(state.forward)],
-                                                       *chunks[static_cast<std::size_t>(state.backward)], bytes);
-            most = std::max(most, before + above);
-        }
-        sum += static_cast<double>(bytes) * most;
-    }
-    return sum;
-}
-
 } // namespace
 
 double FastEstimator::memory_bytes(const Plan& plan) {
     const Shape& shape = state_->shapes.of(plan);
     std::vector<StageMemory> stages;
-    for (const StageShape& s : shape.distinct) stages.push_back(stage_memory(state_->segments, plan, s));
-    const int m = plan.micro_batches();
-    const int enough = std::min(m, 4 * plan.pp + m % plan.pp); // more micro-batches are never in flight
-    const double inputs =
-        4.0 * static_cast<double>(plan.tokens_gathered()) * 2.0 * m + 4.0 * static_cast<double>(plan.seq / plan.cp);
-    const std::uint64_t common =
-        (plan.pp > 1 ? group_bit(groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(groups::world) : 0);
-    double worst = 0.0;
+    std::vector<SavedSegments> segments(shape.distinct.size());
+    for (std::size_t i = 0; i < segments.size(); ++i)
+        stages.push_back(stage_memory(state_->segments, plan, shape.distinct[i], segments[i]));
+    const int enough = enough_micro_batches(plan);
+    std::vector<double> saved;
     for (int r = 0; r < plan.pp; ++r) {
-        double bytes = inputs;
-        Workspace workspace;
-        std::uint64_t used = common;
-        std::vector<const StageMemory*> chunks;
-        for (int c = 0; c < plan.vpp; ++c) {
-            const StageMemory& stage =
-                stages[static_cast<std::size_t>(shape.of_stage[static_cast<std::size_t>(c * plan.pp + r)])];
-            chunks.push_back(&stage);
-            bytes += stage.states;
-            workspace.forward = std::max(workspace.forward, stage.workspace.forward);
-            workspace.backward = std::max(workspace.backward, stage.workspace.backward);
-            used |= stage.groups;
-        }
-        bytes += saved_bytes(chunks, state_->orders.of(plan, enough, r).kept);
-        bytes += static_cast<double>(plan.ep_overlap ? workspace.forward + workspace.backward
-                                                     : std::max(workspace.forward, workspace.backward)) +
-                 plan.hardware->context_bytes + plan.hardware->communicator_bytes * std::popcount(used);
-        worst = std::max(worst, bytes);
+        std::vector<const SavedSegments*> chunks;
+        for (int c = 0; c < plan.vpp; ++c)
+            chunks.push_back(
+                &segments[static_cast<std::size_t>(shape.of_stage[static_cast<std::size_t>(c * plan.pp + r)])]);
+        saved.push_back(0.0);
+        for (const auto& [bytes, most] : most_kept(chunks, state_->orders.of(plan, enough, r).kept))
+            saved.back() += static_cast<double>(bytes) * most;
     }
-    // Ranks on CPUs share the memory of one machine.
-    return plan.hardware->cpu ? worst * plan.gpus : worst;
+    return peak_bytes(plan, stages, shape.of_stage, saved);
 }
 
 namespace {
@@ -470,6 +389,11 @@ Estimate FastEstimator::estimate(const Plan& plan) {
     e.memory_bytes = memory_bytes(plan);
     fill_rates(plan, e);
     return e;
+}
+
+std::unique_ptr<Quoter> FastEstimator::quoter() {
+    if (state_->hardware->cpu) return Estimator::quoter();
+    return make_quoter({state_->segments, state_->shapes, state_->orders, state_->library});
 }
 
 } // namespace moe

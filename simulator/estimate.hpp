@@ -19,6 +19,7 @@ public:
     // Estimate's memory_bytes stays that of the fullest rank).
     double memory_bytes(const Plan& plan) override;
     Estimate estimate(const Plan& plan) override;
+    std::unique_ptr<Quoter> quoter() override;
 
 private:
     struct State;

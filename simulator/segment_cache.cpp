@@ -93,33 +93,36 @@ int SegmentCache::model_number(const Plan& plan) {
     return static_cast<int>(models_.size()) - 1;
 }
 
-SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
+SegmentCache::Fields SegmentCache::fields(const Plan& p, SegmentId id) {
     const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
     const Routing routing = routing_from_string(p.routing);
-    return {model_number(p),
+    const bool layer = id.kind == SegmentKind::layer || id.kind == SegmentKind::mtp;
+    const bool experts = layer && p.model->kinds[static_cast<std::size_t>(id.layer_kind)].moe.has_value();
+    const auto of_experts = [&](auto value) { return experts ? number(value) : 0; };
+    return {0,
             number(id.kind),
             id.layer_kind,
             p.tp,
             p.cp,
-            p.ep,
-            p.etp,
+            of_experts(p.ep),
+            of_experts(p.etp),
             p.mbs,
             p.seq,
             number(p.precision),
             number(p.recompute),
-            number(p.dispatcher),
+            of_experts(p.dispatcher),
             number(p.cuda_graph),
             number(p.ep_overlap),
-            number(p.capacity * 1e6),
+            of_experts(p.capacity * 1e6),
             number(p.pp > 1),
             number(p.dp > 1),
-            number(p.edp > 1),
+            of_experts(p.edp > 1),
             number(p.optimizer.bf16_moments),
             p.reshards() ? 1 + 2 * number(p.dp > 1) + 4 * number(p.edp > 1) : 0,
             number(p.schedule),
             number(p.offload),
             number(p.core_attention()),
-            number(p.experts()),
+            of_experts(p.experts()),
             number(p.head()),
             number(p.fp8_scaling),
             number(p.gradients),
@@ -129,7 +132,14 @@ SegmentCache::Key SegmentCache::key(const Plan& p, SegmentId id) {
             number(p.paged_stash),
             number(p.memory_efficient_permutation),
             number(routing.load * 1e6),
-            number(routing.spread * 1e6)};
+            number(routing.spread * 1e6),
+            0};
+}
+
+SegmentCache::Key SegmentCache::key(const Plan& plan, SegmentId id) {
+    Key key = fields(plan, id);
+    key[0] = model_number(plan);
+    return key;
 }
 
 std::array<Placement, 5> SegmentCache::placements(const Plan& plan) const {
@@ -223,10 +233,14 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
 MergedTime SegmentCache::merged(const Plan& plan, MergedPlayer& player, const Segments& forward,
                                 const Segments& backward) {
     const std::array<Placement, 5> where = placements(plan);
+    const auto& kinds = plan.model->kinds;
+    const auto routed =
+        std::find_if(kinds.begin(), kinds.end(), [](const LayerKind& kind) { return kind.moe.has_value(); });
+    const SegmentId any{SegmentKind::layer, static_cast<int>(routed - kinds.begin())}; // depends on every field
     std::tuple<CostKey, Segments, Segments> k;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        k = {{key(plan, {}), where}, forward, backward};
+        k = {{key(plan, any), where}, forward, backward};
         const auto it = merged_.find(k);
         if (it != merged_.end()) return it->second;
     }

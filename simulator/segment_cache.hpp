@@ -58,6 +58,13 @@ class SegmentCache {
 public:
     SegmentCache(const Hardware& hardware, Stack stack);
 
+    // Fields of a plan that a segment depends on, the first and the last left free. Segments without experts name no expert
+    // degrees.
+    using Fields = std::array<std::int64_t, 35>;
+    static Fields fields(const Plan& plan, SegmentId id);
+    // Where the groups of layers' communication lie.
+    std::array<Placement, 5> placements(const Plan& plan) const;
+
     SegmentSize size(const Plan& plan, SegmentId id);
     const SegmentCost& cost(const Plan& plan, SegmentId id);
     // EP overlap: a chunk's forward beside a chunk's backward. `player` must be of the plan.
@@ -71,10 +78,9 @@ public:
 
 private:
     const SegmentSize& lowered(const Plan& plan, SegmentId id, std::int64_t mbs);
-    using Key = std::array<std::int64_t, 34>;
+    using Key = Fields;
     using CostKey = std::pair<Key, std::array<Placement, 5>>;
     Key key(const Plan& plan, SegmentId id);
-    std::array<Placement, 5> placements(const Plan& plan) const;
     int model_number(const Plan& plan);
 
     Routes routes_;

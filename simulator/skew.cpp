@@ -2,6 +2,29 @@
 #include "simulator/skew.hpp"
 
 namespace moe {
+namespace {
+
+class BalancedQuoter : public Quoter {
+public:
+    explicit BalancedQuoter(std::unique_ptr<Quoter> quoter) : quoter_(std::move(quoter)) {}
+    int layers(const Plan& plan) override { return quoter_->layers(balanced(plan)); }
+    int stages(const Plan& plan) override { return quoter_->stages(balanced(plan)); }
+    Quote quote(int layers, int stages) override { return quoter_->quote(layers, stages); }
+    double floor(int layers) override { return quoter_->floor(layers); }
+    std::vector<double> burdens(int layers) override { return quoter_->burdens(layers); }
+    double least_bytes(const Plan& plan) override { return quoter_->least_bytes(balanced(plan)); }
+    int placement(const Plan& plan) override { return quoter_->placement(plan); }
+    void forget() override { quoter_->forget(); }
+
+private:
+    static Plan balanced(Plan plan) {
+        plan.routing = Plan{}.routing;
+        return plan;
+    }
+    std::unique_ptr<Quoter> quoter_;
+};
+
+} // namespace
 
 SkewedEstimator::SkewedEstimator(std::shared_ptr<const Hardware> hardware, Stack stack, SkewPoint point)
     : fast_(std::move(hardware), std::move(stack)), point_(point) {}
@@ -20,6 +43,8 @@ Estimate SkewedEstimator::estimate(const Plan& plan) {
     fill_rates(plan, e);
     return e;
 }
+
+std::unique_ptr<Quoter> SkewedEstimator::quoter() { return std::make_unique<BalancedQuoter>(fast_.quoter()); }
 
 Skew skew_of(const Plan& plan, const Stack& stack, const Simulation& mean) {
     Skew skew;

@@ -10,9 +10,7 @@
 
 namespace moe {
 
-namespace {
-
-bool chosen(const Op& op, unsigned set) {
+bool recomputes(unsigned set, const Op& op) {
     if (op.layer < 0 || op.phase != Phase::forward) return false;
     if (set & recompute::full) return true;
     switch (op.module) {
@@ -39,11 +37,13 @@ bool chosen(const Op& op, unsigned set) {
     }
 }
 
+namespace {
+
 class Repeater {
 public:
     Repeater(Program& program, const Template& forward, unsigned set) : program_(program), forward_(forward) {
         for (std::size_t i = 0; i < forward.ops.size(); ++i)
-            if (chosen(forward.ops[i], set) || quantizes_repeated(forward.ops[i]))
+            if (recomputes(set, forward.ops[i]) || quantizes_repeated(forward.ops[i]))
                 for (TensorId id : forward.ops[i].out)
                     if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].storage == Storage::activation)
                         producers_[id].push_back(i);

@@ -6,6 +6,9 @@
 
 namespace moe {
 
+// Whether a set of recompute:: modules holds the module of a forward op.
+bool recomputes(unsigned set, const Op& op);
+
 // `set`: recompute:: modules. For every tensor that a backward op reads and a chosen forward op of the same layer
 // wrote, the forward op is repeated (phase recompute) right before its first reader, and so on for its own inputs, as
 // far as the set reaches; everything else stays saved. A layer's input is never recomputed: it belongs to the layer

@@ -1,0 +1,52 @@
+// The quoter of estimators that have no closed form: it keeps plans and asks for their estimates.
+#include "planner/search.hpp"
+
+namespace moe {
+namespace {
+
+class PlainQuoter : public Quoter {
+public:
+    explicit PlainQuoter(Estimator& estimator) : estimator_(estimator) {}
+
+    int layers(const Plan& plan) override {
+        layers_.push_back(plan);
+        return static_cast<int>(layers_.size()) - 1;
+    }
+    int stages(const Plan& plan) override {
+        stages_.push_back(plan);
+        return static_cast<int>(stages_.size()) - 1;
+    }
+    Quote quote(int layers, int stages) override {
+        Plan plan = layers_[static_cast<std::size_t>(layers)];
+        const Plan& cut = stages_[static_cast<std::size_t>(stages)];
+        plan.pp = cut.pp;
+        plan.vpp = cut.vpp;
+        plan.dp = cut.dp;
+        plan.edp = cut.edp;
+        plan.layout = cut.layout;
+        plan.schedule = cut.schedule;
+        plan.optimizer = cut.optimizer;
+        const double bytes = estimator_.memory_bytes(plan);
+        // What does not fit need not be timed.
+        if (bytes > plan.hardware->memory_bytes) return {0.0, bytes};
+        return {estimator_.estimate(plan).step_seconds, bytes};
+    }
+    double floor(int) override { return 0.0; }
+    std::vector<double> burdens(int handle) override { return {static_cast<double>(handle), -1.0 * handle}; }
+    double least_bytes(const Plan&) override { return 0.0; }
+    int placement(const Plan&) override { return 0; }
+    void forget() override {
+        layers_.clear();
+        stages_.clear();
+    }
+
+private:
+    Estimator& estimator_;
+    std::vector<Plan> layers_, stages_;
+};
+
+} // namespace
+
+std::unique_ptr<Quoter> Estimator::quoter() { return std::make_unique<PlainQuoter>(*this); }
+
+} // namespace moe

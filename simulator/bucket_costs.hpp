@@ -1,0 +1,17 @@
+// Seconds that the traffic of a flat bucket of weights takes: gathers, reductions, the optimizer.
+#pragma once
+
+#include "simulator/cost/cost.hpp"
+#include "simulator/state_memory.hpp"
+#include "simulator/step_model.hpp"
+
+namespace moe {
+
+// Seconds of an op that exists only to be priced, over a tensor of the given type; bytes as Op::bytes.
+double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {});
+
+// Bytes that one optimizer step of this rank's shard moves.
+double update_bytes(const Plan& plan, const BucketSize& bucket);
+BucketTime time_of(const CostModel& model, const BucketSize& bucket);
+
+} // namespace moe

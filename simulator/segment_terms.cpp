@@ -1,0 +1,109 @@
+// Lowers plain segments, prices their ops once, and plays them with every recomputation on those prices.
+#include "simulator/segment_terms.hpp"
+
+#include "planner/passes/recompute.hpp"
+
+#include <algorithm>
+
+namespace moe {
+namespace {
+
+// The plan whose ops a plan's own repeat. What is stashed, offloaded or gathered in turns depends on what is
+// recomputed: such plans share nothing with others.
+Plan plain_of(Plan plan) {
+    if (!plan.paged_stash && plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
+    return plan;
+}
+
+} // namespace
+
+FlatLibrary::Shape& FlatLibrary::shape_of(const Program& plain) {
+    std::vector<std::int32_t> text = signature(plain);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<Shape>& shape = shapes_[std::move(text)];
+    if (shape) return *shape;
+    shape = std::make_unique<Shape>();
+    for (unsigned module = 1; module <= recompute::full; module *= 2)
+        for (const Op& op : plain.templates[0].ops)
+            if (recomputes(module, op)) shape->modules |= module;
+    return *shape;
+}
+
+const FlatSegment& FlatLibrary::flat(Shape& shape, const Plan& plan, SegmentId id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<FlatSegment>& flat = shape.flat[plan.recompute & shape.modules];
+    if (!flat)
+        flat = std::make_unique<FlatSegment>(lower_segment(plain_of(plan), id.kind, id.layer_kind),
+                                             lower_segment(plan, id.kind, id.layer_kind));
+    return *flat;
+}
+
+void SegmentTerms::forget() {
+    plains_.clear();
+    prices_.clear();
+    terms_.clear();
+}
+
+// Neither EP overlap nor CUDA graphs change what a segment consists of, only what its ops cost.
+SegmentTerms::Plain& SegmentTerms::plain(const Plan& plan, SegmentId id) {
+    Plan bare = plain_of(plan);
+    bare.ep_overlap = false;
+    bare.cuda_graph = CudaGraph::none;
+    const auto [it, fresh] = plains_.try_emplace(SegmentCache::fields(bare, id));
+    Plain& found = it->second;
+    if (!fresh) return found;
+    found.program = lower_segment(bare, id.kind, id.layer_kind);
+    found.shape = &library_.shape_of(found.program);
+    found.bytes = activation_bytes(found.program);
+    return found;
+}
+
+const std::vector<OpCost>& SegmentTerms::prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
+                                                const CostModel& costs) {
+    Key key = SegmentCache::fields(plain_of(plan), id);
+    key.back() = place;
+    std::vector<OpCost>& prices = prices_[key];
+    if (prices.empty())
+        for (const Template& tmpl : plain.program.templates)
+            for (const Op& op : tmpl.ops) prices.push_back(costs(op, plain.program));
+    return prices;
+}
+
+const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
+    const Plain& base = plain(plan, id);
+    Plan named = plan;
+    named.recompute &= base.shape->modules;
+    Key key = SegmentCache::fields(named, id);
+    key.back() = place;
+    const auto [it, fresh] = terms_.try_emplace(key);
+    Terms& terms = it->second;
+    if (!fresh) return terms;
+    const std::vector<OpCost>& ops = prices(base, plan, id, place, costs);
+    const FlatSegment& flat = library_.flat(*base.shape, named, id);
+    const double sync = cache_.stack().costs.sync_seconds;
+    constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
+    // Rings run and stashed rows come back under the layer before, FSDP gathers its weights there: among others, such a
+    // layer may be as short as its busiest stream.
+    const bool early = plan.reshards() || (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash));
+    for (int side = 0; side < 2; ++side) {
+        SideTerms& t = terms.sides[side];
+        const FlatSegment::Play ahead = flat.play(side, ops, far_ahead, sync, ends_);
+        t.busy = flat.busy(side, ops);
+        // Weights that the last layer's forward gathered are still there for its backward.
+        if (plan.reshards()) t.busy[static_cast<std::size_t>(Stream::data)] = 0.0;
+        t.device = early ? std::min(ahead.end, *std::max_element(t.busy.begin(), t.busy.end())) : ahead.end;
+        t.before_input = ahead.before_input;
+        t.waits = ahead.waits;
+        t.host = ahead.host;
+        if (t.waits && !early) {
+            t.together = flat.play(side, ops, 0.0, sync, ends_).end;
+            t.lead_after = ahead.end - ahead.issued;
+        }
+    }
+    terms.saved = flat.saved(base.bytes);
+    terms.workspace = {flat.least_workspace(0, base.bytes), flat.least_workspace(1, base.bytes)};
+    terms.groups = flat.groups();
+    return terms;
+}
+
+} // namespace moe

@@ -1,0 +1,79 @@
+// What quotes know of a segment: its slot times and bytes, for every choice of recomputation from one lowering.
+#pragma once
+
+#include "simulator/flat_segment.hpp"
+#include "simulator/segment_cache.hpp"
+#include "simulator/state_memory.hpp"
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace moe {
+
+// Flat segments by the signature of the plain one and what is recomputed. Thread-safe; entries live as long as the
+// library.
+class FlatLibrary {
+public:
+    struct Shape {
+        std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // by recomputed modules
+        unsigned modules = 0;                                  // that recomputation of the segment can name
+    };
+    Shape& shape_of(const Program& plain);
+    // `plan` as the plain one but for recomputation.
+    const FlatSegment& flat(Shape& shape, const Plan& plan, SegmentId id);
+
+private:
+    std::mutex mutex_;
+    std::map<std::vector<std::int32_t>, std::unique_ptr<Shape>> shapes_;
+};
+
+using Busy = std::array<double, stream_count>; // seconds by stream
+
+// One direction of a segment with the prices of one plan.
+struct SideTerms {
+    double device = 0.0;       // least seconds among others like it, the host being far ahead
+    double together = 0.0;     // host and device starting at the same time; only where the host waits
+    double lead_after = 0.0;   // where the host waits: how far it is ahead at the end
+    double before_input = 0.0; // seconds at the start before the neighbour's message is needed
+    double host = 0.0;         // seconds that the host works
+    bool waits = false;        // for routed counts on the way
+    Busy busy{};
+};
+struct Terms {
+    SideTerms sides[2];     // forward, backward
+    std::int64_t saved = 0; // by one micro-batch
+    Workspace workspace;    // no packing goes below
+    std::uint64_t groups = 0;
+};
+
+// Terms of the segments of one model's plans. For one thread; entries live until forget().
+class SegmentTerms {
+public:
+    SegmentTerms(const SegmentCache& cache, FlatLibrary& library) : cache_(cache), library_(library) {}
+    // place: a number of the plan's placements. `costs` of the plan.
+    const Terms& of(const Plan& plan, SegmentId id, int place, const CostModel& costs);
+    void forget();
+
+private:
+    using Key = SegmentCache::Fields;
+    struct Plain { // a segment without recomputation, with the sizes of one plan
+        FlatLibrary::Shape* shape = nullptr;
+        Program program;
+        std::vector<std::int64_t> bytes;
+    };
+    Plain& plain(const Plan& plan, SegmentId id);
+    const std::vector<OpCost>& prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
+                                      const CostModel& costs);
+
+    const SegmentCache& cache_;
+    FlatLibrary& library_;
+    std::map<Key, Plain> plains_;
+    std::map<Key, std::vector<OpCost>> prices_;
+    std::map<Key, Terms> terms_;
+    std::vector<double> ends_; // scratch
+};
+
+} // namespace moe

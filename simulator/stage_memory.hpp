@@ -1,0 +1,35 @@
+// Peak memory of a pipeline in closed form, from what each of its stages holds.
+#pragma once
+
+#include "planner/schedule.hpp"
+#include "simulator/state_memory.hpp"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace moe {
+
+// What every stage of one shape holds, in bytes, but for saved activations.
+struct StageMemory {
+    double states = 0.0; // weights, gradients and optimizer
+    Workspace workspace;
+    std::uint64_t groups = 0; // that its communication uses, see group_bit()
+};
+
+// Segments of a stage that one micro-batch saves, each by its bytes, layers in order and then the ends of the model.
+using SavedSegments = std::vector<std::int64_t>;
+
+// Segments of each size that one rank with these chunks saves at its fullest moment: segments of one size share a pool.
+// kept: of kept_together(). Sizes only tell pools apart here.
+std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& chunks, const std::vector<Kept>& kept);
+
+// Micro-batches of a step that keeps as much at one time as the plan's: schedules keep no more in longer steps.
+int enough_micro_batches(const Plan& plan);
+
+// Bytes of the fullest rank, constants included. stages: by distinct shape; of_stage: the shape of each virtual stage;
+// saved: activations by pipeline rank.
+double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
+                  const std::vector<double>& saved);
+
+} // namespace moe

@@ -1,0 +1,36 @@
+// Quotes are floors: on random plans none lies above the fast estimate, in time or in memory; nor do their own floors.
+#include "simulator/estimate.hpp"
+#include "tests/simulator/random_plans.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+TEST_CASE("quotes of 300 random plans are not above their estimates, and hold memory within 5 % for most") {
+    const std::uint64_t seed = seed_of_run();
+    MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
+    std::vector<double> memory;
+    for (const RandomPlan& drawn : random_plans(seed, 300)) {
+        CAPTURE(seed);
+        CAPTURE(drawn.text);
+        moe::FastEstimator estimator(drawn.plan.hardware, drawn.stack);
+        const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
+        const int layers = quoter->layers(drawn.plan), stages = quoter->stages(drawn.plan);
+        const moe::Quote quote = quoter->quote(layers, stages);
+        const moe::Estimate estimate = estimator.estimate(drawn.plan);
+        CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
+        CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::quote_memory_margin));
+        CHECK(quoter->floor(layers) <= quote.step_seconds * (1.0 + moe::quote_time_margin));
+        CHECK(quoter->least_bytes(drawn.plan) <= quote.memory_bytes * (1.0 + moe::quote_memory_margin));
+        memory.push_back(quote.memory_bytes / estimate.memory_bytes);
+        // Handles of other plans in between change nothing.
+        moe::Plan other = drawn.plan;
+        other.recompute = 0;
+        quoter->layers(other);
+        const moe::Quote again = quoter->quote(quoter->layers(drawn.plan), quoter->stages(drawn.plan));
+        CHECK(again.step_seconds == quote.step_seconds);
+        CHECK(again.memory_bytes == quote.memory_bytes);
+    }
+    std::sort(memory.begin(), memory.end());
+    CHECK(memory[memory.size() / 4] > 0.95);
+}
