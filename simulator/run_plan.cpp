@@ -178,6 +178,7 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
     planned.open_mbs = !run.mbs;
     planned.open_recompute = run.recompute_modules.empty();
     fill_mesh(run, plan);
+    planned.open_vpp = !run.mbs && !run.vpp && run.pipeline_layout.empty() && plan.pp > 1;
     apply_recipe(run, s, plan, planned.warnings);
     plan.layout = recipe_layout(run, plan, planned.warnings);
     if (const PlanFault fault = check_plan(plan)) refuse("{}", fault.message);

@@ -16,7 +16,7 @@ namespace moe {
 struct PlannedRun {
     std::string skipped;                           // why there is no plan; empty when there is one
     Plan plan;                                     // sound and within the stack, open choices at their smallest
-    bool open_mbs = false, open_recompute = false; // the row leaves them to the planner
+    bool open_mbs = false, open_vpp = false, open_recompute = false; // the row leaves them to the planner
     double flops_per_token = 0.0;                  // as the published TFLOPS count them
     std::string family;                            // architecture of the model; empty when it has no config
     bool routed = false;                           // the model has experts

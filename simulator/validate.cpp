@@ -5,6 +5,7 @@
 #include "simulator/estimate.hpp"
 #include "simulator/run_recipe.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
@@ -29,14 +30,17 @@ bool sound(const Plan& plan, const Stack& stack) { return !check_plan(plan) && !
 
 // The lightest of the stack's recompute sets with which the plan fits; the row's own where it names one. Sets that
 // repeat whole products are left out: published recipes that use them say so, and dense rows that were priced with them
-// came out 10 to 15 % too slow beside rows of the same mapping without.
+// came out 10 to 15 % too slow beside rows of the same mapping without. A stack that only knows whole layers uses them.
 bool fit(Plan& plan, bool open_recompute, const Stack& stack, FastEstimator& estimator) {
     const auto fits = [&] { return estimator.memory_bytes(plan) <= plan.hardware->memory_bytes; };
     if (fits()) return true;
     if (!open_recompute) return false;
     const unsigned before = plan.recompute;
+    const bool whole_layers = std::all_of(stack.recompute_sets.begin(), stack.recompute_sets.end(),
+                                          [](unsigned set) { return set == 0 || set == recompute::full; });
+    constexpr unsigned products = recompute::full | recompute::moe | recompute::mlp | recompute::shared_experts;
     for (const unsigned set : stack.recompute_sets) {
-        if ((set & (recompute::full | recompute::moe | recompute::mlp | recompute::shared_experts)) != 0) continue;
+        if ((set & products) != 0 && !whole_layers) continue;
         plan.recompute = applicable_recompute(set, *plan.model);
         if (sound(plan, stack) && fits()) return true;
     }
@@ -44,8 +48,18 @@ bool fit(Plan& plan, bool open_recompute, const Stack& stack, FastEstimator& est
     return false;
 }
 
-// Fills what the row leaves open: the fastest micro-batch size that fits. Larger ones need more memory, so that the
-// first that does not fit even with recomputation ends the list.
+// The numbers of chunks per rank that an open row may have: those that cut the layers evenly.
+std::vector<int> open_chunks(const PlannedRun& planned, const Plan& plan) {
+    std::vector<int> chunks{plan.vpp};
+    const int per_rank = static_cast<int>(plan.model->layers.size()) / plan.pp;
+    if (!planned.open_vpp || static_cast<int>(plan.model->layers.size()) % plan.pp != 0) return chunks;
+    for (int vpp = 2; vpp <= per_rank; ++vpp)
+        if (per_rank % vpp == 0) chunks.push_back(vpp);
+    return chunks;
+}
+
+// Fills what the row leaves open: the fastest micro-batch size that fits, and chunks per rank. Larger sizes need more
+// memory, so that the first that does not fit even with recomputation ends the list.
 Estimate choose(const PlannedRun& planned, Plan& plan, const Stack& stack, FastEstimator& estimator) {
     if (!planned.open_mbs) {
         fit(plan, planned.open_recompute, stack, estimator);
@@ -54,15 +68,19 @@ Estimate choose(const PlannedRun& planned, Plan& plan, const Stack& stack, FastE
     constexpr std::array<std::int64_t, 10> sizes{1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
     Plan best = plan;
     Estimate fastest;
-    for (const std::int64_t size : sizes) {
-        Plan candidate = plan;
-        candidate.mbs = size;
-        if (!sound(candidate, stack)) continue;
-        if (!fit(candidate, planned.open_recompute, stack, estimator)) break;
-        const Estimate estimate = estimator.estimate(candidate);
-        if (fastest.step_seconds > 0.0 && estimate.step_seconds >= fastest.step_seconds) continue;
-        fastest = estimate;
-        best = candidate;
+    for (const int vpp : open_chunks(planned, plan)) {
+        for (const std::int64_t size : sizes) {
+            Plan candidate = plan;
+            candidate.mbs = size;
+            candidate.vpp = vpp;
+            candidate.schedule = vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
+            if (!sound(candidate, stack)) continue;
+            if (!fit(candidate, planned.open_recompute, stack, estimator)) break;
+            const Estimate estimate = estimator.estimate(candidate);
+            if (fastest.step_seconds > 0.0 && estimate.step_seconds >= fastest.step_seconds) continue;
+            fastest = estimate;
+            best = candidate;
+        }
     }
     plan = best;
     return fastest.step_seconds > 0.0 ? fastest : estimator.estimate(plan);
