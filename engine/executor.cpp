@@ -38,6 +38,7 @@ void Executor::run(const Slot& slot, std::size_t slot_number, Recorder& recorder
     for (const Op& op : program_.templates[static_cast<std::size_t>(slot.index)].ops) {
         const double waited = communicator_.waited();
         call(op, slot.micro_batch, slot_number);
+        if (op.kind == OpKind::permute_map && op.phase == Phase::forward) count_tokens(op);
         const double end = recorder.seconds_since(Recorder::Clock::now());
         recorder.record(start, end, std::max(0.0, end - start - (communicator_.waited() - waited)));
         start = end;
@@ -89,6 +90,15 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
     } catch (const std::exception& error) {
         report(op, slot_number, error);
     }
+}
+
+void Executor::count_tokens(const Op& op) {
+    const auto layer = static_cast<std::size_t>(std::max<std::int16_t>(0, op.layer));
+    const auto experts = static_cast<std::size_t>(std::get<PermuteAttr>(op.attr).experts);
+    if (routed_tokens_.size() <= layer) routed_tokens_.resize(layer + 1);
+    routed_tokens_[layer].resize(experts, 0);
+    const auto* counts = static_cast<const std::int32_t*>(out_[0]);
+    for (std::size_t e = 0; e < experts; ++e) routed_tokens_[layer][e] += counts[e];
 }
 
 std::int64_t Executor::shard_offset(const Op& op) const {

@@ -6,6 +6,7 @@
 #include "engine/recorder.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace moe {
@@ -21,6 +22,11 @@ public:
     // queue, ops are recorded only where `timed`, because stamps between ops cost time there.
     void step(Recorder& recorder, bool timed);
 
+    // Tokens of this rank that chose each expert, over all steps: [global layer][expert], empty for layers that this
+    // rank does not run or that have no experts. Only where ops run as they are called: a queue's results lie on its
+    // device, which no op of a step waits for.
+    const std::vector<std::vector<std::int64_t>>& routed_tokens() const { return routed_tokens_; }
+
 private:
     void run(const Slot& slot, std::size_t slot_number, Recorder& recorder);
     void enqueue(Queue& queue, bool timed);
@@ -28,6 +34,7 @@ private:
     void call(const Op& op, int micro_batch, std::size_t slot_number);
     [[noreturn]] void report(const Op& op, std::size_t slot, const std::exception& error) const;
     std::int64_t shard_offset(const Op& op) const;
+    void count_tokens(const Op& op);
 
     const Program& program_;
     const Arena& arena_;
@@ -36,6 +43,7 @@ private:
     RankPosition position_;
     std::vector<std::int64_t> bucket_offset_; // by bucket: elements before this rank's shard
     std::vector<void*> in_, out_;             // operands of the current op
+    std::vector<std::vector<std::int64_t>> routed_tokens_;
     void* stream_ = nullptr;
     bool prepared_ = false; // the queue knows the step
 };

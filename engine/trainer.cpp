@@ -240,6 +240,20 @@ Timeline Trainer::timeline() const {
     return timeline;
 }
 
+std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
+    std::vector<std::vector<std::int64_t>> sum; // by global layer
+    for (const Rank& rank : ranks_) {
+        const std::vector<std::vector<std::int64_t>>& part = rank.executor->routed_tokens();
+        sum.resize(std::max(sum.size(), part.size()));
+        for (std::size_t layer = 0; layer < part.size(); ++layer) {
+            sum[layer].resize(std::max(sum[layer].size(), part[layer].size()), 0);
+            for (std::size_t e = 0; e < part[layer].size(); ++e) sum[layer][e] += part[layer][e];
+        }
+    }
+    std::erase_if(sum, [](const auto& layer) { return layer.empty(); }); // dense layers
+    return sum;
+}
+
 double Trainer::memory_gib() const {
     std::size_t bytes = 0;
     for (const Rank& rank : ranks_) bytes = std::max(bytes, rank.arena->bytes());

@@ -81,6 +81,8 @@ public:
     // memory for the first time, is left out when there are others).
     Timeline timeline() const;
     double memory_gib() const; // largest arena of a rank
+    // Tokens that chose each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
+    std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
     std::string device_name() const { return ranks_.front().device->name(); }
     std::int64_t steps_done() const { return done_; }

@@ -98,7 +98,7 @@ public:
         std::error_code error;
         std::filesystem::create_directories(path, error);
         if (error || !std::filesystem::is_directory(path)) fail("cannot make the folder {}: {}", path, error.message());
-        for (const char* name : {"run.json", "measured.json", "predicted.json", "plan.json"})
+        for (const char* name : {"run.json", "measured.json", "predicted.json", "plan.json", "routing.csv"})
             std::filesystem::remove(file(name), error);
     }
     explicit operator bool() const { return !path_.empty(); }
@@ -158,6 +158,17 @@ Timeline measured_timeline(const Trainer& trainer, const Plan& plan) {
     return timeline;
 }
 
+// One line of token counts per MoE layer under a line of names: what --fix routing=FILE reads. Empty without counts.
+std::string routing_csv(const std::vector<std::vector<std::int64_t>>& layers) {
+    std::string text;
+    for (const std::vector<std::int64_t>& layer : layers) {
+        if (text.empty())
+            for (std::size_t e = 0; e < layer.size(); ++e) text += fmt::format("{}expert {}", e > 0 ? "," : "", e);
+        text += fmt::format("\n{}", fmt::join(layer, ","));
+    }
+    return text.empty() ? text : text + "\n";
+}
+
 } // namespace
 
 void execute_verb(const ExecuteOptions& options) {
@@ -206,6 +217,8 @@ void execute_verb(const ExecuteOptions& options) {
     if (folder) {
         write_trace(measured, folder.file("measured.json"));
         write_file(folder.file("run.json"), run_document(run));
+        if (const std::string csv = routing_csv(trainer.routed_tokens()); !csv.empty())
+            write_file(folder.file("routing.csv"), csv);
     }
     std::size_t averaged = 0;
     const double loss = final_loss(run, averaged);

@@ -236,6 +236,7 @@ void explain_verb(const ExplainOptions& options) {
                 e.fits ? "" : " (does not fit)");
     console.line(interval_text(here.interval));
     if (asked) console.say("The best plan of the request: {}", choices_text(here.plan));
+    if (skewed(here.plan)) console.say("\n{}", skew_text(here.plan, here.skew));
     print_remedy(console, here);
     print_memory(console, here);
     print_communication(console, here);

@@ -2,6 +2,7 @@
 #include "tools/explanation.hpp"
 
 #include "simulator/skew.hpp"
+#include "tools/table.hpp"
 
 #include <fmt/format.h>
 
@@ -42,6 +43,7 @@ Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simula
     e.simulation = std::move(simulation);
     e.walls = walls(plan, stack, e.simulation);
     e.interval = interval_of(plan, e.simulation.estimate, load_residuals(plan, stack.executable));
+    e.skew = skew_of(plan, stack, e.simulation);
     SkewedEstimator estimator(plan.hardware, stack);
     e.base = estimator.estimate(plan);
     e.deltas = what_ifs(plan, stack, estimator);
@@ -66,6 +68,20 @@ std::string interval_text(const IntervalResult& result) {
                                                       : "";
     return fmt::format("{:.0f}% interval {:.4g} to {:.4g} TFLOPS/GPU (cross-validated on {} measured runs{})",
                        100.0 * interval_coverage, i.low, i.high, i.rows, unseen);
+}
+
+std::string skew_text(const Plan& plan, const Skew& skew) {
+    Table table({"<", "load", "step", "TFLOPS/GPU", "GiB"});
+    for (const auto& [name, value] :
+         {std::pair{"mean", &Quantiles::mean}, {"p50", &Quantiles::p50}, {"p99", &Quantiles::p99}})
+        table.add({name, fmt::format("{:.2f}", skew.loads.time.*value), seconds_text(skew.step_seconds.*value),
+                   fmt::format("{:.4g}", skew.tflops_per_gpu.*value), gib_text(skew.memory_bytes.*value)});
+    std::string text = fmt::format("Routing {}, over steps (load: of the hottest ranks over the mean rank):\n{}",
+                                   plan.routing, table.text(2));
+    if (plan.capacity > 0.0)
+        text += fmt::format("\n  {} of the steps exceed the capacity {} and are run again",
+                            percent_text(skew.loads.overflow), plan.capacity);
+    return text;
 }
 
 std::vector<std::pair<std::string, double>> losses(const Explanation& e) {

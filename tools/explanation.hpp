@@ -4,6 +4,7 @@
 #include "planner/explain.hpp"
 #include "planner/feasibility.hpp"
 #include "simulator/interval.hpp"
+#include "simulator/skew.hpp"
 #include "simulator/walls.hpp"
 #include "tools/comparison.hpp"
 
@@ -18,7 +19,8 @@ struct Explanation {
     Simulation simulation; // op by op, with rows
     Walls walls;
     IntervalResult interval; // of the simulation's TFLOPS/GPU
-    Estimate base;           // by the estimator that priced `deltas` and `front`
+    Skew skew;
+    Estimate base; // by the estimator that priced `deltas` and `front`
     std::vector<WhatIf> deltas;
     std::vector<FrontPoint> front;
 };
@@ -27,6 +29,9 @@ Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simula
 
 // "80% interval 912 to 1204 TFLOPS/GPU (cross-validated on 158 published runs)", or why there is none.
 std::string interval_text(const IntervalResult& result);
+
+// Step, rate and memory at mean, p50 and p99 of a skewed plan, and how often its capacity overflows; several lines.
+std::string skew_text(const Plan& plan, const Skew& skew);
 
 // Seconds of the slowest rank's step beyond what its model FLOPs take at peak, by cause, largest first. A class of ops
 // loses what it takes beyond the machine's peak rate for it.

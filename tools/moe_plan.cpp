@@ -93,7 +93,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     verb->add_option("--steps", o.steps, "training steps")->capture_default_str();
     verb->add_option("--backend", o.backend, "cpu, or cuda: one GPU")->capture_default_str();
     verb->add_option("--init-from", o.init_from, "Hugging Face folder: start from its weights (safetensors)");
-    verb->add_option("--run-dir", o.run_dir, "folder for plan.json, run.json, predicted.json and measured.json");
+    verb->add_option("--run-dir", o.run_dir,
+                     "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     verb->add_option("--trace", o.trace, "write the measured timeline as Chrome trace JSON");
     verb->add_option("--shuffle", o.shuffle, "on or off: order of the samples")->capture_default_str();
     verb->add_option("--lr", o.lr, "peak learning rate")->capture_default_str();

@@ -24,20 +24,6 @@ void print_breakdown(Console& console, const Estimate& estimate) {
     console.line(table.text(2));
 }
 
-void print_skew(Console& console, const Plan& plan, const Skew& skew) {
-    console.say("\nRouting {}: hottest ranks hold {:.2f} times the mean on average; over steps:", plan.routing,
-                skew.loads.time.mean);
-    Table table({"<", "step", "TFLOPS/GPU", "GiB"});
-    for (const auto& [name, value] :
-         {std::pair{"mean", &Quantiles::mean}, {"p50", &Quantiles::p50}, {"p99", &Quantiles::p99}})
-        table.add({name, seconds_text(skew.step_seconds.*value), fmt::format("{:.4g}", skew.tflops_per_gpu.*value),
-                   gib_text(skew.memory_bytes.*value)});
-    console.line(table.text(2));
-    if (plan.capacity > 0.0)
-        console.say("  {} of the steps exceed the capacity {} and are run again", percent_text(skew.loads.overflow),
-                    plan.capacity);
-}
-
 } // namespace
 
 void replay_verb(const ReplayOptions& options) {
@@ -63,7 +49,7 @@ void replay_verb(const ReplayOptions& options) {
                 e.fits ? "" : " (does not fit)");
     console.say("{}", interval_text(interval));
     print_breakdown(console, e);
-    if (skewed(plan)) print_skew(console, plan, skew);
+    if (skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));
     console.say("{} ops played on {} ranks that stand for {}", count_text(static_cast<double>(simulation.ops)),
                 simulation.timeline.ranks.size(), simulation.ranks);
     if (!options.trace.empty()) console.say("Timeline in {} (open it in ui.perfetto.dev)", options.trace);

@@ -65,6 +65,27 @@ TEST_CASE("BF16 storage follows FP32 to its precision") {
     CHECK(relative_distance(rounded.read_gradient("lm_head.weight"), exact.read_gradient("lm_head.weight")) < 0.03);
 }
 
+TEST_CASE("tokens by expert: every copy is counted once, whatever the plan and what it recomputes") {
+    const auto counts = [](const Plan& plan) {
+        Trainer trainer(plan, {});
+        trainer.step(made_up_tokens(61));
+        return trainer.routed_tokens();
+    };
+    const Plan one = small_plan("deepseek3", 1, {});
+    Plan many = small_plan("deepseek3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
+    many.recompute = recompute::moe;
+    const std::vector<std::vector<std::int64_t>> alone = counts(one);
+    std::size_t routed = 0;
+    for (const int kind : one.model->layers) routed += one.model->kinds[static_cast<std::size_t>(kind)].moe ? 1 : 0;
+    REQUIRE(alone.size() == routed);
+    for (const std::vector<std::int64_t>& layer : alone) {
+        std::int64_t sum = 0;
+        for (const std::int64_t count : layer) sum += count;
+        CHECK(sum == one.gbs * one.seq * one.model->kinds.back().moe->top_k);
+    }
+    CHECK(counts(many) == alone);
+}
+
 TEST_CASE("clipping scales the update, not the reported norm") {
     const Plan plan = small_plan("llama", 2, {});
     TrainOptions options;

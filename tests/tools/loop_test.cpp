@@ -167,6 +167,14 @@ TEST_CASE("tokenize, execute and compare") {
     CHECK(check_trace(measured) > 0);
     CHECK(folder.read("measured.json") == folder.read("run/measured.json"));
 
+    // What the experts got is a workload that can be planned for.
+    REQUIRE(
+        folder.run("moe-plan " + small_search + " --fix ep=4 --fix routing=run/routing.csv --out skewed.json").status ==
+        0);
+    const Json skewed = document(folder.run("moe-plan replay skewed.json --json"));
+    CHECK(skewed["skew"]["load"]["mean"].get<double>() > 1.0);
+    CHECK(skewed["skew"]["load"]["mean"].get<double>() <= 4.0); // one of four ranks cannot hold more than all
+
     const Json compared = document(folder.run("moe-plan compare run --json"));
     check_numbers(compared, {"predicted_tflops_per_gpu", "measured_tflops_per_gpu", "predicted_memory_gib",
                              "measured_memory_gib"});

@@ -32,7 +32,9 @@ TEST_CASE("search and replay under skewed routing") {
     CHECK(skew["tflops_per_gpu"]["p99"] < skew["tflops_per_gpu"]["mean"]);
     CHECK(skew["memory_gib"]["p99"] >= skew["memory_gib"]["p50"]);
     CHECK(step(mean) == doctest::Approx(replay["step_seconds"].get<double>()).epsilon(0.03));
-    CHECK(folder.run("moe-plan replay plan.json").out.find("Routing dirichlet:1") != std::string::npos);
+    CHECK(folder.run("moe-plan replay plan.json --report r.html").out.find("Routing dirichlet:1") != std::string::npos);
+    CHECK(folder.read("r.html").find("<h2>Routing skew</h2>") != std::string::npos);
+    CHECK(folder.run("moe-plan explain plan.json").out.find("Routing dirichlet:1") != std::string::npos);
 }
 
 TEST_CASE("a recorded histogram is a routing; a wrong one is refused") {

@@ -107,6 +107,23 @@ std::string losses_section(const Explanation& e) {
                    bars(std::move(parts), e.simulation.estimate.step_seconds));
 }
 
+std::string skew_section(const Explanation& e) {
+    if (!skewed(e.plan)) return {};
+    std::string out = "<table>" + head_row({"over steps", "load", "step", "TFLOPS/GPU", "GiB"});
+    for (const auto& [name, value] :
+         {std::pair{"mean", &Quantiles::mean}, {"p50", &Quantiles::p50}, {"p99", &Quantiles::p99}})
+        out += row(name, {fmt::format("{:.2f}", e.skew.loads.time.*value), seconds_text(e.skew.step_seconds.*value),
+                          fmt::format("{:.4g}", e.skew.tflops_per_gpu.*value), gib_text(e.skew.memory_bytes.*value)});
+    std::string note =
+        fmt::format("Routing {}; load: of the hottest ranks over the mean rank. Everything else on this page "
+                    "is at the mean.",
+                    escape(e.plan.routing));
+    if (e.plan.capacity > 0.0)
+        note += fmt::format(" {} of the steps exceed the capacity {} and are run again.",
+                            percent_text(e.skew.loads.overflow), e.plan.capacity);
+    return section("Routing skew", note, out + "</table>\n");
+}
+
 std::string communication_section(const Explanation& e) {
     if (e.walls.communication.empty()) return {};
     std::string out = "<table>" + head_row({"axis", "busy", "exposed", "hidden", "GB", "GB/s"});
@@ -206,6 +223,7 @@ std::string html_report(const Explanation& e) {
                     title, style);
     page += plan_section(e.plan) + headline(e);
     page += "<div class=\"pair\">" + breakdown_section(e) + losses_section(e) + "</div>\n";
+    page += skew_section(e);
     page +=
         section("One pipeline",
                 "Blue: forward, green: backward, orange: gradients and optimizer; shades are chunks. A box holds the "
