@@ -4,6 +4,7 @@
 #include "planner/error.hpp"
 #include "planner/layers/layers.hpp"
 #include "planner/passes/data_parallel.hpp"
+#include "planner/passes/offload.hpp"
 #include "planner/passes/recompute.hpp"
 #include "planner/passes/reshard.hpp"
 #include "planner/passes/stash.hpp"
@@ -241,6 +242,9 @@ std::pair<int, int> emit_chunk(const Plan& plan, Program& program, const ChunkSp
     if (plan.paged_stash)
         stash_pass(program, program.templates[static_cast<std::size_t>(forward)],
                    program.templates[static_cast<std::size_t>(backward)]);
+    if ((plan.offload & ~offload::optimizer) != 0)
+        offload_pass(program, program.templates[static_cast<std::size_t>(forward)],
+                     program.templates[static_cast<std::size_t>(backward)], plan.offload);
     if (plan.reshards())
         reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
                      program.templates[static_cast<std::size_t>(backward)]);

@@ -295,10 +295,12 @@ MemoryPlan plan_memory(const Program& program) {
             if (t.storage != storage || t.base != no_tensor) continue;
             reserve(id, class_of(storage), storage == Storage::input && t.per_micro_batch ? micro_batches : 1);
         }
+    const std::int64_t states = plan.arena_bytes; // kept all the time
     place_saved(program, use, plan);
 
     // Templates take turns with one workspace; a backward that runs beside a forward has its own behind it.
-    std::int64_t heights[2] = {0, 0};
+    // What finish brings to the device lies where activations lay.
+    std::int64_t heights[2] = {0, 0}, finish_height = 0;
     std::vector<std::vector<Packed>> packed;
     std::vector<bool> done(program.tensors.size(), false);
     for (const Template& tmpl : program.templates) {
@@ -308,16 +310,20 @@ MemoryPlan plan_memory(const Program& program) {
         packed.emplace_back();
         if (!list.empty() && done[static_cast<std::size_t>(list.front().first)]) continue;
         for (const auto& [id, life] : list) done[static_cast<std::size_t>(id)] = true;
-        std::int64_t& height = heights[program.merged && tmpl.kind == SlotKind::backward ? 1 : 0];
+        std::int64_t& height = tmpl.kind == SlotKind::finish                       ? finish_height
+                               : program.merged && tmpl.kind == SlotKind::backward ? heights[1]
+                                                                                   : heights[0];
         height = std::max(height, pack(program, std::move(list), packed.back()));
     }
     for (std::size_t t = 0; t < packed.size(); ++t) {
-        const bool beside = program.merged && program.templates[t].kind == SlotKind::backward;
+        const SlotKind kind = program.templates[t].kind;
+        const std::int64_t start = kind == SlotKind::finish                       ? states
+                                   : program.merged && kind == SlotKind::backward ? plan.arena_bytes + heights[0]
+                                                                                  : plan.arena_bytes;
         for (const Packed& p : packed[t])
-            plan.places[static_cast<std::size_t>(p.id)] = {
-                MemoryClass::transient, plan.arena_bytes + (beside ? heights[0] : 0) + p.offset, 0, 1, -1};
+            plan.places[static_cast<std::size_t>(p.id)] = {MemoryClass::transient, start + p.offset, 0, 1, -1};
     }
-    const std::int64_t workspace = heights[0] + heights[1];
+    const std::int64_t workspace = std::max(heights[0] + heights[1], states + finish_height - plan.arena_bytes);
     plan.arena_bytes += workspace;
     plan.class_bytes[static_cast<std::size_t>(MemoryClass::transient)] = workspace;
 
@@ -336,15 +342,22 @@ SegmentMemory segment_memory(const Program& segment) {
     SegmentMemory memory;
     for (std::size_t id = 0; id < segment.tensors.size(); ++id)
         if (use[id].forward && use[id].backward) memory.saved += aligned(segment.tensors[id].bytes());
+    // What layers share outlives the one of a segment: FSDP's buffers of gradients, those of offloaded activations.
+    const auto widened = [&](int direction) {
+        const Template& tmpl = segment.templates[static_cast<std::size_t>(direction)];
+        const Lifetime whole{0, static_cast<int>(tmpl.ops.size()) - 1};
+        auto list = transients(segment, tmpl, use);
+        for (auto& [id, life] : list) {
+            for (const Bucket& b : segment.buckets)
+                if (b.whole_gradients == id && b.layer >= 0) life.first = 0;
+            if (segment.tensors[static_cast<std::size_t>(id)].chunk < 0) life = whole;
+        }
+        return list;
+    };
     std::vector<Packed> placed;
-    memory.forward = pack(segment, transients(segment, segment.templates[0], use), placed);
+    memory.forward = pack(segment, widened(0), placed);
     placed.clear();
-    auto backward = transients(segment, segment.templates[1], use);
-    // FSDP: layers take turns with the buffers of gradients, which therefore are there from one's start on.
-    for (auto& [id, life] : backward)
-        for (const Bucket& b : segment.buckets)
-            if (b.whole_gradients == id && b.layer >= 0) life.first = 0;
-    memory.backward = pack(segment, std::move(backward), placed);
+    memory.backward = pack(segment, widened(1), placed);
     return memory;
 }
 

@@ -116,6 +116,8 @@ void ParameterSet::seal(Program& program, bool list) {
     const Dtype act = activation_dtype(plan_.precision);
     const Dtype moments = plan_.optimizer.bf16_moments ? Dtype::bf16 : Dtype::f32;
     const Dtype sums = plan_.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32;
+    // On the device only while the optimizer runs, where they are offloaded.
+    const Storage states = (plan_.offload & offload::optimizer) != 0 ? Storage::activation : Storage::optimizer;
     const std::size_t base = program.buckets.size();
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
         Bucket& b = buckets_[i];
@@ -149,9 +151,9 @@ void ParameterSet::seal(Program& program, bool list) {
                 b.weight_shard = add_shard(program, b, b.weights, name + ".weight_shard", act);
             }
         }
-        b.master = flat(".master", Dtype::f32, Storage::optimizer, own);
-        b.exp_avg = flat(".exp_avg", moments, Storage::optimizer, own);
-        b.exp_avg_sq = flat(".exp_avg_sq", moments, Storage::optimizer, own);
+        b.master = flat(".master", Dtype::f32, states, own);
+        b.exp_avg = flat(".exp_avg", moments, states, own);
+        b.exp_avg_sq = flat(".exp_avg_sq", moments, states, own);
     }
     if (plan_.reshards()) add_buffers(program);
     program.buckets.insert(program.buckets.end(), buckets_.begin(), buckets_.end());

@@ -76,6 +76,9 @@ PlanFault check_offload(const Plan& plan) {
     if ((plan.offload & (expert_fc1 | moe_act)) != 0 && !has_experts(plan))
         return fault("offload", "offload = {}: {} has no experts",
                      offload::to_string(plan.offload & (expert_fc1 | moe_act)), plan.model->name);
+    if (plan.paged_stash && (plan.offload & (expert_fc1 | moe_act)) != 0)
+        return fault("offload", "offload = {}: paged_stash = on keeps routed rows on the device already",
+                     offload::to_string(plan.offload & (expert_fc1 | moe_act)));
     if (plan.offload != 0 && plan.hardware->cpu)
         return fault("offload", "offload = {}: {} has no memory but the host's, use none",
                      offload::to_string(plan.offload), plan.hardware->name);
@@ -141,7 +144,6 @@ PlanFault check_lowered(const Plan& plan) {
         const char *field, *value, *otherwise;
     };
     const std::array choices{
-        Choice{plan.offload != 0, "offload", "a set", "none"},
         Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
         Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},
         Choice{plan.delay_wgrad, "delay_wgrad", "on", "off"},

@@ -33,7 +33,7 @@ inline constexpr TensorId no_tensor = -1;
 enum class Storage : std::uint8_t {
     parameter,  // flat bucket of weights in storage precision, whole step
     gradient,   // flat bucket in the plan's dtype of gradients, whole step
-    optimizer,  // this rank's shard of master weights and moments, whole run
+    optimizer,  // this rank's shard of master weights and moments, whole run (offloaded: an activation of finish)
     activation, // produced in a slot; lifetime derived by plan_memory()
     input,      // written by the trainer before the step, one instance per micro-batch (ids, labels) or one (positions)
     scalar,     // small, one instance, zeroed by the trainer at step start (loss, norms, flags, hyper-parameters)

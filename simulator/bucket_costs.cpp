@@ -44,6 +44,10 @@ BucketTime time_of(const CostModel& model, const BucketSize& b) {
     if (is_quantized(b.weight_dtype))
         t.gather += price_bytes(model, OpKind::quantize, gathered_bytes(b) + weight_bytes(b), Dtype::bf16);
     t.squares = price_bytes(model, OpKind::sum_squares, sum_bytes / b.group_size, sums);
+    if ((model.plan().offload & offload::optimizer) != 0) {
+        t.reload = price_bytes(model, OpKind::copy_from_host, optimizer_bytes(model.plan(), b), Dtype::f32);
+        t.store = price_bytes(model, OpKind::copy_to_host, optimizer_bytes(model.plan(), b), Dtype::f32);
+    }
     t.update = price_bytes(model, OpKind::adamw, update_bytes(model.plan(), b), Dtype::f32);
     return t;
 }

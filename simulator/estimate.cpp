@@ -60,11 +60,18 @@ void add_parts(Breakdown& sum, const Breakdown& part, double times) {
     sum.host += times * (part.host + part.bubble);
 }
 
+constexpr double Breakdown::*all_parts[] = {
+    &Breakdown::compute, &Breakdown::tensor, &Breakdown::context,   &Breakdown::expert,    &Breakdown::pipeline,
+    &Breakdown::bubble,  &Breakdown::data,   &Breakdown::optimizer, &Breakdown::recompute, &Breakdown::host};
+
 void add_difference(Breakdown& sum, const Breakdown& more, const Breakdown& less, double times) {
-    for (double Breakdown::*part :
-         {&Breakdown::compute, &Breakdown::tensor, &Breakdown::context, &Breakdown::expert, &Breakdown::pipeline,
-          &Breakdown::bubble, &Breakdown::data, &Breakdown::optimizer, &Breakdown::recompute, &Breakdown::host})
-        sum.*part += times * (more.*part - less.*part);
+    for (const auto part : all_parts) sum.*part += times * (more.*part - less.*part);
+}
+
+double least(const Breakdown& b) {
+    double part = b.compute;
+    for (const auto other : all_parts) part = std::min(part, b.*other);
+    return part;
 }
 
 // Buckets of a stage of several. A bucket holds a whole chunk, so those of the segments add up, except where an MTP
@@ -311,10 +318,10 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
     if (plan.reshards()) {
         const ReshardedMemory resharded = resharded_memory(cache, plan, shape.segments);
         m.workspace = resharded.workspace;
-        m.states -= static_cast<double>(resharded.counted_twice);
+        m.counted_twice = static_cast<double>(resharded.counted_twice);
     }
     for (const BucketSize& b : stage_buckets(cache, plan, shape.stage, shape.segments)) {
-        m.states += state_bytes(plan, b);
+        m.add_states(plan, b);
         m.groups |= group_bit(b.group);
     }
     if (shape.stage.loss && plan.dp * plan.cp > 1) m.groups |= group_bit(groups::samples);
@@ -345,20 +352,32 @@ double FastEstimator::memory_bytes(const Plan& plan) {
 
 namespace {
 
-// FSDP gathers every layer's weights under the layer before: there is no pipeline to play, and micro-batches repeat
-// each other, so that two and three of them played op by op give all.
-Estimate layerwise_gathers(const Plan& plan, const Stack& stack) {
+// Plans whose work does not fall into slots of fixed length: weights that come under the layer before (FSDP),
+// activations that share one link to the host, and pipelines that are never full, which show every slot's beginning.
+bool needs_ops(const Plan& plan) {
+    return plan.micro_batches() < plan.pp || plan.reshards() || (plan.offload & ~offload::optimizer) != 0;
+}
+
+// Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly.
+Estimate played_by_ops(const Plan& plan, const Stack& stack) {
     Plan few = plan;
     const auto played = [&](int micro_batches) {
         few.gbs = plan.mbs * plan.dp * micro_batches;
         return simulate(few, stack, false).estimate;
     };
+    Probe probe(plan);
+    if (plan.pp == 1) probe.shorter = 2, probe.longer = 3;
     const int m = plan.micro_batches();
-    if (m <= 3) return played(m);
-    const Estimate two = played(2), three = played(3);
-    Estimate e = three;
-    e.step_seconds += (m - 3) * (three.step_seconds - two.step_seconds);
-    add_difference(e.breakdown, three.breakdown, two.breakdown, m - 3);
+    if (m <= probe.longer) return played(m);
+    const Estimate a = played(probe.shorter), b = played(probe.longer);
+    const double times = static_cast<double>(m - probe.longer) / (probe.longer - probe.shorter);
+    Estimate e = b;
+    e.step_seconds += times * (b.step_seconds - a.step_seconds);
+    add_difference(e.breakdown, b.breakdown, a.breakdown, times);
+    if (least(e.breakdown) >= 0.0) return e;
+    // Another stage was the slowest of the longer play: its parts as they are.
+    e.breakdown = Breakdown{};
+    add_difference(e.breakdown, b.breakdown, Breakdown{}, e.step_seconds / b.step_seconds);
     return e;
 }
 
@@ -366,21 +385,13 @@ Estimate layerwise_gathers(const Plan& plan, const Stack& stack) {
 
 Estimate FastEstimator::estimate(const Plan& plan) {
     if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
+    if (needs_ops(plan)) {
+        Estimate e = played_by_ops(plan, state_->segments.stack());
+        e.memory_bytes = memory_bytes(plan);
+        fill_rates(plan, e);
+        return e;
+    }
     Estimate e;
-    // A pipeline that is never full shows every slot's beginning and end, which slot times only round off; it is short
-    // enough to be played op by op.
-    if (plan.micro_batches() < plan.pp) {
-        e = simulate(plan, state_->segments.stack(), false).estimate;
-        e.memory_bytes = memory_bytes(plan);
-        fill_rates(plan, e);
-        return e;
-    }
-    if (plan.reshards()) {
-        e = layerwise_gathers(plan, state_->segments.stack());
-        e.memory_bytes = memory_bytes(plan);
-        fill_rates(plan, e);
-        return e;
-    }
     const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);
     const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);
     const std::size_t worst = slowest(plays);

@@ -14,8 +14,8 @@ constexpr int pairs = 3;          // behind each other; the last shows the stead
 constexpr double far_ahead = 1e3; // seconds; no pair lasts as long
 
 // Neighbours have tensors of their own, so that the next layer's communication can begin under this one's computing.
-// Only rings of context parallelism send what was there before.
-int copies_of(const Plan& plan) { return plan.cp > 1 ? 4 : 1; }
+// Only rings of context parallelism send what was there before; offloaded layers share their buffers.
+int copies_of(const Plan& plan) { return plan.cp > 1 && plan.offload == 0 ? 4 : 1; }
 
 // Templates of a Program made of segments; layers of a kind take turns with a few pairs of templates.
 class Lanes {

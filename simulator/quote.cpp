@@ -218,12 +218,18 @@ int FastQuoter::stages(const Plan& plan) {
         StageMemory memory;
         double updated = 0.0, summed = 0.0, zero = 0.0;
         for (const BucketSize& b : buckets(plan, stage.stage, stage.segments)) {
-            memory.states += state_bytes(plan, b);
+            memory.add_states(plan, b);
             memory.groups |= group_bit(b.group);
             updated += update_bytes(plan, b);
             const double gradients = gradient_bytes(plan) * static_cast<double>(b.elements);
             summed += gradients / b.group_size;
             if (!is_quantized(b.weight_dtype) && !plan.reshards()) zero += gradients;
+        }
+        if (plan.reshards() && stage.stage.mtp > 0) { // the LM head's gathered weights, which MTP reads as well
+            Stage head;
+            head.loss = true;
+            for (const BucketSize& b : buckets(plan, head, {{{SegmentKind::head, 0}, 1}}))
+                if (b.group_size > 1) memory.counted_twice += stage.stage.mtp * weight_bytes(b);
         }
         if (stage.stage.loss && plan.dp * plan.cp > 1) memory.groups |= group_bit(groups::samples);
         result.memory.push_back(memory);
@@ -431,9 +437,9 @@ double FastQuoter::least_bytes(const Plan& plan) {
     Stage ends;
     ends.embedding = ends.loss = true;
     ends.mtp = static_cast<int>(plan.model->mtp.size());
-    double sum = 0.0;
-    for (const BucketSize& b : buckets(plan, ends, layers)) sum += state_bytes(plan, b);
-    return sum / plan.pp + plan.hardware->context_bytes;
+    StageMemory all;
+    for (const BucketSize& b : buckets(plan, ends, layers)) all.add_states(plan, b);
+    return (all.states + all.visiting) / plan.pp + plan.hardware->context_bytes;
 }
 
 } // namespace

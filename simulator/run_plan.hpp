@@ -14,13 +14,13 @@
 namespace moe {
 
 struct PlannedRun {
-    std::string skipped;                           // why there is no plan; empty when there is one
-    Plan plan;                                     // sound and within the stack, open choices at their smallest
+    std::string skipped; // why there is no plan; empty when there is one
+    Plan plan;           // sound and within the stack, open choices at their smallest
     bool open_mbs = false, open_vpp = false, open_recompute = false; // the row leaves them to the planner
-    double flops_per_token = 0.0;                  // as the published TFLOPS count them
-    std::string family;                            // architecture of the model; empty when it has no config
-    bool routed = false;                           // the model has experts
-    std::vector<std::string> warnings;             // what the row says and the plan does not
+    double flops_per_token = 0.0;                                    // as the published TFLOPS count them
+    std::string family;                // architecture of the model; empty when it has no config
+    bool routed = false;               // the model has experts
+    std::vector<std::string> warnings; // what the row says and the plan does not
 };
 
 // The hardware profile of a row's system: "GB200" is "gb200-nvl72".

@@ -28,6 +28,20 @@ unsigned recompute_set(const std::string& text, const Model& model, std::vector<
     return recompute::layernorm | recompute::mlp;
 }
 
+// "expert_fc1+moe_act", "optimizer states+expert_fc1"; other sources' words as a warning.
+unsigned offload_set(const std::string& text, const Model& model, std::vector<std::string>& warnings) {
+    if (text.empty() || begins(text, "none")) return 0;
+    unsigned set = 0;
+    if (holds(text, "optimizer states")) set |= offload::optimizer;
+    for (unsigned module = 1; module < offload::optimizer; module <<= 1)
+        if (holds(text, offload::to_string(module).c_str())) set |= module;
+    const bool routed =
+        std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerKind& kind) { return kind.moe.has_value(); });
+    if (!routed) set &= ~(offload::expert_fc1 | offload::moe_act);
+    if (set == 0) warnings.push_back("offload of " + text + " is not priced: its copies count as hidden");
+    return set;
+}
+
 Dispatcher dispatcher_of(const std::string& text) {
     std::string word = lower(text);
     word.resize(std::min({word.size(), word.find('('), word.find("-like")}));
@@ -121,9 +135,7 @@ unsigned applicable_recompute(unsigned set, const Model& model) {
 
 void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<std::string>& warnings) {
     if (!run.recompute_modules.empty()) plan.recompute = recompute_set(run.recompute_modules, *plan.model, warnings);
-    if (!run.offload_modules.empty() && !begins(run.offload_modules, "none"))
-        // arXiv 2603.07685 Table 5: offload of activations costs 1.6 % where the host link is wide.
-        warnings.push_back("offload of " + run.offload_modules + " is not priced: its copies count as hidden");
+    plan.offload = offload_set(run.offload_modules, *plan.model, warnings);
     plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
     plan.gradients = gradients_of(run.optimizer, stack);
     plan.capacity = capacity_of(run);
@@ -131,7 +143,8 @@ void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<st
     // torchtitan's name of the same is asyncTP.
     plan.tp_overlap =
         plan.tp > 1 && (holds(run.other_settings, "tp_comm_overlap") || holds(run.other_settings, "asyncTP"));
-    plan.paged_stash = plan.capacity > 0.0 && stack.paged_stash && holds(run.other_settings, "paged_stash");
+    plan.paged_stash = plan.capacity > 0.0 && stack.paged_stash && holds(run.other_settings, "paged_stash") &&
+                       (plan.offload & (offload::expert_fc1 | offload::moe_act)) == 0; // one or the other
     plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
     if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
     if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;

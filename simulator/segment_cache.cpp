@@ -152,6 +152,8 @@ SegmentSize SegmentCache::size(const Plan& plan, SegmentId id) {
     // Rows are proportional to the tokens of a micro-batch; what is not (counts per expert) is the same in both. Only
     // sizes that TP divides are played, so that no rounding is extrapolated.
     if (plan.seq / plan.cp % plan.tp != 0) return lowered(plan, id, plan.mbs);
+    // Not so FSDP's weights beside them, nor what is offloaded, which depends on its size.
+    if (plan.reshards() || (plan.offload & ~offload::optimizer) != 0) return lowered(plan, id, plan.mbs);
     const SegmentSize& one = lowered(plan, id, 1);
     if (plan.mbs == 1) return one;
     const SegmentSize& two = lowered(plan, id, 2);
@@ -216,8 +218,8 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.lead_after = time.device - ahead.host_seconds;
         time.parts = breakdown_of(plan, ahead, time.device);
         for (const OpCost& c : (*costs)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
-        // Rings of context parallelism send, and stashed rows come back, while the layer before runs.
-        if (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash)) {
+        // Rings of context parallelism send, and stashed or offloaded rows come and go, while other layers run.
+        if (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || plan.offload != 0)) {
             const double period = layer_period(model, id, slot == 0);
             // Among others, a host that waits may never get ahead again: then it sets the pace.
             if (time.waits && period > 1.001 * time.device)

@@ -58,8 +58,8 @@ class SegmentCache {
 public:
     SegmentCache(const Hardware& hardware, Stack stack);
 
-    // Fields of a plan that a segment depends on, the first and the last left free. Segments without experts name no expert
-    // degrees.
+    // Fields of a plan that a segment depends on, the first and the last left free. Segments without experts name no
+    // expert degrees.
     using Fields = std::array<std::int64_t, 35>;
     static Fields fields(const Plan& plan, SegmentId id);
     // Where the groups of layers' communication lie.

@@ -82,15 +82,19 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     const FlatSegment& flat = library_.flat(*base.shape, named, id);
     const double sync = cache_.stack().costs.sync_seconds;
     constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
-    // Rings run and stashed rows come back under the layer before, FSDP gathers its weights there: among others, such a
-    // layer may be as short as its busiest stream.
-    const bool early = plan.reshards() || (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash));
+    // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among
+    // others, such a layer may be as short as its busiest stream.
+    const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
+    const bool early =
+        plan.reshards() || (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || offloaded));
     for (int side = 0; side < 2; ++side) {
         SideTerms& t = terms.sides[side];
         const FlatSegment::Play ahead = flat.play(side, ops, far_ahead, sync, ends_);
         t.busy = flat.busy(side, ops);
         // Weights that the last layer's forward gathered are still there for its backward.
         if (plan.reshards()) t.busy[static_cast<std::size_t>(Stream::data)] = 0.0;
+        // What leaves in one slot may still be on its way in the next.
+        if (offloaded) t.busy[static_cast<std::size_t>(Stream::host)] = 0.0;
         t.device = early ? std::min(ahead.end, *std::max_element(t.busy.begin(), t.busy.end())) : ahead.end;
         t.before_input = ahead.before_input;
         t.waits = ahead.waits;

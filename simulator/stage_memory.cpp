@@ -23,6 +23,11 @@ int rise(const SavedSegments& forward, const SavedSegments& backward, std::int64
 
 } // namespace
 
+void StageMemory::add_states(const Plan& plan, const BucketSize& bucket) {
+    states += state_bytes(plan, bucket);
+    ((plan.offload & offload::optimizer) != 0 ? visiting : states) += optimizer_bytes(plan, bucket);
+}
+
 std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& chunks, const std::vector<Kept>& kept) {
     std::map<std::int64_t, std::vector<int>> pools; // bytes -> segments by chunk
     for (std::size_t c = 0; c < chunks.size(); ++c)
@@ -59,20 +64,23 @@ double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, cons
         (plan.pp > 1 ? group_bit(groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(groups::world) : 0);
     double worst = 0.0;
     for (int r = 0; r < plan.pp; ++r) {
-        double bytes = inputs + saved[static_cast<std::size_t>(r)];
+        double bytes = inputs, visiting = 0.0, activations = saved[static_cast<std::size_t>(r)];
         Workspace workspace;
         std::uint64_t used = common;
         for (int c = 0; c < plan.vpp; ++c) {
             const StageMemory& stage =
                 stages[static_cast<std::size_t>(of_stage[static_cast<std::size_t>(c * plan.pp + r)])];
             bytes += stage.states;
+            visiting += stage.visiting;
+            activations -= stage.counted_twice;
             workspace.forward = std::max(workspace.forward, stage.workspace.forward);
             workspace.backward = std::max(workspace.backward, stage.workspace.backward);
             used |= stage.groups;
         }
-        bytes += static_cast<double>(plan.ep_overlap ? workspace.forward + workspace.backward
-                                                     : std::max(workspace.forward, workspace.backward)) +
-                 plan.hardware->context_bytes + plan.hardware->communicator_bytes * std::popcount(used);
+        activations += static_cast<double>(plan.ep_overlap ? workspace.forward + workspace.backward
+                                                           : std::max(workspace.forward, workspace.backward));
+        bytes += std::max(activations, visiting) + plan.hardware->context_bytes +
+                 plan.hardware->communicator_bytes * std::popcount(used);
         worst = std::max(worst, bytes);
     }
     // Ranks on CPUs share the memory of one machine.

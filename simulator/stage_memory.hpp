@@ -12,9 +12,13 @@ namespace moe {
 
 // What every stage of one shape holds, in bytes, but for saved activations.
 struct StageMemory {
-    double states = 0.0; // weights, gradients and optimizer
+    double states = 0.0;        // weights, gradients and optimizer
+    double visiting = 0.0;      // offloaded optimizer states: on the device only in place of activations
+    double counted_twice = 0.0; // bytes that two of its segments both count as saved
     Workspace workspace;
     std::uint64_t groups = 0; // that its communication uses, see group_bit()
+
+    void add_states(const Plan& plan, const BucketSize& bucket);
 };
 
 // Segments of a stage that one micro-batch saves, each by its bytes, layers in order and then the ends of the model.

@@ -98,12 +98,15 @@ ReshardedMemory resharded_memory(SegmentCache& cache, const Plan& plan, const Se
 
 double state_bytes(const Plan& plan, const BucketSize& b) {
     const auto n = static_cast<double>(b.elements);
-    const double optimizer = (plan.optimizer.bf16_moments ? 8.0 : 12.0) * n / b.group_size;
     if (plan.reshards() && b.group_size > 1) {
         const double weights = plan.precision == Precision::fp32 ? 4.0 : 2.0;
-        return (weights + gradient_bytes(plan)) * n / b.group_size + optimizer;
+        return (weights + gradient_bytes(plan)) * n / b.group_size;
     }
-    return weight_bytes(b) + gradient_bytes(plan) * n + optimizer;
+    return weight_bytes(b) + gradient_bytes(plan) * n;
+}
+
+double optimizer_bytes(const Plan& plan, const BucketSize& b) {
+    return (plan.optimizer.bf16_moments ? 8.0 : 12.0) * static_cast<double>(b.elements) / b.group_size;
 }
 
 } // namespace moe

@@ -11,8 +11,9 @@ double weight_bytes(const BucketSize& bucket);
 Dtype gradient_dtype(const Plan& plan);
 double gradient_bytes(const Plan& plan); // of one element
 
-// Weights, gradients and optimizer states of one bucket on one rank.
+// Of one bucket on one rank: weights and gradients; master weights and moments.
 double state_bytes(const Plan& plan, const BucketSize& bucket);
+double optimizer_bytes(const Plan& plan, const BucketSize& bucket);
 
 // Peaks of the transient tensors of one chunk's templates.
 struct Workspace {

@@ -250,13 +250,21 @@ private:
         }
         std::vector<RankPlay> plays;
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
-            double update = 0.0;
+            // Offloaded states come from the host bucket by bucket, and go back behind their update.
+            double copied = meet + model_.norm, updated = copied;
+            std::vector<double> there;
             for (const int c : model_.ranks[r])
                 for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets)
-                    update += bucket.update;
+                    there.push_back(copied += bucket.reload);
+            std::size_t next = 0;
+            for (const int c : model_.ranks[r])
+                for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets) {
+                    updated = std::max(updated, there[next++]) + bucket.update;
+                    if (bucket.store > 0.0) copied = std::max(copied, updated) + bucket.store;
+                }
             RankPlay play = ranks_[r].play;
-            play.optimizer += update;
-            play.end = meet + model_.norm + update;
+            play.end = std::max(updated, copied);
+            play.optimizer += play.end - meet - model_.norm;
             play.issued = ranks_[r].host;
             play.closing = play.end - last[r];
             plays.push_back(play);

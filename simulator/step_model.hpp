@@ -24,7 +24,8 @@ struct SlotTime {
 // A bucket of gradients: what its gather, reduction and update cost, and when the chunk uses it.
 struct BucketTime {
     double gather = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
-    bool late_zero = false; // its gradients are zeroed behind the gathers, which pass through the same memory
+    double reload = 0.0, store = 0.0; // offloaded optimizer states, before and behind the update
+    bool late_zero = false;           // its gradients are zeroed behind the gathers, which pass through the same memory
     // Seconds of the chunk's forward from the first use of the weights to the end; of its backward from the first and
     // from the last addition to the gradients to the end. The host being far ahead.
     double after_read = 0.0, after_written = 0.0, after_final = 0.0;

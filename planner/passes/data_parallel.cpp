@@ -105,6 +105,18 @@ Template finish_template(const Program& program, const Plan& plan) {
         finish.ops.push_back(std::move(op));
     }
     all_reduce(groups::world, io.gradient_norm);
+    const bool offloaded = (plan.offload & offload::optimizer) != 0;
+    const auto states = [](const Bucket& b) { return std::vector<TensorId>{b.master, b.exp_avg, b.exp_avg_sq}; };
+    const auto copy = [&](OpKind kind, const Bucket& b) {
+        // The states come back when the activations have gone, which the norm of the gradients waits for.
+        Op op = kind == OpKind::copy_to_host
+                    ? make(kind, Stream::host, Module::optimizer, states(b), {})
+                    : make(kind, Stream::host, Module::optimizer, {io.gradient_norm}, states(b));
+        for (const TensorId id : states(b)) op.bytes += bytes(program, id);
+        finish.ops.push_back(std::move(op));
+    };
+    if (offloaded)
+        for (const Bucket& b : program.buckets) copy(OpKind::copy_from_host, b);
     for (const Bucket& b : program.buckets) {
         Op op =
             make(OpKind::adamw, Stream::compute, Module::optimizer,
@@ -113,6 +125,7 @@ Template finish_template(const Program& program, const Plan& plan) {
         op.bytes = bytes(program, b.gradient_shard) + bytes(program, b.weight_shard) +
                    2.0 * (bytes(program, b.master) + bytes(program, b.exp_avg) + bytes(program, b.exp_avg_sq));
         finish.ops.push_back(std::move(op));
+        if (offloaded) copy(OpKind::copy_to_host, b);
     }
     return finish;
 }

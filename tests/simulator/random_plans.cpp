@@ -92,6 +92,13 @@ bool draw(Random& random, RandomPlan& out) {
     }
     p.tp_overlap = !out.stack.executable && p.tp > 1 && random.next() % 3 == 0;
     if (!out.stack.executable && p.cp > 1 && random.next() % 3 == 0) p.cp_comm = moe::ContextComm::alltoall;
+    if (!out.stack.executable && random.next() % 3 == 0) {
+        constexpr unsigned sets[] = {moe::offload::optimizer, moe::offload::expert_fc1 | moe::offload::moe_act,
+                                     moe::offload::attn_norm | moe::offload::core_attn | moe::offload::attn_proj,
+                                     moe::offload::qkv_linear | moe::offload::mlp_norm | moe::offload::optimizer,
+                                     moe::offload::expert_fc1 | moe::offload::optimizer};
+        p.offload = random.of(sets);
+    }
     if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan_to_json(p);

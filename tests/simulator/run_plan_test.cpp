@@ -146,8 +146,14 @@ TEST_CASE("recipe columns switch the plan, blank ones give the usual choice") {
     CHECK(planned(run).plan.cuda_graph == routing);
     run.cuda_graph = "enable_cuda_graph(per layer)";
     CHECK(planned(run).plan.cuda_graph == CudaGraph::partial);
+    CHECK(p.plan.offload == (moe::offload::expert_fc1 | moe::offload::moe_act));
+    run.offload_modules = "optimizer states+expert_fc1";
+    CHECK(planned(run).plan.offload == (moe::offload::optimizer | moe::offload::expert_fc1));
+    run.offload_modules = "layer-activations(40 layers)";
+    p = planned(run);
+    CHECK(p.plan.offload == 0);
     REQUIRE(p.warnings.size() == 1);
-    CHECK(p.warnings[0].find("expert_fc1+moe_act") != std::string::npos);
+    CHECK(p.warnings[0].find("layer-activations") != std::string::npos);
 }
 
 TEST_CASE("precisions of single modules, scaling and gradients follow the recipe's words") {
