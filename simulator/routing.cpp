@@ -145,24 +145,6 @@ Quantiles fullest_rank(const LayerLoads& layer, int layers) {
     return quantiles(std::move(fullest));
 }
 
-// Steps of a grid: plans of nearly the same load share what is worked out for one of them.
-double rounded(double load) { return std::max(1.0, std::round(load * 50.0) / 50.0); }
-
-Plan at_load(const Plan& plan, double load, double spread) {
-    if (load <= 1.0 && spread <= 0.0) {
-        Plan balanced = plan;
-        balanced.routing = "balanced";
-        return balanced;
-    }
-    Routing routing;
-    routing.kind = RoutingKind::load;
-    routing.load = rounded(load);
-    routing.spread = std::round(spread * 50.0) / 50.0;
-    Plan priced = plan;
-    priced.routing = to_string(routing);
-    return priced;
-}
-
 } // namespace
 
 bool skewed(const Plan& plan) {
@@ -172,6 +154,19 @@ bool skewed(const Plan& plan) {
 
 double at(const Quantiles& q, SkewPoint point) {
     return point == SkewPoint::mean ? q.mean : point == SkewPoint::p50 ? q.p50 : q.p99;
+}
+
+Plan at_load(const Plan& plan, double load, double spread) {
+    Plan priced = plan;
+    Routing routing;
+    if (load > 1.0 || spread > 0.0) {
+        // Steps of a thousandth: plans of the same load share what is worked out for one of them.
+        routing.kind = RoutingKind::load;
+        routing.load = std::max(1.0, std::round(load * 1e3) / 1e3);
+        routing.spread = std::round(spread * 50.0) / 50.0;
+    }
+    priced.routing = to_string(routing);
+    return priced;
 }
 
 LayerLoads draw_layer_loads(const Routing& routing, int experts, int top_k, int ranks,
@@ -200,80 +195,93 @@ LayerLoads draw_layer_loads(const Routing& routing, int experts, int top_k, int 
     return result;
 }
 
-double pipeline_load(const std::vector<std::vector<double>>& loads, double fill) {
-    std::size_t most = 0, layers = 0;
-    for (const auto& rank : loads) most = std::max(most, rank.size()), layers += rank.size();
-    if (layers == 0) return 1.0;
-    double slowest = 0.0, all = 0.0;
-    for (const auto& rank : loads) {
-        double beyond = 0.0;
-        for (const double load : rank) beyond += load - 1.0;
-        // A rank with fewer MoE layers has to be that much hotter to hold up the others.
-        slowest = std::max(slowest, beyond / static_cast<double>(most));
-        all += beyond;
-    }
-    return 1.0 + (1.0 - fill) * slowest + fill * all / static_cast<double>(layers);
+double pipeline_load(const std::vector<double>& beyond, const std::vector<int>& layers, double fill) {
+    const int most = *std::max_element(layers.begin(), layers.end());
+    const int all = std::accumulate(layers.begin(), layers.end(), 0);
+    if (all == 0) return 1.0;
+    // A rank with fewer MoE layers has to be that much hotter to hold up the others.
+    const double slowest = *std::max_element(beyond.begin(), beyond.end()) / most;
+    return 1.0 + (1.0 - fill) * slowest + fill * std::accumulate(beyond.begin(), beyond.end(), 0.0) / all;
 }
 
-std::shared_ptr<const LayerLoads> LoadTables::layer(const Plan& plan, const Moe& moe) {
+LoadTables::Table& LoadTables::table(const Plan& plan, const Moe& moe) {
+    const auto [at, fresh] = tables_.try_emplace({plan.routing, moe.experts, moe.top_k, plan.ep});
+    if (!fresh) return at->second;
     const Routing routing = routing_from_string(plan.routing);
+    try {
+        std::vector<std::vector<double>>& counts = histograms_[routing.path];
+        if (routing.kind == RoutingKind::histogram && counts.empty()) counts = load_histogram(routing.path);
+        at->second.loads = draw_layer_loads(routing, moe.experts, moe.top_k, plan.ep, counts);
+    } catch (...) {
+        tables_.erase(at);
+        throw;
+    }
+    return at->second;
+}
+
+const std::vector<int>& LoadTables::layers(const Plan& plan) {
+    const auto [at, fresh] = layers_.try_emplace({plan.model.get(), plan.pp, plan.vpp, plan.layout});
+    if (fresh) {
+        at->second = moe_layers(plan);
+        if (std::find(models_.begin(), models_.end(), plan.model) == models_.end()) models_.push_back(plan.model);
+    }
+    return at->second;
+}
+
+Quantiles LoadTables::memory(const Plan& plan) {
+    const Moe* moe = experts_of(*plan.model);
+    if (moe == nullptr) return {};
+    const Routing routing = routing_from_string(plan.routing);
+    if (!skewed(plan)) return {routing.load, routing.load, routing.load};
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto& slot = layers_[{plan.routing, moe.experts, moe.top_k, plan.ep}];
-    if (slot) return slot;
-    auto& counts = histograms_[routing.path];
-    if (!counts)
-        counts = std::make_shared<const std::vector<std::vector<double>>>(
-            routing.kind == RoutingKind::histogram ? load_histogram(routing.path) : std::vector<std::vector<double>>{});
-    slot = std::make_shared<const LayerLoads>(draw_layer_loads(routing, moe.experts, moe.top_k, plan.ep, *counts));
-    return slot;
+    Table& drawn = table(plan, *moe);
+    const std::vector<int>& counts = layers(plan);
+    const int most = std::max(1, *std::max_element(counts.begin(), counts.end()));
+    const auto [at, fresh] = drawn.memory.try_emplace(most);
+    if (fresh) at->second = fullest_rank(drawn.loads, most);
+    return at->second;
 }
 
 StepLoads LoadTables::of(const Plan& plan) {
     StepLoads result;
     const Moe* moe = experts_of(*plan.model);
     if (moe == nullptr) return result;
+    result.memory = memory(plan);
+    const bool bounded = plan.capacity > 0.0 && plan.ep > 1;
     if (!skewed(plan)) {
         const Routing routing = routing_from_string(plan.routing);
-        result.time = result.memory = {routing.load, routing.load, routing.load};
+        result.time = {routing.load, routing.load, routing.load};
         result.spread = routing.spread;
-        result.overflow = plan.capacity > 0.0 && plan.ep > 1 && routing.load > plan.capacity ? 1.0 : 0.0;
+        result.overflow = bounded && routing.load > plan.capacity ? 1.0 : 0.0;
         return result;
     }
-    const std::shared_ptr<const LayerLoads> drawn = layer(plan, *moe);
-    const std::vector<int> layers = moe_layers(plan);
+    // Entries never move or change once they are there.
+    const auto [loads, ranks] = [&] {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return std::pair(&table(plan, *moe).loads, &layers(plan));
+    }();
+    const LayerLoads& drawn = *loads;
+    const std::vector<int>& counts = *ranks;
     const double fill = plan.pp / (static_cast<double>(plan.micro_batches()) * plan.vpp + plan.pp - 1.0);
-    std::vector<double> steps;
+    std::vector<double> steps, beyond(counts.size());
     int overflows = 0;
     for (int step = 0; step < step_draws; ++step) {
         Stream stream(static_cast<std::uint64_t>(step), 3);
-        std::vector<std::vector<double>> loads;
         bool over = false;
-        for (const int count : layers) {
-            loads.emplace_back();
-            for (int i = 0; i < count; ++i) {
-                loads.back().push_back(drawn->hottest[stream.below(drawn->hottest.size())]);
-                over = over || loads.back().back() > plan.capacity;
+        for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+            beyond[rank] = 0.0;
+            for (int i = 0; i < counts[rank]; ++i) {
+                const double load = drawn.hottest[stream.below(drawn.hottest.size())];
+                beyond[rank] += load - 1.0;
+                over = over || load > plan.capacity;
             }
         }
         overflows += over ? 1 : 0;
-        steps.push_back(pipeline_load(loads, fill));
+        steps.push_back(pipeline_load(beyond, counts, fill));
     }
     result.time = quantiles(std::move(steps));
-    result.spread = drawn->spread;
-    if (plan.capacity > 0.0 && plan.ep > 1) result.overflow = static_cast<double>(overflows) / step_draws;
-    const int most = std::max(1, *std::max_element(layers.begin(), layers.end()));
-    const std::pair<Key, int> key{{plan.routing, moe->experts, moe->top_k, plan.ep}, most};
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto known = memory_.find(key);
-        if (known != memory_.end()) {
-            result.memory = known->second;
-            return result;
-        }
-    }
-    result.memory = fullest_rank(*drawn, most);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    memory_[key] = result.memory;
+    result.spread = drawn.spread;
+    if (bounded) result.overflow = static_cast<double>(overflows) / step_draws;
     return result;
 }
 

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace moe {
@@ -61,26 +62,37 @@ class LoadTables {
 public:
     // 1 throughout for balanced routing, and for plans without experts.
     StepLoads of(const Plan& plan);
+    Quantiles memory(const Plan& plan); // of() without the rest
 
 private:
     using Key = std::tuple<std::string, int, int, int>; // routing, experts, top_k, EP
-    std::shared_ptr<const LayerLoads> layer(const Plan& plan, const Moe& moe);
+    struct Table {
+        LayerLoads loads;
+        std::map<int, Quantiles> memory; // by MoE layers of the rank that has most
+    };
+    using Cut = std::tuple<const Model*, int, int, std::string>; // model, PP, VPP, layout
+
+    Table& table(const Plan& plan, const Moe& moe);
+    const std::vector<int>& layers(const Plan& plan);
 
     std::mutex mutex_;
-    std::map<Key, std::shared_ptr<const LayerLoads>> layers_;
-    std::map<std::string, std::shared_ptr<const std::vector<std::vector<double>>>> histograms_;
-    std::map<std::pair<Key, int>, Quantiles> memory_; // by layers of a rank
+    std::map<Key, Table> tables_;
+    std::map<std::string, std::vector<std::vector<double>>> histograms_;
+    std::map<Cut, std::vector<int>> layers_;           // MoE layers by pipeline rank
+    std::vector<std::shared_ptr<const Model>> models_; // kept alive, since keys point to them
 };
 
-// The step load of ranks whose MoE layers drew the given loads. Of m micro-batches, m - 1 pass a pipeline at the pace
-// of its most loaded rank and one passes all ranks in turn; ranks behind the most loaded one hide a part of that, so
-// that the result is an upper bound (a test plays pipelines against it: at most 4 % above for m >= 4 pp). loads:
-// [pipeline rank][layer]; fill: the share of the one micro-batch, pp / (m * vpp + pp - 1).
-double pipeline_load(const std::vector<std::vector<double>>& loads, double fill);
+// The step load of pipeline ranks with `layers` MoE layers each, whose drawn loads exceed 1 by `beyond` in sum. Of m
+// micro-batches, m - 1 pass a pipeline at the pace of its most loaded rank and one passes all ranks in turn; ranks
+// behind the most loaded one hide a part of that, so that the result is an upper bound (a test plays pipelines against
+// it: at most 4 % above for m >= 4 pp). fill: the share of the one micro-batch, pp / (m * vpp + pp - 1).
+double pipeline_load(const std::vector<double>& beyond, const std::vector<int>& layers, double fill);
 
 // Whether the plan's routing is a distribution, which has no price before it becomes a load.
 bool skewed(const Plan& plan);
 
+// The plan with a load for its routing; balanced for load 1 without spread.
+Plan at_load(const Plan& plan, double load, double spread);
 // The plan with its distribution replaced by the loads of one point: `time` for pricing, `memory` for planning bytes.
 // The plan itself where its routing is balanced or given as a load.
 Plan at_time_load(const Plan& plan, const StepLoads& loads, SkewPoint point);

@@ -1,6 +1,8 @@
 // Turns skewed plans into plans of given loads and hands them to what prices those.
 #include "simulator/skew.hpp"
 
+#include <cmath>
+
 namespace moe {
 namespace {
 
@@ -24,6 +26,36 @@ private:
     std::unique_ptr<Quoter> quoter_;
 };
 
+// Loads between which others are interpolated: what a search works out per segment and load is worked out for few.
+struct Bracket {
+    double low, high;
+    double share; // of `high`
+};
+
+Bracket bracket(double load) {
+    constexpr double step = 1.2;
+    if (load <= 1.0) return {1.0, 1.0, 0.0};
+    const double low = std::pow(step, std::floor(std::log(load) / std::log(step))), high = low * step;
+    return {low, high, (load - low) / (high - low)};
+}
+
+void blend(Estimate& low, const Estimate& high, double share) {
+    const auto mix = [share](double& a, double b) { a += share * (b - a); };
+    mix(low.step_seconds, high.step_seconds);
+    Breakdown& b = low.breakdown;
+    const Breakdown& other = high.breakdown;
+    mix(b.compute, other.compute);
+    mix(b.tensor, other.tensor);
+    mix(b.context, other.context);
+    mix(b.expert, other.expert);
+    mix(b.pipeline, other.pipeline);
+    mix(b.bubble, other.bubble);
+    mix(b.data, other.data);
+    mix(b.optimizer, other.optimizer);
+    mix(b.recompute, other.recompute);
+    mix(b.host, other.host);
+}
+
 } // namespace
 
 SkewedEstimator::SkewedEstimator(std::shared_ptr<const Hardware> hardware, Stack stack, SkewPoint point)
@@ -31,15 +63,25 @@ SkewedEstimator::SkewedEstimator(std::shared_ptr<const Hardware> hardware, Stack
 
 double SkewedEstimator::memory_bytes(const Plan& plan) {
     if (!skewed(plan)) return fast_.memory_bytes(plan);
-    return fast_.memory_bytes(at_memory_load(plan, tables_.of(plan), point_));
+    return memory_at(plan, at(tables_.memory(plan), point_));
+}
+
+double SkewedEstimator::memory_at(const Plan& plan, double load) {
+    const Bracket near = bracket(load);
+    const double low = fast_.memory_bytes(at_load(plan, near.low, 0.0));
+    if (!(near.share > 0.0)) return low;
+    return low + near.share * (fast_.memory_bytes(at_load(plan, near.high, 0.0)) - low);
 }
 
 Estimate SkewedEstimator::estimate(const Plan& plan) {
     if (!skewed(plan)) return fast_.estimate(plan);
     const StepLoads loads = tables_.of(plan);
-    Estimate e = fast_.estimate(at_time_load(plan, loads, point_));
+    const Bracket loads_near = bracket(at(loads.time, point_));
+    Estimate e = fast_.estimate(at_load(plan, loads_near.low, loads.spread));
+    if (loads_near.share > 0.0)
+        blend(e, fast_.estimate(at_load(plan, loads_near.high, loads.spread)), loads_near.share);
     // The hottest rank changes from layer to layer, so that no rank fills up with the hottest layers' rows.
-    if (!plan.hardware->cpu) e.memory_bytes = fast_.memory_bytes(at_memory_load(plan, loads, point_));
+    if (!plan.hardware->cpu) e.memory_bytes = memory_at(plan, at(loads.memory, point_));
     fill_rates(plan, e);
     return e;
 }

@@ -20,6 +20,8 @@ public:
     std::unique_ptr<Quoter> quoter() override;
 
 private:
+    double memory_at(const Plan& plan, double load);
+
     FastEstimator fast_;
     LoadTables tables_;
     SkewPoint point_;

@@ -137,22 +137,24 @@ TEST_CASE("histograms: CSV and JSON, and what is wrong with them") {
 }
 
 TEST_CASE("step load: equal loads are kept, the formula follows a pipeline that is played") {
-    CHECK(pipeline_load({{1.3, 1.3}, {1.3, 1.3}}, 0.2) == doctest::Approx(1.3));
-    CHECK(pipeline_load({{}, {}}, 0.2) == 1.0);
+    CHECK(pipeline_load({0.6, 0.6}, {2, 2}, 0.2) == doctest::Approx(1.3));
+    CHECK(pipeline_load({0.6, 0.3}, {2, 1}, 0.0) == doctest::Approx(1.3)); // half the layers, half the work
+    CHECK(pipeline_load({0.0, 0.0}, {0, 0}, 0.2) == 1.0);
     std::mt19937 random(1);
     std::uniform_real_distribution<double> load(1.0, 2.5);
     for (const int pp : {2, 4, 8})
         for (const int times : {1, 4, 16}) {
             const int micro_batches = times * pp;
             for (int draw = 0; draw < 20; ++draw) {
-                std::vector<std::vector<double>> loads(static_cast<std::size_t>(pp), std::vector<double>(4));
-                std::vector<double> slots;
-                for (auto& rank : loads) {
+                std::vector<double> slots, beyond;
+                for (int rank = 0; rank < pp; ++rank) {
                     double sum = 0.0;
-                    for (double& x : rank) sum += 0.5 + 0.5 * (x = load(random)); // half of a layer is routed
-                    slots.push_back(sum);
+                    for (int layer = 0; layer < 4; ++layer) sum += load(random) - 1.0;
+                    beyond.push_back(sum);
+                    slots.push_back(4.0 + 0.5 * sum); // half of a layer is routed
                 }
-                const double x = pipeline_load(loads, pp / (micro_batches + pp - 1.0));
+                const std::vector<int> layers(slots.size(), 4);
+                const double x = pipeline_load(beyond, layers, pp / (micro_batches + pp - 1.0));
                 const double predicted = play(std::vector<double>(slots.size(), 4.0 * (0.5 + 0.5 * x)), micro_batches);
                 const double ratio = predicted / play(slots, micro_batches);
                 CHECK(ratio > 1.0 - 1e-9);
