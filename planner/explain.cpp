@@ -315,13 +315,16 @@ std::vector<Plan> front_candidates(const Plan& base, const Stack& stack) {
     const std::vector<bool> both{false, true};
     multiply(sets, [](Plan& plan, unsigned set) { plan.recompute = set; });
     multiply(sizes, [](Plan& plan, std::int64_t size) { plan.mbs = size; });
-    // Offload multiplies the segments to price, so it is tried with the plan's own micro-batch only.
-    for (const Plan& plan : std::vector<Plan>(plans))
-        if (plan.mbs == base.mbs)
-            for (unsigned bit = 1; bit <= offload::optimizer; bit *= 2) {
-                plans.push_back(plan);
-                plans.back().offload ^= bit;
-            }
+    // Offload of activations multiplies the segments to price: it is tried with the plan's own recomputation and
+    // micro-batch only.
+    for (const Plan& plan : std::vector<Plan>(plans)) {
+        if (plan.mbs != base.mbs) continue;
+        for (unsigned bit = 1; bit <= offload::optimizer; bit *= 2) {
+            if (bit != offload::optimizer && plan.recompute != base.recompute) continue;
+            plans.push_back(plan);
+            plans.back().offload ^= bit;
+        }
+    }
     multiply(both, [](Plan& plan, bool on) { plan.optimizer.bf16_moments = on; });
     multiply(both, [](Plan& plan, bool on) { plan.fsdp = on; });
     plans.erase(std::remove_if(plans.begin(), plans.end(), [&](const Plan& plan) { return !sound(plan, stack); }),

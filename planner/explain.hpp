@@ -33,8 +33,9 @@ struct FrontPoint {
     Plan plan;
     Estimate estimate;
 };
-// Those of the plan's mapping with every recompute set of the stack, optimizer moments, offload set, FSDP and
-// micro-batch size that no other one beats in both memory and step time; ascending in memory.
+// Of the plan's mapping with every recompute set of the stack, optimizer moments, optimizer offload, FSDP and
+// micro-batch size up to four times its own, and with each activation offloaded alone: those that no other one beats in
+// both memory and step time; ascending in memory.
 std::vector<FrontPoint> memory_front(const Plan& plan, const Stack& stack, Estimator& estimator);
 
 } // namespace moe
