@@ -21,8 +21,7 @@ struct Weighted {
     double value, weight;
 };
 
-// The smallest value that at least `share` of the weight does not exceed; the ends of the range beyond the first and
-// the last row, as an exchangeable next row may lie there with chance 1 / (n + 1).
+// The smallest value that at least `share` of the weight does not exceed.
 double quantile(std::vector<Weighted> rows, double share) {
     std::sort(rows.begin(), rows.end(), [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
     double all = 0.0, sum = 0.0;

@@ -3,11 +3,13 @@
 
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "simulator/run_plan.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 namespace {
@@ -112,6 +114,20 @@ TEST_CASE("interval: each family, and each system, lies within the interval of t
 }
 
 TEST_CASE("interval: stored residuals name systems that have profiles and families that have models") {
+    std::set<std::string> families;
+    for (const auto& entry : std::filesystem::directory_iterator(profiles_folder() + "/models")) {
+        const std::string path = entry.path().string();
+        try {
+            families.insert(load_model(path).architecture);
+        } catch (const Error&) { // hybrid models are not read
+        }
+    }
+    for (const Residual& r : stored()) {
+        CHECK_MESSAGE(families.count(r.family) == 1, r.run_id);
+        CHECK_MESSAGE(
+            std::filesystem::exists(profiles_folder() + "/hardware/" + hardware_profile_of(r.system) + ".json"),
+            r.run_id);
+    }
     Estimate estimate;
     estimate.tflops_per_gpu = 100.0;
     for (const auto& [model, hardware] : {std::pair{"DeepSeek-V3", "gb200-nvl72"},
