@@ -25,7 +25,8 @@ std::uint64_t splitmix(std::uint64_t x) { // Steele, Lea and Flood 2014
 class Stream {
 public:
     Stream(std::uint64_t a, std::uint64_t b) : key_(splitmix(seed ^ splitmix(a ^ splitmix(b)))) {}
-    double uniform() { return (static_cast<double>(splitmix(key_ ^ splitmix(n_++)) >> 11) + 0.5) * 0x1p-53; }
+    // Inside (0, 1): 52 bits and a half are exact in a double.
+    double uniform() { return (static_cast<double>(splitmix(key_ ^ splitmix(n_++)) >> 12) + 0.5) * 0x1p-52; }
     std::size_t below(std::size_t count) { return static_cast<std::size_t>(uniform() * static_cast<double>(count)); }
     double normal() { return std::sqrt(-2.0 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()); }
     // Marsaglia and Tsang 2000; shapes below 1 by way of shape + 1.
