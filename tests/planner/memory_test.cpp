@@ -196,6 +196,25 @@ TEST_CASE("EP overlap saves a layer while it releases another: one layer more th
     CHECK(held(plan) == (17 * 4 + 1) * layer);
 }
 
+TEST_CASE(
+    "Paged stash keeps 1.2 of the expected routed rows where a capacity plans 1.5, and works on planned buffers") {
+    Plan plan = sample_plans()[4];
+    const auto memory = [&](double capacity, bool paged) {
+        plan.capacity = capacity;
+        plan.paged_stash = paged;
+        return plan_memory(lower(plan, 1)).class_bytes;
+    };
+    const auto saved = static_cast<std::size_t>(MemoryClass::saved),
+               work = static_cast<std::size_t>(MemoryClass::transient);
+    const auto exact = memory(0.0, false), planned = memory(1.5, false), paged = memory(1.5, true);
+    const auto over = [&](const auto& sizes) { return static_cast<double>(sizes[saved] - exact[saved]); };
+    REQUIRE(over(planned) > 0.0);
+    CHECK(over(paged) / over(planned) == doctest::Approx(0.2 / 0.5).epsilon(1e-3));
+    // One layer's buffers of the experts' products wait for nobody else: the workspace holds them once more.
+    CHECK(paged[work] > planned[work]);
+    CHECK(paged[saved] + paged[work] < planned[saved] + planned[work]);
+}
+
 TEST_CASE("Chunks share instances: a rank of PP4 VPP4 keeps 19 to 13 pairs of chunk and micro-batch, not 24 or more") {
     // Megatron's interleaved schedule: 2 (4 - rank - 1) + 3 * 4 + 1 (arXiv 2603.07685 section 4.1; Megatron-LM
     // pipeline_parallel/schedules.py).
