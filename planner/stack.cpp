@@ -16,10 +16,34 @@ namespace {
 
 using Json = nlohmann::json;
 
+// A cost is a number, "@name" of a coefficient, or a list of these that is multiplied out.
+double resolve(const Json& value, const std::string& place, const Coefficients& coefficients) {
+    if (value.is_number()) return value.get<double>();
+    if (value.is_array() && !value.empty()) {
+        double product = 1.0;
+        for (const Json& factor : value) product *= resolve(factor, place, coefficients);
+        return product;
+    }
+    if (!value.is_string() || value.get<std::string>().rfind('@', 0) != 0)
+        refuse("{}: must be a number, the \"@name\" of a coefficient, or a list of these, found {}", place,
+               value.type_name());
+    const std::string name = value.get<std::string>().substr(1);
+    const auto found = coefficients.find(name);
+    if (found == coefficients.end()) refuse("{}: profiles/coefficients.json has no \"{}\"", place, name);
+    return found->second.value;
+}
+
+// Whether a cost holds a number of its own; coefficients carry their source themselves.
+bool states_figure(const Json& cost) {
+    if (cost.is_object() || cost.is_array()) return std::any_of(cost.begin(), cost.end(), states_figure);
+    return cost.is_number();
+}
+
 // Reads the members of one object; what nobody asked for is refused at the end, so that a misspelt field cannot pass.
 class Reader {
 public:
-    Reader(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
+    Reader(const Json& object, std::string place, const Coefficients& coefficients)
+        : object_(object), place_(std::move(place)), coefficients_(coefficients) {
         if (!object_.is_object()) refuse("{}: must be a JSON object, found {}", place_, object_.type_name());
     }
 
@@ -49,8 +73,7 @@ public:
         return value == nullptr ? otherwise : checked(*value, key, low, high);
     }
     double checked(const Json& value, const std::string& key, double low, double high) const {
-        if (!value.is_number()) refuse("{}: \"{}\" must be a number, found {}", place_, key, value.type_name());
-        const double number = value.get<double>();
+        const double number = resolve(value, place_ + ": \"" + key + "\"", coefficients_);
         if (!(number >= low && number <= high))
             refuse("{}: \"{}\" is {}, outside {} to {}", place_, key, number, low, high);
         return number;
@@ -68,6 +91,7 @@ public:
         return result;
     }
     const std::string& place() const { return place_; }
+    const Coefficients& coefficients() const { return coefficients_; }
     const std::set<std::string>& known() const { return known_; }
     void finish() const {
         for (const auto& item : object_.items())
@@ -77,13 +101,14 @@ public:
 private:
     const Json& object_;
     std::string place_;
+    const Coefficients& coefficients_;
     std::set<std::string> known_;
 };
 
 constexpr double longest = 10.0; // seconds; no single cost of a stack is near it
 
 std::array<double, precision_count> by_precision(Reader& costs, const std::string& key) {
-    Reader object(costs.at(key), costs.place() + "." + key);
+    Reader object(costs.at(key), costs.place() + "." + key, costs.coefficients());
     std::array<double, precision_count> result{};
     for (int i = 0; i < precision_count; ++i)
         result[static_cast<std::size_t>(i)] = object.number(to_string(static_cast<Precision>(i)), 0.0, 0.0, 1.0);
@@ -91,8 +116,27 @@ std::array<double, precision_count> by_precision(Reader& costs, const std::strin
     return result;
 }
 
-StackCosts read_costs(const Json& json, const Json& sources, const std::string& place) {
-    Reader costs(json, place + ": costs");
+// "dispatcher": {name: share of both tiers' bandwidth, or {"nvlink": share, "nic": share}}.
+void read_dispatchers(Reader& costs, StackCosts& c) {
+    const Json& dispatchers = costs.at("dispatcher");
+    const std::string place = costs.place() + ".dispatcher";
+    if (!dispatchers.is_object()) refuse("{}: must be a JSON object, found {}", place, dispatchers.type_name());
+    for (const auto& item : dispatchers.items()) {
+        LinkShares& shares = c.dispatcher[to_string(dispatcher_from_string(item.key()))];
+        if (item.value().is_object()) {
+            Reader one(item.value(), place + "." + item.key(), costs.coefficients());
+            shares.nvlink = one.checked(one.at("nvlink"), "nvlink", 0.01, 1.5);
+            shares.nic = one.checked(one.at("nic"), "nic", 0.01, 1.5);
+            one.finish();
+        } else {
+            shares.nvlink = shares.nic = costs.checked(item.value(), "dispatcher." + item.key(), 0.01, 1.5);
+        }
+    }
+}
+
+StackCosts read_costs(const Json& json, const Json& sources, const std::string& place,
+                      const Coefficients& coefficients) {
+    Reader costs(json, place + ": costs", coefficients);
     StackCosts c;
     c.gemm = by_precision(costs, "gemm");
     c.grouped_gemm = by_precision(costs, "grouped_gemm");
@@ -111,25 +155,27 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.tile_seconds = costs.number("tile_seconds", c.tile_seconds, 0.0, 1e-3);
     c.expert_launch_seconds = costs.number("expert_launch_seconds", c.expert_launch_seconds, 0.0, longest);
     c.quantize_share = costs.number("quantize_share", c.quantize_share, 0.0, 1.0);
-    const Json& dispatcher = costs.at("dispatcher");
-    if (!dispatcher.is_object()) refuse("{}: costs.dispatcher: must be a JSON object", place);
-    for (const auto& item : dispatcher.items())
-        c.dispatcher[to_string(dispatcher_from_string(item.key()))] =
-            costs.checked(item.value(), "dispatcher." + item.key(), 0.01, 1.0);
+    c.clock = costs.number("clock", c.clock, 0.1, 2.0);
+    c.host_machine = costs.number("host_machine", c.host_machine, 0.1, 10.0);
+    c.host_software = costs.number("host_software", c.host_software, 0.1, 10.0);
+    c.launch_seconds *= c.host_machine * c.host_software;
+    c.expert_launch_seconds *= c.host_machine * c.host_software;
+    read_dispatchers(costs, c);
     costs.finish();
     // A figure without its evidence cannot be checked by anybody: every cost names where it comes from.
     for (const auto& item : json.items())
-        if (!sources.is_object() || !sources.contains(item.key()) || !sources[item.key()].is_string())
+        if (states_figure(item.value()) &&
+            (!sources.is_object() || !sources.contains(item.key()) || !sources[item.key()].is_string()))
             refuse("{}: costs.{} has no entry in \"cost_sources\": say where the figure comes from", place, item.key());
     return c;
 }
 
-std::vector<Publication> read_published(const Json* list, const std::string& place) {
+std::vector<Publication> read_published(const Json* list, const std::string& place, const Coefficients& none) {
     std::vector<Publication> result;
     if (list == nullptr) return result;
     if (!list->is_array()) refuse("{}: \"published\" must be a list, found {}", place, list->type_name());
     for (const Json& item : *list) {
-        Reader in(item, place + ": published");
+        Reader in(item, place + ": published", none);
         Publication publication;
         publication.source = in.text("source");
         publication.releases = in.list("releases", [](std::string release) { return release; });
@@ -139,8 +185,8 @@ std::vector<Publication> read_published(const Json* list, const std::string& pla
     return result;
 }
 
-Stack read_stack(const Json& json, const std::string& place) {
-    Reader in(json, place);
+Stack read_stack(const Json& json, const std::string& place, const Coefficients& coefficients) {
+    Reader in(json, place, coefficients);
     Stack s;
     s.name = in.text("name");
     s.release = in.text("release");
@@ -163,8 +209,8 @@ Stack read_stack(const Json& json, const std::string& place) {
     s.recompute_modules = recompute::from_string(in.text("recompute_modules"));
     s.usual_dispatcher = dispatcher_from_string(in.text("usual_dispatcher"));
     s.usual_cuda_graph = cuda_graph_from_string(in.text("usual_cuda_graph"));
-    s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place);
-    s.published = read_published(in.find("published"), place);
+    s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place, coefficients);
+    s.published = read_published(in.find("published"), place, coefficients);
     in.finish();
     for (const unsigned set : s.recompute_sets)
         if ((set & ~s.recompute_modules) != 0)
@@ -175,13 +221,14 @@ Stack read_stack(const Json& json, const std::string& place) {
 
 // "on": [{"hardware": [names], "set": {...}}]: what differs on those machines, as a JSON merge patch.
 void apply_hardware(Json& json, const std::string& hardware, const std::string& place) {
+    static const Coefficients none; // lists of names hold no costs
     const auto on = json.find("on");
     if (on == json.end()) return;
     const Json variants = *on;
     json.erase(on);
     if (!variants.is_array()) refuse("{}: \"on\" must be a list, found {}", place, variants.type_name());
     for (const Json& variant : variants) {
-        Reader in(variant, place + ": on");
+        Reader in(variant, place + ": on", none);
         const std::vector<std::string> names = in.list("hardware", [](std::string name) { return name; });
         const Json& set = in.at("set");
         in.finish();
@@ -198,7 +245,8 @@ constexpr int longest_chain = 8; // of bases; more is a circle
 // file changes needs that file's own entry in cost_sources, since its base speaks of another figure.
 Json read_with_bases(const std::string& name, int depth) {
     const std::string path = stacks_folder() + "/" + name + ".json";
-    if (name.find('/') != std::string::npos || !std::filesystem::is_regular_file(path)) {
+    const bool plain = name.find('/') == std::string::npos || (depth > 0 && name.rfind("base/", 0) == 0);
+    if (!plain || !std::filesystem::is_regular_file(path)) {
         const std::vector<std::string> known = stack_names();
         refuse("unknown stack '{}': known are {}", name,
                known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
@@ -215,7 +263,8 @@ Json read_with_bases(const std::string& name, int depth) {
         refuse("{}: more than {} bases follow each other: is it a circle?", path, longest_chain);
     if (json.contains("costs") && json["costs"].is_object())
         for (const auto& item : json["costs"].items())
-            if (!json.contains("cost_sources") || !json["cost_sources"].contains(item.key()))
+            if (states_figure(item.value()) &&
+                (!json.contains("cost_sources") || !json["cost_sources"].contains(item.key())))
                 refuse("{}: costs.{} has no entry in \"cost_sources\": say where the figure comes from", path,
                        item.key());
     Json whole = read_with_bases(json["base"].get<std::string>(), depth + 1);
@@ -240,12 +289,16 @@ std::vector<std::string> stack_names() {
 }
 
 Stack load_stack(const std::string& name, const Hardware& hardware) {
+    return load_stack(name, hardware, load_coefficients());
+}
+
+Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients) {
     const std::string wanted = name.empty() ? hardware.default_stack : name;
     if (wanted.empty()) refuse("hardware {}: has no default_stack: name one with --stack", hardware.name);
     const std::string path = stacks_folder() + "/" + wanted + ".json";
     Json json = read_with_bases(wanted, 0);
     apply_hardware(json, hardware.name, path);
-    Stack stack = read_stack(json, path);
+    Stack stack = read_stack(json, path, coefficients);
     if (stack.name != wanted) refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
     return stack;
 }
@@ -320,7 +373,7 @@ PlanFault check_combinations(const Plan& p, const Stack& s) {
     if (p.ep_overlap && (p.recompute & (recompute::full | recompute::moe)) != 0)
         return {"stack: ep_overlap",
                 fmt::format("ep_overlap on: excludes recompute {}", recompute::to_string(p.recompute))};
-    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && offers(s.host_synced, p.dispatcher))
+    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && p.capacity == 0.0 && offers(s.host_synced, p.dispatcher) && p.dispatcher != Dispatcher::hybridep)
         return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
                                                  to_string(p.dispatcher))};
     if (p.cuda_graph != CudaGraph::none && p.cuda_graph != CudaGraph::full && (p.recompute & recompute::full) != 0)

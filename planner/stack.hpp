@@ -1,6 +1,7 @@
 // A stack: a software generation with what it can do and how efficiently. "moe-plan" is exactly what execute runs.
 #pragma once
 
+#include "planner/coefficients.hpp"
 #include "planner/plan.hpp"
 
 #include <array>
@@ -9,6 +10,11 @@
 #include <vector>
 
 namespace moe {
+
+// Fractions of a link's bandwidth by tier; between domains an exchange also uses the links inside.
+struct LinkShares {
+    double nvlink = 1.0, nic = 1.0;
+};
 
 // Efficiencies are fractions of the hardware's rate that large operations reach; times are seconds. Few and physical;
 // each carries its source in the stack's JSON.
@@ -21,7 +27,7 @@ struct StackCosts {
     double kernel_seconds = 2e-6;             // device time of an empty kernel (tail and start)
     double launch_seconds = 5e-6;             // host time to launch one op without CUDA graphs
     double graph_launch_seconds = 0.5e-6;     // per op inside a CUDA graph
-    std::map<std::string, double> dispatcher; // dispatcher name -> fraction of link bandwidth
+    std::map<std::string, LinkShares> dispatcher; // by the dispatcher's name
     double collective = 0.8;                  // NCCL ring collectives, fraction of link bandwidth
     double step_seconds = 0.0;                // fixed host work per step
     double sync_seconds = 0.0;                // host wait per MoE layer where a dispatcher reads counts on the host
@@ -29,6 +35,8 @@ struct StackCosts {
     double overlap_sm_share = 0.0;            // share of the SMs that communication takes while EP overlap is on
     double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out
     double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
+    double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read
+    double clock = 1.0; // of the machine under full load, over the clock that its peak FLOP/s assume
     double quantize_share = 1.0; // of the bytes of a quantize op that are moved; below 1 it is fused into its producer
 };
 
@@ -65,6 +73,8 @@ struct Stack {
 // By name from profiles/stacks, where a file may state only what differs from its "base"; an empty name gives the
 // hardware's default stack. Throws Error (bad_input).
 Stack load_stack(const std::string& name, const Hardware& hardware);
+// The same with other coefficients than those in profiles/coefficients.json.
+Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients);
 
 // Names in profiles/stacks, sorted.
 std::vector<std::string> stack_names();

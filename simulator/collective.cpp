@@ -136,19 +136,19 @@ double distinct_destinations(int experts, int top_k, int buckets, const Router& 
     return buckets * (1.0 - missed);
 }
 
-double token_exchange_seconds(const GroupLinks& g, double copy_bytes, const Moe& moe) {
+double token_exchange_seconds(const GroupLinks& g, const LinkShares& shares, double copy_bytes, const Moe& moe) {
     if (g.placement.size <= 1) return 0.0;
     const int n = g.placement.size, domains = g.placement.domains;
     const double ranks = distinct_destinations(moe.experts, moe.top_k, n, moe.router);
     double seconds = 0.0;
     if (g.placement.per_domain > 1) {
         const double remote = static_cast<double>(g.placement.per_domain - 1) / g.placement.per_domain;
-        seconds = copy_bytes * ranks * remote / (g.nvlink.bandwidth * g.efficiency);
+        seconds = copy_bytes * ranks * remote / (g.nvlink.bandwidth * shares.nvlink);
     }
     if (domains > 1) {
         const double copies = distinct_destinations(moe.experts, moe.top_k, domains, moe.router);
         const double sent = copy_bytes * copies * (domains - 1) / domains;
-        seconds = std::max(seconds, sent / (g.routes.domains.bandwidth * g.efficiency));
+        seconds = std::max(seconds, sent / (g.routes.domains.bandwidth * shares.nic));
     }
     return g.routes.exchange.latency + seconds;
 }

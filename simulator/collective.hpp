@@ -4,6 +4,7 @@
 
 #include "planner/mesh.hpp"
 #include "planner/model.hpp"
+#include "planner/stack.hpp"
 #include "simulator/network.hpp"
 
 #include <array>
@@ -64,6 +65,6 @@ double distinct_destinations(int experts, int top_k, int buckets, const Router& 
 // Dispatch or combine that sends one copy of a token per distinct destination: over the NIC once per domain, to the
 // peer of the same index there, and over NVLink once per rank; both at the same time. copy_bytes: all local tokens
 // once.
-double token_exchange_seconds(const GroupLinks& group, double copy_bytes, const Moe& moe);
+double token_exchange_seconds(const GroupLinks& group, const LinkShares& shares, double copy_bytes, const Moe& moe);
 
 } // namespace moe

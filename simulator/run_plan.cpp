@@ -111,11 +111,11 @@ std::string stack_of(const std::vector<std::pair<std::string, Publication>>& pub
     return best.empty() ? oldest : best;
 }
 
-RunPlanner::RunPlanner() {
+RunPlanner::RunPlanner(Coefficients coefficients) : coefficients_(std::move(coefficients)) {
     // What a stack stands for does not depend on the machine; any that has a profile will do.
     const Hardware any = load_hardware("h100");
     for (const std::string& name : stack_names())
-        for (const Publication& publication : load_stack(name, any).published)
+        for (const Publication& publication : load_stack(name, any, coefficients_).published)
             published_.emplace_back(name, publication);
 }
 
@@ -151,7 +151,7 @@ std::shared_ptr<const Hardware> RunPlanner::hardware(const std::string& system) 
 const Stack& RunPlanner::stack(const std::string& name, const Hardware& hardware) {
     const std::pair<std::string, std::string> key{name, hardware.name};
     auto found = stacks_.find(key);
-    if (found == stacks_.end()) found = stacks_.emplace(key, load_stack(name, hardware)).first;
+    if (found == stacks_.end()) found = stacks_.emplace(key, load_stack(name, hardware, coefficients_)).first;
     return found->second;
 }
 

@@ -30,7 +30,7 @@ std::string hardware_profile_of(const std::string& system);
 // stacks are read once.
 class RunPlanner {
 public:
-    RunPlanner();
+    explicit RunPlanner(Coefficients coefficients);
     // Never throws for what a row says: that becomes `skipped`. Throws Error for profiles that cannot be read.
     PlannedRun plan(const Run& run);
     const Stack& stack(const Plan& plan); // of a plan that plan() has made
@@ -42,6 +42,7 @@ private:
     std::shared_ptr<const Hardware> hardware(const std::string& system);
     const Stack& stack(const std::string& name, const Hardware& hardware);
 
+    Coefficients coefficients_;
     std::vector<std::pair<std::string, Publication>> published_; // stack name, what it stands for
     std::map<std::string, std::shared_ptr<const Model>> models_; // by name and MTP depth
     std::map<std::string, std::shared_ptr<const Hardware>> machines_;

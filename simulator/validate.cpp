@@ -143,8 +143,9 @@ ValidationSummary summary_of(const std::vector<const Prediction*>& predictions) 
 
 } // namespace
 
-std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const std::function<void(std::size_t)>& progress) {
-    RunPlanner planner;
+std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const Coefficients& coefficients,
+                                     const std::function<void(std::size_t)>& progress) {
+    RunPlanner planner(coefficients);
     Estimators estimators;
     std::vector<Prediction> result;
     for (const Run& run : runs) {

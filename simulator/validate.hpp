@@ -24,8 +24,9 @@ struct Prediction {
     std::vector<std::string> warnings;
 };
 
-// `progress` is called before each row with the number of rows done; it may be empty.
-std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const std::function<void(std::size_t)>& progress);
+// Predicts with these coefficients. `progress` is called before each row with the number of rows done; it may be empty.
+std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const Coefficients& coefficients,
+                                     const std::function<void(std::size_t)>& progress);
 
 struct ValidationSummary {
     int rows = 0, predicted = 0, skipped = 0;

@@ -80,7 +80,7 @@ void validate_verb(const ValidateOptions& options) {
     const std::vector<Run> runs = load_runs(options.runs.empty() ? profiles_folder() + "/runs" : options.runs);
     Console console(options.json);
     const std::vector<Prediction> predictions = predict_runs(
-        runs, [&](std::size_t done) { console.progress(fmt::format("{} of {} runs predicted", done, runs.size())); });
+        runs, load_coefficients(), [&](std::size_t done) { console.progress(fmt::format("{} of {} runs predicted", done, runs.size())); });
     if (options.json) return print(validation_document(predictions));
     const ValidationSummary all = summarize(predictions);
     console.say("{} runs: {} predicted, {} skipped\n", all.rows, all.predicted, all.skipped);

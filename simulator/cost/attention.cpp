@@ -2,6 +2,7 @@
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace moe {
 
@@ -20,10 +21,11 @@ double attention_seconds(const Rates& rates, const Op& op, Precision precision) 
         keys = static_cast<double>(attr->seq_k);
         if (attr->window > 0) keys = std::min(keys, static_cast<double>(attr->window));
     }
-    const double share = std::max(keys, 1.0) / (std::max(keys, 1.0) + c.attention_half_length);
+    const double narrow = attr == nullptr ? 1.0 : std::min(1.0, std::sqrt(attr->v_dim / 128.0));
+    const double share = narrow * std::max(keys, 1.0) / (std::max(keys, 1.0) + c.attention_half_length);
     const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(Precision::bf16)];
     const double gain = precision > Precision::bf16 ? fp8_gain : 1.0;
-    const double compute = op.flops / (gain * peak * limit * share * rates.sm_share);
+    const double compute = op.flops / (gain * peak * limit * c.clock * share * rates.sm_share);
     const double memory = op.bytes / (rates.hardware->memory_bandwidth * c.memory);
     return std::max(compute, memory) + c.kernel_seconds;
 }

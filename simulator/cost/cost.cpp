@@ -64,9 +64,10 @@ double core_seconds(const Hardware& hardware, const StackCosts& costs, const Op&
     return std::max(compute, op.bytes / (hardware.memory_bandwidth * costs.memory)) + costs.kernel_seconds;
 }
 
-double flop_rate(const Plan& plan, const std::array<double, precision_count>& efficiency, Precision precision) {
+double flop_rate(const Plan& plan, double clock, const std::array<double, precision_count>& efficiency,
+                 Precision precision) {
     const auto i = static_cast<std::size_t>(precision);
-    const double rate = plan.hardware->peak_flops[i] * efficiency[i];
+    const double rate = plan.hardware->peak_flops[i] * efficiency[i] * clock;
     if (!(rate > 0.0))
         refuse("precision {}: hardware {} has peak {} FLOP/s and the stack's efficiency there is {}: choose another "
                "precision",
@@ -85,12 +86,12 @@ double CostModel::compute_seconds(const Op& op, const Program& program) const {
     }
     const Rates rates{&hardware, &stack_.costs, plan_.ep_overlap ? 1.0 - stack_.costs.overlap_sm_share : 1.0};
     if (const auto* gemm = std::get_if<GemmAttr>(&op.attr)) {
-        const double rate = flop_rate(plan_, stack_.costs.gemm, gemm_precision(op, program));
+        const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, gemm_precision(op, program));
         return gemm_seconds(rates, rate, 1.0, static_cast<double>(gemm->m), static_cast<double>(gemm->n),
                             static_cast<double>(gemm->k), op.bytes);
     }
     if (const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr)) {
-        const double rate = flop_rate(plan_, stack_.costs.grouped_gemm, gemm_precision(op, program));
+        const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, gemm_precision(op, program));
         const double rows = expected_rows(program, op.in.front()) / std::max(1, grouped->groups);
         const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
                    groups = static_cast<double>(grouped->groups);
@@ -114,7 +115,7 @@ double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows) const {
     const auto found = stack_.costs.dispatcher.find(name);
     if (found == stack_.costs.dispatcher.end())
         refuse("dispatcher {}: stack {} states no efficiency for it: use one that it offers", name, stack_.name);
-    group.efficiency = found->second;
+    group.efficiency = group.placement.domains > 1 ? found->second.nic : found->second.nvlink;
     if (plan_.dispatcher == Dispatcher::alltoall) return all_to_all_seconds(group, op.bytes);
     const Moe* moe = nullptr;
     for (const LayerKind& kind : plan_.model->kinds)
@@ -122,7 +123,7 @@ double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows) const {
     if (moe == nullptr) fail("op {}: no layer kind has {} experts", to_string(op.kind), rows.experts);
     const double copy = op.bytes / (moe->top_k * std::max(1, rows.etp));
     if (plan_.dispatcher == Dispatcher::allgather) return all_gather_seconds(group, copy * group.placement.size);
-    return token_exchange_seconds(group, copy, *moe);
+    return token_exchange_seconds(group, found->second, copy, *moe);
 }
 
 double CostModel::communication_seconds(const Op& op, const Program& program) const {

@@ -36,8 +36,10 @@ CudaGraph scope_of(const Op& op) {
 double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
     if (plan.hardware->cpu) return 0.0; // the rank's own thread runs the op
     const CudaGraph scope = scope_of(op);
+    // With a planned capacity shapes never change, so that graphs of single layers hold the experts as well.
+    const bool whole = plan.cuda_graph != CudaGraph::none && plan.capacity > 0.0 && op.phase != Phase::step;
     const bool graph =
-        plan.cuda_graph == CudaGraph::full || (scope != CudaGraph::none && holds(plan.cuda_graph, scope));
+        whole || plan.cuda_graph == CudaGraph::full || (scope != CudaGraph::none && holds(plan.cuda_graph, scope));
     if (graph) return stack.costs.graph_launch_seconds;
     const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr);
     return stack.costs.launch_seconds +
@@ -46,6 +48,8 @@ double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
 
 bool host_waits(const Plan& plan, const Stack& stack, const Op& op) {
     if (op.kind != OpKind::expert_counts || stack.costs.sync_seconds <= 0.0) return false;
+    // Buffers of a planned capacity, which a graph of the whole step needs, spare the host the counts.
+    if (plan.capacity > 0.0 || plan.cuda_graph == CudaGraph::full) return false;
     return std::find(stack.host_synced.begin(), stack.host_synced.end(), plan.dispatcher) != stack.host_synced.end();
 }
 

@@ -95,7 +95,8 @@ TEST_CASE("dispatch latencies of the published table within a quarter") {
         CAPTURE(row.placement.size);
         const moe::Hardware hardware = moe::load_hardware(row.hardware);
         const double hybrid =
-            moe::token_exchange_seconds(links(hardware, row.placement, row.hybrid_efficiency), copy, deepseek());
+            moe::token_exchange_seconds(links(hardware, row.placement, 1.0), {row.hybrid_efficiency, row.hybrid_efficiency},
+                                        copy, deepseek());
         const double alltoall =
             moe::all_to_all_seconds(links(hardware, row.placement, row.alltoall_efficiency), 8 * copy);
         CHECK(std::abs(hybrid / row.hybrid - 1.0) < 0.25);

@@ -64,7 +64,7 @@ moe::Run llama() {
 }
 
 moe::PlannedRun planned(const moe::Run& run) {
-    static moe::RunPlanner planner;
+    static moe::RunPlanner planner(moe::load_coefficients());
     return planner.plan(run);
 }
 

@@ -73,7 +73,7 @@ TEST_CASE("summary: mean and signed errors, share within a tenth, rank order") {
 TEST_CASE("a predicted run counts FLOPs as the published figure does") {
     moe::Run twice = mixtral();
     *twice.gflop_per_token_std *= 2.0;
-    const auto rows = moe::predict_runs({mixtral(), twice}, {});
+    const auto rows = moe::predict_runs({mixtral(), twice}, moe::load_coefficients(), {});
     REQUIRE(rows[0].skipped == "");
     CHECK(rows[0].predicted == doctest::Approx(rows[0].estimate.tokens_per_second_per_gpu * 242.17e9 / 1e12));
     CHECK(rows[1].predicted == doctest::Approx(2.0 * rows[0].predicted));
@@ -83,14 +83,14 @@ TEST_CASE("a predicted run counts FLOPs as the published figure does") {
 }
 
 TEST_CASE("a blank micro-batch size is the fastest that fits; a given one is kept") {
-    const auto open = moe::predict_runs({mixtral()}, {}).at(0);
+    const auto open = moe::predict_runs({mixtral()}, moe::load_coefficients(), {}).at(0);
     REQUIRE(open.skipped == "");
     CHECK(open.estimate.fits);
     for (const int size : {1, 2, 4}) {
         moe::Run run = mixtral();
         run.mbs = size;
         run.recompute_modules = "none";
-        const auto pinned = moe::predict_runs({run}, {}).at(0);
+        const auto pinned = moe::predict_runs({run}, moe::load_coefficients(), {}).at(0);
         REQUIRE(pinned.skipped == "");
         CHECK(pinned.plan.mbs == size);
         if (pinned.estimate.fits) CHECK(pinned.predicted <= open.predicted * (1.0 + 1e-9));
@@ -102,7 +102,7 @@ TEST_CASE("a plan that is predicted not to fit is still timed, with a warning") 
     run.mbs = 4;
     run.seq_len = 65536;
     run.recompute_modules = "none";
-    const auto p = moe::predict_runs({run}, {}).at(0);
+    const auto p = moe::predict_runs({run}, moe::load_coefficients(), {}).at(0);
     REQUIRE(p.skipped == "");
     CHECK_FALSE(p.estimate.fits);
     CHECK(p.predicted > 0.0);
@@ -130,7 +130,7 @@ TEST_CASE("every transformer has a prediction on every machine") {
             runs.push_back(run);
         }
     REQUIRE(runs.size() > 300);
-    for (const moe::Prediction& p : moe::predict_runs(runs, {})) {
+    for (const moe::Prediction& p : moe::predict_runs(runs, moe::load_coefficients(), {})) {
         CAPTURE(p.run_id);
         CHECK(p.skipped == "");
         CHECK(std::isfinite(p.predicted));
@@ -142,7 +142,7 @@ TEST_CASE("every transformer has a prediction on every machine") {
 }
 
 TEST_CASE("the shipped runs: most are predicted, and in the right order") {
-    const auto rows = moe::predict_runs(moe::load_runs(moe::profiles_folder() + "/runs"), {});
+    const auto rows = moe::predict_runs(moe::load_runs(moe::profiles_folder() + "/runs"), moe::load_coefficients(), {});
     const moe::ValidationSummary s = moe::summarize(rows);
     CHECK(s.rows == 571);
     CHECK(s.predicted >= 375);

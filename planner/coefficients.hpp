@@ -1,0 +1,25 @@
+// Coefficients: the few fitted numbers that stacks name instead of stating them, each with its prior and its evidence.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+struct Coefficient {
+    double value = 0.0;
+    double prior = 0.0;    // what is known without the published runs
+    double spread = 0.0;   // of log(value / prior) that is still plausible; 0: known, not fitted
+    double error = 0.0;    // standard error of log(value) after the fit; 0 where it was not fitted
+    std::string unit, source;
+};
+
+// By name, in the order of the names.
+using Coefficients = std::map<std::string, Coefficient>;
+
+// profiles/coefficients.json. Throws Error (bad_input).
+Coefficients load_coefficients();
+void save_coefficients(const Coefficients& coefficients, const std::string& path);
+
+} // namespace moe

@@ -1,0 +1,33 @@
+// Robust least squares with priors on the logarithms of coefficients: the mathematics of the fit, free of what is fitted.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+// Residuals of all rows for parameters x; finite. Called from several threads at once.
+using Residuals = std::function<std::vector<double>(const std::vector<double>& x)>;
+
+struct LeastSquares {
+    Residuals residuals;
+    std::vector<double> weight; // by row: 1 / variance, 0 leaves the row out
+    std::vector<double> spread; // by parameter: standard deviation of its prior around 0
+    double huber = 0.1;         // |residual| from which on a row counts linearly
+    int iterations = 8;
+};
+
+struct Solution {
+    std::vector<double> x, residuals;
+    std::vector<double> error; // standard error of x from the curvature, priors included
+    double objective = 0.0;
+};
+
+// Gauss-Newton with halved steps from `start`; the derivative is taken by differences of `step`. With `jacobian` given
+// (by row, then parameter) it is kept instead of being taken anew: for refits on most of the rows.
+using Jacobian = std::vector<std::vector<double>>;
+Jacobian differences(const LeastSquares& problem, const std::vector<double>& x, const std::vector<double>& residuals);
+Solution solve(const LeastSquares& problem, std::vector<double> start, const Jacobian* jacobian);
+
+} // namespace moe::tools
