@@ -145,6 +145,14 @@ TensorId Builder::ring_step(TensorId x, const std::string& name) {
     return next;
 }
 
+// n streams are read for the maps and the layer's input, then read and written with its output (arXiv 2409.19606).
+TensorId Builder::residual(TensorId x, TensorId y, const std::string& name) {
+    const TensorId sum = add(x, y, name);
+    if (model().residual_streams > 1)
+        current().ops.back().bytes += (3.0 * model().residual_streams - 2.0) * at(x).expected_bytes();
+    return sum;
+}
+
 TensorId Builder::gather_tokens(TensorId x, const std::string& name) {
     if (plan_.tp == 1) return x;
     const TensorId out = tensor(name, at(x).dtype, at(x).rows * plan_.tp, at(x).cols);

@@ -69,6 +69,8 @@ public:
 
     // C[m, n] (+)= op(A) op(B).
     Op& gemm(TensorId a, TensorId b, TensorId c, GemmAttr attr);
+    // x + y where a layer ends; with hyper-connections its bytes are those of all residual streams.
+    TensorId residual(TensorId x, TensorId y, const std::string& name);
     TensorId add(TensorId a, TensorId b, const std::string& name);
 
     // Whether the open module's products run piece by piece beside their gather or reduction over TP.

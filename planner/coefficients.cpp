@@ -7,10 +7,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
+
 namespace moe {
 
 Coefficients load_coefficients() {
     const std::string path = profiles_folder() + "/coefficients.json";
+    if (!std::filesystem::exists(path)) return {}; // stacks that name none need none
     const JsonObject json = JsonObject::parse(read_file(path), path);
     Coefficients result;
     for (const std::string& name : json.keys()) {

@@ -204,6 +204,7 @@ struct AttentionAttr {
     std::int64_t window = 0;
     double scale = 1.0;
     bool causal = true;
+    bool gathered = false; // keys are picked by index (cost only)
     double visible = 0.5; // share of the seq_q x seq_k square that the mask leaves (cost only)
 };
 struct ActivationAttr {

@@ -142,6 +142,7 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.grouped_gemm = by_precision(costs, "grouped_gemm");
     c.attention_forward = costs.number("attention_forward", c.attention_forward, 0.01, 1.5);
     c.attention_backward = costs.number("attention_backward", c.attention_backward, 0.01, 1.5);
+    c.attention_gathered = costs.number("attention_gathered", c.attention_gathered, 0.01, 1.0);
     c.attention_half_length = costs.number("attention_half_length", c.attention_half_length, 0.0, 1e6);
     c.memory = costs.number("memory", c.memory, 0.01, 1.0);
     c.permute = costs.number("permute", c.permute, 0.01, 1.0);
@@ -373,7 +374,8 @@ PlanFault check_combinations(const Plan& p, const Stack& s) {
     if (p.ep_overlap && (p.recompute & (recompute::full | recompute::moe)) != 0)
         return {"stack: ep_overlap",
                 fmt::format("ep_overlap on: excludes recompute {}", recompute::to_string(p.recompute))};
-    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && p.capacity == 0.0 && offers(s.host_synced, p.dispatcher) && p.dispatcher != Dispatcher::hybridep)
+    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && p.capacity == 0.0 && offers(s.host_synced, p.dispatcher) &&
+        p.dispatcher != Dispatcher::hybridep)
         return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
                                                  to_string(p.dispatcher))};
     if (p.cuda_graph != CudaGraph::none && p.cuda_graph != CudaGraph::full && (p.recompute & recompute::full) != 0)

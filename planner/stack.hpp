@@ -31,6 +31,7 @@ struct StackCosts {
     double collective = 0.8;                  // NCCL ring collectives, fraction of link bandwidth
     double step_seconds = 0.0;                // fixed host work per step
     double sync_seconds = 0.0;                // host wait per MoE layer where a dispatcher reads counts on the host
+    double attention_gathered = 1.0;          // of these rates, where keys are picked by index
     double attention_half_length = 1200.0;    // sequence length at which attention reaches half of its rate, tokens
     double overlap_sm_share = 0.0;            // share of the SMs that communication takes while EP overlap is on
     double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out

@@ -33,9 +33,10 @@ SlotTime chain(const std::vector<std::pair<const SegmentTime*, int>>& parts) {
         double sum = 0.0;
         for (const auto& [time, count] : parts)
             for (int i = 0; i < count; ++i) {
-                const double spent = std::max(time->device, time->together - std::max(0.0, lead));
+                const double spent = std::max(time->device, time->together - lead);
                 sum += spent;
-                lead = time->waits ? time->lead_after : lead + spent - time->host;
+                const double waited = time->waits ? time->device - time->lead_after : -far_ahead;
+                lead = spent - std::max(waited, time->host - lead);
             }
         slot.lead_after = lead;
         return sum;

@@ -143,8 +143,10 @@ private:
     double seconds(Rank& rank, const SlotTime& slot, double start) const {
         return std::max(slot.ahead, slot.together - (start - rank.host));
     }
-    void issue(Rank& rank, const SlotTime& slot, double end) const {
-        rank.host = slot.waits ? end - slot.lead_after : rank.host + slot.host;
+    // The host is through when it has issued everything, at the earliest some time after the last counts it waits for.
+    void issue(Rank& rank, const SlotTime& slot, double start) const {
+        rank.host += slot.host;
+        if (slot.waits) rank.host = std::max(rank.host, start + slot.ahead - slot.lead_after);
     }
     const SlotTime& slot_of(int r, const Turn& turn) const {
         return turn.forward ? chunk(r, turn.chunk).forward : chunk(r, turn.chunk).backward;
@@ -157,7 +159,7 @@ private:
         const double spent = seconds(rank, slot, start);
         rank.play.host += spent - slot.ahead;
         const double end = finish_slot(r, turn, start, start + spent, start + spent);
-        issue(rank, slot, end);
+        issue(rank, slot, start);
         rank.free = end;
         ++rank.next;
     }
@@ -186,7 +188,8 @@ private:
         const double sent_b = sent(start_b, slot_b.ahead, merged.backward_end);
         finish_slot(r, a, start_a, end, sent_a);
         finish_slot(r, b, start_b, end, sent_b);
-        rank.host = merged.waits ? end - merged.lead_after : rank.host + slot_a.host + slot_b.host;
+        rank.host += slot_a.host + slot_b.host;
+        if (merged.waits) rank.host = std::max(rank.host, end - merged.lead_after);
         rank.free = end;
         rank.next += 2;
     }

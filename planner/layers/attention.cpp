@@ -127,7 +127,7 @@ TensorId AttentionLayer::forward(Builder& b, TensorId x) {
         y = biased;
     }
     b.module = Module::residual;
-    return b.add(x, y, "attn_residual");
+    return b.residual(x, y, "attn_residual");
 }
 
 TensorId AttentionLayer::backward(Builder& b, TensorId dy) {

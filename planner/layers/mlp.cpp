@@ -92,7 +92,7 @@ TensorId MlpLayer::forward(Builder& b, TensorId x) {
         return scaled;
     }
     b.module = Module::residual;
-    return b.add(x, y, "mlp_residual");
+    return b.residual(x, y, "mlp_residual");
 }
 
 TensorId MlpLayer::backward(Builder& b, TensorId dy) {

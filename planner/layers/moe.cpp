@@ -62,7 +62,7 @@ TensorId MoeLayer::forward(Builder& b, TensorId x) {
     TensorId y = combine(b, experts(b, rows), "expert_sum");
     b.module = Module::residual;
     if (shared != no_tensor) y = b.add(y, shared, "moe_out");
-    return b.add(x, y, "moe_residual");
+    return b.residual(x, y, "moe_residual");
 }
 
 TensorId MoeLayer::backward(Builder& b, TensorId dy) {

@@ -43,8 +43,11 @@ TensorId Norm::backward(Builder& b, TensorId dy, TensorId dresidual, TensorId dx
     if (dx == no_tensor)
         dx = b.activation(b.at(y).name.substr(b.at(y).name.find('.') + 1) + ".dx", shape.rows, shape.cols);
     const Weight w = b.weight(key, cols, 1);
-    b.emit(OpKind::rmsnorm_grad, {dy, x, w.value, rstd, dresidual}, {dx, w.gradient},
-           NormAttr{shape.rows, cols, shape.cols, eps > 0.0 ? eps : b.model().norm_eps});
+    Op& op = b.emit(OpKind::rmsnorm_grad, {dy, x, w.value, rstd, dresidual}, {dx, w.gradient},
+                    NormAttr{shape.rows, cols, shape.cols, eps > 0.0 ? eps : b.model().norm_eps});
+    // Hyper-connections: gradients and values of all streams are read and gradients written, twice a layer.
+    if (dresidual != no_tensor && b.model().residual_streams > 1)
+        op.bytes += (6.0 * b.model().residual_streams - 2.0) * shape.expected_bytes();
     return dx;
 }
 

@@ -15,7 +15,8 @@ double attention_seconds(const Rates& rates, const Op& op, Precision precision) 
     constexpr double fp8_gain = 1200.0 / 740.0;
     const auto* attr = std::get_if<AttentionAttr>(&op.attr);
     const StackCosts& c = *rates.costs;
-    const double limit = op.kind == OpKind::attention ? c.attention_forward : c.attention_backward;
+    double limit = op.kind == OpKind::attention ? c.attention_forward : c.attention_backward;
+    if (attr != nullptr && attr->gathered) limit *= c.attention_gathered;
     double keys = 1.0;
     if (attr != nullptr) {
         keys = static_cast<double>(attr->seq_k);

@@ -91,7 +91,8 @@ double CostModel::compute_seconds(const Op& op, const Program& program) const {
                             static_cast<double>(gemm->k), op.bytes);
     }
     if (const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr)) {
-        const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, gemm_precision(op, program));
+        const double rate =
+            flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, gemm_precision(op, program));
         const double rows = expected_rows(program, op.in.front()) / std::max(1, grouped->groups);
         const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
                    groups = static_cast<double>(grouped->groups);

@@ -86,8 +86,8 @@ int main(int argc, char** argv) {
             Coefficient& c = fit.base[fit.names[j]];
             c.value = c.prior * std::exp(s.x[j]);
             c.error = s.error[j];
-            fmt::print("{:28} prior {:9.4g} spread {:.2f} value {:9.4g} +- {:4.1f} %  ({:+.1f} spreads)\n", fit.names[j],
-                       c.prior, c.spread, c.value, 100 * c.error, s.x[j] / c.spread);
+            fmt::print("{:28} prior {:9.4g} spread {:.2f} value {:9.4g} +- {:4.1f} %  ({:+.1f} spreads)\n",
+                       fit.names[j], c.prior, c.spread, c.value, 100 * c.error, s.x[j] / c.spread);
         }
         if (has("--write")) save_coefficients(fit.base, profiles_folder() + "/coefficients.json");
     }
@@ -97,8 +97,9 @@ int main(int argc, char** argv) {
         for (const Prediction& p : last) {
             const Breakdown& b = p.estimate.breakdown;
             const double t = p.estimate.step_seconds / 100.0;
-            fmt::print("ROW {:+5.0f}% {} {:60} {:6.0f} cmp{:.0f} tp{:.0f} ep{:.0f} bub{:.0f} dp{:.0f} opt{:.0f} rec{:.0f} host{:.0f} {}\n", 100 * p.error,
-                       p.tier, p.run_id, p.published, b.compute / t, b.tensor / t, b.expert / t, b.bubble / t,
-                       b.data / t, b.optimizer / t, b.recompute / t, b.host / t, p.stack);
+            fmt::print("ROW {:+5.0f}% {} {:60} {:6.0f} cmp{:.0f} tp{:.0f} ep{:.0f} bub{:.0f} dp{:.0f} opt{:.0f} "
+                       "rec{:.0f} host{:.0f} {}\n",
+                       100 * p.error, p.tier, p.run_id, p.published, b.compute / t, b.tensor / t, b.expert / t,
+                       b.bubble / t, b.data / t, b.optimizer / t, b.recompute / t, b.host / t, p.stack);
         }
 }

@@ -72,8 +72,7 @@ Solution solve(const LeastSquares& problem, std::vector<double> x, const Jacobia
     Jacobian jacobian;
     for (int iteration = 0; iteration < problem.iterations; ++iteration) {
         if (kept == nullptr) jacobian = differences(problem, x, residuals);
-        const auto [curvature, descent] =
-            normal_equations(problem, kept != nullptr ? *kept : jacobian, x, residuals);
+        const auto [curvature, descent] = normal_equations(problem, kept != nullptr ? *kept : jacobian, x, residuals);
         const Eigen::VectorXd move = curvature.ldlt().solve(descent);
         const double before = now;
         for (double share = 1.0; share > 0.05; share *= 0.5) {

@@ -1,4 +1,5 @@
-// Robust least squares with priors on the logarithms of coefficients: the mathematics of the fit, free of what is fitted.
+// Robust least squares with priors on the logarithms of coefficients: the mathematics of the fit, free of what is
+// fitted.
 #pragma once
 
 #include <functional>
