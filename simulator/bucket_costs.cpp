@@ -11,7 +11,7 @@ double gathered_bytes(const BucketSize& b) {
 
 } // namespace
 
-double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group) {
+OpCost price_op(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group) {
     Program program;
     Tensor tensor;
     tensor.dtype = dtype;
@@ -21,7 +21,14 @@ double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtyp
     op.in = {0};
     op.bytes = bytes;
     op.group = group;
-    return model(op, program).device;
+    const bool message = kind == OpKind::send || kind == OpKind::recv;
+    op.module = message ? Module::pipeline : Module::data_parallel;
+    op.phase = message ? Phase::forward : Phase::step;
+    return model(op, program);
+}
+
+double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group) {
+    return price_op(model, kind, bytes, dtype, group).device;
 }
 
 double update_bytes(const Plan& plan, const BucketSize& b) {
@@ -42,7 +49,7 @@ BucketTime time_of(const CostModel& model, const BucketSize& b) {
     t.zero = price_bytes(model, OpKind::zero, sum_bytes, sums);
     t.late_zero = is_quantized(b.weight_dtype);
     if (is_quantized(b.weight_dtype))
-        t.gather += price_bytes(model, OpKind::quantize, gathered_bytes(b) + weight_bytes(b), Dtype::bf16);
+        t.quantize = price_bytes(model, OpKind::quantize, gathered_bytes(b) + weight_bytes(b), Dtype::bf16);
     t.squares = price_bytes(model, OpKind::sum_squares, sum_bytes / b.group_size, sums);
     if ((model.plan().offload & offload::optimizer) != 0) {
         t.reload = price_bytes(model, OpKind::copy_from_host, optimizer_bytes(model.plan(), b), Dtype::f32);

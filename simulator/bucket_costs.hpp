@@ -7,7 +7,9 @@
 
 namespace moe {
 
-// Seconds of an op that exists only to be priced, over a tensor of the given type; bytes as Op::bytes.
+// An op that exists only to be priced, over a tensor of the given type: of the step's begin and finish, or a message
+// between stages. bytes: as Op::bytes.
+OpCost price_op(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {});
 double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {});
 
 // Bytes that one optimizer step of this rank's shard moves.

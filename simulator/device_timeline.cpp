@@ -58,14 +58,19 @@ struct Access {
 
 class Device {
 public:
-    Device(const Stack& stack, RankRun& run, std::vector<Unit> units, Exchange& exchange, double lead = 0.0)
+    Device(const Stack& stack, RankRun& run, std::vector<Unit> units, Exchange& exchange, const Clocks& start = {})
         : stack_(stack),
           run_(run),
           program_(*run.program),
           units_(std::move(units)),
           exchange_(exchange),
-          host_(-lead) {
+          host_(start.host) {
         number_clocks();
+        std::fill(std::begin(stream_free_), std::end(stream_free_), start.device);
+        for (const Stream s : {Stream::tensor, Stream::host}) stream_free_[static_cast<std::size_t>(s)] = start.ring;
+        for (std::size_t id = 0; id < program_.tensors.size(); ++id)
+            if (is_buffer(program_.tensors[id]) && program_.tensors[id].base == no_tensor)
+                read_[static_cast<std::size_t>(first_clock_[id])] = start.ring;
         look_ahead();
         begin_unit();
         std::size_t rows = 0;
@@ -73,6 +78,12 @@ public:
             rows += program_.templates[static_cast<std::size_t>(slot.index)].ops.size();
         run_.rows.reserve(rows);
         run_.host_bound.reserve(rows);
+    }
+
+    // Nothing reads or overwrites `tensor`, which is no view, before `when`.
+    void delay(TensorId tensor, double when) {
+        const auto id = static_cast<std::size_t>(tensor);
+        std::fill_n(written_.begin() + first_clock_[id], instances_[id], when);
     }
 
     bool done() const { return unit_ == units_.size(); }
@@ -378,10 +389,12 @@ void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& ru
     play(devices);
 }
 
-void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, double lead) {
+void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, const Clocks& start, TensorId late,
+                  double when) {
     Exchange exchange;
     std::vector<Device> devices;
-    devices.emplace_back(stack, run, units, exchange, lead);
+    devices.emplace_back(stack, run, units, exchange, start);
+    if (late != no_tensor) devices.front().delay(late, when);
     play(devices);
 }
 

@@ -25,32 +25,6 @@ struct FastEstimator::State {
 
 namespace {
 
-// Chains segments: how far the host is ahead after one is its start into the next.
-SlotTime chain(const std::vector<std::pair<const SegmentTime*, int>>& parts) {
-    constexpr double far_ahead = 1e3;
-    SlotTime slot;
-    const auto walk = [&](double lead) {
-        double sum = 0.0;
-        for (const auto& [time, count] : parts)
-            for (int i = 0; i < count; ++i) {
-                const double spent = std::max(time->device, time->together - lead);
-                sum += spent;
-                const double waited = time->waits ? time->device - time->lead_after : -far_ahead;
-                lead = spent - std::max(waited, time->host - lead);
-            }
-        slot.lead_after = lead;
-        return sum;
-    };
-    slot.ahead = walk(far_ahead);
-    slot.together = walk(0.0);
-    if (!parts.empty()) slot.unaided = std::min(parts.front().first->unaided, slot.ahead);
-    for (const auto& [time, count] : parts) {
-        slot.host += time->host * count;
-        slot.waits = slot.waits || time->waits;
-    }
-    return slot;
-}
-
 void add_parts(Breakdown& sum, const Breakdown& part, double times) {
     sum.compute += times * part.compute;
     sum.tensor += times * part.tensor;
@@ -117,6 +91,12 @@ private:
     std::vector<std::int64_t> filled_;
 };
 
+// A segment of a chunk, with the index of the bucket behind each of its uses (-1: none).
+struct Placed {
+    const SegmentCost* cost;
+    std::vector<int> buckets;
+};
+
 // The buckets of a chunk, and when its forward and backward use them.
 std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs, const Plan& plan,
                                      const StageShape& shape) {
@@ -124,29 +104,38 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs
         plan.pp > 1 ? stage_buckets(cache, plan, shape.stage, shape.segments) : cache.stage_buckets(plan, shape.stage);
     std::vector<BucketTime> times;
     for (const BucketSize& size : sizes) times.push_back(time_of(costs, size));
-    double forward = 0.0, backward = 0.0; // until the segment's forward begins, from the end of its backward
-    for (const auto& [id, count] : shape.segments) {
-        const SegmentCost& cost = cache.cost(plan, id);
-        forward += cost.forward.device * count;
-    }
-    std::vector<bool> used(sizes.size(), false);
+    std::vector<Placed> segments;
     BucketFiller filler(sizes);
-    for (const auto& [id, count] : shape.segments) {
-        const SegmentCost& cost = cache.cost(plan, id);
+    for (const auto& [id, count] : shape.segments)
         for (int i = 0; i < count; ++i) {
-            for (const BucketUse& use : cost.uses) {
-                const int found = filler.place(use.bucket);
-                if (found < 0) continue;
-                const auto b = static_cast<std::size_t>(found);
-                BucketTime& time = times[b];
-                time.after_read = std::max(time.after_read, forward - cost.forward.device + use.after_read);
-                time.after_written = std::max(time.after_written, backward + use.after_written);
-                if (!used[b]) time.after_final = backward + use.after_final; // the first segment is the last to finish
-                used[b] = true;
-            }
-            forward -= cost.forward.device;
-            backward += cost.backward.device;
+            segments.push_back({&cache.cost(plan, id), {}});
+            for (const BucketUse& use : segments.back().cost->uses)
+                segments.back().buckets.push_back(filler.place(use.bucket));
         }
+    const auto each_use = [&times](const Placed& segment, auto&& visit) {
+        for (std::size_t i = 0; i < segment.buckets.size(); ++i)
+            if (segment.buckets[i] >= 0)
+                visit(times[static_cast<std::size_t>(segment.buckets[i])], segment.cost->uses[i]);
+    };
+    for (const Placed& segment : segments) {
+        const Passage& next = segment.cost->forward.passage;
+        for (BucketTime& time : times) time.after_weights = next.after(time.after_weights, time.after_weights.device);
+        each_use(segment, [](BucketTime& time, const BucketUse& use) {
+            time.after_weights = latest(time.after_weights, use.after_weights);
+        });
+    }
+    Passage so_far;
+    for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment) {
+        const Passage& next = segment->cost->backward.passage;
+        so_far = segment == segments.rbegin() ? next : so_far.then(next);
+        for (BucketTime& time : times) time.after_zero = next.after(time.after_zero, time.after_zero.device);
+        each_use(*segment, [&so_far](BucketTime& time, const BucketUse& use) {
+            time.after_zero = latest(time.after_zero, use.after_zero);
+            time.until_final = so_far; // the first segment is the last to finish
+            for (Clocks* from : {&time.until_final.from_host, &time.until_final.from_device,
+                                 &time.until_final.from_ring, &time.until_final.from_message})
+                from->device -= use.after_final;
+        });
     }
     return times;
 }
@@ -154,20 +143,17 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs
 ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& plan, const StageShape& shape) {
     ChunkModel chunk;
     chunk.segments = shape.segments;
-    std::vector<std::pair<const SegmentTime*, int>> forward, backward;
-    for (const auto& [id, count] : chunk.segments) {
-        const SegmentCost& cost = cache.cost(plan, id);
-        forward.emplace_back(&cost.forward, count);
-        backward.emplace_back(&cost.backward, count);
-    }
-    std::reverse(backward.begin(), backward.end());
-    chunk.forward = chain(forward);
-    chunk.backward = chain(backward);
+    // Each from its first segment on, which is the one that waits for the message.
+    for (const auto& [id, count] : chunk.segments)
+        for (int i = 0; i < count; ++i) chunk.backward = cache.cost(plan, id).backward.passage.then(chunk.backward);
+    for (auto it = chunk.segments.rbegin(); it != chunk.segments.rend(); ++it)
+        for (int i = 0; i < it->second; ++i)
+            chunk.forward = cache.cost(plan, it->first).forward.passage.then(chunk.forward);
     chunk.buckets = time_buckets(cache, costs, plan, shape);
     chunk.reductions.resize(chunk.buckets.size());
     std::iota(chunk.reductions.begin(), chunk.reductions.end(), std::size_t{0});
     std::stable_sort(chunk.reductions.begin(), chunk.reductions.end(), [&chunk](std::size_t a, std::size_t b) {
-        return chunk.buckets[a].after_final > chunk.buckets[b].after_final;
+        return chunk.buckets[a].until_final.from_device.device < chunk.buckets[b].until_final.from_device.device;
     });
     return chunk;
 }
@@ -211,7 +197,13 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, 
         model.ranks[s % static_cast<std::size_t>(plan.pp)].push_back(shape.of_stage[s]);
     const Dtype dtype = activation_dtype(plan.precision);
     const double bytes = static_cast<double>(bytes_of(dtype, plan.tokens_local() * plan.model->hidden));
-    if (plan.pp > 1) model.message = price_bytes(costs, OpKind::send, bytes, dtype, groups::pipeline);
+    if (plan.pp > 1) {
+        const OpCost message = price_op(costs, OpKind::send, bytes, dtype, groups::pipeline);
+        model.message = message.device;
+        model.message_launch = message.host;
+        model.receive = price_bytes(costs, OpKind::recv, bytes, dtype, groups::pipeline);
+    }
+    model.step_launch = price_op(costs, OpKind::zero, 0.0, Dtype::f32).host;
     if (plan.gpus > 1) model.norm = price_bytes(costs, OpKind::all_reduce, 4.0, Dtype::f32, groups::world);
     model.per_step = cache.stack().costs.step_seconds;
     if (plan.ep_overlap) model.merged = merged_pairs(cache, costs, shape, plan, model, orders);
@@ -263,7 +255,7 @@ double busiest(const StepModel& model, int micro_batches) {
         double sum = 0.0;
         for (const int c : chunks) {
             const ChunkModel& chunk = model.chunks[static_cast<std::size_t>(c)];
-            sum += chunk.forward.ahead + chunk.backward.ahead;
+            sum += chunk.forward.from_device.device + chunk.backward.from_device.device;
         }
         most = std::max(most, sum * micro_batches);
     }

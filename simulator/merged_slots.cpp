@@ -48,12 +48,13 @@ public:
     }
     Program& program() { return program_; }
     const ProgramCosts& costs() const { return costs_; }
-    // A run of the slots in the Program, which the caller keeps alive.
+    // A run of the slots in the Program, which the caller keeps alive. The host begins `lead` seconds before the
+    // device.
     RankRun play(const std::vector<Unit>& units, double lead) const {
         RankRun run;
         run.program = std::shared_ptr<const Program>(std::shared_ptr<const Program>(), &program_);
         run.costs = std::shared_ptr<const ProgramCosts>(std::shared_ptr<const ProgramCosts>(), &costs_);
-        play_segment(model_.stack(), run, units, lead);
+        play_segment(model_.stack(), run, units, {-lead, 0.0, 0.0});
         return run;
     }
 
@@ -180,26 +181,6 @@ Ends ends_of(const RankRun& run) {
 }
 
 } // namespace
-
-double layer_period(const CostModel& model, SegmentId id, bool forward) {
-    constexpr int layers = 6;
-    Lanes lanes(model);
-    const Segments row{{id, layers}};
-    std::vector<int> slots = forward ? lanes.forward(row) : lanes.backward(row);
-    Program& program = lanes.program();
-    Unit unit;
-    for (const int index : slots) {
-        unit.lanes[0].push_back(static_cast<int>(program.slots.size()));
-        program.slots.push_back({index, forward ? 0 : 1});
-    }
-    const RankRun run = lanes.play({unit}, far_ahead);
-    double first = 0.0, last = 0.0; // slot 0 is the message
-    for (const TimelineRow& op : run.rows) {
-        if (op.slot == 1) first = std::max(first, op.end);
-        if (op.slot <= layers) last = std::max(last, op.end);
-    }
-    return (last - first) / (layers - 1);
-}
 
 struct MergedPlayer::State {
     explicit State(const CostModel& model) : lanes(model) {}

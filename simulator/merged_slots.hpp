@@ -13,13 +13,9 @@ namespace moe {
 struct MergedTime {
     double ahead = 0.0, together = 0.0;
     double forward_end = 0.0, backward_end = 0.0; // when each lane is through, the host being far ahead
-    bool waits = false;                           // see SlotTime
-    double lead_after = 0.0;
+    bool waits = false;                           // the host waits for routed counts on the way,
+    double lead_after = 0.0;                      // and at the end it is so far ahead
 };
-
-// Seconds of one direction of a layer among others of its kind: communication that depends on nothing before it (keys
-// and values of the backward's ring) runs under the layer before. The host being far ahead.
-double layer_period(const CostModel& model, SegmentId id, bool forward);
 
 // Plays pairs of chunks of one plan; each segment is lowered and priced once.
 class MergedPlayer {

@@ -4,6 +4,7 @@
 #include "planner/search.hpp"
 #include "planner/timeline.hpp"
 #include "simulator/cost/cost.hpp"
+#include "simulator/passage.hpp"
 
 #include <memory>
 #include <vector>
@@ -29,9 +30,12 @@ std::vector<Unit> units_of(const Program& program, bool ep_overlap);
 
 // GPUs: one run per pipeline rank; streams, hosts and messages between stages. Throws Error (failure) on a deadlock.
 void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& runs);
-// The same for one run whose units are given, for segments.
-// The host begins `lead` seconds before the device.
-void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, double lead);
+// Layers of all micro-batches take turns with it: offloaded rows leave from there and come back there.
+inline bool is_buffer(const Tensor& t) { return t.storage == Storage::activation && t.chunk < 0; }
+// The same for one run whose units are given, for segments. Its clocks are at `start` (streams that Clocks::ring does
+// not speak of at start.device); tensor `late` (its root) is there at `when`, everything else has been there since 0.
+void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, const Clocks& start,
+                  TensorId late = no_tensor, double when = 0.0);
 // CPU: every rank is a thread that needs one of `hardware.cores` permits to run (the engine's rule, engine/cores.hpp).
 void play_cores(const Plan& plan, std::vector<RankRun>& runs);
 

@@ -11,15 +11,7 @@
 namespace moe {
 namespace {
 
-// A segment as the only work of a rank. Micro-batch 0 for one direction and 1 for the other keep their tensors apart.
-RankRun play_alone(const Stack& stack, const std::shared_ptr<const Program>& program,
-                   const std::shared_ptr<const ProgramCosts>& costs, const std::vector<Unit>& units, double lead) {
-    RankRun run;
-    run.program = program;
-    run.costs = costs;
-    play_segment(stack, run, units, lead);
-    return run;
-}
+constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
 
 double end_of(const RankRun& run) {
     double end = 0.0;
@@ -27,13 +19,92 @@ double end_of(const RankRun& run) {
     return end;
 }
 
-// When the first op that reads the segment's input starts; 0 for segments that have none.
-double before_input(const Program& program, const RankRun& run, std::size_t lane) {
-    const char* name = lane == 0 ? "segment_in" : "segment_dout";
-    for (const TimelineRow& row : run.rows)
-        for (const TensorId id : program.templates[lane].ops[static_cast<std::size_t>(row.op)].in)
-            if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].name == name) return row.start;
-    return 0.0;
+// Plays one direction of a segment as the only work of a rank. Micro-batch 0 for one direction and 1 for the other keep
+// their tensors apart.
+class Alone {
+public:
+    Alone(const Stack& stack, std::shared_ptr<const Program> program, std::shared_ptr<const ProgramCosts> costs,
+          int slot)
+        : stack_(stack), program_(std::move(program)), costs_(std::move(costs)) {
+        unit_.lanes[0] = {slot};
+        for (const Op& op : program_->templates[static_cast<std::size_t>(slot)].ops) {
+            rings_ = rings_ || op.kind == OpKind::ring_exchange;
+            copies_ = copies_ || op.stream == Stream::host;
+        }
+    }
+
+    // Rings of context parallelism send, and stashed or offloaded rows come and go, while other layers run.
+    bool runs_ahead() const { return rings_ || copies_; }
+
+    RankRun play(const Clocks& start, TensorId late = no_tensor) const {
+        RankRun run;
+        run.program = program_;
+        run.costs = costs_;
+        play_segment(stack_, run, {unit_}, start, late, far_ahead);
+        return run;
+    }
+
+    Passage passage() const {
+        const double now = far_ahead, ring = runs_ahead() ? 0.0 : now;
+        Passage p;
+        p.from_host = from_now({now, 0.0, 0.0});
+        p.from_device = from_now({0.0, now, ring}, message());
+        if (runs_ahead()) p.from_ring = from_now({0.0, 0.0, now});
+        p.from_message = message() == no_tensor ? p.from_device : from_now({}, message());
+        return p;
+    }
+    Clocks after(TensorId late) const { return from_now({}, late); }
+
+private:
+    // What the neighbour sends, see lower_segment().
+    TensorId message() const {
+        const char* name = unit_.lanes[0].front() == 0 ? "segment_in" : "segment_dout";
+        const auto it = std::find_if(program_->tensors.begin(), program_->tensors.end(),
+                                     [name](const Tensor& tensor) { return tensor.name == name; });
+        return it == program_->tensors.end() ? no_tensor : static_cast<TensorId>(it - program_->tensors.begin());
+    }
+    // The clocks at the end, from those at far_ahead; a clock that is not past it does not depend on them.
+    Clocks from_now(const Clocks& start, TensorId late = no_tensor) const {
+        const RankRun run = play(start, late);
+        Clocks end{run.host_seconds, start.device, start.ring};
+        for (const TimelineRow& row : run.rows) {
+            // What is computed next waits for communication, but not for copies to the host.
+            const bool copy = row.stream == Stream::host;
+            if (!copy) end.device = std::max(end.device, row.end);
+            if (copy || (rings_ && row.stream == Stream::tensor) || (copies_ && uses_buffer(row)))
+                end.ring = std::max(end.ring, row.end);
+        }
+        for (double* clock : {&end.host, &end.device, &end.ring})
+            *clock = *clock < far_ahead ? Passage::never : *clock - far_ahead;
+        return end;
+    }
+
+    bool uses_buffer(const TimelineRow& row) const {
+        const Op& op =
+            program_->templates[static_cast<std::size_t>(unit_.lanes[0].front())].ops[static_cast<std::size_t>(row.op)];
+        const auto shared = [this](TensorId id) {
+            return id != no_tensor && is_buffer(program_->tensors[static_cast<std::size_t>(id)]);
+        };
+        return std::any_of(op.in.begin(), op.in.end(), shared) || std::any_of(op.out.begin(), op.out.end(), shared);
+    }
+
+    const Stack& stack_;
+    std::shared_ptr<const Program> program_;
+    std::shared_ptr<const ProgramCosts> costs_;
+    Unit unit_;
+    bool rings_ = false, copies_ = false;
+};
+
+// Seconds of one among others like it, the host being far ahead.
+double period(const Passage& passage) {
+    constexpr int others = 6;
+    Clocks clocks{-far_ahead, 0.0, 0.0};
+    double first = 0.0;
+    for (int i = 0; i <= others; ++i) {
+        clocks = passage.after(clocks, clocks.device);
+        if (i == 0) first = clocks.device;
+    }
+    return (clocks.device - first) / others;
 }
 
 // What a layer saves among others like it is communication.
@@ -41,7 +112,6 @@ void run_on(SegmentTime& time, double period) {
     double saved = time.device - period;
     if (saved <= 0.0) return;
     time.device -= saved;
-    time.together -= saved;
     Breakdown& b = time.parts;
     for (double* part : {&b.context, &b.tensor, &b.expert, &b.host, &b.bubble, &b.compute}) {
         const double here = std::min(*part, saved);
@@ -50,13 +120,11 @@ void run_on(SegmentTime& time, double period) {
     }
 }
 
-constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
-
 // Fields of a key that change times but no sizes: CUDA graphs, EP overlap, pipeline and data parallelism, moments.
 constexpr std::size_t timing_only[] = {12, 13, 15, 16, 17, 18};
 
-// When the ops of a run that touch each bucket's weights (forward) or gradients (backward) run.
-std::vector<BucketUse> uses_of(const Program& program, const RankRun& forward, const RankRun& backward) {
+// `backward`: played with the host far ahead.
+std::vector<BucketUse> uses_of(const Program& program, const Alone (&alone)[2], const RankRun& backward) {
     const auto root = [&program](TensorId id) {
         const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
         return base == no_tensor ? id : base;
@@ -68,15 +136,13 @@ std::vector<BucketUse> uses_of(const Program& program, const RankRun& forward, c
     const double end = end_of(backward);
     for (const Bucket& b : program.buckets) {
         const Dtype dtype = program.tensors[static_cast<std::size_t>(b.weights)].dtype;
-        BucketUse use{{b.domain, b.elements, b.group, b.group_size, dtype}, 0.0, 0.0, end};
-        for (const TimelineRow& row : forward.rows)
-            if (touches(program.templates[0].ops[static_cast<std::size_t>(row.op)].in, b.weights))
-                use.after_read = std::max(use.after_read, end_of(forward) - row.start);
-        for (const TimelineRow& row : backward.rows) {
-            if (!touches(program.templates[1].ops[static_cast<std::size_t>(row.op)].out, b.gradients)) continue;
-            use.after_written = std::max(use.after_written, end - row.start);
-            use.after_final = std::min(use.after_final, end - row.end);
-        }
+        BucketUse use{{b.domain, b.elements, b.group, b.group_size, dtype},
+                      alone[0].after(root(b.weights)),
+                      alone[1].after(root(b.gradients)),
+                      end};
+        for (const TimelineRow& row : backward.rows)
+            if (touches(program.templates[1].ops[static_cast<std::size_t>(row.op)].out, b.gradients))
+                use.after_final = std::min(use.after_final, end - row.end);
         uses.push_back(use);
     }
     return uses;
@@ -203,31 +269,17 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
     const auto costs = std::make_shared<const ProgramCosts>(price(model, *program));
 
     auto result = std::make_unique<SegmentCost>();
-    RankRun runs[2];
+    const Alone alone[2] = {{stack_, program, costs, 0}, {stack_, program, costs, 1}};
+    RankRun ahead;
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result->forward : result->backward;
-        Unit unit;
-        unit.lanes[0] = {slot};
-        RankRun& ahead = runs[slot];
-        ahead = play_alone(stack_, program, costs, {unit}, far_ahead);
-        const RankRun together = play_alone(stack_, program, costs, {unit}, 0.0);
+        ahead = alone[slot].play({-far_ahead, 0.0, 0.0});
         time.device = end_of(ahead);
-        time.together = end_of(together);
-        time.host = together.host_seconds;
-        time.unaided = before_input(*program, ahead, static_cast<std::size_t>(slot));
-        time.lead_after = time.device - ahead.host_seconds;
         time.parts = breakdown_of(plan, ahead, time.device);
-        for (const OpCost& c : (*costs)[static_cast<std::size_t>(slot)]) time.waits = time.waits || c.waits_for_counts;
-        // Rings of context parallelism send, and stashed or offloaded rows come and go, while other layers run.
-        if (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || plan.offload != 0)) {
-            const double period = layer_period(model, id, slot == 0);
-            // Among others, a host that waits may never get ahead again: then it sets the pace.
-            if (time.waits && period > 1.001 * time.device)
-                time.together = std::max(time.together, period + time.lead_after);
-            run_on(time, period);
-        }
+        time.passage = alone[slot].passage();
+        if (alone[slot].runs_ahead()) run_on(time, period(time.passage));
     }
-    result->uses = uses_of(*program, runs[0], runs[1]);
+    result->uses = uses_of(*program, alone, ahead);
     const std::lock_guard<std::mutex> lock(mutex_);
     return *costs_.emplace(k, std::move(result)).first->second;
 }

@@ -6,6 +6,7 @@
 #include "planner/search.hpp"
 #include "simulator/cost/cost.hpp"
 #include "simulator/merged_slots.hpp"
+#include "simulator/passage.hpp"
 #include "simulator/shapes.hpp"
 
 #include <array>
@@ -21,20 +22,18 @@ namespace moe {
 
 // One direction of a segment, played alone.
 struct SegmentTime {
-    double device = 0.0;     // among others like it, the host being far ahead
-    double together = 0.0;   // the same, host and device starting at the same time
-    double unaided = 0.0;    // at its start, before what its neighbour hands over is needed: recomputation
-    double host = 0.0;       // time of the host until everything is issued
-    bool waits = false;      // the host waits for routed counts on the way: its lead is lost,
-    double lead_after = 0.0; // and at the end it is so far ahead
-    Breakdown parts;         // of `device`
+    Passage passage;
+    double device = 0.0; // seconds among others like it, the host being far ahead
+    Breakdown parts;     // of `device`
 };
 
-// When a segment uses the parameters of one bucket: seconds until the end of its forward from the first use of the
-// weights, and of its backward from the first and from the last addition to the gradients. The host being far ahead.
+// When a segment uses the parameters of one bucket: its clocks at the end of its forward when the weights are there at
+// 0 and everything else long before, those at the end of its backward when the gradients have been zeroed at 0, and the
+// seconds from the last addition to the gradients to the end of the backward, the host being far ahead.
 struct BucketUse {
     BucketSize bucket; // of the segment alone
-    double after_read = 0.0, after_written = 0.0, after_final = 0.0;
+    Clocks after_weights, after_zero;
+    double after_final = 0.0;
 };
 
 struct SegmentCost {

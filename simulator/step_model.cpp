@@ -59,15 +59,11 @@ private:
     struct Rank {
         const std::vector<Turn>* turns = nullptr;
         std::size_t next = 0;
-        double free = 0.0, host = 0.0, in_free = 0.0, out_free = 0.0, data_free = 0.0;
+        Clocks clocks;
+        double in_free = 0.0, out_free = 0.0, data_free = 0.0;
         std::vector<std::vector<double>> gathered, zeroed; // [chunk][bucket]: when
         std::vector<int> backwards_left, forwards_left;
         RankPlay play;
-    };
-    struct Lane {
-        const Turn* turn = nullptr;
-        double ready = 0.0;   // when its message is there
-        double seconds = 0.0; // alone
     };
 
     bool done() const {
@@ -85,22 +81,28 @@ private:
     // Weights are gathered one bucket after another while the first forward already runs; gradients are zeroed.
     void begin(Rank& rank, int r) {
         double gathered = 0.0, zeroed = 0.0;
+        const auto run = [&](double& stream, double seconds) {
+            stream = std::max(stream, rank.clocks.host) + seconds;
+            rank.clocks.host += model_.step_launch;
+        };
         for (int c = 0; c < plan_.vpp; ++c) {
             rank.gathered.emplace_back();
             for (const BucketTime& bucket : chunk(r, c).buckets) {
-                gathered += bucket.gather;
-                if (!bucket.late_zero) zeroed += bucket.zero;
+                if (bucket.reduce > 0.0) run(gathered, bucket.gather);
+                if (bucket.late_zero) run(gathered, bucket.quantize);
                 rank.gathered.back().push_back(gathered);
             }
         }
         for (int c = 0; c < plan_.vpp; ++c) {
             rank.zeroed.emplace_back();
-            for (const BucketTime& bucket : chunk(r, c).buckets)
-                rank.zeroed.back().push_back(bucket.late_zero ? gathered += bucket.zero : 0.0);
+            for (const BucketTime& bucket : chunk(r, c).buckets) {
+                run(bucket.late_zero ? gathered : zeroed, bucket.zero);
+                rank.zeroed.back().push_back(bucket.late_zero ? gathered : 0.0);
+                if (!bucket.late_zero) rank.play.data += bucket.zero;
+            }
         }
         rank.data_free = gathered;
-        rank.free = zeroed;
-        rank.play.data = zeroed;
+        rank.clocks.device = rank.clocks.ring = zeroed;
     }
 
     // When the message of a turn arrives; negative while it has not been sent.
@@ -131,50 +133,71 @@ private:
         return true;
     }
 
+    bool receives(int r, const Turn& turn) const {
+        const int stage = turn.chunk * plan_.pp + r;
+        return turn.forward ? stage > 0 : stage + 1 < stages_;
+    }
     // Messages are received one after another in the order of the slots (a pair's forward first), early ones behind
     // late ones.
     double receive(int r, const Turn& turn, double arrived) {
-        const int stage = turn.chunk * plan_.pp + r;
-        if (turn.forward ? stage == 0 : stage == stages_ - 1) return 0.0;
+        if (!receives(r, turn)) return Passage::never;
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
-        return rank.in_free = std::max(rank.in_free, arrived);
+        rank.in_free = std::max({rank.in_free, arrived, rank.clocks.host}) + model_.receive;
+        rank.clocks.host += model_.message_launch;
+        return rank.in_free;
     }
 
-    double seconds(Rank& rank, const SlotTime& slot, double start) const {
-        return std::max(slot.ahead, slot.together - (start - rank.host));
+    Passage passage_of(int r, const Turn& turn) const {
+        const ChunkModel& model = chunk(r, turn.chunk);
+        if (turn.forward) return model.forward;
+        if (ranks_[static_cast<std::size_t>(r)].backwards_left[static_cast<std::size_t>(turn.chunk)] > 1)
+            return model.backward;
+        return reducing(model);
     }
-    // The host is through when it has issued everything, at the earliest some time after the last counts it waits for.
-    void issue(Rank& rank, const SlotTime& slot, double start) const {
-        rank.host += slot.host;
-        if (slot.waits) rank.host = std::max(rank.host, start + slot.ahead - slot.lead_after);
-    }
-    const SlotTime& slot_of(int r, const Turn& turn) const {
-        return turn.forward ? chunk(r, turn.chunk).forward : chunk(r, turn.chunk).backward;
+    // The last backward also issues reductions, each behind the op that finishes its gradients.
+    Passage reducing(const ChunkModel& model) const {
+        Passage passage = model.backward;
+        for (const BucketTime& bucket : model.buckets) {
+            if (bucket.reduce == 0.0) continue;
+            passage.from_host.host += model_.step_launch;
+            passage.from_device.host += model_.step_launch;
+            passage.from_message.host += model_.step_launch;
+            if (bucket.until_final.from_device.device < model.backward.from_device.device)
+                passage.from_host.device += model_.step_launch;
+        }
+        return passage;
     }
 
     void single(int r, const Turn& turn, double arrived) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
-        const SlotTime& slot = slot_of(r, turn);
-        const double start = std::max({rank.free, receive(r, turn, arrived) - slot.unaided, rank.host});
-        const double spent = seconds(rank, slot, start);
-        rank.play.host += spent - slot.ahead;
-        const double end = finish_slot(r, turn, start, start + spent, start + spent);
-        issue(rank, slot, start);
-        rank.free = end;
+        const Passage passage = passage_of(r, turn);
+        const double message = receive(r, turn, arrived);
+        const Clocks before = rank.clocks;
+        rank.clocks = passage.after(before, message);
+        const Clocks ahead = passage.after({Passage::never, before.device, before.ring}, message);
+        rank.play.host += rank.clocks.device - ahead.device;
+        finish_slot(r, turn, before, message);
         ++rank.next;
     }
+    // Seconds of a slot's work before its message is needed.
+    static double unaided(const Passage& passage) { return passage.from_device.device - passage.from_message.device; }
 
     // Both lanes in one: what they save together shrinks when one of them starts late.
     void pair(int r, const Turn& a, double arrived_a, const Turn& b, double arrived_b) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
-        const SlotTime &slot_a = slot_of(r, a), &slot_b = slot_of(r, b);
-        const double start_a = std::max({rank.free, receive(r, a, arrived_a) - slot_a.unaided, rank.host});
-        const double start_b = std::max({rank.free, receive(r, b, arrived_b) - slot_b.unaided, rank.host});
+        const Passage slot_a = passage_of(r, a), slot_b = passage_of(r, b);
+        const double alone_a = slot_a.from_device.device, alone_b = slot_b.from_device.device;
+        const auto begin = [&](const Turn& turn, double arrived, const Passage& slot) {
+            const double message = receive(r, turn, arrived);
+            return std::max({rank.clocks.device, message - unaided(slot), rank.clocks.host});
+        };
+        const double start_a = begin(a, arrived_a, slot_a);
+        const double start_b = begin(b, arrived_b, slot_b);
         const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
-        const double both = std::max(merged.ahead, merged.together - (early - rank.host));
-        const double first = start_a <= start_b ? slot_a.ahead : slot_b.ahead;
-        const double apart = slot_a.ahead + slot_b.ahead, other = apart - first;
+        const double both = std::max(merged.ahead, merged.together - (early - rank.clocks.host));
+        const double first = start_a <= start_b ? alone_a : alone_b;
+        const double apart = alone_a + alone_b, other = apart - first;
         const double share = first > 0.0 ? std::max(0.0, 1.0 - (late - early) / first) : 0.0;
         const double end = std::max(early + apart - (apart - both) * share, late + other);
         rank.play.saved += std::max(0.0, apart - (end - late) - std::min(late - early, first));
@@ -184,13 +207,14 @@ private:
             if (start == early && late > early) return start + alone + share * (merged_end - alone);
             return end - share * (merged.ahead - merged_end);
         };
-        const double sent_a = sent(start_a, slot_a.ahead, merged.forward_end);
-        const double sent_b = sent(start_b, slot_b.ahead, merged.backward_end);
-        finish_slot(r, a, start_a, end, sent_a);
-        finish_slot(r, b, start_b, end, sent_b);
-        rank.host += slot_a.host + slot_b.host;
-        if (merged.waits) rank.host = std::max(rank.host, end - merged.lead_after);
-        rank.free = end;
+        const double sent_a = sent(start_a, alone_a, merged.forward_end);
+        const double sent_b = sent(start_b, alone_b, merged.backward_end);
+        rank.clocks.host += slot_a.from_host.host + slot_b.from_host.host;
+        if (merged.waits) rank.clocks.host = std::max(rank.clocks.host, end - merged.lead_after);
+        rank.clocks.device = rank.clocks.ring = end;
+        const double late_a = wait_for_data(r, a), late_b = wait_for_data(r, b);
+        send(r, a, sent_a + late_a);
+        send(r, b, sent_b + late_b);
         rank.next += 2;
     }
 
@@ -202,37 +226,46 @@ private:
         return model_.merged[index(a) * model_.chunks.size() + index(b)];
     }
 
-    // Waits for weights in the first forward, reduces gradients in the last backward, sends to the neighbour what is
-    // there at `sent`. Merged pairs hold neither the first forward nor the last backward of a chunk (see order()).
-    double finish_slot(int r, const Turn& turn, double start, double end, double sent) {
+    // Waits for weights in the first forward, reduces gradients in the last backward, and sends to the neighbour.
+    // Merged pairs hold neither the first forward nor the last backward of a chunk (see order()).
+    void finish_slot(int r, const Turn& turn, const Clocks& before, double message) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
-        const ChunkModel& model = chunk(r, turn.chunk);
-        const std::vector<BucketTime>& buckets = model.buckets;
-        const double before = end;
-        if (turn.forward && rank.forwards_left[c]-- == micro_batches_)
-            for (std::size_t i = 0; i < buckets.size(); ++i)
-                end = std::max(end, rank.gathered[c][i] + buckets[i].after_read);
-        if (!turn.forward && rank.backwards_left[c] == micro_batches_)
-            for (std::size_t i = 0; i < buckets.size(); ++i)
-                end = std::max(end, rank.zeroed[c][i] + buckets[i].after_written);
-        rank.play.data += end - before;
-        sent += end - before;
-        if (!turn.forward && --rank.backwards_left[c] == 0) {
-            // A late host stretches the backward evenly.
-            const double stretch = model.backward.ahead > 0.0 ? (end - start) / model.backward.ahead : 1.0;
+        const double waited = wait_for_data(r, turn);
+        if (!turn.forward && rank.backwards_left[c] == 0) {
+            const ChunkModel& model = chunk(r, turn.chunk);
             for (const std::size_t i : model.reductions) {
-                const double ready = end - buckets[i].after_final * stretch;
-                rank.data_free = std::max(rank.data_free, ready) + buckets[i].reduce;
+                const BucketTime& bucket = model.buckets[i];
+                const double ready = bucket.until_final.after(before, message).device + waited;
+                rank.data_free = std::max(rank.data_free, ready) + bucket.reduce;
             }
         }
+        send(r, turn, rank.clocks.device);
+    }
+    // Seconds by which missing weights or gradients that are still being zeroed hold up the first slot of a chunk.
+    double wait_for_data(int r, const Turn& turn) {
+        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        const auto c = static_cast<std::size_t>(turn.chunk);
+        const double end = rank.clocks.device;
+        if ((turn.forward ? rank.forwards_left : rank.backwards_left)[c]-- < micro_batches_) return 0.0;
+        const std::vector<BucketTime>& buckets = chunk(r, turn.chunk).buckets;
+        for (std::size_t i = 0; i < buckets.size(); ++i) {
+            const double there = turn.forward ? rank.gathered[c][i] : rank.zeroed[c][i];
+            const Clocks& after = turn.forward ? buckets[i].after_weights : buckets[i].after_zero;
+            rank.clocks = latest(rank.clocks, {there + after.host, there + after.device, there + after.ring});
+        }
+        rank.play.data += rank.clocks.device - end;
+        return rank.clocks.device - end;
+    }
+    // What is there at `ready` leaves when the host has come to it.
+    void send(int r, const Turn& turn, double ready) {
         const int stage = turn.chunk * plan_.pp + r;
         const int to = turn.forward ? stage + 1 : stage - 1;
-        if (to >= 0 && to < stages_) {
-            rank.out_free = std::max(rank.out_free, sent) + model_.message;
-            (turn.forward ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
-        }
-        return end;
+        if (to < 0 || to >= stages_) return;
+        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        rank.out_free = std::max({rank.out_free, ready, rank.clocks.host}) + model_.message;
+        rank.clocks.host += model_.message_launch;
+        (turn.forward ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
     }
 
     // Norm over all ranks, then the optimizer.
@@ -241,38 +274,62 @@ private:
         std::vector<double> last;
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
             Rank& rank = ranks_[r];
-            last.push_back(rank.free);
-            double squares = 0.0;
-            for (const int c : model_.ranks[r])
-                for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets)
-                    squares += bucket.squares;
-            rank.play.data += std::max(0.0, rank.data_free - rank.free);
-            rank.free = std::max(rank.free, rank.data_free) + squares;
-            rank.play.optimizer += squares + model_.norm;
-            meet = std::max(meet, rank.free);
+            last.push_back(rank.clocks.device);
+            rank.play.issued = rank.clocks.host;
+            const bool loss = r + 1 == ranks_.size();
+            if (loss && plan_.dp * plan_.cp > 1) rank.clocks.host += model_.step_launch;
+            rank.play.data += std::max(0.0, rank.data_free - rank.clocks.device);
+            rank.clocks.device = std::max(rank.clocks.device, rank.data_free);
+            each_bucket(r, [&](const BucketTime& bucket) { optimize(rank, 0.0, bucket.squares); });
+            rank.play.optimizer += model_.norm;
+            meet = std::max({meet, rank.clocks.device, rank.clocks.host});
         }
         std::vector<RankPlay> plays;
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
-            // Offloaded states come from the host bucket by bucket, and go back behind their update.
-            double copied = meet + model_.norm, updated = copied;
-            std::vector<double> there;
-            for (const int c : model_.ranks[r])
-                for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets)
-                    there.push_back(copied += bucket.reload);
-            std::size_t next = 0;
-            for (const int c : model_.ranks[r])
-                for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets) {
-                    updated = std::max(updated, there[next++]) + bucket.update;
-                    if (bucket.store > 0.0) copied = std::max(copied, updated) + bucket.store;
-                }
-            RankPlay play = ranks_[r].play;
-            play.end = std::max(updated, copied);
-            play.optimizer += play.end - meet - model_.norm;
-            play.issued = ranks_[r].host;
-            play.closing = play.end - last[r];
-            plays.push_back(play);
+            Rank& rank = ranks_[r];
+            rank.clocks.device = meet + model_.norm;
+            if (plan_.gpus > 1) rank.clocks.host += model_.step_launch;
+            update(r);
+            rank.play.end = rank.clocks.device;
+            rank.play.closing = rank.play.end - last[r];
+            plays.push_back(rank.play);
         }
         return plays;
+    }
+    template <class Visit>
+    void each_bucket(std::size_t r, Visit visit) const {
+        for (const int c : model_.ranks[r])
+            for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets) visit(bucket);
+    }
+    // An op of the optimizer that needs something that is there at `ready`.
+    void optimize(Rank& rank, double ready, double seconds) const {
+        const double start = std::max(rank.clocks.device, ready), late = std::max(0.0, rank.clocks.host - start);
+        rank.play.host += late;
+        rank.play.optimizer += start + seconds - rank.clocks.device;
+        rank.clocks.device = start + late + seconds;
+        rank.clocks.host += model_.step_launch;
+    }
+    // Offloaded states come from the host bucket by bucket, and go back behind their update.
+    void update(std::size_t r) {
+        Rank& rank = ranks_[r];
+        double copied = rank.clocks.device;
+        const auto copy = [&](double ready, double seconds) {
+            if (seconds == 0.0) return;
+            copied = std::max({copied, ready, rank.clocks.host}) + seconds;
+            rank.clocks.host += model_.step_launch;
+        };
+        std::vector<double> there;
+        each_bucket(r, [&](const BucketTime& bucket) {
+            copy(copied, bucket.reload);
+            there.push_back(copied);
+        });
+        auto next = there.begin();
+        each_bucket(r, [&](const BucketTime& bucket) {
+            optimize(rank, *next++, bucket.update);
+            copy(rank.clocks.device, bucket.store);
+        });
+        rank.play.optimizer += std::max(0.0, copied - rank.clocks.device);
+        rank.clocks.device = std::max(rank.clocks.device, copied);
     }
 
     const Plan& plan_;

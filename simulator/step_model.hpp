@@ -11,28 +11,19 @@
 
 namespace moe {
 
-// One slot of a chunk, from its segments in order. `lead` seconds that the host is ahead at the start make it
-// max(ahead, together - lead) long.
-struct SlotTime {
-    double ahead = 0.0, together = 0.0;
-    double unaided = 0.0; // at its start, before its message is needed
-    double host = 0.0;    // until everything is issued
-    bool waits = false;   // the host waits on the way; at the end it is `lead_after` ahead, whatever it was before
-    double lead_after = 0.0;
-};
-
 // A bucket of gradients: what its gather, reduction and update cost, and when the chunk uses it.
 struct BucketTime {
-    double gather = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
+    double gather = 0.0, quantize = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
     double reload = 0.0, store = 0.0; // offloaded optimizer states, before and behind the update
     bool late_zero = false;           // its gradients are zeroed behind the gathers, which pass through the same memory
-    // Seconds of the chunk's forward from the first use of the weights to the end; of its backward from the first and
-    // from the last addition to the gradients to the end. The host being far ahead.
-    double after_read = 0.0, after_written = 0.0, after_final = 0.0;
+    // The chunk's clocks at the end of its forward when the weights are there at 0 and everything else long before;
+    // those at the end of its backward when the gradients are zeroed at 0.
+    Clocks after_weights{Passage::never, Passage::never, Passage::never}, after_zero = after_weights;
+    Passage until_final; // of the chunk's backward, the device's clock: until the gradients are complete
 };
 
 struct ChunkModel {
-    SlotTime forward, backward;
+    Passage forward, backward;                       // of its segments in order
     std::vector<std::pair<SegmentId, int>> segments; // with counts
     std::vector<BucketTime> buckets;                 // in the order of their gathers
     std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished
@@ -43,9 +34,12 @@ struct StepModel {
     std::vector<std::vector<int>> ranks; // [pipeline rank][chunk]: index into chunks
     // EP overlap, [forward * chunks.size() + backward]: the pairs that the schedule merges, zero for others.
     std::vector<MergedTime> merged;
-    double message = 0.0;  // seconds of one activation between stages
-    double norm = 0.0;     // all-reduce of the gradient norm
-    double per_step = 0.0; // the stack's fixed time
+    double message = 0.0;        // seconds of one activation between stages
+    double receive = 0.0;        // seconds of the kernel that takes it
+    double message_launch = 0.0; // host seconds of an op that sends or receives one
+    double step_launch = 0.0;    // host seconds of an op of the step: gathers, reductions, the optimizer
+    double norm = 0.0;           // all-reduce of the gradient norm
+    double per_step = 0.0;       // the stack's fixed time
 };
 
 // What playing a number of micro-batches gives, for one pipeline rank.

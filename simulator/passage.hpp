@@ -1,0 +1,35 @@
+// How a piece of work moves the clocks of one GPU: longest paths from its start to its end.
+#pragma once
+
+#include <limits>
+
+namespace moe {
+
+// Seconds since the start of the step. host: everything so far has been issued; device: and is through; ring: free are
+// the streams of what needs nothing of the work before (rings of context parallelism, copies from and to the host) and
+// the buffers that the copies use.
+struct Clocks {
+    double host = 0.0, device = 0.0, ring = 0.0;
+};
+
+// An op starts at the latest of what it waits for and ends a fixed time later. The clocks at the end are therefore
+// linear in those at the start in the algebra of maximum and plus, and pieces of work in a row multiply like matrices.
+struct Passage {
+    static constexpr double never = -std::numeric_limits<double>::infinity(); // no path
+    // The clocks at the end when one of those at the start is 0 and the others are long past.
+    Clocks from_host{0.0, never, never}, from_device{never, 0.0, never}, from_ring{never, never, 0.0};
+    // The same of the neighbour's message, without which part of the work (recomputation) can begin.
+    Clocks from_message{never, 0.0, never};
+
+    // Clocks at the end. message: when it is there; `never` for work that needs none.
+    Clocks after(const Clocks& start, double message) const;
+    // What follows begins with what this ends with.
+    Passage then(const Passage& next) const;
+    // The host waits for something on the device on the way.
+    bool waits() const { return from_device.host > never; }
+};
+
+// Clock by clock.
+Clocks latest(const Clocks& a, const Clocks& b);
+
+} // namespace moe
