@@ -26,7 +26,8 @@ public:
         before_ = before == nullptr ? "" : before;
         const std::string shipped = moe::profiles_folder();
         fs::create_directories(path_ / "models");
-        fs::copy(shipped + "/stacks", path_ / "stacks");
+        fs::copy(shipped + "/stacks", path_ / "stacks", fs::copy_options::recursive);
+        fs::copy(shipped + "/coefficients.json", path_ / "coefficients.json");
         ::setenv("MOE_PLAN_PROFILES", path_.c_str(), 1);
     }
     ~Profiles() {
