@@ -153,6 +153,7 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.step_seconds = costs.number("step_seconds", c.step_seconds, 0.0, longest);
     c.sync_seconds = costs.number("sync_seconds", c.sync_seconds, 0.0, longest);
     c.overlap_sm_share = costs.number("overlap_sm_share", c.overlap_sm_share, 0.0, 0.9);
+    c.fsdp_sm_share = costs.number("fsdp_sm_share", c.fsdp_sm_share, 0.0, 0.9);
     c.tile_seconds = costs.number("tile_seconds", c.tile_seconds, 0.0, 1e-3);
     c.expert_launch_seconds = costs.number("expert_launch_seconds", c.expert_launch_seconds, 0.0, longest);
     c.quantize_share = costs.number("quantize_share", c.quantize_share, 0.0, 1.0);

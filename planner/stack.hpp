@@ -34,6 +34,7 @@ struct StackCosts {
     double attention_gathered = 1.0;          // of these rates, where keys are picked by index
     double attention_half_length = 1200.0;    // sequence length at which attention reaches half of its rate, tokens
     double overlap_sm_share = 0.0;            // share of the SMs that communication takes while EP overlap is on
+    double fsdp_sm_share = 0.0;                // the same of FSDP, whose collectives run all the time
     double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out
     double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
     double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read

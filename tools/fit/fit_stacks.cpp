@@ -1,105 +1,90 @@
-// Fits the coefficients of the published stacks to the published runs, and reports how far unseen families and systems
-// are off.
-#include "planner/coefficients.hpp"
+// Fits the coefficients of the published stacks to the published runs, and reports how far unseen model families and
+// systems are off.
 #include "planner/error.hpp"
 #include "planner/files.hpp"
-#include "simulator/validate.hpp"
-#include "tools/fit/least_squares.hpp"
+#include "tools/console.hpp"
+#include "tools/fit/accuracy.hpp"
+#include "tools/fit/problem.hpp"
 
-#include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <map>
+#include <string>
 
-using namespace moe;
-using namespace moe::tools;
-
+namespace moe::tools {
 namespace {
 
-struct Fit {
-    std::vector<Run> runs;
-    Coefficients base;
-    std::vector<std::string> names; // of the coefficients that are fitted
-
-    Coefficients at(const std::vector<double>& x) const {
-        Coefficients c = base;
-        for (std::size_t j = 0; j < names.size(); ++j) c[names[j]].value = c[names[j]].prior * std::exp(x[j]);
-        return c;
+// Every row predicted by a fit that has not seen its family (or system).
+std::vector<Prediction> leave_out(Console& console, const FitProblem& problem, const Solution& all,
+                                  const std::string Prediction::*field) {
+    std::vector<Prediction> result = problem.rows();
+    for (const std::string& value : problem.values(field)) {
+        const Solution fold = solve(problem.squares(field, value), all.x, &all.jacobian);
+        const std::vector<Prediction> predicted = problem.predict(fold.x);
+        for (std::size_t i = 0; i < result.size(); ++i)
+            if (predicted[i].*field == value) result[i] = predicted[i];
+        console.say("without {:24} MAPE of its rows {:5.1f} %", value, [&] {
+            std::vector<Prediction> rows;
+            for (const Prediction& p : predicted)
+                if (p.*field == value) rows.push_back(p);
+            return 100.0 * summarize(rows).mape;
+        }());
     }
-    std::vector<double> residuals(const std::vector<double>& x) const {
-        std::vector<double> r;
-        for (const Prediction& p : predict_runs(runs, at(x), {}))
-            r.push_back(p.skipped.empty() ? std::log1p(p.error) : 0.0);
-        return r;
-    }
-};
-
-void print(const char* name, const ValidationSummary& s) {
-    fmt::print("{:34} {:4} MAPE {:5.1f} bias {:+5.1f} in10 {:4.0f} tau {:.2f}\n", name, s.predicted, 100 * s.mape,
-               100 * s.bias, 100 * s.within_10_percent, s.kendall_tau);
+    return result;
 }
 
-void report(const std::vector<Prediction>& predictions) {
-    print("all", summarize(predictions));
-    for (const auto& [group, field] : validation_groups)
-        for (const auto& [value, s] : summarize_by(predictions, field))
-            if (s.predicted > 0) print(fmt::format("{} {}", group, value).c_str(), s);
+void show(Console& console, const std::vector<Prediction>& rows) {
+    for (const auto& [name, s] : summarize_by(rows, &Prediction::tier_and_kind))
+        console.say("{:10} {:4} rows  MAPE {:5.1f} %  bias {:+5.1f} %  within 10 % {:3.0f} %  tau {:.2f}", name,
+                    s.predicted, 100.0 * s.mape, 100.0 * s.bias, 100.0 * s.within_10_percent, s.kendall_tau);
+}
+
+void fit(bool dry) {
+    Console console(false);
+    const FitProblem problem;
+    const LeastSquares squares = problem.squares(&Prediction::family, "");
+    const Solution all = solve(squares, problem.stored(), nullptr);
+    Coefficients coefficients = problem.coefficients(all.x);
+    for (std::size_t j = 0; j < problem.names().size(); ++j) {
+        Coefficient& c = coefficients[problem.names()[j]];
+        c.error = all.error[j];
+        console.say("{:28} prior {:9.3g}  value {:9.3g} +- {:4.1f} %  {:+.1f} spreads", problem.names()[j], c.prior,
+                    c.value, 100.0 * c.error, all.x[j] / c.spread);
+    }
+    CrossValidation rows;
+    rows.fitted = problem.predict(all.x);
+    show(console, rows.fitted);
+    if (dry) {
+        for (const Prediction& p : rows.fitted)
+            console.say("{:+6.1f} % {} {:60} {:7.1f} {:7.1f} {} {}", 100.0 * p.error, p.tier_and_kind, p.run_id,
+                        p.published, p.predicted, p.stack, p.estimate.fits);
+        return;
+    }
+    rows.left_family = leave_out(console, problem, all, &Prediction::family);
+    rows.left_system = leave_out(console, problem, all, &Prediction::system);
+    const std::string folder = profiles_folder(), readme = folder + "/runs/README.md";
+    const std::string text = with_section(read_file(readme), accuracy_section(rows, coefficients), readme);
+    save_coefficients(coefficients, folder + "/coefficients.json");
+    write_file(folder + "/runs/residuals.json", residuals_json(rows));
+    write_file(readme, text);
+    console.say("written: {0}/coefficients.json, {0}/runs/residuals.json, {1}", folder, readme);
 }
 
 } // namespace
+} // namespace moe::tools
 
 int main(int argc, char** argv) {
-    const auto has = [&](const char* flag) {
-        return std::any_of(argv + 1, argv + argc, [&](const char* a) { return std::strcmp(a, flag) == 0; });
-    };
-    Fit fit;
-    fit.base = load_coefficients();
-    for (const auto& [name, c] : fit.base)
-        if (c.spread > 0.0) fit.names.push_back(name);
-    fit.runs = load_runs(profiles_folder() + "/runs");
-    const std::vector<Prediction> first = predict_runs(fit.runs, fit.base, {});
-    std::vector<Run> kept;
-    std::vector<Prediction> rows;
-    for (std::size_t i = 0; i < first.size(); ++i)
-        if (first[i].skipped.empty()) kept.push_back(fit.runs[i]), rows.push_back(first[i]);
-    fit.runs = kept;
-    LeastSquares problem;
-    problem.residuals = [&](const std::vector<double>& x) { return fit.residuals(x); };
-    std::map<std::string, int> alike;
-    const auto key = [&](std::size_t i) { return rows[i].stack + rows[i].model + rows[i].system + rows[i].precision; };
-    for (std::size_t i = 0; i < rows.size(); ++i) ++alike[key(i)];
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        const double tier = rows[i].tier == "A" ? 1.0 : rows[i].tier == "B" ? 0.7 : 0.1;
-        problem.weight.push_back(tier / (0.05 * 0.05) / std::sqrt(alike[key(i)]));
+    CLI::App app("Fit the coefficients in profiles/coefficients.json to profiles/runs/*.csv, refit without each model "
+                 "family and each system in turn, and write coefficients, residuals.json and the tables of "
+                 "profiles/runs/README.md");
+    bool dry = false;
+    app.add_flag("--dry", dry, "fit and show, without the refits and without writing");
+    CLI11_PARSE(app, argc, argv);
+    try {
+        moe::tools::fit(dry);
+    } catch (const moe::Error& error) {
+        fmt::print(stderr, "fit-stacks: {}\n", error.what());
+        return error.fault() == moe::Fault::bad_input ? 2 : 1;
     }
-    std::vector<double> x;
-    for (const std::string& name : fit.names) {
-        problem.spread.push_back(fit.base[name].spread);
-        x.push_back(std::log(fit.base[name].value / fit.base[name].prior));
-    }
-    if (!has("--check")) {
-        problem.iterations = 6;
-        const Solution s = solve(problem, x, nullptr);
-        for (std::size_t j = 0; j < fit.names.size(); ++j) {
-            Coefficient& c = fit.base[fit.names[j]];
-            c.value = c.prior * std::exp(s.x[j]);
-            c.error = s.error[j];
-            fmt::print("{:28} prior {:9.4g} spread {:.2f} value {:9.4g} +- {:4.1f} %  ({:+.1f} spreads)\n",
-                       fit.names[j], c.prior, c.spread, c.value, 100 * c.error, s.x[j] / c.spread);
-        }
-        if (has("--write")) save_coefficients(fit.base, profiles_folder() + "/coefficients.json");
-    }
-    const auto last = predict_runs(fit.runs, fit.base, {});
-    report(last);
-    if (has("--rows"))
-        for (const Prediction& p : last) {
-            const Breakdown& b = p.estimate.breakdown;
-            const double t = p.estimate.step_seconds / 100.0;
-            fmt::print("ROW {:+5.0f}% {} {:60} {:6.0f} cmp{:.0f} tp{:.0f} ep{:.0f} bub{:.0f} dp{:.0f} opt{:.0f} "
-                       "rec{:.0f} host{:.0f} {}\n",
-                       100 * p.error, p.tier, p.run_id, p.published, b.compute / t, b.tensor / t, b.expert / t,
-                       b.bubble / t, b.data / t, b.optimizer / t, b.recompute / t, b.host / t, p.stack);
-        }
+    return 0;
 }

@@ -52,11 +52,10 @@ Jacobian differences(const LeastSquares& problem, const std::vector<double>& x, 
     std::atomic<std::size_t> next{0};
     const auto work = [&] {
         for (std::size_t j = next++; j < x.size(); j = next++) {
-            std::vector<double> up = x, down = x;
-            up[j] += step;
-            down[j] -= step;
-            const std::vector<double> a = problem.residuals(up), b = problem.residuals(down);
-            for (std::size_t i = 0; i < residuals.size(); ++i) jacobian[i][j] = (a[i] - b[i]) / (2.0 * step);
+            std::vector<double> moved = x;
+            moved[j] += step;
+            const std::vector<double> there = problem.residuals(moved);
+            for (std::size_t i = 0; i < residuals.size(); ++i) jacobian[i][j] = (there[i] - residuals[i]) / step;
         }
     };
     std::vector<std::thread> helpers;
@@ -88,9 +87,10 @@ Solution solve(const LeastSquares& problem, std::vector<double> x, const Jacobia
         }
         if (before - now < 1e-4 * before) break;
     }
-    Solution solution{x, residuals, {}, now};
-    const Jacobian& last = kept != nullptr ? *kept : (jacobian = differences(problem, x, residuals));
-    const Eigen::MatrixXd inverse = normal_equations(problem, last, x, residuals).first.inverse();
+    Solution solution{x, residuals, {}, now, {}};
+    if (kept == nullptr) solution.jacobian = differences(problem, x, residuals);
+    const Eigen::MatrixXd inverse =
+        normal_equations(problem, kept != nullptr ? *kept : solution.jacobian, x, residuals).first.inverse();
     for (Eigen::Index j = 0; j < inverse.rows(); ++j) solution.error.push_back(std::sqrt(inverse(j, j)));
     return solution;
 }

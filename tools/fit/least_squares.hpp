@@ -11,6 +11,9 @@ namespace moe::tools {
 // Residuals of all rows for parameters x; finite. Called from several threads at once.
 using Residuals = std::function<std::vector<double>(const std::vector<double>& x)>;
 
+// By row, then parameter.
+using Jacobian = std::vector<std::vector<double>>;
+
 struct LeastSquares {
     Residuals residuals;
     std::vector<double> weight; // by row: 1 / variance, 0 leaves the row out
@@ -23,11 +26,11 @@ struct Solution {
     std::vector<double> x, residuals;
     std::vector<double> error; // standard error of x from the curvature, priors included
     double objective = 0.0;
+    Jacobian jacobian; // at x; empty where one was handed in
 };
 
 // Gauss-Newton with halved steps from `start`; the derivative is taken by differences of `step`. With `jacobian` given
-// (by row, then parameter) it is kept instead of being taken anew: for refits on most of the rows.
-using Jacobian = std::vector<std::vector<double>>;
+// it is kept instead of being taken anew: for refits on most of the rows.
 Jacobian differences(const LeastSquares& problem, const std::vector<double>& x, const std::vector<double>& residuals);
 Solution solve(const LeastSquares& problem, std::vector<double> start, const Jacobian* jacobian);
 

@@ -1,0 +1,132 @@
+// Writes tables whose every figure comes from the rows that it is handed.
+#include "tools/fit/accuracy.hpp"
+
+#include "planner/error.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe::tools {
+namespace {
+
+constexpr const char* begin_mark = "<!-- written by fit-stacks: begin -->\n";
+constexpr const char* end_mark = "<!-- written by fit-stacks: end -->\n";
+
+using Rows = std::vector<Prediction>;
+
+Rows only(const Rows& rows, const std::string Prediction::*field, const std::string& value) {
+    Rows kept;
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(kept),
+                 [&](const Prediction& p) { return p.*field == value; });
+    return kept;
+}
+
+Rows tiers_a_b(const Rows& rows) {
+    Rows kept;
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(kept), [](const Prediction& p) { return p.tier != "C"; });
+    return kept;
+}
+
+std::string cells(const Rows& rows) {
+    const ValidationSummary s = summarize(rows);
+    return fmt::format("{:.1f} % | {:+.1f} % | {:.0f} % | {}", 100.0 * s.mape, 100.0 * s.bias,
+                       100.0 * s.within_10_percent, s.pairs > 0 ? fmt::format("{:.2f}", s.kendall_tau) : "-");
+}
+
+std::string line(const std::string& name, const Rows& fitted, const Rows& family, const Rows& system) {
+    const ValidationSummary f = summarize(family), s = summarize(system);
+    return fmt::format("| {} | {} | {} | {:.1f} % | {:.1f} % |\n", name, fitted.size(), cells(fitted), 100.0 * f.mape,
+                       100.0 * s.mape);
+}
+
+std::string classes(const CrossValidation& rows) {
+    std::string text =
+        "| rows | | MAPE | bias | within 10 % | Kendall tau | MAPE, family left out | MAPE, system left out |\n"
+        "|---|---|---|---|---|---|---|---|\n";
+    for (const char* name : {"A MoE", "A dense", "B MoE", "B dense", "C MoE", "C dense"})
+        text += line(name, only(rows.fitted, &Prediction::tier_and_kind, name),
+                     only(rows.left_family, &Prediction::tier_and_kind, name),
+                     only(rows.left_system, &Prediction::tier_and_kind, name));
+    text += line("A and B together", tiers_a_b(rows.fitted), tiers_a_b(rows.left_family), tiers_a_b(rows.left_system));
+    return text + line("all", rows.fitted, rows.left_family, rows.left_system);
+}
+
+std::string groups(const CrossValidation& rows, const std::string Prediction::*field, const Rows& left,
+                   const char* what) {
+    std::string text =
+        fmt::format("| {} | rows of A and B | MAPE | bias | MAPE, itself left out | bias, itself left out |\n"
+                    "|---|---|---|---|---|---|\n",
+                    what);
+    for (const auto& [name, unused] : summarize_by(rows.fitted, field)) {
+        const Rows fitted = tiers_a_b(only(rows.fitted, field, name)), out = tiers_a_b(only(left, field, name));
+        if (fitted.empty()) continue;
+        const ValidationSummary a = summarize(fitted), b = summarize(out);
+        text += fmt::format("| {} | {} | {:.1f} % | {:+.1f} % | {:.1f} % | {:+.1f} % |\n", name, a.predicted,
+                            100.0 * a.mape, 100.0 * a.bias, 100.0 * b.mape, 100.0 * b.bias);
+    }
+    return text;
+}
+
+std::string coefficient_table(const Coefficients& coefficients) {
+    std::string text = "| coefficient | prior | value | standard error | unit |\n|---|---|---|---|---|\n";
+    for (const auto& [name, c] : coefficients)
+        text += fmt::format("| {} | {:.3g}{} | {:.3g} | {} | {} |\n", name, c.prior,
+                            c.spread > 0.0 ? fmt::format(" (x/: {:.2f})", std::exp(c.spread)) : ", kept", c.value,
+                            c.error > 0.0 ? fmt::format("{:.0f} %", 100.0 * c.error) : "-", c.unit);
+    return text;
+}
+
+std::string misses(const Rows& fitted) {
+    Rows wide = tiers_a_b(fitted);
+    wide.erase(std::remove_if(wide.begin(), wide.end(), [](const Prediction& p) { return std::abs(p.error) <= 0.15; }),
+               wide.end());
+    std::stable_sort(wide.begin(), wide.end(), [](const Prediction& a, const Prediction& b) {
+        return std::abs(std::log1p(a.error)) > std::abs(std::log1p(b.error));
+    });
+    std::string text = "| row | tier | published | predicted | error |\n|---|---|---|---|---|\n";
+    for (const Prediction& p : wide)
+        text += fmt::format("| {} | {} | {:.0f} | {:.0f} | {:+.0f} % |\n", p.run_id, p.tier, p.published, p.predicted,
+                            100.0 * p.error);
+    return text;
+}
+
+} // namespace
+
+std::string residuals_json(const CrossValidation& rows) {
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    const auto rounded = [](double error) { return std::round(std::log1p(error) * 1e4) / 1e4; };
+    for (std::size_t i = 0; i < rows.fitted.size(); ++i) {
+        const Prediction& p = rows.fitted[i];
+        list.push_back({{"run_id", p.run_id},
+                        {"family", p.family},
+                        {"system", p.system},
+                        {"kind", p.kind},
+                        {"tier", p.tier},
+                        {"log_residual", rounded(rows.left_family[i].error)},
+                        {"system_left_out", rounded(rows.left_system[i].error)},
+                        {"fitted", rounded(p.error)}});
+    }
+    std::string text = "[\n";
+    for (std::size_t i = 0; i < list.size(); ++i)
+        text += fmt::format(" {}{}\n", list[i].dump(), i + 1 < list.size() ? "," : "");
+    text += "]\n";
+    return text;
+}
+
+std::string accuracy_section(const CrossValidation& rows, const Coefficients& coefficients) {
+    return fmt::format("\n{}\n{}\n{}\n{}\n{}\n", classes(rows),
+                       groups(rows, &Prediction::system, rows.left_system, "system"),
+                       groups(rows, &Prediction::family, rows.left_family, "family"), coefficient_table(coefficients),
+                       misses(rows.fitted));
+}
+
+std::string with_section(const std::string& readme, const std::string& section, const std::string& place) {
+    const std::size_t begin = readme.find(begin_mark), end = readme.find(end_mark);
+    if (begin == std::string::npos || end == std::string::npos || end < begin)
+        refuse("{}: the lines that mark the written section are missing", place);
+    return readme.substr(0, begin + std::string(begin_mark).size()) + section + readme.substr(end);
+}
+
+} // namespace moe::tools

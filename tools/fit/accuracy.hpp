@@ -1,0 +1,24 @@
+// What the fit leaves behind: residuals of every row as data, and the accuracy section of profiles/runs/README.md.
+#pragma once
+
+#include "planner/coefficients.hpp"
+#include "simulator/validate.hpp"
+
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+// The same rows predicted with all rows fitted, and each with its own model family or system left out of the fit.
+struct CrossValidation {
+    std::vector<Prediction> fitted, left_family, left_system;
+};
+
+// JSON for profiles/runs/residuals.json: log(predicted / published) of every row, three ways.
+std::string residuals_json(const CrossValidation& rows);
+// Markdown: errors by class three ways, by system and family, the coefficients, and every row off by more than 15 %.
+std::string accuracy_section(const CrossValidation& rows, const Coefficients& coefficients);
+// `readme` with the text between its two marker lines replaced. Throws Error (bad_input) without markers.
+std::string with_section(const std::string& readme, const std::string& section, const std::string& place);
+
+} // namespace moe::tools

@@ -1,0 +1,42 @@
+// The fit of the stacks' coefficients to published runs: which rows count how much, and what is left out in turn.
+#pragma once
+
+#include "planner/coefficients.hpp"
+#include "simulator/validate.hpp"
+#include "tools/fit/least_squares.hpp"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace moe::tools {
+
+// Rows that have a prediction, and the coefficients with a spread as parameters: x = log(value / prior).
+class FitProblem {
+public:
+    // All runs of profiles/runs with the coefficients of profiles/coefficients.json. Throws Error (bad_input).
+    FitProblem();
+
+    const std::vector<Prediction>& rows() const { return rows_; } // as predicted with the stored coefficients
+    const std::vector<std::string>& names() const { return names_; }
+    std::vector<double> stored() const;
+    Coefficients coefficients(const std::vector<double>& x) const;
+    std::vector<Prediction> predict(const std::vector<double>& x) const;
+    // Rows for which `field` holds `value` are left out; an empty value leaves out none.
+    LeastSquares squares(const std::string Prediction::*field, const std::string& value) const;
+    // The distinct values of a field, sorted.
+    std::vector<std::string> values(const std::string Prediction::*field) const;
+
+private:
+    double weight(const Prediction& row) const;
+
+    std::vector<Run> runs_;
+    std::vector<Prediction> rows_;
+    Coefficients base_;
+    std::vector<std::string> names_;
+};
+
+// log(predicted / published) of every row.
+std::vector<double> log_errors(const std::vector<Prediction>& predictions);
+
+} // namespace moe::tools
