@@ -138,6 +138,8 @@ void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<st
     plan.offload = offload_set(run.offload_modules, *plan.model, warnings);
     plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
     plan.gradients = gradients_of(run.optimizer, stack);
+    if (holds(run.moe_balance, "natural"))
+        warnings.push_back("natural routing of unknown distribution: priced as balanced");
     plan.capacity = capacity_of(run);
     module_precisions(run, plan);
     // torchtitan's name of the same is asyncTP.
