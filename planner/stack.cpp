@@ -153,10 +153,12 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.step_seconds = costs.number("step_seconds", c.step_seconds, 0.0, longest);
     c.sync_seconds = costs.number("sync_seconds", c.sync_seconds, 0.0, longest);
     c.overlap_sm_share = costs.number("overlap_sm_share", c.overlap_sm_share, 0.0, 0.9);
+    c.router_launches = costs.number("router_launches", c.router_launches, 1.0, 100.0);
+    c.permute_launches = costs.number("permute_launches", c.permute_launches, 1.0, 100.0);
     c.fsdp_sm_share = costs.number("fsdp_sm_share", c.fsdp_sm_share, 0.0, 0.9);
     c.tile_seconds = costs.number("tile_seconds", c.tile_seconds, 0.0, 1e-3);
     c.expert_launch_seconds = costs.number("expert_launch_seconds", c.expert_launch_seconds, 0.0, longest);
-    c.quantize_share = costs.number("quantize_share", c.quantize_share, 0.0, 1.0);
+    c.quantize_share = costs.number("quantize_share", c.quantize_share, 0.0, 2.0);
     c.clock = costs.number("clock", c.clock, 0.1, 2.0);
     c.host_machine = costs.number("host_machine", c.host_machine, 0.1, 10.0);
     c.host_software = costs.number("host_software", c.host_software, 0.1, 10.0);
@@ -211,6 +213,7 @@ Stack read_stack(const Json& json, const std::string& place, const Coefficients&
     s.recompute_modules = recompute::from_string(in.text("recompute_modules"));
     s.usual_dispatcher = dispatcher_from_string(in.text("usual_dispatcher"));
     s.usual_cuda_graph = cuda_graph_from_string(in.text("usual_cuda_graph"));
+    if (in.find("features") != nullptr) s.features = in.list("features", [](std::string name) { return name; });
     s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place, coefficients);
     s.published = read_published(in.find("published"), place, coefficients);
     in.finish();
@@ -219,6 +222,56 @@ Stack read_stack(const Json& json, const std::string& place, const Coefficients&
             refuse("{}: recompute set \"{}\" names modules outside recompute_modules \"{}\"", place,
                    recompute::to_string(set), recompute::to_string(s.recompute_modules));
     return s;
+}
+
+std::string stacks_folder() { return profiles_folder() + "/stacks"; }
+
+Json parse_file(const std::string& path) {
+    try {
+        return Json::parse(read_file(path));
+    } catch (const Json::parse_error& error) {
+        refuse("{}: not valid JSON near byte {}", path, error.byte);
+    }
+}
+
+// Multiplies a cost, or every figure inside it, by a further factor.
+void multiply(Json& cost, const Json& factor) {
+    if (cost.is_object())
+        for (auto& item : cost.items()) multiply(item.value(), factor);
+    else
+        cost = Json::array({cost, factor});
+}
+
+// Features behind the stack's name, and the costs of those that it lacks. A stack without the field "features" states
+// its costs as they are.
+void apply_features(Json& json, const std::vector<std::string>& changes, const std::string& place) {
+    const std::string path = stacks_folder() + "/base/features.json";
+    if (!json.contains("features")) {
+        if (!changes.empty()) refuse("{}: names no features, so that \"{}\" cannot change one", place, changes.front());
+        return;
+    }
+    const Json all = parse_file(path);
+    std::set<std::string> has;
+    for (const Json& name : json["features"]) has.insert(name.is_string() ? name.get<std::string>() : "");
+    for (const std::string& change : changes) {
+        const bool drop = change.rfind("no-", 0) == 0;
+        const std::string name = drop ? change.substr(3) : change;
+        if (!all.contains(name)) refuse("{}: unknown feature \"{}\": see {}", place, name, path);
+        if (drop)
+            has.erase(name);
+        else
+            has.insert(name);
+    }
+    for (const auto& item : all.items()) {
+        if (has.erase(item.key()) > 0) continue;
+        for (const auto& cost : item.value().at("without").items()) {
+            Json& stated = json["costs"][cost.key()]; // a cost that is 1 unless stated is not
+            if (stated.is_null()) stated = 1.0;
+            multiply(stated, cost.value());
+            json["cost_sources"][cost.key()] = item.value().at("source");
+        }
+    }
+    if (!has.empty()) refuse("{}: unknown feature \"{}\": see {}", place, *has.begin(), path);
 }
 
 // "on": [{"hardware": [names], "set": {...}}]: what differs on those machines, as a JSON merge patch.
@@ -239,8 +292,6 @@ void apply_hardware(Json& json, const std::string& hardware, const std::string& 
     }
 }
 
-std::string stacks_folder() { return profiles_folder() + "/stacks"; }
-
 constexpr int longest_chain = 8; // of bases; more is a circle
 
 // A stack's file with its bases below it: objects merge field by field, "on" lists follow each other. A cost that a
@@ -253,12 +304,7 @@ Json read_with_bases(const std::string& name, int depth) {
         refuse("unknown stack '{}': known are {}", name,
                known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
     }
-    Json json;
-    try {
-        json = Json::parse(read_file(path));
-    } catch (const Json::parse_error& error) {
-        refuse("{}: not valid JSON near byte {}", path, error.byte);
-    }
+    Json json = parse_file(path);
     if (!json.is_object() || !json.contains("base")) return json;
     if (!json["base"].is_string()) refuse("{}: \"base\" must be a string, found {}", path, json["base"].type_name());
     if (depth >= longest_chain)
@@ -297,11 +343,20 @@ Stack load_stack(const std::string& name, const Hardware& hardware) {
 Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients) {
     const std::string wanted = name.empty() ? hardware.default_stack : name;
     if (wanted.empty()) refuse("hardware {}: has no default_stack: name one with --stack", hardware.name);
-    const std::string path = stacks_folder() + "/" + wanted + ".json";
-    Json json = read_with_bases(wanted, 0);
+    std::vector<std::string> words; // the stack, then its changed features
+    for (std::size_t at = 0; at <= wanted.size();) {
+        const std::size_t comma = std::min(wanted.find(',', at), wanted.size());
+        words.push_back(wanted.substr(at, comma - at));
+        at = comma + 1;
+    }
+    const std::string path = stacks_folder() + "/" + words.front() + ".json";
+    Json json = read_with_bases(words.front(), 0);
     apply_hardware(json, hardware.name, path);
+    apply_features(json, {words.begin() + 1, words.end()}, path);
     Stack stack = read_stack(json, path, coefficients);
-    if (stack.name != wanted) refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
+    if (stack.name != words.front())
+        refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
+    stack.name = wanted;
     return stack;
 }
 

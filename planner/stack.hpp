@@ -22,23 +22,24 @@ struct StackCosts {
     std::array<double, precision_count> gemm{};                // of peak_flops, large dense GEMM
     std::array<double, precision_count> grouped_gemm{};        // of peak_flops, many rows per expert
     double attention_forward = 0.6, attention_backward = 0.45; // of the BF16 peak, long sequences
-    double memory = 0.8;                      // of memory bandwidth, fused elementwise and norm kernels
-    double permute = 0.5;                     // of memory bandwidth, gathers of rows
-    double kernel_seconds = 2e-6;             // device time of an empty kernel (tail and start)
-    double launch_seconds = 5e-6;             // host time to launch one op without CUDA graphs
-    double graph_launch_seconds = 0.5e-6;     // per op inside a CUDA graph
+    double memory = 0.8;                          // of memory bandwidth, fused elementwise and norm kernels
+    double permute = 0.5;                         // of memory bandwidth, gathers of rows
+    double kernel_seconds = 2e-6;                 // device time of an empty kernel (tail and start)
+    double launch_seconds = 5e-6;                 // host time to launch one op without CUDA graphs
+    double graph_launch_seconds = 0.5e-6;         // per op inside a CUDA graph
     std::map<std::string, LinkShares> dispatcher; // by the dispatcher's name
-    double collective = 0.8;                  // NCCL ring collectives, fraction of link bandwidth
-    double step_seconds = 0.0;                // fixed host work per step
-    double sync_seconds = 0.0;                // host wait per MoE layer where a dispatcher reads counts on the host
-    double attention_gathered = 1.0;          // of these rates, where keys are picked by index
-    double attention_half_length = 1200.0;    // sequence length at which attention reaches half of its rate, tokens
-    double overlap_sm_share = 0.0;            // share of the SMs that communication takes while EP overlap is on
-    double fsdp_sm_share = 0.0;                // the same of FSDP, whose collectives run all the time
+    double collective = 0.8;                      // NCCL ring collectives, fraction of link bandwidth
+    double step_seconds = 0.0;                    // fixed host work per step
+    double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host
+    double attention_gathered = 1.0;              // of these rates, where keys are picked by index
+    double attention_half_length = 1200.0;        // sequence length at which attention reaches half of its rate, tokens
+    double overlap_sm_share = 0.0;                // share of the SMs that communication takes while EP overlap is on
+    double fsdp_sm_share = 0.0;                   // the same of FSDP, whose collectives run all the time
+    double router_launches = 1.0, permute_launches = 1.0; // kernels behind an op of the router, and a gather of rows
     double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out
     double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
     double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read
-    double clock = 1.0; // of the machine under full load, over the clock that its peak FLOP/s assume
+    double clock = 1.0;          // of the machine under full load, over the clock that its peak FLOP/s assume
     double quantize_share = 1.0; // of the bytes of a quantize op that are moved; below 1 it is fused into its producer
 };
 
@@ -67,13 +68,16 @@ struct Stack {
     Dispatcher usual_dispatcher = Dispatcher::alltoall;
     CudaGraph usual_cuda_graph = CudaGraph::none;
     bool usual_ep_overlap = false;
+    // Named capabilities whose absence costs something: profiles/stacks/base/features.json. Empty: costs are as stated.
+    std::vector<std::string> features;
     StackCosts costs;
     std::string source;
     std::vector<Publication> published;
 };
 
 // By name from profiles/stacks, where a file may state only what differs from its "base"; an empty name gives the
-// hardware's default stack. Throws Error (bad_input).
+// hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped" or
+// "bridge-26.04,no-fused_router". Throws Error (bad_input).
 Stack load_stack(const std::string& name, const Hardware& hardware);
 // The same with other coefficients than those in profiles/coefficients.json.
 Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients);

@@ -84,8 +84,8 @@ double CostModel::compute_seconds(const Op& op, const Program& program) const {
             op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm ? gemm_precision(op, program) : plan_.precision;
         return core_seconds(hardware, stack_.costs, op, precision);
     }
-    const double taken = std::max(plan_.ep_overlap ? stack_.costs.overlap_sm_share : 0.0,
-                                  plan_.fsdp ? stack_.costs.fsdp_sm_share : 0.0);
+    const double taken =
+        std::max(plan_.ep_overlap ? stack_.costs.overlap_sm_share : 0.0, plan_.fsdp ? stack_.costs.fsdp_sm_share : 0.0);
     const Rates rates{&hardware, &stack_.costs, 1.0 - taken};
     if (const auto* gemm = std::get_if<GemmAttr>(&op.attr)) {
         const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, gemm_precision(op, program));

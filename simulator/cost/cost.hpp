@@ -58,6 +58,8 @@ double attention_seconds(const Rates& rates, const Op& op, Precision precision);
 double memory_bound_seconds(const Rates& rates, const Op& op);
 // From measured calls, log-log between neighbours; beyond the last at its rate. Empty list: negative.
 double measured_seconds(const std::vector<MeasuredCall>& calls, double work);
+// Kernels behind an op of a kind, over those of most kinds.
+double launches(const StackCosts& costs, OpKind kind);
 // Host time to issue one op, and whether it makes the host wait for routed counts.
 double host_seconds(const Plan& plan, const Stack& stack, const Op& op);
 bool host_waits(const Plan& plan, const Stack& stack, const Op& op);

@@ -33,6 +33,22 @@ CudaGraph scope_of(const Op& op) {
 
 } // namespace
 
+double launches(const StackCosts& costs, OpKind kind) {
+    switch (kind) {
+    case OpKind::router:
+    case OpKind::router_grad:
+        return costs.router_launches;
+    case OpKind::permute_map:
+    case OpKind::permute:
+    case OpKind::unpermute:
+    case OpKind::sort_rows:
+    case OpKind::unsort_rows:
+        return costs.permute_launches;
+    default:
+        return 1.0;
+    }
+}
+
 double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
     if (plan.hardware->cpu) return 0.0; // the rank's own thread runs the op
     const CudaGraph scope = scope_of(op);
@@ -42,7 +58,7 @@ double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
         whole || plan.cuda_graph == CudaGraph::full || (scope != CudaGraph::none && holds(plan.cuda_graph, scope));
     if (graph) return stack.costs.graph_launch_seconds;
     const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr);
-    return stack.costs.launch_seconds +
+    return stack.costs.launch_seconds * launches(stack.costs, op.kind) +
            (grouped == nullptr ? 0.0 : grouped->groups * stack.costs.expert_launch_seconds);
 }
 

@@ -30,7 +30,7 @@ double memory_bound_seconds(const Rates& rates, const Op& op) {
                (c.quantize_share < 1.0 ? 0.0 : c.kernel_seconds);
     }
     const double share = gathers_rows(op.kind) ? c.permute : c.memory;
-    return op.bytes / (rates.hardware->memory_bandwidth * share) + c.kernel_seconds;
+    return op.bytes / (rates.hardware->memory_bandwidth * share) + c.kernel_seconds * launches(c, op.kind);
 }
 
 } // namespace moe
