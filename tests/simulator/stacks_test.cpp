@@ -116,3 +116,35 @@ TEST_CASE("bad bases are refused") {
     CHECK(fault("typo", any).find("unknown field \"memroy\"") != std::string::npos);
     CHECK(fault("../hardware/h100", any).find("unknown stack") != std::string::npos);
 }
+
+TEST_CASE("costs name coefficients, alone or multiplied, and unknown ones are refused") {
+    const Profiles profiles;
+    moe::Hardware h100;
+    h100.name = "h100";
+    const moe::Coefficients all{{"x", {0.5, 0.5, 0.1, 0.0, "", ""}}, {"y", {0.4, 0.4, 0.0, 0.0, "", ""}}};
+    const std::string plain = R"("base": "moe-plan", "costs": {"memory": )";
+    profiles.stack("alone", plain + R"("@x"}, "cost_sources": {})");
+    CHECK(moe::load_stack("alone", h100, all).costs.memory == doctest::Approx(0.5));
+    profiles.stack("product", plain + R"(["@x", "@y", 1.5]}, "cost_sources": {"memory": "the factor is a test's"})");
+    CHECK(moe::load_stack("product", h100, all).costs.memory == doctest::Approx(0.3));
+    profiles.stack("bare", plain + R"(["@x", 1.5]}, "cost_sources": {})");
+    CHECK(fault("bare", h100).find("costs.memory has no entry in \"cost_sources\"") != std::string::npos);
+    profiles.stack("lost", plain + R"("@z"}, "cost_sources": {})");
+    CHECK(fault("lost", h100).find("coefficients.json has no \"z\"") != std::string::npos);
+    profiles.stack("word", plain + R"("x"}, "cost_sources": {})");
+    CHECK(fault("word", h100).find("must be a number") != std::string::npos);
+}
+
+TEST_CASE("features are dropped and added behind a stack's name, at their cost") {
+    const moe::Hardware gb200 = moe::load_hardware("gb200-nvl72");
+    const moe::Stack whole = moe::load_stack("bridge-26.04", gb200);
+    const moe::Stack bare = moe::load_stack("bridge-26.04,no-fused_router,no-programmatic_launch", gb200);
+    CHECK(bare.name == "bridge-26.04,no-fused_router,no-programmatic_launch");
+    CHECK(whole.costs.router_launches == 1.0);
+    CHECK(bare.costs.router_launches == doctest::Approx(72.0 / 31.0).epsilon(0.01));
+    CHECK(bare.costs.kernel_seconds > 1.2 * whole.costs.kernel_seconds);
+    CHECK(bare.costs.launch_seconds == whole.costs.launch_seconds);
+    CHECK(moe::load_stack("bridge-26.04,no-fused_router,fused_router", gb200).costs.router_launches == 1.0);
+    CHECK(fault("bridge-26.04,no-wings", gb200).find("unknown feature \"wings\"") != std::string::npos);
+    CHECK(fault("moe-plan,no-fused_router", gb200).find("names no features") != std::string::npos);
+}
