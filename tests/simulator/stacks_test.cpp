@@ -119,20 +119,20 @@ TEST_CASE("bad bases are refused") {
 
 TEST_CASE("costs name coefficients, alone or multiplied, and unknown ones are refused") {
     const Profiles profiles;
-    moe::Hardware h100;
-    h100.name = "h100";
+    moe::Hardware any;
+    any.name = "any";
     const moe::Coefficients all{{"x", {0.5, 0.5, 0.1, 0.0, "", ""}}, {"y", {0.4, 0.4, 0.0, 0.0, "", ""}}};
     const std::string plain = R"("base": "moe-plan", "costs": {"memory": )";
     profiles.stack("alone", plain + R"("@x"}, "cost_sources": {})");
-    CHECK(moe::load_stack("alone", h100, all).costs.memory == doctest::Approx(0.5));
+    CHECK(moe::load_stack("alone", any, all).costs.memory == doctest::Approx(0.5));
     profiles.stack("product", plain + R"(["@x", "@y", 1.5]}, "cost_sources": {"memory": "the factor is a test's"})");
-    CHECK(moe::load_stack("product", h100, all).costs.memory == doctest::Approx(0.3));
+    CHECK(moe::load_stack("product", any, all).costs.memory == doctest::Approx(0.3));
     profiles.stack("bare", plain + R"(["@x", 1.5]}, "cost_sources": {})");
-    CHECK(fault("bare", h100).find("costs.memory has no entry in \"cost_sources\"") != std::string::npos);
+    CHECK(fault("bare", any).find("costs.memory has no entry in \"cost_sources\"") != std::string::npos);
     profiles.stack("lost", plain + R"("@z"}, "cost_sources": {})");
-    CHECK(fault("lost", h100).find("coefficients.json has no \"z\"") != std::string::npos);
+    CHECK(fault("lost", any).find("coefficients.json has no \"z\"") != std::string::npos);
     profiles.stack("word", plain + R"("x"}, "cost_sources": {})");
-    CHECK(fault("word", h100).find("must be a number") != std::string::npos);
+    CHECK(fault("word", any).find("must be a number") != std::string::npos);
 }
 
 TEST_CASE("features are dropped and added behind a stack's name, at their cost") {
