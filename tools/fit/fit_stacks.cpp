@@ -14,21 +14,20 @@
 namespace moe::tools {
 namespace {
 
-// Every row predicted by a fit that has not seen its family (or system).
+// Every row predicted by a fit that has not seen its family (or system). Refits are independent of each other.
 std::vector<Prediction> leave_out(Console& console, const FitProblem& problem, const Solution& all,
                                   const std::string Prediction::*field) {
+    const std::vector<std::string> values = problem.values(field);
+    std::vector<std::vector<Prediction>> folds(values.size());
+    in_parallel(values.size(), [&](std::size_t i) {
+        folds[i] = problem.predict(solve(problem.squares(field, values[i]), all.x, &all.jacobian).x);
+    });
     std::vector<Prediction> result = problem.rows();
-    for (const std::string& value : problem.values(field)) {
-        const Solution fold = solve(problem.squares(field, value), all.x, &all.jacobian);
-        const std::vector<Prediction> predicted = problem.predict(fold.x);
-        for (std::size_t i = 0; i < result.size(); ++i)
-            if (predicted[i].*field == value) result[i] = predicted[i];
-        console.say("without {:24} MAPE of its rows {:5.1f} %", value, [&] {
-            std::vector<Prediction> rows;
-            for (const Prediction& p : predicted)
-                if (p.*field == value) rows.push_back(p);
-            return 100.0 * summarize(rows).mape;
-        }());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        std::vector<Prediction> left;
+        for (std::size_t row = 0; row < result.size(); ++row)
+            if (folds[i][row].*field == values[i]) left.push_back(result[row] = folds[i][row]);
+        console.say("without {:24} MAPE of its rows {:5.1f} %", values[i], 100.0 * summarize(left).mape);
     }
     return result;
 }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <exception>
+#include <mutex>
 #include <thread>
 
 namespace moe::tools {
@@ -47,21 +49,35 @@ std::pair<Eigen::MatrixXd, Eigen::VectorXd> normal_equations(const LeastSquares&
 
 } // namespace
 
-Jacobian differences(const LeastSquares& problem, const std::vector<double>& x, const std::vector<double>& residuals) {
-    Jacobian jacobian(residuals.size(), std::vector<double>(x.size(), 0.0));
+void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work) {
     std::atomic<std::size_t> next{0};
-    const auto work = [&] {
-        for (std::size_t j = next++; j < x.size(); j = next++) {
-            std::vector<double> moved = x;
-            moved[j] += step;
-            const std::vector<double> there = problem.residuals(moved);
-            for (std::size_t i = 0; i < residuals.size(); ++i) jacobian[i][j] = (there[i] - residuals[i]) / step;
+    std::exception_ptr error;
+    std::mutex mutex;
+    const auto loop = [&] {
+        for (std::size_t i = next++; i < count; i = next++) {
+            try {
+                work(i);
+            } catch (...) {
+                const std::lock_guard lock(mutex);
+                error = std::current_exception();
+            }
         }
     };
     std::vector<std::thread> helpers;
-    for (unsigned t = 1; t < std::max(1U, std::thread::hardware_concurrency()); ++t) helpers.emplace_back(work);
-    work();
+    for (unsigned t = 1; t < std::max(1U, std::thread::hardware_concurrency()); ++t) helpers.emplace_back(loop);
+    loop();
     for (std::thread& helper : helpers) helper.join();
+    if (error) std::rethrow_exception(error);
+}
+
+Jacobian differences(const LeastSquares& problem, const std::vector<double>& x, const std::vector<double>& residuals) {
+    Jacobian jacobian(residuals.size(), std::vector<double>(x.size(), 0.0));
+    in_parallel(x.size(), [&](std::size_t j) {
+        std::vector<double> moved = x;
+        moved[j] += step;
+        const std::vector<double> there = problem.residuals(moved);
+        for (std::size_t i = 0; i < residuals.size(); ++i) jacobian[i][j] = (there[i] - residuals[i]) / step;
+    });
     return jacobian;
 }
 

@@ -22,6 +22,9 @@ struct LeastSquares {
     int iterations = 8;
 };
 
+// Calls work(0) ... work(count - 1) on all cores; passes on an exception.
+void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work);
+
 struct Solution {
     std::vector<double> x, residuals;
     std::vector<double> error; // standard error of x from the curvature, priors included
