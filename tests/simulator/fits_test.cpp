@@ -38,7 +38,7 @@ TEST_CASE("every published plan fits its GPU, but for rows with a known reason")
     for (const auto& file : std::filesystem::directory_iterator(profiles_folder() + "/runs")) {
         if (file.path().extension() != ".csv") continue;
         const std::vector<Run> runs = load_runs(file.path().string());
-        const std::vector<Prediction> predictions = predict_runs(runs, {});
+        const std::vector<Prediction> predictions = predict_runs(runs, load_coefficients(), {});
         for (std::size_t i = 0; i < runs.size(); ++i) {
             const Prediction& p = predictions[i];
             if (!p.skipped.empty()) continue;
