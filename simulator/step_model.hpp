@@ -43,8 +43,11 @@ struct StepModel {
     std::vector<std::vector<int>> ranks; // [pipeline rank][chunk]: index into chunks
     // EP overlap, [forward * chunks.size() + backward]: the pairs that the schedule merges, zero for others.
     std::vector<MergedTime> merged;
-    double message = 0.0;  // seconds of one activation between stages
-    double norm = 0.0;     // all-reduce of the gradient norm
+    double message = 0.0; // seconds of one activation between stages
+    double norm = 0.0;    // all-reduce of the gradient norm
+    // Pipeline ranks that add up their copies of the embedding's gradient, and seconds of one copy's way and addition.
+    std::vector<int> table_holders;
+    double table_message = 0.0, table_add = 0.0;
     double per_step = 0.0; // the stack's fixed time
 };
 
