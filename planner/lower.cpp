@@ -9,6 +9,7 @@
 #include "planner/passes/reshard.hpp"
 #include "planner/passes/stash.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <variant>
 
@@ -226,8 +227,13 @@ void add_io(Program& program, const Plan& plan) {
     io.hyper = add_tensor(program, "hyper", Dtype::f32, Storage::scalar, 8, -1, false);
 }
 
-// Forward and backward templates of a chunk, passes applied; returns their indices.
-std::pair<int, int> emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spec, bool list_parameters) {
+struct EmittedChunk {
+    int forward = 0, backward = 0;       // templates
+    TensorId table_gradient = no_tensor; // of the embedding table, where the chunk holds it
+};
+
+// Forward and backward templates of a chunk, passes applied.
+EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spec, bool list_parameters) {
     ParameterSet parameters(plan, spec.chunk);
     Chunk chunk(plan, spec);
     chunk.declare(parameters);
@@ -248,7 +254,57 @@ std::pair<int, int> emit_chunk(const Plan& plan, Program& program, const ChunkSp
     if (plan.reshards())
         reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
                      program.templates[static_cast<std::size_t>(backward)]);
-    return {forward, backward};
+    TensorId table = no_tensor;
+    if (parameters.has("embedding"))
+        table = builder.weight("embedding", plan.model->padded_vocab(plan.tp) / plan.tp, plan.model->hidden).gradient;
+    return {forward, backward, table};
+}
+
+// What opens finish on a rank that holds a copy of the embedding table: gradients go round the holders and are added up
+// (Megatron-LM's embedding group).
+std::vector<Op> add_tables(const Plan& plan, Program& program, TensorId gradient) {
+    const std::vector<int> holders = table_holders(plan);
+    const auto me = std::find(holders.begin(), holders.end(), program.pipeline_rank);
+    std::vector<Op> ops;
+    if (holders.size() < 2 || me == holders.end() || gradient == no_tensor) return ops;
+    const Tensor table = program.tensors[static_cast<std::size_t>(gradient)];
+    const double bytes = table.expected_bytes();
+    const int n = static_cast<int>(holders.size()), index = static_cast<int>(me - holders.begin());
+    const int next = holders[static_cast<std::size_t>((index + 1) % n)],
+              previous = holders[static_cast<std::size_t>((index + n - 1) % n)];
+    const auto emit = [&](OpKind kind, Stream stream, std::vector<TensorId> in, std::vector<TensorId> out,
+                          double moved) -> Op& {
+        Op op;
+        op.kind = kind;
+        op.stream = stream;
+        op.module = Module::embedding;
+        op.phase = Phase::step;
+        op.in = std::move(in);
+        op.out = std::move(out);
+        op.bytes = moved;
+        ops.push_back(std::move(op));
+        return ops.back();
+    };
+    TensorId travelling = gradient;
+    for (int step = 0; step + 1 < n; ++step) {
+        Tensor arrival = table;
+        arrival.name = "embedding.gradient_of_peer";
+        arrival.storage = Storage::activation;
+        arrival.base = no_tensor;
+        arrival.offset = 0;
+        arrival.chunk = -1;
+        program.tensors.push_back(std::move(arrival));
+        const auto received = static_cast<TensorId>(program.tensors.size() - 1);
+        Op& out = emit(OpKind::send, Stream::pipeline_out, {travelling}, {}, bytes);
+        out.group = groups::pipeline;
+        out.attr = PeerAttr{next - program.pipeline_rank, 4 + step, next};
+        Op& in = emit(OpKind::recv, Stream::pipeline_in, {}, {received}, bytes);
+        in.group = groups::pipeline;
+        in.attr = PeerAttr{previous - program.pipeline_rank, 4 + step, program.pipeline_rank};
+        emit(OpKind::add, Stream::compute, {gradient, received}, {gradient}, 3.0 * bytes);
+        travelling = received;
+    }
+    return ops;
 }
 
 } // namespace
@@ -268,11 +324,13 @@ Program lower(const Plan& plan, int pipeline_rank) {
         int forward, backward, last_backward;
     };
     std::vector<Indices> chunks;
+    TensorId table = no_tensor;
     for (int c = 0; c < plan.vpp; ++c) {
         const int stage = c * plan.pp + pipeline_rank;
         ChunkSpec spec = spec_of(plan, all, stage);
         program.chunks.push_back(all[static_cast<std::size_t>(stage)]);
-        const auto [forward, backward] = emit_chunk(plan, program, spec, true);
+        const auto [forward, backward, gradient] = emit_chunk(plan, program, spec, true);
+        if (gradient != no_tensor) table = gradient;
         Template last = with_gradient_reduction(program, program.templates[static_cast<std::size_t>(backward)]);
         program.templates.push_back(std::move(last));
         chunks.push_back({forward, backward, static_cast<int>(program.templates.size()) - 1});
@@ -280,6 +338,9 @@ Program lower(const Plan& plan, int pipeline_rank) {
     program.templates.push_back(begin_template(program));
     const int begin = static_cast<int>(program.templates.size()) - 1;
     program.templates.push_back(finish_template(program, plan));
+    const std::vector<Op> tables = add_tables(plan, program, table);
+    std::vector<Op>& closing = program.templates.back().ops;
+    closing.insert(closing.begin(), tables.begin(), tables.end());
     const int finish = begin + 1;
 
     const std::vector<Turn> turns =
@@ -319,6 +380,18 @@ Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind) {
     program.chunks = {Stage{}};
     emit_chunk(plan, program, spec, false);
     return program;
+}
+
+std::vector<int> table_holders(const Plan& plan) {
+    std::vector<int> ranks;
+    if (plan.pp == 1) return {0};
+    const std::vector<Stage> all = stages(plan);
+    for (std::size_t s = 0; s < all.size(); ++s)
+        if (all[s].embedding || all[s].mtp > 0 || (all[s].loss && plan.model->tied_embeddings))
+            ranks.push_back(static_cast<int>(s) % plan.pp);
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks;
 }
 
 std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {

@@ -242,8 +242,10 @@ struct ReduceAttr {
 };
 struct PeerAttr {
     int delta = 0; // pipeline rank of the peer minus mine, modulo pp
-    int tag = 0;   // 0 activations, 1 their gradients, 2 and 3 the same of a detached MTP branch
-    int stage = 0; // virtual stage whose input (tag 0) or output gradient (tag 1) travels: both ends name the same one
+    int tag = 0;   // 0 activations, 1 their gradients, 2 and 3 the same of a detached MTP branch, 4 and up gradients of
+                   // the embedding table at the end of the step
+    int stage = 0; // tags 4 and up: pipeline rank that receives; else virtual stage whose input (tag 0) or output
+                   // gradient (tag 1) travels: both ends name the same one
 };
 struct AllToAllAttr {
     bool to_heads = true; // sequence-sharded -> head-sharded, or back

@@ -268,10 +268,33 @@ private:
         (turn.forward ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
     }
 
+    // When each rank's gradient of the embedding table holds its copies' as well; 0 where there is nothing to add.
+    std::vector<double> add_tables() const {
+        std::vector<double> done(ranks_.size(), 0.0);
+        const std::size_t n = model_.table_holders.size();
+        if (n < 2) return done;
+        std::vector<double> sent(n), added(n);
+        for (std::size_t i = 0; i < n; ++i) {
+            const Rank& rank = ranks_[static_cast<std::size_t>(model_.table_holders[i])];
+            sent[i] = added[i] = std::max(rank.clocks.device, rank.data_free);
+        }
+        for (std::size_t step = 0; step + 1 < n; ++step) {
+            std::vector<double> arrived(n);
+            for (std::size_t i = 0; i < n; ++i) {
+                arrived[(i + 1) % n] = sent[i] + model_.table_message;
+            }
+            for (std::size_t i = 0; i < n; ++i) added[i] = std::max(added[i], arrived[i]) + model_.table_add;
+            sent = arrived;
+        }
+        for (std::size_t i = 0; i < n; ++i) done[static_cast<std::size_t>(model_.table_holders[i])] = added[i];
+        return done;
+    }
+
     // Norm over all ranks, then the optimizer.
     std::vector<RankPlay> finish() {
         double meet = 0.0;
         std::vector<double> last;
+        std::vector<double> tables = add_tables();
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
             Rank& rank = ranks_[r];
             last.push_back(rank.clocks.device);
@@ -279,7 +302,9 @@ private:
             const bool loss = r + 1 == ranks_.size();
             if (loss && plan_.dp * plan_.cp > 1) rank.clocks.host += model_.step_launch;
             rank.play.data += std::max(0.0, rank.data_free - rank.clocks.device);
-            rank.clocks.device = std::max(rank.clocks.device, rank.data_free);
+            const double added = std::max(0.0, tables[r] - std::max(rank.clocks.device, rank.data_free));
+            rank.play.data += added;
+            rank.clocks.device = std::max(rank.clocks.device, rank.data_free) + added;
             each_bucket(r, [&](const BucketTime& bucket) { optimize(rank, 0.0, bucket.squares); });
             rank.play.optimizer += model_.norm;
             meet = std::max({meet, rank.clocks.device, rank.clocks.host});

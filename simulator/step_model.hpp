@@ -40,6 +40,9 @@ struct StepModel {
     double step_launch = 0.0;    // host seconds of an op of the step: gathers, reductions, the optimizer
     double norm = 0.0;           // all-reduce of the gradient norm
     double per_step = 0.0;       // the stack's fixed time
+    // Pipeline ranks that add up their copies of the embedding's gradient, and seconds of one copy's way and addition.
+    std::vector<int> table_holders;
+    double table_message = 0.0, table_add = 0.0;
 };
 
 // What playing a number of micro-batches gives, for one pipeline rank.
