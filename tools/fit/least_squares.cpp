@@ -101,7 +101,7 @@ Solution solve(const LeastSquares& problem, std::vector<double> x, const Jacobia
             now = value;
             break;
         }
-        if (before - now < 1e-4 * before) break;
+        if (before - now < 1e-3 * before) break;
     }
     Solution solution{x, residuals, {}, now, {}};
     if (kept == nullptr) solution.jacobian = differences(problem, x, residuals);

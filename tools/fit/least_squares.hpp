@@ -19,7 +19,7 @@ struct LeastSquares {
     std::vector<double> weight; // by row: 1 / variance, 0 leaves the row out
     std::vector<double> spread; // by parameter: standard deviation of its prior around 0
     double huber = 0.1;         // |residual| from which on a row counts linearly
-    int iterations = 8;
+    int iterations = 6;
 };
 
 // Calls work(0) ... work(count - 1) on all cores; passes on an exception.
