@@ -154,6 +154,8 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.sync_seconds = costs.number("sync_seconds", c.sync_seconds, 0.0, longest);
     c.overlap_sm_share = costs.number("overlap_sm_share", c.overlap_sm_share, 0.0, 0.9);
     c.router_launches = costs.number("router_launches", c.router_launches, 1.0, 100.0);
+    c.quantize_launches = costs.number("quantize_launches", c.quantize_launches, 1.0, 100.0);
+    c.recompute_launches = costs.number("recompute_launches", c.recompute_launches, 1.0, 100.0);
     c.permute_launches = costs.number("permute_launches", c.permute_launches, 1.0, 100.0);
     c.fsdp_sm_share = costs.number("fsdp_sm_share", c.fsdp_sm_share, 0.0, 0.9);
     c.tile_seconds = costs.number("tile_seconds", c.tile_seconds, 0.0, 1e-3);

@@ -44,6 +44,8 @@ double launches(const StackCosts& costs, OpKind kind) {
     case OpKind::sort_rows:
     case OpKind::unsort_rows:
         return costs.permute_launches;
+    case OpKind::quantize:
+        return costs.quantize_launches;
     default:
         return 1.0;
     }
@@ -58,7 +60,8 @@ double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
         whole || plan.cuda_graph == CudaGraph::full || (scope != CudaGraph::none && holds(plan.cuda_graph, scope));
     if (graph) return stack.costs.graph_launch_seconds;
     const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr);
-    return stack.costs.launch_seconds * launches(stack.costs, op.kind) +
+    const double again = op.phase == Phase::recompute ? stack.costs.recompute_launches : 1.0;
+    return stack.costs.launch_seconds * launches(stack.costs, op.kind) * again +
            (grouped == nullptr ? 0.0 : grouped->groups * stack.costs.expert_launch_seconds);
 }
 
