@@ -153,6 +153,7 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.step_seconds = costs.number("step_seconds", c.step_seconds, 0.0, longest);
     c.sync_seconds = costs.number("sync_seconds", c.sync_seconds, 0.0, longest);
     c.overlap_sm_share = costs.number("overlap_sm_share", c.overlap_sm_share, 0.0, 0.9);
+    c.routed_launches = costs.number("routed_launches", c.routed_launches, 0.1, 100.0);
     c.router_launches = costs.number("router_launches", c.router_launches, 1.0, 100.0);
     c.quantize_launches = costs.number("quantize_launches", c.quantize_launches, 1.0, 100.0);
     c.recompute_launches = costs.number("recompute_launches", c.recompute_launches, 1.0, 100.0);

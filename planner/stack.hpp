@@ -36,8 +36,9 @@ struct StackCosts {
     double overlap_sm_share = 0.0;                // share of the SMs that communication takes while EP overlap is on
     double fsdp_sm_share = 0.0;                   // the same of FSDP, whose collectives run all the time
     // Kernels behind an op of the router, a gather of rows and a quantization, over those behind others.
+    double routed_launches = 1.0; // host time of an op on routed rows, over that of other ops
     double router_launches = 1.0, permute_launches = 1.0, quantize_launches = 1.0;
-    double recompute_launches = 1.0; // host time of a recomputed op over that of the same op in the forward
+    double recompute_launches = 1.0;    // host time of a recomputed op over that of the same op in the forward
     double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out
     double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
     double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read

@@ -26,7 +26,7 @@ double attention_seconds(const Rates& rates, const Op& op, Precision precision) 
     const double share = narrow * std::max(keys, 1.0) / (std::max(keys, 1.0) + c.attention_half_length);
     const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(Precision::bf16)];
     const double gain = precision > Precision::bf16 ? fp8_gain : 1.0;
-    const double compute = op.flops / (gain * peak * limit * c.clock * share * rates.sm_share);
+    const double compute = op.flops / (gain * peak * limit * std::sqrt(c.clock) * share * rates.sm_share);
     const double memory = op.bytes / (rates.hardware->memory_bandwidth * c.memory);
     return std::max(compute, memory) + c.kernel_seconds;
 }

@@ -31,6 +31,12 @@ CudaGraph scope_of(const Op& op) {
     }
 }
 
+// Dispatch, experts and combine are chains of framework calls, where other ops are single ones.
+bool on_routed_rows(const Op& op) {
+    return op.phase != Phase::step && (op.module == Module::dispatch || op.module == Module::experts ||
+                                       op.module == Module::moe_act || op.module == Module::combine);
+}
+
 } // namespace
 
 double launches(const StackCosts& costs, OpKind kind) {
@@ -61,7 +67,8 @@ double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
     if (graph) return stack.costs.graph_launch_seconds;
     const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr);
     const double again = op.phase == Phase::recompute ? stack.costs.recompute_launches : 1.0;
-    return stack.costs.launch_seconds * launches(stack.costs, op.kind) * again +
+    const double routed = on_routed_rows(op) ? stack.costs.routed_launches : 1.0;
+    return stack.costs.launch_seconds * routed * launches(stack.costs, op.kind) * again +
            (grouped == nullptr ? 0.0 : grouped->groups * stack.costs.expert_launch_seconds);
 }
 
