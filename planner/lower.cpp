@@ -4,6 +4,7 @@
 #include "planner/error.hpp"
 #include "planner/layers/layers.hpp"
 #include "planner/passes/data_parallel.hpp"
+#include "planner/passes/delay_wgrad.hpp"
 #include "planner/passes/offload.hpp"
 #include "planner/passes/recompute.hpp"
 #include "planner/passes/reshard.hpp"
@@ -251,6 +252,7 @@ EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spe
     if ((plan.offload & ~offload::optimizer) != 0)
         offload_pass(program, program.templates[static_cast<std::size_t>(forward)],
                      program.templates[static_cast<std::size_t>(backward)], plan.offload);
+    if (plan.delay_wgrad) delay_wgrad_pass(program.templates[static_cast<std::size_t>(backward)]);
     if (plan.reshards())
         reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
                      program.templates[static_cast<std::size_t>(backward)]);

@@ -146,7 +146,6 @@ PlanFault check_lowered(const Plan& plan) {
     const std::array choices{
         Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
         Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},
-        Choice{plan.delay_wgrad, "delay_wgrad", "on", "off"},
     };
     for (const auto& [made, field, value, otherwise] : choices)
         if (made) return fault(field, "{} = {}: cannot be priced yet, use {}", field, value, otherwise);

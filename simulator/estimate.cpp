@@ -352,9 +352,11 @@ double FastEstimator::memory_bytes(const Plan& plan) {
 namespace {
 
 // Plans whose work does not fall into slots of fixed length: weights that come under the layer before (FSDP),
-// activations that share one link to the host, and pipelines that are never full, which show every slot's beginning.
+// activations that share one link to the host, messages that leave before their slot ends, and pipelines that are never
+// full, which show every slot's beginning.
 bool needs_ops(const Plan& plan) {
-    return plan.micro_batches() < plan.pp || plan.reshards() || (plan.offload & ~offload::optimizer) != 0;
+    return plan.micro_batches() < plan.pp || plan.reshards() || (plan.offload & ~offload::optimizer) != 0 ||
+           plan.delay_wgrad;
 }
 
 // Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly.
@@ -362,21 +364,27 @@ Estimate played_by_ops(const Plan& plan, const Stack& stack) {
     Plan few = plan;
     const auto played = [&](int micro_batches) {
         few.gbs = plan.mbs * plan.dp * micro_batches;
-        return simulate(few, stack, false).estimate;
+        return simulate(few, stack, false);
     };
     Probe probe(plan);
     if (plan.pp == 1) probe.shorter = 2, probe.longer = 3;
     const int m = plan.micro_batches();
-    if (m <= probe.longer) return played(m);
-    const Estimate a = played(probe.shorter), b = played(probe.longer);
+    if (m <= probe.longer) return played(m).estimate;
+    const Simulation shorter = played(probe.shorter), longer = played(probe.longer);
+    const Estimate &a = shorter.estimate, &b = longer.estimate;
     const double times = static_cast<double>(m - probe.longer) / (probe.longer - probe.shorter);
     Estimate e = b;
     e.step_seconds += times * (b.step_seconds - a.step_seconds);
     add_difference(e.breakdown, b.breakdown, a.breakdown, times);
-    if (least(e.breakdown) >= 0.0) return e;
-    // Another stage was the slowest of the longer play: its parts as they are.
-    e.breakdown = Breakdown{};
-    add_difference(e.breakdown, b.breakdown, Breakdown{}, e.step_seconds / b.step_seconds);
+    if (least(e.breakdown) < 0.0) { // another stage was the slowest of the longer play: its parts as they are
+        e.breakdown = Breakdown{};
+        add_difference(e.breakdown, b.breakdown, Breakdown{}, e.step_seconds / b.step_seconds);
+    }
+    // The lead that a host had from the start (weights being gathered) may be used up only later than was played.
+    const double issued = longer.host_seconds + times * (longer.host_seconds - shorter.host_seconds);
+    const double late = std::max(0.0, issued + stack.costs.step_seconds - e.step_seconds);
+    e.step_seconds += late;
+    e.breakdown.host += late;
     return e;
 }
 

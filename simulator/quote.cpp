@@ -381,7 +381,8 @@ Quote FastQuoter::quote(int layers_handle, int stages_handle) {
         start = std::max(0.0, start - (r == 0 ? 0.0 : first.early_forward));
         worst = std::max(worst, std::max(start + slots(layers, stages, r, m), issue(stages, r, m)) + tail);
         start += first.forward + message;
-        tail += message + first.backward - first.early_backward;
+        // A message that leaves before the weights' gradients: how much before is not told by slots.
+        tail += message + (plan.delay_wgrad ? 0.0 : first.backward - first.early_backward);
     }
     Quote quote;
     quote.step_seconds = worst + stages.closing;

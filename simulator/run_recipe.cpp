@@ -152,6 +152,7 @@ void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<st
     if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;
     if (run.cuda_graph.empty()) usual_graphs(stack, plan);
     if (!run.ep_overlap) usual_overlap(stack, plan);
+    plan.delay_wgrad = holds(run.other_settings, "delay_wgrad") && (plan.ep_overlap || plan.pp > 1);
 }
 
 std::string recipe_layout(const Run& run, const Plan& plan, std::vector<std::string>& warnings) {

@@ -136,6 +136,7 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
             result.estimate.step_seconds = end;
             result.slowest = static_cast<int>(i);
         }
+        result.host_seconds = std::max(result.host_seconds, runs[i].host_seconds);
         result.ops += static_cast<std::int64_t>(runs[i].rows.size());
         result.ranks += runs[i].represents;
     }

@@ -18,6 +18,7 @@ struct Simulation {
     std::int64_t ops = 0;              // ops that were played
     int ranks = 0;                     // ranks that the representatives stand for: all of the job
     int slowest = 0;                   // index in timeline.ranks of the rank whose breakdown is given
+    double host_seconds = 0.0;         // when the last host had issued its last op
     std::vector<MemoryPlan> memory;    // by pipeline rank
     std::vector<MemoryBreakdown> held; // by pipeline rank: what fills the arena
     std::vector<double> memory_bytes;  // by pipeline rank: arena and constants
