@@ -99,7 +99,8 @@ bool draw(Random& random, RandomPlan& out) {
                                      moe::offload::expert_fc1 | moe::offload::optimizer};
         p.offload = random.of(sets);
     }
-    p.delay_wgrad = !out.stack.executable && (p.ep_overlap || p.pp > 1) && random.next() % 8 == 0;
+    Random aside = random; // a draw that leaves the other plans of a seed as they are
+    p.delay_wgrad = !out.stack.executable && (p.ep_overlap || p.pp > 1) && aside.next() % 8 == 0;
     if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
     out.text = moe::plan_to_json(p);
