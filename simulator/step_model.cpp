@@ -269,22 +269,24 @@ private:
     }
 
     // When each rank's gradient of the embedding table holds its copies' as well; 0 where there is nothing to add.
-    std::vector<double> add_tables() const {
+    std::vector<double> add_tables() {
         std::vector<double> done(ranks_.size(), 0.0);
         const std::size_t n = model_.table_holders.size();
         if (n < 2) return done;
-        std::vector<double> sent(n), added(n);
-        for (std::size_t i = 0; i < n; ++i) {
-            const Rank& rank = ranks_[static_cast<std::size_t>(model_.table_holders[i])];
-            sent[i] = added[i] = std::max(rank.clocks.device, rank.data_free);
-        }
+        const auto holder = [this](std::size_t i) -> Rank& {
+            return ranks_[static_cast<std::size_t>(model_.table_holders[i])];
+        };
+        std::vector<double> here(n), added(n), arrived(n);
+        for (std::size_t i = 0; i < n; ++i) here[i] = added[i] = std::max(holder(i).clocks.device, holder(i).data_free);
         for (std::size_t step = 0; step + 1 < n; ++step) {
-            std::vector<double> arrived(n);
+            for (std::size_t i = 0; i < n; ++i)
+                arrived[(i + 1) % n] = std::max(here[i], holder(i).clocks.host) + model_.table_message;
             for (std::size_t i = 0; i < n; ++i) {
-                arrived[(i + 1) % n] = sent[i] + model_.table_message;
+                holder(i).clocks.host += 3.0 * model_.step_launch; // sends, receives, adds
+                added[i] =
+                    std::max({added[i], arrived[i], holder(i).clocks.host - model_.step_launch}) + model_.table_add;
             }
-            for (std::size_t i = 0; i < n; ++i) added[i] = std::max(added[i], arrived[i]) + model_.table_add;
-            sent = arrived;
+            here = arrived;
         }
         for (std::size_t i = 0; i < n; ++i) done[static_cast<std::size_t>(model_.table_holders[i])] = added[i];
         return done;
@@ -294,16 +296,15 @@ private:
     std::vector<RankPlay> finish() {
         double meet = 0.0;
         std::vector<double> last;
-        std::vector<double> tables = add_tables();
+        for (Rank& rank : ranks_) rank.play.issued = rank.clocks.host;
+        const std::vector<double> tables = add_tables();
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
             Rank& rank = ranks_[r];
             last.push_back(rank.clocks.device);
-            rank.play.issued = rank.clocks.host;
+            const double added = std::max(0.0, tables[r] - std::max(rank.clocks.device, rank.data_free));
             const bool loss = r + 1 == ranks_.size();
             if (loss && plan_.dp * plan_.cp > 1) rank.clocks.host += model_.step_launch;
-            rank.play.data += std::max(0.0, rank.data_free - rank.clocks.device);
-            const double added = std::max(0.0, tables[r] - std::max(rank.clocks.device, rank.data_free));
-            rank.play.data += added;
+            rank.play.data += std::max(0.0, rank.data_free - rank.clocks.device) + added;
             rank.clocks.device = std::max(rank.clocks.device, rank.data_free) + added;
             each_bucket(r, [&](const BucketTime& bucket) { optimize(rank, 0.0, bucket.squares); });
             rank.play.optimizer += model_.norm;
