@@ -33,8 +33,11 @@ double quantile(std::vector<Weighted> rows, double share) {
     return rows.back().value;
 }
 
-void widen(ResidualRange& range, const std::vector<Weighted>& rows) {
-    constexpr double tail = (1.0 - interval_coverage) / 2.0;
+constexpr double tail = (1.0 - interval_coverage) / 2.0;
+// Of groups that were never seen: among a handful of groups the next one lies outside more often than a row among many.
+constexpr double new_tail = tail / 4.0;
+
+void widen(ResidualRange& range, const std::vector<Weighted>& rows, double tail) {
     range.low = std::min(range.low, quantile(rows, tail));
     range.high = std::max(range.high, quantile(rows, 1.0 - tail));
 }
@@ -111,11 +114,11 @@ std::optional<ResidualRange> residual_range(const std::vector<Residual>& residua
     std::vector<Weighted> equal;
     for (const Residual* r : rows) equal.push_back({r->family_left_out, 1.0});
     ResidualRange range{INFINITY, -INFINITY, static_cast<int>(rows.size())};
-    widen(range, equal);
+    widen(range, equal, tail);
     if (!among(rows, &Residual::family, family))
-        widen(range, balanced(rows, &Residual::family, &Residual::family_left_out));
+        widen(range, balanced(rows, &Residual::family, &Residual::family_left_out), new_tail);
     if (!among(rows, &Residual::system, system))
-        widen(range, balanced(rows, &Residual::system, &Residual::system_left_out));
+        widen(range, balanced(rows, &Residual::system, &Residual::system_left_out), new_tail);
     return range;
 }
 

@@ -18,7 +18,7 @@ namespace {
 struct State {
     Plan plan;
     std::vector<std::string> lacks;
-    double deepep_tuning = 0.75; // of the bandwidth that it reaches with its channels and SMs tuned; an estimate
+    double deepep_tuning = 0.7; // of the bandwidth that it reaches with its channels and SMs tuned; an estimate
 };
 
 struct Rung {

@@ -4,7 +4,6 @@
 #include "tools/fit/problem.hpp"
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <map>
@@ -47,29 +46,13 @@ TEST_CASE("least squares: a line is found in spite of an outlier, priors pull wh
 
 TEST_CASE("the written section of profiles/runs/README.md is what the stored residuals and today's predictions say") {
     const FitProblem problem;
-    const std::string folder = profiles_folder() + "/runs";
-    std::map<std::string, nlohmann::json> stored;
-    for (const auto& row : nlohmann::json::parse(read_file(folder + "/residuals.json"))) stored[row["run_id"]] = row;
-    CrossValidation rows;
-    rows.fitted = rows.left_family = rows.left_system = problem.rows();
-    CHECK(stored.size() == rows.fitted.size());
-    for (std::size_t i = 0; i < rows.fitted.size(); ++i) {
-        const std::string& id = rows.fitted[i].run_id;
-        CAPTURE(id);
-        REQUIRE(stored.count(id) == 1);
-        // Coefficients are stored with four digits.
-        CHECK(std::abs(stored[id]["fitted"].get<double>() - std::log1p(rows.fitted[i].error)) < 2e-3);
-        const auto take = [&](std::vector<Prediction>& into, const char* field) {
-            into[i].error = std::expm1(stored[id][field].get<double>());
-            into[i].predicted = into[i].published * (1.0 + into[i].error);
-        };
-        take(rows.fitted, "fitted");
-        take(rows.left_family, "log_residual");
-        take(rows.left_system, "system_left_out");
-    }
+    const std::string folder = profiles_folder() + "/runs", path = folder + "/residuals.json";
+    const std::string residuals = read_file(path);
+    const CrossValidation rows = stored_rows(problem.rows(), residuals, path);
+    CHECK_MESSAGE(residuals_json(rows) == residuals, "run build/tools/fit-stacks --tables");
     const std::string readme = read_file(folder + "/README.md");
     CHECK_MESSAGE(with_section(readme, accuracy_section(rows, load_coefficients()), "README.md") == readme,
-                  "run build/tools/fit-stacks");
+                  "run build/tools/fit-stacks --tables");
 }
 
 TEST_CASE("the accuracy that the README of the project claims holds") {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 namespace moe::tools {
 namespace {
@@ -93,6 +94,24 @@ std::string misses(const Rows& fitted) {
 }
 
 } // namespace
+
+CrossValidation stored_rows(const Rows& predictions, const std::string& residuals, const std::string& place) {
+    std::map<std::string, nlohmann::json> stored;
+    for (const nlohmann::json& row : nlohmann::json::parse(residuals)) stored[row.at("run_id")] = row;
+    CrossValidation rows{predictions, predictions, predictions};
+    const auto set = [](Prediction& p, double log_error) {
+        p.error = std::expm1(std::round(log_error * 1e4) / 1e4);
+        p.predicted = p.published * (1.0 + p.error);
+    };
+    for (std::size_t i = 0; i < predictions.size(); ++i) {
+        const auto found = stored.find(predictions[i].run_id);
+        if (found == stored.end()) refuse("{}: has no row {}: run fit-stacks", place, predictions[i].run_id);
+        set(rows.fitted[i], std::log1p(predictions[i].error));
+        set(rows.left_family[i], found->second.at("log_residual").get<double>());
+        set(rows.left_system[i], found->second.at("system_left_out").get<double>());
+    }
+    return rows;
+}
 
 std::string residuals_json(const CrossValidation& rows) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();

@@ -14,6 +14,10 @@ struct CrossValidation {
     std::vector<Prediction> fitted, left_family, left_system;
 };
 
+// The three from predictions with the stored coefficients and residuals.json, rounded as that file is: what the tables
+// are made of. Throws Error (bad_input) for a row without a residual.
+CrossValidation stored_rows(const std::vector<Prediction>& predictions, const std::string& residuals,
+                            const std::string& place);
 // JSON for profiles/runs/residuals.json: log(predicted / published) of every row, three ways.
 std::string residuals_json(const CrossValidation& rows);
 // Markdown: errors by class three ways, by system and family, the coefficients, and every row off by more than 15 %.

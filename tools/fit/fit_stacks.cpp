@@ -38,6 +38,16 @@ void show(Console& console, const std::vector<Prediction>& rows) {
                     s.predicted, 100.0 * s.mape, 100.0 * s.bias, 100.0 * s.within_10_percent, s.kendall_tau);
 }
 
+// Residuals and tables from the stored coefficients; what was left out in turn stays as it was found.
+void write_tables(const Coefficients& coefficients, const CrossValidation& rows) {
+    const std::string folder = profiles_folder() + "/runs", readme = folder + "/README.md";
+    const std::string residuals = residuals_json(rows);
+    const CrossValidation stored = stored_rows(rows.fitted, residuals, "residuals.json");
+    const std::string text = with_section(read_file(readme), accuracy_section(stored, coefficients), readme);
+    write_file(folder + "/residuals.json", residuals);
+    write_file(readme, text);
+}
+
 void fit(bool dry) {
     Console console(false);
     const FitProblem problem;
@@ -61,12 +71,9 @@ void fit(bool dry) {
     }
     rows.left_family = leave_out(console, problem, all, &Prediction::family);
     rows.left_system = leave_out(console, problem, all, &Prediction::system);
-    const std::string folder = profiles_folder(), readme = folder + "/runs/README.md";
-    const std::string text = with_section(read_file(readme), accuracy_section(rows, coefficients), readme);
-    save_coefficients(coefficients, folder + "/coefficients.json");
-    write_file(folder + "/runs/residuals.json", residuals_json(rows));
-    write_file(readme, text);
-    console.say("written: {0}/coefficients.json, {0}/runs/residuals.json, {1}", folder, readme);
+    save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
+    write_tables(load_coefficients(), rows);
+    console.say("written: coefficients.json, runs/residuals.json and runs/README.md in {}", profiles_folder());
 }
 
 } // namespace
@@ -78,8 +85,17 @@ int main(int argc, char** argv) {
                  "profiles/runs/README.md");
     bool dry = false;
     app.add_flag("--dry", dry, "fit and show, without the refits and without writing");
+    bool tables = false;
+    app.add_flag("--tables", tables, "no fit: write the tables anew from the stored coefficients and residuals");
     CLI11_PARSE(app, argc, argv);
     try {
+        if (tables) {
+            const moe::tools::FitProblem problem;
+            const std::string path = moe::profiles_folder() + "/runs/residuals.json";
+            moe::tools::write_tables(moe::load_coefficients(),
+                                     moe::tools::stored_rows(problem.rows(), moe::read_file(path), path));
+            return 0;
+        }
         moe::tools::fit(dry);
     } catch (const moe::Error& error) {
         fmt::print(stderr, "fit-stacks: {}\n", error.what());
