@@ -3,6 +3,7 @@
 
 #include "engine/comm/check.hpp"
 #include "planner/error.hpp"
+#include "planner/lower.hpp"
 #include "planner/plan_choices.hpp"
 
 namespace moe {
@@ -63,7 +64,8 @@ void check_tied(const Plan& plan, const std::vector<Program>& programs) {
     int holders = 0;
     for (const Program& program : programs)
         for (const Stage& stage : program.chunks) holders += stage.embedding || stage.loss ? 1 : 0;
-    if (holders > 1)
+    const bool shared = in_a_v(plan.schedule) && table_holders(plan).size() == 1; // one tensor of one rank
+    if (holders > 1 && !shared)
         refuse("execute: tie_word_embeddings with pp * vpp = {} puts the shared weight on two stages: search again "
                "with --fix pp=1",
                plan.pp * plan.vpp);

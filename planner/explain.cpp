@@ -69,7 +69,7 @@ std::vector<std::pair<std::string, Values>> choice_values(const Plan& plan, cons
     const Values on_off{"on", "off"}, precisions = words(stack.precisions);
     Values by_module = precisions;
     by_module.emplace_back("default");
-    return {{"schedule", {"1f1b", "interleaved", "zero-bubble", "dualpipe"}},
+    return {{"schedule", {"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"}},
             {"rank_order", {"tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"}},
             {"precision", precisions},
             {"attention_precision", by_module},

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 namespace moe {
 
@@ -18,7 +19,9 @@ struct Lifetime {
 };
 
 struct Use {
-    bool forward = false, backward = false;
+    bool forward = false, backward = false; // backward: whole or either half
+    bool dgrad = false, wgrad = false;
+    bool saved() const { return (forward && backward) || (dgrad && wgrad); }
 };
 
 TensorId root(const Program& program, TensorId id) {
@@ -46,6 +49,8 @@ std::vector<Use> uses(const Program& program) {
         for_each_access(program, tmpl, [&](TensorId id, int, bool) {
             Use& u = use[static_cast<std::size_t>(id)];
             (tmpl.kind == SlotKind::forward ? u.forward : u.backward) = true;
+            u.dgrad = u.dgrad || tmpl.kind == SlotKind::dgrad;
+            u.wgrad = u.wgrad || tmpl.kind == SlotKind::wgrad;
         });
     return use;
 }
@@ -56,8 +61,7 @@ std::vector<std::pair<TensorId, Lifetime>> transients(const Program& program, co
                                                       const std::vector<Use>& use) {
     std::vector<Lifetime> life(program.tensors.size());
     for_each_access(program, tmpl, [&](TensorId id, int op, bool written) {
-        const Use& u = use[static_cast<std::size_t>(id)];
-        if (u.forward && u.backward) return;
+        if (use[static_cast<std::size_t>(id)].saved()) return;
         Lifetime& l = life[static_cast<std::size_t>(id)];
         if (l.last < 0) l.first = written ? op : 0;
         l.last = op;
@@ -143,18 +147,19 @@ namespace {
 // Saved tensors by chunk and by the layer whose backward reads them first.
 std::vector<SavedBlock> saved_blocks(const Program& program, const std::vector<Use>& use) {
     std::vector<SavedBlock> blocks;
-    std::map<std::pair<int, int>, std::size_t> index; // (chunk, layer)
+    std::map<std::tuple<int, int, bool, bool>, std::size_t> index; // (chunk, layer, from_dgrad, until_wgrad)
     std::vector<bool> taken(program.tensors.size(), false);
     for (const Template& tmpl : program.templates) {
         if (tmpl.kind == SlotKind::forward) continue;
         for_each_access(program, tmpl, [&](TensorId id, int op, bool) {
             const auto i = static_cast<std::size_t>(id);
-            if (taken[i] || !use[i].forward || !use[i].backward) return;
+            if (taken[i] || !use[i].saved()) return;
             taken[i] = true;
             const int chunk = std::max(0, program.tensors[i].chunk),
                       layer = tmpl.ops[static_cast<std::size_t>(op)].layer;
-            const auto [at, fresh] = index.try_emplace({chunk, layer}, blocks.size());
-            if (fresh) blocks.push_back({chunk, layer, {}, 0, 0, {}});
+            const bool from_dgrad = !use[i].forward, until_wgrad = use[i].wgrad;
+            const auto [at, fresh] = index.try_emplace({chunk, layer, from_dgrad, until_wgrad}, blocks.size());
+            if (fresh) blocks.push_back({chunk, layer, from_dgrad, until_wgrad, {}, 0, 0, {}});
             SavedBlock& block = blocks[at->second];
             block.tensors.push_back(id);
             block.bytes += aligned(program.tensors[i].bytes());
@@ -214,13 +219,14 @@ private:
     int chunk(std::size_t slot) const {
         return program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].chunk;
     }
-    Turn turn(std::size_t slot) const {
-        const SlotKind kind = program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].kind;
-        return {kind != SlotKind::backward, chunk(slot), program_.slots[slot].micro_batch};
+    Turn turn(std::size_t slot) const { return {kind(slot), chunk(slot), program_.slots[slot].micro_batch}; }
+    SlotKind kind(std::size_t slot) const {
+        return program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].kind;
     }
     std::vector<SavedBlock*>& blocks(std::size_t slot) { return of_chunk_[static_cast<std::size_t>(chunk(slot))]; }
 
     void take(SavedBlock& block, std::size_t slot) {
+        if (block.from_dgrad && kind(slot) != SlotKind::dgrad) return;
         Pool& pool = pools_[static_cast<std::size_t>(block.pool)];
         int& instance = block.instance[static_cast<std::size_t>(program_.slots[slot].micro_batch)];
         if (instance >= 0) return;
@@ -229,10 +235,13 @@ private:
         pool.free.pop_back();
     }
     void release(const SavedBlock& block, std::size_t slot) {
-        const int micro_batch = program_.slots[slot].micro_batch;
-        if (last_.at({chunk(slot), micro_batch}) != slot) return;
-        pools_[static_cast<std::size_t>(block.pool)].free.push_back(
-            block.instance[static_cast<std::size_t>(micro_batch)]);
+        const int micro_batch = program_.slots[slot].micro_batch,
+                  instance = block.instance[static_cast<std::size_t>(micro_batch)];
+        const bool last = last_.at({chunk(slot), micro_batch}) == slot;
+        const bool early = kind(slot) == SlotKind::dgrad && !block.until_wgrad; // free since then
+        const bool freed = !block.until_wgrad && kind(slot) == SlotKind::wgrad;
+        if (instance < 0 || freed || (!last && !early)) return;
+        pools_[static_cast<std::size_t>(block.pool)].free.push_back(instance);
     }
     // A forward from its first layer on beside a backward from its last layer on.
     void merge(std::size_t forward, std::size_t backward) {
@@ -341,7 +350,7 @@ SegmentMemory segment_memory(const Program& segment) {
     const std::vector<Use> use = uses(segment);
     SegmentMemory memory;
     for (std::size_t id = 0; id < segment.tensors.size(); ++id)
-        if (use[id].forward && use[id].backward) memory.saved += aligned(segment.tensors[id].bytes());
+        if (use[id].saved()) memory.saved += aligned(segment.tensors[id].bytes());
     // What layers share outlives the one of a segment: FSDP's buffers of gradients, those of offloaded activations.
     const auto widened = [&](int direction) {
         const Template& tmpl = segment.templates[static_cast<std::size_t>(direction)];

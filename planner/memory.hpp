@@ -28,6 +28,8 @@ struct Place {
 // instances, since the chunks of a rank are not all full at one time.
 struct SavedBlock {
     int chunk = 0, layer = -1; // layer: that of the backward ops which read them, -1 = outside of layers
+    bool from_dgrad = false;   // written by dgrad for wgrad; else by the forward
+    bool until_wgrad = false;  // where a backward runs in two slots: kept for the second; else free behind the first
     std::vector<TensorId> tensors;
     std::int64_t bytes = 0;
     int pool = 0;              // blocks of one pool lie in the same instances
@@ -42,9 +44,10 @@ struct MemoryPlan {
 };
 
 // Activations written in a chunk's forward and read in its backward are saved, from the chunk's first slot of a
-// micro-batch to its last; the others live inside one template and share one workspace, packed by first-fit over their
-// lifetimes. In a merged pair of slots the forward saves a layer whenever the backward releases one, and each has its
-// own workspace. Every place is aligned to 256 bytes. Deterministic.
+// micro-batch to its last; where a backward runs in two slots, until the last of them that reads them, and so is what
+// the first writes for the second. The others live inside one template and share one workspace, packed by first-fit
+// over their lifetimes. In a merged pair of slots the forward saves a layer whenever the backward releases one, and
+// each has its own workspace. Every place is aligned to 256 bytes. Deterministic.
 MemoryPlan plan_memory(const Program& program);
 
 // What fills one rank's arena, component by component; all in bytes, instances in flight and alignment included.

@@ -29,8 +29,7 @@ int most_kept(const Program& program) {
     std::vector<Turn> turns;
     for (const Slot& slot : program.slots) {
         const Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
-        if (tmpl.kind == SlotKind::forward || tmpl.kind == SlotKind::backward)
-            turns.push_back({tmpl.kind == SlotKind::forward, tmpl.chunk, slot.micro_batch});
+        if (tmpl.chunk >= 0) turns.push_back({tmpl.kind, tmpl.chunk, slot.micro_batch});
     }
     int most = 0;
     for (const Kept& state : kept_together(turns, static_cast<int>(program.chunks.size()), program.merged))
@@ -46,7 +45,7 @@ MemoryBreakdown memory_breakdown(const Program& program, const MemoryPlan& plan)
     add_expert_states(program, plan, result);
     std::vector<Module> writer(program.tensors.size(), Module::pipeline);
     for (const Template& tmpl : program.templates) {
-        if (tmpl.kind != SlotKind::forward) continue;
+        if (tmpl.kind != SlotKind::forward && tmpl.kind != SlotKind::dgrad) continue;
         for (const Op& op : tmpl.ops)
             for (const TensorId id : op.out)
                 if (id != no_tensor) writer[static_cast<std::size_t>(id)] = op.module;

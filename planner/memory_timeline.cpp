@@ -42,6 +42,14 @@ struct Step {
     double bytes; // negative: freed
 };
 
+// What is saved begins in the forward and ends in the backward of its micro-batch, or in a half of it.
+bool begins(const SavedBlock& block, SlotKind kind) {
+    return kind == (block.from_dgrad ? SlotKind::dgrad : SlotKind::forward);
+}
+bool ends(const SavedBlock& block, SlotKind kind) {
+    return kind == SlotKind::backward || kind == (block.until_wgrad ? SlotKind::wgrad : SlotKind::dgrad);
+}
+
 // Start and end of every op of one slot; ops of other slots may run in between.
 struct SlotTimes {
     std::vector<double> start, end;
@@ -64,15 +72,17 @@ std::vector<Step> steps_of(const Program& program, const MemoryPlan& memory, con
     std::vector<Step> steps;
     for (std::size_t s = 0; s < slots.size(); ++s) {
         const auto t = static_cast<std::size_t>(program.slots[s].index);
-        const bool forward = program.templates[t].kind == SlotKind::forward;
+        const SlotKind kind = program.templates[t].kind;
         for (const Span& span : spans[t]) {
             const auto id = static_cast<std::size_t>(span.id);
             const auto c = static_cast<std::size_t>(memory.places[id].memory_class);
             const auto bytes = static_cast<double>(program.tensors[id].bytes());
-            // What is saved begins in the forward and ends in the backward of its micro-batch.
-            if (c != saved || forward)
+            const SavedBlock* block =
+                c == saved ? &memory.blocks[static_cast<std::size_t>(memory.places[id].block)] : nullptr;
+            if (block == nullptr || begins(*block, kind))
                 steps.push_back({slots[s].start[static_cast<std::size_t>(span.first)], c, bytes});
-            if (c != saved || !forward) steps.push_back({slots[s].end[static_cast<std::size_t>(span.last)], c, -bytes});
+            if (block == nullptr || ends(*block, kind))
+                steps.push_back({slots[s].end[static_cast<std::size_t>(span.last)], c, -bytes});
         }
     }
     // At one moment frees come first: an op's output may take the place of what the op before it used.

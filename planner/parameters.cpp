@@ -40,7 +40,7 @@ int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized, Dtype 
 
 void ParameterSet::declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay,
                            int copies, std::optional<Precision> precision) {
-    if (sealed_ || keys_.count(key)) fail("parameter '{}' is declared twice or too late", key);
+    if (sealed_ || has(key)) fail("parameter '{}' is declared twice or too late", key);
     const int tp = plan_.tp, etp = plan_.etp;
     const Domain domain = parameters.front().domain;
     const int degree = domain == Domain::dense ? tp : etp;
@@ -85,8 +85,6 @@ void ParameterSet::boundary(int layer) {
         if (buckets_[i].decayed + undecayed_[i] >= cut_elements(buckets_[i])) closed_[i] = true;
 }
 
-namespace {
-
 TensorId add_flat(Program& program, std::string name, Dtype dtype, Storage storage, std::int64_t elements, int chunk) {
     Tensor t;
     t.name = std::move(name);
@@ -98,6 +96,8 @@ TensorId add_flat(Program& program, std::string name, Dtype dtype, Storage stora
     program.tensors.push_back(std::move(t));
     return static_cast<TensorId>(program.tensors.size() - 1);
 }
+
+namespace {
 
 // This rank's slice of a whole bucket, in place.
 TensorId add_shard(Program& program, const Bucket& b, TensorId whole, std::string name, Dtype dtype) {
@@ -214,6 +214,7 @@ void ParameterSet::list_parameters(Program& program, int first_bucket) const {
 
 Weight ParameterSet::weight(Program& program, const std::string& key, std::int64_t n, std::int64_t k) {
     const auto found = keys_.find(key);
+    if (found == keys_.end() && lender_ && lender_->has(key)) return lender_->weight(program, key, n, k);
     if (!sealed_ || found == keys_.end()) fail("no parameter is declared under '{}'", key);
     Key& entry = found->second;
     if (n * k != entry.elements) fail("parameter '{}' holds {} elements, not {} x {}", key, entry.elements, n, k);

@@ -19,7 +19,10 @@ struct Weight;
 // while checkpoints keep the Hugging Face names.
 class ParameterSet {
 public:
-    ParameterSet(const Plan& plan, int chunk) : plan_(plan), chunk_(chunk) {}
+    // What `lender`, a chunk of the same rank, has declared (the embedding table at the open end of a V) is shared with
+    // it: one weight, one gradient.
+    ParameterSet(const Plan& plan, int chunk, ParameterSet* lender = nullptr)
+        : plan_(plan), chunk_(chunk), lender_(in_a_v(plan.schedule) ? lender : nullptr) {}
 
     // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
     // the same parameters once for every local expert, one expert's behind the other's. `precision`: what they are
@@ -31,7 +34,7 @@ public:
     void boundary(int layer);
     // `list` false leaves Program::parameters empty: sizes need no names.
     void seal(Program& program, bool list = true);
-    bool has(const std::string& key) const { return keys_.count(key) > 0; }
+    bool has(const std::string& key) const { return keys_.count(key) > 0 || (lender_ && lender_->has(key)); }
 
     // View of a key's parameters as [n, k]; Error (failure) if the sizes disagree, which would be a fault of an
     // emitter.
@@ -58,6 +61,7 @@ private:
 
     const Plan& plan_;
     int chunk_;
+    ParameterSet* lender_;
     int layer_ = -1;
     bool sealed_ = false;
     std::vector<Parameter> parameters_;
@@ -67,6 +71,10 @@ private:
     std::vector<std::int64_t> undecayed_;
     std::map<std::string, Key> keys_;
 };
+
+// A flat tensor of a Program.
+TensorId add_flat(Program& program, std::string name, Dtype dtype, Storage storage, std::int64_t elements,
+                  int chunk = -1);
 
 // Group that a parameter's gradient is summed over: the complement of its sharding inside its domain.
 Group gradient_group(const Plan& plan, Domain domain, bool sharded);

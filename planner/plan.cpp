@@ -11,7 +11,7 @@
 namespace moe {
 namespace {
 
-constexpr std::array<const char*, 4> schedule_names{"1f1b", "interleaved", "zero-bubble", "dualpipe"};
+constexpr std::array<const char*, 5> schedule_names{"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"};
 constexpr std::array<const char*, 4> dispatcher_names{"alltoall", "allgather", "deepep", "hybridep"};
 constexpr std::array<const char*, 2> context_comm_names{"ring", "alltoall"};
 constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};

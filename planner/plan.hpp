@@ -11,9 +11,15 @@
 
 namespace moe {
 
-// zero_bubble: ZB-H1 (arXiv 2401.10241), 1F1B whose weight gradients are slots of their own; dualpipe: DualPipeV, each
-// rank holds two chunks of a V and merges a forward of one with a backward of the other.
-enum class ScheduleKind : std::uint8_t { one_f_one_b, interleaved, zero_bubble, dualpipe };
+// zero_bubble: ZB-H1 (arXiv 2401.10241), 1F1B whose weight gradients are slots of their own. In a V a rank holds a
+// chunk on the way down the pipeline and one on the way back: zb_v (ZB-V, the same paper) splits every backward,
+// dualpipe_v (the half of DeepSeek's DualPipe that keeps one copy of the weights) runs a forward of one chunk beside a
+// backward of the other and splits backwards where it starts and ends.
+enum class ScheduleKind : std::uint8_t { one_f_one_b, interleaved, zero_bubble, zb_v, dualpipe_v };
+constexpr bool splits_backward(ScheduleKind kind) {
+    return kind == ScheduleKind::zero_bubble || kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v;
+}
+constexpr bool in_a_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
 enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
 enum class ContextComm : std::uint8_t { ring, alltoall };  // how context parallelism brings keys and queries together
 enum class Fp8Scaling : std::uint8_t { current, delayed }; // of fp8-tensor: scales of this tensor, or of its history

@@ -114,14 +114,37 @@ PlanFault check_batch(const Plan& plan) {
     return {};
 }
 
+// Schedules that split backwards: weight gradients are slots already, and they are what fills the pipeline.
+PlanFault check_split(const Plan& plan) {
+    if (!splits_backward(plan.schedule)) return {};
+    const char* name = to_string(plan.schedule);
+    const bool v = in_a_v(plan.schedule);
+    const int chunks = v ? 2 : 1;
+    if (plan.pp == 1 || plan.vpp != chunks)
+        return fault(fmt::format("{} needs pp > 1, vpp {}", name, chunks).c_str(),
+                     "schedule {} needs pp > 1 and vpp {}{}, but pp = {}, vpp = {}", name, chunks,
+                     v ? " (the two arms of its V)" : "", plan.pp, plan.vpp);
+    if (plan.micro_batches() < chunks * plan.pp)
+        return fault("schedule: micro-batches",
+                     "schedule {} needs {}pp = {} micro-batches or more, but gbs / (dp * mbs) = {}", name,
+                     v ? "2 * " : "", chunks * plan.pp, plan.micro_batches());
+    if ((plan.offload & ~offload::optimizer) != 0)
+        return fault("schedule: offload",
+                     "schedule {} keeps activations until their weight gradients: offload = {} must be none or "
+                     "optimizer",
+                     name, offload::to_string(plan.offload));
+    if (plan.schedule == ScheduleKind::dualpipe_v) return {};
+    if (plan.ep_overlap)
+        return fault("schedule: ep_overlap", "schedule {} has no whole backward for ep_overlap to run beside: use {}",
+                     name, "dualpipe-v");
+    if (plan.delay_wgrad)
+        return fault("schedule: delay_wgrad", "schedule {} splits weight gradients off itself: set delay_wgrad off",
+                     name);
+    return {};
+}
+
 PlanFault check_schedule(const Plan& plan) {
-    if (plan.schedule == ScheduleKind::zero_bubble && (plan.pp == 1 || plan.vpp > 1))
-        return fault("zero-bubble needs pp > 1, vpp 1",
-                     "schedule zero-bubble needs pp > 1 and vpp 1, but pp = {}, vpp = {}", plan.pp, plan.vpp);
-    if (plan.schedule == ScheduleKind::dualpipe && (plan.pp == 1 || plan.vpp != 2))
-        return fault("dualpipe needs pp > 1, vpp 2",
-                     "schedule dualpipe needs pp > 1 and vpp 2 (the two arms of its V), but pp = {}, vpp = {}", plan.pp,
-                     plan.vpp);
+    if (PlanFault found = check_split(plan)) return found;
     const bool interleaved = plan.schedule == ScheduleKind::interleaved;
     if (plan.schedule == ScheduleKind::one_f_one_b && plan.vpp > 1)
         return fault("vpp without interleaved", "vpp = {} needs schedule interleaved, but schedule = {}", plan.vpp,

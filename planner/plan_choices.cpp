@@ -137,21 +137,6 @@ PlanFault check_routing(const Plan& plan) {
     return {};
 }
 
-// Choices that have no lowering yet must not be priced as if they were not there.
-PlanFault check_lowered(const Plan& plan) {
-    struct Choice {
-        bool made;
-        const char *field, *value, *otherwise;
-    };
-    const std::array choices{
-        Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
-        Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},
-    };
-    for (const auto& [made, field, value, otherwise] : choices)
-        if (made) return fault(field, "{} = {}: cannot be priced yet, use {}", field, value, otherwise);
-    return {};
-}
-
 } // namespace
 
 bool has_experts(const Plan& plan) {
@@ -160,8 +145,8 @@ bool has_experts(const Plan& plan) {
 }
 
 PlanFault check_choices(const Plan& plan) {
-    constexpr std::array rules{check_precision,   check_recompute, check_offload, check_communication,
-                               check_routed_rows, check_routing,   check_lowered};
+    constexpr std::array rules{check_precision,     check_recompute,   check_offload,
+                               check_communication, check_routed_rows, check_routing};
     for (const auto rule : rules) {
         if (PlanFault found = rule(plan)) return found;
     }
@@ -186,8 +171,6 @@ PlanFault check_executable(const Plan& plan) {
         Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
         Choice{plan.gradients != Precision::fp32, "gradients", to_string(plan.gradients), "fp32"},
         Choice{plan.offload != 0, "offload", offload::to_string(plan.offload), "none"},
-        Choice{plan.schedule == ScheduleKind::zero_bubble, "schedule", "zero-bubble", "1f1b"},
-        Choice{plan.schedule == ScheduleKind::dualpipe, "schedule", "dualpipe", "interleaved"},
         Choice{plan.cp_comm != ContextComm::ring, "cp_comm", to_string(plan.cp_comm), "ring"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},
         Choice{!plan.memory_efficient_permutation, "memory_efficient_permutation", "off", "on"},

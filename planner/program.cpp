@@ -250,18 +250,4 @@ const char* to_string(Phase phase) {
     return "?";
 }
 
-const char* to_string(SlotKind kind) {
-    switch (kind) {
-    case SlotKind::forward:
-        return "forward";
-    case SlotKind::backward:
-        return "backward";
-    case SlotKind::begin:
-        return "begin";
-    case SlotKind::finish:
-        return "finish";
-    }
-    return "?";
-}
-
 } // namespace moe

@@ -1,9 +1,9 @@
 // The Program: one training step of one kind of rank as data, read alike by the simulator and by the engine.
 //
-// A Program is templates (the ops of one model chunk's forward or backward, or of the optimizer) and a list of slots
-// (which template runs next, for which micro-batch). Ranks that differ only in their peers share one Program: groups
-// are named by axes, and whatever depends on a rank's position is looked up when an op runs. Op id = (slot, index in
-// template).
+// A Program is templates (the ops of one model chunk's forward, backward or half of it, or of the optimizer) and a list
+// of slots (which template runs next, for which micro-batch). Ranks that differ only in their peers share one Program:
+// groups are named by axes, and whatever depends on a rank's position is looked up when an op runs. Op id = (slot,
+// index in template).
 #pragma once
 
 #include "planner/mesh.hpp"
@@ -205,7 +205,7 @@ struct AttentionAttr {
     double scale = 1.0;
     bool causal = true;
     bool gathered = false; // keys are picked by index (cost only)
-    double visible = 0.5; // share of the seq_q x seq_k square that the mask leaves (cost only)
+    double visible = 0.5;  // share of the seq_q x seq_k square that the mask leaves (cost only)
 };
 struct ActivationAttr {
     std::int64_t rows = 0, ffn = 0;
@@ -241,7 +241,7 @@ struct ReduceAttr {
     bool max = false;
 };
 struct PeerAttr {
-    int delta = 0; // pipeline rank of the peer minus mine, modulo pp
+    int delta = 0; // pipeline rank of the peer minus mine, modulo pp; 0 (where a V turns) = to myself
     int tag = 0;   // 0 activations, 1 their gradients, 2 and 3 the same of a detached MTP branch, 4 and up gradients of
                    // the embedding table at the end of the step
     int stage = 0; // tags 4 and up: pipeline rank that receives; else virtual stage whose input (tag 0) or output
@@ -315,10 +315,6 @@ struct Bucket {
     int layer = -1; // FSDP: the decoder layer that the bucket belongs to, -1 for the ends of the model
     bool resharded() const { return gathered != no_tensor; }
 };
-
-// begin: gathers weights, zeroes gradients. finish: what is left of the gradient reduction, norm, optimizer.
-enum class SlotKind : std::uint8_t { forward, backward, begin, finish };
-const char* to_string(SlotKind kind);
 
 struct Template {
     SlotKind kind{};

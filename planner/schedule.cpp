@@ -2,6 +2,7 @@
 #include "planner/schedule.hpp"
 
 #include "planner/error.hpp"
+#include "planner/split_orders.hpp"
 
 #include <algorithm>
 
@@ -14,7 +15,8 @@ Turn turn(bool forward, int k, int pp, int vpp) {
     const int group = k / (pp * vpp);
     const int within = k % (pp * vpp);
     const int chunk = within / pp;
-    return {forward, forward ? chunk : vpp - 1 - chunk, group * pp + within % pp};
+    return {forward ? SlotKind::forward : SlotKind::backward, forward ? chunk : vpp - 1 - chunk,
+            group * pp + within % pp};
 }
 
 void check(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank) {
@@ -26,12 +28,17 @@ void check(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank) {
     if (kind == ScheduleKind::interleaved && micro_batches % pp != 0)
         refuse("schedule interleaved: {} micro-batches are not a multiple of pp {}: change gbs, mbs or dp",
                micro_batches, pp);
+    const int chunks = in_a_v(kind) ? 2 : 1;
+    if (splits_backward(kind) && (pp < 2 || vpp != chunks || micro_batches < chunks * pp))
+        refuse("schedule {}: needs pp > 1, vpp {} and {} micro-batches or more, but pp is {}, vpp {}, micro-batches {}",
+               to_string(kind), chunks, chunks * pp, pp, vpp, micro_batches);
 }
 
 } // namespace
 
 std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap) {
     check(kind, pp, vpp, micro_batches, rank);
+    if (splits_backward(kind)) return split_order(kind, pp, micro_batches, rank);
     const int total = micro_batches * vpp;
     // Warm-up forwards before the first backward; EP overlap merges a forward with the backward of another micro-batch,
     // which takes one more in flight. Source: Megatron-LM pipeline_parallel/schedules.py.
@@ -51,12 +58,45 @@ std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, i
     return turns;
 }
 
+namespace {
+
+// Of what a chunk keeps, in micro-batches.
+int change(const Turn& turn) { return turn.forward() ? 1 : turn.last() ? -1 : 0; }
+
+} // namespace
+
+const char* to_string(SlotKind kind) {
+    switch (kind) {
+    case SlotKind::forward:
+        return "forward";
+    case SlotKind::backward:
+        return "backward";
+    case SlotKind::dgrad:
+        return "dgrad";
+    case SlotKind::wgrad:
+        return "wgrad";
+    case SlotKind::begin:
+        return "begin";
+    case SlotKind::finish:
+        return "finish";
+    }
+    return "?";
+}
+
+int rank_of_stage(ScheduleKind kind, int pp, int stage) {
+    return in_a_v(kind) && stage >= pp ? 2 * pp - 1 - stage : stage % pp;
+}
+
+int stage_of(ScheduleKind kind, int pp, int rank, int chunk) {
+    return in_a_v(kind) && chunk == 1 ? 2 * pp - 1 - rank : chunk * pp + rank;
+}
+
 std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp) {
     std::vector<int> now(static_cast<std::size_t>(vpp), 0);
     std::vector<int> most = now;
     for (const Turn& turn : turns) {
         const auto chunk = static_cast<std::size_t>(turn.chunk);
-        now[chunk] += turn.forward ? 1 : -1;
+        now[chunk] += change(turn);
         most[chunk] = std::max(most[chunk], now[chunk]);
     }
     return most;
@@ -76,12 +116,12 @@ std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp, bool ep
     };
     Kept now{std::vector<int>(static_cast<std::size_t>(vpp), 0), -1, -1};
     const auto apply = [&now](const Turn& turn) {
-        now.micro_batches[static_cast<std::size_t>(turn.chunk)] += turn.forward ? 1 : -1;
+        now.micro_batches[static_cast<std::size_t>(turn.chunk)] += change(turn);
     };
     for (std::size_t i = 0; i < turns.size(); ++i) {
         const Turn& turn = turns[i];
         now.forward = now.backward = -1;
-        if (turn.forward && ep_overlap && i + 1 < turns.size() && runs_beside(turn, turns[i + 1])) {
+        if (turn.forward() && ep_overlap && i + 1 < turns.size() && runs_beside(turn, turns[i + 1])) {
             now.forward = turn.chunk;
             now.backward = turns[i + 1].chunk;
             note(now);
@@ -89,14 +129,15 @@ std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp, bool ep
             apply(turns[++i]);
             continue;
         }
-        if (!turn.forward) note(now);
+        if (turn.kind == SlotKind::backward || turn.kind == SlotKind::dgrad) note(now);
         apply(turn);
     }
     return states;
 }
 
 bool runs_beside(const Turn& forward, const Turn& next) {
-    return forward.forward && !next.forward && (forward.chunk != next.chunk || forward.micro_batch != next.micro_batch);
+    return forward.forward() && next.kind == SlotKind::backward &&
+           (forward.chunk != next.chunk || forward.micro_batch != next.micro_batch);
 }
 
 } // namespace moe

@@ -9,7 +9,7 @@
 
 namespace moe {
 
-// What one virtual stage holds. Stage k of pp*vpp runs on pipeline rank k % pp as chunk k / pp.
+// What one virtual stage holds; rank_of_stage() says where it runs.
 struct Stage {
     bool embedding = false;
     int first_layer = 0, layers = 0; // decoder layers [first_layer, first_layer + layers)
@@ -32,25 +32,38 @@ std::vector<std::int64_t> stage_weights(const Model& model, std::int64_t seq, co
 // among these the one with the smallest sum of squares. Throws Error (bad_input) for fewer units than stages.
 std::vector<Stage> balanced_stages(const Model& model, std::int64_t seq, int count);
 
+// Stage k of pp*vpp runs on pipeline rank k % pp as chunk k / pp; in a V, chunk 1 comes back from the last rank to the
+// first.
+int rank_of_stage(ScheduleKind kind, int pp, int stage);
+int stage_of(ScheduleKind kind, int pp, int rank, int chunk);
+
+// begin: gathers weights, zeroes gradients. backward: of activations and of weights, or each in a slot of its own
+// (dgrad, then wgrad). finish: what is left of the gradient reduction, norm, optimizer.
+enum class SlotKind : std::uint8_t { forward, backward, dgrad, wgrad, begin, finish };
+const char* to_string(SlotKind kind);
+
 // One entry of a pipeline rank's order of work.
 struct Turn {
-    bool forward = true;
+    SlotKind kind = SlotKind::forward;
     int chunk = 0;
     int micro_batch = 0;
+    bool forward() const { return kind == SlotKind::forward; }
+    // What a micro-batch saved on a chunk is free behind this turn.
+    bool last() const { return kind == SlotKind::backward || kind == SlotKind::wgrad; }
 };
 
-// 1F1B and Megatron's interleaved order for pipeline rank `rank`; forward and backward of each (chunk, micro-batch)
-// once.
+// The order of pipeline rank `rank`: 1F1B, Megatron's interleaved one, and those that split backwards
+// (split_orders.cpp). Each (chunk, micro-batch) once forward, then once backward or once dgrad and once wgrad.
 std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap = false);
 
-// EP overlap: whether a turn is a forward that the turn behind it, a backward of another pair, runs beside.
+// EP overlap: whether a turn is a forward that the turn behind it, a whole backward of another pair, runs beside.
 bool runs_beside(const Turn& forward, const Turn& next);
 
 // For each chunk of that rank: the most micro-batches that are between the start of their forward and the end of their
-// backward at one time. FIFO per chunk, so instance = micro_batch % in_flight never collides.
+// backward (or wgrad) at one time. FIFO per chunk, so instance = micro_batch % in_flight never collides.
 std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp);
 
-// What that rank keeps together, in micro-batches by chunk, before a backward slot.
+// What that rank keeps together, wholly or in part, in micro-batches by chunk, before a backward or dgrad slot.
 struct Kept {
     std::vector<int> micro_batches; // by chunk
     // EP overlap: chunks of the pair that runs next, a forward which is saved layer by layer while the backward beside

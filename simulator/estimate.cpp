@@ -177,7 +177,7 @@ std::vector<MergedTime> merged_pairs(SegmentCache& cache, const CostModel& costs
         const std::vector<Turn>& turns = orders.of(plan, micro_batches, r).turns;
         const std::vector<int>& chunks = model.ranks[static_cast<std::size_t>(r)];
         for (std::size_t i = 0; i + 1 < turns.size(); ++i) {
-            if (!turns[i].forward || turns[i + 1].forward) continue;
+            if (!turns[i].forward() || turns[i + 1].forward()) continue;
             const auto a = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i].chunk)]),
                        b = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i + 1].chunk)]);
             if (known[a * n + b]) continue;
@@ -327,9 +327,24 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
     return m;
 }
 
+// Backwards of two slots keep some of what a layer saves for the first and some for the second: liveness tells.
+double laid_out(const Plan& plan) {
+    Plan enough = plan;
+    enough.gbs = plan.mbs * plan.dp * enough_micro_batches(plan);
+    const double inputs = 8.0 * static_cast<double>(plan.tokens_gathered()) *
+                          (plan.micro_batches() - enough.micro_batches()); // ids and labels of the others
+    double worst = 0.0;
+    for (int rank = 0; rank < plan.pp; ++rank) {
+        const Program program = lower(enough, rank);
+        worst = std::max(worst, rank_memory_bytes(plan, program, plan_memory(program).arena_bytes));
+    }
+    return (worst + inputs) * (plan.hardware->cpu ? plan.gpus : 1);
+}
+
 } // namespace
 
 double FastEstimator::memory_bytes(const Plan& plan) {
+    if (splits_backward(plan.schedule)) return laid_out(plan);
     const Shape& shape = state_->shapes.of(plan);
     std::vector<StageMemory> stages;
     std::vector<SavedSegments> segments(shape.distinct.size());
@@ -352,11 +367,11 @@ double FastEstimator::memory_bytes(const Plan& plan) {
 namespace {
 
 // Plans whose work does not fall into slots of fixed length: weights that come under the layer before (FSDP),
-// activations that share one link to the host, messages that leave before their slot ends, and pipelines that are never
-// full, which show every slot's beginning.
+// activations that share one link to the host, messages that leave before their slot ends, backwards of two slots, and
+// pipelines that are never full, which show every slot's beginning.
 bool needs_ops(const Plan& plan) {
     return plan.micro_batches() < plan.pp || plan.reshards() || (plan.offload & ~offload::optimizer) != 0 ||
-           plan.delay_wgrad;
+           plan.delay_wgrad || splits_backward(plan.schedule);
 }
 
 // Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly.

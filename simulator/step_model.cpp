@@ -108,7 +108,7 @@ private:
     // When the message of a turn arrives; negative while it has not been sent.
     double arrival(int r, const Turn& turn) const {
         const int stage = turn.chunk * plan_.pp + r;
-        if (turn.forward) return stage == 0 ? 0.0 : forward_[at(stage, turn.micro_batch)];
+        if (turn.forward()) return stage == 0 ? 0.0 : forward_[at(stage, turn.micro_batch)];
         return stage == stages_ - 1 ? 0.0 : backward_[at(stage, turn.micro_batch)];
     }
 
@@ -117,9 +117,9 @@ private:
         if (rank.next == rank.turns->size()) return false;
         const Turn& turn = (*rank.turns)[rank.next];
         const double first = arrival(r, turn);
-        if (plan_.ep_overlap && turn.forward && rank.next + 1 < rank.turns->size()) {
+        if (plan_.ep_overlap && turn.forward() && rank.next + 1 < rank.turns->size()) {
             const Turn& other = (*rank.turns)[rank.next + 1];
-            if (!other.forward && (other.chunk != turn.chunk || other.micro_batch != turn.micro_batch)) {
+            if (!other.forward() && (other.chunk != turn.chunk || other.micro_batch != turn.micro_batch)) {
                 const double second = arrival(r, other);
                 if (first >= 0.0 && second >= 0.0) {
                     pair(r, turn, first, other, second);
@@ -135,7 +135,7 @@ private:
 
     bool receives(int r, const Turn& turn) const {
         const int stage = turn.chunk * plan_.pp + r;
-        return turn.forward ? stage > 0 : stage + 1 < stages_;
+        return turn.forward() ? stage > 0 : stage + 1 < stages_;
     }
     // Messages are received one after another in the order of the slots (a pair's forward first), early ones behind
     // late ones.
@@ -149,7 +149,7 @@ private:
 
     Passage passage_of(int r, const Turn& turn) const {
         const ChunkModel& model = chunk(r, turn.chunk);
-        if (turn.forward) return model.forward;
+        if (turn.forward()) return model.forward;
         if (ranks_[static_cast<std::size_t>(r)].backwards_left[static_cast<std::size_t>(turn.chunk)] > 1)
             return model.backward;
         return reducing(model);
@@ -232,7 +232,7 @@ private:
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
         const double waited = wait_for_data(r, turn);
-        if (!turn.forward && rank.backwards_left[c] == 0) {
+        if (!turn.forward() && rank.backwards_left[c] == 0) {
             const ChunkModel& model = chunk(r, turn.chunk);
             for (const std::size_t i : model.reductions) {
                 const BucketTime& bucket = model.buckets[i];
@@ -247,11 +247,11 @@ private:
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
         const double end = rank.clocks.device;
-        if ((turn.forward ? rank.forwards_left : rank.backwards_left)[c]-- < micro_batches_) return 0.0;
+        if ((turn.forward() ? rank.forwards_left : rank.backwards_left)[c]-- < micro_batches_) return 0.0;
         const std::vector<BucketTime>& buckets = chunk(r, turn.chunk).buckets;
         for (std::size_t i = 0; i < buckets.size(); ++i) {
-            const double there = turn.forward ? rank.gathered[c][i] : rank.zeroed[c][i];
-            const Clocks& after = turn.forward ? buckets[i].after_weights : buckets[i].after_zero;
+            const double there = turn.forward() ? rank.gathered[c][i] : rank.zeroed[c][i];
+            const Clocks& after = turn.forward() ? buckets[i].after_weights : buckets[i].after_zero;
             rank.clocks = latest(rank.clocks, {there + after.host, there + after.device, there + after.ring});
         }
         rank.play.data += rank.clocks.device - end;
@@ -260,12 +260,12 @@ private:
     // What is there at `ready` leaves when the host has come to it.
     void send(int r, const Turn& turn, double ready) {
         const int stage = turn.chunk * plan_.pp + r;
-        const int to = turn.forward ? stage + 1 : stage - 1;
+        const int to = turn.forward() ? stage + 1 : stage - 1;
         if (to < 0 || to >= stages_) return;
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         rank.out_free = std::max({rank.out_free, ready, rank.clocks.host}) + model_.message;
         rank.clocks.host += model_.message_launch;
-        (turn.forward ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
+        (turn.forward() ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
     }
 
     // When each rank's gradient of the embedding table holds its copies' as well; 0 where there is nothing to add.

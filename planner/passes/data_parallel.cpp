@@ -40,19 +40,21 @@ Template with_gradient_reduction(const Program& program, const Template& backwar
         }
     Template result{backward.kind, backward.chunk, {}};
     result.ops.reserve(backward.ops.size() + program.buckets.size());
-    for (std::size_t i = 0; i < backward.ops.size(); ++i) {
-        result.ops.push_back(backward.ops[i]);
+    const auto reduce = [&](auto&& complete) {
         for (const Bucket& bucket : program.buckets) {
-            const auto writer = last_writer.find(bucket.gradients);
-            if (bucket.group_size == 1 || bucket.resharded() || bucket.chunk != backward.chunk ||
-                writer == last_writer.end() || writer->second != i)
-                continue;
+            if (bucket.group_size == 1 || bucket.resharded() || bucket.chunk != backward.chunk) continue;
+            if (!complete(last_writer.find(bucket.gradients))) continue;
             Op op = make(OpKind::reduce_scatter, Stream::data, Module::data_parallel, {bucket.gradients},
                          {bucket.gradient_shard});
             op.group = bucket.group;
             op.bytes = bytes(program, bucket.gradients);
             result.ops.push_back(std::move(op));
         }
+    };
+    if (backward.kind == SlotKind::wgrad) reduce([&](auto writer) { return writer == last_writer.end(); });
+    for (std::size_t i = 0; i < backward.ops.size(); ++i) {
+        result.ops.push_back(backward.ops[i]);
+        reduce([&](auto writer) { return writer != last_writer.end() && writer->second == i; });
     }
     return result;
 }

@@ -8,7 +8,7 @@ namespace moe {
 
 // `backward` with a reduce-scatter (in place, stream data) of every bucket of its chunk right after the op that writes
 // the bucket's gradients last. Buckets whose group is one rank, and those that FSDP reduces itself, are
-// left alone.
+// left alone. Of a backward in two slots the second: buckets that only the first writes are reduced before its ops.
 Template with_gradient_reduction(const Program& program, const Template& backward);
 
 // The gathers of updated weights and the zeroing of gradients that open a step, and what closes it: norm and optimizer.

@@ -97,6 +97,9 @@ TEST_CASE("parity: GQA with QK-norm and a softmax router") {
                     {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "2"}},
                     {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"tp", "2"}, {"ep", "4"}, {"mbs", "2"}},
                     {{"rank_order", "ep-dp-tp-cp-pp"}, {"tp", "2"}, {"ep", "4"}},
+                    {{"pp", "4"}, {"schedule", "zero-bubble"}, {"ep", "2"}},
+                    {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}, {"tp", "2"}, {"ep", "4"}},
+                    {{"pp", "2"}, {"vpp", "2"}, {"schedule", "dualpipe-v"}, {"ep", "2"}, {"etp", "2"}, {"tp", "2"}},
                 });
 }
 
@@ -122,6 +125,9 @@ TEST_CASE("parity: MLA with a query latent, sigmoid group-limited routing, a den
                     {{"pp", "4"}, {"ep", "2"}, {"mbs", "2"}},
                     {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"tp", "2"}, {"ep", "2"}, {"etp", "2"}},
                     {{"layout", "Ett|t|t|L"}, {"pp", "4"}, {"ep", "2"}},
+                    {{"pp", "4"}, {"tp", "2"}, {"schedule", "zero-bubble"}, {"recompute", "full"}, {"ep", "2"}},
+                    {{"pp", "4"}, {"tp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}, {"layout", "Et|t||t|t|||L"}},
+                    {{"pp", "4"}, {"tp", "2"}, {"vpp", "2"}, {"schedule", "dualpipe-v"}, {"layout", "Et|t||t|t|||L"}},
                 });
 }
 
@@ -173,6 +179,26 @@ TEST_CASE("parity: what is recomputed gives the very same gradients") {
                 INFO(name);
                 CHECK(got.gradients.at(name) == gradient);
             }
+        }
+    }
+}
+
+TEST_CASE("parity: split backwards give the very same bits as whole ones") {
+    const Fields base{{"pp", "2"}, {"tp", "2"}, {"ep", "2"}};
+    const Result expected = train_three(small_plan("deepseek3", 8, base));
+    const std::vector<Fields> schedules{{{"schedule", "zero-bubble"}},
+                                        {{"schedule", "zb-v"}, {"vpp", "2"}},
+                                        {{"schedule", "dualpipe-v"}, {"vpp", "2"}},
+                                        {{"schedule", "zero-bubble"}, {"recompute", "layernorm+moe_act"}}};
+    for (const Fields& schedule : schedules) {
+        Fields fields = base;
+        fields.insert(fields.end(), schedule.begin(), schedule.end());
+        INFO(text(fields));
+        const Result got = train_three(small_plan("deepseek3", 8, fields));
+        CHECK(got.losses[0] == expected.losses[0]);
+        for (const auto& [name, gradient] : expected.gradients) {
+            INFO(name);
+            CHECK(got.gradients.at(name) == gradient);
         }
     }
 }

@@ -100,7 +100,8 @@ TEST_CASE("the published plan is sound, and every broken axis is counted under i
     CHECK(counter([](moe::Plan& p) { p.cp_comm = moe::ContextComm::alltoall; }) == "cp_comm");
     CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::zero_bubble; }) ==
           "zero-bubble needs pp > 1, vpp 1");
-    CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::dualpipe; }) == "dualpipe needs pp > 1, vpp 2");
+    CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::dualpipe_v; }) ==
+          "dualpipe-v needs pp > 1, vpp 2");
     for (const char* text : {"", "even", "zipf:", "zipf:-1", "zipf:x", "dirichlet:0", "dirichlet:1e999"}) {
         CAPTURE(text);
         CHECK(counter([text](moe::Plan& p) { p.routing = text; }) == "routing");

@@ -46,7 +46,7 @@ void check_complete(const std::vector<Turn>& turns, const Case& c) {
         REQUIRE(turn.chunk >= 0);
         REQUIRE(turn.chunk < c.vpp);
         const auto chunk = static_cast<std::size_t>(turn.chunk);
-        REQUIRE(turn.micro_batch == (turn.forward ? forward : backward)[chunk]++);
+        REQUIRE(turn.micro_batch == (turn.forward() ? forward : backward)[chunk]++);
         REQUIRE(backward[chunk] <= forward[chunk]);
     }
     for (int chunk = 0; chunk < c.vpp; ++chunk) {
@@ -76,10 +76,10 @@ std::size_t play(const Orders& all, const Case& c) {
                 const int stage = turn.chunk * c.pp + static_cast<int>(rank);
                 const int mb = turn.micro_batch;
                 const bool ready =
-                    turn.forward ? stage == 0 || forward[place(stage - 1, mb)]
+                    turn.forward() ? stage == 0 || forward[place(stage - 1, mb)]
                                  : forward[place(stage, mb)] && (stage == stages - 1 || backward[place(stage + 1, mb)]);
                 if (!ready) break;
-                (turn.forward ? forward : backward)[place(stage, mb)] = true;
+                (turn.forward() ? forward : backward)[place(stage, mb)] = true;
             }
         }
     }
@@ -89,7 +89,7 @@ std::size_t play(const Orders& all, const Case& c) {
 int most_in_flight(const std::vector<Turn>& turns) {
     int now = 0;
     int most = 0;
-    for (const Turn& turn : turns) most = std::max(most, now += turn.forward ? 1 : -1);
+    for (const Turn& turn : turns) most = std::max(most, now += turn.forward() ? 1 : -1);
     return most;
 }
 
@@ -192,8 +192,8 @@ TEST_CASE("schedule: micro-batch modulo in_flight never names an instance that i
             for (const Turn& turn : turns) {
                 auto& chunk = used[static_cast<std::size_t>(turn.chunk)];
                 const auto instance = static_cast<std::size_t>(turn.micro_batch) % chunk.size();
-                REQUIRE(chunk[instance] != turn.forward);
-                chunk[instance] = turn.forward;
+                REQUIRE(chunk[instance] != turn.forward());
+                chunk[instance] = turn.forward();
             }
         }
     }
@@ -220,9 +220,9 @@ TEST_CASE("schedule: what is kept together is the fullest of what comes before b
                 const bool pair = c.ep_overlap && i + 1 < turns.size() && runs_beside(turns[i], turns[i + 1]);
                 if (pair)
                     before(turns[i].chunk, turns[i + 1].chunk);
-                else if (!turns[i].forward)
+                else if (!turns[i].forward())
                     before(-1, -1);
-                now[static_cast<std::size_t>(turns[i].chunk)] += turns[i].forward ? 1 : -1;
+                now[static_cast<std::size_t>(turns[i].chunk)] += turns[i].forward() ? 1 : -1;
                 if (pair) --now[static_cast<std::size_t>(turns[++i].chunk)];
             }
             CHECK(std::all_of(met.begin(), met.end(), [](bool seen) { return seen; }));
@@ -234,7 +234,7 @@ TEST_CASE("schedule: the interleaved order of rank 0 of PP2 VPP2 with 4 micro-ba
     // Warm-up of 2(2-0-1) + (2-1)2 = 4 forwards, then one forward and one backward in turn.
     std::string text;
     for (const Turn& turn : order(ScheduleKind::interleaved, 2, 2, 4, 0))
-        text += fmt::format("{}{}.{} ", turn.forward ? 'F' : 'B', turn.chunk, turn.micro_batch);
+        text += fmt::format("{}{}.{} ", turn.forward() ? 'F' : 'B', turn.chunk, turn.micro_batch);
     CHECK(text == "F0.0 F0.1 F1.0 F1.1 F0.2 B1.0 F0.3 B1.1 F1.2 B0.0 F1.3 B0.1 B1.2 B1.3 B0.2 B0.3 ");
 }
 

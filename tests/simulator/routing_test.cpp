@@ -59,11 +59,11 @@ double play(const std::vector<double>& forward, int micro_batches) {
             while (next[r] < turns[r].size()) {
                 const Turn& t = turns[r][next[r]];
                 const auto m = static_cast<std::size_t>(t.micro_batch);
-                const double ready =
-                    t.forward ? (r == 0 ? 0.0 : down[r - 1][m]) : (r + 1 == forward.size() ? down[r][m] : up[r + 1][m]);
+                const double ready = t.forward() ? (r == 0 ? 0.0 : down[r - 1][m])
+                                                 : (r + 1 == forward.size() ? down[r][m] : up[r + 1][m]);
                 if (ready < 0.0) break;
-                free[r] = std::max(free[r], ready) + (t.forward ? 1.0 : 2.0) * forward[r];
-                (t.forward ? down : up)[r][m] = free[r];
+                free[r] = std::max(free[r], ready) + (t.forward() ? 1.0 : 2.0) * forward[r];
+                (t.forward() ? down : up)[r][m] = free[r];
                 ++next[r];
                 moved = true;
             }

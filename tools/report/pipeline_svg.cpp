@@ -56,12 +56,16 @@ std::vector<Box> boxes_of(const Timeline& timeline, const std::vector<int>& lane
 const char* color(const Box& box) {
     static constexpr const char* forward[] = {"#3b82c4", "#5b9bd5", "#7fb2e0", "#a3c9eb"};
     static constexpr const char* backward[] = {"#2f9e6e", "#52b488", "#78c8a4", "#a0dcc0"};
+    static constexpr const char* wgrad[] = {"#8a6fc0", "#a08bce", "#b7a7dc", "#cec3ea"};
     const auto chunk = static_cast<std::size_t>(std::max(0, box.chunk)) % 4;
     switch (box.kind) {
     case SlotKind::forward:
         return forward[chunk];
     case SlotKind::backward:
+    case SlotKind::dgrad:
         return backward[chunk];
+    case SlotKind::wgrad:
+        return wgrad[chunk];
     case SlotKind::begin:
         return "#b0b0b0";
     case SlotKind::finish:
@@ -76,6 +80,10 @@ const char* word(SlotKind kind) {
         return "forward";
     case SlotKind::backward:
         return "backward";
+    case SlotKind::dgrad:
+        return "gradients of activations";
+    case SlotKind::wgrad:
+        return "gradients of weights";
     case SlotKind::begin:
         return "begin";
     case SlotKind::finish:

@@ -1,0 +1,175 @@
+// Emits a chunk stage by stage: message or embedding, decoder layers, MTP, loss, and all of it in reverse.
+#include "planner/chunk.hpp"
+
+#include "planner/error.hpp"
+
+namespace moe {
+
+class DecoderLayer {
+public:
+    DecoderLayer(const Model& model, const LayerKind& kind, const std::string& key, const std::string& hf, int index)
+        : attention_(model, kind.attention, key + ".attn", hf, index) {
+        if (kind.moe)
+            moe_.emplace(model, kind, key + ".moe", hf, index);
+        else
+            mlp_.emplace(model, kind, kind.dense_ffn, false, key + ".mlp", hf, index);
+    }
+    void declare(ParameterSet& set, const Plan& plan) const {
+        attention_.declare(set);
+        if (moe_) moe_->declare(set, plan);
+        if (mlp_) mlp_->declare(set);
+    }
+    TensorId forward(Builder& b, TensorId x) {
+        x = attention_.forward(b, x);
+        return moe_ ? moe_->forward(b, x) : mlp_->forward(b, x);
+    }
+    TensorId backward(Builder& b, TensorId dy) {
+        dy = moe_ ? moe_->backward(b, dy) : mlp_->backward(b, dy);
+        return attention_.backward(b, dy);
+    }
+
+private:
+    AttentionLayer attention_;
+    std::optional<MoeLayer> moe_;
+    std::optional<MlpLayer> mlp_;
+};
+
+struct MtpLayer {
+    MtpInput input;
+    DecoderLayer layer;
+    HeadLayer head;
+};
+
+Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
+    : plan_(plan), model_(*plan.model), spec_(spec), embedding_(model_), head_(model_, "head", 1.0) {
+    for (const auto& [index, kind] : spec.layers)
+        layers_.push_back(std::make_unique<DecoderLayer>(model_, model_.kinds[static_cast<std::size_t>(kind)],
+                                                         fmt::format("layers.{}", index),
+                                                         fmt::format("model.layers.{}.", index), index));
+    // MTP's loss has weight 0.1 / depth (papers: DeepSeek-V3's lambda).
+    const double weight = 0.1 / static_cast<double>(std::max<std::size_t>(1, model_.mtp.size()));
+    for (std::size_t i = 0; i < spec.mtp.size(); ++i) {
+        const int index = static_cast<int>(model_.layers.size() + i);
+        const std::string key = fmt::format("mtp.{}", i), hf = fmt::format("model.layers.{}.", index);
+        const LayerKind& kind = model_.kinds[static_cast<std::size_t>(spec.mtp[i])];
+        mtp_.push_back(std::make_unique<MtpLayer>(
+            MtpLayer{{model_, key, hf}, {model_, kind, key, hf, index}, {model_, key, weight}}));
+    }
+    if (spec.mtp_before) late_mtp_head_.emplace(model_, "mtp.0", weight);
+}
+
+Chunk::~Chunk() = default;
+
+void Chunk::declare(ParameterSet& set) const {
+    if (spec_.embedding || !spec_.mtp.empty()) embedding_.declare(set, plan_);
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+        set.boundary(spec_.layers[i].first);
+        layers_[i]->declare(set, plan_);
+    }
+    set.boundary(-1);
+    for (std::size_t i = 0; i < mtp_.size(); ++i) {
+        mtp_[i]->input.declare(set);
+        set.boundary(static_cast<int>(model_.layers.size() + i));
+        mtp_[i]->layer.declare(set, plan_);
+        set.boundary(-1);
+        if (spec_.loss || !spec_.sends) mtp_[i]->head.declare(set, plan_);
+    }
+    if (spec_.loss) head_.declare(set, plan_);
+    if (late_mtp_head_) late_mtp_head_->declare(set, plan_);
+}
+
+void Chunk::forward(Builder& b) {
+    TensorId x = no_tensor;
+    if (spec_.receives)
+        x = receive(b, "stage_in", spec_.previous, 0, spec_.stage);
+    else if (spec_.embedding)
+        x = embedding_.forward(b);
+    else
+        x = b.activation("segment_in", b.local_tokens(), model_.hidden);
+    TensorId branch = spec_.mtp_before ? receive(b, "mtp_branch_in", spec_.previous, 2, spec_.stage) : no_tensor;
+    for (auto& layer : layers_) x = layer->forward(b, x);
+    if (spec_.loss) head_.forward(b, x);
+    TensorId h = x;
+    for (auto& mtp : mtp_) {
+        h = mtp->layer.forward(b, mtp->input.forward(b, h, embedding_.forward(b)));
+        if (heads_here()) mtp->head.forward(b, h);
+    }
+    if (late_mtp_head_) late_mtp_head_->forward(b, branch);
+    if (!spec_.sends) return;
+    send(b, x, spec_.next, 0, spec_.stage + 1);
+    if (!heads_here() && !mtp_.empty()) send(b, h, spec_.next, 2, spec_.stage + 1);
+}
+
+void Chunk::backward(Builder& b) {
+    b.layer = -1;
+    b.phase = Phase::dgrad;
+    TensorId dx = no_tensor, dbranch = no_tensor;
+    if (spec_.sends) {
+        dx = receive(b, "stage_dout", spec_.next, 1, spec_.stage);
+        if (!heads_here() && !mtp_.empty()) dbranch = receive(b, "mtp_branch_dout", spec_.next, 3, spec_.stage);
+    }
+    TensorId dlate = no_tensor;
+    if (late_mtp_head_) dlate = late_mtp_head_->backward(b);
+    for (std::size_t i = mtp_.size(); i-- > 0;) {
+        if (heads_here()) {
+            const TensorId dhead = mtp_[i]->head.backward(b);
+            dbranch = dbranch == no_tensor ? dhead : b.add(dbranch, dhead, "dmtp_sum");
+        }
+        const TensorId din = mtp_[i]->layer.backward(b, dbranch);
+        b.layer = -1;
+        const auto [dh, dembedded] = mtp_[i]->input.backward(b, din);
+        embedding_.backward(b, dembedded);
+        dbranch = dh;
+    }
+    if (spec_.loss) dx = head_.backward(b);
+    if (dx == no_tensor && dbranch == no_tensor) dx = b.activation("segment_dout", b.local_tokens(), model_.hidden);
+    b.layer = -1;
+    b.phase = Phase::dgrad;
+    if (dbranch != no_tensor) dx = dx == no_tensor ? dbranch : b.add(dx, dbranch, "dtrunk");
+    for (std::size_t i = layers_.size(); i-- > 0;) dx = layers_[i]->backward(b, dx);
+    b.layer = -1;
+    if (spec_.receives)
+        send(b, dx, spec_.previous, 1, spec_.stage - 1);
+    else if (spec_.embedding)
+        embedding_.backward(b, dx);
+    if (dlate != no_tensor) send(b, dlate, spec_.previous, 3, spec_.stage - 1);
+}
+
+TensorId Chunk::receive(Builder& b, const char* name, int delta, int tag, int stage) {
+    b.layer = -1;
+    b.module = Module::pipeline;
+    const TensorId x = b.activation(name, b.local_tokens(), model_.hidden);
+    b.communicate(OpKind::recv, groups::pipeline, Stream::pipeline_in, {}, {x}, PeerAttr{delta, tag, stage});
+    return x;
+}
+
+void Chunk::send(Builder& b, TensorId x, int delta, int tag, int stage) {
+    b.layer = -1;
+    b.module = Module::pipeline;
+    b.communicate(OpKind::send, groups::pipeline, Stream::pipeline_out, {x}, {}, PeerAttr{delta, tag, stage});
+}
+
+ChunkSpec spec_of(const Plan& plan, const std::vector<Stage>& all, int stage) {
+    const Stage& s = all[static_cast<std::size_t>(stage)];
+    ChunkSpec spec;
+    spec.stage = stage;
+    spec.chunk = stage / plan.pp; // in a V as well: the way back is the second chunk
+    spec.embedding = s.embedding;
+    spec.loss = s.loss;
+    for (int i = 0; i < s.layers; ++i) {
+        const int layer = s.first_layer + i;
+        spec.layers.emplace_back(layer, plan.model->layers[static_cast<std::size_t>(layer)]);
+    }
+    for (int i = 0; i < s.mtp; ++i) spec.mtp.push_back(plan.model->mtp[static_cast<std::size_t>(i)]);
+    const int rank = rank_of_stage(plan.schedule, plan.pp, stage);
+    if (in_a_v(plan.schedule)) {
+        spec.previous = rank_of_stage(plan.schedule, plan.pp, stage - 1) - rank;
+        spec.next = rank_of_stage(plan.schedule, plan.pp, stage + 1) - rank;
+    }
+    spec.receives = stage > 0;
+    spec.sends = stage + 1 < static_cast<int>(all.size());
+    spec.mtp_before = s.loss && s.mtp == 0 && !plan.model->mtp.empty();
+    return spec;
+}
+
+} // namespace moe

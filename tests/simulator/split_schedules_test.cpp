@@ -1,0 +1,70 @@
+// Schedules with split backwards on the clock: what they gain over 1F1B, and the fast estimate against the timeline.
+#include "simulator/estimate.hpp"
+#include "simulator/simulate.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+using namespace moe;
+
+namespace {
+
+// DeepSeek-V3 as its report trains it, on fewer GPUs: pipeline of 8, experts over 32.
+Plan deepseek(ScheduleKind schedule, int micro_batches) {
+    Plan plan;
+    plan.model = std::make_shared<const Model>(load_model("DeepSeek-V3"));
+    plan.hardware = std::make_shared<const Hardware>(load_hardware("h800"));
+    plan.stack = "deepseek-v3";
+    plan.seq = 4096;
+    plan.gpus = 256;
+    plan.pp = 8;
+    plan.dp = plan.ep = 32;
+    plan.vpp = in_a_v(schedule) ? 2 : schedule == ScheduleKind::interleaved ? 2 : 1;
+    plan.gbs = 32LL * micro_batches;
+    plan.schedule = schedule;
+    plan.dispatcher = Dispatcher::deepep;
+    return plan;
+}
+
+Stack stack_of(const Plan& plan) { return load_stack(plan.stack, *plan.hardware); }
+
+double bubble(const Plan& plan) {
+    REQUIRE(check_plan(plan).message == "");
+    const Estimate e = simulate(plan, stack_of(plan), false).estimate;
+    return e.breakdown.bubble / e.step_seconds;
+}
+
+} // namespace
+
+TEST_CASE("split backwards leave less of a bubble, most of all in a V") {
+    const double plain = bubble(deepseek(ScheduleKind::one_f_one_b, 16)),
+                 h1 = bubble(deepseek(ScheduleKind::zero_bubble, 16)), v = bubble(deepseek(ScheduleKind::zb_v, 16)),
+                 dual = bubble(deepseek(ScheduleKind::dualpipe_v, 16));
+    MESSAGE("share of the step: 1F1B ", plain, ", ZB-H1 ", h1, ", ZB-V ", v, ", DualPipeV ", dual);
+    CHECK(h1 < 0.75 * plain);
+    CHECK(v < 0.75 * plain);
+    CHECK(dual < 0.75 * plain);
+}
+
+TEST_CASE("a forward beside a whole backward hides the exchange of DualPipeV's middle") {
+    Plan apart = deepseek(ScheduleKind::dualpipe_v, 32), together = apart;
+    together.ep_overlap = true;
+    const double gain = simulate(apart, stack_of(apart), false).estimate.step_seconds /
+                        simulate(together, stack_of(together), false).estimate.step_seconds;
+    MESSAGE("gain ", gain);
+    CHECK(gain > 1.05);
+}
+
+TEST_CASE("split schedules: the fast estimate against the timeline, in time and memory") {
+    for (const ScheduleKind kind : {ScheduleKind::zero_bubble, ScheduleKind::zb_v, ScheduleKind::dualpipe_v})
+        for (const int m : {16, 40, 77}) {
+            const Plan plan = deepseek(kind, m);
+            CAPTURE(to_string(kind));
+            CAPTURE(m);
+            FastEstimator fast(plan.hardware, stack_of(plan));
+            const Estimate quick = fast.estimate(plan), played = simulate(plan, stack_of(plan), false).estimate;
+            CHECK(quick.step_seconds == doctest::Approx(played.step_seconds).epsilon(0.01));
+            CHECK(quick.memory_bytes == doctest::Approx(played.memory_bytes).epsilon(1e-6));
+        }
+}
