@@ -20,6 +20,7 @@ inline constexpr std::size_t op_kind_count = static_cast<std::size_t>(OpKind::co
 struct RankPosition {
     int rank = 0;
     int tensor = 0;        // index in the TP group
+    int context = 0;       // index in the CP group
     int expert = 0;        // index in the EP group
     int expert_tensor = 0; // index in the ETP group
 };

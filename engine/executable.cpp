@@ -16,7 +16,6 @@ void check_fields(const Plan& plan, const Backend& backend) {
     if (backend.most_ranks > 0 && plan.gpus > backend.most_ranks)
         refuse("execute: --backend {} runs one GPU so far: gpus {}: search again with --gpus 1, or use --backend cpu",
                backend.name, plan.gpus);
-    if (plan.cp > 1) refuse("execute: cp = {} is not supported, only 1 is: search again with --fix cp=1", plan.cp);
     if (plan.capacity > 0.0)
         refuse("execute: capacity = {} is not supported, only 0 (worst case, drops nothing) is: search again with "
                "--fix capacity=0",

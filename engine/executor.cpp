@@ -11,9 +11,9 @@ namespace moe {
 Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
                    Communicator& communicator)
     : program_(program), arena_(arena), backend_(backend), communicator_(communicator) {
-    position_ = {rank, mesh.coordinate(Domain::dense, axis::tensor, rank),
-                 mesh.coordinate(Domain::expert, axis::expert, rank),
-                 mesh.coordinate(Domain::expert, axis::tensor, rank)};
+    position_ = {
+        rank, mesh.coordinate(Domain::dense, axis::tensor, rank), mesh.coordinate(Domain::dense, axis::context, rank),
+        mesh.coordinate(Domain::expert, axis::expert, rank), mesh.coordinate(Domain::expert, axis::tensor, rank)};
     for (const Bucket& bucket : program.buckets)
         bucket_offset_.push_back(
             bucket.group_size > 1 ? mesh.index(bucket.group, rank) * (bucket.elements / bucket.group_size) : 0);

@@ -62,6 +62,12 @@ void bias_add(const OpContext& c) {
     c.kernels.bias_add(src(c, 0), src(c, 1), dst(c, 0), rows_of(c.input(0), cols), cols, c.stream);
 }
 
+void copy_columns(const OpContext& c) {
+    const ColumnsAttr& a = std::get<ColumnsAttr>(c.op.attr);
+    c.kernels.copy_columns({c.input(0).rows, a.cols, c.input(0).cols, a.from, c.output(0).cols, a.to, a.accumulate},
+                           src(c, 0), dst(c, 0), c.stream);
+}
+
 void bias_grad(const OpContext& c) {
     const std::int64_t cols = c.output(0).elements();
     c.kernels.bias_grad(src(c, 0), floats_out(c, 0), rows_of(c.input(0), cols), cols, c.stream);
@@ -108,18 +114,33 @@ void mla_rope_grad(const OpContext& c) {
 
 AttentionShape attention_shape(const OpContext& c) {
     const AttentionAttr& a = std::get<AttentionAttr>(c.op.attr);
-    return {a.batch,    a.seq_q,    a.seq_k,    a.heads,    a.kv_heads, a.qk_dim, a.v_dim, a.q_stride,
-            a.k_stride, a.v_stride, a.q_offset, a.k_offset, a.v_offset, a.window, a.scale, a.causal};
+    AttentionShape s{a.batch,    a.seq_q,    a.seq_k,    a.heads,    a.kv_heads, a.qk_dim, a.v_dim, a.q_stride,
+                     a.k_stride, a.v_stride, a.q_offset, a.k_offset, a.v_offset, a.window, a.scale, a.causal};
+    s.spread = a.ring > 1;
+    s.merge = a.merge;
+    for (const int run : {0, 1}) {
+        s.q_start[run] = run_start(c.position.context, run, a.ring, a.seq_q);
+        s.k_start[run] = run_start((c.position.context + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);
+    }
+    return s;
+}
+
+// CP by heads leaves each member its part of the heads, and of their sinks.
+std::int64_t first_sink(const OpContext& c, std::size_t sinks) {
+    const std::int64_t heads = std::get<AttentionAttr>(c.op.attr).heads;
+    return c.has_input(sinks) && c.input(sinks).elements() > heads ? c.position.context * heads : 0;
 }
 
 void attention(const OpContext& c) {
-    c.kernels.attention(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), src(c, 3), dst(c, 0), floats_out(c, 1),
-                        c.stream);
+    c.kernels.attention(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), src(c, 3) + first_sink(c, 3), dst(c, 0),
+                        floats_out(c, 1), c.stream);
 }
 
 void attention_grad(const OpContext& c) {
+    float* dsinks = floats_out(c, 3);
+    if (dsinks != nullptr) dsinks += first_sink(c, 6);
     c.kernels.attention_grad(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), src(c, 3), src(c, 4), floats(c, 5),
-                             src(c, 6), dst(c, 0), dst(c, 1), dst(c, 2), floats_out(c, 3), c.stream);
+                             src(c, 6) + first_sink(c, 6), dst(c, 0), dst(c, 1), dst(c, 2), dsinks, c.stream);
 }
 
 Curve curve(Activation function) {
@@ -273,6 +294,7 @@ void add_kernels(Backend& backend) {
     set(OpKind::rmsnorm_grad, rmsnorm_grad);
     set(OpKind::add, add);
     set(OpKind::bias_add, bias_add);
+    set(OpKind::copy_columns, copy_columns);
     set(OpKind::bias_grad, bias_grad);
     set(OpKind::gemm, gemm);
     set(OpKind::rope, rope);

@@ -59,10 +59,16 @@ void Trainer::build_rank(int rank, const std::vector<MemoryPlan>& memory) {
     r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
     r.parameters = local_parameters(program, mesh_, rank);
     initialize_parameters(program, r.parameters, *r.arena, options_.seed);
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(plan_.seq));
-    std::iota(positions.begin(), positions.end(), 0);
-    r.device->write(r.arena->at(program.io.positions), positions.data(), positions.size() * sizeof positions[0]);
-    r.ids.resize(static_cast<std::size_t>(plan_.mbs * plan_.seq));
+    r.positions.resize(static_cast<std::size_t>(plan_.seq / plan_.cp));
+    const int member = mesh_.coordinate(Domain::dense, axis::context, rank);
+    const auto half = static_cast<std::ptrdiff_t>(plan_.cp > 1 ? r.positions.size() / 2 : r.positions.size());
+    const auto start = [&](int run) {
+        return plan_.cp > 1 ? static_cast<std::int32_t>(run_start(member, run, plan_.cp, plan_.seq / plan_.cp)) : 0;
+    };
+    std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
+    std::iota(r.positions.begin() + half, r.positions.end(), start(1));
+    r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
+    r.ids.resize(static_cast<std::size_t>(plan_.mbs) * r.positions.size());
     r.labels.resize(r.ids.size());
 }
 
@@ -124,8 +130,8 @@ void Trainer::begin_rank(int rank) {
     fill_inputs(rank);
 }
 
-// Micro-batch j of data-parallel rank d holds samples (j * DP + d) * mbs and following; rows are position * mbs +
-// sequence.
+// Micro-batch j of data-parallel rank d holds samples (j * DP + d) * mbs and following; rows are (place in this rank's
+// positions) * mbs + sequence.
 void Trainer::fill_inputs(int rank) {
     Rank& r = ranks_[static_cast<std::size_t>(rank)];
     const Program& program = program_of(r);
@@ -137,9 +143,10 @@ void Trainer::fill_inputs(int rank) {
     for (int j = 0; j < plan_.micro_batches(); ++j) {
         for (std::int64_t b = 0; b < mbs; ++b) {
             const std::int32_t* sample = tokens_.data() + ((j * plan_.dp + data) * mbs + b) * (plan_.seq + 1);
-            for (std::int64_t i = 0; i < plan_.seq; ++i) {
-                r.ids[static_cast<std::size_t>(i * mbs + b)] = sample[i];
-                r.labels[static_cast<std::size_t>(i * mbs + b)] = sample[i + 1];
+            for (std::size_t i = 0; i < r.positions.size(); ++i) {
+                const std::size_t row = i * static_cast<std::size_t>(mbs) + static_cast<std::size_t>(b);
+                r.ids[row] = sample[r.positions[i]];
+                r.labels[row] = sample[r.positions[i] + 1];
             }
         }
         const std::size_t bytes = r.ids.size() * sizeof r.ids[0];

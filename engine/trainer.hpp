@@ -97,6 +97,7 @@ private:
         std::unique_ptr<Executor> executor;
         std::unique_ptr<Recorder> recorder;
         std::vector<LocalParameter> parameters;
+        std::vector<std::int32_t> positions;   // of this rank's tokens in their sequence
         std::vector<std::int32_t> ids, labels; // of one micro-batch, on their way to the device
         int stage = 0;
     };

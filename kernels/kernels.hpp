@@ -92,6 +92,11 @@ struct MlaRopeShape {
 // q_offset + h * qk_dim of a row, its key and value head is h / (heads / kv_heads). Query i sees keys j <= i + seq_k -
 // seq_q when causal, and of those the last `window` if it is not 0. lse[h * batch * seq_q + row] = log of the softmax's
 // sum.
+//
+// Where a sequence is spread over ranks, its rows here are two runs of equal length (seq_q and seq_k are even) that
+// begin at `q_start` and `k_start` of the whole; a query at position p then sees keys at p' <= p, and of those the ones
+// above p - window. `merge`: more keys of queries whose result over others exists: o and lse are carried on, and dq is
+// added to (the online softmax of Milakov & Gimelshein, arXiv:1805.02867).
 struct AttentionShape {
     std::int64_t batch = 1, seq_q = 0, seq_k = 0;
     int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
@@ -100,6 +105,16 @@ struct AttentionShape {
     std::int64_t window = 0;
     double scale = 1.0;
     bool causal = true;
+    bool spread = false, merge = false;
+    std::int64_t q_start[2] = {0, 0}, k_start[2] = {0, 0}; // increasing; of spread sequences
+};
+
+// Columns [from, from + cols) of rows that are x_stride long go to (are added to: accumulate) columns [to, to + cols)
+// of rows that are y_stride long; the others keep what they hold.
+struct ColumnsShape {
+    std::int64_t rows = 0, cols = 0;
+    std::int64_t x_stride = 0, from = 0, y_stride = 0, to = 0;
+    bool accumulate = false;
 };
 
 // silu x*sigmoid(x); gelu exact (erf); quick_gelu x*sigmoid(1.702x); relu2 max(x, 0)^2.
@@ -178,6 +193,7 @@ struct Kernels {
     void (*add)(Src a, Src b, Dst y, std::int64_t n, void* stream);
     // y[rows, cols] = x + b[cols]; y may be x.
     void (*bias_add)(Src x, Src b, Dst y, std::int64_t rows, std::int64_t cols, void* stream);
+    void (*copy_columns)(const ColumnsShape& shape, Src x, Dst y, void* stream);
     // +db[cols]
     void (*bias_grad)(Src dy, float* db, std::int64_t rows, std::int64_t cols, void* stream);
 
@@ -201,9 +217,9 @@ struct Kernels {
                           Dst dkv, Dst dkv_down, void* stream);
 
     // o[batch * seq_q, heads * v_dim], lse as described at AttentionShape; [sinks[heads]] join the softmax's sum as one
-    // more logit whose value row is zero.
+    // more logit whose value row is zero (with merge: give them once).
     void (*attention)(const AttentionShape& shape, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream);
-    // dq, dk, dv have the strides and offsets of q, k, v; +[dsinks[heads]].
+    // dq, dk, dv have the strides and offsets of q, k, v; +[dsinks[heads]]. o and lse are those over all keys.
     void (*attention_grad)(const AttentionShape& shape, Src dout, Src q, Src k, Src v, Src o, const float* lse,
                            Src sinks, Dst dq, Dst dk, Dst dv, float* dsinks, void* stream);
 

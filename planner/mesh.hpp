@@ -26,6 +26,12 @@ struct Group {
 };
 std::string to_string(Group group); // "tp", "dp+cp", "ep", "etp+ep", "edp", "pp", ...
 
+// First position of run 0 or 1 of a CP member's part of a sequence, which has `positions` tokens: members hold runs
+// `member` and 2 members - 1 - member of 2 members, so that causal attention is the same work for all (zigzag).
+constexpr std::int64_t run_start(int member, int run, int members, std::int64_t positions) {
+    return (run == 0 ? member : 2 * members - 1 - member) * (positions / 2);
+}
+
 class Mesh {
 public:
     // Degrees and rank order of a sound plan. Order strings as Megatron writes them: "tp-cp-ep-dp-pp" (default;

@@ -64,6 +64,8 @@ const char* to_string(OpKind kind) {
         return "add";
     case OpKind::bias_add:
         return "bias_add";
+    case OpKind::copy_columns:
+        return "copy_columns";
     case OpKind::bias_grad:
         return "bias_grad";
     case OpKind::gemm:

@@ -65,6 +65,7 @@ enum class OpKind : std::uint8_t {
     rmsnorm_grad,   // dy[R, C], x, w, rstd, [dresidual[R, C]] -> dx[R, C (stride)] = grad (+ dresidual), +dw[C]
     add,            // a, b -> a + b
     bias_add,       // x[R, C], b[C] -> x + b
+    copy_columns,   // x[R, W] -> y[R, W']: a range of columns copied or added; ColumnsAttr
     bias_grad,      // dy[R, C] -> +db[C]
     gemm,           // A, B -> C or +C; GemmAttr
     rope,      // qkv[S, W], positions[S/b], [wq[d], wk[d]] -> qkv'[S, W], [rstd[S, heads+kv]]: QK-norm and rotation, v
@@ -73,9 +74,11 @@ enum class OpKind : std::uint8_t {
     mla_rope, // q[S, n(dn+dr)], kv[S, n(dn+dv)], kv_down[S, c+dr], positions -> q'[S, n(dn+dr)], k[S, n(dn+dr)], v[S, n
               // dv]
     mla_rope_grad, // dq', dk, dv, positions -> dq, dkv, dkv_down[:, c:c+dr] (summed over heads)
-    attention,     // q, k, v, [sinks] -> o[S, heads*dv], lse[heads*S]; AttentionAttr (q, k, v may be one packed tensor)
-    attention_grad,     // do, q, k, v, o, lse, [sinks] -> dq, dk, dv, [+dsinks] (packed like q, k, v)
-    activation,         // x[R, 2f or f], [probs[R]], [counts] -> y[R, f] = act(gate)*up (* prob)
+    attention, // q, k, v, [sinks], [o, lse of a ring's steps before] -> o[S, heads*dv], lse[heads*S]; AttentionAttr (q,
+               // k, v may be one packed tensor)
+    attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before] -> dq, dk, dv, [+dsinks] (packed like
+                    // q, k, v)
+    activation,     // x[R, 2f or f], [probs[R]], [counts] -> y[R, f] = act(gate)*up (* prob)
     activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]]
     sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
     sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
@@ -107,7 +110,7 @@ enum class OpKind : std::uint8_t {
     all_to_all_rows,     // rows, all_counts -> rows: dispatch or combine over EP; RowsAttr
     all_gather_rows,     // rows[cap, C], all_counts -> rows[etp*cap, C] over ETP, members' valid rows one after another
     reduce_scatter_rows, // the inverse with a sum over ETP
-    all_to_all,          // x[R, C] -> y: head shard <-> sequence shard (CP); AllToAllAttr
+    all_to_all,          // x[R, C] -> y: heads of the whole sequence <-> all heads of this rank's tokens; AllToAllAttr
     ring_exchange,       // x -> y: send to the next, receive from the previous member of the group (CP ring)
     send,                // x -> peer; PeerAttr
     recv,                // peer -> x; PeerAttr
@@ -206,6 +209,15 @@ struct AttentionAttr {
     bool causal = true;
     bool gathered = false; // keys are picked by index (cost only)
     double visible = 0.5;  // share of the seq_q x seq_k square that the mask leaves (cost only)
+    // Step `step` of a CP ring: keys and values are those of the member `step` places before this rank. Each member
+    // holds two runs of the sequence, r and 2 ring - 1 - r of 2 ring (zigzag): every step sees half of its square.
+    int ring = 1, step = 0;
+    bool merge = false; // the steps before are carried on: o and lse, or dq
+};
+// Columns [from, from + cols) of x are copied to, or added to, columns [to, to + cols) of y.
+struct ColumnsAttr {
+    std::int64_t cols = 0, from = 0, to = 0;
+    bool accumulate = false;
 };
 struct ActivationAttr {
     std::int64_t rows = 0, ffn = 0;
@@ -247,17 +259,20 @@ struct PeerAttr {
     int stage = 0; // tags 4 and up: pipeline rank that receives; else virtual stage whose input (tag 0) or output
                    // gradient (tag 1) travels: both ends name the same one
 };
+// The side of tokens has the rows of one CP member, runs r and 2 parts - 1 - r of 2 parts, and `pieces` of columns side
+// by side (queries, keys, values); the side of heads has the whole sequence in order and 1/parts of every piece.
 struct AllToAllAttr {
-    bool to_heads = true; // sequence-sharded -> head-sharded, or back
+    bool to_heads = true; // x: tokens -> heads, or back
     int parts = 1;
-    std::int64_t rows = 0, cols = 0;
+    std::int64_t rows = 0, cols = 0;      // of x
+    std::array<std::int64_t, 3> pieces{}; // columns, on the side of tokens; unused ones are 0
 };
 struct CopyAttr {
     std::int64_t elements = 0;
 };
 using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
-                          ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
-                          AllToAllAttr, CopyAttr>;
+                          ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
+                          ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr>;
 
 struct Op {
     OpKind kind{};

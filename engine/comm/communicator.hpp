@@ -37,7 +37,8 @@ public:
     virtual void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
                                      const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) = 0;
 
-    // x[rows, cols] -> to_heads: y[rows * parts, cols / parts], else y[rows / parts, cols * parts]; element_bytes each.
+    // x[rows, cols] -> to_heads: y[rows * parts, cols / parts], else y[rows / parts, cols * parts], as AllToAllAttr
+    // says; element_bytes each.
     virtual void all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
                             std::int64_t element_bytes) = 0;
     // x goes to the next member of the group, y comes from the previous one.

@@ -208,22 +208,27 @@ void ThreadCommunicator::reduce_scatter_rows(Group group, const void* x, const s
 void ThreadCommunicator::all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
                                     std::int64_t element_bytes) {
     const Seat& here = open(group, x, y, "all_to_all");
-    const std::int64_t parts = size(group);
+    const int parts = size(group);
     if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
-    if (attr.to_heads) {
-        // My columns of everybody's rows, member after member.
-        const std::int64_t mine = attr.cols / parts * element_bytes, row = attr.cols * element_bytes;
-        for (int m = 0; m < parts; ++m)
-            for (std::int64_t r = 0; r < attr.rows; ++r)
-                copy(offset(y, (m * attr.rows + r) * mine), offset(operand(here, m), r * row + here.index * mine),
-                     mine);
-    } else {
-        // My rows of everybody's columns, side by side.
-        const std::int64_t rows = attr.rows / parts, part = attr.cols * element_bytes;
-        for (int m = 0; m < parts; ++m)
-            for (std::int64_t r = 0; r < rows; ++r)
-                copy(offset(y, (r * parts + m) * part), offset(operand(here, m), (here.index * rows + r) * part), part);
-    }
+    const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / parts; // of one member's tokens
+    const std::int64_t wide = attr.to_heads ? attr.cols : attr.cols * parts, narrow = wide / parts;
+    // Row `r` of member `tokens` has a place in the whole sequence; of its pieces, `heads` holds one part each.
+    const auto move = [&](int tokens, int heads, const char* from, char* to) {
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const std::int64_t run = 2 * r / rows, first = run_start(tokens, static_cast<int>(run), parts, rows);
+            const std::int64_t whole = (first + r - run * (rows / 2)) * narrow;
+            std::int64_t at = r * wide, part_at = whole;
+            for (const std::int64_t piece : attr.pieces) {
+                const std::int64_t part = piece / parts, mine = at + heads * part;
+                copy(offset(to, (attr.to_heads ? part_at : mine) * element_bytes),
+                     offset(from, (attr.to_heads ? mine : part_at) * element_bytes), part * element_bytes);
+                at += piece;
+                part_at += part;
+            }
+        }
+    };
+    for (int m = 0; m < parts; ++m)
+        move(attr.to_heads ? m : here.index, attr.to_heads ? here.index : m, operand(here, m), static_cast<char*>(y));
     close(here, "all_to_all");
 }
 

@@ -49,12 +49,17 @@ struct Sizes {
         return {b * stride + h * s.v_dim, s.batch * stride, s.v_dim};
     }
     std::int64_t lse(std::int64_t b, std::int64_t h, std::int64_t i) const { return (h * s.seq_q + i) * s.batch + b; }
-    // Keys [first, last) that query i sees.
-    std::int64_t last(std::int64_t i) const {
-        return s.causal ? std::clamp<std::int64_t>(i + s.seq_k - s.seq_q + 1, 0, s.seq_k) : s.seq_k;
-    }
-    std::int64_t first(std::int64_t i) const {
-        return s.window > 0 ? std::clamp<std::int64_t>(i + s.seq_k - s.seq_q + 1 - s.window, 0, s.seq_k) : 0;
+    // Keys [first, last) that query i sees; both grow with i.
+    std::int64_t last(std::int64_t i) const { return s.causal ? keys_before(i, 1) : s.seq_k; }
+    std::int64_t first(std::int64_t i) const { return s.window > 0 ? keys_before(i, 1 - s.window) : 0; }
+
+private:
+    // Keys at positions below query i's plus `shift`.
+    std::int64_t keys_before(std::int64_t i, std::int64_t shift) const {
+        if (!s.spread) return std::clamp<std::int64_t>(i + s.seq_k - s.seq_q + shift, 0, s.seq_k);
+        const std::int64_t run = s.seq_q / 2, end = (i < run ? s.q_start[0] + i : s.q_start[1] + i - run) + shift;
+        return std::clamp<std::int64_t>(end - s.k_start[0], 0, s.seq_k / 2) +
+               std::clamp<std::int64_t>(end - s.k_start[1], 0, s.seq_k / 2);
     }
 };
 
@@ -95,15 +100,15 @@ struct Keys { // the keys and values of one sequence and key head, contiguous in
     float *k, *v;
 };
 
-void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t i, std::int64_t m, float sink, float* o,
+// o and lse hold what was summed before: a softmax over the sink alone, or over the keys of an earlier call.
+void attend_block(const Sizes& z, const Keys& kv, const float* q, std::int64_t i, std::int64_t m, float* o,
                   float* lse) {
     const AttentionShape& s = z.s;
     float* logits = scratch(Slot::d, block_q * block_k);
     float max[block_q], sum[block_q];
-    std::fill_n(max, m, sink);
-    std::fill_n(sum, m, sink == minus_infinity ? 0.0f : 1.0f);
+    std::copy_n(lse, m, max);
+    for (std::int64_t r = 0; r < m; ++r) sum[r] = lse[r] == minus_infinity ? 0.0f : 1.0f;
     Out out(o, m, s.v_dim);
-    out.setZero();
     const std::int64_t end = z.last(i + m - 1);
     for (std::int64_t j = z.first(i); j < end; j += block_k) {
         const std::int64_t n = std::min(block_k, end - j);
@@ -137,9 +142,16 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
             const float sink = sinks.data != nullptr ? value(sinks, h) : minus_infinity;
             for (std::int64_t i = 0; i < s.seq_q; i += block_q) {
                 const std::int64_t m = std::min(block_q, s.seq_q - i);
+                if (s.merge && z.last(i + m - 1) <= z.first(i)) continue; // what was summed before is all
                 gather(q, z.q(b, h), i, m, queries);
                 Row(queries, m * s.qk_dim) *= static_cast<float>(s.scale);
-                attend_block(z, kv, queries, i, m, sink, out, block_lse);
+                std::fill_n(block_lse, m, sink);
+                Row(out, m * s.v_dim).setZero();
+                if (s.merge) {
+                    gather(o, z.o(b, h), i, m, out);
+                    for (std::int64_t r = 0; r < m; ++r) block_lse[r] = lse[z.lse(b, h, i + r)];
+                }
+                attend_block(z, kv, queries, i, m, out, block_lse);
                 scatter(o, z.o(b, h), i, m, out);
                 for (std::int64_t r = 0; r < m; ++r) lse[z.lse(b, h, i + r)] = block_lse[r];
             }
@@ -224,6 +236,10 @@ void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src 
                 gather_block(z, b, h, q, dout, o, lse, block, o_row);
                 attend_block_grad(z, kv, block, key_grad, value_grad);
                 Row(block.dq, block.m * s.qk_dim) *= static_cast<float>(s.scale);
+                if (s.merge) {
+                    gather(dq, z.q(b, h), block.i, block.m, block.q); // its queries are read
+                    Row(block.dq, block.m * s.qk_dim) += Row(block.q, block.m * s.qk_dim);
+                }
                 scatter(dq, z.q(b, h), block.i, block.m, block.dq);
                 for (std::int64_t r = 0; sinks.data != nullptr && r < block.m; ++r) {
                     dsinks[h] -= std::exp(value(sinks, h) - block.lse[r]) * block.along[r];

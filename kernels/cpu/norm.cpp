@@ -66,6 +66,22 @@ void add(Src a, Src b, Dst y, std::int64_t n, void*) {
     }
 }
 
+void copy_columns(const ColumnsShape& s, Src x, Dst y, void*) {
+    float* wide_x = scratch(Slot::a, s.cols);
+    float* wide_y = scratch(Slot::b, s.cols);
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+        const std::int64_t from = r * s.x_stride + s.from, to = r * s.y_stride + s.to;
+        if (!s.accumulate) {
+            move(x, from, y, to, s.cols);
+            continue;
+        }
+        const In before(read(y, to, s.cols, wide_y), s.cols), added(read(x, from, s.cols, wide_x), s.cols);
+        float* out = target(y, to, wide_y);
+        Out(out, s.cols) = before + added;
+        flush(y, to, s.cols, out);
+    }
+}
+
 void bias_add(Src x, Src b, Dst y, std::int64_t rows, std::int64_t cols, void*) {
     const In bias(read(b, 0, cols, scratch(Slot::a, cols)), cols);
     float* wide_x = scratch(Slot::b, cols);
@@ -125,6 +141,7 @@ void add_norm(Kernels& table) {
     table.rmsnorm_grad = rmsnorm_grad;
     table.add = add;
     table.bias_add = bias_add;
+    table.copy_columns = copy_columns;
     table.bias_grad = bias_grad;
     table.grouped_bias_add = grouped_bias_add;
     table.grouped_bias_grad = grouped_bias_grad;

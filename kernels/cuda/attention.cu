@@ -25,6 +25,12 @@ struct Running {
         }
     }
 
+    // Row i continues a softmax whose sum and maximum are one logit.
+    __device__ void resume(int i, float lse) {
+        max[i] = lse;
+        sum[i] = lse == -INFINITY ? 0.0f : 1.0f;
+    }
+
     // Turns row i's logits, -infinity where masked, into probabilities relative to the new maximum; returns the factor
     // that brings what was summed before to that maximum.
     __device__ float soften(int i, float (&logits)[key_columns]) {
@@ -58,6 +64,20 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionS
     const int col = static_cast<int>(threadIdx.x) % grid_side;
     Running running(in.sinks.data != nullptr ? load(in.sinks, h) : -INFINITY);
     float out[rows_per_thread][v_columns] = {};
+    if (s.merge) {
+        const HeadRows head = z.o(b, h);
+#pragma unroll
+        for (int i = 0; i < rows_per_thread; ++i) {
+            if (i0 + row + i >= s.seq_q) continue;
+            running.resume(i, in.lse[z.lse(b, h, i0 + row + i)]);
+#pragma unroll
+            for (int c = 0; c < v_columns; ++c) {
+                const int at = col + c * grid_side;
+                if (at < s.v_dim) out[i][c] = load(in.o, head.start + (i0 + row + i) * head.step + at);
+            }
+        }
+        __syncwarp(); // the 16 threads of a row have read lse before one of them writes it
+    }
     q.fill(in.q, z.q(b, h), i0, long_block, s.seq_q, s.qk_dim, static_cast<float>(s.scale));
     const std::int64_t last_query = (i0 + long_block < s.seq_q ? i0 + long_block : s.seq_q) - 1;
     const std::int64_t end = z.last(last_query);

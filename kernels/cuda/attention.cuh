@@ -46,16 +46,20 @@ struct AttentionSizes {
         return (h * s.seq_q + i) * s.batch + b;
     }
     // Keys [first, last) that query i sees.
-    __device__ std::int64_t clamp_key(std::int64_t j) const { return j < 0 ? 0 : j < s.seq_k ? j : s.seq_k; }
-    __device__ std::int64_t last(std::int64_t i) const {
-        return s.causal ? clamp_key(i + s.seq_k - s.seq_q + 1) : s.seq_k;
-    }
-    __device__ std::int64_t first(std::int64_t i) const {
-        return s.window > 0 ? clamp_key(i + s.seq_k - s.seq_q + 1 - s.window) : 0;
-    }
+    __device__ std::int64_t last(std::int64_t i) const { return s.causal ? keys_before(i, 1) : s.seq_k; }
+    __device__ std::int64_t first(std::int64_t i) const { return s.window > 0 ? keys_before(i, 1 - s.window) : 0; }
     __device__ bool sees(std::int64_t i, std::int64_t j) const {
         return i < s.seq_q && j < s.seq_k && j >= first(i) && j < last(i);
     }
+
+private:
+    // Keys at positions below query i's plus `shift`.
+    __device__ std::int64_t keys_before(std::int64_t i, std::int64_t shift) const {
+        if (!s.spread) return clamp(i + s.seq_k - s.seq_q + shift, s.seq_k);
+        const std::int64_t run = s.seq_q / 2, end = (i < run ? s.q_start[0] + i : s.q_start[1] + i - run) + shift;
+        return clamp(end - s.k_start[0], s.seq_k / 2) + clamp(end - s.k_start[1], s.seq_k / 2);
+    }
+    __device__ static std::int64_t clamp(std::int64_t j, std::int64_t most) { return j < 0 ? 0 : j < most ? j : most; }
 };
 
 // Reads `rows` rows from `row` on into shared memory, zero beyond the limit and beyond the head's width: what the sums
@@ -117,16 +121,17 @@ __device__ void add_rows(const Block<inner>& weights, const Block<width>& b, int
     }
 }
 
-// Writes the sums as rows of a head.
+// Writes the sums as rows of a head, or adds them to what these rows hold.
 template <int columns>
 __device__ void write_rows(Dst y, HeadRows head, std::int64_t row, std::int64_t limit, int col, int dim, float scale,
-                           const float (&sum)[rows_per_thread][columns]) {
+                           const float (&sum)[rows_per_thread][columns], bool add = false) {
 #pragma unroll
     for (int i = 0; i < rows_per_thread; ++i) {
 #pragma unroll
         for (int c = 0; c < columns; ++c) {
             if (row + i < limit && col + c * grid_side < dim) {
-                store(y, head.start + (row + i) * head.step + col + c * grid_side, sum[i][c] * scale);
+                const std::int64_t at = head.start + (row + i) * head.step + col + c * grid_side;
+                store(y, at, sum[i][c] * scale + (add ? load(y, at) : 0.0f));
             }
         }
     }

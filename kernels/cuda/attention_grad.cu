@@ -73,11 +73,12 @@ __global__ void __launch_bounds__(attention_threads) key_grad_kernel(AttentionSi
     const int col = static_cast<int>(threadIdx.x) % grid_side;
     m.qk_long.fill(in.k, z.k(b, key_head), j0, long_block, s.seq_k, s.qk_dim, 1.0f);
     m.v_long.fill(in.v, z.v(b, key_head), j0, long_block, s.seq_k, s.v_dim, 1.0f);
-    // Query i sees keys up to i + shift, and with a window those above i + shift - window.
+    // Query i sees keys up to i + shift, and with a window those above i + shift - window. Which queries of a spread
+    // sequence see a block of keys is left to the mask.
     const std::int64_t shift = s.seq_k - s.seq_q, share = s.heads / s.kv_heads;
-    const std::int64_t begin = s.causal && j0 - shift > 0 ? j0 - shift : 0;
+    const std::int64_t begin = s.causal && !s.spread && j0 - shift > 0 ? j0 - shift : 0;
     const std::int64_t beyond = j0 + long_block - 1 + s.window - shift;
-    const std::int64_t end = s.window > 0 && beyond < s.seq_q ? beyond : s.seq_q;
+    const std::int64_t end = s.window > 0 && !s.spread && beyond < s.seq_q ? beyond : s.seq_q;
     float dk[rows_per_thread][qk_columns] = {}, dv[rows_per_thread][v_columns] = {};
     for (std::int64_t h = key_head * share; h < (key_head + 1) * share; ++h) {
         for (std::int64_t i0 = begin; i0 < end; i0 += short_block) {
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(attention_threads) query_grad_kernel(Attention
         __syncwarp();
         add_rows(m.dlogits, m.qk_short, row, col, short_block, dq);
     }
-    write_rows(in.dq, z.q(b, h), i0 + row, s.seq_q, col, s.qk_dim, scale, dq);
+    write_rows(in.dq, z.q(b, h), i0 + row, s.seq_q, col, s.qk_dim, scale, dq, s.merge);
 }
 
 // dsinks[h] -= sum over queries of exp(sink - lse) dout . o, one block per head.

@@ -27,6 +27,13 @@ __global__ void __launch_bounds__(threads) bias_kernel(Src x, Src b, Dst y, std:
     for_each_element(n, [&](std::int64_t i) { store(y, i, load(x, i) + load(b, i % cols)); });
 }
 
+__global__ void __launch_bounds__(threads) columns_kernel(ColumnsShape s, Src x, Dst y) {
+    for_each_element(s.rows * s.cols, [&](std::int64_t i) {
+        const std::int64_t row = i / s.cols, col = i % s.cols, at = row * s.y_stride + s.to + col;
+        store(y, at, load(x, row * s.x_stride + s.from + col) + (s.accumulate ? load(y, at) : 0.0f));
+    });
+}
+
 __global__ void __launch_bounds__(threads) cast_kernel(Src x, Dst y, std::int64_t n) {
     for_each_element(n, [&](std::int64_t i) { store(y, i, load(x, i)); });
 }
@@ -61,6 +68,12 @@ void bias_add(Src x, Src b, Dst y, std::int64_t rows, std::int64_t cols, void* s
     CUDA_CHECK(cudaGetLastError());
 }
 
+void copy_columns(const ColumnsShape& s, Src x, Dst y, void* stream) {
+    if (s.rows <= 0 || s.cols <= 0) return;
+    columns_kernel<<<grid(s.rows * s.cols), threads, 0, stream_of(stream)>>>(s, x, y);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 void zero(Dst x, std::int64_t n, void* stream) {
     if (n <= 0) return;
     CUDA_CHECK(cudaMemsetAsync(x.data, 0, static_cast<std::size_t>(n) * size_of(x.type), stream_of(stream)));
@@ -92,6 +105,7 @@ void reduce_max(Dst dst, const void* const* srcs, int sources, std::int64_t n, T
 void add_elementwise(Kernels& table) {
     table.add = add;
     table.bias_add = bias_add;
+    table.copy_columns = copy_columns;
     table.zero = zero;
     table.cast = cast;
     table.reduce_sum = reduce_sum;

@@ -40,6 +40,8 @@ private:
     TensorId attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks);
     TensorId low(Builder& b, TensorId x, const std::string& name) const;
     void attend_backward(Builder& b, TensorId doutput, TensorId dq, TensorId dk, TensorId dv);
+    TensorId travelling(Builder& b) const;
+    TensorId ring_backward(Builder& b, TensorId doutput, TensorId dq);
     // Rows of the lumped input and output projections, [rows, hidden] each, of the kinds that are only priced.
     std::pair<std::int64_t, std::int64_t> mixer_rows() const;
     double mixer_flops(const Builder& b) const;

@@ -92,14 +92,17 @@ TEST_CASE("dense collectives agree with sums done by hand, in place and not, wit
 TEST_CASE("all_to_all turns sequence shards into head shards and back") {
     Wrong wrong;
     on_ranks(mesh_plan(4, 1, 1, 1, 1), 2, [&](Communicator& c) {
-        // x[3 rows, 8 columns] of each: value = global row * 8 + column.
-        std::vector<std::int32_t> x(24), heads(24), back(24);
-        std::iota(x.begin(), x.end(), 24 * c.rank());
-        c.all_to_all(tp, x.data(), heads.data(), {true, 4, 3, 8}, 4);
-        for (int row = 0; row < 12; ++row)
-            for (int col = 0; col < 2; ++col)
-                wrong.unless(heads[static_cast<std::size_t>(row * 2 + col)] == row * 8 + c.rank() * 2 + col);
-        c.all_to_all(tp, heads.data(), back.data(), {false, 4, 12, 2}, 4);
+        // Of 16 rows, each rank has two runs of two: value = row of the whole * 100 + column. Pieces of 8 and 4
+        // columns.
+        std::vector<std::int32_t> x, heads(48), back(48);
+        for (const int row : {2 * c.rank(), 2 * c.rank() + 1, 14 - 2 * c.rank(), 15 - 2 * c.rank()})
+            for (int col = 0; col < 12; ++col) x.push_back(row * 100 + col);
+        c.all_to_all(tp, x.data(), heads.data(), {true, 4, 4, 12, {8, 4}}, 4);
+        for (int row = 0; row < 16; ++row)
+            for (int col = 0; col < 3; ++col)
+                wrong.unless(heads[static_cast<std::size_t>(row * 3 + col)] ==
+                             row * 100 + (col < 2 ? 2 * c.rank() + col : 8 + c.rank()));
+        c.all_to_all(tp, heads.data(), back.data(), {false, 4, 16, 3, {8, 4}}, 4);
         wrong.unless(back == x);
     });
     CHECK(wrong.count == 0);

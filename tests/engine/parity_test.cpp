@@ -158,22 +158,46 @@ TEST_CASE("parity: dense") {
                          });
 }
 
+TEST_CASE("parity: context parallelism by ring and by heads") {
+    check_plans("qwen3", {
+                             {{"cp", "2"}},
+                             {{"cp", "8"}, {"ep", "8"}},
+                             {{"cp", "4"}, {"ep", "4"}, {"mbs", "2"}},
+                             {{"cp", "2"}, {"tp", "2"}, {"ep", "4"}, {"pp", "2"}},
+                             {{"cp", "2"}, {"tp", "2"}, {"ep", "2"}, {"etp", "4"}},
+                             {{"cp", "2"}, {"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "4"}},
+                             {{"cp", "4"}, {"cp_comm", "alltoall"}, {"ep", "8"}},
+                             {{"cp", "2"}, {"cp_comm", "alltoall"}, {"tp", "2"}, {"ep", "4"}, {"mbs", "2"}},
+                             {{"rank_order", "cp-tp-dp-ep-pp"}, {"cp", "4"}, {"tp", "2"}, {"ep", "2"}, {"etp", "2"}},
+                         });
+    check_plans("qwen2", {
+                             {{"cp", "4"}, {"ep", "2"}},
+                             {{"cp", "4"}, {"cp_comm", "alltoall"}, {"tp", "2"}, {"ep", "8"}},
+                         });
+    check_plans("deepseek3", {
+                                 {{"cp", "8"}, {"ep", "8"}},
+                                 {{"cp", "2"}, {"tp", "2"}, {"pp", "2"}, {"ep", "4"}},
+                                 {{"cp", "4"}, {"cp_comm", "alltoall"}, {"tp", "2"}, {"ep", "4"}, {"etp", "2"}},
+                             });
+    check_plans("llama", {{{"cp", "4"}, {"tp", "2"}}, {{"cp", "2"}, {"cp_comm", "alltoall"}, {"pp", "4"}}});
+}
+
 TEST_CASE("parity: what is recomputed gives the very same gradients") {
     const std::map<std::string, std::vector<const char*>> sets{
         {"qwen3", {"layernorm+moe_act", "core_attn", "moe", "full"}},
         {"qwen2", {"moe_act+core_attn", "shared_experts+moe", "full"}},
         {"deepseek3", {"mla_up_proj+mlp", "layernorm+mla_up_proj+moe_act+core_attn", "shared_experts", "full"}},
-        {"llama", {"mlp+layernorm", "full"}},
+        {"llama", {"mlp+layernorm", "core_attn", "full"}},
     };
     for (const auto& [model, choices] : sets) {
         Fields base{{"tp", "2"}, {"pp", "2"}};
-        if (model != "llama") base.emplace_back("ep", "2");
-        const Result expected = train_three(small_plan(model, 4, base));
+        base.emplace_back(model == "llama" ? "cp" : "ep", "2");
+        const Result expected = train_three(small_plan(model, model == "llama" ? 8 : 4, base));
         for (const char* set : choices) {
             INFO(model, " ", set);
             Fields fields = base;
             fields.emplace_back("recompute", set);
-            const Result got = train_three(small_plan(model, 4, fields));
+            const Result got = train_three(small_plan(model, model == "llama" ? 8 : 4, fields));
             CHECK(got.losses == expected.losses);
             for (const auto& [name, gradient] : expected.gradients) {
                 INFO(name);

@@ -284,6 +284,30 @@ TEST_CASE("add, bias_add and the residual norm gradient work in place") {
     }
 }
 
+TEST_CASE("copy_columns moves or adds a range of columns and leaves the others") {
+    const std::int64_t rows = 5;
+    for (const Type from : {Type::f32, Type::bf16}) {
+        for (const Type to : {Type::f32, Type::bf16}) {
+            for (const bool accumulate : {false, true}) {
+                const std::string name =
+                    fmt::format("copy_columns {} to {} {}", name_of(from), name_of(to), accumulate);
+                INFO(name, " MOE_TEST_SEED=", seed());
+                Random random(name);
+                const Tensor x = random.tensor(from, rows * 11);
+                Tensor y = random.tensor(to, rows * 9);
+                Vec want = y.values();
+                for (std::int64_t r = 0; r < rows; ++r)
+                    for (std::int64_t c = 0; c < 4; ++c) {
+                        double& at = want[static_cast<std::size_t>(r * 9 + 2 + c)];
+                        at = x.at(r * 11 + 6 + c) + (accumulate ? at : 0.0);
+                    }
+                table().copy_columns({rows, 4, 11, 6, 9, 2, accumulate}, x.src(), y.dst(), nullptr);
+                CHECK(relative_error(y, want) <= (from == to && !accumulate ? 0.0 : tolerance(to)));
+            }
+        }
+    }
+}
+
 TEST_CASE("grouped biases: empty experts and rows beyond the counts") {
     for (const Type type : {Type::f32, Type::bf16}) {
         for (const bool grad : {false, true}) {
