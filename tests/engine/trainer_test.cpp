@@ -217,7 +217,6 @@ TEST_CASE("what the engine cannot run is refused by the field that asks for it")
         const Plan plan = small_plan(model, 8, fields);
         CHECK_THROWS_WITH_AS(check_executable(plan, lowered(plan), cpu_backend()), doctest::Contains(text), Error);
     };
-    refused("llama", {{"cp", "2"}}, "cp = 2");
     refused("qwen3", {{"ep", "8"}, {"dispatcher", "deepep"}}, "dispatcher = deepep");
     refused("qwen3", {{"ep", "8"}, {"capacity", "2"}}, "capacity = 2");
     refused("qwen3", {{"ep", "8"}, {"cuda_graph", "full"}}, "cuda_graph = full");
