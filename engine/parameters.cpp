@@ -1,6 +1,7 @@
 // Counter-based initial weights and the map between flat shards and global tensors.
 #include "engine/parameters.hpp"
 
+#include "kernels/bf16.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/error.hpp"
 
@@ -95,6 +96,44 @@ void store_weights(const Program& program, const Bucket& bucket, const Arena& ar
     std::vector<std::uint16_t> rounded(static_cast<std::size_t>(count));
     cpu_kernels().cast({values, Type::f32}, {rounded.data(), type}, count, nullptr);
     device.write(target.data, rounded.data(), rounded.size() * sizeof rounded[0]);
+}
+
+const char* to_string(StateKind kind) {
+    constexpr const char* names[] = {"weight", "exp_avg", "exp_avg_sq"};
+    return names[static_cast<std::size_t>(kind)];
+}
+
+namespace {
+
+TensorId tensor_of(const Bucket& bucket, StateKind kind) {
+    return kind == StateKind::weight ? bucket.master : kind == StateKind::exp_avg ? bucket.exp_avg : bucket.exp_avg_sq;
+}
+
+bool is_bf16(const Program& program, TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)].dtype == Dtype::bf16;
+}
+
+} // namespace
+
+void load_state(const Program& program, const Bucket& bucket, const Arena& arena, StateKind kind, std::int64_t first,
+                float* values, std::int64_t count) {
+    const TensorId id = tensor_of(bucket, kind);
+    const auto n = static_cast<std::size_t>(count);
+    if (!is_bf16(program, id)) return arena.device().read(values, arena.as<float>(id) + first, n * sizeof(float));
+    std::vector<std::uint16_t> stored(n);
+    arena.device().read(stored.data(), arena.as<std::uint16_t>(id) + first, n * sizeof stored[0]);
+    std::transform(stored.begin(), stored.end(), values, float_of_bf16);
+}
+
+void store_state(const Program& program, const Bucket& bucket, const Arena& arena, StateKind kind, std::int64_t first,
+                 const float* values, std::int64_t count) {
+    if (kind == StateKind::weight) return store_weights(program, bucket, arena, first, values, count);
+    const TensorId id = tensor_of(bucket, kind);
+    const auto n = static_cast<std::size_t>(count);
+    if (!is_bf16(program, id)) return arena.device().write(arena.as<float>(id) + first, values, n * sizeof(float));
+    std::vector<std::uint16_t> rounded(n);
+    std::transform(values, values + n, rounded.begin(), bf16_of_float);
+    arena.device().write(arena.as<std::uint16_t>(id) + first, rounded.data(), n * sizeof rounded[0]);
 }
 
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,

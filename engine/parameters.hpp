@@ -36,6 +36,11 @@ struct LocalParameter {
 // of it; the pieces of all ranks cover every global tensor exactly once.
 std::vector<LocalParameter> local_parameters(const Program& program, const Mesh& mesh, int rank);
 
+// What is kept of each parameter: the FP32 master weight and AdamW's moments.
+enum class StateKind : std::uint8_t { weight, exp_avg, exp_avg_sq };
+inline constexpr int state_kind_count = 3;
+const char* to_string(StateKind kind);
+
 // Writes initial weights, FP32 masters (not rounded to the stored precision) and zero moments of a rank's own shards.
 // What the other members of a bucket's group hold arrives with the gather at the start of the step.
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
@@ -44,5 +49,10 @@ void initialize_parameters(const Program& program, const std::vector<LocalParame
 // Stores FP32 values into a shard of weights (FP32 or BF16, rounded to nearest even) and, as they are, its master.
 void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,
                    const float* values, std::int64_t count);
+// Elements [first, first + count) of a shard's state as FP32, exactly, and back (a weight as store_weights() does).
+void load_state(const Program& program, const Bucket& bucket, const Arena& arena, StateKind kind, std::int64_t first,
+                float* values, std::int64_t count);
+void store_state(const Program& program, const Bucket& bucket, const Arena& arena, StateKind kind, std::int64_t first,
+                 const float* values, std::int64_t count);
 
 } // namespace moe

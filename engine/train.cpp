@@ -39,16 +39,22 @@ double learning_rate(const TrainOptions& options, std::int64_t step) {
 }
 
 std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,
-                              const std::function<void(const StepResult&)>& on_step) {
+                              const std::function<void(const StepResult&)>& on_step, const Saving* saving) {
     std::vector<StepResult> results;
-    for (std::int64_t s = 0; s < options.steps; ++s) {
+    while (trainer.steps_done() < options.steps) {
         results.push_back(trainer.step(source));
         const StepResult& result = results.back();
         if (on_step) on_step(result);
         if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
             fail("step {}: loss {} and gradient norm {} are not finite; lower --lr (it is {}) or raise --warmup",
                  result.step, result.loss, result.grad_norm, result.lr);
+        if (saving == nullptr) continue;
+        const bool stop = saving->stop && saving->stop();
+        const bool due = saving->interval > 0 && result.step % saving->interval == 0;
+        if (stop || due || result.step == options.steps) saving->writer.save(trainer);
+        if (stop) break;
     }
+    if (saving != nullptr) saving->writer.finish();
     return results;
 }
 

@@ -14,6 +14,22 @@ namespace moe {
 
 namespace {
 
+// What a rank holds of each parameter, with room for its state.
+std::vector<Slice> slices_of(const std::vector<LocalParameter>& parameters) {
+    std::vector<Slice> slices;
+    for (const LocalParameter& p : parameters) {
+        if (p.pieces.empty()) continue;
+        Slice slice{p.name, p.rows, p.cols, {}, 0, {}};
+        for (const Piece& piece : p.pieces) {
+            add_run(slice.runs, piece.global, piece.count);
+            slice.elements += piece.count;
+        }
+        for (std::vector<float>& values : slice.values) values.resize(static_cast<std::size_t>(slice.elements));
+        slices.push_back(std::move(slice));
+    }
+    return slices;
+}
+
 Plan sound(const Plan& plan) {
     if (const PlanFault fault = check_plan(plan)) refuse("execute: {}", fault.message);
     return plan;
@@ -92,7 +108,7 @@ void Trainer::index_parameters() {
 StepResult Trainer::step(const SampleSource& source) {
     const std::int64_t row = plan_.seq + 1;
     for (std::int64_t s = 0; s < plan_.gbs; ++s)
-        source(done_ * plan_.gbs + s,
+        source(samples_ + s,
                std::span(tokens_).subspan(static_cast<std::size_t>(s * row), static_cast<std::size_t>(row)));
     const double lr = learning_rate(options_, done_);
     set_hyper(lr);
@@ -105,6 +121,7 @@ StepResult Trainer::step(const SampleSource& source) {
     const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
     seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds;
     ++done_;
+    samples_ += plan_.gbs;
     const Rank& last = ranks_[static_cast<std::size_t>(loss_rank_)];
     const ProgramIo& io = program_of(last).io;
     return {done_,   read_scalar(last, io.loss), std::sqrt(read_scalar(last, io.gradient_norm)), lr,
@@ -221,11 +238,67 @@ void Trainer::fill_weight(const std::string& name,
     });
 }
 
+void Trainer::snapshot(Snapshot& out) const {
+    out.state = {done_, samples_, options_.seed, plan_.model->name};
+    out.world = plan_.gpus;
+    out.ranks.resize(ranks_.size());
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        const Rank& rank = ranks_[r];
+        RankSlices& slices = out.ranks[r];
+        slices.rank = static_cast<int>(r);
+        if (slices.slices.empty()) slices.slices = slices_of(rank.parameters);
+        std::size_t next = 0;
+        for (const LocalParameter& p : rank.parameters) {
+            if (p.pieces.empty()) continue;
+            const Bucket& bucket = program_of(rank).buckets[static_cast<std::size_t>(p.bucket)];
+            Slice& slice = slices.slices[next++];
+            for (int kind = 0; kind < state_kind_count; ++kind) {
+                float* to = slice.values[static_cast<std::size_t>(kind)].data();
+                for (const Piece& piece : p.pieces) {
+                    load_state(program_of(rank), bucket, *rank.arena, static_cast<StateKind>(kind), piece.shard, to,
+                               piece.count);
+                    to += piece.count;
+                }
+            }
+        }
+    }
+}
+
+void Trainer::restore(const StoredCheckpoint& checkpoint) {
+    const RunState& state = checkpoint.state();
+    if (state.seed != options_.seed)
+        refuse("{}: was made with --seed {}, this run has {}: the order of samples would change", checkpoint.path(),
+               state.seed, options_.seed);
+    for (const auto& [name, shape] : shapes_) {
+        const auto found = checkpoint.shapes().find(name);
+        if (found == checkpoint.shapes().end())
+            refuse("{}: is of {} and holds no parameter {}", checkpoint.path(), state.model, name);
+        if (found->second.rows != shape.rows || found->second.cols != shape.cols)
+            refuse("{}: {} is {} x {}, the plan's model has {} x {}", checkpoint.path(), name, found->second.rows,
+                   found->second.cols, shape.rows, shape.cols);
+    }
+    if (checkpoint.shapes().size() != shapes_.size())
+        refuse("{}: is of {} and holds {} parameters, the plan's model has {}", checkpoint.path(), state.model,
+               checkpoint.shapes().size(), shapes_.size());
+    std::vector<float> values;
+    for (const auto& [name, shape] : shapes_)
+        for_each_piece(name, [&, &name = name](const Rank& r, const Bucket& bucket, const Piece& piece) {
+            values.resize(static_cast<std::size_t>(piece.count));
+            for (int kind = 0; kind < state_kind_count; ++kind) {
+                checkpoint.read(name, static_cast<StateKind>(kind), piece.global, values);
+                store_state(program_of(r), bucket, *r.arena, static_cast<StateKind>(kind), piece.shard, values.data(),
+                            piece.count);
+            }
+        });
+    done_ = begun_ = state.step;
+    samples_ = state.samples;
+}
+
 Timeline Trainer::timeline() const {
-    if (done_ <= first_timed_) fail("no step has been recorded");
+    if (done_ <= std::max(first_timed_, begun_)) fail("no step has been recorded");
     const auto kept = static_cast<std::int64_t>(seconds_.size());
     std::vector<std::pair<double, std::int64_t>> steps;
-    const std::int64_t first = done_ > 1 && kept > 1 ? 1 : 0;
+    const std::int64_t first = begun_ + (done_ - begun_ > 1 && kept > 1 ? 1 : 0);
     for (std::int64_t s = std::max({first, done_ - kept, first_timed_}); s < done_; ++s)
         steps.emplace_back(seconds_[static_cast<std::size_t>(s % kept)], s);
     std::sort(steps.begin(), steps.end());

@@ -1,6 +1,7 @@
 // Training with exactly one plan: a rank per thread, each with its arena, stepping through its Program.
 #pragma once
 
+#include "engine/checkpoint_writer.hpp"
 #include "engine/comm/threads.hpp"
 #include "engine/executor.hpp"
 #include "engine/parameters.hpp"
@@ -77,6 +78,12 @@ public:
                      const std::function<void(std::int64_t first, std::span<float> out)>& read);
     const Plan& plan() const { return plan_; }
 
+    // Copies what a checkpoint holds; `out` is used again, so that only the first copy allocates. Between steps only.
+    void snapshot(Snapshot& out) const;
+    // Goes on where the checkpoint of any plan of the same model stands. Throws Error (bad_input) where its parameters
+    // are not this model's, or its seed is not the run's.
+    void restore(const StoredCheckpoint& checkpoint);
+
     // Rows of the recorded step whose duration is the median of the last kept ones (the first step, which touches
     // memory for the first time, is left out when there are others).
     Timeline timeline() const;
@@ -86,6 +93,7 @@ public:
     int permits() const { return cores_->permits(); }
     std::string device_name() const { return ranks_.front().device->name(); }
     std::int64_t steps_done() const { return done_; }
+    std::int64_t steps_taken() const { return done_ - begun_; } // by this process
     const Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }
     const std::vector<Program>& programs() const { return programs_; }
 
@@ -129,16 +137,25 @@ private:
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
     std::array<float, 8> hyper_{};
-    std::int64_t done_ = 0; // steps
+    std::int64_t done_ = 0, begun_ = 0; // steps; begun_: when this process began
+    std::int64_t samples_ = 0;          // taken by all steps
     std::int64_t first_timed_ = 0;
     std::vector<double> seconds_; // of the kept steps, by step modulo their number
     Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;
 };
 
-// Runs options.steps steps; on_step is called after each on the caller's thread. Throws Error (failure) when the loss
-// is no longer finite.
+// When train() saves, and where: every `interval` steps (0: never in between), behind the last step, and when `stop`
+// says so, which also ends the run.
+struct Saving {
+    CheckpointWriter& writer;
+    std::int64_t interval = 0;
+    std::function<bool()> stop;
+};
+
+// Runs until options.steps steps are done; on_step is called after each on the caller's thread. Throws Error (failure)
+// when the loss is no longer finite.
 std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,
-                              const std::function<void(const StepResult&)>& on_step);
+                              const std::function<void(const StepResult&)>& on_step, const Saving* saving = nullptr);
 
 } // namespace moe

@@ -10,14 +10,17 @@
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 
 namespace moe::tools {
 
@@ -51,6 +54,9 @@ TrainOptions train_options(const ExecuteOptions& options) {
     backend_named(options.backend); // refused before any file is read
     result.backend = options.backend;
     check_options(result);
+    if (options.save_interval < 0) refuse("--save-interval {}: must be 0 or more", options.save_interval);
+    if (options.checkpoint.empty() && (options.resume || options.save_interval > 0))
+        refuse("{}: needs --checkpoint DIR", options.resume ? "--resume" : "--save-interval");
     return result;
 }
 
@@ -169,6 +175,43 @@ std::string routing_csv(const std::vector<std::vector<std::int64_t>>& layers) {
     return text.empty() ? text : text + "\n";
 }
 
+volatile std::sig_atomic_t& terminated() {
+    static volatile std::sig_atomic_t flag = 0;
+    return flag;
+}
+
+// From now on SIGTERM ends the run behind the step that it meets.
+void catch_sigterm() {
+    terminated() = 0;
+    struct sigaction action {};
+    action.sa_handler = [](int) { terminated() = 1; };
+    action.sa_flags = SA_RESTART;
+    ::sigaction(SIGTERM, &action, nullptr);
+}
+
+// Initial weights, or those of the newest checkpoint.
+void set_weights(const ExecuteOptions& options, Trainer& trainer, Console& console) {
+    if (!options.checkpoint.empty() && !options.resume)
+        if (const std::vector<std::int64_t> steps = checkpoint_steps(options.checkpoint); !steps.empty())
+            refuse("{}: holds a checkpoint of step {}: add --resume to go on from it, or choose another folder",
+                   options.checkpoint, steps.front());
+    if (options.resume) {
+        std::vector<std::string> skipped;
+        const std::unique_ptr<StoredCheckpoint> found = newest_checkpoint(options.checkpoint, skipped);
+        for (const std::string& reason : skipped) std::fprintf(stderr, "skipped: %s\n", reason.c_str());
+        remove_partial_checkpoints(options.checkpoint);
+        if (found) {
+            trainer.restore(*found);
+            console.say("Resumed from {}: step {}", found->path(), found->state().step);
+            return;
+        }
+        console.say("{} holds no checkpoint: starting from step 0", options.checkpoint);
+    }
+    if (options.init_from.empty()) return;
+    if (const std::string left = describe(load_weights(trainer, options.init_from)); !left.empty())
+        std::fprintf(stderr, "%s: %s\n", options.init_from.c_str(), left.c_str());
+}
+
 } // namespace
 
 void execute_verb(const ExecuteOptions& options) {
@@ -181,11 +224,10 @@ void execute_verb(const ExecuteOptions& options) {
     SampleData data = open_data(options, plan);
     const Simulation simulation = simulate(plan, stack, !options.run_dir.empty());
     if (train_with.backend == "cpu") check_memory(options.plan, plan, simulation);
+    if (!options.checkpoint.empty()) catch_sigterm();
+    Console console(options.json);
     Trainer trainer(plan, train_with);
-    if (!options.init_from.empty()) {
-        if (const std::string left = describe(load_weights(trainer, options.init_from)); !left.empty())
-            std::fprintf(stderr, "%s: %s\n", options.init_from.c_str(), left.c_str());
-    }
+    set_weights(options, trainer, console);
 
     const RunFolder folder(options.run_dir);
     if (folder) {
@@ -200,7 +242,6 @@ void execute_verb(const ExecuteOptions& options) {
     run.predicted_step_seconds = simulation.estimate.step_seconds;
     run.peak_memory_gib = trainer.memory_gib();
 
-    Console console(options.json);
     const std::string place = run.backend == "cpu" ? fmt::format("{} cores", trainer.permits()) : trainer.device_name();
     console.say("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan.model->name, plan.gpus,
                 plan.gpus == 1 ? "rank" : "ranks", place, count_text(static_cast<double>(plan.gbs * plan.seq)),
@@ -208,23 +249,36 @@ void execute_verb(const ExecuteOptions& options) {
     console.say("Data: {} tokens, unigram entropy {:.4f} nats/token", count_text(static_cast<double>(data.tokens())),
                 run.unigram_entropy);
     StepLog log(console, plan, train_with.steps, run);
+    std::optional<CheckpointWriter> writer;
+    if (!options.checkpoint.empty()) writer.emplace(options.checkpoint, fmt::format("-{}", ::getpid()));
+    std::optional<Saving> saving;
+    if (writer) saving.emplace(Saving{*writer, options.save_interval, [] { return terminated() != 0; }});
     train(
         trainer, train_with, [&data](std::int64_t sample, std::span<std::int32_t> out) { data.read(sample, out); },
-        [&log](const StepResult& step) { log.add(step); });
+        [&log](const StepResult& step) { log.add(step); }, saving ? &*saving : nullptr);
+    if (writer && writer->saved_step() >= 0)
+        console.say("Saved step {} in {}", writer->saved_step(), options.checkpoint);
 
-    const Timeline measured = measured_timeline(trainer, plan);
-    if (!options.trace.empty()) write_trace(measured, options.trace);
+    const bool recorded = trainer.steps_taken() > 0 && !(terminated() != 0 && train_with.backend != "cpu");
+    if (recorded) {
+        const Timeline measured = measured_timeline(trainer, plan);
+        if (!options.trace.empty()) write_trace(measured, options.trace);
+        if (folder) write_trace(measured, folder.file("measured.json"));
+    }
     if (folder) {
-        write_trace(measured, folder.file("measured.json"));
         write_file(folder.file("run.json"), run_document(run));
         if (const std::string csv = routing_csv(trainer.routed_tokens()); !csv.empty())
             write_file(folder.file("routing.csv"), csv);
     }
-    std::size_t averaged = 0;
-    const double loss = final_loss(run, averaged);
-    console.say("Final loss {:.4f} nats/token (mean of the last {} steps), unigram entropy of the data {:.4f}", loss,
-                averaged, run.unigram_entropy);
-    if (folder) console.say("Next: moe-plan compare {}", options.run_dir);
+    if (run.steps.empty()) {
+        console.say("All {} steps are done: nothing to train; raise --steps to go on", trainer.steps_done());
+    } else {
+        std::size_t averaged = 0;
+        const double loss = final_loss(run, averaged);
+        console.say("Final loss {:.4f} nats/token (mean of the last {} steps), unigram entropy of the data {:.4f}",
+                    loss, averaged, run.unigram_entropy);
+    }
+    if (folder && recorded) console.say("Next: moe-plan compare {}", options.run_dir);
     if (options.json) print(run_document(run));
 }
 

@@ -96,6 +96,11 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     verb->add_option("--run-dir", o.run_dir,
                      "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     verb->add_option("--trace", o.trace, "write the measured timeline as Chrome trace JSON");
+    verb->add_option("--checkpoint", o.checkpoint,
+                     "folder of checkpoints: one at the end, and one when SIGTERM ends the run (exit status 0)");
+    verb->add_option("--save-interval", o.save_interval, "also save every N steps");
+    verb->add_flag("--resume", o.resume,
+                   "go on from the newest whole checkpoint, of this or any other plan for the same model");
     verb->add_option("--shuffle", o.shuffle, "on or off: order of the samples")->capture_default_str();
     verb->add_option("--lr", o.lr, "peak learning rate")->capture_default_str();
     verb->add_option("--lr-schedule", o.lr_schedule, "constant or cosine")->capture_default_str();

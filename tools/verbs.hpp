@@ -42,8 +42,11 @@ struct ExecuteOptions {
     std::vector<std::string> data; // prefixes of .bin/.idx pairs, each with or without "WEIGHT " before it
     std::int64_t steps = 100;
     std::string backend = "cpu";
-    std::string run_dir, trace; // empty = not written
-    std::string init_from;      // Hugging Face folder of initial weights, empty = random ones
+    std::string run_dir, trace;     // empty = not written
+    std::string init_from;          // Hugging Face folder of initial weights, empty = random ones
+    std::string checkpoint;         // folder, empty = none
+    std::int64_t save_interval = 0; // steps, 0 = only at the end
+    bool resume = false;
     std::string shuffle = "on";
     double lr = 1e-3;
     std::string lr_schedule = "constant";
