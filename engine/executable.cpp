@@ -3,7 +3,6 @@
 
 #include "engine/comm/check.hpp"
 #include "planner/error.hpp"
-#include "planner/lower.hpp"
 #include "planner/plan_choices.hpp"
 
 namespace moe {
@@ -57,25 +56,11 @@ void check_ops(const Plan& plan, const Program& program, const Backend& backend)
                    to_string(plan.precision), tensor.name, to_string(tensor.dtype), backend.name);
 }
 
-// One name on two pipeline stages would be two weights that drift apart.
-void check_tied(const Plan& plan, const std::vector<Program>& programs) {
-    if (!plan.model->tied_embeddings || plan.pp * plan.vpp == 1) return;
-    int holders = 0;
-    for (const Program& program : programs)
-        for (const Stage& stage : program.chunks) holders += stage.embedding || stage.loss ? 1 : 0;
-    const bool shared = in_a_v(plan.schedule) && table_holders(plan).size() == 1; // one tensor of one rank
-    if (holders > 1 && !shared)
-        refuse("execute: tie_word_embeddings with pp * vpp = {} puts the shared weight on two stages: search again "
-               "with --fix pp=1",
-               plan.pp * plan.vpp);
-}
-
 } // namespace
 
 void check_executable(const Plan& plan, const std::vector<Program>& programs, const Backend& backend) {
     check_fields(plan, backend);
     for (const Program& program : programs) check_ops(plan, program, backend);
-    check_tied(plan, programs);
     check_communication(programs, Mesh(plan));
 }
 

@@ -99,7 +99,9 @@ void Trainer::index_parameters() {
     }
     for (const auto& [name, shape] : shapes_) {
         std::int64_t held = 0;
-        for_each_piece(name, [&](const Rank&, const Bucket&, const Piece& piece) { held += piece.count; });
+        for_each_piece(name, [&](const Rank&, const Bucket& bucket, const Piece& piece) {
+            if (!bucket.copy) held += piece.count;
+        });
         if (held != shape.rows * shape.cols)
             fail("the ranks hold {} elements of {}, which has {} x {}", held, name, shape.rows, shape.cols);
     }

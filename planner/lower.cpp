@@ -89,7 +89,7 @@ EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spe
 }
 
 // What opens finish on a rank that holds a copy of the embedding table: gradients go round the holders and are added up
-// (Megatron-LM's embedding group).
+// in the order of holders, so that all copies stay the same bits.
 std::vector<Op> add_tables(const Plan& plan, Program& program, TensorId gradient) {
     const std::vector<int> holders = table_holders(plan);
     const auto me = std::find(holders.begin(), holders.end(), program.pipeline_rank);
@@ -114,12 +114,14 @@ std::vector<Op> add_tables(const Plan& plan, Program& program, TensorId gradient
         return ops.back();
     };
     TensorId travelling = gradient;
+    std::vector<TensorId> values(holders.size(), gradient); // by holder
     for (int step = 0; step + 1 < n; ++step) {
         Tensor arrival = table;
         arrival.name = "embedding.gradient_of_peer";
         arrival.storage = Storage::activation;
         arrival.base = no_tensor;
         arrival.offset = 0;
+        arrival.shard_group = {};
         arrival.chunk = -1;
         program.tensors.push_back(std::move(arrival));
         const auto received = static_cast<TensorId>(program.tensors.size() - 1);
@@ -129,8 +131,14 @@ std::vector<Op> add_tables(const Plan& plan, Program& program, TensorId gradient
         Op& in = emit(OpKind::recv, Stream::pipeline_in, {}, {received}, bytes);
         in.group = groups::pipeline;
         in.attr = PeerAttr{previous - program.pipeline_rank, 4 + step, program.pipeline_rank};
-        emit(OpKind::add, Stream::compute, {gradient, received}, {gradient}, 3.0 * bytes);
+        values[static_cast<std::size_t>((index + n - 1 - step) % n)] = received;
         travelling = received;
+    }
+    TensorId sum = values.front();
+    for (std::size_t k = 1; k < values.size(); ++k) {
+        const TensorId arrival = sum == gradient ? values[k] : sum, out = k + 1 == values.size() ? gradient : arrival;
+        emit(OpKind::add, Stream::compute, {sum, values[k]}, {out}, 3.0 * bytes);
+        sum = out;
     }
     return ops;
 }
@@ -182,11 +190,6 @@ void add_slots(Program& program, const std::vector<EmittedChunk>& chunks, const 
 } // namespace
 
 Program lower(const Plan& plan, int pipeline_rank) {
-    // Both ends would hold a copy of the table and have to add their gradients.
-    if (plan.model->tied_embeddings && table_holders(plan).size() > 1 && plan.stack == "moe-plan")
-        refuse("tie_word_embeddings: true with pp {}: the stack 'moe-plan' keeps tied embeddings on one rank; use pp 1 "
-               "or schedule zb-v",
-               plan.pp);
     Program program;
     program.pipeline_rank = pipeline_rank;
     program.merged = plan.ep_overlap;
@@ -213,6 +216,9 @@ Program lower(const Plan& plan, int pipeline_rank) {
     add_slots(program, chunks, turns);
     program.templates.push_back(finish_template(program, plan));
     program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
+    if (table != no_tensor && shares_table(plan))
+        for (const Bucket& b : program.buckets)
+            if (b.gradients == program.tensors[static_cast<std::size_t>(table)].base) table = b.gradient_shard;
     const std::vector<Op> tables = add_tables(plan, program, table);
     std::vector<Op>& closing = program.templates.back().ops;
     closing.insert(closing.begin(), tables.begin(), tables.end());
@@ -255,6 +261,8 @@ std::vector<int> table_holders(const Plan& plan) {
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     return ranks;
 }
+
+bool shares_table(const Plan& plan) { return plan.stack == "moe-plan" && table_holders(plan).size() > 1; }
 
 std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
     ChunkSpec spec;

@@ -28,6 +28,9 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
 // Pipeline ranks that hold a copy of the embedding table, in order: the first stage, that of MTP, and the last where
 // the head is tied to the table. Two or more have to add their gradients to each other's.
 std::vector<int> table_holders(const Plan& plan);
+// Whether they are several and the stack is ours, which adds up only the shards of the optimizer; the published ones
+// add up whole gradients (Megatron-LM's embedding group).
+bool shares_table(const Plan& plan);
 
 // Degree of a group in a plan.
 int group_size(const Plan& plan, Group group);

@@ -117,6 +117,7 @@ MemoryClass class_of(Storage storage) {
         return MemoryClass::transient;
     case Storage::input:
     case Storage::scalar:
+    case Storage::host: // lies outside of the arena
         return MemoryClass::inputs;
     }
     return MemoryClass::inputs;

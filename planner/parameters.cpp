@@ -49,7 +49,15 @@ void ParameterSet::declare(const std::string& key, std::vector<Parameter> parame
     const Dtype low = quantized ? quantized_dtype(precision.value_or(module)) : Dtype::bf16;
     // FSDP gathers a layer at once: what nobody quantizes needs no collective of its own.
     if (plan_.reshards() && low == Dtype::bf16) quantized = false;
+    // A table with copies on other pipeline ranks lies alone, so that all holders cut it into the same shards.
+    const bool alone = key == "embedding" && shares_table(plan_);
+    const std::vector<bool> open = closed_;
+    if (alone) closed_.assign(closed_.size(), true);
     const int index = bucket_for(domain, sharded, quantized, low);
+    if (alone) {
+        std::copy(open.begin(), open.end(), closed_.begin());
+        closed_.back() = true;
+    }
     Bucket& bucket = buckets_[static_cast<std::size_t>(index)];
     std::int64_t& part = decay ? bucket.decayed : undecayed_[static_cast<std::size_t>(index)];
     Key entry{index, decay, part, 0, parameters_.size(), parameters.size(), copies, {}};
@@ -119,6 +127,10 @@ void ParameterSet::seal(Program& program, bool list) {
     // On the device only while the optimizer runs, where they are offloaded.
     const Storage states = (plan_.offload & offload::optimizer) != 0 ? Storage::activation : Storage::optimizer;
     const std::size_t base = program.buckets.size();
+    const auto table = keys_.find("embedding");
+    if (table != keys_.end() && shares_table(plan_))
+        buckets_[static_cast<std::size_t>(table->second.bucket)].copy =
+            program.pipeline_rank != table_holders(plan_).front();
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
         Bucket& b = buckets_[i];
         const std::int64_t used = b.decayed + undecayed_[i];
@@ -204,6 +216,7 @@ void ParameterSet::list_parameters(Program& program, int first_bucket) const {
         for (int copy = 0; copy < entry->copies; ++copy)
             for (std::size_t i = entry->first; i < entry->first + entry->count; ++i) {
                 Parameter p = parameters_[i];
+                p.copy = buckets_[static_cast<std::size_t>(p.bucket)].copy;
                 p.bucket += first_bucket;
                 p.offset += shift + entry->elements / entry->copies * copy;
                 if (p.domain == Domain::expert) p.local_expert = copy;

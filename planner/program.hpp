@@ -37,6 +37,7 @@ enum class Storage : std::uint8_t {
     activation, // produced in a slot; lifetime derived by plan_memory()
     input,      // written by the trainer before the step, one instance per micro-batch (ids, labels) or one (positions)
     scalar,     // small, one instance, zeroed by the trainer at step start (loss, norms, flags, hyper-parameters)
+    host,       // in host memory: offloaded activations, one instance per micro-batch in flight, and optimizer states
 };
 
 struct Tensor {
@@ -116,8 +117,8 @@ enum class OpKind : std::uint8_t {
     recv,                // peer -> x; PeerAttr
     stash_rows,          // rows[cap, C], counts -> pages[R, C]: the rows that hold data, into paged memory
     unstash_rows,        // pages, counts -> rows[cap, C]
-    copy_to_host,        // x -> host buffer (offload)
-    copy_from_host,
+    copy_to_host,        // x.. -> host buffers, one each (offload)
+    copy_from_host,      // [what is waited for], host buffers.. -> x.., one each
 };
 const char* to_string(OpKind kind);
 bool is_communication(OpKind kind);
@@ -299,6 +300,7 @@ struct Parameter {
     std::int64_t padded_rows = 0;    // embedding and head: rows after padding to the TP degree; = rows otherwise
     double init_std = 0.02;          // 0 with ones = true: a norm weight
     bool ones = false;
+    bool copy = false; // another pipeline rank holds the same weight and speaks for it (tied embeddings)
     int bucket = -1;
     std::int64_t offset = 0; // of the local slice in its bucket, elements
     std::int64_t local_rows = 0, local_cols = 1;
@@ -314,6 +316,7 @@ struct Bucket {
     int chunk = 0;
     std::int64_t elements = 0; // padded to a multiple of group_size
     std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not
+    bool copy = false;         // of weights that another pipeline rank counts in the norm
     // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
     // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
     TensorId weights = no_tensor, gradients = no_tensor; // gradients: the whole bucket, partial sums of this rank
@@ -323,6 +326,9 @@ struct Bucket {
     // through which new weights are gathered before they are quantized; weight_shard is then a slice of it.
     TensorId staging = no_tensor;
     TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
+    // Where they wait between steps when they are offloaded; those above are then on the device only in finish.
+    TensorId host_master = no_tensor, host_exp_avg = no_tensor, host_exp_avg_sq = no_tensor;
+    TensorId kept_master() const { return host_master == no_tensor ? master : host_master; }
     // FSDP (Plan::reshards) and a group of several ranks: weights and gradients above are only this rank's shards; the
     // templates gather the whole weights and write whole gradients into these activations, which layers take turns with
     // (kept from forward to backward outside of decoder layers). staging then is where BF16 weights arrive.

@@ -53,7 +53,7 @@ double least(const Breakdown& b) {
 // layer shares embedding or head with its neighbours.
 std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
                                       const Segments& segments) {
-    if (stage.mtp > 0 || plan.model->tied_embeddings) return cache.stage_buckets(plan, stage);
+    if (stage.mtp > 0 || plan.model->tied_embeddings || shares_table(plan)) return cache.stage_buckets(plan, stage);
     std::vector<BucketSize> sum;
     for (const auto& [id, count] : segments)
         for (const BucketSize& b : cache.buckets(plan, id)) {

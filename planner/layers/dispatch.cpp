@@ -72,6 +72,20 @@ TensorId MoeLayer::move_rows(Builder& b, TensorId rows, bool back, const std::st
     return sort(over_etp(exchange(rows)));
 }
 
+// Counts of all sources, ETP fastest whatever the rank order says: where EP varies faster, ETP is gathered first.
+TensorId MoeLayer::gather_counts(Builder& b, TensorId counts) const {
+    const Plan& plan = b.plan();
+    const auto gather = [&](TensorId x, Group group, std::int64_t sources) {
+        const TensorId all = b.tensor("all_counts", Dtype::i32, sources, moe_.experts);
+        b.communicate(OpKind::all_gather, group, Stream::expert, {x}, {all});
+        return all;
+    };
+    const std::int64_t sources = static_cast<std::int64_t>(plan.ep) * plan.etp;
+    if (plan.ep > 1 && plan.etp > 1 && plan.rank_order.find("ep") < plan.rank_order.find("tp"))
+        return gather(gather(counts, groups::expert_tensor, plan.etp), groups::expert, sources);
+    return gather(counts, groups::dispatch, sources);
+}
+
 MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name) {
     const Plan& plan = b.plan();
     const std::int64_t tokens = b.local_tokens(), copies = tokens * moe_.top_k, h = model_.hidden;
@@ -85,9 +99,7 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
         b.emit(OpKind::permute_map, {index_}, {counts, row_of_}, whole);
         counts_ = counts;
         if (exchanges(b)) {
-            all_counts_ =
-                b.tensor("all_counts", Dtype::i32, static_cast<std::int64_t>(plan.ep) * plan.etp, moe_.experts);
-            b.communicate(OpKind::all_gather, groups::dispatch, Stream::expert, {counts}, {all_counts_});
+            all_counts_ = gather_counts(b, counts);
             counts_ = b.tensor("local_counts", Dtype::i32, moe_.experts / plan.ep, 1);
             b.emit(OpKind::expert_counts, {all_counts_}, {counts_},
                    RowsAttr{1, capacity(b), moe_.experts, plan.ep, plan.etp, false});

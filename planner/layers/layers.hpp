@@ -102,6 +102,7 @@ private:
     TensorId combine_probs(Builder& b, TensorId dprobs);
     TensorId experts(Builder& b, Rows rows);
     Rows experts_backward(Builder& b, TensorId dy);
+    TensorId gather_counts(Builder& b, TensorId counts) const;
     TensorId move_rows(Builder& b, TensorId rows, bool back, const std::string& name);
     double arriving_rows(const Builder& b) const;
     double routed_rows(const Builder& b) const;

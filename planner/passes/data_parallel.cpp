@@ -101,6 +101,7 @@ Template finish_template(const Program& program, const Plan& plan) {
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss; });
     if (has_loss) all_reduce(groups::samples, io.loss);
     for (const Bucket& b : program.buckets) {
+        if (b.copy) continue;
         Op op = make(OpKind::sum_squares, Stream::compute, Module::optimizer, {b.gradient_shard}, {io.gradient_norm});
         op.bytes = bytes(program, b.gradient_shard);
         op.flops = 2.0 * static_cast<double>(b.elements / b.group_size);

@@ -3,6 +3,8 @@
 
 #include "planner/error.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <cmath>
 #include <map>
 
@@ -45,20 +47,26 @@ const std::map<std::string, std::string>& configs() {
 
 } // namespace
 
-std::shared_ptr<const Model> small_model(const std::string& kind) {
-    const std::string json =
+std::shared_ptr<const Model> small_model(const std::string& kind, const Fields& changed) {
+    const std::string text =
         std::string("{") + common + configs().at(kind) + R"(, "megatron": {"vocab_size_divisor": 4}})";
-    return std::make_shared<const Model>(model_from_json(json, kind));
+    nlohmann::json config = nlohmann::json::parse(text);
+    for (const auto& [field, value] : changed) config[field] = nlohmann::json::parse(value);
+    return std::make_shared<const Model>(model_from_json(config.dump(), kind));
 }
 
-Plan small_plan(const std::string& model, int ranks, const std::vector<std::pair<std::string, std::string>>& fields) {
+Plan small_plan(const std::string& model, int ranks, const Fields& fields) {
+    return small_plan(small_model(model), ranks, fields);
+}
+
+Plan small_plan(std::shared_ptr<const Model> model, int ranks, const Fields& fields, SmallBatch batch) {
     Plan plan;
-    plan.model = small_model(model);
+    plan.model = std::move(model);
     plan.hardware = std::make_shared<const Hardware>(load_hardware("cpu-local"));
     plan.stack = "moe-plan";
     plan.gpus = ranks;
-    plan.seq = 32;
-    plan.gbs = 8;
+    plan.seq = batch.seq;
+    plan.gbs = batch.gbs;
     plan.precision = Precision::fp32;
     for (const auto& [field, value] : fields) set_field(plan, field, value);
     plan.dp = ranks / (plan.tp * plan.cp * plan.pp);

@@ -8,15 +8,21 @@
 #include <utility>
 #include <vector>
 
+// (field, value): of a plan, or of a model's configuration with its value in JSON.
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
 // "qwen3" (GQA, QK-norm, softmax router), "qwen2" (GQA with bias, gated shared expert), "deepseek3" (MLA with query
 // latent, sigmoid group-limited router, shared experts, first layer dense), "deepseek2" (MLA without query latent,
 // group-limited softmax), "mixtral", "llama" (dense). All have 4 layers, hidden 32 and 61 tokens of vocabulary, which
 // no TP degree divides.
-std::shared_ptr<const moe::Model> small_model(const std::string& kind);
+std::shared_ptr<const moe::Model> small_model(const std::string& kind, const Fields& changed = {});
 
 // One-rank FP32 plan of 32 tokens per sequence, 8 sequences per step, changed by fields ("tp", "2"); dp and edp follow.
-moe::Plan small_plan(const std::string& model, int ranks,
-                     const std::vector<std::pair<std::string, std::string>>& fields = {});
+moe::Plan small_plan(const std::string& model, int ranks, const Fields& fields = {});
+struct SmallBatch {
+    std::int64_t seq = 32, gbs = 8;
+};
+moe::Plan small_plan(std::shared_ptr<const moe::Model> model, int ranks, const Fields& fields, SmallBatch batch = {});
 
 // Deterministic tokens with some structure to learn: each depends on its predecessor.
 moe::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed = 7);

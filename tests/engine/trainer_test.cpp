@@ -229,12 +229,6 @@ TEST_CASE("what the engine cannot run is refused by the field that asks for it")
     model->not_executable = "some_field = 3";
     plan.model = model;
     CHECK_THROWS_WITH_AS(Trainer(plan, {}), doctest::Contains("some_field = 3"), Error);
-    auto tied = std::make_shared<Model>(*small_model("llama"));
-    tied->tied_embeddings = true;
-    plan = small_plan("llama", 2, {{"pp", "2"}});
-    plan.model = tied;
-    CHECK_THROWS_WITH_AS(check_executable(plan, lowered(plan), cpu_backend()), doctest::Contains("tie_word_embeddings"),
-                         Error);
 }
 
 TEST_CASE("communication that does not line up is found before the run") {

@@ -6,6 +6,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include <map>
 #include <set>
 
@@ -133,12 +135,32 @@ TEST_CASE("Executed FLOPs are the model's, plus router and vocabulary padding") 
     }
 }
 
-TEST_CASE("Tied embeddings over several stages are refused by the executable stack") {
+TEST_CASE("tied embeddings over several stages: a bucket of its own, counted once, of which only the shard travels") {
     Plan plan = sample_plans().front();
     auto model = std::make_shared<Model>(*plan.model);
     model->tied_embeddings = true;
     plan.model = model;
     plan.stack = "moe-plan";
     plan.pp = 2;
-    CHECK_THROWS_AS(lower(plan, 0), Error);
+    plan.gpus *= 2;
+    REQUIRE(table_holders(plan) == std::vector<int>{0, 1});
+    const std::int64_t table = model->padded_vocab(plan.tp) / plan.tp * model->hidden;
+    std::vector<std::int64_t> sizes;
+    for (const int rank : {0, 1}) {
+        const Program program = lower(plan, rank);
+        const auto of_table = std::find_if(program.buckets.begin(), program.buckets.end(), [&](const Bucket& b) {
+            return b.elements >= table && b.elements < table + 64 * b.group_size && b.decayed == table;
+        });
+        REQUIRE(of_table != program.buckets.end());
+        CHECK(of_table->copy == (rank == 1));
+        int squares = 0;
+        for (const Op& op : program.templates.back().ops) {
+            if (op.kind == OpKind::sum_squares) squares += op.in.front() == of_table->gradient_shard ? 1 : 0;
+            if (op.kind == OpKind::send)
+                sizes.push_back(program.tensors[static_cast<std::size_t>(op.in[0])].elements());
+        }
+        CHECK(squares == (rank == 0 ? 1 : 0));
+        CHECK(sizes.back() == of_table->elements / of_table->group_size);
+    }
+    CHECK(sizes.size() == 2);
 }

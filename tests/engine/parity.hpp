@@ -1,0 +1,26 @@
+// What three optimizer steps of a plan leave behind, and whether two such runs are the same training.
+#pragma once
+
+#include "tests/engine/samples.hpp"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+// Parity as stated for the project: norm-wise per tensor, FP32.
+inline constexpr double parity_tolerance = 1e-5;
+
+struct Trained {
+    std::vector<double> losses;
+    double grad_norm = 0.0;                                       // of the first step
+    std::map<std::string, std::vector<float>> gradients, weights; // of the first step, after the last
+    std::vector<std::vector<std::int64_t>> routed;                // tokens by MoE layer and expert, all steps
+};
+
+Trained train_three(const moe::Plan& plan, std::uint64_t seed = 1); // seed: of the initial weights
+
+// Losses, gradient norm, every gradient and every weight: the first that differs by more than `tolerance` (weights:
+// `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a thousandth of the whole one
+// is held to that thousandth.
+std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights);
