@@ -73,7 +73,7 @@ std::vector<LocalParameter> local_parameters(const Program& program, const Mesh&
             p.local_expert < 0
                 ? -1
                 : mesh.coordinate(Domain::expert, axis::expert, rank) * local_experts[p.name] + p.local_expert;
-        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, {}};
+        LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, p.copy, {}};
         const std::int64_t own = bucket.elements / bucket.group_size;
         const std::int64_t first = bucket.group_size > 1 ? mesh.index(bucket.group, rank) * own : 0;
         const std::int64_t begin = std::max(p.offset, first),

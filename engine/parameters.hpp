@@ -29,11 +29,12 @@ struct LocalParameter {
     int bucket = 0;
     double init_std = 0.0;
     bool ones = false;
+    bool copy = false;         // a stage's copy of a weight that another stage speaks for
     std::vector<Piece> pieces; // padding rows belong to no piece
 };
 
 // Every parameter of a rank's Program, in the Program's order. Ranks that hold copies of a weight hold disjoint pieces
-// of it; the pieces of all ranks cover every global tensor exactly once.
+// of it; the pieces of all ranks, copies of other stages aside, cover every global tensor exactly once.
 std::vector<LocalParameter> local_parameters(const Program& program, const Mesh& mesh, int rank);
 
 // What is kept of each parameter: the FP32 master weight and AdamW's moments.

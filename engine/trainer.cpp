@@ -18,7 +18,7 @@ namespace {
 std::vector<Slice> slices_of(const std::vector<LocalParameter>& parameters) {
     std::vector<Slice> slices;
     for (const LocalParameter& p : parameters) {
-        if (p.pieces.empty()) continue;
+        if (p.pieces.empty() || p.copy) continue;
         Slice slice{p.name, p.rows, p.cols, {}, 0, {}};
         for (const Piece& piece : p.pieces) {
             add_run(slice.runs, piece.global, piece.count);
@@ -251,7 +251,7 @@ void Trainer::snapshot(Snapshot& out) const {
         if (slices.slices.empty()) slices.slices = slices_of(rank.parameters);
         std::size_t next = 0;
         for (const LocalParameter& p : rank.parameters) {
-            if (p.pieces.empty()) continue;
+            if (p.pieces.empty() || p.copy) continue;
             const Bucket& bucket = program_of(rank).buckets[static_cast<std::size_t>(p.bucket)];
             Slice& slice = slices.slices[next++];
             for (int kind = 0; kind < state_kind_count; ++kind) {

@@ -190,6 +190,21 @@ TEST_CASE("any plan goes on from any plan's checkpoint") {
     }
 }
 
+TEST_CASE("tied embeddings are saved once, and both stages get them back") {
+    const Folder folder;
+    const auto tied = small_model("llama", {{"tie_word_embeddings", "true"}});
+    Trainer first(small_plan(tied, 8, {{"pp", "2"}, {"tp", "2"}}), options());
+    steps(first, 2);
+    save(first, folder / "c");
+    const std::vector<double> expected = steps(first, 2);
+    Trainer same(small_plan(tied, 8, {{"pp", "2"}, {"tp", "2"}}), options()), one(small_plan(tied, 1, {}), options());
+    same.restore(*newest(folder / "c"));
+    CHECK(steps(same, 2) == expected);
+    one.restore(*newest(folder / "c"));
+    const std::vector<double> got = steps(one, 2);
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] / expected[i] - 1.0) < 1e-5);
+}
+
 TEST_CASE("another batch size goes on with the samples that are next") {
     const Folder folder;
     Trainer first(small_plan("llama", 2, {}), options());
