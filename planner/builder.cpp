@@ -62,6 +62,7 @@ Dtype Builder::quantized_dtype() const {
 
 int Builder::open(SlotKind kind, int chunk) {
     program_.templates.push_back({kind, chunk, {}});
+    program_.templates.back().ops.reserve(64); // growing moves every op; one layer has about as many
     open_ = static_cast<int>(program_.templates.size()) - 1;
     chunk_ = chunk;
     return open_;

@@ -209,7 +209,8 @@ Infeasibility explain_request(const SearchRequest& request, const Stack& stack, 
             std::int64_t candidates = 0;
             for (const int vpp : space.chunk_counts(mapping.pp))
                 candidates += static_cast<std::int64_t>(space.cuts(mapping.pp, vpp).size());
-            candidates *= static_cast<std::int64_t>(space.micro_batch_sizes(mapping.dp).size()) * space.choices();
+            candidates *= static_cast<std::int64_t>(space.micro_batch_sizes(mapping.dp).size()) *
+                          space.choices(family.tp, family.cp, family.ep, family.etp, mapping.pp);
             PlanFault fault;
             const std::optional<Plan> plan = thriftiest(space, family, mapping, fault);
             if (!plan) {

@@ -227,6 +227,7 @@ Program lower(const Plan& plan, int pipeline_rank) {
 
 Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind) {
     Program program;
+    program.tensors.reserve(192); // searches lower many segments, and growing moves every tensor
     add_io(program, plan);
     ChunkSpec spec;
     switch (segment) {

@@ -17,6 +17,7 @@ public:
         return static_cast<int>(stages_.size()) - 1;
     }
     Quote quote(int layers, int stages) override {
+        if (layers < 0) return {}; // of early_layers() and lean()
         Plan plan = layers_[static_cast<std::size_t>(layers)];
         const Plan& cut = stages_[static_cast<std::size_t>(stages)];
         plan.pp = cut.pp;
@@ -31,9 +32,14 @@ public:
         if (bytes > plan.hardware->memory_bytes) return {0.0, bytes};
         return {estimator_.estimate(plan).step_seconds, bytes};
     }
+    double early_floor(const Plan&) override { return 0.0; }
+    int early_layers(const Plan&) override { return -1; }
     double floor(int) override { return 0.0; }
-    std::vector<double> burdens(int handle) override { return {static_cast<double>(handle), -1.0 * handle}; }
+    // Nothing is known to be better than anything else.
+    std::vector<double> slowness(int handle) override { return {1.0 * handle, -1.0 * handle}; }
+    int lean(int) override { return -1; }
     double least_bytes(const Plan&) override { return 0.0; }
+    double kept_bytes(const Plan&) override { return 0.0; }
     int placement(const Plan&) override { return 0; }
     void forget() override {
         layers_.clear();

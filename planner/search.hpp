@@ -38,8 +38,8 @@ struct Quote {
 inline constexpr double quote_time_margin = 0.005, quote_memory_margin = 0.002;
 
 // Quotes plans from two parts that are worked out once each: what one micro-batch costs in each kind of layer, and how
-// layers and batch are cut. Handles hold until forget(). For one thread and one model. Both parts throw Error
-// (bad_input) for what cannot be priced.
+// layers and batch are cut. Handles hold until forget(). For one thread and one search: its plans differ in what
+// SearchSpace varies. All throw Error (bad_input) for what cannot be priced.
 class Quoter {
 public:
     virtual ~Quoter() = default;
@@ -52,12 +52,21 @@ public:
 
     // Step seconds below which no cut of these layers goes, all ranks being busy all the time.
     virtual double floor(int layers) = 0;
-    // Numbers that make plans slower or larger: where none of them is greater than another's, with the same EP overlap,
-    // no cut of these layers is worse.
-    virtual std::vector<double> burdens(int layers) = 0;
+    // The same with any CUDA graphs and any recomputation, cheaper and lower.
+    virtual double early_floor(const Plan& plan) = 0;
+    // A handle as from layers(), as cheap: its quotes are floors with any CUDA graphs and any recomputation.
+    virtual int early_layers(const Plan& plan) = 0;
+    // Numbers that make plans slower: of two plans with the same EP overlap the one for which none is greater is no
+    // slower with any cut.
+    virtual std::vector<double> slowness(int layers) = 0;
+    // A handle whose quotes' bytes are no more than those of `thrifty` and of any layers that recompute less: what
+    // `thrifty` keeps, without what it works in.
+    virtual int lean(int thrifty) = 0;
     // Bytes below which no cut with the plan's pp, dp and edp goes: weights, gradients and optimizer states spread
     // evenly over the ranks.
     virtual double least_bytes(const Plan& plan) = 0;
+    // Bytes that the plan keeps of each decoder layer and micro-batch under way, whatever is recomputed: its input.
+    virtual double kept_bytes(const Plan& plan) = 0;
     // Plans of equal number that differ in pp, dp and edp alone have the same layers().
     virtual int placement(const Plan& plan) = 0;
     virtual void forget() = 0;
@@ -80,18 +89,20 @@ struct SearchRequest {
     std::vector<std::pair<std::string, std::string>> fixed; // --fix FIELD=VALUE in order
     int top = 5;
     int threads = 0;         // 0: as many as the machine has
+    bool similar = false;    // plans of one mapping (tp, cp, dp, pp, ep, etp) may all be listed, not only its best
     bool exhaustive = false; // price every plan that fits: nothing is excluded by a bound or as dominated
     std::function<void(std::int64_t evaluated, std::int64_t pruned)> progress; // may be empty
 };
 
 struct SearchResult {
-    std::int64_t evaluated = 0;
+    std::int64_t evaluated = 0;                 // candidates quoted that fit
+    std::int64_t priced = 0;                    // of those, the ones that could still win, by the estimator
     std::map<std::string, std::int64_t> pruned; // reason -> candidates
     double seconds = 0.0;
     std::vector<std::pair<Plan, Estimate>> plans; // fastest first, at most `top`
 };
 
-// Explores TP, CP, EP, ETP, PP, VPP, DP, MBS, schedule, recompute, precision and what else the stack offers. Throws
+// Explores TP, CP, EP, ETP, PP, VPP, DP, MBS, layout, recompute, precision and what else the stack offers. Throws
 // Error (bad_input) when nothing remains, naming the reason that excluded most and the smallest change that would help.
 SearchResult search(const SearchRequest& request, const Stack& stack, Estimator& estimator);
 

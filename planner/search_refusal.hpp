@@ -12,6 +12,12 @@ struct SearchFailure {
     Rejections rejected;
     double least_memory = 0.0;    // bytes of the smallest candidate that did not fit
     std::optional<Plan> smallest; // that candidate, if memory excluded any
+
+    void note(const Plan& plan, double bytes) {
+        if (smallest && bytes >= least_memory) return;
+        least_memory = bytes;
+        smallest = plan;
+    }
 };
 
 // Throws Error (bad_input). Looks for a number of GPUs that would do, hence the estimator.

@@ -29,6 +29,10 @@ std::vector<int> choices_of(int number, bool pinned, int value) {
     return number % value == 0 ? std::vector<int>{value} : std::vector<int>{};
 }
 
+// Tokens that a rank gets in one piece under context parallelism, two pieces of each sequence, at least: rows of a tile
+// of attention kernels on tensor cores.
+constexpr std::int64_t shortest_run = 64;
+
 bool has_experts(const Model& model) {
     return std::any_of(model.kinds.begin(), model.kinds.end(),
                        [](const LayerKind& kind) { return kind.moe.has_value(); });
@@ -55,6 +59,8 @@ Cut weigh(const Model& model, std::int64_t seq, int pp, const std::vector<Stage>
     cut.most_held = *std::max_element(held.begin(), held.end()) * pp / all_held;
     cut.lightest_chunk = static_cast<double>(*std::min_element(weights.begin(), weights.end())) *
                          static_cast<double>(stages.size()) / total;
+    for (int r = 0; r < pp; ++r)
+        cut.mean_kept += static_cast<double>(pp - r) * layers[static_cast<std::size_t>(r)] / pp;
     return cut;
 }
 
@@ -83,7 +89,7 @@ SearchSpace::SearchSpace(const SearchRequest& request, const Stack& stack) : bas
     if (base_.gpus < 1 || base_.gbs < 1 || base_.seq < 1)
         refuse("search: gpus {}, gbs {}, seq {}: each must be 1 or more", base_.gpus, base_.gbs, base_.seq);
     pin(request, stack);
-    find_sound_sets();
+    combine_options();
     make_cuts();
     std::vector<Precision> precisions = request.precisions;
     if (pinned("precision")) precisions = {base_.precision};
@@ -107,17 +113,16 @@ void SearchSpace::pin(const SearchRequest& request, const Stack& stack) {
     base_.cuda_graph = stack.usual_cuda_graph;
     base_.gradients = stack.usual_gradients;
     base_.ep_overlap = stack.usual_ep_overlap;
+    base_.gradients = stack.usual_gradients;
     for (const auto& [field, value] : request.fixed) {
         set_field(base_, field, value);
         pinned_.insert(field);
     }
-    sets_ = pinned("recompute") ? std::vector<unsigned>{base_.recompute} : stack.recompute_sets;
-    if (sets_.empty()) sets_ = {0U};
+    sets_ = pinned("recompute") ? std::vector<unsigned>{base_.recompute} : every_set();
     std::sort(sets_.begin(), sets_.end(), [](unsigned a, unsigned b) {
         const auto key = [](unsigned set) { return std::tuple((set & recompute::full) != 0, std::popcount(set), set); };
         return key(a) < key(b);
     });
-    sets_.erase(std::unique(sets_.begin(), sets_.end()), sets_.end());
     if (pinned("optimizer"))
         optimizers_ = {base_.optimizer};
     else if (stack.bf16_moments)
@@ -173,10 +178,12 @@ std::vector<int> SearchSpace::chunk_counts(int pp) const {
         const int count = layout_stage_count(base_);
         return {std::max(count / pp, 1)};
     }
-    most = std::max(most, 1);
-    std::vector<int> result(static_cast<std::size_t>(most));
-    std::iota(result.begin(), result.end(), 1);
-    if (pinned("schedule") && most > 1) result.erase(result.begin()); // interleaved
+    const int layers = static_cast<int>(base_.model->layers.size());
+    std::vector<int> result{1};
+    const auto largest = [&](int vpp) { return (layers + pp * vpp - 1) / (pp * vpp); };
+    for (int vpp = 2; vpp <= most; ++vpp)
+        if (largest(vpp) < largest(vpp - 1)) result.push_back(vpp);
+    if (pinned("schedule") && result.size() > 1) result.erase(result.begin()); // interleaved
     return result;
 }
 
@@ -193,15 +200,6 @@ std::vector<std::int64_t> SearchSpace::micro_batch_sizes(int dp) const {
 }
 
 const std::vector<Cut>& SearchSpace::cuts(int pp, int vpp) const { return cuts_.at({pp, vpp}); }
-
-std::int64_t SearchSpace::choices() const {
-    return (static_cast<std::int64_t>(sets_.size()) + unsound_sets_.total()) *
-           static_cast<std::int64_t>(optimizers_.size());
-}
-
-std::int64_t SearchSpace::candidates(int pp, int vpp) const {
-    return static_cast<std::int64_t>(cuts(pp, vpp).size()) * choices();
-}
 
 std::vector<SearchSpace::Dense> SearchSpace::dense_factors(int ranks) const {
     std::vector<Dense> result;
@@ -240,6 +238,11 @@ Plan SearchSpace::candidate(const Family& family, const Mapping& mapping, int vp
     return plan;
 }
 
+PlanFault SearchSpace::fault_of(const Plan& plan) const {
+    if (PlanFault fault = check_plan(plan)) return fault;
+    return check_stack(plan, stack_);
+}
+
 PlanFault SearchSpace::check(Plan& plan) const {
     if (PlanFault fault = check_plan(plan)) return fault;
     const PlanFault fault = check_stack(plan, stack_);
@@ -272,42 +275,17 @@ std::vector<PlanFault> SearchSpace::faults(Plan plan) const {
     return result;
 }
 
-// Sets that the model excludes are told apart once, on a plan without any parallelism.
-void SearchSpace::find_sound_sets() {
-    Plan plan;
-    plan.model = base_.model;
-    plan.hardware = base_.hardware;
-    plan.seq = base_.seq;
-    plan.gbs = 1;
-    for (int i = 0; i < precision_count; ++i)
-        if (base_.hardware->peak_flops[static_cast<std::size_t>(i)] > 0.0) plan.precision = static_cast<Precision>(i);
-    std::vector<unsigned> sound;
-    Rejections unsound;
-    for (const unsigned set : sets_) {
-        plan.recompute = set;
-        const PlanFault fault = check_plan(plan);
-        if (fault && fault.counter == "recompute")
-            unsound.add(fault, 1);
-        else
-            sound.push_back(set);
-    }
-    if (sound.empty()) return; // every candidate then fails its own check
-    sets_ = std::move(sound);
-    unsound_sets_ = std::move(unsound);
+Plan SearchSpace::bare(Plan plan) const {
+    const Plan usual;
+    plan.recompute = usual.recompute;
+    if (!pinned("ep_overlap")) plan.ep_overlap = usual.ep_overlap;
+    if (!pinned("cuda_graph")) plan.cuda_graph = usual.cuda_graph;
+    return plan;
 }
-
-// Micro-batch sizes of all mappings with these dense degrees together.
-std::int64_t SearchSpace::sizes(const std::vector<Dense>& all) const {
-    std::int64_t sum = 0;
-    for (const Dense& d : all) sum += static_cast<std::int64_t>(micro_batch_sizes(d.dp).size());
-    return sum;
-}
-
-namespace {
 
 // A mapping in the mildest form that faults() asks for.
-Plan mildest(Plan plan) {
-    plan.recompute = 0;
+Plan SearchSpace::mildest(Plan plan) const {
+    plan = bare(std::move(plan));
     plan.vpp = 1;
     plan.schedule = ScheduleKind::one_f_one_b;
     plan.layout.clear();
@@ -316,27 +294,38 @@ Plan mildest(Plan plan) {
     return plan;
 }
 
-} // namespace
-
 // The dense degrees that are possible with unsplit experts; the others are counted for every expert factoring at once.
-std::vector<SearchSpace::Dense> SearchSpace::sound_dense(Precision precision, int pp, std::int64_t per_size,
-                                                         std::int64_t experts) {
+std::vector<SearchSpace::Dense> SearchSpace::sound_dense(Precision precision, int pp, std::int64_t cuts,
+                                                         const std::vector<Expert>& experts) {
     const int ranks = base_.gpus / pp;
     const std::vector<Dense> all = dense_factors(ranks);
+    const auto per_size = [&](const Dense& d) {
+        std::int64_t sum = 0;
+        for (const Expert& e : experts) sum += cuts * choices(d.tp, d.cp, e.ep, e.etp, pp);
+        return sum;
+    };
     const int units = static_cast<int>(base_.model->layers.size() + base_.model->mtp.size()) + 1;
     if (!pinned("layout") && pp > units) {
-        rejected_.add({"pp*vpp > layers", fmt::format("pp = {} stages, but {} has {} layers: use fewer stages", pp,
-                                                      base_.model->name, base_.model->layers.size())},
-                      sizes(all) * per_size * experts);
+        for (const Dense& d : all)
+            rejected_.add({"pp*vpp > layers", fmt::format("pp = {} stages, but {} has {} layers: use fewer stages", pp,
+                                                          base_.model->name, base_.model->layers.size())},
+                          static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) * per_size(d));
         return {};
     }
     std::vector<Dense> sound;
     for (const Dense& d : all) {
+        if (!stack_.executable && !pinned("cp") && d.cp > 1 && base_.seq < 2 * shortest_run * d.cp) {
+            rejected_.add({"runs of tokens too short",
+                           fmt::format("cp = {}: runs of {} tokens; kernels of attention work on tiles of {}", d.cp,
+                                       base_.seq / (2 * d.cp), shortest_run)},
+                          static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) * per_size(d));
+            continue;
+        }
         Plan plan = mildest(candidate({precision, d.tp, d.cp, 1, 1, {}}, {1, d.dp, ranks}, 1, 1));
         plan.gpus = ranks; // one stage stands for all of them: the rules about stages are asked later, of each cut
         plan.rank_order = Plan{}.rank_order;
         const std::vector<PlanFault> reasons = faults(plan);
-        for (const PlanFault& fault : reasons) rejected_.add(fault, per_size * experts);
+        for (const PlanFault& fault : reasons) rejected_.add(fault, per_size(d));
         if (reasons.empty()) sound.push_back(d);
     }
     return sound;
@@ -346,10 +335,10 @@ void SearchSpace::make_families(Precision precision) {
     std::map<std::tuple<int, int, int, int>, Family> found;
     for (const int pp : choices_of(base_.gpus, pinned("pp"), base_.pp)) {
         const int ranks = base_.gpus / pp;
-        std::int64_t per_size = 0; // candidates of one mapping for one micro-batch size
-        for (const int vpp : chunk_counts(pp)) per_size += candidates(pp, vpp);
+        std::int64_t cut_count = 0;
+        for (const int vpp : chunk_counts(pp)) cut_count += static_cast<std::int64_t>(cuts(pp, vpp).size());
         const std::vector<Expert> experts = expert_factors(ranks);
-        const auto sound = sound_dense(precision, pp, per_size, static_cast<std::int64_t>(experts.size()));
+        const auto sound = sound_dense(precision, pp, cut_count, experts);
         if (sound.empty()) continue;
         for (const Expert& e : experts) {
             const Dense& one = sound.front(); // possible with unsplit experts, so only the expert degrees can fail
@@ -357,7 +346,9 @@ void SearchSpace::make_families(Precision precision) {
             plan.gpus = ranks;
             plan.rank_order = Plan{}.rank_order;
             if (const std::vector<PlanFault> reasons = faults(plan); !reasons.empty()) {
-                rejected_.add(reasons.front(), sizes(sound) * per_size);
+                for (const Dense& d : sound)
+                    rejected_.add(reasons.front(), static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) *
+                                                       cut_count * choices(d.tp, d.cp, e.ep, e.etp, pp));
                 continue;
             }
             for (const Dense& d : sound) {

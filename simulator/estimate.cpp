@@ -21,6 +21,7 @@ struct FastEstimator::State {
     Shapes shapes;
     Orders orders;
     FlatLibrary library;
+    PartFloors parts;
 };
 
 namespace {
@@ -426,7 +427,8 @@ Estimate FastEstimator::estimate(const Plan& plan) {
 
 std::unique_ptr<Quoter> FastEstimator::quoter() {
     if (state_->hardware->cpu) return Estimator::quoter();
-    return make_quoter({state_->segments, state_->shapes, state_->orders, state_->library});
+    return make_quoter({state_->segments, state_->shapes, state_->orders, state_->library,
+                        state_->parts});
 }
 
 } // namespace moe

@@ -16,14 +16,21 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 
 namespace moe {
 
 namespace {
 
 constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
+// Played op by op, slots of a pipeline that is never full, and those that share the link to the host, overlap a little:
+// by what the tiers may differ.
+constexpr double tiers_apart = 0.97;
+
+bool offloads(const Plan& plan) { return (plan.offload & ~offload::optimizer) != 0; }
 
 struct Layers {
     std::vector<const Terms*> terms; // by segment of the model
@@ -36,8 +43,10 @@ struct Layers {
 // Segments that a pipeline rank keeps at most, [rank][pool]: segments of equal size share a pool, see most_kept().
 using KeptSegments = std::vector<std::vector<int>>;
 
-struct Chunk { // sums over the segments of a stage
-    double forward = 0.0, backward = 0.0, early_forward = 0.0, early_backward = 0.0, host = 0.0;
+struct Chunk {                                        // sums over the segments of a stage
+    double forward = 0.0, backward = 0.0;             // the host being far ahead
+    double early_forward = 0.0, early_backward = 0.0; // at the start, before the message is needed
+    double host = 0.0;                                // both, where it does not wait
     Busy busy_forward{}, busy_backward{};
 };
 
@@ -52,28 +61,6 @@ struct Stages {
     std::map<std::array<int, 3>, const KeptSegments*> kept; // by micro-batches, EP overlap, pools
 };
 
-// Seconds of a row of segments, the host being far ahead of the first.
-double device_seconds(const Layers& layers, const std::vector<std::pair<int, int>>& parts, int side) {
-    double sum = 0.0, lead = far_ahead;
-    const auto add = [&](const std::pair<int, int>& part) {
-        const SideTerms& t = layers.terms[static_cast<std::size_t>(part.first)]->sides[side];
-        if (!t.waits && lead >= far_ahead / 2) {
-            sum += t.device * part.second;
-            return;
-        }
-        for (int i = 0; i < part.second; ++i) {
-            const double spent = t.waits ? std::max(t.device, t.together - std::max(0.0, lead)) : t.device;
-            sum += spent;
-            lead = t.waits ? t.lead_after : lead + spent - t.host;
-        }
-    };
-    if (side == 0)
-        for (const auto& part : parts) add(part);
-    else
-        for (auto part = parts.rbegin(); part != parts.rend(); ++part) add(*part);
-    return sum;
-}
-
 class FastQuoter : public Quoter {
 public:
     explicit FastQuoter(QuoteSources sources) : sources_(sources), terms_(sources.segments, sources.library) {}
@@ -82,14 +69,26 @@ public:
     int stages(const Plan& plan) override;
     Quote quote(int layers, int stages) override;
     double floor(int layers) override;
-    std::vector<double> burdens(int layers) override;
+    double early_floor(const Plan& plan) override;
+    int early_layers(const Plan& plan) override;
+    std::vector<double> slowness(int layers) override;
+    int lean(int thrifty) override;
     double least_bytes(const Plan& plan) override;
+    double kept_bytes(const Plan& plan) override;
     int placement(const Plan& plan) override;
     void forget() override;
 
 private:
     void list_segments(const std::shared_ptr<const Model>& model);
     int find_placement(const Plan& plan);
+    // Step seconds of that many seconds in which one sample passes all layers.
+    double spread(const Plan& plan, double seconds) const;
+    template <class TermsOf> // terms of each segment of the model
+    double least_of_all(const Plan& plan, const TermsOf& terms_of) const;
+    template <class TermsOf>
+    double resharding_seconds(const TermsOf& terms_of) const;
+    const std::vector<Terms>& early_terms(const Plan& plan);
+    int pools_of(std::vector<int> pools);
     int segment(SegmentId id) const {
         return static_cast<int>(std::find(segments_.begin(), segments_.end(), id) - segments_.begin());
     }
@@ -111,7 +110,19 @@ private:
     std::vector<Layers> layers_;
     std::vector<Stages> stages_;
     std::vector<std::array<Placement, 5>> placements_;
-    std::array<int, 8> last_mesh_{}; // of placement()
+    // Parts of the segments by what a search varies, dense and routed: early_terms() is asked often.
+    struct WordsHash {
+        std::size_t operator()(const std::array<std::uint64_t, 2>& words) const {
+            const std::uint64_t mixed = (words[0] * 0x9E3779B97F4A7C15U) ^ words[1];
+            return static_cast<std::size_t>(mixed * 0xD6E8FEB86659FD93U >> 7);
+        }
+    };
+    using Parts = std::vector<const LayerPart*>;
+    std::unordered_map<std::array<std::uint64_t, 2>, Parts, WordsHash> known_[2];
+    std::vector<Terms> early_;                    // scratch
+    std::deque<std::vector<Terms>> own_terms_;    // behind handles
+    std::vector<std::array<int, 2>> part_places_; // by placement: numbers of its dense and its expert groups'
+    std::array<int, 8> last_mesh_{};              // of placement()
     std::string last_order_;
     int last_place_ = -1;
     std::vector<Chunk> chunks_; // scratch
@@ -125,6 +136,7 @@ private:
 void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
     if (model_ == model) return;
     forget();
+    for (auto& known : known_) known.clear();
     model_ = model;
     segments_.clear();
     counts_.clear();
@@ -155,12 +167,14 @@ int FastQuoter::find_placement(const Plan& plan) {
     const auto it = std::find(placements_.begin(), placements_.end(), found);
     if (it != placements_.end()) return static_cast<int>(it - placements_.begin());
     placements_.push_back(found);
+    part_places_.push_back(sources_.parts.places(found));
     return static_cast<int>(placements_.size()) - 1;
 }
 
 void FastQuoter::forget() {
     terms_.forget();
     layers_.clear();
+    own_terms_.clear();
     stages_.clear();
 }
 
@@ -178,13 +192,18 @@ int FastQuoter::layers(const Plan& plan) {
         pools.push_back(bytes > 0.0 ? static_cast<int>(pool - result.pool_bytes.begin()) : -1);
         if (bytes > 0.0 && pool == result.pool_bytes.end()) result.pool_bytes.push_back(bytes);
     }
-    const auto same = std::find(pools_.begin(), pools_.end(), pools);
-    result.pools = static_cast<int>(same - pools_.begin());
-    if (same == pools_.end()) pools_.push_back(std::move(pools));
+    result.pools = pools_of(std::move(pools));
     result.message_bytes =
         static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
     layers_.push_back(std::move(result));
     return static_cast<int>(layers_.size()) - 1;
+}
+
+int FastQuoter::pools_of(std::vector<int> pools) {
+    const auto same = std::find(pools_.begin(), pools_.end(), pools);
+    const auto number = static_cast<int>(same - pools_.begin());
+    if (same == pools_.end()) pools_.push_back(std::move(pools));
+    return number;
 }
 
 // Layers share no parameters, so a stage's buckets are those of its layers and those of its ends.
@@ -271,6 +290,8 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
         for (const auto& [index, count] : parts) {
             const Terms& t = *layers.terms[static_cast<std::size_t>(index)];
             for (const SideTerms& side : t.sides) chunk.host += (side.waits ? 0.0 : side.host) * count;
+            chunk.forward += t.sides[0].device * count;
+            chunk.backward += t.sides[1].device * count;
             memory.workspace.forward = std::max(memory.workspace.forward, t.workspace.forward);
             memory.workspace.backward = std::max(memory.workspace.backward, t.workspace.backward);
             memory.groups |= t.groups;
@@ -280,8 +301,13 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
                 chunk.busy_backward[s] += t.sides[1].busy[s] * count;
             }
         }
-        chunk.forward = device_seconds(layers, parts, 0);
-        chunk.backward = device_seconds(layers, parts, 1);
+        // Weights come and gradients go under any slot of the chunk, but all of them have to.
+        if (layers.plan.reshards()) {
+            const double moved = resharding_seconds([&](std::size_t i) -> const Terms& { return *layers.terms[i]; });
+            constexpr auto data = static_cast<std::size_t>(Stream::data);
+            chunk.backward += std::max(0.0, moved - chunk.forward - chunk.backward);
+            chunk.busy_backward[data] = std::max(0.0, moved - chunk.busy_forward[data]);
+        }
         if (!parts.empty()) {
             const auto first = [&](const std::pair<int, int>& part, int side) {
                 return layers.terms[static_cast<std::size_t>(part.first)]->sides[side].before_input;
@@ -386,8 +412,7 @@ Quote FastQuoter::quote(int layers_handle, int stages_handle) {
     }
     Quote quote;
     quote.step_seconds = worst + stages.closing;
-    // Played op by op, slots of a pipeline that is never full overlap a little: by what the tiers may differ.
-    if (m < plan.pp) quote.step_seconds *= 0.97;
+    if (m < plan.pp || offloads(layers.plan)) quote.step_seconds *= tiers_apart;
     saved_.clear();
     for (const std::vector<int>& most : kept(layers, stages)) {
         double bytes = 0.0;
@@ -400,34 +425,132 @@ Quote FastQuoter::quote(int layers_handle, int stages_handle) {
 
 double FastQuoter::floor(int handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(handle)];
-    const Plan& plan = layers.plan;
+    return spread(layers.plan,
+                  least_of_all(layers.plan, [&](std::size_t i) -> const Terms& { return *layers.terms[i]; }));
+}
+
+double FastQuoter::spread(const Plan& plan, double seconds) const {
+    const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
+    const double even = micro_batches * plan.tp * plan.cp / plan.gpus * seconds;
+    return (even + sources_.segments.stack().costs.step_seconds) * (offloads(plan) ? tiers_apart : 1.0);
+}
+
+// Terms of what is known of the parts: neither what the host does nor bytes.
+const std::vector<Terms>& FastQuoter::early_terms(const Plan& plan) {
+    list_segments(plan.model);
+    const int place = placement(plan);
+    const std::array<int, 2> places = part_places_[static_cast<std::size_t>(place)];
+    // What a search varies, in a few words.
+    const auto number = [](auto value) { return static_cast<std::uint64_t>(value); };
+    const std::uint64_t common =
+        number(plan.precision) << 56 | number(plan.reshards()) << 55 | number(plan.ep_overlap) << 54;
+    Parts& dense = known_[0][{common | number(plan.tp_overlap) << 53 | number(plan.cp_comm) << 48 |
+                                  number(plan.tp) << 24 | number(plan.cp),
+                              number(plan.mbs) << 16 | number(places[0])}];
+    Parts& routed =
+        known_[1][{common | number(plan.tokens_local()),
+                   number(plan.ep) << 40 | number(plan.etp) << 24 | number(plan.dispatcher) << 16 | number(places[1])}];
+    dense.resize(segments_.size());
+    routed.resize(segments_.size());
+    early_.assign(segments_.size(), Terms{});
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+        SegmentId id = segments_[i];
+        if (id.kind == SegmentKind::mtp) id.kind = SegmentKind::layer; // and more
+        if (id.kind != SegmentKind::layer) continue;                   // the ends of the model are small
+        const auto look = [&] {
+            if (dense[i] == nullptr) dense[i] = sources_.parts.find(PartKind::dense, plan, id, places[0]);
+            if (routed[i] == nullptr) routed[i] = sources_.parts.find(PartKind::routed, plan, id, places[1]);
+            return dense[i] != nullptr && routed[i] != nullptr;
+        };
+        if (!look()) {
+            const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+            sources_.parts.learn(plan, id, places, terms_.priced(plan, id, place, costs));
+            look();
+        }
+        for (int side = 0; side < 2; ++side) {
+            SideTerms& t = early_[i].sides[side];
+            t.device = t.together = t.before_input = least_seconds(*dense[i], *routed[i], side);
+            t.lead_after = far_ahead;
+            for (std::size_t s = 0; s < stream_count; ++s)
+                t.busy[s] = dense[i]->busy[side][s] + routed[i]->busy[side][s];
+        }
+    }
+    return early_;
+}
+
+double FastQuoter::early_floor(const Plan& plan) {
+    const std::vector<Terms>& terms = early_terms(plan);
+    return spread(plan, least_of_all(plan, [&](std::size_t i) -> const Terms& { return terms[i]; }));
+}
+
+int FastQuoter::early_layers(const Plan& plan) {
+    own_terms_.push_back(early_terms(plan));
+    Layers result;
+    result.plan = plan;
+    for (const Terms& t : own_terms_.back()) result.terms.push_back(&t);
+    std::vector<int> pools; // each layer keeps its input
+    for (const SegmentId id : segments_)
+        pools.push_back(id.kind == SegmentKind::layer || id.kind == SegmentKind::mtp ? 0 : -1);
+    result.pools = pools_of(std::move(pools));
+    result.pool_bytes = {kept_bytes(plan)};
+    layers_.push_back(std::move(result));
+    return static_cast<int>(layers_.size()) - 1;
+}
+
+// Seconds that FSDP moves weights and gradients of a micro-batch, at least: what the last layer of a kind gathered for
+// its forward may still be there for its backward.
+template <class TermsOf>
+double FastQuoter::resharding_seconds(const TermsOf& terms_of) const {
+    constexpr auto data = static_cast<std::size_t>(Stream::data);
+    double sum = 0.0;
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+        const Terms& t = terms_of(i);
+        sum += counts_[i] * t.sides[0].busy[data] + (counts_[i] - 1) * t.sides[1].busy[data];
+    }
+    return sum;
+}
+
+// Seconds in which one micro-batch passes all layers at least, all of them on one rank.
+template <class TermsOf>
+double FastQuoter::least_of_all(const Plan& plan, const TermsOf& terms_of) const {
     double device = 0.0;
     Busy busy{};
     for (std::size_t i = 0; i < counts_.size(); ++i) {
-        const Terms& t = *layers.terms[i];
+        const Terms& t = terms_of(i);
         device += counts_[i] * (t.sides[0].device + t.sides[1].device);
         for (std::size_t s = 0; s < stream_count; ++s)
             busy[s] += counts_[i] * (t.sides[0].busy[s] + t.sides[1].busy[s]);
     }
-    if (plan.ep_overlap) device = *std::max_element(busy.begin(), busy.end());
-    const double samples = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
-    return samples * plan.tp * plan.cp / plan.gpus * device + sources_.segments.stack().costs.step_seconds;
+    if (plan.reshards()) {
+        double& moved = busy[static_cast<std::size_t>(Stream::data)];
+        moved = resharding_seconds(terms_of);
+        device = std::max(device, moved);
+    }
+    return plan.ep_overlap ? *std::max_element(busy.begin(), busy.end()) : device;
 }
 
-std::vector<double> FastQuoter::burdens(int handle) {
+std::vector<double> FastQuoter::slowness(int handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(handle)];
     std::vector<double> list;
-    for (const Terms* t : layers.terms) {
+    for (const Terms* t : layers.terms)
         for (const SideTerms& side : t->sides) {
-            list.insert(list.end(), {side.device, side.device - side.before_input, side.host, side.waits ? 1.0 : 0.0,
-                                     side.waits ? side.together : 0.0, side.waits ? -side.lead_after : 0.0});
+            list.insert(list.end(), {side.device, side.device - side.before_input, side.host, side.together,
+                                     side.waits ? -side.lead_after : -far_ahead});
             if (layers.plan.ep_overlap) list.insert(list.end(), side.busy.begin(), side.busy.end());
         }
-        list.push_back(static_cast<double>(t->saved));
-        list.push_back(static_cast<double>(t->workspace.forward));
-        list.push_back(static_cast<double>(t->workspace.backward));
-    }
     return list;
+}
+
+int FastQuoter::lean(int thrifty) {
+    Layers result = layers_[static_cast<std::size_t>(thrifty)];
+    std::vector<Terms>& terms = own_terms_.emplace_back();
+    for (std::size_t i = 0; i < result.terms.size(); ++i) {
+        terms.push_back(*result.terms[i]);
+        terms.back().workspace = {};
+    }
+    for (std::size_t i = 0; i < terms.size(); ++i) result.terms[i] = &terms[i];
+    layers_.push_back(std::move(result));
+    return static_cast<int>(layers_.size()) - 1;
 }
 
 double FastQuoter::least_bytes(const Plan& plan) {
@@ -441,6 +564,12 @@ double FastQuoter::least_bytes(const Plan& plan) {
     StageMemory all;
     for (const BucketSize& b : buckets(plan, ends, layers)) all.add_states(plan, b);
     return (all.states + all.visiting) / plan.pp + plan.hardware->context_bytes;
+}
+
+// A layer's first norm reads its input in the backward pass as well, and nothing in the layer can compute it again.
+double FastQuoter::kept_bytes(const Plan& plan) {
+    if (offloads(plan)) return 0.0;
+    return static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
 }
 
 } // namespace

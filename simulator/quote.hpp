@@ -2,7 +2,7 @@
 #pragma once
 
 #include "planner/search.hpp"
-#include "simulator/segment_terms.hpp"
+#include "simulator/part_floors.hpp"
 #include "simulator/shapes.hpp"
 #include "simulator/step_model.hpp"
 
@@ -16,6 +16,7 @@ struct QuoteSources {
     Shapes& shapes;
     Orders& orders;
     FlatLibrary& library;
+    PartFloors& parts;
 };
 
 std::unique_ptr<Quoter> make_quoter(QuoteSources sources);

@@ -15,7 +15,29 @@ Plan plain_of(Plan plan) {
     return plan;
 }
 
+// Seconds of a layer behind another: what does not need the other's message may run while the message is on its way.
+double among_others(const FlatSegment::Play& alone) { return alone.end - alone.before_input; }
+
+std::vector<OpCost> without_waits(std::vector<OpCost> prices) {
+    for (OpCost& price : prices) price.waits_for_counts = false;
+    return prices;
+}
+
+std::vector<OpCost> without_early(const Program& plain, std::vector<OpCost> prices) {
+    std::size_t i = 0;
+    for (const Template& tmpl : plain.templates)
+        for (const Op& op : tmpl.ops) {
+            if (runs_early(op)) prices[i] = OpCost{};
+            ++i;
+        }
+    return prices;
+}
+
 } // namespace
+
+bool runs_early(const Op& op) {
+    return op.kind == OpKind::ring_exchange || op.stream == Stream::data || op.stream == Stream::host;
+}
 
 FlatLibrary::Shape& FlatLibrary::shape_of(const Program& plain) {
     std::vector<std::int32_t> text = signature(plain);
@@ -69,6 +91,12 @@ const std::vector<OpCost>& SegmentTerms::prices(const Plain& plain, const Plan& 
     return prices;
 }
 
+SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
+    plan.recompute = 0;
+    const Plain& base = plain(plan, id);
+    return {base.program, library_.flat(*base.shape, plan, id), prices(base, plan, id, place, costs)};
+}
+
 const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
     const Plain& base = plain(plan, id);
     Plan named = plan;
@@ -87,22 +115,33 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
     const bool early =
         plan.reshards() || (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || offloaded));
+    const std::vector<OpCost> timely = early ? without_early(base.program, ops) : std::vector<OpCost>{};
     for (int side = 0; side < 2; ++side) {
         SideTerms& t = terms.sides[side];
-        const FlatSegment::Play ahead = flat.play(side, ops, far_ahead, sync, ends_);
+        FlatSegment::Play ahead = flat.play(side, ops, far_ahead, sync, ends_);
+        // Counts that are recomputed are there before the neighbour's message, and while that is on its way the host
+        // makes up for having waited.
+        if (side == 1 && ahead.waits) {
+            const double host = ahead.host;
+            ahead = flat.play(side, without_waits(ops), far_ahead, sync, ends_);
+            ahead.waits = true;
+            ahead.host = host;
+        }
         t.busy = flat.busy(side, ops);
-        // Weights that the last layer's forward gathered are still there for its backward.
-        if (plan.reshards()) t.busy[static_cast<std::size_t>(Stream::data)] = 0.0;
         // What leaves in one slot may still be on its way in the next.
         if (offloaded) t.busy[static_cast<std::size_t>(Stream::host)] = 0.0;
-        t.device = early ? std::min(ahead.end, *std::max_element(t.busy.begin(), t.busy.end())) : ahead.end;
+        Busy busy = t.busy;
+        busy[static_cast<std::size_t>(Stream::data)] = 0.0; // asked of all layers together
+        const double least = *std::max_element(busy.begin(), busy.end());
+        t.device = std::max(least, among_others(ahead));
+        if (early)
+            t.device =
+                std::min(t.device, std::max(least, among_others(flat.play(side, timely, far_ahead, sync, ends_))));
         t.before_input = ahead.before_input;
         t.waits = ahead.waits;
         t.host = ahead.host;
-        if (t.waits && !early) {
-            t.together = flat.play(side, ops, 0.0, sync, ends_).end;
-            t.lead_after = ahead.end - ahead.issued;
-        }
+        t.together = early ? t.device : flat.play(side, ops, 0.0, sync, ends_).end;
+        t.lead_after = early ? far_ahead : ahead.end - ahead.issued;
     }
     terms.saved = flat.saved(base.bytes);
     terms.workspace = {flat.least_workspace(0, base.bytes), flat.least_workspace(1, base.bytes)};

@@ -35,8 +35,8 @@ using Busy = std::array<double, stream_count>; // seconds by stream
 // One direction of a segment with the prices of one plan.
 struct SideTerms {
     double device = 0.0;       // least seconds among others like it, the host being far ahead
-    double together = 0.0;     // host and device starting at the same time; only where the host waits
-    double lead_after = 0.0;   // where the host waits: how far it is ahead at the end
+    double together = 0.0;     // the same, host and device starting at the same time
+    double lead_after = 0.0;   // where the host waits: how far it is ahead at the end, at most
     double before_input = 0.0; // seconds at the start before the neighbour's message is needed
     double host = 0.0;         // seconds that the host works
     bool waits = false;        // for routed counts on the way
@@ -55,6 +55,13 @@ public:
     SegmentTerms(const SegmentCache& cache, FlatLibrary& library) : cache_(cache), library_(library) {}
     // place: a number of the plan's placements. `costs` of the plan.
     const Terms& of(const Plan& plan, SegmentId id, int place, const CostModel& costs);
+    // The segment without recomputation, its prices and which op waits for which.
+    struct Priced {
+        const Program& program;
+        const FlatSegment& flat;
+        const std::vector<OpCost>& prices;
+    };
+    Priced priced(Plan plan, SegmentId id, int place, const CostModel& costs);
     void forget();
 
 private:
@@ -75,5 +82,9 @@ private:
     std::map<Key, Terms> terms_;
     std::vector<double> ends_; // scratch
 };
+
+// Ops that may run under the layer before: rings of saved keys and values, rows that come back from the stash or from
+// the host, and weights that FSDP gathers.
+bool runs_early(const Op& op);
 
 } // namespace moe

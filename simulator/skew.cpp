@@ -12,9 +12,13 @@ public:
     int layers(const Plan& plan) override { return quoter_->layers(balanced(plan)); }
     int stages(const Plan& plan) override { return quoter_->stages(balanced(plan)); }
     Quote quote(int layers, int stages) override { return quoter_->quote(layers, stages); }
+    double early_floor(const Plan& plan) override { return quoter_->early_floor(balanced(plan)); }
+    int early_layers(const Plan& plan) override { return quoter_->early_layers(balanced(plan)); }
     double floor(int layers) override { return quoter_->floor(layers); }
-    std::vector<double> burdens(int layers) override { return quoter_->burdens(layers); }
+    std::vector<double> slowness(int layers) override { return quoter_->slowness(layers); }
+    int lean(int thrifty) override { return quoter_->lean(thrifty); }
     double least_bytes(const Plan& plan) override { return quoter_->least_bytes(balanced(plan)); }
+    double kept_bytes(const Plan& plan) override { return quoter_->kept_bytes(plan); }
     int placement(const Plan& plan) override { return quoter_->placement(plan); }
     void forget() override { quoter_->forget(); }
 

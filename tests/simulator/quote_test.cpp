@@ -21,6 +21,13 @@ TEST_CASE("quotes of 300 random plans are not above their estimates, and hold me
         CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
         CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::quote_memory_margin));
         CHECK(quoter->floor(layers) <= quote.step_seconds * (1.0 + moe::quote_time_margin));
+        // Floors from parts hold for the plan and for every recomputation of it.
+        CHECK(quoter->early_floor(drawn.plan) <= quoter->floor(layers) * (1.0 + 1e-9));
+        const moe::Quote early = quoter->quote(quoter->early_layers(drawn.plan), stages);
+        CHECK(early.step_seconds <= quote.step_seconds * (1.0 + 1e-9));
+        CHECK(early.memory_bytes <= quote.memory_bytes * (1.0 + 1e-9));
+        const moe::Quote lean = quoter->quote(quoter->lean(layers), stages);
+        CHECK(lean.memory_bytes <= quote.memory_bytes * (1.0 + 1e-9));
         CHECK(quoter->least_bytes(drawn.plan) <= quote.memory_bytes * (1.0 + moe::quote_memory_margin));
         memory.push_back(quote.memory_bytes / estimate.memory_bytes);
         // Handles of other plans in between change nothing.
