@@ -84,7 +84,7 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
         const OpFunction function = backend_.function(op.kind);
         if (function == nullptr) fail("the {} back end has no such op", backend_.name);
         function({op, program_, position_, communicator_, *backend_.kernels, stream_, in_.data(), out_.data(),
-                  op.kind == OpKind::adamw ? shard_offset(op) : 0});
+                  op.kind == OpKind::adamw || op.kind == OpKind::expert_bias ? shard_offset(op) : 0});
     } catch (const Aborted&) {
         throw;
     } catch (const std::exception& error) {

@@ -181,22 +181,70 @@ void sigmoid_scale_grad(const OpContext& c) {
                                  c.input(0).cols, c.stream);
 }
 
+Score score_of(const Router& router) {
+    return router.scoring == Scoring::softmax   ? Score::softmax
+           : router.scoring == Scoring::sigmoid ? Score::sigmoid
+                                                : Score::sqrt_softplus;
+}
+
 RouterShape router_shape(const OpContext& c) {
     const RouterAttr& a = std::get<RouterAttr>(c.op.attr);
     const Router& r = a.router;
-    const Score score = r.scoring == Scoring::softmax   ? Score::softmax
-                        : r.scoring == Scoring::sigmoid ? Score::sigmoid
-                                                        : Score::sqrt_softplus;
-    return {a.tokens,    a.experts, a.top_k,  score,         r.softmax_after_top_k,
-            r.normalize, r.scale,   r.groups, r.groups_kept, r.group_score_top};
+    const Score score = score_of(r);
+    return {a.tokens,
+            a.experts,
+            a.top_k,
+            score,
+            r.softmax_after_top_k,
+            r.normalize,
+            r.scale,
+            r.groups,
+            r.groups_kept,
+            r.group_score_top,
+            c.position.tensor * a.tokens,
+            a.batch};
 }
 
 void router(const OpContext& c) {
-    c.kernels.router(router_shape(c), src(c, 0), src(c, 1), ints_out(c, 0), floats_out(c, 1), c.stream);
+    c.kernels.router(router_shape(c), src(c, 0), src(c, 1), ints(c, 2), ints_out(c, 0), floats_out(c, 1), c.stream);
 }
 
 void router_grad(const OpContext& c) {
     c.kernels.router_grad(router_shape(c), floats(c, 0), src(c, 1), ints(c, 2), dst(c, 0), c.stream);
+}
+
+BalanceShape balance_shape(const OpContext& c) {
+    const BalanceAttr& a = std::get<BalanceAttr>(c.op.attr);
+    BalanceShape shape;
+    shape.router.tokens = a.tokens;
+    shape.router.experts = a.experts;
+    shape.router.top_k = a.top_k;
+    shape.router.score = score_of(a.router);
+    shape.sequences = a.sequences;
+    shape.aux = a.aux;
+    shape.z = a.z;
+    return shape;
+}
+
+void router_load(const OpContext& c) { c.kernels.router_load(balance_shape(c), src(c, 0), floats_out(c, 0), c.stream); }
+void router_loss(const OpContext& c) {
+    c.kernels.router_loss(balance_shape(c), src(c, 0), floats(c, 1), floats_out(c, 0), c.stream);
+}
+void router_loss_grad(const OpContext& c) {
+    c.kernels.router_loss_grad(balance_shape(c), src(c, 0), floats(c, 1), src(c, 2), dst(c, 0), c.stream);
+}
+void add_counts(const OpContext& c) {
+    c.kernels.add_counts(ints(c, 0), floats_out(c, 0), static_cast<int>(c.output(0).elements()), c.stream);
+}
+void expert_bias(const OpContext& c) {
+    const ExpertBiasAttr& a = std::get<ExpertBiasAttr>(c.op.attr);
+    c.kernels.expert_bias({a.experts, a.offset, c.shard_offset, c.output(0).elements(), a.rate}, floats(c, 0),
+                          floats_out(c, 0), dst(c, 1), c.stream);
+}
+void drop_copies(const OpContext& c) {
+    const DropAttr& a = std::get<DropAttr>(c.op.attr);
+    c.kernels.drop_copies({a.tokens, a.capacity, a.experts, a.top_k, a.policy == DropPolicy::probs}, ints(c, 0),
+                          floats(c, 1), ints_out(c, 0), floats_out(c, 1), c.stream);
 }
 
 void permute_map(const OpContext& c) {
@@ -309,6 +357,12 @@ void add_kernels(Backend& backend) {
     set(OpKind::sigmoid_scale_grad, sigmoid_scale_grad);
     set(OpKind::router, router);
     set(OpKind::router_grad, router_grad);
+    set(OpKind::router_load, router_load);
+    set(OpKind::router_loss, router_loss);
+    set(OpKind::router_loss_grad, router_loss_grad);
+    set(OpKind::add_counts, add_counts);
+    set(OpKind::expert_bias, expert_bias);
+    set(OpKind::drop_copies, drop_copies);
     set(OpKind::permute_map, permute_map);
     set(OpKind::permute, permute);
     set(OpKind::unpermute, unpermute);

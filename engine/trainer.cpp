@@ -126,8 +126,70 @@ StepResult Trainer::step(const SampleSource& source) {
     samples_ += plan_.gbs;
     const Rank& last = ranks_[static_cast<std::size_t>(loss_rank_)];
     const ProgramIo& io = program_of(last).io;
-    return {done_,   read_scalar(last, io.loss), std::sqrt(read_scalar(last, io.gradient_norm)), lr,
-            seconds, plan_.gbs * plan_.seq};
+    StepResult result{done_,
+                      read_scalar(last, io.loss),
+                      std::sqrt(read_scalar(last, io.gradient_norm)),
+                      lr,
+                      seconds,
+                      plan_.gbs * plan_.seq,
+                      0.0,
+                      {}};
+    result.routers = read_routers();
+    return result;
+}
+
+double RouterStep::max_over_mean() const {
+    if (tokens.empty()) return 1.0;
+    const auto sum = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}));
+    const auto most = static_cast<double>(*std::max_element(tokens.begin(), tokens.end()));
+    return sum > 0.0 ? most * static_cast<double>(tokens.size()) / sum : 1.0;
+}
+
+double StepResult::aux_loss() const {
+    double sum = 0.0;
+    for (const RouterStep& router : routers) sum += router.aux_loss + router.z_loss;
+    return sum;
+}
+
+// Every rank of a pipeline stage holds the same sums: one speaks for it.
+std::vector<RouterStep> Trainer::read_routers() {
+    std::map<int, RouterStep> steps;
+    for (int stage = 0; stage < plan_.pp; ++stage) {
+        const auto speaker =
+            std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.stage == stage; });
+        read_router_sums(*speaker, steps);
+    }
+    std::vector<std::vector<std::int64_t>> routed = routed_by_layer();
+    routed_before_.resize(routed.size());
+    for (std::size_t layer = 0; layer < routed.size(); ++layer) {
+        if (routed[layer].empty()) continue;
+        RouterStep& step = steps[static_cast<int>(layer)];
+        step.layer = static_cast<int>(layer);
+        step.tokens = routed[layer];
+        for (std::size_t e = 0; e < routed_before_[layer].size(); ++e) step.tokens[e] -= routed_before_[layer][e];
+    }
+    routed_before_ = std::move(routed);
+    std::vector<RouterStep> list;
+    for (auto& [layer, step] : steps) list.push_back(std::move(step));
+    return list;
+}
+
+void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps) {
+    const auto read = [&](TensorId id, std::size_t count) {
+        std::vector<float> values(count);
+        rank.device->read(values.data(), rank.arena->at(id), count * sizeof(float));
+        return values;
+    };
+    for (const RouterIo& io : program_of(rank).io.routers) {
+        RouterStep& step = steps[io.layer];
+        step.layer = io.layer;
+        const std::vector<float> loss = read(io.loss, 2), load = read(io.load, static_cast<std::size_t>(io.experts));
+        step.aux_loss = static_cast<double>(loss[0]);
+        step.z_loss = static_cast<double>(loss[1]);
+        step.tokens.assign(load.begin(), load.end());
+        if (io.score_load != no_tensor)
+            last_load_[io.layer] = read(io.score_load, static_cast<std::size_t>(io.experts));
+    }
 }
 
 double Trainer::read_scalar(const Rank& rank, TensorId id) const {
@@ -146,6 +208,15 @@ void Trainer::begin_rank(int rank) {
             r.device->fill(r.arena->at(static_cast<TensorId>(id)), 0, static_cast<std::size_t>(tensor.bytes()));
     }
     r.device->write(r.arena->at(program.io.hyper), hyper_.data(), sizeof hyper_);
+    for (const RouterIo& io : program.io.routers) {
+        if (io.last_load == no_tensor) continue;
+        const auto known = last_load_.find(io.layer);
+        const auto bytes = static_cast<std::size_t>(io.experts) * sizeof(float);
+        if (known == last_load_.end())
+            r.device->fill(r.arena->at(io.last_load), 0, bytes);
+        else
+            r.device->write(r.arena->at(io.last_load), known->second.data(), bytes);
+    }
     fill_inputs(rank);
 }
 
@@ -323,7 +394,13 @@ Timeline Trainer::timeline() const {
 }
 
 std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
-    std::vector<std::vector<std::int64_t>> sum; // by global layer
+    std::vector<std::vector<std::int64_t>> sum = routed_by_layer();
+    std::erase_if(sum, [](const auto& layer) { return layer.empty(); });
+    return sum;
+}
+
+std::vector<std::vector<std::int64_t>> Trainer::routed_by_layer() const {
+    std::vector<std::vector<std::int64_t>> sum;
     for (const Rank& rank : ranks_) {
         const std::vector<std::vector<std::int64_t>>& part = rank.executor->routed_tokens();
         sum.resize(std::max(sum.size(), part.size()));
@@ -332,7 +409,6 @@ std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
             for (std::size_t e = 0; e < part[layer].size(); ++e) sum[layer][e] += part[layer][e];
         }
     }
-    std::erase_if(sum, [](const auto& layer) { return layer.empty(); }); // dense layers
     return sum;
 }
 

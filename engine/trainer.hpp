@@ -41,6 +41,14 @@ void check_options(const TrainOptions& options);
 // Learning rate of step `step` (from 0).
 double learning_rate(const TrainOptions& options, std::int64_t step);
 
+// What a layer's router did in a step, over the whole global batch.
+struct RouterStep {
+    int layer = 0;                       // global; MTP layers come behind the model's
+    double aux_loss = 0.0, z_loss = 0.0; // with their coefficients; 0 where the plan has none
+    std::vector<std::int64_t> tokens;    // sent to each expert
+    double max_over_mean() const;        // of tokens; 1 = balanced
+};
+
 struct StepResult {
     std::int64_t step = 0;  // from 1
     double loss = 0.0;      // mean cross-entropy over the global batch before the update, nats per token
@@ -48,6 +56,9 @@ struct StepResult {
     double lr = 0.0;
     double seconds = 0.0;
     std::int64_t tokens = 0;
+    double mtp_loss = 0.0;           // mean over MTP layers of their cross-entropy, without weight; 0 without MTP
+    std::vector<RouterStep> routers; // by layer; empty on back ends with a queue unless the plan counts loads
+    double aux_loss() const;         // sum over layers of the routers' losses, auxiliary and z
 };
 
 // Writes seq + 1 tokens of a sample; samples of step s are s * gbs ... s * gbs + gbs - 1.
@@ -88,7 +99,7 @@ public:
     // memory for the first time, is left out when there are others).
     Timeline timeline() const;
     double memory_gib() const; // largest arena of a rank
-    // Tokens that chose each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
+    // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
     std::string device_name() const { return ranks_.front().device->name(); }
@@ -120,7 +131,10 @@ private:
     void begin_rank(int rank);
     void fill_inputs(int rank);
     double read_scalar(const Rank& rank, TensorId id) const;
+    std::vector<RouterStep> read_routers();
+    void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
     void set_hyper(double lr);
+    std::vector<std::vector<std::int64_t>> routed_by_layer() const; // dense layers empty
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
     std::vector<float> assemble(const std::string& name, TensorId Bucket::*tensor) const;
@@ -137,8 +151,10 @@ private:
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
     std::array<float, 8> hyper_{};
-    std::int64_t done_ = 0, begun_ = 0; // steps; begun_: when this process began
-    std::int64_t samples_ = 0;          // taken by all steps
+    std::map<int, std::vector<float>> last_load_;          // by layer: RouterIo::last_load of the next step
+    std::vector<std::vector<std::int64_t>> routed_before_; // routed_tokens of all steps before this one, by layer
+    std::int64_t done_ = 0, begun_ = 0;                    // steps; begun_: when this process began
+    std::int64_t samples_ = 0;                             // taken by all steps
     std::int64_t first_timed_ = 0;
     std::vector<double> seconds_; // of the kept steps, by step modulo their number
     Recorder::Clock::time_point zero_;

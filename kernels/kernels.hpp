@@ -138,6 +138,31 @@ struct RouterShape {
     bool softmax_after_top_k = false, normalize = false;
     double scale = 1.0;
     int groups = 1, groups_kept = 1, group_score_top = 1;
+    // With positions the choice is forced: token t of position p = positions[(first + t) / batch] goes to the experts
+    // (p + k floor(experts / top_k)) mod experts.
+    std::int64_t first = 0, batch = 1;
+};
+
+// Row t belongs to sequence t modulo `sequences`; n(b, e) tokens of sequence b hold e among their top_k best scores
+// (router.score; bias, groups, normalize and scale play no part), P(t, e) = score / (sum over e of score + 1e-20).
+struct BalanceShape {
+    RouterShape router;
+    std::int64_t sequences = 1;
+    double aux = 0.0, z = 0.0;
+};
+
+// The bias lies at [bias, bias + experts) of its bucket, this shard at [offset, offset + elements).
+struct ExpertBiasShape {
+    int experts = 0;
+    std::int64_t bias = 0, offset = 0, elements = 0;
+    double rate = 0.0;
+};
+
+// Of each expert's copies `capacity` are kept: the heaviest (equal ones by lower token) or the first.
+struct DropShape {
+    std::int64_t tokens = 0, capacity = 0;
+    int experts = 0, top_k = 0;
+    bool by_weight = true;
 };
 
 // Copies (t, k) of tokens and their place row_of[t * top_k + k] in expert-major order. per_copy: the token side holds
@@ -235,13 +260,31 @@ struct Kernels {
     void (*sigmoid_scale_grad)(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t rows, std::int64_t cols,
                                void* stream);
 
-    // index[tokens, top_k], weight[tokens, top_k] from logits[tokens, experts], [bias[experts]].
-    void (*router)(const RouterShape& shape, Src logits, Src bias, std::int32_t* index, float* weight, void* stream);
+    // index[tokens, top_k], weight[tokens, top_k] from logits[tokens, experts], [bias[experts]], [positions].
+    void (*router)(const RouterShape& shape, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
+                   float* weight, void* stream);
     // dlogits[tokens, experts]; the choice itself has no gradient. dlogits may be logits.
     void (*router_grad)(const RouterShape& shape, const float* dweight, Src logits, const std::int32_t* index,
                         Dst dlogits, void* stream);
 
-    // counts[experts], row_of[tokens * top_k]; copies of one expert keep the order of (t, k).
+    // load[sequences, experts] = n(b, e)
+    void (*router_load)(const BalanceShape& shape, Src logits, float* load, void* stream);
+    // loss[0] += aux * sum over t, e of n(b(t), e) P(t, e) unless load is null, loss[1] += z * sum over t of
+    // logsumexp(logits)^2
+    void (*router_loss)(const BalanceShape& shape, Src logits, const float* load, float* loss, void* stream);
+    // out[tokens, experts] = dlogits + gradient of both losses, load held fixed; out may be dlogits.
+    void (*router_loss_grad)(const BalanceShape& shape, Src logits, const float* load, Src dlogits, Dst out,
+                             void* stream);
+    // sum[n] += counts[n]
+    void (*add_counts)(const std::int32_t* counts, float* sum, int n, void* stream);
+    // master +- rate where the load[experts] is below or above its mean, w = master in storage precision.
+    void (*expert_bias)(const ExpertBiasShape& shape, const float* load, float* master, Dst w, void* stream);
+    // kept = index or -1, kept_weight = weight or 0.
+    void (*drop_copies)(const DropShape& shape, const std::int32_t* index, const float* weight, std::int32_t* kept,
+                        float* kept_weight, void* stream);
+
+    // counts[experts], row_of[tokens * top_k]; copies of one expert keep the order of (t, k). A negative index is a
+    // dropped copy: row_of -1, which permute passes over and which adds nothing in unpermute (per_copy: 0).
     void (*permute_map)(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int64_t tokens,
                         int top_k, int experts, void* stream);
     // rows[row_of] = x

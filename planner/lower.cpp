@@ -32,6 +32,55 @@ void add_io(Program& program, const Plan& plan) {
     io.hyper = add_flat(program, "hyper", Dtype::f32, Storage::scalar, 8);
 }
 
+// MoE layers of a chunk by their global index, those of MTP behind the model's.
+std::vector<std::pair<int, int>> expert_layers(const Plan& plan, const ChunkSpec& spec) {
+    std::vector<std::pair<int, int>> list; // (layer, experts)
+    const auto add = [&](int layer, int kind) {
+        if (const std::optional<Moe>& moe = plan.model->kinds[static_cast<std::size_t>(kind)].moe)
+            list.emplace_back(layer, moe->experts);
+    };
+    for (const auto& [layer, kind] : spec.layers) add(layer, kind);
+    for (std::size_t i = 0; i < spec.mtp.size(); ++i) add(static_cast<int>(plan.model->layers.size() + i), spec.mtp[i]);
+    return list;
+}
+
+// Loads and losses of all routers of a rank, views of one tensor that is summed over the ranks at once.
+void add_routers(Program& program, const Plan& plan, const std::vector<ChunkSpec>& specs) {
+    const RouterTraining& r = plan.router;
+    if (!r.counts_load()) return;
+    const bool global = r.aux_loss > 0.0 && r.load_balancing == LoadBalancing::global;
+    std::int64_t elements = 0;
+    std::vector<std::pair<TensorId, std::int64_t>> views;
+    const auto view = [&](const char* name, int layer, std::int64_t rows) {
+        const TensorId id =
+            add_flat(program, fmt::format("layer{}.{}", layer, name), Dtype::f32, Storage::scalar, rows);
+        views.emplace_back(id, elements);
+        elements += rows;
+        return id;
+    };
+    for (const ChunkSpec& spec : specs)
+        for (const auto& [layer, experts] : expert_layers(plan, spec)) {
+            RouterIo io;
+            io.layer = layer;
+            io.experts = experts;
+            io.load = view("router_load", layer, experts);
+            io.loss = view("router_loss", layer, 2);
+            if (global) {
+                io.score_load = view("router_score_load", layer, experts);
+                io.last_load =
+                    add_flat(program, fmt::format("layer{}.last_load", layer), Dtype::f32, Storage::input, experts);
+                program.tensors[static_cast<std::size_t>(io.last_load)].per_micro_batch = false;
+            }
+            program.io.routers.push_back(io);
+        }
+    if (elements == 0) return;
+    program.io.router_sums = add_flat(program, "router_sums", Dtype::f32, Storage::scalar, elements);
+    for (const auto& [id, offset] : views) {
+        program.tensors[static_cast<std::size_t>(id)].base = program.io.router_sums;
+        program.tensors[static_cast<std::size_t>(id)].offset = offset;
+    }
+}
+
 // How the slots of a chunk run its backward: whole, in two halves, or some so and some so.
 struct Backwards {
     bool whole = true, split = false;
@@ -200,13 +249,16 @@ Program lower(const Plan& plan, int pipeline_rank) {
     std::vector<std::unique_ptr<ParameterSet>> parameters;
     std::vector<EmittedChunk> chunks;
     TensorId table = no_tensor;
+    std::vector<ChunkSpec> specs;
+    for (int c = 0; c < plan.vpp; ++c)
+        specs.push_back(spec_of(plan, all, stage_of(plan.schedule, plan.pp, pipeline_rank, c)));
+    add_routers(program, plan, specs);
     for (int c = 0; c < plan.vpp; ++c) {
-        const int stage = stage_of(plan.schedule, plan.pp, pipeline_rank, c);
-        program.chunks.push_back(all[static_cast<std::size_t>(stage)]);
+        const ChunkSpec& spec = specs[static_cast<std::size_t>(c)];
+        program.chunks.push_back(all[static_cast<std::size_t>(spec.stage)]);
         parameters.push_back(
             std::make_unique<ParameterSet>(plan, c, parameters.empty() ? nullptr : parameters.back().get()));
-        chunks.push_back(
-            emit_chunk(plan, program, spec_of(plan, all, stage), *parameters.back(), backwards_of(turns, c), true));
+        chunks.push_back(emit_chunk(plan, program, spec, *parameters.back(), backwards_of(turns, c), true));
         if (chunks.back().table_gradient != no_tensor) table = chunks.back().table_gradient;
     }
     program.in_flight = in_flight(turns, plan.vpp);
@@ -244,6 +296,7 @@ Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind) {
         spec.loss = true;
         break;
     }
+    add_routers(program, plan, {spec});
     program.in_flight = {1};
     program.chunks = {Stage{}};
     ParameterSet parameters(plan, 0);

@@ -80,6 +80,8 @@ struct LayerKind {
     Activation activation = Activation::silu;
     bool gated = true; // gate * up (SwiGLU and kin) against a plain two-matrix MLP
     bool mlp_bias = false;
+    // GPT-OSS: the gate is cut at the limit, up at plus and minus the limit (0: none), and 1 is added to up.
+    double swiglu_limit = 0.0;
 
     bool operator==(const LayerKind&) const = default;
 };

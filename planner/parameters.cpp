@@ -46,7 +46,9 @@ void ParameterSet::declare(const std::string& key, std::vector<Parameter> parame
     const int degree = domain == Domain::dense ? tp : etp;
     const bool sharded = parameters.front().shard_dim >= 0 && degree > 1;
     const Precision module = domain == Domain::expert ? plan_.experts() : plan_.precision;
-    const Dtype low = quantized ? quantized_dtype(precision.value_or(module)) : Dtype::bf16;
+    Dtype low = quantized ? quantized_dtype(precision.value_or(module)) : Dtype::bf16;
+    // What stays FP32 in a BF16 run lies in a bucket of its own.
+    if (precision == Precision::fp32 && plan_.precision != Precision::fp32) low = Dtype::f32;
     // FSDP gathers a layer at once: what nobody quantizes needs no collective of its own.
     if (plan_.reshards() && low == Dtype::bf16) quantized = false;
     // A table with copies on other pipeline ranks lies alone, so that all holders cut it into the same shards.
@@ -143,13 +145,14 @@ void ParameterSet::seal(Program& program, bool list) {
             return add_flat(program, name + what, dtype, storage, n, chunk_);
         };
         const Dtype low = low_[i];
-        const bool low_weights = low != Dtype::bf16;
+        const bool low_weights = low != Dtype::bf16 && low != Dtype::f32;
+        const Dtype plain = low == Dtype::f32 ? low : act;
         if (plan_.reshards() && b.group_size > 1) {
-            b.weights = b.weight_shard = flat(".weights", act, Storage::parameter, own);
+            b.weights = b.weight_shard = flat(".weights", plain, Storage::parameter, own);
             b.gradients = b.gradient_shard = flat(".gradients", sums, Storage::gradient, own);
         } else {
             // Quantized weights are kept row-wise and column-wise (GEMMs read both ways), the BF16 copy is not kept.
-            b.weights = flat(".weights", low_weights ? low : act, Storage::parameter,
+            b.weights = flat(".weights", low_weights ? low : plain, Storage::parameter,
                              low_weights ? 2 * b.elements : b.elements);
             b.gradients = flat(".gradients", sums, Storage::gradient, b.elements);
             b.gradient_shard = add_shard(program, b, b.gradients, name + ".gradient_shard", sums);
@@ -160,7 +163,7 @@ void ParameterSet::seal(Program& program, bool list) {
                                      ? b.staging
                                      : add_shard(program, b, b.gradients, name + ".weight_shard", Dtype::bf16);
             } else {
-                b.weight_shard = add_shard(program, b, b.weights, name + ".weight_shard", act);
+                b.weight_shard = add_shard(program, b, b.weights, name + ".weight_shard", plain);
             }
         }
         b.master = flat(".master", Dtype::f32, states, own);
@@ -190,9 +193,10 @@ void ParameterSet::add_buffers(Program& program) {
         std::int64_t most = 0;
         for (const std::size_t i : members) most = std::max(most, buckets_[i].elements);
         const Dtype low = std::get<Dtype>(turn);
-        const bool low_weights = low != Dtype::bf16;
+        const bool low_weights = low != Dtype::bf16 && low != Dtype::f32;
+        const Dtype plain = low == Dtype::f32 ? low : act;
         const std::string name = fmt::format("chunk{}.turn{}", chunk_, members.front());
-        const TensorId gathered = add_flat(program, name + ".gathered", low_weights ? low : act, Storage::activation,
+        const TensorId gathered = add_flat(program, name + ".gathered", low_weights ? low : plain, Storage::activation,
                                            low_weights ? 2 * most : most, chunk_);
         const TensorId sums_id = add_flat(program, name + ".whole_gradients", sums, Storage::activation, most, chunk_);
         for (const std::size_t i : members) {

@@ -26,7 +26,7 @@ public:
 
     // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
     // the same parameters once for every local expert, one expert's behind the other's. `precision`: what they are
-    // quantized to where that is not the plan's choice for their domain.
+    // quantized to where that is not the plan's choice for their domain; fp32: they stay FP32.
     void declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay = true,
                  int copies = 1, std::optional<Precision> precision = {});
     // What follows belongs to decoder layer `layer`, -1 for the ends of the model. Behind a layer, a bucket that has

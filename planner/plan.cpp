@@ -15,6 +15,8 @@ constexpr std::array<const char*, 5> schedule_names{"1f1b", "interleaved", "zero
 constexpr std::array<const char*, 4> dispatcher_names{"alltoall", "allgather", "deepep", "hybridep"};
 constexpr std::array<const char*, 2> context_comm_names{"ring", "alltoall"};
 constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
+constexpr std::array<const char*, 3> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss"};
+constexpr std::array<const char*, 2> drop_names{"probs", "position"};
 constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_router", "moe_preprocess",
                                                  "shared_experts", "full"};
 constexpr std::array<const char*, 8> recompute_names{"layernorm", "core_attn",      "mla_up_proj", "moe_act",
@@ -63,6 +65,8 @@ const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std
 const char* to_string(Dispatcher dispatcher) { return dispatcher_names[static_cast<std::size_t>(dispatcher)]; }
 const char* to_string(ContextComm comm) { return context_comm_names[static_cast<std::size_t>(comm)]; }
 const char* to_string(Fp8Scaling scaling) { return scaling_names[static_cast<std::size_t>(scaling)]; }
+const char* to_string(LoadBalancing balancing) { return balancing_names[static_cast<std::size_t>(balancing)]; }
+const char* to_string(DropPolicy policy) { return drop_names[static_cast<std::size_t>(policy)]; }
 std::string to_string(CudaGraph graph) {
     return graph == CudaGraph::partial ? "partial" : set_to_string(graph_names, static_cast<unsigned>(graph));
 }
@@ -78,6 +82,12 @@ ContextComm context_comm_from_string(const std::string& text) {
 }
 Fp8Scaling fp8_scaling_from_string(const std::string& text) {
     return static_cast<Fp8Scaling>(position(scaling_names, "fp8_scaling", text));
+}
+LoadBalancing load_balancing_from_string(const std::string& text) {
+    return static_cast<LoadBalancing>(position(balancing_names, "load_balancing", text));
+}
+DropPolicy drop_policy_from_string(const std::string& text) {
+    return static_cast<DropPolicy>(position(drop_names, "drop_policy", text));
 }
 CudaGraph cuda_graph_from_string(const std::string& text) {
     if (text == "partial") return CudaGraph::partial;

@@ -58,6 +58,41 @@ std::string to_string(unsigned set);           // "expert_fc1+moe_act", "none"
 unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
 } // namespace offload
 
+// Over which tokens the auxiliary loss wants experts equally loaded; by Megatron's names aux_loss, seq_aux_loss and
+// global_aux_loss.
+enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global };
+// Which of the tokens beyond an expert's capacity are dropped: those of the lowest weight or those that come last.
+enum class DropPolicy : std::uint8_t { probs, position };
+
+// How the router is trained; everything is off by default.
+//
+// With P(t, e) the score of expert e divided by the sum over all experts (for softmax that sum is 1) and n(e) the
+// tokens among T whose K best scores hold e, selection bias and groups left aside, a layer adds
+//   aux_loss * E / (K T^2) * sum over e of n(e) * (sum over t of P(t, e))
+// to the loss: averaged over micro-batches and data-parallel ranks (micro_batch) or over sequences (sequence), so that
+// only the former depends on the plan. For the global batch n is that of the step before (nothing in the first step):
+// the present one is not known before the last forward, and what Megatron takes instead, the micro-batches so far,
+// depends on the plan. z_loss adds its coefficient times the mean over tokens of logsumexp(logits)^2.
+// Sources: Megatron-LM moe_utils.py; arXiv 2412.19437 section 2.1.2; z-loss arXiv 2202.08906 section 2.2.
+struct RouterTraining {
+    LoadBalancing load_balancing = LoadBalancing::sequence;
+    double aux_loss = 0.0, z_loss = 0.0; // coefficients
+    // The selection bias of an expert moves by this much per step, up where it got fewer tokens than the mean and down
+    // where it got more (arXiv 2408.15664).
+    double bias_update = 0.0;
+    // The choice is made for the router, position by position, so that every expert gets as many tokens; weights are
+    // still its own. For benchmarks.
+    bool forced = false;
+    // Factor over the balanced load that an expert takes from one rank's micro-batch, ceil(T K factor / E) tokens;
+    // those beyond are dropped and only the residual carries them on. 0: none are. Not Plan::capacity, which drops
+    // nothing.
+    double expert_capacity = 0.0;
+    DropPolicy drop_policy = DropPolicy::probs;
+    bool has_loss() const { return aux_loss > 0.0 || z_loss > 0.0; }
+    bool counts_load() const { return has_loss() || bias_update > 0.0; }
+    bool operator==(const RouterTraining&) const = default;
+};
+
 struct OptimizerChoice {
     bool bf16_moments = false; // exp_avg and exp_avg_sq stored as BF16 instead of FP32
     bool operator==(const OptimizerChoice&) const = default;
@@ -74,6 +109,7 @@ struct Plan {
     // Distribution of tokens over experts: "balanced", "dirichlet:A" (A > 0), "zipf:S" (S >= 0) or the path of a
     // histogram that a run recorded.
     std::string routing = "balanced";
+    RouterTraining router;
 
     // mesh: gpus = tp*cp*dp*pp = etp*ep*edp*pp
     int gpus = 1;
@@ -127,11 +163,15 @@ const char* to_string(ScheduleKind kind);
 const char* to_string(Dispatcher dispatcher);
 const char* to_string(ContextComm comm);
 const char* to_string(Fp8Scaling scaling);
+const char* to_string(LoadBalancing balancing);
+const char* to_string(DropPolicy policy);
 std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_router"
 ScheduleKind schedule_from_string(const std::string& text);
 Dispatcher dispatcher_from_string(const std::string& text);
 ContextComm context_comm_from_string(const std::string& text);
 Fp8Scaling fp8_scaling_from_string(const std::string& text);
+LoadBalancing load_balancing_from_string(const std::string& text);
+DropPolicy drop_policy_from_string(const std::string& text);
 CudaGraph cuda_graph_from_string(const std::string& text);
 // "adamw" (FP32 moments) or "adamw+bf16_moments".
 std::string to_string(const OptimizerChoice& choice);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace moe {
 namespace {
@@ -137,6 +138,33 @@ PlanFault check_routing(const Plan& plan) {
     return {};
 }
 
+// Every value of RouterTraining that its model cannot follow.
+PlanFault check_router(const Plan& plan) {
+    const RouterTraining& r = plan.router;
+    struct Amount {
+        const char* field;
+        double value;
+    };
+    const std::array amounts{Amount{"aux_loss", r.aux_loss}, Amount{"z_loss", r.z_loss},
+                             Amount{"bias_update", r.bias_update}, Amount{"expert_capacity", r.expert_capacity}};
+    for (const auto& [field, value] : amounts) {
+        if (!std::isfinite(value) || value < 0.0) return fault(field, "{} = {}: must be 0 (off) or more", field, value);
+        if (value > 0.0 && !has_experts(plan))
+            return fault(field, "{} = {}: {} has no experts", field, value, plan.model->name);
+    }
+    if (r.forced && !has_experts(plan))
+        return fault("balance", "balance = forced: {} has no experts", plan.model->name);
+    const auto has_bias = [](const LayerKind& kind) { return kind.moe && kind.moe->router.expert_bias; };
+    const auto& kinds = plan.model->kinds;
+    if (r.bias_update > 0.0 && std::none_of(kinds.begin(), kinds.end(), has_bias))
+        return fault("bias_update", "bias_update = {}: the router of {} has no selection bias", r.bias_update,
+                     plan.model->name);
+    if (r.bias_update > 0.0 && (plan.offload & offload::optimizer) != 0)
+        return fault("bias_update", "bias_update = {}: excludes offload = optimizer, behind which the bias is moved",
+                     r.bias_update);
+    return {};
+}
+
 } // namespace
 
 bool has_experts(const Plan& plan) {
@@ -145,8 +173,8 @@ bool has_experts(const Plan& plan) {
 }
 
 PlanFault check_choices(const Plan& plan) {
-    constexpr std::array rules{check_precision,     check_recompute,   check_offload,
-                               check_communication, check_routed_rows, check_routing};
+    constexpr std::array rules{check_precision,   check_recompute, check_offload, check_communication,
+                               check_routed_rows, check_routing,   check_router};
     for (const auto rule : rules) {
         if (PlanFault found = rule(plan)) return found;
     }

@@ -36,17 +36,28 @@ std::optional<Precision> precision_or_default(const std::string& text) {
     return precision_from_string(text);
 }
 
-double capacity_factor(const std::string& text) {
+// 0 or more; "none" is 0.
+double amount(const std::string& field, const std::string& text, const char* what) {
     if (text == "none") return 0.0;
     double number = 0.0;
     const char* end = text.data() + text.size();
     const auto [last, error] = std::from_chars(text.data(), end, number);
     if (error != std::errc{} || last != end || !std::isfinite(number) || number < 0.0)
-        refuse("capacity={}: must be a factor over the balanced load, or none for the worst case", shown(text));
+        refuse("{}={}: must be {}", field, shown(text), what);
     return number;
 }
 
+double capacity_factor(const std::string& text) {
+    return amount("capacity", text, "a factor over the balanced load, or none for the worst case");
+}
+
+bool forced_balance(const std::string& text) {
+    if (text != "natural" && text != "forced") refuse("balance={}: must be natural or forced", shown(text));
+    return text == "forced";
+}
+
 std::string word(bool on) { return on ? "on" : "off"; }
+std::string word(double amount) { return amount == 0.0 ? std::string("none") : fmt::format("{}", amount); }
 std::string word(const std::optional<Precision>& precision) { return precision ? to_string(*precision) : "default"; }
 
 struct Field {
@@ -106,9 +117,7 @@ const std::vector<Field>& fields() {
         {"cp_comm", [](Plan& plan, const std::string& v) { plan.cp_comm = context_comm_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.cp_comm); }},
         {"capacity", [](Plan& plan, const std::string& v) { plan.capacity = capacity_factor(v); },
-         [](const Plan& plan) -> std::string {
-             return plan.capacity == 0.0 ? std::string("none") : fmt::format("{}", plan.capacity);
-         }},
+         [](const Plan& plan) -> std::string { return word(plan.capacity); }},
         {"paged_stash", [](Plan& plan, const std::string& v) { plan.paged_stash = on_or_off("paged_stash", v); },
          [](const Plan& plan) -> std::string { return word(plan.paged_stash); }},
         {"memory_efficient_permutation",
@@ -126,6 +135,31 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return to_string(plan.cuda_graph); }},
         {"routing", [](Plan& plan, const std::string& v) { plan.routing = v; },
          [](const Plan& plan) -> std::string { return plan.routing; }},
+        {"balance", [](Plan& plan, const std::string& v) { plan.router.forced = forced_balance(v); },
+         [](const Plan& plan) -> std::string { return plan.router.forced ? "forced" : "natural"; }},
+        {"load_balancing",
+         [](Plan& plan, const std::string& v) { plan.router.load_balancing = load_balancing_from_string(v); },
+         [](const Plan& plan) -> std::string { return to_string(plan.router.load_balancing); }},
+        {"aux_loss",
+         [](Plan& plan, const std::string& v) {
+             plan.router.aux_loss = amount("aux_loss", v, "a coefficient or none");
+         },
+         [](const Plan& plan) -> std::string { return word(plan.router.aux_loss); }},
+        {"z_loss",
+         [](Plan& plan, const std::string& v) { plan.router.z_loss = amount("z_loss", v, "a coefficient or none"); },
+         [](const Plan& plan) -> std::string { return word(plan.router.z_loss); }},
+        {"bias_update",
+         [](Plan& plan, const std::string& v) {
+             plan.router.bias_update = amount("bias_update", v, "a step of the selection bias or none");
+         },
+         [](const Plan& plan) -> std::string { return word(plan.router.bias_update); }},
+        {"expert_capacity",
+         [](Plan& plan, const std::string& v) {
+             plan.router.expert_capacity = amount("expert_capacity", v, "a factor over the balanced load or none");
+         },
+         [](const Plan& plan) -> std::string { return word(plan.router.expert_capacity); }},
+        {"drop_policy", [](Plan& plan, const std::string& v) { plan.router.drop_policy = drop_policy_from_string(v); },
+         [](const Plan& plan) -> std::string { return to_string(plan.router.drop_policy); }},
     };
     return list;
 }

@@ -65,6 +65,31 @@ std::optional<Precision> optional_precision(const JsonObject& json, const std::s
     return named(json, json.string(key), precision_from_string);
 }
 
+constexpr double any_amount = std::numeric_limits<double>::max();
+
+void read_router(const JsonObject& json, RouterTraining& router) {
+    json.only({"load_balancing", "aux_loss", "z_loss", "bias_update", "forced", "expert_capacity", "drop_policy"});
+    router.load_balancing =
+        named(json, json.string_or("load_balancing", to_string(router.load_balancing)), load_balancing_from_string);
+    router.aux_loss = json.number_or("aux_loss", 0.0, 0.0, any_amount);
+    router.z_loss = json.number_or("z_loss", 0.0, 0.0, any_amount);
+    router.bias_update = json.number_or("bias_update", 0.0, 0.0, any_amount);
+    router.forced = json.boolean_or("forced", false);
+    router.expert_capacity = json.number_or("expert_capacity", 0.0, 0.0, any_amount);
+    router.drop_policy =
+        named(json, json.string_or("drop_policy", to_string(router.drop_policy)), drop_policy_from_string);
+}
+
+Json router_json(const RouterTraining& router) {
+    return {{"load_balancing", to_string(router.load_balancing)},
+            {"aux_loss", router.aux_loss},
+            {"z_loss", router.z_loss},
+            {"bias_update", router.bias_update},
+            {"forced", router.forced},
+            {"expert_capacity", router.expert_capacity},
+            {"drop_policy", to_string(router.drop_policy)}};
+}
+
 void read_choices(const JsonObject& json, Plan& plan) {
     plan.mbs = json.integer("mbs", 1, limits::max_gbs);
     plan.schedule = named(json, json.string("schedule"), schedule_from_string);
@@ -81,7 +106,7 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.fsdp = json.boolean_or("fsdp", false);
     plan.dispatcher = named(json, json.string_or("dispatcher", to_string(plan.dispatcher)), dispatcher_from_string);
     plan.cp_comm = named(json, json.string_or("cp_comm", to_string(plan.cp_comm)), context_comm_from_string);
-    plan.capacity = json.number_or("capacity", 0.0, 0.0, std::numeric_limits<double>::max());
+    plan.capacity = json.number_or("capacity", 0.0, 0.0, any_amount);
     plan.paged_stash = json.boolean_or("paged_stash", false);
     plan.memory_efficient_permutation = json.boolean_or("memory_efficient_permutation", true);
     plan.tp_overlap = json.boolean_or("tp_overlap", false);
@@ -98,6 +123,7 @@ Json choices(const Plan& plan) {
     json["mesh"] = {
         {"gpus", plan.gpus}, {"tp", plan.tp}, {"cp", plan.cp},   {"dp", plan.dp},   {"pp", plan.pp},
         {"vpp", plan.vpp},   {"ep", plan.ep}, {"etp", plan.etp}, {"edp", plan.edp}, {"rank_order", plan.rank_order}};
+    if (plan.router != RouterTraining{}) json["router"] = router_json(plan.router);
     json["mbs"] = plan.mbs;
     json["schedule"] = to_string(plan.schedule);
     json["layout"] = plan.layout;
@@ -143,6 +169,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "stack",
                "workload",
                "mesh",
+               "router",
                "mbs",
                "schedule",
                "layout",
@@ -175,6 +202,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
     plan.gbs = workload.integer("gbs", 1, limits::max_gbs);
     plan.routing = workload.string_or("routing", plan.routing);
     read_mesh(json.object("mesh"), plan);
+    if (json.has("router")) read_router(json.object("router"), plan.router);
     read_choices(json, plan);
     plan.model = std::make_shared<const Model>(model_from_json(json.object("model").dump(), place + ": model"));
     plan.hardware =

@@ -98,6 +98,18 @@ const char* to_string(OpKind kind) {
         return "router";
     case OpKind::router_grad:
         return "router_grad";
+    case OpKind::router_load:
+        return "router_load";
+    case OpKind::router_loss:
+        return "router_loss";
+    case OpKind::router_loss_grad:
+        return "router_loss_grad";
+    case OpKind::add_counts:
+        return "add_counts";
+    case OpKind::drop_copies:
+        return "drop_copies";
+    case OpKind::expert_bias:
+        return "expert_bias";
     case OpKind::permute_map:
         return "permute_map";
     case OpKind::permute:

@@ -85,9 +85,16 @@ enum class OpKind : std::uint8_t {
     sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
     scale_rows,         // rows[R, C], p[R] -> rows * p
     scale_rows_grad,    // dout[R, C], rows, p -> drows, dp
-    router,             // logits[T, E], [bias[E]] -> index[T, K] i32, weight[T, K] f32
+    router,             // logits[T, E], [bias[E]], [positions] -> index[T, K] i32, weight[T, K] f32; positions: forced
     router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
-    permute_map,        // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order
+    router_load,        // logits[T, E] -> load[B, E] f32: tokens of each sequence (B = 1: of all) by their best scores
+    router_loss,        // logits, [load] -> +loss[2]: auxiliary loss and z-loss of these tokens; BalanceAttr
+    router_loss_grad,   // logits, [load], dlogits -> dlogits + gradient of both losses
+    add_counts,         // counts[E] i32 -> +sum[E] f32
+    drop_copies,        // index[T, K], weight -> index with -1 where dropped, weight with 0 there; DropAttr
+    expert_bias,        // load[E] -> +master, w[n]: this rank's shard of the bucket that holds the bias; ExpertBiasAttr
+    permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
+                   // where index is negative
     permute,       // x[T, C], row_of -> rows[T*K, C]; also weight[T, K] as C = 1 with one value per copy (PermuteAttr)
     unpermute,     // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
     expert_counts, // all_counts[G, E] -> counts[El] i32: rows of each local expert over all sources
@@ -99,7 +106,7 @@ enum class OpKind : std::uint8_t {
     quantize,          // x -> xq (row-wise), [xq transposed]; x in BF16
     ce_max,            // logits[S, V/tp] -> max[S]
     ce_sum,            // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
-    ce_loss,           // max, stat -> +loss[1]: scale * sum over rows of -log softmax
+    ce_loss,           // max, stat -> +loss[1]: scale * sum over rows with a label of -log softmax
     ce_grad,           // logits, max, stat, labels -> dlogits[S, V/tp], times scale
     zero,              // -> x = 0
     sum_squares,       // x -> +s[1]
@@ -224,11 +231,31 @@ struct ActivationAttr {
     std::int64_t rows = 0, ffn = 0;
     Activation function = Activation::silu;
     bool gated = true;
+    double limit = 0.0; // LayerKind::swiglu_limit
 };
 struct RouterAttr {
     std::int64_t tokens = 0;
     int experts = 0, top_k = 0;
     Router router;
+    std::int64_t batch = 1; // forced: row r of this rank's tokens is of position positions[(first + r) / batch]
+};
+// What a layer's tokens add to the losses of its router; see RouterTraining.
+struct BalanceAttr {
+    std::int64_t tokens = 0, sequences = 1; // row r belongs to sequence r modulo sequences
+    int experts = 0, top_k = 0;
+    Router router;
+    double aux = 0.0; // factor of sum over e of n(e) * (sum of P(t, e)); 0 = only the z-loss
+    double z = 0.0;   // factor of the sum of logsumexp^2
+};
+struct DropAttr {
+    std::int64_t tokens = 0, capacity = 0; // capacity: tokens that one expert keeps
+    int experts = 0, top_k = 0;
+    DropPolicy policy = DropPolicy::probs;
+};
+struct ExpertBiasAttr {
+    int experts = 0;
+    std::int64_t offset = 0; // of the bias in its bucket, elements
+    double rate = 0.0;
 };
 struct PermuteAttr {
     std::int64_t tokens = 0, cols = 0; // cols 1 with per_copy: x is [T, K]
@@ -273,7 +300,7 @@ struct CopyAttr {
 };
 using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
                           ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
-                          ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr>;
+                          ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr>;
 
 struct Op {
     OpKind kind{};
@@ -348,9 +375,25 @@ struct Slot {
     int micro_batch = 0; // begin, finish: 0
 };
 
+// What one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
+struct RouterIo {
+    int layer = 0;
+    int experts = 0;
+    TensorId load = no_tensor;       // [E] f32: copies sent to each expert, of the whole group of samples after finish
+    TensorId loss = no_tensor;       // [2] f32: auxiliary loss and z-loss, likewise
+    TensorId score_load = no_tensor; // global_aux_loss: n(e) of this step, likewise
+    TensorId last_load = no_tensor;  // global_aux_loss: input, score_load of the step before
+    TensorId bias = no_tensor;       // bias_update: view of the selection bias
+};
+
 // Scalars and inputs that the trainer reads and writes by role.
 struct ProgramIo {
+    // labels[i] is the token behind position i; mtp_labels[d] that d + 1 positions further on, -1 beyond the sample.
     TensorId ids = no_tensor, labels = no_tensor, positions = no_tensor;
+    std::vector<TensorId> mtp_labels;
+    TensorId mtp_loss = no_tensor; // [depths]: mean cross-entropy of each MTP layer, without its weight
+    std::vector<RouterIo> routers;
+    TensorId router_sums = no_tensor;   // all routers' load, loss and score_load, one behind the other
     TensorId loss = no_tensor;          // summed over the step, already divided by the global token count
     TensorId gradient_norm = no_tensor; // square of the global norm after finish
     TensorId hyper = no_tensor;         // [8]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t

@@ -138,13 +138,21 @@ std::string replay_document(const Simulation& simulation, const Skew& skew, cons
 std::string run_document(const RunRecord& run) {
     Json document = Json::object();
     document["steps"] = Json::array();
-    for (const StepRecord& step : run.steps)
+    for (const StepRecord& step : run.steps) {
         document["steps"].push_back({{"step", step.step},
                                      {"loss", step.loss},
                                      {"grad_norm", step.grad_norm},
                                      {"seconds", step.seconds},
                                      {"tflops_per_gpu", step.tflops_per_gpu},
                                      {"tokens", step.tokens}});
+        Json routers = Json::array();
+        for (const RouterRecord& router : step.routers)
+            routers.push_back({{"layer", router.layer},
+                               {"aux_loss", router.aux_loss},
+                               {"z_loss", router.z_loss},
+                               {"load_max_over_mean", router.load_max_over_mean}});
+        if (!routers.empty()) document["steps"].back()["routers"] = std::move(routers);
+    }
     document["peak_memory_gib"] = run.peak_memory_gib;
     document["backend"] = run.backend;
     document["ranks"] = run.ranks;

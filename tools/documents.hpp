@@ -22,6 +22,11 @@ std::string search_document(const SearchResult& result);
 std::string replay_document(const Simulation& simulation, const Skew& skew, const IntervalResult& interval,
                             const std::string& trace, const std::string& report);
 
+struct RouterRecord {
+    int layer = 0;
+    double aux_loss = 0.0, z_loss = 0.0;
+    double load_max_over_mean = 1.0; // of the tokens sent to its experts
+};
 struct StepRecord {
     std::int64_t step = 0; // from 1
     double loss = 0.0;     // nats per token
@@ -29,6 +34,7 @@ struct StepRecord {
     double seconds = 0.0;
     double tflops_per_gpu = 0.0;
     std::int64_t tokens = 0;
+    std::vector<RouterRecord> routers; // by MoE layer
 };
 struct RunRecord {
     std::vector<StepRecord> steps;

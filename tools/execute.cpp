@@ -127,15 +127,23 @@ public:
     void add(const StepResult& step) {
         const double rate = static_cast<double>(step.tokens) / step.seconds;
         const double tflops = flops_per_token_ * rate / gpus_ / 1e12;
-        run_.steps.push_back({step.step, step.loss, step.grad_norm, step.seconds, tflops, step.tokens});
+        run_.steps.push_back({step.step, step.loss, step.grad_norm, step.seconds, tflops, step.tokens, {}});
+        double worst = 1.0;
+        for (const RouterStep& router : step.routers) {
+            worst = std::max(worst, router.max_over_mean());
+            run_.steps.back().routers.push_back({router.layer, router.aux_loss, router.z_loss, router.max_over_mean()});
+        }
+        std::string routers;
+        if (!step.routers.empty())
+            routers = fmt::format(" | aux loss {:.3g}, hottest expert {:.2f} of the mean", step.aux_loss(), worst);
         // The first step touches all memory for the first time.
         if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
         run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);
-        console_.say("step {}/{} | loss {:.4f} | grad norm {:.3f} | {} tokens/s | {:.3g} TFLOPS/GPU | {}, predicted {} "
-                     "(predicted/measured {:.2f})",
-                     step.step, steps_, step.loss, step.grad_norm, count_text(rate), tflops, seconds_text(step.seconds),
-                     seconds_text(run_.predicted_step_seconds),
-                     run_.predicted_step_seconds / run_.measured_step_seconds);
+        console_.say(
+            "step {}/{} | loss {:.4f} | grad norm {:.3f}{} | {} tokens/s | {:.3g} TFLOPS/GPU | {}, predicted {} "
+            "(predicted/measured {:.2f})",
+            step.step, steps_, step.loss, step.grad_norm, routers, count_text(rate), tflops, seconds_text(step.seconds),
+            seconds_text(run_.predicted_step_seconds), run_.predicted_step_seconds / run_.measured_step_seconds);
         console_.progress(fmt::format("{}/{} steps, {:.0f} s left", step.step, steps_,
                                       static_cast<double>(steps_ - step.step) * run_.measured_step_seconds));
     }
@@ -212,11 +220,20 @@ void set_weights(const ExecuteOptions& options, Trainer& trainer, Console& conso
         std::fprintf(stderr, "%s: %s\n", options.init_from.c_str(), left.c_str());
 }
 
+// The plan of the file with what the command line sets in its place.
+Plan plan_to_run(const ExecuteOptions& options) {
+    Plan plan = load_plan(options.plan);
+    if (!options.aux_loss.empty()) set_field(plan, "aux_loss", options.aux_loss);
+    if (!options.balance.empty()) set_field(plan, "balance", options.balance);
+    if (const PlanFault fault = check_plan(plan)) refuse("{}: {}", options.plan, fault.message);
+    return plan;
+}
+
 } // namespace
 
 void execute_verb(const ExecuteOptions& options) {
     const TrainOptions train_with = train_options(options);
-    const Plan plan = load_plan(options.plan);
+    const Plan plan = plan_to_run(options);
     // Our own stack is exactly what the engine runs, whichever stack the plan was searched for.
     if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
         refuse("{}: execute cannot run it: {}", options.plan, fault.message);

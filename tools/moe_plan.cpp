@@ -110,6 +110,8 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     verb->add_option("--weight-decay", o.weight_decay, "AdamW's weight decay")->capture_default_str();
     verb->add_option("--grad-clip", o.grad_clip, "largest global gradient norm, 0 = no clipping")
         ->capture_default_str();
+    verb->add_option("--aux-loss", o.aux_loss, "coefficient of the balancing loss, in place of the plan's aux_loss");
+    verb->add_option("--balance", o.balance, "natural, or forced: experts evenly loaded whatever the router says");
     verb->add_option("--seed", o.seed, "seed of weights and sample order")->capture_default_str();
     add_json(verb, o.json);
 }

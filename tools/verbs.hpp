@@ -53,6 +53,7 @@ struct ExecuteOptions {
     std::int64_t warmup = 0; // steps
     std::string betas = "0.9,0.95";
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+    std::string aux_loss, balance; // plan fields of these names, empty = as in the plan
     std::int64_t seed = 1;
     std::string command; // as typed, for run.json
     bool json = false;

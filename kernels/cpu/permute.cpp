@@ -13,38 +13,53 @@ void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* 
                  int experts, void*) {
     const std::int64_t copies = tokens * top_k;
     std::fill_n(counts, experts, 0);
-    for (std::int64_t i = 0; i < copies; ++i) ++counts[index[i]];
+    for (std::int64_t i = 0; i < copies; ++i)
+        if (index[i] >= 0) ++counts[index[i]];
     std::int32_t* next = index_scratch(experts);
     std::int32_t start = 0;
     for (int e = 0; e < experts; ++e) {
         next[e] = start;
         start += counts[e];
     }
-    for (std::int64_t i = 0; i < copies; ++i) row_of[i] = next[index[i]]++;
+    for (std::int64_t i = 0; i < copies; ++i) row_of[i] = index[i] < 0 ? -1 : next[index[i]]++;
 }
 
 void permute(const PermuteShape& s, Src x, const std::int32_t* row_of, Dst rows, void*) {
     for (std::int64_t t = 0; t < s.tokens; ++t) {
         for (int k = 0; k < s.top_k; ++k) {
             const std::int64_t copy = t * s.top_k + k;
-            move(x, (s.per_copy ? copy : t) * s.cols, rows, row_of[copy] * s.cols, s.cols);
+            if (row_of[copy] >= 0) move(x, (s.per_copy ? copy : t) * s.cols, rows, row_of[copy] * s.cols, s.cols);
         }
     }
 }
 
 void unpermute(const PermuteShape& s, Src rows, const std::int32_t* row_of, Dst y, void*) {
     if (s.per_copy) {
-        for (std::int64_t i = 0; i < s.tokens * s.top_k; ++i) move(rows, row_of[i] * s.cols, y, i * s.cols, s.cols);
+        float* zeros = scratch(Slot::a, s.cols);
+        std::fill_n(zeros, s.cols, 0.0f);
+        for (std::int64_t i = 0; i < s.tokens * s.top_k; ++i) {
+            if (row_of[i] >= 0)
+                move(rows, row_of[i] * s.cols, y, i * s.cols, s.cols);
+            else
+                store(y, i * s.cols, s.cols, zeros);
+        }
         return;
     }
     float* wide = scratch(Slot::a, s.cols);
     float* wide_y = scratch(Slot::b, s.cols);
     for (std::int64_t t = 0; t < s.tokens; ++t) {
         float* sum = target(y, t * s.cols, wide_y);
-        load(rows, row_of[t * s.top_k] * s.cols, s.cols, sum);
-        for (int k = 1; k < s.top_k; ++k) {
-            Out(sum, s.cols) += In(read(rows, row_of[t * s.top_k + k] * s.cols, s.cols, wide), s.cols);
+        bool any = false;
+        for (int k = 0; k < s.top_k; ++k) {
+            const std::int64_t row = row_of[t * s.top_k + k];
+            if (row < 0) continue;
+            if (any)
+                Out(sum, s.cols) += In(read(rows, row * s.cols, s.cols, wide), s.cols);
+            else
+                load(rows, row * s.cols, s.cols, sum);
+            any = true;
         }
+        if (!any) std::fill_n(sum, s.cols, 0.0f); // all copies were dropped
         flush(y, t * s.cols, s.cols, sum);
     }
 }

@@ -1,79 +1,13 @@
 // The top-k router: scores, group-limited choice, weights, and their gradient to the logits.
-#include "kernels/cpu/rows.hpp"
+#include "kernels/cpu/scores.hpp"
 
 #include <Eigen/Core>
-
-#include <cmath>
-#include <limits>
 
 namespace moe::cpu {
 namespace {
 
 using In = Eigen::Map<const Eigen::ArrayXf>;
 using Out = Eigen::Map<Eigen::ArrayXf>;
-
-constexpr float tiny_sum = 1e-20f; // keeps the normalised weights finite when every chosen score underflows
-
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
-// Rows in scratch are filled up to whole vectors with copies of the first element, so that every exponential takes the
-// same path: a scalar tail differs in the last bit, which would break ties between equal logits by their position.
-std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
-
-void exponentials(const float* x, std::int64_t n, float shift, float sign, float* y) {
-    std::copy_n(x, n, y);
-    std::fill(y + n, y + padded(n), x[0]);
-    Out out(y, padded(n));
-    out = (sign * (out - shift)).exp();
-}
-
-// y has room for padded(n).
-void softmax(const float* x, std::int64_t n, float* y) {
-    exponentials(x, n, In(x, n).maxCoeff(), 1.0f, y);
-    Out(y, n) /= In(y, n).sum();
-}
-
-void scores(const RouterShape& s, const float* logits, float* score) {
-    if (s.softmax_after_top_k) {
-        std::copy_n(logits, s.experts, score);
-        return;
-    }
-    switch (s.score) {
-    case Score::softmax:
-        softmax(logits, s.experts, score);
-        return;
-    case Score::sigmoid:
-        exponentials(logits, s.experts, 0.0f, -1.0f, score);
-        Out(score, s.experts) = 1.0f / (1.0f + In(score, s.experts));
-        return;
-    case Score::sqrt_softplus:
-        for (int e = 0; e < s.experts; ++e) score[e] = std::sqrt(softplus(logits[e]));
-        return;
-    }
-}
-
-// The best k of the candidates offered, best first. A later candidate goes behind an equal earlier one, so ties fall to
-// the lower index; every slot is filled by the first k offers, whatever their values, NaN included.
-class Best {
-public:
-    Best(int k, std::int32_t* index, float* value) : k_(k), index_(index), value_(value) {}
-    void offer(std::int32_t index, float value) {
-        if (used_ == k_ && !(value > value_[k_ - 1])) return;
-        int at = used_ < k_ ? used_++ : k_ - 1;
-        for (; at > 0 && value > value_[at - 1]; --at) {
-            index_[at] = index_[at - 1];
-            value_[at] = value_[at - 1];
-        }
-        index_[at] = index;
-        value_[at] = value;
-    }
-
-private:
-    int k_, used_ = 0;
-    std::int32_t* index_;
-    float* value_;
-};
 
 struct Work { // scratch of one row
     float *logits, *score, *choice, *value, *eligible;
@@ -133,7 +67,14 @@ void weigh(const RouterShape& s, const Work& w, const std::int32_t* index, float
     chosen *= scale;
 }
 
-void router(const RouterShape& s, Src logits, Src bias, std::int32_t* index, float* weight, void*) {
+// Experts an even distance apart, one further for every position: E positions in a row give each expert K tokens.
+void force(const RouterShape& s, std::int32_t position, std::int32_t* index) {
+    const int apart = s.experts / s.top_k;
+    for (int k = 0; k < s.top_k; ++k) index[k] = (position + k * apart) % s.experts;
+}
+
+void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
+            float* weight, void*) {
     const Work w(s);
     const float* shift = bias.data != nullptr ? read(bias, 0, s.experts, scratch(Slot::f, s.experts)) : nullptr;
     std::int32_t* kept = index_scratch(s.groups);
@@ -143,7 +84,11 @@ void router(const RouterShape& s, Src logits, Src bias, std::int32_t* index, flo
         Out choice(w.choice, s.experts);
         choice = In(w.score, s.experts);
         if (shift != nullptr) choice += In(shift, s.experts);
-        choose(s, w, kept, index + t * s.top_k);
+        if (positions != nullptr) {
+            force(s, positions[(s.first + t) / s.batch], index + t * s.top_k);
+        } else {
+            choose(s, w, kept, index + t * s.top_k);
+        }
         weigh(s, w, index + t * s.top_k, weight + t * s.top_k);
     }
 }
@@ -168,11 +113,6 @@ void softmax_after_grad(const RouterShape& s, const float* dweight, const float*
     for (int k = 0; k < s.top_k; ++k) {
         dlogits[index[k]] += static_cast<float>(s.scale) * value[k] * (dweight[k] - along);
     }
-}
-
-float score_slope(Score score, float logit, float value) {
-    if (score == Score::sigmoid) return value * (1.0f - value);
-    return value > 0.0f ? sigmoid(logit) / (2.0f * value) : 0.0f; // underflowed: the slope has, too
 }
 
 void router_grad(const RouterShape& s, const float* dweight, Src logits, const std::int32_t* index, Dst dlogits,

@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(map_threads)
 #pragma unroll
         for (int j = 0; j < map_strips; ++j) {
             const std::int64_t i = start + j * warp_size;
+            if (e == 0 && i < copies && index[i] < 0) row_of[i] = -1; // dropped: no expert numbers it
             mine[j] = __ballot_sync(all_lanes, i < copies && index[i] == e);
             count += __popc(mine[j]);
         }
@@ -60,16 +61,24 @@ static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
 __global__ void __launch_bounds__(threads)
     permute_narrow_kernel(PermuteShape s, Src x, const std::int32_t* row_of, Dst y, bool back) {
     const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x, copy = i / s.cols, c = i % s.cols;
-    if (copy >= s.tokens * s.top_k) return;
+    if (copy >= s.tokens * s.top_k || (row_of[copy] < 0 && !back)) return;
     const std::int64_t outside = (s.per_copy ? copy : copy / s.top_k) * s.cols + c, inside = row_of[copy] * s.cols + c;
+    if (row_of[copy] < 0) {
+        store(y, outside, 0.0f);
+        return;
+    }
     store(y, back ? outside : inside, load(x, back ? inside : outside));
 }
 
 __global__ void __launch_bounds__(threads)
     permute_kernel(PermuteShape s, Src x, const std::int32_t* row_of, Dst y, bool back) {
     const std::int64_t copy = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-    if (copy >= s.tokens * s.top_k) return;
+    if (copy >= s.tokens * s.top_k || (row_of[copy] < 0 && !back)) return;
     const std::int64_t outside = (s.per_copy ? copy : copy / s.top_k) * s.cols, inside = row_of[copy] * s.cols;
+    if (row_of[copy] < 0) {
+        for (std::int64_t c = threadIdx.x % warp_size; c < s.cols; c += warp_size) store(y, outside + c, 0.0f);
+        return;
+    }
     copy_row(x, back ? inside : outside, y, back ? outside : inside, s.cols, static_cast<int>(threadIdx.x % warp_size),
              warp_size);
 }
@@ -78,7 +87,10 @@ __global__ void __launch_bounds__(threads) combine_kernel(PermuteShape s, Src ro
     const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x, token = i / s.cols, c = i % s.cols;
     if (token >= s.tokens) return;
     float sum = 0.0f;
-    for (int k = 0; k < s.top_k; ++k) sum += load(rows, row_of[token * s.top_k + k] * s.cols + c);
+    for (int k = 0; k < s.top_k; ++k) {
+        const std::int64_t row = row_of[token * s.top_k + k];
+        if (row >= 0) sum += load(rows, row * s.cols + c);
+    }
     store(y, i, sum);
 }
 

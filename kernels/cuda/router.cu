@@ -106,7 +106,8 @@ __device__ void chosen_softmax(const float* score, const std::int32_t* index, in
 }
 
 __global__ void __launch_bounds__(threads)
-    router_kernel(RouterShape s, Src logits, Src bias, std::int32_t* index, float* weight) {
+    router_kernel(RouterShape s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
+                  float* weight) {
     extern __shared__ Key shared[];
     const std::int64_t token = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
     if (token >= s.tokens) return;
@@ -118,8 +119,10 @@ __global__ void __launch_bounds__(threads)
     __syncwarp();
     if (s.groups > 1 && s.groups_kept < s.groups) limit_groups(s, w);
     std::int32_t* chosen = index + token * s.top_k;
+    const int forced = positions != nullptr ? positions[(s.first + token) / s.batch] : 0;
     for (int k = 0; k < s.top_k; ++k) {
-        const int best = take_best(w.keys, s.experts);
+        const int best =
+            positions != nullptr ? (forced + k * (s.experts / s.top_k)) % s.experts : take_best(w.keys, s.experts);
         if (lane_id() == 0) chosen[k] = best;
     }
     __syncwarp();
@@ -200,11 +203,12 @@ void allow_shared(Kernel* kernel, const RouterShape& s) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes(s))));
 }
 
-void router(const RouterShape& s, Src logits, Src bias, std::int32_t* index, float* weight, void* stream) {
+void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
+            float* weight, void* stream) {
     if (s.tokens <= 0) return;
     allow_shared(router_kernel, s);
-    router_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(s, logits, bias, index,
-                                                                                                weight);
+    router_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(
+        s, logits, bias, positions, index, weight);
     CUDA_CHECK(cudaGetLastError());
 }
 

@@ -25,7 +25,8 @@ std::int64_t MoeLayer::capacity(const Builder& b) const {
     const Plan& plan = b.plan();
     const std::int64_t balanced = b.local_tokens() * moe_.top_k;
     if (plan.ep == 1) return balanced;
-    const std::int64_t worst = b.local_tokens() * plan.ep * std::min(moe_.top_k, moe_.experts / plan.ep);
+    std::int64_t worst = b.local_tokens() * plan.ep * std::min(moe_.top_k, moe_.experts / plan.ep);
+    if (plan.router.expert_capacity > 0.0) worst = std::min(worst, expert_capacity(b) * moe_.experts);
     // Stacks of other people size their buffers by what arrives; ours plans for the worst unless told a factor.
     if (plan.capacity <= 0.0 && plan.stack == "moe-plan") return worst;
     if (plan.capacity <= 0.0)
@@ -96,7 +97,8 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
     if (forward) {
         TensorId counts = b.tensor("expert_counts", Dtype::i32, moe_.experts, 1);
         row_of_ = b.tensor("row_of", Dtype::i32, copies, 1);
-        b.emit(OpKind::permute_map, {index_}, {counts, row_of_}, whole);
+        b.emit(OpKind::permute_map, {kept_}, {counts, row_of_}, whole);
+        count_load(b, counts);
         counts_ = counts;
         if (exchanges(b)) {
             all_counts_ = gather_counts(b, counts);

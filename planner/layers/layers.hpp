@@ -97,6 +97,12 @@ private:
         TensorId rows = no_tensor, probs = no_tensor;
     };
     void route(Builder& b, TensorId normed);
+    BalanceAttr balance_attr(const Builder& b) const;
+    void balance(Builder& b);                                // losses of the router
+    TensorId balance_backward(Builder& b, TensorId dlogits); // dlogits with their gradient
+    void drop(Builder& b);
+    void count_load(Builder& b, TensorId counts);
+    std::int64_t expert_capacity(const Builder& b) const; // tokens that one expert keeps of this rank's
     Rows dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name); // also backward of combine
     TensorId combine(Builder& b, TensorId rows, const std::string& name);            // also backward of dispatch
     TensorId combine_probs(Builder& b, TensorId dprobs);
@@ -120,6 +126,7 @@ private:
     Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
     TensorId logits_ = no_tensor, index_ = no_tensor, weight_ = no_tensor, row_of_ = no_tensor, counts_ = no_tensor,
              all_counts_ = no_tensor;
+    TensorId balance_load_ = no_tensor, kept_ = no_tensor; // kept_: index_ without the copies that are dropped
     TensorId in_saved_ = no_tensor, fc1_out_ = no_tensor, act_saved_ = no_tensor, probs_ = no_tensor,
              fc2_out_ = no_tensor; // kept only where routing weights multiply it
     ActivationAttr act_;

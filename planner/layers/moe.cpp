@@ -27,7 +27,7 @@ void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
     if (moe_.router.expert_bias)
         set.declare(key_ + ".select_bias",
                     {matrix(at + "gate.e_score_correction_bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
-                    false);
+                    false, 1, plan.router.bias_update > 0.0 ? std::optional(Precision::fp32) : std::nullopt);
     std::vector<Parameter> in, out, in_bias, out_bias;
     const auto expert = [&](std::vector<Parameter>& list, const char* name, std::int64_t rows, std::int64_t cols,
                             int dim, double std) {
@@ -78,13 +78,14 @@ TensorId MoeLayer::backward(Builder& b, TensorId dy) {
     b.module = Module::router;
     const TensorId dlogits = b.tensor("dlogits", Dtype::f32, b.local_tokens(), moe_.experts);
     b.emit(OpKind::router_grad, {dweight, logits_, index_}, {dlogits},
-           RouterAttr{b.local_tokens(), moe_.experts, moe_.top_k, moe_.router});
+           RouterAttr{b.local_tokens(), moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
+    const TensorId dbalanced = balance_backward(b, dlogits);
     if (moe_.router.linear_bias) {
         b.phase = Phase::wgrad;
-        b.emit(OpKind::bias_grad, {dlogits}, {gate_bias_.gradient});
+        b.emit(OpKind::bias_grad, {dbalanced}, {gate_bias_.gradient});
         b.phase = Phase::dgrad;
     }
-    dnormed = b.add(dnormed, linear_backward(b, gate_, dlogits), "drouter_sum");
+    dnormed = b.add(dnormed, linear_backward(b, gate_, dbalanced), "drouter_sum");
     if (dshared != no_tensor) {
         b.module = Module::shared_experts;
         dnormed = b.add(dnormed, dshared, "dmoe_norm");
@@ -113,7 +114,14 @@ void MoeLayer::route(Builder& b, TensorId normed) {
         select_bias_ = b.weight(key_ + ".select_bias", moe_.experts, 1);
         in.push_back(select_bias_.value);
     }
-    b.emit(OpKind::router, in, {index_, weight_}, RouterAttr{tokens, moe_.experts, moe_.top_k, moe_.router});
+    if (b.plan().router.forced) {
+        in.resize(2, no_tensor);
+        in.push_back(b.program().io.positions);
+    }
+    b.emit(OpKind::router, in, {index_, weight_},
+           RouterAttr{tokens, moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
+    balance(b);
+    drop(b);
 }
 
 namespace {

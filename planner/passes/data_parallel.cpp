@@ -2,6 +2,7 @@
 #include "planner/passes/data_parallel.hpp"
 
 #include "planner/builder.hpp"
+#include "planner/error.hpp"
 #include "planner/lower.hpp"
 
 #include <algorithm>
@@ -87,6 +88,25 @@ Template begin_template(const Program& program) {
     return begin;
 }
 
+namespace {
+
+// Moves the selection bias on the rank that holds its part of the optimizer's shard; the others gather it with the
+// weights of the next step.
+Op bias_step(const Program& program, const Plan& plan, const RouterIo& router) {
+    const Tensor& bias = tensor(program, router.bias);
+    for (const Bucket& b : program.buckets) {
+        if (b.weights != bias.base && b.gathered != bias.base) continue;
+        Op op = make(OpKind::expert_bias, Stream::compute, Module::optimizer, {router.load}, {b.master, b.weight_shard},
+                     ExpertBiasAttr{router.experts, bias.offset, plan.router.bias_update});
+        op.layer = static_cast<std::int16_t>(router.layer);
+        op.bytes = 20.0 * router.experts; // load, master and weight
+        return op;
+    }
+    fail("the selection bias of layer {} lies in no bucket", router.layer);
+}
+
+} // namespace
+
 Template finish_template(const Program& program, const Plan& plan) {
     Template finish{SlotKind::finish, -1, {}};
     const ProgramIo& io = program.io;
@@ -100,6 +120,8 @@ Template finish_template(const Program& program, const Plan& plan) {
     const bool has_loss =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss; });
     if (has_loss) all_reduce(groups::samples, io.loss);
+    if (io.router_sums != no_tensor)
+        all_reduce({Domain::dense, axis::tensor | axis::context | axis::data}, io.router_sums);
     for (const Bucket& b : program.buckets) {
         if (b.copy) continue;
         Op op = make(OpKind::sum_squares, Stream::compute, Module::optimizer, {b.gradient_shard}, {io.gradient_norm});
@@ -130,6 +152,8 @@ Template finish_template(const Program& program, const Plan& plan) {
         finish.ops.push_back(std::move(op));
         if (offloaded) copy(OpKind::copy_to_host, b);
     }
+    for (const RouterIo& router : io.routers)
+        if (router.bias != no_tensor) finish.ops.push_back(bias_step(program, plan, router));
     return finish;
 }
 

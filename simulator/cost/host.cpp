@@ -43,6 +43,10 @@ double launches(const StackCosts& costs, OpKind kind) {
     switch (kind) {
     case OpKind::router:
     case OpKind::router_grad:
+    case OpKind::router_load:
+    case OpKind::router_loss:
+    case OpKind::router_loss_grad:
+    case OpKind::drop_copies:
         return costs.router_launches;
     case OpKind::permute_map:
     case OpKind::permute:

@@ -11,15 +11,19 @@ using namespace moe;
 
 namespace {
 
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
 // The loss and its gradients at the current weights: a step with learning rate 0 changes nothing.
 class Probe {
 public:
-    explicit Probe(const std::string& model) : trainer_(plan(model), options()), source_(made_up_tokens(61)) {}
+    Probe(const std::string& model, const Fields& fields)
+        : trainer_(plan(model, fields), options()), source_(made_up_tokens(61)) {}
 
-    // All steps see the same samples.
+    // All that gradients are taken of. All steps see the same samples.
     double loss() {
-        return trainer_.step([&](std::int64_t sample, std::span<std::int32_t> tokens) { source_(sample % 4, tokens); })
-            .loss;
+        const StepResult step =
+            trainer_.step([&](std::int64_t sample, std::span<std::int32_t> tokens) { source_(sample % 4, tokens); });
+        return step.loss + step.aux_loss();
     }
     Trainer& trainer() { return trainer_; }
 
@@ -49,8 +53,9 @@ public:
 private:
     static constexpr double rounding = 1e-6; // of a loss of about 5
     // Few tokens: few of them stand near the boundary between two experts.
-    static Plan plan(const std::string& model) {
-        Plan plan = small_plan(model, 1, {{"mbs", "2"}});
+    static Plan plan(const std::string& model, Fields fields) {
+        fields.emplace_back("mbs", "2");
+        Plan plan = small_plan(model, 1, fields);
         plan.seq = 8;
         plan.gbs = 4;
         return plan;
@@ -84,8 +89,8 @@ std::vector<std::vector<double>> directions(const std::vector<float>& gradient, 
     return {normalized(along), entry, normalized(random)};
 }
 
-void check_model(const std::string& model) {
-    Probe probe(model);
+void check_model(const std::string& model, const Fields& fields = {}) {
+    Probe probe(model, fields);
     // Weights of a model in the middle of training, so that no gradient drowns in the rounding of an FP32 loss.
     for (const auto& [name, shape] : probe.trainer().parameters()) {
         std::vector<float> weights = probe.trainer().read_weight(name);
@@ -95,6 +100,7 @@ void check_model(const std::string& model) {
             weights[i] += scale * static_cast<float>(normal_deviate(stream, i));
         probe.trainer().write_weight(name, weights);
     }
+    probe.loss(); // the next step's global_aux_loss balances the load of this one
     const double here = probe.loss();
     std::map<std::string, std::vector<float>> gradients;
     for (const auto& [name, shape] : probe.trainer().parameters())
@@ -132,3 +138,8 @@ TEST_CASE("gradients agree with differences of the loss: deepseek3") { check_mod
 TEST_CASE("gradients agree with differences of the loss: deepseek2") { check_model("deepseek2"); }
 TEST_CASE("gradients agree with differences of the loss: mixtral") { check_model("mixtral"); }
 TEST_CASE("gradients agree with differences of the loss: llama") { check_model("llama"); }
+TEST_CASE("gradients agree with differences of the loss: balancing losses") {
+    for (const char* kind : {"aux_loss", "seq_aux_loss", "global_aux_loss"})
+        check_model("qwen3", {{"load_balancing", kind}, {"aux_loss", "3"}, {"z_loss", "0.1"}});
+    check_model("deepseek3", {{"aux_loss", "3"}});
+}

@@ -47,6 +47,7 @@ Trained train_three(const Plan& plan, std::uint64_t seed) {
     for (int step = 0; step < 3; ++step) {
         const StepResult r = trainer.step(source);
         result.losses.push_back(r.loss);
+        result.aux_losses.push_back(r.aux_loss());
         if (step > 0) continue;
         result.grad_norm = r.grad_norm;
         for (const auto& [name, shape] : trainer.parameters()) result.gradients[name] = trainer.read_gradient(name);
@@ -62,6 +63,10 @@ std::string disagreement(const Trained& got, const Trained& want, double toleran
     for (std::size_t i = 0; i < want.losses.size(); ++i)
         if (!close(got.losses[i], want.losses[i]))
             return fmt::format("loss of step {} is {:.9f}, not {:.9f}", i + 1, got.losses[i], want.losses[i]);
+    for (std::size_t i = 0; i < want.aux_losses.size(); ++i)
+        if (!(std::abs(got.aux_losses[i] - want.aux_losses[i]) <= tolerance * want.aux_losses[i]))
+            return fmt::format("auxiliary loss of step {} is {:.9f}, not {:.9f}", i + 1, got.aux_losses[i],
+                               want.aux_losses[i]);
     if (!close(got.grad_norm, want.grad_norm))
         return fmt::format("gradient norm is {:.9f}, not {:.9f}", got.grad_norm, want.grad_norm);
     std::string text = tensor_disagreement("gradient", got.gradients, want.gradients, tolerance, 1e-3 * want.grad_norm);

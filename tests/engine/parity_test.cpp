@@ -21,17 +21,20 @@ std::string text(const Fields& fields) {
     return out;
 }
 
-void check_plans(const std::string& model, const std::vector<Fields>& plans) {
-    const Trained expected = train_three(small_plan(model, 1));
+// `common`: what the one-rank plan has as well.
+void check_plans(const std::string& model, const std::vector<Fields>& plans, const Fields& common = {}) {
+    const Trained expected = train_three(small_plan(model, 1, common));
     CHECK(expected.losses[0] == doctest::Approx(std::log(61.0)).epsilon(0.05));
     CHECK(expected.losses[2] < expected.losses[0]);
     // The selection bias alone has no gradient: it moves to balance the load, not to lower the loss.
     for (const auto& [name, gradient] : expected.gradients)
         CHECK(moved(gradient) == (name.find("e_score_correction_bias") == std::string::npos));
-    for (const Fields& fields : plans) {
+    for (Fields fields : plans) {
+        fields.insert(fields.begin(), common.begin(), common.end());
         INFO(model, " ", text(fields));
-        CHECK(disagreement(train_three(small_plan(model, 8, fields)), expected, parity_tolerance, parity_tolerance) ==
-              "");
+        const Trained got = train_three(small_plan(model, 8, fields));
+        CHECK(disagreement(got, expected, parity_tolerance, parity_tolerance) == "");
+        CHECK(got.routed == expected.routed);
     }
 }
 
@@ -103,6 +106,25 @@ TEST_CASE("parity: routing weights normalised after the choice") {
                                {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}},
                                {{"tp", "4"}, {"etp", "4"}, {"mbs", "2"}},
                            });
+}
+
+TEST_CASE("parity: losses that balance sequences or the global batch, and the selection bias") {
+    const std::vector<Fields> plans{
+        {{"ep", "8"}},
+        {{"tp", "4"}, {"ep", "2"}, {"mbs", "2"}},
+        {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}, {"mbs", "4"}, {"recompute", "moe"}},
+        {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "2"}},
+    };
+    for (const char* kind : {"seq_aux_loss", "global_aux_loss"}) {
+        check_plans("qwen3", plans, {{"load_balancing", kind}, {"aux_loss", "0.1"}, {"z_loss", "0.01"}});
+        check_plans("deepseek3", plans, {{"load_balancing", kind}, {"aux_loss", "0.1"}, {"bias_update", "0.01"}});
+    }
+    check_plans("mixtral", {plans[1]}, {{"aux_loss", "0.1"}});
+}
+
+TEST_CASE("parity: a forced choice is the same on every rank") {
+    check_plans("qwen2", {{{"tp", "4"}, {"ep", "2"}, {"mbs", "2"}}, {{"pp", "2"}, {"ep", "4"}}},
+                {{"balance", "forced"}});
 }
 
 TEST_CASE("parity: dense") {

@@ -83,7 +83,7 @@ struct RouterData {
     Tensor logits, bias, weight, dweight, dlogits;
     Index index;
     Vec row(std::int64_t t) const { return logits.values(t * s.experts, s.experts); }
-    void run() { table().router(s, logits.src(), biased ? bias.src() : Src{}, index.data(), weight.f32(), nullptr); }
+    void run() { table().router(s, logits.src(), biased ? bias.src() : Src{}, nullptr, index.data(), weight.f32(), nullptr); }
 };
 
 // Logits are multiples of 1/8, so that ties occur and BF16 holds them exactly; the bias breaks none of them by
@@ -177,9 +177,9 @@ TEST_CASE("router: ties go to the lower expert and to the lower group") {
     const Tensor logits(Type::f32, Vec(8, 0.5));
     Tensor weight(Type::f32, 3);
     Index index(3, -1);
-    table().router(shape(1, 8, 3, Score::sigmoid, true), logits.src(), {}, index.data(), weight.f32(), nullptr);
+    table().router(shape(1, 8, 3, Score::sigmoid, true), logits.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
     CHECK(index == Index{0, 1, 2});
-    table().router(grouped(shape(1, 8, 3, Score::sigmoid, true), 4, 2, 2), logits.src(), {}, index.data(), weight.f32(),
+    table().router(grouped(shape(1, 8, 3, Score::sigmoid, true), 4, 2, 2), logits.src(), {}, nullptr, index.data(), weight.f32(),
                    nullptr);
     CHECK(index == Index{0, 1, 2});
 }
@@ -195,7 +195,7 @@ TEST_CASE("router: equal logits tie wherever they stand in a row of any length")
             const Tensor row(Type::f32, logits);
             Tensor weight(Type::f32, 2);
             Index index(2, -1);
-            table().router(shape(1, experts, 2, score), row.src(), {}, index.data(), weight.f32(), nullptr);
+            table().router(shape(1, experts, 2, score), row.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
             INFO(name_of(score), " of ", experts, " experts, MOE_TEST_SEED=", seed());
             CHECK(index == Index{first, second});
             CHECK(weight.at(0) == weight.at(1));
@@ -207,7 +207,7 @@ TEST_CASE("router: NaN logits still choose experts that exist") {
     const Tensor logits(Type::f32, 2 * 8); // all NaN
     Tensor weight(Type::f32, 2 * 3);
     Index index(6, -1);
-    table().router(grouped(shape(2, 8, 3, Score::softmax, true), 4, 2, 2), logits.src(), {}, index.data(), weight.f32(),
+    table().router(grouped(shape(2, 8, 3, Score::softmax, true), 4, 2, 2), logits.src(), {}, nullptr, index.data(), weight.f32(),
                    nullptr);
     for (const int e : index) CHECK((e >= 0 && e < 8));
 }
@@ -218,7 +218,7 @@ TEST_CASE("router: scores that underflow give finite weights and gradients") {
         const Tensor logits(Type::f32, Vec(4, -250.0)), dweight(Type::f32, Vec{1.0, -1.0});
         Tensor weight(Type::f32, 2), dlogits(Type::f32, 4);
         Index index(2, -1);
-        table().router(s, logits.src(), {}, index.data(), weight.f32(), nullptr);
+        table().router(s, logits.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
         table().router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
         for (const double x : weight.values()) CHECK(std::isfinite(x));
         for (const double x : dlogits.values()) CHECK(std::isfinite(x));

@@ -154,6 +154,8 @@ TEST_CASE("execute: data and options") {
     check_line(folder.run(execute + "--data text --backend tpu"), 2, "--backend tpu");
     check_line(folder.run(execute + "--data text --betas 0.9"), 2, "--betas");
     check_line(folder.run(execute + "--data text --lr nan"), 2, "--lr");
+    check_line(folder.run(execute + "--data text --aux-loss -1"), 2, "aux_loss");
+    check_line(folder.run(execute + "--data text --balance even"), 2, "balance");
     check_line(folder.run(execute + "--data text --steps 0"), 2, "--steps");
     check_line(folder.run(execute + "--data text --shuffle maybe"), 2, "--shuffle");
     check_line(folder.run(execute + "--data text --lr-schedule linear"), 2, "--lr-schedule");
