@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -16,11 +18,12 @@ namespace moe {
 
 namespace {
 
-// Where a parameter lies in a checkpoint: `offset` elements into a stored tensor of the given shape.
+// Where a parameter lies in a checkpoint: its element (r, c) is element offset + r * row_stride + c * col_stride of a
+// stored tensor of the given shape.
 struct Source {
     std::string name;
     std::vector<std::int64_t> shape;
-    std::int64_t offset = 0;
+    std::int64_t offset = 0, row_stride = 0, col_stride = 1;
 };
 
 // "model.layers.2.mlp.experts.5.up_proj.weight" taken apart.
@@ -49,16 +52,41 @@ std::string replaced(std::string text, const std::string& from, const std::strin
     return at == std::string::npos ? text : text.replace(at, from.size(), to);
 }
 
+// GPT-OSS keeps the experts of a layer in one tensor per matrix, transposed, gate and up in turns: "gate_up_proj"
+// [E, h, 2f], "gate_up_proj_bias" [E, 2f], "down_proj" [E, f, h], "down_proj_bias" [E, h].
+Source gpt_oss_source(const ExpertName& part, const Trainer::Shape& shape, std::int64_t experts) {
+    const bool bias = part.leaf.ends_with(".bias"), down = part.leaf.starts_with("down_proj");
+    const std::int64_t turns = down ? 1 : 2, row = turns * shape.rows;
+    Source source{
+        part.prefix + (down ? "down_proj" : "gate_up_proj") + (bias ? "_bias" : ""), {experts}, 0, turns, row};
+    if (!bias) source.shape.push_back(shape.cols);
+    source.shape.push_back(row);
+    source.offset = part.expert * row * (bias ? 1 : shape.cols) + (part.leaf.starts_with("up_proj") ? 1 : 0);
+    return source;
+}
+
 // The places where a parameter may lie, the usual one first.
-std::vector<Source> sources(const std::string& name, const Trainer::Shape& shape, std::int64_t experts) {
+std::vector<Source> sources(const Model& model, const std::string& name, const Trainer::Shape& shape,
+                            std::int64_t experts) {
     std::vector<Source> list;
     const std::vector<std::int64_t> own =
         shape.cols == 1 ? std::vector{shape.rows} : std::vector{shape.rows, shape.cols};
-    list.push_back({name, own, 0});
+    const std::optional<ExpertName> part = expert_name(name);
+    if (part && model.architecture == "GptOssForCausalLM") return {gpt_oss_source(*part, shape, experts)};
+    // MTP's projection of [embedding; hidden state] is one matrix there and two halves here.
+    for (const char* half : {".embedding", ".hidden"})
+        if (name.ends_with(std::string(".eh_proj.weight") + half))
+            return {{name.substr(0, name.size() - std::string(half).size()),
+                     {shape.rows, 2 * shape.cols},
+                     half == std::string(".hidden") ? shape.cols : 0,
+                     2 * shape.cols}};
+    const auto plain = [&shape](std::string at, std::vector<std::int64_t> stored, std::int64_t offset) {
+        return Source{std::move(at), std::move(stored), offset, shape.cols};
+    };
+    list.push_back(plain(name, own, 0));
     // Mixtral's block is called "mlp" inside transformers 5, which may save it so.
     const std::string renamed = replaced(name, ".block_sparse_moe.", ".mlp.");
-    if (renamed != name) list.push_back({renamed, own, 0});
-    const std::optional<ExpertName> part = expert_name(name);
+    if (renamed != name) list.push_back(plain(renamed, own, 0));
     if (!part) return list;
     const bool gate = part->leaf == "gate_proj.weight" || part->leaf == "w1.weight",
                up = part->leaf == "up_proj.weight" || part->leaf == "w3.weight",
@@ -66,10 +94,9 @@ std::vector<Source> sources(const std::string& name, const Trainer::Shape& shape
     const std::int64_t matrix = shape.rows * shape.cols;
     for (const std::string& prefix : {part->prefix, replaced(part->prefix, ".block_sparse_moe.", ".mlp.")}) {
         if (gate || up)
-            list.push_back({prefix + "gate_up_proj",
-                            {experts, 2 * shape.rows, shape.cols},
-                            (2 * part->expert + (up ? 1 : 0)) * matrix});
-        if (down) list.push_back({prefix + "down_proj", {experts, shape.rows, shape.cols}, part->expert * matrix});
+            list.push_back(plain(prefix + "gate_up_proj", {experts, 2 * shape.rows, shape.cols},
+                                 (2 * part->expert + (up ? 1 : 0)) * matrix));
+        if (down) list.push_back(plain(prefix + "down_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
     }
     return list;
 }
@@ -88,13 +115,42 @@ std::map<std::string, std::int64_t> expert_counts(const std::map<std::string, Tr
 
 struct Found {
     const StoredTensor* tensor = nullptr;
-    std::string name;
-    std::int64_t offset = 0;
+    Source source;
+    std::int64_t cols = 1; // of the parameter
 };
 
-Found locate(const StoredWeights& weights, const std::string& parameter, const Trainer::Shape& shape,
-             std::int64_t experts) {
-    const std::vector<Source> list = sources(parameter, shape, experts);
+// Elements [first, first + out.size()) of a parameter. Rows that lie whole are read at once; where neighbours in a row
+// are far apart in the file, so are the rows close together: a column of them is read at once and its elements picked.
+void read_part(const Found& found, std::int64_t first, std::span<float> out) {
+    const Source& s = found.source;
+    if (s.col_stride == 1 && s.row_stride == found.cols)
+        return read_floats(*found.tensor, s.name, s.offset + first, out);
+    const auto count = static_cast<std::int64_t>(out.size());
+    const std::int64_t row0 = first / found.cols, row1 = (first + count - 1) / found.cols;
+    if (s.col_stride == 1) {
+        for (std::int64_t at = first; at < first + count;) {
+            const std::int64_t row = at / found.cols, col = at % found.cols;
+            const std::int64_t run = std::min(first + count - at, found.cols - col);
+            read_floats(*found.tensor, s.name, s.offset + row * s.row_stride + col,
+                        out.subspan(static_cast<std::size_t>(at - first), static_cast<std::size_t>(run)));
+            at += run;
+        }
+        return;
+    }
+    std::vector<float> column(static_cast<std::size_t>((row1 - row0) * s.row_stride + 1));
+    for (std::int64_t c = 0; c < found.cols; ++c) {
+        read_floats(*found.tensor, s.name, s.offset + row0 * s.row_stride + c * s.col_stride, column);
+        for (std::int64_t r = row0; r <= row1; ++r) {
+            const std::int64_t at = r * found.cols + c - first;
+            if (at >= 0 && at < count)
+                out[static_cast<std::size_t>(at)] = column[static_cast<std::size_t>((r - row0) * s.row_stride)];
+        }
+    }
+}
+
+Found locate(const StoredWeights& weights, const Model& model, const std::string& parameter,
+             const Trainer::Shape& shape, std::int64_t experts) {
+    const std::vector<Source> list = sources(model, parameter, shape, experts);
     for (const Source& source : list) {
         const StoredTensor* tensor = weights.find(source.name);
         if (tensor == nullptr) continue;
@@ -105,8 +161,12 @@ Found locate(const StoredWeights& weights, const std::string& parameter, const T
         if (tensor->dtype != "F32" && tensor->dtype != "BF16" && tensor->dtype != "F16")
             refuse("{}: {} is stored as {}; only F32, BF16 and F16 weights can be read: convert the checkpoint",
                    weights.folder(), shown(source.name), tensor->dtype);
-        return {tensor, source.name, source.offset};
+        return {tensor, source, shape.cols};
     }
+    if (weights.find(list.front().name + "_blocks") != nullptr)
+        refuse("{}: {} is stored as MXFP4 ({}_blocks); only F32, BF16 and F16 weights can be read: convert the "
+               "checkpoint",
+               weights.folder(), list.front().name, shown(list.front().name));
     std::string also;
     for (std::size_t i = 1; i < list.size(); ++i) {
         if (also.find(list[i].name) == std::string::npos) also += (i == 1 ? ", nor is " : ", ") + list[i].name;
@@ -147,6 +207,17 @@ std::vector<std::string> check_config(const Model& model, const std::string& fol
     return differences(model, stored);
 }
 
+// Tensors of a checkpoint that repeat another under MTP's own names: what to write, and what loading need not name.
+std::map<std::string, std::string> repeated(const Model& model) {
+    std::map<std::string, std::string> names;
+    for (std::size_t i = 0; i < model.mtp.size(); ++i) {
+        const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
+        names[at + "embed_tokens.weight"] = "model.embed_tokens.weight";
+        names[at + "shared_head.head.weight"] = model.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+    }
+    return names;
+}
+
 } // namespace
 
 LoadReport load_weights(Trainer& trainer, const std::string& folder) {
@@ -158,16 +229,16 @@ LoadReport load_weights(Trainer& trainer, const std::string& folder) {
     std::map<std::string, Found> found;
     std::set<std::string> used;
     if (model.tied_embeddings) used.insert("lm_head.weight"); // older files repeat the embedding under this name
+    for (const auto& [copy, original] : repeated(model)) used.insert(copy);
     for (const auto& [name, shape] : trainer.parameters()) {
         const std::optional<ExpertName> part = expert_name(name);
-        const Found place = locate(weights, name, shape, part ? experts.at(part->prefix) : 0);
-        used.insert(place.name);
+        const Found place = locate(weights, model, name, shape, part ? experts.at(part->prefix) : 0);
+        used.insert(place.source.name);
         found.emplace(name, place);
     }
     for (const auto& [name, place] : found) {
-        trainer.fill_weight(name, [&place = place](std::int64_t first, std::span<float> out) {
-            read_floats(*place.tensor, place.name, place.offset + first, out);
-        });
+        trainer.fill_weight(
+            name, [&place = place](std::int64_t first, std::span<float> out) { read_part(place, first, out); });
         ++report.loaded;
     }
     for (const std::string& name : weights.names())
@@ -192,12 +263,43 @@ std::string describe(const LoadReport& report) {
     return text;
 }
 
+namespace {
+
+// The values of a stored tensor from the parameters that lie in it.
+std::vector<float> gathered(const Trainer& trainer, const std::vector<std::pair<std::string, Source>>& parts) {
+    const std::vector<std::int64_t>& stored = parts.front().second.shape;
+    std::vector<float> all(
+        static_cast<std::size_t>(std::accumulate(stored.begin(), stored.end(), std::int64_t{1}, std::multiplies<>())));
+    for (const auto& [name, source] : parts) {
+        std::vector<float> values = trainer.read_weight(name);
+        if (parts.size() == 1 && source.col_stride == 1) return values; // the tensor is this parameter
+        const Trainer::Shape& shape = trainer.parameters().at(name);
+        for (std::int64_t r = 0; r < shape.rows; ++r)
+            for (std::int64_t c = 0; c < shape.cols; ++c)
+                all[static_cast<std::size_t>(source.offset + r * source.row_stride + c * source.col_stride)] =
+                    values[static_cast<std::size_t>(r * shape.cols + c)];
+    }
+    return all;
+}
+
+} // namespace
+
 void export_weights(const Trainer& trainer, const std::string& folder, const ExportOptions& options) {
+    const Model& model = *trainer.plan().model;
+    const std::map<std::string, std::int64_t> experts = expert_counts(trainer.parameters());
+    std::map<std::string, std::vector<std::pair<std::string, Source>>> parts; // of each tensor: parameters
+    for (const auto& [name, shape] : trainer.parameters()) {
+        const std::optional<ExpertName> part = expert_name(name);
+        const Source source = sources(model, name, shape, part ? experts.at(part->prefix) : 0).front();
+        parts[source.name].emplace_back(name, source);
+    }
+    for (const auto& [copy, original] : repeated(model)) {
+        parts[copy] = parts.at(original);
+    }
     std::vector<TensorToWrite> tensors;
-    for (const auto& [name, shape] : trainer.parameters())
-        tensors.push_back({name, shape.cols == 1 ? std::vector{shape.rows} : std::vector{shape.rows, shape.cols}});
+    for (const auto& [name, list] : parts) tensors.push_back({name, list.front().second.shape});
     write_weights(folder, tensors, options.dtype, options.shard_bytes,
-                  [&trainer](const TensorToWrite& tensor) { return trainer.read_weight(tensor.name); });
+                  [&](const TensorToWrite& tensor) { return gathered(trainer, parts.at(tensor.name)); });
     const std::string path = (std::filesystem::path(folder) / "config.json").string();
     const JsonObject config = JsonObject::parse(trainer.plan().model->config_json, path);
     write_file(path, config.with_string("dtype", options.dtype == Dtype::bf16 ? "bfloat16" : "float32")

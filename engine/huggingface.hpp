@@ -18,9 +18,9 @@ struct LoadReport {
 // Fills every parameter of the trainer from HF_DIR (model.safetensors or shards in F32, BF16 or F16), each rank's
 // slices straight from the memory map; rows of vocabulary padding stay zero. Experts may lie in one tensor per matrix
 // ("experts.3.gate_proj.weight", Mixtral: "experts.3.w1.weight") or fused by layer ("experts.gate_up_proj" [E, 2f, h],
-// "experts.down_proj" [E, h, f]), as transformers 4 and 5 name them. Nothing is changed before all are found.
-// Throws Error (bad_input) naming the tensor that is missing or has another shape, and for a checkpoint of another
-// architecture.
+// "experts.down_proj" [E, h, f]), as transformers 4 and 5 name them; GPT-OSS's in its own layout (not in MXFP4).
+// Nothing is changed before all are found. Throws Error (bad_input) naming the tensor that is missing or has another
+// shape, and for a checkpoint of another architecture.
 LoadReport load_weights(Trainer& trainer, const std::string& folder);
 // One line about unused tensors and differing fields, empty when there is nothing to say.
 std::string describe(const LoadReport& report);

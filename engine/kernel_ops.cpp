@@ -160,7 +160,7 @@ Curve curve(Activation function) {
 ActivationShape activation_shape(const OpContext& c, std::size_t counts) {
     const ActivationAttr& a = std::get<ActivationAttr>(c.op.attr);
     const int groups = c.has_input(counts) ? static_cast<int>(c.input(counts).elements()) : 0;
-    return {a.rows, a.ffn, curve(a.function), a.gated, groups};
+    return {a.rows, a.ffn, curve(a.function), a.gated, groups, a.limit};
 }
 
 void activation(const OpContext& c) {

@@ -67,6 +67,7 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
 void Trainer::build_rank(int rank, const std::vector<MemoryPlan>& memory) {
     Rank& r = ranks_[static_cast<std::size_t>(rank)];
     r.stage = mesh_.coordinate(Domain::dense, axis::pipeline, rank);
+    r.data = mesh_.coordinate(Domain::dense, axis::data, rank);
     const Program& program = program_of(r);
     r.device = backend_->open(plan_.cuda_graph == CudaGraph::full);
     r.arena = std::make_unique<Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank, *r.device);
@@ -84,8 +85,7 @@ void Trainer::build_rank(int rank, const std::vector<MemoryPlan>& memory) {
     std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
     std::iota(r.positions.begin() + half, r.positions.end(), start(1));
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
-    r.ids.resize(static_cast<std::size_t>(plan_.mbs) * r.positions.size());
-    r.labels.resize(r.ids.size());
+    r.tokens.resize(static_cast<std::size_t>(plan_.mbs) * r.positions.size());
 }
 
 void Trainer::index_parameters() {
@@ -135,6 +135,8 @@ StepResult Trainer::step(const SampleSource& source) {
                       0.0,
                       {}};
     result.routers = read_routers();
+    if (io.mtp_loss != no_tensor)
+        result.mtp_loss = read_scalar(last, io.mtp_loss) / static_cast<double>(io.mtp_labels.size());
     return result;
 }
 
@@ -229,20 +231,26 @@ void Trainer::fill_inputs(int rank) {
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.embedding; });
     const bool loss = std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss; });
     if (!embedding && !loss) return;
-    const std::int64_t data = mesh_.coordinate(Domain::dense, axis::data, rank), mbs = plan_.mbs;
     for (int j = 0; j < plan_.micro_batches(); ++j) {
-        for (std::int64_t b = 0; b < mbs; ++b) {
-            const std::int32_t* sample = tokens_.data() + ((j * plan_.dp + data) * mbs + b) * (plan_.seq + 1);
-            for (std::size_t i = 0; i < r.positions.size(); ++i) {
-                const std::size_t row = i * static_cast<std::size_t>(mbs) + static_cast<std::size_t>(b);
-                r.ids[row] = sample[r.positions[i]];
-                r.labels[row] = sample[r.positions[i] + 1];
-            }
-        }
-        const std::size_t bytes = r.ids.size() * sizeof r.ids[0];
-        if (embedding) r.device->write(r.arena->at(program.io.ids, j), r.ids.data(), bytes);
-        if (loss) r.device->write(r.arena->at(program.io.labels, j), r.labels.data(), bytes);
+        if (embedding) write_tokens(r, program.io.ids, j, 0);
+        if (loss) write_tokens(r, program.io.labels, j, 1);
+        for (std::size_t d = 0; loss && d < program.io.mtp_labels.size(); ++d)
+            write_tokens(r, program.io.mtp_labels[d], j, static_cast<std::int64_t>(d) + 2);
     }
+}
+
+void Trainer::write_tokens(Rank& r, TensorId input, int micro_batch, std::int64_t ahead) {
+    const std::int64_t mbs = plan_.mbs;
+    for (std::int64_t b = 0; b < mbs; ++b) {
+        const std::int64_t first = (micro_batch * plan_.dp + r.data) * mbs;
+        const std::int32_t* sample = tokens_.data() + (first + b) * (plan_.seq + 1);
+        for (std::size_t i = 0; i < r.positions.size(); ++i) {
+            const std::int64_t from = r.positions[i] + ahead;
+            r.tokens[i * static_cast<std::size_t>(mbs) + static_cast<std::size_t>(b)] =
+                from <= plan_.seq ? sample[from] : -1;
+        }
+    }
+    r.device->write(r.arena->at(input, micro_batch), r.tokens.data(), r.tokens.size() * sizeof r.tokens[0]);
 }
 
 void Trainer::set_hyper(double lr) {

@@ -116,9 +116,9 @@ private:
         std::unique_ptr<Executor> executor;
         std::unique_ptr<Recorder> recorder;
         std::vector<LocalParameter> parameters;
-        std::vector<std::int32_t> positions;   // of this rank's tokens in their sequence
-        std::vector<std::int32_t> ids, labels; // of one micro-batch, on their way to the device
-        int stage = 0;
+        std::vector<std::int32_t> positions; // of this rank's tokens in their sequence
+        std::vector<std::int32_t> tokens;    // of one micro-batch, on their way to the device
+        int stage = 0, data = 0;             // coordinates along PP and DP
     };
     struct Holder { // of pieces of a global tensor
         int rank = 0;
@@ -130,6 +130,8 @@ private:
     void index_parameters();
     void begin_rank(int rank);
     void fill_inputs(int rank);
+    // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample.
+    void write_tokens(Rank& r, TensorId input, int micro_batch, std::int64_t ahead);
     double read_scalar(const Rank& rank, TensorId id) const;
     std::vector<RouterStep> read_routers();
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);

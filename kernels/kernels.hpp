@@ -124,6 +124,8 @@ struct ActivationShape {
     Curve curve = Curve::silu;
     bool gated = true; // x is [rows, 2 ffn], gate first; else [rows, ffn]
     int groups = 0;    // length of counts, when given
+    // GPT-OSS, gated only; 0 is none: y = curve(min(gate, limit)) * (1 + clamp(up, -limit, limit)).
+    double limit = 0.0;
 };
 
 // The best top_k of score + bias, best first, equal scores by lower index. With groups > 1 only experts of the
@@ -309,7 +311,8 @@ struct Kernels {
 
     // max[rows] over this slice's real columns, -infinity if it has none.
     void (*ce_max)(const LossShape& shape, Src logits, float* max, void* stream);
-    // stat[rows, 2]: sum of exp(logit - max) over this slice, logit of the label (0 if the label is not in this slice).
+    // stat[rows, 2]: sum of exp(logit - max) over this slice, logit of the label (0 if the label is not in this slice);
+    // a row of a negative label has none: (0, 0), no loss and no gradient.
     void (*ce_sum)(const LossShape& shape, Src logits, const float* max, const std::int32_t* labels, float* stat,
                    void* stream);
     // +loss[1] = scale * sum over rows of log(sum) + max - label's logit

@@ -35,6 +35,7 @@ public:
     const Plan& plan() const { return plan_; }
     const Model& model() const { return *plan_.model; }
     Program& program() { return program_; }
+    const Program& program() const { return program_; }
     ParameterSet& parameters() { return parameters_; }
 
     // Starts a template; ops go there until the next open(). Returns its index.

@@ -3,6 +3,8 @@
 
 #include "planner/error.hpp"
 
+#include <utility>
+
 namespace moe {
 
 class DecoderLayer {
@@ -41,21 +43,23 @@ struct MtpLayer {
 };
 
 Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
-    : plan_(plan), model_(*plan.model), spec_(spec), embedding_(model_), head_(model_, "head", 1.0) {
+    : plan_(plan), model_(*plan.model), spec_(spec), embedding_(model_), head_(model_, "head", "model.norm.weight", 0) {
     for (const auto& [index, kind] : spec.layers)
         layers_.push_back(std::make_unique<DecoderLayer>(model_, model_.kinds[static_cast<std::size_t>(kind)],
                                                          fmt::format("layers.{}", index),
                                                          fmt::format("model.layers.{}.", index), index));
-    // MTP's loss has weight 0.1 / depth (papers: DeepSeek-V3's lambda).
-    const double weight = 0.1 / static_cast<double>(std::max<std::size_t>(1, model_.mtp.size()));
     for (std::size_t i = 0; i < spec.mtp.size(); ++i) {
         const int index = static_cast<int>(model_.layers.size() + i);
         const std::string key = fmt::format("mtp.{}", i), hf = fmt::format("model.layers.{}.", index);
         const LayerKind& kind = model_.kinds[static_cast<std::size_t>(spec.mtp[i])];
         mtp_.push_back(std::make_unique<MtpLayer>(
-            MtpLayer{{model_, key, hf}, {model_, kind, key, hf, index}, {model_, key, weight}}));
+            MtpLayer{{model_, key, hf},
+                     {model_, kind, key, hf, index},
+                     {model_, key, hf + "shared_head.norm.weight", static_cast<int>(i) + 1}}));
     }
-    if (spec.mtp_before) late_mtp_head_.emplace(model_, "mtp.0", weight);
+    if (spec.mtp_before)
+        late_mtp_head_.emplace(model_, "mtp.0",
+                               fmt::format("model.layers.{}.shared_head.norm.weight", model_.layers.size()), 1);
 }
 
 Chunk::~Chunk() = default;
@@ -83,16 +87,18 @@ void Chunk::forward(Builder& b) {
     if (spec_.receives)
         x = receive(b, "stage_in", spec_.previous, 0, spec_.stage);
     else if (spec_.embedding)
-        x = embedding_.forward(b);
+        x = embedding_.forward(b, b.program().io.ids);
     else
         x = b.activation("segment_in", b.local_tokens(), model_.hidden);
     TensorId branch = spec_.mtp_before ? receive(b, "mtp_branch_in", spec_.previous, 2, spec_.stage) : no_tensor;
     for (auto& layer : layers_) x = layer->forward(b, x);
-    if (spec_.loss) head_.forward(b, x);
+    // MTP reads what the LM head reads, as Megatron has it, unless it runs on a stage before the final norm.
     TensorId h = x;
-    for (auto& mtp : mtp_) {
-        h = mtp->layer.forward(b, mtp->input.forward(b, h, embedding_.forward(b)));
-        if (heads_here()) mtp->head.forward(b, h);
+    if (spec_.loss) h = head_.forward(b, x);
+    for (std::size_t i = 0; i < mtp_.size(); ++i) {
+        MtpLayer& mtp = *mtp_[i];
+        h = mtp.layer.forward(b, mtp.input.forward(b, h, embedding_.forward(b, mtp_ids(b, i))));
+        if (heads_here()) mtp.head.forward(b, h);
     }
     if (late_mtp_head_) late_mtp_head_->forward(b, branch);
     if (!spec_.sends) return;
@@ -118,10 +124,10 @@ void Chunk::backward(Builder& b) {
         const TensorId din = mtp_[i]->layer.backward(b, dbranch);
         b.layer = -1;
         const auto [dh, dembedded] = mtp_[i]->input.backward(b, din);
-        embedding_.backward(b, dembedded);
+        embedding_.backward(b, mtp_ids(b, i), dembedded);
         dbranch = dh;
     }
-    if (spec_.loss) dx = head_.backward(b);
+    if (spec_.loss) dx = head_.backward(b, std::exchange(dbranch, no_tensor));
     if (dx == no_tensor && dbranch == no_tensor) dx = b.activation("segment_dout", b.local_tokens(), model_.hidden);
     b.layer = -1;
     b.phase = Phase::dgrad;
@@ -131,8 +137,14 @@ void Chunk::backward(Builder& b) {
     if (spec_.receives)
         send(b, dx, spec_.previous, 1, spec_.stage - 1);
     else if (spec_.embedding)
-        embedding_.backward(b, dx);
+        embedding_.backward(b, b.program().io.ids, dx);
     if (dlate != no_tensor) send(b, dlate, spec_.previous, 3, spec_.stage - 1);
+}
+
+// The token after the one that depth i predicts from, which the depth before has as its label.
+TensorId Chunk::mtp_ids(const Builder& b, std::size_t i) {
+    const ProgramIo& io = b.program().io;
+    return i == 0 ? io.labels : io.mtp_labels[i - 1];
 }
 
 TensorId Chunk::receive(Builder& b, const char* name, int delta, int tag, int stage) {

@@ -40,6 +40,7 @@ public:
 
 private:
     bool heads_here() const { return spec_.loss || !spec_.sends; }
+    static TensorId mtp_ids(const Builder& b, std::size_t i);
     TensorId receive(Builder& b, const char* name, int delta, int tag, int stage);
     void send(Builder& b, TensorId x, int delta, int tag, int stage);
 

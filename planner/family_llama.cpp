@@ -59,6 +59,9 @@ void read_gpt_oss(const JsonObject& json, Model& model) {
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", true);
     kind.attention.sinks = true;
     kind.activation = Activation::quick_gelu;
+    kind.swiglu_limit = json.number_or("swiglu_limit", 7.0, 1e-6, 1e6);
+    if (const double alpha = json.number_or("swiglu_alpha", 1.702, 0.0, 1e6); alpha != 1.702)
+        refuse("{}: swiglu_alpha = {}: only 1.702 is known", json.place(), alpha);
     Moe moe;
     moe.experts = integer(json, "num_local_experts", max_experts);
     moe.top_k =

@@ -27,6 +27,10 @@ void add_io(Program& program, const Plan& plan) {
     io.labels = add_flat(program, "labels", Dtype::i32, Storage::input, tokens);
     io.positions = add_flat(program, "positions", Dtype::i32, Storage::input, plan.seq / plan.cp);
     program.tensors[static_cast<std::size_t>(io.positions)].per_micro_batch = false;
+    for (std::size_t d = 0; d < plan.model->mtp.size(); ++d)
+        io.mtp_labels.push_back(
+            add_flat(program, fmt::format("mtp_labels{}", d + 1), Dtype::i32, Storage::input, tokens));
+    if (!io.mtp_labels.empty()) io.mtp_loss = add_flat(program, "mtp_loss", Dtype::f32, Storage::scalar, 1);
     io.loss = add_flat(program, "loss", Dtype::f32, Storage::scalar, 1);
     io.gradient_norm = add_flat(program, "gradient_norm", Dtype::f32, Storage::scalar, 1);
     io.hyper = add_flat(program, "hyper", Dtype::f32, Storage::scalar, 8);

@@ -99,17 +99,12 @@ void check_attention(const JsonObject& json, const Attention& attention) {
 std::string attention_obstacle(const Attention& attention) {
     if (attention.kind == AttentionKind::gated_delta) return "layer_types = linear_attention: no gated delta net yet";
     if (attention.kind == AttentionKind::compressed) return "compress_ratios: no compressed sparse attention yet";
-    if (attention.sinks) return "attention sinks: not trained yet";
-    if (attention.window > 0) return fmt::format("sliding_window = {}: no windowed attention yet", attention.window);
     if (attention.output_gate) return "attention output gate: not trained yet";
-    if (attention.out_bias) return "attention_bias = true: no bias of the output projection yet";
     return {};
 }
 
 std::string moe_obstacle(const Moe& moe) {
-    if (moe.expert_bias) return "bias in the experts' linear layers: not trained yet";
     if (moe.probs_on_input) return "routing weight on the experts' input: not trained yet";
-    if (moe.router.linear_bias) return "bias of the router: not trained yet";
     if (moe.router.scoring == Scoring::sqrt_softplus) return "scoring_func = sqrtsoftplus: not trained yet";
     return {};
 }
@@ -119,10 +114,10 @@ std::string layer_obstacle(const JsonObject& json, const LayerKind& kind) {
     if (kind.moe) {
         if (std::string text = moe_obstacle(*kind.moe); !text.empty()) return text;
     }
-    if (kind.activation != Activation::silu)
+    // GPT-OSS's gate is a quick-GELU whatever its hidden_act says.
+    if (kind.activation != Activation::silu && kind.swiglu_limit == 0.0)
         return fmt::format("hidden_act = {}: only silu is trained yet", json.string_or("hidden_act", "(not silu)"));
     if (!kind.gated) return "MLP without a gate: not trained yet";
-    if (kind.mlp_bias) return "mlp_bias = true: not trained yet";
     return {};
 }
 
@@ -238,11 +233,6 @@ std::string obstacle(const JsonObject& json, const Model& model) {
     if (json.number_or("attention_dropout", 0.0, 0.0, 1.0) > 0.0) return "attention_dropout: must be 0";
     if (std::string text = rope_obstacle(model.rope_scaling); !text.empty()) return text;
     if (json.number_or("router_jitter_noise", 0.0, 0.0, 1.0) > 0.0) return "router_jitter_noise: must be 0";
-    // Last, so that its advice holds: nothing else stands in the way.
-    if (!model.mtp.empty())
-        return fmt::format("num_nextn_predict_layers = {}: no multi-token prediction yet; "
-                           "\"num_nextn_predict_layers\": 0 would run",
-                           model.mtp.size());
     return {};
 }
 

@@ -189,6 +189,9 @@ PlanFault check_executable(const Plan& plan) {
                      "for all modules, set them to default",
                      precision(plan.attention_precision), precision(plan.expert_precision),
                      precision(plan.head_precision));
+    const auto biased = [](const LayerKind& kind) { return kind.moe && kind.moe->expert_bias; };
+    if (plan.etp > 1 && std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(), biased))
+        return fault("etp", "etp = {} with biases behind FC2, which every member would add: set etp=1", plan.etp);
     struct Choice {
         bool made;
         const char* field;

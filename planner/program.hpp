@@ -391,7 +391,7 @@ struct ProgramIo {
     // labels[i] is the token behind position i; mtp_labels[d] that d + 1 positions further on, -1 beyond the sample.
     TensorId ids = no_tensor, labels = no_tensor, positions = no_tensor;
     std::vector<TensorId> mtp_labels;
-    TensorId mtp_loss = no_tensor; // [depths]: mean cross-entropy of each MTP layer, without its weight
+    TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight
     std::vector<RouterIo> routers;
     TensorId router_sums = no_tensor;   // all routers' load, loss and score_load, one behind the other
     TensorId loss = no_tensor;          // summed over the step, already divided by the global token count

@@ -332,8 +332,9 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
 double laid_out(const Plan& plan) {
     Plan enough = plan;
     enough.gbs = plan.mbs * plan.dp * enough_micro_batches(plan);
-    const double inputs = 8.0 * static_cast<double>(plan.tokens_gathered()) *
-                          (plan.micro_batches() - enough.micro_batches()); // ids and labels of the others
+    // Ids and labels of the others.
+    const double inputs = 4.0 * (2.0 + static_cast<double>(plan.model->mtp.size())) *
+                          static_cast<double>(plan.tokens_gathered()) * (plan.micro_batches() - enough.micro_batches());
     double worst = 0.0;
     for (int rank = 0; rank < plan.pp; ++rank) {
         const Program program = lower(enough, rank);

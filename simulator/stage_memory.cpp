@@ -58,7 +58,8 @@ int enough_micro_batches(const Plan& plan) {
 
 double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
                   const std::vector<double>& saved) {
-    const double inputs = 4.0 * static_cast<double>(plan.tokens_gathered()) * 2.0 * plan.micro_batches() +
+    const double inputs = 4.0 * static_cast<double>(plan.tokens_gathered()) *
+                              (2.0 + static_cast<double>(plan.model->mtp.size())) * plan.micro_batches() +
                           4.0 * static_cast<double>(plan.seq / plan.cp);
     const std::uint64_t common =
         (plan.pp > 1 ? group_bit(groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(groups::world) : 0);

@@ -47,6 +47,15 @@ void evaluate(Curve curve, const float* from, std::int64_t n, float* y, float* d
     }
 }
 
+// Cuts the gate from above and up on both sides, and shifts up, where the shape has a limit; works in place.
+void clamp_gate(const ActivationShape& s, float* gate, std::int64_t n) {
+    if (s.limit > 0.0) Out(gate, n) = In(gate, n).min(static_cast<float>(s.limit));
+}
+void clamp_up(const ActivationShape& s, float* up, std::int64_t n) {
+    const auto limit = static_cast<float>(s.limit);
+    if (s.limit > 0.0) Out(up, n) = In(up, n).max(-limit).min(limit) + 1.0f;
+}
+
 std::int64_t active_rows(const ActivationShape& s, const std::int32_t* counts) {
     return counts != nullptr ? routed_rows(counts, s.groups, s.rows) : s.rows;
 }
@@ -61,9 +70,19 @@ void activation(const ActivationShape& s, Src x, const float* probs, const std::
         const float p = probs != nullptr ? probs[r] : 1.0f;
         for (std::int64_t i = 0; i < s.ffn; i += chunk) {
             const std::int64_t n = std::min(chunk, s.ffn - i);
-            evaluate(s.curve, read(x, r * width + i, n, wide_x), n, curve, nullptr);
+            const float* gate = read(x, r * width + i, n, wide_x);
+            if (s.limit > 0.0) {
+                load(x, r * width + i, n, wide_x);
+                clamp_gate(s, wide_x, n);
+                gate = wide_x;
+            }
+            evaluate(s.curve, gate, n, curve, nullptr);
             float* out = target(y, r * s.ffn + i, wide_y);
-            if (s.gated) {
+            if (s.gated && s.limit > 0.0) {
+                load(x, r * width + s.ffn + i, n, wide_up);
+                clamp_up(s, wide_up, n);
+                Out(out, n) = In(curve, n) * In(wide_up, n) * p;
+            } else if (s.gated) {
                 Out(out, n) = In(curve, n) * In(read(x, r * width + s.ffn + i, n, wide_up), n) * p;
             } else {
                 Out(out, n) = In(curve, n) * p;
@@ -82,15 +101,27 @@ void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs
     float* slope = scratch(Slot::d, chunk);
     float* grad = scratch(Slot::e, chunk);
     float* wide_dx = scratch(Slot::f, chunk);
+    float* inside = scratch(Slot::g, chunk); // 1 where up is within its limits
+    const auto limit = static_cast<float>(s.limit);
     for (std::int64_t r = 0; r < rows; ++r) {
         const float p = probs != nullptr ? probs[r] : 1.0f;
         float along = 0.0f;
         for (std::int64_t i = 0; i < s.ffn; i += chunk) {
             const std::int64_t n = std::min(chunk, s.ffn - i), gate_at = r * width + i, up_at = gate_at + s.ffn;
-            evaluate(s.curve, read(x, gate_at, n, wide_x), n, curve, slope);
+            if (s.limit > 0.0) {
+                load(x, gate_at, n, inside);
+                load(x, gate_at, n, wide_x);
+                clamp_gate(s, wide_x, n);
+                evaluate(s.curve, wide_x, n, curve, slope);
+                Out(slope, n) *= (In(inside, n) <= limit).cast<float>();
+            } else {
+                evaluate(s.curve, read(x, gate_at, n, wide_x), n, curve, slope);
+            }
             const In from(read(dy, r * s.ffn + i, n, grad), n);
             if (s.gated) {
                 load(x, up_at, n, up); // a copy: dx may be x
+                if (s.limit > 0.0) Out(inside, n) = (In(up, n).abs() <= limit).cast<float>();
+                clamp_up(s, up, n);
             } else {
                 Out(up, n).setOnes();
             }
@@ -101,6 +132,7 @@ void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs
             if (!s.gated) continue;
             out = target(dx, up_at, wide_dx);
             Out(out, n) = from * In(curve, n) * p;
+            if (s.limit > 0.0) Out(out, n) *= In(inside, n);
             flush(dx, up_at, n, out);
         }
         if (dprobs != nullptr) dprobs[r] = along;

@@ -38,7 +38,7 @@ void ce_sum(const LossShape& s, Src logits, const float* max, const std::int32_t
             sum += static_cast<double>((In(read(logits, r * s.vocab_local + j, n, wide), n) - max[r]).exp().sum());
         }
         const std::int64_t label = labels[r] - s.first;
-        stat[2 * r] = static_cast<float>(sum);
+        stat[2 * r] = labels[r] < 0 ? 0.0f : static_cast<float>(sum);
         stat[2 * r + 1] = label >= 0 && label < columns ? value(logits, r * s.vocab_local + label) : 0.0f;
     }
 }
@@ -46,6 +46,7 @@ void ce_sum(const LossShape& s, Src logits, const float* max, const std::int32_t
 void ce_loss(const LossShape& s, const float* max, const float* stat, float* loss, void*) {
     double sum = 0.0;
     for (std::int64_t r = 0; r < s.rows; ++r) {
+        if (stat[2 * r] == 0.0f) continue; // no label
         sum += std::log(static_cast<double>(stat[2 * r])) + static_cast<double>(max[r]) -
                static_cast<double>(stat[2 * r + 1]);
     }
@@ -60,14 +61,15 @@ void ce_grad(const LossShape& s, Src logits, const float* max, const float* stat
     float* wide_out = scratch(Slot::b, chunk);
     for (std::int64_t r = 0; r < s.rows; ++r) {
         const std::int64_t label = labels[r] - s.first;
-        const float factor = scale / stat[2 * r];
+        const bool counts = labels[r] >= 0;
+        const float factor = counts ? scale / stat[2 * r] : 0.0f;
         for (std::int64_t j = 0; j < s.vocab_local; j += chunk) {
             const std::int64_t n = std::min(chunk, s.vocab_local - j), at = r * s.vocab_local + j;
             const std::int64_t real = std::clamp<std::int64_t>(columns - j, 0, n);
             float* out = target(dlogits, at, wide_out);
             Out(out, real) = (In(read(logits, at, real, wide), real) - max[r]).exp() * factor;
             std::fill_n(out + real, n - real, 0.0f);
-            if (label >= j && label < j + real) out[label - j] -= scale;
+            if (counts && label >= j && label < j + real) out[label - j] -= scale;
             flush(dlogits, at, n, out);
         }
     }

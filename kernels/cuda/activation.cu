@@ -31,6 +31,19 @@ __device__ Point evaluate(Curve curve, float x) {
     }
 }
 
+// What multiplies the curve, and the slopes of gate and up inside their limits; 1 added to up where there is a limit.
+struct Gated {
+    float gate, up, gate_slope = 1.0f, up_slope = 1.0f;
+    __device__ Gated(const ActivationShape& s, float x, float y) : gate(x), up(y) {
+        const auto limit = static_cast<float>(s.limit);
+        if (limit <= 0.0f) return;
+        gate_slope = gate <= limit ? 1.0f : 0.0f;
+        up_slope = fabsf(up) <= limit ? 1.0f : 0.0f;
+        gate = fminf(gate, limit);
+        up = fminf(fmaxf(up, -limit), limit) + 1.0f;
+    }
+};
+
 // Whether this block's row holds data; all threads of a block get the same answer.
 __device__ bool active(const ActivationShape& s, const std::int32_t* counts, std::int64_t row) {
     return counts == nullptr || row < routed_rows(counts, s.groups, s.rows);
@@ -42,8 +55,8 @@ __global__ void __launch_bounds__(threads)
     if (!active(s, counts, row)) return;
     const float p = probs != nullptr ? probs[row] : 1.0f;
     for (std::int64_t i = threadIdx.x; i < s.ffn; i += threads) {
-        const float curve = evaluate(s.curve, load(x, start + i)).value;
-        store(y, row * s.ffn + i, (s.gated ? curve * load(x, start + s.ffn + i) : curve) * p);
+        const Gated at(s, load(x, start + i), s.gated ? load(x, start + s.ffn + i) : 1.0f);
+        store(y, row * s.ffn + i, evaluate(s.curve, at.gate).value * at.up * p);
     }
 }
 
@@ -54,11 +67,12 @@ __global__ void __launch_bounds__(threads) activation_grad_kernel(ActivationShap
     const float p = probs != nullptr ? probs[row] : 1.0f;
     float along = 0.0f;
     for (std::int64_t i = threadIdx.x; i < s.ffn; i += threads) { // both inputs before both outputs: dx may be x
-        const Point curve = evaluate(s.curve, load(x, start + i));
-        const float grad = load(dy, row * s.ffn + i), up = s.gated ? load(x, start + s.ffn + i) : 1.0f;
-        along += grad * curve.value * up;
-        store(dx, start + i, grad * up * curve.slope * p);
-        if (s.gated) store(dx, start + s.ffn + i, grad * curve.value * p);
+        const Gated at(s, load(x, start + i), s.gated ? load(x, start + s.ffn + i) : 1.0f);
+        const Point curve = evaluate(s.curve, at.gate);
+        const float grad = load(dy, row * s.ffn + i);
+        along += grad * curve.value * at.up;
+        store(dx, start + i, grad * at.up * curve.slope * at.gate_slope * p);
+        if (s.gated) store(dx, start + s.ffn + i, grad * curve.value * at.up_slope * p);
     }
     if (dprobs == nullptr) return;
     along = block_sum(along);

@@ -35,8 +35,9 @@ __global__ void __launch_bounds__(threads)
     sum = block_sum(sum);
     if (threadIdx.x != 0) return;
     const std::int64_t label = labels[row] - s.first;
-    stat[2 * row] = sum;
-    stat[2 * row + 1] = label >= 0 && label < columns ? load(logits, row * s.vocab_local + label) : 0.0f;
+    stat[2 * row] = labels[row] < 0 ? 0.0f : sum;
+    stat[2 * row + 1] =
+        labels[row] >= 0 && label >= 0 && label < columns ? load(logits, row * s.vocab_local + label) : 0.0f;
 }
 
 // One block: some thousand rows, and a fixed order.
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(sum_threads)
     loss_kernel(LossShape s, const float* max, const float* stat, float* loss) {
     double sum = 0.0;
     for (std::int64_t row = threadIdx.x; row < s.rows; row += sum_threads) {
+        if (stat[2 * row] == 0.0f) continue; // no label
         sum += log(static_cast<double>(stat[2 * row])) + static_cast<double>(max[row]) -
                static_cast<double>(stat[2 * row + 1]);
     }
@@ -55,11 +57,12 @@ __global__ void __launch_bounds__(threads)
     grad_kernel(LossShape s, Src logits, const float* max, const float* stat, const std::int32_t* labels, Dst dlogits) {
     const std::int64_t row = blockIdx.x, columns = real_columns(s), label = labels[row] - s.first;
     const auto scale = static_cast<float>(s.scale);
-    const float largest = max[row], factor = scale / stat[2 * row];
+    const bool counts = labels[row] >= 0;
+    const float largest = max[row], factor = counts ? scale / stat[2 * row] : 0.0f;
     for (std::int64_t c = threadIdx.x; c < s.vocab_local; c += threads) {
         const std::int64_t at = row * s.vocab_local + c;
         float value = 0.0f;
-        if (c < columns) value = expf(load(logits, at) - largest) * factor - (c == label ? scale : 0.0f);
+        if (c < columns) value = expf(load(logits, at) - largest) * factor - (counts && c == label ? scale : 0.0f);
         store(dlogits, at, value);
     }
 }

@@ -19,31 +19,30 @@ void EmbeddingLayer::declare(ParameterSet& set, const Plan& plan) const {
         set.declare("embedding", {vocabulary_matrix(model_, plan, "model.embed_tokens.weight")}, false);
 }
 
-TensorId EmbeddingLayer::forward(Builder& b) {
+TensorId EmbeddingLayer::forward(Builder& b, TensorId ids) {
     b.layer = -1;
     b.phase = Phase::forward;
     b.module = Module::embedding;
     const Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
     const TensorId x = b.activation("embedding", b.gathered_tokens(), model_.hidden);
-    Op& op = b.emit(OpKind::embedding, {b.program().io.ids, table.value}, {x});
+    Op& op = b.emit(OpKind::embedding, {ids, table.value}, {x});
     op.bytes = 2.0 * b.at(x).expected_bytes(); // only the rows looked up are read
     return b.scatter_tokens(x, "embedding_local");
 }
 
-void EmbeddingLayer::backward(Builder& b, TensorId dx) {
+void EmbeddingLayer::backward(Builder& b, TensorId ids, TensorId dx) {
     b.layer = -1;
     b.phase = Phase::wgrad;
     b.module = Module::embedding;
     const Weight table = b.weight("embedding", model_.padded_vocab(b.plan().tp) / b.plan().tp, model_.hidden);
     const TensorId full = b.gather_tokens(dx, "dembedding");
-    Op& op = b.emit(OpKind::embedding_grad, {b.program().io.ids, full}, {table.gradient});
+    Op& op = b.emit(OpKind::embedding_grad, {ids, full}, {table.gradient});
     op.bytes = b.at(full).expected_bytes() +
                8.0 * static_cast<double>(b.gathered_tokens()) * static_cast<double>(model_.hidden);
 }
 
 void HeadLayer::declare(ParameterSet& set, const Plan& plan) const {
-    Norm::declare(set, key_ + ".norm", key_ == "head" ? "model.norm.weight" : "model." + key_ + ".norm.weight",
-                  model_.hidden);
+    Norm::declare(set, key_ + ".norm", norm_name_, model_.hidden);
     const std::string weight = model_.tied_embeddings ? "embedding" : "lm_head";
     const char* name = model_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
     if (!set.has(weight))
@@ -51,7 +50,12 @@ void HeadLayer::declare(ParameterSet& set, const Plan& plan) const {
                     plan.head_precision);
 }
 
-void HeadLayer::forward(Builder& b, TensorId x) {
+TensorId HeadLayer::labels(const Builder& b) const {
+    const ProgramIo& io = b.program().io;
+    return depth_ == 0 ? io.labels : io.mtp_labels[static_cast<std::size_t>(depth_ - 1)];
+}
+
+TensorId HeadLayer::forward(Builder& b, TensorId x) {
     const Plan& plan = b.plan();
     const std::int64_t rows = b.gathered_tokens(), local = model_.padded_vocab(plan.tp) / plan.tp;
     b.layer = -1;
@@ -63,8 +67,11 @@ void HeadLayer::forward(Builder& b, TensorId x) {
     head_.name = key_ + ".logits";
     head_.gather = plan.tp > 1;
     logits_ = linear_forward(b, head_, normed, b.activation_dtype());
-    const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
-    loss_ = {rows, local, model_.vocab, loss_weight_ / tokens};
+    // The last `depth` positions of a sample have no label.
+    const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq - depth_);
+    loss_ = gradient_ = {rows, local, model_.vocab, 1.0 / tokens};
+    if (depth_ > 0) gradient_.scale *= 0.1 / static_cast<double>(model_.mtp.size());
+    const ProgramIo& io = b.program().io;
     const auto summed = [&](TensorId partial, bool max, const char* name) {
         if (plan.tp == 1) return partial;
         const TensorId whole = b.tensor(key_ + name, Dtype::f32, b.at(partial).rows, b.at(partial).cols);
@@ -75,18 +82,21 @@ void HeadLayer::forward(Builder& b, TensorId x) {
     b.emit(OpKind::ce_max, {logits_}, {local_max}, loss_);
     max_ = summed(local_max, true, ".max");
     const TensorId local_stat = b.tensor(key_ + ".stat_local", Dtype::f32, rows, 2);
-    b.emit(OpKind::ce_sum, {logits_, max_, b.program().io.labels}, {local_stat}, loss_);
+    b.emit(OpKind::ce_sum, {logits_, max_, labels(b)}, {local_stat}, loss_);
     stat_ = summed(local_stat, false, ".stat");
-    b.emit(OpKind::ce_loss, {max_, stat_}, {b.program().io.loss}, loss_);
+    b.emit(OpKind::ce_loss, {max_, stat_}, {depth_ == 0 ? io.loss : io.mtp_loss}, loss_);
+    return normed;
 }
 
-TensorId HeadLayer::backward(Builder& b) {
+TensorId HeadLayer::backward(Builder& b, TensorId dnormed) {
     b.layer = -1;
     b.phase = Phase::dgrad;
     b.module = Module::head;
     const TensorId dlogits = b.activation(key_ + ".dlogits", b.at(logits_).rows, b.at(logits_).cols);
-    b.emit(OpKind::ce_grad, {logits_, max_, stat_, b.program().io.labels}, {dlogits}, loss_);
-    return norm_.backward(b, linear_backward(b, head_, dlogits));
+    b.emit(OpKind::ce_grad, {logits_, max_, stat_, labels(b)}, {dlogits}, gradient_);
+    TensorId d = linear_backward(b, head_, dlogits);
+    if (dnormed != no_tensor) d = b.add(d, dnormed, key_ + ".dnormed");
+    return norm_.backward(b, d);
 }
 
 void MtpInput::declare(ParameterSet& set) const {

@@ -137,8 +137,9 @@ class EmbeddingLayer {
 public:
     explicit EmbeddingLayer(const Model& model) : model_(model) {}
     void declare(ParameterSet& set, const Plan& plan) const;
-    TensorId forward(Builder& b);
-    void backward(Builder& b, TensorId dx);
+    // `ids`: a tensor of ProgramIo; rows of negative ids are zero and get no gradient.
+    TensorId forward(Builder& b, TensorId ids);
+    void backward(Builder& b, TensorId ids, TensorId dx);
 
 private:
     const Model& model_;
@@ -146,20 +147,24 @@ private:
 
 class HeadLayer {
 public:
-    // `shared_head`: the LM head's weight was declared by another part of the chunk (tied embedding, MTP).
-    HeadLayer(const Model& model, std::string key, double loss_weight)
-        : model_(model), key_(std::move(key)), loss_weight_(loss_weight) {}
+    // depth 0: the model's own head; d: that of MTP layer d, which predicts d tokens further on, reports its loss apart
+    // and has weight 0.1 / depths (DeepSeek-V3's lambda, arXiv 2412.19437 section 2.2). The LM head's weight is shared.
+    HeadLayer(const Model& model, std::string key, std::string norm_name, int depth)
+        : model_(model), key_(std::move(key)), norm_name_(std::move(norm_name)), depth_(depth) {}
     void declare(ParameterSet& set, const Plan& plan) const;
-    void forward(Builder& b, TensorId x);
-    TensorId backward(Builder& b);
+    // Returns the normed x.
+    TensorId forward(Builder& b, TensorId x);
+    // `dnormed`: gradient of what forward() returned from other readers, or no_tensor.
+    TensorId backward(Builder& b, TensorId dnormed = no_tensor);
 
 private:
+    TensorId labels(const Builder& b) const;
     const Model& model_;
-    std::string key_;
-    double loss_weight_;
+    std::string key_, norm_name_;
+    int depth_;
     Norm norm_;
     Linear head_;
-    LossAttr loss_;
+    LossAttr loss_, gradient_; // apart in their scale
     TensorId logits_ = no_tensor, max_ = no_tensor, stat_ = no_tensor;
 };
 

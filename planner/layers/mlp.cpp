@@ -67,7 +67,7 @@ TensorId MlpLayer::forward(Builder& b, TensorId x) {
     }
     pre_ = pre;
     if (!shared_) b.module = Module::moe_act_dense;
-    act_ = {b.at(pre).rows, local, kind_.activation, kind_.gated};
+    act_ = {b.at(pre).rows, local, kind_.activation, kind_.gated, kind_.swiglu_limit};
     const TensorId act = b.activation(name + "act", act_.rows, local);
     b.emit(OpKind::activation, {pre, no_tensor, no_tensor}, {act}, act_);
     b.module = module;

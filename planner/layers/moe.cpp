@@ -17,11 +17,12 @@ void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
     const std::int64_t h = model_.hidden, f = moe_.ffn;
     const double out_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(1, model_.layers.size())));
     const bool mixtral = model_.architecture.rfind("Mixtral", 0) == 0;
+    const std::string gate = model_.architecture == "GptOssForCausalLM" ? "router" : "gate";
     const std::string at = hf_ + (mixtral ? "block_sparse_moe." : "mlp.");
     Norm::declare(set, key_ + ".norm", hf_ + "post_attention_layernorm.weight", h);
-    set.declare(key_ + ".gate", {matrix(at + "gate.weight", Domain::dense, moe_.experts, h, -1, 0.02)}, false);
+    set.declare(key_ + ".gate", {matrix(at + gate + ".weight", Domain::dense, moe_.experts, h, -1, 0.02)}, false);
     if (moe_.router.linear_bias)
-        set.declare(key_ + ".gate_bias", {matrix(at + "gate.bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
+        set.declare(key_ + ".gate_bias", {matrix(at + gate + ".bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
                     false);
     // The selection bias gets no gradient, so the optimizer leaves it alone; load balancing moves it.
     if (moe_.router.expert_bias)
@@ -163,7 +164,7 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     }
     fc1_out_ = h;
     b.module = Module::moe_act;
-    act_ = {cap, f, kind_.activation, kind_.gated};
+    act_ = {cap, f, kind_.activation, kind_.gated, kind_.swiglu_limit};
     const TensorId act = b.activation("expert_act", cap, f, expected);
     // Memory-efficient permutation: the routing weight is applied here, before FC2.
     const bool early = b.plan().memory_efficient_permutation;

@@ -120,6 +120,7 @@ Template finish_template(const Program& program, const Plan& plan) {
     const bool has_loss =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss; });
     if (has_loss) all_reduce(groups::samples, io.loss);
+    if (has_loss && io.mtp_loss != no_tensor) all_reduce(groups::samples, io.mtp_loss);
     if (io.router_sums != no_tensor)
         all_reduce({Domain::dense, axis::tensor | axis::context | axis::data}, io.router_sums);
     for (const Bucket& b : program.buckets) {

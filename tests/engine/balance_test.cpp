@@ -12,8 +12,6 @@ using namespace moe;
 
 namespace {
 
-using Fields = std::vector<std::pair<std::string, std::string>>;
-
 std::vector<StepResult> train_steps(Trainer& trainer, int steps) {
     std::vector<StepResult> results;
     for (int s = 0; s < steps; ++s) results.push_back(trainer.step(made_up_tokens(61)));

@@ -11,8 +11,6 @@ using namespace moe;
 
 namespace {
 
-using Fields = std::vector<std::pair<std::string, std::string>>;
-
 // The loss and its gradients at the current weights: a step with learning rate 0 changes nothing.
 class Probe {
 public:
@@ -23,7 +21,7 @@ public:
     double loss() {
         const StepResult step =
             trainer_.step([&](std::int64_t sample, std::span<std::int32_t> tokens) { source_(sample % 4, tokens); });
-        return step.loss + step.aux_loss();
+        return step.loss + step.aux_loss() + 0.1 * step.mtp_loss;
     }
     Trainer& trainer() { return trainer_; }
 
@@ -138,6 +136,8 @@ TEST_CASE("gradients agree with differences of the loss: deepseek3") { check_mod
 TEST_CASE("gradients agree with differences of the loss: deepseek2") { check_model("deepseek2"); }
 TEST_CASE("gradients agree with differences of the loss: mixtral") { check_model("mixtral"); }
 TEST_CASE("gradients agree with differences of the loss: llama") { check_model("llama"); }
+TEST_CASE("gradients agree with differences of the loss: gptoss") { check_model("gptoss"); }
+TEST_CASE("gradients agree with differences of the loss: deepseek3-mtp") { check_model("deepseek3-mtp"); }
 TEST_CASE("gradients agree with differences of the loss: balancing losses") {
     for (const char* kind : {"aux_loss", "seq_aux_loss", "global_aux_loss"})
         check_model("qwen3", {{"load_balancing", kind}, {"aux_loss", "3"}, {"z_loss", "0.1"}});

@@ -47,7 +47,7 @@ Trained train_three(const Plan& plan, std::uint64_t seed) {
     for (int step = 0; step < 3; ++step) {
         const StepResult r = trainer.step(source);
         result.losses.push_back(r.loss);
-        result.aux_losses.push_back(r.aux_loss());
+        result.aux_losses.push_back(r.aux_loss() + r.mtp_loss);
         if (step > 0) continue;
         result.grad_norm = r.grad_norm;
         for (const auto& [name, shape] : trainer.parameters()) result.gradients[name] = trainer.read_gradient(name);

@@ -108,6 +108,24 @@ TEST_CASE("parity: routing weights normalised after the choice") {
                            });
 }
 
+TEST_CASE("parity: windows, sinks, biases and clamped gates") {
+    check_plans("gptoss", {
+                              {{"ep", "8"}, {"tp", "4"}},
+                              {{"tp", "2"}, {"ep", "4"}, {"mbs", "2"}},
+                              {{"tp", "2"}, {"pp", "2"}, {"ep", "2"}, {"mbs", "4"}},
+                              {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "4"}},
+                          });
+}
+
+TEST_CASE("parity: multi-token prediction") {
+    check_plans("deepseek3-mtp", {
+                                     {{"ep", "8"}},
+                                     {{"tp", "4"}, {"ep", "2"}, {"etp", "2"}, {"mbs", "2"}},
+                                     {{"tp", "2"}, {"ep", "4"}, {"recompute", "full"}, {"mbs", "2"}},
+                                     {{"cp", "2"}, {"tp", "2"}, {"ep", "2"}},
+                                 });
+}
+
 TEST_CASE("parity: losses that balance sequences or the global batch, and the selection bias") {
     const std::vector<Fields> plans{
         {{"ep", "8"}},

@@ -39,6 +39,18 @@ const std::map<std::string, std::string>& configs() {
             "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8)"},
         {"mixtral", R"("architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_key_value_heads": 4,
             "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2)"},
+        // Two layers of multi-token prediction, one of them behind the other.
+        {"deepseek3-mtp",
+         R"("architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+            "n_group": 4, "topk_group": 2, "first_k_dense_replace": 3, "moe_layer_freq": 1, "routed_scaling_factor": 2.5,
+            "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "q_lora_rank": 24, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_nextn_predict_layers": 2)"},
+        {"gptoss",
+         R"("architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_key_value_heads": 4, "head_dim": 8,
+            "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": true, "sliding_window": 5,
+            "swiglu_limit": 2.5, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": false, "original_max_position_embeddings": 16})"},
         {"llama",
          R"("architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 4, "intermediate_size": 64)"},
     };

@@ -13,8 +13,9 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 
 // "qwen3" (GQA, QK-norm, softmax router), "qwen2" (GQA with bias, gated shared expert), "deepseek3" (MLA with query
 // latent, sigmoid group-limited router, shared experts, first layer dense), "deepseek2" (MLA without query latent,
-// group-limited softmax), "mixtral", "llama" (dense). All have 4 layers, hidden 32 and 61 tokens of vocabulary, which
-// no TP degree divides.
+// group-limited softmax), "deepseek3-mtp" (two layers of multi-token prediction), "gptoss" (windows in turns, sinks,
+// biases everywhere, clamped gates), "mixtral", "llama" (dense). All have 4 layers, hidden 32 and 61 tokens of
+// vocabulary, which no TP degree divides.
 std::shared_ptr<const moe::Model> small_model(const std::string& kind, const Fields& changed = {});
 
 // One-rank FP32 plan of 32 tokens per sequence, 8 sequences per step, changed by fields ("tp", "2"); dp and edp follow.

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace moe::test {
@@ -42,9 +43,14 @@ struct ActivationData {
         Vec out;
         for (std::int64_t r = 0; r < rows; ++r) {
             for (std::int64_t j = 0; j < s.ffn; ++j) {
-                const double up = s.gated ? in[static_cast<std::size_t>(r * width() + s.ffn + j)] : 1.0;
+                double up = s.gated ? in[static_cast<std::size_t>(r * width() + s.ffn + j)] : 1.0;
+                double gate = in[static_cast<std::size_t>(r * width() + j)];
+                if (s.limit > 0.0) {
+                    gate = std::min(gate, s.limit);
+                    up = 1.0 + std::clamp(up, -s.limit, s.limit);
+                }
                 const double prob = with_probs ? p[static_cast<std::size_t>(r)] : 1.0;
-                out.push_back(curve_of(s.curve, in[static_cast<std::size_t>(r * width() + j)]) * up * prob);
+                out.push_back(curve_of(s.curve, gate) * up * prob);
             }
         }
         return out;
@@ -54,9 +60,9 @@ struct ActivationData {
 Case activation_case(bool grad, ActivationShape s, bool probs, const Index& counts, Type type) {
     Case out;
     s.groups = static_cast<int>(counts.size());
-    out.name = fmt::format("activation{} {}{} rows {} ffn {}{} counts {} {}", grad ? "_grad" : "", name_of(s.curve),
-                           s.gated ? " gated" : "", s.rows, s.ffn, probs ? " probs" : "", fmt::join(counts, ","),
-                           test::name_of(type));
+    out.name = fmt::format("activation{} {}{}{} rows {} ffn {}{} counts {} {}", grad ? "_grad" : "", name_of(s.curve),
+                           s.gated ? " gated" : "", s.limit > 0.0 ? " clamped" : "", s.rows, s.ffn,
+                           probs ? " probs" : "", fmt::join(counts, ","), test::name_of(type));
     Random random(out.name);
     std::int64_t rows = counts.empty() ? s.rows : 0;
     for (const int c : counts) rows += c;
@@ -148,6 +154,16 @@ Case sigmoid_scale_case(bool grad, std::int64_t rows, std::int64_t cols, Type ty
 }
 
 } // namespace
+
+TEST_CASE("activation and its gradient: clamped gate and up (GPT-OSS)") {
+    for (const bool grad : {false, true})
+        for (const Type type : {Type::f32, Type::bf16}) {
+            ActivationShape s = shape(7, 33, Curve::quick_gelu, true);
+            s.limit = 1.5; // of inputs of spread 2: many lie beyond
+            check(activation_case(grad, s, false, {}, type));
+            check(activation_case(grad, s, true, {2, 0, 3}, type));
+        }
+}
 
 TEST_CASE("activation and its gradient: every curve, gated and plain, with probabilities and counts") {
     for (const Type type : {Type::f32, Type::bf16}) {

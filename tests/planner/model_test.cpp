@@ -55,7 +55,7 @@ TEST_CASE("DeepSeek-V3 from its profile") {
     CHECK(attention.kind == moe::AttentionKind::mla);
     CHECK(attention.qk_dim == 192);
     CHECK(attention.v_dim == 128);
-    CHECK(model.not_executable.find("\"num_nextn_predict_layers\": 0 would run") != std::string::npos);
+    CHECK(model.not_executable.empty());
 }
 
 TEST_CASE("routers differ by architecture as the reference implementations do") {
@@ -127,6 +127,7 @@ TEST_CASE("a GPT-OSS config as Hugging Face ships it") {
     CHECK(model.kind_of(2).attention.window == 0);
     CHECK(model.kind_of(0).attention.sinks);
     CHECK(model.kind_of(0).activation == moe::Activation::quick_gelu);
+    CHECK(model.kind_of(0).swiglu_limit == 7.0);
     CHECK(model.kind_of(0).moe->expert_bias);
     CHECK(model.rope_scaling.factor == 32.0);
     CHECK_FALSE(model.not_executable.empty());
@@ -150,12 +151,10 @@ TEST_CASE("what execute cannot train is named, with what would run where one cha
     CHECK(read(mixtral(R"("tie_word_embeddings": true)")).not_executable.empty());
     CHECK(read(mixtral(R"("rope_scaling": {"rope_type": "yarn", "factor": 40})"))
               .not_executable.find("rope_scaling = yarn") == 0);
-    CHECK(read(mixtral(R"("sliding_window": 4096)")).not_executable.find("sliding_window = 4096") == 0);
+    CHECK(read(mixtral(R"("sliding_window": 4096)")).not_executable.empty());
     CHECK(read(mixtral(R"("hidden_act": "gelu")")).not_executable.find("hidden_act = gelu") == 0);
-    CHECK(read(deepseek("DeepseekV3ForCausalLM", R"("num_nextn_predict_layers": 2)"))
-              .not_executable.find("num_nextn_predict_layers = 2") == 0);
-    for (const char* name :
-         {"GPT-OSS-20B", "Qwen3-Next-80B-A3B", "DeepSeek-V4-Flash", "Grok-1", "Llama4-Scout", "GPT3-175B"}) {
+    CHECK(moe::load_model("GPT-OSS-20B").not_executable.empty());
+    for (const char* name : {"Qwen3-Next-80B-A3B", "DeepSeek-V4-Flash", "Grok-1", "Llama4-Scout", "GPT3-175B"}) {
         CAPTURE(name);
         CHECK_FALSE(moe::load_model(name).not_executable.empty());
     }

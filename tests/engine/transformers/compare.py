@@ -43,6 +43,9 @@ YARN = dict(rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor
                              "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.7,
                              "original_max_position_embeddings": 32})
 
+EXPERTS_OF_GPT_OSS = dict(num_key_value_heads=4, head_dim=16, num_local_experts=8, num_experts_per_tok=3,
+                          sliding_window=12, swiglu_limit=0.4)
+
 SPLIT = ["gpus=8", "tp=2", "ep=4", "mbs=2"]
 STAGES = ["gpus=8", "tp=2", "pp=2", "ep=2", "etp=2", "mbs=2"]
 DENSE_SPLIT = ["gpus=4", "tp=2", "mbs=1"]
@@ -63,6 +66,17 @@ CASES = {
     "qwen3": ("Qwen3ForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, head_dim=16), DENSE_SPLIT),
     "mixtral": ("MixtralForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, num_local_experts=8,
                                            num_experts_per_tok=2), SPLIT),
+    "mixtral-window": ("MixtralForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, num_local_experts=8,
+                                                  num_experts_per_tok=2, sliding_window=10), STAGES),
+    "qwen2-window": ("Qwen2ForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, use_sliding_window=True,
+                                              sliding_window=12, max_window_layers=1), DENSE_SPLIT),
+    "llama-bias": ("LlamaForCausalLM", dict(COMMON, **ROPE, num_key_value_heads=4, attention_bias=True, mlp_bias=True),
+                   DENSE_SPLIT),
+    "gpt-oss": ("GptOssForCausalLM", dict(COMMON, **EXPERTS_OF_GPT_OSS, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False, "original_max_position_embeddings": 32}), SPLIT),
+    "gpt-oss-stages": ("GptOssForCausalLM", dict(COMMON, **EXPERTS_OF_GPT_OSS, **ROPE),
+                       ["gpus=8", "tp=2", "pp=2", "ep=2", "mbs=2"]),
     "qwen2-moe": ("Qwen2MoeForCausalLM", dict(COMMON, **ROPE, **EXPERTS, num_key_value_heads=8, decoder_sparse_step=2,
                                               shared_expert_intermediate_size=48, norm_topk_prob=False), SPLIT),
     "qwen2-moe-normalised": ("Qwen2MoeForCausalLM", dict(COMMON, **ROPE, **EXPERTS, num_key_value_heads=4,
@@ -96,6 +110,8 @@ CASES = {
                              SPLIT),
     "deepseek3-yarn": ("DeepseekV3ForCausalLM", dict(COMMON, **YARN, **DEEPSEEK, q_lora_rank=32, n_group=4,
                                                      topk_group=2, num_nextn_predict_layers=0), STAGES),
+    "deepseek3-mtp": ("DeepseekV3ForCausalLM", dict(COMMON, **ROPE, **DEEPSEEK, q_lora_rank=32, n_group=4, topk_group=2,
+                                                    routed_scaling_factor=2.5, num_nextn_predict_layers=1), SPLIT),
 }
 
 
@@ -113,11 +129,51 @@ def write_dataset(prefix, ids):
         file.write(struct.pack("<i", len(ids)) + struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
 
 
+class MtpLayer(torch.nn.Module):
+    """Multi-token prediction, which transformers leaves out: the projection of (next token, hidden state), a decoder
+    layer of the model and a norm before the shared head (arXiv 2412.19437 section 2.2; names of its checkpoint)."""
+
+    def __init__(self, config):
+        super().__init__()
+        family = transformers.models.deepseek_v3.modeling_deepseek_v3
+        layer = family.DeepseekV3DecoderLayer(config, config.num_hidden_layers - 1)
+        for name, child in layer.named_children():
+            setattr(self, name, child)
+        self.enorm = family.DeepseekV3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hnorm = family.DeepseekV3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.eh_proj = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.shared_head = torch.nn.ModuleDict(
+            {"norm": family.DeepseekV3RMSNorm(config.hidden_size, config.rms_norm_eps)})
+
+    def forward(self, hidden, embedded, rotary):
+        x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], dim=-1))
+        positions = torch.arange(x.shape[1])[None]
+        mask = torch.full((x.shape[1], x.shape[1]), torch.finfo(x.dtype).min).triu(1)[None, None]
+        attended = self.self_attn(hidden_states=self.input_layernorm(x), attention_mask=mask,
+                                  position_ids=positions, position_embeddings=rotary(x, positions))[0]
+        x = x + attended
+        return self.shared_head["norm"](x + self.mlp(self.post_attention_layernorm(x)))
+
+
+def mtp_loss(model, rows):
+    """Cross-entropy of the token after the next one; the last position of a sample has none."""
+    layers = model.model.layers
+    mtp, layers_without = layers[-1], layers[:-1]
+    model.model.layers = layers_without
+    hidden = model.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state
+    model.model.layers = layers
+    logits = model.lm_head(hidden)
+    ahead = model.lm_head(mtp(hidden, model.model.embed_tokens(rows[:, 1:]), model.model.rotary_emb))
+    return logits, torch.nn.functional.cross_entropy(ahead[:, :-1].flatten(0, 1).float(), rows[:, 2:].flatten())
+
+
 def make_model(class_name, fields):
     model_class = getattr(transformers, class_name)
     config = model_class.config_class(**fields)
     torch.manual_seed(5)
     model = model_class._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    if getattr(config, "num_nextn_predict_layers", 0) > 0:
+        model.model.layers.append(MtpLayer(config))
     with torch.no_grad():
         for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
             if "norm" in name:
@@ -132,23 +188,33 @@ def make_model(class_name, fields):
 def reference(model, ids):
     """Mean cross-entropy over all positions and the gradients under the names of an unfused checkpoint."""
     rows = torch.stack([ids[k * SEQ:k * SEQ + SEQ + 1] for k in range(BATCH)])
-    logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+    ahead = 0.0
+    if getattr(model.config, "num_nextn_predict_layers", 0) > 0:
+        logits, ahead = mtp_loss(model, rows)
+    else:
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
-    loss.backward()
+    (loss + 0.1 * ahead).backward()
+    transposed = type(model).__name__ == "GptOssForCausalLM"
     gradients = {}
     for name, parameter in model.named_parameters():
         grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        fused = re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name)
+        fused = re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?", name)
+        if name.endswith("eh_proj.weight"):
+            gradients[name + ".embedding"], gradients[name + ".hidden"] = grad.chunk(2, dim=1)
+            continue
         if not fused:
             gradients[name] = grad
             continue
+        leaf = "bias" if fused[3] else "weight"
         for expert in range(grad.shape[0]):
+            part = grad[expert].T if transposed and not fused[3] else grad[expert]
             if fused[2] == "down_proj":
-                gradients[f"{fused[1]}.{expert}.down_proj.weight"] = grad[expert]
+                gradients[f"{fused[1]}.{expert}.down_proj.{leaf}"] = part
             else:
-                gate, up = grad[expert].chunk(2, dim=0)
-                gradients[f"{fused[1]}.{expert}.gate_proj.weight"] = gate
-                gradients[f"{fused[1]}.{expert}.up_proj.weight"] = up
+                gate, up = (part[::2], part[1::2]) if transposed else part.chunk(2, dim=0)
+                gradients[f"{fused[1]}.{expert}.gate_proj.{leaf}"] = gate
+                gradients[f"{fused[1]}.{expert}.up_proj.{leaf}"] = up
     return loss.item(), gradients
 
 
