@@ -145,7 +145,8 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
                  "moe-plan tokenize /usr/share/common-licenses/GPL-3 --out text", [&o] { tokenize_verb(o); });
     verb->add_option("TEXT", o.texts, "text files, one document each")->required();
     verb->add_option("--out", o.out, "prefix of the pair")->required();
-    verb->add_option("--vocab", o.vocab, "bytes: token ids are the bytes 0-255")->capture_default_str();
+    verb->add_option("--vocab", o.vocab, "bytes: token ids are the bytes 0-255; or a Hugging Face tokenizer.json")
+        ->capture_default_str();
     add_json(verb, o.json);
 }
 

@@ -53,5 +53,5 @@ build() {
     run ninja -C "$folder"
 }
 
-build_packages="g++ meson ninja-build pkg-config libeigen3-dev libboost-dev libfmt-dev nlohmann-json3-dev libcli11-dev"
+build_packages="g++ meson ninja-build pkg-config libeigen3-dev libboost-dev libfmt-dev nlohmann-json3-dev libcli11-dev libicu-dev"
 test_packages="doctest-dev"

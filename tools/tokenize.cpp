@@ -6,14 +6,17 @@
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
+#include <filesystem>
+
 namespace moe::tools {
 
 void tokenize_verb(const TokenizeOptions& options) {
-    if (options.vocab != "bytes")
-        refuse("--vocab {}: unknown vocabulary; the one that there is now: bytes", options.vocab);
     if (options.out.empty() || options.out.back() == '/')
         refuse("--out '{}': must be the prefix of two files, for example runs/text", options.out);
-    const TokenizeResult result = tokenize_bytes(options.texts, options.out);
+    if (options.vocab != "bytes" && !std::filesystem::is_regular_file(options.vocab))
+        refuse("--vocab {}: must be bytes or the path of a tokenizer.json", options.vocab);
+    const TokenizeResult result = options.vocab == "bytes" ? tokenize_bytes(options.texts, options.out)
+                                                           : tokenize_words(options.texts, options.vocab, options.out);
     if (options.json) return print(tokenize_document(result.documents, result.tokens, options.out));
     Console console(false);
     console.say("{} tokens of {} documents in {}.bin and {}.idx", count_text(static_cast<double>(result.tokens)),
