@@ -117,9 +117,12 @@ Json index_of(const std::string& partial, const Snapshot& snapshot, double patie
                   {"step", snapshot.state.step},
                   {"samples", snapshot.state.samples},
                   {"seed", snapshot.state.seed},
+                  {"config", Json::parse(snapshot.state.config)},
+                  {"router_loads", Json::object()},
                   {"shards", std::move(shards)},
                   {"tensors", Json::object()}};
     for (auto& [name, tensor] : tensors) index["tensors"][name] = std::move(tensor);
+    for (const auto& [layer, load] : snapshot.state.router_loads) index["router_loads"][std::to_string(layer)] = load;
     return index;
 }
 
@@ -245,7 +248,10 @@ StoredCheckpoint::StoredCheckpoint(const std::string& path) : path_(path) {
     const std::string place = inside(path, "index.json");
     const Json index = read_index(place);
     try {
-        state_ = {index.at("step"), index.at("samples"), index.at("seed"), index.at("model")};
+        state_ = {index.at("step"),  index.at("samples"),       index.at("seed"),
+                  index.at("model"), index.at("config").dump(), {}};
+        for (const auto& [layer, load] : index.at("router_loads").items())
+            state_.router_loads[std::stoi(layer)] = load.get<std::vector<float>>();
         for (const Json& shard : index.at("shards"))
             files_.push_back(std::make_unique<Safetensors>(inside(path, shard.get<std::string>())));
         for (const auto& [name, tensor] : index.at("tensors").items()) {

@@ -26,7 +26,10 @@ namespace moe {
 struct RunState {
     std::int64_t step = 0, samples = 0;
     std::uint64_t seed = 0;
-    std::string model; // its name
+    std::string model;  // its name
+    std::string config; // its config.json, so that an export needs nothing else
+    // By layer, where the plan's load_balancing is global_aux_loss: the load that the next step balances.
+    std::map<int, std::vector<float>> router_loads;
 };
 
 // `repeat` runs of `count` elements of a global tensor, `stride` elements from start to start.

@@ -18,6 +18,8 @@ namespace moe {
 
 namespace {
 
+using WeightReader = std::function<std::vector<float>(const std::string& name)>;
+
 // Where a parameter lies in a checkpoint: its element (r, c) is element offset + r * row_stride + c * col_stride of a
 // stored tensor of the given shape.
 struct Source {
@@ -102,7 +104,8 @@ std::vector<Source> sources(const Model& model, const std::string& name, const T
 }
 
 // Experts of the layer that a parameter belongs to, by the names themselves: one more than the highest number.
-std::map<std::string, std::int64_t> expert_counts(const std::map<std::string, Trainer::Shape>& parameters) {
+template <class Shapes>
+std::map<std::string, std::int64_t> expert_counts(const Shapes& parameters) {
     std::map<std::string, std::int64_t> counts;
     for (const auto& [name, shape] : parameters) {
         if (const std::optional<ExpertName> part = expert_name(name)) {
@@ -265,15 +268,20 @@ std::string describe(const LoadReport& report) {
 
 namespace {
 
+struct PartOf { // a parameter that lies in a stored tensor
+    std::string name;
+    Trainer::Shape shape;
+    Source source;
+};
+
 // The values of a stored tensor from the parameters that lie in it.
-std::vector<float> gathered(const Trainer& trainer, const std::vector<std::pair<std::string, Source>>& parts) {
-    const std::vector<std::int64_t>& stored = parts.front().second.shape;
+std::vector<float> gathered(const std::vector<PartOf>& parts, const WeightReader& read) {
+    const std::vector<std::int64_t>& stored = parts.front().source.shape;
+    if (parts.size() == 1 && parts.front().source.col_stride == 1) return read(parts.front().name);
     std::vector<float> all(
         static_cast<std::size_t>(std::accumulate(stored.begin(), stored.end(), std::int64_t{1}, std::multiplies<>())));
-    for (const auto& [name, source] : parts) {
-        std::vector<float> values = trainer.read_weight(name);
-        if (parts.size() == 1 && source.col_stride == 1) return values; // the tensor is this parameter
-        const Trainer::Shape& shape = trainer.parameters().at(name);
+    for (const auto& [name, shape, source] : parts) {
+        const std::vector<float> values = read(name);
         for (std::int64_t r = 0; r < shape.rows; ++r)
             for (std::int64_t c = 0; c < shape.cols; ++c)
                 all[static_cast<std::size_t>(source.offset + r * source.row_stride + c * source.col_stride)] =
@@ -282,30 +290,45 @@ std::vector<float> gathered(const Trainer& trainer, const std::vector<std::pair<
     return all;
 }
 
+void write_folder(const Model& model, const std::map<std::string, Trainer::Shape>& shapes, const WeightReader& read,
+                  const std::string& folder, const ExportOptions& options) {
+    const std::map<std::string, std::int64_t> experts = expert_counts(shapes);
+    std::map<std::string, std::vector<PartOf>> stored;
+    for (const auto& [name, shape] : shapes) {
+        const std::optional<ExpertName> part = expert_name(name);
+        const Source source = sources(model, name, shape, part ? experts.at(part->prefix) : 0).front();
+        stored[source.name].push_back({name, shape, source});
+    }
+    for (const auto& [copy, original] : repeated(model)) stored[copy] = stored.at(original);
+    std::vector<TensorToWrite> tensors;
+    for (const auto& [name, parts] : stored) tensors.push_back({name, parts.front().source.shape});
+    write_weights(folder, tensors, options.dtype, options.shard_bytes,
+                  [&](const TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });
+    const std::string path = (std::filesystem::path(folder) / "config.json").string();
+    const char* dtype = options.dtype == Dtype::bf16 ? "bfloat16" : "float32";
+    const JsonObject config = JsonObject::parse(model.config_json, path);
+    write_file(path, config.with_string("dtype", dtype).with_string("torch_dtype", dtype).dump() + "\n");
+}
+
 } // namespace
 
 void export_weights(const Trainer& trainer, const std::string& folder, const ExportOptions& options) {
-    const Model& model = *trainer.plan().model;
-    const std::map<std::string, std::int64_t> experts = expert_counts(trainer.parameters());
-    std::map<std::string, std::vector<std::pair<std::string, Source>>> parts; // of each tensor: parameters
-    for (const auto& [name, shape] : trainer.parameters()) {
-        const std::optional<ExpertName> part = expert_name(name);
-        const Source source = sources(model, name, shape, part ? experts.at(part->prefix) : 0).front();
-        parts[source.name].emplace_back(name, source);
-    }
-    for (const auto& [copy, original] : repeated(model)) {
-        parts[copy] = parts.at(original);
-    }
-    std::vector<TensorToWrite> tensors;
-    for (const auto& [name, list] : parts) tensors.push_back({name, list.front().second.shape});
-    write_weights(folder, tensors, options.dtype, options.shard_bytes,
-                  [&](const TensorToWrite& tensor) { return gathered(trainer, parts.at(tensor.name)); });
-    const std::string path = (std::filesystem::path(folder) / "config.json").string();
-    const JsonObject config = JsonObject::parse(trainer.plan().model->config_json, path);
-    write_file(path, config.with_string("dtype", options.dtype == Dtype::bf16 ? "bfloat16" : "float32")
-                             .with_string("torch_dtype", options.dtype == Dtype::bf16 ? "bfloat16" : "float32")
-                             .dump() +
-                         "\n");
+    write_folder(
+        *trainer.plan().model, trainer.parameters(), [&](const std::string& name) { return trainer.read_weight(name); },
+        folder, options);
+}
+
+void export_weights(const StoredCheckpoint& checkpoint, const std::string& folder, const ExportOptions& options) {
+    std::map<std::string, Trainer::Shape> shapes;
+    for (const auto& [name, shape] : checkpoint.shapes()) shapes[name] = {shape.rows, shape.cols};
+    const Model model = model_from_json(checkpoint.state().config, checkpoint.path() + ": config");
+    const auto read = [&](const std::string& name) {
+        const Trainer::Shape& shape = shapes.at(name);
+        std::vector<float> values(static_cast<std::size_t>(shape.rows * shape.cols));
+        checkpoint.read(name, StateKind::weight, 0, values);
+        return values;
+    };
+    write_folder(model, shapes, read, folder, options);
 }
 
 } // namespace moe

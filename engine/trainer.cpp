@@ -320,7 +320,7 @@ void Trainer::fill_weight(const std::string& name,
 }
 
 void Trainer::snapshot(Snapshot& out) const {
-    out.state = {done_, samples_, options_.seed, plan_.model->name};
+    out.state = {done_, samples_, options_.seed, plan_.model->name, plan_.model->config_json, last_load_};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -373,6 +373,7 @@ void Trainer::restore(const StoredCheckpoint& checkpoint) {
         });
     done_ = begun_ = state.step;
     samples_ = state.samples;
+    last_load_ = state.router_loads;
 }
 
 Timeline Trainer::timeline() const {

@@ -213,6 +213,10 @@ std::string validation_document(const std::vector<Prediction>& predictions) {
     return finish(document);
 }
 
+std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out) {
+    return finish({{"step", step}, {"parameters", parameters}, {"out", out}});
+}
+
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix) {
     return finish(Json{{"documents", documents}, {"tokens", tokens}, {"prefix", prefix}});
 }

@@ -49,6 +49,7 @@ std::string run_document(const RunRecord& run);
 
 std::string comparison_document(const Comparison& comparison);
 std::string validation_document(const std::vector<Prediction>& predictions);
+std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out);
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix);
 
 } // namespace moe::tools

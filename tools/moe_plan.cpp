@@ -150,6 +150,18 @@ void add_tokenize(CLI::App& app, TokenizeOptions& o) {
     add_json(verb, o.json);
 }
 
+void add_export(CLI::App& app, ExportVerbOptions& o) {
+    CLI::App* verb =
+        add_verb(app, "export", "checkpoint to a Hugging Face folder",
+                 "moe-plan export --checkpoint runs/first/checkpoints --out exported", [&o] { export_verb(o); });
+    verb->add_option("--checkpoint", o.checkpoint,
+                     "folder of execute --checkpoint; its newest whole checkpoint is taken")
+        ->required();
+    verb->add_option("--out", o.out, "folder for safetensors and config.json")->required();
+    verb->add_option("--dtype", o.dtype, "fp32: master weights bit for bit, or bf16")->capture_default_str();
+    add_json(verb, o.json);
+}
+
 bool is_number(const std::string& text) {
     double value = 0.0;
     return !text.empty() && CLI::detail::lexical_cast(text, value);
@@ -227,6 +239,7 @@ int run(int argc, char** argv) {
     CompareOptions compare;
     CalibrateOptions calibrate;
     TokenizeOptions tokenize;
+    ExportVerbOptions exported;
     ValidateOptions validate;
     add_search(app, search);
     add_replay(app, replay);
@@ -235,6 +248,7 @@ int run(int argc, char** argv) {
     add_compare(app, compare);
     add_calibrate(app, calibrate);
     add_tokenize(app, tokenize);
+    add_export(app, exported);
     add_validate(app, validate);
 
     const std::vector<std::string> verbs = verb_names(app);

@@ -88,4 +88,12 @@ struct TokenizeOptions {
 };
 void tokenize_verb(const TokenizeOptions& options);
 
+struct ExportVerbOptions {
+    std::string checkpoint; // folder of checkpoints, of which the newest whole one is taken
+    std::string out;        // Hugging Face folder
+    std::string dtype = "fp32";
+    bool json = false;
+};
+void export_verb(const ExportVerbOptions& options);
+
 } // namespace moe::tools

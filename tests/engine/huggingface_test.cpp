@@ -59,7 +59,8 @@ Content fused(const Content& content) {
     Content out;
     for (const auto& [name, tensor] : content) {
         const std::size_t at = name.find(".experts.");
-        if (at == std::string::npos) {
+        const bool apart = at != std::string::npos && name[at + 9] >= '0' && name[at + 9] <= '9';
+        if (!apart) {
             std::string renamed = name;
             const std::size_t block = renamed.find(".block_sparse_moe.");
             if (block != std::string::npos) renamed.replace(block, 18, ".mlp.");
@@ -81,7 +82,7 @@ Content fused(const Content& content) {
             down.insert(down.end(), part(2).second.begin(), part(2).second.end());
         }
     };
-    for (int layer = 0; layer < 4; ++layer) {
+    for (int layer = 0; layer < 6; ++layer) { // MTP's behind the model's
         layer_experts(layer, "mlp", {"gate_proj", "up_proj", "down_proj"});
         layer_experts(layer, "block_sparse_moe", {"w1", "w3", "w2"});
     }
@@ -126,6 +127,8 @@ TEST_CASE("weights survive export and import between plans bit for bit") {
         {"deepseek2", 8, {{"tp", "4"}, {"ep", "8"}}},
         {"deepseek3", 4, {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "2"}}},
         {"llama", 4, {{"tp", "4"}}},
+        {"gptoss", 8, {{"tp", "2"}, {"pp", "2"}, {"ep", "4"}}},
+        {"deepseek3-mtp", 4, {{"tp", "2"}, {"ep", "4"}}},
     };
     for (const RoundTrip& c : cases) {
         CAPTURE(c.model);
@@ -147,6 +150,15 @@ TEST_CASE("weights survive export and import between plans bit for bit") {
         check_equal(first, second);
         export_weights(second, folder / "two");
         CHECK(content_of(folder / "one") == content_of(folder / "two"));
+        {
+            CheckpointWriter writer(folder / "checkpoints", "test");
+            writer.save(second);
+            writer.finish();
+        }
+        std::vector<std::string> skipped;
+        export_weights(*newest_checkpoint(folder / "checkpoints", skipped), folder / "three");
+        CHECK(content_of(folder / "one") == content_of(folder / "three"));
+        CHECK(load_model(folder / "three").kinds == one.model->kinds);
         CHECK(load_model(folder / "two").architecture == one.model->architecture);
 
         Trainer third(one, seeded(5));

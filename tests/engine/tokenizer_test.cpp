@@ -8,10 +8,12 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <filesystem>
 
-#include <unistd.h>
+
 
 using namespace moe;
 

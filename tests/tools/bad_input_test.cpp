@@ -56,14 +56,13 @@ TEST_CASE("command line: what does not parse") {
     CHECK(folder.run("moe-plan --help").status == 0);
     CHECK(folder.run("moe-plan --version").out.rfind("moe-plan ", 0) == 0);
     for (const std::string verb :
-         {"search", "replay", "explain", "execute", "compare", "calibrate", "validate", "tokenize"}) {
+         {"search", "replay", "explain", "execute", "compare", "calibrate", "validate", "tokenize", "export"}) {
         const moe::test::Outcome help = folder.run("moe-plan " + verb + " --help");
         CHECK(help.status == 0);
         CHECK(help.out.find("Example:\n  moe-plan " + verb) != std::string::npos);
         CHECK(help.out.find("--json") != std::string::npos);
     }
-    for (const std::string absent : {"export", "launch"})
-        check_line(folder.run("moe-plan " + absent), 2, "unknown verb");
+    for (const std::string absent : {"launch"}) check_line(folder.run("moe-plan " + absent), 2, "unknown verb");
 }
 
 TEST_CASE("model configs: truncated, not JSON, unknown") {
@@ -194,6 +193,8 @@ TEST_CASE("tokenize and calibrate: what they cannot take") {
     check_line(folder.run("moe-plan tokenize text.txt empty.txt --out out"), 2, "empty.txt");
     check_line(folder.run("moe-plan tokenize text.txt --out out --vocab gpt2"), 2, "--vocab gpt2");
     check_line(folder.run("moe-plan tokenize text.txt --out nowhere/out"), 1, "nowhere/out");
+    check_line(folder.run("moe-plan export --checkpoint nowhere --out hf"), 2, "--checkpoint nowhere");
+    check_line(folder.run("moe-plan export --checkpoint nowhere --out hf --dtype fp8"), 2, "--dtype fp8");
     check_line(folder.run("moe-plan calibrate --backend cuda --out h.json"), 2, "--backend cuda");
     CHECK(folder.entries() == 2);
 }

@@ -74,6 +74,20 @@ TEST_CASE("a resumed run takes the steps that the whole run takes") {
     CHECK(folder.holds("run/run.json"));
 }
 
+TEST_CASE("an exported checkpoint starts a run where it stands") {
+    const Folder folder;
+    set_up(folder);
+    const Json whole = document(folder.run(execute("plan.json", 3, "")));
+    document(folder.run(execute("plan.json", 2, "--checkpoint c")));
+    const Json exported = document(folder.run("moe-plan export --checkpoint c --out hf --json"));
+    CHECK(exported["step"] == 2);
+    CHECK(folder.holds("hf/model.safetensors"));
+    // Same weights, no moments; the samples begin anew, so that only a resumed run sees the third step's.
+    const Json first = document(folder.run(execute("other.json", 1, "--init-from hf")));
+    CHECK(loss(first, 0) < loss(whole, 0));
+    check_line(folder.run("moe-plan export --checkpoint c --out hf"), 2, "hf");
+}
+
 TEST_CASE("SIGTERM saves and ends the run with exit status 0") {
     const Folder folder;
     set_up(folder);
