@@ -164,10 +164,11 @@ void Cores::set_failure(std::exception_ptr failure) {
 // No rank runs or may run, yet some wait: nobody is left to wake them.
 void Cores::check_deadlock() {
     if (failure_) return;
+    for (const Member& member : members_)
+        if (member.state == State::running || member.state == State::ready) return;
     std::string waits;
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
         const Member& member = members_[rank];
-        if (member.state == State::running || member.state == State::ready) return;
         if (member.state == State::parked)
             waits += fmt::format("{}rank {} waits for {}", waits.empty() ? "" : "; ", rank, member.waits_for);
     }

@@ -1,0 +1,63 @@
+// Counts what the threads of the ranks allocate in a step: nothing, once the first steps have seen every shape.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "tests/engine/samples.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+namespace {
+
+std::atomic<bool>& counting() {
+    static std::atomic<bool> on{false};
+    return on;
+}
+std::atomic<long>& allocations() {
+    static std::atomic<long> count{0};
+    return count;
+}
+// The thread that asks for steps reads their results into lists of its own; the ranks run on others.
+thread_local bool asks_for_steps = false;
+
+void* allocate(std::size_t bytes) {
+    if (counting() && !asks_for_steps) ++allocations();
+    if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+    throw std::bad_alloc();
+}
+
+} // namespace
+
+// All other forms of new and delete come here.
+void* operator new(std::size_t bytes) { return allocate(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+using namespace moe;
+
+TEST_CASE("a step allocates nothing on any rank") {
+    asks_for_steps = true;
+    const std::vector<std::pair<const char*, std::vector<std::pair<std::string, std::string>>>> cases{
+        {"qwen3", {{"tp", "2"}, {"pp", "2"}, {"ep", "2"}, {"aux_loss", "0.01"}}},
+        {"deepseek3", {{"tp", "2"}, {"ep", "4"}, {"bias_update", "0.001"}, {"recompute", "moe"}}},
+        {"gptoss", {{"pp", "2"}, {"ep", "4"}, {"expert_capacity", "1"}}},
+    };
+    for (const auto& [model, fields] : cases) {
+        TrainOptions options;
+        options.permits = 2;
+        Trainer trainer(small_plan(model, 8, fields), options);
+        // Which rank runs ahead, and so how many messages wait, differs from step to step.
+        for (int step = 0; step < 12; ++step) trainer.step(made_up_tokens(61));
+        allocations() = 0;
+        counting() = true;
+        std::thread([] { delete new int; }).join(); // the count sees other threads
+        const long seen = allocations().exchange(0);
+        trainer.step(made_up_tokens(61));
+        counting() = false;
+        INFO(model);
+        CHECK(seen > 0);
+        CHECK(allocations() == 0);
+    }
+}
