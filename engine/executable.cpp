@@ -29,8 +29,9 @@ void check_fields(const Plan& plan, const Backend& backend) {
         refuse("execute: aux_loss = {}, z_loss = {}, bias_update = {}, expert_capacity = {}: backend {} has none of "
                "them: set them to none, or use --backend cpu",
                r.aux_loss, r.z_loss, r.bias_update, r.expert_capacity, backend.name);
-    if (plan.dispatcher != Dispatcher::alltoall)
-        refuse("execute: dispatcher = {} is not supported, only alltoall is: search again with --stack moe-plan",
+    if (plan.dispatcher != Dispatcher::alltoall && plan.dispatcher != Dispatcher::allgather)
+        refuse("execute: dispatcher = {} is not supported, only alltoall and allgather are: search again with --stack "
+               "moe-plan",
                to_string(plan.dispatcher));
     if (plan.cuda_graph != CudaGraph::none && !(plan.cuda_graph == CudaGraph::full && backend.can_replay))
         refuse("execute: cuda_graph = {} is not supported by backend {}, {}: search again with --fix cuda_graph=none",

@@ -38,7 +38,8 @@ void Executor::run(const Slot& slot, std::size_t slot_number, Recorder& recorder
     for (const Op& op : program_.templates[static_cast<std::size_t>(slot.index)].ops) {
         const double waited = communicator_.waited();
         call(op, slot.micro_batch, slot_number);
-        if (op.kind == OpKind::permute_map && op.phase == Phase::forward) count_tokens(op);
+        if (op.kind == OpKind::permute_map && op.phase == Phase::forward && !std::get<PermuteAttr>(op.attr).local)
+            count_tokens(op);
         const double end = recorder.seconds_since(Recorder::Clock::now());
         recorder.record(start, end, std::max(0.0, end - start - (communicator_.waited() - waited)));
         start = end;

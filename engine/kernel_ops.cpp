@@ -241,6 +241,12 @@ void expert_bias(const OpContext& c) {
     c.kernels.expert_bias({a.experts, a.offset, c.shard_offset, c.output(0).elements(), a.rate}, floats(c, 0),
                           floats_out(c, 0), dst(c, 1), c.stream);
 }
+void local_experts(const OpContext& c) {
+    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    const int local = a.experts / a.ep;
+    c.kernels.local_experts(ints(c, 0), ints_out(c, 0), c.input(0).elements(), c.position.expert * local, local,
+                            c.stream);
+}
 void drop_copies(const OpContext& c) {
     const DropAttr& a = std::get<DropAttr>(c.op.attr);
     c.kernels.drop_copies({a.tokens, a.capacity, a.experts, a.top_k, a.policy == DropPolicy::probs}, ints(c, 0),
@@ -363,6 +369,7 @@ void add_kernels(Backend& backend) {
     set(OpKind::add_counts, add_counts);
     set(OpKind::expert_bias, expert_bias);
     set(OpKind::drop_copies, drop_copies);
+    set(OpKind::local_experts, local_experts);
     set(OpKind::permute_map, permute_map);
     set(OpKind::permute, permute);
     set(OpKind::unpermute, unpermute);

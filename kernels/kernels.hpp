@@ -281,6 +281,9 @@ struct Kernels {
     void (*add_counts)(const std::int32_t* counts, float* sum, int n, void* stream);
     // master +- rate where the load[experts] is below or above its mean, w = master in storage precision.
     void (*expert_bias)(const ExpertBiasShape& shape, const float* load, float* master, Dst w, void* stream);
+    // to[n] = index - first for indices in [first, first + local), else -1.
+    void (*local_experts)(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local,
+                          void* stream);
     // kept = index or -1, kept_weight = weight or 0.
     void (*drop_copies)(const DropShape& shape, const std::int32_t* index, const float* weight, std::int32_t* kept,
                         float* kept_weight, void* stream);

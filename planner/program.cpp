@@ -108,6 +108,8 @@ const char* to_string(OpKind kind) {
         return "add_counts";
     case OpKind::drop_copies:
         return "drop_copies";
+    case OpKind::local_experts:
+        return "local_experts";
     case OpKind::expert_bias:
         return "expert_bias";
     case OpKind::permute_map:

@@ -92,6 +92,7 @@ enum class OpKind : std::uint8_t {
     router_loss_grad,   // logits, [load], dlogits -> dlogits + gradient of both losses
     add_counts,         // counts[E] i32 -> +sum[E] f32
     drop_copies,        // index[T, K], weight -> index with -1 where dropped, weight with 0 there; DropAttr
+    local_experts,      // index[T, K] -> index counted from this rank's first expert, -1 for those of others; RowsAttr
     expert_bias,        // load[E] -> +master, w[n]: this rank's shard of the bucket that holds the bias; ExpertBiasAttr
     permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
                    // where index is negative
@@ -261,6 +262,7 @@ struct PermuteAttr {
     std::int64_t tokens = 0, cols = 0; // cols 1 with per_copy: x is [T, K]
     int top_k = 0, experts = 0;
     bool per_copy = false;
+    bool local = false; // experts are those of this rank, tokens those of all that share them
 };
 // Row movement over EP (and ETP). combine = false: tokens to experts; true: back. Counts come from all_counts[G, E]
 // with G = ep ranks (ETP > 1: etp*ep, ETP fastest).

@@ -123,6 +123,10 @@ void drop_copies(const DropShape& s, const std::int32_t* index, const float* wei
     for (std::int64_t i = 0; i < s.tokens * s.top_k; ++i) kept_weight[i] = kept[i] < 0 ? 0.0f : weight[i];
 }
 
+void local_experts(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local, void*) {
+    for (std::int64_t i = 0; i < n; ++i) to[i] = index[i] >= first && index[i] < first + local ? index[i] - first : -1;
+}
+
 } // namespace
 
 void add_balance(Kernels& table) {
@@ -132,6 +136,7 @@ void add_balance(Kernels& table) {
     table.add_counts = add_counts;
     table.expert_bias = expert_bias;
     table.drop_copies = drop_copies;
+    table.local_experts = local_experts;
 }
 
 } // namespace moe::cpu

@@ -100,17 +100,17 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
         b.emit(OpKind::permute_map, {kept_}, {counts, row_of_}, whole);
         count_load(b, counts);
         counts_ = counts;
-        if (exchanges(b)) {
+        if (exchanges(b) && !gathers(b)) {
             all_counts_ = gather_counts(b, counts);
             counts_ = b.tensor("local_counts", Dtype::i32, moe_.experts / plan.ep, 1);
             b.emit(OpKind::expert_counts, {all_counts_}, {counts_},
                    RowsAttr{1, capacity(b), moe_.experts, plan.ep, plan.etp, false});
         }
     }
+    if (gathers(b)) return dispatch_gathered(b, x, weight, name);
     const bool fused = exchanges(b) && plan.dispatcher != Dispatcher::alltoall;
     if (fused) {
-        // DeepEP, HybridEP and all-gather take tokens as they are and deliver rows; HybridEP groups them by expert on
-        // the way.
+        // DeepEP and HybridEP take tokens as they are and deliver rows; HybridEP groups them by expert on the way.
         const bool grouped = plan.dispatcher == Dispatcher::hybridep;
         const std::int64_t cap = capacity(b) * plan.etp;
         const double expected = routed_rows(b);
@@ -147,6 +147,7 @@ TensorId MoeLayer::combine(Builder& b, TensorId rows, const std::string& name) {
     const Plan& plan = b.plan();
     const std::int64_t tokens = b.local_tokens(), h = model_.hidden;
     b.module = b.phase == Phase::forward ? Module::combine : Module::dispatch;
+    if (gathers(b)) return combine_gathered(b, rows, h, false, name);
     const TensorId y = b.activation(name, tokens, h);
     if (exchanges(b) && plan.dispatcher != Dispatcher::alltoall) {
         const RowsAttr attr{h, b.at(rows).rows, moe_.experts, plan.ep, plan.etp, true};
@@ -170,6 +171,7 @@ TensorId MoeLayer::combine_probs(Builder& b, TensorId dprobs) {
     const Plan& plan = b.plan();
     const std::int64_t tokens = b.local_tokens();
     b.module = Module::dispatch;
+    if (gathers(b)) return combine_gathered(b, dprobs, 1, true, "dweight");
     const TensorId dweight = b.tensor("dweight", Dtype::f32, tokens, moe_.top_k);
     if (exchanges(b) && plan.dispatcher != Dispatcher::alltoall) {
         const RowsAttr attr{1, b.at(dprobs).rows, moe_.experts, plan.ep, plan.etp, true};
@@ -180,6 +182,59 @@ TensorId MoeLayer::combine_probs(Builder& b, TensorId dprobs) {
     if (exchanges(b)) dprobs = move_rows(b, dprobs, true, "dprobs");
     b.emit(OpKind::unpermute, {dprobs, row_of_}, {dweight}, PermuteAttr{tokens, 1, moe_.top_k, moe_.experts, true});
     return dweight;
+}
+
+TensorId MoeLayer::gather_group(Builder& b, TensorId x, const std::string& name) {
+    const Tensor own = b.at(x);
+    const TensorId all = b.tensor(name + ".all", own.dtype, own.rows * b.plan().ep * b.plan().etp, own.cols);
+    b.communicate(OpKind::all_gather, groups::dispatch, Stream::expert, {x}, {all});
+    return all;
+}
+
+// Every rank that shares the experts gets all tokens and their choices and picks the copies of its own experts: no
+// counts to exchange, but every token goes everywhere (arXiv 2603.07685 section 2.1.3).
+MoeLayer::Rows MoeLayer::dispatch_gathered(Builder& b, TensorId x, TensorId weight, const std::string& name) {
+    const Plan& plan = b.plan();
+    const std::int64_t tokens = b.local_tokens() * plan.ep * plan.etp, h = model_.hidden;
+    const int local = moe_.experts / plan.ep;
+    const PermuteAttr whole{tokens, h, moe_.top_k, local, false, true},
+        single{tokens, 1, moe_.top_k, local, true, true};
+    const bool forward = weight != no_tensor;
+    if (forward) {
+        const TensorId chosen = gather_group(b, kept_, "expert_index");
+        const TensorId mine = b.tensor("expert_index.local", Dtype::i32, tokens, moe_.top_k);
+        b.emit(OpKind::local_experts, {chosen}, {mine}, RowsAttr{1, tokens, moe_.experts, plan.ep, plan.etp, false});
+        counts_ = b.tensor("local_counts", Dtype::i32, local, 1);
+        row_of_ = b.tensor("row_of.local", Dtype::i32, tokens * moe_.top_k, 1);
+        b.emit(OpKind::permute_map, {mine}, {counts_, row_of_}, whole);
+    }
+    const std::int64_t cap = capacity(b) * plan.etp;
+    const double expected = routed_rows(b);
+    // Only the copies that are picked are read.
+    const auto pick = [&](TensorId all, TensorId rows, const PermuteAttr& attr) {
+        b.emit(OpKind::permute, {all, row_of_}, {rows}, attr).bytes = 2.0 * b.at(rows).expected_bytes();
+    };
+    Rows out{b.activation(name, cap, h, expected), no_tensor};
+    pick(gather_group(b, x, name + ".tokens"), out.rows, whole);
+    if (!forward) return out;
+    out.probs = b.tensor(name + ".probs", Dtype::f32, cap, 1, expected);
+    pick(gather_group(b, weight, name + ".weights"), out.probs, single);
+    return out;
+}
+
+// The same backwards: this rank's part of every token, added up over the ranks; each keeps its own tokens' sums.
+TensorId MoeLayer::combine_gathered(Builder& b, TensorId rows, std::int64_t cols, bool per_copy,
+                                    const std::string& name) {
+    const Plan& plan = b.plan();
+    const std::int64_t group = static_cast<std::int64_t>(plan.ep) * plan.etp, tokens = b.local_tokens() * group;
+    const std::int64_t width = per_copy ? moe_.top_k : cols;
+    const Dtype dtype = b.at(rows).dtype;
+    const TensorId parts = b.tensor(name + ".parts", dtype, tokens, width);
+    b.emit(OpKind::unpermute, {rows, row_of_}, {parts},
+           PermuteAttr{tokens, cols, moe_.top_k, moe_.experts / plan.ep, per_copy, true});
+    const TensorId y = b.tensor(name, dtype, b.local_tokens(), width);
+    b.communicate(OpKind::reduce_scatter, groups::dispatch, Stream::expert, {parts}, {y});
+    return y;
 }
 
 } // namespace moe

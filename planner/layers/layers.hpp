@@ -106,6 +106,9 @@ private:
     Rows dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name); // also backward of combine
     TensorId combine(Builder& b, TensorId rows, const std::string& name);            // also backward of dispatch
     TensorId combine_probs(Builder& b, TensorId dprobs);
+    Rows dispatch_gathered(Builder& b, TensorId x, TensorId weight, const std::string& name);
+    TensorId combine_gathered(Builder& b, TensorId rows, std::int64_t cols, bool per_copy, const std::string& name);
+    TensorId gather_group(Builder& b, TensorId x, const std::string& name); // over all ranks that share the experts
     TensorId experts(Builder& b, Rows rows);
     Rows experts_backward(Builder& b, TensorId dy);
     TensorId gather_counts(Builder& b, TensorId counts) const;
@@ -114,6 +117,7 @@ private:
     double routed_rows(const Builder& b) const;
     std::int64_t capacity(const Builder& b) const;
     bool exchanges(const Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
+    bool gathers(const Builder& b) const { return exchanges(b) && b.plan().dispatcher == Dispatcher::allgather; }
 
     const Model& model_;
     const LayerKind& kind_;

@@ -125,7 +125,6 @@ double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows) const {
         if (kind.moe && kind.moe->experts == rows.experts) moe = &*kind.moe;
     if (moe == nullptr) fail("op {}: no layer kind has {} experts", to_string(op.kind), rows.experts);
     const double copy = op.bytes / (moe->top_k * std::max(1, rows.etp));
-    if (plan_.dispatcher == Dispatcher::allgather) return all_gather_seconds(group, copy * group.placement.size);
     return token_exchange_seconds(group, found->second, copy, *moe);
 }
 

@@ -77,7 +77,9 @@ double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
 }
 
 bool host_waits(const Plan& plan, const Stack& stack, const Op& op) {
-    if (op.kind != OpKind::expert_counts || stack.costs.sync_seconds <= 0.0) return false;
+    const auto* map = std::get_if<PermuteAttr>(&op.attr);
+    const bool counts = op.kind == OpKind::expert_counts || (op.kind == OpKind::permute_map && map->local);
+    if (!counts || stack.costs.sync_seconds <= 0.0) return false;
     // Buffers of a planned capacity, which a graph of the whole step needs, spare the host the counts.
     if (plan.capacity > 0.0 || plan.cuda_graph == CudaGraph::full) return false;
     return std::find(stack.host_synced.begin(), stack.host_synced.end(), plan.dispatcher) != stack.host_synced.end();

@@ -108,6 +108,17 @@ TEST_CASE("parity: routing weights normalised after the choice") {
                            });
 }
 
+TEST_CASE("parity: tokens gathered by all ranks that share the experts") {
+    const auto gathered = [](Fields fields) {
+        fields.emplace_back("dispatcher", "allgather");
+        return fields;
+    };
+    check_plans("qwen3", {gathered({{"ep", "8"}}), gathered({{"tp", "2"}, {"ep", "2"}, {"etp", "2"}, {"mbs", "2"}}),
+                          gathered({{"pp", "2"}, {"ep", "4"}, {"recompute", "moe"}})});
+    check_plans("deepseek3", {gathered({{"tp", "4"}, {"ep", "2"}, {"etp", "4"}})}, {{"aux_loss", "0.1"}});
+    check_plans("gptoss", {gathered({{"tp", "2"}, {"ep", "4"}, {"mbs", "2"}})});
+}
+
 TEST_CASE("parity: windows, sinks, biases and clamped gates") {
     check_plans("gptoss", {
                               {{"ep", "8"}, {"tp", "4"}},

@@ -244,6 +244,10 @@ TEST_CASE("balance: dropped copies take no row and give nothing") {
     table().permute_map(index.data(), counts.data(), row_of.data(), 3, 2, 2, nullptr);
     CHECK(counts == Index{1, 1});
     CHECK(row_of == Index{1, -1, -1, 0, -1, -1});
+    const Index wide{5, -1, 4, 3, 6, 7};
+    Index local(6, -7);
+    table().local_experts(wide.data(), local.data(), 6, 4, 2, nullptr);
+    CHECK(local == Index{1, -1, 0, -1, -1, -1});
     for (const std::int64_t cols : {1, 40}) {
         const PermuteShape s{3, cols, 2, false};
         Random random("dropped");
