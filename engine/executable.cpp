@@ -19,11 +19,6 @@ void check_fields(const Plan& plan, const Backend& backend) {
         refuse("execute: capacity = {} is not supported, only 0 (worst case, drops nothing) is: search again with "
                "--fix capacity=0",
                plan.capacity);
-    if (!model.mtp.empty() && plan.pp * plan.vpp > 1)
-        refuse(
-            "execute: num_nextn_predict_layers = {} with pp * vpp = {}: MTP runs beside the embedding and the loss on "
-            "one stage only: search again with --fix pp=1",
-            model.mtp.size(), plan.pp * plan.vpp);
     const RouterTraining& r = plan.router;
     if (backend.kernels->router_loss == nullptr && (r.counts_load() || r.expert_capacity > 0.0))
         refuse("execute: aux_loss = {}, z_loss = {}, bias_update = {}, expert_capacity = {}: backend {} has none of "

@@ -134,6 +134,9 @@ TEST_CASE("parity: multi-token prediction") {
                                      {{"tp", "4"}, {"ep", "2"}, {"etp", "2"}, {"mbs", "2"}},
                                      {{"tp", "2"}, {"ep", "4"}, {"recompute", "full"}, {"mbs", "2"}},
                                      {{"cp", "2"}, {"tp", "2"}, {"ep", "2"}},
+                                     {{"pp", "2"}, {"ep", "4"}},
+                                     {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"tp", "2"}},
+                                     {{"pp", "4"}, {"tp", "2"}, {"mbs", "2"}},
                                  });
 }
 

@@ -6,6 +6,7 @@
 #include "planner/stack.hpp"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 using namespace moe;
@@ -42,8 +43,22 @@ private:
 
 std::string number(std::int64_t value) { return fmt::format("{}", value); }
 
+// What is trained, so that the one-rank plan has it as well.
+constexpr std::array trained_fields{"optimizer", "precision",   "balance", "load_balancing",
+                                    "aux_loss",  "bias_update", "z_loss"};
+
+void draw_balance(Dice& dice, RandomCase& c) {
+    if (dice.one_in(3)) {
+        c.plan.emplace_back("aux_loss", "0.1");
+        c.plan.emplace_back("load_balancing", dice.of({"seq_aux_loss", "global_aux_loss"}));
+    }
+    if (dice.one_in(6)) c.plan.emplace_back("z_loss", "0.01");
+    if (dice.one_in(8)) c.plan.emplace_back("balance", "forced");
+    if (c.model.rfind("deepseek3", 0) == 0 && dice.one_in(3)) c.plan.emplace_back("bias_update", "0.01");
+}
+
 void draw_model(Dice& dice, RandomCase& c) {
-    c.model = dice.of({"qwen3", "qwen2", "deepseek3", "deepseek2", "mixtral", "llama"});
+    c.model = dice.of({"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama"});
     const int layers = dice.of({1, 2, 3, 4});
     c.config.emplace_back("num_hidden_layers", number(layers));
     const int heads = dice.of({4, 8, 16});
@@ -55,13 +70,14 @@ void draw_model(Dice& dice, RandomCase& c) {
     if (dice.one_in(2)) c.config.emplace_back("vocab_size", dice.of({"17", "64", "83"}));
     if (c.model == "llama") return;
     const int experts = dice.of({4, 8, 16});
-    c.config.emplace_back(c.model == "mixtral" ? "num_local_experts"
-                          : latent             ? "n_routed_experts"
-                                               : "num_experts",
+    c.config.emplace_back(c.model == "mixtral" || c.model == "gptoss" ? "num_local_experts"
+                          : latent                                    ? "n_routed_experts"
+                                                                      : "num_experts",
                           number(experts));
     c.config.emplace_back("num_experts_per_tok", dice.of({"1", "2", "3"}));
     if (latent) c.config.emplace_back("first_k_dense_replace", number(dice.below(layers)));
     if (latent) c.config.emplace_back("n_shared_experts", dice.of({"1", "2"}));
+    draw_balance(dice, c);
 }
 
 // Layers spread over the stages anyhow; the ends hold the embedding and the loss.
@@ -94,6 +110,7 @@ void draw_passes(Dice& dice, RandomCase& c) {
         c.plan.emplace_back("offload", offload::to_string(static_cast<unsigned>(dice.next()) & all));
     }
     maybe(8, "optimizer", "adamw+bf16_moments");
+    maybe(5, "dispatcher", "allgather");
     maybe(8, "memory_efficient_permutation", "off");
     maybe(8, "tp_overlap", "on");
     maybe(6, "ep_overlap", "on");
@@ -190,7 +207,8 @@ Plan plan_of(const RandomCase& c) {
 RandomCase one_rank_of(const RandomCase& c) {
     RandomCase one{c.model, c.config, {}, 1, c.gbs};
     for (const auto& [field, value] : c.plan)
-        if (field == "optimizer" || field == "precision") one.plan.emplace_back(field, value);
+        if (std::find(trained_fields.begin(), trained_fields.end(), field) != trained_fields.end())
+            one.plan.emplace_back(field, value);
     return one;
 }
 
