@@ -19,11 +19,6 @@ void check_fields(const Plan& plan, const Backend& backend) {
         refuse("execute: capacity = {} is not supported, only 0 (worst case, drops nothing) is: search again with "
                "--fix capacity=0",
                plan.capacity);
-    const RouterTraining& r = plan.router;
-    if (backend.kernels->router_loss == nullptr && (r.counts_load() || r.expert_capacity > 0.0))
-        refuse("execute: aux_loss = {}, z_loss = {}, bias_update = {}, expert_capacity = {}: backend {} has none of "
-               "them: set them to none, or use --backend cpu",
-               r.aux_loss, r.z_loss, r.bias_update, r.expert_capacity, backend.name);
     if (plan.dispatcher != Dispatcher::alltoall && plan.dispatcher != Dispatcher::allgather)
         refuse("execute: dispatcher = {} is not supported, only alltoall and allgather are: search again with --stack "
                "moe-plan",

@@ -8,6 +8,7 @@ namespace moe::cuda {
 void add_activation(Kernels& table);
 void add_attention(Kernels& table);
 void add_attention_grad(Kernels& table);
+void add_balance(Kernels& table);
 void add_elementwise(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);

@@ -41,6 +41,7 @@ const Kernels* cuda_kernels() {
         cuda::add_activation(t);
         cuda::add_attention(t);
         cuda::add_attention_grad(t);
+        cuda::add_balance(t);
         cuda::add_elementwise(t);
         cuda::add_embedding(t);
         cuda::add_gemm(t);

@@ -92,7 +92,8 @@ void check_model(const std::string& model, const Fields& fields, double toleranc
 } // namespace
 
 TEST_CASE("cuda: FP32 training is the CPU's, op by op and as a graph") {
-    for (const char* model : {"qwen3", "qwen2", "deepseek3", "deepseek2", "mixtral", "llama"}) {
+    for (const char* model :
+         {"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama"}) {
         check_model(model, {}, 1e-4);
         check_model(model, {{"mbs", "2"}, {"cuda_graph", "full"}}, 1e-4);
     }
@@ -100,10 +101,23 @@ TEST_CASE("cuda: FP32 training is the CPU's, op by op and as a graph") {
     check_model("deepseek3", {{"recompute", "mla_up_proj+mlp+moe_act"}, {"cuda_graph", "full"}}, 1e-4);
 }
 
+TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the CPU's") {
+    for (const char* kind : {"aux_loss", "seq_aux_loss", "global_aux_loss"}) {
+        const Fields fields{{"load_balancing", kind}, {"aux_loss", "0.1"}, {"z_loss", "0.01"}, {"mbs", "2"}};
+        check_model("qwen3", fields, 1e-4);
+        check_model("deepseek2", fields, 1e-4);
+    }
+    check_model("deepseek3", {{"aux_loss", "0.1"}, {"bias_update", "0.01"}, {"cuda_graph", "full"}}, 1e-4);
+    for (const char* policy : {"probs", "position"})
+        check_model("qwen3", {{"expert_capacity", "1"}, {"drop_policy", policy}}, 1e-4);
+    check_model("qwen2", {{"balance", "forced"}, {"cuda_graph", "full"}}, 1e-4);
+}
+
 // Where every expert is chosen, no near tie of two logits can send a token elsewhere. On the CPU, initial weights that
 // are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
 TEST_CASE("cuda: BF16 training is the CPU's within its rounding") {
-    for (const char* model : {"qwen3", "qwen2", "deepseek3", "deepseek2", "mixtral", "llama"}) {
+    for (const char* model :
+         {"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama"}) {
         check_model(model, {{"precision", "bf16"}}, 2e-2, true);
         check_model(model, {{"precision", "bf16"}, {"mbs", "2"}, {"cuda_graph", "full"}}, 2e-2, true);
     }
