@@ -81,9 +81,9 @@ void add_explain(CLI::App& app, ExplainOptions& o) {
 }
 
 void add_execute(CLI::App& app, ExecuteOptions& o) {
-    CLI::App* verb =
-        add_verb(app, "execute", "train with exactly that plan",
-                 "moe-plan execute plan.json --data text --steps 300 --run-dir runs/first", [&o] { execute_verb(o); });
+    CLI::App* verb = add_verb(
+        app, "execute", "train with exactly that plan; under mpirun, srun or torchrun every process is one rank",
+        "moe-plan execute plan.json --data text --steps 300 --run-dir runs/first", [&o] { execute_verb(o); });
     verb->add_option("PLAN", o.plan, "plan.json")->required();
     verb->add_option("--data", o.data,
                      "[W] PREFIX of a Megatron .bin/.idx pair, drawn from by weight W; may be repeated")
