@@ -49,7 +49,7 @@ std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, con
             fail("step {}: loss {} and gradient norm {} are not finite; lower --lr (it is {}) or raise --warmup",
                  result.step, result.loss, result.grad_norm, result.lr);
         if (saving == nullptr) continue;
-        const bool stop = saving->stop && saving->stop();
+        const bool stop = trainer.any(saving->stop && saving->stop());
         const bool due = saving->interval > 0 && result.step % saving->interval == 0;
         if (stop || due || result.step == options.steps) saving->writer.save(trainer);
         if (stop) break;

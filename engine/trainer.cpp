@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
+#include <type_traits>
 
 namespace moe {
 
@@ -42,36 +44,65 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
     check_options(options);
     if (!plan_.model->not_executable.empty())
         refuse("execute: the model cannot be trained here: {}", plan_.model->not_executable);
+    if (transport() != nullptr && transport()->world() != plan_.gpus)
+        refuse("execute: {} processes, but the plan has {} ranks: start one for each", transport()->world(),
+               plan_.gpus);
+    if (transport() != nullptr && options.backend != "cpu")
+        refuse("execute: --backend {} runs in one process", options.backend);
     std::vector<MemoryPlan> memory;
     for (int stage = 0; stage < plan_.pp; ++stage) programs_.push_back(lower(plan_, stage));
     check_executable(plan_, programs_, *backend_);
-    for (const Program& program : programs_) memory.push_back(plan_memory(program));
+    for (const Program& program : programs_) {
+        memory.push_back(plan_memory(program));
+        arena_bytes_ = std::max(arena_bytes_, memory.back().arena_bytes);
+    }
 
-    cores_ = std::make_unique<Cores>(plan_.gpus, options_.permits);
-    fabric_ = std::make_unique<ThreadFabric>(mesh_, *cores_);
-    ranks_.resize(static_cast<std::size_t>(plan_.gpus));
+    ranks_.resize(static_cast<std::size_t>(transport() != nullptr ? 1 : plan_.gpus));
+    cores_ = std::make_unique<Cores>(static_cast<int>(ranks_.size()), options_.permits);
+    if (transport() == nullptr) fabric_ = std::make_unique<ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
     seconds_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
     // On the ranks' own threads: filling the arenas takes as long as a step and touches the memory where it will be
     // used.
-    cores_->run([&](int rank) { build_rank(rank, memory); });
+    run_ranks([&](Rank& rank, int place) { build_rank(rank, place, memory); });
     index_parameters();
     // Stamps between ops cost a GPU time; on the CPU the clock is read anyway.
     if (ranks_.front().device->queue() != nullptr) first_timed_ = options_.steps - 1;
     for (int rank = 0; rank < plan_.gpus; ++rank) {
-        const std::vector<Stage>& chunks = program_of(ranks_[static_cast<std::size_t>(rank)]).chunks;
+        const std::vector<Stage>& chunks = programs_[static_cast<std::size_t>(stage_of_rank(rank))].chunks;
         if (std::any_of(chunks.begin(), chunks.end(), [](const Stage& stage) { return stage.loss; })) loss_rank_ = rank;
     }
 }
 
-void Trainer::build_rank(int rank, const std::vector<MemoryPlan>& memory) {
-    Rank& r = ranks_[static_cast<std::size_t>(rank)];
-    r.stage = mesh_.coordinate(Domain::dense, axis::pipeline, rank);
+int Trainer::stage_of_rank(int rank) const { return mesh_.coordinate(Domain::dense, axis::pipeline, rank); }
+
+// Throws as well when the rank of another process has failed.
+void Trainer::run_ranks(const std::function<void(Rank&, int)>& job) {
+    cores_->run([&](int place) { job(ranks_[static_cast<std::size_t>(place)], place); });
+    if (transport() == nullptr) return;
+    if (const std::string why = transport()->aborted(); !why.empty()) fail("{}", why);
+}
+
+template <class Talk>
+auto Trainer::among_processes(Talk talk) const {
+    try {
+        return talk(*transport());
+    } catch (const Aborted&) {
+        fail("{}", transport()->aborted());
+    }
+}
+
+void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memory) {
+    const int rank = r.rank = transport() != nullptr ? transport()->rank() : place;
+    r.stage = stage_of_rank(rank);
     r.data = mesh_.coordinate(Domain::dense, axis::data, rank);
     const Program& program = program_of(r);
     r.device = backend_->open(plan_.cuda_graph == CudaGraph::full);
     r.arena = std::make_unique<Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank, *r.device);
-    r.communicator = std::make_unique<ThreadCommunicator>(*fabric_, rank);
+    if (transport() != nullptr)
+        r.communicator = std::make_unique<ProcessCommunicator>(*transport(), mesh_);
+    else
+        r.communicator = std::make_unique<ThreadCommunicator>(*fabric_, rank);
     r.executor = std::make_unique<Executor>(program, *r.arena, mesh_, rank, *backend_, *r.communicator);
     r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
     r.parameters = local_parameters(program, mesh_, rank);
@@ -89,22 +120,26 @@ void Trainer::build_rank(int rank, const std::vector<MemoryPlan>& memory) {
 }
 
 void Trainer::index_parameters() {
-    for (int rank = 0; rank < plan_.gpus; ++rank) {
-        const Rank& r = ranks_[static_cast<std::size_t>(rank)];
-        for (std::size_t i = 0; i < r.parameters.size(); ++i) {
-            const LocalParameter& p = r.parameters[i];
-            shapes_[p.name] = {p.rows, p.cols};
-            if (!p.pieces.empty()) holders_[p.name].push_back({rank, i});
+    std::map<std::string, std::int64_t> held;
+    const auto count = [&](const LocalParameter& p) {
+        shapes_[p.name] = {p.rows, p.cols};
+        if (p.copy) return;
+        for (const Piece& piece : p.pieces) held[p.name] += piece.count;
+    };
+    for (std::size_t place = 0; place < ranks_.size(); ++place)
+        for (std::size_t i = 0; i < ranks_[place].parameters.size(); ++i) {
+            const LocalParameter& p = ranks_[place].parameters[i];
+            count(p);
+            if (!p.pieces.empty()) holders_[p.name].push_back({static_cast<int>(place), i});
         }
+    for (int rank = 0; transport() != nullptr && rank < plan_.gpus; ++rank) { // those of the other processes
+        if (rank == transport()->rank()) continue;
+        const Program& program = programs_[static_cast<std::size_t>(stage_of_rank(rank))];
+        for (const LocalParameter& p : local_parameters(program, mesh_, rank)) count(p);
     }
-    for (const auto& [name, shape] : shapes_) {
-        std::int64_t held = 0;
-        for_each_piece(name, [&](const Rank&, const Bucket& bucket, const Piece& piece) {
-            if (!bucket.copy) held += piece.count;
-        });
-        if (held != shape.rows * shape.cols)
-            fail("the ranks hold {} elements of {}, which has {} x {}", held, name, shape.rows, shape.cols);
-    }
+    for (const auto& [name, shape] : shapes_)
+        if (held[name] != shape.rows * shape.cols)
+            fail("the ranks hold {} elements of {}, which has {} x {}", held[name], name, shape.rows, shape.cols);
 }
 
 StepResult Trainer::step(const SampleSource& source) {
@@ -115,28 +150,18 @@ StepResult Trainer::step(const SampleSource& source) {
     const double lr = learning_rate(options_, done_);
     set_hyper(lr);
     zero_ = Recorder::Clock::now();
-    cores_->run([&](int rank) {
-        begin_rank(rank);
-        Rank& r = ranks_[static_cast<std::size_t>(rank)];
+    run_ranks([&](Rank& r, int) {
+        begin_rank(r);
         r.executor->step(*r.recorder, done_ >= first_timed_);
     });
     const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
     seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds;
     ++done_;
     samples_ += plan_.gbs;
-    const Rank& last = ranks_[static_cast<std::size_t>(loss_rank_)];
-    const ProgramIo& io = program_of(last).io;
-    StepResult result{done_,
-                      read_scalar(last, io.loss),
-                      std::sqrt(read_scalar(last, io.gradient_norm)),
-                      lr,
-                      seconds,
-                      plan_.gbs * plan_.seq,
-                      0.0,
-                      {}};
+    const auto [loss, norm, mtp_loss] = step_sums();
+    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, {}};
+    if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
     result.routers = read_routers();
-    if (io.mtp_loss != no_tensor)
-        result.mtp_loss = read_scalar(last, io.mtp_loss) / static_cast<double>(io.mtp_labels.size());
     return result;
 }
 
@@ -159,8 +184,18 @@ std::vector<RouterStep> Trainer::read_routers() {
     for (int stage = 0; stage < plan_.pp; ++stage) {
         const auto speaker =
             std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.stage == stage; });
-        read_router_sums(*speaker, steps);
+        if (speaker != ranks_.end()) read_router_sums(*speaker, steps);
     }
+    if (transport() == nullptr)
+        count_routed(steps);
+    else if (plan_.router.counts_load())
+        gather_routers(steps);
+    std::vector<RouterStep> list;
+    for (auto& [layer, step] : steps) list.push_back(std::move(step));
+    return list;
+}
+
+void Trainer::count_routed(std::map<int, RouterStep>& steps) {
     std::vector<std::vector<std::int64_t>> routed = routed_by_layer();
     routed_before_.resize(routed.size());
     for (std::size_t layer = 0; layer < routed.size(); ++layer) {
@@ -171,9 +206,30 @@ std::vector<RouterStep> Trainer::read_routers() {
         for (std::size_t e = 0; e < routed_before_[layer].size(); ++e) step.tokens[e] -= routed_before_[layer][e];
     }
     routed_before_ = std::move(routed);
-    std::vector<RouterStep> list;
-    for (auto& [layer, step] : steps) list.push_back(std::move(step));
-    return list;
+}
+
+// Process 0, which reports and writes the index of checkpoints, gets those of all stages.
+void Trainer::gather_routers(std::map<int, RouterStep>& steps) {
+    std::vector<double> flat; // by layer: layer, losses, number of experts, their tokens, whether loads follow, loads
+    for (const auto& [layer, step] : steps) {
+        const auto load = last_load_.find(layer);
+        flat.insert(flat.end(),
+                    {static_cast<double>(layer), step.aux_loss, step.z_loss, static_cast<double>(step.tokens.size())});
+        flat.insert(flat.end(), step.tokens.begin(), step.tokens.end());
+        flat.push_back(load != last_load_.end() ? 1.0 : 0.0);
+        if (load != last_load_.end()) flat.insert(flat.end(), load->second.begin(), load->second.end());
+    }
+    for (const std::vector<double>& part : gathered(flat))
+        for (auto at = part.begin(); at != part.end();) {
+            RouterStep step{static_cast<int>(at[0]), at[1], at[2], {}};
+            const auto experts = static_cast<std::ptrdiff_t>(at[3]);
+            step.tokens.assign(at + 4, at + 4 + experts);
+            at += 4 + experts;
+            const bool loads = *at++ != 0.0;
+            if (loads) last_load_[step.layer].assign(at, at + experts);
+            if (loads) at += experts;
+            steps[step.layer] = std::move(step);
+        }
 }
 
 void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps) {
@@ -194,14 +250,35 @@ void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& step
     }
 }
 
+// As the rank that computes the loss has them.
+std::array<double, 3> Trainer::step_sums() const {
+    std::array<double, 3> values{};
+    const bool here = transport() == nullptr || transport()->rank() == loss_rank_;
+    if (here) {
+        const Rank& rank = ranks_[transport() == nullptr ? static_cast<std::size_t>(loss_rank_) : 0];
+        const ProgramIo& io = program_of(rank).io;
+        values = {read_scalar(rank, io.loss), read_scalar(rank, io.gradient_norm),
+                  io.mtp_loss != no_tensor ? read_scalar(rank, io.mtp_loss) : 0.0};
+    }
+    if (transport() != nullptr)
+        among_processes([&](Transport& t) {
+            t.broadcast(loss_rank_, {reinterpret_cast<char*>(values.data()), sizeof values});
+            return 0;
+        });
+    return values;
+}
+
+bool Trainer::any(bool here) const {
+    return transport() == nullptr ? here : among_processes([here](Transport& t) { return t.any(here); });
+}
+
 double Trainer::read_scalar(const Rank& rank, TensorId id) const {
     float value = 0.0f;
     rank.device->read(&value, rank.arena->at(id), sizeof value);
     return value;
 }
 
-void Trainer::begin_rank(int rank) {
-    Rank& r = ranks_[static_cast<std::size_t>(rank)];
+void Trainer::begin_rank(Rank& r) {
     const Program& program = program_of(r);
     r.recorder->begin_step(static_cast<std::size_t>(done_), zero_);
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
@@ -219,13 +296,12 @@ void Trainer::begin_rank(int rank) {
         else
             r.device->write(r.arena->at(io.last_load), known->second.data(), bytes);
     }
-    fill_inputs(rank);
+    fill_inputs(r);
 }
 
 // Micro-batch j of data-parallel rank d holds samples (j * DP + d) * mbs and following; rows are (place in this rank's
 // positions) * mbs + sequence.
-void Trainer::fill_inputs(int rank) {
-    Rank& r = ranks_[static_cast<std::size_t>(rank)];
+void Trainer::fill_inputs(Rank& r) {
     const Program& program = program_of(r);
     const bool embedding =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.embedding; });
@@ -268,10 +344,11 @@ void Trainer::set_hyper(double lr) {
 
 template <class Visit>
 void Trainer::for_each_piece(const std::string& name, Visit visit) const {
+    if (shapes_.count(name) == 0) refuse("the model has no parameter '{}'", name);
     const auto found = holders_.find(name);
-    if (found == holders_.end()) refuse("the model has no parameter '{}'", name);
+    if (found == holders_.end()) return; // other processes hold it
     for (const Holder& holder : found->second) {
-        const Rank& r = ranks_[static_cast<std::size_t>(holder.rank)];
+        const Rank& r = ranks_[static_cast<std::size_t>(holder.place)];
         const LocalParameter& p = r.parameters[holder.parameter];
         const Bucket& bucket = program_of(r).buckets[static_cast<std::size_t>(p.bucket)];
         for (const Piece& piece : p.pieces) visit(r, bucket, piece);
@@ -281,6 +358,7 @@ void Trainer::for_each_piece(const std::string& name, Visit visit) const {
 std::vector<float> Trainer::assemble(const std::string& name, TensorId Bucket::*tensor) const {
     const auto shape = shapes_.find(name);
     if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
+    if (transport() != nullptr) fail("{}: only ranks of one process can be read as a whole", name);
     std::vector<float> values(static_cast<std::size_t>(shape->second.rows * shape->second.cols));
     for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
         r.device->read(values.data() + piece.global, r.arena->as<float>(bucket.*tensor) + piece.shard,
@@ -326,7 +404,7 @@ void Trainer::snapshot(Snapshot& out) const {
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
         const Rank& rank = ranks_[r];
         RankSlices& slices = out.ranks[r];
-        slices.rank = static_cast<int>(r);
+        slices.rank = rank.rank;
         if (slices.slices.empty()) slices.slices = slices_of(rank.parameters);
         std::size_t next = 0;
         for (const LocalParameter& p : rank.parameters) {
@@ -384,7 +462,13 @@ Timeline Trainer::timeline() const {
     for (std::int64_t s = std::max({first, done_ - kept, first_timed_}); s < done_; ++s)
         steps.emplace_back(seconds_[static_cast<std::size_t>(s % kept)], s);
     std::sort(steps.begin(), steps.end());
-    const auto [seconds, step] = steps[(steps.size() - 1) / 2];
+    std::pair<double, std::int64_t> median = steps[(steps.size() - 1) / 2];
+    if (transport() != nullptr) // all of one step
+        among_processes([&](Transport& t) {
+            t.broadcast(0, {reinterpret_cast<char*>(&median), sizeof median});
+            return 0;
+        });
+    const auto [seconds, step] = median;
     Timeline timeline;
     timeline.predicted = false;
     timeline.plan_json = plan_to_json(plan_);
@@ -392,39 +476,69 @@ Timeline Trainer::timeline() const {
     timeline.tflops_per_gpu = model_flops_per_token(*plan_.model, plan_.seq, plan_.tp) *
                               static_cast<double>(plan_.gbs * plan_.seq) / seconds / plan_.gpus / 1e12;
     timeline.memory_gib = memory_gib();
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    std::vector<std::vector<TimelineRow>> rows;
+    for (const Rank& rank : ranks_) rows.push_back(rank.recorder->rows(static_cast<std::size_t>(step)));
+    if (transport() != nullptr) rows = gathered(rows.front());
+    for (std::size_t rank = 0; rank < rows.size(); ++rank) {
         timeline.ranks.push_back(static_cast<int>(rank));
-        timeline.pipeline_rank.push_back(ranks_[rank].stage);
+        timeline.pipeline_rank.push_back(stage_of_rank(static_cast<int>(rank)));
         timeline.represents.push_back(1);
-        const std::vector<TimelineRow> rows = ranks_[rank].recorder->rows(static_cast<std::size_t>(step));
-        timeline.rows.insert(timeline.rows.end(), rows.begin(), rows.end());
+        timeline.rows.insert(timeline.rows.end(), rows[rank].begin(), rows[rank].end());
     }
     return timeline;
 }
 
+template <class T>
+std::vector<std::vector<T>> Trainer::gathered(const std::vector<T>& mine) const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const std::span<const char> bytes{reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(T)};
+    std::vector<std::vector<T>> all;
+    for (const std::vector<char>& part : among_processes([&](Transport& t) { return t.gather(0, bytes); })) {
+        all.emplace_back(part.size() / sizeof(T));
+        if (!part.empty()) std::memcpy(all.back().data(), part.data(), part.size());
+    }
+    return all;
+}
+
+namespace {
+
+// Adds counts to those of a global layer.
+void add_tokens(std::vector<std::vector<std::int64_t>>& sum, std::size_t layer, std::span<const std::int64_t> tokens) {
+    if (sum.size() <= layer) sum.resize(layer + 1);
+    sum[layer].resize(std::max(sum[layer].size(), tokens.size()), 0);
+    for (std::size_t e = 0; e < tokens.size(); ++e) sum[layer][e] += tokens[e];
+}
+
+} // namespace
+
 std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
     std::vector<std::vector<std::int64_t>> sum = routed_by_layer();
-    std::erase_if(sum, [](const auto& layer) { return layer.empty(); });
+    if (transport() != nullptr) { // each layer's counts behind their number
+        std::vector<std::int64_t> flat;
+        for (const std::vector<std::int64_t>& layer : sum) {
+            flat.push_back(static_cast<std::int64_t>(layer.size()));
+            flat.insert(flat.end(), layer.begin(), layer.end());
+        }
+        sum.clear();
+        for (const std::vector<std::int64_t>& part : gathered(flat))
+            for (std::size_t at = 0, layer = 0; at < part.size(); ++layer) {
+                const auto count = static_cast<std::size_t>(part[at]);
+                add_tokens(sum, layer, std::span(part).subspan(at + 1, count));
+                at += 1 + count;
+            }
+    }
+    std::erase_if(sum, [](const auto& layer) { return layer.empty(); }); // dense layers
     return sum;
 }
 
 std::vector<std::vector<std::int64_t>> Trainer::routed_by_layer() const {
     std::vector<std::vector<std::int64_t>> sum;
-    for (const Rank& rank : ranks_) {
-        const std::vector<std::vector<std::int64_t>>& part = rank.executor->routed_tokens();
-        sum.resize(std::max(sum.size(), part.size()));
-        for (std::size_t layer = 0; layer < part.size(); ++layer) {
-            sum[layer].resize(std::max(sum[layer].size(), part[layer].size()), 0);
-            for (std::size_t e = 0; e < part[layer].size(); ++e) sum[layer][e] += part[layer][e];
-        }
-    }
+    for (const Rank& rank : ranks_)
+        for (std::size_t layer = 0; layer < rank.executor->routed_tokens().size(); ++layer)
+            add_tokens(sum, layer, rank.executor->routed_tokens()[layer]);
     return sum;
 }
 
-double Trainer::memory_gib() const {
-    std::size_t bytes = 0;
-    for (const Rank& rank : ranks_) bytes = std::max(bytes, rank.arena->bytes());
-    return static_cast<double>(bytes) / (1 << 30);
-}
+double Trainer::memory_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }
 
 } // namespace moe

@@ -1,7 +1,9 @@
-// Training with exactly one plan: a rank per thread, each with its arena, stepping through its Program.
+// Training with exactly one plan: a rank per thread of one process, or per process, each with its arena, stepping
+// through its Program.
 #pragma once
 
 #include "engine/checkpoint_writer.hpp"
+#include "engine/comm/processes.hpp"
 #include "engine/comm/threads.hpp"
 #include "engine/executor.hpp"
 #include "engine/parameters.hpp"
@@ -34,6 +36,7 @@ struct TrainOptions {
     // recorded.
     int kept_steps = 9;
     std::string backend = "cpu";
+    Transport* transport = nullptr; // to the processes of the other ranks; none: all ranks live here
 };
 
 // Throws Error (bad_input) for values outside their range, by the name of the command-line option.
@@ -56,9 +59,10 @@ struct StepResult {
     double lr = 0.0;
     double seconds = 0.0;
     std::int64_t tokens = 0;
-    double mtp_loss = 0.0;           // mean over MTP layers of their cross-entropy, without weight; 0 without MTP
-    std::vector<RouterStep> routers; // by layer; empty on back ends with a queue unless the plan counts loads
-    double aux_loss() const;         // sum over layers of the routers' losses, auxiliary and z
+    double mtp_loss = 0.0; // mean over MTP layers of their cross-entropy, without weight; 0 without MTP
+    // By layer, at process 0; empty on back ends with a queue and over processes unless the plan counts loads.
+    std::vector<RouterStep> routers;
+    double aux_loss() const; // sum over layers of the routers' losses, auxiliary and z
 };
 
 // Writes seq + 1 tokens of a sample; samples of step s are s * gbs ... s * gbs + gbs - 1.
@@ -95,6 +99,10 @@ public:
     // are not this model's, or its seed is not the run's.
     void restore(const StoredCheckpoint& checkpoint);
 
+    // Whether any process says so. Called by all processes in turn with steps.
+    bool any(bool here) const;
+
+    // Of several processes, the one of rank 0 has the rows, and the tokens below, of all; all of them must call.
     // Rows of the recorded step whose duration is the median of the last kept ones (the first step, which touches
     // memory for the first time, is left out when there are others).
     Timeline timeline() const;
@@ -112,26 +120,36 @@ private:
     struct Rank {
         std::unique_ptr<Device> device; // outlives the arena
         std::unique_ptr<Arena> arena;
-        std::unique_ptr<ThreadCommunicator> communicator;
+        std::unique_ptr<Communicator> communicator;
         std::unique_ptr<Executor> executor;
         std::unique_ptr<Recorder> recorder;
         std::vector<LocalParameter> parameters;
         std::vector<std::int32_t> positions; // of this rank's tokens in their sequence
         std::vector<std::int32_t> tokens;    // of one micro-batch, on their way to the device
-        int stage = 0, data = 0;             // coordinates along PP and DP
+        int rank = 0, stage = 0, data = 0;   // stage, data: coordinates along PP and DP
     };
-    struct Holder { // of pieces of a global tensor
-        int rank = 0;
+    struct Holder {    // of pieces of a global tensor
+        int place = 0; // in ranks_
         std::size_t parameter = 0;
     };
 
     const Program& program_of(const Rank& rank) const { return programs_[static_cast<std::size_t>(rank.stage)]; }
-    void build_rank(int rank, const std::vector<MemoryPlan>& memory);
+    Transport* transport() const { return options_.transport; }
+    int stage_of_rank(int rank) const;
+    void build_rank(Rank& rank, int place, const std::vector<MemoryPlan>& memory);
     void index_parameters();
-    void begin_rank(int rank);
-    void fill_inputs(int rank);
+    void run_ranks(const std::function<void(Rank&, int place)>& job);
+    template <class Talk>
+    auto among_processes(Talk talk) const;
+    template <class T>
+    std::vector<std::vector<T>> gathered(const std::vector<T>& mine) const; // by rank, at rank 0
+    void begin_rank(Rank& rank);
+    void fill_inputs(Rank& rank);
     // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample.
     void write_tokens(Rank& r, TensorId input, int micro_batch, std::int64_t ahead);
+    std::array<double, 3> step_sums() const; // loss, square of the gradients' norm, sum of MTP's losses
+    void count_routed(std::map<int, RouterStep>& steps);
+    void gather_routers(std::map<int, RouterStep>& steps);
     double read_scalar(const Rank& rank, TensorId id) const;
     std::vector<RouterStep> read_routers();
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
@@ -148,7 +166,8 @@ private:
     std::vector<Program> programs_; // by pipeline rank
     std::unique_ptr<Cores> cores_;
     std::unique_ptr<ThreadFabric> fabric_;
-    std::vector<Rank> ranks_;
+    std::vector<Rank> ranks_;      // of this process
+    std::int64_t arena_bytes_ = 0; // of the fullest rank
     std::map<std::string, Shape> shapes_;
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step

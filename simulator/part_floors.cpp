@@ -26,6 +26,31 @@ std::optional<PartKind> part_of(const Op& op) {
     }
 }
 
+// The part's `work` alone.
+LayerPart work_of(PartKind kind, const SegmentTerms::Priced& segment) {
+    LayerPart part;
+    std::vector<TensorId> held;
+    for (std::size_t side = 0; side < 2; ++side)
+        for (const Op& op : segment.program.templates[side].ops) {
+            if (part_of(op) != kind) continue;
+            held.clear();
+            for (const std::vector<TensorId>* ids : {&op.in, &op.out})
+                for (const TensorId id : *ids) {
+                    if (id == no_tensor) continue;
+                    const TensorId base = segment.program.tensors[static_cast<std::size_t>(id)].base;
+                    held.push_back(base == no_tensor ? id : base);
+                }
+            std::sort(held.begin(), held.end());
+            held.erase(std::unique(held.begin(), held.end()), held.end());
+            double bytes = 0.0;
+            for (const TensorId id : held)
+                if (segment.program.tensors[static_cast<std::size_t>(id)].name != "segment_in")
+                    bytes += static_cast<double>(segment.bytes[static_cast<std::size_t>(id)]);
+            part.work[side] = std::max(part.work[side], bytes);
+        }
+    return part;
+}
+
 } // namespace
 
 std::size_t PartFloors::Hash::operator()(const Key& key) const {
@@ -101,7 +126,7 @@ void PartFloors::learn(const Plan& plan, SegmentId id, std::array<int, 2> places
                 }
                 ++i;
             }
-        LayerPart part;
+        LayerPart part = work_of(kind, segment);
         constexpr double ahead = 1.0; // seconds; the host costs nothing here
         for (int side = 0; side < 2; ++side) {
             part.alone[side] = segment.flat.play(side, alone, ahead, 0.0, ends).end;

@@ -20,6 +20,9 @@ namespace moe {
 struct LayerPart {
     double alone[2]{}; // seconds by direction, the host being far ahead, without shared experts
     Busy busy[2]{};
+    // Bytes that some op of either direction has in its hands beside the layer's input: alive at one time, whatever is
+    // recomputed.
+    double work[2]{};
 };
 enum class PartKind : std::uint8_t { dense, routed };
 

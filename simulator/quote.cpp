@@ -467,6 +467,12 @@ const std::vector<Terms>& FastQuoter::early_terms(const Plan& plan) {
             sources_.parts.learn(plan, id, places, terms_.priced(plan, id, place, costs));
             look();
         }
+        if (!offloads(plan)) {
+            const auto most = [&](int side) {
+                return static_cast<std::int64_t>(std::max(dense[i]->work[side], routed[i]->work[side]));
+            };
+            early_[i].workspace = {most(0), most(1)};
+        }
         for (int side = 0; side < 2; ++side) {
             SideTerms& t = early_[i].sides[side];
             t.device = t.together = t.before_input = least_seconds(*dense[i], *routed[i], side);

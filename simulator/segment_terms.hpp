@@ -60,6 +60,7 @@ public:
         const Program& program;
         const FlatSegment& flat;
         const std::vector<OpCost>& prices;
+        const std::vector<std::int64_t>& bytes; // of activations, by tensor
     };
     Priced priced(Plan plan, SegmentId id, int place, const CostModel& costs);
     void forget();

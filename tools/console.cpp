@@ -26,7 +26,14 @@ void Console::clear() {
     shown_ = false;
 }
 
+void Console::warning(std::string_view text) {
+    if (silent_) return;
+    clear();
+    std::fputs(fmt::format("{}\n", text).c_str(), stderr);
+}
+
 void Console::line(std::string_view text) {
+    if (silent_) return;
     clear();
     const std::string whole = fmt::format("{}\n", text);
     if (json_)
@@ -36,7 +43,7 @@ void Console::line(std::string_view text) {
 }
 
 void Console::progress(std::string_view text) {
-    if (::isatty(STDERR_FILENO) == 0) return;
+    if (silent_ || ::isatty(STDERR_FILENO) == 0) return;
     std::fputs(fmt::format("\r\033[K{}", text).c_str(), stderr);
     std::fflush(stderr);
     shown_ = true;

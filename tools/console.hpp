@@ -14,8 +14,9 @@ void print(std::string_view text);
 
 class Console {
 public:
-    // json: stdout belongs to the one document, so that what would be printed goes to stderr.
-    explicit Console(bool json) : json_(json) {}
+    // json: stdout belongs to the one document, so that what would be printed goes to stderr. silent: one of several
+    // processes, another of which speaks.
+    explicit Console(bool json, bool silent = false) : json_(json), silent_(silent) {}
     ~Console();
     Console(const Console&) = delete;
     Console& operator=(const Console&) = delete;
@@ -26,12 +27,18 @@ public:
         line(fmt::format(text, std::forward<Args>(args)...));
     }
     void line(std::string_view text);
+    // A line to stderr.
+    template <class... Args>
+    void warn(fmt::format_string<Args...> text, Args&&... args) {
+        warning(fmt::format(text, std::forward<Args>(args)...));
+    }
     // Replaces the progress line; nothing happens unless stderr is a terminal.
     void progress(std::string_view text);
 
 private:
     void clear();
-    bool json_;
+    void warning(std::string_view text);
+    bool json_, silent_;
     bool shown_ = false; // a progress line stands on the terminal
 };
 

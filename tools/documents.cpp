@@ -191,7 +191,8 @@ std::string comparison_document(const Comparison& comparison) {
     return finish(document);
 }
 
-std::string validation_document(const std::vector<Prediction>& predictions) {
+std::string validation_document(const std::vector<Prediction>& predictions,
+                                const std::vector<Improvement>* improvements) {
     Json document = {{"rows", Json::array()}};
     for (const Prediction& p : predictions) {
         Json row = prediction_json(p);
@@ -209,6 +210,19 @@ std::string validation_document(const std::vector<Prediction>& predictions) {
     for (const auto& [name, field] : validation_groups) {
         Json& groups = document["groups"][name] = Json::object();
         for (const auto& [value, summary] : summarize_by(predictions, field)) groups[value] = summary_json(summary);
+    }
+    if (improvements == nullptr) return finish(document);
+    Json& list = document["improvements"] = Json::array();
+    for (const Improvement& i : *improvements) {
+        Json changes = Json::array();
+        for (const FieldChange& c : i.changes) changes.push_back({{"field", c.field}, {"from", c.from}, {"to", c.to}});
+        list.push_back({{"run_id", i.run_id},
+                        {"published_plan_tflops_per_gpu", i.published_tflops},
+                        {"tflops_per_gpu", i.estimate.tflops_per_gpu},
+                        {"candidates", i.candidates},
+                        {"seconds", i.seconds},
+                        {"changes", changes},
+                        {"plan", Json::parse(plan_to_json(i.best))}});
     }
     return finish(document);
 }

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "planner/search.hpp"
+#include "simulator/improve.hpp"
 #include "simulator/interval.hpp"
 #include "simulator/simulate.hpp"
 #include "simulator/skew.hpp"
-#include "simulator/validate.hpp"
 #include "tools/comparison.hpp"
 
 #include <cstdint>
@@ -48,7 +48,9 @@ struct RunRecord {
 std::string run_document(const RunRecord& run);
 
 std::string comparison_document(const Comparison& comparison);
-std::string validation_document(const std::vector<Prediction>& predictions);
+// improvements: nullptr where none were asked for.
+std::string validation_document(const std::vector<Prediction>& predictions,
+                                const std::vector<Improvement>* improvements);
 std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out);
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix);
 

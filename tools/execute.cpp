@@ -78,15 +78,15 @@ SampleData open_data(const ExecuteOptions& options, const Plan& plan) {
                       static_cast<std::uint64_t>(options.seed));
 }
 
-// All ranks live in this process: a plan that does not fit must be refused before the system kills the process.
-void check_memory(const std::string& place, const Plan& plan, const Simulation& simulation) {
+// The ranks of this process: a plan that does not fit must be refused before the system kills the process.
+void check_memory(const std::string& place, int ranks, const Simulation& simulation) {
     const double mean = std::accumulate(simulation.memory_bytes.begin(), simulation.memory_bytes.end(), 0.0) /
                         static_cast<double>(simulation.memory_bytes.size());
     const double machine =
         static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-    if (mean * plan.gpus > machine)
+    if (mean * ranks > machine)
         refuse("{}: its {} ranks need {:.1f} GiB, this machine has {:.1f} GiB: use a smaller model, batch or sequence",
-               place, plan.gpus, gib(mean * plan.gpus), gib(machine));
+               place, ranks, gib(mean * ranks), gib(machine));
 }
 
 double median(std::vector<double> values) {
@@ -199,15 +199,10 @@ void catch_sigterm() {
 
 // Initial weights, or those of the newest checkpoint.
 void set_weights(const ExecuteOptions& options, Trainer& trainer, Console& console) {
-    if (!options.checkpoint.empty() && !options.resume)
-        if (const std::vector<std::int64_t> steps = checkpoint_steps(options.checkpoint); !steps.empty())
-            refuse("{}: holds a checkpoint of step {}: add --resume to go on from it, or choose another folder",
-                   options.checkpoint, steps.front());
     if (options.resume) {
         std::vector<std::string> skipped;
         const std::unique_ptr<StoredCheckpoint> found = newest_checkpoint(options.checkpoint, skipped);
-        for (const std::string& reason : skipped) std::fprintf(stderr, "skipped: %s\n", reason.c_str());
-        remove_partial_checkpoints(options.checkpoint);
+        for (const std::string& reason : skipped) console.warn("skipped: {}", reason);
         if (found) {
             trainer.restore(*found);
             console.say("Resumed from {}: step {}", found->path(), found->state().step);
@@ -217,7 +212,7 @@ void set_weights(const ExecuteOptions& options, Trainer& trainer, Console& conso
     }
     if (options.init_from.empty()) return;
     if (const std::string left = describe(load_weights(trainer, options.init_from)); !left.empty())
-        std::fprintf(stderr, "%s: %s\n", options.init_from.c_str(), left.c_str());
+        console.warn("{}: {}", options.init_from, left);
 }
 
 // The plan of the file with what the command line sets in its place.
@@ -229,74 +224,146 @@ Plan plan_to_run(const ExecuteOptions& options) {
     return plan;
 }
 
+void check_checkpoints(const ExecuteOptions& options) {
+    if (options.checkpoint.empty() || options.resume) return;
+    if (const std::vector<std::int64_t> steps = checkpoint_steps(options.checkpoint); !steps.empty())
+        refuse("{}: holds a checkpoint of step {}: add --resume to go on from it, or choose another folder",
+               options.checkpoint, steps.front());
+}
+
+// What all processes of a run must agree on.
+std::uint64_t fingerprint(const ExecuteOptions& o, const Plan& plan) {
+    const std::string said =
+        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps, o.init_from,
+                    o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.warmup, o.betas, o.eps,
+                    o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty());
+    return std::uint64_t{crc32c(plan_to_json(plan))} << 32 | crc32c(said);
+}
+
+// What the ranks of this process do; `transport` leads to those of others, if there are any.
+class Execution {
+public:
+    Execution(const ExecuteOptions& options, const Plan& plan, Transport* transport)
+        : options_(options),
+          plan_(plan),
+          transport_(transport),
+          train_with_(train_options(options)),
+          first_(transport == nullptr || transport->rank() == 0),
+          console_(options.json, !first_),
+          data_(open_data(options, plan)),
+          simulation_(simulate(plan, load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
+        train_with_.transport = transport;
+    }
+
+    void run() {
+        if (train_with_.backend == "cpu")
+            check_memory(options_.plan, transport_ == nullptr ? plan_.gpus : 1, simulation_);
+        if (!options_.checkpoint.empty()) catch_sigterm();
+        Trainer trainer(plan_, train_with_);
+        set_weights(options_, trainer, console_);
+        const RunFolder folder(first_ ? options_.run_dir : "");
+        open_record(trainer, folder);
+        train_and_save(trainer);
+        keep_record(trainer, folder);
+    }
+
+private:
+    void open_record(const Trainer& trainer, const RunFolder& folder) {
+        if (folder) {
+            write_file(folder.file("plan.json"), plan_to_json(plan_));
+            write_trace(simulation_.timeline, folder.file("predicted.json"));
+        }
+        run_.backend = train_with_.backend;
+        run_.ranks = plan_.gpus;
+        run_.command = options_.command;
+        run_.unigram_entropy = data_.unigram_entropy();
+        run_.predicted_step_seconds = simulation_.estimate.step_seconds;
+        run_.peak_memory_gib = trainer.memory_gib();
+        const std::string place = transport_ != nullptr   ? fmt::format("{} processes", transport_->world())
+                                  : run_.backend == "cpu" ? fmt::format("{} cores", trainer.permits())
+                                                          : trainer.device_name();
+        console_.say("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan_.model->name,
+                     plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
+                     count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
+        console_.say("Data: {} tokens, unigram entropy {:.4f} nats/token",
+                     count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);
+    }
+
+    void train_and_save(Trainer& trainer) {
+        StepLog log(console_, plan_, train_with_.steps, run_);
+        std::optional<CheckpointWriter> writer;
+        std::optional<Saving> saving;
+        if (!options_.checkpoint.empty()) {
+            if (first_) remove_partial_checkpoints(options_.checkpoint);
+            trainer.any(false); // nobody writes before that
+            writer.emplace(options_.checkpoint,
+                           transport_ != nullptr ? transport_->run() : fmt::format("-{}", ::getpid()));
+            saving.emplace(Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
+        }
+        train(
+            trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
+            [&log](const StepResult& step) { log.add(step); }, saving ? &*saving : nullptr);
+        if (writer && writer->saved_step() >= 0)
+            console_.say("Saved step {} in {}", writer->saved_step(), options_.checkpoint);
+    }
+
+    void keep_record(const Trainer& trainer, const RunFolder& folder) {
+        const bool recorded = trainer.steps_taken() > 0 && !(terminated() != 0 && train_with_.backend != "cpu");
+        const std::string routing = routing_csv(trainer.routed_tokens());
+        if (recorded) {
+            const Timeline measured = measured_timeline(trainer, plan_);
+            if (first_ && !options_.trace.empty()) write_trace(measured, options_.trace);
+            if (folder) write_trace(measured, folder.file("measured.json"));
+        }
+        if (folder) {
+            write_file(folder.file("run.json"), run_document(run_));
+            if (!routing.empty()) write_file(folder.file("routing.csv"), routing);
+        }
+        if (run_.steps.empty()) {
+            console_.say("All {} steps are done: nothing to train; raise --steps to go on", trainer.steps_done());
+        } else {
+            std::size_t averaged = 0;
+            const double loss = final_loss(run_, averaged);
+            console_.say("Final loss {:.4f} nats/token (mean of the last {} steps), unigram entropy of the data {:.4f}",
+                         loss, averaged, run_.unigram_entropy);
+        }
+        if (folder && recorded) console_.say("Next: moe-plan compare {}", options_.run_dir);
+        if (options_.json && first_) print(run_document(run_));
+    }
+
+    const ExecuteOptions& options_;
+    const Plan& plan_;
+    Transport* transport_;
+    TrainOptions train_with_;
+    bool first_; // says and writes what is said and written once
+    Console console_;
+    SampleData data_;
+    Simulation simulation_;
+    RunRecord run_;
+};
+
 } // namespace
 
 void execute_verb(const ExecuteOptions& options) {
-    const TrainOptions train_with = train_options(options);
+    train_options(options);
     const Plan plan = plan_to_run(options);
     // Our own stack is exactly what the engine runs, whichever stack the plan was searched for.
     if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
         refuse("{}: execute cannot run it: {}", options.plan, fault.message);
-    const Stack stack = load_stack(plan.stack, *plan.hardware);
-    SampleData data = open_data(options, plan);
-    const Simulation simulation = simulate(plan, stack, !options.run_dir.empty());
-    if (train_with.backend == "cpu") check_memory(options.plan, plan, simulation);
-    if (!options.checkpoint.empty()) catch_sigterm();
-    Console console(options.json);
-    Trainer trainer(plan, train_with);
-    set_weights(options, trainer, console);
-
-    const RunFolder folder(options.run_dir);
-    if (folder) {
-        write_file(folder.file("plan.json"), plan_to_json(plan));
-        write_trace(simulation.timeline, folder.file("predicted.json"));
+    check_checkpoints(options);
+    const std::optional<Launch> launch = launch_of_environment();
+    if (!launch) return Execution(options, plan, nullptr).run();
+    if (launch->world != plan.gpus)
+        refuse("{}: has {} ranks, but {} processes were started: start one for each rank", options.plan, plan.gpus,
+               launch->world);
+    Transport transport(*launch, fingerprint(options, plan));
+    try {
+        Execution(options, plan, &transport).run();
+        transport.close();
+    } catch (const std::exception& error) {
+        transport.abort(error.what());
+        throw;
     }
-    RunRecord run;
-    run.backend = train_with.backend;
-    run.ranks = plan.gpus;
-    run.command = options.command;
-    run.unigram_entropy = data.unigram_entropy();
-    run.predicted_step_seconds = simulation.estimate.step_seconds;
-    run.peak_memory_gib = trainer.memory_gib();
-
-    const std::string place = run.backend == "cpu" ? fmt::format("{} cores", trainer.permits()) : trainer.device_name();
-    console.say("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan.model->name, plan.gpus,
-                plan.gpus == 1 ? "rank" : "ranks", place, count_text(static_cast<double>(plan.gbs * plan.seq)),
-                run.peak_memory_gib);
-    console.say("Data: {} tokens, unigram entropy {:.4f} nats/token", count_text(static_cast<double>(data.tokens())),
-                run.unigram_entropy);
-    StepLog log(console, plan, train_with.steps, run);
-    std::optional<CheckpointWriter> writer;
-    if (!options.checkpoint.empty()) writer.emplace(options.checkpoint, fmt::format("-{}", ::getpid()));
-    std::optional<Saving> saving;
-    if (writer) saving.emplace(Saving{*writer, options.save_interval, [] { return terminated() != 0; }});
-    train(
-        trainer, train_with, [&data](std::int64_t sample, std::span<std::int32_t> out) { data.read(sample, out); },
-        [&log](const StepResult& step) { log.add(step); }, saving ? &*saving : nullptr);
-    if (writer && writer->saved_step() >= 0)
-        console.say("Saved step {} in {}", writer->saved_step(), options.checkpoint);
-
-    const bool recorded = trainer.steps_taken() > 0 && !(terminated() != 0 && train_with.backend != "cpu");
-    if (recorded) {
-        const Timeline measured = measured_timeline(trainer, plan);
-        if (!options.trace.empty()) write_trace(measured, options.trace);
-        if (folder) write_trace(measured, folder.file("measured.json"));
-    }
-    if (folder) {
-        write_file(folder.file("run.json"), run_document(run));
-        if (const std::string csv = routing_csv(trainer.routed_tokens()); !csv.empty())
-            write_file(folder.file("routing.csv"), csv);
-    }
-    if (run.steps.empty()) {
-        console.say("All {} steps are done: nothing to train; raise --steps to go on", trainer.steps_done());
-    } else {
-        std::size_t averaged = 0;
-        const double loss = final_loss(run, averaged);
-        console.say("Final loss {:.4f} nats/token (mean of the last {} steps), unigram entropy of the data {:.4f}",
-                    loss, averaged, run.unigram_entropy);
-    }
-    if (folder && recorded) console.say("Next: moe-plan compare {}", options.run_dir);
-    if (options.json) print(run_document(run));
 }
 
 } // namespace moe::tools

@@ -52,7 +52,7 @@ void add_search(CLI::App& app, SearchOptions& o) {
                               "--seq 4096 --precision mxfp8 --out plan.json",
                               [&o] { search_verb(o); });
     add_request(verb, o, true);
-    verb->add_option("--top", o.top, "how many plans to show")->capture_default_str();
+    verb->add_option("--top", o.top, "how many plans to show, each of another mapping (TP, CP, DP, PP, EP, ETP)")->capture_default_str();
     verb->add_option("--optimize-for", o.optimize_for,
                      "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
         ->capture_default_str();
@@ -81,9 +81,9 @@ void add_explain(CLI::App& app, ExplainOptions& o) {
 }
 
 void add_execute(CLI::App& app, ExecuteOptions& o) {
-    CLI::App* verb =
-        add_verb(app, "execute", "train with exactly that plan",
-                 "moe-plan execute plan.json --data text --steps 300 --run-dir runs/first", [&o] { execute_verb(o); });
+    CLI::App* verb = add_verb(
+        app, "execute", "train with exactly that plan; under mpirun, srun or torchrun every process is one rank",
+        "moe-plan execute plan.json --data text --steps 300 --run-dir runs/first", [&o] { execute_verb(o); });
     verb->add_option("PLAN", o.plan, "plan.json")->required();
     verb->add_option("--data", o.data,
                      "[W] PREFIX of a Megatron .bin/.idx pair, drawn from by weight W; may be repeated")
@@ -135,7 +135,10 @@ void add_validate(CLI::App& app, ValidateOptions& o) {
     CLI::App* verb = add_verb(app, "validate", "predict published runs, each with the very plan of its row",
                               "moe-plan validate runs.csv --json", [&o] { validate_verb(o); });
     verb->add_option("RUNS", o.runs, "CSV file of runs, or the name of one in profiles/runs (default: all of these)");
+    verb->add_option("--row", o.row, "only runs whose id contains this");
     verb->add_option("--worst", o.worst, "how many of the widest misses to show")->capture_default_str();
+    verb->add_flag("--improve", o.improve,
+                   "search the same GPUs for a plan that is predicted faster than each published one (seconds a row)");
     add_json(verb, o.json);
 }
 

@@ -1,7 +1,7 @@
 // The verb validate: predicts published runs and shows how far the predictions are off, and where.
-#include "simulator/validate.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "simulator/improve.hpp"
 #include "tools/console.hpp"
 #include "tools/documents.hpp"
 #include "tools/table.hpp"
@@ -72,21 +72,47 @@ void print_worst(Console& console, const std::vector<Prediction>& predictions, s
     console.say("\n{}", table.text());
 }
 
+void print_improvements(Console& console, const std::vector<Improvement>& improvements) {
+    Table table({"<run", "published plan", "best found", "gain", "<what it changes"});
+    for (const Improvement& i : improvements) {
+        std::string changes;
+        for (const FieldChange& c : i.changes)
+            changes += fmt::format("{}{} {} -> {}", changes.empty() ? "" : ", ", c.field, c.from, c.to);
+        const double gain = i.estimate.tflops_per_gpu / i.published_tflops - 1.0;
+        table.add({i.run_id, fmt::format("{:.0f}", i.published_tflops),
+                   fmt::format("{:.0f}", i.estimate.tflops_per_gpu), percent_text(gain),
+                   changes.empty() ? "nothing" : changes});
+    }
+    console.say("\nPredicted TFLOPS/GPU of each published plan and of the best plan for the same GPUs and batch\n{}",
+                table.text());
+}
+
 } // namespace
 
 void validate_verb(const ValidateOptions& options) {
     if (options.worst < 0 || options.worst > 1'000'000)
         refuse("--worst {}: must be between 0 and 1000000", options.worst);
-    const std::vector<Run> runs = load_runs(options.runs.empty() ? profiles_folder() + "/runs" : options.runs);
+    std::vector<Run> runs = load_runs(options.runs.empty() ? profiles_folder() + "/runs" : options.runs);
+    if (!options.row.empty()) {
+        std::erase_if(runs, [&](const Run& run) { return run.run_id.find(options.row) == std::string::npos; });
+        if (runs.empty()) refuse("--row {}: no run's id contains that", options.row);
+    }
     Console console(options.json);
-    const std::vector<Prediction> predictions = predict_runs(
-        runs, load_coefficients(), [&](std::size_t done) { console.progress(fmt::format("{} of {} runs predicted", done, runs.size())); });
-    if (options.json) return print(validation_document(predictions));
+    const std::vector<Prediction> predictions = predict_runs(runs, load_coefficients(), [&](std::size_t done) {
+        console.progress(fmt::format("{} of {} runs predicted", done, runs.size()));
+    });
+    std::vector<Improvement> improvements;
+    if (options.improve)
+        improvements = improve(predictions, load_coefficients(), [&](std::size_t done) {
+            console.progress(fmt::format("{} of {} plans searched for better ones", done, predictions.size()));
+        });
+    if (options.json) return print(validation_document(predictions, options.improve ? &improvements : nullptr));
     const ValidationSummary all = summarize(predictions);
     console.say("{} runs: {} predicted, {} skipped\n", all.rows, all.predicted, all.skipped);
     print_groups(console, predictions);
     print_skipped(console, predictions);
     print_worst(console, predictions, static_cast<std::size_t>(options.worst));
+    if (options.improve) print_improvements(console, improvements);
 }
 
 } // namespace moe::tools

@@ -75,7 +75,9 @@ void calibrate_verb(const CalibrateOptions& options);
 
 struct ValidateOptions {
     std::string runs; // CSV file, name in profiles/runs, or a folder; empty = all of profiles/runs
+    std::string row; // part of the ids of the rows to predict, empty = all
     std::int64_t worst = 10;
+    bool improve = false; // search for a better plan than each published one
     bool json = false;
 };
 void validate_verb(const ValidateOptions& options);

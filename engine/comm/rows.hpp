@@ -1,6 +1,9 @@
 // Where the routed rows of each source and expert lie in the buffers that dispatch and combine move between.
 #pragma once
 
+#include "kernels/kernels.hpp"
+#include "planner/error.hpp"
+#include "planner/mesh.hpp"
 #include "planner/program.hpp"
 
 #include <cstdint>
@@ -38,5 +41,36 @@ private:
     const std::int32_t* counts_;
     int local_;
 };
+
+// What sums over ranks are made of. Throws Error (failure) for other types.
+inline Type storage_of_sum(Dtype dtype) {
+    if (dtype == Dtype::f32) return Type::f32;
+    if (dtype == Dtype::bf16) return Type::bf16;
+    fail("a sum of {} values over ranks is not defined: use f32 or bf16", to_string(dtype));
+}
+
+inline void check_row_capacity(const char* what, std::int64_t rows, std::int64_t capacity) {
+    if (rows > capacity)
+        fail("{}: {} routed rows do not fit a buffer of {}; plan with capacity 0 (worst case)", what, rows, capacity);
+}
+
+// all_to_all between member `tokens`, which holds a part of the sequence, and member `heads`, which holds a part of the
+// columns of all of it: visit(offset where all columns of some tokens lie, offset where some columns of all tokens lie,
+// count), in elements.
+template <class Visit>
+void each_exchanged_run(const AllToAllAttr& attr, int tokens, int heads, Visit visit) {
+    const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / attr.parts; // of one member's tokens
+    const std::int64_t wide = attr.to_heads ? attr.cols : attr.cols * attr.parts, narrow = wide / attr.parts;
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t run = 2 * r / rows, first = run_start(tokens, static_cast<int>(run), attr.parts, rows);
+        std::int64_t at = r * wide, part_at = (first + r - run * (rows / 2)) * narrow;
+        for (const std::int64_t piece : attr.pieces) {
+            const std::int64_t part = piece / attr.parts;
+            visit(at + heads * part, part_at, part);
+            at += piece;
+            part_at += part;
+        }
+    }
+}
 
 } // namespace moe

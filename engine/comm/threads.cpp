@@ -18,17 +18,6 @@ void copy(void* to, const void* from, std::int64_t bytes) {
 char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
 const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 
-Type storage(Dtype dtype) {
-    if (dtype == Dtype::f32) return Type::f32;
-    if (dtype == Dtype::bf16) return Type::bf16;
-    fail("a sum of {} values over ranks is not defined: use f32 or bf16", to_string(dtype));
-}
-
-void check_capacity(const char* what, std::int64_t rows, std::int64_t capacity) {
-    if (rows > capacity)
-        fail("{}: {} routed rows do not fit a buffer of {}; plan with capacity 0 (worst case)", what, rows, capacity);
-}
-
 } // namespace
 
 ThreadFabric::Meeting& ThreadFabric::meeting(Group group, int rank) {
@@ -127,7 +116,7 @@ const char* ThreadCommunicator::operand(const Seat& seat, int member) const {
 void ThreadCommunicator::reduce(const Seat& seat, std::int64_t first, void* y, std::int64_t elements, Dtype dtype,
                                 bool max) {
     if (elements == 0) return;
-    const Type type = storage(dtype);
+    const Type type = storage_of_sum(dtype);
     const int members = static_cast<int>(seat.meeting->ranks.size());
     for (int m = 0; m < members; ++m)
         sources_[static_cast<std::size_t>(m)] = offset(operand(seat, m), bytes_of(dtype, first));
@@ -169,7 +158,7 @@ void ThreadCommunicator::all_to_all_rows(Group group, const void* x, const std::
     for (int m = 0; m < size(group); ++m) {
         const std::int64_t rows = attr.combine ? layout.sent(me, etp, m) : layout.sent(m, etp, me);
         const std::int64_t from = attr.combine ? layout.arrival_offset(me, etp, m) : layout.send_offset(m, etp, me);
-        check_capacity("all_to_all_rows", placed + rows, capacity_rows);
+        check_row_capacity("all_to_all_rows", placed + rows, capacity_rows);
         copy(offset(y, placed * row), offset(operand(here, m), from * row), rows * row);
         placed += rows;
     }
@@ -185,7 +174,7 @@ void ThreadCommunicator::all_gather_rows(Group group, const void* x, const std::
     std::int64_t placed = 0;
     for (int m = 0; m < size(group); ++m) {
         const std::int64_t rows = layout.arrived(ep, m);
-        check_capacity("all_gather_rows", placed + rows, capacity_rows);
+        check_row_capacity("all_gather_rows", placed + rows, capacity_rows);
         copy(offset(y, placed * row), operand(here, m), rows * row);
         placed += rows;
     }
@@ -200,7 +189,7 @@ void ThreadCommunicator::reduce_scatter_rows(Group group, const void* x, const s
     std::int64_t first = 0;
     for (int m = 0; m < here.index; ++m) first += layout.arrived(ep, m);
     const std::int64_t rows = layout.arrived(ep, here.index);
-    check_capacity("reduce_scatter_rows", rows, capacity_rows);
+    check_row_capacity("reduce_scatter_rows", rows, capacity_rows);
     reduce(here, first * attr.cols, y, rows * attr.cols, dtype, false);
     close(here, "reduce_scatter_rows");
 }
@@ -210,25 +199,13 @@ void ThreadCommunicator::all_to_all(Group group, const void* x, void* y, const A
     const Seat& here = open(group, x, y, "all_to_all");
     const int parts = size(group);
     if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
-    const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / parts; // of one member's tokens
-    const std::int64_t wide = attr.to_heads ? attr.cols : attr.cols * parts, narrow = wide / parts;
-    // Row `r` of member `tokens` has a place in the whole sequence; of its pieces, `heads` holds one part each.
-    const auto move = [&](int tokens, int heads, const char* from, char* to) {
-        for (std::int64_t r = 0; r < rows; ++r) {
-            const std::int64_t run = 2 * r / rows, first = run_start(tokens, static_cast<int>(run), parts, rows);
-            const std::int64_t whole = (first + r - run * (rows / 2)) * narrow;
-            std::int64_t at = r * wide, part_at = whole;
-            for (const std::int64_t piece : attr.pieces) {
-                const std::int64_t part = piece / parts, mine = at + heads * part;
-                copy(offset(to, (attr.to_heads ? part_at : mine) * element_bytes),
-                     offset(from, (attr.to_heads ? mine : part_at) * element_bytes), part * element_bytes);
-                at += piece;
-                part_at += part;
-            }
-        }
-    };
+    const auto bytes = [element_bytes](std::int64_t elements) { return elements * element_bytes; };
     for (int m = 0; m < parts; ++m)
-        move(attr.to_heads ? m : here.index, attr.to_heads ? here.index : m, operand(here, m), static_cast<char*>(y));
+        each_exchanged_run(attr, attr.to_heads ? m : here.index, attr.to_heads ? here.index : m,
+                           [&](std::int64_t wide, std::int64_t narrow, std::int64_t count) {
+                               copy(offset(y, bytes(attr.to_heads ? narrow : wide)),
+                                    offset(operand(here, m), bytes(attr.to_heads ? wide : narrow)), bytes(count));
+                           });
     close(here, "all_to_all");
 }
 

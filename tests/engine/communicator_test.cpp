@@ -1,7 +1,8 @@
-// Collectives between threads against sums done by hand, on one permit and on many, and the end of all ranks when one
-// fails.
+// Collectives against sums done by hand, between threads on one permit and on many and between processes, and the end
+// of all ranks when one fails.
 #include "engine/comm/threads.hpp"
 #include "planner/error.hpp"
+#include "tests/engine/gang.hpp"
 
 #include <doctest/doctest.h>
 
@@ -37,6 +38,11 @@ void on_ranks(const Plan& plan, int permits, Body body) {
     ThreadFabric fabric(mesh, cores);
     cores.run([&](int rank) {
         ThreadCommunicator communicator(fabric, rank);
+        body(communicator);
+    });
+    // The same over sockets; each rank behind a transport of its own, as a process has it.
+    on_transports(mesh.size(), [&](Transport& transport) {
+        ProcessCommunicator communicator(transport, mesh);
         body(communicator);
     });
 }

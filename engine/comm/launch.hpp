@@ -1,0 +1,21 @@
+// How this process was started: alone, or as one of several by torchrun, mpirun or srun.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace moe {
+
+// One process per rank; rank 0 listens at host:port and all others call there.
+struct Launch {
+    int rank = 0, world = 1;
+    std::string host = "127.0.0.1";
+    int port = 29500;
+};
+
+// From the environment: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI), SLURM_PROCID and
+// SLURM_NTASKS (srun); the place from MASTER_ADDR and MASTER_PORT. Nothing where none of the pairs is set, or for one
+// process. Throws Error (bad_input) for half a pair, values out of range, and several nodes without MASTER_ADDR.
+std::optional<Launch> launch_of_environment();
+
+} // namespace moe

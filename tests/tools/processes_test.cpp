@@ -1,0 +1,120 @@
+// One process per rank: the same losses as threads, under every launcher's variables, and one line when a rank is gone.
+#include "tests/tools/command.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <unistd.h>
+
+using moe::test::check_line;
+using moe::test::document;
+using moe::test::Folder;
+using moe::test::Outcome;
+using moe::test::small_search;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+void set_up(const Folder& folder) {
+    std::string text;
+    for (int i = 0; i < 600; ++i) text += "Pack my box with five dozen liquor jugs. ";
+    folder.write("a.txt", text);
+    REQUIRE(folder.run("moe-plan tokenize a.txt --out text").status == 0);
+    REQUIRE(folder.run("moe-plan " + small_search + " --fix tp=2 --fix ep=4 --fix pp=2 --out plan.json").status == 0);
+}
+
+// A port of this test's own, most likely.
+std::string port() {
+    static int next = 20000 + static_cast<int>(::getpid() % 20000);
+    return std::to_string(next++);
+}
+
+// Starts a process per rank behind `rank` and `world` set to the variables of a launcher; pids in "pids", output of
+// rank r in out.r and err.r. Ends when all have ended, with their exit statuses one behind the other in "statuses".
+std::string start(const std::string& rank, const std::string& world, const std::string& arguments,
+                  const std::string& meanwhile = "") {
+    return "rm -f pids; for r in 0 1 2 3 4 5 6 7; do env " + rank + "=$r " + world + "=8 MASTER_PORT=" + port() +
+           " moe-plan execute plan.json --data text --lr 0.01 " + arguments +
+           " > out.$r 2> err.$r & echo $! >> pids; done; " + meanwhile +
+           " for p in $(cat pids); do wait $p; echo $?; done > statuses";
+}
+
+const std::string when_under_way = "while ! grep -q 'step 2/' err.0; do sleep 0.1; done; ";
+
+} // namespace
+
+TEST_CASE("processes take the steps that threads take, under the variables of every launcher") {
+    const Folder folder;
+    set_up(folder);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 3 --json"));
+    const std::pair<const char*, const char*> launchers[] = {
+        {"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
+    for (const auto& [rank, world] : launchers) {
+        CAPTURE(rank);
+        folder.run(start(rank, world, "--steps 3 --json --run-dir run"));
+        CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+        const Json processes = Json::parse(folder.read("out.0"));
+        for (int i = 0; i < 3; ++i) {
+            CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
+            CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
+        }
+        for (int r = 1; r < 8; ++r)
+            CHECK((folder.read("out." + std::to_string(r)) + folder.read("err." + std::to_string(r))).empty());
+    }
+    // The timeline has the rows of all processes.
+    const Json compared = document(folder.run("moe-plan compare run --json"));
+    std::size_t ops = 0;
+    for (const Json& kind : compared["by_kind"]) ops += kind["count"].get<std::size_t>();
+    CHECK(compared["matched_ops"].get<std::size_t>() == ops);
+    CHECK(!folder.read("run/routing.csv").empty());
+}
+
+TEST_CASE("processes save together, and a run of threads goes on from it") {
+    const Folder folder;
+    set_up(folder);
+    folder.run(start("RANK", "WORLD_SIZE", "--steps 100000 --checkpoint c --json",
+                     when_under_way + "kill -TERM $(sed -n 4p pids);"));
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+    const Json run = Json::parse(folder.read("out.0"));
+    const int last = run["steps"].back()["step"];
+    const Outcome more = folder.run("moe-plan execute plan.json --data text --lr 0.01 --json --checkpoint c --resume "
+                                    "--steps " +
+                                    std::to_string(last + 1));
+    CHECK(document(more)["steps"][0]["step"] == last + 1);
+    CHECK(more.err.find("skipped") == std::string::npos);
+}
+
+TEST_CASE("when a rank is killed or stopped, the others end within 30 s with one line that names it and the op") {
+    const Folder folder;
+    set_up(folder);
+    for (const char* signal : {"KILL", "STOP"}) {
+        CAPTURE(signal);
+        // The victim is not waited for while it is stopped.
+        folder.run(start("RANK", "WORLD_SIZE", "--steps 100000 --json",
+                         when_under_way + "v=$(sed -n 6p pids); date +%s > begin; kill -" + signal +
+                             " $v; for p in $(grep -v \"^$v$\" pids); do wait $p; echo $?; done > others; "
+                             "date +%s > end; kill -KILL $v;"));
+        CHECK(std::stol(folder.read("end")) - std::stol(folder.read("begin")) <= 30);
+        CHECK(folder.read("others") == "1\n1\n1\n1\n1\n1\n1\n");
+        const std::string gone = std::string(signal) == "KILL" ? "rank 5 has died" : "rank 5 has stopped";
+        for (const int r : {1, 2, 3, 4, 6, 7}) {
+            const std::string line = folder.read("err." + std::to_string(r));
+            CAPTURE(line);
+            CHECK(std::count(line.begin(), line.end(), '\n') == 1);
+            CHECK(line.find("slot ") != std::string::npos); // the op and where it stands
+            CHECK(line.find(gone) != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("processes that do not fit the plan are refused") {
+    const Folder folder;
+    set_up(folder);
+    check_line(folder.run("env RANK=1 WORLD_SIZE=4 moe-plan execute plan.json --data text"), 2,
+               "has 8 ranks, but 4 processes were started");
+    check_line(folder.run("env RANK=9 WORLD_SIZE=8 moe-plan execute plan.json --data text"), 2, "RANK = 9");
+}
