@@ -31,6 +31,7 @@ Cores::Cores(int ranks, int permits) : members_(static_cast<std::size_t>(std::ma
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     permits_ = std::min(this->ranks(), permits > 0 ? permits : cores);
     free_ = permit_cores(permits_, this->ranks());
+    ready_.reserve(members_.size());
     threads_.reserve(members_.size());
     try {
         for (int rank = 0; rank < this->ranks(); ++rank) threads_.emplace_back([this, rank] { work(rank); });
@@ -131,7 +132,7 @@ void Cores::grant() {
     while (!free_.empty() && !ready_.empty()) {
         const int rank = ready_.front();
         Member& member = members_[static_cast<std::size_t>(rank)];
-        ready_.pop_front();
+        ready_.erase(ready_.begin());
         if (member.state != State::ready) continue;
         bind(rank, free_.back());
         free_.pop_back();

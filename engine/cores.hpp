@@ -11,7 +11,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -77,7 +76,7 @@ private:
 
     std::vector<Member> members_;
     std::vector<std::thread> threads_;
-    std::deque<int> ready_;
+    std::vector<int> ready_; // first come first; holds all members without growing
     std::mutex mutex_;
     std::condition_variable all_idle_;
     const std::function<void(int)>* job_ = nullptr;
