@@ -4,6 +4,7 @@
 #include "engine/comm/check.hpp"
 #include "planner/error.hpp"
 #include "planner/plan_choices.hpp"
+#include "planner/schedule.hpp"
 
 namespace moe {
 
@@ -19,6 +20,11 @@ void check_fields(const Plan& plan, const Backend& backend) {
         refuse("execute: capacity = {} is not supported, only 0 (worst case, drops nothing) is: search again with "
                "--fix capacity=0",
                plan.capacity);
+    for (const Stage& stage : stages(plan))
+        if (stage.mtp > 0 && !stage.loss)
+            refuse("execute: layout = {} puts MTP on a stage before the loss, whose norm it reads: search again with "
+                   "--fix layout=none",
+                   plan.layout.empty() ? "none" : plan.layout);
     if (plan.dispatcher != Dispatcher::alltoall && plan.dispatcher != Dispatcher::allgather)
         refuse("execute: dispatcher = {} is not supported, only alltoall and allgather are: search again with --stack "
                "moe-plan",

@@ -2,7 +2,6 @@
 #include "planner/plan_choices.hpp"
 
 #include "planner/routing.hpp"
-#include "planner/schedule.hpp"
 
 #include <algorithm>
 #include <array>
@@ -190,9 +189,6 @@ PlanFault check_executable(const Plan& plan) {
                      "for all modules, set them to default",
                      precision(plan.attention_precision), precision(plan.expert_precision),
                      precision(plan.head_precision));
-    for (const Stage& stage : stages(plan))
-        if (stage.mtp > 0 && !stage.loss)
-            return fault("layout", "layout puts MTP on a stage before the loss, whose norm it reads: set layout=none");
     const auto biased = [](const LayerKind& kind) { return kind.moe && kind.moe->expert_bias; };
     if (plan.etp > 1 && std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(), biased))
         return fault("etp", "etp = {} with biases behind FC2, which every member would add: set etp=1", plan.etp);
