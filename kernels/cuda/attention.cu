@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionS
 #pragma unroll
             for (int c = 0; c < v_columns; ++c) {
                 const int at = col + c * grid_side;
-                if (at < s.v_dim) out[i][c] = load(in.o, head.start + (i0 + row + i) * head.step + at);
+                if (at < s.v_dim) out[i][c] = load(read_back(in.o), head.start + (i0 + row + i) * head.step + at);
             }
         }
         __syncwarp(); // the 16 threads of a row have read lse before one of them writes it

@@ -131,7 +131,7 @@ __device__ void write_rows(Dst y, HeadRows head, std::int64_t row, std::int64_t 
         for (int c = 0; c < columns; ++c) {
             if (row + i < limit && col + c * grid_side < dim) {
                 const std::int64_t at = head.start + (row + i) * head.step + col + c * grid_side;
-                store(y, at, sum[i][c] * scale + (add ? load(y, at) : 0.0f));
+                store(y, at, sum[i][c] * scale + (add ? load(read_back(y), at) : 0.0f));
             }
         }
     }
