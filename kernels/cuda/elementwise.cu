@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(threads) bias_kernel(Src x, Src b, Dst y, std:
 __global__ void __launch_bounds__(threads) columns_kernel(ColumnsShape s, Src x, Dst y) {
     for_each_element(s.rows * s.cols, [&](std::int64_t i) {
         const std::int64_t row = i / s.cols, col = i % s.cols, at = row * s.y_stride + s.to + col;
-        store(y, at, load(x, row * s.x_stride + s.from + col) + (s.accumulate ? load(y, at) : 0.0f));
+        store(y, at, load(x, row * s.x_stride + s.from + col) + (s.accumulate ? load(read_back(y), at) : 0.0f));
     });
 }
 
