@@ -1,16 +1,14 @@
-// Builds the step model of a plan from cached segments and buckets, plays a few groups of micro-batches and
-// extrapolates.
+// Plays a few groups of micro-batches of a plan's step model and extrapolates.
 #include "simulator/estimate.hpp"
 
 #include "planner/builder.hpp"
 #include "planner/error.hpp"
-#include "simulator/bucket_costs.hpp"
 #include "simulator/quote.hpp"
 #include "simulator/simulate.hpp"
 #include "simulator/stage_memory.hpp"
+#include "simulator/step_parts.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 namespace moe {
 
@@ -48,173 +46,6 @@ double least(const Breakdown& b) {
     double part = b.compute;
     for (const auto other : all_parts) part = std::min(part, b.*other);
     return part;
-}
-
-// Buckets of a stage of several. A bucket holds a whole chunk, so those of the segments add up, except where an MTP
-// layer shares embedding or head with its neighbours.
-std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
-                                      const Segments& segments) {
-    if (stage.mtp > 0 || plan.model->tied_embeddings || shares_table(plan)) return cache.stage_buckets(plan, stage);
-    std::vector<BucketSize> sum;
-    for (const auto& [id, count] : segments)
-        for (const BucketSize& b : cache.buckets(plan, id)) {
-            const int size = group_size(plan, b.group);
-            auto it = std::find_if(sum.begin(), sum.end(), [&](const BucketSize& s) {
-                return s.domain == b.domain && s.group == b.group && s.weight_dtype == b.weight_dtype;
-            });
-            if (it == sum.end()) it = sum.insert(sum.end(), {b.domain, 0, b.group, size, b.weight_dtype});
-            it->elements += b.elements * count;
-        }
-    return sum;
-}
-
-// Finds the bucket that each segment's parameters are in, as the lowering cuts them: whole segments in order.
-class BucketFiller {
-public:
-    explicit BucketFiller(const std::vector<BucketSize>& buckets) : buckets_(buckets), filled_(buckets.size(), 0) {}
-
-    // Index of the bucket that takes `part`; -1 when the stage has none like it.
-    int place(const BucketSize& part) {
-        int found = -1;
-        for (std::size_t i = 0; i < buckets_.size(); ++i) {
-            const BucketSize& b = buckets_[i];
-            if (b.domain != part.domain || b.group != part.group || b.weight_dtype != part.weight_dtype) continue;
-            found = static_cast<int>(i);
-            // Parts are padded each: one that does not fit may be too long by its padding only.
-            if (filled_[i] + part.elements / 2 <= b.elements) break;
-        }
-        if (found >= 0) filled_[static_cast<std::size_t>(found)] += part.elements;
-        return found;
-    }
-
-private:
-    const std::vector<BucketSize>& buckets_;
-    std::vector<std::int64_t> filled_;
-};
-
-// A segment of a chunk, with the index of the bucket behind each of its uses (-1: none).
-struct Placed {
-    const SegmentCost* cost;
-    std::vector<int> buckets;
-};
-
-// The buckets of a chunk, and when its forward and backward use them.
-std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs, const Plan& plan,
-                                     const StageShape& shape) {
-    const std::vector<BucketSize> sizes =
-        plan.pp > 1 ? stage_buckets(cache, plan, shape.stage, shape.segments) : cache.stage_buckets(plan, shape.stage);
-    std::vector<BucketTime> times;
-    for (const BucketSize& size : sizes) times.push_back(time_of(costs, size));
-    std::vector<Placed> segments;
-    BucketFiller filler(sizes);
-    for (const auto& [id, count] : shape.segments)
-        for (int i = 0; i < count; ++i) {
-            segments.push_back({&cache.cost(plan, id), {}});
-            for (const BucketUse& use : segments.back().cost->uses)
-                segments.back().buckets.push_back(filler.place(use.bucket));
-        }
-    const auto each_use = [&times](const Placed& segment, auto&& visit) {
-        for (std::size_t i = 0; i < segment.buckets.size(); ++i)
-            if (segment.buckets[i] >= 0)
-                visit(times[static_cast<std::size_t>(segment.buckets[i])], segment.cost->uses[i]);
-    };
-    for (const Placed& segment : segments) {
-        const Passage& next = segment.cost->forward.passage;
-        for (BucketTime& time : times) time.after_weights = next.after(time.after_weights, time.after_weights.device);
-        each_use(segment, [](BucketTime& time, const BucketUse& use) {
-            time.after_weights = latest(time.after_weights, use.after_weights);
-        });
-    }
-    Passage so_far;
-    for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment) {
-        const Passage& next = segment->cost->backward.passage;
-        so_far = segment == segments.rbegin() ? next : so_far.then(next);
-        for (BucketTime& time : times) time.after_zero = next.after(time.after_zero, time.after_zero.device);
-        each_use(*segment, [&so_far](BucketTime& time, const BucketUse& use) {
-            time.after_zero = latest(time.after_zero, use.after_zero);
-            time.until_final = so_far; // the first segment is the last to finish
-            for (Clocks* from : {&time.until_final.from_host, &time.until_final.from_device,
-                                 &time.until_final.from_ring, &time.until_final.from_message})
-                from->device -= use.after_final;
-        });
-    }
-    return times;
-}
-
-ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& plan, const StageShape& shape) {
-    ChunkModel chunk;
-    chunk.segments = shape.segments;
-    // Each from its first segment on, which is the one that waits for the message.
-    for (const auto& [id, count] : chunk.segments)
-        for (int i = 0; i < count; ++i) chunk.backward = cache.cost(plan, id).backward.passage.then(chunk.backward);
-    for (auto it = chunk.segments.rbegin(); it != chunk.segments.rend(); ++it)
-        for (int i = 0; i < it->second; ++i)
-            chunk.forward = cache.cost(plan, it->first).forward.passage.then(chunk.forward);
-    chunk.buckets = time_buckets(cache, costs, plan, shape);
-    chunk.reductions.resize(chunk.buckets.size());
-    std::iota(chunk.reductions.begin(), chunk.reductions.end(), std::size_t{0});
-    std::stable_sort(chunk.reductions.begin(), chunk.reductions.end(), [&chunk](std::size_t a, std::size_t b) {
-        return chunk.buckets[a].until_final.from_device.device < chunk.buckets[b].until_final.from_device.device;
-    });
-    return chunk;
-}
-
-// Micro-batches to play of a plan that has many: two numbers, from which the rest follows linearly.
-struct Probe {
-    int shorter, longer;
-    explicit Probe(const Plan& plan)
-        : shorter(3 * plan.pp + plan.micro_batches() % plan.pp), longer(shorter + plan.pp) {}
-};
-
-// The pairs of chunks that the schedule merges.
-std::vector<MergedTime> merged_pairs(SegmentCache& cache, const CostModel& costs, const Shape& shape, const Plan& plan,
-                                     const StepModel& model, Orders& orders) {
-    const std::size_t n = model.chunks.size();
-    std::vector<MergedTime> merged(n * n);
-    std::vector<bool> known(n * n, false);
-    MergedPlayer player(costs);
-    const int micro_batches = std::min(plan.micro_batches(), Probe(plan).longer);
-    for (int r = 0; r < plan.pp; ++r) {
-        const std::vector<Turn>& turns = orders.of(plan, micro_batches, r).turns;
-        const std::vector<int>& chunks = model.ranks[static_cast<std::size_t>(r)];
-        for (std::size_t i = 0; i + 1 < turns.size(); ++i) {
-            if (!turns[i].forward() || turns[i + 1].forward()) continue;
-            const auto a = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i].chunk)]),
-                       b = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i + 1].chunk)]);
-            if (known[a * n + b]) continue;
-            known[a * n + b] = true;
-            merged[a * n + b] = cache.merged(plan, player, shape.distinct[a].segments, shape.distinct[b].segments);
-        }
-    }
-    return merged;
-}
-
-StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, Orders& orders) {
-    const CostModel costs(plan, cache.stack(), cache.routes());
-    StepModel model;
-    for (const StageShape& stage : shape.distinct) model.chunks.push_back(model_chunk(cache, costs, plan, stage));
-    model.ranks.resize(static_cast<std::size_t>(plan.pp));
-    for (std::size_t s = 0; s < shape.of_stage.size(); ++s)
-        model.ranks[s % static_cast<std::size_t>(plan.pp)].push_back(shape.of_stage[s]);
-    const Dtype dtype = activation_dtype(plan.precision);
-    const double bytes = static_cast<double>(bytes_of(dtype, plan.tokens_local() * plan.model->hidden));
-    if (plan.pp > 1) {
-        const OpCost message = price_op(costs, OpKind::send, bytes, dtype, groups::pipeline);
-        model.message = message.device;
-        model.message_launch = message.host;
-        model.receive = price_bytes(costs, OpKind::recv, bytes, dtype, groups::pipeline);
-    }
-    model.step_launch = price_op(costs, OpKind::zero, 0.0, Dtype::f32).host;
-    if (plan.gpus > 1) model.norm = price_bytes(costs, OpKind::all_reduce, 4.0, Dtype::f32, groups::world);
-    if (model.table_holders = table_holders(plan); model.table_holders.size() > 1) {
-        const double table = gradient_bytes(plan) * static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
-                             static_cast<double>(plan.model->hidden);
-        model.table_message = price_bytes(costs, OpKind::send, table, gradient_dtype(plan), groups::pipeline);
-        model.table_add = price_bytes(costs, OpKind::add, 3.0 * table, gradient_dtype(plan));
-    }
-    model.per_step = cache.stack().costs.step_seconds;
-    if (plan.ep_overlap) model.merged = merged_pairs(cache, costs, shape, plan, model, orders);
-    return model;
 }
 
 // The last rank to end, as simulate() chooses it.
@@ -428,8 +259,7 @@ Estimate FastEstimator::estimate(const Plan& plan) {
 
 std::unique_ptr<Quoter> FastEstimator::quoter() {
     if (state_->hardware->cpu) return Estimator::quoter();
-    return make_quoter({state_->segments, state_->shapes, state_->orders, state_->library,
-                        state_->parts});
+    return make_quoter({state_->segments, state_->shapes, state_->orders, state_->library, state_->parts});
 }
 
 } // namespace moe

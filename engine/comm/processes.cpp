@@ -14,6 +14,11 @@ namespace {
 char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
 const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 
+// Nothing may lie nowhere.
+void copy(void* to, const void* from, std::int64_t bytes) {
+    if (bytes > 0 && to != from) std::memmove(to, from, static_cast<std::size_t>(bytes));
+}
+
 constexpr std::uint64_t group_channels = std::uint64_t{1} << 60, peer_channels = std::uint64_t{2} << 60;
 
 std::uint64_t channel_of(Group group) {
@@ -51,7 +56,7 @@ void ProcessCommunicator::reduce(const Seat& seat, const void* mine, void* y, st
     for (int m = 0; m < members; ++m) {
         char* part = offset(parts_.data(), m * bytes);
         if (m == seat.index)
-            std::memcpy(part, mine, static_cast<std::size_t>(bytes)); // y may be a part of x
+            copy(part, mine, bytes); // y may be a part of x
         else
             take(seat, m, part, bytes);
         sources_[static_cast<std::size_t>(m)] = part;
@@ -65,7 +70,7 @@ void ProcessCommunicator::all_gather(Group group, const void* x, void* y, std::i
     const Seat& here = seat(group);
     for (int m = 0; m < size(group); ++m)
         if (m != here.index) give(here, m, x, bytes);
-    if (void* mine = offset(y, here.index * bytes); mine != x) std::memmove(mine, x, static_cast<std::size_t>(bytes));
+    copy(offset(y, here.index * bytes), x, bytes);
     for (int m = 0; m < size(group); ++m)
         if (m != here.index) take(here, m, offset(y, m * bytes), bytes);
 }
@@ -113,7 +118,7 @@ void ProcessCommunicator::all_to_all_rows(Group group, const void* x, const std:
         const std::int64_t bytes = rows_from(m) * row;
         check_row_capacity("all_to_all_rows", placed + rows_from(m), capacity_rows);
         if (m == me)
-            std::memcpy(offset(y, placed * row), mine(m), static_cast<std::size_t>(bytes));
+            copy(offset(y, placed * row), mine(m), bytes);
         else
             take(here, m, offset(y, placed * row), bytes);
         placed += rows_from(m);
@@ -133,7 +138,7 @@ void ProcessCommunicator::all_gather_rows(Group group, const void* x, const std:
         const std::int64_t rows = layout.arrived(ep, m);
         check_row_capacity("all_gather_rows", placed + rows, capacity_rows);
         if (m == here.index)
-            std::memcpy(offset(y, placed * row), x, static_cast<std::size_t>(own));
+            copy(offset(y, placed * row), x, own);
         else
             take(here, m, offset(y, placed * row), rows * row);
         placed += rows;

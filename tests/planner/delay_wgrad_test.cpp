@@ -1,5 +1,6 @@
 // Delayed weight gradients: the same ops in another order, behind the exchange and behind the message.
 #include "planner/lower.hpp"
+#include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,11 +12,7 @@ using namespace moe;
 namespace {
 
 Plan qwen(bool delayed) {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h100"));
-    plan.stack = "bridge-26.04";
-    plan.seq = 4096;
+    Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.04");
     plan.gpus = 16;
     plan.dp = plan.ep = 8;
     plan.pp = 2;

@@ -3,6 +3,7 @@
 #include "planner/feasibility.hpp"
 
 #include "tests/planner/fault_of.hpp"
+#include "tests/planner/sample_plans.hpp"
 
 #include <doctest/doctest.h>
 
@@ -44,26 +45,12 @@ public:
 };
 
 Plan base_plan() {
-    auto model = std::make_shared<Model>();
-    model->name = "small";
-    model->hidden = 256;
-    model->vocab = 4096;
-    LayerKind kind;
-    kind.attention.heads = 8;
-    kind.attention.kv_heads = 4;
-    kind.attention.qk_dim = kind.attention.v_dim = 32;
-    kind.moe = Moe{};
-    kind.moe->experts = 16;
-    kind.moe->top_k = 2;
-    kind.moe->ffn = 96;
-    model->kinds = {kind};
-    model->layers.assign(8, 0);
     auto hardware = std::make_shared<Hardware>();
     hardware->name = "box";
     hardware->peak_flops[static_cast<std::size_t>(Precision::bf16)] = 2e12;
     hardware->memory_bytes = 200.0;
     Plan plan;
-    plan.model = model;
+    plan.model = small_moe_model(8);
     plan.hardware = hardware;
     plan.stack = "test";
     plan.seq = 1024;

@@ -1,6 +1,7 @@
 // FSDP: what a rank keeps, what it gathers and reduces per layer, and that no more than two layers are whole at once.
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,11 +12,7 @@ using namespace moe;
 namespace {
 
 Plan llama(int dp) {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model("Llama3-8B"));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h100"));
-    plan.stack = "torchtitan";
-    plan.seq = 8192;
+    Plan plan = published_plan("Llama3-8B", "h100", "torchtitan", 8192);
     plan.gpus = plan.dp = plan.edp = dp;
     plan.gbs = 2 * dp;
     plan.fsdp = true;

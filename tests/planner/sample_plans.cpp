@@ -74,3 +74,21 @@ std::vector<moe::Plan> sample_plans() {
                          {{"tp", "2"}, {"cp", "4"}, {"ep", "64"}, {"tp_overlap", "on"}, {"cp_comm", "alltoall"}}));
     return plans;
 }
+
+std::shared_ptr<moe::Model> small_moe_model(int layers) {
+    auto model = std::make_shared<moe::Model>();
+    model->name = "small";
+    model->hidden = 256;
+    model->vocab = 4096;
+    moe::LayerKind kind;
+    kind.attention.heads = 8;
+    kind.attention.kv_heads = 4;
+    kind.attention.qk_dim = kind.attention.v_dim = 32;
+    kind.moe = moe::Moe{};
+    kind.moe->experts = 16;
+    kind.moe->top_k = 2;
+    kind.moe->ffn = 96;
+    model->kinds = {kind};
+    model->layers.assign(static_cast<std::size_t>(layers), 0);
+    return model;
+}

@@ -3,6 +3,7 @@
 #include "planner/schedule.hpp"
 #include "planner/search.hpp"
 #include "tests/planner/fault_of.hpp"
+#include "tests/planner/sample_plans.hpp"
 
 #include <doctest/doctest.h>
 
@@ -20,20 +21,7 @@ using namespace moe;
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 
 std::shared_ptr<Model> small_model() {
-    auto model = std::make_shared<Model>();
-    model->name = "small";
-    model->hidden = 256;
-    model->vocab = 4096;
-    LayerKind kind;
-    kind.attention.heads = 8;
-    kind.attention.kv_heads = 4;
-    kind.attention.qk_dim = kind.attention.v_dim = 32;
-    kind.moe = Moe{};
-    kind.moe->experts = 16;
-    kind.moe->top_k = 2;
-    kind.moe->ffn = 96;
-    model->kinds = {kind};
-    model->layers.assign(7, 0);
+    std::shared_ptr<Model> model = small_moe_model(7);
     model->mtp = {0};
     return model;
 }

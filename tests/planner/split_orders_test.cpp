@@ -5,6 +5,7 @@
 #include "planner/memory.hpp"
 #include "planner/split_orders.hpp"
 #include "tests/planner/fault_of.hpp"
+#include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
 
@@ -116,11 +117,7 @@ int most_kept(const std::vector<Turn>& turns) {
 constexpr ScheduleKind split_kinds[] = {ScheduleKind::zero_bubble, ScheduleKind::zb_v, ScheduleKind::dualpipe_v};
 
 Plan qwen(ScheduleKind schedule, int pp = 4) {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h100"));
-    plan.stack = "bridge-26.04";
-    plan.seq = 4096;
+    Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.04");
     plan.gpus = 8 * pp;
     plan.dp = plan.ep = 8;
     plan.pp = pp;

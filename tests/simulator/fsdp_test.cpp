@@ -1,6 +1,7 @@
 // FSDP on the clock: gathers priced by hand, under the layer before and no further ahead.
 #include "planner/lower.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
 
@@ -10,11 +11,7 @@
 namespace {
 
 moe::Plan llama() {
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Llama3-8B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h100"));
-    plan.stack = "torchtitan";
-    plan.seq = 8192;
+    moe::Plan plan = published_plan("Llama3-8B", "h100", "torchtitan", 8192);
     plan.gpus = plan.dp = plan.edp = 8;
     plan.gbs = 8;
     plan.fsdp = true;

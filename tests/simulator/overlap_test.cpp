@@ -1,5 +1,6 @@
 // Products beside their ring over TP on the clock: whichever of the two is slower sets the pace.
 #include "simulator/simulate.hpp"
+#include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
 
@@ -26,11 +27,7 @@ std::vector<Span> spans(const moe::Timeline& timeline, moe::OpKind kind, moe::Mo
 } // namespace
 
 TEST_CASE("a ring slower than its product is waited for, a faster one is hidden but for nothing") {
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Llama3-8B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h100"));
-    plan.stack = "bridge-26.04";
-    plan.seq = 8192;
+    moe::Plan plan = published_plan("Llama3-8B", "h100", "bridge-26.04", 8192);
     plan.gpus = plan.tp = plan.edp = 4;
     plan.gbs = 1;
     plan.cuda_graph = moe::CudaGraph::partial; // the host far ahead

@@ -1,6 +1,7 @@
 // Schedules with split backwards on the clock: what they gain over 1F1B, and the fast estimate against the timeline.
 #include "simulator/estimate.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
 
@@ -12,11 +13,7 @@ namespace {
 
 // DeepSeek-V3 as its report trains it, on fewer GPUs: pipeline of 8, experts over 32.
 Plan deepseek(ScheduleKind schedule, int micro_batches) {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model("DeepSeek-V3"));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h800"));
-    plan.stack = "deepseek-v3";
-    plan.seq = 4096;
+    Plan plan = published_plan("DeepSeek-V3", "h800", "deepseek-v3");
     plan.gpus = 256;
     plan.pp = 8;
     plan.dp = plan.ep = 32;

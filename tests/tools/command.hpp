@@ -43,4 +43,9 @@ nlohmann::ordered_json document(const Outcome& outcome);
 inline const std::string small_search =
     "search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 64 --precision fp32";
 
+// The same of a published model on 16 GPUs, every degree 1 but those of experts and pipeline.
+inline const std::string gpu_search =
+    "search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix vpp=1 --fix tp=1 --fix cp=1 "
+    "--fix etp=1 ";
+
 } // namespace moe::test

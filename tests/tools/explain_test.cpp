@@ -11,9 +11,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-const std::string request =
-    "moe-plan search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix vpp=1 --fix tp=1 "
-    "--fix cp=1 --fix etp=1 ";
+const std::string request = "moe-plan " + moe::test::gpu_search;
 
 struct Explained : Folder {
     Explained() { REQUIRE(run(request + "--fix pp=1 --fix ep=8 --fix mbs=1 --out plan.json").status == 0); }

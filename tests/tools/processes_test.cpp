@@ -27,9 +27,9 @@ void set_up(const Folder& folder) {
     REQUIRE(folder.run("moe-plan " + small_search + " --fix tp=2 --fix ep=4 --fix pp=2 --out plan.json").status == 0);
 }
 
-// A port of this test's own, most likely.
+// A port of this test's own, most likely: below those that the system gives to whoever calls.
 std::string port() {
-    static int next = 20000 + static_cast<int>(::getpid() % 20000);
+    static int next = 10000 + static_cast<int>(::getpid() % 20000);
     return std::to_string(next++);
 }
 
@@ -43,7 +43,7 @@ std::string start(const std::string& rank, const std::string& world, const std::
            " for p in $(cat pids); do wait $p; echo $?; done > statuses";
 }
 
-const std::string when_under_way = "while ! grep -q 'step 2/' err.0; do sleep 0.1; done; ";
+const std::string when_under_way = "for i in $(seq 600); do grep -q 'step 2/' err.0 && break; sleep 0.1; done; ";
 
 } // namespace
 

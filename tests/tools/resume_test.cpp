@@ -92,8 +92,8 @@ TEST_CASE("SIGTERM saves and ends the run with exit status 0") {
     const Folder folder;
     set_up(folder);
     const Outcome ended = folder.run(execute("plan.json", 100000, "--checkpoint c --run-dir run") +
-                                     " & pid=$!; while ! grep -q 'step 2/' ../$(basename $PWD).err; do sleep 0.05; "
-                                     "done; kill -TERM $pid; wait $pid");
+                                     " & pid=$!; for i in $(seq 1200); do grep -q 'step 2/' ../$(basename $PWD).err && "
+                                     "break; sleep 0.05; done; kill -TERM $pid; wait $pid");
     const Json run = document(ended);
     const int last = run["steps"].back()["step"];
     CHECK(ended.err.find("Saved step " + std::to_string(last)) != std::string::npos);

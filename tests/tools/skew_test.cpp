@@ -12,9 +12,7 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 // Micro-batches large enough that the device sets the pace: a host that is late hides slow ranks.
-const std::string request =
-    "moe-plan search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix vpp=1 --fix tp=1 "
-    "--fix cp=1 --fix etp=1 --fix pp=1 --fix mbs=4 --fix ep_overlap=off ";
+const std::string request = "moe-plan " + moe::test::gpu_search + "--fix pp=1 --fix mbs=4 --fix ep_overlap=off ";
 
 } // namespace
 

@@ -1,0 +1,120 @@
+// The quoter of FastEstimator: layers and stages worked out once each, composed in a fraction of a microsecond.
+#pragma once
+
+#include "simulator/quote.hpp"
+#include "simulator/stage_memory.hpp"
+
+#include <array>
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+class FastQuoter : public Quoter {
+public:
+    explicit FastQuoter(QuoteSources sources) : sources_(sources), terms_(sources.segments, sources.library) {}
+
+    int layers(const Plan& plan) override;
+    int stages(const Plan& plan) override;
+    Quote quote(int layers, int stages) override;
+    double floor(int layers) override;
+    double early_floor(const Plan& plan) override;
+    int early_layers(const Plan& plan) override;
+    std::vector<double> slowness(int layers) override;
+    int lean(int thrifty) override;
+    double least_bytes(const Plan& plan) override;
+    double kept_bytes(const Plan& plan) override;
+    int placement(const Plan& plan) override;
+    void forget() override;
+
+private:
+    static constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
+    static bool offloads(const Plan& plan) { return (plan.offload & ~offload::optimizer) != 0; }
+
+    struct Layers {
+        std::vector<const Terms*> terms; // by segment of the model
+        std::vector<double> pool_bytes;  // of the saved activations of the segments of each pool
+        int pools = 0;                   // which segments share pools
+        Plan plan;
+        double message_bytes = 0.0;
+    };
+
+    // Segments that a pipeline rank keeps at most, [rank][pool]: segments of equal size share a pool, see most_kept().
+    using KeptSegments = std::vector<std::vector<int>>;
+
+    struct Chunk {                                        // sums over the segments of a stage
+        double forward = 0.0, backward = 0.0;             // the host being far ahead
+        double early_forward = 0.0, early_backward = 0.0; // at the start, before the message is needed
+        double host = 0.0;                                // both, where it does not wait
+        Busy busy_forward{}, busy_backward{};
+    };
+
+    struct Stages {
+        Plan plan;
+        const Shape* shape = nullptr;
+        std::vector<std::vector<std::pair<int, int>>> parts; // by distinct stage: segment of the model, count
+        std::vector<StageMemory> memory;                     // states and groups; the rest is the layers'
+        double zero = 0.0;                                   // seconds that the first rank zeroes gradients
+        double closing = 0.0; // seconds of norm and optimizer behind the last slot, and of the stack
+        double message_start = 0.0, message_per_byte = 0.0;
+        std::map<std::array<int, 3>, const KeptSegments*> kept; // by micro-batches, EP overlap, pools
+    };
+
+    void list_segments(const std::shared_ptr<const Model>& model);
+    int find_placement(const Plan& plan);
+    // Step seconds of that many seconds in which one sample passes all layers.
+    double spread(const Plan& plan, double seconds) const;
+    // terms: of each segment of the model.
+    double least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const;
+    double resharding_seconds(const std::vector<const Terms*>& terms) const;
+    std::vector<Terms> early_terms(const Plan& plan);
+    int pools_of(std::vector<int> pools);
+    int segment(SegmentId id) const {
+        return static_cast<int>(std::find(segments_.begin(), segments_.end(), id) - segments_.begin());
+    }
+    std::vector<BucketSize> buckets(const Plan& plan, const Stage& stage, const Segments& segments);
+    void sum_chunks(const Layers& layers, const Stages& stages);
+    const Chunk& chunk(const Stages& stages, int rank, int c) const {
+        return chunks_[static_cast<std::size_t>(
+            stages.shape->of_stage[static_cast<std::size_t>(c * stages.plan.pp + rank)])];
+    }
+    double issue(const Stages& stages, int rank, int micro_batches) const;
+    double slots(const Layers& layers, const Stages& stages, int rank, int micro_batches) const;
+    const KeptSegments& kept(const Layers& layers, Stages& stages);
+
+    QuoteSources sources_;
+    std::shared_ptr<const Model> model_;
+    std::vector<SegmentId> segments_; // of the model
+    std::vector<int> counts_;         // how often the model has each
+    SegmentTerms terms_;
+    std::vector<Layers> layers_;
+    std::vector<Stages> stages_;
+    std::vector<std::array<Placement, 5>> placements_;
+    // Parts of the segments by what a search varies, dense and routed: early_terms() is asked often.
+    struct WordsHash {
+        std::size_t operator()(const std::array<std::uint64_t, 2>& words) const {
+            const std::uint64_t mixed = (words[0] * 0x9E3779B97F4A7C15U) ^ words[1];
+            return static_cast<std::size_t>(mixed * 0xD6E8FEB86659FD93U >> 7);
+        }
+    };
+    using Parts = std::vector<const LayerPart*>;
+    std::unordered_map<std::array<std::uint64_t, 2>, Parts, WordsHash> known_[2];
+    std::deque<std::vector<Terms>> own_terms_;    // behind handles
+    std::vector<std::array<int, 2>> part_places_; // by placement: numbers of its dense and its expert groups'
+    std::array<int, 8> last_mesh_{};              // of placement()
+    std::string last_order_;
+    int last_place_ = -1;
+    std::vector<Chunk> chunks_; // scratch
+    std::vector<StageMemory> memory_;
+    std::vector<double> saved_;
+    std::vector<std::vector<int>> pools_; // pool of each segment
+    std::map<std::tuple<const Shape*, ScheduleKind, int, bool, int>, KeptSegments>
+        kept_; // as Stages::kept, of any stages
+};
+
+} // namespace moe

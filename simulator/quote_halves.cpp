@@ -1,0 +1,201 @@
+// The halves of quotes: what one micro-batch costs in each kind of layer, and how layers and batch are cut.
+#include "simulator/fast_quoter.hpp"
+
+#include "planner/builder.hpp"
+#include "simulator/bucket_costs.hpp"
+
+#include <algorithm>
+
+namespace moe {
+
+void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
+    if (model_ == model) return;
+    forget();
+    for (auto& known : known_) known.clear();
+    model_ = model;
+    segments_.clear();
+    counts_.clear();
+    const auto add = [&](SegmentId id) {
+        const auto i = static_cast<std::size_t>(segment(id));
+        if (i == segments_.size()) {
+            segments_.push_back(id);
+            counts_.push_back(0);
+        }
+        ++counts_[i];
+    };
+    add({SegmentKind::embedding, 0});
+    for (const int kind : model->layers) add({SegmentKind::layer, kind});
+    for (const int kind : model->mtp) add({SegmentKind::mtp, kind});
+    add({SegmentKind::head, 0});
+}
+
+int FastQuoter::placement(const Plan& plan) {
+    const std::array<int, 8> mesh{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp};
+    if (mesh == last_mesh_ && plan.rank_order == last_order_) return last_place_;
+    last_mesh_ = mesh;
+    last_order_ = plan.rank_order;
+    return last_place_ = find_placement(plan);
+}
+
+int FastQuoter::find_placement(const Plan& plan) {
+    const std::array<Placement, 5> found = sources_.segments.placements(plan);
+    const auto it = std::find(placements_.begin(), placements_.end(), found);
+    if (it != placements_.end()) return static_cast<int>(it - placements_.begin());
+    placements_.push_back(found);
+    part_places_.push_back(sources_.parts.places(found));
+    return static_cast<int>(placements_.size()) - 1;
+}
+
+void FastQuoter::forget() {
+    terms_.forget();
+    layers_.clear();
+    own_terms_.clear();
+    stages_.clear();
+}
+
+int FastQuoter::layers(const Plan& plan) {
+    list_segments(plan.model);
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    Layers result;
+    result.plan = plan;
+    const int place = placement(plan);
+    std::vector<int> pools;
+    for (const SegmentId id : segments_) {
+        result.terms.push_back(&terms_.of(plan, id, place, costs));
+        const auto bytes = static_cast<double>(result.terms.back()->saved);
+        const auto pool = std::find(result.pool_bytes.begin(), result.pool_bytes.end(), bytes);
+        pools.push_back(bytes > 0.0 ? static_cast<int>(pool - result.pool_bytes.begin()) : -1);
+        if (bytes > 0.0 && pool == result.pool_bytes.end()) result.pool_bytes.push_back(bytes);
+    }
+    result.pools = pools_of(std::move(pools));
+    result.message_bytes =
+        static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
+    layers_.push_back(std::move(result));
+    return static_cast<int>(layers_.size()) - 1;
+}
+
+int FastQuoter::pools_of(std::vector<int> pools) {
+    const auto same = std::find(pools_.begin(), pools_.end(), pools);
+    const auto number = static_cast<int>(same - pools_.begin());
+    if (same == pools_.end()) pools_.push_back(std::move(pools));
+    return number;
+}
+
+// Layers share no parameters, so a stage's buckets are those of its layers and those of its ends.
+std::vector<BucketSize> FastQuoter::buckets(const Plan& plan, const Stage& stage, const Segments& segments) {
+    Stage ends = stage;
+    ends.first_layer = ends.layers = 0;
+    std::vector<BucketSize> sizes;
+    if (ends.embedding || ends.loss || ends.mtp > 0) sizes = sources_.segments.stage_buckets(plan, ends);
+    for (const auto& [id, count] : segments) {
+        if (id.kind != SegmentKind::layer) continue;
+        for (BucketSize b : sources_.segments.buckets(plan, id)) {
+            b.elements *= count;
+            b.group_size = group_size(plan, b.group);
+            sizes.push_back(b);
+        }
+    }
+    return sizes;
+}
+
+int FastQuoter::stages(const Plan& plan) {
+    list_segments(plan.model);
+    Stages result;
+    result.plan = plan;
+    result.shape = &sources_.shapes.of(plan);
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    std::vector<double> update, squares, zeroed;
+    for (const StageShape& stage : result.shape->distinct) {
+        std::vector<std::pair<int, int>> parts;
+        for (const auto& [id, count] : stage.segments) parts.emplace_back(segment(id), count);
+        result.parts.push_back(std::move(parts));
+        StageMemory memory;
+        double updated = 0.0, summed = 0.0, zero = 0.0;
+        for (const BucketSize& b : buckets(plan, stage.stage, stage.segments)) {
+            memory.add_states(plan, b);
+            memory.groups |= group_bit(b.group);
+            updated += update_bytes(plan, b);
+            const double gradients = gradient_bytes(plan) * static_cast<double>(b.elements);
+            summed += gradients / b.group_size;
+            if (!is_quantized(b.weight_dtype) && !plan.reshards()) zero += gradients;
+        }
+        if (plan.reshards() && stage.stage.mtp > 0) { // the LM head's gathered weights, which MTP reads as well
+            Stage head;
+            head.loss = true;
+            for (const BucketSize& b : buckets(plan, head, {{{SegmentKind::head, 0}, 1}}))
+                if (b.group_size > 1) memory.counted_twice += stage.stage.mtp * weight_bytes(b);
+        }
+        if (stage.stage.loss && plan.dp * plan.cp > 1) memory.groups |= group_bit(groups::samples);
+        result.memory.push_back(memory);
+        update.push_back(updated);
+        squares.push_back(summed);
+        zeroed.push_back(zero);
+    }
+    const auto rank_sum = [&](const std::vector<double>& of, int rank) {
+        double sum = 0.0;
+        for (int c = 0; c < plan.vpp; ++c)
+            sum += of[static_cast<std::size_t>(result.shape->of_stage[static_cast<std::size_t>(c * plan.pp + rank)])];
+        return sum;
+    };
+    double most = 0.0;
+    for (int r = 0; r < plan.pp; ++r) most = std::max(most, rank_sum(update, r));
+    const auto seconds = [&](OpKind kind, double bytes) {
+        return bytes > 0.0 ? price_bytes(costs, kind, bytes, Dtype::f32) : 0.0;
+    };
+    result.zero = seconds(OpKind::zero, rank_sum(zeroed, 0));
+    result.closing = seconds(OpKind::adamw, most) + seconds(OpKind::sum_squares, rank_sum(squares, 0)) +
+                     sources_.segments.stack().costs.step_seconds;
+    if (plan.pp > 1) {
+        constexpr double far = 1e9; // bytes
+        result.message_start = price_bytes(costs, OpKind::send, 0.0, Dtype::bf16, groups::pipeline);
+        result.message_per_byte =
+            (price_bytes(costs, OpKind::send, far, Dtype::bf16, groups::pipeline) - result.message_start) / far;
+    }
+    stages_.push_back(std::move(result));
+    return static_cast<int>(stages_.size()) - 1;
+}
+
+std::vector<double> FastQuoter::slowness(int handle) {
+    const Layers& layers = layers_[static_cast<std::size_t>(handle)];
+    std::vector<double> list;
+    for (const Terms* t : layers.terms)
+        for (const SideTerms& side : t->sides) {
+            list.insert(list.end(), {side.device, side.device - side.before_input, side.host, side.together,
+                                     side.waits ? -side.lead_after : -far_ahead});
+            if (layers.plan.ep_overlap) list.insert(list.end(), side.busy.begin(), side.busy.end());
+        }
+    return list;
+}
+
+int FastQuoter::lean(int thrifty) {
+    Layers result = layers_[static_cast<std::size_t>(thrifty)];
+    std::vector<Terms>& terms = own_terms_.emplace_back();
+    for (std::size_t i = 0; i < result.terms.size(); ++i) {
+        terms.push_back(*result.terms[i]);
+        terms.back().workspace = {};
+    }
+    for (std::size_t i = 0; i < terms.size(); ++i) result.terms[i] = &terms[i];
+    layers_.push_back(std::move(result));
+    return static_cast<int>(layers_.size()) - 1;
+}
+
+double FastQuoter::least_bytes(const Plan& plan) {
+    list_segments(plan.model);
+    Segments layers;
+    for (std::size_t i = 0; i < segments_.size(); ++i)
+        if (segments_[i].kind == SegmentKind::layer) layers.emplace_back(segments_[i], counts_[i]);
+    Stage ends;
+    ends.embedding = ends.loss = true;
+    ends.mtp = static_cast<int>(plan.model->mtp.size());
+    StageMemory all;
+    for (const BucketSize& b : buckets(plan, ends, layers)) all.add_states(plan, b);
+    return (all.states + all.visiting) / plan.pp + plan.hardware->context_bytes;
+}
+
+// A layer's first norm reads its input in the backward pass as well, and nothing in the layer can compute it again.
+double FastQuoter::kept_bytes(const Plan& plan) {
+    if (offloads(plan)) return 0.0;
+    return static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
+}
+
+} // namespace moe

@@ -1,0 +1,72 @@
+// Search with the simulator's quotes against pricing every plan, on small spaces of real models and machines.
+#include "planner/files.hpp"
+#include "planner/search.hpp"
+#include "simulator/estimate.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace moe;
+
+namespace {
+
+struct Space {
+    const char* model;
+    const char* hardware;
+    int gpus;
+    std::int64_t gbs, seq;
+    Precision precision;
+    std::vector<std::pair<std::string, std::string>> fixed;
+};
+
+} // namespace
+
+TEST_CASE("pruning loses none of the true top ten on small spaces") {
+    const std::vector<std::pair<std::string, std::string>> few{
+        {"cuda_graph", "none"}, {"dispatcher", "alltoall"}, {"tp_overlap", "off"}, {"optimizer", "adamw"}};
+    const auto with = [&](std::vector<std::pair<std::string, std::string>> more) {
+        more.insert(more.end(), few.begin(), few.end());
+        return more;
+    };
+    const std::vector<Space> spaces{
+        {"Qwen3-30B-A3B", "h100", 16, 64, 4096, Precision::bf16,
+         with({{"cp", "1"}, {"etp", "1"}, {"fsdp", "off"}, {"mbs", "1"}, {"ep_overlap", "off"}})},
+        {"Mixtral-8x7B", "h200", 8, 32, 4096, Precision::bf16, with({{"cp", "1"}, {"fsdp", "off"}, {"mbs", "1"}})},
+        {"DeepSeek-V2-Lite", "gb200-nvl72", 8, 32, 4096, Precision::mxfp8,
+         with({{"cp", "1"}, {"etp", "1"}, {"fsdp", "off"}, {"mbs", "2"}, {"ep_overlap", "off"}})},
+        {"Mixtral-8x7B", "h100", 16, 32, 4096, Precision::bf16,
+         with({{"cp", "1"}, {"etp", "1"}, {"fsdp", "off"}, {"mbs", "1"}})},
+        {"Llama3-8B", "h100", 8, 32, 8192, Precision::bf16, with({{"fsdp", "off"}, {"cp_comm", "alltoall"}})},
+    };
+    for (const Space& space : spaces) {
+        CAPTURE(std::string(space.model));
+        SearchRequest request;
+        request.base.model = std::make_shared<const Model>(load_model(space.model));
+        request.base.hardware = std::make_shared<const Hardware>(load_hardware(space.hardware));
+        const Stack stack = load_stack(request.base.hardware->default_stack, *request.base.hardware);
+        request.base.stack = stack.name;
+        request.base.gpus = space.gpus;
+        request.base.gbs = space.gbs;
+        request.base.seq = space.seq;
+        request.precisions = {space.precision};
+        request.fixed = space.fixed;
+        request.top = 10;
+        FastEstimator estimator(request.base.hardware, stack);
+        const SearchResult pruned = search(request, stack, estimator);
+        request.exhaustive = true;
+        const SearchResult all = search(request, stack, estimator);
+        MESSAGE(std::string(space.model), ": ", pruned.priced, " of ", all.priced, " plans priced, ", pruned.seconds,
+                " of ", all.seconds, " s");
+        REQUIRE(pruned.plans.size() == all.plans.size());
+        REQUIRE(!all.plans.empty());
+        for (std::size_t i = 0; i < all.plans.size(); ++i) {
+            CAPTURE(i);
+            CHECK(pruned.plans[i].second.step_seconds ==
+                  doctest::Approx(all.plans[i].second.step_seconds).epsilon(1e-9));
+        }
+        CHECK(pruned.priced < all.priced);
+        std::int64_t weighed[2] = {pruned.evaluated, all.evaluated};
+        for (const auto& [reason, count] : pruned.pruned) weighed[0] += count;
+        for (const auto& [reason, count] : all.pruned) weighed[1] += count;
+        CHECK(weighed[0] == weighed[1]);
+    }
+}
