@@ -138,7 +138,7 @@ private:
     void set_hyper(double lr);
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
-    std::vector<float> assemble(const std::string& name, TensorId Bucket::*tensor) const;
+    std::vector<float> assemble(const std::string& name, TensorId (*tensor)(const Bucket&)) const;
 
     Plan plan_;
     TrainOptions options_;
