@@ -11,6 +11,7 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
     : device_(device),
       bytes_(static_cast<std::size_t>(std::max<std::int64_t>(memory.arena_bytes, 1))),
       memory_(device.allocate(bytes_), Release{&device}),
+      host_memory_(nullptr, Release{nullptr}),
       blocks_(memory.blocks) {
     if (!memory_) {
         const double gib = 1 << 30, free = device.free_bytes();
@@ -19,6 +20,15 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
              free > 0.0 ? fmt::format(", which has {:.2f} GiB free", free / gib) : "");
     }
     device.fill(memory_.get(), 0xff, bytes_);
+    if (memory.host_bytes > 0) {
+        host_bytes_ = static_cast<std::size_t>(memory.host_bytes);
+        host_ = open_host();
+        host_memory_ = {host_->allocate(host_bytes_), Release{host_.get()}};
+        if (!host_memory_)
+            fail("rank {}: cannot allocate {:.2f} GiB of host memory for what is offloaded; offload less", rank,
+                 static_cast<double>(host_bytes_) / (1 << 30));
+        host_->fill(host_memory_.get(), 0xff, host_bytes_);
+    }
     spots_.reserve(program.tensors.size());
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
         // A view may be a view of a view.
@@ -33,7 +43,8 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
             root = static_cast<std::size_t>(t.base);
         }
         const Place& place = memory.places[root];
-        Spot spot{memory_.get() + place.offset + offset,
+        const bool on_host = program.tensors[root].storage == Storage::host;
+        Spot spot{(on_host ? host_memory_.get() : memory_.get()) + place.offset + offset,
                   static_cast<std::ptrdiff_t>(place.stride),
                   std::max(1, place.instances),
                   {}};

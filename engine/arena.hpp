@@ -31,6 +31,7 @@ public:
         return static_cast<T*>(at(id, micro_batch));
     }
     std::size_t bytes() const { return bytes_; }
+    std::size_t host_bytes() const { return host_bytes_; } // of what is offloaded, in this process' memory
 
 private:
     struct Spot {
@@ -47,6 +48,9 @@ private:
     Device& device_;
     std::size_t bytes_ = 0;
     std::unique_ptr<char, Release> memory_;
+    std::size_t host_bytes_ = 0;
+    std::unique_ptr<Device> host_;
+    std::unique_ptr<char, Release> host_memory_;
     std::vector<SavedBlock> blocks_;
     std::vector<Spot> spots_;
 };

@@ -90,7 +90,7 @@ void store_weights(const Program& program, const Bucket& bucket, const Arena& ar
     const Type type = weights.dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
     Device& device = arena.device();
     const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
-    device.write(arena.as<float>(bucket.master) + first, values, bytes);
+    device.write(arena.as<float>(bucket.kept_master()) + first, values, bytes);
     const Dst target = Dst{arena.at(bucket.weight_shard), type} + first;
     if (type == Type::f32) return device.write(target.data, values, bytes);
     std::vector<std::uint16_t> rounded(static_cast<std::size_t>(count));
@@ -106,7 +106,16 @@ const char* to_string(StateKind kind) {
 namespace {
 
 TensorId tensor_of(const Bucket& bucket, StateKind kind) {
-    return kind == StateKind::weight ? bucket.master : kind == StateKind::exp_avg ? bucket.exp_avg : bucket.exp_avg_sq;
+    const bool away = bucket.host_master != no_tensor;
+    switch (kind) {
+    case StateKind::weight:
+        return bucket.kept_master();
+    case StateKind::exp_avg:
+        return away ? bucket.host_exp_avg : bucket.exp_avg;
+    case StateKind::exp_avg_sq:
+        return away ? bucket.host_exp_avg_sq : bucket.exp_avg_sq;
+    }
+    return no_tensor;
 }
 
 bool is_bf16(const Program& program, TensorId id) {
@@ -139,7 +148,8 @@ void store_state(const Program& program, const Bucket& bucket, const Arena& aren
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
                            std::uint64_t seed) {
     for (const Bucket& bucket : program.buckets)
-        for (const TensorId id : {bucket.weights, bucket.gradients, bucket.master, bucket.exp_avg, bucket.exp_avg_sq}) {
+        for (const TensorId id : {bucket.weights, bucket.gradients, tensor_of(bucket, StateKind::weight),
+                                  tensor_of(bucket, StateKind::exp_avg), tensor_of(bucket, StateKind::exp_avg_sq)}) {
             const Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
             arena.device().fill(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
         }

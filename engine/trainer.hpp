@@ -157,7 +157,7 @@ private:
     std::vector<std::vector<std::int64_t>> routed_by_layer() const; // dense layers empty
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
-    std::vector<float> assemble(const std::string& name, TensorId Bucket::*tensor) const;
+    std::vector<float> assemble(const std::string& name, TensorId (*tensor)(const Bucket&)) const;
 
     Plan plan_;
     TrainOptions options_;

@@ -39,23 +39,25 @@ void Trainer::for_each_piece(const std::string& name, Visit visit) const {
     }
 }
 
-std::vector<float> Trainer::assemble(const std::string& name, TensorId Bucket::*tensor) const {
+std::vector<float> Trainer::assemble(const std::string& name, TensorId (*tensor)(const Bucket&)) const {
     const auto shape = shapes_.find(name);
     if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
     if (transport() != nullptr) fail("{}: only ranks of one process can be read as a whole", name);
     std::vector<float> values(static_cast<std::size_t>(shape->second.rows * shape->second.cols));
     for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
-        r.device->read(values.data() + piece.global, r.arena->as<float>(bucket.*tensor) + piece.shard,
+        r.device->read(values.data() + piece.global, r.arena->as<float>(tensor(bucket)) + piece.shard,
                        static_cast<std::size_t>(piece.count) * sizeof(float));
     });
     return values;
 }
 
 std::vector<float> Trainer::read_gradient(const std::string& name) const {
-    return assemble(name, &Bucket::gradient_shard);
+    return assemble(name, [](const Bucket& bucket) { return bucket.gradient_shard; });
 }
 
-std::vector<float> Trainer::read_weight(const std::string& name) const { return assemble(name, &Bucket::master); }
+std::vector<float> Trainer::read_weight(const std::string& name) const {
+    return assemble(name, [](const Bucket& bucket) { return bucket.kept_master(); });
+}
 
 void Trainer::write_weight(const std::string& name, std::span<const float> values) {
     const auto shape = shapes_.find(name);

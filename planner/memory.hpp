@@ -41,6 +41,7 @@ struct MemoryPlan {
     std::vector<SavedBlock> blocks;
     std::int64_t arena_bytes = 0;
     std::array<std::int64_t, memory_class_count> class_bytes{};
+    std::int64_t host_bytes = 0; // of Storage::host, outside of the arena: places of such tensors count from its start
 };
 
 // Activations written in a chunk's forward and read in its backward are saved, from the chunk's first slot of a

@@ -169,6 +169,12 @@ void ParameterSet::seal(Program& program, bool list) {
         b.master = flat(".master", Dtype::f32, states, own);
         b.exp_avg = flat(".exp_avg", moments, states, own);
         b.exp_avg_sq = flat(".exp_avg_sq", moments, states, own);
+        if (states == Storage::optimizer) continue;
+        b.host_master = flat(".host_master", Dtype::f32, Storage::host, own);
+        b.host_exp_avg = flat(".host_exp_avg", moments, Storage::host, own);
+        b.host_exp_avg_sq = flat(".host_exp_avg_sq", moments, Storage::host, own);
+        for (const TensorId id : {b.host_master, b.host_exp_avg, b.host_exp_avg_sq})
+            program.tensors[static_cast<std::size_t>(id)].per_micro_batch = false;
     }
     if (plan_.reshards()) add_buffers(program);
     program.buckets.insert(program.buckets.end(), buckets_.begin(), buckets_.end());

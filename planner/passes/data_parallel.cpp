@@ -134,10 +134,12 @@ Template finish_template(const Program& program, const Plan& plan) {
     const bool offloaded = (plan.offload & offload::optimizer) != 0;
     const auto states = [](const Bucket& b) { return std::vector<TensorId>{b.master, b.exp_avg, b.exp_avg_sq}; };
     const auto copy = [&](OpKind kind, const Bucket& b) {
+        const std::vector<TensorId> homes{b.host_master, b.host_exp_avg, b.host_exp_avg_sq};
         // The states come back when the activations have gone, which the norm of the gradients waits for.
-        Op op = kind == OpKind::copy_to_host
-                    ? make(kind, Stream::host, Module::optimizer, states(b), {})
-                    : make(kind, Stream::host, Module::optimizer, {io.gradient_norm}, states(b));
+        std::vector<TensorId> back{io.gradient_norm};
+        back.insert(back.end(), homes.begin(), homes.end());
+        Op op = kind == OpKind::copy_to_host ? make(kind, Stream::host, Module::optimizer, states(b), homes)
+                                             : make(kind, Stream::host, Module::optimizer, back, states(b));
         for (const TensorId id : states(b)) op.bytes += bytes(program, id);
         finish.ops.push_back(std::move(op));
     };

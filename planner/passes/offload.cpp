@@ -11,13 +11,11 @@ namespace moe {
 
 namespace {
 
-constexpr std::int64_t smallest = 1'000'000; // elements; Megatron-LM leaves smaller tensors on the device
-
 struct Offloaded {
     unsigned scope = 0;
-    std::size_t last_reader = 0; // in forward
-    int layer = -1;              // whose backward reads it
-    TensorId leaving = no_tensor, again = no_tensor;
+    std::size_t last_reader = 0;                                       // in forward
+    int layer = -1;                                                    // whose backward reads it
+    TensorId leaving = no_tensor, again = no_tensor, home = no_tensor; // home: on the host
 };
 
 // Which module's input an operand is. A layer has two norms, the second before its MLP or experts, and two grouped
@@ -32,6 +30,9 @@ public:
         switch (op.kind) {
         case OpKind::rmsnorm:
             if (op.module == Module::layernorm) visit(op.in[0], norms_++ == 0 ? offload::attn_norm : offload::mlp_norm);
+            return;
+        case OpKind::all_gather: // what is saved is this rank's part, which TP gathers for the product
+            if (op.module == Module::attn_in) visit(op.in[0], offload::qkv_linear);
             return;
         case OpKind::gemm:
             if (op.module == Module::attn_in) visit(op.in[0], offload::qkv_linear);
@@ -63,7 +64,7 @@ bool reads(const Op& op, TensorId id) { return std::find(op.in.begin(), op.in.en
 
 // What leaves the device: read by a chosen module in the forward, large enough, and read again in the backward.
 std::map<TensorId, Offloaded> find_offloaded(const Program& program, const Template& forward, const Template& backward,
-                                             unsigned set) {
+                                             unsigned set, std::int64_t smallest) {
     std::map<TensorId, Offloaded> found;
     Scopes scopes;
     for (const Op& op : forward.ops)
@@ -102,18 +103,28 @@ TensorId add_buffer(Program& program, TensorId like, const char* suffix) {
     return static_cast<TensorId>(program.tensors.size()) - 1;
 }
 
+// Where a tensor waits on the host, one for every micro-batch in flight.
+TensorId add_home(Program& program, TensorId of) {
+    Tensor home = program.tensors[static_cast<std::size_t>(of)];
+    home.name += ".on_host";
+    home.storage = Storage::host;
+    program.tensors.push_back(std::move(home));
+    return static_cast<TensorId>(program.tensors.size()) - 1;
+}
+
 // Tensors of one shape that take the same place in their layers leave from one buffer and come back into another.
 void share_buffers(Program& program, const Template& forward, std::map<TensorId, Offloaded>& offloaded) {
     using Kind = std::tuple<unsigned, Dtype, std::int64_t, std::int64_t, int>;
     std::map<std::pair<int, Kind>, int> of_layer;
     std::map<Kind, std::pair<TensorId, TensorId>> buffers;
     for (auto& [id, o] : offloaded) {
-        const Tensor& source = program.tensors[static_cast<std::size_t>(id)];
+        const Tensor source = program.tensors[static_cast<std::size_t>(id)];
         Kind kind{o.scope, source.dtype, source.rows, source.cols, 0};
         std::get<int>(kind) = of_layer[{o.layer, kind}]++;
         const auto [at, fresh] = buffers.try_emplace(kind, no_tensor, no_tensor);
         if (fresh) at->second = {add_buffer(program, id, ".to_host"), add_buffer(program, id, ".from_host")};
         o.again = at->second.second;
+        o.home = add_home(program, id);
         // What a stage receives keeps a place of its own, so that messages need not wait for copies.
         const auto writer = std::find_if(forward.ops.begin(), forward.ops.end(), [id = id](const Op& op) {
             return std::find(op.out.begin(), op.out.end(), id) != op.out.end();
@@ -122,23 +133,25 @@ void share_buffers(Program& program, const Template& forward, std::map<TensorId,
     }
 }
 
-Op copy(const Program& program, OpKind kind, const Op& beside, TensorId id, int layer) {
+Op copy(const Program& program, OpKind kind, const Op& beside, TensorId from, TensorId to, int layer) {
     Op op;
     op.kind = kind;
     op.stream = Stream::host;
     op.module = beside.module;
     op.phase = beside.phase;
     op.layer = static_cast<std::int16_t>(layer);
-    (kind == OpKind::copy_to_host ? op.in : op.out) = {id};
-    op.bytes = program.tensors[static_cast<std::size_t>(id)].expected_bytes();
-    op.attr = CopyAttr{program.tensors[static_cast<std::size_t>(id)].elements()};
+    op.in = {from};
+    op.out = {to};
+    op.bytes = program.tensors[static_cast<std::size_t>(from)].expected_bytes();
+    op.attr = CopyAttr{program.tensors[static_cast<std::size_t>(from)].elements()};
     return op;
 }
 
 } // namespace
 
-void offload_pass(Program& program, Template& forward, Template& backward, unsigned set) {
-    std::map<TensorId, Offloaded> offloaded = find_offloaded(program, forward, backward, set & ~offload::optimizer);
+void offload_pass(Program& program, Template& forward, Template& backward, unsigned set, std::int64_t smallest) {
+    std::map<TensorId, Offloaded> offloaded =
+        find_offloaded(program, forward, backward, set & ~offload::optimizer, smallest);
     if (offloaded.empty()) return;
     share_buffers(program, forward, offloaded);
     std::vector<Op> ops;
@@ -151,7 +164,7 @@ void offload_pass(Program& program, Template& forward, Template& backward, unsig
         ops.push_back(std::move(forward.ops[i]));
         for (const auto& [id, o] : offloaded)
             if (o.last_reader == i)
-                ops.push_back(copy(program, OpKind::copy_to_host, ops.back(), o.leaving, forward.ops[i].layer));
+                ops.push_back(copy(program, OpKind::copy_to_host, ops.back(), o.leaving, o.home, ops.back().layer));
     }
     forward.ops = std::move(ops);
 
@@ -161,7 +174,7 @@ void offload_pass(Program& program, Template& forward, Template& backward, unsig
         if (op.layer != layer && op.layer >= 0) {
             layer = op.layer;
             for (const auto& [id, o] : offloaded)
-                if (o.layer == layer) ops.push_back(copy(program, OpKind::copy_from_host, op, o.again, layer));
+                if (o.layer == layer) ops.push_back(copy(program, OpKind::copy_from_host, op, o.home, o.again, layer));
         }
         for (TensorId& id : op.in) {
             const auto at = offloaded.find(id);

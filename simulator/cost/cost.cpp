@@ -164,11 +164,12 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
     }
     const PeerAttr* peer = std::get_if<PeerAttr>(&op.attr);
     const bool to_myself = op.kind == OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
-    if (op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host)
+    const bool copies = op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host;
+    if (copies && !hardware.cpu)
         cost.device = hardware.host.latency + op.bytes / std::max(1.0, hardware.host.bandwidth);
-    else if (!is_communication(op.kind))
+    else if (!is_communication(op.kind) && !copies)
         cost.device = compute_seconds(op, program);
-    else if (hardware.cpu || to_myself) // ranks of one process copy through memory
+    else if (hardware.cpu || to_myself) // ranks of one process copy through memory, offloading included
         cost.device = 2.0 * op.bytes / (hardware.memory_bandwidth * stack_.costs.memory) + stack_.costs.kernel_seconds;
     else
         cost.device = communication_seconds(op, program) + stack_.costs.kernel_seconds;

@@ -63,8 +63,9 @@ Verdict judge(const RandomCase& c, const Trained& want, std::uint64_t seed = 1) 
         if (fault.empty() && !(weights < 2e-2)) fault = fmt::format("weights are off by {:.2e}", weights);
         return {fault, false};
     }
+    // Moments that are rounded to BF16 may round the other way: 2^-8 of an update that is a tenth of the weights.
     const std::string fault =
-        disagreement(got, want, parity_tolerance, plan.optimizer.bf16_moments ? 1e-4 : parity_tolerance);
+        disagreement(got, want, parity_tolerance, plan.optimizer.bf16_moments ? 1e-3 : parity_tolerance);
     const std::int64_t moved = fault.empty() ? 0 : moved_copies(got, want);
     const bool same_loss = std::abs(got.losses.front() / want.losses.front() - 1.0) < 1e-3;
     return {fault, moved > 0 && moved <= 4 && same_loss};
