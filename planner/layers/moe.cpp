@@ -203,8 +203,7 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
     }
     b.module = Module::experts;
     TensorId dprobs_bias = no_tensor;
-    if (moe_.expert_bias) {
-        b.phase = Phase::wgrad;
+    if (moe_.expert_bias) { // not a wgrad that could wait: the gradient of the routing weights goes on from here
         dprobs_bias = b.tensor("dprobs_bias", Dtype::f32, cap, 1, expected);
         b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_}, {fc2_bias_.gradient, dprobs_bias});
     }
