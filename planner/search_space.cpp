@@ -172,7 +172,10 @@ std::vector<Cut> SearchSpace::cuts_of(int pp, int vpp, const std::vector<Stage>&
 std::vector<int> SearchSpace::chunk_counts(int pp) const {
     if (pinned("vpp")) return {base_.vpp};
     if (pp == 1 || !stack_.interleaved) return {1};
-    if (pinned("schedule") && base_.schedule == ScheduleKind::one_f_one_b) return {1};
+    if (pinned("schedule")) {
+        if (base_.schedule == ScheduleKind::one_f_one_b || base_.schedule == ScheduleKind::zero_bubble) return {1};
+        if (in_a_v(base_.schedule)) return {2};
+    }
     int most = static_cast<int>(base_.model->layers.size()) / pp;
     if (pinned("layout")) {
         const int count = layout_stage_count(base_);

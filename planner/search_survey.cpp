@@ -93,7 +93,7 @@ private:
 
     // Shapes with which the layers' inputs alone leave no room for weights and optimizer states; counted.
     void drop_large(Branch& branch) {
-        if (exhaustive_) return;
+        if (exhaustive_ || splits_backward(space_.base().schedule)) return;
         const double kept = quoter_.kept_bytes(root_plan((*branch.shapes).front(), 0, branch.mbs));
         if (kept == 0.0) return;
         const std::size_t before = branch.divided.size();

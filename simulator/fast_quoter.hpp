@@ -1,6 +1,7 @@
 // The quoter of FastEstimator: layers and stages worked out once each, composed in a fraction of a microsecond.
 #pragma once
 
+#include "planner/schedule.hpp"
 #include "simulator/quote.hpp"
 #include "simulator/stage_memory.hpp"
 
@@ -80,9 +81,11 @@ private:
     std::vector<BucketSize> buckets(const Plan& plan, const Stage& stage, const Segments& segments);
     void sum_chunks(const Layers& layers, const Stages& stages);
     const Chunk& chunk(const Stages& stages, int rank, int c) const {
+        const Plan& plan = stages.plan;
         return chunks_[static_cast<std::size_t>(
-            stages.shape->of_stage[static_cast<std::size_t>(c * stages.plan.pp + rank)])];
+            stages.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, c))])];
     }
+    Quote split_quote(const Stages& stages, int micro_batches);
     double issue(const Stages& stages, int rank, int micro_batches) const;
     double slots(const Layers& layers, const Stages& stages, int rank, int micro_batches) const;
     const KeptSegments& kept(const Layers& layers, Stages& stages);

@@ -36,7 +36,7 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
             memory.workspace.forward = std::max(memory.workspace.forward, t.workspace.forward);
             memory.workspace.backward = std::max(memory.workspace.backward, t.workspace.backward);
             memory.groups |= t.groups;
-            if (!layers.plan.ep_overlap) continue;
+            if (!layers.plan.ep_overlap && !splits_backward(stages.plan.schedule)) continue;
             for (std::size_t s = 0; s < stream_count; ++s) {
                 chunk.busy_forward[s] += t.sides[0].busy[s] * count;
                 chunk.busy_backward[s] += t.sides[1].busy[s] * count;
@@ -133,6 +133,23 @@ const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& s
     return *known;
 }
 
+// Backwards in two slots fill bubbles and waits in ways of their own: no rank is through before its busiest stream, and
+// none needs less than its states.
+Quote FastQuoter::split_quote(const Stages& stages, int micro_batches) {
+    const Plan& plan = stages.plan;
+    double worst = 0.0;
+    for (int r = 0; r < plan.pp; ++r) {
+        Busy busy{};
+        for (int c = 0; c < plan.vpp; ++c)
+            for (std::size_t s = 0; s < stream_count; ++s)
+                busy[s] += chunk(stages, r, c).busy_forward[s] + chunk(stages, r, c).busy_backward[s];
+        worst = std::max(worst, micro_batches * *std::max_element(busy.begin(), busy.end()));
+    }
+    for (StageMemory& memory : memory_) memory.workspace = {};
+    saved_.assign(static_cast<std::size_t>(plan.pp), 0.0);
+    return {worst + stages.closing, peak_bytes(plan, memory_, stages.shape->of_stage, saved_)};
+}
+
 Quote FastQuoter::quote(int layers_handle, int stages_handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
     Stages& stages = stages_[static_cast<std::size_t>(stages_handle)];
@@ -141,6 +158,7 @@ Quote FastQuoter::quote(int layers_handle, int stages_handle) {
     plan.mbs = layers.plan.mbs;
     plan.ep_overlap = layers.plan.ep_overlap;
     const int m = plan.micro_batches();
+    if (splits_backward(plan.schedule)) return split_quote(stages, m);
     const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
     double start = stages.zero, tail = 0.0, worst = 0.0;
     for (int r = 0; r < plan.pp; ++r) {
@@ -202,7 +220,7 @@ double FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*
         moved = resharding_seconds(terms);
         device = std::max(device, moved);
     }
-    return plan.ep_overlap ? *std::max_element(busy.begin(), busy.end()) : device;
+    return plan.ep_overlap || splits_backward(plan.schedule) ? *std::max_element(busy.begin(), busy.end()) : device;
 }
 
 std::unique_ptr<Quoter> make_quoter(QuoteSources sources) { return std::make_unique<FastQuoter>(sources); }

@@ -134,7 +134,8 @@ int FastQuoter::stages(const Plan& plan) {
     const auto rank_sum = [&](const std::vector<double>& of, int rank) {
         double sum = 0.0;
         for (int c = 0; c < plan.vpp; ++c)
-            sum += of[static_cast<std::size_t>(result.shape->of_stage[static_cast<std::size_t>(c * plan.pp + rank)])];
+            sum += of[static_cast<std::size_t>(
+                result.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, c))])];
         return sum;
     };
     double most = 0.0;

@@ -94,8 +94,7 @@ const std::vector<OpCost>& SegmentTerms::prices(const Plain& plain, const Plan& 
 SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
     plan.recompute = 0;
     const Plain& base = plain(plan, id);
-    return {base.program, library_.flat(*base.shape, plan, id), prices(base, plan, id, place, costs),
-            base.bytes};
+    return {base.program, library_.flat(*base.shape, plan, id), prices(base, plan, id, place, costs), base.bytes};
 }
 
 const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {

@@ -1,6 +1,8 @@
 // Adds up what the chunks of each pipeline rank hold and finds the fullest rank.
 #include "simulator/stage_memory.hpp"
 
+#include "planner/schedule.hpp"
+
 #include "planner/builder.hpp"
 
 #include <algorithm>
@@ -69,8 +71,8 @@ double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, cons
         Workspace workspace;
         std::uint64_t used = common;
         for (int c = 0; c < plan.vpp; ++c) {
-            const StageMemory& stage =
-                stages[static_cast<std::size_t>(of_stage[static_cast<std::size_t>(c * plan.pp + r)])];
+            const StageMemory& stage = stages[static_cast<std::size_t>(
+                of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, c))])];
             bytes += stage.states;
             visiting += stage.visiting;
             activations -= stage.counted_twice;

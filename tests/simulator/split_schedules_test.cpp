@@ -65,3 +65,24 @@ TEST_CASE("split schedules: the fast estimate against the timeline, in time and 
             CHECK(quick.memory_bytes == doctest::Approx(played.memory_bytes).epsilon(1e-6));
         }
 }
+
+TEST_CASE("split schedules: quotes and their floors are no higher than the estimate") {
+    for (const ScheduleKind kind : {ScheduleKind::zero_bubble, ScheduleKind::zb_v, ScheduleKind::dualpipe_v})
+        for (const bool overlap : {false, true}) {
+            Plan plan = deepseek(kind, 24);
+            if (overlap && kind != ScheduleKind::dualpipe_v) continue;
+            plan.ep_overlap = overlap;
+            CAPTURE(to_string(kind));
+            CAPTURE(overlap);
+            FastEstimator estimator(plan.hardware, stack_of(plan));
+            const std::unique_ptr<Quoter> quoter = estimator.quoter();
+            const int layers = quoter->layers(plan), stages = quoter->stages(plan);
+            const Quote quote = quoter->quote(layers, stages);
+            const Estimate estimate = estimator.estimate(plan);
+            CHECK(quote.step_seconds <= estimate.step_seconds);
+            CHECK(quote.memory_bytes <= estimate.memory_bytes);
+            CHECK(quoter->floor(layers) <= quote.step_seconds * 1.005);
+            CHECK(quoter->early_floor(plan) <= quoter->floor(layers) * 1.005);
+            CHECK(quoter->quote(quoter->early_layers(plan), stages).step_seconds <= quote.step_seconds * 1.005);
+        }
+}
