@@ -17,7 +17,7 @@ public:
         return static_cast<int>(stages_.size()) - 1;
     }
     Quote quote(int layers, int stages) override {
-        if (layers < 0) return {}; // of early_layers() and lean()
+        if (layers < 0) return {}; // of early_layers()
         Plan plan = layers_[static_cast<std::size_t>(layers)];
         const Plan& cut = stages_[static_cast<std::size_t>(stages)];
         plan.pp = cut.pp;
@@ -37,7 +37,6 @@ public:
     double floor(int) override { return 0.0; }
     // Nothing is known to be better than anything else.
     std::vector<double> slowness(int handle) override { return {1.0 * handle, -1.0 * handle}; }
-    int lean(int) override { return -1; }
     double least_bytes(const Plan&) override { return 0.0; }
     double kept_bytes(const Plan&) override { return 0.0; }
     int placement(const Plan&) override { return 0; }

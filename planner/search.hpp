@@ -59,9 +59,6 @@ public:
     // Numbers that make plans slower: of two plans with the same EP overlap the one for which none is greater is no
     // slower with any cut.
     virtual std::vector<double> slowness(int layers) = 0;
-    // A handle whose quotes' bytes are no more than those of `thrifty` and of any layers that recompute less: what
-    // `thrifty` keeps, without what it works in.
-    virtual int lean(int thrifty) = 0;
     // Bytes below which no cut with the plan's pp, dp and edp goes: weights, gradients and optimizer states spread
     // evenly over the ranks.
     virtual double least_bytes(const Plan& plan) = 0;

@@ -27,7 +27,6 @@ public:
     double early_floor(const Plan& plan) override;
     int early_layers(const Plan& plan) override;
     std::vector<double> slowness(int layers) override;
-    int lean(int thrifty) override;
     double least_bytes(const Plan& plan) override;
     double kept_bytes(const Plan& plan) override;
     int placement(const Plan& plan) override;

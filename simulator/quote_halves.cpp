@@ -168,18 +168,6 @@ std::vector<double> FastQuoter::slowness(int handle) {
     return list;
 }
 
-int FastQuoter::lean(int thrifty) {
-    Layers result = layers_[static_cast<std::size_t>(thrifty)];
-    std::vector<Terms>& terms = own_terms_.emplace_back();
-    for (std::size_t i = 0; i < result.terms.size(); ++i) {
-        terms.push_back(*result.terms[i]);
-        terms.back().workspace = {};
-    }
-    for (std::size_t i = 0; i < terms.size(); ++i) result.terms[i] = &terms[i];
-    layers_.push_back(std::move(result));
-    return static_cast<int>(layers_.size()) - 1;
-}
-
 double FastQuoter::least_bytes(const Plan& plan) {
     list_segments(plan.model);
     Segments layers;

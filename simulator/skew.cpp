@@ -16,7 +16,6 @@ public:
     int early_layers(const Plan& plan) override { return quoter_->early_layers(balanced(plan)); }
     double floor(int layers) override { return quoter_->floor(layers); }
     std::vector<double> slowness(int layers) override { return quoter_->slowness(layers); }
-    int lean(int thrifty) override { return quoter_->lean(thrifty); }
     double least_bytes(const Plan& plan) override { return quoter_->least_bytes(balanced(plan)); }
     double kept_bytes(const Plan& plan) override { return quoter_->kept_bytes(plan); }
     int placement(const Plan& plan) override { return quoter_->placement(plan); }
