@@ -22,18 +22,23 @@ std::atomic<long>& allocations() {
 // The thread that asks for steps reads their results into lists of its own; the ranks run on others.
 thread_local bool asks_for_steps = false;
 
-void* allocate(std::size_t bytes) {
+void* allocate(std::size_t bytes) noexcept {
     if (counting() && !asks_for_steps) ++allocations();
-    if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-    throw std::bad_alloc();
+    return std::malloc(bytes == 0 ? 1 : bytes);
 }
 
 } // namespace
 
-// All other forms of new and delete come here.
-void* operator new(std::size_t bytes) { return allocate(bytes); }
+// All other forms of new and delete come here. The one that does not throw is replaced as well: a sanitizer's would
+// pair its memory with the delete below.
+void* operator new(std::size_t bytes) {
+    if (void* memory = allocate(bytes)) return memory;
+    throw std::bad_alloc();
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
 
 using namespace moe;
 
