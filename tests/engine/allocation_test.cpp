@@ -26,6 +26,8 @@ void* allocate(std::size_t bytes) noexcept {
     if (counting() && !asks_for_steps) ++allocations();
     return std::malloc(bytes == 0 ? 1 : bytes);
 }
+// Not inlined: beside an inlined delete the compiler would see free() of what it takes for another allocator's memory.
+[[gnu::noinline]] void release(void* memory) noexcept { std::free(memory); }
 
 } // namespace
 
@@ -36,9 +38,9 @@ void* operator new(std::size_t bytes) {
     throw std::bad_alloc();
 }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t) noexcept { release(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { release(memory); }
 
 using namespace moe;
 
