@@ -1,5 +1,6 @@
 // Matrix products, dense and per expert: Eigen on FP32, with BF16 operands widened block by block.
 #include "kernels/cpu/rows.hpp"
+#include "kernels/cpu/small_gemm.hpp"
 
 #include <Eigen/Core>
 
@@ -22,6 +23,8 @@ struct Layout { // a stored operand: transposed ones are stored with the contrac
 // C += op(A) op(B), all FP32.
 void accumulate(In a, bool ta, In b, bool tb, Out c) {
     if (!ta && !tb) {
+        const SmallGemm small{c.rows(), c.cols(), a.cols(), a.outerStride(), b.outerStride(), c.outerStride()};
+        if (small.worthwhile()) return multiply_small(small, a.data(), b.data(), c.data());
         c.noalias() += a * b;
     } else if (!ta) {
         c.noalias() += a * b.transpose();

@@ -190,6 +190,17 @@ TEST_CASE("gemm: sizes beyond one widened block in each direction") {
     check(gemm_case(shape(6, 5, 2050, true), {bf16, f32, f32}));
 }
 
+TEST_CASE("gemm: small products whose right operand is read in place, with every remainder of a tile") {
+    for (const Types types : {all_f32, Types{bf16, bf16, bf16}, Types{bf16, f32, f32}, Types{f32, bf16, f32}}) {
+        for (std::int64_t m = 1; m <= 7; ++m)
+            check(gemm_case(shape(m, 16 + 3 * m, 64, false, false, m % 2 == 0), types));
+        for (const std::int64_t n : {1, 7, 8, 9, 15, 31, 40}) check(gemm_case(shape(13, n, 70), types, n % 3));
+        check(gemm_case(shape(6, 64, 1024), types)); // the largest, and one more
+        check(gemm_case(shape(6, 64, 1025), types));
+        check(gemm_case(shape(520, 17, 65, false, false, true), types));
+    }
+}
+
 TEST_CASE("grouped_gemm: uneven, empty, single-row and lone experts, and counts beyond the capacity") {
     for (const GroupedProduct p : {GroupedProduct::forward, GroupedProduct::dgrad, GroupedProduct::wgrad}) {
         const bool wgrad = p == GroupedProduct::wgrad;
