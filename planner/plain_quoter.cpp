@@ -17,7 +17,7 @@ public:
         return static_cast<int>(stages_.size()) - 1;
     }
     Quote quote(int layers, int stages) override {
-        if (layers < 0) return {}; // of early_layers()
+        if (layers < 0) return {}; // of early_layers() and coarse_layers()
         Plan plan = layers_[static_cast<std::size_t>(layers)];
         const Plan& cut = stages_[static_cast<std::size_t>(stages)];
         plan.pp = cut.pp;
@@ -34,6 +34,7 @@ public:
     }
     double early_floor(const Plan&) override { return 0.0; }
     int early_layers(const Plan&) override { return -1; }
+    int coarse_layers(const Plan&) override { return -1; }
     double floor(int) override { return 0.0; }
     // Nothing is known to be better than anything else.
     std::vector<double> slowness(int handle) override { return {1.0 * handle, -1.0 * handle}; }

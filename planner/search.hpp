@@ -56,6 +56,8 @@ public:
     virtual double early_floor(const Plan& plan) = 0;
     // A handle as from layers(), as cheap: its quotes are floors with any CUDA graphs and any recomputation.
     virtual int early_layers(const Plan& plan) = 0;
+    // A handle as from layers(), cheaper for FSDP: its quotes are no greater.
+    virtual int coarse_layers(const Plan& plan) = 0;
     // Numbers that make plans slower: of two plans with the same EP overlap the one for which none is greater is no
     // slower with any cut.
     virtual std::vector<double> slowness(int layers) = 0;

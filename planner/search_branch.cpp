@@ -14,7 +14,6 @@
 #include "planner/error.hpp"
 
 #include <algorithm>
-#include <tuple>
 
 namespace moe {
 namespace {
@@ -127,6 +126,10 @@ private:
             early = quoter_.early_layers(plan);
         }
         std::vector<std::size_t> left;
+        if (hopeless(quoter_.floor(early))) {
+            bound_ += static_cast<std::int64_t>(shapes.size()) * sets * optimizers_;
+            return left;
+        }
         for (const std::size_t s : shapes) {
             try {
                 const Quote least = quoter_.quote(early, stages(s, root));
@@ -169,17 +172,17 @@ private:
     }
     std::vector<double> slowness(std::size_t root) {
         try {
-            return quoter_.slowness(layers(root, 0));
+            return quoter_.slowness(layers(root, 0, true));
         } catch (const Error& error) {
             if (error.fault() != Fault::bad_input) throw;
             return {}; // comes up again where it is quoted
         }
     }
 
-    int layers(std::size_t root, unsigned modules) {
+    int layers(std::size_t root, unsigned modules, bool coarse = false) {
         Plan plan = plan_at(branch_.divided.front(), root, 0);
         plan.recompute = modules;
-        return quoter_.layers(plan);
+        return coarse ? quoter_.coarse_layers(plan) : quoter_.layers(plan);
     }
     int stages(std::size_t s, std::size_t root) {
         int& handle = stages_[2 * s + (roots_[root].fsdp ? 1 : 0)];
@@ -192,14 +195,14 @@ private:
         const auto first = sets.begin() + (space_.recompute_sets()[sets.front()] == 0 ? 1 : 0);
         const std::int64_t others = static_cast<std::int64_t>(sets.end() - first) * optimizers_;
         if (first != sets.begin()) {
-            const std::optional<int> plain = price(root, sets.front(), shapes.size(), others + optimizers_);
-            if (!plain) return; // so it is with every set
-            std::erase_if(shapes, [&](std::size_t s) {
-                const Verdict verdict = quote(root, s, sets.front(), *plain);
-                if (verdict == Verdict::fits) dominated_ += others;
-                if (verdict == Verdict::slow) bound_ += others;
-                return verdict != Verdict::large;
-            });
+            const std::vector<Verdict> plain = quote_set(root, shapes, sets.front());
+            std::vector<std::size_t> large;
+            for (std::size_t i = 0; i < shapes.size(); ++i) {
+                if (plain[i] == Verdict::fits) dominated_ += others;
+                if (plain[i] == Verdict::slow) bound_ += others;
+                if (plain[i] == Verdict::large) large.push_back(shapes[i]);
+            }
+            shapes = std::move(large);
         }
         std::vector<std::size_t> rest(first, sets.end());
         const std::optional<std::size_t> largest = largest_of(rest);
@@ -225,29 +228,50 @@ private:
                 return std::any_of(sets_that_fit.begin(), sets_that_fit.end(),
                                    [modules](unsigned fewer) { return (fewer & ~modules) == 0; });
             };
-            std::vector<std::size_t> open;
-            for (std::size_t i = 0; i < shapes.size(); ++i)
-                if (!dominated(fitting[i])) open.push_back(i);
+            std::vector<std::size_t> open, indices;
+            for (std::size_t i = 0; i < shapes.size(); ++i) {
+                if (dominated(fitting[i])) continue;
+                open.push_back(shapes[i]);
+                indices.push_back(i);
+            }
             dominated_ += static_cast<std::int64_t>(shapes.size() - open.size()) * optimizers_;
-            if (open.empty()) continue;
-            const std::optional<int> handle = price(root, set, open.size(), optimizers_);
-            if (!handle) continue;
-            for (const std::size_t i : open)
-                if (quote(root, shapes[i], set, *handle) != Verdict::large) fitting[i].push_back(modules);
+            const std::vector<Verdict> verdicts = quote_set(root, open, set);
+            for (std::size_t i = 0; i < open.size(); ++i)
+                if (verdicts[i] != Verdict::large) fitting[indices[i]].push_back(modules);
         }
     }
 
-    // Layers of a set, or nothing where they are hopeless or cannot be priced, `each` candidates for each shape.
-    std::optional<int> price(std::size_t root, std::size_t set, std::size_t shapes, std::int64_t each) {
-        try {
-            const int handle = layers(root, space_.recompute_sets()[set]);
-            if (!hopeless(quoter_.floor(handle))) return handle;
-            bound_ += static_cast<std::int64_t>(shapes) * each;
-        } catch (const Error& error) {
-            reject(error, static_cast<std::int64_t>(shapes) * each);
+    // large: or not priced. slow: no plan of these layers and this cut wins, whatever fits; not always counted as
+    // evaluated.
+    enum class Verdict : std::uint8_t { fits, large, slow };
+    // What one set comes to with each shape. FSDP's layers differ with every set: floors of theirs that are cheaper
+    // come first.
+    std::vector<Verdict> quote_set(std::size_t root, const std::vector<std::size_t>& shapes, std::size_t set) {
+        std::vector<Verdict> verdicts(shapes.size(), Verdict::fits);
+        for (const bool coarse : {true, false}) {
+            const auto open = std::count(verdicts.begin(), verdicts.end(), Verdict::fits);
+            if (open == 0 || (coarse && !shards(root))) continue;
+            const auto all = [&](Verdict verdict) {
+                std::replace(verdicts.begin(), verdicts.end(), Verdict::fits, verdict);
+                return verdicts;
+            };
+            int handle = 0;
+            try {
+                handle = layers(root, space_.recompute_sets()[set], coarse);
+                if (hopeless(quoter_.floor(handle))) {
+                    bound_ += open * optimizers_;
+                    return all(Verdict::slow);
+                }
+            } catch (const Error& error) {
+                reject(error, open * optimizers_);
+                return all(Verdict::large);
+            }
+            for (std::size_t i = 0; i < shapes.size(); ++i)
+                if (verdicts[i] == Verdict::fits) verdicts[i] = quote(root, shapes[i], set, handle, coarse);
         }
-        return std::nullopt;
+        return verdicts;
     }
+    bool shards(std::size_t root) const { return roots_[root].fsdp && any_.mapping->pp == 1; }
 
     // Takes out the shapes that are too large with this set and so with every set of fewer modules, and counts `each`
     // candidates for them.
@@ -256,7 +280,7 @@ private:
         std::vector<std::size_t> taken;
         if (shapes.empty()) return taken;
         try {
-            const int thrifty = layers(root, space_.recompute_sets()[set]);
+            const int thrifty = layers(root, space_.recompute_sets()[set], true);
             std::erase_if(shapes, [&](std::size_t s) {
                 const double bytes = quoter_.quote(thrifty, stages(s, root)).memory_bytes;
                 if (!too_large(bytes * (1.0 - quote_memory_margin))) return false;
@@ -286,10 +310,9 @@ private:
         return modules;
     }
 
-    // slow: no plan of these layers and this cut wins, whatever fits; not counted as evaluated.
-    enum class Verdict : std::uint8_t { fits, large, slow };
-    // Of the plan with the smallest optimizer states; the others are worse in either case.
-    Verdict quote(std::size_t root, std::size_t s, std::size_t set, int layers) {
+    // Of the plan with the smallest optimizer states; the others are worse in either case. `coarse`: by floors, so that
+    // nothing is found.
+    Verdict quote(std::size_t root, std::size_t s, std::size_t set, int layers, bool coarse = false) {
         Quote quote;
         try {
             quote = quoter_.quote(layers, stages(s, root));
@@ -304,6 +327,10 @@ private:
             memory_ += optimizers_;
             note(s, root, set, quote.memory_bytes);
             return slow ? Verdict::slow : Verdict::large;
+        }
+        if (coarse) {
+            bound_ += slow ? optimizers_ : 0;
+            return slow ? Verdict::slow : Verdict::fits;
         }
         ++found_.evaluated;
         dominated_ += optimizers_ - 1;
@@ -348,42 +375,6 @@ private:
 };
 
 } // namespace
-
-Plan plan_of(const SearchSpace& space, const Candidate& c) {
-    const Family& f = *c.family;
-    const Mapping& mapping = *c.shape.mapping;
-    Plan plan = space.roots(f.tp, f.cp, f.ep, f.etp, mapping.pp)[c.root];
-    plan.precision = f.precision;
-    plan.tp = f.tp;
-    plan.cp = f.cp;
-    plan.ep = f.ep;
-    plan.etp = f.etp;
-    plan.pp = mapping.pp;
-    plan.dp = mapping.dp;
-    plan.edp = mapping.edp;
-    plan.vpp = c.shape.vpp;
-    plan.mbs = c.mbs;
-    if (c.shape.cut != nullptr) plan.layout = c.shape.cut->layout;
-    if (!space.pinned("schedule"))
-        plan.schedule = c.shape.vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
-    plan.recompute = space.recompute_sets()[c.set];
-    plan.optimizer = space.optimizers()[c.optimizer];
-    return plan;
-}
-
-MappingKey mapping_of(const Candidate& c) {
-    return {c.family->tp, c.family->cp, c.shape.mapping->dp, c.shape.mapping->pp, c.family->ep, c.family->etp};
-}
-
-bool sooner(const Candidate& a, const Candidate& b) {
-    const auto key = [](const Candidate& c) {
-        return std::tie(c.seconds, c.family->precision, c.family->tp, c.family->cp, c.family->ep, c.family->etp,
-                        c.shape.mapping->pp, c.shape.vpp, c.mbs, c.shape.cut->layout, c.root, c.set, c.optimizer);
-    };
-    return key(a) < key(b);
-}
-
-double least_seconds(double quoted) { return quoted * (1.0 - quote_time_margin); }
 
 Found search_branch(const SearchSpace& space, const Branch& branch, Quoter& quoter, const Podium& podium,
                     bool exhaustive) {

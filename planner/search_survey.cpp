@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 namespace moe {
@@ -72,7 +73,28 @@ private:
                     shapes->push_back({mapping, &cut, vpp});
                 }
         }
-        for (auto& [mbs, indices] : divided) add_branch({&family_, mbs, shapes, std::move(indices), {}, 0.0});
+        std::vector<Branch> branches;
+        std::int64_t multiple = 1;
+        for (auto& [mbs, indices] : divided) {
+            branches.push_back({&family_, mbs, shapes, std::move(indices), {}, 0.0});
+            drop_large(branches.back());
+            if (branches.back().divided.empty())
+                branches.pop_back();
+            else
+                multiple = std::lcm(multiple, mbs);
+        }
+        floors_.clear();
+        for (Branch& branch : branches) add_branch(std::move(branch), multiple);
+    }
+
+    // Seconds below which no plan of the root goes with any micro-batch size that divides `multiple`: kernels, messages
+    // and gathers of a larger micro-batch take no longer per sample. So one floor serves all sizes; what it leaves is
+    // asked again by those who quote.
+    double floor_of(Plan plan, std::size_t like, std::int64_t multiple) {
+        const auto known = floors_.find(like);
+        if (known != floors_.end()) return known->second;
+        plan.mbs = multiple;
+        return floors_[like] = quoter_.early_floor(plan);
     }
 
     // The first sound shape with one chunk per rank, and the first with several: what excludes a root in both does so
@@ -128,9 +150,7 @@ private:
         return fault;
     }
 
-    void add_branch(Branch branch) {
-        drop_large(branch);
-        if (branch.divided.empty()) return;
+    void add_branch(Branch branch, std::int64_t multiple) {
         const std::vector<BranchShape> shapes = typical(branch);
         const std::size_t count = roots((*branch.shapes).front().mapping->pp).size();
         // Without a sound shape the reasons are counted shape by shape, later.
@@ -156,7 +176,7 @@ private:
                 continue;
             }
             try {
-                branch.roots.push_back({quoter_.early_floor(plan), index, static_cast<std::uint16_t>(like)});
+                branch.roots.push_back({floor_of(plan, like, multiple), index, static_cast<std::uint16_t>(like)});
             } catch (const Error& error) {
                 if (error.fault() != Fault::bad_input) throw;
                 found_.rejected.add({"not priced", error.what()}, each);
@@ -175,6 +195,7 @@ private:
     Found& found_;
     std::map<const Mapping*, double> least_bytes_;
     std::map<std::tuple<std::size_t, bool, bool>, std::optional<PlanFault>> faults_; // by root, chunks, pipeline
+    std::map<std::size_t, double> floors_; // by root without graphs, of the mappings at hand
     std::vector<Branch> branches_;
 };
 
@@ -184,11 +205,6 @@ std::vector<Branch> survey(const SearchSpace& space, const Family& family, Quote
                            Found& found) {
     quoter.forget();
     return Survey(space, family, quoter, exhaustive, found).run();
-}
-
-std::int64_t candidates_of(const SearchSpace& space, const Branch& branch, std::size_t roots) {
-    return static_cast<std::int64_t>(branch.divided.size() * roots * space.recompute_sets().size() *
-                                     space.optimizers().size());
 }
 
 } // namespace moe

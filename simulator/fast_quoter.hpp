@@ -26,6 +26,7 @@ public:
     double floor(int layers) override;
     double early_floor(const Plan& plan) override;
     int early_layers(const Plan& plan) override;
+    int coarse_layers(const Plan& plan) override;
     std::vector<double> slowness(int layers) override;
     double least_bytes(const Plan& plan) override;
     double kept_bytes(const Plan& plan) override;

@@ -51,13 +51,18 @@ FlatLibrary::Shape& FlatLibrary::shape_of(const Program& plain) {
     return *shape;
 }
 
-const FlatSegment& FlatLibrary::flat(Shape& shape, const Plan& plan, SegmentId id) {
+const FlatSegment& FlatLibrary::flat(Shape& shape, const Program& plain, const Plan& plan, SegmentId id) {
+    const unsigned modules = plan.recompute & shape.modules;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto known = shape.flat.find(modules);
+        if (known != shape.flat.end()) return *known->second;
+    }
+    const bool same = plain_of(plan).recompute == plan.recompute || modules == 0;
+    auto flat = same ? std::make_unique<FlatSegment>(plain, plain)
+                     : std::make_unique<FlatSegment>(plain, lower_segment(plan, id.kind, id.layer_kind));
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::unique_ptr<FlatSegment>& flat = shape.flat[plan.recompute & shape.modules];
-    if (!flat)
-        flat = std::make_unique<FlatSegment>(lower_segment(plain_of(plan), id.kind, id.layer_kind),
-                                             lower_segment(plan, id.kind, id.layer_kind));
-    return *flat;
+    return *shape.flat.emplace(modules, std::move(flat)).first->second;
 }
 
 void SegmentTerms::forget() {
@@ -94,7 +99,7 @@ const std::vector<OpCost>& SegmentTerms::prices(const Plain& plain, const Plan& 
 SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
     plan.recompute = 0;
     const Plain& base = plain(plan, id);
-    return {base.program, library_.flat(*base.shape, plan, id), prices(base, plan, id, place, costs), base.bytes};
+    return {base.program, library_.flat(*base.shape, base.program, plan, id), prices(base, plan, id, place, costs), base.bytes};
 }
 
 const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
@@ -107,7 +112,7 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     Terms& terms = it->second;
     if (!fresh) return terms;
     const std::vector<OpCost>& ops = prices(base, plan, id, place, costs);
-    const FlatSegment& flat = library_.flat(*base.shape, named, id);
+    const FlatSegment& flat = library_.flat(*base.shape, base.program, named, id);
     const double sync = cache_.stack().costs.sync_seconds;
     constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
     // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among

@@ -22,8 +22,8 @@ public:
         unsigned modules = 0;                                  // that recomputation of the segment can name
     };
     Shape& shape_of(const Program& plain);
-    // `plan` as the plain one but for recomputation.
-    const FlatSegment& flat(Shape& shape, const Plan& plan, SegmentId id);
+    // Of `plan`, whose ops `plain` has, without recomputation where the plan's own can be told from it.
+    const FlatSegment& flat(Shape& shape, const Program& plain, const Plan& plan, SegmentId id);
 
 private:
     std::mutex mutex_;

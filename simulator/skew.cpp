@@ -14,6 +14,7 @@ public:
     Quote quote(int layers, int stages) override { return quoter_->quote(layers, stages); }
     double early_floor(const Plan& plan) override { return quoter_->early_floor(balanced(plan)); }
     int early_layers(const Plan& plan) override { return quoter_->early_layers(balanced(plan)); }
+    int coarse_layers(const Plan& plan) override { return quoter_->coarse_layers(balanced(plan)); }
     double floor(int layers) override { return quoter_->floor(layers); }
     std::vector<double> slowness(int layers) override { return quoter_->slowness(layers); }
     double least_bytes(const Plan& plan) override { return quoter_->least_bytes(balanced(plan)); }

@@ -27,6 +27,16 @@ TEST_CASE("quotes of 300 random plans are not above their estimates, and hold me
         const moe::Quote early = quoter->quote(quoter->early_layers(drawn.plan), stages);
         CHECK(early.step_seconds <= quote.step_seconds * (1.0 + 1e-9));
         CHECK(early.memory_bytes <= quote.memory_bytes * (1.0 + 1e-9));
+        const moe::Quote coarse = quoter->quote(quoter->coarse_layers(drawn.plan), stages);
+        CHECK(coarse.step_seconds <= quote.step_seconds * (1.0 + 1e-9));
+        CHECK(coarse.memory_bytes <= quote.memory_bytes * (1.0 + 1e-9));
+        // One floor serves all micro-batch sizes that divide its own.
+        for (const int times : {2, 3, 64}) {
+            moe::Plan larger = drawn.plan;
+            larger.mbs *= times;
+            CAPTURE(times);
+            CHECK(quoter->early_floor(larger) <= quoter->early_floor(drawn.plan) * (1.0 + 1e-9));
+        }
         // Recomputing more never needs more: what it works in for one layer was kept for every layer under way.
         for (const unsigned more :
              {drawn.plan.recompute | (drawn.stack.recompute_modules & ~moe::recompute::full), moe::recompute::full}) {
