@@ -32,6 +32,7 @@ public:
         if (bytes > plan.hardware->memory_bytes) return {0.0, bytes};
         return {estimator_.estimate(plan).step_seconds, bytes};
     }
+    double merged_seconds(const Plan&) override { return 0.0; }
     double early_floor(const Plan&) override { return 0.0; }
     int early_layers(const Plan&) override { return -1; }
     int coarse_layers(const Plan&) override { return -1; }

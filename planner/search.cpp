@@ -76,15 +76,18 @@ std::size_t thread_count(const SearchRequest& request) {
 // Prices candidates, several at a time, and keeps the podium and the counts of those that turn out not to fit.
 class Pricer {
 public:
-    Pricer(const SearchSpace& space, Estimator& estimator, std::size_t threads, SearchResult& result,
-           SearchFailure& failure)
-        : space_(space), estimator_(estimator), threads_(threads), result_(result), failure_(failure) {}
+    Pricer(const SearchSpace& space, Estimator& estimator, const std::vector<std::unique_ptr<Quoter>>& quoters,
+           SearchResult& result, SearchFailure& failure)
+        : space_(space), estimator_(estimator), quoters_(quoters), result_(result), failure_(failure) {}
 
     // The results do not depend on the number of threads: the podium changes when all are priced.
     void price(const std::vector<Candidate>& candidates, Podium& podium) {
         std::vector<Priced> priced(candidates.size());
-        in_parallel(candidates.size(), threads_, [&](std::size_t, std::size_t i) { priced[i] = price(candidates[i]); });
+        in_parallel(candidates.size(), quoters_.size(), [&](std::size_t worker, std::size_t i) {
+            priced[i] = price(candidates[i], *quoters_[worker], podium);
+        });
         for (Priced& p : priced) {
+            if (p.beaten) continue;
             result_.priced += p.estimate ? 1 : 0;
             if (p.estimate && p.estimate->fits) {
                 podium.add({std::move(p.plan), *p.estimate});
@@ -101,13 +104,17 @@ private:
         Plan plan;
         std::optional<Estimate> estimate;
         PlanFault fault{"memory", "memory"};
-        double bytes = 0.0; // of a plan that does not fit
+        double bytes = 0.0;  // of a plan that does not fit
+        bool beaten = false; // by what its mapping or the podium has already
     };
 
-    Priced price(const Candidate& candidate) {
+    Priced price(const Candidate& candidate, Quoter& quoter, const Podium& podium) {
         Priced p;
         p.plan = plan_of(space_, candidate);
         try {
+            if (candidate.seconds > 0.0)
+                p.beaten = least_seconds(quoter.merged_seconds(p.plan)) > podium.limit(mapping_of(candidate));
+            if (p.beaten) return p;
             p.bytes = estimator_.memory_bytes(p.plan);
             if (p.bytes > p.plan.hardware->memory_bytes) return p;
             p.estimate = estimator_.estimate(p.plan);
@@ -121,7 +128,7 @@ private:
 
     const SearchSpace& space_;
     Estimator& estimator_;
-    std::size_t threads_;
+    const std::vector<std::unique_ptr<Quoter>>& quoters_; // one for each thread
     SearchResult& result_;
     SearchFailure& failure_;
 };
@@ -201,7 +208,7 @@ SearchResult search(const SearchRequest& request, const Stack& stack, Estimator&
     std::vector<std::unique_ptr<Quoter>> quoters(threads);
     for (std::unique_ptr<Quoter>& quoter : quoters) quoter = estimator.quoter();
 
-    Pricer pricer(space, estimator, threads, result, failure);
+    Pricer pricer(space, estimator, quoters, result, failure);
     std::vector<Candidate> candidates;
 
     const auto merge = [&](const std::vector<Found>& parts) {

@@ -49,6 +49,9 @@ public:
     // Of pp, vpp, dp, edp, layout, schedule, optimizer, and what weights depend on: degrees and precisions.
     virtual int stages(const Plan& plan) = 0;
     virtual Quote quote(int layers, int stages) = 0;
+    // Nearer to the estimate of a plan whose forwards and backwards run side by side than quote(), and dearer: step
+    // seconds; 0 where that tells no more.
+    virtual double merged_seconds(const Plan& plan) = 0;
 
     // Step seconds below which no cut of these layers goes, all ranks being busy all the time.
     virtual double floor(int layers) = 0;

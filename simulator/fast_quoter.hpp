@@ -23,6 +23,7 @@ public:
     int layers(const Plan& plan) override;
     int stages(const Plan& plan) override;
     Quote quote(int layers, int stages) override;
+    double merged_seconds(const Plan& plan) override;
     double floor(int layers) override;
     double early_floor(const Plan& plan) override;
     int early_layers(const Plan& plan) override;
@@ -86,6 +87,8 @@ private:
             stages.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, c))])];
     }
     Quote split_quote(const Stages& stages, int micro_batches);
+    // Step seconds of ranks whose slots take so long, one after another.
+    double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) const;
     double issue(const Stages& stages, int rank, int micro_batches) const;
     double slots(const Layers& layers, const Stages& stages, int rank, int micro_batches) const;
     const KeptSegments& kept(const Layers& layers, Stages& stages);
@@ -114,7 +117,7 @@ private:
     int last_place_ = -1;
     std::vector<Chunk> chunks_; // scratch
     std::vector<StageMemory> memory_;
-    std::vector<double> saved_;
+    std::vector<double> saved_, slots_;
     std::vector<std::vector<int>> pools_; // pool of each segment
     std::map<std::tuple<const Shape*, ScheduleKind, int, bool, int>, KeptSegments>
         kept_; // as Stages::kept, of any stages

@@ -150,6 +150,23 @@ Quote FastQuoter::split_quote(const Stages& stages, int micro_batches) {
     return {worst + stages.closing, peak_bytes(plan, memory_, stages.shape->of_stage, saved_)};
 }
 
+double FastQuoter::composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) const {
+    const Plan& plan = stages.plan;
+    const int m = plan.micro_batches();
+    const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
+    double start = stages.zero, tail = 0.0, worst = 0.0;
+    for (int r = 0; r < plan.pp; ++r) {
+        const Chunk& first = chunk(stages, r, 0);
+        start = std::max(0.0, start - (r == 0 ? 0.0 : first.early_forward));
+        worst = std::max(worst, std::max(start + slots[static_cast<std::size_t>(r)], issue(stages, r, m)) + tail);
+        start += first.forward + message;
+        // A message that leaves before the weights' gradients: how much before is not told by slots.
+        tail += message + (plan.delay_wgrad ? 0.0 : first.backward - first.early_backward);
+    }
+    const double seconds = worst + stages.closing;
+    return m < plan.pp || offloads(layers.plan) ? seconds * tiers_apart : seconds;
+}
+
 Quote FastQuoter::quote(int layers_handle, int stages_handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
     Stages& stages = stages_[static_cast<std::size_t>(stages_handle)];
@@ -159,19 +176,10 @@ Quote FastQuoter::quote(int layers_handle, int stages_handle) {
     plan.ep_overlap = layers.plan.ep_overlap;
     const int m = plan.micro_batches();
     if (splits_backward(plan.schedule)) return split_quote(stages, m);
-    const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
-    double start = stages.zero, tail = 0.0, worst = 0.0;
-    for (int r = 0; r < plan.pp; ++r) {
-        const Chunk& first = chunk(stages, r, 0);
-        start = std::max(0.0, start - (r == 0 ? 0.0 : first.early_forward));
-        worst = std::max(worst, std::max(start + slots(layers, stages, r, m), issue(stages, r, m)) + tail);
-        start += first.forward + message;
-        // A message that leaves before the weights' gradients: how much before is not told by slots.
-        tail += message + (plan.delay_wgrad ? 0.0 : first.backward - first.early_backward);
-    }
+    slots_.clear();
+    for (int r = 0; r < plan.pp; ++r) slots_.push_back(slots(layers, stages, r, m));
     Quote quote;
-    quote.step_seconds = worst + stages.closing;
-    if (m < plan.pp || offloads(layers.plan)) quote.step_seconds *= tiers_apart;
+    quote.step_seconds = composed(layers, stages, slots_);
     saved_.clear();
     for (const std::vector<int>& most : kept(layers, stages)) {
         double bytes = 0.0;

@@ -12,6 +12,7 @@ public:
     int layers(const Plan& plan) override { return quoter_->layers(balanced(plan)); }
     int stages(const Plan& plan) override { return quoter_->stages(balanced(plan)); }
     Quote quote(int layers, int stages) override { return quoter_->quote(layers, stages); }
+    double merged_seconds(const Plan& plan) override { return quoter_->merged_seconds(balanced(plan)); }
     double early_floor(const Plan& plan) override { return quoter_->early_floor(balanced(plan)); }
     int early_layers(const Plan& plan) override { return quoter_->early_layers(balanced(plan)); }
     int coarse_layers(const Plan& plan) override { return quoter_->coarse_layers(balanced(plan)); }

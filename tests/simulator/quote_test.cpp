@@ -21,6 +21,7 @@ TEST_CASE("quotes of 300 random plans are not above their estimates, and hold me
         const moe::Estimate estimate = estimator.estimate(drawn.plan);
         CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
         CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::quote_memory_margin));
+        CHECK(quoter->merged_seconds(drawn.plan) <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
         CHECK(quoter->floor(layers) <= quote.step_seconds * (1.0 + moe::quote_time_margin));
         // Floors from parts hold for the plan and for every recomputation of it.
         CHECK(quoter->early_floor(drawn.plan) <= quoter->floor(layers) * (1.0 + 1e-9));
