@@ -35,6 +35,7 @@ public:
           choices_(static_cast<std::int64_t>(space.recompute_sets().size()) * optimizers_),
           like_(space.without_graphs(family_.tp, family_.cp, family_.ep, family_.etp, any_.mapping->pp)),
           early_(roots_.size(), unasked),
+          slowness_(roots_.size()),
           stages_(2 * branch.shapes->size(), unasked) {}
 
     Found run() {
@@ -159,7 +160,7 @@ private:
         std::vector<std::size_t> sets = sets_beside(root, chunks).sound;
         for (const std::size_t other : open) {
             if (other == root || like_[other] != like_[root]) continue;
-            const std::vector<double> a = slowness(other), b = slowness(root);
+            const std::vector<double>&a = slowness(other), &b = slowness(root);
             if (!covers(a, b) || (other > root && covers(b, a))) continue;
             const std::vector<std::size_t>& better = sets_beside(other, chunks).sound;
             std::erase_if(
@@ -170,13 +171,16 @@ private:
     static bool covers(const std::vector<double>& a, const std::vector<double>& b) {
         return std::equal(a.begin(), a.end(), b.begin(), [](double x, double y) { return x <= y; });
     }
-    std::vector<double> slowness(std::size_t root) {
+    const std::vector<double>& slowness(std::size_t root) {
+        std::optional<std::vector<double>>& known = slowness_[root];
+        if (known) return *known;
+        known.emplace();
         try {
-            return quoter_.slowness(layers(root, 0, true));
+            known = quoter_.slowness(layers(root, 0, true));
         } catch (const Error& error) {
-            if (error.fault() != Fault::bad_input) throw;
-            return {}; // comes up again where it is quoted
+            if (error.fault() != Fault::bad_input) throw; // comes up again where it is quoted
         }
+        return *known;
     }
 
     int layers(std::size_t root, unsigned modules, bool coarse = false) {
@@ -368,9 +372,10 @@ private:
     bool exhaustive_;
     std::int64_t optimizers_, choices_;
     std::int64_t memory_ = 0, bound_ = 0, dominated_ = 0;
-    const std::vector<std::size_t>& like_; // roots that differ in CUDA graphs at most
-    std::vector<int> early_;               // handles by root, of the first that is alike
-    std::vector<int> stages_;              // handles by shape, the second with FSDP
+    const std::vector<std::size_t>& like_;                     // roots that differ in CUDA graphs at most
+    std::vector<int> early_;                                   // handles by root, of the first that is alike
+    std::vector<std::optional<std::vector<double>>> slowness_; // by root
+    std::vector<int> stages_;                                  // handles by shape, the second with FSDP
     Found found_;
 };
 

@@ -83,19 +83,20 @@ private:
             else
                 multiple = std::lcm(multiple, mbs);
         }
-        floors_.clear();
-        for (Branch& branch : branches) add_branch(std::move(branch), multiple);
+        std::map<std::pair<bool, bool>, Roots> asked; // by whether typical shapes have several chunks
+        for (Branch& branch : branches) add_branch(std::move(branch), asked, multiple);
+        for (const auto& [chunks, answer] : asked)
+            for (const PlanFault& fault : answer.faults) found_.rejected.add(fault, answer.candidates);
     }
 
-    // Seconds below which no plan of the root goes with any micro-batch size that divides `multiple`: kernels, messages
-    // and gathers of a larger micro-batch take no longer per sample. So one floor serves all sizes; what it leaves is
-    // asked again by those who quote.
-    double floor_of(Plan plan, std::size_t like, std::int64_t multiple) {
-        const auto known = floors_.find(like);
-        if (known != floors_.end()) return known->second;
-        plan.mbs = multiple;
-        return floors_[like] = quoter_.early_floor(plan);
-    }
+    // Of branches that differ in the micro-batch size alone. A floor: seconds below which no plan of the root goes with
+    // any size that divides the one asked for, since kernels, messages and gathers of a larger micro-batch take no
+    // longer per sample. What it leaves is asked again by those who quote.
+    struct Roots {
+        std::vector<Branch::Root> sound;
+        std::vector<PlanFault> faults; // of the others
+        std::int64_t candidates = 0;   // of each, in all those branches
+    };
 
     // The first sound shape with one chunk per rank, and the first with several: what excludes a root in both does so
     // in all. A shape that is unsound even without choices says nothing about them.
@@ -150,37 +151,59 @@ private:
         return fault;
     }
 
-    void add_branch(Branch branch, std::int64_t multiple) {
-        const std::vector<BranchShape> shapes = typical(branch);
-        const std::size_t count = roots((*branch.shapes).front().mapping->pp).size();
-        // Without a sound shape the reasons are counted shape by shape, later.
-        for (std::size_t r = 0; r < count; ++r) {
-            const auto index = static_cast<std::uint16_t>(r);
-            if (shapes.empty() || exhaustive_) {
-                branch.roots.push_back({0.0, index, index});
-                continue;
-            }
+    // Nothing, and the reason, for what cannot be priced.
+    std::optional<double> floor_of(Plan plan, std::int64_t mbs, std::string& reason) {
+        plan.mbs = mbs;
+        try {
+            return quoter_.early_floor(plan);
+        } catch (const Error& error) {
+            if (error.fault() != Fault::bad_input) throw;
+            reason = error.what();
+            return std::nullopt;
+        }
+    }
+
+    // The roots that are sound with one of these shapes, with their floors.
+    void ask_roots(Roots& asked, const Branch& branch, const std::vector<BranchShape>& shapes, std::int64_t multiple) {
+        const int pp = (*branch.shapes).front().mapping->pp;
+        const std::vector<std::size_t>& without_graphs =
+            space_.without_graphs(family_.tp, family_.cp, family_.ep, family_.etp, pp);
+        for (std::size_t r = 0; r < roots(pp).size(); ++r) {
             Plan plan;
-            const PlanFault fault = fault_of(shapes, r, branch.mbs, plan);
-            const std::int64_t each = candidates_of(space_, branch, 1);
-            if (fault) {
-                found_.rejected.add(fault, each);
+            if (const PlanFault fault = fault_of(shapes, r, branch.mbs, plan)) {
+                asked.faults.push_back(fault);
                 continue;
             }
-            const std::size_t like = space_.without_graphs(family_.tp, family_.cp, family_.ep, family_.etp,
-                                                           (*branch.shapes).front().mapping->pp)[r];
-            const auto same = std::find_if(branch.roots.begin(), branch.roots.end(),
+            const auto index = static_cast<std::uint16_t>(r), like = static_cast<std::uint16_t>(without_graphs[r]);
+            const auto same = std::find_if(asked.sound.begin(), asked.sound.end(),
                                            [like](const Branch::Root& root) { return root.like == like; });
-            if (same != branch.roots.end()) {
-                branch.roots.push_back({same->floor, index, same->like});
+            if (same != asked.sound.end()) {
+                asked.sound.push_back({same->floor, index, like});
                 continue;
             }
-            try {
-                branch.roots.push_back({floor_of(plan, like, multiple), index, static_cast<std::uint16_t>(like)});
-            } catch (const Error& error) {
-                if (error.fault() != Fault::bad_input) throw;
-                found_.rejected.add({"not priced", error.what()}, each);
-            }
+            // A size that nobody has may be one too many, and is no reason to leave out the others.
+            std::string reason;
+            std::optional<double> floor = floor_of(plan, multiple, reason);
+            if (!floor && floor_of(plan, branch.mbs, reason)) floor = 0.0;
+            if (floor)
+                asked.sound.push_back({*floor, index, like});
+            else
+                asked.faults.push_back({"not priced", reason});
+        }
+    }
+
+    void add_branch(Branch branch, std::map<std::pair<bool, bool>, Roots>& asked, std::int64_t multiple) {
+        const std::vector<BranchShape> shapes = typical(branch);
+        if (shapes.empty() || exhaustive_) {
+            // Without a sound shape the reasons are counted shape by shape, later.
+            const std::size_t count = roots((*branch.shapes).front().mapping->pp).size();
+            for (std::size_t r = 0; r < count; ++r)
+                branch.roots.push_back({0.0, static_cast<std::uint16_t>(r), static_cast<std::uint16_t>(r)});
+        } else {
+            const auto [at, fresh] = asked.try_emplace({shapes.front().vpp > 1, shapes.back().vpp > 1});
+            if (fresh) ask_roots(at->second, branch, shapes, multiple);
+            at->second.candidates += candidates_of(space_, branch, 1);
+            branch.roots = at->second.sound;
         }
         if (branch.roots.empty()) return;
         branch.floor = branch.roots.front().floor;
@@ -195,7 +218,6 @@ private:
     Found& found_;
     std::map<const Mapping*, double> least_bytes_;
     std::map<std::tuple<std::size_t, bool, bool>, std::optional<PlanFault>> faults_; // by root, chunks, pipeline
-    std::map<std::size_t, double> floors_; // by root without graphs, of the mappings at hand
     std::vector<Branch> branches_;
 };
 
