@@ -36,6 +36,8 @@ TEST_CASE("pruning loses none of the true top ten on small spaces") {
         {"Mixtral-8x7B", "h100", 16, 32, 4096, Precision::bf16,
          with({{"cp", "1"}, {"etp", "1"}, {"fsdp", "off"}, {"mbs", "1"}})},
         {"Llama3-8B", "h100", 8, 32, 8192, Precision::bf16, with({{"fsdp", "off"}, {"cp_comm", "alltoall"}})},
+        {"Qwen3-30B-A3B", "h200", 8, 32, 4096, Precision::bf16,
+         with({{"pp", "1"}, {"etp", "1"}, {"tp", "1"}, {"cp", "1"}, {"fsdp", "on"}, {"ep_overlap", "off"}})},
     };
     for (const Space& space : spaces) {
         CAPTURE(std::string(space.model));
