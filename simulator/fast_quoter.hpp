@@ -75,6 +75,8 @@ private:
     double least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const;
     double resharding_seconds(const std::vector<const Terms*>& terms) const;
     std::vector<Terms> early_terms(const Plan& plan);
+    // terms: of each segment of the model, which stay until forget().
+    int add_layers(const Plan& plan, std::vector<const Terms*> terms);
     int pools_of(std::vector<int> pools);
     int segment(SegmentId id) const {
         return static_cast<int>(std::find(segments_.begin(), segments_.end(), id) - segments_.begin());

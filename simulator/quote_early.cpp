@@ -75,24 +75,22 @@ int FastQuoter::early_layers(const Plan& plan) {
     return static_cast<int>(layers_.size()) - 1;
 }
 
-// Whole weights take the same ops but for the gathers and reductions, of which the parts know the seconds, and no room
-// for what is gathered. Their segments share one lowering over all recomputation.
 int FastQuoter::coarse_layers(const Plan& plan) {
-    if (!plan.reshards()) return layers(plan);
-    Plan whole = plan;
-    whole.fsdp = false;
-    Layers result = layers_[static_cast<std::size_t>(layers(whole))];
-    result.plan = plan;
+    // What is stashed or offloaded depends on what is recomputed, so that sets share nothing.
+    if (!plan.reshards() || plan.paged_stash || plan.offload != 0) return layers(plan);
+    list_segments(plan.model);
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    const int place = placement(plan);
     std::vector<Terms>& terms = own_terms_.emplace_back(early_terms(plan));
     constexpr auto data = static_cast<std::size_t>(Stream::data);
+    std::vector<const Terms*> pointers;
     for (std::size_t i = 0; i < terms.size(); ++i) {
-        Terms t = *result.terms[i];
+        Terms t = terms_.coarse(plan, segments_[i], place, costs);
         for (int side = 0; side < 2; ++side) t.sides[side].busy[data] = terms[i].sides[side].busy[data];
         terms[i] = t;
-        result.terms[i] = &terms[i];
+        pointers.push_back(&terms[i]);
     }
-    layers_.push_back(std::move(result));
-    return static_cast<int>(layers_.size()) - 1;
+    return add_layers(plan, std::move(pointers));
 }
 
 } // namespace moe

@@ -56,13 +56,19 @@ void FastQuoter::forget() {
 int FastQuoter::layers(const Plan& plan) {
     list_segments(plan.model);
     const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    const int place = placement(plan);
+    std::vector<const Terms*> terms;
+    for (const SegmentId id : segments_) terms.push_back(&terms_.of(plan, id, place, costs));
+    return add_layers(plan, std::move(terms));
+}
+
+int FastQuoter::add_layers(const Plan& plan, std::vector<const Terms*> terms) {
     Layers result;
     result.plan = plan;
-    const int place = placement(plan);
+    result.terms = std::move(terms);
     std::vector<int> pools;
-    for (const SegmentId id : segments_) {
-        result.terms.push_back(&terms_.of(plan, id, place, costs));
-        const auto bytes = static_cast<double>(result.terms.back()->saved);
+    for (const Terms* t : result.terms) {
+        const auto bytes = static_cast<double>(t->saved);
         const auto pool = std::find(result.pool_bytes.begin(), result.pool_bytes.end(), bytes);
         pools.push_back(bytes > 0.0 ? static_cast<int>(pool - result.pool_bytes.begin()) : -1);
         if (bytes > 0.0 && pool == result.pool_bytes.end()) result.pool_bytes.push_back(bytes);

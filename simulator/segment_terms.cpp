@@ -69,6 +69,7 @@ void SegmentTerms::forget() {
     plains_.clear();
     prices_.clear();
     terms_.clear();
+    cheapest_.clear();
 }
 
 // Neither EP overlap nor CUDA graphs change what a segment consists of, only what its ops cost.
@@ -99,7 +100,8 @@ const std::vector<OpCost>& SegmentTerms::prices(const Plain& plain, const Plan& 
 SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
     plan.recompute = 0;
     const Plain& base = plain(plan, id);
-    return {base.program, library_.flat(*base.shape, base.program, plan, id), prices(base, plan, id, place, costs), base.bytes};
+    return {base.program, library_.flat(*base.shape, base.program, plan, id), prices(base, plan, id, place, costs),
+            base.bytes};
 }
 
 const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
@@ -109,17 +111,53 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     Key key = SegmentCache::fields(named, id);
     key.back() = place;
     const auto [it, fresh] = terms_.try_emplace(key);
-    Terms& terms = it->second;
-    if (!fresh) return terms;
-    const std::vector<OpCost>& ops = prices(base, plan, id, place, costs);
-    const FlatSegment& flat = library_.flat(*base.shape, base.program, named, id);
+    if (fresh) it->second = played(base, named, id, prices(base, plan, id, place, costs), begins_early(plan, id));
+    return it->second;
+}
+
+const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
+    Plan whole = plan, bare = plan;
+    whole.fsdp = false;
+    bare.recompute = 0;
+    const Plain& base = plain(whole, id);
+    whole.recompute &= base.shape->modules;
+    Key key = SegmentCache::fields(whole, id);
+    key.front() = 1; // apart from of()
+    key.back() = place;
+    const auto [it, fresh] = terms_.try_emplace(key);
+    if (!fresh) return it->second;
+    std::vector<OpCost>& cheapest = cheapest_[{base.program.templates.data(), place, plan.cuda_graph}];
+    if (cheapest.empty()) {
+        cheapest = prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.routes()));
+        const Plain& sharded = plain(bare, id);
+        const std::vector<OpCost>& others = prices(sharded, bare, id, place, costs);
+        std::size_t i = 0, j = 0;
+        for (std::size_t t = 0; t < 2; ++t)
+            for (const Op& op : sharded.program.templates[t].ops) {
+                const OpCost& other = others[j++];
+                if (op.stream == Stream::data) continue;
+                OpCost& cost = cheapest.at(i++);
+                cost.device = std::min(cost.device, other.device);
+                cost.host = std::min(cost.host, other.host);
+            }
+    }
+    return it->second = played(base, whole, id, cheapest, true);
+}
+
+// Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among others,
+// such a layer may be as short as its busiest stream.
+bool SegmentTerms::begins_early(const Plan& plan, SegmentId id) {
+    const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
+    return plan.reshards() || (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || offloaded));
+}
+
+Terms SegmentTerms::played(const Plain& base, const Plan& plan, SegmentId id, const std::vector<OpCost>& ops,
+                           bool early) {
+    Terms terms;
+    const FlatSegment& flat = library_.flat(*base.shape, base.program, plan, id);
     const double sync = cache_.stack().costs.sync_seconds;
     constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
-    // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among
-    // others, such a layer may be as short as its busiest stream.
     const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
-    const bool early =
-        plan.reshards() || (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || offloaded));
     const std::vector<OpCost> timely = early ? without_early(base.program, ops) : std::vector<OpCost>{};
     for (int side = 0; side < 2; ++side) {
         SideTerms& t = terms.sides[side];

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 namespace moe {
@@ -55,6 +56,9 @@ public:
     SegmentTerms(const SegmentCache& cache, FlatLibrary& library) : cache_(cache), library_(library) {}
     // place: a number of the plan's placements. `costs` of the plan.
     const Terms& of(const Plan& plan, SegmentId id, int place, const CostModel& costs);
+    // FSDP: terms that are no greater, from layers with whole weights, whose lowering all recomputation shares. Every
+    // op takes the shorter of its times with and without FSDP, whose gradients are written where others are added up.
+    const Terms& coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs);
     // The segment without recomputation, its prices and which op waits for which.
     struct Priced {
         const Program& program;
@@ -76,11 +80,17 @@ private:
     const std::vector<OpCost>& prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
                                       const CostModel& costs);
 
+    static bool begins_early(const Plan& plan, SegmentId id);
+    // early: what may run under the layer before takes no time, if that is shorter.
+    Terms played(const Plain& base, const Plan& plan, SegmentId id, const std::vector<OpCost>& ops, bool early);
+
     const SegmentCache& cache_;
     FlatLibrary& library_;
     std::map<Key, Plain> plains_;
     std::map<Key, std::vector<OpCost>> prices_;
     std::map<Key, Terms> terms_;
+    std::map<std::tuple<const Template*, int, CudaGraph>, std::vector<OpCost>>
+        cheapest_;             // of coarse(), by plain segment
     std::vector<double> ends_; // scratch
 };
 
