@@ -128,6 +128,11 @@ void Cores::unpark(int rank) {
     grant();
 }
 
+bool Cores::waits(int rank) const {
+    const Lock held(mutex_, std::try_to_lock);
+    return held && members_[static_cast<std::size_t>(rank)].state != State::running;
+}
+
 void Cores::grant() {
     while (!free_.empty() && !ready_.empty()) {
         const int rank = ready_.front();

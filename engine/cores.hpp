@@ -54,6 +54,9 @@ public:
     // thread then takes to wake up is not waiting: the core is held meanwhile, and nobody else can use it. Only for
     // that rank's own thread, or between jobs.
     double waited(int rank) const { return members_[static_cast<std::size_t>(rank)].waited; }
+    // Whether the rank does not run just now: it is parked, or waits for a permit. For any thread; never blocks, and
+    // says no where another thread holds the lock.
+    bool waits(int rank) const;
 
 private:
     enum class State { idle, ready, running, parked };
@@ -77,7 +80,7 @@ private:
     std::vector<Member> members_;
     std::vector<std::thread> threads_;
     std::vector<int> ready_; // first come first; holds all members without growing
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::condition_variable all_idle_;
     const std::function<void(int)>* job_ = nullptr;
     std::exception_ptr failure_;

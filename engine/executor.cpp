@@ -81,6 +81,9 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
         in_[i] = op.in[i] == no_tensor ? nullptr : arena_.at(op.in[i], micro_batch);
     for (std::size_t i = 0; i < op.out.size(); ++i)
         out_[i] = op.out[i] == no_tensor ? nullptr : arena_.at(op.out[i], micro_batch);
+    current_slot_ = slot_number;
+    current_ = &op;
+    ++calls_;
     try {
         const OpFunction function = backend_.function(op.kind);
         if (function == nullptr) fail("the {} back end has no such op", backend_.name);
@@ -91,6 +94,21 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
     } catch (const std::exception& error) {
         report(op, slot_number, error);
     }
+    current_ = nullptr;
+    ++calls_;
+}
+
+Standing Executor::standing() const {
+    Standing now{calls_, true, ""};
+    if (const Op* op = current_) {
+        now.waits = communicator_.waits();
+        now.place = place(*op, current_slot_);
+    }
+    return now;
+}
+
+std::string Executor::place(const Op& op, std::size_t slot) const {
+    return fmt::format("rank {}: {} (layer {}, slot {})", position_.rank, to_string(op.kind), op.layer, slot);
 }
 
 void Executor::count_tokens(const Op& op) {
@@ -111,8 +129,7 @@ std::int64_t Executor::shard_offset(const Op& op) const {
 void Executor::report(const Op& op, std::size_t slot, const std::exception& error) const {
     const Error* known = dynamic_cast<const Error*>(&error);
     throw Error(known != nullptr ? known->fault() : Fault::failure,
-                fmt::format("rank {}: {} (layer {}, slot {}): {}", position_.rank, to_string(op.kind), op.layer, slot,
-                            error.what()));
+                fmt::format("{}: {}", place(op, slot), error.what()));
 }
 
 } // namespace moe

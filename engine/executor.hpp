@@ -4,7 +4,9 @@
 #include "engine/arena.hpp"
 #include "engine/backend.hpp"
 #include "engine/recorder.hpp"
+#include "engine/watchdog.hpp"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -27,7 +29,11 @@ public:
     // device, which no op of a step waits for.
     const std::vector<std::vector<std::int64_t>>& routed_tokens() const { return routed_tokens_; }
 
+    // For any thread. On a device with a queue a rank is in an op only while that is handed over.
+    Standing standing() const;
+
 private:
+    std::string place(const Op& op, std::size_t slot) const;
     void run(const Slot& slot, std::size_t slot_number, Recorder& recorder);
     void enqueue(Queue& queue, bool timed);
     void play(Queue& queue, Recorder& recorder, bool timed);
@@ -45,6 +51,9 @@ private:
     std::vector<void*> in_, out_;             // operands of the current op
     std::vector<std::vector<std::int64_t>> routed_tokens_;
     void* stream_ = nullptr;
+    std::atomic<std::uint64_t> calls_{0};     // begun and ended
+    std::atomic<const Op*> current_{nullptr}; // none between calls
+    std::atomic<std::size_t> current_slot_{0};
     bool prepared_ = false; // the queue knows the step
 };
 

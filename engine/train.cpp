@@ -26,6 +26,7 @@ void check_options(const TrainOptions& o) {
     require(o.beta2 >= 0.0 && o.beta2 < 1.0, "--betas", o.beta2, "at least 0 and below 1");
     require(o.eps > 0.0, "--eps", o.eps, "positive");
     require(o.weight_decay >= 0.0, "--weight-decay", o.weight_decay, "0 or more");
+    require(o.hang_timeout >= 0.0, "--hang-timeout", o.hang_timeout, "0 (never) or more");
     require(o.clip >= 0.0, "--grad-clip", o.clip, "0 (off) or more");
 }
 

@@ -6,6 +6,8 @@
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -56,6 +58,11 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
         const std::vector<Stage>& chunks = programs_[static_cast<std::size_t>(stage_of_rank(rank))].chunks;
         if (std::any_of(chunks.begin(), chunks.end(), [](const Stage& stage) { return stage.loss; })) loss_rank_ = rank;
     }
+    if (options_.on_hang && options_.hang_timeout > 0.0)
+        watchdog_ = std::make_unique<Watchdog>(
+            static_cast<int>(ranks_.size()), options_.hang_timeout,
+            [this](int place) { return ranks_[static_cast<std::size_t>(place)].executor->standing(); },
+            options_.on_hang);
 }
 
 int Trainer::stage_of_rank(int rank) const { return mesh_.coordinate(Domain::dense, axis::pipeline, rank); }
@@ -78,6 +85,7 @@ auto Trainer::among_processes(Talk talk) const {
 
 void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memory) {
     const int rank = r.rank = transport() != nullptr ? transport()->rank() : place;
+    ::pthread_setname_np(::pthread_self(), fmt::format("rank {}", rank).c_str()); // for debuggers and `top -H`
     r.stage = stage_of_rank(rank);
     r.data = mesh_.coordinate(Domain::dense, axis::data, rank);
     const Program& program = program_of(r);

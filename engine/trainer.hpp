@@ -37,6 +37,10 @@ struct TrainOptions {
     int kept_steps = 9;
     std::string backend = "cpu";
     Transport* transport = nullptr; // to the processes of the other ranks; none: all ranks live here
+    // Called, on another thread, when a rank has been in one op for longer than hang_timeout seconds without waiting
+    // for others; the run cannot be ended from inside, so it should end the process. None: nobody watches.
+    std::function<void(const std::string& line)> on_hang;
+    double hang_timeout = 20.0; // 0: nobody watches
 };
 
 // Throws Error (bad_input) for values outside their range, by the name of the command-line option.
@@ -180,6 +184,7 @@ private:
     std::vector<double> seconds_; // of the kept steps, by step modulo their number
     Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;
+    std::unique_ptr<Watchdog> watchdog_; // last: it looks at the others
 };
 
 // When train() saves, and where: every `interval` steps (0: never in between), behind the last step, and when `stop`

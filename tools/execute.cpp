@@ -18,6 +18,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <numeric>
 #include <optional>
@@ -53,6 +54,7 @@ TrainOptions train_options(const ExecuteOptions& options) {
     result.seed = static_cast<std::uint64_t>(options.seed);
     backend_named(options.backend); // refused before any file is read
     result.backend = options.backend;
+    result.hang_timeout = options.hang_timeout;
     check_options(result);
     if (options.save_interval < 0) refuse("--save-interval {}: must be 0 or more", options.save_interval);
     if (options.checkpoint.empty() && (options.resume || options.save_interval > 0))
@@ -240,6 +242,13 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const Plan& plan) {
     return std::uint64_t{crc32c(plan_to_json(plan))} << 32 | crc32c(said);
 }
 
+// A thread that hangs cannot be made to unwind: the process says why and ends.
+[[noreturn]] void end_hanging(const std::string& line, Transport* transport) {
+    if (transport != nullptr) transport->abort(line);
+    std::fputs(fmt::format("moe-plan: {}\n", line).c_str(), stderr);
+    std::_Exit(static_cast<int>(Fault::failure));
+}
+
 // What the ranks of this process do; `transport` leads to those of others, if there are any.
 class Execution {
 public:
@@ -253,6 +262,7 @@ public:
           data_(open_data(options, plan)),
           simulation_(simulate(plan, load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
         train_with_.transport = transport;
+        train_with_.on_hang = [transport](const std::string& line) { end_hanging(line, transport); };
     }
 
     void run() {

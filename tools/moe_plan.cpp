@@ -52,7 +52,8 @@ void add_search(CLI::App& app, SearchOptions& o) {
                               "--seq 4096 --precision mxfp8 --out plan.json",
                               [&o] { search_verb(o); });
     add_request(verb, o, true);
-    verb->add_option("--top", o.top, "how many plans to show, each of another mapping (TP, CP, DP, PP, EP, ETP)")->capture_default_str();
+    verb->add_option("--top", o.top, "how many plans to show, each of another mapping (TP, CP, DP, PP, EP, ETP)")
+        ->capture_default_str();
     verb->add_option("--optimize-for", o.optimize_for,
                      "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
         ->capture_default_str();
@@ -113,6 +114,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     verb->add_option("--aux-loss", o.aux_loss, "coefficient of the balancing loss, in place of the plan's aux_loss");
     verb->add_option("--balance", o.balance, "natural, or forced: experts evenly loaded whatever the router says");
     verb->add_option("--seed", o.seed, "seed of weights and sample order")->capture_default_str();
+    verb->add_option("--hang-timeout", o.hang_timeout,
+                     "seconds in one op after which a rank hangs and the run ends (0: never)")
+        ->capture_default_str();
     add_json(verb, o.json);
 }
 

@@ -55,7 +55,8 @@ struct ExecuteOptions {
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
     std::string aux_loss, balance; // plan fields of these names, empty = as in the plan
     std::int64_t seed = 1;
-    std::string command; // as typed, for run.json
+    double hang_timeout = 20.0; // seconds that an op may take
+    std::string command;        // as typed, for run.json
     bool json = false;
 };
 void execute_verb(const ExecuteOptions& options);
@@ -75,7 +76,7 @@ void calibrate_verb(const CalibrateOptions& options);
 
 struct ValidateOptions {
     std::string runs; // CSV file, name in profiles/runs, or a folder; empty = all of profiles/runs
-    std::string row; // part of the ids of the rows to predict, empty = all
+    std::string row;  // part of the ids of the rows to predict, empty = all
     std::int64_t worst = 10;
     bool improve = false; // search for a better plan than each published one
     bool json = false;

@@ -51,6 +51,8 @@ public:
 
     // Seconds this rank has spent waiting for others (and then for a core) since it began.
     virtual double waited() const = 0;
+    // Whether it waits just now, or did a moment ago. For any thread.
+    virtual bool waits() const = 0;
 };
 
 } // namespace moe

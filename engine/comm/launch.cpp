@@ -34,6 +34,12 @@ const char* variable(const char* name) {
     return text == nullptr || *text == '\0' ? nullptr : text;
 }
 
+// An IPv6 address may come as URLs have it.
+std::string_view without_brackets(std::string_view host) {
+    const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+    return bracketed ? host.substr(1, host.size() - 2) : host;
+}
+
 } // namespace
 
 std::optional<Launch> launch_of_environment() {
@@ -49,7 +55,7 @@ std::optional<Launch> launch_of_environment() {
         if (const char* nodes = variable(names.nodes);
             nodes != nullptr && host == nullptr && std::string_view(nodes) != "1")
             refuse("{} = {}, but MASTER_ADDR is not set: set it to the node of rank 0", names.nodes, shown(nodes));
-        if (host != nullptr) launch.host = host;
+        if (host != nullptr) launch.host = without_brackets(host);
         if (port != nullptr) launch.port = number("MASTER_PORT", port, 1, 65535);
         return launch;
     }

@@ -32,6 +32,7 @@ public:
     void send(const PeerAttr& peer, const void* x, std::int64_t bytes) override;
     void recv(const PeerAttr& peer, void* y, std::int64_t bytes) override;
     double waited() const override { return transport_.waited(); }
+    bool waits() const override { return transport_.waits(); }
 
 private:
     struct Seat {

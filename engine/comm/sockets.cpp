@@ -12,8 +12,10 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <random>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -85,27 +87,51 @@ bool read_bytes(int socket, void* data, std::size_t bytes, const Deadline& deadl
     return true;
 }
 
-int listen_at(int port, int& chosen) {
-    Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int on = 1;
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    if (socket.get() < 0 || ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-        ::listen(socket.get(), 1024) != 0)
-        fail("cannot listen at port {}: {}; set MASTER_PORT to a free one", port, system_reason(errno));
+// Both families keep the port at the same place in their structures, behind the family.
+static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+void set_port(sockaddr_storage& address, int port) {
+    reinterpret_cast<sockaddr_in&>(address).sin_port = htons(static_cast<std::uint16_t>(port));
+}
+int port_of(int socket) {
+    sockaddr_storage address{};
     socklen_t length = sizeof address;
-    ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length);
-    chosen = ntohs(address.sin_port);
-    return socket.release();
+    ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+    return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+// One socket for both families; a machine without IPv6 has the older one only.
+Socket listener_of(int family, int port) {
+    Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int on = 1, off = 0;
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_storage address{};
+    address.ss_family = static_cast<sa_family_t>(family);
+    socklen_t length = sizeof(sockaddr_in);
+    if (family == AF_INET6) {
+        ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+        length = sizeof(sockaddr_in6);
+    }
+    set_port(address, port);
+    const bool listens = socket.get() >= 0 &&
+                         ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                         ::listen(socket.get(), 1024) == 0;
+    return listens ? std::move(socket) : Socket();
+}
+
+int listen_at(int port, int& chosen) {
+    for (const int family : {AF_INET6, AF_INET}) {
+        Socket socket = listener_of(family, port);
+        if (socket.get() < 0) continue;
+        chosen = port_of(socket.get());
+        return socket.release();
+    }
+    fail("cannot listen at port {}: {}; set MASTER_PORT to a free one", port, system_reason(errno));
 }
 
 // -1 where nobody answers yet.
 int call(const std::string& host, int port) {
     addrinfo hints{}, *found = nullptr;
-    hints.ai_family = AF_INET;
+    hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
     if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0)
         fail("cannot find the host {}: {}; set MASTER_ADDR to the node of rank 0", host, ::gai_strerror(error));
@@ -132,13 +158,15 @@ int accept_until(int listener, const Deadline& deadline) {
     return ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
 }
 
+// As getaddrinfo reads it; a caller by IPv4 at a listener for both families is known by its IPv4 address.
 std::string host_of(int socket) {
-    sockaddr_in address{};
+    sockaddr_storage address{};
     socklen_t length = sizeof address;
     ::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length);
-    char text[64] = {};
+    char text[NI_MAXHOST] = {};
     ::getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-    return text;
+    const std::string_view host(text), mapped("::ffff:");
+    return std::string(host.starts_with(mapped) && host.find('.') != host.npos ? host.substr(mapped.size()) : host);
 }
 
 void set_place(Place& place, const std::string& host, int port) {

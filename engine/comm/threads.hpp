@@ -74,6 +74,7 @@ public:
     void send(const PeerAttr& peer, const void* x, std::int64_t bytes) override;
     void recv(const PeerAttr& peer, void* y, std::int64_t bytes) override;
     double waited() const override { return fabric_.cores().waited(rank_); }
+    bool waits() const override { return fabric_.cores().waits(rank_); }
 
 private:
     struct Seat {

@@ -64,7 +64,7 @@ bool Transport::push(int to, const void* data, std::size_t bytes) {
         bytes -= sent;
         if (sent > 0 || wait_writable(socket, 0.5)) continue;
         const std::lock_guard<std::mutex> held(mutex_);
-        check(to);
+        look(to);
     }
     return true;
 }
@@ -92,6 +92,16 @@ void Transport::check(int from) {
         fail("rank {} has stopped: it has been silent for {:.0f} s", from, silent);
 }
 
+// What a wait does twice a second: check, and show the watchdog that it does.
+void Transport::look(int from) {
+    looked_ = Clock::now().time_since_epoch().count();
+    check(from);
+}
+
+bool Transport::waits() const {
+    return Clock::now().time_since_epoch() - Clock::duration(looked_.load()) < std::chrono::milliseconds(1500);
+}
+
 std::vector<char> Transport::take(int from, std::uint64_t channel) {
     Peer& peer = *peers_[static_cast<std::size_t>(from)];
     std::unique_lock<std::mutex> held(mutex_);
@@ -99,7 +109,7 @@ std::vector<char> Transport::take(int from, std::uint64_t channel) {
     if (box.empty()) {
         const Clock::time_point start = Clock::now();
         while (box.empty()) {
-            check(from);
+            look(from);
             arrived_.wait_for(held, std::chrono::milliseconds(500));
         }
         waited_ += seconds_since(start);
@@ -233,8 +243,13 @@ void Transport::close() {
 
 void Transport::abort(const std::string& why) {
     for (const auto& peer : peers_) {
-        const std::lock_guard<std::mutex> held(peer->sending);
-        if (peer->socket < 0 || !wait_writable(peer->socket, 0.2)) continue;
+        // Held for good by a thread that hangs in the middle of a message: that peer will see the connection close.
+        std::unique_lock<std::mutex> held(peer->sending, std::try_to_lock);
+        for (int tries = 0; tries < 20 && !held; ++tries) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+            held.try_lock();
+        }
+        if (!held || peer->socket < 0 || !wait_writable(peer->socket, 0.2)) continue;
         const std::uint64_t header[2] = {abort_channel, why.size()};
         if (write_bytes(peer->socket, header, sizeof header)) write_bytes(peer->socket, why.data(), why.size());
     }

@@ -50,6 +50,9 @@ public:
     std::vector<char> receive(int from, std::uint64_t channel); // of any length
     double waited() const { return waited_; }                   // seconds in receive(); for the thread that calls it
 
+    // Whether a send or receive waits just now, or did within the last second and a half. For any thread.
+    bool waits() const;
+
     // Between all processes; called by all in the same order.
     void broadcast(int root, std::span<char> data);
     std::vector<std::vector<char>> gather(int root, std::span<const char> data); // empty but at the root
@@ -80,6 +83,7 @@ private:
     bool read_some(int peer, Arrival& arrival);
     void deliver(int peer, Arrival& arrival);
     void beat();
+    void look(int from);
     bool push(int to, const void* data, std::size_t bytes);
     void check(int from);
     std::vector<char> take(int from, std::uint64_t channel);
@@ -95,6 +99,7 @@ private:
     std::atomic<bool> ending_{false};
     int wake_[2] = {-1, -1}; // a pipe that ends the reader's wait
     double waited_ = 0.0;
+    std::atomic<std::chrono::steady_clock::rep> looked_{0}; // when a waiting send or receive last looked around
 };
 
 } // namespace moe

@@ -25,7 +25,18 @@ int free_port() {
     return ntohs(address.sin_port);
 }
 
-std::vector<std::string> failures(int world, Transport::Limits limits, const std::function<void(Transport&)>& body) {
+bool has_ipv6() {
+    const int socket = ::socket(AF_INET6, SOCK_STREAM, 0);
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_loopback;
+    const bool bound = ::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    if (socket >= 0) ::close(socket);
+    return bound;
+}
+
+std::vector<std::string> failures(int world, Transport::Limits limits, const std::function<void(Transport&)>& body,
+                                  const std::string& host) {
     std::vector<std::string> failed(static_cast<std::size_t>(world));
     std::vector<std::thread> ranks;
     const int port = free_port();
@@ -33,7 +44,7 @@ std::vector<std::string> failures(int world, Transport::Limits limits, const std
         ranks.emplace_back([&, rank] {
             std::string& why = failed[static_cast<std::size_t>(rank)];
             try {
-                Transport transport({rank, world, "127.0.0.1", port}, 7, limits);
+                Transport transport({rank, world, host, port}, 7, limits);
                 try {
                     body(transport);
                     transport.close();
@@ -51,7 +62,7 @@ std::vector<std::string> failures(int world, Transport::Limits limits, const std
     return failed;
 }
 
-void on_transports(int world, const std::function<void(Transport&)>& body) {
-    for (const std::string& why : failures(world, Transport::Limits{}, body))
+void on_transports(int world, const std::function<void(Transport&)>& body, const std::string& host) {
+    for (const std::string& why : failures(world, Transport::Limits{}, body, host))
         if (!why.empty()) throw std::runtime_error(why);
 }

@@ -10,9 +10,12 @@
 // A port that was free a moment ago.
 int free_port();
 
-// Runs body(transport) for each of `world` ranks and says farewell; rethrows the first failure.
-void on_transports(int world, const std::function<void(moe::Transport&)>& body);
+bool has_ipv6(); // its loopback address
+
+// Runs body(transport) for each of `world` ranks, which meet at `host`, and says farewell; rethrows the first failure.
+void on_transports(int world, const std::function<void(moe::Transport&)>& body, const std::string& host = "127.0.0.1");
 
 // What each rank fails with, "" where it does not.
 std::vector<std::string> failures(int world, moe::Transport::Limits limits,
-                                  const std::function<void(moe::Transport&)>& body);
+                                  const std::function<void(moe::Transport&)>& body,
+                                  const std::string& host = "127.0.0.1");

@@ -66,6 +66,9 @@ TEST_CASE("launch: the variables of torchrun, Open MPI and Slurm") {
     REQUIRE(mpirun);
     CHECK(mpirun->rank == 1);
     CHECK(mpirun->host == "127.0.0.1");
+    const auto brackets = launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "[fd00::7]"}});
+    REQUIRE(brackets);
+    CHECK(brackets->host == "fd00::7");
     const auto srun = launched({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "1"}});
     REQUIRE(srun);
     CHECK(srun->world == 4);
@@ -101,6 +104,24 @@ TEST_CASE("transport: messages of a channel keep their order, whatever their siz
         t.broadcast(2, {&word, 1});
         if (word != 'x' || t.any(false) || !t.any(t.rank() == 1)) fail("rank {} was told something else", t.rank());
     });
+}
+
+TEST_CASE("transport: processes meet at addresses of either family, and at a name") {
+    for (const std::string host : {"127.0.0.1", "::1", "localhost"}) {
+        CAPTURE(host);
+        if (host == "::1" && !has_ipv6()) {
+            MESSAGE("skipped: this machine has no IPv6");
+            continue;
+        }
+        on_transports(
+            3,
+            [](Transport& t) {
+                char word = t.rank() == 1 ? 'x' : ' ';
+                t.broadcast(1, {&word, 1}); // ranks 1 and 2 called each other at the places that rank 0 told
+                if (word != 'x') fail("rank {} was told something else", t.rank());
+            },
+            host);
+    }
 }
 
 TEST_CASE("transport: who waits for a rank that died says so, and so do all others") {

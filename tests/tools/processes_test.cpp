@@ -1,20 +1,30 @@
 // One process per rank: the same losses as threads, under every launcher's variables, and one line when a rank is gone.
 #include "tests/tools/command.hpp"
+#include "tests/tools/stopped_thread.hpp"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-
+#include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+using moe::test::await_end;
 using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
 using moe::test::Outcome;
 using moe::test::small_search;
+using moe::test::stop_thread;
+using moe::test::thread_named;
 using Json = nlohmann::ordered_json;
 
 namespace {
@@ -73,6 +83,27 @@ TEST_CASE("processes take the steps that threads take, under the variables of ev
     CHECK(!folder.read("run/routing.csv").empty());
 }
 
+TEST_CASE("mpirun starts a process per rank, with the losses of threads") {
+    const Folder folder;
+    if (folder.run("mpirun --version > version").status != 0) {
+        MESSAGE("skipped: there is no mpirun (Debian's openmpi-bin)");
+        return;
+    }
+    set_up(folder);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 3 --json"));
+    const Outcome run = folder.run(
+        "env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 MASTER_PORT=" + port() +
+        " mpirun --oversubscribe --bind-to none -n 8 moe-plan execute plan.json --data text --lr 0.01 --steps 3 "
+        "--json");
+    const Json processes = document(run);
+    REQUIRE(processes["steps"].size() == 3);
+    for (int i = 0; i < 3; ++i) {
+        CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
+        CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
+    }
+    CHECK(run.err.find("8 processes") != std::string::npos);
+}
+
 TEST_CASE("processes save together, and a run of threads goes on from it") {
     const Folder folder;
     set_up(folder);
@@ -109,6 +140,55 @@ TEST_CASE("when a rank is killed or stopped, the others end within 30 s with one
             CHECK(line.find(gone) != std::string::npos);
         }
     }
+}
+
+TEST_CASE("a rank that hangs in an op ends the run, its own process included, with one line that names it and the op") {
+    const Folder folder;
+    set_up(folder);
+    for (const bool processes : {true, false}) {
+        CAPTURE(processes);
+        const std::string arguments = "--steps 100000 --json --hang-timeout 3";
+        const std::string command = processes
+                                        ? start("RANK", "WORLD_SIZE", arguments)
+                                        : "rm -f pids; moe-plan execute plan.json --data text --lr 0.01 " + arguments +
+                                              " > out.0 2> err.0 & echo $! > pids; wait $!; echo $? > statuses";
+        folder.run("rm -f err.0 pids"); // of the case before
+        std::thread run([&] { folder.run(command); });
+        const auto under_way = [&] { return folder.read("err.0").find("step 2/") != std::string::npos; };
+        for (int i = 0; i < 600 && !under_way(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        std::istringstream pids(folder.read("pids"));
+        std::vector<pid_t> all{std::istream_iterator<pid_t>(pids), {}};
+        const pid_t process = all.empty() ? 0 : all.at(processes ? 5 : 0), thread = thread_named(process, "rank 5");
+        const bool stopped = thread != 0 && stop_thread(thread);
+        const bool ended = stopped && await_end(process, thread, 30.0);
+        for (const pid_t pid : all)
+            if (!ended) ::kill(pid, SIGKILL);
+        run.join();
+        REQUIRE(thread != 0);
+        if (!stopped) {
+            MESSAGE("skipped: this system does not allow one process to trace another");
+            return;
+        }
+        CHECK(ended);
+        const std::string statuses = folder.read("statuses");
+        CHECK(statuses == (processes ? "1\n1\n1\n1\n1\n1\n1\n1\n" : "1\n"));
+        for (int r = 0; r < (processes ? 8 : 1); ++r) {
+            const std::string log = folder.read("err." + std::to_string(r));
+            CAPTURE(log);
+            CHECK(log.find("moe-plan: rank 5: ") != std::string::npos);
+            CHECK(log.find("slot ") != std::string::npos);
+            CHECK(log.find("hangs: it has not ended for 3 s") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("an op that takes longer than the limit, but whose rank waits for others, is no hang") {
+    const Folder folder;
+    set_up(folder);
+    // The whole run is suspended for longer than the limit: no rank gets on, and none is to blame.
+    folder.run(start("RANK", "WORLD_SIZE", "--steps 40 --json --hang-timeout 2",
+                     when_under_way + "kill -STOP $(cat pids); sleep 4; kill -CONT $(cat pids); "));
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
 }
 
 TEST_CASE("processes that do not fit the plan are refused") {
