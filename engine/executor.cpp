@@ -31,6 +31,7 @@ Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh,
 void Executor::step(Recorder& recorder, bool timed) {
     if (Queue* queue = arena_.device().queue()) return play(*queue, recorder, timed);
     for (std::size_t s = 0; s < program_.slots.size(); ++s) run(program_.slots[s], s, recorder);
+    busy_ = false;
 }
 
 void Executor::run(const Slot& slot, std::size_t slot_number, Recorder& recorder) {
@@ -94,17 +95,16 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
     } catch (const std::exception& error) {
         report(op, slot_number, error);
     }
-    current_ = nullptr;
     ++calls_;
 }
 
 Standing Executor::standing() const {
-    Standing now{calls_, true, ""};
-    if (const Op* op = current_) {
-        now.waits = communicator_.waits();
-        now.place = place(*op, current_slot_);
-    }
-    return now;
+    const std::uint64_t calls = calls_;
+    if (!busy_ || stream_ != nullptr || communicator_.waits()) return {calls, true, ""};
+    const Op* op = current_;
+    if (op == nullptr) return {calls, false, fmt::format("rank {}: before its first op", position_.rank)};
+    // An odd number of calls begun and ended: it is in the op.
+    return {calls, false, place(*op, current_slot_) + (calls % 2 == 0 ? " has ended, the next op has not begun" : "")};
 }
 
 std::string Executor::place(const Op& op, std::size_t slot) const {

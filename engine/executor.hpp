@@ -29,7 +29,9 @@ public:
     // device, which no op of a step waits for.
     const std::vector<std::vector<std::int64_t>>& routed_tokens() const { return routed_tokens_; }
 
-    // For any thread. On a device with a queue a rank is in an op only while that is handed over.
+    // From now on until step() has ended this rank has work: a thread that never takes it up hangs as well.
+    void begin() { busy_ = true; }
+    // For any thread. On a device with a queue nobody knows how far the step is: such a rank counts as waiting.
     Standing standing() const;
 
 private:
@@ -52,8 +54,9 @@ private:
     std::vector<std::vector<std::int64_t>> routed_tokens_;
     void* stream_ = nullptr;
     std::atomic<std::uint64_t> calls_{0};     // begun and ended
-    std::atomic<const Op*> current_{nullptr}; // none between calls
+    std::atomic<const Op*> current_{nullptr}; // the last one begun
     std::atomic<std::size_t> current_slot_{0};
+    std::atomic<bool> busy_{false};
     bool prepared_ = false; // the queue knows the step
 };
 

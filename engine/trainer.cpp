@@ -142,6 +142,7 @@ StepResult Trainer::step(const SampleSource& source) {
     const double lr = learning_rate(options_, done_);
     set_hyper(lr);
     zero_ = Recorder::Clock::now();
+    for (Rank& r : ranks_) r.executor->begin();
     run_ranks([&](Rank& r, int) {
         begin_rank(r);
         r.executor->step(*r.recorder, done_ >= first_timed_);

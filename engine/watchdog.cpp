@@ -41,7 +41,7 @@ void Watchdog::watch() {
             ops_[r] = now.ops;
             if (still_[r] * seconds_per_look <= patience_) continue;
             on_hang_(
-                fmt::format("{}: hangs: it has not ended for {:.0f} s and waits for nobody; if its work takes that "
+                fmt::format("{}: hangs: nothing has ended for {:.0f} s and it waits for nobody; if its work takes that "
                             "long, raise --hang-timeout",
                             now.place, patience_));
             return;

@@ -14,7 +14,7 @@ namespace moe {
 // Where a rank stands, seen from another thread.
 struct Standing {
     std::uint64_t ops = 0; // begun and ended so far: changes whenever the rank gets on
-    bool waits = false;    // for another rank or a core, or outside of any op: not its own fault
+    bool waits = false;    // for another rank, a core or its next step: not its own fault
     std::string place;     // "rank 5: gemm (layer 3, slot 7)"
 };
 

@@ -175,9 +175,10 @@ TEST_CASE("a rank that hangs in an op ends the run, its own process included, wi
         for (int r = 0; r < (processes ? 8 : 1); ++r) {
             const std::string log = folder.read("err." + std::to_string(r));
             CAPTURE(log);
-            CHECK(log.find("moe-plan: rank 5: ") != std::string::npos);
+            // A thread may be stopped while it holds the lock of all ranks, as no computation does: others hang at it.
+            CHECK(log.find(processes ? "moe-plan: rank 5: " : "moe-plan: rank ") != std::string::npos);
             CHECK(log.find("slot ") != std::string::npos);
-            CHECK(log.find("hangs: it has not ended for 3 s") != std::string::npos);
+            CHECK(log.find("hangs: nothing has ended for 3 s") != std::string::npos);
         }
     }
 }

@@ -1,0 +1,54 @@
+// Who is called a rank that hangs, and who is not.
+#include "engine/watchdog.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+using namespace moe;
+
+namespace {
+
+// What the watchdog says within `seconds` of ranks that stand as `standing` tells.
+std::string verdict(int ranks, const std::function<Standing(int)>& standing, double seconds) {
+    std::string line;
+    Watchdog watchdog(ranks, 1.0, standing, [&line](const std::string& said) { line = said; });
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    return line;
+}
+
+} // namespace
+
+TEST_CASE("watchdog: the rank that neither gets on nor waits is named, and nobody else") {
+    std::array<std::atomic<std::uint64_t>, 3> looks{};
+    const auto standing = [&looks](int rank) {
+        const std::uint64_t look = looks[static_cast<std::size_t>(rank)]++;
+        const std::uint64_t ops = rank == 0 ? look : 7; // only rank 0 gets on
+        return Standing{ops, rank == 1, "rank " + std::to_string(rank) + ": gemm (layer 3, slot 7)"};
+    };
+    CHECK(verdict(2, standing, 2.6).empty());
+    CHECK(verdict(3, standing, 2.6).find("rank 2: gemm (layer 3, slot 7): hangs: nothing has ended for 1 s") == 0);
+}
+
+TEST_CASE("watchdog: a rank that gets on or waits now and then is left alone") {
+    std::atomic<std::uint64_t> look{0};
+    CHECK(verdict(
+              1,
+              [&](int) {
+                  return Standing{++look / 2, false, "rank 0"};
+              },
+              2.6)
+              .empty());
+    CHECK(verdict(
+              1,
+              [&](int) {
+                  return Standing{7, ++look % 2 == 0, "rank 0"};
+              },
+              2.6)
+              .empty());
+}
