@@ -35,7 +35,7 @@ struct Quote {
 };
 
 // Shares of themselves by which quotes may lie above estimates; tests hold the simulator's to them.
-inline constexpr double quote_time_margin = 0.005, quote_memory_margin = 0.002;
+inline constexpr double quote_time_margin = 0.01, quote_memory_margin = 0.002;
 
 // Quotes plans from two parts that are worked out once each: what one micro-batch costs in each kind of layer, and how
 // layers and batch are cut. Handles hold until forget(). For one thread and one search: its plans differ in what

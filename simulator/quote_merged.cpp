@@ -77,8 +77,11 @@ double FastQuoter::merged_seconds(const Plan& plan) {
     };
     const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
     MergedPlayer player(costs);
+    // A pair that does not begin together takes no longer than one behind the other.
+    const double apart =
+        chunks_[static_cast<std::size_t>(most.first)].forward + chunks_[static_cast<std::size_t>(most.second)].backward;
     const double pair_seconds =
-        sources_.segments.merged(plan, player, segments(most.first), segments(most.second)).ahead;
+        std::min(apart, sources_.segments.merged(plan, player, segments(most.first), segments(most.second)).ahead);
     slots_.clear();
     for (const Turns& rank : turns) {
         double seconds = 0.0;
