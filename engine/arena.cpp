@@ -29,6 +29,25 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
                  static_cast<double>(host_bytes_) / (1 << 30));
         host_->fill(host_memory_.get(), 0xff, host_bytes_);
     }
+    place(program, memory, mesh, rank, memory_.get(), host_memory_.get());
+}
+
+Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, const Arena& home)
+    : device_(home.device_),
+      bytes_(home.bytes_),
+      memory_(nullptr, Release{nullptr}),
+      host_bytes_(home.host_bytes_),
+      host_memory_(nullptr, Release{nullptr}),
+      blocks_(memory.blocks) {
+    if (memory.arena_bytes > static_cast<std::int64_t>(bytes_) ||
+        memory.host_bytes > static_cast<std::int64_t>(host_bytes_))
+        fail("rank {}: a second Program needs {} bytes and {} on the host, the arena has {} and {}", rank,
+             memory.arena_bytes, memory.host_bytes, bytes_, host_bytes_);
+    place(program, memory, mesh, rank, home.memory_.get(), home.host_memory_.get());
+}
+
+void Arena::place(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, char* device,
+                  char* host) {
     spots_.reserve(program.tensors.size());
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
         // A view may be a view of a view.
@@ -44,7 +63,7 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
         }
         const Place& place = memory.places[root];
         const bool on_host = program.tensors[root].storage == Storage::host;
-        Spot spot{(on_host ? host_memory_.get() : memory_.get()) + place.offset + offset,
+        Spot spot{(on_host ? host : device) + place.offset + offset,
                   static_cast<std::ptrdiff_t>(place.stride),
                   std::max(1, place.instances),
                   {}};

@@ -18,6 +18,9 @@ public:
     // Throws Error (failure) when the device has not enough memory. The device must outlive the arena.
     Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, Device& device);
 
+    // The same memory with the places of another Program, which must be no larger. `home` must outlive it.
+    Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, const Arena& home);
+
     Device& device() const { return device_; }
     // Address, in the device's memory, of a tensor's instance for a micro-batch.
     void* at(TensorId id, int micro_batch = 0) const {
@@ -34,6 +37,8 @@ public:
     std::size_t host_bytes() const { return host_bytes_; } // of what is offloaded, in this process' memory
 
 private:
+    void place(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, char* device, char* host);
+
     struct Spot {
         char* start = nullptr;
         std::ptrdiff_t stride = 0;

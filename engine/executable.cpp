@@ -16,10 +16,6 @@ void check_fields(const Plan& plan, const Backend& backend) {
     if (backend.most_ranks > 0 && plan.gpus > backend.most_ranks)
         refuse("execute: --backend {} runs one GPU so far: gpus {}: search again with --gpus 1, or use --backend cpu",
                backend.name, plan.gpus);
-    if (plan.capacity > 0.0)
-        refuse("execute: capacity = {} is not supported, only 0 (worst case, drops nothing) is: search again with "
-               "--fix capacity=0",
-               plan.capacity);
     for (const Stage& stage : stages(plan))
         if (stage.mtp > 0 && !stage.loss)
             refuse("execute: layout = {} puts MTP on a stage before the loss, whose norm it reads: search again with "

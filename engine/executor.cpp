@@ -9,8 +9,8 @@
 namespace moe {
 
 Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
-                   Communicator& communicator)
-    : program_(program), arena_(arena), backend_(backend), communicator_(communicator) {
+                   Communicator& communicator, bool replayed)
+    : program_(program), arena_(arena), backend_(backend), communicator_(communicator), replayed_(replayed) {
     position_ = {
         rank, mesh.coordinate(Domain::dense, axis::tensor, rank), mesh.coordinate(Domain::dense, axis::context, rank),
         mesh.coordinate(Domain::expert, axis::expert, rank), mesh.coordinate(Domain::expert, axis::tensor, rank)};
@@ -29,6 +29,7 @@ Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh,
 }
 
 void Executor::step(Recorder& recorder, bool timed) {
+    for (std::vector<std::int64_t>& layer : routed_tokens_) std::fill(layer.begin(), layer.end(), 0);
     if (Queue* queue = arena_.device().queue()) return play(*queue, recorder, timed);
     for (std::size_t s = 0; s < program_.slots.size(); ++s) run(program_.slots[s], s, recorder);
     busy_ = false;
@@ -60,6 +61,10 @@ void Executor::enqueue(Queue& queue, bool timed) {
 
 // Busy time includes the wait for the host where the device has run out of queued work: stamps cannot tell.
 void Executor::play(Queue& queue, Recorder& recorder, bool timed) {
+    if (!replayed_) {
+        enqueue(queue, false);
+        return queue.wait();
+    }
     if (!prepared_) {
         queue.reserve(recorder.ops() + 1);
         for (const bool stamped : {false, true}) queue.prepare(stamped, [&] { enqueue(queue, stamped); });

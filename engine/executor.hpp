@@ -14,17 +14,18 @@
 namespace moe {
 
 // Streams are kept as they are listed: on the CPU a rank is one thread and on a GPU one queue, and the listed order
-// satisfies every dependency.
+// satisfies every dependency. Without `replayed`, the queue is given a step op by op whatever it can do: it holds the
+// record of one Program.
 class Executor {
 public:
     Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
-             Communicator& communicator);
+             Communicator& communicator, bool replayed = true);
 
     // Runs every slot once; returns when the work is done. Errors name rank, op, layer and slot. On a device with a
     // queue, ops are recorded only where `timed`, because stamps between ops cost time there.
     void step(Recorder& recorder, bool timed);
 
-    // Tokens of this rank that chose each expert, over all steps: [global layer][expert], empty for layers that this
+    // Tokens of this rank that chose each expert in the last step: [global layer][expert], empty for layers that this
     // rank does not run or that have no experts. Only where ops run as they are called: a queue's results lie on its
     // device, which no op of a step waits for.
     const std::vector<std::vector<std::int64_t>>& routed_tokens() const { return routed_tokens_; }
@@ -57,6 +58,7 @@ private:
     std::atomic<const Op*> current_{nullptr}; // the last one begun
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
+    bool replayed_ = true;  // by a queue that can
     bool prepared_ = false; // the queue knows the step
 };
 

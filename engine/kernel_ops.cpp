@@ -239,7 +239,7 @@ void add_counts(const OpContext& c) {
 void expert_bias(const OpContext& c) {
     const ExpertBiasAttr& a = std::get<ExpertBiasAttr>(c.op.attr);
     c.kernels.expert_bias({a.experts, a.offset, c.shard_offset, c.output(0).elements(), a.rate}, floats(c, 0),
-                          floats_out(c, 0), dst(c, 1), c.stream);
+                          floats(c, 1), floats_out(c, 0), dst(c, 1), c.stream);
 }
 void local_experts(const OpContext& c) {
     const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
@@ -279,6 +279,12 @@ void expert_counts(const OpContext& c) {
     const int local = a.experts / a.ep;
     c.kernels.expert_counts(ints(c, 0), ints_out(c, 0), a.ep * a.etp, a.experts, c.position.expert * local, local,
                             c.stream);
+}
+
+void fit_rows(const OpContext& c) {
+    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    c.kernels.fit_rows({c.input(1).elements(), a.capacity, a.experts, a.ep, a.etp}, ints(c, 0), ints(c, 1),
+                       ints_out(c, 0), ints_out(c, 1), floats_out(c, 2), c.stream);
 }
 
 void sort_rows(const OpContext& c) { c.kernels.sort_rows(rows_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream); }
@@ -332,8 +338,8 @@ void sum_squares(const OpContext& c) {
 
 void adamw(const OpContext& c) {
     const AdamAttr& a = std::get<AdamAttr>(c.op.attr);
-    c.kernels.adamw({a.elements, c.shard_offset, a.decayed}, floats(c, 0), floats(c, 1), floats(c, 2), floats_out(c, 0),
-                    dst(c, 1), dst(c, 2), dst(c, 3), c.stream);
+    c.kernels.adamw({a.elements, c.shard_offset, a.decayed}, floats(c, 0), floats(c, 1), floats(c, 2), floats(c, 6),
+                    floats_out(c, 0), dst(c, 1), dst(c, 2), dst(c, 3), c.stream);
 }
 
 } // namespace
@@ -374,6 +380,7 @@ void add_kernels(Backend& backend) {
     set(OpKind::permute, permute);
     set(OpKind::unpermute, unpermute);
     set(OpKind::expert_counts, expert_counts);
+    set(OpKind::fit_rows, fit_rows);
     set(OpKind::sort_rows, sort_rows);
     set(OpKind::unsort_rows, unsort_rows);
     set(OpKind::grouped_gemm, grouped_gemm);

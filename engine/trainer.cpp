@@ -5,6 +5,7 @@
 #include "planner/error.hpp"
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "planner/rerun.hpp"
 
 #include <pthread.h>
 
@@ -17,6 +18,13 @@
 namespace moe {
 
 namespace {
+
+// Adds counts to those of a global layer.
+void add_tokens(std::vector<std::vector<std::int64_t>>& sum, std::size_t layer, std::span<const std::int64_t> tokens) {
+    if (sum.size() <= layer) sum.resize(layer + 1);
+    sum[layer].resize(std::max(sum[layer].size(), tokens.size()), 0);
+    for (std::size_t e = 0; e < tokens.size(); ++e) sum[layer][e] += tokens[e];
+}
 
 Plan sound(const Plan& plan) {
     if (const PlanFault fault = check_plan(plan)) refuse("execute: {}", fault.message);
@@ -38,8 +46,12 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
     std::vector<MemoryPlan> memory;
     for (int stage = 0; stage < plan_.pp; ++stage) programs_.push_back(lower(plan_, stage));
     check_executable(plan_, programs_, *backend_);
+    if (const std::optional<Plan> again = rerun_plan(plan_)) {
+        for (int stage = 0; stage < plan_.pp; ++stage) reruns_.push_back(lower(*again, stage));
+        check_executable(*again, reruns_, *backend_);
+    }
     for (const Program& program : programs_) {
-        memory.push_back(plan_memory(program));
+        memory.push_back(plan_memory_with_rerun(plan_, program));
         arena_bytes_ = std::max(arena_bytes_, memory.back().arena_bytes);
     }
 
@@ -61,7 +73,10 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
     if (options_.on_hang && options_.hang_timeout > 0.0)
         watchdog_ = std::make_unique<Watchdog>(
             static_cast<int>(ranks_.size()), options_.hang_timeout,
-            [this](int place) { return ranks_[static_cast<std::size_t>(place)].executor->standing(); },
+            [this](int place) {
+                const Rank& rank = ranks_[static_cast<std::size_t>(place)];
+                return (again_ ? rank.rerun_executor : rank.executor)->standing();
+            },
             options_.on_hang);
 }
 
@@ -97,6 +112,7 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memo
         r.communicator = std::make_unique<ThreadCommunicator>(*fabric_, rank);
     r.executor = std::make_unique<Executor>(program, *r.arena, mesh_, rank, *backend_, *r.communicator);
     r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
+    if (!reruns_.empty()) build_rerun(r);
     r.parameters = local_parameters(program, mesh_, rank);
     initialize_parameters(program, r.parameters, *r.arena, options_.seed);
     r.positions.resize(static_cast<std::size_t>(plan_.seq / plan_.cp));
@@ -109,6 +125,17 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memo
     std::iota(r.positions.begin() + half, r.positions.end(), start(1));
     r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
     r.tokens.resize(static_cast<std::size_t>(plan_.mbs) * r.positions.size());
+}
+
+void Trainer::build_rerun(Rank& r) {
+    const Program &program = program_of(r), &again = reruns_[static_cast<std::size_t>(r.stage)];
+    const MemoryPlan memory = plan_memory(again);
+    if (!same_states(program, plan_memory(program), again, memory))
+        fail("rank {}: the Program of a step that is run again has its weights elsewhere", r.rank);
+    r.rerun_arena = std::make_unique<Arena>(again, memory, mesh_, r.rank, *r.arena);
+    r.rerun_executor =
+        std::make_unique<Executor>(again, *r.rerun_arena, mesh_, r.rank, *backend_, *r.communicator, false);
+    r.rerun_recorder = std::make_unique<Recorder>(again, r.rank, 1);
 }
 
 void Trainer::index_parameters() {
@@ -148,14 +175,37 @@ StepResult Trainer::step(const SampleSource& source) {
         r.executor->step(*r.recorder, done_ >= first_timed_);
     });
     const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
-    seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds;
+    seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds; // what the timeline's rows add up to
+    const double too_many = overflow();
+    if (too_many > 0.0) run_again();
     ++done_;
     samples_ += plan_.gbs;
     const auto [loss, norm, mtp_loss] = step_sums();
-    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, {}};
+    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, {}};
+    if (too_many > 0.0) result.seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
     if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
-    result.routers = read_routers();
+    result.routers = read_routers(too_many > 0.0);
     return result;
+}
+
+// Every rank has the sum over all of them.
+double Trainer::overflow() const {
+    const Rank& rank = ranks_.front();
+    return reruns_.empty() ? 0.0 : read_scalar(rank, program_of(rank).io.overflow);
+}
+
+// Inputs and scalars of both Programs lie at the same places, and no weight has changed.
+void Trainer::run_again() {
+    for (Rank& rank : ranks_) rank.rerun_executor->begin();
+    again_ = true;
+    run_ranks([&](Rank& r, int) {
+        begin_rank(r);
+        r.rerun_recorder->begin_step(0, zero_);
+        r.rerun_executor->step(*r.rerun_recorder, false);
+    });
+    again_ = false;
+    if (const double left = overflow(); left > 0.0)
+        fail("step {}: {} routed rows have no place in buffers for the worst case", done_ + 1, left);
 }
 
 double RouterStep::max_over_mean() const {
@@ -172,15 +222,17 @@ double StepResult::aux_loss() const {
 }
 
 // Every rank of a pipeline stage holds the same sums: one speaks for it.
-std::vector<RouterStep> Trainer::read_routers() {
+std::vector<RouterStep> Trainer::read_routers(bool again) {
     std::map<int, RouterStep> steps;
     for (int stage = 0; stage < plan_.pp; ++stage) {
         const auto speaker =
             std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.stage == stage; });
         if (speaker != ranks_.end()) read_router_sums(*speaker, steps);
     }
+    const std::vector<std::vector<std::int64_t>> routed = routed_in_step(again);
+    for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(routed_, layer, routed[layer]);
     if (transport() == nullptr)
-        count_routed(steps);
+        count_routed(routed, steps);
     else if (plan_.router.counts_load())
         gather_routers(steps);
     std::vector<RouterStep> list;
@@ -188,17 +240,14 @@ std::vector<RouterStep> Trainer::read_routers() {
     return list;
 }
 
-void Trainer::count_routed(std::map<int, RouterStep>& steps) {
-    std::vector<std::vector<std::int64_t>> routed = routed_by_layer();
-    routed_before_.resize(routed.size());
+void Trainer::count_routed(const std::vector<std::vector<std::int64_t>>& routed,
+                           std::map<int, RouterStep>& steps) const {
     for (std::size_t layer = 0; layer < routed.size(); ++layer) {
         if (routed[layer].empty()) continue;
         RouterStep& step = steps[static_cast<int>(layer)];
         step.layer = static_cast<int>(layer);
         step.tokens = routed[layer];
-        for (std::size_t e = 0; e < routed_before_[layer].size(); ++e) step.tokens[e] -= routed_before_[layer][e];
     }
-    routed_before_ = std::move(routed);
 }
 
 // Process 0, which reports and writes the index of checkpoints, gets those of all stages.
@@ -381,19 +430,8 @@ std::vector<std::vector<T>> Trainer::gathered(const std::vector<T>& mine) const 
     return all;
 }
 
-namespace {
-
-// Adds counts to those of a global layer.
-void add_tokens(std::vector<std::vector<std::int64_t>>& sum, std::size_t layer, std::span<const std::int64_t> tokens) {
-    if (sum.size() <= layer) sum.resize(layer + 1);
-    sum[layer].resize(std::max(sum[layer].size(), tokens.size()), 0);
-    for (std::size_t e = 0; e < tokens.size(); ++e) sum[layer][e] += tokens[e];
-}
-
-} // namespace
-
 std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
-    std::vector<std::vector<std::int64_t>> sum = routed_by_layer();
+    std::vector<std::vector<std::int64_t>> sum = routed_;
     if (transport() != nullptr) { // each layer's counts behind their number
         std::vector<std::int64_t> flat;
         for (const std::vector<std::int64_t>& layer : sum) {
@@ -412,11 +450,12 @@ std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
     return sum;
 }
 
-std::vector<std::vector<std::int64_t>> Trainer::routed_by_layer() const {
+std::vector<std::vector<std::int64_t>> Trainer::routed_in_step(bool again) const {
     std::vector<std::vector<std::int64_t>> sum;
-    for (const Rank& rank : ranks_)
-        for (std::size_t layer = 0; layer < rank.executor->routed_tokens().size(); ++layer)
-            add_tokens(sum, layer, rank.executor->routed_tokens()[layer]);
+    for (const Rank& rank : ranks_) {
+        const auto& routed = (again ? rank.rerun_executor : rank.executor)->routed_tokens();
+        for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(sum, layer, routed[layer]);
+    }
     return sum;
 }
 

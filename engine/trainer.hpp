@@ -9,6 +9,7 @@
 #include "engine/parameters.hpp"
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -64,6 +65,9 @@ struct StepResult {
     double seconds = 0.0;
     std::int64_t tokens = 0;
     double mtp_loss = 0.0; // mean over MTP layers of their cross-entropy, without weight; 0 without MTP
+    // Routed rows, over all layers and ranks, for which the planned capacity had no place. Above 0 the step was run a
+    // second time with the worst case's buffers, whose results these are.
+    double overflow = 0.0;
     // By layer, at process 0; empty on back ends with a queue and over processes unless the plan counts loads.
     std::vector<RouterStep> routers;
     double aux_loss() const; // sum over layers of the routers' losses, auxiliary and z
@@ -127,6 +131,10 @@ private:
         std::unique_ptr<Communicator> communicator;
         std::unique_ptr<Executor> executor;
         std::unique_ptr<Recorder> recorder;
+        // Of a step that is run again; null where none can be.
+        std::unique_ptr<Arena> rerun_arena;
+        std::unique_ptr<Executor> rerun_executor;
+        std::unique_ptr<Recorder> rerun_recorder;
         std::vector<LocalParameter> parameters;
         std::vector<std::int32_t> positions; // of this rank's tokens in their sequence
         std::vector<std::int32_t> tokens;    // of one micro-batch, on their way to the device
@@ -141,6 +149,9 @@ private:
     Transport* transport() const { return options_.transport; }
     int stage_of_rank(int rank) const;
     void build_rank(Rank& rank, int place, const std::vector<MemoryPlan>& memory);
+    void build_rerun(Rank& rank);
+    double overflow() const; // of the step just done
+    void run_again();
     void index_parameters();
     void run_ranks(const std::function<void(Rank&, int place)>& job);
     template <class Talk>
@@ -152,13 +163,13 @@ private:
     // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample.
     void write_tokens(Rank& r, TensorId input, int micro_batch, std::int64_t ahead);
     std::array<double, 3> step_sums() const; // loss, square of the gradients' norm, sum of MTP's losses
-    void count_routed(std::map<int, RouterStep>& steps);
+    void count_routed(const std::vector<std::vector<std::int64_t>>& routed, std::map<int, RouterStep>& steps) const;
     void gather_routers(std::map<int, RouterStep>& steps);
     double read_scalar(const Rank& rank, TensorId id) const;
-    std::vector<RouterStep> read_routers();
+    std::vector<RouterStep> read_routers(bool again);
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
     void set_hyper(double lr);
-    std::vector<std::vector<std::int64_t>> routed_by_layer() const; // dense layers empty
+    std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers empty
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
     std::vector<float> assemble(const std::string& name, TensorId (*tensor)(const Bucket&)) const;
@@ -168,6 +179,7 @@ private:
     Mesh mesh_;
     const Backend* backend_ = nullptr;
     std::vector<Program> programs_; // by pipeline rank
+    std::vector<Program> reruns_;   // likewise, where a step may have to be run again
     std::unique_ptr<Cores> cores_;
     std::unique_ptr<ThreadFabric> fabric_;
     std::vector<Rank> ranks_;      // of this process
@@ -176,14 +188,15 @@ private:
     std::map<std::string, std::vector<Holder>> holders_;
     std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
     std::array<float, 8> hyper_{};
-    std::map<int, std::vector<float>> last_load_;          // by layer: RouterIo::last_load of the next step
-    std::vector<std::vector<std::int64_t>> routed_before_; // routed_tokens of all steps before this one, by layer
-    std::int64_t done_ = 0, begun_ = 0;                    // steps; begun_: when this process began
-    std::int64_t samples_ = 0;                             // taken by all steps
+    std::map<int, std::vector<float>> last_load_;   // by layer: RouterIo::last_load of the next step
+    std::vector<std::vector<std::int64_t>> routed_; // tokens of this process' ranks by layer, all steps
+    std::int64_t done_ = 0, begun_ = 0;             // steps; begun_: when this process began
+    std::int64_t samples_ = 0;                      // taken by all steps
     std::int64_t first_timed_ = 0;
     std::vector<double> seconds_; // of the kept steps, by step modulo their number
     Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;
+    std::atomic<bool> again_{false};     // a step is being run again
     std::unique_ptr<Watchdog> watchdog_; // last: it looks at the others
 };
 

@@ -184,6 +184,13 @@ struct RowsShape {
     int first = 0, local = 0;
 };
 
+// counts[etp * ep, experts] are all_counts of RowsShape; the buffer of every expert rank and ETP member has `capacity`
+// rows for what its sources send to its experts.
+struct FitShape {
+    std::int64_t copies = 0, capacity = 0; // copies: length of row_of
+    int experts = 0, ep = 1, etp = 1;
+};
+
 // Columns of this rank's slice are vocabulary entries first + j; entries >= vocab are padding and take no part.
 struct LossShape {
     std::int64_t rows = 0, vocab_local = 0, vocab = 0, first = 0;
@@ -280,7 +287,9 @@ struct Kernels {
     // sum[n] += counts[n]
     void (*add_counts)(const std::int32_t* counts, float* sum, int n, void* stream);
     // master +- rate where the load[experts] is below or above its mean, w = master in storage precision.
-    void (*expert_bias)(const ExpertBiasShape& shape, const float* load, float* master, Dst w, void* stream);
+    // Nothing where [overflow[1]] is above 0.
+    void (*expert_bias)(const ExpertBiasShape& shape, const float* load, const float* overflow, float* master, Dst w,
+                        void* stream);
     // to[n] = index - first for indices in [first, first + local), else -1.
     void (*local_experts)(const std::int32_t* index, std::int32_t* to, std::int64_t n, int first, int local,
                           void* stream);
@@ -300,6 +309,10 @@ struct Kernels {
     // counts[local] = column sums of all_counts[sources, experts] for experts [first, first + local).
     void (*expert_counts)(const std::int32_t* all_counts, std::int32_t* counts, int sources, int experts, int first,
                           int local, void* stream);
+    // Where every buffer has room: fitting = counts, fitting_row_of = row_of. Else 0 and -1, so that nothing is routed,
+    // and +overflow[1] takes the rows that the fullest buffer lacks.
+    void (*fit_rows)(const FitShape& shape, const std::int32_t* counts, const std::int32_t* row_of,
+                     std::int32_t* fitting, std::int32_t* fitting_row_of, float* overflow, void* stream);
     // Arrival order -> expert-major order, both [capacity, cols].
     void (*sort_rows)(const RowsShape& shape, Src rows, const std::int32_t* all_counts, Dst sorted, void* stream);
     void (*unsort_rows)(const RowsShape& shape, Src sorted, const std::int32_t* all_counts, Dst rows, void* stream);
@@ -328,9 +341,10 @@ struct Kernels {
     // +s[1]
     void (*sum_squares)(Src x, float* s, std::int64_t n, void* stream);
     // AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101) on g times the clip factor
-    // clip / (norm + 1e-6) when clip > 0 and norm > clip, norm = sqrt(s[0]); w = master in storage precision.
-    void (*adamw)(const AdamShape& shape, const float* g, const float* s, const float* hyper, float* master, Dst m,
-                  Dst v, Dst w, void* stream);
+    // clip / (norm + 1e-6) when clip > 0 and norm > clip, norm = sqrt(s[0]); w = master in storage precision. Nothing
+    // is written where [overflow[1]] is above 0.
+    void (*adamw)(const AdamShape& shape, const float* g, const float* s, const float* hyper, const float* overflow,
+                  float* master, Dst m, Dst v, Dst w, void* stream);
 
     void (*cast)(Src x, Dst y, std::int64_t n, void* stream);
     // dst = srcs[0] + srcs[1] + ... in this order, in FP32; dst may be one of them.

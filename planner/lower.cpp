@@ -10,6 +10,7 @@
 #include "planner/passes/reshard.hpp"
 #include "planner/passes/split_backward.hpp"
 #include "planner/passes/stash.hpp"
+#include "planner/rerun.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -33,6 +34,15 @@ void add_io(Program& program, const Plan& plan) {
     if (!io.mtp_labels.empty()) io.mtp_loss = add_flat(program, "mtp_loss", Dtype::f32, Storage::scalar, 1);
     io.loss = add_flat(program, "loss", Dtype::f32, Storage::scalar, 1);
     io.gradient_norm = add_flat(program, "gradient_norm", Dtype::f32, Storage::scalar, 1);
+    io.step_sums = io.gradient_norm;
+    if (may_overflow(plan)) {
+        io.overflow = add_flat(program, "overflow", Dtype::f32, Storage::scalar, 1);
+        io.step_sums = add_flat(program, "step_sums", Dtype::f32, Storage::scalar, 2);
+        for (const TensorId id : {io.gradient_norm, io.overflow}) {
+            program.tensors[static_cast<std::size_t>(id)].base = io.step_sums;
+            program.tensors[static_cast<std::size_t>(id)].offset = id == io.overflow ? 1 : 0;
+        }
+    }
     io.hyper = add_flat(program, "hyper", Dtype::f32, Storage::scalar, 8);
 }
 

@@ -306,14 +306,14 @@ MemoryPlan plan_memory(const Program& program) {
             reserve(id, class_of(storage), storage == Storage::input && t.per_micro_batch ? micro_batches : 1);
         }
     const std::int64_t states = plan.arena_bytes; // kept all the time
-    for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-        const Tensor& t = program.tensors[id];
-        if (t.storage != Storage::host) continue;
-        const int instances =
-            t.per_micro_batch && t.chunk >= 0 ? program.in_flight[static_cast<std::size_t>(t.chunk)] : 1;
-        plan.places[id] = {MemoryClass::inputs, plan.host_bytes, aligned(t.bytes()), std::max(1, instances), -1};
-        plan.host_bytes += plan.places[id].stride * plan.places[id].instances;
-    }
+    for (const bool visiting : {false, true}) // optimizer states first: a step that is run again has them there as well
+        for (std::size_t id = 0; id < program.tensors.size(); ++id) {
+            const Tensor& t = program.tensors[id];
+            if (t.storage != Storage::host || t.per_micro_batch != visiting) continue;
+            const int instances = visiting && t.chunk >= 0 ? program.in_flight[static_cast<std::size_t>(t.chunk)] : 1;
+            plan.places[id] = {MemoryClass::inputs, plan.host_bytes, aligned(t.bytes()), std::max(1, instances), -1};
+            plan.host_bytes += plan.places[id].stride * plan.places[id].instances;
+        }
     place_saved(program, use, plan);
 
     // Templates take turns with one workspace; a backward that runs beside a forward has its own behind it.

@@ -42,7 +42,8 @@ PlanFault check_ranges(const Plan& plan) {
     if (plan.mbs * plan.seq > limits::max_micro_batch_tokens)
         return fault("range", "mbs * seq = {} * {}: a micro-batch must not exceed {} tokens", plan.mbs, plan.seq,
                      limits::max_micro_batch_tokens);
-    if (!std::isfinite(plan.capacity) || (plan.capacity != 0.0 && (plan.capacity < 1.0 || plan.capacity > 1e6)))
+    if (!std::isfinite(plan.capacity) ||
+        (plan.capacity != 0.0 && (plan.capacity < 1.0 || plan.capacity > limits::most_capacity)))
         return fault("range", "capacity = {}: must be 0 (worst case) or a factor of at least 1", plan.capacity);
     return {};
 }

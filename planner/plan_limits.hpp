@@ -10,4 +10,6 @@ inline constexpr std::int64_t max_seq = 1 << 27;                              //
 inline constexpr std::int64_t max_gbs = 1 << 24;                              // sequences
 inline constexpr std::int64_t max_micro_batch_tokens = std::int64_t{1} << 31; // mbs * seq
 
+inline constexpr double most_capacity = 1e6; // times the balanced load
+
 } // namespace moe::limits

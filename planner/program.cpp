@@ -120,6 +120,8 @@ const char* to_string(OpKind kind) {
         return "unpermute";
     case OpKind::expert_counts:
         return "expert_counts";
+    case OpKind::fit_rows:
+        return "fit_rows";
     case OpKind::sort_rows:
         return "sort_rows";
     case OpKind::unsort_rows:

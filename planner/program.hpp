@@ -93,15 +93,19 @@ enum class OpKind : std::uint8_t {
     add_counts,         // counts[E] i32 -> +sum[E] f32
     drop_copies,        // index[T, K], weight -> index with -1 where dropped, weight with 0 there; DropAttr
     local_experts,      // index[T, K] -> index counted from this rank's first expert, -1 for those of others; RowsAttr
-    expert_bias,        // load[E] -> +master, w[n]: this rank's shard of the bucket that holds the bias; ExpertBiasAttr
+    expert_bias,        // load[E], [overflow[1]] -> +master, w[n]: this rank's shard of the bucket that holds the bias,
+                        // unless rows overflowed; ExpertBiasAttr
     permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
                    // where index is negative
     permute,       // x[T, C], row_of -> rows[T*K, C]; also weight[T, K] as C = 1 with one value per copy (PermuteAttr)
     unpermute,     // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
     expert_counts, // all_counts[G, E] -> counts[El] i32: rows of each local expert over all sources
-    sort_rows,     // rows[cap, C] source-major, all_counts -> rows[cap, C] expert-major; RowsAttr
-    unsort_rows,   // the inverse
-    grouped_gemm,  // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> +dW
+    fit_rows,      // counts[G, E], row_of[n] -> counts, row_of, +overflow[1]: where a buffer of RowsAttr::capacity rows
+                   // would
+    // overflow, nothing is routed at all (counts 0, row_of -1) and the rows too many are added to overflow
+    sort_rows,         // rows[cap, C] source-major, all_counts -> rows[cap, C] expert-major; RowsAttr
+    unsort_rows,       // the inverse
+    grouped_gemm,      // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> +dW
     grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob)
     grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]
     quantize,          // x -> xq (row-wise), [xq transposed]; x in BF16
@@ -111,7 +115,8 @@ enum class OpKind : std::uint8_t {
     ce_grad,           // logits, max, stat, labels -> dlogits[S, V/tp], times scale
     zero,              // -> x = 0
     sum_squares,       // x -> +s[1]
-    adamw,             // g[n], s[1], hyper[8], master, m, v -> master, m, v, w[n] in storage precision; AdamAttr
+    adamw, // g[n], s[1], hyper[8], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
+           // none of them where rows overflowed; AdamAttr
     // communication; group of size 1 is never emitted
     all_gather,          // x[R, C] -> y[G*R, C] in group order
     reduce_scatter,      // x[G*R, C] -> y[R, C], summed in group order
@@ -398,7 +403,11 @@ struct ProgramIo {
     TensorId router_sums = no_tensor;   // all routers' load, loss and score_load, one behind the other
     TensorId loss = no_tensor;          // summed over the step, already divided by the global token count
     TensorId gradient_norm = no_tensor; // square of the global norm after finish
-    TensorId hyper = no_tensor;         // [8]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t
+    // Plans whose routed rows may overflow: rows too many, over all layers and ranks after finish. Above 0 the step has
+    // changed no weight and must be run again (planner/rerun.hpp).
+    TensorId overflow = no_tensor;
+    TensorId step_sums = no_tensor; // gradient_norm, and overflow behind it: summed over all ranks at once
+    TensorId hyper = no_tensor;     // [8]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t
 };
 
 struct Program {

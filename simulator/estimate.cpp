@@ -3,6 +3,7 @@
 
 #include "planner/builder.hpp"
 #include "planner/error.hpp"
+#include "planner/rerun.hpp"
 #include "simulator/quote.hpp"
 #include "simulator/simulate.hpp"
 #include "simulator/stage_memory.hpp"
@@ -177,6 +178,11 @@ double laid_out(const Plan& plan) {
 } // namespace
 
 double FastEstimator::memory_bytes(const Plan& plan) {
+    const std::optional<Plan> again = rerun_plan(plan);
+    return again ? std::max(held_bytes(plan), held_bytes(*again)) : held_bytes(plan);
+}
+
+double FastEstimator::held_bytes(const Plan& plan) {
     if (splits_backward(plan.schedule)) return laid_out(plan);
     const Shape& shape = state_->shapes.of(plan);
     std::vector<StageMemory> stages;

@@ -22,6 +22,7 @@ public:
     std::unique_ptr<Quoter> quoter() override;
 
 private:
+    double held_bytes(const Plan& plan); // without the step that is run again
     struct State;
     std::unique_ptr<State> state_;
 };

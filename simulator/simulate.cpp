@@ -2,6 +2,7 @@
 #include "simulator/simulate.hpp"
 
 #include "planner/lower.hpp"
+#include "planner/rerun.hpp"
 #include "simulator/ranks.hpp"
 
 #include <algorithm>
@@ -84,7 +85,7 @@ Timeline timeline_of(const Plan& plan, std::vector<RankRun>& runs, bool keep_row
 }
 
 void add_memory(Simulation& result, const std::shared_ptr<const Program>& program) {
-    result.memory.push_back(plan_memory(*program));
+    result.memory.push_back(plan_memory_with_rerun(result.planned, *program));
     result.held.push_back(memory_breakdown(*program, result.memory.back()));
     result.memory_bytes.push_back(rank_memory_bytes(result.planned, *program, result.memory.back().arena_bytes));
     result.estimate.memory_bytes = std::max(result.estimate.memory_bytes, result.memory_bytes.back());

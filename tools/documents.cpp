@@ -145,6 +145,7 @@ std::string run_document(const RunRecord& run) {
                                      {"seconds", step.seconds},
                                      {"tflops_per_gpu", step.tflops_per_gpu},
                                      {"tokens", step.tokens}});
+        if (step.overflow > 0.0) document["steps"].back()["overflow"] = step.overflow;
         Json routers = Json::array();
         for (const RouterRecord& router : step.routers)
             routers.push_back({{"layer", router.layer},

@@ -34,6 +34,7 @@ struct StepRecord {
     double seconds = 0.0;
     double tflops_per_gpu = 0.0;
     std::int64_t tokens = 0;
+    double overflow = 0.0;             // routed rows too many for the planned capacity; above 0 the step was run again
     std::vector<RouterRecord> routers; // by MoE layer
 };
 struct RunRecord {

@@ -129,7 +129,8 @@ public:
     void add(const StepResult& step) {
         const double rate = static_cast<double>(step.tokens) / step.seconds;
         const double tflops = flops_per_token_ * rate / gpus_ / 1e12;
-        run_.steps.push_back({step.step, step.loss, step.grad_norm, step.seconds, tflops, step.tokens, {}});
+        run_.steps.push_back(
+            {step.step, step.loss, step.grad_norm, step.seconds, tflops, step.tokens, step.overflow, {}});
         double worst = 1.0;
         for (const RouterStep& router : step.routers) {
             worst = std::max(worst, router.max_over_mean());
@@ -138,6 +139,9 @@ public:
         std::string routers;
         if (!step.routers.empty())
             routers = fmt::format(" | aux loss {:.3g}, hottest expert {:.2f} of the mean", step.aux_loss(), worst);
+        if (step.overflow > 0.0)
+            console_.say("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
+                         step.step, steps_, step.overflow);
         // The first step touches all memory for the first time.
         if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
         run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);

@@ -73,6 +73,36 @@ void expert_counts(const std::int32_t* all_counts, std::int32_t* counts, int sou
     }
 }
 
+// Rows that the fullest buffer of an expert rank and ETP member lacks; 0 where none does.
+std::int64_t excess_rows(const FitShape& s, const std::int32_t* counts) {
+    const int local = s.experts / s.ep;
+    std::int64_t most = 0;
+    for (int p = 0; p < s.ep; ++p)
+        for (int m = 0; m < s.etp; ++m) {
+            std::int64_t rows = 0;
+            for (int source = 0; source < s.ep; ++source) {
+                const std::int32_t* row =
+                    counts + static_cast<std::int64_t>(source * s.etp + m) * s.experts + p * local;
+                for (int e = 0; e < local; ++e) rows += row[e];
+            }
+            most = std::max(most, rows - s.capacity);
+        }
+    return most;
+}
+
+void fit_rows(const FitShape& s, const std::int32_t* counts, const std::int32_t* row_of, std::int32_t* fitting,
+              std::int32_t* fitting_row_of, float* overflow, void*) {
+    const std::int64_t excess = excess_rows(s, counts), cells = static_cast<std::int64_t>(s.ep) * s.etp * s.experts;
+    if (excess == 0) {
+        std::copy_n(counts, cells, fitting);
+        std::copy_n(row_of, s.copies, fitting_row_of);
+    } else {
+        std::fill_n(fitting, cells, 0);
+        std::fill_n(fitting_row_of, s.copies, -1);
+        *overflow += static_cast<float>(excess);
+    }
+}
+
 // Calls run(arrival row, sorted row, length) for every run of rows of one source and expert, in arrival order, cut at
 // the capacity on both sides.
 template <class Run>
@@ -119,6 +149,7 @@ void add_permute(Kernels& table) {
     table.permute = permute;
     table.unpermute = unpermute;
     table.expert_counts = expert_counts;
+    table.fit_rows = fit_rows;
     table.sort_rows = sort_rows;
     table.unsort_rows = unsort_rows;
 }

@@ -54,10 +54,11 @@ struct Hyper {
           correction2(h[7]) {}
 };
 
-__global__ void __launch_bounds__(threads) adamw_kernel(AdamShape shape, const float* g, const float* squares,
-                                                        const float* hyper, float* master, Dst m, Dst v, Dst w) {
+__global__ void __launch_bounds__(threads)
+    adamw_kernel(AdamShape shape, const float* g, const float* squares, const float* hyper, const float* overflow,
+                 float* master, Dst m, Dst v, Dst w) {
     const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x;
-    if (i >= shape.elements) return;
+    if (i >= shape.elements || (overflow != nullptr && *overflow > 0.0f)) return;
     const Hyper h(hyper);
     const float norm = sqrtf(*squares);
     const float factor = h.clip > 0.0f && norm > h.clip ? h.clip / (norm + 1e-6f) : 1.0f;
@@ -84,11 +85,11 @@ void sum_squares(Src x, float* s, std::int64_t n, void* stream) {
     CUDA_CHECK(cudaGetLastError());
 }
 
-void adamw(const AdamShape& s, const float* g, const float* squares, const float* hyper, float* master, Dst m, Dst v,
-           Dst w, void* stream) {
+void adamw(const AdamShape& s, const float* g, const float* squares, const float* hyper, const float* overflow,
+           float* master, Dst m, Dst v, Dst w, void* stream) {
     if (s.elements <= 0) return;
-    adamw_kernel<<<blocks_for(s.elements, threads), threads, 0, stream_of(stream)>>>(s, g, squares, hyper, master, m, v,
-                                                                                     w);
+    adamw_kernel<<<blocks_for(s.elements, threads), threads, 0, stream_of(stream)>>>(s, g, squares, hyper, overflow,
+                                                                                     master, m, v, w);
     CUDA_CHECK(cudaGetLastError());
 }
 

@@ -103,6 +103,36 @@ __global__ void __launch_bounds__(threads) expert_counts_kernel(const std::int32
     counts[e] = sum;
 }
 
+// Every block finds the fullest buffer by itself, out of the L2 cache, and fills its part of the places; a warp adds up
+// what one buffer takes.
+__global__ void __launch_bounds__(threads)
+    fit_kernel(FitShape s, const std::int32_t* counts, const std::int32_t* row_of, std::int32_t* fitting,
+               std::int32_t* fitting_row_of, float* overflow) {
+    __shared__ long long fullest[warps];
+    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
+    const int local = s.experts / s.ep, buffers = s.ep * s.etp;
+    long long most = 0;
+    for (int buffer = warp; buffer < buffers; buffer += warps) {
+        const int p = buffer / s.etp, m = buffer % s.etp;
+        long long rows = 0;
+        for (int i = lane; i < s.ep * local; i += warp_size) {
+            const std::int64_t row = std::int64_t{i / local} * s.etp + m;
+            rows += counts[row * s.experts + p * local + i % local];
+        }
+        rows = warp_sum(rows);
+        most = rows > most ? rows : most;
+    }
+    if (lane == 0) fullest[warp] = most;
+    __syncthreads();
+    for (int w = 0; w < warps; ++w) most = fullest[w] > most ? fullest[w] : most;
+    const bool fits = most <= s.capacity;
+    const std::int64_t first = std::int64_t{blockIdx.x} * threads + threadIdx.x,
+                       step = std::int64_t{gridDim.x} * threads;
+    for (std::int64_t i = first; i < std::int64_t{buffers} * s.experts; i += step) fitting[i] = fits ? counts[i] : 0;
+    for (std::int64_t i = first; i < s.copies; i += step) fitting_row_of[i] = fits ? row_of[i] : -1;
+    if (first == 0 && !fits) *overflow += static_cast<float>(most - s.capacity);
+}
+
 void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int64_t tokens, int top_k,
                  int experts, void* stream) {
     if (experts <= 0) return;
@@ -147,6 +177,16 @@ void expert_counts(const std::int32_t* all_counts, std::int32_t* counts, int sou
     CUDA_CHECK(cudaGetLastError());
 }
 
+void fit_rows(const FitShape& s, const std::int32_t* counts, const std::int32_t* row_of, std::int32_t* fitting,
+              std::int32_t* fitting_row_of, float* overflow, void* stream) {
+    constexpr std::int64_t most_blocks = 64;
+    const std::int64_t cells = std::int64_t{s.ep} * s.etp * s.experts;
+    const unsigned blocks = blocks_for(s.copies > cells ? s.copies : cells, threads, most_blocks);
+    if (blocks == 0) return;
+    fit_kernel<<<blocks, threads, 0, stream_of(stream)>>>(s, counts, row_of, fitting, fitting_row_of, overflow);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 } // namespace
 
 void add_permute(Kernels& table) {
@@ -154,6 +194,7 @@ void add_permute(Kernels& table) {
     table.permute = permute;
     table.unpermute = unpermute;
     table.expert_counts = expert_counts;
+    table.fit_rows = fit_rows;
 }
 
 } // namespace moe::cuda

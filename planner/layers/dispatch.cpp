@@ -19,14 +19,19 @@ double MoeLayer::arriving_rows(const Builder& b) const {
 // The same with the rows of all ETP ranks.
 double MoeLayer::routed_rows(const Builder& b) const { return arriving_rows(b) * b.plan().etp; }
 
-// Planned rows of the expert side, before ETP. The worst case is every token of the EP group choosing this rank's
-// experts.
+// Every token of the EP group chooses this rank's experts, before ETP.
+std::int64_t MoeLayer::worst_rows(const Builder& b) const {
+    const Plan& plan = b.plan();
+    if (plan.ep == 1) return b.local_tokens() * moe_.top_k;
+    const std::int64_t worst = b.local_tokens() * plan.ep * std::min(moe_.top_k, moe_.experts / plan.ep);
+    return plan.router.expert_capacity > 0.0 ? std::min(worst, expert_capacity(b) * moe_.experts) : worst;
+}
+
+// Planned rows of the expert side, before ETP.
 std::int64_t MoeLayer::capacity(const Builder& b) const {
     const Plan& plan = b.plan();
-    const std::int64_t balanced = b.local_tokens() * moe_.top_k;
+    const std::int64_t balanced = b.local_tokens() * moe_.top_k, worst = worst_rows(b);
     if (plan.ep == 1) return balanced;
-    std::int64_t worst = b.local_tokens() * plan.ep * std::min(moe_.top_k, moe_.experts / plan.ep);
-    if (plan.router.expert_capacity > 0.0) worst = std::min(worst, expert_capacity(b) * moe_.experts);
     // Stacks of other people size their buffers by what arrives; ours plans for the worst unless told a factor.
     if (plan.capacity <= 0.0 && plan.stack == "moe-plan") return worst;
     if (plan.capacity <= 0.0)
@@ -35,6 +40,18 @@ std::int64_t MoeLayer::capacity(const Builder& b) const {
     const auto planned =
         static_cast<std::int64_t>(std::ceil(plan.capacity * static_cast<double>(balanced) / 128.0)) * 128;
     return std::min(worst, planned);
+}
+
+// Counts and places that fit the buffers of the expert side: those that are, or none. Every rank that exchanges rows
+// has the same counts, so all of them come to the same end.
+void MoeLayer::fit_rows(Builder& b, TensorId& counts, const RowsAttr& attr) {
+    if (b.program().io.overflow == no_tensor || capacity(b) >= worst_rows(b)) return;
+    const Tensor all = b.at(counts), places = b.at(row_of_);
+    const TensorId fitting = b.tensor(all.name + ".fitting", Dtype::i32, all.rows, all.cols),
+                   row_of = b.tensor(places.name + ".fitting", Dtype::i32, places.rows, 1);
+    b.emit(OpKind::fit_rows, {counts, row_of_}, {fitting, row_of, b.program().io.overflow}, attr);
+    counts = fitting;
+    row_of_ = row_of;
 }
 
 // rows [T*K, C] -> expert-grouped rows [capacity, C], or back.
@@ -102,6 +119,7 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
         counts_ = counts;
         if (exchanges(b) && !gathers(b)) {
             all_counts_ = gather_counts(b, counts);
+            fit_rows(b, all_counts_, {1, capacity(b), moe_.experts, plan.ep, plan.etp, false});
             counts_ = b.tensor("local_counts", Dtype::i32, moe_.experts / plan.ep, 1);
             b.emit(OpKind::expert_counts, {all_counts_}, {counts_},
                    RowsAttr{1, capacity(b), moe_.experts, plan.ep, plan.etp, false});
@@ -207,6 +225,7 @@ MoeLayer::Rows MoeLayer::dispatch_gathered(Builder& b, TensorId x, TensorId weig
         counts_ = b.tensor("local_counts", Dtype::i32, local, 1);
         row_of_ = b.tensor("row_of.local", Dtype::i32, tokens * moe_.top_k, 1);
         b.emit(OpKind::permute_map, {mine}, {counts_, row_of_}, whole);
+        fit_rows(b, counts_, {1, capacity(b) * plan.etp, local, 1, 1, false});
     }
     const std::int64_t cap = capacity(b) * plan.etp;
     const double expected = routed_rows(b);

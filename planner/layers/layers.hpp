@@ -115,7 +115,9 @@ private:
     TensorId move_rows(Builder& b, TensorId rows, bool back, const std::string& name);
     double arriving_rows(const Builder& b) const;
     double routed_rows(const Builder& b) const;
+    std::int64_t worst_rows(const Builder& b) const;
     std::int64_t capacity(const Builder& b) const;
+    void fit_rows(Builder& b, TensorId& counts, const RowsAttr& attr);
     bool exchanges(const Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
     bool gathers(const Builder& b) const { return exchanges(b) && b.plan().dispatcher == Dispatcher::allgather; }
 

@@ -96,8 +96,8 @@ Op bias_step(const Program& program, const Plan& plan, const RouterIo& router) {
     const Tensor& bias = tensor(program, router.bias);
     for (const Bucket& b : program.buckets) {
         if (b.weights != bias.base && b.gathered != bias.base) continue;
-        Op op = make(OpKind::expert_bias, Stream::compute, Module::optimizer, {router.load}, {b.master, b.weight_shard},
-                     ExpertBiasAttr{router.experts, bias.offset, plan.router.bias_update});
+        Op op = make(OpKind::expert_bias, Stream::compute, Module::optimizer, {router.load, program.io.overflow},
+                     {b.master, b.weight_shard}, ExpertBiasAttr{router.experts, bias.offset, plan.router.bias_update});
         op.layer = static_cast<std::int16_t>(router.layer);
         op.bytes = 20.0 * router.experts; // load, master and weight
         return op;
@@ -130,7 +130,7 @@ Template finish_template(const Program& program, const Plan& plan) {
         op.flops = 2.0 * static_cast<double>(b.elements / b.group_size);
         finish.ops.push_back(std::move(op));
     }
-    all_reduce(groups::world, io.gradient_norm);
+    all_reduce(groups::world, io.step_sums);
     const bool offloaded = (plan.offload & offload::optimizer) != 0;
     const auto states = [](const Bucket& b) { return std::vector<TensorId>{b.master, b.exp_avg, b.exp_avg_sq}; };
     const auto copy = [&](OpKind kind, const Bucket& b) {
@@ -148,7 +148,7 @@ Template finish_template(const Program& program, const Plan& plan) {
     for (const Bucket& b : program.buckets) {
         Op op =
             make(OpKind::adamw, Stream::compute, Module::optimizer,
-                 {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq},
+                 {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq, io.overflow},
                  {b.master, b.exp_avg, b.exp_avg_sq, b.weight_shard}, AdamAttr{b.elements / b.group_size, b.decayed});
         op.bytes = bytes(program, b.gradient_shard) + bytes(program, b.weight_shard) +
                    2.0 * (bytes(program, b.master) + bytes(program, b.exp_avg) + bytes(program, b.exp_avg_sq));

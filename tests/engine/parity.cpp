@@ -47,6 +47,7 @@ Trained train_three(const Plan& plan, std::uint64_t seed) {
     for (int step = 0; step < 3; ++step) {
         const StepResult r = trainer.step(source);
         result.losses.push_back(r.loss);
+        result.overflow.push_back(r.overflow);
         result.aux_losses.push_back(r.aux_loss() + r.mtp_loss);
         if (step > 0) continue;
         result.grad_norm = r.grad_norm;

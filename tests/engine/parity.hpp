@@ -16,6 +16,7 @@ struct Trained {
     double grad_norm = 0.0;                 // of the first step
     std::map<std::string, std::vector<float>> gradients, weights; // of the first step, after the last
     std::vector<std::vector<std::int64_t>> routed;                // tokens by MoE layer and expert, all steps
+    std::vector<double> overflow;                                 // rows without a place, by step
 };
 
 Trained train_three(const moe::Plan& plan, std::uint64_t seed = 1); // seed: of the initial weights

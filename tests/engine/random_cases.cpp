@@ -111,6 +111,7 @@ void draw_passes(Dice& dice, RandomCase& c) {
     }
     maybe(8, "optimizer", "adamw+bf16_moments");
     maybe(5, "dispatcher", "allgather");
+    maybe(4, "capacity", dice.of({"1", "1.25"}));
     maybe(8, "memory_efficient_permutation", "off");
     maybe(8, "tp_overlap", "on");
     maybe(6, "ep_overlap", "on");

@@ -45,8 +45,8 @@ Case adamw_case(AdamShape s, double clip, Type moments, Type weights) {
     out.bytes = static_cast<double>(n) *
                 (12.0 + 4.0 * static_cast<double>(size_of(moments)) + static_cast<double>(size_of(weights)));
     out.call = [d] {
-        table().adamw(d->s, d->g.f32(), d->squares.f32(), d->hyper.f32(), d->master.f32(), d->m.dst(), d->v.dst(),
-                      d->w.dst(), nullptr);
+        table().adamw(d->s, d->g.f32(), d->squares.f32(), d->hyper.f32(), nullptr, d->master.f32(), d->m.dst(),
+                      d->v.dst(), d->w.dst(), nullptr);
     };
     out.error = [d, clip] {
         const double factor = clip > 0.0 && 3.0 > clip ? clip / (3.0 + 1e-6) : 1.0;
@@ -119,6 +119,26 @@ AdamShape shape(std::int64_t elements, std::int64_t offset, std::int64_t decayed
 }
 
 } // namespace
+
+TEST_CASE("adamw and expert_bias: nothing is written where rows overflowed, and everything where none did") {
+    for (const float overflow : {0.0f, 3.0f}) {
+        Random random("overflow");
+        const Tensor hyper(Type::f32, Vec{0.01, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.1, 0.05});
+        const Tensor g = random.tensor(Type::f32, 300), squares(Type::f32, Vec{9.0}),
+                     load(Type::f32, Vec{1.0, 2.0, 3.0, 6.0}), flag(Type::f32, Vec{static_cast<double>(overflow)});
+        Tensor master = random.tensor(Type::f32, 300), m = random.tensor(Type::bf16, 300), v(Type::bf16, Vec(300, 0.5)),
+               w = random.tensor(Type::bf16, 300);
+        const Vec before[] = {master.values(), m.values(), v.values(), w.values()};
+        table().adamw({300, 0, 300}, g.f32(), squares.f32(), hyper.f32(), flag.f32(), master.f32(), m.dst(), v.dst(),
+                      w.dst(), nullptr);
+        const Vec after[] = {master.values(), m.values(), v.values(), w.values()};
+        for (int i = 0; i < 4; ++i) CHECK((after[i] == before[i]) == (overflow > 0.0f));
+        Tensor bias(Type::f32, Vec(4, 1.0)), copy(Type::bf16, Vec(4, 1.0));
+        table().expert_bias({4, 0, 0, 4, 0.25}, load.f32(), flag.f32(), bias.f32(), copy.dst(), nullptr);
+        CHECK((bias.values() == Vec(4, 1.0)) == (overflow > 0.0f));
+        CHECK((copy.values() == Vec(4, 1.0)) == (overflow > 0.0f));
+    }
+}
 
 TEST_CASE("adamw: clipping, the decayed part of the bucket, storages") {
     for (const Type moments : {Type::f32, Type::bf16}) {

@@ -191,6 +191,37 @@ TEST_CASE("expert_counts, sort_rows, unsort_rows: one or several sources, ETP me
     }
 }
 
+TEST_CASE("fit_rows: what fits goes through, what does not routes nothing and says by how many rows") {
+    const FitShape shapes[] = {{24, 0, 4, 1, 1}, {1000, 0, 8, 4, 1}, {70, 0, 6, 2, 3}, {5, 0, 64, 64, 1}};
+    for (FitShape s : shapes) {
+        const int local = s.experts / s.ep;
+        Random random(fmt::format("fit {} {} {}", s.experts, s.ep, s.etp));
+        Index counts, row_of;
+        for (int i = 0; i < s.ep * s.etp * s.experts; ++i) counts.push_back(random.below(9));
+        for (std::int64_t i = 0; i < s.copies; ++i) row_of.push_back(random.below(1000) - 1);
+        std::int64_t fullest = 0; // rows of the fullest buffer
+        for (int p = 0; p < s.ep; ++p)
+            for (int m = 0; m < s.etp; ++m) {
+                std::int64_t rows = 0;
+                for (int cell = 0; cell < s.ep * s.etp * s.experts; ++cell)
+                    if (cell % s.experts / local == p && cell / s.experts % s.etp == m)
+                        rows += counts[static_cast<std::size_t>(cell)];
+                fullest = std::max(fullest, rows);
+            }
+        for (const std::int64_t missing : {std::int64_t{-3}, std::int64_t{0}, std::int64_t{1}, fullest}) {
+            s.capacity = fullest - missing;
+            Index fitting(counts.size(), 77), fitting_row_of(row_of.size(), 77);
+            Tensor overflow(Type::f32, Vec{2.0});
+            table().fit_rows(s, counts.data(), row_of.data(), fitting.data(), fitting_row_of.data(), overflow.f32(),
+                             nullptr);
+            const bool fits = missing <= 0;
+            CHECK(fitting == (fits ? counts : Index(counts.size(), 0)));
+            CHECK(fitting_row_of == (fits ? row_of : Index(row_of.size(), -1)));
+            CHECK(overflow.at(0) == 2.0 + (fits ? 0.0 : static_cast<double>(missing)));
+        }
+    }
+}
+
 TEST_CASE("sort_rows: counts beyond the capacity write nothing outside it") {
     RowsShape s = rows_shape(2, 2, 0, 2, 2);
     s.capacity = 4;

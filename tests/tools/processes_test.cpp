@@ -104,6 +104,25 @@ TEST_CASE("mpirun starts a process per rank, with the losses of threads") {
     CHECK(run.err.find("8 processes") != std::string::npos);
 }
 
+TEST_CASE("processes run a step again where routed rows overflow, as threads do") {
+    const Folder folder;
+    set_up(folder);
+    REQUIRE(folder
+                .run("moe-plan search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 256 "
+                     "--precision fp32 --fix tp=1 --fix ep=4 --fix pp=2 --fix mbs=1 --fix capacity=1 --out plan.json")
+                .status == 0);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
+    folder.run(start("RANK", "WORLD_SIZE", "--steps 2 --json"));
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+    const Json processes = Json::parse(folder.read("out.0"));
+    for (int i = 0; i < 2; ++i) {
+        CHECK(threads["steps"][i]["overflow"] > 0.0);
+        for (const char* figure : {"loss", "grad_norm", "overflow"})
+            CHECK(processes["steps"][i][figure] == threads["steps"][i][figure]);
+    }
+    CHECK(folder.read("err.0").find("too many for the planned capacity: the step was run again") != std::string::npos);
+}
+
 TEST_CASE("processes save together, and a run of threads goes on from it") {
     const Folder folder;
     set_up(folder);

@@ -1,0 +1,28 @@
+// Steps that are run again: where routed rows have planned capacity (Plan::capacity) and more came, the step changed no
+// weight, and the same step with room for the worst case takes its place.
+#pragma once
+
+#include "planner/memory.hpp"
+
+#include <optional>
+
+namespace moe {
+
+// Whether more routed rows can come than the plan's buffers hold. Only our stack has buffers that can overflow: what
+// arrives over EP is bounded by nothing else (without EP every copy has its place), and its Programs then tell so
+// (ProgramIo::overflow).
+bool may_overflow(const Plan& plan);
+
+// The plan of the step that is run again: worst-case buffers, and as little kept as can be, so that it needs hardly
+// more memory. Its Programs give the bits of `plan` with worst-case capacity, since neither recomputation nor offload
+// changes any. Empty where nothing can overflow.
+std::optional<Plan> rerun_plan(const Plan& plan);
+
+// plan_memory() of a Program that was lowered from `plan`, with room in the same arena for the Program that is run in
+// its place, counted as workspace.
+MemoryPlan plan_memory_with_rerun(const Plan& plan, const Program& program);
+
+// Whether both have weights, gradients, optimizer states, inputs and scalars at the same places.
+bool same_states(const Program& a, const MemoryPlan& memory_a, const Program& b, const MemoryPlan& memory_b);
+
+} // namespace moe
