@@ -1,6 +1,7 @@
 // One GPU as a device: memory by cudaMalloc, copies through pinned staging, a stream, steps as CUDA graphs.
 #include "engine/cuda/backend.hpp"
 
+#include "kernels/cuda/cuda_kernels.hpp"
 #include "planner/error.hpp"
 
 #include <cuda_runtime_api.h>
@@ -29,6 +30,7 @@ public:
     CudaQueue& operator=(const CudaQueue&) = delete;
     ~CudaQueue() override {
         cudaStreamSynchronize(stream_);
+        cuda_forget_stream(stream_);
         for (cudaGraphExec_t step : steps_)
             if (step != nullptr) cudaGraphExecDestroy(step);
         for (cudaEvent_t stamp : stamps_) cudaEventDestroy(stamp);
@@ -145,6 +147,12 @@ public:
         std::size_t free = 0, all = 0;
         check(cudaMemGetInfo(&free, &all), "asking for free memory");
         return static_cast<double>(free);
+    }
+
+    double used_bytes() const override {
+        std::size_t free = 0, all = 0;
+        check(cudaMemGetInfo(&free, &all), "asking for free memory");
+        return static_cast<double>(all - free);
     }
 
     void fill(void* target, int byte, std::size_t size) override {

@@ -5,6 +5,7 @@
 // a CUDA graph. What differs from the CPU:
 // * reduce_sum and reduce_max read the array `srcs` (at most 64 device pointers) on the host when they are called.
 // * Every kernel is deterministic: sums have a fixed order, no floating-point atomics.
+// * Dense products are cuBLASLt's where libcublasLt.so.13 can be opened when the table is made.
 // * Sizes beyond the kernels' limits (attention heads wider than 256, more than 64 streams) throw std::runtime_error,
 //   as does every CUDA error.
 #pragma once
@@ -17,6 +18,13 @@ namespace moe {
 
 // The table, every entry set; null where cuda_supported() says no.
 const Kernels* cuda_kernels();
+
+// The same without libraries: what every entry is compared with. Null likewise.
+const Kernels* cuda_plain_kernels();
+// The library of dense products with its version, or why it is not used.
+std::string cuda_gemm_library();
+// To be called before a stream is destroyed: the library's workspace belongs to the stream that first used it.
+void cuda_forget_stream(void* stream);
 
 // Whether there is a driver and a device that the kernels are compiled for; if not, `why` says what is missing.
 bool cuda_supported(std::string& why);

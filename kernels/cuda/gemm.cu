@@ -25,8 +25,7 @@ void launch(const Product& p, void* stream) {
     }
 }
 
-void gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
-    if (s.m <= 0 || s.n <= 0) return;
+Product product_of(const GemmShape& s, Src a, Src b, Dst c) {
     Product p;
     p.m = s.m, p.n = s.n, p.k = s.k > 0 ? s.k : 0;
     p.lda = s.lda != 0 ? s.lda : (s.transpose_a ? s.m : s.k);
@@ -34,7 +33,18 @@ void gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
     p.ldc = s.ldc != 0 ? s.ldc : s.n;
     p.transpose_a = s.transpose_a, p.transpose_b = s.transpose_b, p.accumulate = s.accumulate;
     p.a = a + s.a_offset, p.b = b + s.b_offset, p.c = c + s.c_offset;
-    launch(p, stream);
+    return p;
+}
+
+void plain_gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
+    if (s.m <= 0 || s.n <= 0) return;
+    launch(product_of(s, a, b, c), stream);
+}
+
+void gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
+    if (s.m <= 0 || s.n <= 0) return;
+    const Product p = product_of(s, a, b, c);
+    if (!library_gemm(p, stream_of(stream))) launch(p, stream);
 }
 
 void grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* counts, Dst c, void* stream) {
@@ -69,5 +79,6 @@ void add_gemm(Kernels& table) {
     table.gemm = gemm;
     table.grouped_gemm = grouped_gemm;
 }
+void add_plain_gemm(Kernels& table) { table.gemm = plain_gemm; }
 
 } // namespace moe::cuda

@@ -79,6 +79,9 @@ private:
 void launch_bf16(const Product& product, cudaStream_t stream);
 void launch_f32(const Product& product, cudaStream_t stream);
 
+// The product by cuBLASLt, dense only; false where the machine has no such library or it does not take the product.
+bool library_gemm(const Product& product, cudaStream_t stream);
+
 // Blocks of a persistent grid: as many as there can be tiles, at most `per_multiprocessor` on each.
 unsigned persistent_blocks(const Product& product, int tile_m, int tile_n, int per_multiprocessor);
 

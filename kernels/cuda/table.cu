@@ -56,8 +56,19 @@ const Kernels* cuda_kernels() {
         return t;
     }();
     std::string why;
-    static const bool supported = cuda_supported(why);
+    static const bool supported = cuda_supported(why) && !cuda_gemm_library().empty(); // opened before any capture
     return supported ? &table : nullptr;
+}
+
+const Kernels* cuda_plain_kernels() {
+    if (cuda_kernels() == nullptr) return nullptr;
+    static const Kernels table = [] {
+        Kernels plain = *cuda_kernels();
+        plain.name = "cuda, plain";
+        cuda::add_plain_gemm(plain);
+        return plain;
+    }();
+    return &table;
 }
 
 } // namespace moe

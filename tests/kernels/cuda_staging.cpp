@@ -164,6 +164,8 @@ void run(Launch launch) {
     stopwatch().seconds += times[times.size() / 2] * 1e-3;
 }
 
+const Kernels* launched() { return staged_plain() ? cuda_plain_kernels() : cuda_kernels(); }
+
 template <auto member>
 struct Staged;
 template <class... Arguments, void (*Kernels::*member)(Arguments...)>
@@ -171,7 +173,7 @@ struct Staged<member> {
     static void call(Arguments... arguments) {
         Mirrors mirrors;
         const auto on_device = std::make_tuple(mirrors.device(arguments)...);
-        run([&] { std::apply(cuda_kernels()->*member, on_device); });
+        run([&] { std::apply(launched()->*member, on_device); });
         mirrors.bring_back();
     }
 };
@@ -183,7 +185,7 @@ void reduce(Dst dst, const void* const* srcs, int sources, std::int64_t n, Type 
     std::vector<const void*> on_device;
     for (int s = 0; s < sources; ++s) on_device.push_back(mirrors.device(Src{srcs[s], type}).data);
     const Dst to = mirrors.device(dst);
-    run([&] { (cuda_kernels()->*member)(to, on_device.data(), sources, n, type, mirrors.device(stream)); });
+    run([&] { (launched()->*member)(to, on_device.data(), sources, n, type, mirrors.device(stream)); });
     mirrors.bring_back();
 }
 
@@ -193,6 +195,11 @@ void stage(Kernels& table) {
 }
 
 } // namespace
+
+bool& staged_plain() {
+    static bool plain = false;
+    return plain;
+}
 
 Stopwatch& stopwatch() {
     static Stopwatch watch;

@@ -25,7 +25,7 @@ using namespace moe::test;
 constexpr int skipped_status = 77; // meson's and automake's exit status of a skipped test
 
 // One line of the report: a worst error beside the tolerance it is held to, or a time beside the floor that the
-// device's memory and arithmetic set. Times carry no bar: these kernels are the plain ones.
+// device's memory and arithmetic set, or beside the plain kernel of the same product. Only the last times carry a bar.
 struct Line {
     std::string name, unit;
     double ours = 0.0, reference = 0.0;
@@ -81,7 +81,12 @@ std::vector<Line> time_lines(const Device& device) {
             const bool bf16 = c.name.find("bf16*bf16") != std::string::npos || c.name.find("f32") == std::string::npos;
             const double peak = bf16 ? device.bf16_flops : device.f32_flops;
             const double floor = std::max(c.bytes / device.bytes_per_second, c.flops / peak);
-            lines.push_back({c.name, "us", device_seconds(c.call) * 1e6, floor * 1e6, std::nullopt});
+            const double ours = device_seconds(c.call) * 1e6;
+            lines.push_back({c.name, "us", ours, floor * 1e6, std::nullopt});
+            if (c.name.rfind("gemm ", 0) != 0) continue;
+            staged_plain() = true;
+            lines.push_back({c.name + ": beside the plain kernel", "us", ours, device_seconds(c.call) * 1e6, 1.02});
+            staged_plain() = false;
         }
     }
     return lines;
@@ -104,7 +109,12 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
         rows.back()["ok"] = l.ok();
     }
     std::ofstream file(path);
-    file << nlohmann::ordered_json{{"device", device.name}, {"passed", passed}, {"rows", rows}}.dump(1) << '\n';
+    file << nlohmann::ordered_json{{"device", device.name},
+                                   {"gemm", cuda_gemm_library()},
+                                   {"passed", passed},
+                                   {"rows", rows}}
+                .dump(1)
+         << '\n';
     file.close();
     return !file.fail();
 }
@@ -141,7 +151,8 @@ int report(const Options& options, bool passed) {
         fmt::print(stderr, "cannot write {}\n", options.out);
         return 1;
     }
-    fmt::print("\n{}: {} cases checked, {}\n", device.name, all_checked().size(), passed ? "all passed" : "FAILED");
+    fmt::print("\n{}, {}: {} cases checked, {}\n", device.name, cuda_gemm_library(), all_checked().size(),
+               passed ? "all passed" : "FAILED");
     return passed ? 0 : 1;
 }
 
@@ -196,6 +207,13 @@ int main(int argc, char** argv) {
     }
     const Options options(argc, argv);
     doctest::Context context(static_cast<int>(options.rest.size()), options.rest.data());
-    const bool passed = context.run() == 0;
+    bool passed = context.run() == 0;
+    if (!context.shouldExit()) { // the products that a library has taken above
+        staged_plain() = true;
+        doctest::Context again;
+        again.addFilter("test-case", "gemm:*");
+        passed = again.run() == 0 && passed;
+        staged_plain() = false;
+    }
     return context.shouldExit() ? (passed ? 0 : 1) : report(options, passed);
 }
