@@ -42,6 +42,9 @@ public:
     virtual void release(char* memory) noexcept = 0;
     // Bytes free now, for messages; 0 where that is not known.
     virtual double free_bytes() const { return 0.0; }
+    // Bytes of the device that are taken now, by whomever: arena, context, loaded kernels, libraries and other
+    // programs; 0 where that is not known.
+    virtual double used_bytes() const { return 0.0; }
 
     // In the order of the queue. `source` of write() may change as soon as it returns; read() returns when the bytes
     // are there.

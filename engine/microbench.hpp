@@ -1,4 +1,4 @@
-// What ops cost on this machine: small training runs over a grid of sizes, every op timed where it really runs.
+// What ops cost on this machine: training runs over a grid of sizes, every op timed where it really runs.
 #pragma once
 
 #include "planner/hardware.hpp"
@@ -13,6 +13,9 @@ namespace moe {
 struct MicrobenchOptions {
     double seconds = 18.0; // budget; the grid is walked from small to large and cut off when it is spent
     int permits = 0;       // ranks that run at once, 0 = the machine's cores
+    std::string backend = "cpu";
+    // One rank and sizes up to those of real layers, instead of eight ranks that share a machine's cores.
+    bool one_rank = false;
     std::function<void(const std::string& line)> progress; // may be empty
 };
 
@@ -21,11 +24,17 @@ struct Microbench {
     // where it has none, sorted by work. Ranks run side by side on all cores, so shared caches and memory are in the
     // times, and a communication op's time includes the wake-up of its thread, but not the wait for others.
     std::map<std::string, std::vector<MeasuredCall>> measured;
-    double fp32_flops = 0.0, bf16_flops = 0.0; // of one core, best large GEMM with operands in that storage, FLOP/s
-    double memory_bandwidth = 0.0;             // of one core with all busy, bytes/s, largest elementwise ops
+    // Of one core, or of a GPU: best large GEMM with operands in that storage, FLOP/s, and bytes/s of the largest
+    // elementwise ops (cores: with all of them busy).
+    double fp32_flops = 0.0, bf16_flops = 0.0;
+    double memory_bandwidth = 0.0;
+    std::string device; // where the ranks' memory lay
+    // 0 on devices without a queue. What is taken on the device beside the arena; the host's time to launch a kernel;
+    // what a time stamp between two ops takes, which is not in the times above.
+    double context_bytes = 0.0, launch_seconds = 0.0, stamp_seconds = 0.0;
 };
 
-// Throws Error (failure) when this machine cannot run the CPU back end.
+// Throws Error when this machine cannot run the back end.
 Microbench run_microbench(const MicrobenchOptions& options);
 
 } // namespace moe

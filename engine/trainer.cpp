@@ -459,6 +459,7 @@ std::vector<std::vector<std::int64_t>> Trainer::routed_in_step(bool again) const
     return sum;
 }
 
-double Trainer::memory_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }
+double Trainer::arena_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }
+double Trainer::memory_gib() const { return std::max(arena_gib(), ranks_.front().device->used_bytes() / (1 << 30)); }
 
 } // namespace moe

@@ -114,7 +114,9 @@ public:
     // Rows of the recorded step whose duration is the median of the last kept ones (the first step, which touches
     // memory for the first time, is left out when there are others).
     Timeline timeline() const;
-    double memory_gib() const; // largest arena of a rank
+    // Largest arena of a rank; on a device that can tell, all that is taken there, which counts context and libraries.
+    double memory_gib() const;
+    double arena_gib() const; // as planned
     // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }

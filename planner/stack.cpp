@@ -354,7 +354,8 @@ Stack load_stack(const std::string& name, const Hardware& hardware, const Coeffi
     }
     const std::string path = stacks_folder() + "/" + words.front() + ".json";
     Json json = read_with_bases(words.front(), 0);
-    apply_hardware(json, hardware.name, path);
+    // `calibrate` names a GPU's profile after the datasheet's.
+    apply_hardware(json, hardware.name.substr(0, hardware.name.rfind("-measured")), path);
     apply_features(json, {words.begin() + 1, words.end()}, path);
     Stack stack = read_stack(json, path, coefficients);
     if (stack.name != words.front())

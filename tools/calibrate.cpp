@@ -1,4 +1,5 @@
 // The verb calibrate: measures this machine and writes a hardware profile that search and replay price with.
+#include "engine/backend.hpp"
 #include "engine/microbench.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
@@ -6,6 +7,7 @@
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
+#include <array>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -30,7 +32,33 @@ std::string today() {
     return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
 }
 
-Hardware measured_profile(const CalibrateOptions& options, const Microbench& bench) {
+// The datasheet profile of a GPU, by the name that its driver gives it.
+std::string profile_of(const std::string& device) {
+    constexpr std::array profiles{std::pair{"GB300", "gb300-nvl72"}, std::pair{"GB200", "gb200-nvl72"},
+                                  std::pair{"B300", "b300"},         std::pair{"B200", "b200"},
+                                  std::pair{"H200", "h200"},         std::pair{"H800", "h800"},
+                                  std::pair{"H100", "h100"}};
+    for (const auto& [gpu, profile] : profiles)
+        if (device.find(gpu) != std::string::npos) return profile;
+    refuse("calibrate: there is no profile of datasheet figures for the GPU {}: add one to profiles/hardware", device);
+}
+
+// Peaks, links and capacity stay those of the datasheet: one GPU says nothing of the fabric. The stack finds what it
+// states for the datasheet's GPU by the name without "-measured".
+Hardware measured_gpu(const CalibrateOptions& options, const Microbench& bench) {
+    Hardware hardware = load_hardware(profile_of(bench.device));
+    hardware.name += "-measured";
+    hardware.default_stack = "moe-plan";
+    hardware.context_bytes = bench.context_bytes;
+    hardware.measured = bench.measured;
+    hardware.measured_by =
+        fmt::format("{}, {}, moe-plan calibrate --backend {}; launch {:.2f} us, stamp {:.2f} us (taken off)", today(),
+                    bench.device, options.backend, 1e6 * bench.launch_seconds, 1e6 * bench.stamp_seconds);
+    hardware.source = "costs by op kind and context_bytes measured on this GPU; the rest: " + hardware.source;
+    return hardware;
+}
+
+Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench) {
     Hardware hardware = load_hardware("cpu-local");
     hardware.name = std::filesystem::path(options.out).stem().string();
     hardware.peak_flops[static_cast<std::size_t>(Precision::fp32)] = bench.fp32_flops;
@@ -45,9 +73,9 @@ Hardware measured_profile(const CalibrateOptions& options, const Microbench& ben
 }
 
 void print_profile(Console& console, const Hardware& hardware, const Microbench& bench) {
-    console.say("{}\none core: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
-                hardware.measured_by, bench.fp32_flops / 1e9, bench.bf16_flops / 1e9, bench.memory_bandwidth / 1e9,
-                gib(hardware.memory_bytes));
+    console.say("{}\n{}: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
+                hardware.measured_by, hardware.cpu ? "one core" : bench.device, bench.fp32_flops / 1e9,
+                bench.bf16_flops / 1e9, bench.memory_bandwidth / 1e9, gib(hardware.memory_bytes));
     Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
     for (const auto& [kind, calls] : bench.measured) {
         if (calls.empty()) continue;
@@ -62,16 +90,18 @@ void print_profile(Console& console, const Hardware& hardware, const Microbench&
 } // namespace
 
 void calibrate_verb(const CalibrateOptions& options) {
-    if (options.backend == "cuda") refuse("--backend cuda: this version calibrates the CPU only; use --backend cpu");
-    if (options.backend != "cpu") refuse("--backend {}: unknown; use cpu", options.backend);
+    backend_named(options.backend);
     // Known now rather than after the measurement.
     const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
     if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
     Console console(options.json);
     MicrobenchOptions how;
+    how.backend = options.backend;
+    how.one_rank = backend_named(options.backend).most_ranks == 1;
+    if (how.one_rank) how.seconds = 150.0; // large weights are drawn on the host
     how.progress = [&console](const std::string& line) { console.progress(line); };
     const Microbench bench = run_microbench(how);
-    const Hardware hardware = measured_profile(options, bench);
+    const Hardware hardware = how.one_rank ? measured_gpu(options, bench) : measured_cores(options, bench);
     const std::string profile = to_json(hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);

@@ -130,7 +130,7 @@ void add_compare(CLI::App& app, CompareOptions& o) {
 void add_calibrate(CLI::App& app, CalibrateOptions& o) {
     CLI::App* verb = add_verb(app, "calibrate", "measure this machine and write a hardware profile",
                               "moe-plan calibrate --backend cpu --out here.json", [&o] { calibrate_verb(o); });
-    verb->add_option("--backend", o.backend, "cpu")->capture_default_str();
+    verb->add_option("--backend", o.backend, "cpu: this machine's cores, or cuda: one GPU")->capture_default_str();
     verb->add_option("--out", o.out, "the hardware profile")->required();
     add_json(verb, o.json);
 }

@@ -45,6 +45,23 @@ TEST_CASE("a short microbenchmark measures every kind of op, in FP32 and in BF16
     }
     CHECK(result.fp32_flops > 1e8);
     CHECK(result.memory_bandwidth > 1e8);
+    CHECK(result.launch_seconds == 0.0); // a CPU has no queue
+    CHECK(result.stamp_seconds == 0.0);
+    CHECK(!result.device.empty());
     options.seconds = 0.0;
     CHECK_THROWS_AS(run_microbench(options), Error);
+}
+
+TEST_CASE("one rank is measured without communication, at larger sizes") {
+    MicrobenchOptions options;
+    options.seconds = 1.0;
+    options.one_rank = true;
+    const Microbench result = run_microbench(options);
+    for (const OpKind kind : {OpKind::gemm, OpKind::grouped_gemm, OpKind::attention, OpKind::attention_grad,
+                              OpKind::permute, OpKind::adamw, OpKind::zero}) {
+        INFO(to_string(kind));
+        CHECK(result.measured.count(measured_key(kind, Dtype::f32)) == 1);
+    }
+    for (const auto& [key, calls] : result.measured) CHECK_MESSAGE(key.find("all_") == std::string::npos, key);
+    CHECK(result.measured.at("gemm").back().work >= 2.0 * 256 * 256 * 256);
 }
