@@ -1,0 +1,87 @@
+// tools/gpu-check without a GPU: what it makes of the programs that it runs, played by scripts.
+#include "tests/tools/command.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <string>
+
+using moe::test::Folder;
+using moe::test::Outcome;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+// A build whose programs are scripts: the kernels' test ends with `kernels`, compare says what was measured.
+void set_up(const Folder& folder, const std::string& kernels, const std::string& memory_gib) {
+    REQUIRE(folder.run("mkdir -p build/tests/kernels build/tests/engine build/tools").status == 0);
+    const auto script = [&](const std::string& name, const std::string& text) {
+        folder.write("build/" + name, "#!/bin/sh\n" + text + "\n");
+    };
+    script("tests/kernels/kernels_cuda_test",
+           "echo '{\"device\": \"a GPU\", \"rows\": [{\"name\": \"gemm\", \"unit\": \"us\", \"ours\": 1.0, "
+           "\"reference\": 2.0, \"ratio\": 0.5, \"bar\": 1.0, \"ok\": true}]}' > \"$3\"\n" +
+               kernels);
+    script("tests/engine/engine_cuda_test", "exit 0");
+    script("tools/moe-plan",
+           "case $1 in compare) echo '{\"predicted_tflops_per_gpu\": 102.0, \"measured_tflops_per_gpu\": 100.0, "
+           "\"predicted_memory_gib\": 10.0, \"measured_memory_gib\": " +
+               memory_gib +
+               ", \"by_kind\": [{\"kind\": \"gemm\", \"count\": 3, \"predicted_seconds\": 1.05, \"measured_seconds\": "
+               "1.0}, {\"kind\": \"zero\", \"count\": 1, \"predicted_seconds\": 9.0, \"measured_seconds\": 0.01}]}' ;; "
+               "*) echo '{}' ;; esac");
+    REQUIRE(folder.run("chmod +x build/*/* build/tests/*/*").status == 0);
+}
+
+Outcome check(const Folder& folder, const std::string& arguments = "") {
+    const char* program = std::getenv("GPU_CHECK");
+    REQUIRE_MESSAGE(program != nullptr, "GPU_CHECK is not set: run this through meson test");
+    return folder.run("python3 " + std::string(program) + " --build \"$PWD/build\" --out \"$PWD/out.json\" " +
+                      arguments);
+}
+
+} // namespace
+
+TEST_CASE("gpu-check: without a device it is skipped and says so") {
+    const Folder folder;
+    set_up(folder, "echo 'skipped: no CUDA device'; exit 77", "10.0");
+    const Outcome outcome = check(folder);
+    CHECK(outcome.status == 77);
+    CHECK(outcome.out == "skipped: no CUDA device\n");
+}
+
+TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all are met") {
+    const Folder folder;
+    set_up(folder, "echo passed", "10.1");
+    const Outcome outcome = check(folder);
+    CHECK(outcome.status == 0);
+    const Json document = Json::parse(folder.read("out.json"));
+    CHECK(document["device"] == "a GPU");
+    CHECK(document["passed"] == true);
+    int steps = 0, memory = 0;
+    for (const Json& row : document["rows"]) {
+        const std::string name = row["name"];
+        CHECK(row["ok"] == true);
+        CHECK(outcome.out.find(name) != std::string::npos);
+        CHECK(name.find(": zero") == std::string::npos); // below 5 % of the step
+        steps += name.ends_with(": step");
+        memory += name.ends_with(": memory");
+    }
+    CHECK(steps == 10);
+    CHECK(memory == 10);
+}
+
+TEST_CASE("gpu-check: a bar that is missed, a test that fails and a time that is over are rows and status 1") {
+    const Folder folder;
+    set_up(folder, "echo passed", "9.7"); // 3 % off
+    CHECK(check(folder).status == 1);
+    CHECK(folder.read("out.json").find("\"ok\": false") != std::string::npos);
+    set_up(folder, "exit 1", "10.0");
+    CHECK(check(folder).out.find("kernels: all cases") != std::string::npos);
+    CHECK(Json::parse(folder.read("out.json"))["passed"] == false);
+    set_up(folder, "echo passed", "10.0");
+    const Outcome late = check(folder, "--seconds 5");
+    CHECK(late.status == 1);
+    CHECK(late.out.find("not run, the time was over") != std::string::npos);
+}
