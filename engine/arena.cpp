@@ -22,7 +22,7 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
     device.fill(memory_.get(), 0xff, bytes_);
     if (memory.host_bytes > 0) {
         host_bytes_ = static_cast<std::size_t>(memory.host_bytes);
-        host_ = open_host();
+        host_ = device.open_offload();
         host_memory_ = {host_->allocate(host_bytes_), Release{host_.get()}};
         if (!host_memory_)
             fail("rank {}: cannot allocate {:.2f} GiB of host memory for what is offloaded; offload less", rank,

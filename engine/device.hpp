@@ -29,6 +29,10 @@ public:
     virtual void wait() = 0;
 };
 
+class Device;
+// This process' memory, without a queue.
+std::unique_ptr<Device> open_host();
+
 // Used by one thread at a time. Everything throws Error (failure) where the device reports one.
 class Device {
 public:
@@ -46,14 +50,15 @@ public:
     // programs; 0 where that is not known.
     virtual double used_bytes() const { return 0.0; }
 
+    // The host's memory that ops of this device copy to and from, where offloaded tensors wait. read() and write() take
+    // its addresses as well.
+    virtual std::unique_ptr<Device> open_offload() const { return open_host(); }
+
     // In the order of the queue. `source` of write() may change as soon as it returns; read() returns when the bytes
     // are there.
     virtual void fill(void* target, int byte, std::size_t bytes) = 0;
     virtual void write(void* target, const void* source, std::size_t bytes) = 0;
     virtual void read(void* target, const void* source, std::size_t bytes) = 0;
 };
-
-// This process' memory, without a queue.
-std::unique_ptr<Device> open_host();
 
 } // namespace moe

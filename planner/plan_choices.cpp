@@ -198,8 +198,6 @@ PlanFault check_executable(const Plan& plan) {
         Choice{plan.fsdp, "fsdp", "on", "off"},
         Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
         Choice{plan.gradients != Precision::fp32, "gradients", to_string(plan.gradients), "fp32"},
-        // The CPU back end copies within the host's memory; GPUs have no such ops here yet.
-        Choice{plan.offload != 0 && !plan.hardware->cpu, "offload", offload::to_string(plan.offload), "none"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},
         Choice{!plan.memory_efficient_permutation, "memory_efficient_permutation", "off", "on"},
         Choice{plan.tp_overlap, "tp_overlap", "on", "off"},

@@ -116,6 +116,22 @@ private:
     void* memory_ = nullptr;
 };
 
+// Pinned, so that copies run behind the queue's other work without the driver's own staging, in a graph too.
+class PinnedHost : public Device {
+public:
+    std::string name() const override { return "this machine's pinned memory"; }
+    char* allocate(std::size_t size) override {
+        void* memory = nullptr;
+        if (cudaMallocHost(&memory, size) == cudaSuccess) return static_cast<char*>(memory);
+        cudaGetLastError(); // the next launch's check must not find it
+        return nullptr;
+    }
+    void release(char* memory) noexcept override { cudaFreeHost(memory); }
+    void fill(void* target, int byte, std::size_t size) override { std::memset(target, byte, size); }
+    void write(void* target, const void* source, std::size_t size) override { std::memcpy(target, source, size); }
+    void read(void* target, const void* source, std::size_t size) override { std::memcpy(target, source, size); }
+};
+
 class CudaDevice : public Device {
 public:
     explicit CudaDevice(bool replayed) : queue_(replayed) {}
@@ -128,6 +144,7 @@ public:
         return properties.name;
     }
     Queue* queue() override { return &queue_; }
+    std::unique_ptr<Device> open_offload() const override { return std::make_unique<PinnedHost>(); }
 
     char* allocate(std::size_t size) override {
         void* memory = nullptr;
@@ -165,7 +182,7 @@ public:
             if (used_ == Staging::bytes) drain();
             const std::size_t piece = std::min(size - done, Staging::bytes - used_);
             std::memcpy(staging_.at(used_), static_cast<const char*>(source) + done, piece);
-            check(cudaMemcpyAsync(static_cast<char*>(target) + done, staging_.at(used_), piece, cudaMemcpyHostToDevice,
+            check(cudaMemcpyAsync(static_cast<char*>(target) + done, staging_.at(used_), piece, cudaMemcpyDefault,
                                   queue_.cuda_stream()),
                   "copying to the GPU");
             used_ += piece;
@@ -177,8 +194,8 @@ public:
         drain();
         for (std::size_t done = 0; done < size;) {
             const std::size_t piece = std::min(size - done, Staging::bytes);
-            check(cudaMemcpyAsync(staging_.at(0), static_cast<const char*>(source) + done, piece,
-                                  cudaMemcpyDeviceToHost, queue_.cuda_stream()),
+            check(cudaMemcpyAsync(staging_.at(0), static_cast<const char*>(source) + done, piece, cudaMemcpyDefault,
+                                  queue_.cuda_stream()),
                   "copying from the GPU");
             queue_.wait();
             std::memcpy(static_cast<char*>(target) + done, staging_.at(0), piece);

@@ -115,6 +115,14 @@ TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the
 
 // Where every expert is chosen, no near tie of two logits can send a token elsewhere. On the CPU, initial weights that
 // are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
+TEST_CASE("cuda: offloaded activations and optimizer states come back, in a graph too") {
+    for (const char* graph : {"none", "full"}) {
+        check_model("qwen3", {{"offload", "optimizer"}, {"cuda_graph", graph}}, 1e-4);
+        check_model("qwen3", {{"offload", "moe_act+qkv_linear+core_attn"}, {"mbs", "2"}, {"cuda_graph", graph}}, 1e-4);
+        check_model("deepseek3", {{"offload", "attn_norm+mlp_norm+optimizer"}, {"cuda_graph", graph}}, 1e-4);
+    }
+}
+
 TEST_CASE("cuda: BF16 training is the CPU's within its rounding") {
     for (const char* model :
          {"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama"}) {
