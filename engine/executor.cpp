@@ -31,32 +31,28 @@ Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh,
 void Executor::step(Recorder& recorder, bool timed) {
     for (std::vector<std::int64_t>& layer : routed_tokens_) std::fill(layer.begin(), layer.end(), 0);
     if (Queue* queue = arena_.device().queue()) return play(*queue, recorder, timed);
-    for (std::size_t s = 0; s < program_.slots.size(); ++s) run(program_.slots[s], s, recorder);
-    busy_ = false;
-}
-
-void Executor::run(const Slot& slot, std::size_t slot_number, Recorder& recorder) {
     double start = recorder.seconds_since(Recorder::Clock::now());
-    for (const Op& op : program_.templates[static_cast<std::size_t>(slot.index)].ops) {
+    for (OpWalk walk(program_); !walk.done(); walk.next()) {
+        const Op& op = walk.op();
         const double waited = communicator_.waited();
-        call(op, slot.micro_batch, slot_number);
+        call(op, walk.slot().micro_batch, walk.slot_number());
         if (op.kind == OpKind::permute_map && op.phase == Phase::forward && !std::get<PermuteAttr>(op.attr).local)
             count_tokens(op);
         const double end = recorder.seconds_since(Recorder::Clock::now());
         recorder.record(start, end, std::max(0.0, end - start - (communicator_.waited() - waited)));
         start = end;
     }
+    busy_ = false;
 }
 
 // One stamp before the first op and one after each.
 void Executor::enqueue(Queue& queue, bool timed) {
     std::size_t stamps = 0;
     if (timed) queue.stamp(stamps++);
-    for (std::size_t s = 0; s < program_.slots.size(); ++s)
-        for (const Op& op : program_.templates[static_cast<std::size_t>(program_.slots[s].index)].ops) {
-            call(op, program_.slots[s].micro_batch, s);
-            if (timed) queue.stamp(stamps++);
-        }
+    for (OpWalk walk(program_); !walk.done(); walk.next()) {
+        call(walk.op(), walk.slot().micro_batch, walk.slot_number());
+        if (timed) queue.stamp(stamps++);
+    }
 }
 
 // Busy time includes the wait for the host where the device has run out of queued work: stamps cannot tell.

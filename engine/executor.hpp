@@ -1,4 +1,4 @@
-// Interprets a Program for one rank: slot by slot, op by op, in the order listed.
+// Interprets a Program for one rank, op by op in the order that OpWalk goes.
 #pragma once
 
 #include "engine/arena.hpp"
@@ -37,7 +37,6 @@ public:
 
 private:
     std::string place(const Op& op, std::size_t slot) const;
-    void run(const Slot& slot, std::size_t slot_number, Recorder& recorder);
     void enqueue(Queue& queue, bool timed);
     void play(Queue& queue, Recorder& recorder, bool timed);
     void call(const Op& op, int micro_batch, std::size_t slot_number);

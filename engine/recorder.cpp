@@ -6,25 +6,21 @@
 namespace moe {
 
 Recorder::Recorder(const Program& program, int rank, int kept) {
-    for (std::size_t s = 0; s < program.slots.size(); ++s) {
-        const Slot& slot = program.slots[s];
-        const Template& ops = program.templates[static_cast<std::size_t>(slot.index)];
-        for (std::size_t i = 0; i < ops.ops.size(); ++i) {
-            const Op& op = ops.ops[i];
-            TimelineRow row;
-            row.rank = rank;
-            row.slot = static_cast<std::int32_t>(s);
-            row.op = static_cast<std::int32_t>(i);
-            row.layer = op.layer;
-            row.kind = op.kind;
-            row.stream = op.stream;
-            row.module = op.module;
-            row.phase = op.phase;
-            row.slot_kind = ops.kind;
-            row.chunk = static_cast<std::int16_t>(ops.chunk);
-            row.micro_batch = slot.micro_batch;
-            rows_.push_back(row);
-        }
+    for (OpWalk walk(program); !walk.done(); walk.next()) {
+        const Op& op = walk.op();
+        TimelineRow row;
+        row.rank = rank;
+        row.slot = static_cast<std::int32_t>(walk.slot_number());
+        row.op = static_cast<std::int32_t>(walk.index());
+        row.layer = op.layer;
+        row.kind = op.kind;
+        row.stream = op.stream;
+        row.module = op.module;
+        row.phase = op.phase;
+        row.slot_kind = walk.ops().kind;
+        row.chunk = static_cast<std::int16_t>(walk.ops().chunk);
+        row.micro_batch = walk.slot().micro_batch;
+        rows_.push_back(row);
     }
     steps_.assign(static_cast<std::size_t>(std::max(1, kept)), std::vector<Times>(rows_.size()));
     current_ = steps_.front().data();

@@ -17,7 +17,7 @@ public:
     Recorder(const Program& program, int rank, int kept);
 
     void begin_step(std::size_t step, Clock::time_point zero);
-    // Ops report in the order in which the Program lists them. Times in seconds from the step's zero.
+    // Ops report in the order of OpWalk. Times in seconds from the step's zero.
     void record(double start, double end, double busy) { current_[next_++] = {start, end, busy}; }
     double seconds_since(Clock::time_point time) const { return std::chrono::duration<double>(time - zero_).count(); }
 

@@ -5,6 +5,7 @@
 #include "planner/error.hpp"
 #include "planner/passes/data_parallel.hpp"
 #include "planner/passes/delay_wgrad.hpp"
+#include "planner/passes/merge.hpp"
 #include "planner/passes/offload.hpp"
 #include "planner/passes/recompute.hpp"
 #include "planner/passes/reshard.hpp"
@@ -239,6 +240,7 @@ void add_slots(Program& program, const std::vector<EmittedChunk>& chunks, const 
     std::vector<std::size_t> last(chunks.size(), 0);
     for (std::size_t i = 0; i < turns.size(); ++i)
         if (turns[i].last()) last[static_cast<std::size_t>(turns[i].chunk)] = i;
+    const std::size_t begin = program.slots.size();
     for (std::size_t i = 0; i < turns.size(); ++i) {
         const auto c = static_cast<std::size_t>(turns[i].chunk);
         int index = template_of(chunks[c], turns[i].kind);
@@ -249,6 +251,11 @@ void add_slots(Program& program, const std::vector<EmittedChunk>& chunks, const 
         }
         program.slots.push_back({index, turns[i].micro_batch});
     }
+    for (std::size_t i = 0; i < turns.size(); ++i)
+        if (turns[i].merged) {
+            Slot& slot = program.slots[begin + i];
+            slot.merge = merge_templates(program, slot.index, program.slots[begin + i + 1].index);
+        }
 }
 
 } // namespace
@@ -256,7 +263,6 @@ void add_slots(Program& program, const std::vector<EmittedChunk>& chunks, const 
 Program lower(const Plan& plan, int pipeline_rank) {
     Program program;
     program.pipeline_rank = pipeline_rank;
-    program.merged = plan.ep_overlap;
     add_io(program, plan);
     const std::vector<Stage> all = stages(plan);
     const std::vector<Turn> turns =

@@ -186,7 +186,9 @@ public:
             micro_batches = std::max(micro_batches, program.slots[s].micro_batch + 1);
             last_[{chunk(s), program.slots[s].micro_batch}] = s;
         }
+        of_tensor_.resize(program.tensors.size());
         for (SavedBlock& block : blocks) {
+            for (const TensorId id : block.tensors) of_tensor_[static_cast<std::size_t>(id)] = &block;
             const auto [at, fresh] = pool_of_size.try_emplace(block.bytes, static_cast<int>(pools_.size()));
             if (fresh) pools_.push_back({block.bytes, 0, {}});
             block.pool = at->second;
@@ -203,7 +205,7 @@ public:
     std::vector<Pool> play() {
         for (std::size_t s = 0; s < program_.slots.size(); ++s) {
             if (chunk(s) < 0) continue;
-            if (program_.merged && s + 1 < program_.slots.size() && runs_beside(turn(s), turn(s + 1))) {
+            if (program_.slots[s].merge >= 0) {
                 merge(s, s + 1);
                 ++s;
                 continue;
@@ -220,11 +222,11 @@ private:
     int chunk(std::size_t slot) const {
         return program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].chunk;
     }
-    Turn turn(std::size_t slot) const { return {kind(slot), chunk(slot), program_.slots[slot].micro_batch}; }
     SlotKind kind(std::size_t slot) const {
         return program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].kind;
     }
-    std::vector<SavedBlock*>& blocks(std::size_t slot) { return of_chunk_[static_cast<std::size_t>(chunk(slot))]; }
+    std::vector<SavedBlock*>& blocks_of(int chunk) { return of_chunk_[static_cast<std::size_t>(chunk)]; }
+    std::vector<SavedBlock*>& blocks(std::size_t slot) { return blocks_of(chunk(slot)); }
 
     void take(SavedBlock& block, std::size_t slot) {
         if (block.from_dgrad && kind(slot) != SlotKind::dgrad) return;
@@ -244,18 +246,51 @@ private:
         if (instance < 0 || freed || (!last && !early)) return;
         pools_[static_cast<std::size_t>(block.pool)].free.push_back(instance);
     }
-    // A forward from its first layer on beside a backward from its last layer on.
+    // A forward takes a block when its first op touches it, the backward beside it releases one behind its last.
     void merge(std::size_t forward, std::size_t backward) {
-        const std::vector<SavedBlock*>&filled = blocks(forward), &emptied = blocks(backward);
-        for (std::size_t i = 0; i < std::max(filled.size(), emptied.size()); ++i) {
-            if (i < filled.size()) take(*filled[i], forward);
-            if (i < emptied.size()) release(*emptied[emptied.size() - 1 - i], backward);
+        const Merge& merge = program_.merges[static_cast<std::size_t>(program_.slots[forward].merge)];
+        const Touches &filled = touches(merge.forward), &emptied = touches(merge.backward);
+        std::size_t f = 0, b = 0;
+        for (const bool from_backward : merge.from_backward) {
+            if (from_backward)
+                for (const SavedBlock* block : emptied[b++].last) release(*block, backward);
+            else
+                for (SavedBlock* block : filled[f++].first) take(*block, forward);
         }
+    }
+
+    // Blocks that an op of a template is the first or the last to touch.
+    struct Touch {
+        std::vector<SavedBlock*> first, last;
+    };
+    using Touches = std::vector<Touch>;
+    const Touches& touches(int index) {
+        const auto [at, fresh] = touches_.try_emplace(index);
+        if (!fresh) return at->second;
+        const Template& tmpl = program_.templates[static_cast<std::size_t>(index)];
+        at->second.resize(tmpl.ops.size());
+        std::map<SavedBlock*, Lifetime> touched;
+        for_each_access(program_, tmpl, [&](TensorId id, int op, bool) {
+            SavedBlock* block = of_tensor_[static_cast<std::size_t>(id)];
+            if (block == nullptr) return;
+            Lifetime& life = touched[block];
+            life.first = std::min(life.first, op);
+            life.last = std::max(life.last, op);
+        });
+        for (SavedBlock* block : blocks_of(tmpl.chunk)) {
+            const auto found = touched.find(block);
+            if (found == touched.end()) continue;
+            at->second[static_cast<std::size_t>(found->second.first)].first.push_back(block);
+            at->second[static_cast<std::size_t>(found->second.last)].last.push_back(block);
+        }
+        return at->second;
     }
 
     const Program& program_;
     std::vector<Pool> pools_;
     std::vector<std::vector<SavedBlock*>> of_chunk_;
+    std::vector<SavedBlock*> of_tensor_;              // none: not saved
+    std::map<int, Touches> touches_;                  // by template
     std::map<std::pair<int, int>, std::size_t> last_; // (chunk, micro-batch) -> slot
 };
 
@@ -318,6 +353,7 @@ MemoryPlan plan_memory(const Program& program) {
 
     // Templates take turns with one workspace; a backward that runs beside a forward has its own behind it.
     // What finish brings to the device lies where activations lay.
+    const bool merged = !program.merges.empty();
     std::int64_t heights[2] = {0, 0}, finish_height = 0;
     std::vector<std::vector<Packed>> packed;
     std::vector<bool> done(program.tensors.size(), false);
@@ -328,16 +364,16 @@ MemoryPlan plan_memory(const Program& program) {
         packed.emplace_back();
         if (!list.empty() && done[static_cast<std::size_t>(list.front().first)]) continue;
         for (const auto& [id, life] : list) done[static_cast<std::size_t>(id)] = true;
-        std::int64_t& height = tmpl.kind == SlotKind::finish                       ? finish_height
-                               : program.merged && tmpl.kind == SlotKind::backward ? heights[1]
-                                                                                   : heights[0];
+        std::int64_t& height = tmpl.kind == SlotKind::finish               ? finish_height
+                               : merged && tmpl.kind == SlotKind::backward ? heights[1]
+                                                                           : heights[0];
         height = std::max(height, pack(program, std::move(list), packed.back()));
     }
     for (std::size_t t = 0; t < packed.size(); ++t) {
         const SlotKind kind = program.templates[t].kind;
-        const std::int64_t start = kind == SlotKind::finish                       ? states
-                                   : program.merged && kind == SlotKind::backward ? plan.arena_bytes + heights[0]
-                                                                                  : plan.arena_bytes;
+        const std::int64_t start = kind == SlotKind::finish               ? states
+                                   : merged && kind == SlotKind::backward ? plan.arena_bytes + heights[0]
+                                                                          : plan.arena_bytes;
         for (const Packed& p : packed[t])
             plan.places[static_cast<std::size_t>(p.id)] = {MemoryClass::transient, start + p.offset, 0, 1, -1};
     }

@@ -47,8 +47,9 @@ struct MemoryPlan {
 // Activations written in a chunk's forward and read in its backward are saved, from the chunk's first slot of a
 // micro-batch to its last; where a backward runs in two slots, until the last of them that reads them, and so is what
 // the first writes for the second. The others live inside one template and share one workspace, packed by first-fit
-// over their lifetimes. In a merged pair of slots the forward saves a layer whenever the backward releases one, and
-// each has its own workspace. Every place is aligned to 256 bytes. Deterministic.
+// over their lifetimes. Of merged slots the forward takes a layer's place with its first op that touches it, the
+// backward gives one free behind its last, and each has its own workspace. Every place is aligned to 256 bytes.
+// Deterministic.
 MemoryPlan plan_memory(const Program& program);
 
 // What fills one rank's arena, component by component; all in bytes, instances in flight and alignment included.

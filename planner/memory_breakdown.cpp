@@ -29,10 +29,10 @@ int most_kept(const Program& program) {
     std::vector<Turn> turns;
     for (const Slot& slot : program.slots) {
         const Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
-        if (tmpl.chunk >= 0) turns.push_back({tmpl.kind, tmpl.chunk, slot.micro_batch});
+        if (tmpl.chunk >= 0) turns.push_back({tmpl.kind, tmpl.chunk, slot.micro_batch, slot.merge >= 0});
     }
     int most = 0;
-    for (const Kept& state : kept_together(turns, static_cast<int>(program.chunks.size()), program.merged))
+    for (const Kept& state : kept_together(turns, static_cast<int>(program.chunks.size())))
         most = std::max(most, std::accumulate(state.micro_batches.begin(), state.micro_batches.end(), 0));
     return most;
 }

@@ -25,6 +25,23 @@ std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
     return 0;
 }
 
+void OpWalk::settle() {
+    for (; !done(); ++first_, at_[0] = at_[1] = 0) {
+        const Slot& slot = program_->slots[first_];
+        if (slot.merge < 0) {
+            if (at_[0] < program_->templates[static_cast<std::size_t>(slot.index)].ops.size()) return;
+            continue;
+        }
+        const std::vector<bool>& order = program_->merges[static_cast<std::size_t>(slot.merge)].from_backward;
+        if (at_[0] + at_[1] < order.size()) {
+            backward_ = order[at_[0] + at_[1]];
+            return;
+        }
+        ++first_;
+        backward_ = false;
+    }
+}
+
 double Tensor::expected_bytes() const {
     const double share = rows > 0 ? expected_rows / static_cast<double>(rows) : 0.0;
     return static_cast<double>(bytes()) * share;

@@ -380,6 +380,13 @@ struct Template {
 struct Slot {
     int index = 0;       // into Program::templates
     int micro_batch = 0; // begin, finish: 0
+    int merge = -1;      // into Program::merges: a forward beside which the slot behind it, a backward, runs
+};
+
+// EP overlap: in which order one rank runs the ops of a forward and of the backward beside it.
+struct Merge {
+    int forward = 0, backward = 0;   // templates
+    std::vector<bool> from_backward; // by op of both: whose it is; the ops of either come in their own order
 };
 
 // What one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
@@ -419,10 +426,33 @@ struct Program {
     std::vector<Bucket> buckets;
     std::vector<Stage> chunks;  // what each chunk holds
     std::vector<int> in_flight; // by chunk
-    // EP overlap: a forward slot and the backward slot of another pair behind it run side by side, layer by layer from
-    // the first and from the last.
-    bool merged = false;
+    std::vector<Merge> merges;  // EP overlap, one for every two templates that run side by side
     ProgramIo io;
+};
+
+// Goes through a Program's ops in the order in which one rank (a thread, a queue) runs them: slot by slot, merged slots
+// together.
+class OpWalk {
+public:
+    explicit OpWalk(const Program& program) : program_(&program) { settle(); }
+    bool done() const { return first_ >= program_->slots.size(); }
+    std::size_t slot_number() const { return first_ + (backward_ ? 1 : 0); } // into Program::slots
+    std::size_t index() const { return at_[backward_ ? 1 : 0]; }             // into the slot's template
+    const Slot& slot() const { return program_->slots[slot_number()]; }
+    const Template& ops() const { return program_->templates[static_cast<std::size_t>(slot().index)]; }
+    const Op& op() const { return ops().ops[index()]; }
+    void next() {
+        ++at_[backward_ ? 1 : 0];
+        settle();
+    }
+
+private:
+    void settle();
+
+    const Program* program_;
+    std::size_t first_ = 0;      // slot, or the forward of two merged ones
+    std::size_t at_[2] = {0, 0}; // next op of it and of the backward beside it
+    bool backward_ = false;
 };
 
 } // namespace moe

@@ -34,11 +34,24 @@ void check(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank) {
                to_string(kind), chunks, chunks * pp, pp, vpp, micro_batches);
 }
 
+// Marks every forward from `first` on whose next turn is a whole backward of something else.
+void merge_pairs(std::vector<Turn>& turns, std::size_t first) {
+    for (std::size_t i = first; i + 1 < turns.size(); ++i) {
+        const Turn &forward = turns[i], &next = turns[i + 1];
+        turns[i].merged = forward.forward() && next.kind == SlotKind::backward &&
+                          (forward.chunk != next.chunk || forward.micro_batch != next.micro_batch);
+    }
+}
+
 } // namespace
 
 std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap) {
     check(kind, pp, vpp, micro_batches, rank);
-    if (splits_backward(kind)) return split_order(kind, pp, micro_batches, rank);
+    if (splits_backward(kind)) {
+        std::vector<Turn> turns = split_order(kind, pp, micro_batches, rank);
+        if (ep_overlap) merge_pairs(turns, 0);
+        return turns;
+    }
     const int total = micro_batches * vpp;
     // Warm-up forwards before the first backward; EP overlap merges a forward with the backward of another micro-batch,
     // which takes one more in flight. Source: Megatron-LM pipeline_parallel/schedules.py.
@@ -55,6 +68,7 @@ std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, i
         if (forward < total) turns.push_back(turn(true, forward++, group, vpp));
         turns.push_back(turn(false, backward, group, vpp));
     }
+    if (ep_overlap) merge_pairs(turns, static_cast<std::size_t>(warm_up));
     return turns;
 }
 
@@ -102,7 +116,7 @@ std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp) {
     return most;
 }
 
-std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp, bool ep_overlap) {
+std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp) {
     const auto covers = [](const Kept& a, const Kept& b) {
         return a.forward == b.forward && a.backward == b.backward &&
                std::equal(a.micro_batches.begin(), a.micro_batches.end(), b.micro_batches.begin(),
@@ -121,7 +135,7 @@ std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp, bool ep
     for (std::size_t i = 0; i < turns.size(); ++i) {
         const Turn& turn = turns[i];
         now.forward = now.backward = -1;
-        if (turn.forward() && ep_overlap && i + 1 < turns.size() && runs_beside(turn, turns[i + 1])) {
+        if (turn.merged) {
             now.forward = turn.chunk;
             now.backward = turns[i + 1].chunk;
             note(now);
@@ -133,11 +147,6 @@ std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp, bool ep
         apply(turn);
     }
     return states;
-}
-
-bool runs_beside(const Turn& forward, const Turn& next) {
-    return forward.forward() && next.kind == SlotKind::backward &&
-           (forward.chunk != next.chunk || forward.micro_batch != next.micro_batch);
 }
 
 } // namespace moe

@@ -47,6 +47,7 @@ struct Turn {
     SlotKind kind = SlotKind::forward;
     int chunk = 0;
     int micro_batch = 0;
+    bool merged = false; // EP overlap: a forward beside which the turn behind it, a whole backward, runs
     bool forward() const { return kind == SlotKind::forward; }
     // What a micro-batch saved on a chunk is free behind this turn.
     bool last() const { return kind == SlotKind::backward || kind == SlotKind::wgrad; }
@@ -54,10 +55,11 @@ struct Turn {
 
 // The order of pipeline rank `rank`: 1F1B, Megatron's interleaved one, and those that split backwards
 // (split_orders.cpp). Each (chunk, micro-batch) once forward, then once backward or once dgrad and once wgrad.
+//
+// EP overlap merges the forwards behind the warm-up with the backwards behind them, which are of other micro-batches or
+// chunks. A last warm-up forward stays alone where micro-batches are too few to fill the pipeline: the backward behind
+// it may need what the forward sends, and a merged pair sends nothing before it has received both inputs.
 std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap = false);
-
-// EP overlap: whether a turn is a forward that the turn behind it, a whole backward of another pair, runs beside.
-bool runs_beside(const Turn& forward, const Turn& next);
 
 // For each chunk of that rank: the most micro-batches that are between the start of their forward and the end of their
 // backward (or wgrad) at one time. FIFO per chunk, so instance = micro_batch % in_flight never collides.
@@ -72,6 +74,6 @@ struct Kept {
 };
 // The fullest states: those that no other state of the same pair exceeds in every chunk. The chunks reach their
 // in_flight at different times, so that no state is as full as the sum of in_flight.
-std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp, bool ep_overlap);
+std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp);
 
 } // namespace moe

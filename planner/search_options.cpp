@@ -31,10 +31,10 @@ bool same_but_graphs(const Plan& a, const Plan& b) {
 // A further choice is a further line. check_plan() and check_stack() drop the combinations that do not go together.
 std::vector<Option> SearchSpace::options() const {
     const std::vector<std::string> off{"off"}, switched{"off", "on"};
-    // What execute runs has none of these.
+    // A rank of ours is one thread or one queue, which overlap does not make faster.
     const bool published = !stack_.executable;
     return {
-        {"ep_overlap", stack_.ep_overlap ? switched : off, [](const Plan& p) { return p.ep > 1; }},
+        {"ep_overlap", published && stack_.ep_overlap ? switched : off, [](const Plan& p) { return p.ep > 1; }},
         {"dispatcher", usual_first(stack_.dispatchers, stack_.usual_dispatcher),
          [](const Plan& p) { return p.ep * p.etp > 1; }},
         {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph), [](const Plan&) { return true; }},

@@ -72,6 +72,7 @@ PlanFault check_features(const Plan& p, const Stack& s) {
 
 // Combinations that the published engines exclude (Megatron-LM's merged schedule and CUDA-graph documents).
 PlanFault check_combinations(const Plan& p, const Stack& s) {
+    if (s.executable) return {};
     if (p.ep_overlap && p.pp > 1 && p.vpp == 1)
         return {"stack: ep_overlap", fmt::format("ep_overlap on: with pp {} needs vpp > 1, found vpp 1", p.pp)};
     if (p.ep_overlap && (p.recompute & (recompute::full | recompute::moe)) != 0)

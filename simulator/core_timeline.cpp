@@ -28,14 +28,12 @@ public:
         : plan_(plan),
           runs_(runs),
           mesh_(plan),
-          threads_(runs.size()),
-          free_(std::max(1, std::min(static_cast<int>(runs.size()), plan.hardware->cores))) {}
+          free_(std::max(1, std::min(static_cast<int>(runs.size()), plan.hardware->cores))) {
+        for (const RankRun& run : runs) threads_.emplace_back(*run.program);
+    }
 
     void play() {
-        for (std::size_t r = 0; r < threads_.size(); ++r) {
-            skip_empty(static_cast<int>(r));
-            ready_.push_back(static_cast<int>(r));
-        }
+        for (std::size_t r = 0; r < threads_.size(); ++r) ready_.push_back(static_cast<int>(r));
         grant();
         while (!events_.empty()) {
             const auto [time, sequence, rank] = events_.top();
@@ -47,33 +45,27 @@ public:
         }
         for (std::size_t r = 0; r < threads_.size(); ++r)
             if (!ended(static_cast<int>(r)))
-                fail("the schedule deadlocks: rank {} waits in slot {}, op {}", r, threads_[r].slot, threads_[r].op);
+                fail("the schedule deadlocks: rank {} waits in slot {}, op {}", r, threads_[r].at.slot_number(),
+                     threads_[r].at.index());
     }
 
 private:
     struct Thread {
-        std::size_t slot = 0, op = 0;
+        explicit Thread(const Program& program) : at(program) {}
+        OpWalk at;
         Step step = Step::arrive;
         double start = -1.0; // when the current op began
         double busy = 0.0;
     };
     using Event = std::tuple<double, std::int64_t, int>;
 
-    const Program& program(int rank) const { return *runs_[static_cast<std::size_t>(rank)].program; }
     Thread& thread(int rank) { return threads_[static_cast<std::size_t>(rank)]; }
-    bool ended(int rank) { return thread(rank).slot >= program(rank).slots.size(); }
-    const Template& current(int rank) {
-        const Program& p = program(rank);
-        return p.templates[static_cast<std::size_t>(p.slots[thread(rank).slot].index)];
-    }
-    const Op& op(int rank) { return current(rank).ops[thread(rank).op]; }
+    bool ended(int rank) { return thread(rank).at.done(); }
+    const Op& op(int rank) { return thread(rank).at.op(); }
     double cost(int rank) {
-        const Program& p = program(rank);
-        const auto t = static_cast<std::size_t>(p.slots[thread(rank).slot].index);
-        return (*runs_[static_cast<std::size_t>(rank)].costs)[t][thread(rank).op].device;
-    }
-    void skip_empty(int rank) {
-        while (!ended(rank) && current(rank).ops.empty()) ++thread(rank).slot;
+        const OpWalk& at = thread(rank).at;
+        return (*runs_[static_cast<std::size_t>(rank)].costs)[static_cast<std::size_t>(at.slot().index)][at.index()]
+            .device;
     }
 
     void grant() {
@@ -128,11 +120,7 @@ private:
         Thread& t = thread(rank);
         t.step = Step::arrive;
         t.start = -1.0;
-        if (++t.op == current(rank).ops.size()) {
-            t.op = 0;
-            ++t.slot;
-            skip_empty(rank);
-        }
+        t.at.next();
         proceed(rank);
     }
 
@@ -140,19 +128,18 @@ private:
         RankRun& run = runs_[static_cast<std::size_t>(rank)];
         const Thread& t = thread(rank);
         const Op& o = op(rank);
-        const Template& tmpl = current(rank);
         TimelineRow row;
         row.rank = run.rank;
-        row.slot = static_cast<std::int32_t>(t.slot);
-        row.op = static_cast<std::int32_t>(t.op);
+        row.slot = static_cast<std::int32_t>(t.at.slot_number());
+        row.op = static_cast<std::int32_t>(t.at.index());
         row.layer = o.layer;
         row.kind = o.kind;
         row.stream = o.stream;
         row.module = o.module;
         row.phase = o.phase;
-        row.slot_kind = tmpl.kind;
-        row.chunk = static_cast<std::int16_t>(tmpl.chunk);
-        row.micro_batch = program(rank).slots[t.slot].micro_batch;
+        row.slot_kind = t.at.ops().kind;
+        row.chunk = static_cast<std::int16_t>(t.at.ops().chunk);
+        row.micro_batch = t.at.slot().micro_batch;
         row.start = t.start;
         row.end = now_;
         row.busy = t.busy;

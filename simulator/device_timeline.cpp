@@ -10,23 +10,12 @@
 
 namespace moe {
 
-std::vector<Unit> units_of(const Program& program, bool ep_overlap) {
+std::vector<Unit> units_of(const Program& program) {
     std::vector<Unit> units;
-    const auto kind = [&](std::size_t i) {
-        return program.templates[static_cast<std::size_t>(program.slots[i].index)].kind;
-    };
     for (std::size_t i = 0; i < program.slots.size(); ++i) {
         Unit unit;
         unit.lanes[0].push_back(static_cast<int>(i));
-        const bool pairs = ep_overlap && i + 1 < program.slots.size() && kind(i) == SlotKind::forward &&
-                           kind(i + 1) == SlotKind::backward;
-        if (pairs) {
-            const Template& a = program.templates[static_cast<std::size_t>(program.slots[i].index)];
-            const Template& b = program.templates[static_cast<std::size_t>(program.slots[i + 1].index)];
-            // A backward cannot run beside the forward that it belongs to.
-            if (a.chunk != b.chunk || program.slots[i].micro_batch != program.slots[i + 1].micro_batch)
-                unit.lanes[1].push_back(static_cast<int>(++i));
-        }
+        if (program.slots[i].merge >= 0) unit.lanes[1].push_back(static_cast<int>(++i));
         units.push_back(std::move(unit));
     }
     return units;
@@ -380,12 +369,12 @@ void play(std::vector<Device>& devices) {
 
 } // namespace
 
-void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& runs) {
+void play_devices(const Stack& stack, std::vector<RankRun>& runs) {
     Exchange exchange;
     exchange.ranks = static_cast<int>(runs.size());
     std::vector<Device> devices;
     devices.reserve(runs.size());
-    for (RankRun& run : runs) devices.emplace_back(stack, run, units_of(*run.program, plan.ep_overlap), exchange);
+    for (RankRun& run : runs) devices.emplace_back(stack, run, units_of(*run.program), exchange);
     play(devices);
 }
 

@@ -20,7 +20,7 @@ struct Turns {
             return shape.of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, turn.chunk))];
         };
         for (std::size_t i = 0; i < turns.size(); ++i) {
-            if (i + 1 < turns.size() && runs_beside(turns[i], turns[i + 1])) {
+            if (turns[i].merged) {
                 merged[{distinct(turns[i]), distinct(turns[i + 1])}] += 1.0;
                 ++i;
             } else {

@@ -26,10 +26,10 @@ struct RankRun {
 struct Unit {
     std::vector<int> lanes[2]; // indices into Program::slots, in order; the second may be empty
 };
-std::vector<Unit> units_of(const Program& program, bool ep_overlap);
+std::vector<Unit> units_of(const Program& program);
 
 // GPUs: one run per pipeline rank; streams, hosts and messages between stages. Throws Error (failure) on a deadlock.
-void play_devices(const Plan& plan, const Stack& stack, std::vector<RankRun>& runs);
+void play_devices(const Stack& stack, std::vector<RankRun>& runs);
 // Layers of all micro-batches take turns with it: offloaded rows leave from there and come back there.
 inline bool is_buffer(const Tensor& t) { return t.storage == Storage::activation && t.chunk < 0; }
 // The same for one run whose units are given, for segments. Its clocks are at `start` (streams that Clocks::ring does

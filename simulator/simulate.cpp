@@ -129,7 +129,7 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
     if (plan.hardware->cpu)
         play_cores(timed, runs);
     else
-        play_devices(timed, stack, runs);
+        play_devices(stack, runs);
 
     for (std::size_t i = 0; i < runs.size(); ++i) {
         const double end = last_end(runs[i]);

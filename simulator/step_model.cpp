@@ -17,7 +17,7 @@ const Orders::Order& Orders::of(const Plan& plan, int micro_batches, int rank) {
     }
     auto result = std::make_unique<Order>();
     result->turns = order(plan.schedule, plan.pp, plan.vpp, micro_batches, rank, plan.ep_overlap);
-    result->kept = kept_together(result->turns, plan.vpp, plan.ep_overlap);
+    result->kept = kept_together(result->turns, plan.vpp);
     const std::lock_guard<std::mutex> lock(mutex_);
     return *orders_.emplace(key, std::move(result)).first->second;
 }
@@ -117,16 +117,14 @@ private:
         if (rank.next == rank.turns->size()) return false;
         const Turn& turn = (*rank.turns)[rank.next];
         const double first = arrival(r, turn);
-        if (plan_.ep_overlap && turn.forward() && rank.next + 1 < rank.turns->size()) {
+        if (turn.merged) {
             const Turn& other = (*rank.turns)[rank.next + 1];
-            if (!other.forward() && (other.chunk != turn.chunk || other.micro_batch != turn.micro_batch)) {
-                const double second = arrival(r, other);
-                if (first >= 0.0 && second >= 0.0) {
-                    pair(r, turn, first, other, second);
-                    return true;
-                }
-                if (!guess || first < 0.0) return false;
+            const double second = arrival(r, other);
+            if (first >= 0.0 && second >= 0.0) {
+                pair(r, turn, first, other, second);
+                return true;
             }
+            if (!guess || first < 0.0) return false;
         }
         if (first < 0.0) return false;
         single(r, turn, first);

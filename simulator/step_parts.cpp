@@ -130,7 +130,7 @@ std::vector<MergedTime> merged_pairs(SegmentCache& cache, const CostModel& costs
         const std::vector<Turn>& turns = orders.of(plan, micro_batches, r).turns;
         const std::vector<int>& chunks = model.ranks[static_cast<std::size_t>(r)];
         for (std::size_t i = 0; i + 1 < turns.size(); ++i) {
-            if (!turns[i].forward() || turns[i + 1].forward()) continue;
+            if (!turns[i].merged) continue;
             const auto a = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i].chunk)]),
                        b = static_cast<std::size_t>(chunks[static_cast<std::size_t>(turns[i + 1].chunk)]);
             if (known[a * n + b]) continue;

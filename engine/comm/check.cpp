@@ -19,16 +19,12 @@ struct Step {
 
 std::vector<Step> communication_of(const Program& program) {
     std::vector<Step> steps;
-    for (std::size_t s = 0; s < program.slots.size(); ++s) {
-        const Slot& slot = program.slots[s];
-        const Template& ops = program.templates[static_cast<std::size_t>(slot.index)];
-        for (std::size_t i = 0; i < ops.ops.size(); ++i) {
-            const Op& op = ops.ops[i];
-            if (!is_communication(op.kind)) continue;
-            const TensorId id = op.kind == OpKind::recv ? op.out.at(0) : op.in.at(0);
-            steps.push_back({&op, static_cast<int>(s), static_cast<int>(i), slot.micro_batch,
-                             program.tensors[static_cast<std::size_t>(id)].bytes()});
-        }
+    for (OpWalk walk(program); !walk.done(); walk.next()) {
+        const Op& op = walk.op();
+        if (!is_communication(op.kind)) continue;
+        const TensorId id = op.kind == OpKind::recv ? op.out.at(0) : op.in.at(0);
+        steps.push_back({&op, static_cast<int>(walk.slot_number()), static_cast<int>(walk.index()),
+                         walk.slot().micro_batch, program.tensors[static_cast<std::size_t>(id)].bytes()});
     }
     return steps;
 }

@@ -89,75 +89,48 @@ TEST_CASE("Nothing that lives at one time overlaps") {
 
 namespace {
 
-// Who holds which instance of which pool while the slots are played.
+// Who holds which instance of which pool while ops run in their order: from the first that touches a block for a
+// micro-batch to the last.
 class Owners {
 public:
     Owners(const Program& program, const MemoryPlan& memory) : program_(program), memory_(memory) {
-        for (const Slot& slot : program.slots) ++left_[owner(slot)];
+        for (OpWalk walk(program_); !walk.done(); walk.next())
+            for_each_block(walk, [&](const SavedBlock& block) { ++left_[owner(walk, block)]; });
     }
     void play() {
-        for (std::size_t s = 0; s < program_.slots.size(); ++s) {
-            const bool pair = program_.merged && s + 1 < program_.slots.size() && kind(s) == SlotKind::forward &&
-                              kind(s + 1) == SlotKind::backward &&
-                              owner(program_.slots[s]) != owner(program_.slots[s + 1]);
-            if (!pair) {
-                visit(s, [&](const SavedBlock& block) { take(s, block); });
-                if (--left_[owner(program_.slots[s])] == 0)
-                    visit(s, [&](const SavedBlock& block) { release(s, block); });
-                continue;
-            }
-            // Layer by layer: the n-th of the forward is there before the n-th last of the backward is gone.
-            const std::vector<const SavedBlock*> filled = blocks(s), emptied = blocks(s + 1);
-            for (std::size_t i = 0; i < std::max(filled.size(), emptied.size()); ++i) {
-                if (i < filled.size()) take(s, *filled[i]);
-                if (i < emptied.size()) release(s + 1, *emptied[emptied.size() - 1 - i]);
-            }
-            --left_[owner(program_.slots[s])], --left_[owner(program_.slots[++s])];
-        }
+        for (OpWalk walk(program_); !walk.done(); walk.next())
+            for_each_block(walk, [&](const SavedBlock& block) {
+                const int instance = block.instance[static_cast<std::size_t>(walk.slot().micro_batch)];
+                REQUIRE(instance >= 0);
+                REQUIRE(instance < memory_.places[static_cast<std::size_t>(block.tensors.front())].instances);
+                const Owner mine = owner(walk, block);
+                const auto taken = taken_.try_emplace({block.pool, instance}, mine).first;
+                REQUIRE(taken->second == mine);
+                if (--left_[mine] == 0) taken_.erase(taken);
+            });
     }
     bool empty() const { return taken_.empty(); }
 
 private:
-    using Owner = std::pair<int, int>; // chunk, micro-batch
+    using Owner = std::pair<int, const SavedBlock*>; // micro-batch
 
-    SlotKind kind(std::size_t s) const {
-        return program_.templates[static_cast<std::size_t>(program_.slots[s].index)].kind;
-    }
-    Owner owner(const Slot& slot) const {
-        return {program_.templates[static_cast<std::size_t>(slot.index)].chunk, slot.micro_batch};
-    }
-    std::vector<const SavedBlock*> blocks(std::size_t s) const {
-        std::vector<const SavedBlock*> list;
-        for (const SavedBlock& block : memory_.blocks)
-            if (block.chunk == owner(program_.slots[s]).first) list.push_back(&block);
-        std::sort(list.begin(), list.end(), [](const SavedBlock* a, const SavedBlock* b) {
-            return static_cast<unsigned>(a->layer) < static_cast<unsigned>(b->layer); // -1 is the last
-        });
-        return list;
-    }
+    static Owner owner(const OpWalk& walk, const SavedBlock& block) { return {walk.slot().micro_batch, &block}; }
     template <class Visit>
-    void visit(std::size_t s, Visit each) const {
-        for (const SavedBlock* block : blocks(s)) each(*block);
-    }
-    std::pair<int, int> spot(std::size_t s, const SavedBlock& block) const {
-        return {block.pool, block.instance[static_cast<std::size_t>(program_.slots[s].micro_batch)]};
-    }
-    void take(std::size_t s, const SavedBlock& block) {
-        const auto [pool, instance] = spot(s, block);
-        REQUIRE(instance >= 0);
-        REQUIRE(instance < memory_.places[static_cast<std::size_t>(block.tensors.front())].instances);
-        const std::pair<Owner, int> mine{owner(program_.slots[s]), block.layer};
-        REQUIRE(taken_.try_emplace({pool, instance}, mine).first->second == mine);
-    }
-    void release(std::size_t s, const SavedBlock& block) {
-        REQUIRE(taken_.at(spot(s, block)) == std::pair<Owner, int>{owner(program_.slots[s]), block.layer});
-        taken_.erase(spot(s, block));
+    void for_each_block(const OpWalk& walk, Visit visit) const {
+        for (const auto* list : {&walk.op().in, &walk.op().out})
+            for (TensorId id : *list) {
+                if (id == no_tensor) continue;
+                const TensorId base = program_.tensors[static_cast<std::size_t>(id)].base;
+                const Place& place = memory_.places[static_cast<std::size_t>(base == no_tensor ? id : base)];
+                if (place.memory_class == MemoryClass::saved)
+                    visit(memory_.blocks[static_cast<std::size_t>(place.block)]);
+            }
     }
 
     const Program& program_;
     const MemoryPlan& memory_;
-    std::map<Owner, int> left_; // slots to come
-    std::map<std::pair<int, int>, std::pair<Owner, int>> taken_;
+    std::map<Owner, int> left_;                  // accesses to come
+    std::map<std::pair<int, int>, Owner> taken_; // (pool, instance)
 };
 
 Plan overlapped() {

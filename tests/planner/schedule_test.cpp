@@ -75,9 +75,9 @@ std::size_t play(const Orders& all, const Case& c) {
                 const Turn& turn = all[rank][next[rank]];
                 const int stage = turn.chunk * c.pp + static_cast<int>(rank);
                 const int mb = turn.micro_batch;
-                const bool ready =
-                    turn.forward() ? stage == 0 || forward[place(stage - 1, mb)]
-                                 : forward[place(stage, mb)] && (stage == stages - 1 || backward[place(stage + 1, mb)]);
+                const bool ready = turn.forward() ? stage == 0 || forward[place(stage - 1, mb)]
+                                                  : forward[place(stage, mb)] &&
+                                                        (stage == stages - 1 || backward[place(stage + 1, mb)]);
                 if (!ready) break;
                 (turn.forward() ? forward : backward)[place(stage, mb)] = true;
             }
@@ -202,7 +202,7 @@ TEST_CASE("schedule: micro-batch modulo in_flight never names an instance that i
 TEST_CASE("schedule: what is kept together is the fullest of what comes before backwards") {
     for (const Case& c : cases()) {
         for (const auto& turns : orders(c)) {
-            const std::vector<Kept> states = kept_together(turns, c.vpp, c.ep_overlap);
+            const std::vector<Kept> states = kept_together(turns, c.vpp);
             std::vector<int> now(static_cast<std::size_t>(c.vpp), 0);
             std::vector<bool> met(states.size(), false);
             const auto before = [&](int forward, int backward) {
@@ -217,7 +217,7 @@ TEST_CASE("schedule: what is kept together is the fullest of what comes before b
                 REQUIRE(covered);
             };
             for (std::size_t i = 0; i < turns.size(); ++i) {
-                const bool pair = c.ep_overlap && i + 1 < turns.size() && runs_beside(turns[i], turns[i + 1]);
+                const bool pair = turns[i].merged;
                 if (pair)
                     before(turns[i].chunk, turns[i + 1].chunk);
                 else if (!turns[i].forward())

@@ -36,9 +36,10 @@ struct Times {
 
 using Orders = std::vector<std::vector<Turn>>;
 
-Orders orders(ScheduleKind kind, int pp, int micro_batches) {
+Orders orders(ScheduleKind kind, int pp, int micro_batches, bool merged = false) {
     Orders all;
-    for (int rank = 0; rank < pp; ++rank) all.push_back(order(kind, pp, in_a_v(kind) ? 2 : 1, micro_batches, rank));
+    for (int rank = 0; rank < pp; ++rank)
+        all.push_back(order(kind, pp, in_a_v(kind) ? 2 : 1, micro_batches, rank, merged));
     return all;
 }
 
@@ -79,7 +80,7 @@ private:
         std::size_t& next = next_[at(rank)];
         const std::vector<Turn>& turns = all_[at(rank)];
         if (next == turns.size()) return false;
-        const bool pair = times_.pair > 0.0 && next + 1 < turns.size() && runs_beside(turns[next], turns[next + 1]);
+        const bool pair = turns[next].merged;
         double start = free_[at(rank)], seconds = pair ? times_.pair : times_.of(turns[next]);
         for (std::size_t i = next; i < next + (pair ? 2 : 1); ++i) {
             const double there = ready(rank, turns[i]);
@@ -105,7 +106,7 @@ private:
 
 double bubble(ScheduleKind kind, int pp, int m, const Times& times) {
     const double work = m * (in_a_v(kind) ? 2 : 1) * (times.forward + times.dgrad + times.wgrad);
-    return Play(kind, orders(kind, pp, m), times).run() - work;
+    return Play(kind, orders(kind, pp, m, times.pair > 0.0), times).run() - work;
 }
 
 int most_kept(const std::vector<Turn>& turns) {
