@@ -143,6 +143,10 @@ void attention_grad(const OpContext& c) {
                              src(c, 6) + first_sink(c, 6), dst(c, 0), dst(c, 1), dst(c, 2), dsinks, c.stream);
 }
 
+int groups_of(const OpContext& c, std::size_t counts) {
+    return c.has_input(counts) ? static_cast<int>(c.input(counts).elements()) : 0;
+}
+
 Curve curve(Activation function) {
     switch (function) {
     case Activation::silu:
@@ -159,8 +163,7 @@ Curve curve(Activation function) {
 
 ActivationShape activation_shape(const OpContext& c, std::size_t counts) {
     const ActivationAttr& a = std::get<ActivationAttr>(c.op.attr);
-    const int groups = c.has_input(counts) ? static_cast<int>(c.input(counts).elements()) : 0;
-    return {a.rows, a.ffn, curve(a.function), a.gated, groups, a.limit};
+    return {a.rows, a.ffn, curve(a.function), a.gated, groups_of(c, counts), a.limit};
 }
 
 void activation(const OpContext& c) {
@@ -179,6 +182,16 @@ void sigmoid_scale(const OpContext& c) {
 void sigmoid_scale_grad(const OpContext& c) {
     c.kernels.sigmoid_scale_grad(src(c, 0), src(c, 1), src(c, 2), dst(c, 0), dst(c, 1), c.input(0).rows,
                                  c.input(0).cols, c.stream);
+}
+
+void scale_rows(const OpContext& c) {
+    c.kernels.scale_rows(src(c, 0), floats(c, 1), ints(c, 2), dst(c, 0), groups_of(c, 2), c.output(0).rows,
+                         c.output(0).cols, c.stream);
+}
+
+void scale_rows_grad(const OpContext& c) {
+    c.kernels.scale_rows_grad(src(c, 0), src(c, 1), floats(c, 2), ints(c, 3), dst(c, 0), floats_out(c, 1),
+                              groups_of(c, 3), c.input(0).rows, c.input(0).cols, c.stream);
 }
 
 Score score_of(const Router& router) {
@@ -301,18 +314,20 @@ void grouped_gemm(const OpContext& c) {
                            c.stream);
 }
 
+float bias_share(const OpContext& c) { return static_cast<float>(std::get<GroupedBiasAttr>(c.op.attr).share); }
+
 void grouped_bias_add(const OpContext& c) {
     const int groups = static_cast<int>(c.input(2).elements());
     const Tensor& y = c.output(0);
     c.kernels.grouped_bias_add(src(c, 0), src(c, 1), ints(c, 2), floats(c, 3), dst(c, 0), groups, y.cols, y.rows,
-                               c.stream);
+                               bias_share(c), c.stream);
 }
 
 void grouped_bias_grad(const OpContext& c) {
     const int groups = static_cast<int>(c.input(1).elements());
     const Tensor& dy = c.input(0);
     c.kernels.grouped_bias_grad(src(c, 0), ints(c, 1), src(c, 2), floats(c, 3), floats_out(c, 0), floats_out(c, 1),
-                                groups, dy.cols, dy.rows, c.stream);
+                                groups, dy.cols, dy.rows, bias_share(c), c.stream);
 }
 
 LossShape loss_shape(const OpContext& c) {
@@ -367,6 +382,8 @@ void add_kernels(Backend& backend) {
     set(OpKind::activation_grad, activation_grad);
     set(OpKind::sigmoid_scale, sigmoid_scale);
     set(OpKind::sigmoid_scale_grad, sigmoid_scale_grad);
+    set(OpKind::scale_rows, scale_rows);
+    set(OpKind::scale_rows_grad, scale_rows_grad);
     set(OpKind::router, router);
     set(OpKind::router_grad, router_grad);
     set(OpKind::router_load, router_load);

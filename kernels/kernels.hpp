@@ -268,6 +268,12 @@ struct Kernels {
     // dy may be dout.
     void (*sigmoid_scale_grad)(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t rows, std::int64_t cols,
                                void* stream);
+    // out[rows, cols] = y * p[rows]; [counts[groups]] limit the rows. out may be y.
+    void (*scale_rows)(Src y, const float* p, const std::int32_t* counts, Dst out, int groups, std::int64_t rows,
+                       std::int64_t cols, void* stream);
+    // dy = dout * p, dp[rows] = dout . y (overwritten). dy may be dout.
+    void (*scale_rows_grad)(Src dout, Src y, const float* p, const std::int32_t* counts, Dst dy, float* dp, int groups,
+                            std::int64_t rows, std::int64_t cols, void* stream);
 
     // index[tokens, top_k], weight[tokens, top_k] from logits[tokens, experts], [bias[experts]], [positions].
     void (*router)(const RouterShape& shape, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
@@ -318,12 +324,13 @@ struct Kernels {
     void (*unsort_rows)(const RowsShape& shape, Src sorted, const std::int32_t* all_counts, Dst rows, void* stream);
 
     void (*grouped_gemm)(const GroupedShape& shape, Src a, Src b, const std::int32_t* counts, Dst c, void* stream);
-    // y[r] = rows[r] + b[expert of r] * [probs[r]]; y may be rows.
+    // y[r] = rows[r] + share * b[expert of r] * [probs[r]]; y may be rows.
     void (*grouped_bias_add)(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
-                             std::int64_t cols, std::int64_t capacity, void* stream);
-    // +db[groups, cols] = drows * [probs], [dprobs[capacity]] = drows . b
+                             std::int64_t cols, std::int64_t capacity, float share, void* stream);
+    // +db[groups, cols] = share * drows * [probs], [dprobs[capacity]] = share * drows . b
     void (*grouped_bias_grad)(Src drows, const std::int32_t* counts, Src b, const float* probs, float* db,
-                              float* dprobs, int groups, std::int64_t cols, std::int64_t capacity, void* stream);
+                              float* dprobs, int groups, std::int64_t cols, std::int64_t capacity, float share,
+                              void* stream);
 
     // max[rows] over this slice's real columns, -infinity if it has none.
     void (*ce_max)(const LossShape& shape, Src logits, float* max, void* stream);

@@ -116,10 +116,6 @@ PlanFault check_routed_rows(const Plan& plan) {
         return fault("paged_stash", "paged_stash = on needs experts with a planned capacity, but capacity = {}",
                      plan.capacity == 0.0 ? std::string("none") : fmt::format("{}", plan.capacity));
     if (plan.memory_efficient_permutation) return {};
-    for (const LayerKind& kind : plan.model->kinds)
-        if (kind.moe && kind.moe->expert_bias)
-            return fault("memory_efficient_permutation",
-                         "memory_efficient_permutation = off: {} has biases behind FC2, use on", plan.model->name);
     if (!has_experts(plan))
         return fault("memory_efficient_permutation", "memory_efficient_permutation = off: {} has no experts",
                      plan.model->name);
@@ -186,9 +182,6 @@ PlanFault check_executable(const Plan& plan) {
                      "for all modules, set them to default",
                      precision(plan.attention_precision), precision(plan.expert_precision),
                      precision(plan.head_precision));
-    const auto biased = [](const LayerKind& kind) { return kind.moe && kind.moe->expert_bias; };
-    if (plan.etp > 1 && std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(), biased))
-        return fault("etp", "etp = {} with biases behind FC2, which every member would add: set etp=1", plan.etp);
     struct Choice {
         bool made;
         const char* field;

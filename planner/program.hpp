@@ -83,8 +83,8 @@ enum class OpKind : std::uint8_t {
     activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]]
     sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
     sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
-    scale_rows,         // rows[R, C], p[R] -> rows * p
-    scale_rows_grad,    // dout[R, C], rows, p -> drows, dp
+    scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
+    scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp
     router,             // logits[T, E], [bias[E]], [positions] -> index[T, K] i32, weight[T, K] f32; positions: forced
     router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
     router_load,        // logits[T, E] -> load[B, E] f32: tokens of each sequence (B = 1: of all) by their best scores
@@ -106,8 +106,8 @@ enum class OpKind : std::uint8_t {
     sort_rows,         // rows[cap, C] source-major, all_counts -> rows[cap, C] expert-major; RowsAttr
     unsort_rows,       // the inverse
     grouped_gemm,      // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> +dW
-    grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob)
-    grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]
+    grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob); GroupedBiasAttr
+    grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]; GroupedBiasAttr
     quantize,          // x -> xq (row-wise), [xq transposed]; x in BF16
     ce_max,            // logits[S, V/tp] -> max[S]
     ce_sum,            // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
@@ -186,6 +186,10 @@ struct GroupedGemmAttr {
     GroupedMode mode = GroupedMode::forward;
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
+};
+// Where the rows are partial sums over ETP, every member adds the same share of the bias.
+struct GroupedBiasAttr {
+    double share = 1.0;
 };
 struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
@@ -305,9 +309,10 @@ struct AllToAllAttr {
 struct CopyAttr {
     std::int64_t elements = 0;
 };
-using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
-                          ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
-                          ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr>;
+using Attr =
+    std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr, ColumnsAttr,
+                 ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
+                 AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr>;
 
 struct Op {
     OpKind kind{};

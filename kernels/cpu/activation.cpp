@@ -1,4 +1,5 @@
-// Gated and plain activations with the routing probability, and the sigmoid gate of a shared expert.
+// Gated and plain activations with the routing probability, rows times the routing probability, and the sigmoid gate of
+// a shared expert.
 #include "kernels/cpu/rows.hpp"
 
 #include <Eigen/Core>
@@ -163,6 +164,33 @@ void sigmoid_scale_grad(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t row
     }
 }
 
+void scale_rows(Src y, const float* p, const std::int32_t* counts, Dst out, int groups, std::int64_t rows,
+                std::int64_t cols, void*) {
+    if (counts != nullptr) rows = routed_rows(counts, groups, rows);
+    float* wide = scratch(Slot::a, cols);
+    float* wide_out = scratch(Slot::b, cols);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        float* to = target(out, r * cols, wide_out);
+        Out(to, cols) = In(read(y, r * cols, cols, wide), cols) * p[r];
+        flush(out, r * cols, cols, to);
+    }
+}
+
+void scale_rows_grad(Src dout, Src y, const float* p, const std::int32_t* counts, Dst dy, float* dp, int groups,
+                     std::int64_t rows, std::int64_t cols, void*) {
+    if (counts != nullptr) rows = routed_rows(counts, groups, rows);
+    float* wide = scratch(Slot::a, cols);
+    float* wide_y = scratch(Slot::b, cols);
+    float* wide_dy = scratch(Slot::c, cols);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const In grad(read(dout, r * cols, cols, wide), cols);
+        dp[r] = (grad * In(read(y, r * cols, cols, wide_y), cols)).sum();
+        float* to = target(dy, r * cols, wide_dy);
+        Out(to, cols) = grad * p[r];
+        flush(dy, r * cols, cols, to);
+    }
+}
+
 } // namespace
 
 void add_activation(Kernels& table) {
@@ -170,6 +198,8 @@ void add_activation(Kernels& table) {
     table.activation_grad = activation_grad;
     table.sigmoid_scale = sigmoid_scale;
     table.sigmoid_scale_grad = sigmoid_scale_grad;
+    table.scale_rows = scale_rows;
+    table.scale_rows_grad = scale_rows_grad;
 }
 
 } // namespace moe::cpu

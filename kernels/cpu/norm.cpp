@@ -100,7 +100,7 @@ void bias_grad(Src dy, float* db, std::int64_t rows, std::int64_t cols, void*) {
 }
 
 void grouped_bias_add(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
-                      std::int64_t cols, std::int64_t capacity, void*) {
+                      std::int64_t cols, std::int64_t capacity, float share, void*) {
     float* wide_b = scratch(Slot::a, cols);
     float* wide_x = scratch(Slot::b, cols);
     float* wide_y = scratch(Slot::c, cols);
@@ -109,7 +109,7 @@ void grouped_bias_add(Src rows, Src b, const std::int32_t* counts, const float* 
         const std::int64_t end = row + rows_of(counts, e, row, capacity);
         const In bias(read(b, e * cols, cols, wide_b), cols);
         for (; row < end; ++row) {
-            const float p = probs != nullptr ? probs[row] : 1.0f;
+            const float p = probs != nullptr ? share * probs[row] : share;
             float* out = target(y, row * cols, wide_y);
             Out(out, cols) = In(read(rows, row * cols, cols, wide_x), cols) + bias * p;
             flush(y, row * cols, cols, out);
@@ -118,7 +118,7 @@ void grouped_bias_add(Src rows, Src b, const std::int32_t* counts, const float* 
 }
 
 void grouped_bias_grad(Src drows, const std::int32_t* counts, Src b, const float* probs, float* db, float* dprobs,
-                       int groups, std::int64_t cols, std::int64_t capacity, void*) {
+                       int groups, std::int64_t cols, std::int64_t capacity, float share, void*) {
     float* wide_b = scratch(Slot::a, cols);
     float* wide_x = scratch(Slot::b, cols);
     std::int64_t row = 0;
@@ -128,8 +128,8 @@ void grouped_bias_grad(Src drows, const std::int32_t* counts, Src b, const float
         Out sum(db + e * cols, cols);
         for (; row < end; ++row) {
             const In grad(read(drows, row * cols, cols, wide_x), cols);
-            sum += grad * (probs != nullptr ? probs[row] : 1.0f);
-            if (dprobs != nullptr) dprobs[row] = (grad * In(bias, cols)).sum();
+            sum += grad * (probs != nullptr ? share * probs[row] : share);
+            if (dprobs != nullptr) dprobs[row] = share * (grad * In(bias, cols)).sum();
         }
     }
 }

@@ -1,4 +1,5 @@
-// Gated and plain activations with the routing probability, and the sigmoid gate of a shared expert.
+// Gated and plain activations with the routing probability, rows times the routing probability, and the sigmoid gate of
+// a shared expert.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/families.hpp"
 
@@ -45,14 +46,14 @@ struct Gated {
 };
 
 // Whether this block's row holds data; all threads of a block get the same answer.
-__device__ bool active(const ActivationShape& s, const std::int32_t* counts, std::int64_t row) {
-    return counts == nullptr || row < routed_rows(counts, s.groups, s.rows);
+__device__ bool active(const std::int32_t* counts, int groups, std::int64_t rows, std::int64_t row) {
+    return counts == nullptr || row < routed_rows(counts, groups, rows);
 }
 
 __global__ void __launch_bounds__(threads)
     activation_kernel(ActivationShape s, Src x, const float* probs, const std::int32_t* counts, Dst y) {
     const std::int64_t row = blockIdx.x, start = row * (s.gated ? 2 * s.ffn : s.ffn);
-    if (!active(s, counts, row)) return;
+    if (!active(counts, s.groups, s.rows, row)) return;
     const float p = probs != nullptr ? probs[row] : 1.0f;
     for (std::int64_t i = threadIdx.x; i < s.ffn; i += threads) {
         const Gated at(s, load(x, start + i), s.gated ? load(x, start + s.ffn + i) : 1.0f);
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(threads)
 __global__ void __launch_bounds__(threads) activation_grad_kernel(ActivationShape s, Src dy, Src x, const float* probs,
                                                                   const std::int32_t* counts, Dst dx, float* dprobs) {
     const std::int64_t row = blockIdx.x, start = row * (s.gated ? 2 * s.ffn : s.ffn);
-    if (!active(s, counts, row)) return;
+    if (!active(counts, s.groups, s.rows, row)) return;
     const float p = probs != nullptr ? probs[row] : 1.0f;
     float along = 0.0f;
     for (std::int64_t i = threadIdx.x; i < s.ffn; i += threads) { // both inputs before both outputs: dx may be x
@@ -101,6 +102,30 @@ __global__ void __launch_bounds__(threads)
     if (threadIdx.x == 0) store(dg, row, along * gate * (1.0f - gate));
 }
 
+__global__ void __launch_bounds__(threads) scale_rows_kernel(Src y, const float* p, const std::int32_t* counts, Dst out,
+                                                             int groups, std::int64_t rows, std::int64_t cols) {
+    const std::int64_t row = blockIdx.x;
+    if (!active(counts, groups, rows, row)) return;
+    for (std::int64_t c = threadIdx.x; c < cols; c += threads) {
+        store(out, row * cols + c, load(y, row * cols + c) * p[row]);
+    }
+}
+
+__global__ void __launch_bounds__(threads)
+    scale_rows_grad_kernel(Src dout, Src y, const float* p, const std::int32_t* counts, Dst dy, float* dp, int groups,
+                           std::int64_t rows, std::int64_t cols) {
+    const std::int64_t row = blockIdx.x;
+    if (!active(counts, groups, rows, row)) return;
+    float along = 0.0f;
+    for (std::int64_t c = threadIdx.x; c < cols; c += threads) {
+        const float grad = load(dout, row * cols + c);
+        along += grad * load(y, row * cols + c);
+        store(dy, row * cols + c, grad * p[row]);
+    }
+    along = block_sum(along);
+    if (threadIdx.x == 0) dp[row] = along;
+}
+
 void activation(const ActivationShape& s, Src x, const float* probs, const std::int32_t* counts, Dst y, void* stream) {
     if (s.rows <= 0) return;
     activation_kernel<<<blocks_for(s.rows, 1), threads, 0, stream_of(stream)>>>(s, x, probs, counts, y);
@@ -127,6 +152,21 @@ void sigmoid_scale_grad(Src dout, Src y, Src g, Dst dy, Dst dg, std::int64_t row
     CUDA_CHECK(cudaGetLastError());
 }
 
+void scale_rows(Src y, const float* p, const std::int32_t* counts, Dst out, int groups, std::int64_t rows,
+                std::int64_t cols, void* stream) {
+    if (rows <= 0) return;
+    scale_rows_kernel<<<blocks_for(rows, 1), threads, 0, stream_of(stream)>>>(y, p, counts, out, groups, rows, cols);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+void scale_rows_grad(Src dout, Src y, const float* p, const std::int32_t* counts, Dst dy, float* dp, int groups,
+                     std::int64_t rows, std::int64_t cols, void* stream) {
+    if (rows <= 0) return;
+    scale_rows_grad_kernel<<<blocks_for(rows, 1), threads, 0, stream_of(stream)>>>(dout, y, p, counts, dy, dp, groups,
+                                                                                   rows, cols);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 } // namespace
 
 void add_activation(Kernels& table) {
@@ -134,6 +174,8 @@ void add_activation(Kernels& table) {
     table.activation_grad = activation_grad;
     table.sigmoid_scale = sigmoid_scale;
     table.sigmoid_scale_grad = sigmoid_scale_grad;
+    table.scale_rows = scale_rows;
+    table.scale_rows_grad = scale_rows_grad;
 }
 
 } // namespace moe::cuda

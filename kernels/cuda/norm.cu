@@ -53,8 +53,9 @@ struct BiasTerm {
     Src dy;
     const float* probs;
     std::int64_t cols;
+    float share = 1.0f;
     __device__ float operator()(std::int64_t r, std::int64_t c) const {
-        return load(dy, r * cols + c) * (probs != nullptr ? probs[r] : 1.0f);
+        return load(dy, r * cols + c) * (probs != nullptr ? share * probs[r] : share);
     }
 };
 
@@ -91,19 +92,20 @@ __global__ void __launch_bounds__(sum_cols* sum_rows)
 
 __global__ void __launch_bounds__(threads)
     grouped_bias_kernel(Src x, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
-                        std::int64_t cols, std::int64_t capacity) {
+                        std::int64_t cols, std::int64_t capacity, float share) {
     const std::int64_t row = std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size;
     const int e = row < capacity ? group_of(counts, groups, row) : -1;
     if (e < 0) return;
-    const float p = probs != nullptr ? probs[row] : 1.0f;
+    const float p = probs != nullptr ? share * probs[row] : share;
     for (std::int64_t c = threadIdx.x % warp_size; c < cols; c += warp_size) {
         store(y, row * cols + c, load(x, row * cols + c) + load(b, e * cols + c) * p);
     }
 }
 
-// dprobs[row] = drows . b
-__global__ void __launch_bounds__(threads) bias_prob_kernel(Src drows, const std::int32_t* counts, Src b, float* dprobs,
-                                                            int groups, std::int64_t cols, std::int64_t capacity) {
+// dprobs[row] = share * drows . b
+__global__ void __launch_bounds__(threads)
+    bias_prob_kernel(Src drows, const std::int32_t* counts, Src b, float* dprobs, int groups, std::int64_t cols,
+                     std::int64_t capacity, float share) {
     const std::int64_t row = std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size;
     const int e = row < capacity ? group_of(counts, groups, row) : -1;
     if (e < 0) return;
@@ -112,7 +114,7 @@ __global__ void __launch_bounds__(threads) bias_prob_kernel(Src drows, const std
         sum += load(drows, row * cols + c) * load(b, e * cols + c);
     }
     sum = warp_sum(sum);
-    if (threadIdx.x % warp_size == 0) dprobs[row] = sum;
+    if (threadIdx.x % warp_size == 0) dprobs[row] = share * sum;
 }
 
 void rmsnorm(Src x, Src w, Dst y, float* rstd, std::int64_t rows, std::int64_t cols, std::int64_t stride, double eps,
@@ -144,23 +146,23 @@ void bias_grad(Src dy, float* db, std::int64_t rows, std::int64_t cols, void* st
 }
 
 void grouped_bias_add(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
-                      std::int64_t cols, std::int64_t capacity, void* stream) {
+                      std::int64_t cols, std::int64_t capacity, float share, void* stream) {
     if (groups <= 0 || cols <= 0 || capacity <= 0) return;
-    grouped_bias_kernel<<<blocks_for(capacity, row_warps), threads, 0, stream_of(stream)>>>(rows, b, counts, probs, y,
-                                                                                            groups, cols, capacity);
+    grouped_bias_kernel<<<blocks_for(capacity, row_warps), threads, 0, stream_of(stream)>>>(
+        rows, b, counts, probs, y, groups, cols, capacity, share);
     CUDA_CHECK(cudaGetLastError());
 }
 
 void grouped_bias_grad(Src drows, const std::int32_t* counts, Src b, const float* probs, float* db, float* dprobs,
-                       int groups, std::int64_t cols, std::int64_t capacity, void* stream) {
+                       int groups, std::int64_t cols, std::int64_t capacity, float share, void* stream) {
     if (groups <= 0 || cols <= 0 || capacity <= 0) return;
     const dim3 grid(blocks_for(cols, sum_cols), static_cast<unsigned>(groups));
-    grouped_sum_kernel<<<grid, sum_cols * sum_rows, 0, stream_of(stream)>>>(BiasTerm{drows, probs, cols}, counts, db,
-                                                                            cols, capacity);
+    grouped_sum_kernel<<<grid, sum_cols * sum_rows, 0, stream_of(stream)>>>(BiasTerm{drows, probs, cols, share}, counts,
+                                                                            db, cols, capacity);
     CUDA_CHECK(cudaGetLastError());
     if (dprobs == nullptr) return;
     bias_prob_kernel<<<blocks_for(capacity, row_warps), threads, 0, stream_of(stream)>>>(drows, counts, b, dprobs,
-                                                                                         groups, cols, capacity);
+                                                                                         groups, cols, capacity, share);
     CUDA_CHECK(cudaGetLastError());
 }
 

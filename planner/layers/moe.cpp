@@ -159,7 +159,7 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     if (moe_.expert_bias) {
         fc1_bias_ = b.weight(key_ + ".fc1_bias", local_experts, width);
         const TensorId biased = b.activation("expert_fc1_bias", cap, width, expected);
-        b.emit(OpKind::grouped_bias_add, {h, fc1_bias_.value, counts_}, {biased});
+        b.emit(OpKind::grouped_bias_add, {h, fc1_bias_.value, counts_}, {biased}, GroupedBiasAttr{});
         h = biased;
     }
     fc1_out_ = h;
@@ -178,14 +178,16 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     if (moe_.expert_bias) {
         fc2_bias_ = b.weight(key_ + ".fc2_bias", local_experts, model_.hidden);
         const TensorId biased = b.activation("expert_fc2_bias", cap, model_.hidden, expected);
-        b.emit(OpKind::grouped_bias_add, {y, fc2_bias_.value, counts_, probs_}, {biased});
+        b.emit(OpKind::grouped_bias_add, {y, fc2_bias_.value, counts_, early ? probs_ : no_tensor}, {biased},
+               GroupedBiasAttr{1.0 / b.plan().etp});
         y = biased;
     }
     if (early) return y;
     b.module = Module::combine;
     fc2_out_ = y;
     const TensorId scaled = b.activation("expert_scaled", cap, model_.hidden, expected);
-    b.emit(OpKind::scale_rows, {y, probs_}, {scaled});
+    const double bytes = b.at(y).expected_bytes() + b.at(probs_).expected_bytes() + b.at(scaled).expected_bytes();
+    b.emit(OpKind::scale_rows, {y, probs_, counts_}, {scaled}).bytes = bytes;
     return scaled;
 }
 
@@ -199,13 +201,19 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
         b.module = Module::combine;
         const TensorId scaled = dy;
         dy = b.activation("expert_dscaled", cap, model_.hidden, expected);
-        b.emit(OpKind::scale_rows_grad, {scaled, fc2_out_, probs_}, {dy, dprobs});
+        const double bytes = 3.0 * b.at(dy).expected_bytes() + 2.0 * b.at(dprobs).expected_bytes();
+        b.emit(OpKind::scale_rows_grad, {scaled, fc2_out_, probs_, counts_}, {dy, dprobs}).bytes = bytes;
     }
     b.module = Module::experts;
     TensorId dprobs_bias = no_tensor;
-    if (moe_.expert_bias) { // not a wgrad that could wait: the gradient of the routing weights goes on from here
+    const GroupedBiasAttr share{1.0 / b.plan().etp};
+    if (moe_.expert_bias && early) { // no wgrad that could wait: the gradient of the routing weights goes on from here
         dprobs_bias = b.tensor("dprobs_bias", Dtype::f32, cap, 1, expected);
-        b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_}, {fc2_bias_.gradient, dprobs_bias});
+        b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_}, {fc2_bias_.gradient, dprobs_bias},
+               share);
+    } else if (moe_.expert_bias) {
+        b.phase = Phase::wgrad;
+        b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value}, {fc2_bias_.gradient}, share);
     }
     b.phase = Phase::dgrad;
     const Quantized dout = copies(b, dy, "expert_dout");
@@ -224,7 +232,7 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
     if (dprobs_bias != no_tensor) dprobs = b.add(dprobs, dprobs_bias, "dprobs_sum");
     if (moe_.expert_bias) {
         b.phase = Phase::wgrad;
-        b.emit(OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient});
+        b.emit(OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient}, GroupedBiasAttr{});
         b.phase = Phase::dgrad;
     }
     const Quantized dpre = copies(b, dh, "expert_dfc1");

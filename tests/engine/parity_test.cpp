@@ -125,7 +125,23 @@ TEST_CASE("parity: windows, sinks, biases and clamped gates") {
                               {{"tp", "2"}, {"ep", "4"}, {"mbs", "2"}},
                               {{"tp", "2"}, {"pp", "2"}, {"ep", "2"}, {"mbs", "4"}},
                               {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep", "4"}},
+                              // Every member of ETP adds its share of the biases behind FC2.
+                              {{"tp", "2"}, {"ep", "4"}, {"etp", "2"}},
+                              {{"tp", "4"}, {"ep", "2"}, {"etp", "4"}, {"recompute", "moe"}},
+                              {{"tp", "2"}, {"ep", "1"}, {"etp", "8"}, {"dispatcher", "allgather"}},
                           });
+}
+
+TEST_CASE("parity: routing weights behind FC2") {
+    const Fields late{{"memory_efficient_permutation", "off"}};
+    check_plans("qwen3", {{{"ep", "8"}}, {{"tp", "2"}, {"ep", "2"}, {"etp", "2"}}, {{"recompute", "moe"}, {"ep", "4"}}},
+                late);
+    check_plans("deepseek3",
+                {{{"pp", "4"}, {"schedule", "zero-bubble"}, {"ep", "2"}},
+                 {{"tp", "4"}, {"ep", "2"}, {"etp", "4"}, {"dispatcher", "allgather"}}},
+                late);
+    check_plans("gptoss", {{{"tp", "2"}, {"ep", "4"}, {"etp", "2"}}, {{"pp", "2"}, {"ep", "4"}, {"delay_wgrad", "on"}}},
+                late);
 }
 
 TEST_CASE("parity: multi-token prediction") {

@@ -91,6 +91,46 @@ TEST_CASE("recompute by module: the same bits, and what the module wrote is no l
                 {"recompute", "shared_experts", {".shared_fc1", ".shared_act", ".shared_fc2_local", ".shared_gate"}});
 }
 
+TEST_CASE("recompute whole layers: the same bits, and of a layer only what comes in and goes out is saved") {
+    const auto outside = [](const std::string& name) {
+        const auto dot = name.find('.');
+        return name.compare(0, 5, "layer") != 0 || ends_with(name, ".moe_residual") ||
+               (dot != std::string::npos && ends_with(name, ".mlp_residual"));
+    };
+    for (const char* model : {"qwen3", "qwen2", "deepseek3", "gptoss", "mixtral"}) {
+        const Plan plan = small_plan(model, 8, base);
+        const Program program = lower(plan, 0);
+        Freed freed{"recompute", "full", {}};
+        for (const auto& [name, bytes] : saved(program, plan_memory(program)))
+            if (!outside(name)) freed.tensors.push_back(name);
+        CHECK(freed.tensors.size() > 4 * 10);
+        check_freed(model, freed);
+    }
+}
+
+TEST_CASE("routing weights behind FC2: its output is saved as well, in exactly its bytes") {
+    for (const char* model : {"qwen3", "deepseek3", "gptoss"}) {
+        INFO(model);
+        const Plan early = small_plan(model, 8, base),
+                   late = small_plan(model, 8, with(base, "memory_efficient_permutation", "off"));
+        CHECK(disagreement(train_three(late), train_three(early), parity_tolerance, parity_tolerance) == "");
+        const Program before = lower(early, 0), after = lower(late, 0);
+        const auto was = saved(before, plan_memory(before)), is = saved(after, plan_memory(after));
+        std::int64_t more = 0;
+        for (const auto& [name, bytes] : is)
+            if (was.count(name) == 0) {
+                CHECK_MESSAGE(ends_with(name, model == std::string("gptoss") ? ".expert_fc2_bias" : ".expert_fc2"),
+                              name);
+                more += bytes;
+            }
+        for (const auto& [name, bytes] : was) CHECK_MESSAGE(is.count(name) == 1, name);
+        CHECK(more > 0);
+        CHECK(held(plan_memory(after), MemoryClass::saved) - held(plan_memory(before), MemoryClass::saved) == more);
+        const Trainer trainer(late, {});
+        CHECK(trainer.memory_gib() == static_cast<double>(plan_memory(after).arena_bytes) / (1 << 30));
+    }
+}
+
 TEST_CASE("offload by module: the same bits, and what the module reads waits on the host instead") {
     check_freed("qwen3", {"offload", "attn_norm", {"embedding_local", ".moe_residual"}});
     check_freed("qwen3", {"offload", "mlp_norm", {".attn_residual"}});

@@ -153,6 +153,53 @@ Case sigmoid_scale_case(bool grad, std::int64_t rows, std::int64_t cols, Type ty
     return out;
 }
 
+Case scale_rows_case(bool grad, const Index& counts, std::int64_t rows, std::int64_t cols, Type type) {
+    struct Data {
+        Index counts;
+        std::int64_t rows, held, cols;
+        Tensor y, dout, p, out, dy, dp;
+        Vec forward(const Vec& y_at, const Vec& p_at) const {
+            Vec o = y_at;
+            for (std::size_t i = 0; i < o.size(); ++i) o[i] *= p_at[i / static_cast<std::size_t>(cols)];
+            return o;
+        }
+    };
+    Case out;
+    out.name = fmt::format("scale_rows{} {}x{} counts {} {}", grad ? "_grad" : "", rows, cols, fmt::join(counts, ","),
+                           test::name_of(type));
+    Random random(out.name);
+    std::int64_t held = counts.empty() ? rows : 0;
+    for (const int c : counts) held += c;
+    const std::int64_t n = rows * cols;
+    auto d = std::make_shared<Data>(Data{counts, rows, held, cols, random.tensor(type, n), random.tensor(type, n),
+                                         random.tensor(Type::f32, rows), Tensor(type, n), Tensor(type, n),
+                                         Tensor(Type::f32, rows)});
+    out.tolerance = tolerance(type);
+    out.flops = (grad ? 3.0 : 1.0) * static_cast<double>(held * cols);
+    out.bytes = (grad ? 3.0 : 2.0) * static_cast<double>(held * cols) * static_cast<double>(size_of(type));
+    out.call = [d, grad] {
+        const std::int32_t* limits = d->counts.empty() ? nullptr : d->counts.data();
+        const auto groups = static_cast<int>(d->counts.size());
+        if (grad) {
+            table().scale_rows_grad(d->dout.src(), d->y.src(), d->p.f32(), limits, d->dy.dst(), d->dp.f32(), groups,
+                                    d->rows, d->cols, nullptr);
+        } else {
+            table().scale_rows(d->y.src(), d->p.f32(), limits, d->out.dst(), groups, d->rows, d->cols, nullptr);
+        }
+    };
+    out.error = [d, grad] {
+        const std::int64_t n = d->held * d->cols, rest = d->rows * d->cols - n;
+        const Vec y = d->y.values(0, n), p = d->p.values(0, d->held), dout = d->dout.values(0, n);
+        if (!grad)
+            return worst({relative_error(d->out.values(0, n), d->forward(y, p)), demand(d->out.untouched(n, rest))});
+        const Vec dy = gradient([&](const Vec&at) { return d->forward(at, p); }, y, dout),
+                  dp = gradient([&](const Vec&at) { return d->forward(y, at); }, p, dout);
+        return worst({relative_error(d->dy.values(0, n), dy), relative_error(d->dp.values(0, d->held), dp),
+                      demand(d->dy.untouched(n, rest)), demand(d->dp.untouched(d->held, d->rows - d->held))});
+    };
+    return out;
+}
+
 } // namespace
 
 TEST_CASE("activation and its gradient: clamped gate and up (GPT-OSS)") {
@@ -213,6 +260,15 @@ TEST_CASE("sigmoid_scale and its gradient") {
     }
 }
 
+TEST_CASE("scale_rows and its gradient") {
+    for (const Type type : {Type::f32, Type::bf16})
+        for (const bool grad : {false, true}) {
+            check(scale_rows_case(grad, {}, 5, 13, type));
+            check(scale_rows_case(grad, {2, 0, 3}, 7, 3, type));
+            check(scale_rows_case(grad, {0, 0}, 3, 5, type));
+        }
+}
+
 std::vector<Case> activation_benchmarks() {
     std::vector<Case> out;
     for (const Type type : {Type::f32, Type::bf16}) {
@@ -220,6 +276,7 @@ std::vector<Case> activation_benchmarks() {
             out.push_back(activation_case(grad, shape(2048, 1024, Curve::silu, true), true, {}, type));
             out.push_back(activation_case(grad, shape(2048, 1024, Curve::gelu, false), false, {}, type));
             out.push_back(sigmoid_scale_case(grad, 2048, 1024, type));
+            out.push_back(scale_rows_case(grad, {}, 2048, 1024, type));
         }
     }
     return out;

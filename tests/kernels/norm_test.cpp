@@ -158,6 +158,7 @@ struct GroupedBias {
     bool probs_given;
     Tensor x, b, probs, y, db, dprobs;
     Vec db_before;
+    float share; // of the bias: a quarter where routing weights are given, as if over four ranks
 
     std::size_t expert_of(std::int64_t row) const {
         std::size_t e = 0;
@@ -169,7 +170,8 @@ struct GroupedBias {
         for (std::int64_t r = 0; r < rows; ++r) {
             for (std::int64_t j = 0; j < cols; ++j) {
                 const double bias = b_at[expert_of(r) * static_cast<std::size_t>(cols) + static_cast<std::size_t>(j)];
-                out.push_back(x.at(r * cols + j) + bias * (probs_given ? p_at[static_cast<std::size_t>(r)] : 1.0));
+                out.push_back(x.at(r * cols + j) +
+                              share * bias * (probs_given ? p_at[static_cast<std::size_t>(r)] : 1.0));
             }
         }
         return out;
@@ -193,7 +195,8 @@ std::shared_ptr<GroupedBias> grouped_bias(const std::string& name, const Index& 
                                                        Tensor(type, capacity * cols),
                                                        random.tensor(Type::f32, groups * cols),
                                                        Tensor(Type::f32, capacity),
-                                                       {}});
+                                                       {},
+                                                       probs ? 0.25f : 1.0f});
     for (std::int64_t i = 0; i < rows * cols; ++i) d->x.set(i, random.normal(1)[0]);
     for (std::int64_t r = 0; r < rows; ++r) d->probs.set(r, random.normal(1)[0]);
     d->db_before = d->db.values();
@@ -215,10 +218,10 @@ Case grouped_bias_case(bool grad, const Index& counts, std::int64_t cols, std::i
         if (grad) {
             table().grouped_bias_grad(d->x.src(), d->counts.data(), d->b.src(), p, d->db.f32(),
                                       d->probs_given ? d->dprobs.f32() : nullptr, groups, d->cols, d->capacity,
-                                      nullptr);
+                                      d->share, nullptr);
         } else {
             table().grouped_bias_add(d->x.src(), d->b.src(), d->counts.data(), p, d->y.dst(), groups, d->cols,
-                                     d->capacity, nullptr);
+                                     d->capacity, d->share, nullptr);
         }
     };
     out.error = [d, grad] {
