@@ -4,7 +4,6 @@
 #include "engine/comm/check.hpp"
 #include "planner/error.hpp"
 #include "planner/plan_choices.hpp"
-#include "planner/schedule.hpp"
 
 namespace moe {
 
@@ -16,11 +15,6 @@ void check_fields(const Plan& plan, const Backend& backend) {
     if (backend.most_ranks > 0 && plan.gpus > backend.most_ranks)
         refuse("execute: --backend {} runs one GPU so far: gpus {}: search again with --gpus 1, or use --backend cpu",
                backend.name, plan.gpus);
-    for (const Stage& stage : stages(plan))
-        if (stage.mtp > 0 && !stage.loss)
-            refuse("execute: layout = {} puts MTP on a stage before the loss, whose norm it reads: search again with "
-                   "--fix layout=none",
-                   plan.layout.empty() ? "none" : plan.layout);
     if (plan.dispatcher != Dispatcher::alltoall && plan.dispatcher != Dispatcher::allgather)
         refuse("execute: dispatcher = {} is not supported, only alltoall and allgather are: search again with --stack "
                "moe-plan",

@@ -347,12 +347,13 @@ void Trainer::fill_inputs(Rank& r) {
     const Program& program = program_of(r);
     const bool embedding =
         std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.embedding; });
-    const bool loss = std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss; });
-    if (!embedding && !loss) return;
+    const bool labels =
+        std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss || s.mtp > 0; });
+    if (!embedding && !labels) return;
     for (int j = 0; j < plan_.micro_batches(); ++j) {
         if (embedding) write_tokens(r, program.io.ids, j, 0);
-        if (loss) write_tokens(r, program.io.labels, j, 1);
-        for (std::size_t d = 0; loss && d < program.io.mtp_labels.size(); ++d)
+        if (labels) write_tokens(r, program.io.labels, j, 1);
+        for (std::size_t d = 0; labels && d < program.io.mtp_labels.size(); ++d)
             write_tokens(r, program.io.mtp_labels[d], j, static_cast<std::int64_t>(d) + 2);
     }
 }

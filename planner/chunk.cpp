@@ -1,4 +1,4 @@
-// Emits a chunk stage by stage: message or embedding, decoder layers, MTP, loss, and all of it in reverse.
+// Emits a chunk stage by stage: messages or embedding, decoder layers, MTP, loss, and all of it in reverse.
 #include "planner/chunk.hpp"
 
 #include "planner/error.hpp"
@@ -42,8 +42,20 @@ struct MtpLayer {
     HeadLayer head;
 };
 
+namespace {
+
+std::string branch_name(const char* end, int depth) {
+    return fmt::format("mtp_branch{}_{}", depth == 0 ? "" : std::to_string(depth), end);
+}
+
+} // namespace
+
 Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
-    : plan_(plan), model_(*plan.model), spec_(spec), embedding_(model_), head_(model_, "head", "model.norm.weight", 0) {
+    : plan_(plan),
+      model_(*plan.model),
+      spec_(spec),
+      embedding_(model_),
+      head_(model_, "head", spec.branches > 0 && plan.stack == "moe-plan" ? "" : "model.norm.weight", 0) {
     for (const auto& [index, kind] : spec.layers)
         layers_.push_back(std::make_unique<DecoderLayer>(model_, model_.kinds[static_cast<std::size_t>(kind)],
                                                          fmt::format("layers.{}", index),
@@ -57,9 +69,11 @@ Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
                      {model_, kind, key, hf, index},
                      {model_, key, hf + "shared_head.norm.weight", static_cast<int>(i) + 1}}));
     }
-    if (spec.mtp_before)
-        late_mtp_head_.emplace(model_, "mtp.0",
-                               fmt::format("model.layers.{}.shared_head.norm.weight", model_.layers.size()), 1);
+    for (int i = 0; spec_.loss && i < spec_.branches; ++i)
+        late_heads_.emplace_back(
+            model_, fmt::format("mtp.{}", i),
+            fmt::format("model.layers.{}.shared_head.norm.weight", model_.layers.size() + static_cast<std::size_t>(i)),
+            i + 1);
 }
 
 Chunk::~Chunk() = default;
@@ -71,6 +85,7 @@ void Chunk::declare(ParameterSet& set) const {
         layers_[i]->declare(set, plan_);
     }
     set.boundary(-1);
+    if (norm_with_mtp()) Norm::declare(set, "head.norm", "model.norm.weight", model_.hidden);
     for (std::size_t i = 0; i < mtp_.size(); ++i) {
         mtp_[i]->input.declare(set);
         set.boundary(static_cast<int>(model_.layers.size() + i));
@@ -79,7 +94,7 @@ void Chunk::declare(ParameterSet& set) const {
         if (spec_.loss || !spec_.sends) mtp_[i]->head.declare(set, plan_);
     }
     if (spec_.loss) head_.declare(set, plan_);
-    if (late_mtp_head_) late_mtp_head_->declare(set, plan_);
+    for (const HeadLayer& head : late_heads_) head.declare(set, plan_);
 }
 
 void Chunk::forward(Builder& b) {
@@ -90,55 +105,80 @@ void Chunk::forward(Builder& b) {
         x = embedding_.forward(b, b.program().io.ids);
     else
         x = b.activation("segment_in", b.local_tokens(), model_.hidden);
-    TensorId branch = spec_.mtp_before ? receive(b, "mtp_branch_in", spec_.previous, 2, spec_.stage) : no_tensor;
+    branches_.clear();
+    for (int i = 0; i < spec_.branches; ++i)
+        branches_.push_back(receive(b, branch_name("in", i), spec_.previous, 2 + 2 * i, spec_.stage));
     for (auto& layer : layers_) x = layer->forward(b, x);
-    // MTP reads what the LM head reads, as Megatron has it, unless it runs on a stage before the final norm.
-    TensorId h = x;
-    if (spec_.loss) h = head_.forward(b, x);
+    if (norm_with_mtp()) {
+        b.layer = -1;
+        b.module = Module::head;
+        final_norm_.key = "head.norm";
+        x = final_norm_.forward(b, x, model_.hidden, "head.norm_out");
+    }
+    forward_mtp(b, spec_.loss ? head_.forward(b, x) : x);
+    for (std::size_t i = 0; i < late_heads_.size(); ++i) late_heads_[i].forward(b, branches_[i]);
+    if (!spec_.sends) return;
+    send(b, x, spec_.next, 0, spec_.stage + 1);
+    for (std::size_t i = 0; i < branches_.size(); ++i)
+        send(b, branches_[i], spec_.next, 2 + 2 * static_cast<int>(i), spec_.stage + 1);
+}
+
+void Chunk::forward_mtp(Builder& b, TensorId h) {
     for (std::size_t i = 0; i < mtp_.size(); ++i) {
         MtpLayer& mtp = *mtp_[i];
         h = mtp.layer.forward(b, mtp.input.forward(b, h, embedding_.forward(b, mtp_ids(b, i))));
-        if (heads_here()) mtp.head.forward(b, h);
+        if (heads_here())
+            mtp.head.forward(b, h);
+        else
+            branches_.push_back(h);
     }
-    if (late_mtp_head_) late_mtp_head_->forward(b, branch);
-    if (!spec_.sends) return;
-    send(b, x, spec_.next, 0, spec_.stage + 1);
-    if (!heads_here() && !mtp_.empty()) send(b, h, spec_.next, 2, spec_.stage + 1);
 }
 
 void Chunk::backward(Builder& b) {
     b.layer = -1;
     b.phase = Phase::dgrad;
-    TensorId dx = no_tensor, dbranch = no_tensor;
+    TensorId dx = no_tensor;
+    const std::size_t passing = spec_.loss ? 0 : branches_.size();
     if (spec_.sends) {
         dx = receive(b, "stage_dout", spec_.next, 1, spec_.stage);
-        if (!heads_here() && !mtp_.empty()) dbranch = receive(b, "mtp_branch_dout", spec_.next, 3, spec_.stage);
-    }
-    TensorId dlate = no_tensor;
-    if (late_mtp_head_) dlate = late_mtp_head_->backward(b);
-    for (std::size_t i = mtp_.size(); i-- > 0;) {
-        if (heads_here()) {
-            const TensorId dhead = mtp_[i]->head.backward(b);
-            dbranch = dbranch == no_tensor ? dhead : b.add(dbranch, dhead, "dmtp_sum");
+        for (std::size_t i = 0; i < passing; ++i) {
+            const int depth = static_cast<int>(i);
+            branches_[i] = receive(b, branch_name("dout", depth), spec_.next, 3 + 2 * depth, spec_.stage);
         }
-        const TensorId din = mtp_[i]->layer.backward(b, dbranch);
-        b.layer = -1;
-        const auto [dh, dembedded] = mtp_[i]->input.backward(b, din);
-        embedding_.backward(b, mtp_ids(b, i), dembedded);
-        dbranch = dh;
     }
+    for (std::size_t i = 0; i < late_heads_.size(); ++i) branches_[i] = late_heads_[i].backward(b);
+    TensorId dbranch = backward_mtp(b);
     if (spec_.loss) dx = head_.backward(b, std::exchange(dbranch, no_tensor));
     if (dx == no_tensor && dbranch == no_tensor) dx = b.activation("segment_dout", b.local_tokens(), model_.hidden);
     b.layer = -1;
     b.phase = Phase::dgrad;
     if (dbranch != no_tensor) dx = dx == no_tensor ? dbranch : b.add(dx, dbranch, "dtrunk");
+    if (norm_with_mtp()) {
+        b.module = Module::head;
+        dx = final_norm_.backward(b, dx);
+    }
     for (std::size_t i = layers_.size(); i-- > 0;) dx = layers_[i]->backward(b, dx);
     b.layer = -1;
     if (spec_.receives)
         send(b, dx, spec_.previous, 1, spec_.stage - 1);
     else if (spec_.embedding)
         embedding_.backward(b, b.program().io.ids, dx);
-    if (dlate != no_tensor) send(b, dlate, spec_.previous, 3, spec_.stage - 1);
+    for (int i = 0; i < spec_.branches; ++i)
+        send(b, branches_[static_cast<std::size_t>(i)], spec_.previous, 3 + 2 * i, spec_.stage - 1);
+}
+
+TensorId Chunk::backward_mtp(Builder& b) {
+    TensorId dbranch = no_tensor;
+    for (std::size_t i = mtp_.size(); i-- > 0;) {
+        const TensorId dhead = heads_here() ? mtp_[i]->head.backward(b) : branches_[i];
+        dbranch = dbranch == no_tensor ? dhead : b.add(dbranch, dhead, "dmtp_sum");
+        const TensorId din = mtp_[i]->layer.backward(b, dbranch);
+        b.layer = -1;
+        const auto [dh, dembedded] = mtp_[i]->input.backward(b, din);
+        embedding_.backward(b, mtp_ids(b, i), dembedded);
+        dbranch = dh;
+    }
+    return dbranch;
 }
 
 // The token after the one that depth i predicts from, which the depth before has as its label.
@@ -147,7 +187,7 @@ TensorId Chunk::mtp_ids(const Builder& b, std::size_t i) {
     return i == 0 ? io.labels : io.mtp_labels[i - 1];
 }
 
-TensorId Chunk::receive(Builder& b, const char* name, int delta, int tag, int stage) {
+TensorId Chunk::receive(Builder& b, const std::string& name, int delta, int tag, int stage) {
     b.layer = -1;
     b.module = Module::pipeline;
     const TensorId x = b.activation(name, b.local_tokens(), model_.hidden);
@@ -180,7 +220,7 @@ ChunkSpec spec_of(const Plan& plan, const std::vector<Stage>& all, int stage) {
     }
     spec.receives = stage > 0;
     spec.sends = stage + 1 < static_cast<int>(all.size());
-    spec.mtp_before = s.loss && s.mtp == 0 && !plan.model->mtp.empty();
+    for (int before = 0; before < stage; ++before) spec.branches += all[static_cast<std::size_t>(before)].mtp;
     return spec;
 }
 

@@ -5,7 +5,7 @@
 #include "planner/schedule.hpp"
 
 #include <memory>
-#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,7 +19,7 @@ struct ChunkSpec {
     std::vector<int> mtp;                    // kinds
     bool receives = false, sends = false;    // false at the model's ends and in segments
     int previous = -1, next = +1;            // pipeline ranks of the stages before and behind, less mine
-    bool mtp_before = false; // the MTP branch was computed by an earlier stage and arrives beside the trunk
+    int branches = 0; // MTP layers that an earlier stage computed, whose outputs arrive beside the trunk
 };
 
 // What virtual stage `stage` of the cut `all` is to the rank that runs it.
@@ -40,8 +40,13 @@ public:
 
 private:
     bool heads_here() const { return spec_.loss || !spec_.sends; }
+    // MTP reads what the LM head reads: on a stage before the loss it brings the final norm along, and what it sends on
+    // is normed. In Megatron-LM the norm stays with the head, and MTP on another stage reads what has not passed it.
+    bool norm_with_mtp() const { return plan_.stack == "moe-plan" && spec_.sends && !mtp_.empty(); }
+    void forward_mtp(Builder& b, TensorId h);
+    TensorId backward_mtp(Builder& b); // gradient of what forward_mtp() was given
     static TensorId mtp_ids(const Builder& b, std::size_t i);
-    TensorId receive(Builder& b, const char* name, int delta, int tag, int stage);
+    TensorId receive(Builder& b, const std::string& name, int delta, int tag, int stage);
     void send(Builder& b, TensorId x, int delta, int tag, int stage);
 
     const Plan& plan_;
@@ -50,8 +55,10 @@ private:
     EmbeddingLayer embedding_;
     HeadLayer head_;
     std::vector<std::unique_ptr<DecoderLayer>> layers_;
+    Norm final_norm_; // with MTP before the loss
     std::vector<std::unique_ptr<MtpLayer>> mtp_;
-    std::optional<HeadLayer> late_mtp_head_;
+    std::vector<HeadLayer> late_heads_; // of MTP layers on an earlier stage
+    std::vector<TensorId> branches_;    // by MTP layer, on their way to the loss's stage
 };
 
 } // namespace moe

@@ -178,6 +178,7 @@ std::vector<Op> add_tables(const Plan& plan, Program& program, TensorId gradient
         ops.push_back(std::move(op));
         return ops.back();
     };
+    const int tag = first_table_tag(*plan.model);
     TensorId travelling = gradient;
     std::vector<TensorId> values(holders.size(), gradient); // by holder
     for (int step = 0; step + 1 < n; ++step) {
@@ -192,10 +193,10 @@ std::vector<Op> add_tables(const Plan& plan, Program& program, TensorId gradient
         const auto received = static_cast<TensorId>(program.tensors.size() - 1);
         Op& out = emit(OpKind::send, Stream::pipeline_out, {travelling}, {}, bytes);
         out.group = groups::pipeline;
-        out.attr = PeerAttr{next - program.pipeline_rank, 4 + step, next};
+        out.attr = PeerAttr{next - program.pipeline_rank, tag + step, next};
         Op& in = emit(OpKind::recv, Stream::pipeline_in, {}, {received}, bytes);
         in.group = groups::pipeline;
-        in.attr = PeerAttr{previous - program.pipeline_rank, 4 + step, program.pipeline_rank};
+        in.attr = PeerAttr{previous - program.pipeline_rank, tag + step, program.pipeline_rank};
         values[static_cast<std::size_t>((index + n - 1 - step) % n)] = received;
         travelling = received;
     }
@@ -348,7 +349,7 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
                                  plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]);
     for (int i = 0; i < stage.mtp; ++i) spec.mtp.push_back(plan.model->mtp[static_cast<std::size_t>(i)]);
     spec.sends = !stage.loss;
-    spec.mtp_before = stage.loss && stage.mtp == 0 && !plan.model->mtp.empty();
+    if (stage.loss && stage.mtp == 0) spec.branches = static_cast<int>(plan.model->mtp.size());
     ParameterSet parameters(plan, 0);
     Chunk(plan, spec).declare(parameters);
     Program program;

@@ -19,10 +19,11 @@ struct Weight;
 // while checkpoints keep the Hugging Face names.
 class ParameterSet {
 public:
-    // What `lender`, a chunk of the same rank, has declared (the embedding table at the open end of a V) is shared with
-    // it: one weight, one gradient.
+    // What `lender`, a chunk of the same rank, has declared (the embedding table at the open end of a V, or where MTP
+    // came to lie) is shared with it: one weight, one gradient. Megatron-LM's interleaved chunks are models of their
+    // own.
     ParameterSet(const Plan& plan, int chunk, ParameterSet* lender = nullptr)
-        : plan_(plan), chunk_(chunk), lender_(in_a_v(plan.schedule) ? lender : nullptr) {}
+        : plan_(plan), chunk_(chunk), lender_(in_a_v(plan.schedule) || plan.stack == "moe-plan" ? lender : nullptr) {}
 
     // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
     // the same parameters once for every local expert, one expert's behind the other's. `precision`: what they are

@@ -293,11 +293,12 @@ struct ReduceAttr {
 };
 struct PeerAttr {
     int delta = 0; // pipeline rank of the peer minus mine, modulo pp; 0 (where a V turns) = to myself
-    int tag = 0;   // 0 activations, 1 their gradients, 2 and 3 the same of a detached MTP branch, 4 and up gradients of
-                   // the embedding table at the end of the step
-    int stage = 0; // tags 4 and up: pipeline rank that receives; else virtual stage whose input (tag 0) or output
-                   // gradient (tag 1) travels: both ends name the same one
+    int tag = 0;   // 0 activations, 1 their gradients, 2 + 2d and 3 + 2d the same of MTP layer d computed before the
+                   // loss's stage, first_table_tag() and up gradients of the embedding table at the end of the step
+    int stage = 0; // of tables: pipeline rank that receives; else virtual stage whose input (even tags) or output
+                   // gradient (odd tags) travels: both ends name the same one
 };
+inline int first_table_tag(const Model& model) { return 2 + 2 * static_cast<int>(model.mtp.size()); }
 // The side of tokens has the rows of one CP member, runs r and 2 parts - 1 - r of 2 parts, and `pieces` of columns side
 // by side (queries, keys, values); the side of heads has the whole sequence in order and 1/parts of every piece.
 struct AllToAllAttr {

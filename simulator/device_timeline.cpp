@@ -36,7 +36,7 @@ struct Exchange {
     int ranks = 1;
 
     static std::int64_t key(const PeerAttr& peer, int micro_batch) {
-        return (static_cast<std::int64_t>(peer.stage) * 8 + peer.tag) << 32 | static_cast<std::int64_t>(micro_batch);
+        return (static_cast<std::int64_t>(peer.stage) * 64 + peer.tag) << 32 | static_cast<std::int64_t>(micro_batch);
     }
 };
 

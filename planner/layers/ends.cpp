@@ -42,7 +42,7 @@ void EmbeddingLayer::backward(Builder& b, TensorId ids, TensorId dx) {
 }
 
 void HeadLayer::declare(ParameterSet& set, const Plan& plan) const {
-    Norm::declare(set, key_ + ".norm", norm_name_, model_.hidden);
+    if (!norm_name_.empty()) Norm::declare(set, key_ + ".norm", norm_name_, model_.hidden);
     const std::string weight = model_.tied_embeddings ? "embedding" : "lm_head";
     const char* name = model_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
     if (!set.has(weight))
@@ -62,7 +62,7 @@ TensorId HeadLayer::forward(Builder& b, TensorId x) {
     b.phase = Phase::forward;
     b.module = Module::head;
     norm_.key = key_ + ".norm";
-    const TensorId normed = norm_.forward(b, x, model_.hidden, key_ + ".norm_out");
+    const TensorId normed = norm_name_.empty() ? x : norm_.forward(b, x, model_.hidden, key_ + ".norm_out");
     head_.weight = b.weight(model_.tied_embeddings ? "embedding" : "lm_head", local, model_.hidden);
     head_.name = key_ + ".logits";
     head_.gather = plan.tp > 1;
@@ -96,7 +96,7 @@ TensorId HeadLayer::backward(Builder& b, TensorId dnormed) {
     b.emit(OpKind::ce_grad, {logits_, max_, stat_, labels(b)}, {dlogits}, gradient_);
     TensorId d = linear_backward(b, head_, dlogits);
     if (dnormed != no_tensor) d = b.add(d, dnormed, key_ + ".dnormed");
-    return norm_.backward(b, d);
+    return norm_name_.empty() ? d : norm_.backward(b, d);
 }
 
 void MtpInput::declare(ParameterSet& set) const {

@@ -155,6 +155,7 @@ class HeadLayer {
 public:
     // depth 0: the model's own head; d: that of MTP layer d, which predicts d tokens further on, reports its loss apart
     // and has weight 0.1 / depths (DeepSeek-V3's lambda, arXiv 2412.19437 section 2.2). The LM head's weight is shared.
+    // `norm_name` empty: what comes in has passed the norm already.
     HeadLayer(const Model& model, std::string key, std::string norm_name, int depth)
         : model_(model), key_(std::move(key)), norm_name_(std::move(norm_name)), depth_(depth) {}
     void declare(ParameterSet& set, const Plan& plan) const;

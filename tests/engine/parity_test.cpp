@@ -156,6 +156,33 @@ TEST_CASE("parity: multi-token prediction") {
                                  });
 }
 
+TEST_CASE("parity: multi-token prediction on any stage behind the layers") {
+    check_plans("deepseek3-mtp",
+                {
+                    {{"pp", "2"}, {"ep", "4"}, {"layout", "Ettttmm|L"}, {"offload", "mlp_norm"}},
+                    {{"pp", "4"}, {"tp", "2"}, {"layout", "Ett|tt|mm|L"}},
+                    {{"pp", "4"}, {"ep", "2"}, {"layout", "Ettttmm|||L"}, {"recompute", "full"}},
+                    {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"layout", "Ettt|t|mm|L"}, {"tp", "2"}},
+                    {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}, {"layout", "Et|tttmm||L"}, {"tp", "2"}},
+                    {{"pp", "2"}, {"vpp", "2"}, {"schedule", "dualpipe-v"}, {"layout", "Et|ttt|mm|L"}, {"tp", "2"}},
+                    {{"pp", "4"}, {"schedule", "zero-bubble"}, {"layout", "Ett|tt|mm|L"}},
+                });
+}
+
+TEST_CASE("parity: products beside their ring or reduction over TP") {
+    const auto overlapped = [](Fields fields) {
+        fields.emplace_back("tp_overlap", "on");
+        return fields;
+    };
+    check_plans("qwen3", {overlapped({{"tp", "2"}, {"ep", "4"}}), overlapped({{"tp", "4"}, {"mbs", "2"}}),
+                          overlapped({{"tp", "4"}, {"pp", "2"}, {"recompute", "layernorm+moe_act"}})});
+    check_plans("qwen2", {overlapped({{"tp", "8"}, {"ep", "2"}})});
+    check_plans("deepseek3", {overlapped({{"tp", "8"}, {"ep", "8"}, {"recompute", "full"}}),
+                              overlapped({{"tp", "2"}, {"pp", "4"}, {"schedule", "zero-bubble"}})});
+    check_plans("gptoss", {overlapped({{"tp", "4"}, {"cp", "2"}}), overlapped({{"tp", "4"}, {"recompute", "full"}})});
+    check_plans("llama", {overlapped({{"tp", "4"}, {"mbs", "2"}, {"recompute", "mlp"}})});
+}
+
 TEST_CASE("parity: losses that balance sequences or the global batch, and the selection bias") {
     const std::vector<Fields> plans{
         {{"ep", "8"}},

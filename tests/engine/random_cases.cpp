@@ -80,18 +80,24 @@ void draw_model(Dice& dice, RandomCase& c) {
     draw_balance(dice, c);
 }
 
-// Layers spread over the stages anyhow; the ends hold the embedding and the loss.
-std::string draw_layout(Dice& dice, int layers, int stages) {
+// Layers spread over the stages anyhow; the ends hold the embedding and the loss, MTP lies behind the last layer.
+std::string draw_layout(Dice& dice, int layers, int mtp, int stages) {
     std::vector<int> cut;
     for (int i = 0; i + 1 < stages; ++i) cut.push_back(dice.below(layers + 1));
     std::sort(cut.begin(), cut.end());
+    cut.push_back(layers);
+    const int last = static_cast<int>(std::find(cut.begin(), cut.end(), layers) - cut.begin());
+    const int predicts = last + dice.below(stages - last);
     std::string text = "E";
     int at = 0;
-    for (const int next : cut) {
-        text += std::string(static_cast<std::size_t>(next - at), 't') + "|";
+    for (int stage = 0; stage < stages; ++stage) {
+        const int next = cut[static_cast<std::size_t>(stage)];
+        text += std::string(static_cast<std::size_t>(next - at), 't');
+        if (stage == predicts) text += std::string(static_cast<std::size_t>(mtp), 'm');
+        text += stage + 1 < stages ? "|" : "L";
         at = next;
     }
-    return text + std::string(static_cast<std::size_t>(layers - at), 't') + "L";
+    return text;
 }
 
 void draw_passes(Dice& dice, RandomCase& c) {
@@ -124,7 +130,10 @@ void draw_schedule(Dice& dice, RandomCase& c, int pp, int layers) {
     const int vpp = schedule == "interleaved" ? dice.of({2, 3}) : schedule.find("-v") != std::string::npos ? 2 : 1;
     if (schedule != "1f1b") c.plan.emplace_back("schedule", schedule);
     if (vpp > 1) c.plan.emplace_back("vpp", number(vpp));
-    if (pp * vpp > layers || dice.one_in(3)) c.plan.emplace_back("layout", draw_layout(dice, layers, pp * vpp));
+    if (pp * vpp > layers || dice.one_in(3)) {
+        const int mtp = c.model == "deepseek3-mtp" ? 2 : 0;
+        c.plan.emplace_back("layout", draw_layout(dice, layers, mtp, pp * vpp));
+    }
 }
 
 void draw_plan(Dice& dice, RandomCase& c) {
