@@ -73,11 +73,34 @@ void bias_grad(const OpContext& c) {
     c.kernels.bias_grad(src(c, 0), floats_out(c, 0), rows_of(c.input(0), cols), cols, c.stream);
 }
 
+// Which TP member's part of the sequence a ring has brought after `step` steps.
+std::int64_t member_of(const OpContext& c, int ring, int step) { return (c.position.tensor + ring - step) % ring; }
+
+// A wgrad whose first operand comes in the pieces of a ring.
+void gemm_of_pieces(const OpContext& c, GemmShape shape) {
+    const int pieces = static_cast<int>(c.op.in.size()) - 1;
+    shape.k /= pieces;
+    const std::int64_t first = shape.b_offset;
+    for (int step = 0; step < pieces; ++step) {
+        shape.b_offset = first + member_of(c, pieces, step) * shape.k * shape.n;
+        c.kernels.gemm(shape, src(c, step == 0 ? 0 : static_cast<std::size_t>(step) + 1), src(c, 1), dst(c, 0),
+                       c.stream);
+        shape.accumulate = true;
+    }
+}
+
 void gemm(const OpContext& c) {
     const GemmAttr& a = std::get<GemmAttr>(c.op.attr);
-    const GemmShape shape{a.m,   a.n,   a.k,   a.transpose_a, a.transpose_b, a.accumulate,
-                          a.lda, a.ldb, a.ldc, a.a_offset,    a.b_offset,    a.c_offset};
-    c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream);
+    GemmShape shape{a.m,   a.n,   a.k,   a.transpose_a, a.transpose_b, a.accumulate,
+                    a.lda, a.ldb, a.ldc, a.a_offset,    a.b_offset,    a.c_offset};
+    if (c.op.in.size() > 2) return gemm_of_pieces(c, shape);
+    if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * a.n;
+    shape.m /= a.runs;
+    for (std::int64_t run = 0; run < a.runs; ++run) {
+        c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream);
+        shape.a_offset += a.run_stride;
+        shape.c_offset += shape.m * shape.n;
+    }
 }
 
 RopeScale rope_scale(const FrequencyScale& s) { return {s.factor, s.low, s.high, s.turns, s.magnitude}; }

@@ -27,31 +27,37 @@ double bytes_of_rows(const Builder& b, TensorId id, std::int64_t rows) {
     return b.at(id).expected_bytes() * static_cast<double>(rows) / static_cast<double>(b.at(id).rows);
 }
 
-// Rows [first, first + rows) of y from x, whose first row is `from`.
-void forward_rows(Builder& b, const Linear& linear, TensorId x, std::int64_t from, TensorId y, std::int64_t first,
-                  std::int64_t rows) {
-    GemmAttr attr;
-    attr.m = rows;
+// attr.m rows of y from as many of x; attr says which.
+void forward_rows(Builder& b, const Linear& linear, TensorId x, TensorId y, GemmAttr attr) {
     attr.n = linear.weight.n;
     attr.k = linear.weight.k;
     attr.transpose_b = true;
-    attr.a_offset = from * attr.k;
-    attr.c_offset = first * attr.n;
     b.gemm(x, linear.weight.value, y, attr).bytes =
-        bytes_of_rows(b, x, rows) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, y, rows);
+        bytes_of_rows(b, x, attr.m) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, y, attr.m);
 }
 
-void dgrad_rows(Builder& b, const Linear& linear, TensorId dy, TensorId dx, std::int64_t first, std::int64_t rows) {
-    GemmAttr attr;
-    attr.m = rows;
+void dgrad_rows(Builder& b, const Linear& linear, TensorId dy, TensorId dx, GemmAttr attr) {
     attr.n = linear.weight.k;
     attr.k = linear.weight.n;
-    attr.c_offset = first * attr.n;
     b.gemm(dy, linear.weight.value, dx, attr).bytes =
-        bytes_of_rows(b, dy, rows) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, dx, rows);
+        bytes_of_rows(b, dy, attr.m) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, dx, attr.m);
 }
 
-// dW += dy^T x; `dy` in pieces of rows behind each other.
+GemmAttr rows_of(std::int64_t rows) {
+    GemmAttr attr;
+    attr.m = rows;
+    return attr;
+}
+
+// The rows that step `step` of the ring over TP has brought.
+GemmAttr ring_rows(const Builder& b, std::int64_t rows, int step) {
+    GemmAttr attr = rows_of(rows);
+    attr.ring = b.plan().tp;
+    attr.step = step;
+    return attr;
+}
+
+// dW += dy^T x; `dy` in one piece, or in those that a ring over TP brings.
 void wgrad(Builder& b, const Linear& linear, const std::vector<TensorId>& dy, TensorId x) {
     b.phase = Phase::wgrad;
     GemmAttr attr;
@@ -97,10 +103,14 @@ TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype)
     const std::int64_t piece = b.at(operand).rows;
     linear.rows = ring ? piece * b.plan().tp : piece;
     const TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.weight.n);
-    for (std::int64_t row = 0; row < linear.rows; row += piece) {
-        const bool last = row + piece >= linear.rows;
+    if (!ring) {
+        forward_rows(b, linear, operand, y, rows_of(piece));
+        return y;
+    }
+    for (int step = 0; step < b.plan().tp; ++step) {
+        const bool last = step + 1 == b.plan().tp;
         const TensorId next = last ? no_tensor : b.ring_step(operand, linear.name + ".in_ring");
-        forward_rows(b, linear, operand, 0, y, row, piece);
+        forward_rows(b, linear, operand, y, ring_rows(b, piece, step));
         operand = next;
     }
     return y;
@@ -118,7 +128,7 @@ TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy) {
     TensorId x = saved_of(b, linear);
     if (linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
     TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
-    dgrad_rows(b, linear, dy_row, dx, 0, linear.rows);
+    dgrad_rows(b, linear, dy_row, dx, rows_of(linear.rows));
     // The reduce-scatter of dx runs beside wgrad.
     if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
     wgrad(b, linear, {dy_column}, x);
@@ -132,11 +142,17 @@ TensorId linear_forward_scattered(Builder& b, Linear& linear, TensorId x, Dtype 
     std::int64_t pieces = reduction_pieces;
     while (linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // the sequence is divisible by tp
     const std::int64_t piece = linear.rows / pieces;
-    const TensorId y_local = b.tensor(name, out_dtype, linear.rows / b.plan().tp, linear.weight.n);
-    for (std::int64_t row = 0; row < linear.rows; row += piece) {
+    const std::int64_t own = linear.rows / b.plan().tp, share = piece / b.plan().tp; // rows of one member
+    const TensorId y_local = b.tensor(name, out_dtype, own, linear.weight.n);
+    for (std::int64_t row = 0; row < own; row += share) {
         const TensorId y = b.tensor(linear.name, out_dtype, piece, linear.weight.n);
-        forward_rows(b, linear, operand, row, y, 0, piece);
-        b.communicate(OpKind::reduce_scatter, groups::tensor, Stream::tensor, {y}, {y_local});
+        GemmAttr rows = rows_of(piece);
+        rows.a_offset = row * linear.weight.k;
+        rows.runs = b.plan().tp;
+        rows.run_stride = own * linear.weight.k;
+        forward_rows(b, linear, operand, y, rows);
+        b.communicate(OpKind::reduce_scatter, groups::tensor, Stream::tensor, {y}, {y_local},
+                      ReduceAttr{false, row * linear.weight.n, share * linear.weight.n});
     }
     return y_local;
 }
@@ -149,11 +165,11 @@ TensorId linear_backward_gathered(Builder& b, const Linear& linear, TensorId dy,
     const TensorId x = saved_of(b, linear);
     const TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
     std::vector<TensorId> columns;
-    for (std::int64_t row = 0; row < linear.rows; row += piece) {
-        const bool last = row + piece >= linear.rows;
+    for (int step = 0; step < b.plan().tp; ++step) {
+        const bool last = step + 1 == b.plan().tp;
         const TensorId next = last ? no_tensor : b.ring_step(dy, name);
         const Quantized q = low ? quantize(b, dy, linear.name + ".grad", true, true) : Quantized{dy, dy};
-        dgrad_rows(b, linear, q.row, dx, row, piece);
+        dgrad_rows(b, linear, q.row, dx, ring_rows(b, piece, step));
         columns.push_back(q.column);
         dy = next;
     }

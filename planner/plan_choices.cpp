@@ -192,8 +192,8 @@ PlanFault check_executable(const Plan& plan) {
         Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
         Choice{plan.gradients != Precision::fp32, "gradients", to_string(plan.gradients), "fp32"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},
-        Choice{!plan.memory_efficient_permutation, "memory_efficient_permutation", "off", "on"},
-        Choice{plan.tp_overlap, "tp_overlap", "on", "off"},
+        // One queue of a GPU hides nothing.
+        Choice{plan.tp_overlap && !plan.hardware->cpu, "tp_overlap", "on", "off"},
     };
     for (const auto& [made, field, value, otherwise] : choices)
         if (made) return fault(field, "{} = {} is not supported: set {}={}", field, value, field, otherwise);

@@ -178,6 +178,12 @@ struct GemmAttr {
     bool transpose_a = false, transpose_b = false, accumulate = false;
     std::int64_t lda = 0, ldb = 0, ldc = 0;
     std::int64_t a_offset = 0, b_offset = 0, c_offset = 0; // elements from the tensor's start
+    // tp_overlap, where a ring brings the sequence: the rows of C, m of ring * m, are those of the TP member `step`
+    // places before this rank. A wgrad has all steps' A as operands 0, 2, 3, .., each k / pieces rows of C = A^T B.
+    int ring = 1, step = 0;
+    // tp_overlap, where a reduction takes the sequence in pieces: rows of A in as many runs, one of every TP member's,
+    // so many elements apart.
+    std::int64_t runs = 1, run_stride = 0;
 };
 enum class GroupedMode : std::uint8_t { forward, dgrad, wgrad };
 // forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] += dy_e^T x_e.
@@ -290,6 +296,8 @@ struct AdamAttr {
 };
 struct ReduceAttr {
     bool max = false;
+    // reduce_scatter in pieces: where in the output this piece lies, elements; 0 elements: it is the whole.
+    std::int64_t offset = 0, elements = 0;
 };
 struct PeerAttr {
     int delta = 0; // pipeline rank of the peer minus mine, modulo pp; 0 (where a V turns) = to myself

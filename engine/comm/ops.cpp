@@ -11,7 +11,11 @@ const RowsAttr& rows(const OpContext& c) { return std::get<RowsAttr>(c.op.attr);
 void all_gather(const OpContext& c) { c.communicator.all_gather(c.op.group, c.in[0], c.out[0], c.input(0).bytes()); }
 
 void reduce_scatter(const OpContext& c) {
-    c.communicator.reduce_scatter(c.op.group, c.in[0], c.out[0], c.output(0).elements(), c.input(0).dtype);
+    const auto* piece = std::get_if<ReduceAttr>(&c.op.attr);
+    const bool whole = piece == nullptr || piece->elements == 0;
+    void* out = whole ? c.out[0] : static_cast<char*>(c.out[0]) + bytes_of(c.output(0).dtype, piece->offset);
+    c.communicator.reduce_scatter(c.op.group, c.in[0], out, whole ? c.output(0).elements() : piece->elements,
+                                  c.input(0).dtype);
 }
 
 void all_reduce(const OpContext& c) {
