@@ -19,6 +19,7 @@ std::optional<Plan> rerun_plan(const Plan& plan) {
     again.capacity = limits::most_capacity; // the worst case caps it, and scalars stay where they are
     again.recompute = recompute::full;
     again.offload &= offload::optimizer;
+    again.ep_overlap = false; // a merged pair needs the workspace of both
     return again;
 }
 

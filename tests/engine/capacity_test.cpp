@@ -56,6 +56,10 @@ TEST_CASE("capacity: steps that overflow are run again, to the bits of worst-cas
     check_overflowing("qwen2", 8, {{"ep", "8"}, {"tp", "2"}, {"mbs", "2"}, {"recompute", "moe"}});
     check_overflowing("qwen2", 4, {{"ep", "4"}, {"recompute", "full"}});
     check_overflowing("deepseek2", 8, {{"ep", "4"}, {"cp", "2"}, {"mbs", "2"}});
+    check_overflowing("qwen3", 4, {{"ep", "4"}, {"ep_overlap", "on"}});
+    check_overflowing("qwen3", 8,
+                      {{"ep", "4"}, {"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep_overlap", "on"}});
+    check_overflowing("qwen3", 8, {{"ep", "4"}, {"tp", "2"}, {"tp_overlap", "on"}});
 }
 
 TEST_CASE("capacity: a step that overflows leaves no trace in what outlives a step") {
