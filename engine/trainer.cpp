@@ -1,5 +1,5 @@
 // Set-up of the ranks of one process, the step they take together, and global views of their weights.
-#include "engine/trainer.hpp"
+#include "engine/trainer_processes.hpp"
 
 #include "engine/executable.hpp"
 #include "planner/error.hpp"
@@ -11,20 +11,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
-#include <type_traits>
 
 namespace moe {
 
 namespace {
-
-// Adds counts to those of a global layer.
-void add_tokens(std::vector<std::vector<std::int64_t>>& sum, std::size_t layer, std::span<const std::int64_t> tokens) {
-    if (sum.size() <= layer) sum.resize(layer + 1);
-    sum[layer].resize(std::max(sum[layer].size(), tokens.size()), 0);
-    for (std::size_t e = 0; e < tokens.size(); ++e) sum[layer][e] += tokens[e];
-}
 
 Plan sound(const Plan& plan) {
     if (const PlanFault fault = check_plan(plan)) refuse("execute: {}", fault.message);
@@ -87,15 +78,6 @@ void Trainer::run_ranks(const std::function<void(Rank&, int)>& job) {
     cores_->run([&](int place) { job(ranks_[static_cast<std::size_t>(place)], place); });
     if (transport() == nullptr) return;
     if (const std::string why = transport()->aborted(); !why.empty()) fail("{}", why);
-}
-
-template <class Talk>
-auto Trainer::among_processes(Talk talk) const {
-    try {
-        return talk(*transport());
-    } catch (const Aborted&) {
-        fail("{}", transport()->aborted());
-    }
 }
 
 void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memory) {
@@ -206,90 +188,6 @@ void Trainer::run_again() {
     again_ = false;
     if (const double left = overflow(); left > 0.0)
         fail("step {}: {} routed rows have no place in buffers for the worst case", done_ + 1, left);
-}
-
-double RouterStep::max_over_mean() const {
-    if (tokens.empty()) return 1.0;
-    const auto sum = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}));
-    const auto most = static_cast<double>(*std::max_element(tokens.begin(), tokens.end()));
-    return sum > 0.0 ? most * static_cast<double>(tokens.size()) / sum : 1.0;
-}
-
-double StepResult::aux_loss() const {
-    double sum = 0.0;
-    for (const RouterStep& router : routers) sum += router.aux_loss + router.z_loss;
-    return sum;
-}
-
-// Every rank of a pipeline stage holds the same sums: one speaks for it.
-std::vector<RouterStep> Trainer::read_routers(bool again) {
-    std::map<int, RouterStep> steps;
-    for (int stage = 0; stage < plan_.pp; ++stage) {
-        const auto speaker =
-            std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.stage == stage; });
-        if (speaker != ranks_.end()) read_router_sums(*speaker, steps);
-    }
-    const std::vector<std::vector<std::int64_t>> routed = routed_in_step(again);
-    for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(routed_, layer, routed[layer]);
-    if (transport() == nullptr)
-        count_routed(routed, steps);
-    else if (plan_.router.counts_load())
-        gather_routers(steps);
-    std::vector<RouterStep> list;
-    for (auto& [layer, step] : steps) list.push_back(std::move(step));
-    return list;
-}
-
-void Trainer::count_routed(const std::vector<std::vector<std::int64_t>>& routed,
-                           std::map<int, RouterStep>& steps) const {
-    for (std::size_t layer = 0; layer < routed.size(); ++layer) {
-        if (routed[layer].empty()) continue;
-        RouterStep& step = steps[static_cast<int>(layer)];
-        step.layer = static_cast<int>(layer);
-        step.tokens = routed[layer];
-    }
-}
-
-// Process 0, which reports and writes the index of checkpoints, gets those of all stages.
-void Trainer::gather_routers(std::map<int, RouterStep>& steps) {
-    std::vector<double> flat; // by layer: layer, losses, number of experts, their tokens, whether loads follow, loads
-    for (const auto& [layer, step] : steps) {
-        const auto load = last_load_.find(layer);
-        flat.insert(flat.end(),
-                    {static_cast<double>(layer), step.aux_loss, step.z_loss, static_cast<double>(step.tokens.size())});
-        flat.insert(flat.end(), step.tokens.begin(), step.tokens.end());
-        flat.push_back(load != last_load_.end() ? 1.0 : 0.0);
-        if (load != last_load_.end()) flat.insert(flat.end(), load->second.begin(), load->second.end());
-    }
-    for (const std::vector<double>& part : gathered(flat))
-        for (auto at = part.begin(); at != part.end();) {
-            RouterStep step{static_cast<int>(at[0]), at[1], at[2], {}};
-            const auto experts = static_cast<std::ptrdiff_t>(at[3]);
-            step.tokens.assign(at + 4, at + 4 + experts);
-            at += 4 + experts;
-            const bool loads = *at++ != 0.0;
-            if (loads) last_load_[step.layer].assign(at, at + experts);
-            if (loads) at += experts;
-            steps[step.layer] = std::move(step);
-        }
-}
-
-void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps) {
-    const auto read = [&](TensorId id, std::size_t count) {
-        std::vector<float> values(count);
-        rank.device->read(values.data(), rank.arena->at(id), count * sizeof(float));
-        return values;
-    };
-    for (const RouterIo& io : program_of(rank).io.routers) {
-        RouterStep& step = steps[io.layer];
-        step.layer = io.layer;
-        const std::vector<float> loss = read(io.loss, 2), load = read(io.load, static_cast<std::size_t>(io.experts));
-        step.aux_loss = static_cast<double>(loss[0]);
-        step.z_loss = static_cast<double>(loss[1]);
-        step.tokens.assign(load.begin(), load.end());
-        if (io.score_load != no_tensor)
-            last_load_[io.layer] = read(io.score_load, static_cast<std::size_t>(io.experts));
-    }
 }
 
 // As the rank that computes the loss has them.
@@ -417,47 +315,6 @@ Timeline Trainer::timeline() const {
         timeline.rows.insert(timeline.rows.end(), rows[rank].begin(), rows[rank].end());
     }
     return timeline;
-}
-
-template <class T>
-std::vector<std::vector<T>> Trainer::gathered(const std::vector<T>& mine) const {
-    static_assert(std::is_trivially_copyable_v<T>);
-    const std::span<const char> bytes{reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(T)};
-    std::vector<std::vector<T>> all;
-    for (const std::vector<char>& part : among_processes([&](Transport& t) { return t.gather(0, bytes); })) {
-        all.emplace_back(part.size() / sizeof(T));
-        if (!part.empty()) std::memcpy(all.back().data(), part.data(), part.size());
-    }
-    return all;
-}
-
-std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
-    std::vector<std::vector<std::int64_t>> sum = routed_;
-    if (transport() != nullptr) { // each layer's counts behind their number
-        std::vector<std::int64_t> flat;
-        for (const std::vector<std::int64_t>& layer : sum) {
-            flat.push_back(static_cast<std::int64_t>(layer.size()));
-            flat.insert(flat.end(), layer.begin(), layer.end());
-        }
-        sum.clear();
-        for (const std::vector<std::int64_t>& part : gathered(flat))
-            for (std::size_t at = 0, layer = 0; at < part.size(); ++layer) {
-                const auto count = static_cast<std::size_t>(part[at]);
-                add_tokens(sum, layer, std::span(part).subspan(at + 1, count));
-                at += 1 + count;
-            }
-    }
-    std::erase_if(sum, [](const auto& layer) { return layer.empty(); }); // dense layers
-    return sum;
-}
-
-std::vector<std::vector<std::int64_t>> Trainer::routed_in_step(bool again) const {
-    std::vector<std::vector<std::int64_t>> sum;
-    for (const Rank& rank : ranks_) {
-        const auto& routed = (again ? rank.rerun_executor : rank.executor)->routed_tokens();
-        for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(sum, layer, routed[layer]);
-    }
-    return sum;
 }
 
 double Trainer::arena_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }

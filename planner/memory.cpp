@@ -123,28 +123,6 @@ MemoryClass class_of(Storage storage) {
     return MemoryClass::inputs;
 }
 
-} // namespace
-
-const char* to_string(MemoryClass memory_class) {
-    switch (memory_class) {
-    case MemoryClass::weights:
-        return "weights";
-    case MemoryClass::gradients:
-        return "gradients";
-    case MemoryClass::optimizer:
-        return "optimizer";
-    case MemoryClass::saved:
-        return "saved activations";
-    case MemoryClass::transient:
-        return "workspace";
-    case MemoryClass::inputs:
-        return "inputs";
-    }
-    return "?";
-}
-
-namespace {
-
 // Saved tensors by chunk and by the layer whose backward reads them first.
 std::vector<SavedBlock> saved_blocks(const Program& program, const std::vector<Use>& use) {
     std::vector<SavedBlock> blocks;

@@ -8,6 +8,24 @@
 
 namespace moe {
 
+const char* to_string(MemoryClass memory_class) {
+    switch (memory_class) {
+    case MemoryClass::weights:
+        return "weights";
+    case MemoryClass::gradients:
+        return "gradients";
+    case MemoryClass::optimizer:
+        return "optimizer";
+    case MemoryClass::saved:
+        return "saved activations";
+    case MemoryClass::transient:
+        return "workspace";
+    case MemoryClass::inputs:
+        return "inputs";
+    }
+    return "?";
+}
+
 namespace {
 
 std::size_t index_of(MemoryClass memory_class) { return static_cast<std::size_t>(memory_class); }

@@ -1,0 +1,41 @@
+// Operands of an op as kernels take them.
+#pragma once
+
+#include "engine/backend.hpp"
+
+namespace moe {
+
+inline Type type_of(const Tensor& tensor) { return tensor.dtype == Dtype::bf16 ? Type::bf16 : Type::f32; }
+
+inline Src src(const OpContext& c, std::size_t i) {
+    if (!c.has_input(i)) return {};
+    return {c.in[i], type_of(c.input(i))};
+}
+inline Dst dst(const OpContext& c, std::size_t i) {
+    if (!c.has_output(i)) return {};
+    return {c.out[i], type_of(c.output(i))};
+}
+inline const float* floats(const OpContext& c, std::size_t i) {
+    return c.has_input(i) ? static_cast<const float*>(c.in[i]) : nullptr;
+}
+inline float* floats_out(const OpContext& c, std::size_t i) {
+    return c.has_output(i) ? static_cast<float*>(c.out[i]) : nullptr;
+}
+inline const std::int32_t* ints(const OpContext& c, std::size_t i) {
+    return c.has_input(i) ? static_cast<const std::int32_t*>(c.in[i]) : nullptr;
+}
+inline std::int32_t* ints_out(const OpContext& c, std::size_t i) {
+    return c.has_output(i) ? static_cast<std::int32_t*>(c.out[i]) : nullptr;
+}
+
+// Rows of [rows, cols] whatever leading shape the tensor was declared with.
+inline std::int64_t rows_of(const Tensor& tensor, std::int64_t cols) { return tensor.elements() / cols; }
+
+inline int groups_of(const OpContext& c, std::size_t counts) {
+    return c.has_input(counts) ? static_cast<int>(c.input(counts).elements()) : 0;
+}
+
+// The ops of routed tokens, from the router to the experts; add_kernels() calls it.
+void add_routed_kernels(Backend& backend);
+
+} // namespace moe
