@@ -79,12 +79,14 @@ void drop_copies(const OpContext& c) {
 
 void permute_map(const OpContext& c) {
     const PermuteAttr& a = std::get<PermuteAttr>(c.op.attr);
-    c.kernels.permute_map(ints(c, 0), ints_out(c, 0), ints_out(c, 1), a.tokens, a.top_k, a.experts, c.stream);
+    std::int32_t* filled = a.padded > 0 ? ints_out(c, 2) : nullptr;
+    c.kernels.permute_map(ints(c, 0), ints_out(c, 0), ints_out(c, 1), filled, a.tokens, a.top_k, a.experts, a.padded,
+                          c.stream);
 }
 
 PermuteShape permute_shape(const OpContext& c) {
     const PermuteAttr& a = std::get<PermuteAttr>(c.op.attr);
-    return {a.tokens, a.cols, a.top_k, a.per_copy};
+    return {a.tokens, a.cols, a.top_k, a.per_copy, a.padded * a.experts};
 }
 
 void permute(const OpContext& c) { c.kernels.permute(permute_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream); }

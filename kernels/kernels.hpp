@@ -173,6 +173,7 @@ struct PermuteShape {
     std::int64_t tokens = 0, cols = 0;
     int top_k = 0;
     bool per_copy = false;
+    std::int64_t padded_rows = 0; // of `rows`, where permute zeroes those that no copy takes; 0: there are none
 };
 
 // all_counts[etp * ep, experts]: row p * etp + m counts the rows that source (expert rank p, ETP member m) sends to
@@ -305,9 +306,10 @@ struct Kernels {
 
     // counts[experts], row_of[tokens * top_k]; copies of one expert keep the order of (t, k). A negative index is a
     // dropped copy: row_of -1, which permute passes over and which adds nothing in unpermute (per_copy: 0).
-    void (*permute_map)(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int64_t tokens,
-                        int top_k, int experts, void* stream);
-    // rows[row_of] = x
+    // With padded > 0 the rows of expert e start at e * padded, which no count exceeds, and [filled[experts]] = padded.
+    void (*permute_map)(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,
+                        std::int64_t tokens, int top_k, int experts, std::int64_t padded, void* stream);
+    // rows[row_of] = x; with padding all other rows are zero
     void (*permute)(const PermuteShape& shape, Src x, const std::int32_t* row_of, Dst rows, void* stream);
     // y = sum over k of rows[row_of], in order of k (per_copy: gathered, not summed)
     void (*unpermute)(const PermuteShape& shape, Src rows, const std::int32_t* row_of, Dst y, void* stream);

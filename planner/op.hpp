@@ -270,6 +270,9 @@ struct PermuteAttr {
     int top_k = 0, experts = 0;
     bool per_copy = false;
     bool local = false; // experts are those of this rank, tokens those of all that share them
+    // Rows of each expert, filled up with zeros; 0: as many as copies chose it. permute_map then says so in a third
+    // output, besides the counts of real copies.
+    std::int64_t padded = 0;
 };
 // Row movement over EP (and ETP). combine = false: tokens to experts; true: back. Counts come from all_counts[G, E]
 // with G = ep ranks (ETP > 1: etp*ep, ETP fastest).

@@ -88,6 +88,9 @@ struct RouterTraining {
     // nothing.
     double expert_capacity = 0.0;
     DropPolicy drop_policy = DropPolicy::probs;
+    // With expert_capacity: every expert gets exactly that many rows of every rank, those without a token zero, so that
+    // all shapes are known before the step.
+    bool pad_to_capacity = false;
     bool has_loss() const { return aux_loss > 0.0 || z_loss > 0.0; }
     bool counts_load() const { return has_loss() || bias_update > 0.0; }
     bool operator==(const RouterTraining&) const = default;
@@ -144,6 +147,8 @@ struct Plan {
     bool delay_wgrad = false; // weight gradients wait for the next window of communication
     CudaGraph cuda_graph = CudaGraph::none;
 
+    // Rows of experts are known before the step, whatever is routed where.
+    bool fixed_rows() const { return capacity > 0.0 || router.pad_to_capacity; }
     int micro_batches() const { return static_cast<int>(gbs / (mbs * dp)); }
     // FSDP without a pipeline: a layer's weights are gathered before its forward and again before its backward, its
     // gradients reduced behind its backward. In a pipeline, weights stay gathered and gradients whole until the last

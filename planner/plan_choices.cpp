@@ -145,6 +145,15 @@ PlanFault check_router(const Plan& plan) {
         if (value > 0.0 && !has_experts(plan))
             return fault(field, "{} = {}: {} has no experts", field, value, plan.model->name);
     }
+    if (r.pad_to_capacity && r.expert_capacity == 0.0)
+        return fault("pad_to_capacity",
+                     "pad_to_capacity = on: there is no capacity to fill up to: set expert_capacity");
+    if (r.pad_to_capacity && plan.dispatcher != Dispatcher::alltoall)
+        return fault("pad_to_capacity", "pad_to_capacity = on: dispatcher = {} moves tokens, not rows: set alltoall",
+                     to_string(plan.dispatcher));
+    if (r.pad_to_capacity && plan.capacity > 0.0)
+        return fault("pad_to_capacity", "pad_to_capacity = on: its rows are known, capacity = {} must be none",
+                     plan.capacity);
     if (r.forced && !has_experts(plan))
         return fault("balance", "balance = forced: {} has no experts", plan.model->name);
     const auto has_bias = [](const LayerKind& kind) { return kind.moe && kind.moe->router.expert_bias; };

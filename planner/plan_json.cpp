@@ -68,7 +68,8 @@ std::optional<Precision> optional_precision(const JsonObject& json, const std::s
 constexpr double any_amount = std::numeric_limits<double>::max();
 
 void read_router(const JsonObject& json, RouterTraining& router) {
-    json.only({"load_balancing", "aux_loss", "z_loss", "bias_update", "forced", "expert_capacity", "drop_policy"});
+    json.only({"load_balancing", "aux_loss", "z_loss", "bias_update", "forced", "expert_capacity", "drop_policy",
+               "pad_to_capacity"});
     router.load_balancing =
         named(json, json.string_or("load_balancing", to_string(router.load_balancing)), load_balancing_from_string);
     router.aux_loss = json.number_or("aux_loss", 0.0, 0.0, any_amount);
@@ -78,6 +79,7 @@ void read_router(const JsonObject& json, RouterTraining& router) {
     router.expert_capacity = json.number_or("expert_capacity", 0.0, 0.0, any_amount);
     router.drop_policy =
         named(json, json.string_or("drop_policy", to_string(router.drop_policy)), drop_policy_from_string);
+    router.pad_to_capacity = json.boolean_or("pad_to_capacity", false);
 }
 
 Json router_json(const RouterTraining& router) {
@@ -87,7 +89,8 @@ Json router_json(const RouterTraining& router) {
             {"bias_update", router.bias_update},
             {"forced", router.forced},
             {"expert_capacity", router.expert_capacity},
-            {"drop_policy", to_string(router.drop_policy)}};
+            {"drop_policy", to_string(router.drop_policy)},
+            {"pad_to_capacity", router.pad_to_capacity}};
 }
 
 void read_choices(const JsonObject& json, Plan& plan) {

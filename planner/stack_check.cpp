@@ -78,7 +78,7 @@ PlanFault check_combinations(const Plan& p, const Stack& s) {
     if (p.ep_overlap && (p.recompute & (recompute::full | recompute::moe)) != 0)
         return {"stack: ep_overlap",
                 fmt::format("ep_overlap on: excludes recompute {}", recompute::to_string(p.recompute))};
-    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && p.capacity == 0.0 && offers(s.host_synced, p.dispatcher) &&
+    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && !p.fixed_rows() && offers(s.host_synced, p.dispatcher) &&
         p.dispatcher != Dispatcher::hybridep)
         return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
                                                  to_string(p.dispatcher))};

@@ -180,6 +180,8 @@ SegmentCache::Fields SegmentCache::fields(const Plan& p, SegmentId id) {
             number(p.cuda_graph),
             number(p.ep_overlap),
             of_experts(p.capacity * 1e6),
+            of_experts(p.router.expert_capacity * 1e6),
+            of_experts(p.router.pad_to_capacity),
             number(p.pp > 1),
             number(p.dp > 1),
             of_experts(p.edp > 1),

@@ -9,8 +9,8 @@ namespace {
 using In = Eigen::Map<const Eigen::ArrayXf>;
 using Out = Eigen::Map<Eigen::ArrayXf>;
 
-void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int64_t tokens, int top_k,
-                 int experts, void*) {
+void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,
+                 std::int64_t tokens, int top_k, int experts, std::int64_t padded, void*) {
     const std::int64_t copies = tokens * top_k;
     std::fill_n(counts, experts, 0);
     for (std::int64_t i = 0; i < copies; ++i)
@@ -19,12 +19,15 @@ void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* 
     std::int32_t start = 0;
     for (int e = 0; e < experts; ++e) {
         next[e] = start;
-        start += counts[e];
+        start += padded > 0 ? static_cast<std::int32_t>(padded) : counts[e];
     }
+    if (filled != nullptr) std::fill_n(filled, experts, static_cast<std::int32_t>(padded));
     for (std::int64_t i = 0; i < copies; ++i) row_of[i] = index[i] < 0 ? -1 : next[index[i]]++;
 }
 
 void permute(const PermuteShape& s, Src x, const std::int32_t* row_of, Dst rows, void*) {
+    if (s.padded_rows > 0)
+        std::memset(rows.data, 0, static_cast<std::size_t>(s.padded_rows * s.cols) * size_of(rows.type));
     for (std::int64_t t = 0; t < s.tokens; ++t) {
         for (int k = 0; k < s.top_k; ++k) {
             const std::int64_t copy = t * s.top_k + k;

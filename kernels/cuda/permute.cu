@@ -23,13 +23,16 @@ __global__ void __launch_bounds__(map_threads)
 // One block per expert goes over all copies in order and numbers its own: a stable counting sort without atomics. The
 // index is read once per expert, out of the L2 cache.
 __global__ void __launch_bounds__(map_threads)
-    place_kernel(const std::int32_t* index, const std::int32_t* counts, std::int32_t* row_of, std::int64_t copies) {
+    place_kernel(const std::int32_t* index, const std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,
+                 std::int64_t copies, std::int64_t padded) {
     __shared__ int warp_counts[map_warps];
     const int e = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % warp_size);
     const int warp = static_cast<int>(threadIdx.x / warp_size);
     int next = 0; // row of the next copy of this expert
     for (int i = static_cast<int>(threadIdx.x); i < e; i += map_threads) next += counts[i];
     next = block_sum(next);
+    if (padded > 0) next = static_cast<int>(e * padded);
+    if (filled != nullptr && threadIdx.x == 0) filled[e] = static_cast<std::int32_t>(padded);
     for (std::int64_t base = 0; base < copies; base += map_threads * map_strips) {
         const std::int64_t start = base + warp * warp_size * map_strips + lane;
         unsigned mine[map_strips];
@@ -133,13 +136,13 @@ __global__ void __launch_bounds__(threads)
     if (first == 0 && !fits) *overflow += static_cast<float>(most - s.capacity);
 }
 
-void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int64_t tokens, int top_k,
-                 int experts, void* stream) {
+void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,
+                 std::int64_t tokens, int top_k, int experts, std::int64_t padded, void* stream) {
     if (experts <= 0) return;
     const auto grid = static_cast<unsigned>(experts);
     count_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, tokens * top_k);
     CUDA_CHECK(cudaGetLastError());
-    place_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, row_of, tokens * top_k);
+    place_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, row_of, filled, tokens * top_k, padded);
     CUDA_CHECK(cudaGetLastError());
 }
 
@@ -156,6 +159,9 @@ void move_rows(const PermuteShape& s, Src from, const std::int32_t* row_of, Dst 
 }
 
 void permute(const PermuteShape& s, Src x, const std::int32_t* row_of, Dst rows, void* stream) {
+    if (s.padded_rows > 0)
+        CUDA_CHECK(cudaMemsetAsync(rows.data, 0, static_cast<std::size_t>(s.padded_rows * s.cols) * size_of(rows.type),
+                                   stream_of(stream)));
     move_rows(s, x, row_of, rows, false, stream);
 }
 

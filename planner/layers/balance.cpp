@@ -91,6 +91,15 @@ std::int64_t MoeLayer::expert_capacity(const Builder& b) const {
     return std::min(b.local_tokens(), static_cast<std::int64_t>(std::ceil(balanced * b.plan().router.expert_capacity)));
 }
 
+std::int64_t MoeLayer::padded(const Builder& b) const {
+    return b.plan().router.pad_to_capacity ? expert_capacity(b) : 0;
+}
+
+std::int64_t MoeLayer::sent_rows(const Builder& b) const {
+    const std::int64_t rows = padded(b);
+    return rows > 0 ? rows * moe_.experts : b.local_tokens() * moe_.top_k;
+}
+
 void MoeLayer::count_load(Builder& b, TensorId counts) {
     if (RouterIo* io = router_io(b, layer_)) {
         b.emit(OpKind::add_counts, {counts}, {io->load});

@@ -12,8 +12,10 @@ namespace moe {
 // Rows that arrive over EP: with a balanced load every rank sends T*K and receives as many. What goes beyond the
 // planned rows has no place there: such a step is run again.
 double MoeLayer::arriving_rows(const Builder& b) const {
-    const double balanced = static_cast<double>(b.local_tokens()) * moe_.top_k;
-    return b.plan().ep == 1 ? balanced : std::min(balanced * routed_load(b.plan()), static_cast<double>(capacity(b)));
+    const auto balanced = static_cast<double>(sent_rows(b));
+    return b.plan().ep == 1 || padded(b) > 0
+               ? balanced
+               : std::min(balanced * routed_load(b.plan()), static_cast<double>(capacity(b)));
 }
 
 // The same with the rows of all ETP ranks.
@@ -30,8 +32,8 @@ std::int64_t MoeLayer::worst_rows(const Builder& b) const {
 // Planned rows of the expert side, before ETP.
 std::int64_t MoeLayer::capacity(const Builder& b) const {
     const Plan& plan = b.plan();
-    const std::int64_t balanced = b.local_tokens() * moe_.top_k, worst = worst_rows(b);
-    if (plan.ep == 1) return balanced;
+    const std::int64_t balanced = sent_rows(b), worst = worst_rows(b);
+    if (plan.ep == 1 || padded(b) > 0) return balanced;
     // Stacks of other people size their buffers by what arrives; ours plans for the worst unless told a factor.
     if (plan.capacity <= 0.0 && plan.stack == "moe-plan") return worst;
     if (plan.capacity <= 0.0)
@@ -57,7 +59,7 @@ void MoeLayer::fit_rows(Builder& b, TensorId& counts, const RowsAttr& attr) {
 // rows [T*K, C] -> expert-grouped rows [capacity, C], or back.
 TensorId MoeLayer::move_rows(Builder& b, TensorId rows, bool back, const std::string& name) {
     const Plan& plan = b.plan();
-    const std::int64_t cols = b.at(rows).cols, sent = b.local_tokens() * moe_.top_k, cap = capacity(b);
+    const std::int64_t cols = b.at(rows).cols, sent = sent_rows(b), cap = capacity(b);
     const double arriving = arriving_rows(b);
     const Dtype dtype = b.at(rows).dtype;
     const RowsAttr attr{cols, cap, moe_.experts, plan.ep, plan.etp, back};
@@ -109,13 +111,16 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
     const std::int64_t tokens = b.local_tokens(), copies = tokens * moe_.top_k, h = model_.hidden;
     const bool forward = weight != no_tensor;
     b.module = forward ? Module::dispatch : Module::combine;
-    const PermuteAttr whole{tokens, h, moe_.top_k, moe_.experts, false},
-        single{tokens, 1, moe_.top_k, moe_.experts, true};
+    const PermuteAttr whole{tokens, h, moe_.top_k, moe_.experts, false, false, padded(b)},
+        single{tokens, 1, moe_.top_k, moe_.experts, true, false, padded(b)};
     if (forward) {
         TensorId counts = b.tensor("expert_counts", Dtype::i32, moe_.experts, 1);
         row_of_ = b.tensor("row_of", Dtype::i32, copies, 1);
-        b.emit(OpKind::permute_map, {kept_}, {counts, row_of_}, whole);
+        std::vector<TensorId> map{counts, row_of_};
+        if (whole.padded > 0) map.push_back(b.tensor("expert_counts_padded", Dtype::i32, moe_.experts, 1));
+        b.emit(OpKind::permute_map, {kept_}, map, whole);
         count_load(b, counts);
+        counts = map.size() > 2 ? map.back() : counts;
         counts_ = counts;
         if (exchanges(b) && !gathers(b)) {
             all_counts_ = gather_counts(b, counts);
@@ -147,11 +152,11 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
         b.emit(OpKind::sort_rows, {rows, all_counts_}, {sorted}, attr);
         return {sorted, probs};
     }
-    TensorId rows = b.activation(name + ".permuted", copies, h);
+    TensorId rows = b.activation(name + ".permuted", sent_rows(b), h);
     b.emit(OpKind::permute, {x, row_of_}, {rows}, whole);
     TensorId probs = no_tensor;
     if (forward) {
-        probs = b.tensor("probs.permuted", Dtype::f32, copies, 1);
+        probs = b.tensor("probs.permuted", Dtype::f32, sent_rows(b), 1);
         b.emit(OpKind::permute, {weight, row_of_}, {probs}, single);
     }
     if (exchanges(b)) {

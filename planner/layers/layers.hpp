@@ -103,6 +103,8 @@ private:
     void drop(Builder& b);
     void count_load(Builder& b, TensorId counts);
     std::int64_t expert_capacity(const Builder& b) const; // tokens that one expert keeps of this rank's
+    std::int64_t padded(const Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
+    std::int64_t sent_rows(const Builder& b) const;       // rows of this rank for all experts
     Rows dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name); // also backward of combine
     TensorId combine(Builder& b, TensorId rows, const std::string& name);            // also backward of dispatch
     TensorId combine_probs(Builder& b, TensorId dprobs);

@@ -64,8 +64,8 @@ double launches(const StackCosts& costs, OpKind kind) {
 double host_seconds(const Plan& plan, const Stack& stack, const Op& op) {
     if (plan.hardware->cpu) return 0.0; // the rank's own thread runs the op
     const CudaGraph scope = scope_of(op);
-    // With a planned capacity shapes never change, so that graphs of single layers hold the experts as well.
-    const bool whole = plan.cuda_graph != CudaGraph::none && plan.capacity > 0.0 && op.phase != Phase::step;
+    // With planned rows shapes never change, so that graphs of single layers hold the experts as well.
+    const bool whole = plan.cuda_graph != CudaGraph::none && plan.fixed_rows() && op.phase != Phase::step;
     const bool graph =
         whole || plan.cuda_graph == CudaGraph::full || (scope != CudaGraph::none && holds(plan.cuda_graph, scope));
     if (graph) return stack.costs.graph_launch_seconds;
@@ -80,8 +80,8 @@ bool host_waits(const Plan& plan, const Stack& stack, const Op& op) {
     const auto* map = std::get_if<PermuteAttr>(&op.attr);
     const bool counts = op.kind == OpKind::expert_counts || (op.kind == OpKind::permute_map && map->local);
     if (!counts || stack.costs.sync_seconds <= 0.0) return false;
-    // Buffers of a planned capacity, which a graph of the whole step needs, spare the host the counts.
-    if (plan.capacity > 0.0 || plan.cuda_graph == CudaGraph::full) return false;
+    // Planned rows, which a graph of the whole step needs, spare the host the counts.
+    if (plan.fixed_rows() || plan.cuda_graph == CudaGraph::full) return false;
     return std::find(stack.host_synced.begin(), stack.host_synced.end(), plan.dispatcher) != stack.host_synced.end();
 }
 

@@ -240,7 +240,7 @@ TEST_CASE("balance: experts of one rank are counted from its first") {
 TEST_CASE("balance: dropped copies take no row and give nothing") {
     const Index index{1, -1, -1, 0, -1, -1};
     Index counts(2, -1), row_of(6, -7);
-    table().permute_map(index.data(), counts.data(), row_of.data(), 3, 2, 2, nullptr);
+    table().permute_map(index.data(), counts.data(), row_of.data(), nullptr, 3, 2, 2, 0, nullptr);
     CHECK(counts == Index{1, 1});
     CHECK(row_of == Index{1, -1, -1, 0, -1, -1});
     for (const std::int64_t cols : {1, 40}) {
@@ -259,6 +259,32 @@ TEST_CASE("balance: dropped copies take no row and give nothing") {
         table().unpermute({3, cols, 2, true}, rows.src(), row_of.data(), copies.dst(), nullptr);
         CHECK(copies.values(0, cols) == x.values(0, cols));
         CHECK(copies.values(cols, cols) == Vec(static_cast<std::size_t>(cols), 0.0));
+    }
+}
+
+TEST_CASE("balance: experts filled up to their capacity start at its multiples, and rows without a token are zero") {
+    const Index index{2, 0, 2, -1, 0, 2};
+    Index counts(3, -1), row_of(6, -7), filled(3, -1);
+    table().permute_map(index.data(), counts.data(), row_of.data(), filled.data(), 3, 2, 3, 4, nullptr);
+    CHECK(counts == Index{2, 0, 3});
+    CHECK(filled == Index{4, 4, 4});
+    CHECK(row_of == Index{8, 0, 9, -1, 1, 10});
+    for (const Type type : {Type::f32, Type::bf16}) {
+        for (const std::int64_t cols : {1, 40}) {
+            Random random("filled up");
+            const Tensor x = random.tensor(type, 3 * cols);
+            Tensor rows(type, 13 * cols);
+            PermuteShape s;
+            s.tokens = 3, s.cols = cols, s.top_k = 2, s.padded_rows = 12;
+            table().permute(s, x.src(), row_of.data(), rows.dst(), nullptr);
+            Vec want(static_cast<std::size_t>(12 * cols), 0.0);
+            for (std::size_t copy = 0; copy < 6; ++copy)
+                for (std::int64_t c = 0; row_of[copy] >= 0 && c < cols; ++c)
+                    want[static_cast<std::size_t>(row_of[copy] * cols + c)] =
+                        x.at(static_cast<std::int64_t>(copy / 2) * cols + c);
+            CHECK(rows.values(0, 12 * cols) == want);
+            CHECK(rows.untouched(12 * cols, cols));
+        }
     }
 }
 

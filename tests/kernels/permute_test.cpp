@@ -28,7 +28,8 @@ std::shared_ptr<PermuteData> permute_data(const std::string& name, PermuteShape 
     auto d = std::make_shared<PermuteData>(PermuteData{
         s, experts, index, Index(static_cast<std::size_t>(experts), -9), Index(static_cast<std::size_t>(copies), -9),
         random.tensor(type, side), Tensor(type, copies * s.cols), Tensor(type, side)});
-    table().permute_map(d->index.data(), d->counts.data(), d->row_of.data(), s.tokens, s.top_k, experts, nullptr);
+    table().permute_map(d->index.data(), d->counts.data(), d->row_of.data(), nullptr, s.tokens, s.top_k, experts, 0,
+                        nullptr);
     return d;
 }
 
