@@ -2,6 +2,7 @@
 #include "planner/error.hpp"
 #include "simulator/run_plan.hpp"
 #include "simulator/run_recipe.hpp"
+#include "tests/simulator/published_run.hpp"
 
 #include <doctest/doctest.h>
 
@@ -13,19 +14,10 @@ namespace {
 
 // DeepSeek-V3 as Megatron-Bridge 26.08 ran it on 256 GB200.
 moe::Run deepseek() {
-    moe::Run run;
+    moe::Run run = moe::test::published_run({"Megatron-Bridge docs/performance-summary.md", "26.08"},
+                                            {"DeepSeek-V3", "GB200", "MXFP8"}, {256, 4096, 4096, 1, 4});
     run.run_id = "x";
-    run.source = "Megatron-Bridge docs/performance-summary.md";
-    run.release = "26.08";
-    run.model = "DeepSeek-V3";
-    run.system = "GB200";
-    run.precision = "MXFP8";
-    run.gpus = 256;
-    run.gbs = 4096;
     run.mbs = 1;
-    run.seq_len = 4096;
-    run.tp = 1;
-    run.pp = 4;
     run.vpp = 4;
     run.ep = 64;
     run.recompute_modules = "mla_up_proj";
@@ -36,7 +28,6 @@ moe::Run deepseek() {
     run.pipeline_layout = "Et*4|(tttt|)*14tmL";
     run.optimizer = "adam;precision_aware;exp_avg=bfloat16;exp_avg_sq=bfloat16";
     run.mtp_layers = 1;
-    run.status = "current";
     run.mapping_check = "ok";
     run.tflops_std = 1277.1;
     run.gflop_per_token_std = 259.993;
@@ -46,19 +37,9 @@ moe::Run deepseek() {
 
 // A dense row with nothing but its mapping.
 moe::Run llama() {
-    moe::Run run;
-    run.source = "NVIDIA/dgxc-benchmarking v25.02.02 llama3.1/README_405b.md";
-    run.release = "v25.02.02";
-    run.model = "Llama3.1-405B";
-    run.system = "H100";
-    run.precision = "BF16";
-    run.gpus = 1024;
-    run.gbs = 512;
-    run.seq_len = 8192;
-    run.tp = 8;
-    run.pp = 16;
+    moe::Run run = moe::test::published_run({"NVIDIA/dgxc-benchmarking v25.02.02 llama3.1/README_405b.md", "v25.02.02"},
+                                            {"Llama3.1-405B", "H100", "BF16"}, {1024, 512, 8192, 8, 16});
     run.vpp = 8;
-    run.status = "current";
     run.tflops_per_gpu = 400.0;
     return run;
 }

@@ -1,6 +1,7 @@
 // Predictions of published runs: their arithmetic, their summary, and that every model has one on every machine.
 #include "planner/files.hpp"
 #include "simulator/validate.hpp"
+#include "tests/simulator/published_run.hpp"
 
 #include <doctest/doctest.h>
 
@@ -22,21 +23,11 @@ moe::Prediction prediction(const std::string& model, double published, double pr
 }
 
 moe::Run mixtral() {
-    moe::Run run;
+    moe::Run run = moe::test::published_run({"arXiv 2504.14960 Table 1/3", "2504.14960"},
+                                            {"Mixtral-8x22B", "H100", "BF16"}, {128, 256, 4096, 2, 8});
     run.run_id = "m";
-    run.source = "arXiv 2504.14960 Table 1/3";
-    run.release = "2504.14960";
-    run.model = "Mixtral-8x22B";
-    run.system = "H100";
-    run.precision = "BF16";
-    run.gpus = 128;
-    run.gbs = 256;
-    run.seq_len = 4096;
-    run.tp = 2;
-    run.pp = 8;
     run.ep = 8;
     run.etp = 1;
-    run.status = "current";
     run.tflops_std = 487.7;
     run.gflop_per_token_std = 242.17;
     return run;

@@ -81,4 +81,15 @@ nlohmann::ordered_json document(const Outcome& outcome) {
     return nlohmann::ordered_json::parse(outcome.out);
 }
 
+void write_dataset(const Folder& folder, const std::string& line) {
+    std::string text;
+    for (int i = 0; i < 600; ++i) text += line;
+    folder.write("a.txt", text);
+    REQUIRE(folder.run("moe-plan tokenize a.txt --out text").status == 0);
+}
+
+void write_plan(const Folder& folder, const std::string& fixed, const std::string& file) {
+    REQUIRE(folder.run("moe-plan " + small_search + " " + fixed + " --out " + file).status == 0);
+}
+
 } // namespace moe::test

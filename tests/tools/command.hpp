@@ -39,6 +39,11 @@ void check_line(const Outcome& outcome, int status, const std::string& words);
 // Checks success and parses stdout as one JSON document.
 nlohmann::ordered_json document(const Outcome& outcome);
 
+// Writes the line 600 times and tokenizes it to bytes: the dataset "text".
+void write_dataset(const Folder& folder, const std::string& line);
+// Searches the small model with the fields of `fixed` ("--fix tp=2 ...") and keeps its best plan in `file`.
+void write_plan(const Folder& folder, const std::string& fixed, const std::string& file);
+
 // Options of a search that ends at once: the small MoE on 8 CPU ranks.
 inline const std::string small_search =
     "search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 64 --precision fp32";

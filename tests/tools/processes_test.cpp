@@ -22,7 +22,6 @@ using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
 using moe::test::Outcome;
-using moe::test::small_search;
 using moe::test::stop_thread;
 using moe::test::thread_named;
 using Json = nlohmann::ordered_json;
@@ -30,11 +29,8 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 void set_up(const Folder& folder) {
-    std::string text;
-    for (int i = 0; i < 600; ++i) text += "Pack my box with five dozen liquor jugs. ";
-    folder.write("a.txt", text);
-    REQUIRE(folder.run("moe-plan tokenize a.txt --out text").status == 0);
-    REQUIRE(folder.run("moe-plan " + small_search + " --fix tp=2 --fix ep=4 --fix pp=2 --out plan.json").status == 0);
+    moe::test::write_dataset(folder, "Pack my box with five dozen liquor jugs. ");
+    moe::test::write_plan(folder, "--fix tp=2 --fix ep=4 --fix pp=2", "plan.json");
 }
 
 // A port of this test's own, most likely: below those that the system gives to whoever calls.

@@ -15,19 +15,15 @@ using moe::test::check_line;
 using moe::test::document;
 using moe::test::Folder;
 using moe::test::Outcome;
-using moe::test::small_search;
 using Json = nlohmann::ordered_json;
 
 namespace {
 
 // A folder with a dataset and two plans for the same model.
 void set_up(const Folder& folder) {
-    std::string text;
-    for (int i = 0; i < 600; ++i) text += "Sphinx of black quartz, judge my vow. ";
-    folder.write("a.txt", text);
-    REQUIRE(folder.run("moe-plan tokenize a.txt --out text").status == 0);
-    REQUIRE(folder.run("moe-plan " + small_search + " --fix pp=2 --fix ep=4 --out plan.json").status == 0);
-    REQUIRE(folder.run("moe-plan " + small_search + " --fix tp=2 --fix pp=1 --out other.json").status == 0);
+    moe::test::write_dataset(folder, "Sphinx of black quartz, judge my vow. ");
+    moe::test::write_plan(folder, "--fix pp=2 --fix ep=4", "plan.json");
+    moe::test::write_plan(folder, "--fix tp=2 --fix pp=1", "other.json");
 }
 
 std::string execute(const std::string& plan, int steps, const std::string& more) {
