@@ -3,6 +3,8 @@
 #include "engine/checkpoint_writer.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "tests/engine/folder.hpp"
+#include "tests/engine/refusals.hpp"
 #include "tests/engine/samples.hpp"
 
 #include <doctest/doctest.h>
@@ -13,23 +15,11 @@
 #include <random>
 #include <sstream>
 
-#include <unistd.h>
-
 using namespace moe;
 
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Folder {
-    fs::path path = fs::temp_directory_path() / ("moe_plan_checkpoint_" + std::to_string(::getpid()));
-    Folder() {
-        fs::remove_all(path);
-        fs::create_directories(path);
-    }
-    ~Folder() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
 
 TrainOptions options() {
     TrainOptions o;
@@ -105,19 +95,6 @@ void damage(const std::string& path, double where) {
     byte = static_cast<char>(byte ^ 0x10);
     write_file(path, bytes);
 }
-
-template <class Act>
-std::string message(Act act) {
-    try {
-        act();
-    } catch (const Error& error) {
-        CHECK(error.fault() == Fault::bad_input);
-        return error.what();
-    }
-    return "no error";
-}
-
-bool mentions(const std::string& where, const std::string& words) { return where.find(words) != std::string::npos; }
 
 } // namespace
 

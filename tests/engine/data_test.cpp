@@ -4,6 +4,7 @@
 #include "engine/tokenize.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "tests/engine/folder.hpp"
 
 #include <doctest/doctest.h>
 
@@ -13,21 +14,11 @@
 #include <numeric>
 #include <set>
 
-#include <unistd.h>
-
 using namespace moe;
 
 namespace {
 
 // A folder of its own that goes away with the test.
-struct Folder {
-    std::filesystem::path path =
-        std::filesystem::temp_directory_path() / ("moe_plan_data_" + std::to_string(::getpid()));
-    Folder() { std::filesystem::create_directories(path); }
-    ~Folder() { std::filesystem::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
-
 template <class T>
 void put(std::string& out, T value) {
     char bytes[sizeof value];

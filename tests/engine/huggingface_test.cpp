@@ -3,6 +3,8 @@
 #include "engine/safetensors.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "tests/engine/folder.hpp"
+#include "tests/engine/refusals.hpp"
 #include "tests/engine/samples.hpp"
 
 #include <doctest/doctest.h>
@@ -11,19 +13,9 @@
 #include <filesystem>
 #include <functional>
 
-#include <unistd.h>
-
 using namespace moe;
 
 namespace {
-
-struct Folder {
-    std::filesystem::path path =
-        std::filesystem::temp_directory_path() / ("moe_plan_huggingface_" + std::to_string(::getpid()));
-    Folder() { std::filesystem::create_directories(path); }
-    ~Folder() { std::filesystem::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
 
 TrainOptions seeded(std::uint64_t seed) {
     TrainOptions options;
@@ -96,18 +88,6 @@ void check_equal(const Trainer& a, const Trainer& b) {
         CHECK(a.read_weight(name) == b.read_weight(name));
     }
 }
-
-std::string message(const std::function<void()>& act) {
-    try {
-        act();
-    } catch (const Error& error) {
-        CHECK(error.fault() == Fault::bad_input);
-        return error.what();
-    }
-    return "no error";
-}
-
-bool mentions(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 

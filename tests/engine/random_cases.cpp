@@ -119,6 +119,10 @@ void draw_passes(Dice& dice, RandomCase& c) {
     maybe(5, "dispatcher", "allgather");
     maybe(4, "capacity", dice.of({"1", "1.25"}));
     maybe(8, "memory_efficient_permutation", "off");
+    if (dice.one_in(8)) { // of every token of a rank, so that none is dropped and the rest are zero rows
+        c.plan.emplace_back("expert_capacity", "64");
+        c.plan.emplace_back("pad_to_capacity", "on");
+    }
     maybe(8, "tp_overlap", "on");
     maybe(6, "ep_overlap", "on");
     maybe(6, "delay_wgrad", "on");

@@ -2,6 +2,8 @@
 #include "engine/safetensors.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "tests/engine/folder.hpp"
+#include "tests/engine/refusals.hpp"
 
 #include <doctest/doctest.h>
 
@@ -12,19 +14,9 @@
 #include <limits>
 #include <numeric>
 
-#include <unistd.h>
-
 using namespace moe;
 
 namespace {
-
-struct Folder {
-    std::filesystem::path path =
-        std::filesystem::temp_directory_path() / ("moe_plan_safetensors_" + std::to_string(::getpid()));
-    Folder() { std::filesystem::create_directories(path); }
-    ~Folder() { std::filesystem::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
 
 // A file from its parts, as the format's table has them.
 std::string file_of(const std::string& header, const std::string& data) {
@@ -48,24 +40,11 @@ std::vector<float> read(const Safetensors& file, const std::string& name) {
     return values;
 }
 
-template <class Act>
-std::string message(Act act) {
-    try {
-        act();
-    } catch (const Error& error) {
-        CHECK(error.fault() == Fault::bad_input);
-        return error.what();
-    }
-    return "no error";
-}
-
 std::string refusal(const std::string& bytes) {
     const Folder folder;
     write_file(folder / "x.safetensors", bytes);
     return message([&] { const Safetensors file(folder / "x.safetensors"); });
 }
-
-bool mentions(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 const std::vector<std::uint32_t> odd_floats = {0x00000000u, 0x80000000u, 0x3f800000u, 0x00000001u, 0x7f800000u,
                                                0xff800000u, 0x7fc00001u, 0x42f6e979u, 0x00800000u, 0xff7fffffu};

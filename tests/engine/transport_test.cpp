@@ -2,6 +2,7 @@
 #include "engine/comm/launch.hpp"
 #include "planner/error.hpp"
 #include "tests/engine/gang.hpp"
+#include "tests/engine/refusals.hpp"
 
 #include <doctest/doctest.h>
 
@@ -42,8 +43,6 @@ std::string refusal(const std::map<std::string, std::string>& variables) {
     }
     return "";
 }
-
-bool mentions(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 } // namespace
 
