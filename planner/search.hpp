@@ -35,7 +35,7 @@ struct Quote {
 };
 
 // Shares of themselves by which quotes may lie above estimates; tests hold the simulator's to them.
-inline constexpr double quote_time_margin = 0.01, quote_memory_margin = 0.002;
+inline constexpr double quote_time_margin = 0.0075, quote_memory_margin = 0.002;
 
 // Quotes plans from two parts that are worked out once each: what one micro-batch costs in each kind of layer, and how
 // layers and batch are cut. Handles hold until forget(). For one thread and one search: its plans differ in what
@@ -61,8 +61,8 @@ public:
     virtual int early_layers(const Plan& plan) = 0;
     // A handle as from layers(), cheaper for FSDP: its quotes are no greater.
     virtual int coarse_layers(const Plan& plan) = 0;
-    // Numbers that make plans slower: of two plans with the same EP overlap the one for which none is greater is no
-    // slower with any cut.
+    // Numbers that make plans slower: of two plans without recomputation and with the same EP overlap the one for which
+    // none is greater is no slower with any cut.
     virtual std::vector<double> slowness(int layers) = 0;
     // Bytes below which no cut with the plan's pp, dp and edp goes: weights, gradients and optimizer states spread
     // evenly over the ranks.

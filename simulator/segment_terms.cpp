@@ -183,7 +183,7 @@ Terms SegmentTerms::played(const Plain& base, const Plan& plan, SegmentId id, co
         t.before_input = ahead.before_input;
         t.waits = ahead.waits;
         t.host = ahead.host;
-        t.together = early ? t.device : flat.play(side, ops, 0.0, sync, ends_).end;
+        t.together = early || plan.recompute != 0 ? t.device : flat.play(side, ops, 0.0, sync, ends_).end;
         t.lead_after = early ? far_ahead : ahead.end - ahead.issued;
     }
     terms.saved = flat.saved(base.bytes);

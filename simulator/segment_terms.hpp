@@ -36,7 +36,7 @@ using Busy = std::array<double, stream_count>; // seconds by stream
 // One direction of a segment with the prices of one plan.
 struct SideTerms {
     double device = 0.0;       // least seconds among others like it, the host being far ahead
-    double together = 0.0;     // the same, host and device starting at the same time
+    double together = 0.0;     // without recomputation: the same, host and device starting at the same time
     double lead_after = 0.0;   // where the host waits: how far it is ahead at the end, at most
     double before_input = 0.0; // seconds at the start before the neighbour's message is needed
     double host = 0.0;         // seconds that the host works
