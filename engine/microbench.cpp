@@ -4,95 +4,121 @@
 #include "engine/backend.hpp"
 #include "engine/trainer.hpp"
 #include "planner/error.hpp"
+#include "planner/measured.hpp"
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <tuple>
 
 namespace moe {
 
 namespace {
 
-enum class Family { qwen3, qwen2, deepseek };
-
+// A small model and the workload it runs. Sizes of one point differ from each other as those of real layers do.
 struct Point {
-    Family family;
-    Precision precision;
-    int hidden;
+    std::string family; // of model_of()
+    int hidden, heads, kv_heads, head_dim;
+    int ffn, experts, top_k, shared; // shared: FFN width of the shared expert, or of dense layers
+    int vocab;
     std::int64_t seq, mbs;
-    bool expert_tensor; // ETP 2 instead of EP 4
-    bool one_rank;
+    Precision precision = Precision::bf16;
+    bool expert_tensor = false; // ETP 2 instead of EP 4, of eight ranks
 };
 
-struct Size {
-    int hidden;
-    std::int64_t seq, mbs;
-    bool all_families, fp32;
-};
-
-// Small to large, so that a budget that runs out costs the far end and never a kind of op.
-std::vector<Point> grid(bool one_rank) {
-    const std::vector<Size> of_cores{{64, 64, 1, true, true},   {128, 128, 1, true, true},  {128, 256, 2, false, true},
-                                     {256, 256, 1, true, true}, {512, 256, 1, false, true}, {512, 512, 2, false, true}};
-    const std::vector<Size> of_gpus{{256, 256, 1, true, true},    {512, 512, 1, true, true},
-                                    {1024, 1024, 1, true, true},  {1024, 2048, 2, true, false},
-                                    {2048, 2048, 1, true, false}, {2048, 4096, 1, true, false}};
+// Small to large, so that a budget that runs out costs the far end and never a kind of op. Eight ranks share the cores.
+std::vector<Point> grid_of_cores() {
+    struct Size {
+        int hidden;
+        std::int64_t seq, mbs;
+        bool all_families;
+    };
     std::vector<Point> points;
-    for (const Size& size : one_rank ? of_gpus : of_cores)
+    for (const Size& s : std::initializer_list<Size>{{64, 64, 1, true},
+                                                     {128, 128, 1, true},
+                                                     {128, 256, 2, false},
+                                                     {256, 256, 1, true},
+                                                     {512, 256, 1, false},
+                                                     {512, 512, 2, false}})
         for (const Precision precision : {Precision::fp32, Precision::bf16}) {
-            if (precision == Precision::fp32 && !size.fp32) continue;
-            points.push_back({Family::qwen3, precision, size.hidden, size.seq, size.mbs, false, one_rank});
-            if (!size.all_families) continue;
-            points.push_back({Family::qwen2, precision, size.hidden, size.seq, size.mbs, true, one_rank});
-            points.push_back({Family::deepseek, precision, size.hidden, size.seq, size.mbs, false, one_rank});
+            const int h = s.hidden;
+            points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision});
+            if (!s.all_families) continue;
+            points.push_back({"qwen2", h, h / 16, h / 16, 16, h, 8, 2, 2 * h, 4 * h, s.seq, s.mbs, precision, true});
+            points.push_back({"deepseek", h, h / 16, h / 16, 16, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision});
         }
     return points;
 }
 
-// Heads are as wide as real ones where sizes are; a machine's cores get narrow ones, of which small sizes have several.
-struct Widths {
-    int heads, kv_heads, head_dim, mla, mla_rope, experts, top_k;
-};
-Widths widths_of(const Point& p) {
-    if (p.one_rank) return {p.hidden / 64, p.hidden / 256, 128, 128, 64, 16, 4};
-    return {p.hidden / 16, p.hidden / 32, 32, 16, 16, 8, 2};
+// One rank. Widths, experts and sequences of published MoE models and fractions of them, none of them a whole model.
+std::vector<Point> grid_of_gpus() {
+    constexpr Precision fp32 = Precision::fp32;
+    return {{"qwen3", 256, 4, 1, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
+            {"deepseek", 256, 4, 4, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
+            {"qwen2", 256, 4, 4, 64, 256, 8, 2, 512, 1024, 256, 1, fp32},
+            {"gptoss", 512, 8, 2, 64, 512, 8, 2, 0, 4096, 512, 1},
+            {"qwen3", 512, 8, 2, 64, 256, 8, 2, 1536, 4096, 512, 2},
+            {"qwen2", 512, 8, 8, 64, 512, 8, 4, 1024, 8192, 1024, 1},
+            {"deepseek", 512, 8, 8, 64, 384, 16, 4, 1536, 8192, 512, 2},
+            {"qwen3", 1024, 16, 8, 128, 768, 8, 2, 3072, 16384, 1024, 1},
+            {"deepseek", 1024, 16, 16, 128, 512, 16, 4, 2048, 8192, 1024, 2},
+            {"qwen3", 1024, 16, 4, 128, 384, 32, 8, 3072, 32768, 2048, 2},
+            {"qwen2", 1024, 8, 8, 128, 704, 32, 4, 2816, 16384, 2048, 1},
+            {"deepseek", 1536, 12, 12, 128, 768, 16, 2, 4096, 16384, 1024, 4},
+            {"mixtral", 1536, 12, 4, 128, 2048, 8, 2, 0, 32768, 2048, 1},
+            {"gptoss", 1024, 16, 4, 64, 1024, 16, 4, 0, 32768, 2048, 2},
+            {"qwen3", 2048, 16, 4, 128, 1024, 16, 2, 6144, 32768, 1024, 4},
+            {"mixtral", 2048, 32, 8, 64, 4096, 8, 2, 0, 32768, 2048, 2},
+            {"deepseek", 2048, 16, 16, 128, 1408, 32, 6, 8192, 65536, 2048, 1},
+            {"qwen3", 2048, 32, 4, 128, 768, 64, 8, 6144, 65536, 4096, 1},
+            {"deepseek", 2048, 32, 32, 128, 1024, 16, 4, 8192, 32768, 4096, 1},
+            {"qwen2", 2048, 16, 16, 128, 1408, 16, 4, 5632, 65536, 4096, 1},
+            {"qwen3", 2048, 32, 4, 128, 768, 128, 8, 6144, 131072, 4096, 2},
+            {"gptoss", 2880, 64, 8, 64, 2880, 8, 4, 0, 65536, 4096, 1},
+            {"mixtral", 4096, 32, 8, 128, 7168, 4, 2, 0, 32768, 2048, 1},
+            {"mixtral", 4096, 32, 8, 128, 14336, 4, 2, 0, 32768, 4096, 2},
+            {"deepseek", 4096, 64, 64, 128, 2048, 16, 8, 12288, 65536, 4096, 1}};
 }
 
 std::shared_ptr<const Model> model_of(const Point& p) {
-    const Widths w = widths_of(p);
-    const int expert = p.hidden;
     std::string config = fmt::format(
-        R"({{"vocab_size": {}, "hidden_size": {}, "num_hidden_layers": 2, "num_attention_heads": {}, "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": false, "rope_theta": 10000.0, "hidden_act": "silu", "moe_intermediate_size": {}, "intermediate_size": {},
+        R"({{"vocab_size": {}, "hidden_size": {}, "num_hidden_layers": 2, "num_attention_heads": {}, "num_key_value_heads": {},
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "rope_theta": 10000.0, "hidden_act": "silu", "moe_intermediate_size": {},
         "num_experts_per_tok": {}, )",
-        4 * p.hidden, p.hidden, w.heads, expert, 3 * p.hidden, w.top_k);
-    switch (p.family) {
-    case Family::qwen3:
+        p.vocab, p.hidden, p.heads, p.kv_heads, p.ffn, p.top_k);
+    if (p.family == "qwen3")
         config += fmt::format(
-            R"("architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": {}, "head_dim": {}, "num_experts": {},
+            R"("architectures": ["Qwen3MoeForCausalLM"], "head_dim": {}, "num_experts": {}, "intermediate_size": {},
             "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": []}})",
-            w.kv_heads, w.head_dim, w.experts);
-        break;
-    case Family::qwen2:
-        config += fmt::format(R"("architectures": ["Qwen2MoeForCausalLM"], "num_key_value_heads": {}, "num_experts": {},
-            "shared_expert_intermediate_size": {}, "norm_topk_prob": false, "decoder_sparse_step": 1, "mlp_only_layers": []}})",
-                              w.heads, w.experts, 2 * p.hidden);
-        break;
-    case Family::deepseek:
+            p.head_dim, p.experts, p.shared);
+    else if (p.family == "qwen2")
         config += fmt::format(
-            R"("architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": {}, "n_routed_experts": {},
+            R"("architectures": ["Qwen2MoeForCausalLM"], "num_experts": {}, "shared_expert_intermediate_size": {},
+            "intermediate_size": {}, "norm_topk_prob": false, "decoder_sparse_step": 1, "mlp_only_layers": []}})",
+            p.experts, p.shared, p.shared);
+    else if (p.family == "mixtral")
+        config += fmt::format(
+            R"("architectures": ["MixtralForCausalLM"], "head_dim": {}, "num_local_experts": {}, "intermediate_size": {}}})",
+            p.head_dim, p.experts, p.ffn);
+    else if (p.family == "gptoss")
+        config += fmt::format(
+            R"("architectures": ["GptOssForCausalLM"], "head_dim": {}, "num_local_experts": {}, "intermediate_size": {},
+            "attention_bias": true, "sliding_window": 128, "swiglu_limit": 7.0}})",
+            p.head_dim, p.experts, p.ffn);
+    else
+        config += fmt::format(
+            R"("architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": {}, "intermediate_size": {},
             "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1,
             "routed_scaling_factor": 2.5, "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
             "q_lora_rank": {}, "kv_lora_rank": {}, "qk_nope_head_dim": {}, "qk_rope_head_dim": {}, "v_head_dim": {},
             "num_nextn_predict_layers": 0}})",
-            w.heads, w.experts, p.hidden / 2, p.hidden / 4, w.mla, w.mla_rope, w.mla);
-        break;
-    }
+            p.experts, p.shared, p.hidden / 2, p.hidden / 4, p.head_dim, p.head_dim >= 32 ? p.head_dim / 2 : p.head_dim,
+            p.head_dim);
     return std::make_shared<const Model>(model_from_json(config, "microbench"));
 }
 
 // Eight ranks: TP 2, PP 2, DP 2, and experts over EP 4 (folded over TP x DP) or EP 2 x ETP 2. Two micro-batches.
-Plan plan_of(const Point& p, const Backend& backend) {
+Plan plan_of(const Point& p, const Backend& backend, bool one_rank) {
     Plan plan;
     plan.model = model_of(p);
     auto hardware = std::make_shared<Hardware>();
@@ -102,7 +128,7 @@ Plan plan_of(const Point& p, const Backend& backend) {
         hardware->peak_flops[static_cast<std::size_t>(precision)] = 1e9;
     plan.hardware = hardware;
     plan.stack = "moe-plan";
-    if (!p.one_rank) {
+    if (!one_rank) {
         plan.gpus = 8;
         plan.tp = plan.pp = plan.dp = 2;
         plan.ep = p.expert_tensor ? 2 : 4;
@@ -118,22 +144,12 @@ Plan plan_of(const Point& p, const Backend& backend) {
     return plan;
 }
 
-struct Sample {
-    double work = 0.0, seconds = 0.0;
-};
-using Samples = std::map<std::string, std::vector<Sample>>;
+using Samples = std::map<std::string, std::vector<MeasuredCall>>; // by measured_key()
 
 double median(std::vector<double> values) {
     const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
     std::nth_element(values.begin(), middle, values.end());
     return *middle;
-}
-
-std::string key_of(const Program& program, const Op& op) {
-    for (const std::vector<TensorId>* operands : {&op.in, &op.out})
-        for (const TensorId id : *operands)
-            if (id != no_tensor) return measured_key(op.kind, program.tensors[static_cast<std::size_t>(id)].dtype);
-    return measured_key(op.kind, Dtype::f32);
 }
 
 // The median over steps of every op of every rank: a step that another process disturbed does not count.
@@ -152,10 +168,11 @@ void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, double
             const Op& op =
                 program.templates[static_cast<std::size_t>(slot.index)].ops[static_cast<std::size_t>(row.op)];
             for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
-            const double work = op.flops > 0.0 ? op.flops : op.bytes;
+            CostPoint at = cost_point(op, program);
             const double seconds = median(busy);
             // A clock that ticks in half microseconds may find an op shorter than the stamp behind it.
-            if (work > 0.0) samples[key_of(program, op)].push_back({work, std::max(seconds - stamp, 0.1 * seconds)});
+            if (at.work > 0.0)
+                samples[at.key].push_back({at.work, std::max(seconds - stamp, 0.1 * seconds), std::move(at.sides)});
         }
     }
 }
@@ -164,7 +181,7 @@ void measure(const Point& point, const MicrobenchOptions& options, Microbench& r
     using Clock = std::chrono::steady_clock;
     constexpr int most_steps = 9, fewest_steps = 3;
     constexpr double enough_seconds = 0.8;
-    const Plan plan = plan_of(point, backend_named(options.backend));
+    const Plan plan = plan_of(point, backend_named(options.backend), options.one_rank);
     TrainOptions train_options;
     train_options.permits = options.permits;
     train_options.backend = options.backend;
@@ -224,33 +241,38 @@ void measure_queue(const Backend& backend, Microbench& result) {
     device->release(memory);
 }
 
-// One call per bin of work: the mean over its ops, because predictions add ops up.
-std::vector<MeasuredCall> binned(std::vector<Sample> samples) {
-    constexpr double bin = 1.25;
-    std::sort(samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.work < b.work; });
+// One call for all samples between which `alike` sees no difference: their mean, because predictions add ops up.
+template <class Alike>
+std::vector<MeasuredCall> merged(const std::vector<MeasuredCall>& samples, const Alike& alike) {
     std::vector<MeasuredCall> calls;
-    for (std::size_t first = 0; first < samples.size();) {
-        std::size_t last = first;
-        MeasuredCall sum;
-        for (; last < samples.size() && samples[last].work <= bin * samples[first].work; ++last) {
+    for (std::size_t first = 0, last = 0; first < samples.size(); first = last) {
+        MeasuredCall sum{0.0, 0.0, samples[first].sides};
+        for (; last < samples.size() && alike(samples[first], samples[last]); ++last) {
             sum.work += samples[last].work;
             sum.seconds += samples[last].seconds;
         }
         const double count = static_cast<double>(last - first);
-        calls.push_back({sum.work / count, std::max(sum.seconds / count, 1e-9)});
-        first = last;
+        calls.push_back({sum.work / count, std::max(sum.seconds / count, 1e-9), sum.sides});
     }
     return calls;
 }
 
-// Rate of the largest quarter of the calls of these kinds.
-double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measured,
-                 std::initializer_list<std::string> keys) {
+// On a device of its own an op's time hardly scatters, and its shape decides. Ranks that share cores disturb each other
+// by more than that: their calls are averaged over bins of like work.
+std::vector<MeasuredCall> calls_of(std::vector<MeasuredCall> samples, bool by_shape) {
+    const auto order = [](const MeasuredCall& c) { return std::tie(c.work, c.sides); };
+    std::sort(samples.begin(), samples.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
+    if (by_shape) return merged(samples, [&](const auto& a, const auto& b) { return order(a) == order(b); });
+    for (MeasuredCall& sample : samples) sample.sides.clear();
+    return merged(samples, [](const auto& first, const auto& other) { return other.work <= 1.25 * first.work; });
+}
+
+// Best rate among the largest quarter of the calls of the families whose key begins with `kind`, in one storage type.
+double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measured, const std::string& kind, bool bf16) {
     double best = 0.0;
-    for (const std::string& key : keys) {
-        const auto found = measured.find(key);
-        if (found == measured.end()) continue;
-        const std::vector<MeasuredCall>& calls = found->second;
+    for (const auto& [key, calls] : measured) {
+        const bool of_kind = key == kind || key.rfind(kind + ".", 0) == 0;
+        if (!of_kind || bf16 != (key.find(".bf16") != std::string::npos)) continue;
         for (std::size_t i = calls.size() - (calls.size() + 3) / 4; i < calls.size(); ++i)
             best = std::max(best, calls[i].work / calls[i].seconds);
     }
@@ -264,7 +286,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     if (!(options.seconds > 0.0)) refuse("microbench: a budget of {} seconds measures nothing", options.seconds);
     const Clock::time_point start = Clock::now();
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-    const std::vector<Point> points = grid(options.one_rank);
+    const std::vector<Point> points = options.one_rank ? grid_of_gpus() : grid_of_cores();
     Microbench result;
     measure_queue(backend_named(options.backend), result);
     Samples samples;
@@ -281,10 +303,12 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         longest = std::max(longest, elapsed() - before);
         ++done;
     }
-    for (auto& [key, list] : samples) result.measured[key] = binned(std::move(list));
-    result.fp32_flops = best_rate(result.measured, {"gemm"});
-    result.bf16_flops = best_rate(result.measured, {"gemm.bf16"});
-    result.memory_bandwidth = best_rate(result.measured, {"add", "add.bf16", "zero"});
+    for (auto& [key, list] : samples) result.measured[key] = calls_of(std::move(list), options.one_rank);
+    result.fp32_flops = best_rate(result.measured, "gemm", false);
+    result.bf16_flops = best_rate(result.measured, "gemm", true);
+    result.memory_bandwidth =
+        std::max({best_rate(result.measured, "add", false), best_rate(result.measured, "add", true),
+                  best_rate(result.measured, "zero", false)});
     return result;
 }
 

@@ -20,9 +20,9 @@ struct MicrobenchOptions {
 };
 
 struct Microbench {
-    // By measured_key(kind, dtype of the first operand): busy seconds of one rank against the op's FLOPs, or its bytes
-    // where it has none, sorted by work. Ranks run side by side on all cores, so shared caches and memory are in the
-    // times, and a communication op's time includes the wake-up of its thread, but not the wait for others.
+    // By measured_key(): busy seconds of one rank, sorted by work; with sides where one rank had the device to itself.
+    // Ranks run side by side on all cores, so shared caches and memory are in the times, and a communication op's time
+    // includes the wake-up of its thread, but not the wait for others.
     std::map<std::string, std::vector<MeasuredCall>> measured;
     // Of one core, or of a GPU: best large GEMM with operands in that storage, FLOP/s, and bytes/s of the largest
     // elementwise ops (cores: with all of them busy).

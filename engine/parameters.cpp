@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <span>
+#include <thread>
 #include <unordered_map>
 
 namespace moe {
@@ -145,29 +147,52 @@ void store_state(const Program& program, const Bucket& bucket, const Arena& aren
     arena.device().write(arena.as<std::uint16_t>(id) + first, rounded.data(), n * sizeof rounded[0]);
 }
 
+namespace {
+
+// Elements [first, first + values.size()) of a parameter as it starts.
+void draw(const LocalParameter& p, std::uint64_t stream, std::int64_t first, std::span<float> values) {
+    if (p.ones || p.init_std == 0.0) return std::fill(values.begin(), values.end(), p.ones ? 1.0f : 0.0f);
+    for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] = static_cast<float>(p.init_std * normal_deviate(stream, static_cast<std::uint64_t>(first) + i));
+}
+
+void draw_by_threads(const LocalParameter& p, std::uint64_t stream, std::int64_t first, std::span<float> values,
+                     int threads) {
+    constexpr std::size_t worthwhile = std::size_t{1} << 17; // elements that take longer than starting a thread
+    const std::size_t parts = std::clamp<std::size_t>(values.size() / worthwhile, 1, static_cast<std::size_t>(threads));
+    std::vector<std::jthread> helpers;
+    for (std::size_t part = 0; part < parts; ++part) {
+        const std::size_t begin = values.size() * part / parts, end = values.size() * (part + 1) / parts;
+        const auto job = [&p, stream, at = first + static_cast<std::int64_t>(begin),
+                          own = values.subspan(begin, end - begin)] { draw(p, stream, at, own); };
+        if (part + 1 == parts)
+            job();
+        else
+            helpers.emplace_back(job);
+    }
+}
+
+} // namespace
+
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
-                           std::uint64_t seed) {
+                           std::uint64_t seed, int threads) {
     for (const Bucket& bucket : program.buckets)
         for (const TensorId id : {bucket.weights, bucket.gradients, tensor_of(bucket, StateKind::weight),
                                   tensor_of(bucket, StateKind::exp_avg), tensor_of(bucket, StateKind::exp_avg_sq)}) {
             const Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
             arena.device().fill(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
         }
+    constexpr std::int64_t most = std::int64_t{1} << 24; // drawn at once, so that large weights need little of the host
     std::vector<float> values;
     for (const LocalParameter& p : parameters) {
         const std::uint64_t stream = random_stream(seed, p.name);
-        for (const Piece& piece : p.pieces) {
-            values.resize(static_cast<std::size_t>(piece.count));
-            for (std::int64_t i = 0; i < piece.count; ++i)
-                values[static_cast<std::size_t>(i)] =
-                    p.ones ? 1.0f
-                    : p.init_std == 0.0
-                        ? 0.0f
-                        : static_cast<float>(p.init_std *
-                                             normal_deviate(stream, static_cast<std::uint64_t>(piece.global + i)));
-            store_weights(program, program.buckets[static_cast<std::size_t>(p.bucket)], arena, piece.shard,
-                          values.data(), piece.count);
-        }
+        for (const Piece& piece : p.pieces)
+            for (std::int64_t done = 0; done < piece.count; done += most) {
+                values.resize(static_cast<std::size_t>(std::min(most, piece.count - done)));
+                draw_by_threads(p, stream, piece.global + done, values, threads);
+                store_weights(program, program.buckets[static_cast<std::size_t>(p.bucket)], arena, piece.shard + done,
+                              values.data(), static_cast<std::int64_t>(values.size()));
+            }
     }
 }
 

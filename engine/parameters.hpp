@@ -43,9 +43,10 @@ inline constexpr int state_kind_count = 3;
 const char* to_string(StateKind kind);
 
 // Writes initial weights, FP32 masters (not rounded to the stored precision) and zero moments of a rank's own shards.
-// What the other members of a bucket's group hold arrives with the gather at the start of the step.
+// What the other members of a bucket's group hold arrives with the gather at the start of the step. Large ones are
+// drawn by `threads` threads; the values do not depend on how many.
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
-                           std::uint64_t seed);
+                           std::uint64_t seed, int threads);
 
 // Stores FP32 values into a shard of weights (FP32 or BF16, rounded to nearest even) and, as they are, its master.
 void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <thread>
 
 namespace moe {
 
@@ -96,7 +97,8 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memo
     r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
     if (!reruns_.empty()) build_rerun(r);
     r.parameters = local_parameters(program, mesh_, rank);
-    initialize_parameters(program, r.parameters, *r.arena, options_.seed);
+    const int cores = static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(ranks_.size());
+    initialize_parameters(program, r.parameters, *r.arena, options_.seed, std::max(cores, 1));
     r.positions.resize(static_cast<std::size_t>(plan_.seq / plan_.cp));
     const int member = mesh_.coordinate(Domain::dense, axis::context, rank);
     const auto half = static_cast<std::ptrdiff_t>(plan_.cp > 1 ? r.positions.size() / 2 : r.positions.size());

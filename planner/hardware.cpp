@@ -48,9 +48,12 @@ void read_measured(const JsonObject& json, Hardware& hardware) {
     for (const std::string& kind : kinds.keys()) {
         std::vector<MeasuredCall>& calls = hardware.measured[kind];
         for (const std::vector<double>& row : kinds.number_rows(kind)) {
-            if (row.size() != 2 || row[0] < 0.0 || row[1] <= 0.0)
-                kinds.refuse_value(kind, "must hold [work, seconds] pairs, work >= 0 and seconds > 0");
-            calls.push_back({row[0], row[1]});
+            const bool whole = row.size() >= 2 && row[0] >= 0.0 && row[1] > 0.0;
+            if (!whole || std::any_of(row.begin() + 2, row.end(), [](double side) { return side < 1.0; }))
+                kinds.refuse_value(kind, "must hold rows [work, seconds, sides..], work >= 0, seconds > 0, sides >= 1");
+            calls.push_back({row[0], row[1], {row.begin() + 2, row.end()}});
+            if (calls.back().sides.size() != calls.front().sides.size())
+                kinds.refuse_value(kind, "must give the same number of sides in every row");
         }
         std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
     }
@@ -161,7 +164,10 @@ std::string to_json(const Hardware& hardware) {
     json["source"] = hardware.source;
     for (const auto& [kind, calls] : hardware.measured) {
         auto& rows = json["measured"][kind] = nlohmann::ordered_json::array();
-        for (const MeasuredCall& call : calls) rows.push_back({call.work, call.seconds});
+        for (const MeasuredCall& call : calls) {
+            auto& row = rows.emplace_back(nlohmann::ordered_json::array({call.work, call.seconds}));
+            for (const double side : call.sides) row.push_back(side);
+        }
     }
     if (!hardware.measured_by.empty()) json["measured_by"] = hardware.measured_by;
     return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);

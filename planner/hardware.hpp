@@ -20,10 +20,11 @@ struct Link {
     double latency = 0.0;
 };
 
-// One measured call of an op kind: `work` is its FLOPs, or its bytes where it has no FLOPs.
+// One measured call of a family of ops (planner/measured.hpp): `work` is its FLOPs, or its bytes where it has no FLOPs.
 struct MeasuredCall {
     double work = 0.0;
     double seconds = 0.0;
+    std::vector<double> sides{}; // none, or as many for every call of a family
 };
 
 struct Hardware {
@@ -41,7 +42,7 @@ struct Hardware {
     double communicator_bytes = 0.0;                  // per communication group that a rank is a member of
     std::string default_stack;
     std::string source;
-    // Measured profiles only: op kind -> calls sorted by work. Empty for datasheet profiles.
+    // Measured profiles only: calls by measured_key(), sorted by work. Empty for datasheet profiles.
     std::map<std::string, std::vector<MeasuredCall>> measured;
     std::string measured_by; // date, machine and command of the measurement
     std::string json;        // as read, so that a plan can carry its hardware

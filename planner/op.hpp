@@ -127,8 +127,6 @@ enum class OpKind : std::uint8_t {
 };
 const char* to_string(OpKind kind);
 bool is_communication(OpKind kind);
-// Key of Hardware::measured: the op kind's name, with ".bf16" behind it where the op's first operand is BF16.
-std::string measured_key(OpKind kind, Dtype dtype);
 
 // Streams keep their own order; ops on different streams wait for each other only through the tensors they share.
 enum class Stream : std::uint8_t { compute, tensor, expert, data, pipeline_in, pipeline_out, host };

@@ -199,10 +199,6 @@ const char* to_string(OpKind kind) {
 
 bool is_communication(OpKind kind) { return kind >= OpKind::all_gather && kind <= OpKind::recv; }
 
-std::string measured_key(OpKind kind, Dtype dtype) {
-    return std::string(to_string(kind)) + (dtype == Dtype::bf16 ? ".bf16" : "");
-}
-
 const char* to_string(Stream stream) {
     switch (stream) {
     case Stream::compute:

@@ -2,6 +2,7 @@
 #include "simulator/cost/cost.hpp"
 
 #include "planner/error.hpp"
+#include "planner/measured.hpp"
 #include "planner/routing.hpp"
 
 #include <algorithm>
@@ -22,34 +23,10 @@ GroupLinks CostModel::links(Group group) const {
     return {placement, routes_.of(placement), plan_.hardware->nvlink, plan_.hardware->nic, stack_.costs.collective};
 }
 
-double measured_seconds(const std::vector<MeasuredCall>& calls, double work) {
-    if (calls.empty()) return -1.0;
-    const MeasuredCall& last = calls.back();
-    if (calls.size() == 1 || work >= last.work)
-        return last.work > 0.0 ? last.seconds * std::max(work, 0.0) / last.work : last.seconds;
-    // Below the first call its fixed part rules: keep the slope of the first two.
-    auto upper =
-        std::upper_bound(calls.begin(), calls.end(), work, [](double w, const MeasuredCall& c) { return w < c.work; });
-    if (upper == calls.begin()) ++upper;
-    const MeasuredCall &a = *(upper - 1), &b = *upper;
-    if (work <= 0.0 || a.work <= 0.0 || a.seconds <= 0.0 || b.seconds <= 0.0 || b.work <= a.work) return a.seconds;
-    const double slope = std::log(b.seconds / a.seconds) / std::log(b.work / a.work);
-    return a.seconds * std::pow(work / a.work, slope);
-}
-
 namespace {
 
-Dtype key_dtype(const Op& op, const Program& program) {
-    for (const TensorId id : op.in)
-        if (id != no_tensor) return program.tensors[static_cast<std::size_t>(id)].dtype;
-    for (const TensorId id : op.out)
-        if (id != no_tensor) return program.tensors[static_cast<std::size_t>(id)].dtype;
-    return Dtype::f32;
-}
-
-const std::vector<MeasuredCall>* measured_calls(const Hardware& hardware, const Op& op, const Program& program) {
-    if (hardware.measured.empty()) return nullptr;
-    const auto it = hardware.measured.find(measured_key(op.kind, key_dtype(op, program)));
+const std::vector<MeasuredCall>* measured_calls(const Hardware& hardware, const std::string& key) {
+    const auto it = hardware.measured.find(key);
     return it == hardware.measured.end() || it->second.empty() ? nullptr : &it->second;
 }
 
@@ -158,9 +135,12 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
     cost.host = host_seconds(plan_, stack_, op);
     cost.waits_for_counts = host_waits(plan_, stack_, op);
     const Hardware& hardware = *plan_.hardware;
-    if (const auto* calls = measured_calls(hardware, op, program)) {
-        cost.device = measured_seconds(*calls, op.flops > 0.0 ? op.flops : op.bytes);
-        return cost;
+    if (!hardware.measured.empty()) {
+        const CostPoint at = cost_point(op, program);
+        if (const auto* calls = measured_calls(hardware, at.key)) {
+            cost.device = measured_seconds(*calls, at.work, at.sides);
+            return cost;
+        }
     }
     const PeerAttr* peer = std::get_if<PeerAttr>(&op.attr);
     const bool to_myself = op.kind == OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns

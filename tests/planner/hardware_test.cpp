@@ -69,6 +69,7 @@ TEST_CASE("the local CPU takes cores and memory from the machine, and a plan kee
     other.cores = 8192;
     other.memory_bytes = 12345.0;
     other.measured["gemm"] = {{1e6, 1e-4}, {1e9, 0.05}};
+    other.measured["grouped_gemm.forward"] = {{2e6, 1e-4, {100.0, 100.0, 100.0, 1.0}}};
     other.measured_by = "2026-01-01, test";
     const moe::Hardware again = moe::hardware_from_json(moe::to_json(other), "again");
     CHECK(again.cores == 8192);
@@ -76,6 +77,8 @@ TEST_CASE("the local CPU takes cores and memory from the machine, and a plan kee
     REQUIRE(again.measured.at("gemm").size() == 2);
     CHECK(again.measured.at("gemm")[1].work == 1e9);
     CHECK(again.measured.at("gemm")[1].seconds == 0.05);
+    REQUIRE(again.measured.at("grouped_gemm.forward").size() == 1);
+    CHECK(again.measured.at("grouped_gemm.forward")[0].sides == std::vector<double>{100.0, 100.0, 100.0, 1.0});
     CHECK(again.measured_by == other.measured_by);
 }
 
@@ -88,6 +91,8 @@ TEST_CASE("measured calls are sorted by work") {
 
 TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu("")).empty());
+    CHECK(fault(gpu(R"("measured": {"gemm": [[1, 1, 0.5]]})")).find("sides >= 1") != std::string::npos);
+    CHECK(fault(gpu(R"("measured": {"gemm": [[1, 1], [1, 1, 2]]})")).find("same number of sides") != std::string::npos);
     CHECK(fault(gpu(R"("memory_bytez": 1)")) ==
           "2: h.json: unknown field \"memory_bytez\": did you mean memory_bytes?");
     CHECK(fault(gpu(R"("memory_bytes": 0)")).find("memory_bytes = 0") != std::string::npos);
@@ -98,8 +103,8 @@ TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu(R"("nvlink": {"bandwidth": 0, "latency": 0})")).find("bandwidth = 0") != std::string::npos);
     CHECK(fault(gpu(R"("nvlink": null)")).find("\"nvlink\" is missing") != std::string::npos);
     CHECK(fault(gpu(R"("context_bytes": 9e10)")).find("must be below memory_bytes") != std::string::npos);
-    CHECK(fault(gpu(R"("measured": {"gemm": [[1]]})")).find("[work, seconds]") != std::string::npos);
-    CHECK(fault(gpu(R"("measured": {"gemm": [[1, 0]]})")).find("[work, seconds]") != std::string::npos);
+    CHECK(fault(gpu(R"("measured": {"gemm": [[1]]})")).find("[work, seconds, sides..]") != std::string::npos);
+    CHECK(fault(gpu(R"("measured": {"gemm": [[1, 0]]})")).find("[work, seconds, sides..]") != std::string::npos);
     CHECK(fault(gpu(R"("sm_count": 0)")).find("sm_count = 0") != std::string::npos);
     CHECK(fault("{").find("not valid JSON") != std::string::npos);
     CHECK(fault_of([] { moe::load_hardware("gb200"); }) == "2: unknown hardware 'gb200': did you mean gb200-nvl72?");

@@ -105,12 +105,35 @@ TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less
 TEST_CASE("measured calls: points are met, between them a power law, beyond the last its rate") {
     const std::vector<moe::MeasuredCall> calls{{1e6, 1e-3}, {4e6, 2e-3}, {16e6, 8e-3}};
     for (const moe::MeasuredCall& call : calls)
-        CHECK(moe::measured_seconds(calls, call.work) == doctest::Approx(call.seconds));
-    CHECK(moe::measured_seconds(calls, 2e6) == doctest::Approx(1e-3 * std::sqrt(2.0)));
-    CHECK(moe::measured_seconds(calls, 64e6) == doctest::Approx(32e-3));
-    CHECK(moe::measured_seconds(calls, 0.25e6) == doctest::Approx(0.5e-3)); // slope of the first two points
-    CHECK(moe::measured_seconds({{2e6, 1e-3}}, 1e6) == doctest::Approx(0.5e-3));
-    CHECK(moe::measured_seconds({}, 1.0) < 0.0);
+        CHECK(moe::measured_seconds(calls, call.work, {}) == doctest::Approx(call.seconds));
+    CHECK(moe::measured_seconds(calls, 2e6, {}) == doctest::Approx(1e-3 * std::sqrt(2.0)));
+    CHECK(moe::measured_seconds(calls, 64e6, {}) == doctest::Approx(32e-3));
+    CHECK(moe::measured_seconds(calls, 0.25e6, {}) == doctest::Approx(0.5e-3)); // slope of the first two points
+    CHECK(moe::measured_seconds({{2e6, 1e-3}}, 1e6, {}) == doctest::Approx(0.5e-3));
+    CHECK(moe::measured_seconds({}, 1.0, {}) < 0.0);
+}
+
+// A kernel that starts in 5 us, reaches 100 TFLOP/s, and less where n is small.
+double kernel_seconds(double m, double n, double k) { return 5e-6 + 2.0 * m * n * k / (1e14 * n / (n + 300.0)); }
+
+TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the rate of the nearest") {
+    std::vector<moe::MeasuredCall> calls;
+    for (const double m : {1024.0, 2048.0, 4096.0, 8192.0})
+        for (const double n : {512.0, 1024.0, 2048.0})
+            for (const double k : {512.0, 2048.0})
+                calls.push_back({2.0 * m * n * k, kernel_seconds(m, n, k), {m, n, k}});
+    const auto predicted = [&](double m, double n, double k) {
+        return moe::measured_seconds(calls, 2.0 * m * n * k, {m, n, k});
+    };
+    for (const moe::MeasuredCall& call : calls)
+        CHECK(moe::measured_seconds(calls, call.work, call.sides) == doctest::Approx(call.seconds).epsilon(0.05));
+    for (const double m : {1500.0, 3000.0, 6000.0})
+        for (const double n : {700.0, 1536.0})
+            for (const double k : {768.0, 1024.0})
+                CHECK(predicted(m, n, k) == doctest::Approx(kernel_seconds(m, n, k)).epsilon(0.05));
+    CHECK(predicted(65536, 2048, 2048) == doctest::Approx(kernel_seconds(65536, 2048, 2048)).epsilon(0.1));
+    // Sides that the calls do not have count for nothing.
+    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, 1e6, {10.0, 10.0}) == doctest::Approx(1e-3));
 }
 
 TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {
@@ -144,7 +167,7 @@ TEST_CASE("the cost model: a machine without the precision is refused, graphs co
 
 TEST_CASE("measured profiles replace physics, op kind by op kind") {
     moe::Hardware measured = moe::load_hardware("cpu-local");
-    measured.measured["gemm"] = {{1e6, 1e-3}, {1e9, 1.0}};
+    measured.measured["gemm.nn"] = {{1e6, 1e-3}, {1e9, 1.0}};
     moe::Plan plan;
     plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
     plan.hardware = std::make_shared<const moe::Hardware>(measured);

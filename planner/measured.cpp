@@ -1,0 +1,95 @@
+// The families of ops that share a kernel, and the lengths that decide how fast it runs.
+#include "planner/measured.hpp"
+
+#include <algorithm>
+#include <type_traits>
+
+namespace moe {
+
+namespace {
+
+const Tensor* first_tensor(const std::vector<TensorId>& ids, const Program& program) {
+    for (const TensorId id : ids)
+        if (id != no_tensor) return &program.tensors[static_cast<std::size_t>(id)];
+    return nullptr;
+}
+
+const Tensor* first_tensor(const Op& op, const Program& program) {
+    const Tensor* tensor = first_tensor(op.in, program);
+    return tensor != nullptr ? tensor : first_tensor(op.out, program);
+}
+
+// What selects another kernel of the same op kind.
+std::string form(const Op& op) {
+    if (const auto* g = std::get_if<GemmAttr>(&op.attr))
+        return std::string(".") + (g->transpose_a ? 't' : 'n') + (g->transpose_b ? 't' : 'n') +
+               (g->accumulate ? "+" : "");
+    if (const auto* g = std::get_if<GroupedGemmAttr>(&op.attr)) {
+        constexpr const char* names[] = {".forward", ".dgrad", ".wgrad"};
+        return names[static_cast<std::size_t>(g->mode)];
+    }
+    if (const auto* a = std::get_if<AttentionAttr>(&op.attr)) return a->window > 0 ? ".window" : "";
+    if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
+    if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";
+    return "";
+}
+
+double of(std::int64_t length) { return static_cast<double>(std::max<std::int64_t>(length, 1)); }
+
+struct Sides {
+    const Op& op;
+    const Program& program;
+
+    // Rows that hold data and their width.
+    std::vector<double> of_first() const {
+        const Tensor* t = first_tensor(op, program);
+        return t == nullptr ? std::vector<double>{1.0, 1.0}
+                            : std::vector<double>{std::max(t->expected_rows, 1.0), of(t->cols)};
+    }
+    std::vector<double> operator()(const GemmAttr& g) const { return {of(g.m), of(g.n), of(g.k)}; }
+    std::vector<double> operator()(const GroupedGemmAttr& g) const {
+        const Tensor* rows = first_tensor(op.in, program);
+        const double each = rows == nullptr ? 1.0 : rows->expected_rows / std::max(g.groups, 1);
+        return {std::max(each, 1.0), of(g.n), of(g.k), of(g.groups)};
+    }
+    // A longer sequence has more blocks to share out, a longer row of keys amortises what a block costs.
+    std::vector<double> operator()(const AttentionAttr& a) const {
+        const double keys = static_cast<double>(a.seq_k) * a.visible;
+        return {of(a.batch * a.heads), of(a.seq_q), std::max(keys, 1.0), of(a.qk_dim), of(a.v_dim), of(a.kv_heads)};
+    }
+    std::vector<double> operator()(const NormAttr& n) const { return {of(n.rows), of(n.cols)}; }
+    std::vector<double> operator()(const RopeAttr& r) const {
+        return {of(r.tokens), of(r.heads + 2 * r.kv_heads), of(r.head_dim)};
+    }
+    std::vector<double> operator()(const MlaRopeAttr& r) const {
+        return {of(r.tokens), of(r.heads), of(r.nope + r.rope)};
+    }
+    std::vector<double> operator()(const RouterAttr& r) const { return {of(r.tokens), of(r.experts), of(r.top_k)}; }
+    std::vector<double> operator()(const BalanceAttr& b) const { return {of(b.tokens), of(b.experts), of(b.top_k)}; }
+    std::vector<double> operator()(const PermuteAttr& p) const {
+        return {of(p.tokens), of(p.cols), of(p.top_k), of(p.experts)};
+    }
+    std::vector<double> operator()(const LossAttr& l) const { return {of(l.rows), of(l.vocab_local)}; }
+    template <class Other>
+    std::vector<double> operator()(const Other&) const {
+        return of_first();
+    }
+};
+
+} // namespace
+
+std::string measured_key(const Op& op, const Program& program) {
+    std::string key = to_string(op.kind) + form(op);
+    const Tensor* first = first_tensor(op, program);
+    if (first == nullptr || first->dtype != Dtype::bf16) return key;
+    key += ".bf16";
+    const bool product = op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm;
+    const Tensor* result = first_tensor(op.out, program);
+    return product && result != nullptr && result->dtype == Dtype::f32 ? key + ".to-f32" : key;
+}
+
+CostPoint cost_point(const Op& op, const Program& program) {
+    return {measured_key(op, program), op.flops > 0.0 ? op.flops : op.bytes, std::visit(Sides{op, program}, op.attr)};
+}
+
+} // namespace moe

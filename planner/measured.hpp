@@ -1,0 +1,24 @@
+// Where an op stands among measured calls: the key of its family and the lengths that its time depends on.
+#pragma once
+
+#include "planner/hardware.hpp"
+#include "planner/program.hpp"
+
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// The key of Hardware::measured: the op kind and what makes it another kernel: the form of a product, ".bf16" where the
+// first operand is BF16, ".to-f32" where a product of such operands is FP32.
+std::string measured_key(const Op& op, const Program& program);
+
+struct CostPoint {
+    std::string key;
+    double work = 0.0;         // FLOPs; bytes where there are none
+    std::vector<double> sides; // lengths, each >= 1; equal in number for all ops of one key
+};
+// At the Program's expected rows.
+CostPoint cost_point(const Op& op, const Program& program);
+
+} // namespace moe
