@@ -14,6 +14,10 @@ inline constexpr int attention_threads = 256, grid_side = 16, rows_per_thread = 
 inline constexpr int long_block = grid_side * rows_per_thread; // queries or keys that keep their sums in registers
 inline constexpr int max_head_dim = 256;
 
+// +dsinks of attention_grad, from dout, o and lse alone.
+void attention_sink_grad(const AttentionShape& shape, Src dout, Src o, const float* lse, Src sinks, float* dsinks,
+                         void* stream);
+
 // The rows of one sequence and head: row i starts at element start + i * step.
 struct HeadRows {
     std::int64_t start, step;

@@ -154,15 +154,15 @@ __global__ void __launch_bounds__(attention_threads) query_grad_kernel(Attention
 
 // dsinks[h] -= sum over queries of exp(sink - lse) dout . o, one block per head.
 __global__ void __launch_bounds__(sink_threads)
-    sink_grad_kernel(AttentionSizes z, Operands in, Src sinks, float* dsinks) {
-    const std::int64_t h = blockIdx.x, rows = z.s.seq_q * z.s.batch;
+    sink_grad_kernel(AttentionShape s, Src dout, Src o, const float* lse, Src sinks, float* dsinks) {
+    const std::int64_t h = blockIdx.x, rows = s.seq_q * s.batch;
     const float sink = load(sinks, h);
     const int lane = static_cast<int>(threadIdx.x % warp_size), warps = sink_threads / warp_size;
     float sum = 0.0f;
     for (std::int64_t r = threadIdx.x / warp_size; r < rows; r += warps) {
-        const std::int64_t at = r * z.s.heads * z.s.v_dim + h * z.s.v_dim;
-        const float weight = expf(sink - in.lse[h * rows + r]);
-        for (int c = lane; c < z.s.v_dim; c += warp_size) sum += weight * load(in.dout, at + c) * load(in.o, at + c);
+        const std::int64_t at = r * s.heads * s.v_dim + h * s.v_dim;
+        const float weight = expf(sink - lse[h * rows + r]);
+        for (int c = lane; c < s.v_dim; c += warp_size) sum += weight * load(dout, at + c) * load(o, at + c);
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) dsinks[h] -= sum;
@@ -181,12 +181,17 @@ void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src 
         launch_shared(key_grad_kernel<qk_columns, v_columns>, keys, bytes, stream, sizes, in);
         launch_shared(query_grad_kernel<qk_columns, v_columns>, queries, bytes, stream, sizes, in);
     });
-    if (sinks.data == nullptr) return;
-    sink_grad_kernel<<<static_cast<unsigned>(s.heads), sink_threads, 0, stream_of(stream)>>>(sizes, in, sinks, dsinks);
-    CUDA_CHECK(cudaGetLastError());
+    if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream);
 }
 
 } // namespace
+
+void attention_sink_grad(const AttentionShape& s, Src dout, Src o, const float* lse, Src sinks, float* dsinks,
+                         void* stream) {
+    sink_grad_kernel<<<static_cast<unsigned>(s.heads), sink_threads, 0, stream_of(stream)>>>(s, dout, o, lse, sinks,
+                                                                                             dsinks);
+    CUDA_CHECK(cudaGetLastError());
+}
 
 void add_attention_grad(Kernels& table) { table.attention_grad = attention_grad; }
 

@@ -6,6 +6,8 @@
 // * reduce_sum and reduce_max read the array `srcs` (at most 64 device pointers) on the host when they are called.
 // * Every kernel is deterministic: sums have a fixed order, no floating-point atomics.
 // * Dense products are cuBLASLt's where libcublasLt.so.13 can be opened when the table is made.
+// * Attention of BF16 operands is cuDNN's where libcudnn.so.9 can be opened then. The first call of a shape makes its
+//   plan and, where a stream has too little, allocates scratch; both may happen while the stream is being captured.
 // * Sizes beyond the kernels' limits (attention heads wider than 256, more than 64 streams) throw std::runtime_error,
 //   as does every CUDA error.
 #pragma once
@@ -23,7 +25,12 @@ const Kernels* cuda_kernels();
 const Kernels* cuda_plain_kernels();
 // The library of dense products with its version, or why it is not used.
 std::string cuda_gemm_library();
-// To be called before a stream is destroyed: the library's workspace belongs to the stream that first used it.
+// The library of attention with its version, or why it is not used.
+std::string cuda_attention_library();
+// Device memory that libraries hold for all streams by now, beyond what is part of this module.
+std::int64_t cuda_library_workspace_bytes();
+// To be called before a stream is destroyed, with its work done: the libraries' scratch belongs to a stream, and the
+// graphs that were captured on it are not to be launched again.
 void cuda_forget_stream(void* stream);
 
 // Whether there is a driver and a device that the kernels are compiled for; if not, `why` says what is missing.

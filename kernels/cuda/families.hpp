@@ -8,11 +8,14 @@ namespace moe::cuda {
 void add_activation(Kernels& table);
 void add_attention(Kernels& table);
 void add_attention_grad(Kernels& table);
+void add_library_attention(Kernels& table); // asks a library first, what the table holds before serves the rest
+void forget_attention_stream(void* stream);
 void add_balance(Kernels& table);
 void add_elementwise(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
 void add_plain_gemm(Kernels& table); // in place of the one that asks a library
+void forget_gemm_stream(void* stream);
 void add_loss(Kernels& table);
 void add_norm(Kernels& table);
 void add_optimizer(Kernels& table);

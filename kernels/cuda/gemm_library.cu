@@ -4,6 +4,7 @@
 // another distribution. Algorithms are asked for once per shape, layout and alignment and kept; their workspace is part
 // of this module, so that nothing is allocated by a call.
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/families.hpp"
 #include "kernels/cuda/product.cuh"
 
 #include <cublasLt.h>
@@ -211,12 +212,12 @@ Library& library() {
 } // namespace
 
 bool library_gemm(const Product& p, cudaStream_t stream) { return library().multiply(p, stream); }
+void forget_gemm_stream(void* stream) { library().forget(static_cast<cudaStream_t>(stream)); }
 
 } // namespace moe::cuda
 
 namespace moe {
 
 std::string cuda_gemm_library() { return cuda::library().about(); }
-void cuda_forget_stream(void* stream) { cuda::library().forget(static_cast<cudaStream_t>(stream)); }
 
 } // namespace moe

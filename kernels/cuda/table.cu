@@ -41,6 +41,7 @@ const Kernels* cuda_kernels() {
         cuda::add_activation(t);
         cuda::add_attention(t);
         cuda::add_attention_grad(t);
+        cuda::add_library_attention(t);
         cuda::add_balance(t);
         cuda::add_elementwise(t);
         cuda::add_embedding(t);
@@ -56,8 +57,14 @@ const Kernels* cuda_kernels() {
         return t;
     }();
     std::string why;
-    static const bool supported = cuda_supported(why) && !cuda_gemm_library().empty(); // opened before any capture
+    static const bool supported = cuda_supported(why) && !cuda_gemm_library().empty() &&
+                                  !cuda_attention_library().empty(); // opened before any capture
     return supported ? &table : nullptr;
+}
+
+void cuda_forget_stream(void* stream) {
+    cuda::forget_attention_stream(stream);
+    cuda::forget_gemm_stream(stream);
 }
 
 const Kernels* cuda_plain_kernels() {
@@ -65,6 +72,8 @@ const Kernels* cuda_plain_kernels() {
     static const Kernels table = [] {
         Kernels plain = *cuda_kernels();
         plain.name = "cuda, plain";
+        cuda::add_attention(plain);
+        cuda::add_attention_grad(plain);
         cuda::add_plain_gemm(plain);
         return plain;
     }();

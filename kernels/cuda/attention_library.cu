@@ -1,0 +1,310 @@
+// Attention on tensor cores by cuDNN where the machine has it; what it does not take is left to the plain kernels.
+//
+// A plan is made once per shape and kept, as is the scratch of each stream: a captured graph may hold both. Making one
+// takes a good part of a second, for cuDNN compiles the kernel.
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_graphs.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/families.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+
+namespace moe::cuda {
+namespace {
+
+// What a slice of a deterministic backward may take for its matrix of score gradients.
+constexpr std::int64_t slice_bytes = std::int64_t{5} << 28; // 1.25 GiB
+// One group of heads over a key head that takes more than this is left to the plain kernels.
+constexpr std::int64_t group_bytes = std::int64_t{4} << 30;
+constexpr std::int64_t scratch_alignment = 256;
+
+std::int64_t rounded(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
+
+// Lets this thread allocate and compile while a stream is being captured; nothing of it becomes part of the graph.
+class Uncaptured {
+public:
+    Uncaptured() { CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+    ~Uncaptured() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    Uncaptured(const Uncaptured&) = delete;
+    Uncaptured& operator=(const Uncaptured&) = delete;
+
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+struct Call {
+    const AttentionShape& s;
+    Src q, k, v, o; // q, k, v at their first element
+    const float* lse;
+};
+
+// cuDNN reads 16 bytes at a time.
+bool aligned(std::initializer_list<Src> operands) {
+    return std::all_of(operands.begin(), operands.end(), [](const Src& x) {
+        return x.type == Type::bf16 && reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
+    });
+}
+
+std::optional<AttentionPlanShape> plan_shape(const AttentionSizes& z, const Call& c) {
+    const AttentionShape& s = z.s;
+    constexpr std::int64_t step = 8; // elements of 16 bytes
+    const bool whole = s.qk_dim % step == 0 && s.v_dim % step == 0 && z.q_stride % step == 0 &&
+                       z.k_stride % step == 0 && z.v_stride % step == 0;
+    // Of more queries than keys some see nothing, which cuDNN does not define.
+    const bool blind = (s.causal || s.window > 0) && s.seq_q > s.seq_k;
+    if (s.spread || s.merge || s.seq_k <= 0 || !whole || blind || !aligned({c.q, c.k, c.v, c.o})) return std::nullopt;
+    AttentionPlanShape p;
+    p.batch = p.interleaved = s.batch;
+    p.heads = s.heads, p.kv_heads = s.kv_heads, p.seq_q = s.seq_q, p.seq_k = s.seq_k;
+    p.qk_dim = s.qk_dim, p.v_dim = s.v_dim;
+    p.q_batch = z.q_stride, p.k_batch = z.k_stride, p.v_batch = z.v_stride, p.o_batch = std::int64_t{s.heads} * s.v_dim;
+    p.window = s.window, p.causal = s.causal, p.scale = static_cast<float>(s.scale);
+    return p;
+}
+
+// The matrix of score gradients of one head, in whole tiles, that a deterministic backward keeps. Read off the plans
+// of cuDNN 9.14 and 9.19; where key heads are shared they take a BF16 gradient of each head's keys and values besides.
+std::int64_t scores_bytes(const AttentionPlanShape& p) { return rounded(p.seq_q, 64) * rounded(p.seq_k, 128) * 2; }
+
+class Library {
+public:
+    Library() {
+        const char* wanted = std::getenv("MOE_PLAN_CUDNN");
+        const std::string mode = wanted == nullptr ? "" : wanted;
+        std::string why = "MOE_PLAN_CUDNN=off";
+        if (mode == "off" || !cudnn_.open(why)) {
+            about_ = why + ": attention by plain kernels";
+            return;
+        }
+        try {
+            int device = 0;
+            CUDA_CHECK(cudaGetDevice(&device));
+            open(devices_[device]);
+        } catch (const std::exception& error) {
+            about_ = std::string(error.what()) + ": attention by plain kernels";
+            return;
+        }
+        usable_ = true;
+        deterministic_ = mode != "fast";
+        const std::size_t version = cudnn_.version(); // 9.14.0 is 91400
+        about_ = "cuDNN " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+                 std::to_string(version % 100) + (deterministic_ ? "" : ", MOE_PLAN_CUDNN=fast");
+    }
+
+    const std::string& about() const { return about_; }
+
+    bool forward(const Call& c, Src sinks, Dst o, float* lse, cudaStream_t stream) {
+        const AttentionSizes z(c.s);
+        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
+        if (!p || (sinks.data != nullptr && sinks.type != Type::f32)) return false;
+        p->sinks = sinks.data != nullptr;
+        const std::lock_guard<std::mutex> lock(guard_);
+        Device& device = current();
+        const CudnnGraph* graph = planned(device, *p);
+        if (graph == nullptr) return false;
+        Operands operands{{operand_q, address(c.q)},
+                          {operand_k, address(c.k)},
+                          {operand_v, address(c.v)},
+                          {operand_o, o.data},
+                          {operand_lse, lse}};
+        if (p->sinks) operands.emplace_back(operand_sinks, address(sinks));
+        graph->run(on(device, stream), operands, scratch(device, stream, graph->workspace_bytes()));
+        return true;
+    }
+
+    bool backward(const Call& c, Src dout, Dst dq, Dst dk, Dst dv, cudaStream_t stream) {
+        const AttentionSizes z(c.s);
+        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
+        if (!p || !aligned({dout, dq, dk, dv})) return false;
+        p->grad = true, p->deterministic = deterministic_;
+        // Slices of sequences, or of key heads of one sequence.
+        const std::int64_t share = p->heads / p->kv_heads, group = share * scores_bytes(*p);
+        std::int64_t sequences = p->batch, groups = p->kv_heads;
+        if (deterministic_ && group * groups * sequences > slice_bytes) {
+            if (group > group_bytes) return false;
+            sequences = std::max<std::int64_t>(1, slice_bytes / (group * groups));
+            const std::int64_t most = std::max<std::int64_t>(1, slice_bytes / group);
+            groups = std::min(groups, most);
+        }
+        const std::lock_guard<std::mutex> lock(guard_);
+        Device& device = current();
+        for (std::int64_t b = 0; b < p->batch; b += sequences) {
+            for (std::int64_t h = 0; h < p->kv_heads; h += groups) {
+                AttentionPlanShape part = *p;
+                part.batch = std::min(sequences, p->batch - b);
+                part.kv_heads = std::min(groups, p->kv_heads - h);
+                part.heads = part.kv_heads * share;
+                const CudnnGraph* graph = planned(device, part);
+                if (graph == nullptr) {
+                    if (b == 0 && h == 0) return false;
+                    throw std::runtime_error("cuDNN: no plan for the last slice of an attention backward");
+                }
+                const std::int64_t q_at = b * p->q_batch + h * share * p->qk_dim, k_at = b * p->k_batch + h * p->qk_dim,
+                                   v_at = b * p->v_batch + h * p->v_dim, o_at = b * p->o_batch + h * share * p->v_dim,
+                                   lse_at = h * share * p->seq_q * p->batch + b;
+                const std::int64_t rows = part.batch * part.heads * part.seq_q,
+                                   library = rounded(graph->workspace_bytes(), scratch_alignment),
+                                   along = rounded(rows * 4, scratch_alignment),
+                                   sums = deterministic_ ? 0 : rows * part.qk_dim * 4;
+                char* memory = scratch(device, stream, library + along + sums);
+                graph->run(on(device, stream),
+                           {{operand_q, address(c.q + q_at)},
+                            {operand_k, address(c.k + k_at)},
+                            {operand_v, address(c.v + v_at)},
+                            {operand_o, address(c.o + o_at)},
+                            {operand_lse, const_cast<float*>(c.lse + lse_at)},
+                            {operand_dout, address(dout + o_at)},
+                            {operand_dq, (dq + q_at).data},
+                            {operand_dk, (dk + k_at).data},
+                            {operand_dv, (dv + v_at).data},
+                            {operand_along, memory + library},
+                            {operand_dq_sums, memory + library + along}},
+                           memory);
+            }
+        }
+        return true;
+    }
+
+    void forget(cudaStream_t stream) {
+        const std::lock_guard<std::mutex> lock(guard_);
+        for (auto& [number, device] : devices_) {
+            for (const Block& block : device.scratch[stream]) cudaFree(block.memory), held_ -= block.bytes;
+            device.scratch.erase(stream);
+        }
+    }
+
+    std::int64_t held() {
+        const std::lock_guard<std::mutex> lock(guard_);
+        return held_;
+    }
+
+private:
+    using Operands = std::vector<std::pair<std::int64_t, void*>>;
+    struct Block {
+        char* memory;
+        std::int64_t bytes;
+    };
+    struct Device {
+        cudnnHandle_t handle = nullptr;
+        CudnnDescriptor properties;
+        std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans; // null: cuDNN has none
+        std::map<cudaStream_t, std::vector<Block>> scratch;              // each block larger than those before
+    };
+
+    static void* address(Src x) { return const_cast<void*>(x.data); }
+
+    void open(Device& device) {
+        const Uncaptured uncaptured;
+        cudnn_.check(cudnn_.create(&device.handle), "starting the library");
+        device.properties = CudnnDescriptor(cudnn_, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+        device.properties.set(CUDNN_ATTR_DEVICEPROP_HANDLE, CUDNN_TYPE_HANDLE, device.handle);
+        device.properties.finalize();
+    }
+
+    Device& current() {
+        int number = 0;
+        CUDA_CHECK(cudaGetDevice(&number));
+        Device& device = devices_[number];
+        if (device.handle == nullptr) open(device);
+        return device;
+    }
+
+    cudnnHandle_t on(Device& device, cudaStream_t stream) {
+        cudnn_.check(cudnn_.set_stream(device.handle, stream), "choosing a stream");
+        return device.handle;
+    }
+
+    const CudnnGraph* planned(Device& device, const AttentionPlanShape& shape) {
+        auto [at, fresh] = device.plans.try_emplace(shape);
+        if (!fresh) return at->second.get();
+        const Uncaptured uncaptured;
+        auto graph = std::make_unique<CudnnGraph>(cudnn_);
+        (shape.grad ? describe_attention_grad : describe_attention)(*graph, shape);
+        if (graph->plan(device.properties)) at->second = std::move(graph);
+        return at->second.get();
+    }
+
+    // Grows by a further block: what was captured before goes on with the one it knows.
+    char* scratch(Device& device, cudaStream_t stream, std::int64_t bytes) {
+        std::vector<Block>& blocks = device.scratch[stream];
+        if (blocks.empty() || blocks.back().bytes < bytes) {
+            const Uncaptured uncaptured;
+            void* memory = nullptr;
+            const cudaError_t status =
+                cudaMalloc(&memory, static_cast<std::size_t>(std::max(bytes, scratch_alignment)));
+            if (status != cudaSuccess) {
+                cudaGetLastError(); // the next launch's check must not find this failure
+                throw std::runtime_error("cuDNN's attention needs " + std::to_string(bytes >> 20) +
+                                         " MiB of scratch beside the plan's memory: " + cudaGetErrorString(status));
+            }
+            blocks.push_back({static_cast<char*>(memory), bytes});
+            held_ += bytes;
+        }
+        return blocks.back().memory;
+    }
+
+    Cudnn cudnn_;
+    std::string about_;
+    bool usable_ = false, deterministic_ = true;
+    std::mutex guard_; // the handle belongs to one call at a time
+    std::map<int, Device> devices_;
+    std::int64_t held_ = 0;
+};
+
+// Never closed: at exit cuDNN's own parts, loaded later, are gone before it.
+Library& library() {
+    static Library& opened = *new Library;
+    return opened;
+}
+
+// What the table held before the library came in front.
+struct Fallback {
+    decltype(Kernels::attention) attention = nullptr;
+    decltype(Kernels::attention_grad) attention_grad = nullptr;
+};
+Fallback& fallback() {
+    static Fallback plain;
+    return plain;
+}
+
+Call call_of(const AttentionShape& s, Src q, Src k, Src v, Src o, const float* lse) {
+    return {s, q + s.q_offset, k + s.k_offset, v + s.v_offset, o, lse};
+}
+
+void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream) {
+    if (s.seq_q <= 0 || s.batch <= 0 || s.heads <= 0) return;
+    if (library().forward(call_of(s, q, k, v, o, lse), sinks, o, lse, stream_of(stream))) return;
+    fallback().attention(s, q, k, v, sinks, o, lse, stream);
+}
+
+void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src o, const float* lse, Src sinks, Dst dq,
+                    Dst dk, Dst dv, float* dsinks, void* stream) {
+    if (s.seq_q <= 0 || s.seq_k <= 0 || s.batch <= 0 || s.heads <= 0) return;
+    const bool done = library().backward(call_of(s, q, k, v, o, lse), dout, dq + s.q_offset, dk + s.k_offset,
+                                         dv + s.v_offset, stream_of(stream));
+    if (!done) return fallback().attention_grad(s, dout, q, k, v, o, lse, sinks, dq, dk, dv, dsinks, stream);
+    if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream); // lse counts the sink
+}
+
+} // namespace
+
+void add_library_attention(Kernels& table) {
+    fallback() = {table.attention, table.attention_grad};
+    table.attention = attention;
+    table.attention_grad = attention_grad;
+}
+
+void forget_attention_stream(void* stream) { library().forget(stream_of(stream)); }
+
+} // namespace moe::cuda
+
+namespace moe {
+
+std::string cuda_attention_library() { return cuda::library().about(); }
+std::int64_t cuda_library_workspace_bytes() { return cuda::library().held(); }
+
+} // namespace moe

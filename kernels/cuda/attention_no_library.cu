@@ -1,0 +1,17 @@
+// In place of attention_library.cu where this was built without cuDNN's headers: the plain kernels stay in the table.
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/families.hpp"
+
+namespace moe::cuda {
+
+void add_library_attention(Kernels&) {}
+void forget_attention_stream(void*) {}
+
+} // namespace moe::cuda
+
+namespace moe {
+
+std::string cuda_attention_library() { return "built without cuDNN's headers: attention by plain kernels"; }
+std::int64_t cuda_library_workspace_bytes() { return 0; }
+
+} // namespace moe
