@@ -100,7 +100,7 @@ public:
     bool forward(const Call& c, Src sinks, Dst o, float* lse, cudaStream_t stream) {
         const AttentionSizes z(c.s);
         std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
-        if (!p || (sinks.data != nullptr && sinks.type != Type::f32)) return false;
+        if (!p || (sinks.data != nullptr && !aligned({sinks}))) return false;
         p->sinks = sinks.data != nullptr;
         const std::lock_guard<std::mutex> lock(guard_);
         Device& device = current();
