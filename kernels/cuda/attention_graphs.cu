@@ -81,7 +81,7 @@ void describe_attention(CudnnGraph& g, const AttentionPlanShape& s) {
     Tensor max = in.inner(s.seq_q, 1), sum = in.inner(s.seq_q, 1);
     Tensor sinks;
     if (s.sinks) {
-        sinks = g.operand(operand_sinks, CUDNN_DATA_BFLOAT16, {1, s.heads, 1, 1}, {s.heads, 1, 1, 1});
+        sinks = g.operand(operand_sinks, CUDNN_DATA_FLOAT, {1, s.heads, 1, 1}, {s.heads, 1, 1, 1});
         const Tensor over_keys = max;
         g.reduce(CUDNN_REDUCE_TENSOR_MAX, scores, over_keys);
         max = g.apply(CUDNN_POINTWISE_MAX, over_keys, sinks);

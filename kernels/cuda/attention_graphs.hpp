@@ -27,7 +27,7 @@ enum AttentionOperand : std::int64_t {
     operand_v,
     operand_o,
     operand_lse,
-    operand_sinks, // of the forward
+    operand_sinks, // of the forward, FP32
     operand_dout,  // from here on of the backward
     operand_dq,
     operand_dk,

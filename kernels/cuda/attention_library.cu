@@ -17,7 +17,7 @@ namespace moe::cuda {
 namespace {
 
 // What a slice of a deterministic backward may take for its matrix of score gradients.
-constexpr std::int64_t slice_bytes = std::int64_t{5} << 28; // 1.25 GiB
+constexpr std::int64_t slice_bytes = std::int64_t{9} << 28; // 2.25 GiB
 // One group of heads over a key head that takes more than this is left to the plain kernels.
 constexpr std::int64_t group_bytes = std::int64_t{4} << 30;
 constexpr std::int64_t scratch_alignment = 256;
@@ -70,6 +70,11 @@ std::optional<AttentionPlanShape> plan_shape(const AttentionSizes& z, const Call
 // of cuDNN 9.14 and 9.19; where key heads are shared they take a BF16 gradient of each head's keys and values besides.
 std::int64_t scores_bytes(const AttentionPlanShape& p) { return rounded(p.seq_q, 64) * rounded(p.seq_k, 128) * 2; }
 
+// cuDNN takes sinks in FP32 only: it finds an engine for BF16 ones, which reads them as FP32 (9.14 and 9.19).
+__global__ void widen_kernel(Src x, float* y, int n) {
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) y[i] = load(x, i);
+}
+
 class Library {
 public:
     Library() {
@@ -100,19 +105,25 @@ public:
     bool forward(const Call& c, Src sinks, Dst o, float* lse, cudaStream_t stream) {
         const AttentionSizes z(c.s);
         std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
-        if (!p || (sinks.data != nullptr && !aligned({sinks}))) return false;
+        if (!p) return false;
         p->sinks = sinks.data != nullptr;
         const std::lock_guard<std::mutex> lock(guard_);
         Device& device = current();
         const CudnnGraph* graph = planned(device, *p);
         if (graph == nullptr) return false;
+        const std::int64_t own = rounded(graph->workspace_bytes(), scratch_alignment);
+        char* memory = scratch(device, stream, own + (p->sinks ? p->heads * 4 : 0));
         Operands operands{{operand_q, address(c.q)},
                           {operand_k, address(c.k)},
                           {operand_v, address(c.v)},
                           {operand_o, o.data},
                           {operand_lse, lse}};
-        if (p->sinks) operands.emplace_back(operand_sinks, address(sinks));
-        graph->run(on(device, stream), operands, scratch(device, stream, graph->workspace_bytes()));
+        if (p->sinks) {
+            widen_kernel<<<1, 256, 0, stream>>>(sinks, reinterpret_cast<float*>(memory + own), c.s.heads);
+            CUDA_CHECK(cudaGetLastError());
+            operands.emplace_back(operand_sinks, memory + own);
+        }
+        graph->run(on(device, stream), operands, memory);
         return true;
     }
 
@@ -151,19 +162,18 @@ public:
                                    along = rounded(rows * 4, scratch_alignment),
                                    sums = deterministic_ ? 0 : rows * part.qk_dim * 4;
                 char* memory = scratch(device, stream, library + along + sums);
-                graph->run(on(device, stream),
-                           {{operand_q, address(c.q + q_at)},
-                            {operand_k, address(c.k + k_at)},
-                            {operand_v, address(c.v + v_at)},
-                            {operand_o, address(c.o + o_at)},
-                            {operand_lse, const_cast<float*>(c.lse + lse_at)},
-                            {operand_dout, address(dout + o_at)},
-                            {operand_dq, (dq + q_at).data},
-                            {operand_dk, (dk + k_at).data},
-                            {operand_dv, (dv + v_at).data},
-                            {operand_along, memory + library},
-                            {operand_dq_sums, memory + library + along}},
-                           memory);
+                Operands operands{{operand_q, address(c.q + q_at)},
+                                  {operand_k, address(c.k + k_at)},
+                                  {operand_v, address(c.v + v_at)},
+                                  {operand_o, address(c.o + o_at)},
+                                  {operand_lse, const_cast<float*>(c.lse + lse_at)},
+                                  {operand_dout, address(dout + o_at)},
+                                  {operand_dq, (dq + q_at).data},
+                                  {operand_dk, (dk + k_at).data},
+                                  {operand_dv, (dv + v_at).data},
+                                  {operand_along, memory + library}};
+                if (!deterministic_) operands.emplace_back(operand_dq_sums, memory + library + along);
+                graph->run(on(device, stream), operands, memory);
             }
         }
         return true;
@@ -172,8 +182,10 @@ public:
     void forget(cudaStream_t stream) {
         const std::lock_guard<std::mutex> lock(guard_);
         for (auto& [number, device] : devices_) {
-            for (const Block& block : device.scratch[stream]) cudaFree(block.memory), held_ -= block.bytes;
-            device.scratch.erase(stream);
+            const auto at = device.scratch.find(stream);
+            if (at == device.scratch.end()) continue;
+            while (!at->second.empty()) release(at->second);
+            device.scratch.erase(at);
         }
     }
 
@@ -187,12 +199,13 @@ private:
     struct Block {
         char* memory;
         std::int64_t bytes;
+        bool captured = false; // a graph may hold it
     };
     struct Device {
         cudnnHandle_t handle = nullptr;
         CudnnDescriptor properties;
         std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans; // null: cuDNN has none
-        std::map<cudaStream_t, std::vector<Block>> scratch;              // each block larger than those before
+        std::map<cudaStream_t, std::vector<Block>> scratch;              // the last is the largest
     };
 
     static void* address(Src x) { return const_cast<void*>(x.data); }
@@ -228,23 +241,37 @@ private:
         return at->second.get();
     }
 
-    // Grows by a further block: what was captured before goes on with the one it knows.
+    // Grows by a further block where a graph may go on with the one it was captured with.
     char* scratch(Device& device, cudaStream_t stream, std::int64_t bytes) {
+        cudaStreamCaptureStatus capture{};
+        CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
+        const bool capturing = capture != cudaStreamCaptureStatusNone;
         std::vector<Block>& blocks = device.scratch[stream];
         if (blocks.empty() || blocks.back().bytes < bytes) {
-            const Uncaptured uncaptured;
-            void* memory = nullptr;
-            const cudaError_t status =
-                cudaMalloc(&memory, static_cast<std::size_t>(std::max(bytes, scratch_alignment)));
-            if (status != cudaSuccess) {
-                cudaGetLastError(); // the next launch's check must not find this failure
-                throw std::runtime_error("cuDNN's attention needs " + std::to_string(bytes >> 20) +
-                                         " MiB of scratch beside the plan's memory: " + cudaGetErrorString(status));
-            }
-            blocks.push_back({static_cast<char*>(memory), bytes});
-            held_ += bytes;
+            if (!blocks.empty() && !blocks.back().captured && !capturing) release(blocks); // waits for the device
+            blocks.push_back(allocated(std::max(bytes, scratch_alignment)));
         }
+        blocks.back().captured |= capturing;
         return blocks.back().memory;
+    }
+
+    Block allocated(std::int64_t bytes) {
+        const Uncaptured uncaptured;
+        void* memory = nullptr;
+        const cudaError_t status = cudaMalloc(&memory, static_cast<std::size_t>(bytes));
+        if (status != cudaSuccess) {
+            cudaGetLastError(); // the next launch's check must not find this failure
+            throw std::runtime_error("cuDNN's attention needs " + std::to_string(bytes >> 20) +
+                                     " MiB of scratch beside the plan's memory: " + cudaGetErrorString(status));
+        }
+        held_ += bytes;
+        return {static_cast<char*>(memory), bytes};
+    }
+
+    void release(std::vector<Block>& blocks) {
+        cudaFree(blocks.back().memory);
+        held_ -= blocks.back().bytes;
+        blocks.pop_back();
     }
 
     Cudnn cudnn_;

@@ -111,6 +111,7 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
     std::ofstream file(path);
     file << nlohmann::ordered_json{{"device", device.name},
                                    {"gemm", cuda_gemm_library()},
+                                   {"attention", cuda_attention_library()},
                                    {"passed", passed},
                                    {"rows", rows}}
                 .dump(1)
@@ -151,8 +152,8 @@ int report(const Options& options, bool passed) {
         fmt::print(stderr, "cannot write {}\n", options.out);
         return 1;
     }
-    fmt::print("\n{}, {}: {} cases checked, {}\n", device.name, cuda_gemm_library(), all_checked().size(),
-               passed ? "all passed" : "FAILED");
+    fmt::print("\n{}, {}, {}: {} cases checked, {}\n", device.name, cuda_gemm_library(), cuda_attention_library(),
+               all_checked().size(), passed ? "all passed" : "FAILED");
     return passed ? 0 : 1;
 }
 

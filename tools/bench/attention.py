@@ -151,4 +151,5 @@ def main():
         compare(ours, shape, int(sys.argv[2]) if len(sys.argv) == 3 else 20)
 
 
-main()
+if __name__ == "__main__":
+    main()
