@@ -2,6 +2,7 @@
 #include "simulator/fast_quoter.hpp"
 
 #include "planner/builder.hpp"
+#include "planner/library_memory.hpp"
 #include "simulator/bucket_costs.hpp"
 
 #include <algorithm>
@@ -184,7 +185,7 @@ double FastQuoter::least_bytes(const Plan& plan) {
     ends.mtp = static_cast<int>(plan.model->mtp.size());
     StageMemory all;
     for (const BucketSize& b : buckets(plan, ends, layers)) all.add_states(plan, b);
-    return (all.states + all.visiting) / plan.pp + plan.hardware->context_bytes;
+    return (all.states + all.visiting) / plan.pp + library_memory(plan);
 }
 
 // A layer's first norm reads its input in the backward pass as well, and nothing in the layer can compute it again.

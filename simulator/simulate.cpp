@@ -1,6 +1,7 @@
 // Lowers a plan for its representatives, plays them, and sums up step time, rates, memory and breakdown.
 #include "simulator/simulate.hpp"
 
+#include "planner/library_memory.hpp"
 #include "planner/lower.hpp"
 #include "planner/rerun.hpp"
 #include "simulator/ranks.hpp"
@@ -98,7 +99,7 @@ double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t 
     for (const Template& tmpl : program.templates)
         for (const Op& op : tmpl.ops)
             if (is_communication(op.kind)) groups.insert({static_cast<int>(op.group.domain), op.group.axes});
-    return static_cast<double>(arena_bytes) + plan.hardware->context_bytes +
+    return static_cast<double>(arena_bytes) + library_memory(plan) +
            plan.hardware->communicator_bytes * static_cast<double>(groups.size());
 }
 

@@ -1,6 +1,7 @@
 // Adds up what the chunks of each pipeline rank hold and finds the fullest rank.
 #include "simulator/stage_memory.hpp"
 
+#include "planner/library_memory.hpp"
 #include "planner/schedule.hpp"
 
 #include "planner/builder.hpp"
@@ -82,7 +83,7 @@ double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, cons
         }
         activations += static_cast<double>(plan.ep_overlap ? workspace.forward + workspace.backward
                                                            : std::max(workspace.forward, workspace.backward));
-        bytes += std::max(activations, visiting) + plan.hardware->context_bytes +
+        bytes += std::max(activations, visiting) + library_memory(plan) +
                  plan.hardware->communicator_bytes * std::popcount(used);
         worst = std::max(worst, bytes);
     }
