@@ -14,7 +14,7 @@ void add_balance(Kernels& table);
 void add_elementwise(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
-void add_plain_gemm(Kernels& table); // in place of the one that asks a library
+void add_plain_gemm(Kernels& table); // in place of those of a library or one architecture
 void forget_gemm_stream(void* stream);
 void add_loss(Kernels& table);
 void add_norm(Kernels& table);

@@ -47,8 +47,10 @@ void gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
     if (!library_gemm(p, stream_of(stream))) launch(p, stream);
 }
 
-void grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* counts, Dst c, void* stream) {
-    if (s.groups <= 0 || s.n <= 0 || s.k <= 0 || s.capacity <= 0) return;
+bool nothing(const GroupedShape& s) { return s.groups <= 0 || s.n <= 0 || s.k <= 0 || s.capacity <= 0; }
+
+void plain_grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* counts, Dst c, void* stream) {
+    if (nothing(s)) return;
     Product p;
     p.groups = s.groups, p.capacity = s.capacity, p.counts = counts;
     p.a = a, p.b = b, p.c = c;
@@ -73,12 +75,20 @@ void grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* count
     launch(p, stream);
 }
 
+void grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* counts, Dst c, void* stream) {
+    if (nothing(s) || sm90_grouped_gemm(s, a, b, counts, c, stream_of(stream))) return;
+    plain_grouped_gemm(s, a, b, counts, c, stream);
+}
+
 } // namespace
 
 void add_gemm(Kernels& table) {
     table.gemm = gemm;
     table.grouped_gemm = grouped_gemm;
 }
-void add_plain_gemm(Kernels& table) { table.gemm = plain_gemm; }
+void add_plain_gemm(Kernels& table) {
+    table.gemm = plain_gemm;
+    table.grouped_gemm = plain_grouped_gemm;
+}
 
 } // namespace moe::cuda

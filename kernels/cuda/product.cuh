@@ -82,6 +82,10 @@ void launch_f32(const Product& product, cudaStream_t stream);
 // The product by cuBLASLt, dense only; false where the machine has no such library or it does not take the product.
 bool library_gemm(const Product& product, cudaStream_t stream);
 
+// The grouped product by Hopper's wgmma, BF16 only; false where the device has none or the kernel does not take it:
+// sizes and addresses must be multiples of 16 bytes.
+bool sm90_grouped_gemm(const GroupedShape& shape, Src a, Src b, const std::int32_t* counts, Dst c, cudaStream_t stream);
+
 // Blocks of a persistent grid: as many as there can be tiles, at most `per_multiprocessor` on each.
 unsigned persistent_blocks(const Product& product, int tile_m, int tile_n, int per_multiprocessor);
 

@@ -215,6 +215,23 @@ TEST_CASE("grouped_gemm: uneven, empty, single-row and lone experts, and counts 
     }
 }
 
+// Sizes that kernels of fixed tiles take (rows of whole 16 bytes): parts of tiles in every direction, and groups that
+// end at every place of the 16 rows that one product of tensor cores contracts.
+TEST_CASE("grouped_gemm: groups that begin and end inside of tiles of 64 and 128 rows, of 64 to 256 columns") {
+    for (const GroupedProduct p : {GroupedProduct::forward, GroupedProduct::dgrad, GroupedProduct::wgrad}) {
+        const Types types{bf16, bf16, p == GroupedProduct::wgrad ? f32 : bf16};
+        check(grouped_case(p, {130, 0, 1, 77, 64}, 264, 72, 300, types));
+        check(grouped_case(p, {130, 0, 1, 77, 64}, 72, 264, 272, types));
+        check(grouped_case(p, {15, 16, 17, 31, 33, 63, 65, 0, 127, 129}, 64, 136, 500, types));
+        check(grouped_case(p, {0, 0, 257, 0}, 200, 40, 400, types));
+        check(grouped_case(p, {100, 60}, 72, 192, 130, types)); // cut at the capacity
+        check(grouped_case(p, Index(33, 1), 128, 64, 33, types));
+        check(grouped_case(p, {0, 0}, 64, 64, 64, types));
+        check(grouped_case(p, {3, 5}, 8, 8, 8, types));
+        check(grouped_case(p, {70, 200}, 520, 24, 270, types));
+    }
+}
+
 std::vector<Case> gemm_benchmarks() {
     std::vector<Case> out;
     const Types bf{bf16, bf16, bf16};

@@ -1,0 +1,73 @@
+// Barriers and orderings of Hopper: mbarriers in shared memory, clusters, proxies, registers of a warpgroup.
+//
+// One function is one instruction or a loop around one. None names the cluster's scope: a release or acquire at it
+// would make every wait and arrival a fence of the whole device (measured: a fifth to two thirds of the kernel's speed),
+// and what these barriers hand over was read or written by the copy engine and the tensor cores, not by threads.
+#pragma once
+
+#include <cstdint>
+
+namespace moe::cuda::ptx {
+
+__device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+// The same place in the shared memory of the cluster's CTA `rank`.
+__device__ inline unsigned in_cta(unsigned address, unsigned rank) {
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+__device__ inline void init_barrier(unsigned barrier, unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// What was initialised becomes visible to the cluster and to the copy engine.
+__device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// One arrival, and `bytes` more that the copy engine will report before the phase is complete.
+__device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// At the barrier of any CTA of the cluster.
+__device__ inline void arrive_remote(unsigned cluster_barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
+}
+
+// Until the phase of this parity is complete.
+__device__ inline void wait(unsigned barrier, unsigned parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+__device__ inline unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Every thread of the cluster comes.
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// A warpgroup among itself; `id` is one of the CTA's 16 barriers, of which 0 is __syncthreads's.
+__device__ inline void sync_warpgroup(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+
+// Own writes to shared memory come before what the copy engine and the tensor cores read after the next barrier.
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+template <int registers>
+__device__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+} // namespace moe::cuda::ptx

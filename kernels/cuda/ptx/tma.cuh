@@ -1,0 +1,59 @@
+// Hopper's copy engine (TMA): boxes of tensors of three dimensions to and from shared memory.
+//
+// Coordinates go from the contiguous dimension outward. What lies outside the tensor is read as zero and not written.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace moe::cuda::ptx {
+
+struct Box { // corner
+    int inner, row, plane;
+};
+
+__device__ inline void prefetch(const CUtensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// One box to shared memory; its bytes are reported to the barrier.
+__device__ inline void load_box(const CUtensorMap& map, Box at, unsigned shared, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared),
+                 "l"(&map), "r"(barrier), "r"(at.inner), "r"(at.row), "r"(at.plane)
+                 : "memory");
+}
+
+// The same to that place of every CTA in `ctas` (a bit each), reported to each one's barrier.
+__device__ inline void load_box(const CUtensorMap& map, Box at, unsigned shared, unsigned barrier, unsigned ctas) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared),
+                 "l"(&map), "r"(barrier), "r"(at.inner), "r"(at.row), "r"(at.plane),
+                 "h"(static_cast<std::uint16_t>(ctas))
+                 : "memory");
+}
+
+__device__ inline void store_box(const CUtensorMap& map, Box at, unsigned shared) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+                 "r"(shared), "r"(at.inner), "r"(at.row), "r"(at.plane)
+                 : "memory");
+}
+
+// +=, each element once: where one box covers an element, the sum has one order and the same bits every time.
+__device__ inline void add_box(const CUtensorMap& map, Box at, unsigned shared) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+        "r"(shared), "r"(at.inner), "r"(at.row), "r"(at.plane)
+        : "memory");
+}
+
+// A thread's stores since the last commit are one group.
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most `pending` of the thread's groups still read shared memory.
+template <int pending>
+__device__ void wait_stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+} // namespace moe::cuda::ptx

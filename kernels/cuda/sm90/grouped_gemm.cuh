@@ -1,0 +1,159 @@
+// The grouped product of BF16 operands on Hopper: copies by TMA, products by wgmma, one persistent CTA per SM.
+//
+// A CTA of three warpgroups: one thread of the first loads the operands of tiles of 128 x tile_n through a ring of
+// stages, 64 contracted elements each; the other two compute 64 rows of the tile each. Two CTAs are a cluster of
+// neighbouring tiles: half of the operand that they share is loaded by each and sent to both. Operands lie in shared
+// memory as they are stored; the tensor cores transpose, so that one kernel serves forward, dgrad and wgrad.
+//
+// Groups begin at any row. A tile that crosses its group's end multiplies what lies there, and only stores less; in
+// wgrad, where those rows would be added to every element, they are zeroed in shared memory.
+#pragma once
+
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/sm90/results.cuh"
+
+namespace moe::cuda::sm90 {
+
+// The boxes of one operand of one stage: of a shared one every second, to both CTAs.
+template <bool transposed, bool shared, int boxes>
+__device__ void load_operand(const CUtensorMap& map, int free, int depth, int plane, unsigned to, unsigned barrier,
+                             int rank) {
+#pragma unroll
+    for (int i = 0; i < boxes; ++i) {
+        const int at = free + i * 64;
+        const ptx::Box box = transposed ? ptx::Box{at, depth, plane} : ptx::Box{depth, at, plane};
+        if constexpr (shared) {
+            if (i % 2 == rank) ptx::load_box(map, box, to + i * 8192, barrier, 0b11);
+        } else {
+            ptx::load_box(map, box, to + i * 8192, barrier);
+        }
+    }
+}
+
+template <class C>
+__device__ void produce(const Maps& maps, const Grouped& p, const Shared<C>& shared, typename C::Walk walk, int rank) {
+    Ring<C::stages> ring;
+    Tile tile;
+    while (next_tile<C>(walk, p, rank, tile)) {
+        const int a_free = C::wgrad ? tile.row : tile.routed, first = C::wgrad ? tile.routed : 0;
+        for (int k = 0; k < tile.depth; k += C::tile_k, ring.advance()) {
+            const unsigned full = shared.full(ring.stage);
+            ptx::wait(shared.empty(ring.stage), ring.parity ^ 1);
+            ptx::arrive_expecting(full, C::stage_bytes);
+            load_operand<C::transposed_a, C::pair == Pair::along_n, C::a_boxes>(maps.a, a_free, first + k, 0,
+                                                                                shared.a(ring.stage), full, rank);
+            load_operand<C::transposed_b, C::pair == Pair::along_m, C::b_boxes>(
+                maps.b, tile.col, first + k, C::wgrad ? 0 : tile.group, shared.b(ring.stage), full, rank);
+        }
+    }
+}
+
+// Both CTAs' producers wait for both CTAs' consumers: what one loads, it may send to the other.
+template <class C>
+__device__ void release(const Shared<C>& shared, int stage) {
+    const unsigned lane = threadIdx.x % warp_size;
+    if (lane < 2) ptx::arrive_remote(ptx::in_cta(shared.empty(stage), lane));
+}
+
+// Zeroes the contracted elements of a stage from `depth` on in a warpgroup's operands, where they are rows of 128
+// bytes. Both warpgroups do so with B, which spares them a barrier.
+template <class C>
+__device__ void zero_beyond(const Shared<C>& shared, int stage, int consumer, int depth) {
+    const int rows = C::tile_k - depth, pieces = rows * (1 + C::b_boxes) * 8;
+    for (int i = static_cast<int>(threadIdx.x % 128); i < pieces; i += 128) {
+        const int box = i / 8 / rows, row = depth + i / 8 % rows;
+        const unsigned base =
+            box == 0 ? shared.a(stage) + consumer * C::box_bytes : shared.b(stage) + (box - 1) * C::box_bytes;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(base + row * C::row_bytes + i % 8 * 16), "r"(0)
+                     : "memory");
+    }
+    ptx::fence_async_proxy();
+    ptx::sync_warpgroup(1 + consumer);
+}
+
+// The products of one tile. One stage's are still computed while the next one's are issued; the first sets the sums.
+template <class C>
+__device__ void multiply_tile(const Shared<C>& shared, Ring<C::stages>& ring, const Tile& tile, int consumer,
+                              float (&sum)[C::tile_n / 2]) {
+    constexpr std::uint64_t a_step = ptx::k16_step<C::transposed_a>, b_step = ptx::k16_step<C::transposed_b>;
+    int last = 0;
+    for (int k = 0; k < tile.depth; k += C::tile_k, ring.advance()) {
+        ptx::wait(shared.full(ring.stage), ring.parity);
+        const int left = tile.depth - k;
+        if (C::wgrad && left < C::tile_k) zero_beyond<C>(shared, ring.stage, consumer, left);
+        const std::uint64_t a = ptx::describe(shared.a(ring.stage) + consumer * C::box_bytes);
+        const std::uint64_t b = ptx::describe(shared.b(ring.stage));
+        ptx::fence_products();
+#pragma unroll
+        for (int i = 0; i < C::tile_k / 16; ++i) {
+            ptx::multiply<C::transposed_a, C::transposed_b>(sum, a + i * a_step, b + i * b_step, k + i);
+        }
+        ptx::commit_products();
+        ptx::wait_products<1>();
+        if (k > 0) release(shared, last);
+        last = ring.stage;
+    }
+    ptx::wait_products<0>();
+    ptx::settle(sum);
+    release(shared, last);
+}
+
+// Where a warpgroup has no rows of the tile, it only lets the stages go.
+template <class C>
+__device__ void skip_tile(const Shared<C>& shared, Ring<C::stages>& ring, const Tile& tile) {
+    for (int k = 0; k < tile.depth; k += C::tile_k, ring.advance()) {
+        ptx::wait(shared.full(ring.stage), ring.parity);
+        release(shared, ring.stage);
+    }
+}
+
+template <class C>
+__device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& shared, typename C::Walk walk, int rank,
+                        int consumer, Dst c) {
+    Ring<C::stages> ring;
+    Writer<C> writer(maps, p, shared, c, consumer);
+    Tile tile, following;
+    float sum[C::tile_n / 2];
+    for (bool more = next_tile<C>(walk, p, rank, tile); more; tile = following) {
+        const bool active = tile.rows_left > consumer * 64;
+        more = next_tile<C>(walk, p, rank, following);
+        if (active) {
+            multiply_tile<C>(shared, ring, tile, consumer, sum);
+            writer.write(tile, sum);
+        } else {
+            skip_tile<C>(shared, ring, tile);
+        }
+    }
+    writer.finish();
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::threads, 1) grouped_kernel(const __grid_constant__ Maps maps, Grouped p, Dst c) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ unsigned char memory[];
+    const Shared<C> shared(memory);
+    const int rank = static_cast<int>(ptx::cluster_rank());
+    const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 128), 0);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < C::stages; ++i) {
+            ptx::init_barrier(shared.full(i), 1);
+            ptx::init_barrier(shared.empty(i), 2 * C::consumers * 4); // the warps of two CTAs
+        }
+        ptx::fence_barrier_init();
+        ptx::prefetch(maps.a), ptx::prefetch(maps.b), ptx::prefetch(maps.c);
+    }
+    ptx::cluster_sync();
+    typename C::Walk walk(p, static_cast<int>(blockIdx.x / 2), static_cast<int>(gridDim.x / 2));
+    if (warpgroup == 0) {
+        ptx::give_registers<40>();
+        if (threadIdx.x == 0) produce<C>(maps, p, shared, walk, rank);
+        __syncwarp();
+    } else {
+        ptx::take_registers<232>();
+        consume<C>(maps, p, shared, walk, rank, warpgroup - 1, c);
+    }
+    ptx::cluster_sync(); // the neighbour may still arrive here
+#endif
+}
+
+} // namespace moe::cuda::sm90
