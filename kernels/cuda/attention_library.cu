@@ -4,6 +4,7 @@
 // takes a good part of a second, for cuDNN compiles the kernel.
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/attention_graphs.hpp"
+#include "kernels/cuda/attention_pieces.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/families.hpp"
 
@@ -16,10 +17,6 @@
 namespace moe::cuda {
 namespace {
 
-// What a slice of a deterministic backward may take for its matrix of score gradients.
-constexpr std::int64_t slice_bytes = std::int64_t{9} << 28; // 2.25 GiB
-// One group of heads over a key head that takes more than this is left to the plain kernels.
-constexpr std::int64_t group_bytes = std::int64_t{4} << 30;
 constexpr std::int64_t scratch_alignment = 256;
 
 std::int64_t rounded(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
@@ -62,13 +59,10 @@ std::optional<AttentionPlanShape> plan_shape(const AttentionSizes& z, const Call
     p.heads = s.heads, p.kv_heads = s.kv_heads, p.seq_q = s.seq_q, p.seq_k = s.seq_k;
     p.qk_dim = s.qk_dim, p.v_dim = s.v_dim;
     p.q_batch = z.q_stride, p.k_batch = z.k_stride, p.v_batch = z.v_stride, p.o_batch = std::int64_t{s.heads} * s.v_dim;
+    p.lse_head = s.seq_q * s.batch;
     p.window = s.window, p.causal = s.causal, p.scale = static_cast<float>(s.scale);
     return p;
 }
-
-// The matrix of score gradients of one head, in whole tiles, that a deterministic backward keeps. Read off the plans
-// of cuDNN 9.14 and 9.19; where key heads are shared they take a BF16 gradient of each head's keys and values besides.
-std::int64_t scores_bytes(const AttentionPlanShape& p) { return rounded(p.seq_q, 64) * rounded(p.seq_k, 128) * 2; }
 
 // cuDNN takes sinks in FP32 only: it finds an engine for BF16 ones, which reads them as FP32 (9.14 and 9.19).
 __global__ void widen_kernel(Src x, float* y, int n) {
@@ -132,50 +126,22 @@ public:
         std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
         if (!p || !aligned({dout, dq, dk, dv})) return false;
         p->grad = true, p->deterministic = deterministic_;
-        // Slices of sequences, or of key heads of one sequence.
-        const std::int64_t share = p->heads / p->kv_heads, group = share * scores_bytes(*p);
-        std::int64_t sequences = p->batch, groups = p->kv_heads;
-        if (deterministic_ && group * groups * sequences > slice_bytes) {
-            if (group > group_bytes) return false;
-            sequences = std::max<std::int64_t>(1, slice_bytes / (group * groups));
-            const std::int64_t most = std::max<std::int64_t>(1, slice_bytes / group);
-            groups = std::min(groups, most);
-        }
+        const Gradients grads{c, dout, dq, dk, dv};
         const std::lock_guard<std::mutex> lock(guard_);
         Device& device = current();
-        for (std::int64_t b = 0; b < p->batch; b += sequences) {
-            for (std::int64_t h = 0; h < p->kv_heads; h += groups) {
-                AttentionPlanShape part = *p;
-                part.batch = std::min(sequences, p->batch - b);
-                part.kv_heads = std::min(groups, p->kv_heads - h);
-                part.heads = part.kv_heads * share;
-                const CudnnGraph* graph = planned(device, part);
-                if (graph == nullptr) {
-                    if (b == 0 && h == 0) return false;
-                    throw std::runtime_error("cuDNN: no plan for the last slice of an attention backward");
-                }
-                const std::int64_t q_at = b * p->q_batch + h * share * p->qk_dim, k_at = b * p->k_batch + h * p->qk_dim,
-                                   v_at = b * p->v_batch + h * p->v_dim, o_at = b * p->o_batch + h * share * p->v_dim,
-                                   lse_at = h * share * p->seq_q * p->batch + b;
-                const std::int64_t rows = part.batch * part.heads * part.seq_q,
-                                   library = rounded(graph->workspace_bytes(), scratch_alignment),
-                                   along = rounded(rows * 4, scratch_alignment),
-                                   sums = deterministic_ ? 0 : rows * part.qk_dim * 4;
-                char* memory = scratch(device, stream, library + along + sums);
-                Operands operands{{operand_q, address(c.q + q_at)},
-                                  {operand_k, address(c.k + k_at)},
-                                  {operand_v, address(c.v + v_at)},
-                                  {operand_o, address(c.o + o_at)},
-                                  {operand_lse, const_cast<float*>(c.lse + lse_at)},
-                                  {operand_dout, address(dout + o_at)},
-                                  {operand_dq, (dq + q_at).data},
-                                  {operand_dk, (dk + k_at).data},
-                                  {operand_dv, (dv + v_at).data},
-                                  {operand_along, memory + library}};
-                if (!deterministic_) operands.emplace_back(operand_dq_sums, memory + library + along);
-                graph->run(on(device, stream), operands, memory);
-            }
+        const std::vector<AttentionPiece> pieces = attention_pieces(*p);
+        std::vector<const CudnnGraph*> graphs;
+        std::int64_t bytes = 0;
+        for (const AttentionPiece& piece : pieces) {
+            graphs.push_back(planned(device, shape_of(*p, piece)));
+            if (graphs.back() == nullptr) return false;
+            bytes = std::max(bytes, Layout(*p, piece, *graphs.back()).end);
         }
+        if (pieces.empty()) return false;
+        char* memory = scratch(device, stream, bytes);
+        const cudnnHandle_t handle = on(device, stream);
+        for (std::size_t i = 0; i < pieces.size(); ++i)
+            run_piece(handle, *p, pieces[i], *graphs[i], grads, memory, stream);
         return true;
     }
 
@@ -208,7 +174,61 @@ private:
         std::map<cudaStream_t, std::vector<Block>> scratch;              // the last is the largest
     };
 
+    struct Gradients {
+        const Call& c;
+        Src dout;
+        Dst dq, dk, dv; // at their first element
+    };
+    // Scratch of a piece, in bytes from its start. The sums of pieces that share keys lie in front, where every one of
+    // them finds the same.
+    struct Layout {
+        std::int64_t dk_sums = 0, dv_sums = 0, library = 0, along = 0, dq_sums = 0, dk = 0, dv = 0, end = 0;
+
+        Layout(const AttentionPlanShape& whole, const AttentionPiece& p, const CudnnGraph& graph) {
+            const auto take = [&](std::int64_t& at, std::int64_t bytes) {
+                at = end;
+                end += rounded(bytes, scratch_alignment);
+            };
+            const std::int64_t queries = p.sequences * p.heads * p.queries,
+                               keys = p.shared ? p.sequences * p.key_heads * p.keys : 0;
+            take(dk_sums, 4 * key_sums(whole, p, whole.qk_dim));
+            take(dv_sums, 4 * key_sums(whole, p, whole.v_dim));
+            take(library, graph.workspace_bytes());
+            take(along, 4 * queries);
+            take(dq_sums, whole.deterministic ? 0 : 4 * queries * whole.qk_dim);
+            take(dk, 2 * keys * whole.qk_dim);
+            take(dv, 2 * keys * whole.v_dim);
+        }
+    };
+
     static void* address(Src x) { return const_cast<void*>(x.data); }
+
+    static void run_piece(cudnnHandle_t handle, const AttentionPlanShape& w, const AttentionPiece& p,
+                          const CudnnGraph& graph, const Gradients& g, char* memory, cudaStream_t stream) {
+        const Layout at(w, p, graph);
+        const std::int64_t row = p.query * w.interleaved + p.sequence, whole_row = p.sequence,
+                           key_row = p.key * w.interleaved + p.sequence;
+        const std::int64_t q_at = row * w.q_batch + p.head * w.qk_dim, o_at = row * w.o_batch + p.head * w.v_dim;
+        const Dst dk = g.dk + (whole_row * w.k_batch + p.key_head * w.qk_dim),
+                  dv = g.dv + (whole_row * w.v_batch + p.key_head * w.v_dim);
+        Operands operands{{operand_q, address(g.c.q + q_at)},
+                          {operand_k, address(g.c.k + (key_row * w.k_batch + p.key_head * w.qk_dim))},
+                          {operand_v, address(g.c.v + (key_row * w.v_batch + p.key_head * w.v_dim))},
+                          {operand_o, address(g.c.o + o_at)},
+                          {operand_lse, const_cast<float*>(g.c.lse + (p.head * w.lse_head + row))},
+                          {operand_dout, address(g.dout + o_at)},
+                          {operand_dq, (g.dq + q_at).data},
+                          {operand_dk, p.shared ? memory + at.dk : dk.data},
+                          {operand_dv, p.shared ? memory + at.dv : dv.data},
+                          {operand_along, memory + at.along}};
+        if (!w.deterministic)
+            operands.emplace_back(operand_dq_sums, memory + at.dq_sums); // cuDNN refuses what it does not know
+        graph.run(handle, operands, memory + at.library);
+        if (!p.shared) return;
+        const auto sums = [&](std::int64_t bytes) { return reinterpret_cast<float*>(memory + bytes); };
+        sum_key_grads(w, p, memory + at.dk, w.qk_dim, sums(at.dk_sums), dk, w.k_batch, stream);
+        sum_key_grads(w, p, memory + at.dv, w.v_dim, sums(at.dv_sums), dv, w.v_batch, stream);
+    }
 
     void open(Device& device) {
         const Uncaptured uncaptured;
