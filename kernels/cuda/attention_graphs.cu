@@ -133,7 +133,7 @@ void describe_attention_grad(CudnnGraph& g, const AttentionPlanShape& s) {
     const Tensor v = in.turned(operand_v, s.kv_heads, s.seq_k, s.v_dim, s.v_batch);
     const Tensor o = in.rows(operand_o, s.heads, s.seq_q, s.v_dim, s.o_batch);
     const Tensor dout = in.rows(operand_dout, s.heads, s.seq_q, s.v_dim, s.o_batch);
-    const Tensor dq = in.rows(operand_dq, s.heads, s.seq_q, s.qk_dim, s.q_batch);
+    const Tensor dq = in.rows(operand_dq, s.heads, s.seq_q, s.qk_dim, s.dq_batch);
     const Tensor dk = in.key_grad(operand_dk, s.qk_dim, s.k_batch);
     const Tensor dv = in.key_grad(operand_dv, s.v_dim, s.v_batch);
 

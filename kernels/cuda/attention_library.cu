@@ -4,6 +4,7 @@
 // takes a good part of a second, for cuDNN compiles the kernel.
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/attention_graphs.hpp"
+#include "kernels/cuda/attention_library.hpp"
 #include "kernels/cuda/attention_pieces.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/families.hpp"
@@ -33,12 +34,6 @@ private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-struct Call {
-    const AttentionShape& s;
-    Src q, k, v, o; // q, k, v at their first element
-    const float* lse;
-};
-
 // cuDNN reads 16 bytes at a time.
 bool aligned(std::initializer_list<Src> operands) {
     return std::all_of(operands.begin(), operands.end(), [](const Src& x) {
@@ -46,20 +41,22 @@ bool aligned(std::initializer_list<Src> operands) {
     });
 }
 
-std::optional<AttentionPlanShape> plan_shape(const AttentionSizes& z, const Call& c) {
-    const AttentionShape& s = z.s;
+std::optional<AttentionPlanShape> plan_shape(const AttentionCall& c, Src o) {
+    const AttentionShape& s = c.s;
+    const AttentionSizes z(s);
     constexpr std::int64_t step = 8; // elements of 16 bytes
     const bool whole = s.qk_dim % step == 0 && s.v_dim % step == 0 && z.q_stride % step == 0 &&
                        z.k_stride % step == 0 && z.v_stride % step == 0;
     // Of more queries than keys some see nothing, which cuDNN does not define.
     const bool blind = (s.causal || s.window > 0) && s.seq_q > s.seq_k;
-    if (s.spread || s.merge || s.seq_k <= 0 || !whole || blind || !aligned({c.q, c.k, c.v, c.o})) return std::nullopt;
+    if (s.seq_k <= 0 || !whole || blind || !aligned({c.q, c.k, c.v, o})) return std::nullopt;
     AttentionPlanShape p;
     p.batch = p.interleaved = s.batch;
     p.heads = s.heads, p.kv_heads = s.kv_heads, p.seq_q = s.seq_q, p.seq_k = s.seq_k;
     p.qk_dim = s.qk_dim, p.v_dim = s.v_dim;
     p.q_batch = z.q_stride, p.k_batch = z.k_stride, p.v_batch = z.v_stride, p.o_batch = std::int64_t{s.heads} * s.v_dim;
-    p.lse_head = s.seq_q * s.batch;
+    p.dq_batch = c.dq_stride != 0 ? c.dq_stride : z.q_stride;
+    p.lse_head = c.lse_head;
     p.window = s.window, p.causal = s.causal, p.scale = static_cast<float>(s.scale);
     return p;
 }
@@ -96,9 +93,8 @@ public:
 
     const std::string& about() const { return about_; }
 
-    bool forward(const Call& c, Src sinks, Dst o, float* lse, cudaStream_t stream) {
-        const AttentionSizes z(c.s);
-        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
+    bool forward(const AttentionCall& c, Src sinks, Dst o, float* lse, cudaStream_t stream) {
+        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(c, o) : std::nullopt;
         if (!p) return false;
         p->sinks = sinks.data != nullptr;
         const std::lock_guard<std::mutex> lock(guard_);
@@ -121,12 +117,12 @@ public:
         return true;
     }
 
-    bool backward(const Call& c, Src dout, Dst dq, Dst dk, Dst dv, cudaStream_t stream) {
-        const AttentionSizes z(c.s);
-        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
+    bool backward(const AttentionCall& c, Src dout, Src o, const float* lse, Dst dq, Dst dk, Dst dv,
+                  cudaStream_t stream) {
+        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(c, o) : std::nullopt;
         if (!p || !aligned({dout, dq, dk, dv})) return false;
         p->grad = true, p->deterministic = deterministic_;
-        const Gradients grads{c, dout, dq, dk, dv};
+        const Gradients grads{c, dout, o, lse, dq, dk, dv};
         const std::lock_guard<std::mutex> lock(guard_);
         Device& device = current();
         const std::vector<AttentionPiece> pieces = attention_pieces(*p);
@@ -148,11 +144,18 @@ public:
     void forget(cudaStream_t stream) {
         const std::lock_guard<std::mutex> lock(guard_);
         for (auto& [number, device] : devices_) {
-            const auto at = device.scratch.find(stream);
-            if (at == device.scratch.end()) continue;
-            while (!at->second.empty()) release(at->second);
-            device.scratch.erase(at);
+            for (const Use use : {Use::within, Use::around}) {
+                const auto at = device.scratch.find({stream, use});
+                if (at == device.scratch.end()) continue;
+                while (!at->second.empty()) release(at->second);
+                device.scratch.erase(at);
+            }
         }
+    }
+
+    char* around(cudaStream_t stream, std::int64_t bytes) {
+        const std::lock_guard<std::mutex> lock(guard_);
+        return scratch(current(), stream, bytes, Use::around);
     }
 
     std::int64_t held() {
@@ -167,16 +170,18 @@ private:
         std::int64_t bytes;
         bool captured = false; // a graph may hold it
     };
+    enum class Use { within, around }; // a call
     struct Device {
         cudnnHandle_t handle = nullptr;
         CudnnDescriptor properties;
-        std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans; // null: cuDNN has none
-        std::map<cudaStream_t, std::vector<Block>> scratch;              // the last is the largest
+        std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans;    // null: cuDNN has none
+        std::map<std::pair<cudaStream_t, Use>, std::vector<Block>> scratch; // the last is the largest
     };
 
     struct Gradients {
-        const Call& c;
-        Src dout;
+        const AttentionCall& c;
+        Src dout, o;
+        const float* lse;
         Dst dq, dk, dv; // at their first element
     };
     // Scratch of a piece, in bytes from its start. The sums of pieces that share keys lie in front, where every one of
@@ -214,10 +219,10 @@ private:
         Operands operands{{operand_q, address(g.c.q + q_at)},
                           {operand_k, address(g.c.k + (key_row * w.k_batch + p.key_head * w.qk_dim))},
                           {operand_v, address(g.c.v + (key_row * w.v_batch + p.key_head * w.v_dim))},
-                          {operand_o, address(g.c.o + o_at)},
-                          {operand_lse, const_cast<float*>(g.c.lse + (p.head * w.lse_head + row))},
+                          {operand_o, address(g.o + o_at)},
+                          {operand_lse, const_cast<float*>(g.lse + (p.head * w.lse_head + row))},
                           {operand_dout, address(g.dout + o_at)},
-                          {operand_dq, (g.dq + q_at).data},
+                          {operand_dq, (g.dq + (row * w.dq_batch + p.head * w.qk_dim)).data},
                           {operand_dk, p.shared ? memory + at.dk : dk.data},
                           {operand_dv, p.shared ? memory + at.dv : dv.data},
                           {operand_along, memory + at.along}};
@@ -262,11 +267,11 @@ private:
     }
 
     // Grows by a further block where a graph may go on with the one it was captured with.
-    char* scratch(Device& device, cudaStream_t stream, std::int64_t bytes) {
+    char* scratch(Device& device, cudaStream_t stream, std::int64_t bytes, Use use = Use::within) {
         cudaStreamCaptureStatus capture{};
         CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
         const bool capturing = capture != cudaStreamCaptureStatusNone;
-        std::vector<Block>& blocks = device.scratch[stream];
+        std::vector<Block>& blocks = device.scratch[{stream, use}];
         if (blocks.empty() || blocks.back().bytes < bytes) {
             if (!blocks.empty() && !blocks.back().captured && !capturing) release(blocks); // waits for the device
             blocks.push_back(allocated(std::max(bytes, scratch_alignment)));
@@ -318,21 +323,25 @@ Fallback& fallback() {
     return plain;
 }
 
-Call call_of(const AttentionShape& s, Src q, Src k, Src v, Src o, const float* lse) {
-    return {s, q + s.q_offset, k + s.k_offset, v + s.v_offset, o, lse};
+AttentionCall call_of(const AttentionShape& s, Src q, Src k, Src v) {
+    return {s, q + s.q_offset, k + s.k_offset, v + s.v_offset, s.seq_q * s.batch};
 }
 
 void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream) {
     if (s.seq_q <= 0 || s.batch <= 0 || s.heads <= 0) return;
-    if (library().forward(call_of(s, q, k, v, o, lse), sinks, o, lse, stream_of(stream))) return;
-    fallback().attention(s, q, k, v, sinks, o, lse, stream);
+    const bool done = s.spread  ? spread_attention(s, q, k, v, sinks, o, lse, stream_of(stream))
+                      : s.merge ? false
+                                : library_attention(call_of(s, q, k, v), sinks, o, lse, stream_of(stream));
+    if (!done) fallback().attention(s, q, k, v, sinks, o, lse, stream);
 }
 
 void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src o, const float* lse, Src sinks, Dst dq,
                     Dst dk, Dst dv, float* dsinks, void* stream) {
     if (s.seq_q <= 0 || s.seq_k <= 0 || s.batch <= 0 || s.heads <= 0) return;
-    const bool done = library().backward(call_of(s, q, k, v, o, lse), dout, dq + s.q_offset, dk + s.k_offset,
-                                         dv + s.v_offset, stream_of(stream));
+    const bool done = s.spread  ? spread_attention_grad(s, dout, q, k, v, o, lse, dq, dk, dv, stream_of(stream))
+                      : s.merge ? false
+                                : library_attention_grad(call_of(s, q, k, v), dout, o, lse, dq + s.q_offset,
+                                                         dk + s.k_offset, dv + s.v_offset, stream_of(stream));
     if (!done) return fallback().attention_grad(s, dout, q, k, v, o, lse, sinks, dq, dk, dv, dsinks, stream);
     if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream); // lse counts the sink
 }
@@ -345,6 +354,14 @@ void add_library_attention(Kernels& table) {
     table.attention_grad = attention_grad;
 }
 
+bool library_attention(const AttentionCall& call, Src sinks, Dst o, float* lse, cudaStream_t stream) {
+    return library().forward(call, sinks, o, lse, stream);
+}
+bool library_attention_grad(const AttentionCall& call, Src dout, Src o, const float* lse, Dst dq, Dst dk, Dst dv,
+                            cudaStream_t stream) {
+    return library().backward(call, dout, o, lse, dq, dk, dv, stream);
+}
+char* library_scratch(cudaStream_t stream, std::int64_t bytes) { return library().around(stream, bytes); }
 void forget_attention_stream(void* stream) { library().forget(stream_of(stream)); }
 
 } // namespace moe::cuda
