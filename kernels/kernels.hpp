@@ -185,6 +185,27 @@ struct RowsShape {
     int first = 0, local = 0;
 };
 
+// Routed rows on their way through slots of a fixed size, as exchanges between devices need them, whose sizes the host
+// must know: slots[parts, slot_rows, cols]. Part p of the buffer is, by all_counts of RowsShape, for expert rank
+// `rank`, member `member`: `sent`, what it sends to expert rank p; `arriving`, what expert rank p sends to it (over the
+// same member); `gathered`, what arrives at member p of its expert rank.
+enum class RowParts { sent, arriving, gathered };
+struct SlotShape {
+    RowParts parts = RowParts::sent;
+    std::int64_t cols = 0, slot_rows = 0;
+    std::int64_t capacity = 0; // rows of the buffer
+    int experts = 0, ep = 1, etp = 1, rank = 0, member = 0;
+    int count() const { return parts == RowParts::gathered ? etp : ep; }
+};
+
+// `pieces` of columns side by side, each cut into `parts`: part p of all rows holds its share of every piece.
+struct PartsShape {
+    std::int64_t rows = 0;
+    std::int64_t pieces[3] = {0, 0, 0}; // columns, multiples of parts; unused ones are 0
+    int parts = 1;
+    std::int64_t cols() const { return pieces[0] + pieces[1] + pieces[2]; }
+};
+
 // counts[etp * ep, experts] are all_counts of RowsShape; the buffer of every expert rank and ETP member has `capacity`
 // rows for what its sources send to its experts.
 struct FitShape {
@@ -324,6 +345,14 @@ struct Kernels {
     // Arrival order -> expert-major order, both [capacity, cols].
     void (*sort_rows)(const RowsShape& shape, Src rows, const std::int32_t* all_counts, Dst sorted, void* stream);
     void (*unsort_rows)(const RowsShape& shape, Src sorted, const std::int32_t* all_counts, Dst rows, void* stream);
+
+    // Rows that hold data, cut at slot_rows and at the capacity; the rest of the slots, or of the buffer, stays as it
+    // is.
+    void (*rows_to_slots)(const SlotShape& shape, Src rows, const std::int32_t* all_counts, Dst slots, void* stream);
+    void (*slots_to_rows)(const SlotShape& shape, Src slots, const std::int32_t* all_counts, Dst rows, void* stream);
+    // x[rows, cols] -> y[parts, rows, cols / parts], and back.
+    void (*split_columns)(const PartsShape& shape, Src x, Dst y, void* stream);
+    void (*join_columns)(const PartsShape& shape, Src x, Dst y, void* stream);
 
     void (*grouped_gemm)(const GroupedShape& shape, Src a, Src b, const std::int32_t* counts, Dst c, void* stream);
     // y[r] = rows[r] + share * b[expert of r] * [probs[r]]; y may be rows.

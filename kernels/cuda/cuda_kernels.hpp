@@ -4,7 +4,7 @@
 // nothing is copied between host and device, nothing waits and nothing is allocated, so every kernel can be captured in
 // a CUDA graph. What differs from the CPU:
 // * reduce_sum and reduce_max read the array `srcs` (at most 64 device pointers) on the host when they are called.
-// * Every kernel is deterministic: sums have a fixed order; what adds in memory adds once to an element.
+// * Every kernel is deterministic: sums have a fixed order, no floating-point atomics.
 // * Dense products are cuBLASLt's where libcublasLt.so.13 can be opened when the table is made.
 // * Attention of BF16 operands is cuDNN's where libcudnn.so.9 can be opened then. The first call of a shape makes its
 //   plan and, where a stream has too little, allocates scratch; both may happen while the stream is being captured.
@@ -32,6 +32,9 @@ std::int64_t cuda_library_workspace_bytes();
 // To be called before a stream is destroyed, with its work done: the libraries' scratch belongs to a stream, and the
 // graphs that were captured on it are not to be launched again.
 void cuda_forget_stream(void* stream);
+
+// Writes `value` to `place`, pinned memory of the host, when the stream has come there.
+void cuda_mark(int* place, int value, void* stream);
 
 // Whether there is a driver and a device that the kernels are compiled for; if not, `why` says what is missing.
 bool cuda_supported(std::string& why);

@@ -23,6 +23,7 @@ void add_permute(Kernels& table);
 void add_rope(Kernels& table);
 void add_mla_rope(Kernels& table);
 void add_router(Kernels& table);
+void add_slots(Kernels& table);
 void add_sort(Kernels& table);
 
 } // namespace moe::cuda

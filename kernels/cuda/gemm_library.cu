@@ -1,8 +1,8 @@
 // Dense products by cuBLASLt where the machine has it; what it does not take is left to the plain kernels.
 //
-// The library is opened when the table is made and not linked, so that one build runs with and without it, and on
-// another distribution. Algorithms are asked for once per shape, layout and alignment and kept; their workspace is part
-// of this module, so that nothing is allocated by a call.
+// The library is opened when a device is first used and not linked, so that one build runs with and without it, and on
+// another distribution; every device has a handle and a workspace of its own. Algorithms are asked for once per shape,
+// layout and alignment and kept; their workspace is part of this module, so that nothing is allocated by a call.
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/product.cuh"
@@ -13,6 +13,7 @@
 #include <compare>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <type_traits>
 
@@ -98,7 +99,6 @@ public:
             handle_ = nullptr;
             return;
         }
-        CUDA_CHECK(cudaGetDevice(&device_));
         CUDA_CHECK(cudaGetSymbolAddress(&workspace_, workspace_memory)); // loads the module before any capture
         about_ = "cuBLASLt " + std::to_string(f_.version());
     }
@@ -109,9 +109,6 @@ public:
     bool multiply(const Product& p, cudaStream_t stream) {
         if (handle_ == nullptr || p.a.type != p.b.type || p.k <= 0) return false;
         if (p.a.type == Type::f32 && p.c.type != Type::f32) return false;
-        int device = 0;
-        CUDA_CHECK(cudaGetDevice(&device));
-        if (device != device_) return false;
         const std::lock_guard<std::mutex> lock(guard_);
         if (owner_ == nullptr) owner_ = stream;
         // Row-major C = op(A) op(B) is column-major C^T = op(B)^T op(A)^T on the same memory.
@@ -197,22 +194,39 @@ private:
     Functions f_;
     cublasLtHandle_t handle_ = nullptr;
     std::string about_;
-    int device_ = 0;
     void* workspace_ = nullptr;
     std::mutex guard_;
     cudaStream_t owner_ = nullptr; // of the workspace: two streams would run into each other there
     std::map<Shape, Choice> choices_;
 };
 
+// By device; never closed, as graphs may hold what they chose.
+struct Libraries {
+    std::mutex guard;
+    std::map<int, std::unique_ptr<Library>> opened;
+};
+Libraries& libraries() {
+    static Libraries all;
+    return all;
+}
+
+// Of the current device.
 Library& library() {
-    static Library opened;
-    return opened;
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    const std::lock_guard<std::mutex> lock(libraries().guard);
+    std::unique_ptr<Library>& found = libraries().opened[device];
+    if (!found) found = std::make_unique<Library>();
+    return *found;
 }
 
 } // namespace
 
 bool library_gemm(const Product& p, cudaStream_t stream) { return library().multiply(p, stream); }
-void forget_gemm_stream(void* stream) { library().forget(static_cast<cudaStream_t>(stream)); }
+void forget_gemm_stream(void* stream) {
+    const std::lock_guard<std::mutex> lock(libraries().guard);
+    for (const auto& [device, opened] : libraries().opened) opened->forget(static_cast<cudaStream_t>(stream));
+}
 
 } // namespace moe::cuda
 

@@ -53,6 +53,7 @@ const Kernels* cuda_kernels() {
         cuda::add_rope(t);
         cuda::add_mla_rope(t);
         cuda::add_router(t);
+        cuda::add_slots(t);
         cuda::add_sort(t);
         return t;
     }();
