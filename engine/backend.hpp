@@ -1,6 +1,7 @@
 // A back end: one function per op kind, called with the op and its resolved operands.
 #pragma once
 
+#include "engine/comm/collectives.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/device.hpp"
 #include "kernels/kernels.hpp"
@@ -48,9 +49,12 @@ using OpFunction = void (*)(const OpContext& context);
 struct Backend {
     const char* name = "";
     const Kernels* kernels = nullptr;
-    // The memory and queue of one rank. Where `replayed`, its queue records a step once and replays it.
-    std::unique_ptr<Device> (*open)(bool replayed) = nullptr;
-    int most_ranks = 0;                            // 0: any number
+    // The memory and queue of one rank, on the machine's device of that number. Where `replayed`, its queue records a
+    // step once and replays it.
+    std::unique_ptr<Device> (*open)(bool replayed, int device) = nullptr;
+    int (*devices)() = nullptr; // of this machine, one for each rank; null: ranks share its cores
+    // What joins ranks on devices; null: messages between threads and processes do.
+    const CollectiveLibrary& (*collectives)() = nullptr;
     bool can_replay = false;                       // cuda_graph = full
     std::array<OpFunction, op_kind_count> table{}; // null: this back end cannot run the op kind
 

@@ -8,22 +8,40 @@
 
 namespace moe {
 
-// The order of work of an accelerator: calls return at once, the work follows in the order of the calls.
+// The work of an accelerator: calls return at once, the work follows, on each stream in the order of the calls. Streams
+// are numbered from 0, as moe::Stream is; those above 0 run only between fork() and join().
 class Queue {
 public:
     virtual ~Queue() = default;
 
-    virtual void* stream() const = 0; // what kernels take
+    virtual void* stream(int number = 0) const = 0; // what kernels take
 
     // A step, queued by the function `enqueue`. Where steps are replayed, prepare() records what `enqueue` queues and
     // play() runs the record; elsewhere prepare() does nothing and play() calls `enqueue`. A step with and one without
-    // stamps are two records. At least `stamps` stamps must have been reserved when a step sets them.
-    virtual void reserve(std::size_t stamps) = 0;
+    // stamps are two records. At least `stamps` stamps and `signals` signals must have been reserved when a step sets
+    // them.
+    virtual bool replays() const = 0;
+    virtual void reserve(std::size_t stamps, std::size_t signals) = 0;
     virtual void prepare(bool stamped, const std::function<void()>& enqueue) = 0;
     virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
-    // Time stamp `index`: taken when everything queued before it is done.
-    virtual void stamp(std::size_t index) = 0;
+    virtual void forget() = 0; // the records
+    // Loads what a step needs without running it. Kernels are loaded at their first use, which can wait for all work of
+    // the device: where that is communication which waits for another rank that loads kernels too, for ever.
+    virtual void rehearse(const std::function<void()>& enqueue) = 0;
+    // Stream `number` waits for all work of stream 0 before, and the other way round.
+    virtual void fork(int number) = 0;
+    virtual void join(int number) = 0;
+    // Signal `index` is given when all work of stream `number` before is done; await: the stream goes on behind that.
+    virtual void signal(std::size_t index, int number) = 0;
+    virtual void await(std::size_t index, int number) = 0;
+    // Time stamp `index`: taken when everything queued before it on the stream is done.
+    virtual void stamp(std::size_t index, int number = 0) = 0;
     virtual double seconds(std::size_t index) = 0; // from stamp 0; after wait()
+
+    // Progress that the host can see while the queue runs: mark() writes `value` when the stream has come there.
+    virtual void mark(int value, int number) = 0;
+    virtual int marked(int number) const = 0; // for any thread
+    virtual bool idle() = 0;                  // whether everything queued on stream 0 is done or has failed
 
     // Returns when everything queued is done. Throws Error (failure) where some of it failed.
     virtual void wait() = 0;

@@ -12,9 +12,6 @@ namespace {
 void check_fields(const Plan& plan, const Backend& backend) {
     const Model& model = *plan.model;
     if (!model.not_executable.empty()) refuse("execute: the model cannot be trained here: {}", model.not_executable);
-    if (backend.most_ranks > 0 && plan.gpus > backend.most_ranks)
-        refuse("execute: --backend {} runs one GPU so far: gpus {}: search again with --gpus 1, or use --backend cpu",
-               backend.name, plan.gpus);
     if (plan.dispatcher != Dispatcher::alltoall && plan.dispatcher != Dispatcher::allgather)
         refuse("execute: dispatcher = {} is not supported, only alltoall and allgather are: search again with --stack "
                "moe-plan",

@@ -5,6 +5,8 @@
 #include "planner/error.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 namespace moe {
 
@@ -25,12 +27,19 @@ Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh,
         }
     in_.resize(in);
     out_.resize(out);
-    if (const Queue* queue = arena.device().queue()) stream_ = queue->stream();
+    queue_ = arena.device().queue();
+    if (queue_ == nullptr) return;
+    order_.emplace(program, arena, mesh.group_size({Domain::dense, axis::pipeline}));
+    marked_ = mesh.size() > 1;
+    for (OpWalk walk(program); !walk.done(); walk.next()) {
+        ops_.push_back(&walk.op());
+        slots_.push_back(walk.slot_number());
+    }
 }
 
 void Executor::step(Recorder& recorder, bool timed) {
     for (std::vector<std::int64_t>& layer : routed_tokens_) std::fill(layer.begin(), layer.end(), 0);
-    if (Queue* queue = arena_.device().queue()) return play(*queue, recorder, timed);
+    if (queue_ != nullptr) return play(*queue_, recorder, timed);
     double start = recorder.seconds_since(Recorder::Clock::now());
     for (OpWalk walk(program_); !walk.done(); walk.next()) {
         const Op& op = walk.op();
@@ -45,40 +54,86 @@ void Executor::step(Recorder& recorder, bool timed) {
     busy_ = false;
 }
 
-// One stamp before the first op and one after each.
+// One stamp before the first work and one behind each. Marks 2n + 1 and 2n + 2: communication op n has begun, and
+// ended.
 void Executor::enqueue(Queue& queue, bool timed) {
-    std::size_t stamps = 0;
-    if (timed) queue.stamp(stamps++);
-    for (OpWalk walk(program_); !walk.done(); walk.next()) {
-        call(walk.op(), walk.slot().micro_batch, walk.slot_number());
-        if (timed) queue.stamp(stamps++);
+    communicator_.begin_step();
+    if (timed) queue.stamp(0, 0);
+    for (int s = 1; s < queue_streams; ++s)
+        if (order_->used()[static_cast<std::size_t>(s)]) queue.fork(s);
+    OpWalk walk(program_);
+    int number = 0; // of the op
+    for (std::size_t w = 0; w < order_->size(); ++w) {
+        const StreamOrder::Work work = (*order_)[w];
+        for (; number < work.op; ++number) walk.next();
+        const bool marked = marked_ && is_communication(walk.op().kind) && !work.boxes;
+        for (const int other : work.waits)
+            queue.await(static_cast<std::size_t>((*order_)[static_cast<std::size_t>(other)].signal), work.stream);
+        if (marked) queue.mark(2 * number + 1, work.stream);
+        call(walk.op(), walk.slot().micro_batch, walk.slot_number(), work.stream, work.boxes);
+        if (marked) queue.mark(2 * number + 2, work.stream);
+        if (work.signal >= 0) queue.signal(static_cast<std::size_t>(work.signal), work.stream);
+        if (timed) queue.stamp(w + 1, work.stream);
     }
+    for (int s = 1; s < queue_streams; ++s)
+        if (order_->used()[static_cast<std::size_t>(s)]) queue.join(s);
 }
 
-// Busy time includes the wait for the host where the device has run out of queued work: stamps cannot tell.
 void Executor::play(Queue& queue, Recorder& recorder, bool timed) {
     if (!replayed_) {
         enqueue(queue, false);
-        return queue.wait();
-    }
-    if (!prepared_) {
-        queue.reserve(recorder.ops() + 1);
-        for (const bool stamped : {false, true}) queue.prepare(stamped, [&] { enqueue(queue, stamped); });
-        prepared_ = true;
+        return await_end(queue);
     }
     const double zero = recorder.seconds_since(Recorder::Clock::now());
     queue.play(timed, [&] { enqueue(queue, timed); });
+    ++calls_; // a record calls no op
+    ++calls_;
+    await_end(queue);
+    if (timed) read_stamps(queue, recorder, zero);
+}
+
+void Executor::prepare() {
+    if (queue_ == nullptr) return;
+    Queue& queue = *queue_;
+    queue.reserve(order_->size() + 1, static_cast<std::size_t>(order_->signals()));
+    if (marked_ && !(replayed_ && queue.replays())) queue.rehearse([&] { enqueue(queue, false); });
+    if (replayed_)
+        for (const bool stamped : {false, true}) queue.prepare(stamped, [&] { enqueue(queue, stamped); });
+}
+
+// Looks after the others, where there are others, until this rank's work is done: soon at first, then less and less
+// often, so that a core is free for those who queue work.
+void Executor::await_end(Queue& queue) {
+    using Microseconds = std::chrono::microseconds;
+    Microseconds pause{10};
+    while (marked_ && !queue.idle()) {
+        communicator_.check();
+        std::this_thread::sleep_for(pause);
+        pause = std::min(pause + pause / 8, Microseconds{200});
+    }
     queue.wait();
-    if (!timed) return;
+    busy_ = false;
+}
+
+// Work begins when what is before it on its stream and all that it waits for have ended; a send with the copy into its
+// box. Busy time includes the wait for the host where the device has run out of queued work, and that for the other
+// members of a collective.
+void Executor::read_stamps(Queue& queue, Recorder& recorder, double zero) const {
+    std::vector<double> ends(order_->size());
     double start = 0.0;
-    for (std::size_t i = 0; i < recorder.ops(); ++i) {
-        const double end = queue.seconds(i + 1);
-        recorder.record(zero + start, zero + end, end - start);
-        start = end;
+    for (std::size_t w = 0; w < order_->size(); ++w) {
+        const StreamOrder::Work work = (*order_)[w];
+        const bool more = w + 1 < order_->size() && (*order_)[w + 1].op == work.op;
+        const bool first = w == 0 || (*order_)[w - 1].op != work.op;
+        double ready = work.before >= 0 ? ends[static_cast<std::size_t>(work.before)] : 0.0;
+        for (const int other : work.waits) ready = std::max(ready, ends[static_cast<std::size_t>(other)]);
+        ends[w] = std::max(ready, queue.seconds(w + 1));
+        if (first) start = ready;
+        if (!more) recorder.record(zero + start, zero + ends[w], ends[w] - ready);
     }
 }
 
-void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
+void Executor::call(const Op& op, int micro_batch, std::size_t slot_number, int stream, bool boxes) {
     for (std::size_t i = 0; i < op.in.size(); ++i)
         in_[i] = op.in[i] == no_tensor ? nullptr : arena_.at(op.in[i], micro_batch);
     for (std::size_t i = 0; i < op.out.size(); ++i)
@@ -87,10 +142,7 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
     current_ = &op;
     ++calls_;
     try {
-        const OpFunction function = backend_.function(op.kind);
-        if (function == nullptr) fail("the {} back end has no such op", backend_.name);
-        function({op, program_, position_, communicator_, *backend_.kernels, stream_, in_.data(), out_.data(),
-                  op.kind == OpKind::adamw || op.kind == OpKind::expert_bias ? shard_offset(op) : 0});
+        run(op, queue_ != nullptr ? queue_->stream(stream) : nullptr, boxes);
     } catch (const Aborted&) {
         throw;
     } catch (const std::exception& error) {
@@ -99,13 +151,42 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number) {
     ++calls_;
 }
 
+void Executor::run(const Op& op, void* stream, bool boxes) {
+    if (is_communication(op.kind)) communicator_.use(op.stream, stream);
+    if (boxes) {
+        const Tensor& message = program_.tensors[static_cast<std::size_t>(op.in[0])];
+        return communicator_.put(std::get<PeerAttr>(op.attr), in_[0], message.bytes());
+    }
+    const OpFunction function = backend_.function(op.kind);
+    if (function == nullptr) fail("the {} back end has no such op", backend_.name);
+    function({op, program_, position_, communicator_, *backend_.kernels, stream, in_.data(), out_.data(),
+              op.kind == OpKind::adamw || op.kind == OpKind::expert_bias ? shard_offset(op) : 0});
+}
+
 Standing Executor::standing() const {
     const std::uint64_t calls = calls_;
-    if (!busy_ || stream_ != nullptr || communicator_.waits()) return {calls, true, ""};
+    if (!busy_ || (queue_ != nullptr && !marked_) || communicator_.waits()) return {calls, true, ""};
+    if (queue_ != nullptr && calls % 2 == 0) {
+        std::uint64_t seen = calls;
+        for (int s = 0; s < stream_count; ++s) seen = seen * 31 + static_cast<std::uint64_t>(queue_->marked(s));
+        const auto op = static_cast<std::size_t>(stuck());
+        return {seen, false, place(*ops_[op], slots_[op])};
+    }
     const Op* op = current_;
     if (op == nullptr) return {calls, false, fmt::format("rank {}: before its first op", position_.rank)};
     // An odd number of calls begun and ended: it is in the op.
     return {calls, false, place(*op, current_slot_) + (calls % 2 == 0 ? " has ended, the next op has not begun" : "")};
+}
+
+// The first communication op that has begun and not ended; where there is none, the last one that has ended.
+int Executor::stuck() const {
+    int begun = -1, last = 0;
+    for (int s = 0; s < stream_count; ++s) {
+        const int mark = queue_->marked(s);
+        if (mark % 2 == 1) begun = begun < 0 ? mark / 2 : std::min(begun, mark / 2);
+        if (mark > 0) last = std::max(last, (mark - 1) / 2);
+    }
+    return begun >= 0 ? begun : last;
 }
 
 std::string Executor::place(const Op& op, std::size_t slot) const {

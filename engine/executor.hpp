@@ -4,22 +4,28 @@
 #include "engine/arena.hpp"
 #include "engine/backend.hpp"
 #include "engine/recorder.hpp"
+#include "engine/streams.hpp"
 #include "engine/watchdog.hpp"
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace moe {
 
-// Streams are kept as they are listed: on the CPU a rank is one thread and on a GPU one queue, and the listed order
-// satisfies every dependency. Without `replayed`, the queue is given a step op by op whatever it can do: it holds the
-// record of one Program.
+// On the CPU a rank is one thread, and the listed order satisfies every dependency. On a device with a queue every op
+// goes to the stream that the Program names, behind those that StreamOrder says. Without `replayed`, the queue is given
+// a step op by op whatever it can do: it holds the record of one Program.
 class Executor {
 public:
     Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
              Communicator& communicator, bool replayed = true);
+
+    // On a device with a queue: records the step, or loads what it needs. To be called once, before any rank's first
+    // step: ranks that are not alone must come to their communication with everything loaded.
+    void prepare();
 
     // Runs every slot once; returns when the work is done. Errors name rank, op, layer and slot. On a device with a
     // queue, ops are recorded only where `timed`, because stamps between ops cost time there.
@@ -32,14 +38,19 @@ public:
 
     // From now on until step() has ended this rank has work: a thread that never takes it up hangs as well.
     void begin() { busy_ = true; }
-    // For any thread. On a device with a queue nobody knows how far the step is: such a rank counts as waiting.
+    // For any thread. On a device with a queue only communication says how far the step is; a rank that is alone there
+    // counts as waiting.
     Standing standing() const;
 
 private:
     std::string place(const Op& op, std::size_t slot) const;
     void enqueue(Queue& queue, bool timed);
+    void await_end(Queue& queue);
+    void read_stamps(Queue& queue, Recorder& recorder, double zero) const;
+    int stuck() const;
     void play(Queue& queue, Recorder& recorder, bool timed);
-    void call(const Op& op, int micro_batch, std::size_t slot_number);
+    void call(const Op& op, int micro_batch, std::size_t slot_number, int stream = 0, bool boxes = false);
+    void run(const Op& op, void* stream, bool boxes);
     [[noreturn]] void report(const Op& op, std::size_t slot, const std::exception& error) const;
     std::int64_t shard_offset(const Op& op) const;
     void count_tokens(const Op& op);
@@ -52,13 +63,16 @@ private:
     std::vector<std::int64_t> bucket_offset_; // by bucket: elements before this rank's shard
     std::vector<void*> in_, out_;             // operands of the current op
     std::vector<std::vector<std::int64_t>> routed_tokens_;
-    void* stream_ = nullptr;
+    Queue* queue_ = nullptr;
+    std::optional<StreamOrder> order_;        // with a queue
+    std::vector<const Op*> ops_;              // likewise: by number, in the order of OpWalk
+    std::vector<std::size_t> slots_;          // of those
+    bool marked_ = false;                     // communication marks its way, as the rank is not alone
     std::atomic<std::uint64_t> calls_{0};     // begun and ended
     std::atomic<const Op*> current_{nullptr}; // the last one begun
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
-    bool replayed_ = true;  // by a queue that can
-    bool prepared_ = false; // the queue knows the step
+    bool replayed_ = true; // by a queue that can
 };
 
 } // namespace moe

@@ -26,15 +26,16 @@ Plan sound(const Plan& plan) {
 } // namespace
 
 Trainer::Trainer(const Plan& plan, const TrainOptions& options)
-    : plan_(sound(plan)), options_(options), mesh_(plan), backend_(&backend_named(options.backend)) {
+    : plan_(sound(plan)),
+      options_(options),
+      mesh_(plan),
+      backend_(options.table != nullptr ? options.table : &backend_named(options.backend)) {
     check_options(options);
     if (!plan_.model->not_executable.empty())
         refuse("execute: the model cannot be trained here: {}", plan_.model->not_executable);
     if (transport() != nullptr && transport()->world() != plan_.gpus)
         refuse("execute: {} processes, but the plan has {} ranks: start one for each", transport()->world(),
                plan_.gpus);
-    if (transport() != nullptr && options.backend != "cpu")
-        refuse("execute: --backend {} runs in one process", options.backend);
     std::vector<MemoryPlan> memory;
     for (int stage = 0; stage < plan_.pp; ++stage) programs_.push_back(lower(plan_, stage));
     check_executable(plan_, programs_, *backend_);
@@ -48,13 +49,18 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
     }
 
     ranks_.resize(static_cast<std::size_t>(transport() != nullptr ? 1 : plan_.gpus));
-    cores_ = std::make_unique<Cores>(static_cast<int>(ranks_.size()), options_.permits);
+    // The thread of a rank with a device mostly waits for that: all may run.
+    const int places = static_cast<int>(ranks_.size());
+    cores_ = std::make_unique<Cores>(places, backend_->devices != nullptr ? places : options_.permits);
+    device_of(places - 1); // refuses what this machine has not
     if (transport() == nullptr) fabric_ = std::make_unique<ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
     seconds_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
     // On the ranks' own threads: filling the arenas takes as long as a step and touches the memory where it will be
     // used.
     run_ranks([&](Rank& rank, int place) { build_rank(rank, place, memory); });
+    if (backend_->collectives != nullptr && plan_.gpus > 1) join_devices(memory);
+    run_ranks([&](Rank& rank, int) { start_rank(rank); });
     index_parameters();
     // Stamps between ops cost a GPU time; on the CPU the clock is read anyway.
     if (ranks_.front().device->queue() != nullptr) first_timed_ = options_.steps - 1;
@@ -76,7 +82,14 @@ int Trainer::stage_of_rank(int rank) const { return mesh_.coordinate(Domain::den
 
 // Throws as well when the rank of another process has failed.
 void Trainer::run_ranks(const std::function<void(Rank&, int)>& job) {
-    cores_->run([&](int place) { job(ranks_[static_cast<std::size_t>(place)], place); });
+    cores_->run([&](int place) {
+        try {
+            job(ranks_[static_cast<std::size_t>(place)], place);
+        } catch (...) {
+            if (queued_fabric_) queued_fabric_->fail();
+            throw;
+        }
+    });
     if (transport() == nullptr) return;
     if (const std::string why = transport()->aborted(); !why.empty()) fail("{}", why);
 }
@@ -87,15 +100,13 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memo
     r.stage = stage_of_rank(rank);
     r.data = mesh_.coordinate(Domain::dense, axis::data, rank);
     const Program& program = program_of(r);
-    r.device = backend_->open(plan_.cuda_graph == CudaGraph::full);
+    r.device = backend_->open(plan_.cuda_graph == CudaGraph::full, device_of(place));
     r.arena = std::make_unique<Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank, *r.device);
     if (transport() != nullptr)
         r.communicator = std::make_unique<ProcessCommunicator>(*transport(), mesh_);
     else
         r.communicator = std::make_unique<ThreadCommunicator>(*fabric_, rank);
-    r.executor = std::make_unique<Executor>(program, *r.arena, mesh_, rank, *backend_, *r.communicator);
     r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
-    if (!reruns_.empty()) build_rerun(r);
     r.parameters = local_parameters(program, mesh_, rank);
     const int cores = static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(ranks_.size());
     initialize_parameters(program, r.parameters, *r.arena, options_.seed, std::max(cores, 1));
@@ -111,6 +122,12 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memo
     r.tokens.resize(static_cast<std::size_t>(plan_.mbs) * r.positions.size());
 }
 
+void Trainer::start_rank(Rank& r) {
+    r.executor = std::make_unique<Executor>(program_of(r), *r.arena, mesh_, r.rank, *backend_, *r.communicator);
+    r.executor->prepare();
+    if (!reruns_.empty()) build_rerun(r);
+}
+
 void Trainer::build_rerun(Rank& r) {
     const Program &program = program_of(r), &again = reruns_[static_cast<std::size_t>(r.stage)];
     const MemoryPlan memory = plan_memory(again);
@@ -119,6 +136,7 @@ void Trainer::build_rerun(Rank& r) {
     r.rerun_arena = std::make_unique<Arena>(again, memory, mesh_, r.rank, *r.arena);
     r.rerun_executor =
         std::make_unique<Executor>(again, *r.rerun_arena, mesh_, r.rank, *backend_, *r.communicator, false);
+    r.rerun_executor->prepare();
     r.rerun_recorder = std::make_unique<Recorder>(again, r.rank, 1);
 }
 
@@ -320,6 +338,10 @@ Timeline Trainer::timeline() const {
 }
 
 double Trainer::arena_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }
-double Trainer::memory_gib() const { return std::max(arena_gib(), ranks_.front().device->used_bytes() / (1 << 30)); }
+double Trainer::memory_gib() const {
+    double most = arena_gib();
+    for (const Rank& rank : ranks_) most = std::max(most, rank.device->used_bytes() / (1 << 30));
+    return most;
+}
 
 } // namespace moe

@@ -4,6 +4,7 @@
 
 #include "engine/checkpoint_writer.hpp"
 #include "engine/comm/processes.hpp"
+#include "engine/comm/queued.hpp"
 #include "engine/comm/threads.hpp"
 #include "engine/executor.hpp"
 #include "engine/parameters.hpp"
@@ -37,6 +38,8 @@ struct TrainOptions {
     // recorded.
     int kept_steps = 9;
     std::string backend = "cpu";
+    const Backend* table = nullptr; // in place of the back end of that name
+    int device = 0; // of this machine, that a single rank of this process uses; several take one each from the first
     Transport* transport = nullptr; // to the processes of the other ranks; none: all ranks live here
     // Called, on another thread, when a rank has been in one op for longer than hang_timeout seconds without waiting
     // for others; the run cannot be ended from inside, so it should end the process. None: nobody watches.
@@ -120,7 +123,13 @@ public:
     // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
-    std::string device_name() const { return ranks_.front().device->name(); }
+    std::string device_name() const; // with their number, where there are several
+    // Communicators on devices: how many a rank has, and what they and their buffers took there, besides the arena.
+    struct Joined {
+        std::size_t communicators = 0;
+        double bytes = 0.0;
+    };
+    Joined joined() const { return joined_; }
     std::int64_t steps_done() const { return done_; }
     std::int64_t steps_taken() const { return done_ - begun_; } // by this process
     const Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }
@@ -151,7 +160,11 @@ private:
     Transport* transport() const { return options_.transport; }
     int stage_of_rank(int rank) const;
     void build_rank(Rank& rank, int place, const std::vector<MemoryPlan>& memory);
+    void start_rank(Rank& rank);
     void build_rerun(Rank& rank);
+    int device_of(int place) const;
+    void join_devices(const std::vector<MemoryPlan>& memory);
+    std::vector<MeetingPoint> meeting_points(std::size_t count) const;
     double overflow() const; // of the step just done
     void run_again();
     void index_parameters();
@@ -184,6 +197,9 @@ private:
     std::vector<Program> reruns_;   // likewise, where a step may have to be run again
     std::unique_ptr<Cores> cores_;
     std::unique_ptr<ThreadFabric> fabric_;
+    std::unique_ptr<QueuedFabric> queued_fabric_; // in its place, where ranks have devices
+    Joined joined_;
+    int places_ = 1;               // of the boxes that messages leave through
     std::vector<Rank> ranks_;      // of this process
     std::int64_t arena_bytes_ = 0; // of the fullest rank
     std::map<std::string, Shape> shapes_;

@@ -97,8 +97,8 @@ void calibrate_verb(const CalibrateOptions& options) {
     Console console(options.json);
     MicrobenchOptions how;
     how.backend = options.backend;
-    how.one_rank = backend_named(options.backend).most_ranks == 1;
-    if (how.one_rank) how.seconds = 150.0; // large weights are drawn on the host
+    how.one_rank = backend_named(options.backend).devices != nullptr; // collectives are not measured yet
+    if (how.one_rank) how.seconds = 150.0;                            // large weights are drawn on the host
     how.progress = [&console](const std::string& line) { console.progress(line); };
     const Microbench bench = run_microbench(how);
     const Hardware hardware = how.one_rank ? measured_gpu(options, bench) : measured_cores(options, bench);

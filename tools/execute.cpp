@@ -246,17 +246,17 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const Plan& plan) {
     return std::uint64_t{crc32c(plan_to_json(plan))} << 32 | crc32c(said);
 }
 
-// A thread that hangs cannot be made to unwind: the process says why and ends.
+// What hangs cannot be made to unwind: the process says why and ends.
 [[noreturn]] void end_hanging(const std::string& line, Transport* transport) {
     if (transport != nullptr) transport->abort(line);
     std::fputs(fmt::format("moe-plan: {}\n", line).c_str(), stderr);
     std::_Exit(static_cast<int>(Fault::failure));
 }
 
-// What the ranks of this process do; `transport` leads to those of others, if there are any.
+// What the ranks of this process do; `transport` leads to those of others, if there are any; local: Launch::local.
 class Execution {
 public:
-    Execution(const ExecuteOptions& options, const Plan& plan, Transport* transport)
+    Execution(const ExecuteOptions& options, const Plan& plan, Transport* transport, int local = 0)
         : options_(options),
           plan_(plan),
           transport_(transport),
@@ -266,6 +266,7 @@ public:
           data_(open_data(options, plan)),
           simulation_(simulate(plan, load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
         train_with_.transport = transport;
+        train_with_.device = local;
         train_with_.on_hang = [transport](const std::string& line) { end_hanging(line, transport); };
     }
 
@@ -276,9 +277,15 @@ public:
         Trainer trainer(plan_, train_with_);
         set_weights(options_, trainer, console_);
         const RunFolder folder(first_ ? options_.run_dir : "");
-        open_record(trainer, folder);
-        train_and_save(trainer);
-        keep_record(trainer, folder);
+        try {
+            open_record(trainer, folder);
+            train_and_save(trainer);
+            keep_record(trainer, folder);
+        } catch (const Error& error) {
+            // A device's communication with a rank that is gone does not end, and whoever lets go of it waits for that.
+            if (trainer.joined().communicators > 0) end_hanging(error.what(), transport_);
+            throw;
+        }
     }
 
 private:
@@ -299,6 +306,9 @@ private:
         console_.say("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan_.model->name,
                      plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
                      count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
+        if (const Trainer::Joined joined = trainer.joined(); joined.communicators > 0)
+            console_.say("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
+                         joined.communicators, joined.bytes / (1 << 30));
         console_.say("Data: {} tokens, unigram entropy {:.4f} nats/token",
                      count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);
     }
@@ -372,7 +382,7 @@ void execute_verb(const ExecuteOptions& options) {
                launch->world);
     Transport transport(*launch, fingerprint(options, plan));
     try {
-        Execution(options, plan, &transport).run();
+        Execution(options, plan, &transport, launch->local).run();
         transport.close();
     } catch (const std::exception& error) {
         transport.abort(error.what());

@@ -28,14 +28,17 @@ public:
 
     // Routed rows over EP. all_counts[ep * etp, experts] (ETP fastest) says how many rows each source has for each
     // expert. attr.combine false: x, in expert-major order, -> y, in order of (source, expert), rows of my experts
-    // only; true: back. capacity_rows: rows that y can hold.
+    // only; true: back. x_rows, capacity_rows: rows that x and y can hold.
     virtual void all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                 const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) = 0;
+                                 const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+                                 std::int64_t capacity_rows) = 0;
     // Over ETP: the members' rows one after another; and back, each member's part summed over all.
     virtual void all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                 const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) = 0;
+                                 const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+                                 std::int64_t capacity_rows) = 0;
     virtual void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                     const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) = 0;
+                                     const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+                                     std::int64_t capacity_rows) = 0;
 
     // x[rows, cols] -> to_heads: y[rows * parts, cols / parts], else y[rows / parts, cols * parts], as AllToAllAttr
     // says; element_bytes each.
@@ -48,6 +51,16 @@ public:
     // arrive in order.
     virtual void send(const PeerAttr& peer, const void* x, std::int64_t bytes) = 0;
     virtual void recv(const PeerAttr& peer, void* y, std::int64_t bytes) = 0;
+
+    // Where work is queued, before send(): takes what it will send, on a stream of its own, so that x may be used again
+    // although nobody has received it.
+    virtual void put(const PeerAttr&, const void*, std::int64_t) {}
+    // What is called from now on goes to this stream of the rank's queue.
+    virtual void use(Stream, void*) {}
+    // A step is about to be queued.
+    virtual void begin_step() {}
+    // While queued work runs: throws Error or Aborted where it cannot come to an end because of the others.
+    virtual void check() {}
 
     // Seconds this rank has spent waiting for others (and then for a core) since it began.
     virtual double waited() const = 0;

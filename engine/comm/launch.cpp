@@ -14,11 +14,11 @@ namespace moe {
 namespace {
 
 struct Names {
-    const char *rank, *world, *nodes; // nodes: of the job, where the launcher says so
+    const char *rank, *world, *local, *nodes; // nodes: of the job, where the launcher says so
 };
-constexpr Names launchers[] = {{"RANK", "WORLD_SIZE", nullptr},
-                               {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr},
-                               {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_NNODES"}};
+constexpr Names launchers[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK", nullptr},
+                               {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", nullptr},
+                               {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES"}};
 constexpr int most_processes = 1 << 20;
 
 int number(const char* name, const char* text, int low, int high) {
@@ -51,6 +51,7 @@ std::optional<Launch> launch_of_environment() {
         launch.world = number(names.world, world, 1, most_processes);
         launch.rank = number(names.rank, rank, 0, launch.world - 1);
         if (launch.world == 1) return {};
+        if (const char* local = variable(names.local)) launch.local = number(names.local, local, 0, launch.world - 1);
         const char *host = variable("MASTER_ADDR"), *port = variable("MASTER_PORT");
         if (const char* nodes = variable(names.nodes);
             nodes != nullptr && host == nullptr && std::string_view(nodes) != "1")

@@ -24,18 +24,18 @@ void all_reduce(const OpContext& c) {
 }
 
 void all_to_all_rows(const OpContext& c) {
-    c.communicator.all_to_all_rows(c.op.group, c.in[0], counts(c), c.out[0], rows(c), c.input(0).dtype,
+    c.communicator.all_to_all_rows(c.op.group, c.in[0], counts(c), c.out[0], rows(c), c.input(0).dtype, c.input(0).rows,
                                    c.output(0).rows);
 }
 
 void all_gather_rows(const OpContext& c) {
-    c.communicator.all_gather_rows(c.op.group, c.in[0], counts(c), c.out[0], rows(c), c.input(0).dtype,
+    c.communicator.all_gather_rows(c.op.group, c.in[0], counts(c), c.out[0], rows(c), c.input(0).dtype, c.input(0).rows,
                                    c.output(0).rows);
 }
 
 void reduce_scatter_rows(const OpContext& c) {
     c.communicator.reduce_scatter_rows(c.op.group, c.in[0], counts(c), c.out[0], rows(c), c.input(0).dtype,
-                                       c.output(0).rows);
+                                       c.input(0).rows, c.output(0).rows);
 }
 
 void all_to_all(const OpContext& c) {

@@ -101,7 +101,7 @@ void ProcessCommunicator::all_reduce(Group group, const void* x, void* y, std::i
 }
 
 void ProcessCommunicator::all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                          const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+                                          const RowsAttr& attr, Dtype dtype, std::int64_t, std::int64_t capacity_rows) {
     const Seat& here = seat(group);
     const RowLayout layout(attr, all_counts);
     const int me = here.index, etp = index({Domain::expert, axis::tensor});
@@ -126,7 +126,7 @@ void ProcessCommunicator::all_to_all_rows(Group group, const void* x, const std:
 }
 
 void ProcessCommunicator::all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                          const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+                                          const RowsAttr& attr, Dtype dtype, std::int64_t, std::int64_t capacity_rows) {
     const Seat& here = seat(group);
     const RowLayout layout(attr, all_counts);
     const int ep = index({Domain::expert, axis::expert});
@@ -146,7 +146,8 @@ void ProcessCommunicator::all_gather_rows(Group group, const void* x, const std:
 }
 
 void ProcessCommunicator::reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                              const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+                                              const RowsAttr& attr, Dtype dtype, std::int64_t,
+                                              std::int64_t capacity_rows) {
     const Seat& here = seat(group);
     const RowLayout layout(attr, all_counts);
     const int ep = index({Domain::expert, axis::expert});

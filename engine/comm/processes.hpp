@@ -22,11 +22,11 @@ public:
     void reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) override;
     void all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) override;
     void all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
-                         Dtype dtype, std::int64_t capacity_rows) override;
+                         Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
     void all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
-                         Dtype dtype, std::int64_t capacity_rows) override;
+                         Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
     void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
-                             Dtype dtype, std::int64_t capacity_rows) override;
+                             Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
     void all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr, std::int64_t element_bytes) override;
     void ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) override;
     void send(const PeerAttr& peer, const void* x, std::int64_t bytes) override;

@@ -149,7 +149,7 @@ void ThreadCommunicator::all_reduce(Group group, const void* x, void* y, std::in
 }
 
 void ThreadCommunicator::all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                         const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+                                         const RowsAttr& attr, Dtype dtype, std::int64_t, std::int64_t capacity_rows) {
     const Seat& here = open(group, x, y, "all_to_all_rows");
     const RowLayout layout(attr, all_counts);
     const int me = here.index, etp = index({Domain::expert, axis::tensor});
@@ -166,7 +166,7 @@ void ThreadCommunicator::all_to_all_rows(Group group, const void* x, const std::
 }
 
 void ThreadCommunicator::all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                         const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+                                         const RowsAttr& attr, Dtype dtype, std::int64_t, std::int64_t capacity_rows) {
     const Seat& here = open(group, x, y, "all_gather_rows");
     const RowLayout layout(attr, all_counts);
     const int ep = index({Domain::expert, axis::expert});
@@ -182,7 +182,8 @@ void ThreadCommunicator::all_gather_rows(Group group, const void* x, const std::
 }
 
 void ThreadCommunicator::reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                             const RowsAttr& attr, Dtype dtype, std::int64_t capacity_rows) {
+                                             const RowsAttr& attr, Dtype dtype, std::int64_t,
+                                             std::int64_t capacity_rows) {
     const Seat& here = open(group, x, y, "reduce_scatter_rows");
     const RowLayout layout(attr, all_counts);
     const int ep = index({Domain::expert, axis::expert});

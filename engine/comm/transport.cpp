@@ -92,6 +92,13 @@ void Transport::check(int from) {
         fail("rank {} has stopped: it has been silent for {:.0f} s", from, silent);
 }
 
+// One that has said farewell has done its part of all steps.
+void Transport::check_peers() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    for (int peer = 0; peer < world(); ++peer)
+        if (peer != rank_ && !peers_[static_cast<std::size_t>(peer)]->farewell) check(peer);
+}
+
 // What a wait does twice a second: check, and show the watchdog that it does.
 void Transport::look(int from) {
     looked_ = Clock::now().time_since_epoch().count();

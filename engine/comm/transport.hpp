@@ -59,6 +59,8 @@ public:
     bool any(bool here);
     // Says farewell and waits for that of the others, so that what is under way still arrives.
     void close();
+    // Throws as a wait for them would where another process has died, stopped or failed.
+    void check_peers();
     // Tells the others why this process ends; their waits throw Aborted, and aborted() says why.
     void abort(const std::string& why);
     std::string aborted(); // empty while all is well

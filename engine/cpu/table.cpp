@@ -22,7 +22,7 @@ Backend make() {
     Backend b;
     b.name = "cpu";
     b.kernels = &cpu_kernels();
-    b.open = [](bool) { return open_host(); };
+    b.open = [](bool, int) { return open_host(); };
     add_kernels(b);
     add_communication(b);
     for (const OpKind kind : {OpKind::copy_to_host, OpKind::copy_from_host})

@@ -6,6 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
+
 namespace moe {
 
 namespace {
@@ -22,16 +24,27 @@ void copy_bytes(const OpContext& c) {
     }
 }
 
+int count_devices() {
+    int devices = 0;
+    const cudaError_t status = cudaGetDeviceCount(&devices);
+    if (status != cudaSuccess) fail("cuda: counting GPUs: {}", cudaGetErrorString(status));
+    return devices;
+}
+
 Backend make() {
+    // More streams than the driver's default of 8 hardware queues would wait for each other; read at its first use.
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     std::string why;
     if (!cuda_supported(why)) refuse("--backend cuda: {}; use --backend cpu", why);
     Backend b;
     b.name = "cuda";
     b.kernels = cuda_kernels();
     b.open = open_cuda;
-    b.most_ranks = 1;
+    b.devices = count_devices;
+    b.collectives = nccl_library;
     b.can_replay = true;
     add_kernels(b);
+    add_communication(b);
     for (const OpKind kind : {OpKind::copy_to_host, OpKind::copy_from_host})
         b.table[static_cast<std::size_t>(kind)] = copy_bytes;
     return b;

@@ -8,7 +8,11 @@ namespace moe {
 // Throws Error (bad_input) where this build has no CUDA kernels, or this machine no GPU they are compiled for.
 const Backend& cuda_backend();
 
-// A GPU's memory behind pinned staging, and one stream. `replayed`: steps are captured as CUDA graphs.
-std::unique_ptr<Device> open_cuda(bool replayed);
+// The memory of GPU number `device` behind pinned staging, and its streams. `replayed`: steps are captured as CUDA
+// graphs.
+std::unique_ptr<Device> open_cuda(bool replayed, int device);
+
+// NCCL. Throws Error (bad_input) where this machine does not have it.
+const CollectiveLibrary& nccl_library();
 
 } // namespace moe

@@ -1,5 +1,6 @@
-// One GPU as a device: memory by cudaMalloc, copies through pinned staging, a stream, steps as CUDA graphs.
+// One GPU as a device: memory by cudaMalloc, copies through pinned staging, streams, steps as CUDA graphs.
 #include "engine/cuda/backend.hpp"
+#include "engine/streams.hpp"
 
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "planner/error.hpp"
@@ -20,51 +21,109 @@ void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess) fail("cuda: {}: {}", what, cudaGetErrorString(status));
 }
 
+// Makes the GPU the calling thread's own: a rank's thread and the one that reads results are not the same.
+void select(int device) { check(cudaSetDevice(device), "choosing a GPU"); }
+
 class CudaQueue : public Queue {
 public:
-    explicit CudaQueue(bool replayed) : replayed_(replayed) {
-        // Not ordered after the legacy default stream, which nothing here uses.
-        check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+    CudaQueue(bool replayed, int device) : device_(device), replayed_(replayed) {
+        select(device_);
+        int least = 0, greatest = 0;
+        check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
+        // Not ordered after the legacy default stream, which nothing here uses. What others wait for goes first.
+        for (std::size_t s = 0; s < streams_.size(); ++s)
+            check(cudaStreamCreateWithPriority(&streams_[s], cudaStreamNonBlocking, s == 0 ? least : greatest),
+                  "creating a stream");
+        void* marks = nullptr;
+        check(cudaMallocHost(&marks, streams_.size() * sizeof(int)), "allocating pinned memory");
+        marks_ = static_cast<int*>(marks);
+        std::fill_n(marks_, streams_.size(), 0);
+        check(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming), "creating an event");
+        for (cudaEvent_t& event : joined_)
+            check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
     }
     CudaQueue(const CudaQueue&) = delete;
     CudaQueue& operator=(const CudaQueue&) = delete;
     ~CudaQueue() override {
-        cudaStreamSynchronize(stream_);
-        cuda_forget_stream(stream_);
-        for (cudaGraphExec_t step : steps_)
-            if (step != nullptr) cudaGraphExecDestroy(step);
-        for (cudaEvent_t stamp : stamps_) cudaEventDestroy(stamp);
-        cudaStreamDestroy(stream_);
-    }
-
-    void* stream() const override { return stream_; }
-    cudaStream_t cuda_stream() const { return stream_; }
-
-    void reserve(std::size_t stamps) override {
-        while (stamps_.size() < stamps) {
-            cudaEvent_t event = nullptr;
-            check(cudaEventCreate(&event), "creating an event");
-            stamps_.push_back(event);
+        cudaSetDevice(device_);
+        cudaDeviceSynchronize();
+        drop_records();
+        for (cudaEvent_t event : stamps_) cudaEventDestroy(event);
+        for (cudaEvent_t event : signals_) cudaEventDestroy(event);
+        for (cudaEvent_t event : joined_) cudaEventDestroy(event);
+        cudaEventDestroy(forked_);
+        cudaFreeHost(marks_);
+        for (cudaStream_t stream : streams_) {
+            cuda_forget_stream(stream);
+            cudaStreamDestroy(stream);
         }
     }
 
+    void* stream(int number) const override { return at(number); }
+    cudaStream_t cuda_stream() const { return streams_.front(); }
+    int device() const { return device_; }
+
+    void reserve(std::size_t stamps, std::size_t signals) override {
+        select(device_);
+        grow(stamps_, stamps, cudaEventDefault);
+        grow(signals_, signals, cudaEventDisableTiming);
+    }
+
+    bool replays() const override { return replayed_; }
     void prepare(bool stamped, const std::function<void()>& enqueue) override {
         if (!replayed_) return;
+        select(device_);
         const cudaGraph_t graph = capture(enqueue);
         const cudaError_t status = cudaGraphInstantiate(&steps_[stamped], graph, 0);
         cudaGraphDestroy(graph);
         check(status, "instantiating the step's graph");
-        check(cudaGraphUpload(steps_[stamped], stream_), "uploading the step's graph");
+        check(cudaGraphUpload(steps_[stamped], cuda_stream()), "uploading the step's graph");
     }
 
     void play(bool stamped, const std::function<void()>& enqueue) override {
+        select(device_);
         if (!replayed_) return enqueue();
-        check(cudaGraphLaunch(steps_[stamped], stream_), "launching the step's graph");
+        check(cudaGraphLaunch(steps_[stamped], cuda_stream()), "launching the step's graph");
+    }
+
+    void rehearse(const std::function<void()>& enqueue) override {
+        select(device_);
+        const cudaGraph_t graph = capture(enqueue);
+        cudaGraphExec_t step = nullptr;
+        const cudaError_t status = cudaGraphInstantiate(&step, graph, 0);
+        cudaGraphDestroy(graph);
+        check(status, "instantiating a step's graph");
+        const cudaError_t uploaded = cudaGraphUpload(step, cuda_stream());
+        cudaStreamSynchronize(cuda_stream());
+        cudaGraphExecDestroy(step);
+        check(uploaded, "uploading a step's graph");
+    }
+
+    void forget() override {
+        select(device_);
+        check(cudaDeviceSynchronize(), "waiting for queued work");
+        drop_records();
+    }
+
+    void fork(int number) override {
+        check(cudaEventRecord(forked_, cuda_stream()), "recording an event");
+        check(cudaStreamWaitEvent(at(number), forked_, 0), "waiting for an event");
+    }
+    void join(int number) override {
+        const cudaEvent_t event = joined_[static_cast<std::size_t>(number)];
+        check(cudaEventRecord(event, at(number)), "recording an event");
+        check(cudaStreamWaitEvent(cuda_stream(), event, 0), "waiting for an event");
+    }
+    void signal(std::size_t index, int number) override {
+        check(cudaEventRecord(signals_.at(index), at(number)), "recording an event");
+    }
+    void await(std::size_t index, int number) override {
+        check(cudaStreamWaitEvent(at(number), signals_.at(index), 0), "waiting for an event");
     }
 
     // Inside a graph only an external record is a node that can be timed.
-    void stamp(std::size_t index) override {
-        check(cudaEventRecordWithFlags(stamps_.at(index), stream_,
+    void stamp(std::size_t index, int number) override {
+        check(cudaEventRecordWithFlags(stamps_.at(index), at(number),
                                        capturing_ ? cudaEventRecordExternal : cudaEventRecordDefault),
               "recording an event");
     }
@@ -75,29 +134,55 @@ public:
         return 1e-3 * static_cast<double>(milliseconds);
     }
 
-    void wait() override { check(cudaStreamSynchronize(stream_), "waiting for queued work"); }
+    void mark(int value, int number) override { cuda_mark(marks_ + number, value, at(number)); }
+    int marked(int number) const override { return static_cast<const volatile int*>(marks_)[number]; }
+    bool idle() override { return cudaStreamQuery(cuda_stream()) != cudaErrorNotReady; }
+
+    void wait() override {
+        select(device_);
+        check(cudaStreamSynchronize(cuda_stream()), "waiting for queued work");
+    }
 
 private:
+    cudaStream_t at(int number) const { return streams_[static_cast<std::size_t>(number)]; }
+
+    static void grow(std::vector<cudaEvent_t>& events, std::size_t count, unsigned flags) {
+        while (events.size() < count) {
+            cudaEvent_t event = nullptr;
+            check(cudaEventCreateWithFlags(&event, flags), "creating an event");
+            events.push_back(event);
+        }
+    }
+
+    void drop_records() {
+        for (cudaGraphExec_t& step : steps_)
+            if (step != nullptr) cudaGraphExecDestroy(std::exchange(step, nullptr));
+    }
+
     cudaGraph_t capture(const std::function<void()>& enqueue) {
         cudaGraph_t graph = nullptr;
-        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a step");
+        check(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal), "capturing a step");
         capturing_ = true;
         try {
             enqueue();
         } catch (...) {
             capturing_ = false;
-            if (cudaStreamEndCapture(stream_, &graph) == cudaSuccess) cudaGraphDestroy(graph);
+            if (cudaStreamEndCapture(cuda_stream(), &graph) == cudaSuccess) cudaGraphDestroy(graph);
             throw;
         }
         capturing_ = false;
-        check(cudaStreamEndCapture(stream_, &graph), "capturing a step");
+        check(cudaStreamEndCapture(cuda_stream(), &graph), "capturing a step");
         return graph;
     }
 
-    cudaStream_t stream_ = nullptr;
+    int device_;
+    std::array<cudaStream_t, queue_streams> streams_{};
     bool replayed_, capturing_ = false;
     std::array<cudaGraphExec_t, 2> steps_{}; // without and with stamps
-    std::vector<cudaEvent_t> stamps_;
+    std::vector<cudaEvent_t> stamps_, signals_;
+    cudaEvent_t forked_ = nullptr;
+    std::array<cudaEvent_t, queue_streams> joined_{};
+    int* marks_ = nullptr; // by stream, pinned
 };
 
 // Pageable memory would be copied piece by piece through the driver's own staging, and the host would wait each time.
@@ -134,19 +219,20 @@ public:
 
 class CudaDevice : public Device {
 public:
-    explicit CudaDevice(bool replayed) : queue_(replayed) {}
+    CudaDevice(bool replayed, int device) : queue_(replayed, device) {
+        cuda_gemm_library(); // opened for this GPU before any capture
+    }
 
     std::string name() const override {
-        int device = 0;
         cudaDeviceProp properties{};
-        check(cudaGetDevice(&device), "asking for the GPU");
-        check(cudaGetDeviceProperties(&properties, device), "asking for the GPU's name");
+        check(cudaGetDeviceProperties(&properties, queue_.device()), "asking for the GPU's name");
         return properties.name;
     }
     Queue* queue() override { return &queue_; }
     std::unique_ptr<Device> open_offload() const override { return std::make_unique<PinnedHost>(); }
 
     char* allocate(std::size_t size) override {
+        select(queue_.device());
         void* memory = nullptr;
         const cudaError_t status = cudaMalloc(&memory, size);
         if (status == cudaErrorMemoryAllocation) {
@@ -157,27 +243,32 @@ public:
         return static_cast<char*>(memory);
     }
     void release(char* memory) noexcept override {
+        cudaSetDevice(queue_.device());
         cudaStreamSynchronize(queue_.cuda_stream());
         cudaFree(memory);
     }
     double free_bytes() const override {
+        select(queue_.device());
         std::size_t free = 0, all = 0;
         check(cudaMemGetInfo(&free, &all), "asking for free memory");
         return static_cast<double>(free);
     }
 
     double used_bytes() const override {
+        select(queue_.device());
         std::size_t free = 0, all = 0;
         check(cudaMemGetInfo(&free, &all), "asking for free memory");
         return static_cast<double>(all - free);
     }
 
     void fill(void* target, int byte, std::size_t size) override {
+        select(queue_.device());
         check(cudaMemsetAsync(target, byte, size, queue_.cuda_stream()), "filling memory");
     }
 
     // Staged pieces lie one behind another; when there is no room left, all copies before are waited for.
     void write(void* target, const void* source, std::size_t size) override {
+        select(queue_.device());
         for (std::size_t done = 0; done < size;) {
             if (used_ == Staging::bytes) drain();
             const std::size_t piece = std::min(size - done, Staging::bytes - used_);
@@ -216,6 +307,6 @@ private:
 
 } // namespace
 
-std::unique_ptr<Device> open_cuda(bool replayed) { return std::make_unique<CudaDevice>(replayed); }
+std::unique_ptr<Device> open_cuda(bool replayed, int device) { return std::make_unique<CudaDevice>(replayed, device); }
 
 } // namespace moe

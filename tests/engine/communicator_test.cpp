@@ -135,8 +135,8 @@ TEST_CASE("routed rows reach their experts over EP and ETP and come back summed"
                 wrong.unless(all[static_cast<std::size_t>(s * experts + e)] == (s + e) % 3);
         const RowsAttr to{2, 100, experts, 3, 2, false}, back{2, 100, experts, 3, 2, true};
         std::vector<float> arrived(200, -1), gathered(400, -1), local(200, -1), home(rows.size(), -1);
-        c.all_to_all_rows(ep, rows.data(), all.data(), arrived.data(), to, Dtype::f32, 100);
-        c.all_gather_rows(etp, arrived.data(), all.data(), gathered.data(), to, Dtype::f32, 200);
+        c.all_to_all_rows(ep, rows.data(), all.data(), arrived.data(), to, Dtype::f32, 10, 100);
+        c.all_gather_rows(etp, arrived.data(), all.data(), gathered.data(), to, Dtype::f32, 100, 200);
         std::size_t at = 0;
         for (int m = 0; m < 2; ++m)
             for (int s = 0; s < 3; ++s)
@@ -146,8 +146,8 @@ TEST_CASE("routed rows reach their experts over EP and ETP and come back summed"
                         wrong.unless(gathered[at++] == static_cast<float>(e));
                     }
         wrong.unless(gathered[at] == -1);
-        c.reduce_scatter_rows(etp, gathered.data(), all.data(), local.data(), back, Dtype::f32, 100);
-        c.all_to_all_rows(ep, local.data(), all.data(), home.data(), back, Dtype::f32,
+        c.reduce_scatter_rows(etp, gathered.data(), all.data(), local.data(), back, Dtype::f32, 200, 100);
+        c.all_to_all_rows(ep, local.data(), all.data(), home.data(), back, Dtype::f32, 100,
                           static_cast<std::int64_t>(rows.size() / 2));
         for (std::size_t i = 0; i < rows.size(); ++i) wrong.unless(home[i] == 2 * rows[i]);
     });
@@ -160,7 +160,7 @@ TEST_CASE("rows beyond the planned capacity are refused, not written") {
                  [&](Communicator& c) {
                      const std::vector<std::int32_t> all{3, 0, 4, 0};
                      std::vector<float> x(4), y(5);
-                     c.all_to_all_rows(ep, x.data(), all.data(), y.data(), {1, 5, 2, 2, 1, false}, Dtype::f32, 5);
+                     c.all_to_all_rows(ep, x.data(), all.data(), y.data(), {1, 5, 2, 2, 1, false}, Dtype::f32, 4, 5);
                  }),
         "all_to_all_rows: 7 routed rows do not fit a buffer of 5; plan with capacity 0 (worst case)", Error);
 }

@@ -4,7 +4,7 @@
 
 #include "engine/backend.hpp"
 #include "planner/error.hpp"
-#include "tests/engine/samples.hpp"
+#include "tests/engine/cuda_parity.hpp"
 
 #include <fmt/format.h>
 
@@ -17,79 +17,6 @@ using namespace moe;
 namespace {
 
 constexpr int skipped_status = 77; // meson's and automake's exit status of a skipped test
-
-struct Result {
-    std::vector<double> losses, norms;
-    std::map<std::string, std::vector<float>> gradients, weights; // gradients: of the first step
-};
-
-using Fields = std::vector<std::pair<std::string, std::string>>;
-
-Result train(const Plan& plan, const std::string& backend, int steps) {
-    TrainOptions options;
-    options.steps = steps;
-    options.lr = 1e-3;
-    options.eps = 1e-3; // of the gradients' size: rounding errors of vanishing gradients must not become full steps
-    options.backend = backend;
-    Trainer trainer(plan, options);
-    const SampleSource source = made_up_tokens(plan.model->vocab);
-    Result result;
-    for (int step = 0; step < steps; ++step) {
-        const StepResult r = trainer.step(source);
-        result.losses.push_back(r.loss);
-        result.norms.push_back(r.grad_norm);
-        if (step > 0) continue;
-        for (const auto& [name, shape] : trainer.parameters()) result.gradients[name] = trainer.read_gradient(name);
-    }
-    for (const auto& [name, shape] : trainer.parameters()) result.weights[name] = trainer.read_weight(name);
-    return result;
-}
-
-Result train_three(const Plan& plan, const std::string& backend) { return train(plan, backend, 3); }
-
-std::shared_ptr<const Model> with_every_expert(Model model) {
-    for (LayerKind& kind : model.kinds) {
-        if (!kind.moe) continue;
-        kind.moe->top_k = kind.moe->experts;
-        kind.moe->router.groups_kept = kind.moe->router.groups;
-    }
-    return std::make_shared<const Model>(std::move(model));
-}
-
-// Prints the tensor that is farthest off, so that a run's output shows the margin that is left.
-void compare(const std::string& what, const Result& got, const Result& expected, double tolerance) {
-    double worst = 0.0;
-    std::string where;
-    const auto note = [&](const std::string& name, double distance) {
-        INFO(what, " ", name, ": ", distance);
-        CHECK(distance < tolerance); // a NaN fails
-        if (!(distance <= worst)) {
-            worst = distance;
-            where = name;
-        }
-    };
-    for (std::size_t i = 0; i < expected.losses.size(); ++i) {
-        note(fmt::format("loss of step {}", i + 1), std::abs(got.losses[i] / expected.losses[i] - 1.0));
-        note(fmt::format("gradient norm of step {}", i + 1), std::abs(got.norms[i] / expected.norms[i] - 1.0));
-    }
-    REQUIRE(got.gradients.size() == expected.gradients.size());
-    for (const auto& [name, gradient] : expected.gradients) {
-        note("gradient of " + name, relative_distance(got.gradients.at(name), gradient));
-        note("weight " + name, relative_distance(got.weights.at(name), expected.weights.at(name)));
-    }
-    std::printf("%-60s worst %.2e of %.0e: %s\n", what.c_str(), worst, tolerance, where.c_str());
-}
-
-void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert = false,
-                 int steps = 3) {
-    Plan plan = small_plan(model, 1, fields);
-    if (every_expert) plan.model = with_every_expert(*plan.model);
-    std::string what = model;
-    for (const auto& [field, value] : fields) what += " " + field + "=" + value;
-    Plan reference = plan;
-    reference.cuda_graph = CudaGraph::none;
-    compare(what, train(plan, "cuda", steps), train(reference, "cpu", steps), tolerance);
-}
 
 } // namespace
 
@@ -151,7 +78,7 @@ TEST_CASE("cuda: BF16 losses with routing are the CPU's") {
     for (const char* model : {"qwen3", "qwen2", "deepseek3", "deepseek2", "mixtral"}) {
         INFO(model);
         const Plan plan = small_plan(model, 1, {{"precision", "bf16"}});
-        const Result got = train_three(plan, "cuda"), expected = train_three(plan, "cpu");
+        const CudaResult got = train_on(plan, "cuda"), expected = train_on(plan, "cpu");
         for (std::size_t i = 0; i < 3; ++i) {
             CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 1e-3);
             CHECK(std::abs(got.norms[i] / expected.norms[i] - 1.0) < 2e-2);
@@ -161,10 +88,10 @@ TEST_CASE("cuda: BF16 losses with routing are the CPU's") {
 
 TEST_CASE("cuda: runs repeat bit for bit, as a graph too") {
     for (const char* precision : {"fp32", "bf16"}) {
-        const Result first = train_three(small_plan("qwen2", 1, {{"precision", precision}}), "cuda");
+        const CudaResult first = train_on(small_plan("qwen2", 1, {{"precision", precision}}), "cuda");
         for (const char* graph : {"none", "full"}) {
             const Plan plan = small_plan("qwen2", 1, {{"precision", precision}, {"cuda_graph", graph}});
-            const Result again = train_three(plan, "cuda");
+            const CudaResult again = train_on(plan, "cuda");
             CHECK(again.losses == first.losses);
             CHECK(again.norms == first.norms);
             CHECK(again.weights == first.weights);
@@ -201,7 +128,7 @@ TEST_CASE("cuda: the last step is recorded op by op") {
 }
 
 TEST_CASE("cuda: memory beyond the staging's size goes there and back") {
-    const std::unique_ptr<Device> device = backend_named("cuda").open(false);
+    const std::unique_ptr<Device> device = backend_named("cuda").open(false, 0);
     CHECK(device->allocate(std::size_t{1} << 50) == nullptr);
     std::vector<std::uint32_t> there((std::size_t{70} << 18) + 3), back(there.size());
     for (std::size_t i = 0; i < there.size(); ++i) there[i] = static_cast<std::uint32_t>(i * 2654435761u);
@@ -223,7 +150,7 @@ TEST_CASE("cuda: what it cannot run is refused by name") {
     const auto refused = [&](const Plan& plan, const char* text) {
         CHECK_THROWS_WITH_AS(Trainer(plan, options), doctest::Contains(text), Error);
     };
-    refused(small_plan("qwen3", 2, {{"ep", "2"}}), "--backend cuda runs one GPU so far: gpus 2");
+    refused(small_plan("qwen3", 128, {{"dp", "128"}}), "128 ranks on this machine, but it has ");
     refused(small_plan("qwen3", 1, {{"cuda_graph", "partial"}}), "cuda_graph = partial is not supported");
 }
 

@@ -19,7 +19,8 @@ struct Trained {
     std::vector<double> overflow;                                 // rows without a place, by step
 };
 
-Trained train_three(const moe::Plan& plan, std::uint64_t seed = 1); // seed: of the initial weights
+// seed: of the initial weights; table: a back end other than the CPU's.
+Trained train_three(const moe::Plan& plan, std::uint64_t seed = 1, const moe::Backend* table = nullptr);
 
 // Losses, auxiliary losses, gradient norm, every gradient and every weight: the first that differs by more than
 // `tolerance` (weights: `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a

@@ -1,0 +1,353 @@
+// Collectives as calls of the library, with kernels that pack and unpack what the host cannot size.
+#include "engine/comm/queued.hpp"
+
+#include "engine/comm/rows.hpp"
+#include "engine/cores.hpp"
+#include "planner/error.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace moe {
+
+namespace {
+
+char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
+const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
+
+Type storage(Dtype dtype) { return dtype == Dtype::bf16 ? Type::bf16 : Type::f32; }
+
+bool pairwise(OpKind kind) {
+    return kind == OpKind::all_to_all_rows || kind == OpKind::all_to_all || kind == OpKind::ring_exchange;
+}
+
+std::vector<int> peers(const Mesh& mesh, int rank) { return mesh.members({Domain::dense, axis::pipeline}, rank); }
+
+int peer_of(const Mesh& mesh, int rank, int delta) {
+    const std::vector<int> stages = peers(mesh, rank);
+    const int count = static_cast<int>(stages.size()), at = mesh.index({Domain::dense, axis::pipeline}, rank);
+    return stages[static_cast<std::size_t>(((at + delta) % count + count) % count)];
+}
+
+// Rows of one slot: no more than the buffers on either side of the exchange can hold.
+std::int64_t slot_rows(std::int64_t x_rows, std::int64_t capacity_rows) { return std::min(x_rows, capacity_rows); }
+
+// Bytes of slots that an op needs.
+std::int64_t slots_of(const Program& program, const Op& op) {
+    if (op.kind < OpKind::all_to_all_rows || op.kind > OpKind::all_to_all) return 0;
+    const Tensor &x = program.tensors[static_cast<std::size_t>(op.in[0])],
+                 &y = program.tensors[static_cast<std::size_t>(op.out[0])];
+    if (op.kind == OpKind::all_to_all) return x.bytes();
+    const RowsAttr& attr = std::get<RowsAttr>(op.attr);
+    const std::int64_t row = bytes_of(x.dtype, attr.cols);
+    if (op.kind == OpKind::all_gather_rows) return attr.etp * x.rows * row;
+    if (op.kind == OpKind::reduce_scatter_rows) return attr.etp * y.rows * row;
+    return 2 * attr.ep * slot_rows(x.rows, y.rows) * row;
+}
+
+} // namespace
+
+std::vector<Circle> circles_of(const std::vector<const Program*>& programs, const Mesh& mesh) {
+    const int stages = mesh.group_size({Domain::dense, axis::pipeline});
+    struct Use {
+        int purpose;
+        Group group;
+        int delta;
+        bool pairwise;
+        auto key() const { return std::tuple(purpose, group.domain, group.axes, delta, pairwise); }
+        bool operator<(const Use& other) const { return key() < other.key(); }
+    };
+    std::vector<std::set<Use>> uses(static_cast<std::size_t>(stages)); // by pipeline rank
+    for (std::size_t p = 0; p < programs.size(); ++p)
+        for (const Template& ops : programs[p]->templates)
+            for (const Op& op : ops.ops) {
+                if (!is_communication(op.kind) || op.kind == OpKind::recv) continue;
+                const auto* peer = std::get_if<PeerAttr>(&op.attr);
+                if (peer != nullptr && peer->delta % stages == 0) continue;
+                uses[p % uses.size()].insert(peer != nullptr
+                                                 ? Use{stream_count + peer->tag, {}, peer->delta, false}
+                                                 : Use{static_cast<int>(op.stream), op.group, 0, pairwise(op.kind)});
+            }
+    std::map<std::pair<int, std::vector<int>>, bool> found; // whether pairwise
+    for (int rank = 0; rank < mesh.size(); ++rank)
+        for (const Use& use : uses[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))]) {
+            const std::vector<int> ranks = use.purpose >= stream_count
+                                               ? std::vector<int>{rank, peer_of(mesh, rank, use.delta)}
+                                               : mesh.members(use.group, rank);
+            bool& sends = found[{use.purpose, ranks}];
+            sends = sends || use.pairwise;
+        }
+    std::vector<Circle> circles;
+    for (const auto& [key, sends] : found) circles.push_back({key.first, key.second, sends});
+    return circles;
+}
+
+void QueuedFabric::check() {
+    if (failed_) throw Aborted();
+    if (transport_ != nullptr) transport_->check_peers();
+}
+
+QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& device, const Kernels& kernels,
+                                       const std::vector<const Program*>& programs)
+    : fabric_(fabric), library_(fabric.library()), kernels_(kernels), device_(device), rank_(rank) {
+    const int stages = fabric.mesh().group_size({Domain::dense, axis::pipeline});
+    for (const Program* program : programs) {
+        for (const Template& ops : program->templates)
+            for (const Op& op : ops.ops) {
+                std::int64_t& most = slot_bytes_[static_cast<std::size_t>(op.stream)];
+                most = std::max(most, slots_of(*program, op));
+            }
+        for (const auto& [channel, box] : boxes_of(*program, stages)) {
+            Box& most = boxes_[channel].box;
+            most.bytes = std::max(most.bytes, (box.bytes + 255) / 256 * 256);
+            most.places = std::max(most.places, box.places);
+        }
+    }
+    for (std::size_t s = 0; s < slots_.size(); ++s)
+        if (slot_bytes_[s] > 0) slots_[s] = take_memory(slot_bytes_[s], "slots of routed rows");
+    for (auto& [channel, box] : boxes_) box.memory = take_memory(box.box.bytes * box.box.places, "messages that leave");
+    char* greetings = take_memory(8 * fabric.mesh().size(), "the first messages");
+    device_.fill(greetings, 0, static_cast<std::size_t>(8 * fabric.mesh().size()));
+    if (Queue* queue = device_.queue()) use(Stream::compute, queue->stream());
+    for (std::size_t i = 0; i < fabric.circles().size(); ++i) {
+        const Circle& circle = fabric.circles()[i];
+        const auto me = std::find(circle.ranks.begin(), circle.ranks.end(), rank_);
+        if (me == circle.ranks.end()) continue;
+        // Messages leave the device to what computes beside them.
+        const int blocks = circle.messages() ? 8 : 0;
+        members_[{circle.purpose, circle.ranks}] = library_.join(fabric.point(i), static_cast<int>(circle.ranks.size()),
+                                                                 static_cast<int>(me - circle.ranks.begin()), blocks);
+        connect(circle, greetings);
+    }
+    if (Queue* queue = device_.queue()) queue->wait();
+}
+
+// Records hold on to the communicators that they were made with.
+QueuedCommunicator::~QueuedCommunicator() {
+    if (fabric_.failed()) {
+        for (const auto& [key, member] : members_) library_.abandon(member);
+        return;
+    }
+    try {
+        if (Queue* queue = device_.queue()) queue->forget();
+        for (const auto& [key, member] : members_) library_.leave(member);
+    } catch (const Error&) {
+        // What went wrong in the run has been reported; there is nothing left to save.
+    }
+}
+
+// Connections are made at the first use, which both ends wait for on the host: here all ranks come in one order, in a
+// step they would not.
+void QueuedCommunicator::connect(const Circle& circle, char* memory) {
+    const CollectiveLibrary::Member to = members_.at({circle.purpose, circle.ranks});
+    const int count = static_cast<int>(circle.ranks.size());
+    if (circle.messages()) {
+        if (circle.ranks.front() == rank_)
+            library_.send(to, memory, 4, 1, queued_);
+        else
+            library_.recv(to, memory + 4, 4, 0, queued_);
+        return;
+    }
+    library_.all_reduce(to, memory, memory, 1, Dtype::f32, false, queued_);
+    if (!circle.pairwise) return;
+    library_.begin_group();
+    for (int m = 0; m < count; ++m) {
+        library_.send(to, memory + 8 * m, 4, m, queued_);
+        library_.recv(to, memory + 8 * m + 4, 4, m, queued_);
+    }
+    library_.end_group();
+}
+
+char* QueuedCommunicator::take_memory(std::int64_t bytes, const char* what) {
+    char* memory = device_.allocate(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)));
+    if (memory == nullptr)
+        fail("rank {}: cannot allocate {:.2f} GiB for {} beside the arena, {:.2f} GiB are free: use a smaller mbs or a "
+             "capacity",
+             rank_, static_cast<double>(bytes) / (1 << 30), what, device_.free_bytes() / (1 << 30));
+    memory_.emplace_back(memory, Release{&device_});
+    buffer_bytes_ += bytes;
+    return memory;
+}
+
+char* QueuedCommunicator::slots(std::int64_t bytes) {
+    const auto s = static_cast<std::size_t>(stream_);
+    if (bytes > slot_bytes_[s])
+        fail("slots of {} bytes on the {} stream, {} were planned", bytes, to_string(stream_), slot_bytes_[s]);
+    return slots_[s];
+}
+
+void QueuedCommunicator::use(Stream stream, void* queued) {
+    stream_ = stream;
+    queued_ = queued;
+}
+
+void QueuedCommunicator::begin_step() {
+    for (auto& [channel, box] : boxes_) box.put = box.sent = box.received = 0;
+}
+
+void QueuedCommunicator::check() {
+    fabric_.check();
+    if (++checks_ % 100 != 0) return; // the library takes a lock for each
+    for (const auto& [key, member] : members_)
+        if (const std::string trouble = library_.trouble(member); !trouble.empty()) fail("{}", trouble);
+}
+
+const QueuedCommunicator::Seat& QueuedCommunicator::seat(Group group) {
+    const auto [at, fresh] = seats_.try_emplace({group.domain, group.axes});
+    if (fresh) at->second = {fabric_.mesh().members(group, rank_), fabric_.mesh().index(group, rank_)};
+    return at->second;
+}
+
+CollectiveLibrary::Member QueuedCommunicator::member(int purpose, const std::vector<int>& ranks) {
+    const auto found = members_.find({purpose, ranks});
+    if (found == members_.end())
+        fail("rank {} has no communicator of {} ranks for purpose {}", rank_, ranks.size(), purpose);
+    return found->second;
+}
+
+void QueuedCommunicator::all_gather(Group group, const void* x, void* y, std::int64_t bytes) {
+    library_.all_gather(here(seat(group)), x, y, bytes, queued_);
+}
+
+void QueuedCommunicator::reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) {
+    library_.reduce_scatter(here(seat(group)), x, y, elements, dtype, queued_);
+}
+
+void QueuedCommunicator::all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) {
+    library_.all_reduce(here(seat(group)), x, y, elements, dtype, max, queued_);
+}
+
+SlotShape QueuedCommunicator::slot_shape(const RowsAttr& attr, RowParts parts, std::int64_t rows,
+                                         std::int64_t capacity) {
+    SlotShape shape;
+    shape.parts = parts;
+    shape.cols = attr.cols;
+    shape.slot_rows = rows;
+    shape.capacity = capacity;
+    shape.experts = attr.experts;
+    shape.ep = attr.ep;
+    shape.etp = attr.etp;
+    shape.rank = index({Domain::expert, axis::expert});
+    shape.member = index({Domain::expert, axis::tensor});
+    return shape;
+}
+
+// Slot m of x goes to member m, whose slot for me comes to slot m of y; `bytes` each.
+void QueuedCommunicator::exchange_slots(const Seat& seat, const char* x, char* y, std::int64_t bytes) {
+    const CollectiveLibrary::Member to = here(seat);
+    const int members = static_cast<int>(seat.ranks.size());
+    library_.begin_group();
+    for (int m = 0; m < members; ++m) {
+        library_.send(to, x + m * bytes, bytes, m, queued_);
+        library_.recv(to, y + m * bytes, bytes, m, queued_);
+    }
+    library_.end_group();
+}
+
+void QueuedCommunicator::all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                         const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+                                         std::int64_t capacity_rows) {
+    const Seat& members = seat(group);
+    const std::int64_t rows = slot_rows(x_rows, capacity_rows), bytes = rows * bytes_of(dtype, attr.cols);
+    char* out = slots(2 * attr.ep * bytes);
+    char* in = out + attr.ep * bytes;
+    const RowParts there = attr.combine ? RowParts::arriving : RowParts::sent,
+                   here = attr.combine ? RowParts::sent : RowParts::arriving;
+    const Type type = storage(dtype);
+    kernels_.rows_to_slots(slot_shape(attr, there, rows, x_rows), {x, type}, all_counts, {out, type}, queued_);
+    exchange_slots(members, out, in, bytes);
+    kernels_.slots_to_rows(slot_shape(attr, here, rows, capacity_rows), {in, type}, all_counts, {y, type}, queued_);
+}
+
+void QueuedCommunicator::all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                         const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+                                         std::int64_t capacity_rows) {
+    const std::int64_t bytes = x_rows * bytes_of(dtype, attr.cols);
+    char* in = slots(attr.etp * bytes);
+    library_.all_gather(here(seat(group)), x, in, bytes, queued_);
+    const Type type = storage(dtype);
+    kernels_.slots_to_rows(slot_shape(attr, RowParts::gathered, x_rows, capacity_rows), {in, type}, all_counts,
+                           {y, type}, queued_);
+}
+
+void QueuedCommunicator::reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                             const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+                                             std::int64_t capacity_rows) {
+    char* out = slots(attr.etp * capacity_rows * bytes_of(dtype, attr.cols));
+    const Type type = storage(dtype);
+    kernels_.rows_to_slots(slot_shape(attr, RowParts::gathered, capacity_rows, x_rows), {x, type}, all_counts,
+                           {out, type}, queued_);
+    library_.reduce_scatter(here(seat(group)), out, y, capacity_rows * attr.cols, dtype, queued_);
+}
+
+// On the side of heads, what belongs to one member's tokens is two runs of rows as they lie; on the side of tokens,
+// columns of every row.
+void QueuedCommunicator::all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
+                                    std::int64_t element_bytes) {
+    const Seat& members = seat(group);
+    const int parts = static_cast<int>(members.ranks.size());
+    if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
+    const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / parts; // of one member's tokens
+    const std::int64_t narrow = attr.rows * attr.cols / (rows * parts) * element_bytes, half = rows / 2 * narrow;
+    const PartsShape shape{rows, {attr.pieces[0], attr.pieces[1], attr.pieces[2]}, parts};
+    const Type type = element_bytes == 2 ? Type::bf16 : Type::f32;
+    char* packed = slots(parts * rows * narrow);
+    if (attr.to_heads) kernels_.split_columns(shape, {x, type}, {packed, type}, queued_);
+    const CollectiveLibrary::Member to = here(members);
+    library_.begin_group();
+    for (int m = 0; m < parts; ++m)
+        for (int run = 0; run < 2; ++run) {
+            const std::int64_t by_tokens = m * rows * narrow + run * half,
+                               by_heads = run_start(m, run, parts, rows) * narrow;
+            if (attr.to_heads) {
+                library_.send(to, packed + by_tokens, half, m, queued_);
+                library_.recv(to, offset(y, by_heads), half, m, queued_);
+            } else {
+                library_.send(to, offset(x, by_heads), half, m, queued_);
+                library_.recv(to, packed + by_tokens, half, m, queued_);
+            }
+        }
+    library_.end_group();
+    if (!attr.to_heads) kernels_.join_columns(shape, {packed, type}, {y, type}, queued_);
+}
+
+void QueuedCommunicator::ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) {
+    const Seat& members = seat(group);
+    const int count = static_cast<int>(members.ranks.size());
+    const CollectiveLibrary::Member to = here(members);
+    library_.begin_group();
+    library_.send(to, x, bytes, (members.index + 1) % count, queued_);
+    library_.recv(to, y, bytes, (members.index + count - 1) % count, queued_);
+    library_.end_group();
+}
+
+int QueuedCommunicator::peer_rank(int delta) { return peer_of(fabric_.mesh(), rank_, delta); }
+
+QueuedCommunicator::Leaving& QueuedCommunicator::leaving(const PeerAttr& peer) {
+    const int stages = static_cast<int>(peers(fabric_.mesh(), rank_).size());
+    return boxes_.at({(peer.delta % stages + stages) % stages, peer.tag, peer.stage});
+}
+
+void QueuedCommunicator::put(const PeerAttr& peer, const void* x, std::int64_t bytes) {
+    Leaving& box = leaving(peer);
+    library_.copy(box.place(box.put++), x, bytes, queued_);
+}
+
+// From the box, where put() has left it.
+void QueuedCommunicator::send(const PeerAttr& peer, const void*, std::int64_t bytes) {
+    const int to = peer_rank(peer.delta);
+    if (to == rank_) return; // it need not leave
+    Leaving& box = leaving(peer);
+    library_.send(member(stream_count + peer.tag, {rank_, to}), box.place(box.sent++), bytes, 1, queued_);
+}
+
+void QueuedCommunicator::recv(const PeerAttr& peer, void* y, std::int64_t bytes) {
+    const int from = peer_rank(peer.delta);
+    if (from == rank_) {
+        Leaving& box = leaving(peer);
+        return library_.copy(y, box.place(box.received++), bytes, queued_);
+    }
+    library_.recv(member(stream_count + peer.tag, {from, rank_}), y, bytes, 0, queued_);
+}
+
+} // namespace moe

@@ -1,0 +1,146 @@
+// Communicator of ranks on devices: collectives of a library, queued on the streams that the Program names.
+//
+// The host never reads counts of routed rows: what travels between two ranks is a slot as large as it can get, into and
+// out of which kernels move the rows that there are.
+#pragma once
+
+#include "engine/comm/collectives.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/comm/transport.hpp"
+#include "engine/device.hpp"
+#include "engine/streams.hpp"
+#include "kernels/kernels.hpp"
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace moe {
+
+// Ranks that need a communicator of the library. What runs side by side has one of its own, because a communicator's
+// work has one order: collectives one per group and stream, messages one per sender, receiver and tag, as a message
+// must not wait behind another that its receiver wants later.
+struct Circle {
+    int purpose = 0;        // Stream of collectives, or stream_count + tag of messages
+    std::vector<int> ranks; // in the order of the group; of messages: sender, receiver
+    bool pairwise = false;  // members send to each other, besides what they do together
+    bool messages() const { return purpose >= stream_count; }
+};
+// All circles of a run, in an order that every rank finds alike. programs: by pipeline rank; may be followed by those
+// of steps that are run again, in the same order.
+std::vector<Circle> circles_of(const std::vector<const Program*>& programs, const Mesh& mesh);
+
+// What the ranks of this process share.
+class QueuedFabric {
+public:
+    // points: one for each of the circles. `transport` leads to other processes, if there are any.
+    QueuedFabric(const CollectiveLibrary& library, const Mesh& mesh, std::vector<Circle> circles,
+                 std::vector<MeetingPoint> points, Transport* transport)
+        : library_(library),
+          mesh_(mesh),
+          circles_(std::move(circles)),
+          points_(std::move(points)),
+          transport_(transport) {}
+
+    const CollectiveLibrary& library() const { return library_; }
+    const Mesh& mesh() const { return mesh_; }
+    const std::vector<Circle>& circles() const { return circles_; }
+    const MeetingPoint& point(std::size_t circle) const { return points_[circle]; }
+
+    // A rank of this process has failed: the others' waits throw Aborted.
+    void fail() { failed_ = true; }
+    bool failed() const { return failed_; }
+    void check();
+
+private:
+    const CollectiveLibrary& library_;
+    const Mesh& mesh_;
+    std::vector<Circle> circles_;
+    std::vector<MeetingPoint> points_;
+    Transport* transport_;
+    std::atomic<bool> failed_{false};
+};
+
+class QueuedCommunicator : public Communicator {
+public:
+    // Joins the rank's circles, which all ranks do at the same time, and makes their connections. `programs`: all that
+    // the rank will run. Its memory, which no plan counts, is that of slots and of boxes.
+    QueuedCommunicator(QueuedFabric& fabric, int rank, Device& device, const Kernels& kernels,
+                       const std::vector<const Program*>& programs);
+    ~QueuedCommunicator() override;
+    QueuedCommunicator(const QueuedCommunicator&) = delete;
+    QueuedCommunicator& operator=(const QueuedCommunicator&) = delete;
+
+    int rank() const override { return rank_; }
+    int size(Group group) override { return static_cast<int>(seat(group).ranks.size()); }
+    int index(Group group) override { return seat(group).index; }
+    void all_gather(Group group, const void* x, void* y, std::int64_t bytes) override;
+    void reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) override;
+    void all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) override;
+    void all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
+                         Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
+    void all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
+                         Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
+    void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
+                             Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
+    void all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr, std::int64_t element_bytes) override;
+    void ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) override;
+    void send(const PeerAttr& peer, const void* x, std::int64_t bytes) override;
+    void recv(const PeerAttr& peer, void* y, std::int64_t bytes) override;
+    void put(const PeerAttr& peer, const void* x, std::int64_t bytes) override;
+    void use(Stream stream, void* queued) override;
+    void begin_step() override;
+    void check() override;
+    double waited() const override { return 0.0; } // it is the device that waits
+    bool waits() const override { return false; }
+
+    std::int64_t buffer_bytes() const { return buffer_bytes_; } // of slots and boxes
+
+private:
+    struct Seat {
+        std::vector<int> ranks;
+        int index = 0;
+    };
+    struct Leaving { // messages of a channel, in the order of the calls
+        Box box;
+        char* memory = nullptr;
+        int put = 0, sent = 0, received = 0;
+        char* place(int number) const { return memory + number % box.places * box.bytes; }
+    };
+    using Key = std::pair<int, std::vector<int>>; // Circle::purpose, ranks
+    struct Release {
+        Device* device;
+        void operator()(char* memory) const { device->release(memory); }
+    };
+
+    const Seat& seat(Group group);
+    CollectiveLibrary::Member member(int purpose, const std::vector<int>& ranks);
+    CollectiveLibrary::Member here(const Seat& seat) { return member(static_cast<int>(stream_), seat.ranks); }
+    void connect(const Circle& circle, char* memory);
+    char* take_memory(std::int64_t bytes, const char* what);
+    char* slots(std::int64_t bytes);
+    void exchange_slots(const Seat& seat, const char* x, char* y, std::int64_t bytes);
+    SlotShape slot_shape(const RowsAttr& attr, RowParts parts, std::int64_t slot_rows, std::int64_t capacity);
+    int peer_rank(int delta);
+    Leaving& leaving(const PeerAttr& peer);
+
+    QueuedFabric& fabric_;
+    const CollectiveLibrary& library_;
+    const Kernels& kernels_;
+    Device& device_;
+    int rank_;
+    std::map<Key, CollectiveLibrary::Member> members_;
+    std::map<std::pair<Domain, int>, Seat> seats_;
+    std::map<Channel, Leaving> boxes_;
+    std::vector<std::unique_ptr<char, Release>> memory_;
+    std::array<char*, stream_count> slots_{};
+    std::array<std::int64_t, stream_count> slot_bytes_{};
+    std::int64_t buffer_bytes_ = 0;
+    Stream stream_ = Stream::compute;
+    void* queued_ = nullptr; // the device's stream of that name
+    int checks_ = 0;
+};
+
+} // namespace moe

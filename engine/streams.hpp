@@ -1,0 +1,69 @@
+// Which work of a rank waits for which where its streams run side by side: whatever touches the same bytes.
+#pragma once
+
+#include "engine/arena.hpp"
+#include "planner/program.hpp"
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+namespace moe {
+
+// Messages leave through boxes: a send copies into a place of its channel's box, on a stream of its own, and what
+// computes next may use the memory again although nobody has received the message. Without that, ranks of a pipeline
+// wait for each other in a circle: each to receive until its own message is gone.
+struct Channel {
+    int delta = 0; // pipeline ranks to the receiver, modulo their number; 0: a rank's message to itself
+    int tag = 0, stage = 0;
+    auto operator<=>(const Channel&) const = default;
+};
+struct Box {
+    int places = 1;         // one, or as many as messages to itself wait at once
+    std::int64_t bytes = 0; // of one place
+};
+std::map<Channel, Box> boxes_of(const Program& program, int stages);
+
+// Streams beside those that Programs name: one that copies into boxes, and three for messages that leave. In a V
+// activations and gradients go both ways, and none may queue behind another whose receiver waits for it.
+inline constexpr int box_stream = stream_count, leaving_streams = stream_count + 1;
+inline constexpr int queue_streams = stream_count + 4;
+
+// One rank's work, in the order of OpWalk, on as many streams as the Program names. Work waits for the last that wrote
+// what it reads or writes, and for those that have read since what it writes: by addresses, so that memory which
+// tensors use in turn is covered like a tensor. What follows from other waits, or from the order of a stream, is left
+// out.
+class StreamOrder {
+public:
+    StreamOrder(const Program& program, const Arena& arena, int stages);
+
+    struct Work {
+        int op = 0;         // by number in the order of OpWalk
+        bool boxes = false; // the copy of what this op, a send, sends; the send itself follows, unless it is to itself
+        int stream = 0;
+        int signal = -1;            // number of the event that others wait for, -1: nobody does
+        int before = -1;            // work before it on its stream, -1: none
+        std::span<const int> waits; // work on other streams
+    };
+    std::size_t size() const { return op_.size(); }
+    Work operator[](std::size_t work) const;
+    int signals() const { return signals_; }
+    const std::array<bool, queue_streams>& used() const { return used_; }
+
+private:
+    friend class StreamOrderBuilder;
+
+    std::vector<int> op_;
+    std::vector<bool> boxes_;
+    std::vector<std::uint8_t> stream_;
+    std::vector<int> signal_, before_;
+    std::vector<std::size_t> first_wait_; // of each work in waits_, and the end
+    std::vector<int> waits_;
+    std::array<bool, queue_streams> used_{};
+    int signals_ = 0;
+};
+
+} // namespace moe

@@ -1,0 +1,83 @@
+// Trains on both back ends and compares.
+#include "tests/engine/cuda_parity.hpp"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+using namespace moe;
+
+namespace {
+
+std::shared_ptr<const Model> with_every_expert(Model model) {
+    for (LayerKind& kind : model.kinds) {
+        if (!kind.moe) continue;
+        kind.moe->top_k = kind.moe->experts;
+        kind.moe->router.groups_kept = kind.moe->router.groups;
+    }
+    return std::make_shared<const Model>(std::move(model));
+}
+
+} // namespace
+
+CudaResult train_on(const Plan& plan, const std::string& backend, int steps) {
+    TrainOptions options;
+    options.steps = steps;
+    options.lr = 1e-3;
+    options.eps = 1e-3; // of the gradients' size: rounding errors of vanishing gradients must not become full steps
+    options.backend = backend;
+    options.hang_timeout = 15.0;
+    options.on_hang = [](const std::string& line) { // a queue that hangs cannot be made to unwind
+        std::fprintf(stderr, "%s\n", line.c_str());
+        std::_Exit(1);
+    };
+    Trainer trainer(plan, options);
+    const SampleSource source = made_up_tokens(plan.model->vocab);
+    CudaResult result;
+    for (int step = 0; step < steps; ++step) {
+        const StepResult r = trainer.step(source);
+        result.losses.push_back(r.loss);
+        result.norms.push_back(r.grad_norm);
+        if (step > 0) continue;
+        for (const auto& [name, shape] : trainer.parameters()) result.gradients[name] = trainer.read_gradient(name);
+    }
+    for (const auto& [name, shape] : trainer.parameters()) result.weights[name] = trainer.read_weight(name);
+    return result;
+}
+
+void compare(const std::string& what, const CudaResult& got, const CudaResult& expected, double tolerance) {
+    double worst = 0.0;
+    std::string where;
+    const auto note = [&](const std::string& name, double distance) {
+        INFO(what, " ", name, ": ", distance);
+        CHECK(distance < tolerance); // a NaN fails
+        if (!(distance <= worst)) {
+            worst = distance;
+            where = name;
+        }
+    };
+    for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+        note(fmt::format("loss of step {}", i + 1), std::abs(got.losses[i] / expected.losses[i] - 1.0));
+        note(fmt::format("gradient norm of step {}", i + 1), std::abs(got.norms[i] / expected.norms[i] - 1.0));
+    }
+    REQUIRE(got.gradients.size() == expected.gradients.size());
+    for (const auto& [name, gradient] : expected.gradients) {
+        note("gradient of " + name, relative_distance(got.gradients.at(name), gradient));
+        note("weight " + name, relative_distance(got.weights.at(name), expected.weights.at(name)));
+    }
+    std::printf("%-60s worst %.2e of %.0e: %s\n", what.c_str(), worst, tolerance, where.c_str());
+}
+
+void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert, int steps,
+                 int ranks) {
+    Plan plan = small_plan(model, ranks, fields);
+    if (every_expert) plan.model = with_every_expert(*plan.model);
+    std::string what = ranks > 1 ? fmt::format("{} on {} GPUs:", model, ranks) : model;
+    for (const auto& [field, value] : fields) what += " " + field + "=" + value;
+    Plan reference = plan;
+    reference.cuda_graph = CudaGraph::none;
+    compare(what, train_on(plan, "cuda", steps), train_on(reference, "cpu", steps), tolerance);
+}

@@ -1,0 +1,123 @@
+// Plans over several GPUs of this machine against the CPU back end; each case is skipped by name where there are fewer.
+#include "engine/backend.hpp"
+#include "planner/error.hpp"
+#include "tests/engine/cuda_parity.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdio>
+
+using namespace moe;
+
+namespace {
+
+bool has_gpus(int ranks) {
+    const int devices = backend_named("cuda").devices();
+    if (devices < ranks) std::printf("skipped: needs %d GPUs, this machine has %d\n", ranks, devices);
+    return devices >= ranks;
+}
+
+// Eager and as one graph per rank.
+void check_ranks(int ranks, const std::string& model, const Fields& fields) {
+    if (!has_gpus(ranks)) return;
+    check_model(model, fields, 1e-4, false, 3, ranks);
+    Fields replayed = fields;
+    replayed.emplace_back("cuda_graph", "full");
+    check_model(model, replayed, 1e-4, false, 3, ranks);
+}
+
+} // namespace
+
+TEST_CASE("cuda ranks 2: data parallel with sharded optimizer states") { check_ranks(2, "qwen3", {{"mbs", "2"}}); }
+
+TEST_CASE("cuda ranks 2: tensor parallel with sequence parallelism") {
+    check_ranks(2, "llama", {{"tp", "2"}});
+    check_ranks(2, "deepseek3", {{"tp", "2"}, {"etp", "2"}});
+}
+
+TEST_CASE("cuda ranks 2: expert parallel, worst case and planned capacity, and folded over tensor parallel") {
+    check_ranks(2, "qwen3", {{"ep", "2"}});
+    check_ranks(2, "qwen3", {{"ep", "2"}, {"capacity", "1"}});
+    check_ranks(2, "qwen3", {{"tp", "2"}, {"ep", "2"}, {"etp", "1"}});
+    check_ranks(2, "mixtral", {{"ep", "2"}, {"dispatcher", "allgather"}});
+}
+
+TEST_CASE("cuda ranks 2: context parallel by a ring and by heads") {
+    check_ranks(2, "qwen3", {{"cp", "2"}, {"cp_comm", "ring"}});
+    check_ranks(2, "qwen3", {{"cp", "2"}, {"cp_comm", "alltoall"}, {"ep", "2"}});
+}
+
+TEST_CASE("cuda ranks 2: pipelines, interleaved, and a V with split backwards") {
+    check_ranks(2, "qwen3", {{"pp", "2"}});
+    check_ranks(2, "deepseek3-mtp", {{"pp", "2"}});
+    check_ranks(2, "qwen2", {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}});
+    check_ranks(2, "qwen2", {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}});
+}
+
+TEST_CASE("cuda ranks 2: EP and TP overlap") {
+    check_ranks(2, "qwen3", {{"tp", "2"}, {"ep", "2"}, {"etp", "1"}, {"ep_overlap", "on"}});
+    check_ranks(2, "qwen3", {{"tp", "2"}, {"etp", "2"}, {"tp_overlap", "on"}});
+}
+
+TEST_CASE("cuda ranks 4: everything at once") {
+    check_ranks(4, "qwen3", {{"tp", "2"}, {"ep", "4"}, {"etp", "1"}});
+    check_ranks(4, "qwen3", {{"pp", "2"}, {"ep", "2"}});
+    check_ranks(4, "deepseek3", {{"cp", "2"}, {"tp", "2"}, {"ep", "2"}, {"etp", "2"}});
+}
+
+TEST_CASE("cuda ranks 2: BF16 with every expert chosen") {
+    if (!has_gpus(2)) return;
+    check_model("qwen3", {{"precision", "bf16"}, {"ep", "2"}}, 2e-2, true, 3, 2);
+    check_model("qwen3", {{"precision", "bf16"}, {"tp", "2"}, {"etp", "2"}, {"cuda_graph", "full"}}, 2e-2, true, 3, 2);
+}
+
+TEST_CASE("cuda ranks 2: runs repeat bit for bit, as a graph too") {
+    if (!has_gpus(2)) return;
+    for (const Fields& fields : {Fields{{"tp", "2"}, {"ep", "2"}, {"etp", "1"}}, Fields{{"pp", "2"}}}) {
+        const CudaResult first = train_on(small_plan("qwen3", 2, fields), "cuda");
+        for (const char* graph : {"none", "full"}) {
+            Plan plan = small_plan("qwen3", 2, fields);
+            plan.cuda_graph = graph[0] == 'f' ? CudaGraph::full : CudaGraph::none;
+            const CudaResult again = train_on(plan, "cuda");
+            CHECK(again.losses == first.losses);
+            CHECK(again.norms == first.norms);
+            CHECK(again.weights == first.weights);
+        }
+    }
+}
+
+TEST_CASE("cuda ranks 2: the last step is recorded on every rank, op by op") {
+    if (!has_gpus(2)) return;
+    TrainOptions options;
+    options.steps = 2;
+    options.backend = "cuda";
+    Trainer trainer(small_plan("qwen3", 2, {{"ep", "2"}, {"cuda_graph", "full"}}), options);
+    trainer.step(made_up_tokens(61));
+    const double seconds = trainer.step(made_up_tokens(61)).seconds;
+    const Timeline timeline = trainer.timeline();
+    REQUIRE(timeline.rows.size() == trainer.recorder(0).ops() + trainer.recorder(1).ops());
+    for (const TimelineRow& row : timeline.rows) {
+        CHECK(row.start >= 0.0);
+        CHECK(row.end <= seconds);
+        CHECK(row.end >= row.start);
+    }
+    std::printf("%zu communicators took %.3f GiB of a GPU\n", trainer.joined().communicators,
+                trainer.joined().bytes / (1 << 30));
+}
+
+TEST_CASE("cuda ranks 2: a rank that fails ends the run with its own line") {
+    if (!has_gpus(2)) return;
+    static std::atomic<bool> armed;
+    armed = false;
+    Backend failing = backend_named("cuda");
+    failing.table[static_cast<std::size_t>(OpKind::adamw)] = [](const OpContext& c) {
+        if (armed && c.position.rank == 1) fail("no kernel for this");
+    };
+    TrainOptions options;
+    options.table = &failing;
+    Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}, {"etp", "2"}}), options);
+    trainer.step(made_up_tokens(61));
+    armed = true;
+    CHECK_THROWS_WITH_AS(trainer.step(made_up_tokens(61)), doctest::Contains("rank 1: adamw (layer -1"), Error);
+}
