@@ -232,6 +232,10 @@ std::string export_document(std::int64_t step, std::size_t parameters, const std
     return finish({{"step", step}, {"parameters", parameters}, {"out", out}});
 }
 
+std::string launch_document(int nodes, int per_node, const std::string& out, const std::string& text) {
+    return finish({{"nodes", nodes}, {"processes_per_node", per_node}, {"out", out}, {"text", text}});
+}
+
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix) {
     return finish(Json{{"documents", documents}, {"tokens", tokens}, {"prefix", prefix}});
 }

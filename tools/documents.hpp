@@ -53,6 +53,7 @@ std::string comparison_document(const Comparison& comparison);
 std::string validation_document(const std::vector<Prediction>& predictions,
                                 const std::vector<Improvement>* improvements);
 std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out);
+std::string launch_document(int nodes, int per_node, const std::string& out, const std::string& text);
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix);
 
 } // namespace moe::tools

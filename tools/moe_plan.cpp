@@ -92,7 +92,7 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     verb->add_option("--steps", o.steps, "training steps")->capture_default_str();
-    verb->add_option("--backend", o.backend, "cpu, or cuda: one GPU")->capture_default_str();
+    verb->add_option("--backend", o.backend, "cpu, or cuda: a GPU for every rank")->capture_default_str();
     verb->add_option("--init-from", o.init_from, "Hugging Face folder: start from its weights (safetensors)");
     verb->add_option("--run-dir", o.run_dir,
                      "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
@@ -166,6 +166,23 @@ void add_export(CLI::App& app, ExportVerbOptions& o) {
         ->required();
     verb->add_option("--out", o.out, "folder for safetensors and config.json")->required();
     verb->add_option("--dtype", o.dtype, "fp32: master weights bit for bit, or bf16")->capture_default_str();
+    add_json(verb, o.json);
+}
+
+void add_launch(CLI::App& app, LaunchOptions& o) {
+    CLI::App* verb = add_verb(app, "launch", "the job file that executes a plan, a process per rank",
+                              "moe-plan launch plan.json --slurm --data text --arguments '--steps 300' --out job.sh",
+                              [&o] { launch_verb(o); });
+    verb->add_option("PLAN", o.plan, "plan.json, where the job finds it as well")->required();
+    verb->add_flag("--slurm", o.slurm, "a script for sbatch");
+    verb->add_flag("--mpi", o.mpi, "a script that calls Open MPI's mpirun");
+    verb->add_flag("--k8s", o.kubernetes, "a Kubernetes Job with a pod per node, its Service, and the plan");
+    verb->add_option("--data", o.data, "prefix of the dataset where the job runs")->capture_default_str();
+    verb->add_option("--arguments", o.arguments, "more options of execute, as one word");
+    verb->add_option("--gpus-per-node", o.per_node, "processes of a node (default: as the plan's hardware has GPUs)");
+    verb->add_option("--image", o.image, "--k8s: container image with moe-plan in its PATH");
+    verb->add_option("--claim", o.claim, "--k8s: volume claim that is mounted at /work")->capture_default_str();
+    verb->add_option("--out", o.out, "file to write (default: stdout)");
     add_json(verb, o.json);
 }
 
@@ -247,6 +264,7 @@ int run(int argc, char** argv) {
     CalibrateOptions calibrate;
     TokenizeOptions tokenize;
     ExportVerbOptions exported;
+    LaunchOptions launch;
     ValidateOptions validate;
     add_search(app, search);
     add_replay(app, replay);
@@ -256,6 +274,7 @@ int run(int argc, char** argv) {
     add_calibrate(app, calibrate);
     add_tokenize(app, tokenize);
     add_export(app, exported);
+    add_launch(app, launch);
     add_validate(app, validate);
 
     const std::vector<std::string> verbs = verb_names(app);

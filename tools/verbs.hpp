@@ -99,4 +99,16 @@ struct ExportVerbOptions {
 };
 void export_verb(const ExportVerbOptions& options);
 
+struct LaunchOptions {
+    std::string plan;
+    bool slurm = false, mpi = false, kubernetes = false; // one of them
+    std::string data = "text";                           // prefix of the dataset where the job runs
+    std::string arguments;                               // more words for execute
+    std::string image, claim = "moe-plan";               // Kubernetes: container image, volume claim
+    std::int64_t per_node = 0;                           // GPUs of a node, 0 = as the hardware profile says
+    std::string out;                                     // file, empty = stdout
+    bool json = false;
+};
+void launch_verb(const LaunchOptions& options);
+
 } // namespace moe::tools
