@@ -4,9 +4,11 @@
 #include "engine/backend.hpp"
 #include "engine/trainer.hpp"
 #include "planner/error.hpp"
+#include "planner/library_memory.hpp"
 #include "planner/measured.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <tuple>
@@ -177,7 +179,8 @@ void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, double
     }
 }
 
-void measure(const Point& point, const MicrobenchOptions& options, Microbench& result, Samples& samples) {
+// Bytes taken on the device beside the arena and the libraries' scratch.
+double measure(const Point& point, const MicrobenchOptions& options, Microbench& result, Samples& samples) {
     using Clock = std::chrono::steady_clock;
     constexpr int most_steps = 9, fewest_steps = 3;
     constexpr double enough_seconds = 0.8;
@@ -207,9 +210,7 @@ void measure(const Point& point, const MicrobenchOptions& options, Microbench& r
     }
     gather(trainer, plan, steps, result.stamp_seconds, samples);
     result.device = trainer.device_name();
-    // The first and smallest run has loaded every kernel; later ones hold fragments of freed arenas.
-    if (result.context_bytes == 0.0 && trainer.memory_gib() > trainer.arena_gib())
-        result.context_bytes = (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30);
+    return (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
 }
 
 // The host's time for a launch, and a stamp's in a step as it is replayed.
@@ -292,6 +293,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     Samples samples;
     std::size_t done = 0;
     double longest = 0.0;
+    std::array<double, precision_count> beside_arena{};
     for (const Point& point : points) {
         // The next run takes about as long as the longest so far, or twice that where sizes grow.
         const double before = elapsed();
@@ -299,11 +301,14 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         if (options.progress)
             options.progress(fmt::format("measuring {} of {}: hidden {}, seq {}, mbs {}, {}", done + 1, points.size(),
                                          point.hidden, point.seq, point.mbs, to_string(point.precision)));
-        measure(point, options, result, samples);
+        const double beside = measure(point, options, result, samples);
+        double& first = beside_arena[static_cast<std::size_t>(point.precision)];
+        if (first == 0.0) first = beside; // of the smallest run: later ones hold fragments of freed arenas
         longest = std::max(longest, elapsed() - before);
         ++done;
     }
     for (auto& [key, list] : samples) result.measured[key] = calls_of(std::move(list), options.one_rank);
+    result.context_bytes = std::max(0.0, *std::max_element(beside_arena.begin(), beside_arena.end()));
     result.fp32_flops = best_rate(result.measured, "gemm", false);
     result.bf16_flops = best_rate(result.measured, "gemm", true);
     result.memory_bandwidth =

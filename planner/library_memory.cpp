@@ -7,36 +7,81 @@ namespace moe {
 
 namespace {
 
+constexpr std::int64_t slice_bytes = std::int64_t{9} << 28, most_bytes = std::int64_t{4} << 30, least_chunk = 512;
+
 std::int64_t rounded(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
+std::int64_t divided_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
+
+// The largest piece of a backward: what one call of the library computes.
+struct Piece {
+    std::int64_t sequences, key_heads, heads, queries, keys;
+    bool shares_keys; // with others, whose key gradients are summed beside it
+    std::int64_t score_bytes() const { return rounded(queries, 64) * rounded(keys, 128) * 2; } // of a head
+};
+
+// As kernels/cuda/attention_pieces.cu cuts it.
+Piece largest_piece(const AttentionWork& w) {
+    const std::int64_t share = w.heads / std::max<std::int64_t>(w.kv_heads, 1);
+    Piece p{w.batch, w.kv_heads, share, w.seq, w.seq, false};
+    const auto see = [&](std::int64_t queries) {
+        p.queries = queries;
+        p.keys = w.window > 0 && queries < w.seq ? std::min(w.seq, queries + w.window) : w.seq;
+    };
+    const std::int64_t chunk = std::max(least_chunk, rounded(w.window, 128));
+    if (w.window > 0 && 4 * chunk <= w.seq) see(chunk);
+    while (p.score_bytes() > slice_bytes && p.queries > least_chunk) see(rounded(p.queries / 2, 64));
+    const auto at_most = [](std::int64_t wanted, std::int64_t bytes) {
+        return std::clamp<std::int64_t>(slice_bytes / bytes, 1, std::max<std::int64_t>(wanted, 1));
+    };
+    const std::int64_t head = p.score_bytes();
+    const std::int64_t of_group = divided_up(share, divided_up(share, at_most(share, head)));
+    p.shares_keys = of_group < share || p.queries < w.seq;
+    p.key_heads = of_group < share ? 1 : at_most(w.kv_heads, share * head);
+    p.sequences = p.key_heads < w.kv_heads ? 1 : at_most(w.batch, w.heads * head);
+    p.heads = p.key_heads * of_group;
+    return p;
+}
 
 } // namespace
 
-// The bounds are those of kernels/cuda/attention_library.cu, the sizes those of cuDNN 9.14 and 9.19 on Hopper.
-double attention_scratch(std::int64_t batch, int heads, int kv_heads, int qk_dim, int v_dim, std::int64_t seq) {
-    constexpr std::int64_t most_of_slice = std::int64_t{9} << 28, most_of_group = std::int64_t{4} << 30;
-    const std::int64_t share = heads / std::max(kv_heads, 1), scores = rounded(seq, 64) * rounded(seq, 128) * 2;
-    const std::int64_t group = share * scores;
-    std::int64_t groups = kv_heads, sequences = batch;
-    if (group * groups * sequences > most_of_slice) {
-        if (group > most_of_group) return 0.0;
-        sequences = std::max<std::int64_t>(1, most_of_slice / (group * groups));
-        groups = std::min(groups, std::max<std::int64_t>(1, most_of_slice / group));
-    }
-    const std::int64_t slice = sequences * groups * share; // heads of it
-    const std::int64_t shared = share > 1 ? 2 * seq * (qk_dim + v_dim) : 0;
-    return static_cast<double>(slice * (scores + shared) + rounded(slice * seq * 4, 256));
+double attention_scratch(const AttentionWork& w) {
+    const Piece p = largest_piece(w);
+    if (p.score_bytes() > most_bytes) return 0.0;
+    const std::int64_t heads = p.sequences * p.heads, key_heads = p.sequences * p.key_heads, width = w.qk_dim + w.v_dim;
+    std::int64_t bytes = 256 + heads * p.score_bytes() + rounded(heads * p.queries * 4, 256);
+    if (p.heads > p.key_heads) bytes += heads * p.keys * width * 2;
+    if (p.shares_keys) bytes += key_heads * width * (w.seq * 4 + p.keys * 2);
+    return static_cast<double>(bytes);
 }
+
+namespace {
+
+// A ring's steps are squares and halves of them; a further result of every query lies beside them until it is merged.
+double ring_scratch(const AttentionWork& w) {
+    if (w.window > 0) return 0.0; // left to the plain kernels
+    const std::int64_t rows = w.batch * w.seq * w.heads;
+    return attention_scratch(w) + static_cast<double>(rows * std::max(2 * w.qk_dim, 2 * w.v_dim + 4));
+}
+
+} // namespace
 
 double library_memory(const Plan& plan) {
     double scratch = 0.0;
-    const bool ring = plan.cp > 1 && plan.cp_comm == ContextComm::ring; // its runs of a sequence go to plain kernels
-    const bool library = plan.stack == "moe-plan" && !plan.hardware->cpu && plan.precision != Precision::fp32 && !ring;
+    const bool library = plan.stack == "moe-plan" && !plan.hardware->cpu && plan.precision != Precision::fp32;
+    const bool ring = plan.cp > 1 && plan.cp_comm == ContextComm::ring;
     for (const LayerKind& kind : plan.model->kinds) {
         const Attention& a = kind.attention;
         if (!library || (a.kind != AttentionKind::gqa && a.kind != AttentionKind::mla)) continue;
-        const int split = plan.tp * plan.cp, kv_heads = a.kind == AttentionKind::mla ? a.heads : a.kv_heads;
-        scratch = std::max(scratch, attention_scratch(plan.mbs, std::max(1, a.heads / split),
-                                                      std::max(1, kv_heads / split), a.qk_dim, a.v_dim, plan.seq));
+        const int split = ring ? plan.tp : plan.tp * plan.cp;
+        const int kv_heads = a.kind == AttentionKind::mla ? a.heads : a.kv_heads;
+        const AttentionWork work{plan.mbs,
+                                 std::max(1, a.heads / split),
+                                 std::max(1, kv_heads / split),
+                                 a.qk_dim,
+                                 a.v_dim,
+                                 ring ? plan.seq / plan.cp : plan.seq,
+                                 a.window};
+        scratch = std::max(scratch, ring ? ring_scratch(work) : attention_scratch(work));
     }
     return plan.hardware->context_bytes + scratch;
 }

@@ -10,9 +10,14 @@ namespace moe {
 // (kernels/README.md).
 double library_memory(const Plan& plan);
 
-// Bytes of that scratch for one backward of `batch` sequences: slices of sequences or key heads, each a matrix of BF16
-// score gradients per head, gradients of each head's keys and values where heads share them, a sum per query; 0 where
-// one key head's group is so large that the library is not asked.
-double attention_scratch(std::int64_t batch, int heads, int kv_heads, int qk_dim, int v_dim, std::int64_t seq);
+// One backward of causal attention: sequences and heads of a rank, widths, length, window (0: none).
+struct AttentionWork {
+    std::int64_t batch = 1, heads = 1, kv_heads = 1, qk_dim = 0, v_dim = 0, seq = 0, window = 0;
+};
+
+// Bytes of that scratch at most: a matrix of BF16 score gradients for each head of the largest piece, a sum per query,
+// gradients of each head's keys and values where heads share them, and FP32 sums over pieces that share keys; 0 where
+// a piece would be so large that the library is not asked.
+double attention_scratch(const AttentionWork& work);
 
 } // namespace moe

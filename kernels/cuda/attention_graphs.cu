@@ -25,10 +25,15 @@ struct Operands {
         return graph.operand(id, CUDNN_DATA_BFLOAT16, {s.batch, heads, width, rows},
                              {stride, width, 1, s.interleaved * stride});
     }
+    Tensor key_grad(std::int64_t id, std::int64_t width, std::int64_t stride) const {
+        if (!s.dense_key_grads) return rows(id, s.kv_heads, s.seq_k, width, stride);
+        return graph.operand(id, CUDNN_DATA_BFLOAT16, {s.batch, s.kv_heads, s.seq_k, width},
+                             {s.kv_heads * s.seq_k * width, s.seq_k * width, width, 1});
+    }
     // A number per query, as lse lies.
     Tensor lse() const {
         return graph.operand(operand_lse, CUDNN_DATA_FLOAT, {s.batch, s.heads, s.seq_q, 1},
-                             {1, s.seq_q * s.interleaved, s.interleaved, 1});
+                             {1, s.lse_head, s.interleaved, 1});
     }
     Tensor inner(std::int64_t rows, std::int64_t cols) const {
         return graph.inner(CUDNN_DATA_FLOAT, {s.batch, s.heads, rows, cols});
@@ -128,9 +133,9 @@ void describe_attention_grad(CudnnGraph& g, const AttentionPlanShape& s) {
     const Tensor v = in.turned(operand_v, s.kv_heads, s.seq_k, s.v_dim, s.v_batch);
     const Tensor o = in.rows(operand_o, s.heads, s.seq_q, s.v_dim, s.o_batch);
     const Tensor dout = in.rows(operand_dout, s.heads, s.seq_q, s.v_dim, s.o_batch);
-    const Tensor dq = in.rows(operand_dq, s.heads, s.seq_q, s.qk_dim, s.q_batch);
-    const Tensor dk = in.rows(operand_dk, s.kv_heads, s.seq_k, s.qk_dim, s.k_batch);
-    const Tensor dv = in.rows(operand_dv, s.kv_heads, s.seq_k, s.v_dim, s.v_batch);
+    const Tensor dq = in.rows(operand_dq, s.heads, s.seq_q, s.qk_dim, s.dq_batch);
+    const Tensor dk = in.key_grad(operand_dk, s.qk_dim, s.k_batch);
+    const Tensor dv = in.key_grad(operand_dv, s.v_dim, s.v_batch);
 
     const Tensor along_parts = in.inner(s.seq_q, 1);
     g.reduce(CUDNN_REDUCE_TENSOR_ADD, g.apply(CUDNN_POINTWISE_MUL, dout, o), along_parts);

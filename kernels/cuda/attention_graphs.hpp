@@ -15,7 +15,10 @@ struct AttentionPlanShape {
     std::int64_t interleaved = 1; // sequences in memory: rows of one lie that far apart
     std::int64_t window = 0;
     float scale = 1.0f;
+    std::int64_t dq_batch = 0; // of dq, else as q_batch
+    std::int64_t lse_head = 0; // elements of lse from one head to the next
     bool causal = true, sinks = false, grad = false, deterministic = true;
+    bool dense_key_grads = false; // dk and dv are [batch, key heads, seq_k, width] instead of as k and v lie
     auto operator<=>(const AttentionPlanShape&) const = default;
 };
 

@@ -4,6 +4,8 @@
 // takes a good part of a second, for cuDNN compiles the kernel.
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/attention_graphs.hpp"
+#include "kernels/cuda/attention_library.hpp"
+#include "kernels/cuda/attention_pieces.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/families.hpp"
 
@@ -17,10 +19,6 @@
 namespace moe::cuda {
 namespace {
 
-// What a slice of a deterministic backward may take for its matrix of score gradients.
-constexpr std::int64_t slice_bytes = std::int64_t{9} << 28; // 2.25 GiB
-// One group of heads over a key head that takes more than this is left to the plain kernels.
-constexpr std::int64_t group_bytes = std::int64_t{4} << 30;
 constexpr std::int64_t scratch_alignment = 256;
 
 std::int64_t rounded(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
@@ -37,12 +35,6 @@ private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-struct Call {
-    const AttentionShape& s;
-    Src q, k, v, o; // q, k, v at their first element
-    const float* lse;
-};
-
 // cuDNN reads 16 bytes at a time.
 bool aligned(std::initializer_list<Src> operands) {
     return std::all_of(operands.begin(), operands.end(), [](const Src& x) {
@@ -50,26 +42,25 @@ bool aligned(std::initializer_list<Src> operands) {
     });
 }
 
-std::optional<AttentionPlanShape> plan_shape(const AttentionSizes& z, const Call& c) {
-    const AttentionShape& s = z.s;
+std::optional<AttentionPlanShape> plan_shape(const AttentionCall& c, Src o) {
+    const AttentionShape& s = c.s;
+    const AttentionSizes z(s);
     constexpr std::int64_t step = 8; // elements of 16 bytes
     const bool whole = s.qk_dim % step == 0 && s.v_dim % step == 0 && z.q_stride % step == 0 &&
                        z.k_stride % step == 0 && z.v_stride % step == 0;
     // Of more queries than keys some see nothing, which cuDNN does not define.
     const bool blind = (s.causal || s.window > 0) && s.seq_q > s.seq_k;
-    if (s.spread || s.merge || s.seq_k <= 0 || !whole || blind || !aligned({c.q, c.k, c.v, c.o})) return std::nullopt;
+    if (s.seq_k <= 0 || !whole || blind || !aligned({c.q, c.k, c.v, o})) return std::nullopt;
     AttentionPlanShape p;
     p.batch = p.interleaved = s.batch;
     p.heads = s.heads, p.kv_heads = s.kv_heads, p.seq_q = s.seq_q, p.seq_k = s.seq_k;
     p.qk_dim = s.qk_dim, p.v_dim = s.v_dim;
     p.q_batch = z.q_stride, p.k_batch = z.k_stride, p.v_batch = z.v_stride, p.o_batch = std::int64_t{s.heads} * s.v_dim;
+    p.dq_batch = c.dq_stride != 0 ? c.dq_stride : z.q_stride;
+    p.lse_head = c.lse_head;
     p.window = s.window, p.causal = s.causal, p.scale = static_cast<float>(s.scale);
     return p;
 }
-
-// The matrix of score gradients of one head, in whole tiles, that a deterministic backward keeps. Read off the plans
-// of cuDNN 9.14 and 9.19; where key heads are shared they take a BF16 gradient of each head's keys and values besides.
-std::int64_t scores_bytes(const AttentionPlanShape& p) { return rounded(p.seq_q, 64) * rounded(p.seq_k, 128) * 2; }
 
 // cuDNN takes sinks in FP32 only: it finds an engine for BF16 ones, which reads them as FP32 (9.14 and 9.19).
 __global__ void widen_kernel(Src x, float* y, int n) {
@@ -103,9 +94,8 @@ public:
 
     const std::string& about() const { return about_; }
 
-    bool forward(const Call& c, Src sinks, Dst o, float* lse, cudaStream_t stream) {
-        const AttentionSizes z(c.s);
-        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
+    bool forward(const AttentionCall& c, Src sinks, Dst o, float* lse, cudaStream_t stream) {
+        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(c, o) : std::nullopt;
         if (!p) return false;
         p->sinks = sinks.data != nullptr;
         Device& device = current();
@@ -128,55 +118,27 @@ public:
         return true;
     }
 
-    bool backward(const Call& c, Src dout, Dst dq, Dst dk, Dst dv, cudaStream_t stream) {
-        const AttentionSizes z(c.s);
-        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(z, c) : std::nullopt;
+    bool backward(const AttentionCall& c, Src dout, Src o, const float* lse, Dst dq, Dst dk, Dst dv,
+                  cudaStream_t stream) {
+        std::optional<AttentionPlanShape> p = usable_ ? plan_shape(c, o) : std::nullopt;
         if (!p || !aligned({dout, dq, dk, dv})) return false;
         p->grad = true, p->deterministic = deterministic_;
-        // Slices of sequences, or of key heads of one sequence.
-        const std::int64_t share = p->heads / p->kv_heads, group = share * scores_bytes(*p);
-        std::int64_t sequences = p->batch, groups = p->kv_heads;
-        if (deterministic_ && group * groups * sequences > slice_bytes) {
-            if (group > group_bytes) return false;
-            sequences = std::max<std::int64_t>(1, slice_bytes / (group * groups));
-            const std::int64_t most = std::max<std::int64_t>(1, slice_bytes / group);
-            groups = std::min(groups, most);
-        }
+        const Gradients grads{c, dout, o, lse, dq, dk, dv};
         Device& device = current();
         const std::lock_guard<std::mutex> lock(device.guard);
-        for (std::int64_t b = 0; b < p->batch; b += sequences) {
-            for (std::int64_t h = 0; h < p->kv_heads; h += groups) {
-                AttentionPlanShape part = *p;
-                part.batch = std::min(sequences, p->batch - b);
-                part.kv_heads = std::min(groups, p->kv_heads - h);
-                part.heads = part.kv_heads * share;
-                const CudnnGraph* graph = planned(device, part);
-                if (graph == nullptr) {
-                    if (b == 0 && h == 0) return false;
-                    throw std::runtime_error("cuDNN: no plan for the last slice of an attention backward");
-                }
-                const std::int64_t q_at = b * p->q_batch + h * share * p->qk_dim, k_at = b * p->k_batch + h * p->qk_dim,
-                                   v_at = b * p->v_batch + h * p->v_dim, o_at = b * p->o_batch + h * share * p->v_dim,
-                                   lse_at = h * share * p->seq_q * p->batch + b;
-                const std::int64_t rows = part.batch * part.heads * part.seq_q,
-                                   library = rounded(graph->workspace_bytes(), scratch_alignment),
-                                   along = rounded(rows * 4, scratch_alignment),
-                                   sums = deterministic_ ? 0 : rows * part.qk_dim * 4;
-                char* memory = scratch(device, stream, library + along + sums);
-                Operands operands{{operand_q, address(c.q + q_at)},
-                                  {operand_k, address(c.k + k_at)},
-                                  {operand_v, address(c.v + v_at)},
-                                  {operand_o, address(c.o + o_at)},
-                                  {operand_lse, const_cast<float*>(c.lse + lse_at)},
-                                  {operand_dout, address(dout + o_at)},
-                                  {operand_dq, (dq + q_at).data},
-                                  {operand_dk, (dk + k_at).data},
-                                  {operand_dv, (dv + v_at).data},
-                                  {operand_along, memory + library}};
-                if (!deterministic_) operands.emplace_back(operand_dq_sums, memory + library + along);
-                graph->run(on(device, stream), operands, memory);
-            }
+        const std::vector<AttentionPiece> pieces = attention_pieces(*p);
+        std::vector<const CudnnGraph*> graphs;
+        std::int64_t bytes = 0;
+        for (const AttentionPiece& piece : pieces) {
+            graphs.push_back(planned(device, shape_of(*p, piece)));
+            if (graphs.back() == nullptr) return false;
+            bytes = std::max(bytes, Layout(*p, piece, *graphs.back()).end);
         }
+        if (pieces.empty()) return false;
+        char* memory = scratch(device, stream, bytes);
+        const cudnnHandle_t handle = on(device, stream);
+        for (std::size_t i = 0; i < pieces.size(); ++i)
+            run_piece(handle, *p, pieces[i], *graphs[i], grads, memory, stream);
         return true;
     }
 
@@ -184,11 +146,19 @@ public:
         const std::lock_guard<std::mutex> all(guard_);
         for (auto& [number, device] : devices_) {
             const std::lock_guard<std::mutex> lock(device.guard);
-            const auto at = device.scratch.find(stream);
-            if (at == device.scratch.end()) continue;
-            while (!at->second.empty()) release(at->second);
-            device.scratch.erase(at);
+            for (const Use use : {Use::within, Use::around}) {
+                const auto at = device.scratch.find({stream, use});
+                if (at == device.scratch.end()) continue;
+                while (!at->second.empty()) release(at->second);
+                device.scratch.erase(at);
+            }
         }
+    }
+
+    char* around(cudaStream_t stream, std::int64_t bytes) {
+        Device& device = current();
+        const std::lock_guard<std::mutex> lock(device.guard);
+        return scratch(device, stream, bytes, Use::around);
     }
 
     std::int64_t held() const { return held_; }
@@ -200,16 +170,72 @@ private:
         std::int64_t bytes;
         bool captured = false; // a graph may hold it
     };
+    enum class Use { within, around }; // a call
     // Each with a lock of its own: a launch may wait for the device, and that for what another rank's thread launches.
     struct Device {
         std::mutex guard; // the handle belongs to one call at a time
         cudnnHandle_t handle = nullptr;
         CudnnDescriptor properties;
-        std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans; // null: cuDNN has none
-        std::map<cudaStream_t, std::vector<Block>> scratch;              // the last is the largest
+        std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans;    // null: cuDNN has none
+        std::map<std::pair<cudaStream_t, Use>, std::vector<Block>> scratch; // the last is the largest
+    };
+
+    struct Gradients {
+        const AttentionCall& c;
+        Src dout, o;
+        const float* lse;
+        Dst dq, dk, dv; // at their first element
+    };
+    // Scratch of a piece, in bytes from its start. The sums of pieces that share keys lie in front, where every one of
+    // them finds the same.
+    struct Layout {
+        std::int64_t dk_sums = 0, dv_sums = 0, library = 0, along = 0, dq_sums = 0, dk = 0, dv = 0, end = 0;
+
+        Layout(const AttentionPlanShape& whole, const AttentionPiece& p, const CudnnGraph& graph) {
+            const auto take = [&](std::int64_t& at, std::int64_t bytes) {
+                at = end;
+                end += rounded(bytes, scratch_alignment);
+            };
+            const std::int64_t queries = p.sequences * p.heads * p.queries,
+                               keys = p.shared ? p.sequences * p.key_heads * p.keys : 0;
+            take(dk_sums, 4 * key_sums(whole, p, whole.qk_dim));
+            take(dv_sums, 4 * key_sums(whole, p, whole.v_dim));
+            take(library, graph.workspace_bytes());
+            take(along, 4 * queries);
+            take(dq_sums, whole.deterministic ? 0 : 4 * queries * whole.qk_dim);
+            take(dk, 2 * keys * whole.qk_dim);
+            take(dv, 2 * keys * whole.v_dim);
+        }
     };
 
     static void* address(Src x) { return const_cast<void*>(x.data); }
+
+    static void run_piece(cudnnHandle_t handle, const AttentionPlanShape& w, const AttentionPiece& p,
+                          const CudnnGraph& graph, const Gradients& g, char* memory, cudaStream_t stream) {
+        const Layout at(w, p, graph);
+        const std::int64_t row = p.query * w.interleaved + p.sequence, whole_row = p.sequence,
+                           key_row = p.key * w.interleaved + p.sequence;
+        const std::int64_t q_at = row * w.q_batch + p.head * w.qk_dim, o_at = row * w.o_batch + p.head * w.v_dim;
+        const Dst dk = g.dk + (whole_row * w.k_batch + p.key_head * w.qk_dim),
+                  dv = g.dv + (whole_row * w.v_batch + p.key_head * w.v_dim);
+        Operands operands{{operand_q, address(g.c.q + q_at)},
+                          {operand_k, address(g.c.k + (key_row * w.k_batch + p.key_head * w.qk_dim))},
+                          {operand_v, address(g.c.v + (key_row * w.v_batch + p.key_head * w.v_dim))},
+                          {operand_o, address(g.o + o_at)},
+                          {operand_lse, const_cast<float*>(g.lse + (p.head * w.lse_head + row))},
+                          {operand_dout, address(g.dout + o_at)},
+                          {operand_dq, (g.dq + (row * w.dq_batch + p.head * w.qk_dim)).data},
+                          {operand_dk, p.shared ? memory + at.dk : dk.data},
+                          {operand_dv, p.shared ? memory + at.dv : dv.data},
+                          {operand_along, memory + at.along}};
+        if (!w.deterministic)
+            operands.emplace_back(operand_dq_sums, memory + at.dq_sums); // cuDNN refuses what it does not know
+        graph.run(handle, operands, memory + at.library);
+        if (!p.shared) return;
+        const auto sums = [&](std::int64_t bytes) { return reinterpret_cast<float*>(memory + bytes); };
+        sum_key_grads(w, p, memory + at.dk, w.qk_dim, sums(at.dk_sums), dk, w.k_batch, stream);
+        sum_key_grads(w, p, memory + at.dv, w.v_dim, sums(at.dv_sums), dv, w.v_batch, stream);
+    }
 
     void open(Device& device) {
         const Uncaptured uncaptured;
@@ -244,11 +270,11 @@ private:
     }
 
     // Grows by a further block where a graph may go on with the one it was captured with.
-    char* scratch(Device& device, cudaStream_t stream, std::int64_t bytes) {
+    char* scratch(Device& device, cudaStream_t stream, std::int64_t bytes, Use use = Use::within) {
         cudaStreamCaptureStatus capture{};
         CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
         const bool capturing = capture != cudaStreamCaptureStatusNone;
-        std::vector<Block>& blocks = device.scratch[stream];
+        std::vector<Block>& blocks = device.scratch[{stream, use}];
         if (blocks.empty() || blocks.back().bytes < bytes) {
             if (!blocks.empty() && !blocks.back().captured && !capturing) release(blocks); // waits for the device
             blocks.push_back(allocated(std::max(bytes, scratch_alignment)));
@@ -300,21 +326,25 @@ Fallback& fallback() {
     return plain;
 }
 
-Call call_of(const AttentionShape& s, Src q, Src k, Src v, Src o, const float* lse) {
-    return {s, q + s.q_offset, k + s.k_offset, v + s.v_offset, o, lse};
+AttentionCall call_of(const AttentionShape& s, Src q, Src k, Src v) {
+    return {s, q + s.q_offset, k + s.k_offset, v + s.v_offset, s.seq_q * s.batch};
 }
 
 void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, void* stream) {
     if (s.seq_q <= 0 || s.batch <= 0 || s.heads <= 0) return;
-    if (library().forward(call_of(s, q, k, v, o, lse), sinks, o, lse, stream_of(stream))) return;
-    fallback().attention(s, q, k, v, sinks, o, lse, stream);
+    const bool done = s.spread  ? spread_attention(s, q, k, v, sinks, o, lse, stream_of(stream))
+                      : s.merge ? false
+                                : library_attention(call_of(s, q, k, v), sinks, o, lse, stream_of(stream));
+    if (!done) fallback().attention(s, q, k, v, sinks, o, lse, stream);
 }
 
 void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src o, const float* lse, Src sinks, Dst dq,
                     Dst dk, Dst dv, float* dsinks, void* stream) {
     if (s.seq_q <= 0 || s.seq_k <= 0 || s.batch <= 0 || s.heads <= 0) return;
-    const bool done = library().backward(call_of(s, q, k, v, o, lse), dout, dq + s.q_offset, dk + s.k_offset,
-                                         dv + s.v_offset, stream_of(stream));
+    const bool done = s.spread  ? spread_attention_grad(s, dout, q, k, v, o, lse, dq, dk, dv, stream_of(stream))
+                      : s.merge ? false
+                                : library_attention_grad(call_of(s, q, k, v), dout, o, lse, dq + s.q_offset,
+                                                         dk + s.k_offset, dv + s.v_offset, stream_of(stream));
     if (!done) return fallback().attention_grad(s, dout, q, k, v, o, lse, sinks, dq, dk, dv, dsinks, stream);
     if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream); // lse counts the sink
 }
@@ -327,6 +357,14 @@ void add_library_attention(Kernels& table) {
     table.attention_grad = attention_grad;
 }
 
+bool library_attention(const AttentionCall& call, Src sinks, Dst o, float* lse, cudaStream_t stream) {
+    return library().forward(call, sinks, o, lse, stream);
+}
+bool library_attention_grad(const AttentionCall& call, Src dout, Src o, const float* lse, Dst dq, Dst dk, Dst dv,
+                            cudaStream_t stream) {
+    return library().backward(call, dout, o, lse, dq, dk, dv, stream);
+}
+char* library_scratch(cudaStream_t stream, std::int64_t bytes) { return library().around(stream, bytes); }
 void forget_attention_stream(void* stream) { library().forget(stream_of(stream)); }
 
 } // namespace moe::cuda

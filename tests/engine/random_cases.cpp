@@ -230,6 +230,8 @@ std::vector<RandomCase> random_cases(std::uint64_t seed, std::size_t count, std:
     Dice dice(seed);
     std::vector<RandomCase> cases;
     RandomCase model;
+    constexpr int most_refused = 2000; // one behind another
+    int refused = 0;
     while (cases.size() < count) {
         if (cases.size() % per_model == 0) {
             model = {};
@@ -238,7 +240,12 @@ std::vector<RandomCase> random_cases(std::uint64_t seed, std::size_t count, std:
         }
         RandomCase next = model;
         draw_plan(dice, next);
-        if (accepted(next)) cases.push_back(std::move(next));
+        if (accepted(next)) {
+            cases.push_back(std::move(next));
+            refused = 0;
+        } else if (++refused == most_refused) {
+            plan_of(next); // says why
+        }
     }
     return cases;
 }

@@ -314,10 +314,13 @@ TEST_CASE("attention and its gradient: heads of whole 16 bytes") {
             check(attention_case(s, {packed, false, Type::bf16}));
             check(attention_grad_long_case(s, {packed, false, Type::bf16}));
         }
+        // Windows that are narrow beside the sequence: its queries are taken in chunks.
+        check(attention_grad_long_case(shape(2, 2100, 2100, 2, 1, 16, 16, true, 100), {packed, false, Type::bf16}));
         const AttentionShape s = shape(2, 100, 100, 4, 2, 64, 64, true, 30);
         check(attention_case(s, {packed, true, Type::bf16}));
         check(attention_grad_long_case(s, {packed, true, Type::bf16}));
     }
+    check(attention_grad_long_case(shape(1, 2050, 2300, 2, 1, 16, 8, true, 60), {false, true, Type::bf16}));
 }
 
 TEST_CASE("attention: queries that see no key yield zeros and no gradient") {

@@ -155,6 +155,13 @@ TEST_CASE("attention over a spread sequence: grouped heads, windows, sinks, two 
     }
 }
 
+// Heads of whole 16 bytes, which libraries take in BF16.
+TEST_CASE("attention over a spread sequence: wide heads") {
+    check_spread({16, 2, 4, 2, 8, 0, true}, 2, Type::bf16);
+    check_spread({36, 1, 2, 1, 16, 0, false}, 3, Type::bf16);
+    check_spread({16, 1, 2, 2, 8, 5, false}, 2, Type::bf16);
+}
+
 // Runs longer than a block of queries (64), keys over more than one block (256).
 TEST_CASE("attention over a spread sequence: runs over several blocks") {
     check_spread({560, 1, 1, 1, 1, 0, false}, 2, Type::f32);

@@ -1,8 +1,9 @@
 // Barriers and orderings of Hopper: mbarriers in shared memory, clusters, proxies, registers of a warpgroup.
 //
 // One function is one instruction or a loop around one. None names the cluster's scope: a release or acquire at it
-// would make every wait and arrival a fence of the whole device (measured: a fifth to two thirds of the kernel's speed),
-// and what these barriers hand over was read or written by the copy engine and the tensor cores, not by threads.
+// would make every wait and arrival a fence of the whole device (measured: a fifth to two thirds of the kernel's
+// speed), and what these barriers hand over was read or written by the copy engine and the tensor cores, not by
+// threads.
 #pragma once
 
 #include <cstdint>
