@@ -7,6 +7,7 @@
 #include "simulator/simulate.hpp"
 #include "tools/console.hpp"
 #include "tools/documents.hpp"
+#include "tools/exposure.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
@@ -338,6 +339,11 @@ private:
             const Timeline measured = measured_timeline(trainer, plan_);
             if (first_ && !options_.trace.empty()) write_trace(measured, options_.trace);
             if (folder) write_trace(measured, folder.file("measured.json"));
+            if (plan_.gpus > 1) {
+                const double bare = exposed_communication(measured);
+                console_.say("Communication, and the wait for it, with nothing computing beside it: {} of a step ({})",
+                             seconds_text(bare), percent_text(bare / measured.step_seconds));
+            }
         }
         if (folder) {
             write_file(folder.file("run.json"), run_document(run_));
