@@ -55,14 +55,14 @@ TEST_CASE("command line: what does not parse") {
     check_line(folder.run("moe-plan replay"), 2, "PLAN");
     CHECK(folder.run("moe-plan --help").status == 0);
     CHECK(folder.run("moe-plan --version").out.rfind("moe-plan ", 0) == 0);
-    for (const std::string verb :
-         {"search", "replay", "explain", "execute", "compare", "calibrate", "validate", "tokenize", "export"}) {
+    for (const std::string verb : {"search", "replay", "explain", "execute", "compare", "calibrate", "validate",
+                                   "tokenize", "export", "launch"}) {
         const moe::test::Outcome help = folder.run("moe-plan " + verb + " --help");
         CHECK(help.status == 0);
         CHECK(help.out.find("Example:\n  moe-plan " + verb) != std::string::npos);
         CHECK(help.out.find("--json") != std::string::npos);
     }
-    for (const std::string absent : {"launch"}) check_line(folder.run("moe-plan " + absent), 2, "unknown verb");
+    check_line(folder.run("moe-plan deploy"), 2, "unknown verb 'deploy'");
 }
 
 TEST_CASE("model configs: truncated, not JSON, unknown") {
