@@ -143,14 +143,18 @@ public:
     }
 
     void forget(cudaStream_t stream) {
-        const std::lock_guard<std::mutex> all(guard_);
-        for (auto& [number, device] : devices_) {
-            const std::lock_guard<std::mutex> lock(device.guard);
+        std::vector<Device*> devices;
+        {
+            const std::lock_guard<std::mutex> lock(guard_);
+            for (auto& [number, device] : devices_) devices.push_back(&device);
+        }
+        for (Device* device : devices) {
+            const std::lock_guard<std::mutex> lock(device->guard);
             for (const Use use : {Use::within, Use::around}) {
-                const auto at = device.scratch.find({stream, use});
-                if (at == device.scratch.end()) continue;
+                const auto at = device->scratch.find({stream, use});
+                if (at == device->scratch.end()) continue;
                 while (!at->second.empty()) release(at->second);
-                device.scratch.erase(at);
+                device->scratch.erase(at);
             }
         }
     }
@@ -171,9 +175,10 @@ private:
         bool captured = false; // a graph may hold it
     };
     enum class Use { within, around }; // a call
-    // Each with a lock of its own: a launch may wait for the device, and that for what another rank's thread launches.
     struct Device {
-        std::mutex guard; // the handle belongs to one call at a time
+        // The handle belongs to one call at a time. Each device has its own: to load a kernel or to free memory may
+        // wait for the device, whose collectives may wait for what another rank's thread has yet to enqueue here.
+        std::mutex guard;
         cudnnHandle_t handle = nullptr;
         CudnnDescriptor properties;
         std::map<AttentionPlanShape, std::unique_ptr<CudnnGraph>> plans;    // null: cuDNN has none
@@ -238,7 +243,6 @@ private:
     }
 
     void open(Device& device) {
-        const Uncaptured uncaptured;
         cudnn_.check(cudnn_.create(&device.handle), "starting the library");
         device.properties = CudnnDescriptor(cudnn_, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
         device.properties.set(CUDNN_ATTR_DEVICEPROP_HANDLE, CUDNN_TYPE_HANDLE, device.handle);
@@ -249,9 +253,7 @@ private:
         int number = 0;
         CUDA_CHECK(cudaGetDevice(&number));
         const std::lock_guard<std::mutex> lock(guard_);
-        Device& device = devices_[number];
-        if (device.handle == nullptr) open(device);
-        return device;
+        return devices_[number];
     }
 
     cudnnHandle_t on(Device& device, cudaStream_t stream) {
@@ -263,6 +265,7 @@ private:
         auto [at, fresh] = device.plans.try_emplace(shape);
         if (!fresh) return at->second.get();
         const Uncaptured uncaptured;
+        if (device.handle == nullptr) open(device);
         auto graph = std::make_unique<CudnnGraph>(cudnn_);
         (shape.grad ? describe_attention_grad : describe_attention)(*graph, shape);
         if (graph->plan(device.properties)) at->second = std::move(graph);

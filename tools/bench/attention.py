@@ -119,7 +119,8 @@ def theirs(shape, q, k, v, dout):
 def compare(ours, shape, repeats):
     batch, seq, heads, kv_heads, d, dv, window, causal = shape
     new = lambda *sizes: torch.randn(*sizes, device="cuda", dtype=torch.bfloat16)
-    q, k, v, dout = new(seq, batch, heads, d), new(seq, batch, kv_heads, d), new(seq, batch, kv_heads, dv), new(seq, batch, heads, dv)
+    q, dout = new(seq, batch, heads, d), new(seq, batch, heads, dv)
+    k, v = new(seq, batch, kv_heads, d), new(seq, batch, kv_heads, dv)
     errors, same, (o, lse) = check(ours, shape, q, k, v, dout)
     grads = [poisoned(*t.shape) for t in (q, k, v)]
     forwards = [lambda: ours.forward(shape, q, k, v, o, lse)]
@@ -132,7 +133,8 @@ def compare(ours, shape, repeats):
     lines = []
     for calls, flops in ((forwards, 2.0 * pairs * (d + dv)), (backwards, 2.0 * pairs * (3 * d + 2 * dv))):
         rates = [flops / ms / 1e9 for ms in medians(calls, repeats)]
-        lines.append(f"{rates[0]:4.0f}" + (f" torch {rates[1]:4.0f} ratio {rates[0] / rates[1]:.2f}" if len(rates) > 1 else " " * 22))
+        beside = f" torch {rates[1]:4.0f} ratio {rates[0] / rates[1]:.2f}" if len(rates) > 1 else " " * 22
+        lines.append(f"{rates[0]:4.0f}{beside}")
     print(f"{batch}x{seq:<5} heads {heads:3}/{kv_heads:<3} {d}/{dv} window {window:<4} {'causal' if causal else 'full  '} "
           f"forward {lines[0]}  backward {lines[1]}  scratch {ours.scratch() >> 20} MiB  "
           f"errors {' '.join(f'{e:.1e}' for e in errors)} {'same bits' if same else 'OTHER BITS'}", flush=True)
