@@ -337,6 +337,11 @@ Timeline Trainer::timeline() const {
     return timeline;
 }
 
+QueuedStep Trainer::queued_step() const {
+    const Queue* queue = ranks_.front().device->queue();
+    return queue == nullptr ? QueuedStep{} : queue->queued_step();
+}
+
 double Trainer::arena_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }
 double Trainer::memory_gib() const {
     double most = arena_gib();

@@ -124,6 +124,7 @@ public:
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
     std::string device_name() const; // with their number, where there are several
+    QueuedStep queued_step() const;  // of the first rank here; all zero on back ends without a queue
     // Communicators on devices: how many a rank has, and what they and their buffers took there, besides the arena.
     struct Joined {
         std::size_t communicators = 0;

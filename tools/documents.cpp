@@ -160,6 +160,10 @@ std::string run_document(const RunRecord& run) {
     document["unigram_entropy"] = run.unigram_entropy;
     document["predicted_step_seconds"] = run.predicted_step_seconds;
     document["measured_step_seconds"] = run.measured_step_seconds;
+    if (run.queued.nodes > 0)
+        document["graph"] = {{"nodes", run.queued.nodes},
+                             {"host_copies", run.queued.host_copies},
+                             {"host_seconds", run.queued.host_seconds}};
     if (!run.command.empty()) document["command"] = run.command;
     return finish(document);
 }

@@ -335,6 +335,10 @@ private:
     void keep_record(const Trainer& trainer, const RunFolder& folder) {
         const bool recorded = trainer.steps_taken() > 0 && !(terminated() != 0 && train_with_.backend != "cpu");
         const std::string routing = routing_csv(trainer.routed_tokens());
+        run_.queued = trainer.queued_step();
+        if (run_.queued.nodes > 0)
+            console_.say("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
+                         run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
         if (recorded) {
             const Timeline measured = measured_timeline(trainer, plan_);
             if (first_ && !options_.trace.empty()) write_trace(measured, options_.trace);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -23,6 +24,28 @@ void check(cudaError_t status, const char* what) {
 
 // Makes the GPU the calling thread's own: a rank's thread and the one that reads results are not the same.
 void select(int device) { check(cudaSetDevice(device), "choosing a GPU"); }
+
+bool on_host(const void* memory) {
+    cudaPointerAttributes attributes{};
+    check(cudaPointerGetAttributes(&attributes, memory), "asking where memory lies");
+    return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeUnregistered;
+}
+
+QueuedStep described(cudaGraph_t graph) {
+    QueuedStep step;
+    check(cudaGraphGetNodes(graph, nullptr, &step.nodes), "counting a graph's nodes");
+    std::vector<cudaGraphNode_t> nodes(step.nodes);
+    check(cudaGraphGetNodes(graph, nodes.data(), &step.nodes), "listing a graph's nodes");
+    for (const cudaGraphNode_t node : nodes) {
+        cudaGraphNodeType type{};
+        check(cudaGraphNodeGetType(node, &type), "asking for a graph node's type");
+        if (type != cudaGraphNodeTypeMemcpy) continue;
+        cudaMemcpy3DParms copy{};
+        check(cudaGraphMemcpyNodeGetParams(node, &copy), "asking for a graph's copy");
+        step.host_copies += on_host(copy.srcPtr.ptr) || on_host(copy.dstPtr.ptr);
+    }
+    return step;
+}
 
 class CudaQueue : public Queue {
 public:
@@ -74,6 +97,7 @@ public:
         if (!replayed_) return;
         select(device_);
         const cudaGraph_t graph = capture(enqueue);
+        if (!stamped) queued_ = described(graph);
         const cudaError_t status = cudaGraphInstantiate(&steps_[stamped], graph, 0);
         cudaGraphDestroy(graph);
         check(status, "instantiating the step's graph");
@@ -83,8 +107,12 @@ public:
     void play(bool stamped, const std::function<void()>& enqueue) override {
         select(device_);
         if (!replayed_) return enqueue();
+        using Clock = std::chrono::steady_clock;
+        const Clock::time_point start = Clock::now();
         check(cudaGraphLaunch(steps_[stamped], cuda_stream()), "launching the step's graph");
+        if (!stamped) queued_.host_seconds = std::chrono::duration<double>(Clock::now() - start).count();
     }
+    QueuedStep queued_step() const override { return queued_; }
 
     void rehearse(const std::function<void()>& enqueue) override {
         select(device_);
@@ -179,6 +207,7 @@ private:
     std::array<cudaStream_t, queue_streams> streams_{};
     bool replayed_, capturing_ = false;
     std::array<cudaGraphExec_t, 2> steps_{}; // without and with stamps
+    QueuedStep queued_;
     std::vector<cudaEvent_t> stamps_, signals_;
     cudaEvent_t forked_ = nullptr;
     std::array<cudaEvent_t, queue_streams> joined_{};

@@ -99,6 +99,26 @@ TEST_CASE("cuda: runs repeat bit for bit, as a graph too") {
     }
 }
 
+TEST_CASE("cuda: a captured step copies nothing between host and device but what is offloaded") {
+    TrainOptions options;
+    options.steps = 2;
+    options.backend = "cuda";
+    const auto queued = [&](Fields fields) {
+        fields.emplace_back("cuda_graph", "full");
+        Trainer trainer(small_plan("deepseek3", 1, fields), options);
+        trainer.step(made_up_tokens(61));
+        return trainer.queued_step();
+    };
+    const QueuedStep plain = queued({}), recomputed = queued({{"recompute", "full"}, {"precision", "bf16"}});
+    CHECK(plain.nodes > 100);
+    CHECK(plain.host_copies == 0);
+    CHECK(recomputed.host_copies == 0);
+    CHECK(plain.host_seconds > 0.0);
+    CHECK(queued({{"offload", "optimizer"}}).host_copies > 0);
+    const Plan eager = small_plan("deepseek3", 1, {});
+    CHECK(Trainer(eager, options).queued_step().nodes == 0);
+}
+
 TEST_CASE("cuda: the last step is recorded op by op") {
     for (const char* graph : {"none", "full"}) {
         const Plan plan = small_plan("deepseek3", 1, {{"cuda_graph", graph}});
