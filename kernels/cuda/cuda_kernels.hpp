@@ -8,8 +8,8 @@
 // * Dense products are cuBLASLt's where libcublasLt.so.13 can be opened when the table is made.
 // * Attention of BF16 operands is cuDNN's where libcudnn.so.9 can be opened then. The first call of a shape makes its
 //   plan and, where a stream has too little, allocates scratch; both may happen while the stream is being captured.
-// * Sizes beyond the kernels' limits (attention heads wider than 256, more than 64 streams) throw std::runtime_error,
-//   as does every CUDA error.
+// * Sizes beyond the kernels' limits (attention heads wider than 256, more than 8 streams of a device with sums of
+//   columns) throw std::runtime_error, as does every CUDA error.
 #pragma once
 
 #include "kernels/kernels.hpp"

@@ -1,77 +1,161 @@
 // Flat vector kernels: sums, casts, zero, and the reductions of in-process collectives.
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/flat.cuh"
 
 namespace moe::cuda {
 namespace {
 
-constexpr int threads = 256;
-constexpr int per_thread = 4; // independent loads in flight before the first use
 constexpr int max_sources = 64;
 
-// Calls run(i) for the elements of this block, neighbours in neighbouring threads.
-template <class Run>
-__device__ void for_each_element(std::int64_t n, Run run) {
-    const std::int64_t base = std::int64_t{blockIdx.x} * threads * per_thread + threadIdx.x;
-#pragma unroll
-    for (int j = 0; j < per_thread; ++j) {
-        if (base + j * threads < n) run(base + j * threads);
+template <class T>
+struct Add {
+    Src a, b;
+    Dst y;
+    template <int W>
+    struct Held {
+        Pack<T, W> a, b;
+    };
+    template <int W>
+    __device__ Held<W> read(std::int64_t i) const {
+        return {Access<T, W>::take(a, i), Access<T, W>::take(b, i)};
     }
-}
+    template <int W>
+    __device__ void write(std::int64_t i, const Held<W>& held) const {
+        float sum[W];
+#pragma unroll
+        for (int j = 0; j < W; ++j) sum[j] = held.a[j] + held.b[j];
+        Access<T, W>::put(y, i, sum);
+    }
+};
 
-__global__ void __launch_bounds__(threads) add_kernel(Src a, Src b, Dst y, std::int64_t n) {
-    for_each_element(n, [&](std::int64_t i) { store(y, i, load(a, i) + load(b, i)); });
-}
+template <class X, class Y>
+struct Cast {
+    Src x;
+    Dst y;
+    template <int W>
+    __device__ Pack<X, W> read(std::int64_t i) const {
+        return Access<X, W>::take(x, i);
+    }
+    template <int W>
+    __device__ void write(std::int64_t i, const Pack<X, W>& held) const {
+        float value[W];
+#pragma unroll
+        for (int j = 0; j < W; ++j) value[j] = held[j];
+        Access<Y, W>::put(y, i, value);
+    }
+};
 
-__global__ void __launch_bounds__(threads) bias_kernel(Src x, Src b, Dst y, std::int64_t n, std::int64_t cols) {
-    for_each_element(n, [&](std::int64_t i) { store(y, i, load(x, i) + load(b, i % cols)); });
-}
+// Rows of `cols` elements; wide where a pack lies in one row.
+template <class T>
+struct BiasAdd {
+    Src x, b;
+    Dst y;
+    std::int64_t cols;
+    template <int W>
+    __device__ Pack<T, W> read(std::int64_t i) const {
+        return Access<T, W>::take(x, i);
+    }
+    template <int W>
+    __device__ void write(std::int64_t i, const Pack<T, W>& held) const {
+        float value[W];
+        take_small<W>(b, i % cols, value);
+#pragma unroll
+        for (int j = 0; j < W; ++j) value[j] += held[j];
+        Access<T, W>::put(y, i, value);
+    }
+};
 
-__global__ void __launch_bounds__(threads) columns_kernel(ColumnsShape s, Src x, Dst y) {
-    for_each_element(s.rows * s.cols, [&](std::int64_t i) {
-        const std::int64_t row = i / s.cols, col = i % s.cols, at = row * s.y_stride + s.to + col;
-        store(y, at, load(x, row * s.x_stride + s.from + col) + (s.accumulate ? load(read_back(y), at) : 0.0f));
-    });
-}
-
-__global__ void __launch_bounds__(threads) cast_kernel(Src x, Dst y, std::int64_t n) {
-    for_each_element(n, [&](std::int64_t i) { store(y, i, load(x, i)); });
-}
+template <class T>
+struct CopyColumns {
+    ColumnsShape s;
+    Src x;
+    Dst y;
+    template <int W>
+    struct Held {
+        Pack<T, W> x, y;
+        std::int64_t at;
+    };
+    template <int W>
+    __device__ Held<W> read(std::int64_t i) const {
+        const std::int64_t row = i / s.cols, col = i - row * s.cols;
+        Held<W> held;
+        held.at = row * s.y_stride + s.to + col;
+        held.x = Access<T, W>::take(x, row * s.x_stride + s.from + col);
+        if (s.accumulate) held.y = Access<T, W>::take(read_back(y), held.at);
+        return held;
+    }
+    template <int W>
+    __device__ void write(std::int64_t, const Held<W>& held) const {
+        float value[W];
+#pragma unroll
+        for (int j = 0; j < W; ++j) value[j] = held.x[j] + (s.accumulate ? held.y[j] : 0.0f);
+        Access<T, W>::put(y, held.at, value);
+    }
+};
 
 struct Sources {
     const void* data[max_sources];
 };
 
-__global__ void __launch_bounds__(threads)
-    reduce_kernel(Dst y, Sources from, int sources, std::int64_t n, Type type, bool largest) {
-    for_each_element(n, [&](std::int64_t i) {
-        float value = load(Src{from.data[0], type}, i);
-        for (int s = 1; s < sources; ++s) {
-            const float next = load(Src{from.data[s], type}, i);
-            value = largest ? fmaxf(value, next) : value + next;
+// All sources before the result, which may be one of them; a few sources at a time in flight.
+template <class T>
+struct Reduce {
+    Dst y;
+    Sources from;
+    int sources;
+    Type type;
+    bool largest;
+    template <int W>
+    struct Held {
+        float value[W];
+    };
+    template <int W>
+    __device__ Held<W> read(std::int64_t i) const {
+        constexpr int together = 4;
+        Held<W> held;
+        for (int first = 0; first < sources; first += together) {
+            Pack<T, W> next[together];
+#pragma unroll
+            for (int s = 0; s < together; ++s) {
+                if (first + s < sources) next[s] = Access<T, W>::take(Src{from.data[first + s], type}, i);
+            }
+#pragma unroll
+            for (int s = 0; s < together; ++s) {
+                if (first + s >= sources) break;
+#pragma unroll
+                for (int j = 0; j < W; ++j) {
+                    const float a = held.value[j], b = next[s][j];
+                    held.value[j] = first + s == 0 ? b : largest ? fmaxf(a, b) : a + b;
+                }
+            }
         }
-        store(y, i, value);
+        return held;
+    }
+    template <int W>
+    __device__ void write(std::int64_t i, const Held<W>& held) const {
+        Access<T, W>::put(y, i, held.value);
+    }
+};
+
+void add(Src a, Src b, Dst y, std::int64_t n, void* stream) {
+    with_access({a, b, y}, {}, [&](auto access) {
+        using A = decltype(access);
+        launch_flat<A::width>(Add<typename A::Storage>{a, b, y}, n, stream);
     });
 }
 
-unsigned grid(std::int64_t n) { return blocks_for(n, threads * per_thread); }
-
-void add(Src a, Src b, Dst y, std::int64_t n, void* stream) {
-    if (n <= 0) return;
-    add_kernel<<<grid(n), threads, 0, stream_of(stream)>>>(a, b, y, n);
-    CUDA_CHECK(cudaGetLastError());
-}
-
 void bias_add(Src x, Src b, Dst y, std::int64_t rows, std::int64_t cols, void* stream) {
-    if (rows <= 0 || cols <= 0) return;
-    bias_kernel<<<grid(rows * cols), threads, 0, stream_of(stream)>>>(x, b, y, rows * cols, cols);
-    CUDA_CHECK(cudaGetLastError());
+    with_access({x, y, Src{b.data, x.type}}, {cols}, [&](auto access) {
+        using A = decltype(access);
+        launch_flat<A::width>(BiasAdd<typename A::Storage>{x, b, y, cols}, rows * cols, stream);
+    });
 }
 
 void copy_columns(const ColumnsShape& s, Src x, Dst y, void* stream) {
-    if (s.rows <= 0 || s.cols <= 0) return;
-    columns_kernel<<<grid(s.rows * s.cols), threads, 0, stream_of(stream)>>>(s, x, y);
-    CUDA_CHECK(cudaGetLastError());
+    with_access({x, y}, {s.cols, s.x_stride, s.from, s.y_stride, s.to}, [&](auto access) {
+        using A = decltype(access);
+        launch_flat<A::width>(CopyColumns<typename A::Storage>{s, x, y}, s.rows * s.cols, stream);
+    });
 }
 
 void zero(Dst x, std::int64_t n, void* stream) {
@@ -80,18 +164,34 @@ void zero(Dst x, std::int64_t n, void* stream) {
 }
 
 void cast(Src x, Dst y, std::int64_t n, void* stream) {
-    if (n <= 0) return;
-    cast_kernel<<<grid(n), threads, 0, stream_of(stream)>>>(x, y, n);
-    CUDA_CHECK(cudaGetLastError());
+    if (x.type == y.type) {
+        with_access({x, y}, {}, [&](auto access) {
+            using A = decltype(access);
+            launch_flat<A::width>(Cast<typename A::Storage, typename A::Storage>{x, y}, n, stream);
+        });
+    } else if (!all_aligned({x, y})) {
+        launch_flat<1>(Cast<float, float>{x, y}, n, stream);
+    } else if (x.type == Type::f32) {
+        launch_flat<4>(Cast<float, __nv_bfloat16>{x, y}, n, stream);
+    } else {
+        launch_flat<4>(Cast<__nv_bfloat16, float>{x, y}, n, stream);
+    }
 }
 
 void reduce(Dst dst, const void* const* srcs, int sources, std::int64_t n, Type type, bool largest, void* stream) {
-    if (n <= 0 || sources <= 0) return;
+    if (sources <= 0) return;
     require(sources <= max_sources, "the number of sources of a reduction", sources, max_sources);
     Sources from{};
-    for (int s = 0; s < sources; ++s) from.data[s] = srcs[s];
-    reduce_kernel<<<grid(n), threads, 0, stream_of(stream)>>>(dst, from, sources, n, type, largest);
-    CUDA_CHECK(cudaGetLastError());
+    bool whole = whole_packs(type, {dst}, {});
+    for (int s = 0; s < sources; ++s) {
+        from.data[s] = srcs[s];
+        whole = whole && aligned(srcs[s]);
+    }
+    if (!whole) return launch_flat<1>(Reduce<float>{dst, from, sources, type, largest}, n, stream);
+    with_access({dst}, {}, [&](auto access) {
+        using A = decltype(access);
+        launch_flat<A::width>(Reduce<typename A::Storage>{dst, from, sources, type, largest}, n, stream);
+    });
 }
 void reduce_sum(Dst dst, const void* const* srcs, int sources, std::int64_t n, Type type, void* stream) {
     reduce(dst, srcs, sources, n, type, false, stream);

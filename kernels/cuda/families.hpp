@@ -11,18 +11,21 @@ void add_attention_grad(Kernels& table);
 void add_library_attention(Kernels& table); // asks a library first, what the table holds before serves the rest
 void forget_attention_stream(void* stream);
 void add_balance(Kernels& table);
+void add_bias(Kernels& table);
 void add_elementwise(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
 void add_plain_gemm(Kernels& table); // in place of those of a library or one architecture
 void forget_gemm_stream(void* stream);
 void add_loss(Kernels& table);
+void add_mla_rope(Kernels& table);
 void add_norm(Kernels& table);
 void add_optimizer(Kernels& table);
 void add_permute(Kernels& table);
+void add_places(Kernels& table);
 void add_rope(Kernels& table);
-void add_mla_rope(Kernels& table);
 void add_router(Kernels& table);
+void add_scale(Kernels& table);
 void add_slots(Kernels& table);
 void add_sort(Kernels& table);
 

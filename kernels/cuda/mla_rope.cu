@@ -1,5 +1,6 @@
 // Latent attention's query, key and value heads from its projections, with one rotary key for all heads; and backward.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/mla_packs.hpp"
 #include "kernels/cuda/rotation.cuh"
 
 namespace moe::cuda {
@@ -100,7 +101,7 @@ std::size_t shared_bytes(const MlaRopeShape& s) {
 
 void mla_rope(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out, Dst k, Dst v,
               void* stream) {
-    if (s.tokens <= 0) return;
+    if (s.tokens <= 0 || mla_rope_packs(s, q, kv, kv_down, positions, q_out, k, v, stream)) return;
     mla_rope_kernel<<<blocks_for(s.tokens, 1), threads, shared_bytes(s), stream_of(stream)>>>(s, q, kv, kv_down,
                                                                                               positions, q_out, k, v);
     CUDA_CHECK(cudaGetLastError());
@@ -108,7 +109,7 @@ void mla_rope(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int3
 
 void mla_rope_grad(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq, Dst dkv,
                    Dst dkv_down, void* stream) {
-    if (s.tokens <= 0) return;
+    if (s.tokens <= 0 || mla_rope_grad_packs(s, dq_out, dk, dv, positions, dq, dkv, dkv_down, stream)) return;
     mla_rope_grad_kernel<<<blocks_for(s.tokens, 1), threads, shared_bytes(s), stream_of(stream)>>>(
         s, dq_out, dk, dv, positions, dq, dkv, dkv_down);
     CUDA_CHECK(cudaGetLastError());

@@ -1,168 +1,272 @@
-// RMSNorm, biases per expert, and the column sums that are the gradients of weights and biases.
-#include "kernels/cuda/device.cuh"
+// RMSNorm, forward and backward: rows of whole packs stay in registers and are read once, others are read twice.
+#include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/scratch.hpp"
 
 namespace moe::cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr int row_warps = threads / warp_size;
-constexpr int sum_cols = 32, sum_rows = 32; // shape of a block that sums columns
+constexpr int most_threads = 512; // of a block that holds a row
 
-__global__ void __launch_bounds__(threads)
-    rmsnorm_kernel(Src x, Src w, Dst y, float* rstd, std::int64_t cols, std::int64_t stride, float eps) {
+struct Norm {
+    Src x, w;
+    std::int64_t rows, cols, stride; // stride: of x, and of dx
+};
+
+__global__ void __launch_bounds__(threads) rmsnorm_kernel(Norm n, Dst y, float* rstd, float eps) {
     const std::int64_t row = blockIdx.x;
     float squares = 0.0f;
-    for (std::int64_t c = threadIdx.x; c < cols; c += threads) {
-        const float value = load(x, row * stride + c);
+    for (std::int64_t c = threadIdx.x; c < n.cols; c += threads) {
+        const float value = load(n.x, row * n.stride + c);
         squares += value * value;
     }
-    const float scale = 1.0f / sqrtf(block_sum(squares) / static_cast<float>(cols) + eps);
+    const float scale = rsqrtf(block_sum(squares) / static_cast<float>(n.cols) + eps);
     if (threadIdx.x == 0) rstd[row] = scale;
-    for (std::int64_t c = threadIdx.x; c < cols; c += threads) {
-        store(y, row * cols + c, load(x, row * stride + c) * scale * load(w, c));
+    for (std::int64_t c = threadIdx.x; c < n.cols; c += threads) {
+        store(y, row * n.cols + c, load(n.x, row * n.stride + c) * scale * load(n.w, c));
     }
 }
 
-// With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)), + dresidual.
-__global__ void __launch_bounds__(threads) rmsnorm_grad_kernel(Src dy, Src x, Src w, const float* rstd, Src dresidual,
-                                                               Dst dx, std::int64_t cols, std::int64_t stride) {
-    const std::int64_t row = blockIdx.x;
-    const float scale = rstd[row];
-    float along = 0.0f;
-    for (std::int64_t c = threadIdx.x; c < cols; c += threads) {
-        along += load(dy, row * cols + c) * load(w, c) * load(x, row * stride + c);
+// The packs of one operand's row that a thread owns: every blockDim.x-th.
+template <class A, int K>
+struct Share {
+    typename A::Held held[K];
+    __device__ void read(Src x, std::int64_t start, int packs) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const int p = static_cast<int>(threadIdx.x + k * blockDim.x);
+            if (p < packs) held[k] = A::take(x, start + p * A::width);
+        }
     }
-    along = block_sum(along) * scale * scale * scale / static_cast<float>(cols);
-    for (std::int64_t c = threadIdx.x; c < cols; c += threads) {
-        float value = load(dy, row * cols + c) * load(w, c) * scale - load(x, row * stride + c) * along;
-        if (dresidual.data != nullptr) value += load(dresidual, row * cols + c);
-        store(dx, row * stride + c, value);
+};
+// run(k, first column) for the packs of a row that this thread owns.
+template <class A, int K, class Run>
+__device__ void for_own_packs(int packs, Run run) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const int p = static_cast<int>(threadIdx.x + k * blockDim.x);
+        if (p < packs) run(k, p * A::width);
+    }
+}
+
+// A block steps through rows, K packs of each in every thread; the next row is on its way while this one is summed.
+template <class A, int K>
+__global__ void __launch_bounds__(most_threads) rmsnorm_rows_kernel(Norm n, Dst y, float* rstd, float eps) {
+    constexpr int W = A::width;
+    const int packs = static_cast<int>(n.cols / W);
+    typename A::Held weight[K];
+    for_own_packs<A, K>(packs, [&](int k, int c) { weight[k] = A::take(n.w, c); });
+    Share<A, K> next;
+    next.read(n.x, blockIdx.x * n.stride, packs);
+    for (std::int64_t row = blockIdx.x; row < n.rows; row += gridDim.x) {
+        const Share<A, K> x = next;
+        if (row + gridDim.x < n.rows) next.read(n.x, (row + gridDim.x) * n.stride, packs);
+        float squares = 0.0f;
+        for_own_packs<A, K>(packs, [&](int k, int) {
+#pragma unroll
+            for (int j = 0; j < W; ++j) squares += x.held[k][j] * x.held[k][j];
+        });
+        const float scale = rsqrtf(block_sum(squares) / static_cast<float>(n.cols) + eps);
+        if (threadIdx.x == 0) rstd[row] = scale;
+        for_own_packs<A, K>(packs, [&](int k, int c) {
+            float value[W];
+#pragma unroll
+            for (int j = 0; j < W; ++j) value[j] = x.held[k][j] * scale * weight[k][j];
+            A::put(y, row * n.cols + c, value);
+        });
+    }
+}
+
+struct Gradients {
+    Src dy, dresidual;
+    const float* rstd;
+    Dst dx;
+};
+
+// With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)), + dresidual.
+__global__ void __launch_bounds__(threads) rmsnorm_grad_kernel(Norm n, Gradients d) {
+    const std::int64_t row = blockIdx.x;
+    const float scale = d.rstd[row];
+    float along = 0.0f;
+    for (std::int64_t c = threadIdx.x; c < n.cols; c += threads) {
+        along += load(d.dy, row * n.cols + c) * load(n.w, c) * load(n.x, row * n.stride + c);
+    }
+    along = block_sum(along) * scale * scale * scale / static_cast<float>(n.cols);
+    for (std::int64_t c = threadIdx.x; c < n.cols; c += threads) {
+        float value = load(d.dy, row * n.cols + c) * load(n.w, c) * scale - load(n.x, row * n.stride + c) * along;
+        if (d.dresidual.data != nullptr) value += load(d.dresidual, row * n.cols + c);
+        store(d.dx, row * n.stride + c, value);
     }
 }
 
 struct NormTerm { // dw[c] = sum of dy x rstd
-    Src dy, x;
-    const float* rstd;
-    std::int64_t cols, stride;
+    Norm n;
+    Gradients d;
     __device__ float operator()(std::int64_t r, std::int64_t c) const {
-        return load(dy, r * cols + c) * load(x, r * stride + c) * rstd[r];
-    }
-};
-struct BiasTerm {
-    Src dy;
-    const float* probs;
-    std::int64_t cols;
-    float share = 1.0f;
-    __device__ float operator()(std::int64_t r, std::int64_t c) const {
-        return load(dy, r * cols + c) * (probs != nullptr ? share * probs[r] : share);
+        return load(d.dy, r * n.cols + c) * load(n.x, r * n.stride + c) * d.rstd[r];
     }
 };
 
-// out[c] += sum over rows [begin, end) of term(r, c), in an order that does not depend on the launch.
-template <class Term>
-__device__ void sum_columns(const Term& term, float* out, std::int64_t begin, std::int64_t end, std::int64_t cols) {
-    __shared__ float part[sum_rows][sum_cols + 1];
-    const int lane = static_cast<int>(threadIdx.x % sum_cols), slice = static_cast<int>(threadIdx.x / sum_cols);
-    const std::int64_t c = std::int64_t{blockIdx.x} * sum_cols + lane;
-    float sum = 0.0f;
-    if (c < cols) {
-        for (std::int64_t r = begin + slice; r < end; r += sum_rows) sum += term(r, c);
+// Rows on their way to a block: `ahead` of them in shared memory, K packs of each operand per thread. A thread reads
+// only what it copied itself, so that rows need no barrier.
+constexpr int ahead = 3;
+template <class A, int K, int operands>
+struct Ring {
+    using Held = typename A::Held;
+    Held* slots; // [ahead][operands][K][blockDim.x]
+
+    static std::size_t bytes(int block) {
+        return sizeof(Held) * ahead * operands * K * static_cast<std::size_t>(block);
     }
-    part[slice][lane] = sum;
-    __syncthreads();
-    if (slice != 0 || c >= cols || begin >= end) return;
-    sum = 0.0f;
-    for (int s = 0; s < sum_rows; ++s) sum += part[s][lane];
-    out[c] += sum;
-}
-
-template <class Term>
-__global__ void __launch_bounds__(sum_cols* sum_rows)
-    sum_columns_kernel(Term term, float* out, std::int64_t rows, std::int64_t cols) {
-    sum_columns(term, out, 0, rows, cols);
-}
-
-__global__ void __launch_bounds__(sum_cols* sum_rows)
-    grouped_sum_kernel(BiasTerm term, const std::int32_t* counts, float* db, std::int64_t cols, std::int64_t capacity) {
-    const int e = static_cast<int>(blockIdx.y);
-    const Rows rows = rows_of_group(counts, e, capacity);
-    sum_columns(term, db + e * cols, rows.begin, rows.end, cols);
-}
-
-__global__ void __launch_bounds__(threads)
-    grouped_bias_kernel(Src x, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
-                        std::int64_t cols, std::int64_t capacity, float share) {
-    const std::int64_t row = std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size;
-    const int e = row < capacity ? group_of(counts, groups, row) : -1;
-    if (e < 0) return;
-    const float p = probs != nullptr ? share * probs[row] : share;
-    for (std::int64_t c = threadIdx.x % warp_size; c < cols; c += warp_size) {
-        store(y, row * cols + c, load(x, row * cols + c) + load(b, e * cols + c) * p);
+    __device__ Held& slot(int stage, int operand, int k) const {
+        return slots[((stage * operands + operand) * K + k) * blockDim.x + threadIdx.x];
     }
+    __device__ void fetch(const Norm& n, const Gradients& d, std::int64_t row, int stage, int packs) const {
+        using T = typename A::Storage;
+        for_own_packs<A, K>(packs, [&](int k, int c) {
+            copy_async(&slot(stage, 0, k), static_cast<const T*>(d.dy.data) + row * n.cols + c);
+            copy_async(&slot(stage, 1, k), static_cast<const T*>(n.x.data) + row * n.stride + c);
+            if constexpr (operands > 2)
+                copy_async(&slot(stage, 2, k), static_cast<const T*>(d.dresidual.data) + row * n.cols + c);
+        });
+    }
+};
+
+// The same for a block's rows, and the sum of their dy x rstd in partial[block][cols]: the columns of a thread are the
+// same in every row, so that its sums stay in registers.
+template <class A, int K, bool residual>
+__global__ void __launch_bounds__(most_threads) rmsnorm_grad_rows_kernel(Norm n, Gradients d, float* partial) {
+    constexpr int W = A::width;
+    extern __shared__ uint4 slots[];
+    const Ring<A, K, residual ? 3 : 2> ring{reinterpret_cast<typename A::Held*>(slots)};
+    const int packs = static_cast<int>(n.cols / W);
+    typename A::Held weight[K];
+    float dw[K][W];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int j = 0; j < W; ++j) dw[k][j] = 0.0f;
+    }
+    for_own_packs<A, K>(packs, [&](int k, int c) { weight[k] = A::take(n.w, c); });
+    for (int stage = 0; stage < ahead; ++stage) {
+        const std::int64_t row = blockIdx.x + std::int64_t{stage} * gridDim.x;
+        if (row < n.rows) ring.fetch(n, d, row, stage, packs);
+        end_group();
+    }
+    int stage = 0;
+    for (std::int64_t row = blockIdx.x; row < n.rows; row += gridDim.x) {
+        const float scale = d.rstd[row];
+        wait_for_groups<ahead - 1>();
+        Share<A, K> dy, x, more;
+        for_own_packs<A, K>(packs, [&](int k, int) {
+            dy.held[k] = ring.slot(stage, 0, k), x.held[k] = ring.slot(stage, 1, k);
+            if constexpr (residual) more.held[k] = ring.slot(stage, 2, k);
+        });
+        const std::int64_t next = row + std::int64_t{ahead} * gridDim.x;
+        if (next < n.rows) ring.fetch(n, d, next, stage, packs);
+        end_group();
+        stage = stage + 1 < ahead ? stage + 1 : 0;
+        float along = 0.0f;
+        for_own_packs<A, K>(packs, [&](int k, int) {
+#pragma unroll
+            for (int j = 0; j < W; ++j) {
+                const float product = dy.held[k][j] * x.held[k][j];
+                along += product * weight[k][j];
+                dw[k][j] += product * scale;
+            }
+        });
+        along = block_sum(along) * scale * scale * scale / static_cast<float>(n.cols);
+        for_own_packs<A, K>(packs, [&](int k, int c) {
+            float value[W];
+#pragma unroll
+            for (int j = 0; j < W; ++j) {
+                value[j] = dy.held[k][j] * weight[k][j] * scale - x.held[k][j] * along;
+                if constexpr (residual) value[j] += more.held[k][j];
+            }
+            A::put(d.dx, row * n.stride + c, value);
+        });
+    }
+    for_own_packs<A, K>(packs, [&](int k, int c) {
+#pragma unroll
+        for (int j = 0; j < W; ++j) partial[blockIdx.x * n.cols + c + j] = dw[k][j];
+    });
 }
 
-// dprobs[row] = share * drows . b
-__global__ void __launch_bounds__(threads)
-    bias_prob_kernel(Src drows, const std::int32_t* counts, Src b, float* dprobs, int groups, std::int64_t cols,
-                     std::int64_t capacity, float share) {
-    const std::int64_t row = std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size;
-    const int e = row < capacity ? group_of(counts, groups, row) : -1;
-    if (e < 0) return;
-    float sum = 0.0f;
-    for (std::int64_t c = threadIdx.x % warp_size; c < cols; c += warp_size) {
-        sum += load(drows, row * cols + c) * load(b, e * cols + c);
+// run(K{}, threads) for rows of so many packs; false where no block holds one.
+template <class Run>
+bool with_share(std::int64_t packs, Run run) {
+    const auto threads_of = [packs](std::int64_t k) {
+        return static_cast<int>(ceil_div(packs, k * warp_size)) * warp_size;
+    };
+    if (packs <= 2 * most_threads) {
+        run(std::integral_constant<int, 2>{}, threads_of(2));
+    } else if (packs <= 4 * most_threads) {
+        run(std::integral_constant<int, 4>{}, threads_of(4));
+    } else {
+        return false;
     }
-    sum = warp_sum(sum);
-    if (threadIdx.x % warp_size == 0) dprobs[row] = share * sum;
+    return true;
 }
 
 void rmsnorm(Src x, Src w, Dst y, float* rstd, std::int64_t rows, std::int64_t cols, std::int64_t stride, double eps,
              void* stream) {
     if (rows <= 0 || cols <= 0) return;
-    rmsnorm_kernel<<<blocks_for(rows, 1), threads, 0, stream_of(stream)>>>(
-        x, w, y, rstd, cols, stride != 0 ? stride : cols, static_cast<float>(eps));
+    const Norm n{x, w, rows, cols, stride != 0 ? stride : cols};
+    const auto small = static_cast<float>(eps);
+    bool done = false;
+    with_access({x, y, w}, {cols, n.stride}, [&](auto access) {
+        using A = decltype(access);
+        if constexpr (A::width > 1) {
+            done = with_share(cols / A::width, [&](auto share, int block) {
+                constexpr auto kernel = rmsnorm_rows_kernel<A, share()>;
+                kernel<<<resident_blocks<kernel>(block, rows, 1), block, 0, stream_of(stream)>>>(n, y, rstd, small);
+            });
+        }
+    });
+    if (!done) rmsnorm_kernel<<<blocks_for(rows, 1), threads, 0, stream_of(stream)>>>(n, y, rstd, small);
     CUDA_CHECK(cudaGetLastError());
+}
+
+template <class A, int K, bool residual>
+void launch_grad_rows(const Norm& n, const Gradients& d, float* dw, int block, void* stream) {
+    constexpr auto kernel = rmsnorm_grad_rows_kernel<A, K, residual>;
+    const std::size_t shared = Ring < A, K, residual ? 3 : 2 > ::bytes(block);
+    const std::int64_t room = scratch_floats / n.cols, held = resident_blocks<kernel>(block, n.rows, 1, shared);
+    const std::int64_t blocks = held < room ? held : room;
+    float* const partial = scratch_of(stream_of(stream));
+    kernel<<<static_cast<unsigned>(blocks), block, shared, stream_of(stream)>>>(n, d, partial);
+    CUDA_CHECK(cudaGetLastError());
+    launch_sum_columns(PartialTerm{partial, n.cols}, dw, blocks, n.cols, stream);
+}
+
+// False where the rows are no whole packs.
+bool rmsnorm_grad_rows(const Norm& n, const Gradients& d, float* dw, void* stream) {
+    bool done = false;
+    with_access({n.x, d.dy, d.dresidual, d.dx, n.w}, {n.cols, n.stride}, [&](auto access) {
+        using A = decltype(access);
+        if constexpr (A::width > 1) {
+            done = with_share(n.cols / A::width, [&](auto share, int block) {
+                if (d.dresidual.data != nullptr) {
+                    launch_grad_rows<A, share(), true>(n, d, dw, block, stream);
+                } else {
+                    launch_grad_rows<A, share(), false>(n, d, dw, block, stream);
+                }
+            });
+        }
+    });
+    return done;
 }
 
 void rmsnorm_grad(Src dy, Src x, Src w, const float* rstd, Src dresidual, Dst dx, float* dw, std::int64_t rows,
                   std::int64_t cols, std::int64_t stride, void* stream) {
     if (rows <= 0 || cols <= 0) return;
-    if (stride == 0) stride = cols;
+    const Norm n{x, w, rows, cols, stride != 0 ? stride : cols};
+    const Gradients d{dy, dresidual, rstd, dx};
+    if (rmsnorm_grad_rows(n, d, dw, stream)) return;
     // dw first: dx may be written over dy.
-    sum_columns_kernel<<<blocks_for(cols, sum_cols), sum_cols * sum_rows, 0, stream_of(stream)>>>(
-        NormTerm{dy, x, rstd, cols, stride}, dw, rows, cols);
-    CUDA_CHECK(cudaGetLastError());
-    rmsnorm_grad_kernel<<<blocks_for(rows, 1), threads, 0, stream_of(stream)>>>(dy, x, w, rstd, dresidual, dx, cols,
-                                                                                stride);
-    CUDA_CHECK(cudaGetLastError());
-}
-
-void bias_grad(Src dy, float* db, std::int64_t rows, std::int64_t cols, void* stream) {
-    if (rows <= 0 || cols <= 0) return;
-    sum_columns_kernel<<<blocks_for(cols, sum_cols), sum_cols * sum_rows, 0, stream_of(stream)>>>(
-        BiasTerm{dy, nullptr, cols}, db, rows, cols);
-    CUDA_CHECK(cudaGetLastError());
-}
-
-void grouped_bias_add(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
-                      std::int64_t cols, std::int64_t capacity, float share, void* stream) {
-    if (groups <= 0 || cols <= 0 || capacity <= 0) return;
-    grouped_bias_kernel<<<blocks_for(capacity, row_warps), threads, 0, stream_of(stream)>>>(
-        rows, b, counts, probs, y, groups, cols, capacity, share);
-    CUDA_CHECK(cudaGetLastError());
-}
-
-void grouped_bias_grad(Src drows, const std::int32_t* counts, Src b, const float* probs, float* db, float* dprobs,
-                       int groups, std::int64_t cols, std::int64_t capacity, float share, void* stream) {
-    if (groups <= 0 || cols <= 0 || capacity <= 0) return;
-    const dim3 grid(blocks_for(cols, sum_cols), static_cast<unsigned>(groups));
-    grouped_sum_kernel<<<grid, sum_cols * sum_rows, 0, stream_of(stream)>>>(BiasTerm{drows, probs, cols, share}, counts,
-                                                                            db, cols, capacity);
-    CUDA_CHECK(cudaGetLastError());
-    if (dprobs == nullptr) return;
-    bias_prob_kernel<<<blocks_for(capacity, row_warps), threads, 0, stream_of(stream)>>>(drows, counts, b, dprobs,
-                                                                                         groups, cols, capacity, share);
+    launch_sum_columns(NormTerm{n, d}, dw, rows, cols, stream);
+    rmsnorm_grad_kernel<<<blocks_for(rows, 1), threads, 0, stream_of(stream)>>>(n, d);
     CUDA_CHECK(cudaGetLastError());
 }
 
@@ -171,9 +275,6 @@ void grouped_bias_grad(Src drows, const std::int32_t* counts, Src b, const float
 void add_norm(Kernels& table) {
     table.rmsnorm = rmsnorm;
     table.rmsnorm_grad = rmsnorm_grad;
-    table.bias_grad = bias_grad;
-    table.grouped_bias_add = grouped_bias_add;
-    table.grouped_bias_grad = grouped_bias_grad;
 }
 
 } // namespace moe::cuda

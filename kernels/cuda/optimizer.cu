@@ -1,96 +1,162 @@
 // AdamW on a shard, and the squared norm in two stages whose order does not depend on the launch.
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/families.hpp"
-
-#include <mutex>
-#include <unordered_map>
+#include "kernels/cuda/scratch.hpp"
+#include "kernels/cuda/vector.cuh"
 
 namespace moe::cuda {
 namespace {
 
 constexpr int threads = 256;
 constexpr int partial_blocks = 1024;
-constexpr int stream_slots = 64;
 
-// The first stage's sums. The signature carries no scratch, and streams of one device must not share one: each stream
-// that ever asked has a row of this array, of which every device holds its own copy (512 KiB).
-__device__ double partial_squares[stream_slots][partial_blocks];
-
-int slot_of(cudaStream_t stream) {
-    static std::mutex guard;
-    static std::unordered_map<cudaStream_t, int> slots;
-    const std::lock_guard<std::mutex> lock(guard);
-    const auto [at, added] = slots.try_emplace(stream, static_cast<int>(slots.size()));
-    require(at->second < stream_slots, "the number of streams that summed squares", at->second + 1, stream_slots);
-    return at->second;
-}
-
-__global__ void __launch_bounds__(threads) squares_kernel(Src x, std::int64_t n, int slot) {
+// A thread's squares are added in FP32 within a round of a few packs and in double from round to round: conversions to
+// double, 16 per clock and multiprocessor, would take longer than the memory.
+template <class A>
+__global__ void __launch_bounds__(threads) squares_kernel(Src x, std::int64_t n, double* partial) {
+    constexpr int W = A::width, together = 8;
+    const std::int64_t packs = n / W, step = std::int64_t{gridDim.x} * threads;
     double sum = 0.0;
-    for (std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x; i < n;
-         i += std::int64_t{gridDim.x} * threads) {
-        const float value = load(x, i);
+    for (std::int64_t p = std::int64_t{blockIdx.x} * threads + threadIdx.x; p < packs; p += step * together) {
+        typename A::Held held[together];
+#pragma unroll
+        for (int t = 0; t < together; ++t) {
+            if (p + t * step < packs) held[t] = A::take(x, (p + t * step) * W);
+        }
+        float round = 0.0f;
+#pragma unroll
+        for (int t = 0; t < together; ++t) {
+            if (p + t * step >= packs) break;
+            float squares = 0.0f;
+#pragma unroll
+            for (int j = 0; j < W; ++j) squares += held[t][j] * held[t][j];
+            round += squares;
+        }
+        sum += static_cast<double>(round);
+    }
+    const std::int64_t last = packs * W + threadIdx.x;
+    if (blockIdx.x == 0 && last < n) {
+        const float value = load(x, last);
         sum += static_cast<double>(value) * static_cast<double>(value);
     }
     sum = block_sum(sum);
-    if (threadIdx.x == 0) partial_squares[slot][blockIdx.x] = sum;
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(partial_blocks) add_squares_kernel(int slot, int blocks, float* s) {
-    const double sum = block_sum(static_cast<int>(threadIdx.x) < blocks ? partial_squares[slot][threadIdx.x] : 0.0);
+__global__ void __launch_bounds__(partial_blocks) add_squares_kernel(const double* partial, int blocks, float* s) {
+    const double sum = block_sum(static_cast<int>(threadIdx.x) < blocks ? partial[threadIdx.x] : 0.0);
     if (threadIdx.x == 0) *s += static_cast<float>(sum);
 }
 
 struct Hyper {
-    float lr, beta1, beta2, eps, decay, clip, correction1, correction2;
-    __device__ explicit Hyper(const float* h)
+    float lr, beta1, beta2, eps, decay, correction1, correction2, factor;
+    __device__ Hyper(const float* h, float norm)
         : lr(h[0]),
           beta1(h[1]),
           beta2(h[2]),
           eps(h[3]),
           decay(h[4]),
-          clip(h[5]),
           correction1(h[6]),
-          correction2(h[7]) {}
+          correction2(h[7]),
+          factor(h[5] > 0.0f && norm > h[5] ? h[5] / (norm + 1e-6f) : 1.0f) {}
+
+    // One element: m and v move, master follows them.
+    __device__ void update(float g, float& m, float& v, float& master, bool decayed) const {
+        const float grad = factor * g;
+        m = beta1 * m + (1.0f - beta1) * grad;
+        v = beta2 * v + (1.0f - beta2) * grad * grad;
+        const float step = m / correction1 / (sqrtf(v / correction2) + eps);
+        master -= lr * ((decayed ? decay : 0.0f) * master + step);
+    }
 };
 
-__global__ void __launch_bounds__(threads)
-    adamw_kernel(AdamShape shape, const float* g, const float* squares, const float* hyper, const float* overflow,
-                 float* master, Dst m, Dst v, Dst w) {
-    const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x;
-    if (i >= shape.elements || (overflow != nullptr && *overflow > 0.0f)) return;
-    const Hyper h(hyper);
-    const float norm = sqrtf(*squares);
-    const float factor = h.clip > 0.0f && norm > h.clip ? h.clip / (norm + 1e-6f) : 1.0f;
-    const float grad = factor * g[i];
-    const float first = h.beta1 * load(read_back(m), i) + (1.0f - h.beta1) * grad;
-    const float second = h.beta2 * load(read_back(v), i) + (1.0f - h.beta2) * grad * grad;
-    const float decay = shape.offset + i < shape.decayed ? h.decay : 0.0f;
-    const float old = master[i];
-    const float step = first / h.correction1 / (sqrtf(second / h.correction2) + h.eps);
-    const float updated = old - h.lr * (decay * old + step);
-    store(m, i, first);
-    store(v, i, second);
-    master[i] = updated;
-    store(w, i, updated);
+struct AdamOperands {
+    const float *g, *squares, *hyper, *overflow;
+    float* master;
+    Dst m, v, w;
+};
+
+// M: storage of both moments, P: of the parameters. The rest of a shard that is no multiple of W goes element by
+// element.
+template <class M, class P, int W>
+struct Adam {
+    const AdamShape& s;
+    const AdamOperands& o;
+    const Hyper& h;
+    struct Held {
+        Pack<float, W> g, master;
+        Pack<M, W> m, v;
+    };
+    __device__ Held read(std::int64_t i) const {
+        return {Access<float, W>::take({o.g, Type::f32}, i), Access<float, W>::take({o.master, Type::f32}, i),
+                Access<M, W>::take(read_back(o.m), i), Access<M, W>::take(read_back(o.v), i)};
+    }
+    __device__ void write(std::int64_t i, const Held& held) const {
+        float m[W], v[W], master[W];
+#pragma unroll
+        for (int j = 0; j < W; ++j) {
+            m[j] = held.m[j], v[j] = held.v[j], master[j] = held.master[j];
+            h.update(held.g[j], m[j], v[j], master[j], s.offset + i + j < s.decayed);
+        }
+        Access<M, W>::put(o.m, i, m);
+        Access<M, W>::put(o.v, i, v);
+        Access<float, W>::put({o.master, Type::f32}, i, master);
+        Access<P, W>::put(o.w, i, master);
+    }
+};
+
+constexpr int adam_together = 2;
+
+template <class M, class P, int W>
+__global__ void __launch_bounds__(threads) adamw_kernel(AdamShape s, AdamOperands o) {
+    constexpr int together = adam_together;
+    if (o.overflow != nullptr && *o.overflow > 0.0f) return;
+    const Hyper h(o.hyper, sqrtf(*o.squares));
+    const Adam<M, P, W> adam{s, o, h};
+    const std::int64_t packs = s.elements / W, first = std::int64_t{blockIdx.x} * threads * together + threadIdx.x;
+    typename Adam<M, P, W>::Held held[together];
+#pragma unroll
+    for (int t = 0; t < together; ++t) {
+        if (first + t * threads < packs) held[t] = adam.read((first + t * threads) * W);
+    }
+#pragma unroll
+    for (int t = 0; t < together; ++t) {
+        if (first + t * threads < packs) adam.write((first + t * threads) * W, held[t]);
+    }
+    if constexpr (W > 1) {
+        const Adam<M, P, 1> rest{s, o, h};
+        const std::int64_t i = packs * W + threadIdx.x;
+        if (blockIdx.x == 0 && i < s.elements) rest.write(i, rest.read(i));
+    }
+}
+
+template <class M, class P, int W>
+void launch_adamw(const AdamShape& s, const AdamOperands& o, void* stream) {
+    const unsigned blocks = blocks_for(ceil_div(s.elements, std::int64_t{W}), threads * adam_together);
+    adamw_kernel<M, P, W><<<blocks, threads, 0, stream_of(stream)>>>(s, o);
+    CUDA_CHECK(cudaGetLastError());
 }
 
 void sum_squares(Src x, float* s, std::int64_t n, void* stream) {
     if (n <= 0) return;
-    const int slot = slot_of(stream_of(stream));
-    const unsigned blocks = blocks_for(n, threads * 8, partial_blocks);
-    squares_kernel<<<blocks, threads, 0, stream_of(stream)>>>(x, n, slot);
+    auto* partial = reinterpret_cast<double*>(scratch_of(stream_of(stream)));
+    const unsigned blocks = blocks_for(n, threads * 32, partial_blocks);
+    with_access({x}, {}, [&](auto access) {
+        squares_kernel<decltype(access)><<<blocks, threads, 0, stream_of(stream)>>>(x, n, partial);
+    });
     CUDA_CHECK(cudaGetLastError());
-    add_squares_kernel<<<1, partial_blocks, 0, stream_of(stream)>>>(slot, static_cast<int>(blocks), s);
+    add_squares_kernel<<<1, partial_blocks, 0, stream_of(stream)>>>(partial, static_cast<int>(blocks), s);
     CUDA_CHECK(cudaGetLastError());
 }
 
 void adamw(const AdamShape& s, const float* g, const float* squares, const float* hyper, const float* overflow,
            float* master, Dst m, Dst v, Dst w, void* stream) {
     if (s.elements <= 0) return;
-    adamw_kernel<<<blocks_for(s.elements, threads), threads, 0, stream_of(stream)>>>(s, g, squares, hyper, overflow,
-                                                                                     master, m, v, w);
-    CUDA_CHECK(cudaGetLastError());
+    const AdamOperands o{g, squares, hyper, overflow, master, m, v, w};
+    if (m.type != v.type || !aligned(g) || !aligned(master) || !all_aligned({m, v, w}))
+        return launch_adamw<float, float, 1>(s, o, stream);
+    with_storage(m.type, [&](auto moment) {
+        with_storage(w.type, [&](auto weight) { launch_adamw<decltype(moment), decltype(weight), 4>(s, o, stream); });
+    });
 }
 
 } // namespace

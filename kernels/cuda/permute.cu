@@ -1,206 +1,163 @@
-// Places of routed copies in expert-major order, and the movement of rows there and back.
-#include "kernels/cuda/device.cuh"
+// Rows to their places in expert-major order and back; the places come from permute_map.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/rows.cuh"
 
 namespace moe::cuda {
 namespace {
 
-constexpr int threads = 256, warps = threads / warp_size;
-constexpr int map_threads = 1024, map_warps = map_threads / warp_size;
-constexpr int map_strips = 4; // ballots per warp between two scans of the block
+constexpr int together = 8; // copies of a token in flight
 constexpr std::int64_t narrow_row = warp_size;
 
-// One block per expert: counts its copies.
-__global__ void __launch_bounds__(map_threads)
-    count_kernel(const std::int32_t* index, std::int32_t* counts, std::int64_t copies) {
-    const int e = static_cast<int>(blockIdx.x);
-    int count = 0;
-    for (std::int64_t i = threadIdx.x; i < copies; i += map_threads) count += index[i] == e ? 1 : 0;
-    count = block_sum(count);
-    if (threadIdx.x == 0) counts[e] = count;
-}
+// The token side of a copy is a row of its own, or one row for all copies of a token.
+struct Move {
+    std::int64_t tokens, cols;
+    int copies;
+    explicit Move(const PermuteShape& s)
+        : tokens(s.per_copy ? s.tokens * s.top_k : s.tokens), cols(s.cols), copies(s.per_copy ? 1 : s.top_k) {}
+};
 
-// One block per expert goes over all copies in order and numbers its own: a stable counting sort without atomics. The
-// index is read once per expert, out of the L2 cache.
-__global__ void __launch_bounds__(map_threads)
-    place_kernel(const std::int32_t* index, const std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,
-                 std::int64_t copies, std::int64_t padded) {
-    __shared__ int warp_counts[map_warps];
-    const int e = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % warp_size);
-    const int warp = static_cast<int>(threadIdx.x / warp_size);
-    int next = 0; // row of the next copy of this expert
-    for (int i = static_cast<int>(threadIdx.x); i < e; i += map_threads) next += counts[i];
-    next = block_sum(next);
-    if (padded > 0) next = static_cast<int>(e * padded);
-    if (filled != nullptr && threadIdx.x == 0) filled[e] = static_cast<std::int32_t>(padded);
-    for (std::int64_t base = 0; base < copies; base += map_threads * map_strips) {
-        const std::int64_t start = base + warp * warp_size * map_strips + lane;
-        unsigned mine[map_strips];
-        int count = 0;
+// Places [first, first + together) of a token's copies, -1 for those that it has not.
+__device__ void places_of(const Move& m, const std::int32_t* row_of, std::int64_t token, int first,
+                          std::int32_t (&place)[together]) {
 #pragma unroll
-        for (int j = 0; j < map_strips; ++j) {
-            const std::int64_t i = start + j * warp_size;
-            if (e == 0 && i < copies && index[i] < 0) row_of[i] = -1; // dropped: no expert numbers it
-            mine[j] = __ballot_sync(all_lanes, i < copies && index[i] == e);
-            count += __popc(mine[j]);
-        }
-        __syncthreads(); // the counts before have been read
-        if (lane == 0) warp_counts[warp] = count;
-        __syncthreads();
-        const int others = warp_counts[lane];
-        int row = next + warp_sum(lane < warp ? others : 0);
-        next += warp_sum(others);
+    for (int k = 0; k < together; ++k) place[k] = first + k < m.copies ? row_of[token * m.copies + first + k] : -1;
+}
+
+// x is read once for all copies of a token.
+template <class A>
+__global__ void __launch_bounds__(row_threads) scatter_kernel(Move m, Src x, const std::int32_t* row_of, Dst rows) {
+    constexpr int W = A::width;
+    for_each_row(nullptr, 0, m.tokens, [&](std::int64_t token) {
+        for (int first = 0; first < m.copies; first += together) {
+            std::int32_t place[together];
+            places_of(m, row_of, token, first, place);
+            for_each_pack<4>(
+                static_cast<int>(m.cols / W), [&](int p) { return A::take(x, token * m.cols + p * W); },
+                [&](int p, const typename A::Held& held) {
 #pragma unroll
-        for (int j = 0; j < map_strips; ++j) {
-            const unsigned before = mine[j] & ((1u << lane) - 1u);
-            if ((mine[j] >> lane & 1u) != 0) row_of[start + j * warp_size] = row + __popc(before);
-            row += __popc(mine[j]);
+                    for (int k = 0; k < together; ++k) {
+                        if (place[k] >= 0) A::put(rows, std::int64_t{place[k]} * m.cols + p * W, held);
+                    }
+                });
         }
-    }
-}
-static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
-
-// Rows of few columns, such as one weight per copy, take a thread per element; others a warp per row.
-__global__ void __launch_bounds__(threads)
-    permute_narrow_kernel(PermuteShape s, Src x, const std::int32_t* row_of, Dst y, bool back) {
-    const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x, copy = i / s.cols, c = i % s.cols;
-    if (copy >= s.tokens * s.top_k || (row_of[copy] < 0 && !back)) return;
-    const std::int64_t outside = (s.per_copy ? copy : copy / s.top_k) * s.cols + c, inside = row_of[copy] * s.cols + c;
-    if (row_of[copy] < 0) {
-        store(y, outside, 0.0f);
-        return;
-    }
-    store(y, back ? outside : inside, load(x, back ? inside : outside));
+    });
 }
 
-__global__ void __launch_bounds__(threads)
-    permute_kernel(PermuteShape s, Src x, const std::int32_t* row_of, Dst y, bool back) {
-    const std::int64_t copy = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-    if (copy >= s.tokens * s.top_k || (row_of[copy] < 0 && !back)) return;
-    const std::int64_t outside = (s.per_copy ? copy : copy / s.top_k) * s.cols, inside = row_of[copy] * s.cols;
-    if (row_of[copy] < 0) {
-        for (std::int64_t c = threadIdx.x % warp_size; c < s.cols; c += warp_size) store(y, outside + c, 0.0f);
-        return;
+// sum += the copies at `place` in this order; the first found replaces it, so that a single one is moved as it is.
+template <class A>
+__device__ void add_copies(Src rows, std::int64_t cols, int column, const std::int32_t (&place)[together],
+                           float (&sum)[A::width], bool& found) {
+    typename A::Held held[together];
+#pragma unroll
+    for (int k = 0; k < together; ++k) {
+        if (place[k] >= 0) held[k] = A::take(rows, std::int64_t{place[k]} * cols + column);
     }
-    copy_row(x, back ? inside : outside, y, back ? outside : inside, s.cols, static_cast<int>(threadIdx.x % warp_size),
-             warp_size);
+#pragma unroll
+    for (int k = 0; k < together; ++k) {
+        if (place[k] < 0) continue;
+#pragma unroll
+        for (int j = 0; j < A::width; ++j) sum[j] = found ? sum[j] + held[k][j] : held[k][j];
+        found = true;
+    }
 }
 
-__global__ void __launch_bounds__(threads) combine_kernel(PermuteShape s, Src rows, const std::int32_t* row_of, Dst y) {
-    const std::int64_t i = std::int64_t{blockIdx.x} * threads + threadIdx.x, token = i / s.cols, c = i % s.cols;
-    if (token >= s.tokens) return;
+// A row per copy, moved as it is.
+template <class A>
+__global__ void __launch_bounds__(row_threads) fetch_kernel(Move m, Src rows, const std::int32_t* row_of, Dst y) {
+    constexpr int W = A::width;
+    for_each_row(nullptr, 0, m.tokens, [&](std::int64_t copy) {
+        const std::int64_t from = row_of[copy];
+        for_each_pack<4>(
+            static_cast<int>(m.cols / W),
+            [&](int p) { return from >= 0 ? A::take(rows, from * m.cols + p * W) : typename A::Held{}; },
+            [&](int p, const typename A::Held& held) { A::put(y, copy * m.cols + p * W, held); });
+    });
+}
+
+// y = sum over the copies in the order of k
+template <class A>
+__global__ void __launch_bounds__(row_threads) gather_kernel(Move m, Src rows, const std::int32_t* row_of, Dst y) {
+    constexpr int W = A::width;
+    for_each_row(nullptr, 0, m.tokens, [&](std::int64_t token) {
+        std::int32_t place[together];
+        places_of(m, row_of, token, 0, place);
+        for (int p = lane_of_warp(); p < static_cast<int>(m.cols / W); p += warp_size) {
+            float sum[W] = {};
+            bool found = false;
+            add_copies<A>(rows, m.cols, p * W, place, sum, found);
+            for (int first = together; first < m.copies; first += together) {
+                std::int32_t more[together];
+                places_of(m, row_of, token, first, more);
+                add_copies<A>(rows, m.cols, p * W, more, sum, found);
+            }
+            A::put(y, token * m.cols + p * W, sum);
+        }
+    });
+}
+
+// Rows of few columns, such as one weight per copy, take a thread per element.
+__global__ void __launch_bounds__(row_threads)
+    narrow_scatter_kernel(Move m, Src x, const std::int32_t* row_of, Dst rows) {
+    const std::int64_t i = std::int64_t{blockIdx.x} * row_threads + threadIdx.x, copy = i / m.cols, c = i % m.cols;
+    if (copy >= m.tokens * m.copies || row_of[copy] < 0) return;
+    store(rows, row_of[copy] * m.cols + c, load(x, copy / m.copies * m.cols + c));
+}
+__global__ void __launch_bounds__(row_threads)
+    narrow_gather_kernel(Move m, Src rows, const std::int32_t* row_of, Dst y) {
+    const std::int64_t i = std::int64_t{blockIdx.x} * row_threads + threadIdx.x, token = i / m.cols, c = i % m.cols;
+    if (token >= m.tokens) return;
     float sum = 0.0f;
-    for (int k = 0; k < s.top_k; ++k) {
-        const std::int64_t row = row_of[token * s.top_k + k];
-        if (row >= 0) sum += load(rows, row * s.cols + c);
+    bool found = false;
+    for (int k = 0; k < m.copies; ++k) {
+        const std::int64_t row = row_of[token * m.copies + k];
+        if (row < 0) continue;
+        const float value = load(rows, row * m.cols + c);
+        sum = found ? sum + value : value;
+        found = true;
     }
     store(y, i, sum);
-}
-
-__global__ void __launch_bounds__(threads) expert_counts_kernel(const std::int32_t* all_counts, std::int32_t* counts,
-                                                                int sources, int experts, int first, int local) {
-    const int e = static_cast<int>(blockIdx.x * threads + threadIdx.x);
-    if (e >= local) return;
-    std::int32_t sum = 0;
-    for (int g = 0; g < sources; ++g) sum += all_counts[std::int64_t{g} * experts + first + e];
-    counts[e] = sum;
-}
-
-// Every block finds the fullest buffer by itself, out of the L2 cache, and fills its part of the places; a warp adds up
-// what one buffer takes.
-__global__ void __launch_bounds__(threads)
-    fit_kernel(FitShape s, const std::int32_t* counts, const std::int32_t* row_of, std::int32_t* fitting,
-               std::int32_t* fitting_row_of, float* overflow) {
-    __shared__ long long fullest[warps];
-    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
-    const int local = s.experts / s.ep, buffers = s.ep * s.etp;
-    long long most = 0;
-    for (int buffer = warp; buffer < buffers; buffer += warps) {
-        const int p = buffer / s.etp, m = buffer % s.etp;
-        long long rows = 0;
-        for (int i = lane; i < s.ep * local; i += warp_size) {
-            const std::int64_t row = std::int64_t{i / local} * s.etp + m;
-            rows += counts[row * s.experts + p * local + i % local];
-        }
-        rows = warp_sum(rows);
-        most = rows > most ? rows : most;
-    }
-    if (lane == 0) fullest[warp] = most;
-    __syncthreads();
-    for (int w = 0; w < warps; ++w) most = fullest[w] > most ? fullest[w] : most;
-    const bool fits = most <= s.capacity;
-    const std::int64_t first = std::int64_t{blockIdx.x} * threads + threadIdx.x,
-                       step = std::int64_t{gridDim.x} * threads;
-    for (std::int64_t i = first; i < std::int64_t{buffers} * s.experts; i += step) fitting[i] = fits ? counts[i] : 0;
-    for (std::int64_t i = first; i < s.copies; i += step) fitting_row_of[i] = fits ? row_of[i] : -1;
-    if (first == 0 && !fits) *overflow += static_cast<float>(most - s.capacity);
-}
-
-void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,
-                 std::int64_t tokens, int top_k, int experts, std::int64_t padded, void* stream) {
-    if (experts <= 0) return;
-    const auto grid = static_cast<unsigned>(experts);
-    count_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, tokens * top_k);
-    CUDA_CHECK(cudaGetLastError());
-    place_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, row_of, filled, tokens * top_k, padded);
-    CUDA_CHECK(cudaGetLastError());
-}
-
-void move_rows(const PermuteShape& s, Src from, const std::int32_t* row_of, Dst to, bool back, void* stream) {
-    const std::int64_t copies = s.tokens * s.top_k;
-    if (copies <= 0 || s.cols <= 0) return;
-    if (s.cols < narrow_row) {
-        permute_narrow_kernel<<<blocks_for(copies * s.cols, threads), threads, 0, stream_of(stream)>>>(s, from, row_of,
-                                                                                                       to, back);
-    } else {
-        permute_kernel<<<blocks_for(copies, warps), threads, 0, stream_of(stream)>>>(s, from, row_of, to, back);
-    }
-    CUDA_CHECK(cudaGetLastError());
 }
 
 void permute(const PermuteShape& s, Src x, const std::int32_t* row_of, Dst rows, void* stream) {
     if (s.padded_rows > 0)
         CUDA_CHECK(cudaMemsetAsync(rows.data, 0, static_cast<std::size_t>(s.padded_rows * s.cols) * size_of(rows.type),
                                    stream_of(stream)));
-    move_rows(s, x, row_of, rows, false, stream);
+    const Move m(s);
+    if (m.tokens <= 0 || m.copies <= 0 || s.cols <= 0) return;
+    if (s.cols < narrow_row) {
+        const unsigned blocks = blocks_for(m.tokens * m.copies * s.cols, row_threads);
+        narrow_scatter_kernel<<<blocks, row_threads, 0, stream_of(stream)>>>(m, x, row_of, rows);
+        CUDA_CHECK(cudaGetLastError());
+        return;
+    }
+    with_access({x, rows}, {s.cols}, [&](auto access) {
+        launch_rows<scatter_kernel<decltype(access)>>(m.tokens, stream, m, x, row_of, rows);
+    });
 }
 
 void unpermute(const PermuteShape& s, Src rows, const std::int32_t* row_of, Dst y, void* stream) {
-    if (s.per_copy) {
-        move_rows(s, rows, row_of, y, true, stream);
+    const Move m(s);
+    if (m.tokens <= 0 || s.cols <= 0) return;
+    if (s.cols < narrow_row) {
+        const unsigned blocks = blocks_for(m.tokens * s.cols, row_threads);
+        narrow_gather_kernel<<<blocks, row_threads, 0, stream_of(stream)>>>(m, rows, row_of, y);
+        CUDA_CHECK(cudaGetLastError());
         return;
     }
-    if (s.tokens <= 0 || s.cols <= 0) return;
-    combine_kernel<<<blocks_for(s.tokens * s.cols, threads), threads, 0, stream_of(stream)>>>(s, rows, row_of, y);
-    CUDA_CHECK(cudaGetLastError());
-}
-
-void expert_counts(const std::int32_t* all_counts, std::int32_t* counts, int sources, int experts, int first, int local,
-                   void* stream) {
-    if (local <= 0) return;
-    expert_counts_kernel<<<blocks_for(local, threads), threads, 0, stream_of(stream)>>>(all_counts, counts, sources,
-                                                                                        experts, first, local);
-    CUDA_CHECK(cudaGetLastError());
-}
-
-void fit_rows(const FitShape& s, const std::int32_t* counts, const std::int32_t* row_of, std::int32_t* fitting,
-              std::int32_t* fitting_row_of, float* overflow, void* stream) {
-    constexpr std::int64_t most_blocks = 64;
-    const std::int64_t cells = std::int64_t{s.ep} * s.etp * s.experts;
-    const unsigned blocks = blocks_for(s.copies > cells ? s.copies : cells, threads, most_blocks);
-    if (blocks == 0) return;
-    fit_kernel<<<blocks, threads, 0, stream_of(stream)>>>(s, counts, row_of, fitting, fitting_row_of, overflow);
-    CUDA_CHECK(cudaGetLastError());
+    with_access({rows, y}, {s.cols}, [&](auto access) {
+        if (m.copies == 1) {
+            launch_rows<fetch_kernel<decltype(access)>>(m.tokens, stream, m, rows, row_of, y);
+        } else {
+            launch_rows<gather_kernel<decltype(access)>>(m.tokens, stream, m, rows, row_of, y);
+        }
+    });
 }
 
 } // namespace
 
 void add_permute(Kernels& table) {
-    table.permute_map = permute_map;
     table.permute = permute;
     table.unpermute = unpermute;
-    table.expert_counts = expert_counts;
-    table.fit_rows = fit_rows;
 }
 
 } // namespace moe::cuda

@@ -1,5 +1,7 @@
-// Rotary embedding of packed query, key and value heads with optional QK-norm, forward and backward.
+// Rotary embedding of packed query, key and value heads with optional QK-norm, forward and backward: any width and
+// type.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/rope_packs.hpp"
 #include "kernels/cuda/rotation.cuh"
 
 namespace moe::cuda {
@@ -73,14 +75,7 @@ __global__ void __launch_bounds__(threads)
     copy_values(s, qkv, out, row);
 }
 
-struct GradOperands {
-    Src dout;
-    const std::int32_t* positions;
-    Src qkv, wq, wk;
-    const float* rstd;
-};
-
-__global__ void __launch_bounds__(threads) rope_grad_kernel(RopeShape s, GradOperands in, Dst dqkv) {
+__global__ void __launch_bounds__(threads) rope_grad_kernel(RopeShape s, RopeGradients in, Dst dqkv) {
     extern __shared__ Turn turns[];
     const std::int64_t row = blockIdx.x;
     fill_turns(turns, s.rotary_dim / 2, s.theta, s.scale, in.positions[row / s.batch]);
@@ -120,7 +115,7 @@ __global__ void __launch_bounds__(threads) rope_grad_kernel(RopeShape s, GradOpe
 
 // dw[c] += sum over tokens and heads of (dout turned back)[c] x[c] rstd; blockIdx.y 0: query heads, 1: key heads.
 __global__ void __launch_bounds__(sum_cols* sum_rows)
-    rope_weight_kernel(RopeShape s, GradOperands in, float* dwq, float* dwk) {
+    rope_weight_kernel(RopeShape s, RopeGradients in, float* dwq, float* dwk) {
     __shared__ float part[sum_rows][sum_cols + 1];
     const int half = s.rotary_dim / 2, turned = s.heads + s.kv_heads;
     const int lane = static_cast<int>(threadIdx.x % sum_cols), slice = static_cast<int>(threadIdx.x / sum_cols);
@@ -132,7 +127,8 @@ __global__ void __launch_bounds__(sum_cols* sum_rows)
     const float frequency = turns ? frequency_of(i, half, s.theta, s.scale) : 0.0f;
     float sum = 0.0f;
     for (std::int64_t row = slice; c < s.head_dim && row < s.tokens; row += sum_rows) {
-        const Turn turn = turns ? turn_of(in.positions[row / s.batch], frequency, static_cast<float>(s.scale.magnitude)) : Turn{1.0f, 0.0f};
+        const Turn turn = turns ? turn_of(in.positions[row / s.batch], frequency, static_cast<float>(s.scale.magnitude))
+                                : Turn{1.0f, 0.0f};
         for (int h = from; h < to; ++h) {
             const std::int64_t at = head_of(s, row, h).at;
             float x = load(in.dout, at + (turns ? pair.first : c)), y = turns ? load(in.dout, at + pair.second) : 0.0f;
@@ -152,7 +148,7 @@ std::size_t shared_bytes(const RopeShape& s) { return static_cast<std::size_t>(s
 
 void rope(const RopeShape& s, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd,
           void* stream) {
-    if (s.tokens <= 0) return;
+    if (s.tokens <= 0 || rope_packs(s, qkv, positions, wq, wk, out, rstd, stream)) return;
     rope_kernel<<<blocks_for(s.tokens, 1), threads, shared_bytes(s), stream_of(stream)>>>(s, qkv, positions, wq, wk,
                                                                                           out, rstd);
     CUDA_CHECK(cudaGetLastError());
@@ -161,7 +157,8 @@ void rope(const RopeShape& s, Src qkv, const std::int32_t* positions, Src wq, Sr
 void rope_grad(const RopeShape& s, Src dout, const std::int32_t* positions, Src qkv, Src wq, Src wk, const float* rstd,
                Dst dqkv, float* dwq, float* dwk, void* stream) {
     if (s.tokens <= 0) return;
-    const GradOperands in{dout, positions, qkv, wq, wk, rstd};
+    const RopeGradients in{dout, positions, qkv, wq, wk, rstd};
+    if (rope_grad_packs(s, in, dqkv, dwq, dwk, stream)) return;
     if (s.norm) { // before dqkv, which may be dout
         const dim3 grid(blocks_for(s.head_dim, sum_cols), 2);
         rope_weight_kernel<<<grid, sum_cols * sum_rows, 0, stream_of(stream)>>>(s, in, dwq, dwk);

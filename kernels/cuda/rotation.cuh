@@ -1,7 +1,7 @@
 // Rotary angles of one position in shared memory, and the turn of a pair of elements.
 #pragma once
 
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/vector.cuh"
 
 namespace moe::cuda {
 
@@ -17,10 +17,10 @@ __device__ inline float frequency_of(int i, int half, double theta, const RopeSc
     return static_cast<float>(f * (keep + (1.0 - keep) / scale.factor));
 }
 __device__ inline Turn turn_of(std::int32_t position, float frequency, float magnitude) {
-    constexpr double full = 6.283185307179586476925286766559;
-    const double angle = static_cast<double>(position) * static_cast<double>(frequency);
+    constexpr double per_radian = 0.15915494309189533577; // 1 / (2 pi)
+    const double turns = static_cast<double>(position) * static_cast<double>(frequency) * per_radian;
     Turn turn;
-    sincosf(static_cast<float>(angle - full * rint(angle / full)), &turn.sine, &turn.cosine);
+    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &turn.sine, &turn.cosine);
     turn.sine *= magnitude;
     turn.cosine *= magnitude;
     return turn;
@@ -38,6 +38,22 @@ __device__ inline void apply(Turn turn, float sign, float& first, float& second)
     const float x = first, y = second, s = sign * turn.sine;
     first = x * turn.cosine - y * s;
     second = y * turn.cosine + x * s;
+}
+
+// Turns two packs that hold W pairs: pair j is (x[j], y[j]), or, interleaved, two neighbours of what lies in x and then
+// y.
+template <int W>
+__device__ void apply_all(const Turn (&turn)[W], float sign, bool interleaved, float (&x)[W], float (&y)[W]) {
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+        if (!interleaved) {
+            apply(turn[j], sign, x[j], y[j]);
+        } else if (j < W / 2) {
+            apply(turn[j], sign, x[2 * j], x[2 * j + 1]);
+        } else {
+            apply(turn[j], sign, y[2 * j - W], y[2 * j - W + 1]);
+        }
+    }
 }
 
 // Fills turns[half] for one position, all threads of the block together, and waits for it.

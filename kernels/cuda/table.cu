@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/scratch.hpp"
 
 namespace moe {
 namespace {
@@ -43,6 +44,7 @@ const Kernels* cuda_kernels() {
         cuda::add_attention_grad(t);
         cuda::add_library_attention(t);
         cuda::add_balance(t);
+        cuda::add_bias(t);
         cuda::add_elementwise(t);
         cuda::add_embedding(t);
         cuda::add_gemm(t);
@@ -50,9 +52,11 @@ const Kernels* cuda_kernels() {
         cuda::add_norm(t);
         cuda::add_optimizer(t);
         cuda::add_permute(t);
+        cuda::add_places(t);
         cuda::add_rope(t);
         cuda::add_mla_rope(t);
         cuda::add_router(t);
+        cuda::add_scale(t);
         cuda::add_slots(t);
         cuda::add_sort(t);
         return t;
@@ -66,6 +70,7 @@ const Kernels* cuda_kernels() {
 void cuda_forget_stream(void* stream) {
     cuda::forget_attention_stream(stream);
     cuda::forget_gemm_stream(stream);
+    cuda::forget_scratch(static_cast<cudaStream_t>(stream));
 }
 
 const Kernels* cuda_plain_kernels() {

@@ -5,6 +5,7 @@
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "tests/kernels/case.hpp"
+#include "tests/kernels/cuda_bandwidth.hpp"
 #include "tests/kernels/cuda_staging.hpp"
 
 #include <fmt/format.h>
@@ -92,11 +93,23 @@ std::vector<Line> time_lines(const Device& device) {
     return lines;
 }
 
+// Kernels that only move bytes, held to 0.85 of what a copy of the same run moves.
+std::vector<Line> bandwidth_lines() {
+    constexpr double bar = 1.0 / 0.85; // of the time
+    const double copied = copy_bytes_per_second();
+    std::vector<Line> lines{{"copy, GB/s read and written", "GB/s", copied * 1e-9, copied * 1e-9, std::nullopt}};
+    for (const Moved& m : bandwidth_of_kernels()) {
+        lines.push_back({m.name + ": beside a copy", "us", m.seconds * 1e6, m.bytes / copied * 1e6,
+                         m.held ? std::optional<double>(bar) : std::nullopt});
+    }
+    return lines;
+}
+
 void print(const std::vector<Line>& lines) {
     fmt::print("\n{:<78} {:>11} {:>11} {:>8} {:>5}  {}\n", "name", "ours", "reference", "ratio", "bar", "ok");
     for (const Line& l : lines) {
         fmt::print("{:<78} {:>11.4g} {:>11.4g} {:>8.3f} {:>5}  {}\n", l.name, l.ours, l.reference, l.ratio(),
-                   l.bar ? fmt::format("{:g}", *l.bar) : "-", l.ok() ? "yes" : "NO");
+                   l.bar ? fmt::format("{:.3g}", *l.bar) : "-", l.ok() ? "yes" : "NO");
     }
 }
 
@@ -120,10 +133,11 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
     return !file.fail();
 }
 
-// Takes "--out FILE" and "--bench" out of the arguments; the rest is doctest's.
+// Takes "--out FILE", "--bench" and "--bandwidth" (of the memory-bound kernels alone) out of the arguments; the rest is
+// doctest's.
 struct Options {
     std::string out;
-    bool bench = false;
+    bool bench = false, bandwidth = false;
     std::vector<char*> rest;
 
     Options(int argc, char** argv) {
@@ -132,7 +146,9 @@ struct Options {
             if (argument == "--out" && i + 1 < argc) {
                 out = argv[++i];
             } else if (argument == "--bench") {
-                bench = true;
+                bench = bandwidth = true;
+            } else if (argument == "--bandwidth") {
+                bandwidth = true;
             } else {
                 rest.push_back(argv[i]);
             }
@@ -143,10 +159,9 @@ struct Options {
 int report(const Options& options, bool passed) {
     const Device device = describe_device();
     std::vector<Line> lines = error_lines();
-    if (options.bench) {
-        const std::vector<Line> times = time_lines(device);
-        lines.insert(lines.end(), times.begin(), times.end());
-    }
+    const auto append = [&](const std::vector<Line>& times) { lines.insert(lines.end(), times.begin(), times.end()); };
+    if (options.bench) append(time_lines(device));
+    if (options.bandwidth) append(bandwidth_lines());
     print(lines);
     if (!options.out.empty() && !write(options.out, device, lines, passed)) {
         fmt::print(stderr, "cannot write {}\n", options.out);

@@ -1,0 +1,371 @@
+// Kernels that move whole packs of 16 bytes, at widths that the finite differences of the other tests are too slow for:
+// the CUDA table against the CPU's, over every mixture of storage types, and at addresses where no pack fits.
+#include "tests/kernels/case.hpp"
+
+#include <doctest/doctest.h>
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace moe::test {
+namespace {
+
+using Outputs = std::vector<Tensor>;
+
+// `run` fills fresh outputs by either table; they must agree, either being allowed its storage's rounding.
+template <class Run>
+void compare(const std::string& name, Run run) {
+    INFO(name, " MOE_TEST_SEED=", seed());
+    const Outputs want = run(cpu_kernels()), got = run(table());
+    REQUIRE(want.size() == got.size());
+    for (std::size_t i = 0; i < want.size(); ++i) {
+        INFO("output ", i);
+        CHECK(relative_error(got[i].values(), want[i].values()) <= 2.0 * tolerance(want[i].type()));
+    }
+}
+
+constexpr std::array<Type, 2> types{Type::f32, Type::bf16};
+
+// A tensor whose elements begin `skipped` behind its start, at an address where no pack begins.
+struct Shifted {
+    Tensor tensor;
+    std::int64_t skipped;
+    Shifted(Tensor t, std::int64_t n) : tensor(std::move(t)), skipped(n) {}
+    Src src() const { return tensor.src() + skipped; }
+    Dst dst() { return tensor.dst() + skipped; }
+};
+
+std::string named(const char* op, std::int64_t rows, std::int64_t cols, std::initializer_list<Type> of) {
+    std::string out = fmt::format("{} {}x{}", op, rows, cols);
+    for (const Type t : of) out += " " + name_of(t);
+    return out;
+}
+
+void norms(std::int64_t rows, std::int64_t cols, std::int64_t stride, Type type, Type weights, Type results,
+           std::int64_t skipped) {
+    const std::string name = named("rmsnorm", rows, cols, {type, weights, results}) + fmt::format(" +{}", skipped);
+    Random random(name);
+    const Shifted x(random.tensor(type, rows * stride + skipped), skipped),
+        dy(random.tensor(type, rows * cols + skipped), skipped),
+        residual(random.tensor(type, rows * cols + skipped), skipped);
+    const Tensor w = random.tensor(weights, cols), before = random.tensor(Type::f32, cols);
+    compare(name, [&](const Kernels& k) {
+        Tensor y(results, rows * cols), rstd(Type::f32, rows);
+        Shifted dx(Tensor(results, Vec(static_cast<std::size_t>(rows * stride + skipped), 0.0)), skipped), plain = dx;
+        Tensor dw = before, dw2 = before;
+        k.rmsnorm(x.src(), w.src(), y.dst(), rstd.f32(), rows, cols, stride, 1e-6, nullptr);
+        k.rmsnorm_grad(dy.src(), x.src(), w.src(), rstd.f32(), residual.src(), dx.dst(), dw.f32(), rows, cols, stride,
+                       nullptr);
+        k.rmsnorm_grad(dy.src(), x.src(), w.src(), rstd.f32(), {}, plain.dst(), dw2.f32(), rows, cols, stride, nullptr);
+        return Outputs{y, rstd, dx.tensor, plain.tensor, dw, dw2};
+    });
+}
+
+// Elementwise ops and casts; n is no multiple of a pack, so that some elements are left over.
+void flat(std::int64_t n, Type a_type, Type b_type, Type y_type, std::int64_t skipped) {
+    const std::string name = named("flat", 1, n, {a_type, b_type, y_type}) + fmt::format(" +{}", skipped);
+    Random random(name);
+    const Shifted a(random.tensor(a_type, n + skipped), skipped), b(random.tensor(b_type, n + skipped), skipped);
+    compare(name, [&](const Kernels& k) {
+        Tensor sum(y_type, n), cast(y_type, n), squares(Type::f32, Vec{2.0}), reduced(y_type, n), largest(y_type, n);
+        k.add(a.src(), b.src(), sum.dst(), n, nullptr);
+        k.cast(a.src(), cast.dst(), n, nullptr);
+        k.sum_squares(a.src(), squares.f32(), n, nullptr);
+        const void* const from[] = {a.src().data, a.src().data, a.src().data, a.src().data, a.src().data};
+        k.reduce_sum(reduced.dst(), from, 5, n, a_type, nullptr);
+        k.reduce_max(largest.dst(), from, 5, n, a_type, nullptr);
+        return Outputs{sum, cast, squares, reduced, largest};
+    });
+}
+
+void biases(std::int64_t cols, Type type, Type bias, Type results, std::int64_t skipped) {
+    const Index counts{70, 0, 3, 130};
+    const std::int64_t rows = 203, capacity = 220;
+    const std::string name = named("biases", rows, cols, {type, bias, results}) + fmt::format(" +{}", skipped);
+    Random random(name);
+    const Shifted x(random.tensor(type, capacity * cols + skipped), skipped);
+    const Tensor b = random.tensor(bias, 4 * cols), p = random.tensor(Type::f32, capacity),
+                 before = random.tensor(Type::f32, 4 * cols);
+    compare(name, [&](const Kernels& k) {
+        Tensor y(results, rows * cols),
+            db = before, grouped(results, Vec(static_cast<std::size_t>(capacity * cols), 0.0)), gdb = before,
+            dp(Type::f32, Vec(static_cast<std::size_t>(capacity), 0.0)), plain = before;
+        k.bias_add(x.src(), b.src(), y.dst(), rows, cols, nullptr);
+        k.bias_grad(x.src(), db.f32(), rows, cols, nullptr);
+        k.grouped_bias_add(x.src(), b.src(), counts.data(), p.f32(), grouped.dst(), 4, cols, capacity, 0.5f, nullptr);
+        k.grouped_bias_grad(x.src(), counts.data(), b.src(), p.f32(), gdb.f32(), dp.f32(), 4, cols, capacity, 0.5f,
+                            nullptr);
+        k.grouped_bias_grad(x.src(), counts.data(), b.src(), nullptr, plain.f32(), nullptr, 4, cols, capacity, 1.0f,
+                            nullptr);
+        return Outputs{y, db, grouped, gdb, dp, plain};
+    });
+}
+
+void activations(std::int64_t ffn, Type type, Type results, const ActivationShape& form, std::int64_t skipped) {
+    const std::int64_t rows = 37;
+    const std::string name = named("activation", rows, ffn, {type, results}) +
+                             fmt::format(" {}{} limit {} +{}", static_cast<int>(form.curve), form.gated ? " gated" : "",
+                                         form.limit, skipped);
+    ActivationShape s = form;
+    s.rows = rows, s.ffn = ffn, s.groups = 3;
+    const std::int64_t width = form.gated ? 2 * ffn : ffn;
+    const Index counts{12, 0, 20};
+    Random random(name);
+    const Shifted x(random.tensor(type, rows * width + skipped, 2.0), skipped),
+        dy(random.tensor(type, rows * ffn + skipped), skipped);
+    const Tensor p = random.tensor(Type::f32, rows), gate = random.tensor(type, rows);
+    compare(name, [&](const Kernels& k) {
+        const auto zeros = [](Type t, std::int64_t n) { return Tensor(t, Vec(static_cast<std::size_t>(n), 0.0)); };
+        Tensor y = zeros(results, rows * ffn), dx = zeros(results, rows * width), dp = zeros(Type::f32, rows);
+        Tensor all(results, rows * ffn), scaled = y, dscaled = y, dp2 = dp, out(results, rows * ffn), dout = out,
+                                         dg(type, rows);
+        k.activation(s, x.src(), p.f32(), counts.data(), y.dst(), nullptr);
+        k.activation_grad(s, dy.src(), x.src(), p.f32(), counts.data(), dx.dst(), dp.f32(), nullptr);
+        k.activation(s, x.src(), nullptr, nullptr, all.dst(), nullptr);
+        k.scale_rows(dy.src(), p.f32(), counts.data(), scaled.dst(), 3, rows, ffn, nullptr);
+        k.scale_rows_grad(dy.src(), x.src(), p.f32(), counts.data(), dscaled.dst(), dp2.f32(), 3, rows, ffn, nullptr);
+        k.sigmoid_scale(dy.src(), gate.src(), out.dst(), rows, ffn, nullptr);
+        k.sigmoid_scale_grad(dy.src(), x.src(), gate.src(), dout.dst(), dg.dst(), rows, ffn, nullptr);
+        return Outputs{y, dx, dp, all, scaled, dscaled, dp2, out, dout, dg};
+    });
+}
+
+void moves(std::int64_t cols, int top_k, Type from, Type to, std::int64_t skipped) {
+    const std::int64_t tokens = 21, copies = tokens * top_k;
+    const int experts = 12;
+    const std::string name = named("permute", tokens, cols, {from, to}) + fmt::format(" top {} +{}", top_k, skipped);
+    Random random(name);
+    Index index;
+    for (std::int64_t t = 0; t < tokens; ++t) // distinct experts, the seventh copy dropped
+        for (int i = 0; i < top_k; ++i)
+            index.push_back(t * top_k + i == 7 ? -1 : static_cast<std::int32_t>((t * 5 + i) % experts));
+    Index counts(experts), row_of(static_cast<std::size_t>(copies));
+    cpu_kernels().permute_map(index.data(), counts.data(), row_of.data(), nullptr, tokens, top_k, experts, 0, nullptr);
+    const Shifted x(random.tensor(from, copies * cols + skipped), skipped);
+    compare(name, [&](const Kernels& k) {
+        PermuteShape s;
+        s.tokens = tokens, s.cols = cols, s.top_k = top_k;
+        PermuteShape single = s;
+        single.per_copy = true;
+        const Tensor none(to, Vec(static_cast<std::size_t>(copies * cols), 0.0));
+        Tensor rows = none, each = none, summed(to, tokens * cols), back = none;
+        k.permute(s, x.src(), row_of.data(), rows.dst(), nullptr);
+        k.permute(single, x.src(), row_of.data(), each.dst(), nullptr);
+        k.unpermute(s, x.src(), row_of.data(), summed.dst(), nullptr);
+        k.unpermute(single, x.src(), row_of.data(), back.dst(), nullptr);
+        return Outputs{rows, each, summed, back};
+    });
+}
+
+void ropes(const RopeShape& s, Type type, Type weights, Type results, std::int64_t skipped) {
+    const std::string name = named("rope", s.tokens, s.head_dim, {type, weights, results}) +
+                             fmt::format(" rotary {}{}{} +{}", s.rotary_dim, s.interleaved ? " interleaved" : "",
+                                         s.norm ? " norm" : "", skipped);
+    const std::int64_t n = s.tokens * (s.heads + 2 * s.kv_heads) * s.head_dim;
+    Random random(name);
+    const Index positions = random.indices(s.tokens / s.batch, 5000);
+    const Shifted qkv(random.tensor(type, n + skipped), skipped), dout(random.tensor(type, n + skipped), skipped);
+    const Tensor wq = random.tensor(weights, s.head_dim), wk = random.tensor(weights, s.head_dim);
+    const Tensor before = random.tensor(Type::f32, s.head_dim);
+    compare(name, [&](const Kernels& k) {
+        Tensor out(results, n), dqkv(results, n), dwq = before, dwk = before;
+        Tensor rstd(Type::f32, Vec(static_cast<std::size_t>(s.tokens * (s.heads + s.kv_heads)), 0.0));
+        k.rope(s, qkv.src(), positions.data(), wq.src(), wk.src(), out.dst(), rstd.f32(), nullptr);
+        k.rope_grad(s, dout.src(), positions.data(), qkv.src(), wq.src(), wk.src(), rstd.f32(), dqkv.dst(), dwq.f32(),
+                    dwk.f32(), nullptr);
+        return Outputs{out, rstd, dqkv, dwq, dwk};
+    });
+}
+
+void latent(const MlaRopeShape& s, Type type, Type results, std::int64_t skipped) {
+    const std::string name = named("mla_rope", s.heads, s.rope, {type, results}) +
+                             fmt::format("{} +{}", s.interleaved ? " interleaved" : "", skipped);
+    const std::int64_t q = s.tokens * s.heads * (s.nope + s.rope), kv = s.tokens * s.heads * (s.nope + s.v),
+                       down = s.tokens * (s.kv_lora + s.rope), v = s.tokens * s.heads * s.v;
+    Random random(name);
+    const Index positions = random.indices(s.tokens / s.batch, 5000);
+    const Shifted x(random.tensor(type, q + skipped), skipped), pair(random.tensor(type, kv + skipped), skipped),
+        low(random.tensor(type, down + skipped), skipped), values(random.tensor(type, v + skipped), skipped);
+    compare(name, [&](const Kernels& k) {
+        Tensor query(results, q), key(results, q), value(results, v), dq(results, q), dkv(results, kv);
+        Tensor ddown(results, Vec(static_cast<std::size_t>(down), 0.0));
+        Shifted in_place = x, key2(Tensor(type, Vec(static_cast<std::size_t>(q + skipped), 0.0)), skipped),
+                value2(Tensor(type, Vec(static_cast<std::size_t>(v + skipped), 0.0)), skipped), turned = x;
+        k.mla_rope(s, x.src(), pair.src(), low.src(), positions.data(), query.dst(), key.dst(), value.dst(), nullptr);
+        k.mla_rope_grad(s, x.src(), x.src(), values.src(), positions.data(), dq.dst(), dkv.dst(), ddown.dst(), nullptr);
+        k.mla_rope(s, in_place.src(), pair.src(), low.src(), positions.data(), in_place.dst(), key2.dst(), value2.dst(),
+                   nullptr);
+        k.mla_rope_grad(s, turned.src(), x.src(), values.src(), positions.data(), turned.dst(), dkv.dst(), ddown.dst(),
+                        nullptr);
+        return Outputs{query, key, value, dq, dkv, ddown, in_place.tensor, key2.tensor, value2.tensor, turned.tensor};
+    });
+}
+
+void losses(std::int64_t vocab, std::int64_t local, Type type, Type results, std::int64_t skipped) {
+    const std::int64_t rows = 19;
+    const std::string name =
+        named("cross-entropy", rows, local, {type, results}) + fmt::format(" of {} +{}", vocab, skipped);
+    Random random(name);
+    const Shifted logits(random.tensor(type, rows * local + skipped, 3.0), skipped);
+    Index labels = random.indices(rows, static_cast<std::int32_t>(vocab));
+    labels[3] = -1;
+    compare(name, [&](const Kernels& k) {
+        const LossShape s{rows, local, vocab, 0, 0.25};
+        Tensor max(Type::f32, rows), stat(Type::f32, 2 * rows), dx(results, rows * local), loss(Type::f32, Vec{1.0});
+        k.ce_max(s, logits.src(), max.f32(), nullptr);
+        k.ce_sum(s, logits.src(), max.f32(), labels.data(), stat.f32(), nullptr);
+        k.ce_loss(s, max.f32(), stat.f32(), loss.f32(), nullptr);
+        k.ce_grad(s, logits.src(), max.f32(), stat.f32(), labels.data(), dx.dst(), nullptr);
+        return Outputs{max, stat, loss, dx};
+    });
+}
+
+} // namespace
+
+TEST_CASE("packs: rmsnorm at widths of one pack per thread and several, strided, residual") {
+    for (const Type type : types) {
+        for (const Type weights : types) {
+            norms(9, 264, 264, type, weights, type, 0);
+            norms(3, 2048, 2560, type, weights, type, 0);
+            norms(5, 264, 264, type, weights, type, 1);
+        }
+        norms(300, 64, 64, type, type, type, 0); // more rows than a block's first
+        norms(2, type == Type::f32 ? 4608 : 9216, 9216, type, type, type, 0);
+        norms(2, type == Type::f32 ? 9216 : 17408, 17408, type, type, type, 0); // no block holds a row
+        norms(4, 136, 136, type, type, type == Type::f32 ? Type::bf16 : Type::f32, 0);
+    }
+}
+
+TEST_CASE("packs: sums, casts and reductions of vectors with elements left over") {
+    for (const Type a : types)
+        for (const Type b : types)
+            for (const Type y : types)
+                for (const std::int64_t skipped : {0, 1}) flat(8197, a, b, y, skipped);
+}
+
+TEST_CASE("packs: biases and their gradients by expert") {
+    for (const Type type : types)
+        for (const Type bias : types) {
+            for (const std::int64_t cols : {64, 520}) biases(cols, type, bias, type, 0);
+            biases(520, type, bias, type == Type::f32 ? Type::bf16 : Type::f32, 0);
+            biases(64, type, bias, type, 1);
+        }
+}
+
+TEST_CASE("packs: activations, scaled rows, sigmoid gates") {
+    for (const Type type : types) {
+        for (const bool gated : {true, false})
+            for (const Curve curve : {Curve::silu, Curve::gelu, Curve::quick_gelu, Curve::relu2}) {
+                ActivationShape form;
+                form.curve = curve, form.gated = gated;
+                activations(776, type, type, form, 0);
+                form.limit = gated ? 1.5 : 0.0;
+                activations(64, type, type, form, 0);
+            }
+        activations(776, type, type, {}, 1);
+        activations(776, type, type == Type::f32 ? Type::bf16 : Type::f32, {}, 0);
+    }
+}
+
+TEST_CASE("packs: permute and unpermute, fewer and more copies than move together") {
+    for (const Type from : types)
+        for (const Type to : types)
+            for (const int top_k : {1, 2, 8, 11}) {
+                moves(296, top_k, from, to, 0);
+                moves(64, top_k, from, to, 1);
+                moves(5, top_k, from, to, 0);
+            }
+}
+
+TEST_CASE("packs: rope over heads of several lanes, partial, interleaved, QK-norm") {
+    for (const Type type : types)
+        for (const bool interleaved : {false, true})
+            for (const bool norm : {false, true}) {
+                RopeShape s;
+                s.tokens = 22, s.batch = 2, s.interleaved = interleaved, s.norm = norm, s.heads = 9, s.kv_heads = 3;
+                for (const auto& [dim, rotary] : {std::pair{128, 128}, {64, 64}, {256, 64}, {16, 16}, {80, 80}}) {
+                    s.head_dim = dim, s.rotary_dim = rotary;
+                    ropes(s, type, type, type, 0);
+                }
+                s.head_dim = s.rotary_dim = 128;
+                s.tokens = 2200; // several tokens per warp
+                ropes(s, type, type, type, 0);
+                s.tokens = 22;
+                ropes(s, type, type, type, 1);
+                const Type other = type == Type::f32 ? Type::bf16 : Type::f32;
+                ropes(s, type, other, type, 0);
+                ropes(s, type, type, other, 0);
+            }
+}
+
+TEST_CASE("packs: latent attention's heads, whole and in place, several per warp") {
+    for (const Type type : types)
+        for (const Type results : types)
+            for (const bool interleaved : {false, true})
+                for (const auto& [heads, rope] : {std::pair{5, 64}, {16, 32}, {3, 16}, {2, 48}}) {
+                    MlaRopeShape s;
+                    s.tokens = 6, s.batch = 2, s.heads = heads, s.nope = 64, s.rope = rope, s.v = 40, s.kv_lora = 24;
+                    s.interleaved = interleaved;
+                    latent(s, type, results, 0);
+                    latent(s, type, results, 1);
+                }
+}
+
+TEST_CASE("packs: cross-entropy over a wide vocabulary, padded within a pack") {
+    for (const Type type : types)
+        for (const Type results : types) {
+            losses(9000, 9000, type, results, 0);
+            losses(9003, 9016, type, results, 0);
+            losses(9003, 9016, type, results, 1);
+            losses(2051, 2053, type, results, 0);
+        }
+}
+
+TEST_CASE("packs: embedding gradient of rare and frequent ids, in slices") {
+    struct Size {
+        std::int64_t rows, cols;
+        int ids, first, local;
+    };
+    for (const Type type : types)
+        for (const auto& [rows, cols, most, first, local] :
+             {Size{700, 264, 90, 30, 60}, Size{5000, 64, 3, 1, 2}, Size{300, 520, 1000, 0, 2000}, Size{40, 33, 7, 2, 4},
+              Size{400, 1, 90, 0, 600000}}) { // the last has more ids than scratch memory holds
+            const std::string name = named("embedding", rows, cols, {type}) + fmt::format(" of {}", local);
+            Random random(name);
+            const Index ids = random.indices(rows, most);
+            const Tensor dx = random.tensor(type, rows * cols), before = random.tensor(Type::f32, local * cols),
+                         lookup = random.tensor(type, local * cols);
+            compare(name, [&](const Kernels& k) {
+                Tensor dtable = before, x(type, rows * cols);
+                k.embedding_grad(ids.data(), dx.src(), dtable.f32(), rows, cols, first, local, nullptr);
+                k.embedding(ids.data(), lookup.src(), x.dst(), rows, cols, first, local, nullptr);
+                return Outputs{dtable, x};
+            });
+        }
+}
+
+TEST_CASE("packs: adamw over moments and weights of either storage, elements left over") {
+    for (const Type moments : types)
+        for (const Type weights : types)
+            for (const std::int64_t skipped : {0, 1}) {
+                const std::int64_t n = 4099;
+                const std::string name = named("adamw", 1, n, {moments, weights}) + fmt::format(" +{}", skipped);
+                Random random(name);
+                const Tensor g = random.tensor(Type::f32, n + skipped), squares(Type::f32, Vec{9.0}),
+                             hyper(Type::f32, Vec{0.01, 0.9, 0.95, 1e-8, 0.1, 1.0, 0.271, 0.142625});
+                const Tensor master = random.tensor(Type::f32, n + skipped),
+                             m = random.tensor(moments, n + skipped, 0.1);
+                Vec second = random.normal(n + skipped, 0.1);
+                for (double& x : second) x *= x;
+                compare(name, [&](const Kernels& k) {
+                    Tensor updated = master, m2 = m, v(moments, second);
+                    Tensor w(weights, Vec(static_cast<std::size_t>(n + skipped), 0.0));
+                    k.adamw({n, 10, 2000}, g.f32() + skipped, squares.f32(), hyper.f32(), nullptr,
+                            updated.f32() + skipped, m2.dst() + skipped, v.dst() + skipped, w.dst() + skipped, nullptr);
+                    return Outputs{updated, m2, v, w};
+                });
+            }
+}
+
+} // namespace moe::test
