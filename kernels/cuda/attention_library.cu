@@ -243,6 +243,7 @@ private:
     }
 
     void open(Device& device) {
+        const Uncaptured uncaptured;
         cudnn_.check(cudnn_.create(&device.handle), "starting the library");
         device.properties = CudnnDescriptor(cudnn_, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
         device.properties.set(CUDNN_ATTR_DEVICEPROP_HANDLE, CUDNN_TYPE_HANDLE, device.handle);

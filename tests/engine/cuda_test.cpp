@@ -170,7 +170,8 @@ TEST_CASE("cuda: what it cannot run is refused by name") {
     const auto refused = [&](const Plan& plan, const char* text) {
         CHECK_THROWS_WITH_AS(Trainer(plan, options), doctest::Contains(text), Error);
     };
-    refused(small_plan("qwen3", 128, {{"dp", "128"}}), "128 ranks on this machine, but it has ");
+    refused(small_plan(small_model("qwen3", {}), 128, {{"dp", "128"}}, {16, 128}),
+            "128 ranks on this machine, but it has ");
     refused(small_plan("qwen3", 1, {{"cuda_graph", "partial"}}), "cuda_graph = partial is not supported");
 }
 

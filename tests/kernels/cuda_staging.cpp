@@ -209,6 +209,7 @@ Stopwatch& stopwatch() {
 const Kernels& staged_kernels() {
     using K = Kernels;
     static const Kernels table = [] {
+        cuda_kernels(); // opens the libraries, which no capture allows
         Kernels t{};
         t.name = "cuda, staged";
         stage<&K::embedding, &K::embedding_grad, &K::rmsnorm, &K::rmsnorm_grad, &K::add, &K::bias_add, &K::copy_columns,
