@@ -34,6 +34,23 @@ std::string form(const Op& op) {
     return "";
 }
 
+// What these take depends on how much they move alone; flat buckets and messages have no shape.
+bool shapeless(OpKind kind) {
+    switch (kind) {
+    case OpKind::add:
+    case OpKind::zero:
+    case OpKind::sum_squares:
+    case OpKind::adamw:
+    case OpKind::expert_bias:
+    case OpKind::quantize:
+    case OpKind::copy_to_host:
+    case OpKind::copy_from_host:
+        return true;
+    default:
+        return is_communication(kind);
+    }
+}
+
 double of(std::int64_t length) { return static_cast<double>(std::max<std::int64_t>(length, 1)); }
 
 struct Sides {
@@ -89,7 +106,9 @@ std::string measured_key(const Op& op, const Program& program) {
 }
 
 CostPoint cost_point(const Op& op, const Program& program) {
-    return {measured_key(op, program), op.flops > 0.0 ? op.flops : op.bytes, std::visit(Sides{op, program}, op.attr)};
+    CostPoint point{measured_key(op, program), op.flops > 0.0 ? op.flops : op.bytes, {}};
+    if (!shapeless(op.kind)) point.sides = std::visit(Sides{op, program}, op.attr);
+    return point;
 }
 
 } // namespace moe

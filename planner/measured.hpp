@@ -15,8 +15,9 @@ std::string measured_key(const Op& op, const Program& program);
 
 struct CostPoint {
     std::string key;
-    double work = 0.0;         // FLOPs; bytes where there are none
-    std::vector<double> sides; // lengths, each >= 1; equal in number for all ops of one key
+    double work = 0.0; // FLOPs; bytes where there are none
+    std::vector<double>
+        sides; // lengths, each >= 1; equal in number for all ops of one key, none where only work counts
 };
 // At the Program's expected rows.
 CostPoint cost_point(const Op& op, const Program& program);

@@ -47,6 +47,25 @@ TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, mem
     MESSAGE("worst step time: ", 100.0 * worst, " %");
 }
 
+TEST_CASE("fast and event-driven agree where ops are priced by measured calls of their shape") {
+    const auto hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h200-measured"));
+    const moe::Stack stack = moe::load_stack("", *hardware);
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = hardware;
+    plan.stack = stack.name;
+    plan.seq = 4096;
+    plan.gbs = 8;
+    plan.cuda_graph = moe::CudaGraph::full;
+    for (const std::int64_t mbs : {1, 4})
+        for (const bool bf16_moments : {false, true}) {
+            plan.mbs = mbs;
+            plan.optimizer.bf16_moments = bf16_moments;
+            const double fast = moe::FastEstimator(hardware, stack).estimate(plan).step_seconds;
+            CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+        }
+}
+
 TEST_CASE("an estimate does not depend on what was estimated before, nor on threads") {
     const std::vector<RandomPlan> drawn = random_plans(7, 40);
     std::vector<const RandomPlan*> same; // of one machine and stack, since an estimator serves one of each
