@@ -69,6 +69,10 @@ std::vector<Point> grid_of_gpus() {
             {"deepseek", 1536, 12, 12, 128, 768, 16, 2, 4096, 16384, 1024, 4},
             {"mixtral", 1536, 12, 4, 128, 2048, 8, 2, 0, 32768, 2048, 1},
             {"gptoss", 1024, 16, 4, 64, 1024, 16, 4, 0, 32768, 2048, 2},
+            {"qwen3", 1024, 8, 2, 128, 512, 16, 4, 3072, 16384, 2048, 4},
+            {"qwen3", 1536, 12, 4, 128, 512, 16, 4, 4096, 16384, 4096, 1},
+            {"deepseek", 1536, 20, 20, 128, 640, 16, 4, 4096, 16384, 3072, 2},
+            {"qwen3", 1536, 24, 8, 128, 640, 32, 4, 4096, 32768, 4096, 2},
             {"qwen3", 2048, 16, 4, 128, 1024, 16, 2, 6144, 32768, 1024, 4},
             {"mixtral", 2048, 32, 8, 64, 4096, 8, 2, 0, 32768, 2048, 2},
             {"deepseek", 2048, 16, 16, 128, 1408, 32, 6, 8192, 65536, 2048, 1},
@@ -139,6 +143,7 @@ Plan plan_of(const Point& p, const Backend& backend, bool one_rank) {
     }
     // Launched one by one, small ops would wait for the host, and their times would say so.
     if (backend.can_replay) plan.cuda_graph = CudaGraph::full;
+    if (one_rank) plan.router.forced = true; // plans are priced for balanced routing
     plan.seq = p.seq;
     plan.mbs = p.mbs;
     plan.gbs = 2 * plan.dp * plan.mbs;
