@@ -171,14 +171,6 @@ double final_loss(const RunRecord& run, std::size_t& averaged) {
     return sum / static_cast<double>(averaged);
 }
 
-Timeline measured_timeline(const Trainer& trainer, const Plan& plan) {
-    Timeline timeline = trainer.timeline();
-    timeline.tflops_per_gpu = model_flops_per_token(*plan.model, plan.seq, plan.tp) * static_cast<double>(plan.gbs) *
-                              static_cast<double>(plan.seq) / timeline.step_seconds / plan.gpus / 1e12;
-    timeline.memory_gib = trainer.memory_gib();
-    return timeline;
-}
-
 // One line of token counts per MoE layer under a line of names: what --fix routing=FILE reads. Empty without counts.
 std::string routing_csv(const std::vector<std::vector<std::int64_t>>& layers) {
     std::string text;
@@ -340,7 +332,7 @@ private:
             console_.say("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
                          run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
         if (recorded) {
-            const Timeline measured = measured_timeline(trainer, plan_);
+            const Timeline measured = trainer.timeline();
             if (first_ && !options_.trace.empty()) write_trace(measured, options_.trace);
             if (folder) write_trace(measured, folder.file("measured.json"));
             if (plan_.gpus > 1) {

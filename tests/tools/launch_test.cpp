@@ -57,7 +57,7 @@ TEST_CASE("launch --slurm: two nodes of four processes each train what threads t
     for (const char* line : {"#SBATCH --nodes=2\n", "#SBATCH --ntasks-per-node=4\n"})
         CHECK(folder.read("job.sh").find(line) != std::string::npos);
     CHECK(folder.read("job.sh").find("gpus-per-node") == std::string::npos); // a plan for cores
-    stand_in(folder, "scontrol", "echo 127.0.0.1; echo node2\n");
+    stand_in(folder, "scontrol", "echo 127.0.0.1; sleep 0.1; echo node2\n");
     stand_in(folder, "srun", R"(shift
 for rank in 0 1 2 3 4 5 6 7; do
   SLURM_PROCID=$rank SLURM_LOCALID=$((rank % 4)) SLURM_NTASKS=8 SLURM_NNODES=2 "$@" &

@@ -43,7 +43,8 @@ std::string slurm_script(const Job& job) {
 {gpus}#SBATCH --exclusive
 # Submit with sbatch; account, partition and time limit as the site wants them.
 set -euo pipefail
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") # whole: a pipe cut short would end the job
+MASTER_ADDR=${{hosts%%[[:space:]]*}}
 MASTER_PORT=$((15000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 exec srun --kill-on-bad-exit=1 moe-plan execute {plan} {words} "$@"
