@@ -109,28 +109,6 @@ std::vector<std::int32_t> random_ints(Row n, int below) {
     return out;
 }
 
-// Kernels that do not reach the bar on an H200, and those that are no matter of memory alone, such as the router:
-// listed beside the floor, not held to it. kernels/README.md says by how much.
-bool is_short_of_bar(const std::string& name) {
-    constexpr const char* beginnings[] = {"rmsnorm 16384x2048 f32",
-                                          "rmsnorm_grad 16384x2048",
-                                          "rmsnorm_grad 16384x7168",
-                                          "rmsnorm_grad residual 16384x2048 bf16",
-                                          "activation 131072x768",
-                                          "activation 16384x6144 bf16",
-                                          "activation_grad",
-                                          "scale_rows 131072x2048 f32",
-                                          "permute",
-                                          "rope 16384x(32+4+4)x128 norm",
-                                          "rope_grad",
-                                          "mla_rope",
-                                          "embedding",
-                                          "adamw moments bf16",
-                                          "router"};
-    return std::any_of(std::begin(beginnings), std::end(beginnings),
-                       [&](const char* beginning) { return name.rfind(beginning, 0) == 0; });
-}
-
 class Cases {
 public:
     std::vector<Moved> run() {
@@ -152,7 +130,7 @@ public:
 
 private:
     void add(const std::string& name, double bytes, const Call& call) {
-        moved_.push_back({name, bytes, seconds_of(call), !is_short_of_bar(name)});
+        moved_.push_back({name, bytes, seconds_of(call)});
     }
     void time(const std::string& name, double bytes, const Call& call) {
         add(name, bytes, call);

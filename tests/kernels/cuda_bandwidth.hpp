@@ -10,7 +10,6 @@ struct Moved {
     std::string name;
     double bytes = 0.0;   // that the op must read and write, each once
     double seconds = 0.0; // of one call, median
-    bool held = true;     // to the bar; a few small ones are not
 };
 
 // Time of a call per byte of cudaMemcpyAsync within the device, counting bytes read and bytes written.

@@ -13,7 +13,8 @@ namespace {
 
 using Outputs = std::vector<Tensor>;
 
-// `run` fills fresh outputs by either table; they must agree, either being allowed its storage's rounding.
+// `run` fills fresh outputs by either table. Each may be off the exact result by the op's tolerance, so that they may
+// be twice that apart.
 template <class Run>
 void compare(const std::string& name, Run run) {
     INFO(name, " MOE_TEST_SEED=", seed());

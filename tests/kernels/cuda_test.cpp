@@ -99,8 +99,7 @@ std::vector<Line> bandwidth_lines() {
     const double copied = copy_bytes_per_second();
     std::vector<Line> lines{{"copy, GB/s read and written", "GB/s", copied * 1e-9, copied * 1e-9, std::nullopt}};
     for (const Moved& m : bandwidth_of_kernels()) {
-        lines.push_back({m.name + ": beside a copy", "us", m.seconds * 1e6, m.bytes / copied * 1e6,
-                         m.held ? std::optional<double>(bar) : std::nullopt});
+        lines.push_back({m.name + ": beside a copy", "us", m.seconds * 1e6, m.bytes / copied * 1e6, bar});
     }
     return lines;
 }

@@ -15,6 +15,8 @@ import sys
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from timing import medians
+
 # batch, sequence, heads, key heads, width of keys, of values, window (0: none), causal
 SHAPES = (
     (4, 4096, 32, 4, 128, 128, 0, 1),
@@ -50,21 +52,6 @@ class Ours:
 
     def backward(self, shape, *operands, plain=0):
         self.call(self.library.moe_attention_grad, plain, shape, operands)
-
-
-def medians(calls, repeats):
-    times = [[] for _ in calls]
-    for call in calls:
-        call(), call()
-    for _ in range(repeats):
-        for call, events in zip(calls, times):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            events.append((start, end))
-    torch.cuda.synchronize()
-    return [sorted(s.elapsed_time(e) for s, e in events)[len(events) // 2] for events in times]
 
 
 def error(got, want):

@@ -13,6 +13,8 @@ import sys
 
 import torch
 
+from timing import medians
+
 FORMS = ("forward", "dgrad", "wgrad")
 # experts, rows, n, k: fine-grained experts, coarse ones, and a small model's
 SHAPES = (
@@ -61,21 +63,6 @@ def check(form, counts, a, b, c):
         norm += want.square().sum().item()
         first += count
     return (error / norm) ** 0.5
-
-
-def medians(calls, repeats):
-    times = [[] for _ in calls]
-    for call in calls:
-        call(), call()
-    for _ in range(repeats):
-        for call, events in zip(calls, times):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            events.append((start, end))
-    torch.cuda.synchronize()
-    return [sorted(s.elapsed_time(e) for s, e in events)[len(events) // 2] for events in times]
 
 
 def compare(function, form, shape, repeats):
