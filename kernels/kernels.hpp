@@ -60,6 +60,17 @@ struct GroupedShape {
     std::int64_t n = 0, k = 0, capacity = 0;
 };
 
+// The forward product of E4M3 operands (kernels/fp8.hpp), one byte each, with FP32 scales: those of A per row and block
+// of 128 contracted elements, those of B per block of 128 x 128 (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+//   C[r, n] = sum over blocks b of a_scale[r, b] * b_scale[e, n / 128, b] * A[r, k in b] B_e[n, k in b]^T
+// A dgrad is the forward of a weight that is stored transposed: tensor cores take 8-bit operands only with the
+// contracted index last. A dense product has one group and no counts: all rows are its own.
+inline constexpr int scale_block = 128;
+struct ScaledShape {
+    int groups = 0;
+    std::int64_t n = 0, k = 0, capacity = 0;
+};
+
 // Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with
 // u = f * turns, or i where turns is 0; cosines and sines are multiplied by `magnitude` (YaRN, arXiv:2309.00071).
 struct RopeScale {
@@ -355,6 +366,10 @@ struct Kernels {
     void (*join_columns)(const PartsShape& shape, Src x, Dst y, void* stream);
 
     void (*grouped_gemm)(const GroupedShape& shape, Src a, Src b, const std::int32_t* counts, Dst c, void* stream);
+    // C[capacity, n] of A[capacity, k], B[groups, n, k], scales [capacity, ceil(k / 128)] and [groups, ceil(n / 128),
+    // ceil(k / 128)]
+    void (*scaled_gemm)(const ScaledShape& shape, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,
+                        const float* b_scale, const std::int32_t* counts, Dst c, void* stream);
     // y[r] = rows[r] + share * b[expert of r] * [probs[r]]; y may be rows.
     void (*grouped_bias_add)(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
                              std::int64_t cols, std::int64_t capacity, float share, void* stream);

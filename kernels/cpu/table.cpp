@@ -62,6 +62,7 @@ const Kernels& cpu_kernels() {
         cpu::add_permute(t);
         cpu::add_rope(t);
         cpu::add_router(t);
+        cpu::add_scaled_gemm(t);
         cpu::add_slots(t);
         return t;
     }();

@@ -57,6 +57,7 @@ const Kernels* cuda_kernels() {
         cuda::add_mla_rope(t);
         cuda::add_router(t);
         cuda::add_scale(t);
+        cuda::add_scaled_gemm(t);
         cuda::add_slots(t);
         cuda::add_sort(t);
         return t;

@@ -1,0 +1,62 @@
+// Grouped products of scaled E4M3 operands, element by element in FP32.
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/families.hpp"
+
+#include <cuda_fp8.h>
+
+namespace moe::cuda {
+namespace {
+
+struct Operands {
+    const std::uint8_t *a, *b;
+    const float *a_scale, *b_scale;
+    const std::int32_t* counts;
+};
+
+__device__ float widen(std::uint8_t x) {
+    __nv_fp8_e4m3 value;
+    value.__x = x;
+    return static_cast<float>(value);
+}
+
+// A warp computes 32 elements of one row, each lane one.
+__global__ void scaled_kernel(ScaledShape s, Operands x, Dst c) {
+    const std::int64_t rows = x.counts == nullptr ? s.capacity : routed_rows(x.counts, s.groups, s.capacity),
+                       across = ceil_div(s.n, std::int64_t{32});
+    const std::int64_t blocks = ceil_div(s.k, std::int64_t{scale_block});
+    const std::int64_t b_blocks = ceil_div(s.n, std::int64_t{scale_block});
+    const std::int64_t first = blockIdx.x * (blockDim.x / warp_size) + threadIdx.x / warp_size;
+    for (std::int64_t i = first; i < rows * across; i += gridDim.x * (blockDim.x / warp_size)) {
+        const std::int64_t row = i / across, col = i % across * 32 + threadIdx.x % warp_size;
+        const int group = x.counts == nullptr ? 0 : group_of(x.counts, s.groups, row);
+        if (col >= s.n) continue;
+        const std::uint8_t *a = x.a + row * s.k, *b = x.b + (group * s.n + col) * s.k;
+        const float* a_scale = x.a_scale + row * blocks;
+        const float* b_scale = x.b_scale + (group * b_blocks + col / scale_block) * blocks;
+        float sum = 0.0f;
+        for (std::int64_t block = 0; block < blocks; ++block) {
+            float part = 0.0f;
+            const std::int64_t end = block * scale_block + scale_block < s.k ? block * scale_block + scale_block : s.k;
+            for (std::int64_t k = block * scale_block; k < end; ++k) part += widen(a[k]) * widen(b[k]);
+            sum += part * a_scale[block] * b_scale[block];
+        }
+        store(c, row * s.n + col, sum);
+    }
+}
+
+bool nothing(const ScaledShape& s) { return s.groups <= 0 || s.n <= 0 || s.k <= 0 || s.capacity <= 0; }
+
+void scaled_gemm(const ScaledShape& s, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,
+                 const float* b_scale, const std::int32_t* counts, Dst c, void* stream) {
+    if (nothing(s)) return;
+    constexpr int threads = 256;
+    const unsigned blocks = blocks_for(s.capacity * ceil_div(s.n, std::int64_t{32}), threads / warp_size, 4096);
+    scaled_kernel<<<blocks, threads, 0, stream_of(stream)>>>(s, {a, b, a_scale, b_scale, counts}, c);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+} // namespace
+
+void add_scaled_gemm(Kernels& table) { table.scaled_gemm = scaled_gemm; }
+
+} // namespace moe::cuda
