@@ -125,12 +125,8 @@ public:
     int permits() const { return cores_->permits(); }
     std::string device_name() const; // with their number, where there are several
     QueuedStep queued_step() const;  // of the first rank here; all zero on back ends without a queue
-    // Communicators on devices: how many a rank has, and what they and their buffers took there, besides the arena.
-    struct Joined {
-        std::size_t communicators = 0;
-        double bytes = 0.0;
-    };
-    Joined joined() const { return joined_; }
+    // What joins ranks on devices; empty elsewhere.
+    const Joined& joined() const { return joined_; }
     std::int64_t steps_done() const { return done_; }
     std::int64_t steps_taken() const { return done_ - begun_; } // by this process
     const Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }

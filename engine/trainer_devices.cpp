@@ -53,8 +53,13 @@ void Trainer::join_devices(const std::vector<MemoryPlan>& memory) {
         std::vector<const Program*> mine{&program_of(rank)};
         if (!reruns_.empty()) mine.push_back(&reruns_[static_cast<std::size_t>(rank.stage)]);
         before[static_cast<std::size_t>(place)] = rank.device->used_bytes();
-        rank.communicator =
+        auto joined =
             std::make_unique<QueuedCommunicator>(*queued_fabric_, rank.rank, *rank.device, *backend_->kernels, mine);
+        if (place == 0)
+            for (const auto& [circle, bytes] : joined->taken())
+                joined_.each.push_back({queued_fabric_->circles()[circle], bytes});
+        if (place == 0) joined_.buffer_bytes = static_cast<double>(joined->buffer_bytes());
+        rank.communicator = std::move(joined);
         after[static_cast<std::size_t>(place)] = rank.device->used_bytes();
     });
     for (std::size_t place = 0; place < ranks_.size(); ++place) {

@@ -72,6 +72,9 @@ void compare_verb(const CompareOptions& options) {
     summary.add({"memory GiB", fmt::format("{:.4g}", c.predicted_memory_gib),
                  fmt::format("{:.4g}", c.measured_memory_gib),
                  ratio_text(c.predicted_memory_gib, c.measured_memory_gib)});
+    if (c.predicted_exposed > 0.0 || c.measured_exposed > 0.0)
+        summary.add({"bare communication", seconds_text(c.predicted_exposed), seconds_text(c.measured_exposed),
+                     ratio_text(c.predicted_exposed, c.measured_exposed)});
     Console console(false);
     console.line(summary.text());
     console.say("\nBusy seconds of one step by op kind, averaged over the ranks ({} ops lined up):",

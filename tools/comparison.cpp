@@ -2,6 +2,7 @@
 #include "tools/comparison.hpp"
 
 #include "planner/error.hpp"
+#include "tools/exposure.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -80,6 +81,8 @@ Comparison compare_timelines(const Timeline& predicted, const Timeline& measured
     result.measured_seconds = measured.step_seconds;
     result.predicted_memory_gib = predicted.memory_gib;
     result.measured_memory_gib = measured.memory_gib;
+    result.predicted_exposed = exposed_communication(predicted);
+    result.measured_exposed = exposed_communication(measured);
     line_up(predicted, measured, result);
 
     std::map<OpKind, ComparedKind> kinds;

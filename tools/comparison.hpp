@@ -30,6 +30,7 @@ struct Comparison {
     double predicted_tflops = 0.0, measured_tflops = 0.0;   // model TFLOPS/GPU
     double predicted_seconds = 0.0, measured_seconds = 0.0; // of the step
     double predicted_memory_gib = 0.0, measured_memory_gib = 0.0;
+    double predicted_exposed = 0.0, measured_exposed = 0.0; // seconds of exposed_communication()
     std::vector<ComparedKind> kinds; // most measured seconds first
     std::int64_t matched = 0;        // ops with the same id on the same rank in both
     std::vector<ComparedOp> widest;  // of them, those that are furthest apart in busy seconds, furthest first

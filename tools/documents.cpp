@@ -135,6 +135,21 @@ std::string replay_document(const Simulation& simulation, const Skew& skew, cons
     return finish(document);
 }
 
+namespace {
+
+Json joined_json(const Joined& joined) {
+    Json document = {{"bytes", joined.bytes}, {"buffer_bytes", joined.buffer_bytes}, {"each", Json::array()}};
+    for (const auto& [circle, bytes] : joined.each)
+        document["each"].push_back(
+            {{"members", circle.ranks.size()},
+             {"for", circle.messages() ? "messages" : to_string(static_cast<Stream>(circle.purpose))},
+             {"pairwise", circle.pairwise},
+             {"bytes", bytes}});
+    return document;
+}
+
+} // namespace
+
 std::string run_document(const RunRecord& run) {
     Json document = Json::object();
     document["steps"] = Json::array();
@@ -164,6 +179,7 @@ std::string run_document(const RunRecord& run) {
         document["graph"] = {{"nodes", run.queued.nodes},
                              {"host_copies", run.queued.host_copies},
                              {"host_seconds", run.queued.host_seconds}};
+    if (!run.joined.each.empty()) document["communicators"] = joined_json(run.joined);
     if (!run.command.empty()) document["command"] = run.command;
     return finish(document);
 }
@@ -176,6 +192,8 @@ std::string comparison_document(const Comparison& comparison) {
                      {"measured_step_seconds", comparison.measured_seconds},
                      {"predicted_memory_gib", comparison.predicted_memory_gib},
                      {"measured_memory_gib", comparison.measured_memory_gib},
+                     {"predicted_exposed_communication_seconds", comparison.predicted_exposed},
+                     {"measured_exposed_communication_seconds", comparison.measured_exposed},
                      {"matched_ops", comparison.matched}};
     document["by_kind"] = Json::array();
     for (const ComparedKind& kind : comparison.kinds)

@@ -1,6 +1,7 @@
 // The JSON documents that the verbs print with --json and keep in run directories; one function each.
 #pragma once
 
+#include "engine/comm/queued.hpp"
 #include "engine/device.hpp"
 #include "planner/search.hpp"
 #include "simulator/improve.hpp"
@@ -46,6 +47,7 @@ struct RunRecord {
     double unigram_entropy = 0.0;                                     // of the data, nats per token
     double predicted_step_seconds = 0.0, measured_step_seconds = 0.0; // measured: median without the first step
     QueuedStep queued;                                                // of plans with cuda_graph = full on a GPU
+    Joined joined;                                                    // of ranks on devices
     std::string command;                                              // run.json: how the run was started
 };
 std::string run_document(const RunRecord& run);

@@ -293,13 +293,14 @@ private:
         run_.unigram_entropy = data_.unigram_entropy();
         run_.predicted_step_seconds = simulation_.estimate.step_seconds;
         run_.peak_memory_gib = trainer.memory_gib();
+        run_.joined = trainer.joined();
         const std::string place = transport_ != nullptr   ? fmt::format("{} processes", transport_->world())
                                   : run_.backend == "cpu" ? fmt::format("{} cores", trainer.permits())
                                                           : trainer.device_name();
         console_.say("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan_.model->name,
                      plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
                      count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
-        if (const Trainer::Joined joined = trainer.joined(); joined.communicators > 0)
+        if (const Joined& joined = run_.joined; joined.communicators > 0)
             console_.say("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
                          joined.communicators, joined.bytes / (1 << 30));
         console_.say("Data: {} tokens, unigram entropy {:.4f} nats/token",

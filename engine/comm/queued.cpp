@@ -113,13 +113,15 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
         const Circle& circle = fabric.circles()[i];
         const auto me = std::find(circle.ranks.begin(), circle.ranks.end(), rank_);
         if (me == circle.ranks.end()) continue;
+        const double before = device_.used_bytes();
         // Messages leave the device to what computes beside them.
         const int blocks = circle.messages() ? 8 : 0;
         members_[{circle.purpose, circle.ranks}] = library_.join(fabric.point(i), static_cast<int>(circle.ranks.size()),
                                                                  static_cast<int>(me - circle.ranks.begin()), blocks);
         connect(circle, greetings);
+        if (Queue* queue = device_.queue()) queue->wait();
+        taken_[i] = device_.used_bytes() - before;
     }
-    if (Queue* queue = device_.queue()) queue->wait();
 }
 
 // Records hold on to the communicators that they were made with.

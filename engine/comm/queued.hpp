@@ -32,6 +32,18 @@ struct Circle {
 // of steps that are run again, in the same order.
 std::vector<Circle> circles_of(const std::vector<const Program*>& programs, const Mesh& mesh);
 
+// Communicators on devices: how many a rank has, and what they and their buffers took there, besides the arena.
+struct Joined {
+    struct Member {
+        Circle circle;
+        double bytes = 0.0;
+    };
+    std::size_t communicators = 0;
+    double bytes = 0.0;        // the most of any rank of this process
+    double buffer_bytes = 0.0; // of them, slots and boxes of the first one
+    std::vector<Member> each;  // communicators of the first one
+};
+
 // What the ranks of this process share.
 class QueuedFabric {
 public:
@@ -97,6 +109,8 @@ public:
     bool waits() const override { return false; }
 
     std::int64_t buffer_bytes() const { return buffer_bytes_; } // of slots and boxes
+    // What each of this rank's communicators took of the device: by number in QueuedFabric::circles().
+    const std::map<std::size_t, double>& taken() const { return taken_; }
 
 private:
     struct Seat {
@@ -138,6 +152,7 @@ private:
     std::array<char*, stream_count> slots_{};
     std::array<std::int64_t, stream_count> slot_bytes_{};
     std::int64_t buffer_bytes_ = 0;
+    std::map<std::size_t, double> taken_;
     Stream stream_ = Stream::compute;
     void* queued_ = nullptr; // the device's stream of that name
     int checks_ = 0;
