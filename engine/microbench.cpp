@@ -2,6 +2,7 @@
 #include "engine/microbench.hpp"
 
 #include "engine/backend.hpp"
+#include "engine/microbench_grid.hpp"
 #include "engine/trainer.hpp"
 #include "planner/error.hpp"
 #include "planner/library_memory.hpp"
@@ -11,145 +12,12 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <tuple>
 
 namespace moe {
 
 namespace {
-
-// A small model and the workload it runs. Sizes of one point differ from each other as those of real layers do.
-struct Point {
-    std::string family; // of model_of()
-    int hidden, heads, kv_heads, head_dim;
-    int ffn, experts, top_k, shared; // shared: FFN width of the shared expert, or of dense layers
-    int vocab;
-    std::int64_t seq, mbs;
-    Precision precision = Precision::bf16;
-    bool expert_tensor = false; // ETP 2 instead of EP 4, of eight ranks
-};
-
-// Small to large, so that a budget that runs out costs the far end and never a kind of op. Eight ranks share the cores.
-std::vector<Point> grid_of_cores() {
-    struct Size {
-        int hidden;
-        std::int64_t seq, mbs;
-        bool all_families;
-    };
-    std::vector<Point> points;
-    for (const Size& s : std::initializer_list<Size>{{64, 64, 1, true},
-                                                     {128, 128, 1, true},
-                                                     {128, 256, 2, false},
-                                                     {256, 256, 1, true},
-                                                     {512, 256, 1, false},
-                                                     {512, 512, 2, false}})
-        for (const Precision precision : {Precision::fp32, Precision::bf16}) {
-            const int h = s.hidden;
-            points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision});
-            if (!s.all_families) continue;
-            points.push_back({"qwen2", h, h / 16, h / 16, 16, h, 8, 2, 2 * h, 4 * h, s.seq, s.mbs, precision, true});
-            points.push_back({"deepseek", h, h / 16, h / 16, 16, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision});
-        }
-    return points;
-}
-
-// One rank. Widths, experts and sequences of published MoE models and fractions of them, none of them a whole model.
-std::vector<Point> grid_of_gpus() {
-    constexpr Precision fp32 = Precision::fp32;
-    return {{"qwen3", 256, 4, 1, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
-            {"deepseek", 256, 4, 4, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
-            {"qwen2", 256, 4, 4, 64, 256, 8, 2, 512, 1024, 256, 1, fp32},
-            {"gptoss", 512, 8, 2, 64, 512, 8, 2, 0, 4096, 512, 1},
-            {"qwen3", 512, 8, 2, 64, 256, 8, 2, 1536, 4096, 512, 2},
-            {"qwen2", 512, 8, 8, 64, 512, 8, 4, 1024, 8192, 1024, 1},
-            {"deepseek", 512, 8, 8, 64, 384, 16, 4, 1536, 8192, 512, 2},
-            {"qwen3", 1024, 16, 8, 128, 768, 8, 2, 3072, 16384, 1024, 1},
-            {"deepseek", 1024, 16, 16, 128, 512, 16, 4, 2048, 8192, 1024, 2},
-            {"qwen3", 1024, 16, 4, 128, 384, 32, 8, 3072, 32768, 2048, 2},
-            {"qwen2", 1024, 8, 8, 128, 704, 32, 4, 2816, 16384, 2048, 1},
-            {"deepseek", 1536, 12, 12, 128, 768, 16, 2, 4096, 16384, 1024, 4},
-            {"mixtral", 1536, 12, 4, 128, 2048, 8, 2, 0, 32768, 2048, 1},
-            {"gptoss", 1024, 16, 4, 64, 1024, 16, 4, 0, 32768, 2048, 2},
-            {"qwen3", 1024, 8, 2, 128, 512, 16, 4, 3072, 16384, 2048, 4},
-            {"qwen3", 1536, 12, 4, 128, 512, 16, 4, 4096, 16384, 4096, 1},
-            {"deepseek", 1536, 20, 20, 128, 640, 16, 4, 4096, 16384, 3072, 2},
-            {"qwen3", 1536, 24, 8, 128, 640, 32, 4, 4096, 32768, 4096, 2},
-            {"qwen3", 2048, 16, 4, 128, 1024, 16, 2, 6144, 32768, 1024, 4},
-            {"mixtral", 2048, 32, 8, 64, 4096, 8, 2, 0, 32768, 2048, 2},
-            {"deepseek", 2048, 16, 16, 128, 1408, 32, 6, 8192, 65536, 2048, 1},
-            {"qwen3", 2048, 32, 4, 128, 768, 64, 8, 6144, 65536, 4096, 1},
-            {"deepseek", 2048, 32, 32, 128, 1024, 16, 4, 8192, 32768, 4096, 1},
-            {"qwen2", 2048, 16, 16, 128, 1408, 16, 4, 5632, 65536, 4096, 1},
-            {"qwen3", 2048, 32, 4, 128, 768, 128, 8, 6144, 131072, 4096, 2},
-            {"gptoss", 2880, 64, 8, 64, 2880, 8, 4, 0, 65536, 4096, 1},
-            {"mixtral", 4096, 32, 8, 128, 7168, 4, 2, 0, 32768, 2048, 1},
-            {"mixtral", 4096, 32, 8, 128, 14336, 4, 2, 0, 32768, 4096, 2},
-            {"deepseek", 4096, 64, 64, 128, 2048, 16, 8, 12288, 65536, 4096, 1}};
-}
-
-std::shared_ptr<const Model> model_of(const Point& p) {
-    std::string config = fmt::format(
-        R"({{"vocab_size": {}, "hidden_size": {}, "num_hidden_layers": 2, "num_attention_heads": {}, "num_key_value_heads": {},
-        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "rope_theta": 10000.0, "hidden_act": "silu", "moe_intermediate_size": {},
-        "num_experts_per_tok": {}, )",
-        p.vocab, p.hidden, p.heads, p.kv_heads, p.ffn, p.top_k);
-    if (p.family == "qwen3")
-        config += fmt::format(
-            R"("architectures": ["Qwen3MoeForCausalLM"], "head_dim": {}, "num_experts": {}, "intermediate_size": {},
-            "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": []}})",
-            p.head_dim, p.experts, p.shared);
-    else if (p.family == "qwen2")
-        config += fmt::format(
-            R"("architectures": ["Qwen2MoeForCausalLM"], "num_experts": {}, "shared_expert_intermediate_size": {},
-            "intermediate_size": {}, "norm_topk_prob": false, "decoder_sparse_step": 1, "mlp_only_layers": []}})",
-            p.experts, p.shared, p.shared);
-    else if (p.family == "mixtral")
-        config += fmt::format(
-            R"("architectures": ["MixtralForCausalLM"], "head_dim": {}, "num_local_experts": {}, "intermediate_size": {}}})",
-            p.head_dim, p.experts, p.ffn);
-    else if (p.family == "gptoss")
-        config += fmt::format(
-            R"("architectures": ["GptOssForCausalLM"], "head_dim": {}, "num_local_experts": {}, "intermediate_size": {},
-            "attention_bias": true, "sliding_window": 128, "swiglu_limit": 7.0}})",
-            p.head_dim, p.experts, p.ffn);
-    else
-        config += fmt::format(
-            R"("architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": {}, "intermediate_size": {},
-            "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1,
-            "routed_scaling_factor": 2.5, "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
-            "q_lora_rank": {}, "kv_lora_rank": {}, "qk_nope_head_dim": {}, "qk_rope_head_dim": {}, "v_head_dim": {},
-            "num_nextn_predict_layers": 0}})",
-            p.experts, p.shared, p.hidden / 2, p.hidden / 4, p.head_dim, p.head_dim >= 32 ? p.head_dim / 2 : p.head_dim,
-            p.head_dim);
-    return std::make_shared<const Model>(model_from_json(config, "microbench"));
-}
-
-// Eight ranks: TP 2, PP 2, DP 2, and experts over EP 4 (folded over TP x DP) or EP 2 x ETP 2. Two micro-batches.
-Plan plan_of(const Point& p, const Backend& backend, bool one_rank) {
-    Plan plan;
-    plan.model = model_of(p);
-    auto hardware = std::make_shared<Hardware>();
-    hardware->name = "cpu-local";
-    hardware->cpu = !backend.can_replay;
-    for (const Precision precision : {Precision::fp32, Precision::bf16})
-        hardware->peak_flops[static_cast<std::size_t>(precision)] = 1e9;
-    plan.hardware = hardware;
-    plan.stack = "moe-plan";
-    if (!one_rank) {
-        plan.gpus = 8;
-        plan.tp = plan.pp = plan.dp = 2;
-        plan.ep = p.expert_tensor ? 2 : 4;
-        plan.etp = p.expert_tensor ? 2 : 1;
-        plan.edp = 8 / (plan.pp * plan.ep * plan.etp);
-    }
-    // Launched one by one, small ops would wait for the host, and their times would say so.
-    if (backend.can_replay) plan.cuda_graph = CudaGraph::full;
-    if (one_rank) plan.router.forced = true; // plans are priced for balanced routing
-    plan.seq = p.seq;
-    plan.mbs = p.mbs;
-    plan.gbs = 2 * plan.dp * plan.mbs;
-    plan.precision = p.precision;
-    return plan;
-}
 
 using Samples = std::map<std::string, std::vector<MeasuredCall>>; // by measured_key()
 
@@ -159,29 +27,78 @@ double median(std::vector<double> values) {
     return *middle;
 }
 
+// Rows of the last steps, of one op of one rank after the other: [step][op].
+using StepRows = std::vector<std::vector<TimelineRow>>;
+
+StepRows last_rows(const Trainer& trainer, int rank, std::int64_t steps) {
+    StepRows rows;
+    for (std::int64_t step = trainer.steps_done() - steps; step < trainer.steps_done(); ++step)
+        rows.push_back(trainer.recorder(rank).rows(static_cast<std::size_t>(step)));
+    return rows;
+}
+
+const Op& op_of(const Program& program, const TimelineRow& row) {
+    const Slot& slot = program.slots[static_cast<std::size_t>(row.slot)];
+    return program.templates[static_cast<std::size_t>(slot.index)].ops[static_cast<std::size_t>(row.op)];
+}
+
+const Program& program_of(const Trainer& trainer, const Mesh& mesh, int rank) {
+    return trainer.programs()[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))];
+}
+
+void add_sample(Samples& samples, const std::string& key, CostPoint at, double seconds, double stamp) {
+    // A clock that ticks in half microseconds may find an op shorter than the stamp behind it.
+    if (at.work > 0.0) samples[key].push_back({at.work, std::max(seconds - stamp, 0.1 * seconds), std::move(at.sides)});
+}
+
 // The median over steps of every op of every rank: a step that another process disturbed does not count.
 void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, double stamp, Samples& samples) {
     const Mesh mesh(plan);
     for (int rank = 0; rank < plan.gpus; ++rank) {
-        const Program& program =
-            trainer.programs()[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))];
-        std::vector<std::vector<TimelineRow>> rows;
-        for (std::int64_t step = trainer.steps_done() - steps; step < trainer.steps_done(); ++step)
-            rows.push_back(trainer.recorder(rank).rows(static_cast<std::size_t>(step)));
+        const Program& program = program_of(trainer, mesh, rank);
+        const StepRows rows = last_rows(trainer, rank, steps);
         std::vector<double> busy(rows.size());
         for (std::size_t i = 0; i < rows[0].size(); ++i) {
-            const TimelineRow& row = rows[0][i];
-            const Slot& slot = program.slots[static_cast<std::size_t>(row.slot)];
-            const Op& op =
-                program.templates[static_cast<std::size_t>(slot.index)].ops[static_cast<std::size_t>(row.op)];
             for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
-            CostPoint at = cost_point(op, program);
-            const double seconds = median(busy);
-            // A clock that ticks in half microseconds may find an op shorter than the stamp behind it.
-            if (at.work > 0.0)
-                samples[at.key].push_back({at.work, std::max(seconds - stamp, 0.1 * seconds), std::move(at.sides)});
+            const CostPoint at = cost_point(op_of(program, rows[0][i]), program);
+            add_sample(samples, at.key, at, median(busy), stamp);
         }
     }
+}
+
+// Communication between devices. Members of a group come to a collective at different times and leave it together: who
+// comes last waits for nobody, so the shortest of their times is the collective's. Of messages of one size it is the
+// fastest, which its receiver waited for.
+void gather_between(const Trainer& trainer, const Plan& plan, std::int64_t steps, double stamp, Samples& samples) {
+    const Mesh mesh(plan);
+    std::vector<StepRows> rows;
+    for (int rank = 0; rank < plan.gpus; ++rank) rows.push_back(last_rows(trainer, rank, steps));
+    std::map<std::pair<std::string, double>, double> messages; // by key and work
+    for (int rank = 0; rank < plan.gpus; ++rank) {
+        const Program& program = program_of(trainer, mesh, rank);
+        const std::vector<TimelineRow>& ops = rows[static_cast<std::size_t>(rank)][0];
+        for (std::size_t i = 0; i < ops.size(); ++i) {
+            const Op& op = op_of(program, ops[i]);
+            if (!is_communication(op.kind) || op.kind == OpKind::recv) continue;
+            const bool message = op.kind == OpKind::send;
+            const std::vector<int> members = message ? std::vector<int>{rank} : mesh.members(op.group, rank);
+            const bool other_programs = !message && plan.pp > 1 && (op.group.axes & axis::pipeline) != 0;
+            if (members.front() != rank || other_programs) continue;
+            std::vector<double> seconds(static_cast<std::size_t>(steps), std::numeric_limits<double>::infinity());
+            for (const int member : members)
+                for (std::size_t s = 0; s < seconds.size(); ++s)
+                    seconds[s] = std::min(seconds[s], rows[static_cast<std::size_t>(member)][s][i].busy);
+            const CostPoint at = cost_point(op, program);
+            const std::string key = group_key(at.key, message ? 2 : static_cast<int>(members.size()));
+            if (!message) {
+                add_sample(samples, key, at, median(seconds), stamp);
+                continue;
+            }
+            double& fastest = messages.try_emplace({key, at.work}, seconds[0]).first->second;
+            fastest = std::min(fastest, *std::min_element(seconds.begin(), seconds.end()));
+        }
+    }
+    for (const auto& [call, seconds] : messages) add_sample(samples, call.first, {"", call.second, {}}, seconds, stamp);
 }
 
 // Bytes taken on the device beside the arena and the libraries' scratch.
@@ -189,7 +106,7 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
     using Clock = std::chrono::steady_clock;
     constexpr int most_steps = 9, fewest_steps = 3;
     constexpr double enough_seconds = 0.8;
-    const Plan plan = plan_of(point, backend_named(options.backend), options.one_rank);
+    const Plan plan = plan_of(point, backend_named(options.backend));
     TrainOptions train_options;
     train_options.permits = options.permits;
     train_options.backend = options.backend;
@@ -213,7 +130,10 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
         trainer.step(source);
         ++steps;
     }
-    gather(trainer, plan, steps, result.stamp_seconds, samples);
+    (options.grid == MicrobenchGrid::between_gpus ? gather_between : gather)(trainer, plan, steps, result.stamp_seconds,
+                                                                             samples);
+    const auto& joined = trainer.joined().each;
+    result.communicators.insert(result.communicators.end(), joined.begin(), joined.end());
     result.device = trainer.device_name();
     return (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
 }
@@ -285,6 +205,18 @@ double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measure
     return best;
 }
 
+std::vector<Point> grid_of(const MicrobenchOptions& options) {
+    switch (options.grid) {
+    case MicrobenchGrid::cores:
+        return grid_of_cores();
+    case MicrobenchGrid::one_gpu:
+        return grid_of_gpus();
+    case MicrobenchGrid::between_gpus:
+        return grid_between(options.gpus);
+    }
+    return {};
+}
+
 } // namespace
 
 Microbench run_microbench(const MicrobenchOptions& options) {
@@ -292,7 +224,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     if (!(options.seconds > 0.0)) refuse("microbench: a budget of {} seconds measures nothing", options.seconds);
     const Clock::time_point start = Clock::now();
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-    const std::vector<Point> points = options.one_rank ? grid_of_gpus() : grid_of_cores();
+    const std::vector<Point> points = grid_of(options);
     Microbench result;
     measure_queue(backend_named(options.backend), result);
     Samples samples;
@@ -302,7 +234,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     for (const Point& point : points) {
         // The next run takes about as long as the longest so far, or twice that where sizes grow.
         const double before = elapsed();
-        if (done > 0 && before + 1.5 * longest > options.seconds) break;
+        if (done > 0 && (before + 1.5 * longest > options.seconds || done == options.most)) break;
         if (options.progress)
             options.progress(fmt::format("measuring {} of {}: hidden {}, seq {}, mbs {}, {}", done + 1, points.size(),
                                          point.hidden, point.seq, point.mbs, to_string(point.precision)));
@@ -312,7 +244,8 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         longest = std::max(longest, elapsed() - before);
         ++done;
     }
-    for (auto& [key, list] : samples) result.measured[key] = calls_of(std::move(list), options.one_rank);
+    for (auto& [key, list] : samples)
+        result.measured[key] = calls_of(std::move(list), options.grid != MicrobenchGrid::cores);
     result.context_bytes = std::max(0.0, *std::max_element(beside_arena.begin(), beside_arena.end()));
     result.fp32_flops = best_rate(result.measured, "gemm", false);
     result.bf16_flops = best_rate(result.measured, "gemm", true);

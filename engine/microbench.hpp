@@ -1,6 +1,7 @@
 // What ops cost on this machine: training runs over a grid of sizes, every op timed where it really runs.
 #pragma once
 
+#include "engine/comm/queued.hpp"
 #include "planner/hardware.hpp"
 
 #include <functional>
@@ -10,12 +11,19 @@
 
 namespace moe {
 
+enum class MicrobenchGrid {
+    cores,        // eight ranks that share this machine's cores
+    one_gpu,      // one rank, sizes up to those of real layers
+    between_gpus, // communication only, of as many ranks as there are GPUs
+};
+
 struct MicrobenchOptions {
     double seconds = 18.0; // budget; the grid is walked from small to large and cut off when it is spent
     int permits = 0;       // ranks that run at once, 0 = the machine's cores
     std::string backend = "cpu";
-    // One rank and sizes up to those of real layers, instead of eight ranks that share a machine's cores.
-    bool one_rank = false;
+    MicrobenchGrid grid = MicrobenchGrid::cores;
+    int gpus = 2;         // between_gpus
+    std::size_t most = 0; // of the grid's runs, from the smallest; 0: all
     std::function<void(const std::string& line)> progress; // may be empty
 };
 
@@ -28,7 +36,8 @@ struct Microbench {
     // elementwise ops (cores: with all of them busy).
     double fp32_flops = 0.0, bf16_flops = 0.0;
     double memory_bandwidth = 0.0;
-    std::string device; // where the ranks' memory lay
+    std::string device;                        // where the ranks' memory lay
+    std::vector<Joined::Member> communicators; // of all runs, with what each took
     // 0 on devices without a queue. What is taken on the device beside the arena; the host's time to launch a kernel;
     // what a time stamp between two ops takes, which is not in the times above.
     double context_bytes = 0.0, launch_seconds = 0.0, stamp_seconds = 0.0;

@@ -1,6 +1,8 @@
 // The families of ops that share a kernel, and the lengths that decide how fast it runs.
 #include "planner/measured.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <type_traits>
 
@@ -34,7 +36,7 @@ std::string form(const Op& op) {
     return "";
 }
 
-// What these take depends on how much they move alone; flat buckets and messages have no shape.
+// What these take depends on how much they move alone; flat buckets and most messages have no shape.
 bool shapeless(OpKind kind) {
     switch (kind) {
     case OpKind::add:
@@ -47,7 +49,7 @@ bool shapeless(OpKind kind) {
     case OpKind::copy_from_host:
         return true;
     default:
-        return is_communication(kind);
+        return is_communication(kind) && kind != OpKind::all_to_all_rows;
     }
 }
 
@@ -86,6 +88,12 @@ struct Sides {
     std::vector<double> operator()(const PermuteAttr& p) const {
         return {of(p.tokens), of(p.cols), of(p.top_k), of(p.experts)};
     }
+    // What is sent is slots, whatever rows they hold.
+    std::vector<double> operator()(const RowsAttr& r) const {
+        const Tensor &x = program.tensors[static_cast<std::size_t>(op.in[0])],
+                     &y = program.tensors[static_cast<std::size_t>(op.out[0])];
+        return {of(r.ep * bytes_of(x.dtype, std::min(x.rows, y.rows) * r.cols))};
+    }
     std::vector<double> operator()(const LossAttr& l) const { return {of(l.rows), of(l.vocab_local)}; }
     template <class Other>
     std::vector<double> operator()(const Other&) const {
@@ -104,6 +112,8 @@ std::string measured_key(const Op& op, const Program& program) {
     const Tensor* result = first_tensor(op.out, program);
     return product && result != nullptr && result->dtype == Dtype::f32 ? key + ".to-f32" : key;
 }
+
+std::string group_key(const std::string& key, int members) { return fmt::format("{}.x{}", key, members); }
 
 CostPoint cost_point(const Op& op, const Program& program) {
     CostPoint point{measured_key(op, program), op.flops > 0.0 ? op.flops : op.bytes, {}};

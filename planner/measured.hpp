@@ -13,6 +13,10 @@ namespace moe {
 // first operand is BF16, ".to-f32" where a product of such operands is FP32.
 std::string measured_key(const Op& op, const Program& program);
 
+// The key of a collective among so many members of one NVLink domain: "all_gather.bf16.x2". On devices of their own
+// only; ranks that share a machine's cores are measured as they share them.
+std::string group_key(const std::string& key, int members);
+
 struct CostPoint {
     std::string key;
     double work = 0.0; // FLOPs; bytes where there are none

@@ -58,6 +58,55 @@ Hardware measured_gpu(const CalibrateOptions& options, const Microbench& bench) 
     return hardware;
 }
 
+// What one GPU costs by itself is measured by one rank, or was before.
+Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how, Microbench& bench) {
+    if (!options.from.empty()) {
+        Hardware known = load_hardware(options.from);
+        if (known.measured.empty()) refuse("--from {}: holds no measurements: leave it out", options.from);
+        return known;
+    }
+    how.grid = MicrobenchGrid::one_gpu;
+    how.seconds = 150.0; // large weights are drawn on the host
+    bench = run_microbench(how);
+    return measured_gpu(options, bench);
+}
+
+// Communication among 2, 4, .. GPUs, each of which has a rank.
+void measure_between(Hardware& hardware, int gpus, MicrobenchOptions how, Microbench& bench) {
+    how.grid = MicrobenchGrid::between_gpus;
+    how.seconds = 60.0;
+    for (how.gpus = 2; how.gpus <= gpus; how.gpus *= 2) {
+        const Microbench between = run_microbench(how);
+        for (const auto& [key, calls] : between.measured) {
+            hardware.measured[key] = calls;
+            bench.measured[key] = calls;
+        }
+        for (const auto& [circle, bytes] : between.communicators)
+            how.progress(fmt::format("a communicator of {} for {}{}: {:.0f} MiB", circle.ranks.size(),
+                                     circle.messages() ? "messages" : to_string(static_cast<Stream>(circle.purpose)),
+                                     circle.pairwise ? ", pairwise" : "", bytes / (1 << 20)));
+        bench.device = between.device;
+    }
+    if (gpus > 1)
+        hardware.measured_by += fmt::format("; {}, moe-plan calibrate --backend cuda --gpus {}", bench.device, gpus);
+}
+
+// How many GPUs take part; 0: the cores do.
+int gpus_of(const CalibrateOptions& options) {
+    const Backend& backend = backend_named(options.backend);
+    if (backend.devices == nullptr) {
+        if (options.gpus != 0 || !options.from.empty())
+            refuse("calibrate: {} is for GPUs: use --backend cuda", options.gpus != 0 ? "--gpus" : "--from");
+        return 0;
+    }
+    const int here = backend.devices();
+    if (options.gpus < 0 || options.gpus > here) refuse("--gpus {}: this machine has {}", options.gpus, here);
+    const int gpus = options.gpus == 0 ? here : options.gpus;
+    if (gpus == 1 && !options.from.empty())
+        refuse("--from {}: with one GPU there is nothing more to measure", options.from);
+    return gpus;
+}
+
 Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench) {
     Hardware hardware = load_hardware("cpu-local");
     hardware.name = std::filesystem::path(options.out).stem().string();
@@ -90,18 +139,23 @@ void print_profile(Console& console, const Hardware& hardware, const Microbench&
 } // namespace
 
 void calibrate_verb(const CalibrateOptions& options) {
-    backend_named(options.backend);
+    const int gpus = gpus_of(options);
     // Known now rather than after the measurement.
     const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
     if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
     Console console(options.json);
     MicrobenchOptions how;
     how.backend = options.backend;
-    how.one_rank = backend_named(options.backend).devices != nullptr; // collectives are not measured yet
-    if (how.one_rank) how.seconds = 150.0;                            // large weights are drawn on the host
     how.progress = [&console](const std::string& line) { console.progress(line); };
-    const Microbench bench = run_microbench(how);
-    const Hardware hardware = how.one_rank ? measured_gpu(options, bench) : measured_cores(options, bench);
+    Microbench bench;
+    Hardware hardware;
+    if (gpus > 0) {
+        hardware = measured_one_gpu(options, how, bench);
+        measure_between(hardware, gpus, how, bench);
+    } else {
+        bench = run_microbench(how);
+        hardware = measured_cores(options, bench);
+    }
     const std::string profile = to_json(hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);

@@ -130,7 +130,11 @@ void add_compare(CLI::App& app, CompareOptions& o) {
 void add_calibrate(CLI::App& app, CalibrateOptions& o) {
     CLI::App* verb = add_verb(app, "calibrate", "measure this machine and write a hardware profile",
                               "moe-plan calibrate --backend cpu --out here.json", [&o] { calibrate_verb(o); });
-    verb->add_option("--backend", o.backend, "cpu: this machine's cores, or cuda: one GPU")->capture_default_str();
+    verb->add_option("--backend", o.backend, "cpu: this machine's cores, or cuda: its GPUs")->capture_default_str();
+    verb->add_option("--gpus", o.gpus, "cuda: communication is measured among 2, 4, .. of so many (0: all there are)")
+        ->capture_default_str();
+    verb->add_option("--from", o.from,
+                     "cuda: a profile measured on one GPU of this kind; only communication is measured");
     verb->add_option("--out", o.out, "the hardware profile")->required();
     add_json(verb, o.json);
 }

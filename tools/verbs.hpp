@@ -69,6 +69,8 @@ void compare_verb(const CompareOptions& options);
 
 struct CalibrateOptions {
     std::string backend = "cpu";
+    int gpus = 0;     // of this machine, 0 = all
+    std::string from; // a profile measured on one such GPU: only what lies between GPUs is measured
     std::string out;
     bool json = false;
 };

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 namespace moe {
 
@@ -28,6 +29,31 @@ namespace {
 const std::vector<MeasuredCall>* measured_calls(const Hardware& hardware, const std::string& key) {
     const auto it = hardware.measured.find(key);
     return it == hardware.measured.end() || it->second.empty() ? nullptr : &it->second;
+}
+
+struct MeasuredGroup {
+    int members = 0;
+    const std::vector<MeasuredCall>* calls = nullptr;
+};
+
+// The calls of a collective among as many members as were measured, nearest to those asked for.
+MeasuredGroup nearest_group(const Hardware& hardware, const std::string& key, int members) {
+    MeasuredGroup best;
+    const auto apart = [members](int size) { return std::abs(std::log2(static_cast<double>(size) / members)); };
+    const std::string prefix = group_key(key, 0).substr(0, key.size() + 2);
+    for (auto it = hardware.measured.lower_bound(prefix);
+         it != hardware.measured.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
+        const int size = std::atoi(it->first.c_str() + prefix.size());
+        if (size < 2 || it->second.empty()) continue;
+        if (best.calls == nullptr || apart(size) < apart(best.members)) best = {size, &it->second};
+    }
+    return best;
+}
+
+// Bytes travel alike whatever they hold.
+std::string other_storage(const std::string& key) {
+    const std::size_t at = key.rfind(".bf16");
+    return at == std::string::npos ? key + ".bf16" : key.substr(0, at);
 }
 
 double expected_rows(const Program& program, TensorId id) {
@@ -89,8 +115,7 @@ double CostModel::compute_seconds(const Op& op, const Program& program) const {
     return memory_bound_seconds(rates, op);
 }
 
-double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows) const {
-    GroupLinks group = links(op.group);
+double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLinks group) const {
     const char* name = to_string(plan_.dispatcher);
     const auto found = stack_.costs.dispatcher.find(name);
     if (found == stack_.costs.dispatcher.end())
@@ -105,11 +130,9 @@ double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows) const {
     return token_exchange_seconds(group, found->second, copy, *moe);
 }
 
-double CostModel::communication_seconds(const Op& op, const Program& program) const {
+double CostModel::communication_seconds(const Op& op, GroupLinks group) const {
     if (const auto* rows = std::get_if<RowsAttr>(&op.attr); rows != nullptr && op.kind == OpKind::all_to_all_rows)
-        return dispatch_seconds(op, *rows);
-    const GroupLinks group = links(op.group);
-    (void)program;
+        return dispatch_seconds(op, *rows, std::move(group));
     switch (op.kind) {
     case OpKind::all_gather:
     case OpKind::all_gather_rows:
@@ -130,20 +153,39 @@ double CostModel::communication_seconds(const Op& op, const Program& program) co
     }
 }
 
+// A group of a measured size costs what was measured. Another one costs what the formula says, times what the group of
+// the nearest size took of its formula's time. Negative: nothing was measured, or the group spans NVLink domains.
+double CostModel::measured_among_devices(const Op& op, const CostPoint& at) const {
+    const GroupLinks group = links(op.group);
+    const int members = group.placement.size;
+    if (members <= 1 || group.placement.domains > 1) return -1.0;
+    MeasuredGroup known = nearest_group(*plan_.hardware, at.key, members);
+    if (known.calls == nullptr) known = nearest_group(*plan_.hardware, other_storage(at.key), members);
+    if (known.calls == nullptr) return -1.0;
+    const double seconds = measured_seconds(*known.calls, at.work, at.sides);
+    if (known.members == members) return seconds;
+    GroupLinks other = group;
+    other.placement = {known.members, 1, known.members};
+    other.routes = routes_.of(other.placement);
+    return seconds * communication_seconds(op, group) / communication_seconds(op, other);
+}
+
 OpCost CostModel::operator()(const Op& op, const Program& program) const {
     OpCost cost;
     cost.host = host_seconds(plan_, stack_, op);
     cost.waits_for_counts = host_waits(plan_, stack_, op);
     const Hardware& hardware = *plan_.hardware;
+    const PeerAttr* peer = std::get_if<PeerAttr>(&op.attr);
+    const bool to_myself = op.kind == OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
     if (!hardware.measured.empty()) {
         const CostPoint at = cost_point(op, program);
         if (const auto* calls = measured_calls(hardware, at.key)) {
             cost.device = measured_seconds(*calls, at.work, at.sides);
             return cost;
         }
+        if (!hardware.cpu && is_communication(op.kind) && !to_myself) cost.device = measured_among_devices(op, at);
+        if (cost.device > 0.0) return cost;
     }
-    const PeerAttr* peer = std::get_if<PeerAttr>(&op.attr);
-    const bool to_myself = op.kind == OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
     const bool copies = op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host;
     if (copies && !hardware.cpu)
         cost.device = hardware.host.latency + op.bytes / std::max(1.0, hardware.host.bandwidth);
@@ -152,7 +194,7 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
     else if (hardware.cpu || to_myself) // ranks of one process copy through memory, offloading included
         cost.device = 2.0 * op.bytes / (hardware.memory_bandwidth * stack_.costs.memory) + stack_.costs.kernel_seconds;
     else
-        cost.device = communication_seconds(op, program) + stack_.costs.kernel_seconds;
+        cost.device = communication_seconds(op, links(op.group)) + stack_.costs.kernel_seconds;
     return cost;
 }
 

@@ -1,6 +1,7 @@
 // What one op costs: seconds of its device (or core), and seconds of the host that issues it.
 #pragma once
 
+#include "planner/measured.hpp"
 #include "planner/program.hpp"
 #include "planner/stack.hpp"
 #include "simulator/collective.hpp"
@@ -29,8 +30,9 @@ public:
 
 private:
     double compute_seconds(const Op& op, const Program& program) const;
-    double communication_seconds(const Op& op, const Program& program) const;
-    double dispatch_seconds(const Op& op, const RowsAttr& rows) const;
+    double communication_seconds(const Op& op, GroupLinks group) const;
+    double dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLinks group) const;
+    double measured_among_devices(const Op& op, const CostPoint& at) const;
 
     const Plan& plan_;
     const Stack& stack_;

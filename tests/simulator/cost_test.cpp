@@ -188,3 +188,38 @@ TEST_CASE("measured profiles replace physics, op kind by op kind") {
     program.tensors[0].dtype = moe::Dtype::bf16; // not measured: back to physics
     CHECK(model(op, program).device < 0.5);
 }
+
+TEST_CASE("measured collectives: groups of that size cost what was measured, others that over the formula's ratio") {
+    moe::Hardware measured = moe::load_hardware("h200");
+    measured.measured["all_gather.bf16.x2"] = {{1e6, 20e-6}, {1e9, 5e-3}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    moe::Program program;
+    moe::Tensor tensor;
+    tensor.dtype = moe::Dtype::bf16;
+    program.tensors.assign(2, tensor);
+    moe::Op op;
+    op.kind = moe::OpKind::all_gather;
+    op.in = {0};
+    op.bytes = 1e9;
+    op.group = {moe::Domain::dense, moe::axis::data};
+    const auto seconds = [&](const moe::Hardware& hardware, int gpus) {
+        plan.hardware = std::make_shared<const moe::Hardware>(hardware);
+        plan.gpus = plan.dp = plan.edp = gpus;
+        const moe::Stack stack = moe::load_stack("moe-plan", hardware);
+        plan.stack = stack.name;
+        const moe::Routes routes(*plan.hardware);
+        return moe::CostModel(plan, stack, routes)(op, program).device;
+    };
+    const moe::Hardware datasheet = moe::load_hardware("h200");
+    CHECK(seconds(measured, 2) == doctest::Approx(5e-3));
+    CHECK(seconds(measured, 4) / 5e-3 == doctest::Approx(seconds(datasheet, 4) / seconds(datasheet, 2)).epsilon(0.01));
+    CHECK(seconds(measured, 16) == seconds(datasheet, 16)); // over two NVLink domains: the formula
+    program.tensors[0].dtype = moe::Dtype::f32;             // bytes are bytes
+    CHECK(seconds(measured, 2) == doctest::Approx(5e-3));
+    measured.measured["all_gather.x4"] = {{1e6, 30e-6}, {1e9, 7e-3}};
+    CHECK(seconds(measured, 4) == doctest::Approx(7e-3));
+    CHECK(seconds(measured, 8) / 7e-3 == doctest::Approx(seconds(datasheet, 8) / seconds(datasheet, 4)).epsilon(0.01));
+    op.kind = moe::OpKind::reduce_scatter; // not measured
+    CHECK(seconds(measured, 2) == seconds(datasheet, 2));
+}

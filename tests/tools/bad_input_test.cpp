@@ -196,6 +196,8 @@ TEST_CASE("tokenize and calibrate: what they cannot take") {
     check_line(folder.run("moe-plan export --checkpoint nowhere --out hf"), 2, "--checkpoint nowhere");
     check_line(folder.run("moe-plan export --checkpoint nowhere --out hf --dtype fp8"), 2, "--dtype fp8");
     check_line(folder.run("moe-plan calibrate --backend cuda --out h.json"), 2, "--backend cuda");
+    check_line(folder.run("moe-plan calibrate --gpus 2 --out h.json"), 2, "--gpus is for GPUs");
+    check_line(folder.run("moe-plan calibrate --from h200 --out h.json"), 2, "--from is for GPUs");
     CHECK(folder.entries() == 2);
 }
 
