@@ -1,6 +1,8 @@
 // Trains on both back ends and compares.
 #include "tests/engine/cuda_parity.hpp"
 
+#include "engine/backend.hpp"
+
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -23,8 +25,17 @@ std::shared_ptr<const Model> with_every_expert(Model model) {
 
 } // namespace
 
-CudaResult train_on(const Plan& plan, const std::string& backend, int steps) {
+int gpus_here() { return backend_named("cuda").devices(); }
+
+bool has_gpus(int ranks) {
+    const int devices = gpus_here();
+    if (devices < ranks) std::printf("skipped: needs %d GPUs, this machine has %d\n", ranks, devices);
+    return devices >= ranks;
+}
+
+CudaResult train_on(const Plan& plan, const std::string& backend, int steps, std::uint64_t seed) {
     TrainOptions options;
+    options.seed = seed;
     options.steps = steps;
     options.lr = 1e-3;
     options.eps = 1e-3; // of the gradients' size: rounding errors of vanishing gradients must not become full steps
@@ -48,16 +59,10 @@ CudaResult train_on(const Plan& plan, const std::string& backend, int steps) {
     return result;
 }
 
-void compare(const std::string& what, const CudaResult& got, const CudaResult& expected, double tolerance) {
-    double worst = 0.0;
-    std::string where;
+Farthest farthest(const CudaResult& got, const CudaResult& expected) {
+    Farthest worst;
     const auto note = [&](const std::string& name, double distance) {
-        INFO(what, " ", name, ": ", distance);
-        CHECK(distance < tolerance); // a NaN fails
-        if (!(distance <= worst)) {
-            worst = distance;
-            where = name;
-        }
+        if (!std::isnan(worst.distance) && !(distance <= worst.distance)) worst = {distance, name};
     };
     for (std::size_t i = 0; i < expected.losses.size(); ++i) {
         note(fmt::format("loss of step {}", i + 1), std::abs(got.losses[i] / expected.losses[i] - 1.0));
@@ -68,7 +73,14 @@ void compare(const std::string& what, const CudaResult& got, const CudaResult& e
         note("gradient of " + name, relative_distance(got.gradients.at(name), gradient));
         note("weight " + name, relative_distance(got.weights.at(name), expected.weights.at(name)));
     }
-    std::printf("%-60s worst %.2e of %.0e: %s\n", what.c_str(), worst, tolerance, where.c_str());
+    return worst;
+}
+
+void compare(const std::string& what, const CudaResult& got, const CudaResult& expected, double tolerance) {
+    const Farthest worst = farthest(got, expected);
+    INFO(what, " ", worst.name, ": ", worst.distance);
+    CHECK(worst.distance < tolerance); // a NaN fails
+    std::printf("%-60s worst %.2e of %.0e: %s\n", what.c_str(), worst.distance, tolerance, worst.name.c_str());
 }
 
 void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert, int steps,

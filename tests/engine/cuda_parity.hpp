@@ -3,16 +3,28 @@
 
 #include "tests/engine/samples.hpp"
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
+
+int gpus_here();
+// Says that the case is skipped where there are fewer.
+bool has_gpus(int ranks);
 
 struct CudaResult {
     std::vector<double> losses, norms;
     std::map<std::string, std::vector<float>> gradients, weights; // gradients: of the first step
 };
 
-CudaResult train_on(const moe::Plan& plan, const std::string& backend, int steps = 3);
+CudaResult train_on(const moe::Plan& plan, const std::string& backend, int steps = 3, std::uint64_t seed = 1);
+
+// The number that is farthest off, NaN included, and what it belongs to.
+struct Farthest {
+    double distance = 0.0;
+    std::string name;
+};
+Farthest farthest(const CudaResult& got, const CudaResult& expected);
 
 // Prints the tensor that is farthest off, so that a run's output shows the margin that is left.
 void compare(const std::string& what, const CudaResult& got, const CudaResult& expected, double tolerance);

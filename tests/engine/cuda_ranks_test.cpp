@@ -12,12 +12,6 @@ using namespace moe;
 
 namespace {
 
-bool has_gpus(int ranks) {
-    const int devices = backend_named("cuda").devices();
-    if (devices < ranks) std::printf("skipped: needs %d GPUs, this machine has %d\n", ranks, devices);
-    return devices >= ranks;
-}
-
 // Eager and as one graph per rank.
 void check_ranks(int ranks, const std::string& model, const Fields& fields) {
     if (!has_gpus(ranks)) return;
@@ -102,8 +96,13 @@ TEST_CASE("cuda ranks 2: the last step is recorded on every rank, op by op") {
         CHECK(row.end <= seconds);
         CHECK(row.end >= row.start);
     }
-    std::printf("%zu communicators took %.3f GiB of a GPU\n", trainer.joined().communicators,
+    std::printf("%zu communicators took %.3f GiB of a GPU:", trainer.joined().communicators,
                 trainer.joined().bytes / (1 << 30));
+    for (const Joined::Member& member : trainer.joined().each) {
+        CHECK(member.bytes > 0.0);
+        std::printf(" %s %.0f MiB", member.circle.pairwise ? "pairwise" : "", member.bytes / (1 << 20));
+    }
+    std::printf("\n");
 }
 
 TEST_CASE("cuda ranks 2: a rank that fails ends the run with its own line") {

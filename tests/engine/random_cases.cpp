@@ -140,8 +140,8 @@ void draw_schedule(Dice& dice, RandomCase& c, int pp, int layers) {
     }
 }
 
-void draw_plan(Dice& dice, RandomCase& c) {
-    c.ranks = 1 + dice.below(16);
+void draw_plan(Dice& dice, RandomCase& c, int ranks) {
+    c.ranks = ranks > 0 ? ranks : 1 + dice.below(16);
     const int layers = std::stoi(c.config.front().second);
     const int pp = dice.one_in(2) ? 1 : std::min(dice.divisor(c.ranks), 4);
     if (c.ranks % pp != 0) return;
@@ -226,7 +226,7 @@ RandomCase one_rank_of(const RandomCase& c) {
     return one;
 }
 
-std::vector<RandomCase> random_cases(std::uint64_t seed, std::size_t count, std::size_t per_model) {
+std::vector<RandomCase> random_cases(std::uint64_t seed, std::size_t count, std::size_t per_model, int ranks) {
     Dice dice(seed);
     std::vector<RandomCase> cases;
     RandomCase model;
@@ -239,7 +239,7 @@ std::vector<RandomCase> random_cases(std::uint64_t seed, std::size_t count, std:
             model.gbs = dice.of({4, 6, 8, 12, 16});
         }
         RandomCase next = model;
-        draw_plan(dice, next);
+        draw_plan(dice, next, ranks);
         if (accepted(next)) {
             cases.push_back(std::move(next));
             refused = 0;

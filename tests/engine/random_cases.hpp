@@ -24,8 +24,8 @@ moe::Plan plan_of(const RandomCase& c);
 RandomCase one_rank_of(const RandomCase& c);
 
 // `count` cases that plan_of() accepts, the same for the same seed on every machine. Cases come in runs of `per_model`
-// with one model and batch, so that they share their reference.
-std::vector<RandomCase> random_cases(std::uint64_t seed, std::size_t count, std::size_t per_model);
+// with one model and batch, so that they share their reference. ranks: of every case, 0: drawn too.
+std::vector<RandomCase> random_cases(std::uint64_t seed, std::size_t count, std::size_t per_model, int ranks = 0);
 
 // Drops and halves what can be dropped and halved while `fails` holds.
 RandomCase shrunk(RandomCase c, const std::function<bool(const RandomCase&)>& fails);
