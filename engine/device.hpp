@@ -12,7 +12,8 @@ namespace moe {
 struct QueuedStep {
     std::size_t nodes = 0;       // of the record: kernels, copies, fills, waits; 0 where steps are not replayed
     std::size_t host_copies = 0; // of them, copies between the host's memory and the device's
-    double host_seconds = 0.0;   // that the host took to queue the last one
+    std::size_t fills = 0;       // of them, the device's own fills, which make a graph slow to queue
+    double host_seconds = 0.0;   // that the host took to queue it: the median of the last 64
 };
 
 // The work of an accelerator: calls return at once, the work follows, on each stream in the order of the calls. Streams
@@ -31,7 +32,7 @@ public:
     virtual void reserve(std::size_t stamps, std::size_t signals) = 0;
     virtual void prepare(bool stamped, const std::function<void()>& enqueue) = 0;
     virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
-    virtual void forget() = 0;                  // the records
+    virtual void forget() = 0;                            // the records
     virtual QueuedStep queued_step() const { return {}; } // the one without stamps
     // Loads what a step needs without running it. Kernels are loaded at their first use, which can wait for all work of
     // the device: where that is communication which waits for another rank that loads kernels too, for ever.

@@ -138,7 +138,7 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
     return (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
 }
 
-// The host's time for a launch, and a stamp's in a step as it is replayed.
+// The host's time for a launch, and what stamps between kernels add to a step as it is replayed.
 void measure_queue(const Backend& backend, Microbench& result) {
     using Clock = std::chrono::steady_clock;
     constexpr std::size_t calls = 1000;
@@ -154,16 +154,28 @@ void measure_queue(const Backend& backend, Microbench& result) {
         result.launch_seconds = std::chrono::duration<double>(Clock::now() - start).count() / calls;
     }
     queue->wait();
-    const auto stamps = [queue] {
-        for (std::size_t i = 0; i <= calls; ++i) queue->stamp(i);
+    // A stamp behind a kernel runs while the next one starts: alone it takes longer.
+    const auto chain = [&](bool stamped) {
+        return [&, stamped] {
+            queue->stamp(0);
+            for (std::size_t i = 1; i < calls; ++i) {
+                backend.kernels->zero({memory, Type::f32}, 64, queue->stream());
+                if (stamped) queue->stamp(i);
+            }
+            queue->stamp(calls);
+        };
     };
     queue->reserve(calls + 1, 0);
-    queue->prepare(true, stamps);
-    for (int round = 0; round < 2; ++round) {
-        queue->play(true, stamps);
-        queue->wait();
+    std::array<double, 2> seconds{}; // without stamps between the kernels and with
+    for (const bool stamped : {false, true}) {
+        queue->prepare(stamped, chain(stamped));
+        for (int round = 0; round < 2; ++round) {
+            queue->play(stamped, chain(stamped));
+            queue->wait();
+        }
+        seconds[stamped] = queue->seconds(calls);
     }
-    result.stamp_seconds = queue->seconds(calls) / calls;
+    result.stamp_seconds = std::max(seconds[1] - seconds[0], 0.0) / calls;
     device->release(memory);
 }
 

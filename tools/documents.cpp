@@ -178,6 +178,7 @@ std::string run_document(const RunRecord& run) {
     if (run.queued.nodes > 0)
         document["graph"] = {{"nodes", run.queued.nodes},
                              {"host_copies", run.queued.host_copies},
+                             {"fills", run.queued.fills},
                              {"host_seconds", run.queued.host_seconds}};
     if (!run.joined.each.empty()) document["communicators"] = joined_json(run.joined);
     if (!run.command.empty()) document["command"] = run.command;

@@ -39,6 +39,7 @@ QueuedStep described(cudaGraph_t graph) {
     for (const cudaGraphNode_t node : nodes) {
         cudaGraphNodeType type{};
         check(cudaGraphNodeGetType(node, &type), "asking for a graph node's type");
+        step.fills += type == cudaGraphNodeTypeMemset;
         if (type != cudaGraphNodeTypeMemcpy) continue;
         cudaMemcpy3DParms copy{};
         check(cudaGraphMemcpyNodeGetParams(node, &copy), "asking for a graph's copy");
@@ -110,9 +111,18 @@ public:
         using Clock = std::chrono::steady_clock;
         const Clock::time_point start = Clock::now();
         check(cudaGraphLaunch(steps_[stamped], cuda_stream()), "launching the step's graph");
-        if (!stamped) queued_.host_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        if (stamped) return;
+        host_seconds_[launches_ % host_seconds_.size()] = std::chrono::duration<double>(Clock::now() - start).count();
+        ++launches_;
     }
-    QueuedStep queued_step() const override { return queued_; }
+    QueuedStep queued_step() const override {
+        QueuedStep step = queued_;
+        std::array<double, kept_launches> seconds = host_seconds_;
+        const std::size_t count = std::min(launches_, seconds.size()), middle = count / 2;
+        std::nth_element(seconds.begin(), seconds.begin() + middle, seconds.begin() + count);
+        step.host_seconds = seconds[middle];
+        return step;
+    }
 
     void rehearse(const std::function<void()>& enqueue) override {
         select(device_);
@@ -200,6 +210,7 @@ private:
         }
         capturing_ = false;
         check(cudaStreamEndCapture(cuda_stream(), &graph), "capturing a step");
+        cuda_replace_fills(graph);
         return graph;
     }
 
@@ -207,7 +218,10 @@ private:
     std::array<cudaStream_t, queue_streams> streams_{};
     bool replayed_, capturing_ = false;
     std::array<cudaGraphExec_t, 2> steps_{}; // without and with stamps
-    QueuedStep queued_;
+    QueuedStep queued_;                      // but its host time
+    static constexpr std::size_t kept_launches = 64;
+    std::array<double, kept_launches> host_seconds_{};
+    std::size_t launches_ = 0;
     std::vector<cudaEvent_t> stamps_, signals_;
     cudaEvent_t forked_ = nullptr;
     std::array<cudaEvent_t, queue_streams> joined_{};

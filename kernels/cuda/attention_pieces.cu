@@ -4,6 +4,7 @@
 // So that a window costs what it shows, and that long sequences fit, queries are taken in chunks with the keys that
 // they see; where one key head's queries are still too many, its query heads go one part after another.
 #include "kernels/cuda/attention_pieces.hpp"
+#include "kernels/cuda/clear.hpp"
 #include "kernels/cuda/device.cuh"
 
 #include <algorithm>
@@ -125,7 +126,7 @@ void sum_key_grads(const AttentionPlanShape& whole, const AttentionPiece& p, con
     const std::int64_t heads = p.sequences * p.key_heads, elements = heads * p.keys * width,
                        all = key_sums(whole, p, width);
     constexpr std::int64_t most_blocks = 4096;
-    if (p.first) CUDA_CHECK(cudaMemsetAsync(sums, 0, static_cast<std::size_t>(all) * sizeof(float), stream));
+    if (p.first) clear(sums, all * static_cast<std::int64_t>(sizeof(float)), stream);
     add_part_kernel<<<blocks_for(elements, sum_threads, most_blocks), sum_threads, 0, stream>>>(
         {part, Type::bf16}, sums, elements, p.keys * width, whole.seq_k * width, p.key * width);
     CUDA_CHECK(cudaGetLastError());

@@ -36,6 +36,10 @@ void cuda_forget_stream(void* stream);
 // Writes `value` to `place`, pinned memory of the host, when the stream has come there.
 void cuda_mark(int* place, int value, void* stream);
 
+// Turns the fills with zeros that libraries have put into a captured graph (a cudaGraph_t) into kernels: clear.hpp says
+// why.
+void cuda_replace_fills(void* captured);
+
 // Whether there is a driver and a device that the kernels are compiled for; if not, `why` says what is missing.
 bool cuda_supported(std::string& why);
 

@@ -1,4 +1,5 @@
 // Flat vector kernels: sums, casts, zero, and the reductions of in-process collectives.
+#include "kernels/cuda/clear.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/flat.cuh"
 
@@ -159,8 +160,7 @@ void copy_columns(const ColumnsShape& s, Src x, Dst y, void* stream) {
 }
 
 void zero(Dst x, std::int64_t n, void* stream) {
-    if (n <= 0) return;
-    CUDA_CHECK(cudaMemsetAsync(x.data, 0, static_cast<std::size_t>(n) * size_of(x.type), stream_of(stream)));
+    clear(x.data, n * static_cast<std::int64_t>(size_of(x.type)), stream_of(stream));
 }
 
 void cast(Src x, Dst y, std::int64_t n, void* stream) {

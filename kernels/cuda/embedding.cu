@@ -1,4 +1,5 @@
 // The embedding table's slice of the vocabulary: look-up and deterministic gradient.
+#include "kernels/cuda/clear.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/scratch.hpp"
@@ -175,8 +176,7 @@ void embedding_grad(const std::int32_t* ids, Src dx, float* dtable, std::int64_t
     }
     const RowsOfIds r(scratch_of(stream_of(stream)), ids, rows, first, vocab_local);
     const unsigned blocks = blocks_for(rows, threads);
-    CUDA_CHECK(cudaMemsetAsync(r.count, 0, static_cast<std::size_t>(vocab_local + 1) * sizeof(std::int32_t),
-                               stream_of(stream)));
+    clear(r.count, (vocab_local + 1) * static_cast<std::int64_t>(sizeof(std::int32_t)), stream_of(stream));
     rows_of_ids_kernel<Step::count><<<blocks, threads, 0, stream_of(stream)>>>(r);
     CUDA_CHECK(cudaGetLastError());
     rows_of_ids_kernel<Step::begin><<<blocks, threads, 0, stream_of(stream)>>>(r);

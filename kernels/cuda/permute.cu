@@ -1,4 +1,5 @@
 // Rows to their places in expert-major order and back; the places come from permute_map.
+#include "kernels/cuda/clear.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/rows.cuh"
 
@@ -119,9 +120,7 @@ __global__ void __launch_bounds__(row_threads)
 }
 
 void permute(const PermuteShape& s, Src x, const std::int32_t* row_of, Dst rows, void* stream) {
-    if (s.padded_rows > 0)
-        CUDA_CHECK(cudaMemsetAsync(rows.data, 0, static_cast<std::size_t>(s.padded_rows * s.cols) * size_of(rows.type),
-                                   stream_of(stream)));
+    clear(rows.data, s.padded_rows * s.cols * static_cast<std::int64_t>(size_of(rows.type)), stream_of(stream));
     const Move m(s);
     if (m.tokens <= 0 || m.copies <= 0 || s.cols <= 0) return;
     if (s.cols < narrow_row) {

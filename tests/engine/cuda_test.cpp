@@ -113,6 +113,8 @@ TEST_CASE("cuda: a captured step copies nothing between host and device but what
     CHECK(plain.nodes > 100);
     CHECK(plain.host_copies == 0);
     CHECK(recomputed.host_copies == 0);
+    CHECK(plain.fills == 0);
+    CHECK(recomputed.fills == 0);
     CHECK(plain.host_seconds > 0.0);
     CHECK(queued({{"offload", "optimizer"}}).host_copies > 0);
     const Plan eager = small_plan("deepseek3", 1, {});

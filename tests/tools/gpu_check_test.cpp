@@ -37,7 +37,7 @@ compare)
                                  R"(
     if grep -qE 'recompute=full|bf16_moments|offload=' asked; then predicted=2.0 measured=2.0; fi
     echo "{\"predicted_tflops_per_gpu\": 102.0, \"measured_tflops_per_gpu\": 100.0, \"predicted_memory_gib\": $predicted,
-        \"measured_memory_gib\": $measured, \"by_kind\": [{\"kind\": \"gemm\", \"count\": 3, \"predicted_seconds\": 1.05,
+        \"measured_memory_gib\": $measured, \"predicted_step_seconds\": 1.1, \"measured_step_seconds\": 1.1, \"by_kind\": [{\"kind\": \"gemm\", \"count\": 3, \"predicted_seconds\": 1.05,
         \"measured_seconds\": 1.0}, {\"kind\": \"zero\", \"count\": 1, \"predicted_seconds\": 9.0, \"measured_seconds\": 0.01}]}"
     exit ;;
 esac
