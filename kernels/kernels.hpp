@@ -66,9 +66,19 @@ struct GroupedShape {
 // A dgrad is the forward of a weight that is stored transposed: tensor cores take 8-bit operands only with the
 // contracted index last. A dense product has one group and no counts: all rows are its own.
 inline constexpr int scale_block = 128;
+inline constexpr std::int64_t scale_blocks(std::int64_t elements) { return (elements + scale_block - 1) / scale_block; }
 struct ScaledShape {
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
+};
+
+struct FilledRows {
+    std::int64_t rows = 0, cols = 0;
+    int groups = 0; // of counts
+};
+struct QuantizedWeights {
+    int groups = 1;
+    std::int64_t n = 0, k = 0;
 };
 
 // Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with
@@ -370,6 +380,18 @@ struct Kernels {
     // ceil(k / 128)]
     void (*scaled_gemm)(const ScaledShape& shape, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,
                         const float* b_scale, const std::int32_t* counts, Dst c, void* stream);
+    // q[rows, cols] and scale[rows, ceil(cols / 128)]: x divided by the scale of its block (fp8_scale), rounded to
+    // E4M3. Only rows that counts[groups] say hold data, all where counts is null. Columns are a multiple of 16.
+    void (*quantize_rows)(const FilledRows& shape, Src x, const std::int32_t* counts, std::uint8_t* q, float* scale,
+                          void* stream);
+    // y[rows, cols] = q * scale
+    void (*dequantize_rows)(const FilledRows& shape, const std::uint8_t* q, const float* scale,
+                            const std::int32_t* counts, Dst y, void* stream);
+    // Weights w[groups, n, k], rounded to BF16 first where they are FP32, in blocks of 128 x 128: as they are,
+    // q[groups, n, k], scale[groups, ceil(n / 128), ceil(k / 128)], and transposed, qt[groups, k, n] with its scales. n
+    // and k are multiples of 16.
+    void (*quantize_weights)(const QuantizedWeights& shape, Src w, std::uint8_t* q, float* scale, std::uint8_t* qt,
+                             float* qt_scale, void* stream);
     // y[r] = rows[r] + share * b[expert of r] * [probs[r]]; y may be rows.
     void (*grouped_bias_add)(Src rows, Src b, const std::int32_t* counts, const float* probs, Dst y, int groups,
                              std::int64_t cols, std::int64_t capacity, float share, void* stream);
@@ -394,8 +416,8 @@ struct Kernels {
     // +s[1]
     void (*sum_squares)(Src x, float* s, std::int64_t n, void* stream);
     // AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101) on g times the clip factor
-    // clip / (norm + 1e-6) when clip > 0 and norm > clip, norm = sqrt(s[0]); w = master in storage precision. Nothing
-    // is written where [overflow[1]] is above 0.
+    // clip / (norm + 1e-6) when clip > 0 and norm > clip, norm = sqrt(s[0]); [w] = master in storage precision.
+    // Nothing is written where [overflow[1]] is above 0.
     void (*adamw)(const AdamShape& shape, const float* g, const float* s, const float* hyper, const float* overflow,
                   float* master, Dst m, Dst v, Dst w, void* stream);
 

@@ -59,7 +59,7 @@ void adamw(const AdamShape& s, const float* g, const float* squares, const float
         adamw_chunk(h, factor, i < boundary ? h.decay : 0.0f, g + i, n, master + i, first, second);
         flush(m, i, n, first);
         flush(v, i, n, second);
-        store(w, i, n, master + i);
+        if (w.data != nullptr) store(w, i, n, master + i);
         i += n;
     }
 }

@@ -108,6 +108,7 @@ void add_loss(Kernels& table);
 void add_norm(Kernels& table);
 void add_optimizer(Kernels& table);
 void add_permute(Kernels& table);
+void add_quantize(Kernels& table);
 void add_rope(Kernels& table);
 void add_router(Kernels& table);
 void add_scaled_gemm(Kernels& table);

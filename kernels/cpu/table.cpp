@@ -60,6 +60,7 @@ const Kernels& cpu_kernels() {
         cpu::add_norm(t);
         cpu::add_optimizer(t);
         cpu::add_permute(t);
+        cpu::add_quantize(t);
         cpu::add_rope(t);
         cpu::add_router(t);
         cpu::add_scaled_gemm(t);

@@ -23,6 +23,7 @@ void add_norm(Kernels& table);
 void add_optimizer(Kernels& table);
 void add_permute(Kernels& table);
 void add_places(Kernels& table);
+void add_quantize(Kernels& table);
 void add_rope(Kernels& table);
 void add_router(Kernels& table);
 void add_scale(Kernels& table);

@@ -100,7 +100,7 @@ struct Adam {
         Access<M, W>::put(o.m, i, m);
         Access<M, W>::put(o.v, i, v);
         Access<float, W>::put({o.master, Type::f32}, i, master);
-        Access<P, W>::put(o.w, i, master);
+        if (o.w.data != nullptr) Access<P, W>::put(o.w, i, master);
     }
 };
 

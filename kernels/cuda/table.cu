@@ -53,6 +53,7 @@ const Kernels* cuda_kernels() {
         cuda::add_optimizer(t);
         cuda::add_permute(t);
         cuda::add_places(t);
+        cuda::add_quantize(t);
         cuda::add_rope(t);
         cuda::add_mla_rope(t);
         cuda::add_router(t);

@@ -102,6 +102,7 @@ std::vector<Case> loss_benchmarks();
 std::vector<Case> norm_benchmarks();
 std::vector<Case> optimizer_benchmarks();
 std::vector<Case> permute_benchmarks();
+std::vector<Case> quantize_benchmarks();
 std::vector<Case> rope_benchmarks();
 std::vector<Case> router_benchmarks();
 

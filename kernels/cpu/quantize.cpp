@@ -1,0 +1,97 @@
+// E4M3 with a scale per block, of activations by rows and of weights in squares, and back.
+#include "kernels/cpu/rows.hpp"
+#include "kernels/fp8.hpp"
+
+#include <bit>
+
+namespace moe::cpu {
+namespace {
+
+// By bits, where NaN lies above all numbers.
+float largest_of(const float* x, std::int64_t n) {
+    std::uint32_t largest = 0;
+    for (std::int64_t i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffu);
+    return std::bit_cast<float>(largest);
+}
+
+std::int64_t filled(const FilledRows& s, const std::int32_t* counts) {
+    return counts == nullptr ? s.rows : routed_rows(counts, s.groups, s.rows);
+}
+
+void quantize_rows(const FilledRows& s, Src x, const std::int32_t* counts, std::uint8_t* q, float* scale, void*) {
+    float* wide = scratch(Slot::a, scale_block);
+    const std::int64_t rows = filled(s, counts);
+    for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t from = 0; from < s.cols; from += scale_block, ++scale) {
+            const std::int64_t n = std::min<std::int64_t>(scale_block, s.cols - from), at = row * s.cols + from;
+            const float* values = read(x, at, n, wide);
+            *scale = fp8_scale(largest_of(values, n));
+            const float inverse = 1.0f / *scale;
+            for (std::int64_t i = 0; i < n; ++i) q[at + i] = e4m3_of_float(values[i] * inverse);
+        }
+    }
+}
+
+void dequantize_rows(const FilledRows& s, const std::uint8_t* q, const float* scale, const std::int32_t* counts, Dst y,
+                     void*) {
+    float* buffer = scratch(Slot::a, scale_block);
+    const std::int64_t rows = filled(s, counts);
+    for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t from = 0; from < s.cols; from += scale_block, ++scale) {
+            const std::int64_t n = std::min<std::int64_t>(scale_block, s.cols - from), at = row * s.cols + from;
+            float* wide = target(y, at, buffer);
+            for (std::int64_t i = 0; i < n; ++i) wide[i] = float_of_e4m3(q[at + i]) * *scale;
+            flush(y, at, n, wide);
+        }
+    }
+}
+
+// One block, whose first element is `at` of one matrix [n, k]; `back` is its place in the transposed one.
+struct Square {
+    std::int64_t rows, cols, at, back;
+};
+
+float quantize_square(const QuantizedWeights& s, const Square& square, Src w, std::uint8_t* q, std::uint8_t* qt) {
+    float* block = scratch(Slot::a, std::int64_t{scale_block} * scale_block);
+    for (std::int64_t r = 0; r < square.rows; ++r) {
+        float* row = block + r * square.cols;
+        load(w, square.at + r * s.k, square.cols, row);
+        for (std::int64_t c = 0; c < square.cols; ++c) row[c] = float_of_bf16(bf16_of_float(row[c]));
+    }
+    const float scale = fp8_scale(largest_of(block, square.rows * square.cols)), inverse = 1.0f / scale;
+    for (std::int64_t r = 0; r < square.rows; ++r) {
+        for (std::int64_t c = 0; c < square.cols; ++c) {
+            const std::uint8_t value = e4m3_of_float(block[r * square.cols + c] * inverse);
+            q[square.at + r * s.k + c] = value;
+            qt[square.back + c * s.n + r] = value;
+        }
+    }
+    return scale;
+}
+
+void quantize_weights(const QuantizedWeights& s, Src w, std::uint8_t* q, float* scale, std::uint8_t* qt,
+                      float* qt_scale, void*) {
+    const std::int64_t down = scale_blocks(s.n), across = scale_blocks(s.k);
+    for (std::int64_t g = 0; g < s.groups; ++g) {
+        for (std::int64_t i = 0; i < down; ++i) {
+            for (std::int64_t j = 0; j < across; ++j) {
+                const std::int64_t row = i * scale_block, col = j * scale_block;
+                const Square square{std::min<std::int64_t>(scale_block, s.n - row),
+                                    std::min<std::int64_t>(scale_block, s.k - col), (g * s.n + row) * s.k + col,
+                                    (g * s.k + col) * s.n + row};
+                const float found = quantize_square(s, square, w, q, qt);
+                scale[(g * down + i) * across + j] = qt_scale[(g * across + j) * down + i] = found;
+            }
+        }
+    }
+}
+
+} // namespace
+
+void add_quantize(Kernels& table) {
+    table.quantize_rows = quantize_rows;
+    table.dequantize_rows = dequantize_rows;
+    table.quantize_weights = quantize_weights;
+}
+
+} // namespace moe::cpu
