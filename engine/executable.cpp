@@ -28,6 +28,7 @@ void check_fields(const Plan& plan, const Backend& backend) {
 std::string field_of(const Plan& plan, const Op& op) {
     switch (op.kind) {
     case OpKind::quantize:
+    case OpKind::dequantize:
         return fmt::format("precision = {}", to_string(plan.precision));
     case OpKind::copy_to_host:
     case OpKind::copy_from_host:
@@ -44,9 +45,11 @@ void check_ops(const Plan& plan, const Program& program, const Backend& backend)
                 refuse("execute: {} needs the op {}, which the {} back end does not have", field_of(plan, op),
                        to_string(op.kind), backend.name);
     for (const Tensor& tensor : program.tensors)
-        if (tensor.dtype != Dtype::f32 && tensor.dtype != Dtype::bf16 && tensor.dtype != Dtype::i32)
-            refuse("execute: precision = {} stores {} as {}, the {} back end has f32 and bf16 only: search again with "
-                   "--precision bf16",
+        if (tensor.dtype != Dtype::f32 && tensor.dtype != Dtype::bf16 && tensor.dtype != Dtype::fp8_block &&
+            tensor.dtype != Dtype::i32)
+            refuse("execute: precision = {} stores {} as {}, the {} back end has f32, bf16 and fp8-blockwise: search "
+                   "again with --precision bf16",
+
                    to_string(plan.precision), tensor.name, to_string(tensor.dtype), backend.name);
 }
 

@@ -71,7 +71,10 @@ void gemm(const OpContext& c) {
     if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * a.n;
     shape.m /= a.runs;
     for (std::int64_t run = 0; run < a.runs; ++run) {
-        c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream);
+        if (is_fp8(c, 0))
+            fp8_gemm(c, shape);
+        else
+            c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream);
         shape.a_offset += a.run_stride;
         shape.c_offset += shape.m * shape.n;
     }
@@ -218,6 +221,7 @@ void adamw(const OpContext& c) {
 
 void add_kernels(Backend& backend) {
     add_routed_kernels(backend);
+    add_fp8_kernels(backend);
     const auto set = [&](OpKind kind, OpFunction function) {
         backend.table[static_cast<std::size_t>(kind)] = function;
     };

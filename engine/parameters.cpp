@@ -88,11 +88,12 @@ std::vector<LocalParameter> local_parameters(const Program& program, const Mesh&
 
 void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,
                    const float* values, std::int64_t count) {
-    const Tensor& weights = program.tensors[static_cast<std::size_t>(bucket.weight_shard)];
-    const Type type = weights.dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
     Device& device = arena.device();
     const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
     device.write(arena.as<float>(bucket.kept_master()) + first, values, bytes);
+    if (!bucket.matrices.empty()) return; // a step begins by quantizing the masters
+    const Tensor& weights = program.tensors[static_cast<std::size_t>(bucket.weight_shard)];
+    const Type type = weights.dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
     const Dst target = Dst{arena.at(bucket.weight_shard), type} + first;
     if (type == Type::f32) return device.write(target.data, values, bytes);
     std::vector<std::uint16_t> rounded(static_cast<std::size_t>(count));

@@ -119,6 +119,7 @@ void unsort_rows(const OpContext& c) {
 }
 
 void grouped_gemm(const OpContext& c) {
+    if (is_fp8(c, 0)) return fp8_grouped_gemm(c);
     const GroupedGemmAttr& a = std::get<GroupedGemmAttr>(c.op.attr);
     const GroupedProduct product = a.mode == GroupedMode::forward ? GroupedProduct::forward
                                    : a.mode == GroupedMode::dgrad ? GroupedProduct::dgrad

@@ -52,6 +52,8 @@ public:
     // What operands of the open module's products are quantized to; bf16: as they are.
     bool quantized() const { return quantized_dtype() != Dtype::bf16; }
     Dtype quantized_dtype() const;
+    // Whether they are quantized in one form only, see Plan::blocks_by_rows().
+    bool by_rows() const { return plan_.blocks_by_rows() && quantized_dtype() == Dtype::fp8_block; }
     std::int64_t local_tokens() const { return local_; }       // T: outside the TP region
     std::int64_t gathered_tokens() const { return gathered_; } // S: inside
 

@@ -19,7 +19,7 @@ TensorId operand_of(Builder& b, Linear& linear, TensorId x) {
     linear.saved = x;
     if (!b.quantized() || !linear.quantize) return x;
     const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input);
-    if (!linear.shared_input) linear.saved = q.column;
+    if (!linear.shared_input) linear.saved = b.by_rows() ? q.row : q.column;
     return q.row;
 }
 
@@ -74,16 +74,29 @@ void wgrad(Builder& b, const Linear& linear, const std::vector<TensorId>& dy, Te
     b.phase = Phase::dgrad;
 }
 
-// The saved input as wgrad reads it, before any gather.
+// The saved input, before any gather.
 TensorId saved_of(Builder& b, const Linear& linear) {
-    if (!b.quantized() || !linear.quantize || !linear.shared_input) return linear.saved;
+    if (!b.quantized() || !linear.quantize || !linear.shared_input || b.by_rows()) return linear.saved;
     return quantize(b, linear.saved, linear.name + ".in_again", false, true).column;
+}
+
+// What `saved_of` has given, gathered, as wgrad multiplies it.
+TensorId factor_of(Builder& b, const Linear& linear, TensorId x) {
+    if (!b.by_rows() || !linear.quantize || linear.shared_input) return x;
+    b.phase = Phase::wgrad;
+    return dequantize(b, x, linear.name + ".in_wide");
 }
 
 } // namespace
 
-Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column) {
+Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column, TensorId counts) {
     const Tensor shape = b.at(x);
+    if (b.by_rows()) {
+        const TensorId low =
+            row ? b.tensor(name + ".row", b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows) : no_tensor;
+        if (row) b.emit(OpKind::quantize, {x, counts}, {low});
+        return {low, x};
+    }
     const auto make = [&](bool wanted, const char* suffix) {
         return wanted ? b.tensor(name + suffix, b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)
                       : no_tensor;
@@ -94,6 +107,13 @@ Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bo
     if (b.quantized_dtype() == Dtype::fp8_tensor && b.plan().fp8_scaling == Fp8Scaling::current)
         op.bytes += shape.expected_bytes();
     return q;
+}
+
+TensorId dequantize(Builder& b, TensorId x, const std::string& name, TensorId counts) {
+    const Tensor shape = b.at(x);
+    const TensorId wide = b.activation(name, shape.rows, shape.cols, shape.expected_rows);
+    b.emit(OpKind::dequantize, {x, counts}, {wide});
+    return wide;
 }
 
 TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype) {
@@ -131,7 +151,7 @@ TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy) {
     dgrad_rows(b, linear, dy_row, dx, rows_of(linear.rows));
     // The reduce-scatter of dx runs beside wgrad.
     if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
-    wgrad(b, linear, {dy_column}, x);
+    wgrad(b, linear, {dy_column}, factor_of(b, linear, x));
     return dx;
 }
 
@@ -173,7 +193,7 @@ TensorId linear_backward_gathered(Builder& b, const Linear& linear, TensorId dy,
         columns.push_back(q.column);
         dy = next;
     }
-    wgrad(b, linear, columns, x);
+    wgrad(b, linear, columns, factor_of(b, linear, x));
     return dx;
 }
 

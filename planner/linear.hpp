@@ -7,15 +7,18 @@
 
 namespace moe {
 
-// Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for.
+// Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for. By rows
+// alone (Builder::by_rows()) what wgrad reads, `column`, is x itself. `counts`: of routed rows.
 struct Quantized {
     TensorId row = no_tensor, column = no_tensor;
 };
-Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column);
+Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column, TensorId counts = no_tensor);
+// A row-wise copy in the activation precision.
+TensorId dequantize(Builder& b, TensorId x, const std::string& name, TensorId counts = no_tensor);
 
 // y = x W^T with what its backward needs. Under a low precision x is quantized into a row-wise copy for the forward
 // GEMM and a column-wise one that is kept for wgrad; `shared_input` keeps x itself instead (its other consumer needs it
-// anyway) and quantizes again in the backward pass.
+// anyway) and quantizes again in the backward pass. By rows alone the row-wise copy is kept, and widened for wgrad.
 struct Linear {
     Weight weight;
     std::string name;

@@ -22,6 +22,7 @@ struct BucketSize {
     int group_size = 1;
     Dtype weight_dtype = Dtype::bf16; // as products read them
     int layer = -1;                   // FSDP: see Bucket
+    int matrices = 0;                 // quantized one by one, see Bucket
 };
 std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
 

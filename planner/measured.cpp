@@ -33,6 +33,7 @@ std::string form(const Op& op) {
     if (const auto* a = std::get_if<AttentionAttr>(&op.attr)) return a->window > 0 ? ".window" : "";
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";
+    if (std::holds_alternative<QuantizeAttr>(op.attr)) return ".weights";
     return "";
 }
 
@@ -45,6 +46,8 @@ bool shapeless(OpKind kind) {
     case OpKind::adamw:
     case OpKind::expert_bias:
     case OpKind::quantize:
+    case OpKind::dequantize:
+    case OpKind::cast:
     case OpKind::copy_to_host:
     case OpKind::copy_from_host:
         return true;
@@ -106,6 +109,7 @@ struct Sides {
 std::string measured_key(const Op& op, const Program& program) {
     std::string key = to_string(op.kind) + form(op);
     const Tensor* first = first_tensor(op, program);
+    if (first != nullptr && first->dtype == Dtype::fp8_block) return key + ".fp8-blockwise";
     if (first == nullptr || first->dtype != Dtype::bf16) return key;
     key += ".bf16";
     const bool product = op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm;

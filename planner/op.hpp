@@ -16,6 +16,7 @@ enum class Dtype : std::uint8_t { f32, bf16, fp8_tensor, fp8_block, mxfp8, nvfp4
 // Bytes that `elements` of a dtype occupy, block scales included (fp8_block 1x128 FP32, mxfp8 1x32 E8M0, nvfp4 1x16
 // E4M3).
 std::int64_t bytes_of(Dtype dtype, std::int64_t elements);
+inline constexpr std::int64_t fp8_block_size = 128;
 const char* to_string(Dtype dtype);
 
 using TensorId = std::int32_t;
@@ -45,7 +46,9 @@ struct Tensor {
     Group shard_group{}; // axes set: the view is this rank's own slice, offset += index in group * elements()
 
     std::int64_t elements() const { return rows * cols; }
-    std::int64_t bytes() const { return bytes_of(dtype, elements()); }
+    // Matrices of fp8_block: the elements, and behind them (16 bytes aligned) the scales [rows, ceil(cols / 128)].
+    std::int64_t scale_offset() const { return (elements() + 15) / 16 * 16; } // bytes
+    std::int64_t bytes() const;
     double expected_bytes() const; // with expected_rows
 };
 
@@ -100,15 +103,18 @@ enum class OpKind : std::uint8_t {
     grouped_gemm,      // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> +dW
     grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob); GroupedBiasAttr
     grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]; GroupedBiasAttr
-    quantize,          // x -> xq (row-wise), [xq transposed]; x in BF16
-    ce_max,            // logits[S, V/tp] -> max[S]
-    ce_sum,            // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
-    ce_loss,           // max, stat -> +loss[1]: scale * sum over rows with a label of -log softmax
-    ce_grad,           // logits, max, stat, labels -> dlogits[S, V/tp], times scale
-    zero,              // -> x = 0
-    sum_squares,       // x -> +s[1]
-    adamw, // g[n], s[1], hyper[8], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
-           // none of them where rows overflowed; AdamAttr
+    quantize, // x, [counts] -> xq (row-wise), [xq transposed]; x in BF16. Weights as our kernels read them: w (BF16 or
+              // FP32, rounded to BF16) -> both forms in one tensor; QuantizeAttr
+    dequantize,  // xq (row-wise), [counts] -> x in BF16
+    cast,        // x -> y in another dtype, element by element
+    ce_max,      // logits[S, V/tp] -> max[S]
+    ce_sum,      // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
+    ce_loss,     // max, stat -> +loss[1]: scale * sum over rows with a label of -log softmax
+    ce_grad,     // logits, max, stat, labels -> dlogits[S, V/tp], times scale
+    zero,        // -> x = 0
+    sum_squares, // x -> +s[1]
+    adamw,       // g[n], s[1], hyper[8], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
+                 // none of them where rows overflowed; no w where the next step quantizes master; AdamAttr
     // communication; group of size 1 is never emitted
     all_gather,          // x[R, C] -> y[G*R, C] in group order
     reduce_scatter,      // x[G*R, C] -> y[R, C], summed in group order
@@ -186,6 +192,14 @@ struct GroupedGemmAttr {
 // Where the rows are partial sums over ETP, every member adds the same share of the bias.
 struct GroupedBiasAttr {
     double share = 1.0;
+};
+// Weights of fp8_block in 128 x 128 blocks: `groups` matrices [n, k] and, behind them, as many [k, n]; then the scales
+// [groups, ceil(n / 128), ceil(k / 128)] and those of the transposed ones. Products take E4M3 with the contracted index
+// last, so that dgrad reads the second form.
+struct QuantizeAttr {
+    int groups = 1;
+    std::int64_t n = 0, k = 0;
+    std::int64_t scales() const; // of one form
 };
 struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
@@ -314,7 +328,7 @@ struct CopyAttr {
 using Attr =
     std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr, ColumnsAttr,
                  ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
-                 AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr>;
+                 AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr, QuantizeAttr>;
 
 struct Op {
     OpKind kind{};

@@ -156,19 +156,21 @@ void ParameterSet::seal(Program& program, bool list) {
                              low_weights ? 2 * b.elements : b.elements);
             b.gradients = flat(".gradients", sums, Storage::gradient, b.elements);
             b.gradient_shard = add_shard(program, b, b.gradients, name + ".gradient_shard", sums);
-            if (low_weights) {
+            const bool from_master = low == Dtype::fp8_block && plan_.blocks_by_rows();
+            if (low_weights && !(from_master && b.group_size == 1)) {
                 b.staging = flat(".staging", Dtype::bf16, Storage::gradient, b.elements);
                 program.tensors[static_cast<std::size_t>(b.staging)].base = b.gradients;
                 b.weight_shard = b.group_size == 1
                                      ? b.staging
                                      : add_shard(program, b, b.gradients, name + ".weight_shard", Dtype::bf16);
-            } else {
+            } else if (!low_weights) {
                 b.weight_shard = add_shard(program, b, b.weights, name + ".weight_shard", plain);
             }
         }
         b.master = flat(".master", Dtype::f32, states, own);
         b.exp_avg = flat(".exp_avg", moments, states, own);
         b.exp_avg_sq = flat(".exp_avg_sq", moments, states, own);
+        if (low == Dtype::fp8_block && plan_.blocks_by_rows() && !b.resharded()) add_matrices(program, i);
         if (states == Storage::optimizer) continue;
         b.host_master = flat(".host_master", Dtype::f32, Storage::host, own);
         b.host_exp_avg = flat(".host_exp_avg", moments, Storage::host, own);
@@ -179,6 +181,37 @@ void ParameterSet::seal(Program& program, bool list) {
     if (plan_.reshards()) add_buffers(program);
     program.buckets.insert(program.buckets.end(), buckets_.begin(), buckets_.end());
     if (list) list_parameters(program, static_cast<int>(base));
+}
+
+// One view of the source and one of both quantized forms for every key; see QuantizeAttr.
+void ParameterSet::add_matrices(Program& program, std::size_t index) {
+    Bucket& b = buckets_[index];
+    std::vector<std::pair<std::int64_t, const std::string*>> order; // as they lie in the bucket
+    for (const auto& [key, entry] : keys_)
+        if (entry.bucket == static_cast<int>(index)) order.emplace_back(entry.offset, &key);
+    std::sort(order.begin(), order.end());
+    for (const auto& [offset, key] : order) {
+        const Key& entry = keys_.at(*key);
+        const std::int64_t cols = parameters_[entry.first].local_cols, rows = entry.elements / cols;
+        Bucket::Matrix m{no_tensor, no_tensor, entry.copies, rows / entry.copies, cols};
+        const std::int64_t scales = QuantizeAttr{m.copies, m.n, m.k}.scales();
+        // Everything lies where 16-byte accesses reach it, and the scales in what the bucket has for them.
+        if (entry.offset % 256 != 0 || entry.elements % 256 != 0 || 8 * scales > entry.elements / 16)
+            fail("{}: {} matrices of {} x {} behind {} elements have no place for their blocks", *key, m.copies, m.n,
+                 m.k, entry.offset);
+        const auto view = [&](TensorId base, const char* what, std::int64_t forms) {
+            const Tensor& whole = program.tensors[static_cast<std::size_t>(base)];
+            const TensorId id = add_flat(program, *key + what, whole.dtype, whole.storage, forms * rows, b.chunk);
+            Tensor& t = program.tensors[static_cast<std::size_t>(id)];
+            t.cols = cols;
+            t.base = whole.base == no_tensor ? base : whole.base;
+            t.offset = forms * entry.offset;
+            return id;
+        };
+        m.source = view(b.group_size == 1 ? b.master : b.staging, ".plain", 1);
+        m.value = view(b.weights, ".blocks", 2);
+        b.matrices.push_back(m);
+    }
 }
 
 void ParameterSet::add_buffers(Program& program) {
@@ -244,23 +277,23 @@ Weight ParameterSet::weight(Program& program, const std::string& key, std::int64
     const auto view = entry.views.find({n, k});
     if (view != entry.views.end()) return {view->second.first, view->second.second, n, k};
     const Bucket& b = buckets_[static_cast<std::size_t>(entry.bucket)];
-    const auto add = [&](TensorId base, const char* what) {
+    const auto add = [&](TensorId base, const char* what, std::int64_t forms) {
         const Tensor& whole = program.tensors[static_cast<std::size_t>(base)];
         Tensor t;
         t.name = key + what;
         t.dtype = whole.dtype;
         t.storage = whole.storage;
-        t.rows = n;
+        t.rows = forms * n; // of which a product reads one
         t.cols = k;
         t.expected_rows = static_cast<double>(n);
         t.chunk = chunk_;
         t.base = base;
-        t.offset = entry.offset + (entry.decay ? 0 : b.decayed);
+        t.offset = forms * (entry.offset + (entry.decay ? 0 : b.decayed));
         program.tensors.push_back(std::move(t));
         return static_cast<TensorId>(program.tensors.size() - 1);
     };
-    const Weight weight{add(b.resharded() ? b.gathered : b.weights, ".weight"),
-                        add(b.resharded() ? b.whole_gradients : b.gradients, ".gradient"), n, k};
+    const Weight weight{add(b.resharded() ? b.gathered : b.weights, ".weight", b.matrices.empty() ? 1 : 2),
+                        add(b.resharded() ? b.whole_gradients : b.gradients, ".gradient", 1), n, k};
     entry.views.emplace(std::pair{n, k}, std::pair{weight.value, weight.gradient});
     return weight;
 }

@@ -51,11 +51,12 @@ private:
         bool decay = true;
         std::int64_t offset = 0; // within the decayed or the undecayed part
         std::int64_t elements = 0;
-        std::size_t first = 0, count = 0; // in parameters_
+        std::size_t first = 0, count = 0; // in parameters_: matrices of one width
         int copies = 1;
         std::map<std::pair<std::int64_t, std::int64_t>, std::pair<TensorId, TensorId>> views;
     };
-    void add_buffers(Program& program); // of resharded buckets
+    void add_buffers(Program& program);                     // of resharded buckets
+    void add_matrices(Program& program, std::size_t index); // of a bucket that is quantized in blocks
     void list_parameters(Program& program, int first_bucket) const;
     int bucket_for(Domain domain, bool sharded, bool quantized, Dtype low);
     std::int64_t cut_elements(const Bucket& bucket) const;

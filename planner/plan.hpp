@@ -159,6 +159,11 @@ struct Plan {
     Precision core_attention() const { return attention_precision.value_or(activations()); }
     Precision experts() const { return expert_precision.value_or(precision); }
     Precision head() const { return head_precision.value_or(activations()); }
+    // Ours, where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its rows, which the
+    // forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the gradient of the
+    // output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of two. Published
+    // stacks keep a second form, scaled along the tokens, and multiply in FP8.
+    bool blocks_by_rows() const { return stack == "moe-plan"; }
     // Tokens of one micro-batch on one rank: inside the TP region (sequence gathered over TP) and outside of it.
     std::int64_t tokens_gathered() const { return mbs * seq / cp; }
     std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }

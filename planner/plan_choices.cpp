@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 namespace moe {
 namespace {
@@ -183,14 +184,70 @@ PlanFault check_choices(const Plan& plan) {
     return {};
 }
 
+namespace {
+
+// Kernels of FP8 products take 16 bytes at a time, so that every width of theirs must be a multiple of 16.
+PlanFault check_widths(const Plan& plan) {
+    struct Width {
+        const char* name;
+        std::int64_t elements;
+    };
+    std::vector<Width> widths{{"hidden_size", plan.model->hidden}};
+    for (const LayerKind& kind : plan.model->kinds) {
+        const Attention& a = kind.attention;
+        const std::int64_t heads = a.heads / plan.tp;
+        widths.push_back({"width of the attention's output per rank", heads * a.v_dim});
+        if (a.kind == AttentionKind::gqa)
+            widths.push_back({"width of queries, keys and values per rank",
+                              heads * a.qk_dim + a.kv_heads / plan.tp * (a.qk_dim + a.v_dim)});
+        if (a.kind == AttentionKind::mla)
+            widths.insert(widths.end(),
+                          {{"q_lora_rank", a.q_lora},
+                           {"kv_lora_rank", a.kv_lora},
+                           {"width of the rotary key", a.rope_dim},
+                           {"width of queries per rank", heads * a.qk_dim},
+                           {"width of keys and values per rank", heads * (a.qk_dim - a.rope_dim + a.v_dim)}});
+        if (!kind.moe) widths.push_back({"width of the MLP per rank", kind.dense_ffn / plan.tp});
+        if (kind.moe) widths.push_back({"width of an expert per rank", kind.moe->ffn / plan.etp});
+        if (kind.moe) widths.push_back({"width of the shared experts per rank", kind.moe->shared_ffn / plan.tp});
+    }
+    for (const Width& width : widths)
+        if (width.elements % 16 != 0)
+            return fault("fp8 widths",
+                         "precision = fp8-blockwise: the {} is {}, products in FP8 take multiples of 16: "
+                         "use another degree or --precision bf16",
+                         width.name, width.elements);
+    return {};
+}
+
+PlanFault check_executable_precision(const Plan& plan) {
+    const auto runs = [](Precision p) { return p <= Precision::bf16 || p == Precision::fp8_blockwise; };
+    struct Choice {
+        const char* field;
+        Precision precision;
+    };
+    const std::array choices{Choice{"precision", plan.precision}, Choice{"attention_precision", plan.core_attention()},
+                             Choice{"expert_precision", plan.experts()}, Choice{"head_precision", plan.head()}};
+    bool fp8 = false;
+    for (const auto& [field, precision] : choices) {
+        if (!runs(precision) || (precision == Precision::fp32) != (plan.precision == Precision::fp32))
+            return fault(field, "{} = {}: execute has fp32 throughout, or bf16 and fp8-blockwise", field,
+                         to_string(precision));
+        fp8 = fp8 || precision == Precision::fp8_blockwise;
+    }
+    if (!fp8) return {};
+    if ((plan.offload & offload::optimizer) != 0)
+        return fault("offload",
+                     "offload = {}: weights of fp8-blockwise are quantized from their masters as a step begins, which "
+                     "must lie on the device: leave optimizer out",
+                     offload::to_string(plan.offload));
+    return check_widths(plan);
+}
+
+} // namespace
+
 PlanFault check_executable(const Plan& plan) {
-    const auto precision = [](const std::optional<Precision>& p) { return p ? to_string(*p) : "default"; };
-    if (plan.attention_precision || plan.expert_precision || plan.head_precision)
-        return fault("module precision",
-                     "attention_precision = {}, expert_precision = {}, head_precision = {}: execute has one precision "
-                     "for all modules, set them to default",
-                     precision(plan.attention_precision), precision(plan.expert_precision),
-                     precision(plan.head_precision));
+    if (const PlanFault found = check_executable_precision(plan)) return found;
     struct Choice {
         bool made;
         const char* field;

@@ -25,6 +25,16 @@ std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
     return 0;
 }
 
+std::int64_t Tensor::bytes() const {
+    if (dtype != Dtype::fp8_block || cols == 1) return bytes_of(dtype, elements());
+    return scale_offset() + 4 * rows * ((cols + fp8_block_size - 1) / fp8_block_size);
+}
+
+std::int64_t QuantizeAttr::scales() const {
+    const auto blocks = [](std::int64_t side) { return (side + fp8_block_size - 1) / fp8_block_size; };
+    return groups * blocks(n) * blocks(k);
+}
+
 void OpWalk::settle() {
     for (; !done(); ++first_, at_[0] = at_[1] = 0) {
         const Slot& slot = program_->slots[first_];
@@ -151,6 +161,10 @@ const char* to_string(OpKind kind) {
         return "grouped_bias_grad";
     case OpKind::quantize:
         return "quantize";
+    case OpKind::dequantize:
+        return "dequantize";
+    case OpKind::cast:
+        return "cast";
     case OpKind::ce_max:
         return "ce_max";
     case OpKind::ce_sum:

@@ -50,7 +50,8 @@ struct Bucket {
     TensorId gradient_shard = no_tensor; // own slice of gradients (in place), = gradients when group_size is 1
     TensorId weight_shard = no_tensor;   // own slice of weights (in place), = weights when group_size is 1
     // Quantized buckets only: BF16 view of the gradient buffer, free between the optimizer and the first backward,
-    // through which new weights are gathered before they are quantized; weight_shard is then a slice of it.
+    // through which new weights are gathered before they are quantized; weight_shard is then a slice of it. Where
+    // `matrices` are quantized, the step starts by rounding master into it (a group of one rank has neither).
     TensorId staging = no_tensor;
     TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
     // Where they wait between steps when they are offloaded; those above are then on the device only in finish.
@@ -60,6 +61,14 @@ struct Bucket {
     // templates gather the whole weights and write whole gradients into these activations, which layers take turns with
     // (kept from forward to backward outside of decoder layers). staging then is where BF16 weights arrive.
     TensorId gathered = no_tensor, whole_gradients = no_tensor;
+    // FP8 in blocks as our kernels read it (Plan::blocks_by_rows()): the matrices of the bucket, each quantized at the
+    // start of a step from `source`, this rank's master where the group is one rank, else what staging has gathered.
+    struct Matrix {
+        TensorId source = no_tensor, value = no_tensor;
+        int copies = 1; // local experts
+        std::int64_t n = 0, k = 0;
+    };
+    std::vector<Matrix> matrices;
     int layer = -1; // FSDP: the decoder layer that the bucket belongs to, -1 for the ends of the model
     bool resharded() const { return gathered != no_tensor; }
 };

@@ -9,8 +9,8 @@ namespace moe {
 
 // An op that exists only to be priced, over a tensor of the given type: of the step's begin and finish, or a message
 // between stages. bytes: as Op::bytes.
-OpCost price_op(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {});
-double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {});
+OpCost price_op(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {}, Attr attr = {});
+double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {}, Attr attr = {});
 
 // Bytes that one optimizer step of this rank's shard moves.
 double update_bytes(const Plan& plan, const BucketSize& bucket);

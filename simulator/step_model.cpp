@@ -88,8 +88,9 @@ private:
         for (int c = 0; c < plan_.vpp; ++c) {
             rank.gathered.emplace_back();
             for (const BucketTime& bucket : chunk(r, c).buckets) {
+                if (bucket.round > 0.0) run(gathered, bucket.round);
                 if (bucket.reduce > 0.0) run(gathered, bucket.gather);
-                if (bucket.late_zero) run(gathered, bucket.quantize);
+                if (bucket.quantize > 0.0) run(gathered, bucket.quantize);
                 rank.gathered.back().push_back(gathered);
             }
         }

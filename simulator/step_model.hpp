@@ -13,7 +13,7 @@ namespace moe {
 
 // A bucket of gradients: what its gather, reduction and update cost, and when the chunk uses it.
 struct BucketTime {
-    double gather = 0.0, quantize = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
+    double round = 0.0, gather = 0.0, quantize = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
     double reload = 0.0, store = 0.0; // offloaded optimizer states, before and behind the update
     bool late_zero = false;           // its gradients are zeroed behind the gathers, which pass through the same memory
     // The chunk's clocks at the end of its forward when the weights are there at 0 and everything else long before;

@@ -8,7 +8,14 @@ namespace {
 const std::int32_t* counts(const OpContext& c) { return static_cast<const std::int32_t*>(c.in[1]); }
 const RowsAttr& rows(const OpContext& c) { return std::get<RowsAttr>(c.op.attr); }
 
-void all_gather(const OpContext& c) { c.communicator.all_gather(c.op.group, c.in[0], c.out[0], c.input(0).bytes()); }
+// Of quantized rows the elements and, behind all of them, the scales.
+void all_gather(const OpContext& c) {
+    const Tensor& x = c.input(0);
+    if (x.dtype != Dtype::fp8_block) return c.communicator.all_gather(c.op.group, c.in[0], c.out[0], x.bytes());
+    c.communicator.all_gather(c.op.group, c.in[0], c.out[0], x.elements());
+    c.communicator.all_gather(c.op.group, static_cast<const char*>(c.in[0]) + x.scale_offset(),
+                              static_cast<char*>(c.out[0]) + c.output(0).scale_offset(), x.bytes() - x.scale_offset());
+}
 
 void reduce_scatter(const OpContext& c) {
     const auto* piece = std::get_if<ReduceAttr>(&c.op.attr);

@@ -137,8 +137,14 @@ void grouped(Builder& b, GroupedMode mode, TensorId operand, TensorId other, Ten
 }
 
 // Row-wise and column-wise quantized copies, or the tensor itself when the experts quantize nothing.
-Quantized copies(Builder& b, TensorId x, const std::string& name) {
-    return b.quantized() ? quantize(b, x, name, true, true) : Quantized{x, x};
+Quantized copies(Builder& b, TensorId x, const std::string& name, TensorId counts) {
+    return b.quantized() ? quantize(b, x, name, true, true, counts) : Quantized{x, x};
+}
+
+// What the forward keeps of `copies`, and that as wgrad multiplies it.
+TensorId kept(const Builder& b, const Quantized& x) { return b.by_rows() ? x.row : x.column; }
+TensorId factor(Builder& b, TensorId kept, const std::string& name, TensorId counts) {
+    return b.by_rows() ? dequantize(b, kept, name, counts) : kept;
 }
 
 } // namespace
@@ -150,8 +156,8 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     b.module = Module::experts;
     fc1_ = b.weight(key_ + ".fc1", local_experts * width, model_.hidden);
     fc2_ = b.weight(key_ + ".fc2", local_experts * model_.hidden, f);
-    const Quantized in = copies(b, rows.rows, "expert_in");
-    in_saved_ = in.column;
+    const Quantized in = copies(b, rows.rows, "expert_in", counts_);
+    in_saved_ = kept(b, in);
     probs_ = rows.probs;
     TensorId h = b.activation("expert_fc1", cap, width, expected);
     grouped(b, GroupedMode::forward, in.row, fc1_.value, counts_, h,
@@ -169,8 +175,8 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     // Memory-efficient permutation: the routing weight is applied here, before FC2.
     const bool early = b.plan().memory_efficient_permutation;
     b.emit(OpKind::activation, {h, early ? probs_ : no_tensor, counts_}, {act}, act_);
-    const Quantized mid = copies(b, act, "expert_act");
-    act_saved_ = mid.column;
+    const Quantized mid = copies(b, act, "expert_act", counts_);
+    act_saved_ = kept(b, mid);
     b.module = Module::experts;
     TensorId y = b.activation("expert_fc2", cap, model_.hidden, expected);
     grouped(b, GroupedMode::forward, mid.row, fc2_.value, counts_, y,
@@ -216,13 +222,14 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
         b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value}, {fc2_bias_.gradient}, share);
     }
     b.phase = Phase::dgrad;
-    const Quantized dout = copies(b, dy, "expert_dout");
+    const Quantized dout = copies(b, dy, "expert_dout", counts_);
     const TensorId dact = b.activation("expert_dact", cap, f, expected);
     const GroupedGemmAttr fc2{GroupedMode::dgrad, local_experts, model_.hidden, f, cap};
     const GroupedGemmAttr fc1{GroupedMode::dgrad, local_experts, width, model_.hidden, cap};
     grouped(b, GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
     b.phase = Phase::wgrad;
-    grouped(b, GroupedMode::wgrad, dout.column, act_saved_, counts_, fc2_.gradient, fc2);
+    const TensorId act = factor(b, act_saved_, "expert_act_wide", counts_);
+    grouped(b, GroupedMode::wgrad, dout.column, act, counts_, fc2_.gradient, fc2);
     b.phase = Phase::dgrad;
     b.module = Module::moe_act;
     const TensorId dh = b.activation("expert_dfc1", cap, width, expected);
@@ -235,11 +242,12 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
         b.emit(OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient}, GroupedBiasAttr{});
         b.phase = Phase::dgrad;
     }
-    const Quantized dpre = copies(b, dh, "expert_dfc1");
+    const Quantized dpre = copies(b, dh, "expert_dfc1", counts_);
     const TensorId drows = b.activation("expert_din", cap, model_.hidden, expected);
     grouped(b, GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
     b.phase = Phase::wgrad;
-    grouped(b, GroupedMode::wgrad, dpre.column, in_saved_, counts_, fc1_.gradient, fc1);
+    const TensorId in = factor(b, in_saved_, "expert_in_wide", counts_);
+    grouped(b, GroupedMode::wgrad, dpre.column, in, counts_, fc1_.gradient, fc1);
     b.phase = Phase::dgrad;
     return {drows, dprobs};
 }

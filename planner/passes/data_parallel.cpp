@@ -27,7 +27,23 @@ Op make(OpKind kind, Stream stream, Module module, std::vector<TensorId> in, std
     return op;
 }
 
-double bytes(const Program& program, TensorId id) { return tensor(program, id).expected_bytes(); }
+double bytes(const Program& program, TensorId id) {
+    return id == no_tensor ? 0.0 : tensor(program, id).expected_bytes();
+}
+
+// This rank's part of new weights, in BF16 and in place to be gathered.
+Op round_master(const Program& program, const Bucket& b) {
+    Op op = make(OpKind::cast, Stream::data, Module::data_parallel, {b.master}, {b.weight_shard});
+    op.bytes = bytes(program, b.master) + bytes(program, b.weight_shard);
+    return op;
+}
+
+Op quantize(const Program& program, const Bucket::Matrix& m) {
+    const QuantizeAttr attr{m.copies, m.n, m.k};
+    Op op = make(OpKind::quantize, Stream::data, Module::data_parallel, {m.source}, {m.value}, attr);
+    op.bytes = bytes(program, m.source) + static_cast<double>(2 * m.copies * m.n * m.k + 8 * attr.scales());
+    return op;
+}
 
 } // namespace
 
@@ -66,12 +82,14 @@ Template begin_template(const Program& program) {
         if (b.resharded()) continue; // gathered layer by layer
         const TensorId gathered = b.staging == no_tensor ? b.weights : b.staging;
         if (b.group_size > 1) {
+            if (!b.matrices.empty()) begin.ops.push_back(round_master(program, b));
             Op op = make(OpKind::all_gather, Stream::data, Module::data_parallel, {b.weight_shard}, {gathered});
             op.group = b.group;
             op.bytes = bytes(program, gathered);
             begin.ops.push_back(std::move(op));
         }
-        if (b.staging != no_tensor) {
+        for (const Bucket::Matrix& m : b.matrices) begin.ops.push_back(quantize(program, m));
+        if (b.staging != no_tensor && b.matrices.empty()) {
             Op op = make(OpKind::quantize, Stream::data, Module::data_parallel, {b.staging}, {b.weights, no_tensor});
             op.bytes = bytes(program, b.staging) + bytes(program, b.weights);
             begin.ops.push_back(std::move(op));
@@ -146,11 +164,11 @@ Template finish_template(const Program& program, const Plan& plan) {
     if (offloaded)
         for (const Bucket& b : program.buckets) copy(OpKind::copy_from_host, b);
     for (const Bucket& b : program.buckets) {
-        Op op =
-            make(OpKind::adamw, Stream::compute, Module::optimizer,
-                 {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq, io.overflow},
-                 {b.master, b.exp_avg, b.exp_avg_sq, b.weight_shard}, AdamAttr{b.elements / b.group_size, b.decayed});
-        op.bytes = bytes(program, b.gradient_shard) + bytes(program, b.weight_shard) +
+        const TensorId weights = b.matrices.empty() ? b.weight_shard : no_tensor; // or rounded as the next step begins
+        Op op = make(OpKind::adamw, Stream::compute, Module::optimizer,
+                     {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq, io.overflow},
+                     {b.master, b.exp_avg, b.exp_avg_sq, weights}, AdamAttr{b.elements / b.group_size, b.decayed});
+        op.bytes = bytes(program, b.gradient_shard) + bytes(program, weights) +
                    2.0 * (bytes(program, b.master) + bytes(program, b.exp_avg) + bytes(program, b.exp_avg_sq));
         finish.ops.push_back(std::move(op));
         if (offloaded) copy(OpKind::copy_to_host, b);

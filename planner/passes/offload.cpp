@@ -38,7 +38,11 @@ public:
             if (op.module == Module::attn_in) visit(op.in[0], offload::qkv_linear);
             if (op.module == Module::attn_out) visit(op.in[0], offload::attn_proj);
             return;
-        case OpKind::quantize: // a product saves its column-wise copy
+        case OpKind::quantize:       // a product saves its column-wise copy
+            if (op.out.size() < 2) { // the row-wise one, which it also reads
+                if (op.module == Module::attn_out) visit(op.in[0], offload::attn_proj);
+                return;
+            }
             if (op.module == Module::attn_in) visit(op.out[1], offload::qkv_linear);
             if (op.module == Module::experts) visit(op.out[1], offload::expert_fc1);
             return;

@@ -61,7 +61,7 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
     CHECK(check([](moe::Plan& p) { p.pp = 2, p.delay_wgrad = true; }).empty());
     CHECK(check([](moe::Plan& p) { p.pp = 2, p.schedule = moe::ScheduleKind::zero_bubble; }) == "");
     CHECK(check([](moe::Plan& p) { p.fp8_scaling = moe::Fp8Scaling::delayed; }) == "stack: fp8_scaling");
-    CHECK(check([](moe::Plan& p) { p.head_precision = moe::Precision::fp32; }) == "stack: module precision");
+    CHECK(check([](moe::Plan& p) { p.head_precision = moe::Precision::mxfp8; }) == "stack: head_precision");
     const Check other{plan_on("Qwen3-Next-80B-A3B", "cpu-local", "moe-plan"), check.stack};
     CHECK(other([](moe::Plan& p) { p.precision = moe::Precision::fp32; }) == "stack: model");
     CHECK(moe::check_stack(other.plan, check.stack).message.find(other.plan.model->not_executable) !=

@@ -1,0 +1,178 @@
+// Training in blockwise FP8: every plan against one rank, FP8 against BF16, and what is refused.
+#include "engine/cpu/table.hpp"
+#include "engine/executable.hpp"
+#include "planner/lower.hpp"
+#include "planner/memory.hpp"
+#include "planner/plan_choices.hpp"
+#include "tests/engine/parity.hpp"
+#include "tests/engine/refusals.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+using namespace moe;
+
+namespace {
+
+// Widths of 128 and its multiples on every rank of TP 2 and ETP 2, so that all plans have the same blocks.
+std::shared_ptr<const Model> wide_model(const std::string& kind, Fields more = {}) {
+    Fields fields{{"hidden_size", "256"}, {"num_hidden_layers", "2"}, {"intermediate_size", "256"}};
+    if (kind != "mixtral") fields.emplace_back("moe_intermediate_size", "256");
+    if (kind == "deepseek3")
+        fields.insert(fields.end(), {{"q_lora_rank", "128"},
+                                     {"kv_lora_rank", "128"},
+                                     {"qk_nope_head_dim", "32"},
+                                     {"qk_rope_head_dim", "16"},
+                                     {"v_head_dim", "32"}});
+    else
+        fields.insert(fields.end(), {{"head_dim", "32"}, {"num_key_value_heads", "8"}});
+    fields.insert(fields.end(), more.begin(), more.end());
+    return small_model(kind, fields);
+}
+
+Plan fp8_plan(const std::string& kind, int ranks, Fields fields, const Fields& model = {}) {
+    fields.insert(fields.begin(), {"precision", "fp8-blockwise"});
+    return small_plan(wide_model(kind, model), ranks, fields, {16, 8});
+}
+
+double total_distance(const std::map<std::string, std::vector<float>>& got,
+                      const std::map<std::string, std::vector<float>>& want) {
+    double off = 0.0, size = 0.0;
+    for (const auto& [name, values] : want)
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            off += std::pow(static_cast<double>(got.at(name)[i]) - static_cast<double>(values[i]), 2);
+            size += std::pow(static_cast<double>(values[i]), 2);
+        }
+    return std::sqrt(off / size);
+}
+
+std::string text(const Fields& fields) {
+    std::string out;
+    for (const auto& [field, value] : fields) out += field + "=" + value + " ";
+    return out;
+}
+
+// What neither the order of sums in BF16 nor the tokens of a product depend on: FP32 parity.
+void check_same(const std::string& kind, int ranks, const std::vector<Fields>& plans, const Fields& common = {},
+                const Fields& model = {}) {
+    const Trained expected = train_three(fp8_plan(kind, 1, common, model));
+    for (Fields fields : plans) {
+        fields.insert(fields.begin(), common.begin(), common.end());
+        INFO(kind, " ", text(fields));
+        const Trained got = train_three(fp8_plan(kind, ranks, fields, model));
+        CHECK(disagreement(got, expected, parity_tolerance, parity_tolerance) == "");
+        CHECK(got.routed == expected.routed);
+    }
+}
+
+// TP adds up partial sums in BF16 and CP takes softmax in parts: a value that is rounded otherwise may fall to the next
+// of FP8's, which are 1/16 apart. Every token goes to every expert, so that no choice depends on it.
+void check_close(const std::string& kind, const std::vector<Fields>& plans, const Fields& model) {
+    const Trained expected = train_three(fp8_plan(kind, 1, {}, model));
+    for (const Fields& fields : plans) {
+        INFO(kind, " ", text(fields));
+        const Trained got = train_three(fp8_plan(kind, 4, fields, model));
+        for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 1e-3);
+        CHECK(total_distance(got.gradients, expected.gradients) < 6e-2);
+        CHECK(total_distance(got.weights, expected.weights) < 1e-3);
+    }
+}
+
+std::int64_t bytes_of_class(const Plan& plan, MemoryClass memory_class) {
+    return plan_memory(lower(plan, 0)).class_bytes[static_cast<std::size_t>(memory_class)];
+}
+
+std::string refusal(const Plan& plan) {
+    return message([&] {
+        std::vector<Program> programs;
+        for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower(plan, stage));
+        check_executable(plan, programs, cpu_backend());
+    });
+}
+
+} // namespace
+
+TEST_CASE("fp8: EP, DP, PP and every schedule have the losses, gradients and weights of one rank") {
+    check_same("qwen3", 4,
+               {
+                   {{"ep", "4"}},
+                   {{"ep", "2"}, {"dispatcher", "allgather"}},
+                   {{"ep", "2"}, {"ep_overlap", "on"}},
+                   {{"ep", "4"}, {"capacity", "2"}},
+                   {{"pp", "2"}, {"ep", "2"}},
+                   {{"pp", "2"}, {"schedule", "zero-bubble"}, {"ep", "2"}},
+               });
+    check_same("deepseek3", 2, {{{"ep", "2"}}, {{"pp", "2"}, {"delay_wgrad", "on"}}});
+    check_same("qwen2", 2, {{{"ep", "2"}}}, {{"head_precision", "fp8-blockwise"}},
+               {{"shared_expert_intermediate_size", "128"}});
+}
+
+TEST_CASE("fp8: recomputation and offload change no bit") {
+    const Trained expected = train_three(fp8_plan("deepseek3", 1, {}));
+    for (const Fields& fields :
+         std::vector<Fields>{{{"recompute", "full"}},
+                             {{"recompute", "layernorm+moe_act+mla_up_proj+shared_experts"}},
+                             {{"offload", "attn_norm+qkv_linear+core_attn+attn_proj+mlp_norm+expert_fc1+moe_act"}}}) {
+        INFO(text(fields));
+        const Trained got = train_three(fp8_plan("deepseek3", 1, fields));
+        CHECK(got.losses == expected.losses);
+        CHECK(got.gradients == expected.gradients);
+        CHECK(got.weights == expected.weights);
+    }
+}
+
+TEST_CASE("fp8: TP, ETP and CP differ by the rounding of BF16") {
+    check_close("qwen3",
+                {
+                    {{"tp", "2"}, {"ep", "4"}},
+                    {{"tp", "2"}, {"etp", "2"}, {"ep", "2"}},
+                    {{"tp", "2"}, {"tp_overlap", "on"}},
+                    {{"cp", "2"}, {"ep", "2"}},
+                },
+                {{"num_experts_per_tok", "8"}});
+    check_close("deepseek3", {{{"tp", "2"}, {"ep", "2"}}},
+                {{"num_experts_per_tok", "8"}, {"n_group", "1"}, {"topk_group", "1"}});
+}
+
+TEST_CASE("fp8: experts or all other linears alone, and the LM head") {
+    const Trained bf16 = train_three(small_plan(wide_model("qwen3"), 1, {{"precision", "bf16"}}, {16, 8}));
+    std::vector<double> losses{bf16.losses[2]};
+    for (const Fields& fields :
+         std::vector<Fields>{{{"precision", "fp8-blockwise"}},
+                             {{"precision", "fp8-blockwise"}, {"head_precision", "fp8-blockwise"}},
+                             {{"precision", "fp8-blockwise"}, {"expert_precision", "bf16"}},
+                             {{"precision", "bf16"}, {"expert_precision", "fp8-blockwise"}}}) {
+        INFO(text(fields));
+        const Trained got = train_three(small_plan(wide_model("qwen3"), 1, fields, {16, 8}));
+        for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / bf16.losses[i] - 1.0) < 3e-3);
+        const double off = total_distance(got.gradients, bf16.gradients);
+        CHECK(off < 0.15);
+        CHECK(off > 1e-3); // it is another precision
+        for (const double other : losses) CHECK(got.losses[2] != other);
+        losses.push_back(got.losses[2]);
+    }
+}
+
+TEST_CASE("fp8: inputs of products are saved in one byte, weights lie in two forms of one byte each") {
+    const Plan bf16 = small_plan(wide_model("qwen3"), 1, {{"precision", "bf16"}, {"mbs", "2"}}, {16, 8});
+    const Plan fp8 = fp8_plan("qwen3", 1, {{"mbs", "2"}});
+    // By layer and token: the normed inputs of query, key and value and of the K experts, and the experts' activations.
+    const std::int64_t tokens = 32, layers = 2, copies = 2, inputs = 256 + copies * (256 + 256);
+    const std::int64_t saved = bytes_of_class(bf16, MemoryClass::saved) - bytes_of_class(fp8, MemoryClass::saved);
+    // Norms keep their own input, not their output; scales are 4 bytes of 128.
+    CHECK(saved == layers * tokens * (inputs * (2 - 1) - inputs / 128 * 4));
+    CHECK(refusal(fp8) == "no error");
+}
+
+TEST_CASE("fp8: what products in FP8 cannot take is refused by name") {
+    CHECK(mentions(refusal(fp8_plan("qwen3", 1, {{"offload", "optimizer"}})), "offload = optimizer"));
+    CHECK(mentions(refusal(fp8_plan("deepseek3", 1, {}, {{"q_lora_rank", "24"}})), "q_lora_rank is 24"));
+    CHECK(mentions(refusal(fp8_plan("qwen3", 32, {{"tp", "8"}, {"etp", "32"}})), "width of an expert per rank is 8"));
+    Plan other = fp8_plan("qwen3", 1, {});
+    other.precision = Precision::mxfp8;
+    CHECK(mentions(refusal(other), "precision = mxfp8"));
+    other.precision = Precision::bf16;
+    other.head_precision = Precision::fp8_tensor;
+    CHECK(mentions(refusal(other), "head_precision = fp8-tensor"));
+}
