@@ -2,8 +2,7 @@
 //
 // Rules for every kernel
 // * Matrices are row-major. Sizes, strides and offsets are in elements; a stride of 0 means dense.
-// * `Src` and `Dst` carry their storage type, and any mixture of FP32 and BF16 is allowed; arithmetic is FP32. Plain
-// float
+// * `Src` and `Dst` carry their storage type, and any mixture of FP32 and BF16 is allowed; arithmetic is FP32. Plain float
 //   and int32 pointers have that type always. Pointers are aligned to their element.
 // * An operand marked [x] may be null. "+x" is accumulated into; every other output is overwritten and never read.
 // * Outputs may not overlap inputs unless the comment allows it.
@@ -51,13 +50,14 @@ struct GemmShape {
     std::int64_t a_offset = 0, b_offset = 0, c_offset = 0;
 };
 
-// forward: C[r, n] = A[r, k] B_e[n, k]^T; dgrad: C[r, k] = A[r, n] B_e[n, k]; wgrad: C_e[n, k] += A_e[r, n]^T B_e[r,
+// forward: C[r, n] = A[r, k] B_e[n, k]^T; dgrad: C[r, k] = A[r, n] B_e[n, k]; wgrad: C_e[n, k] (+)= A_e[r, n]^T B_e[r,
 // k]. Rows r of expert e follow those of expert e-1.
 enum class GroupedProduct : std::uint8_t { forward, dgrad, wgrad };
 struct GroupedShape {
     GroupedProduct product = GroupedProduct::forward;
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
+    bool accumulate = true; // of a wgrad; false sets C, also of experts without rows
 };
 
 // The forward product of E4M3 operands (kernels/fp8.hpp), one byte each, with FP32 scales: those of A per row and block

@@ -76,7 +76,7 @@ void grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* count
     std::int64_t row = 0;
     for (int e = 0; e < s.groups; ++e) {
         const std::int64_t rows = rows_of(counts, e, row, s.capacity);
-        if (rows == 0) continue;
+        if (rows == 0 && (s.product != GroupedProduct::wgrad || s.accumulate)) continue;
         const std::int64_t weight = e * s.n * s.k;
         GemmShape g;
         switch (s.product) {
@@ -89,7 +89,7 @@ void grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* count
             multiply(g, a + row * s.n, b + weight, c + row * s.k);
             break;
         case GroupedProduct::wgrad:
-            g.m = s.n, g.n = s.k, g.k = rows, g.transpose_a = true, g.accumulate = true;
+            g.m = s.n, g.n = s.k, g.k = rows, g.transpose_a = true, g.accumulate = s.accumulate;
             multiply(g, a + row * s.n, b + row * s.k, c + weight);
             break;
         }

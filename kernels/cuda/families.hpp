@@ -28,6 +28,7 @@ void add_rope(Kernels& table);
 void add_router(Kernels& table);
 void add_scale(Kernels& table);
 void add_scaled_gemm(Kernels& table);
+void add_plain_scaled_gemm(Kernels& table);
 void add_slots(Kernels& table);
 void add_sort(Kernels& table);
 

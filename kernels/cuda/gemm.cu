@@ -67,7 +67,8 @@ void plain_grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t*
         p.a_row = s.n, p.b_group = weight, p.c_row = s.k;
         break;
     case GroupedProduct::wgrad: // rows[r, n]^T rows[r, k]
-        p.routed = Product::Routed::k, p.m = s.n, p.n = s.k, p.transpose_a = true, p.accumulate = true;
+        p.routed = Product::Routed::k, p.m = s.n, p.n = s.k, p.transpose_a = true;
+        p.accumulate = s.accumulate;
         p.lda = s.n, p.ldb = s.k, p.ldc = s.k;
         p.a_row = s.n, p.b_row = s.k, p.c_group = weight;
         break;

@@ -40,7 +40,7 @@ public:
             const std::int64_t m = p_.routed == Product::Routed::m ? rows : p_.m;
             const std::int64_t down = ceil_div(m, std::int64_t{tile_m_});
             // A group without rows adds nothing to an accumulated product.
-            const bool nothing = p_.routed == Product::Routed::k && rows == 0;
+            const bool nothing = p_.routed == Product::Routed::k && p_.accumulate && rows == 0;
             const std::int64_t tiles = nothing ? 0 : down * ceil_div(p_.n, std::int64_t{tile_n_});
             if (tile_ < first_ + tiles) {
                 const std::int64_t local = tile_ - first_; // down a column first: its part of B stays in the cache

@@ -1,6 +1,7 @@
-// Grouped products of scaled E4M3 operands, element by element in FP32.
-#include "kernels/cuda/device.cuh"
+// Grouped products of scaled E4M3 operands: by Hopper's tensor cores, or elsewhere element by element in FP32.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/sm90/launch.cuh"
+#include "kernels/cuda/sm90/scaled_gemm.cuh"
 
 #include <cuda_fp8.h>
 
@@ -20,7 +21,7 @@ __device__ float widen(std::uint8_t x) {
 }
 
 // A warp computes 32 elements of one row, each lane one.
-__global__ void scaled_kernel(ScaledShape s, Operands x, Dst c) {
+__global__ void plain_kernel(ScaledShape s, Operands x, Dst c) {
     const std::int64_t rows = x.counts == nullptr ? s.capacity : routed_rows(x.counts, s.groups, s.capacity),
                        across = ceil_div(s.n, std::int64_t{32});
     const std::int64_t blocks = ceil_div(s.k, std::int64_t{scale_block});
@@ -46,17 +47,43 @@ __global__ void scaled_kernel(ScaledShape s, Operands x, Dst c) {
 
 bool nothing(const ScaledShape& s) { return s.groups <= 0 || s.n <= 0 || s.k <= 0 || s.capacity <= 0; }
 
-void scaled_gemm(const ScaledShape& s, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,
-                 const float* b_scale, const std::int32_t* counts, Dst c, void* stream) {
+void plain_scaled_gemm(const ScaledShape& s, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,
+                       const float* b_scale, const std::int32_t* counts, Dst c, void* stream) {
     if (nothing(s)) return;
     constexpr int threads = 256;
     const unsigned blocks = blocks_for(s.capacity * ceil_div(s.n, std::int64_t{32}), threads / warp_size, 4096);
-    scaled_kernel<<<blocks, threads, 0, stream_of(stream)>>>(s, {a, b, a_scale, b_scale, counts}, c);
+    plain_kernel<<<blocks, threads, 0, stream_of(stream)>>>(s, {a, b, a_scale, b_scale, counts}, c);
     CUDA_CHECK(cudaGetLastError());
+}
+
+void sm90_scaled_gemm(const ScaledShape& s, const Operands& x, Dst c, int multiprocessors, cudaStream_t stream) {
+    const sm90::Maps maps{sm90::map_of<std::uint8_t>(x.a, s.k, s.capacity, 1),
+                          sm90::map_of<std::uint8_t>(x.b, s.k, s.n, s.groups),
+                          sm90::map_of<__nv_bfloat16>(c.data, s.n, s.capacity, 1)};
+    const auto n = static_cast<int>(s.n), k = static_cast<int>(s.k), capacity = static_cast<int>(s.capacity);
+    const sm90::Grouped p{s.groups, 0, n, k, capacity, x.counts};
+    using sm90::Pair;
+    sm90::with_fastest<sm90::ScaledConfig<192, 4, 3, Pair::along_n>, sm90::ScaledConfig<128, 6, 2, Pair::along_n>>(
+        p, multiprocessors, [&](auto config) {
+            using C = decltype(config);
+            sm90::launch<C>(sm90::scaled_kernel<C>, multiprocessors, stream, maps, p,
+                            sm90::Scales{x.a_scale, x.b_scale}, c);
+        });
+}
+
+void scaled_gemm(const ScaledShape& s, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,
+                 const float* b_scale, const std::int32_t* counts, Dst c, void* stream) {
+    if (nothing(s)) return;
+    const bool whole = c.type == Type::bf16 && s.n % 8 == 0 && s.k % 16 == 0 &&
+                       sm90::within_reach({a, b, c.data}, {s.n, s.k, s.capacity});
+    const int multiprocessors = whole ? sm90::multiprocessors() : 0;
+    if (multiprocessors == 0) return plain_scaled_gemm(s, a, a_scale, b, b_scale, counts, c, stream);
+    sm90_scaled_gemm(s, {a, b, a_scale, b_scale, counts}, c, multiprocessors, stream_of(stream));
 }
 
 } // namespace
 
 void add_scaled_gemm(Kernels& table) { table.scaled_gemm = scaled_gemm; }
+void add_plain_scaled_gemm(Kernels& table) { table.scaled_gemm = plain_scaled_gemm; }
 
 } // namespace moe::cuda

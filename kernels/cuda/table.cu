@@ -83,6 +83,7 @@ const Kernels* cuda_plain_kernels() {
         cuda::add_attention(plain);
         cuda::add_attention_grad(plain);
         cuda::add_plain_gemm(plain);
+        cuda::add_plain_scaled_gemm(plain);
         return plain;
     }();
     return &table;

@@ -80,29 +80,30 @@ std::int64_t total(const Index& counts) { return std::accumulate(counts.begin(),
 
 // Rows beyond the counts are NaN in the inputs and must stay poison in the outputs.
 Case grouped_case(GroupedProduct product, const Index& counts, std::int64_t n, std::int64_t k, std::int64_t capacity,
-                  Types types) {
+                  Types types, bool accumulate = true) {
     struct Data {
         GroupedShape s;
         Index counts;
         Tensor a, b, c;
         Vec before;
     };
-    const bool wgrad = product == GroupedProduct::wgrad;
+    const bool wgrad = product == GroupedProduct::wgrad, adds = wgrad && accumulate;
     const auto groups = static_cast<int>(counts.size());
     const std::int64_t rows = std::min(total(counts), capacity), weights = groups * n * k;
     const std::int64_t a_cols = product == GroupedProduct::forward ? k : n;
     const std::int64_t out_cols = product == GroupedProduct::forward ? n : k;
     Case out;
-    out.name = fmt::format("grouped_gemm {} counts {} n {} k {} capacity {} {}", name_of(product),
+    out.name = fmt::format("grouped_gemm {}{} counts {} n {} k {} capacity {} {}", name_of(product), adds ? " +=" : "",
                            fmt::join(counts.begin(), counts.begin() + std::min<std::ptrdiff_t>(groups, 8), ","), n, k,
                            capacity, name_of(types));
     Random random(out.name);
-    auto d = std::make_shared<Data>(Data{{product, groups, n, k, capacity},
-                                         counts,
-                                         Tensor(types.a, capacity * a_cols),
-                                         wgrad ? Tensor(types.b, capacity * k) : random.tensor(types.b, weights),
-                                         wgrad ? random.tensor(types.c, weights) : Tensor(types.c, capacity * out_cols),
-                                         {}});
+    auto d = std::make_shared<Data>(
+        Data{{product, groups, n, k, capacity, accumulate},
+             counts,
+             Tensor(types.a, capacity * a_cols),
+             wgrad ? Tensor(types.b, capacity * k) : random.tensor(types.b, weights),
+             adds ? random.tensor(types.c, weights) : Tensor(types.c, wgrad ? weights : capacity * out_cols),
+             {}});
     for (std::int64_t i = 0; i < rows * a_cols; ++i) d->a.set(i, random.normal(1)[0]);
     if (wgrad) {
         for (std::int64_t i = 0; i < rows * k; ++i) d->b.set(i, random.normal(1)[0]);
@@ -112,13 +113,15 @@ Case grouped_case(GroupedProduct product, const Index& counts, std::int64_t n, s
     out.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
     const double a_bytes = static_cast<double>(rows * a_cols) * static_cast<double>(size_of(types.a));
     const double b_bytes = static_cast<double>(wgrad ? rows * k : weights) * static_cast<double>(size_of(types.b));
-    const double c_bytes =
-        static_cast<double>(wgrad ? 2 * weights : rows * out_cols) * static_cast<double>(size_of(types.c));
+    const double c_bytes = static_cast<double>(adds    ? 2 * weights
+                                               : wgrad ? weights
+                                                       : rows * out_cols) *
+                           static_cast<double>(size_of(types.c));
     out.bytes = a_bytes + b_bytes + c_bytes;
     out.call = [d] { table().grouped_gemm(d->s, d->a.src(), d->b.src(), d->counts.data(), d->c.dst(), nullptr); };
-    out.error = [d, wgrad, rows, out_cols] {
+    out.error = [d, wgrad, adds, rows, out_cols, weights] {
         const GroupedShape& s = d->s;
-        Vec want = wgrad ? d->before : Vec(static_cast<std::size_t>(rows * out_cols), 0.0);
+        Vec want = adds ? d->before : Vec(static_cast<std::size_t>(wgrad ? weights : rows * out_cols), 0.0);
         std::int64_t row = 0;
         for (int e = 0; e < s.groups; ++e) {
             for (int i = 0; i < d->counts[static_cast<std::size_t>(e)] && row < rows; ++i, ++row) {
@@ -152,6 +155,11 @@ GemmShape shape(std::int64_t m, std::int64_t n, std::int64_t k, bool ta = false,
 
 constexpr Type f32 = Type::f32, bf16 = Type::bf16;
 const Types all_f32{f32, f32, f32};
+const std::pair<GroupedProduct, bool> products[] = { // and whether C is added to
+    {GroupedProduct::forward, false},
+    {GroupedProduct::dgrad, false},
+    {GroupedProduct::wgrad, false},
+    {GroupedProduct::wgrad, true}};
 
 } // namespace
 
@@ -202,15 +210,15 @@ TEST_CASE("gemm: small products whose right operand is read in place, with every
 }
 
 TEST_CASE("grouped_gemm: uneven, empty, single-row and lone experts, and counts beyond the capacity") {
-    for (const GroupedProduct p : {GroupedProduct::forward, GroupedProduct::dgrad, GroupedProduct::wgrad}) {
+    for (const auto& [p, adds] : products) {
         const bool wgrad = p == GroupedProduct::wgrad;
         for (const Types types : {all_f32, Types{bf16, bf16, wgrad ? f32 : bf16}, Types{bf16, f32, f32}}) {
-            check(grouped_case(p, {3, 0, 1, 5}, 13, 7, 12, types));
-            check(grouped_case(p, {0, 0, 9, 0}, 8, 5, 9, types));
-            check(grouped_case(p, {1, 1, 1}, 6, 11, 3, types));
-            check(grouped_case(p, {0, 0}, 4, 4, 3, types));
-            check(grouped_case(p, {70}, 33, 20, 80, types));
-            check(grouped_case(p, {4, 6, 5}, 5, 6, 8, types));
+            check(grouped_case(p, {3, 0, 1, 5}, 13, 7, 12, types, adds));
+            check(grouped_case(p, {0, 0, 9, 0}, 8, 5, 9, types, adds));
+            check(grouped_case(p, {1, 1, 1}, 6, 11, 3, types, adds));
+            check(grouped_case(p, {0, 0}, 4, 4, 3, types, adds));
+            check(grouped_case(p, {70}, 33, 20, 80, types, adds));
+            check(grouped_case(p, {4, 6, 5}, 5, 6, 8, types, adds));
         }
     }
 }
@@ -218,17 +226,17 @@ TEST_CASE("grouped_gemm: uneven, empty, single-row and lone experts, and counts 
 // Sizes that kernels of fixed tiles take (rows of whole 16 bytes): parts of tiles in every direction, and groups that
 // end at every place of the 16 rows that one product of tensor cores contracts.
 TEST_CASE("grouped_gemm: groups that begin and end inside of tiles of 64 and 128 rows, of 64 to 256 columns") {
-    for (const GroupedProduct p : {GroupedProduct::forward, GroupedProduct::dgrad, GroupedProduct::wgrad}) {
+    for (const auto& [p, adds] : products) {
         const Types types{bf16, bf16, p == GroupedProduct::wgrad ? f32 : bf16};
-        check(grouped_case(p, {130, 0, 1, 77, 64}, 264, 72, 300, types));
-        check(grouped_case(p, {130, 0, 1, 77, 64}, 72, 264, 272, types));
-        check(grouped_case(p, {15, 16, 17, 31, 33, 63, 65, 0, 127, 129}, 64, 136, 500, types));
-        check(grouped_case(p, {0, 0, 257, 0}, 200, 40, 400, types));
-        check(grouped_case(p, {100, 60}, 72, 192, 130, types)); // cut at the capacity
-        check(grouped_case(p, Index(33, 1), 128, 64, 33, types));
-        check(grouped_case(p, {0, 0}, 64, 64, 64, types));
-        check(grouped_case(p, {3, 5}, 8, 8, 8, types));
-        check(grouped_case(p, {70, 200}, 520, 24, 270, types));
+        check(grouped_case(p, {130, 0, 1, 77, 64}, 264, 72, 300, types, adds));
+        check(grouped_case(p, {130, 0, 1, 77, 64}, 72, 264, 272, types, adds));
+        check(grouped_case(p, {15, 16, 17, 31, 33, 63, 65, 0, 127, 129}, 64, 136, 500, types, adds));
+        check(grouped_case(p, {0, 0, 257, 0}, 200, 40, 400, types, adds));
+        check(grouped_case(p, {100, 60}, 72, 192, 130, types, adds)); // cut at the capacity
+        check(grouped_case(p, Index(33, 1), 128, 64, 33, types, adds));
+        check(grouped_case(p, {0, 0}, 64, 64, 64, types, adds));
+        check(grouped_case(p, {3, 5}, 8, 8, 8, types, adds));
+        check(grouped_case(p, {70, 200}, 520, 24, 270, types, adds));
     }
 }
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Times the grouped products beside PyTorch's torch._grouped_mm, in turn, on the same data, in TFLOPS.
+"""Times the grouped products beside PyTorch's, in turn, on the same data, in TFLOPS: BF16, and E4M3 with scales.
 
     tools/bench/grouped_gemm.py build/tools/libbench-grouped-gemm.so [REPEATS]
 
 Needs PyTorch 2.9 or later on a Hopper GPU. Rows per expert are drawn from a Dirichlet distribution (alpha 8). Every
 result is first held to FP32 products of PyTorch per expert. Times are medians of CUDA events, one call each, the
-variants in turn. PyTorch's wgrad writes BF16; "torch +=" adds it to FP32 gradients, which is what ours does.
-"dense" is one product of all rows with one weight by cuBLAS.
+variants in turn. "torch" is torch._grouped_mm; its wgrad sets BF16 where ours sets FP32, and "wgrad +=" adds to FP32
+gradients in both. E4M3 has FP32 scales of 1 x 128 and 128 x 128 elements in ours, of whole rows in
+torch._scaled_grouped_mm. "dense" is one product of all rows by cuBLAS.
 """
 import ctypes
 import sys
@@ -15,7 +16,8 @@ import torch
 
 from timing import medians
 
-FORMS = ("forward", "dgrad", "wgrad")
+FORMS = ("forward", "dgrad", "wgrad", "wgrad +=")
+FORWARD, DGRAD, WGRAD, WGRAD_ADDS = range(4)
 # experts, rows, n, k: fine-grained experts, coarse ones, and a small model's
 SHAPES = (
     (128, 65536, 1536, 2048),
@@ -26,12 +28,14 @@ SHAPES = (
     (16, 8192, 1024, 1024),
     (16, 8192, 1024, 512),
 )
+BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
 
 def load(path):
-    function = ctypes.CDLL(path).moe_grouped_gemm
-    function.argtypes = [ctypes.c_int] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5
-    return function
+    library = ctypes.CDLL(path)
+    library.moe_grouped_gemm.argtypes = [ctypes.c_int] * 3 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5
+    library.moe_scaled_gemm.argtypes = [ctypes.c_int] + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 7
+    return library
 
 
 def draw_counts(experts, rows):
@@ -42,11 +46,22 @@ def draw_counts(experts, rows):
 
 
 def operands(form, counts, rows, n, k):
-    bf16 = {"device": "cuda", "dtype": torch.bfloat16}
-    a = torch.randn(rows, k if form == 0 else n, **bf16)
-    if form == 2:
-        return a, torch.randn(rows, k, **bf16), torch.zeros(len(counts), n, k, device="cuda")
-    return a, torch.randn(len(counts), n, k, **bf16), torch.full((rows, n if form == 0 else k), float("nan"), **bf16)
+    a = torch.randn(rows, k if form == FORWARD else n, **BF16)
+    if form >= WGRAD:
+        start = torch.zeros if form == WGRAD_ADDS else torch.empty
+        c = start(len(counts), n, k, device="cuda")
+        return a, torch.randn(rows, k, **BF16), c if form == WGRAD_ADDS else c.fill_(float("nan"))
+    c = torch.full((rows, n if form == FORWARD else k), float("nan"), **BF16)
+    return a, torch.randn(len(counts), n, k, **BF16), c
+
+
+def quantize(x, rows):
+    """E4M3 and the scales of blocks of rows x 128, the largest of each block becoming 448, and what they stand for."""
+    blocks = x.unflatten(-1, (-1, 128)).unflatten(-3, (-1, rows))
+    scale = blocks.float().abs().amax(dim=(-3, -1), keepdim=True) / 448.0
+    bytes_ = (blocks / scale).to(torch.float8_e4m3fn)
+    back = (bytes_.float() * scale).flatten(-2, -1).flatten(-3, -2)
+    return bytes_.flatten(-2, -1).flatten(-3, -2).contiguous(), scale.squeeze(-1).squeeze(-2).contiguous(), back
 
 
 def check(form, counts, a, b, c):
@@ -55,52 +70,84 @@ def check(form, counts, a, b, c):
     first = 0
     for e, count in enumerate(counts.tolist()):
         x = a[first : first + count].float()
-        if form == 2:
+        if form >= WGRAD:
             want, got = x.T @ b[first : first + count].float(), c[e]
         else:
-            want, got = x @ (b[e].float().T if form == 0 else b[e].float()), c[first : first + count]
+            want, got = x @ (b[e].float().T if form == FORWARD else b[e].float()), c[first : first + count]
         error += (got.float() - want).square().sum().item()
         norm += want.square().sum().item()
         first += count
     return (error / norm) ** 0.5
 
 
-def compare(function, form, shape, repeats):
+def report(shape, what, calls, error, tolerance, repeats):
+    experts, rows, n, k = shape
+    rates = [2.0 * rows * n * k / ms / 1e9 for ms in medians(list(calls.values()), repeats)]
+    figures = "  ".join(f"{name} {rate:5.0f}" for name, rate in zip(calls, rates))
+    print(f"{experts:4} experts {rows:6} rows {n:5}x{k:<5} {what:12} {figures}  ours/torch {rates[0] / rates[1]:.2f}"
+          f"  error {error:.1e}", flush=True)
+    if not error < tolerance:
+        sys.exit(f"the error of {what} is {error}")
+
+
+def compare(library, form, shape, repeats):
     experts, rows, n, k = shape
     counts = draw_counts(experts, rows)
     a, b, c = operands(form, counts, rows, n, k)
     on_device = counts.to("cuda", torch.int32)
     ends = on_device.cumsum(0).to(torch.int32)
     stream = torch.cuda.current_stream().cuda_stream
+    pointers = [t.data_ptr() for t in (a, b, on_device, c)]
 
     def ours():
-        if function(form, experts, n, k, rows, a.data_ptr(), b.data_ptr(), on_device.data_ptr(), c.data_ptr(), stream):
+        if library.moe_grouped_gemm(min(form, WGRAD), form == WGRAD_ADDS, experts, n, k, rows, *pointers, stream):
             sys.exit(1)
 
     ours()
     error = check(form, counts, a, b, c)
-    theirs = (a.t() if form == 2 else a, b.transpose(1, 2) if form == 0 else b)
-    calls = {"ours": ours, "torch": lambda: torch._grouped_mm(*theirs, offs=ends)}
-    if form == 2:
-        calls["torch +="] = lambda: c.add_(torch._grouped_mm(*theirs, offs=ends))
-    weight = a if form == 2 else b[0].t() if form == 0 else b[0]
-    calls["dense"] = lambda: a.t() @ b if form == 2 else a @ weight
-    rates = [2.0 * rows * n * k / ms / 1e9 for ms in medians(list(calls.values()), repeats)]
-    figures = "  ".join(f"{name} {rate:5.0f}" for name, rate in zip(calls, rates))
-    print(f"{experts:4} experts {rows:6} rows {n:5}x{k:<5} {FORMS[form]:8} {figures}  ours/torch {rates[0] / rates[1]:.2f}"
-          f"  error {error:.1e}", flush=True)
-    if not error < (1e-5 if form == 2 else 4e-3):
-        sys.exit(f"the error of {FORMS[form]} is {error}")
+    theirs = (a.t() if form >= WGRAD else a, b.transpose(1, 2) if form == FORWARD else b)
+    product = lambda: torch._grouped_mm(*theirs, offs=ends)
+    weight = a if form >= WGRAD else b[0].t() if form == FORWARD else b[0]
+    dense = lambda: a.t() @ b if form >= WGRAD else a @ weight
+    calls = {"ours": ours, "torch": product if form != WGRAD_ADDS else lambda: c.add_(product()), "dense": dense}
+    report(shape, FORMS[form], calls, error, 1e-5 if form >= WGRAD else 4e-3, repeats)
+
+
+def compare_scaled(library, shape, repeats):
+    experts, rows, n, k = shape
+    counts = draw_counts(experts, rows)
+    a, b, c = operands(FORWARD, counts, rows, n, k)
+    on_device = counts.to("cuda", torch.int32)
+    ends = on_device.cumsum(0).to(torch.int32)
+    a8, a_scale, a_back = quantize(a, 1)
+    b8, b_scale, b_back = (torch.stack(t) for t in zip(*(quantize(w, 128) for w in b)))
+    stream = torch.cuda.current_stream().cuda_stream
+    pointers = [t.data_ptr() for t in (a8, a_scale, b8, b_scale, on_device, c)]
+    row_scale, column_scale = torch.rand(rows, device="cuda"), torch.rand(experts, n, device="cuda")
+
+    def ours():
+        if library.moe_scaled_gemm(experts, n, k, rows, *pointers, stream):
+            sys.exit(1)
+
+    def theirs():
+        return torch._scaled_grouped_mm(a8, b8.transpose(1, 2), row_scale, column_scale, offs=ends,
+                                        out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    ours()
+    error = check(FORWARD, counts, a_back, b_back, c)
+    report(shape, "forward E4M3", {"ours": ours, "torch": theirs}, error, 4e-3, repeats)
 
 
 def main():
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     torch.backends.cuda.matmul.allow_tf32 = False
-    function = load(sys.argv[1])
+    library = load(sys.argv[1])
+    repeats = int(sys.argv[2]) if len(sys.argv) == 3 else 20
     for shape in SHAPES:
-        for form in range(3):
-            compare(function, form, shape, int(sys.argv[2]) if len(sys.argv) == 3 else 20)
+        for form in range(len(FORMS)):
+            compare(library, form, shape, repeats)
+        compare_scaled(library, shape, repeats)
 
 
 main()

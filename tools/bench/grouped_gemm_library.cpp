@@ -5,22 +5,44 @@
 #include <cstdio>
 #include <exception>
 
-// BF16 operands; C is FP32 for wgrad and BF16 otherwise. 0, or 1 with a line on stderr.
-extern "C" int moe_grouped_gemm(int product, int groups, std::int64_t n, std::int64_t k, std::int64_t capacity,
-                                const void* a, const void* b, const std::int32_t* counts, void* c, void* stream) {
+namespace {
+
+// 0, or 1 with a line on stderr.
+template <class Call>
+int run(Call call) {
     try {
         const moe::Kernels* table = moe::cuda_kernels();
         if (table == nullptr) {
             std::fprintf(stderr, "the CUDA kernels do not run on this machine\n");
             return 1;
         }
-        const auto form = static_cast<moe::GroupedProduct>(product);
-        const moe::Type result = form == moe::GroupedProduct::wgrad ? moe::Type::f32 : moe::Type::bf16;
-        table->grouped_gemm({form, groups, n, k, capacity}, {a, moe::Type::bf16}, {b, moe::Type::bf16}, counts,
-                            {c, result}, stream);
+        call(*table);
         return 0;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "%s\n", problem.what());
         return 1;
     }
+}
+
+} // namespace
+
+// BF16 operands; C is FP32 for wgrad and BF16 otherwise.
+extern "C" int moe_grouped_gemm(int product, int accumulate, int groups, std::int64_t n, std::int64_t k,
+                                std::int64_t capacity, const void* a, const void* b, const std::int32_t* counts,
+                                void* c, void* stream) {
+    const auto form = static_cast<moe::GroupedProduct>(product);
+    const moe::Type result = form == moe::GroupedProduct::wgrad ? moe::Type::f32 : moe::Type::bf16;
+    return run([&](const moe::Kernels& table) {
+        table.grouped_gemm({form, groups, n, k, capacity, accumulate != 0}, {a, moe::Type::bf16}, {b, moe::Type::bf16},
+                           counts, {c, result}, stream);
+    });
+}
+
+// E4M3 operands with their scales; C is BF16.
+extern "C" int moe_scaled_gemm(int groups, std::int64_t n, std::int64_t k, std::int64_t capacity, const std::uint8_t* a,
+                               const float* a_scale, const std::uint8_t* b, const float* b_scale,
+                               const std::int32_t* counts, void* c, void* stream) {
+    return run([&](const moe::Kernels& table) {
+        table.scaled_gemm({groups, n, k, capacity}, a, a_scale, b, b_scale, counts, {c, moe::Type::bf16}, stream);
+    });
 }

@@ -59,6 +59,10 @@ __device__ inline void cluster_sync() {
 // A warpgroup among itself; `id` is one of the CTA's 16 barriers, of which 0 is __syncthreads's.
 __device__ inline void sync_warpgroup(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 
+// Of two warpgroups one waits and the other only lets it go.
+__device__ inline void await_warpgroup(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
+__device__ inline void release_warpgroup(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
+
 // Own writes to shared memory come before what the copy engine and the tensor cores read after the next barrier.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -40,14 +40,6 @@ __device__ inline void store_box(const CUtensorMap& map, Box at, unsigned shared
                  : "memory");
 }
 
-// +=, each element once: where one box covers an element, the sum has one order and the same bits every time.
-__device__ inline void add_box(const CUtensorMap& map, Box at, unsigned shared) {
-    asm volatile(
-        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
-        "r"(shared), "r"(at.inner), "r"(at.row), "r"(at.plane)
-        : "memory");
-}
-
 // A thread's stores since the last commit are one group.
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most `pending` of the thread's groups still read shared memory.

@@ -11,7 +11,8 @@ __device__ inline unsigned place(unsigned buffer, int row, int piece) {
     return buffer + row * 128 + ((piece ^ row % 8) * 16);
 }
 
-// Hands a warpgroup's sums to the copy engine, which empties some of the `buffers` while others are filled.
+// Hands a warpgroup's sums to the copy engine, which empties some of the `buffers` while others are filled. A part is
+// 64 rows of 128 bytes.
 template <class C>
 class Writer {
 public:
@@ -19,33 +20,49 @@ public:
         : map_(maps.c),
           p_(p),
           c_(c),
-          start_(shared.results(consumer)),
+          shared_(shared),
           consumer_(consumer),
           thread_(static_cast<int>(threadIdx.x % 128)) {}
 
-    __device__ void write(const Tile& tile, const float (&sum)[C::tile_n / 2]) {
-        const int left = tile.rows_left - consumer_ * 64, row = (C::wgrad ? tile.row : tile.routed) + consumer_ * 64;
-        const bool whole = C::wgrad || left >= 64; // beyond its rows a gradient's map takes nothing
+    // Before the tile's products: what will be added to is on its way while they are made.
+    __device__ void begin(const Tile& tile) {
+        if (C::update != Update::add || thread_ != 0) return;
+        ptx::wait_stores_read<0>();
+        for (int i = 0; i < C::buffers && i < parts_of(tile); ++i) fetch(tile, i);
+    }
+
+    __device__ void write(const Tile& tile, const float (&sum)[C::halves][C::tile_n / 2]) {
+        int done = 0; // parts
 #pragma unroll
-        for (int part = 0; part < C::parts; ++part) {
-            const int col = tile.col + part * C::result_columns;
-            if (col >= p_.n) break;
-            if (thread_ == 0) ptx::wait_stores_read<C::buffers - 1>();
-            ptx::sync_warpgroup(1 + consumer_);
-            const unsigned buffer = start_ + next_ * C::box_bytes;
-            if (++next_ == C::buffers) next_ = 0;
-            put(buffer, sum, part * (C::tile_n / 2 / C::parts));
-            if (whole) ptx::fence_async_proxy();
-            ptx::sync_warpgroup(1 + consumer_);
-            if (thread_ == 0) {
-                if (C::wgrad) {
-                    ptx::add_box(map_, {col, row, tile.group}, buffer);
-                } else if (whole) {
-                    ptx::store_box(map_, {col, row, 0}, buffer);
+        for (int h = 0; h < C::halves; ++h) {
+            const int left = tile.rows_left - first_row(h), row = (C::wgrad ? tile.row : tile.routed) + first_row(h);
+            if (left <= 0) break;
+            const bool whole = C::wgrad || left >= 64; // beyond its rows a gradient's map takes nothing
+#pragma unroll
+            for (int part = 0; part < C::parts; ++part, ++done) {
+                const int col = tile.col + part * C::result_columns;
+                if (col >= p_.n) break;
+                const unsigned buffer = shared_.results(consumer_) + next_ * C::box_bytes;
+                if constexpr (C::update == Update::add) {
+                    ptx::wait(shared_.fetched(consumer_, next_), parity_);
+                } else {
+                    if (thread_ == 0) ptx::wait_stores_read<C::buffers - 1>();
+                    ptx::sync_warpgroup(1 + consumer_);
                 }
-                ptx::commit_stores(); // perhaps of nothing: a buffer's turn is counted in groups
+                put(buffer, sum[h], part * (C::tile_n / 2 / C::parts));
+                if (whole) ptx::fence_async_proxy();
+                ptx::sync_warpgroup(1 + consumer_);
+                if (++next_ == C::buffers) next_ = 0, parity_ ^= 1;
+                if (thread_ == 0) {
+                    if (whole) ptx::store_box(map_, {col, row, C::wgrad ? tile.group : 0}, buffer);
+                    ptx::commit_stores(); // perhaps of nothing: a buffer's turn is counted in groups
+                    if (C::update == Update::add && done > 0 && done - 1 + C::buffers < parts_of(tile)) {
+                        ptx::wait_stores_read<1>();
+                        fetch(tile, done - 1 + C::buffers);
+                    }
+                }
+                if (!whole) copy_rows(buffer, row, col, left);
             }
-            if (!whole) copy_rows(buffer, row, col, left);
         }
     }
     __device__ void finish() {
@@ -53,6 +70,23 @@ public:
     }
 
 private:
+    __device__ int first_row(int half) const { return (C::in_turn ? half : consumer_) * 64; } // in the tile
+    __device__ int across(const Tile& tile) const {
+        const int parts = ceil_div(p_.n - tile.col, C::result_columns);
+        return parts < C::parts ? parts : C::parts;
+    }
+    __device__ int parts_of(const Tile& tile) const {
+        return across(tile) * (C::halves == 2 && tile.rows_left > 64 ? 2 : 1);
+    }
+    // One part of C to the next buffer.
+    __device__ void fetch(const Tile& tile, int part) {
+        const int down = part / across(tile), col = tile.col + part % across(tile) * C::result_columns;
+        const unsigned barrier = shared_.fetched(consumer_, fetched_);
+        ptx::arrive_expecting(barrier, C::box_bytes);
+        ptx::load_box(map_, {col, tile.row + first_row(down), tile.group},
+                      shared_.results(consumer_) + fetched_ * C::box_bytes, barrier);
+        if (++fetched_ == C::buffers) fetched_ = 0;
+    }
     __device__ void put(unsigned buffer, const float (&sum)[C::tile_n / 2], int first) const {
         if constexpr (C::wgrad) {
             put_f32(buffer, sum, first);
@@ -68,7 +102,13 @@ private:
             for (int h = 0; h < 2; ++h) {
                 const int row = thread_ / warp_size * 16 + lane / 4 + h * 8, i = first + j * 4 + h * 2;
                 const unsigned at = place(buffer, row, j * 2 + lane % 4 / 2) + lane % 2 * 8;
-                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(sum[i]), "f"(sum[i + 1]) : "memory");
+                float x = sum[i], y = sum[i + 1];
+                if constexpr (C::update == Update::add) {
+                    float c, d;
+                    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(c), "=f"(d) : "r"(at) : "memory");
+                    x += c, y += d;
+                }
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
             }
         }
     }
@@ -106,8 +146,9 @@ private:
     const CUtensorMap& map_;
     const Grouped& p_;
     Dst c_;
-    unsigned start_;
-    int consumer_, thread_, next_ = 0;
+    const Shared<C>& shared_;
+    int consumer_, thread_, next_ = 0, fetched_ = 0;
+    unsigned parity_ = 0;
 };
 
 } // namespace moe::cuda::sm90

@@ -9,7 +9,7 @@ namespace moe::cuda::sm90 {
 // (forward, dgrad) or the depth (wgrad); what is not known is 0.
 struct Grouped {
     int groups = 0, m = 0, n = 0, depth = 0, capacity = 0;
-    const std::int32_t* counts = nullptr;
+    const std::int32_t* counts = nullptr; // null: all rows are of the one group
 };
 
 struct ClusterTile {
@@ -21,8 +21,9 @@ struct ClusterTile {
 
 // The clusters take turns at the groups' tiles, so that those that run side by side share their operands in L2: down
 // bands of `band` tiles of rows, column by column. Tiles at a group's end with no more rows than one warpgroup takes
-// cost about half; the clusters take turns at those separately, in the other direction, and stay level.
-template <bool rows_are_depth, int tile_m, int tile_n>
+// cost about half; the clusters take turns at those separately, in the other direction, and stay level. Where C is
+// added to, a group without rows (`without_depth`) has no tiles.
+template <bool rows_are_depth, bool without_depth, int tile_m, int tile_n>
 class Tiles {
 public:
     static constexpr int rows = tile_m, columns = tile_n;
@@ -36,9 +37,9 @@ public:
 
     __device__ bool next(ClusterTile& tile) {
         for (; group_ < p_.groups; ++group_) {
-            const int count = p_.counts[group_], left = p_.capacity - first_row_;
+            const int left = p_.capacity - first_row_, count = p_.counts == nullptr ? left : p_.counts[group_];
             const int routed = count < 0 ? 0 : count < left ? count : left;
-            const int m = routed == 0 ? 0 : rows_are_depth ? p_.m : routed; // no rows add nothing to a gradient
+            const int m = !rows_are_depth ? routed : routed > 0 || without_depth ? p_.m : 0;
             const bool ends_short = m % tile_m != 0 && m % tile_m <= 64;
             const int down = ends_short ? m / tile_m : ceil_div(m, tile_m);
             const int tiles = down * across_, short_tiles = ends_short ? across_ : 0;
