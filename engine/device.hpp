@@ -34,6 +34,8 @@ public:
     virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
     virtual void forget() = 0;                            // the records
     virtual QueuedStep queued_step() const { return {}; } // the one without stamps
+    // What the last play() took on the device, its stamps included; to be asked when it is done. 0 if nobody knows.
+    virtual double played_seconds() { return 0.0; }
     // Loads what a step needs without running it. Kernels are loaded at their first use, which can wait for all work of
     // the device: where that is communication which waits for another rank that loads kernels too, for ever.
     virtual void rehearse(const std::function<void()>& enqueue) = 0;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace moe {
 
@@ -89,7 +90,10 @@ void Executor::play(Queue& queue, Recorder& recorder, bool timed) {
     ++calls_; // a record calls no op
     ++calls_;
     await_end(queue);
-    if (timed) read_stamps(queue, recorder, zero);
+    if (timed)
+        read_stamps(queue, recorder, zero);
+    else
+        plain_[plain_steps_++ % kept_plain] = queue.played_seconds();
 }
 
 void Executor::prepare() {
@@ -115,10 +119,24 @@ void Executor::await_end(Queue& queue) {
     busy_ = false;
 }
 
+StampClock Executor::clock_of_stamps(Queue& queue) {
+    std::vector<double> ends;
+    for (std::size_t w = 0; w < order_->size(); ++w)
+        if ((*order_)[w].stream == 0) ends.push_back(std::max(ends.empty() ? 0.0 : ends.back(), queue.seconds(w + 1)));
+    std::array<double, kept_plain> plain = plain_;
+    const auto count = static_cast<std::ptrdiff_t>(std::min(plain_steps_, kept_plain));
+    const auto middle = plain.begin() + (count > 0 ? (count - 1) / 2 : 0);
+    std::nth_element(plain.begin(), middle, plain.begin() + count);
+    return {std::move(ends), *middle};
+}
+
 // Work begins when what is before it on its stream and all that it waits for have ended; a send with the copy into its
 // box. Busy time includes the wait for the host where the device has run out of queued work, and that for the other
 // members of a collective.
-void Executor::read_stamps(Queue& queue, Recorder& recorder, double zero) const {
+void Executor::read_stamps(Queue& queue, Recorder& recorder, double zero) {
+    const StampClock clock = clock_of_stamps(queue);
+    stamp_ = clock.stamp_seconds();
+    removed_ = clock.removed_seconds();
     std::vector<double> ends(order_->size());
     double start = 0.0;
     for (std::size_t w = 0; w < order_->size(); ++w) {
@@ -127,7 +145,7 @@ void Executor::read_stamps(Queue& queue, Recorder& recorder, double zero) const 
         const bool first = w == 0 || (*order_)[w - 1].op != work.op;
         double ready = work.before >= 0 ? ends[static_cast<std::size_t>(work.before)] : 0.0;
         for (const int other : work.waits) ready = std::max(ready, ends[static_cast<std::size_t>(other)]);
-        ends[w] = std::max(ready, queue.seconds(w + 1));
+        ends[w] = std::max(ready, clock.without(queue.seconds(w + 1)));
         if (first) start = ready;
         if (!more) recorder.record(zero + start, zero + ends[w], ends[w] - ready);
     }

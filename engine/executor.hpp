@@ -4,9 +4,11 @@
 #include "engine/arena.hpp"
 #include "engine/backend.hpp"
 #include "engine/recorder.hpp"
+#include "engine/stamps.hpp"
 #include "engine/streams.hpp"
 #include "engine/watchdog.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -38,6 +40,12 @@ public:
 
     // From now on until step() has ended this rank has work: a thread that never takes it up hangs as well.
     void begin() { busy_ = true; }
+
+    // On a device with a queue, by the last recorded step: what a stamp cost, and all of them. Neither is in the
+    // record.
+    double stamp_seconds() const { return stamp_; }
+    double removed_seconds() const { return removed_; }
+
     // For any thread. On a device with a queue only communication says how far the step is; a rank that is alone there
     // counts as waiting.
     Standing standing() const;
@@ -46,7 +54,8 @@ private:
     std::string place(const Op& op, std::size_t slot) const;
     void enqueue(Queue& queue, bool timed);
     void await_end(Queue& queue);
-    void read_stamps(Queue& queue, Recorder& recorder, double zero) const;
+    void read_stamps(Queue& queue, Recorder& recorder, double zero);
+    StampClock clock_of_stamps(Queue& queue);
     int stuck() const;
     void play(Queue& queue, Recorder& recorder, bool timed);
     void call(const Op& op, int micro_batch, std::size_t slot_number, int stream = 0, bool boxes = false);
@@ -73,6 +82,10 @@ private:
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
     bool replayed_ = true; // by a queue that can
+    static constexpr std::size_t kept_plain = 32;
+    std::array<double, kept_plain> plain_{}; // what the last steps without stamps took on the device
+    std::size_t plain_steps_ = 0;
+    double stamp_ = 0.0, removed_ = 0.0;
 };
 
 } // namespace moe

@@ -46,13 +46,12 @@ const Program& program_of(const Trainer& trainer, const Mesh& mesh, int rank) {
     return trainer.programs()[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))];
 }
 
-void add_sample(Samples& samples, const std::string& key, CostPoint at, double seconds, double stamp) {
-    // A clock that ticks in half microseconds may find an op shorter than the stamp behind it.
-    if (at.work > 0.0) samples[key].push_back({at.work, std::max(seconds - stamp, 0.1 * seconds), std::move(at.sides)});
+void add_sample(Samples& samples, const std::string& key, CostPoint at, double seconds) {
+    if (at.work > 0.0) samples[key].push_back({at.work, seconds, std::move(at.sides)});
 }
 
 // The median over steps of every op of every rank: a step that another process disturbed does not count.
-void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, double stamp, Samples& samples) {
+void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, Samples& samples) {
     const Mesh mesh(plan);
     for (int rank = 0; rank < plan.gpus; ++rank) {
         const Program& program = program_of(trainer, mesh, rank);
@@ -61,7 +60,7 @@ void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, double
         for (std::size_t i = 0; i < rows[0].size(); ++i) {
             for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
             const CostPoint at = cost_point(op_of(program, rows[0][i]), program);
-            add_sample(samples, at.key, at, median(busy), stamp);
+            add_sample(samples, at.key, at, median(busy));
         }
     }
 }
@@ -69,7 +68,7 @@ void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, double
 // Communication between devices. Members of a group come to a collective at different times and leave it together: who
 // comes last waits for nobody, so the shortest of their times is the collective's. Of messages of one size it is the
 // fastest, which its receiver waited for.
-void gather_between(const Trainer& trainer, const Plan& plan, std::int64_t steps, double stamp, Samples& samples) {
+void gather_between(const Trainer& trainer, const Plan& plan, std::int64_t steps, Samples& samples) {
     const Mesh mesh(plan);
     std::vector<StepRows> rows;
     for (int rank = 0; rank < plan.gpus; ++rank) rows.push_back(last_rows(trainer, rank, steps));
@@ -91,14 +90,14 @@ void gather_between(const Trainer& trainer, const Plan& plan, std::int64_t steps
             const CostPoint at = cost_point(op, program);
             const std::string key = group_key(at.key, message ? 2 : static_cast<int>(members.size()));
             if (!message) {
-                add_sample(samples, key, at, median(seconds), stamp);
+                add_sample(samples, key, at, median(seconds));
                 continue;
             }
             double& fastest = messages.try_emplace({key, at.work}, seconds[0]).first->second;
             fastest = std::min(fastest, *std::min_element(seconds.begin(), seconds.end()));
         }
     }
-    for (const auto& [call, seconds] : messages) add_sample(samples, call.first, {"", call.second, {}}, seconds, stamp);
+    for (const auto& [call, seconds] : messages) add_sample(samples, call.first, {"", call.second, {}}, seconds);
 }
 
 // Bytes taken on the device beside the arena and the libraries' scratch.
@@ -110,7 +109,9 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
     TrainOptions train_options;
     train_options.permits = options.permits;
     train_options.backend = options.backend;
-    train_options.steps = 1; // where recording costs time, the first step is then recorded already
+    // Where recording costs time the first steps are not recorded: they say what the others would take without it.
+    const int plain_steps = backend_named(options.backend).devices != nullptr ? 4 : 1;
+    train_options.steps = plain_steps + 1;
     train_options.kept_steps = most_steps;
     train_options.lr = 1e-4;
     Trainer trainer(plan, train_options);
@@ -122,7 +123,8 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
             token = static_cast<std::int32_t>((x >> 33) % vocab);
         }
     };
-    trainer.step(source); // touches memory for the first time, fills the message pools
+    for (int step = 0; step < plain_steps; ++step)
+        trainer.step(source); // the first one touches memory for the first time and fills the message pools
     const Clock::time_point start = Clock::now();
     int steps = 0;
     while (steps < fewest_steps ||
@@ -130,15 +132,15 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
         trainer.step(source);
         ++steps;
     }
-    (options.grid == MicrobenchGrid::between_gpus ? gather_between : gather)(trainer, plan, steps, result.stamp_seconds,
-                                                                             samples);
+    (options.grid == MicrobenchGrid::between_gpus ? gather_between : gather)(trainer, plan, steps, samples);
+    result.stamp_seconds = trainer.stamp_seconds();
     const auto& joined = trainer.joined().each;
     result.communicators.insert(result.communicators.end(), joined.begin(), joined.end());
     result.device = trainer.device_name();
     return (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
 }
 
-// The host's time for a launch, and what stamps between kernels add to a step as it is replayed.
+// The host's time for a launch.
 void measure_queue(const Backend& backend, Microbench& result) {
     using Clock = std::chrono::steady_clock;
     constexpr std::size_t calls = 1000;
@@ -154,28 +156,6 @@ void measure_queue(const Backend& backend, Microbench& result) {
         result.launch_seconds = std::chrono::duration<double>(Clock::now() - start).count() / calls;
     }
     queue->wait();
-    // A stamp behind a kernel runs while the next one starts: alone it takes longer.
-    const auto chain = [&](bool stamped) {
-        return [&, stamped] {
-            queue->stamp(0);
-            for (std::size_t i = 1; i < calls; ++i) {
-                backend.kernels->zero({memory, Type::f32}, 64, queue->stream());
-                if (stamped) queue->stamp(i);
-            }
-            queue->stamp(calls);
-        };
-    };
-    queue->reserve(calls + 1, 0);
-    std::array<double, 2> seconds{}; // without stamps between the kernels and with
-    for (const bool stamped : {false, true}) {
-        queue->prepare(stamped, chain(stamped));
-        for (int round = 0; round < 2; ++round) {
-            queue->play(stamped, chain(stamped));
-            queue->wait();
-        }
-        seconds[stamped] = queue->seconds(calls);
-    }
-    result.stamp_seconds = std::max(seconds[1] - seconds[0], 0.0) / calls;
     device->release(memory);
 }
 

@@ -22,8 +22,8 @@ struct MicrobenchOptions {
     int permits = 0;       // ranks that run at once, 0 = the machine's cores
     std::string backend = "cpu";
     MicrobenchGrid grid = MicrobenchGrid::cores;
-    int gpus = 2;         // between_gpus
-    std::size_t most = 0; // of the grid's runs, from the smallest; 0: all
+    int gpus = 2;                                          // between_gpus
+    std::size_t most = 0;                                  // of the grid's runs, from the smallest; 0: all
     std::function<void(const std::string& line)> progress; // may be empty
 };
 

@@ -177,7 +177,9 @@ StepResult Trainer::step(const SampleSource& source) {
         r.executor->step(*r.recorder, done_ >= first_timed_);
     });
     const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
-    seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds; // what the timeline's rows add up to
+    // What the timeline's rows add up to: a recorded step is as long as those that are not.
+    const double stamps = done_ >= first_timed_ ? ranks_.front().executor->removed_seconds() : 0.0;
+    seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds - stamps;
     const double too_many = overflow();
     if (too_many > 0.0) run_again();
     ++done_;
@@ -336,6 +338,8 @@ Timeline Trainer::timeline() const {
     }
     return timeline;
 }
+
+double Trainer::stamp_seconds() const { return ranks_.front().executor->stamp_seconds(); }
 
 QueuedStep Trainer::queued_step() const {
     const Queue* queue = ranks_.front().device->queue();

@@ -63,6 +63,7 @@ public:
         marks_ = static_cast<int*>(marks);
         std::fill_n(marks_, streams_.size(), 0);
         check(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming), "creating an event");
+        for (cudaEvent_t& event : played_) check(cudaEventCreate(&event), "creating an event");
         for (cudaEvent_t& event : joined_)
             check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
     }
@@ -75,6 +76,7 @@ public:
         for (cudaEvent_t event : stamps_) cudaEventDestroy(event);
         for (cudaEvent_t event : signals_) cudaEventDestroy(event);
         for (cudaEvent_t event : joined_) cudaEventDestroy(event);
+        for (cudaEvent_t event : played_) cudaEventDestroy(event);
         cudaEventDestroy(forked_);
         cudaFreeHost(marks_);
         for (cudaStream_t stream : streams_) {
@@ -107,13 +109,17 @@ public:
 
     void play(bool stamped, const std::function<void()>& enqueue) override {
         select(device_);
-        if (!replayed_) return enqueue();
-        using Clock = std::chrono::steady_clock;
-        const Clock::time_point start = Clock::now();
-        check(cudaGraphLaunch(steps_[stamped], cuda_stream()), "launching the step's graph");
-        if (stamped) return;
-        host_seconds_[launches_ % host_seconds_.size()] = std::chrono::duration<double>(Clock::now() - start).count();
-        ++launches_;
+        check(cudaEventRecord(played_[0], cuda_stream()), "recording an event");
+        if (replayed_)
+            launch(stamped);
+        else
+            enqueue();
+        check(cudaEventRecord(played_[1], cuda_stream()), "recording an event");
+    }
+    double played_seconds() override {
+        float milliseconds = 0.0f;
+        check(cudaEventElapsedTime(&milliseconds, played_[0], played_[1]), "reading an event");
+        return 1e-3 * static_cast<double>(milliseconds);
     }
     QueuedStep queued_step() const override {
         QueuedStep step = queued_;
@@ -197,6 +203,15 @@ private:
             if (step != nullptr) cudaGraphExecDestroy(std::exchange(step, nullptr));
     }
 
+    void launch(bool stamped) {
+        using Clock = std::chrono::steady_clock;
+        const Clock::time_point start = Clock::now();
+        check(cudaGraphLaunch(steps_[stamped], cuda_stream()), "launching the step's graph");
+        if (stamped) return;
+        host_seconds_[launches_ % host_seconds_.size()] = std::chrono::duration<double>(Clock::now() - start).count();
+        ++launches_;
+    }
+
     cudaGraph_t capture(const std::function<void()>& enqueue) {
         cudaGraph_t graph = nullptr;
         check(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal), "capturing a step");
@@ -225,7 +240,8 @@ private:
     std::vector<cudaEvent_t> stamps_, signals_;
     cudaEvent_t forked_ = nullptr;
     std::array<cudaEvent_t, queue_streams> joined_{};
-    int* marks_ = nullptr; // by stream, pinned
+    std::array<cudaEvent_t, 2> played_{}; // around the last step
+    int* marks_ = nullptr;                // by stream, pinned
 };
 
 // Pageable memory would be copied piece by piece through the driver's own staging, and the host would wait each time.
