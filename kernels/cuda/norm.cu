@@ -188,8 +188,7 @@ __global__ void __launch_bounds__(most_threads) rmsnorm_grad_rows_kernel(Norm n,
         });
     }
     for_own_packs<A, K>(packs, [&](int k, int c) {
-#pragma unroll
-        for (int j = 0; j < W; ++j) partial[blockIdx.x * n.cols + c + j] = dw[k][j];
+        Access<float, W>::put({partial, Type::f32}, blockIdx.x * n.cols + c, dw[k]);
     });
 }
 
