@@ -1,17 +1,12 @@
 // Balancing of experts: loads by score, the router's losses, the selection bias, dropped copies, experts of one rank.
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/scores.cuh"
 
 namespace moe::cuda {
 namespace {
 
 constexpr int threads = 128, warps = threads / warp_size;
 constexpr int sum_threads = 1024, sum_warps = sum_threads / warp_size;
-constexpr float tiny_sum = 1e-20f; // keeps shares finite when every score underflows
-
-__device__ int lane_id() { return static_cast<int>(threadIdx.x % warp_size); }
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // What a warp needs of a token's logits: their largest, the logarithm of the sum of their exponentials, the sum of
 // scores.

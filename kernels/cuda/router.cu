@@ -1,16 +1,13 @@
-// The router: scores, group-limited top-k and weights, and the gradient of the chosen scores; one warp per token.
-#include "kernels/cuda/device.cuh"
+// The router for any shape: scores, group-limited top-k and weights, and the gradient of the chosen scores; one warp
+// per token.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/router_lanes.hpp"
+#include "kernels/cuda/scores.cuh"
 
 namespace moe::cuda {
 namespace {
 
 constexpr int threads = 128, warps = threads / warp_size;
-constexpr float tiny_sum = 1e-20f; // keeps the normalised weights finite when every chosen score underflows
-
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-__device__ int lane_id() { return static_cast<int>(threadIdx.x % warp_size); }
 
 // A key that orders by value, equal values by lower index; 0 is below every key. A NaN counts as the lowest value, so
 // that a broken logit still yields distinct experts inside the table.
@@ -205,7 +202,7 @@ void allow_shared(Kernel* kernel, const RouterShape& s) {
 
 void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
             float* weight, void* stream) {
-    if (s.tokens <= 0) return;
+    if (s.tokens <= 0 || router_lanes(s, logits, bias, positions, index, weight, stream)) return;
     allow_shared(router_kernel, s);
     router_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(
         s, logits, bias, positions, index, weight);
@@ -214,7 +211,7 @@ void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* posi
 
 void router_grad(const RouterShape& s, const float* dweight, Src logits, const std::int32_t* index, Dst dlogits,
                  void* stream) {
-    if (s.tokens <= 0) return;
+    if (s.tokens <= 0 || router_grad_lanes(s, dweight, logits, index, dlogits, stream)) return;
     allow_shared(router_grad_kernel, s);
     router_grad_kernel<<<blocks_for(s.tokens, warps), threads, shared_bytes(s), stream_of(stream)>>>(s, dweight, logits,
                                                                                                      index, dlogits);

@@ -1,11 +1,10 @@
 // Rows times the routing probability, and the sigmoid gate of a shared expert.
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/scores.cuh"
 
 namespace moe::cuda {
 namespace {
-
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // Row r is multiplied by p[r], or by sigmoid(g[r]).
 struct Factor {

@@ -1,0 +1,14 @@
+// The router for up to 512 experts whose groups, if any limit the choice, are multiples of a warp.
+#pragma once
+
+#include "kernels/kernels.hpp"
+
+namespace moe::cuda {
+
+// As router and router_grad of the table; false, with nothing done, for other shapes.
+bool router_lanes(const RouterShape& shape, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
+                  float* weight, void* stream);
+bool router_grad_lanes(const RouterShape& shape, const float* dweight, Src logits, const std::int32_t* index,
+                       Dst dlogits, void* stream);
+
+} // namespace moe::cuda

@@ -1,0 +1,14 @@
+// Scores of the router as its kernels and those of its losses take them from logits.
+#pragma once
+
+#include "kernels/cuda/device.cuh"
+
+namespace moe::cuda {
+
+inline constexpr float tiny_sum = 1e-20f; // keeps shares and weights finite when every score underflows
+
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+__device__ inline int lane_id() { return static_cast<int>(threadIdx.x % warp_size); }
+
+} // namespace moe::cuda
