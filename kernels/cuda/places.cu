@@ -1,6 +1,7 @@
 // Places of routed copies in expert-major order, and what fits into the buffers.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/scratch.hpp"
 
 namespace moe::cuda {
 namespace {
@@ -59,6 +60,121 @@ __global__ void __launch_bounds__(map_threads)
 }
 static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
 
+// Many copies are cut into chunks: each is counted by expert, the counts become the places where a chunk's copies of an
+// expert begin, and each chunk numbers its own. The index is read twice.
+constexpr int chunk_strips = 4, chunk_copies = threads * chunk_strips;
+constexpr int most_experts = 512; // whose counts per warp fit shared memory
+constexpr std::int64_t few_copies = 8192;
+
+// The expert of this lane's copy in a strip of its warp, -1 for none.
+__device__ int expert_of(const std::int32_t* index, std::int64_t copies, int strip, std::int64_t& copy) {
+    const std::int64_t warp = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
+    copy = (warp * chunk_strips + strip) * warp_size + threadIdx.x % warp_size;
+    return copy < copies ? index[copy] : -1;
+}
+
+// counts[warp][expert] of this block's chunk
+__device__ void count_chunk(const std::int32_t* index, std::int64_t copies, int experts,
+                            int (&counts)[warps][most_experts]) {
+    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
+    for (int e = lane; e < experts; e += warp_size) counts[warp][e] = 0;
+    __syncwarp();
+    for (int strip = 0; strip < chunk_strips; ++strip) {
+        std::int64_t copy = 0;
+        const int e = expert_of(index, copies, strip, copy);
+        const unsigned same = __match_any_sync(all_lanes, e);
+        if (e >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[warp][e] += __popc(same);
+        __syncwarp();
+    }
+    __syncthreads();
+}
+
+// found[chunk][expert]
+__global__ void __launch_bounds__(threads)
+    count_chunks_kernel(const std::int32_t* index, std::int64_t copies, int experts, std::int32_t* found) {
+    __shared__ int counts[warps][most_experts];
+    count_chunk(index, copies, experts, counts);
+    for (int e = static_cast<int>(threadIdx.x); e < experts; e += threads) {
+        int sum = 0;
+        for (int w = 0; w < warps; ++w) sum += counts[w][e];
+        found[std::int64_t{blockIdx.x} * experts + e] = sum;
+    }
+}
+
+// The sum of a value over the threads before this one; all threads come. `total`: over all.
+__device__ int sum_before(int value, int& total) {
+    __shared__ int part[warps];
+    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
+    int sum = value;
+    for (int offset = 1; offset < warp_size; offset *= 2) {
+        const int left = __shfl_up_sync(all_lanes, sum, offset);
+        if (lane >= offset) sum += left;
+    }
+    __syncthreads(); // the sums before have been read
+    if (lane == warp_size - 1) part[warp] = sum;
+    __syncthreads();
+    total = 0;
+    int before = 0;
+    for (int w = 0; w < warps; ++w) {
+        if (w < warp) before += part[w];
+        total += part[w];
+    }
+    return before + sum - value;
+}
+
+// A block per expert: found[chunk][expert] becomes what lies before the chunk, counts[expert] the sum.
+__global__ void __launch_bounds__(threads)
+    begin_chunks_kernel(std::int32_t* found, std::int64_t chunks, int experts, std::int32_t* counts) {
+    std::int32_t* const column = found + blockIdx.x;
+    int next = 0;
+    for (std::int64_t base = 0; base < chunks; base += threads) {
+        const std::int64_t chunk = base + threadIdx.x;
+        const int value = chunk < chunks ? column[chunk * experts] : 0;
+        int total = 0;
+        const int before = sum_before(value, total);
+        if (chunk < chunks) column[chunk * experts] = next + before;
+        next += total;
+    }
+    if (threadIdx.x == 0) counts[blockIdx.x] = next;
+}
+
+__global__ void __launch_bounds__(threads)
+    place_chunks_kernel(const std::int32_t* index, const std::int32_t* counts, const std::int32_t* begin,
+                        std::int32_t* row_of, std::int32_t* filled, std::int64_t copies, int experts,
+                        std::int64_t padded) {
+    __shared__ int next[warps][most_experts]; // row of the next copy of an expert in a warp
+    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
+    count_chunk(index, copies, experts, next);
+    int first = 0; // row of the expert
+    for (int base = 0; base < experts; base += threads) {
+        const int e = base + static_cast<int>(threadIdx.x);
+        int total = 0;
+        const int before = sum_before(e < experts ? counts[e] : 0, total);
+        if (e < experts) {
+            int row = padded > 0 ? static_cast<int>(e * padded) : first + before;
+            row += begin[std::int64_t{blockIdx.x} * experts + e];
+            for (int w = 0; w < warps; ++w) {
+                const int count = next[w][e];
+                next[w][e] = row;
+                row += count;
+            }
+            if (filled != nullptr && blockIdx.x == 0) filled[e] = static_cast<std::int32_t>(padded);
+        }
+        first += total;
+    }
+    __syncthreads();
+    for (int strip = 0; strip < chunk_strips; ++strip) {
+        std::int64_t copy = 0;
+        const int e = expert_of(index, copies, strip, copy);
+        const unsigned same = __match_any_sync(all_lanes, e);
+        const int before = __popc(same & ((1u << lane) - 1u));
+        if (copy < copies) row_of[copy] = e >= 0 ? next[warp][e] + before : -1;
+        __syncwarp();
+        if (e >= 0 && before == 0) next[warp][e] += __popc(same);
+        __syncwarp();
+    }
+}
+
 __global__ void __launch_bounds__(threads) expert_counts_kernel(const std::int32_t* all_counts, std::int32_t* counts,
                                                                 int sources, int experts, int first, int local) {
     const int e = static_cast<int>(blockIdx.x * threads + threadIdx.x);
@@ -102,9 +218,22 @@ void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* 
                  std::int64_t tokens, int top_k, int experts, std::int64_t padded, void* stream) {
     if (experts <= 0) return;
     const auto grid = static_cast<unsigned>(experts);
-    count_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, tokens * top_k);
+    const std::int64_t copies = tokens * top_k, chunks = ceil_div(copies, std::int64_t{chunk_copies});
+    if (copies <= few_copies || experts > most_experts || chunks * experts > scratch_floats) {
+        count_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, copies);
+        CUDA_CHECK(cudaGetLastError());
+        place_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, row_of, filled, copies, padded);
+        CUDA_CHECK(cudaGetLastError());
+        return;
+    }
+    auto* const found = reinterpret_cast<std::int32_t*>(scratch_of(stream_of(stream)));
+    const unsigned blocks = blocks_for(chunks, 1);
+    count_chunks_kernel<<<blocks, threads, 0, stream_of(stream)>>>(index, copies, experts, found);
     CUDA_CHECK(cudaGetLastError());
-    place_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, row_of, filled, tokens * top_k, padded);
+    begin_chunks_kernel<<<grid, threads, 0, stream_of(stream)>>>(found, chunks, experts, counts);
+    CUDA_CHECK(cudaGetLastError());
+    place_chunks_kernel<<<blocks, threads, 0, stream_of(stream)>>>(index, counts, found, row_of, filled, copies,
+                                                                   experts, padded);
     CUDA_CHECK(cudaGetLastError());
 }
 
