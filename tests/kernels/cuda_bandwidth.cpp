@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "tests/kernels/cuda_timing.hpp"
 
 #include <fmt/format.h>
 
@@ -16,88 +17,6 @@ namespace {
 
 using Call = std::function<void(void* stream)>;
 using Row = std::int64_t;
-
-// Device memory that the cases share, one after another.
-class Pool {
-public:
-    Pool() {
-        CUDA_CHECK(cudaMalloc(&memory_, bytes));
-        // Either half of a word is a BF16 number of size 0.5 to 4, and the word an FP32 one.
-        std::mt19937 engine(1);
-        std::vector<std::uint32_t> words(std::size_t{4} << 20);
-        for (std::uint32_t& w : words) {
-            const auto r = static_cast<std::uint32_t>(engine());
-            w = (r & 0x807f807fu) | (126 + (r >> 8) % 3) << 23 | (126 + (r >> 24) % 3) << 7;
-        }
-        const std::size_t chunk = words.size() * 4;
-        CUDA_CHECK(cudaMemcpy(memory_, words.data(), chunk, cudaMemcpyHostToDevice));
-        for (std::size_t at = chunk; at < bytes; at += chunk)
-            CUDA_CHECK(cudaMemcpy(static_cast<char*>(memory_) + at, memory_, std::min(chunk, bytes - at),
-                                  cudaMemcpyDeviceToDevice));
-    }
-    ~Pool() { cudaFree(memory_); }
-    Pool(const Pool&) = delete;
-    Pool& operator=(const Pool&) = delete;
-
-    void reset() { next_ = 0; }
-    Dst take(Type type, Row elements) {
-        const std::size_t size = (static_cast<std::size_t>(elements) * size_of(type) + 255) / 256 * 256;
-        if (next_ + size > bytes) throw std::runtime_error("the bandwidth benchmark's buffers do not fit its pool");
-        void* const at = static_cast<char*>(memory_) + next_;
-        next_ += size;
-        return {at, type};
-    }
-    float* floats(Row elements) { return static_cast<float*>(take(Type::f32, elements).data); }
-    const std::int32_t* ints(const std::vector<std::int32_t>& values) {
-        void* const at = take(Type::f32, static_cast<Row>(values.size())).data;
-        CUDA_CHECK(cudaMemcpy(at, values.data(), values.size() * 4, cudaMemcpyHostToDevice));
-        return static_cast<std::int32_t*>(at);
-    }
-    const float* floats_of(const std::vector<float>& values) {
-        float* const at = floats(static_cast<Row>(values.size()));
-        CUDA_CHECK(cudaMemcpy(at, values.data(), values.size() * 4, cudaMemcpyHostToDevice));
-        return at;
-    }
-
-private:
-    static constexpr std::size_t bytes = std::size_t{8} << 30;
-    void* memory_ = nullptr;
-    std::size_t next_ = 0;
-};
-
-// Median time of a call, out of replays of a graph of a few calls.
-double seconds_of(const Call& call) {
-    constexpr int calls = 4, replays = 7;
-    cudaStream_t stream = nullptr;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t runnable = nullptr;
-    cudaEvent_t start = nullptr, end = nullptr;
-    CUDA_CHECK(cudaEventCreate(&start));
-    CUDA_CHECK(cudaEventCreate(&end));
-    CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    for (int i = 0; i < calls; ++i) call(stream);
-    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    CUDA_CHECK(cudaGraphInstantiate(&runnable, graph, 0));
-    CUDA_CHECK(cudaGraphLaunch(runnable, stream));
-    std::vector<float> times(replays);
-    for (float& milliseconds : times) {
-        CUDA_CHECK(cudaEventRecord(start, stream));
-        CUDA_CHECK(cudaGraphLaunch(runnable, stream));
-        CUDA_CHECK(cudaEventRecord(end, stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, end));
-    }
-    CUDA_CHECK(cudaGraphExecDestroy(runnable));
-    CUDA_CHECK(cudaGraphDestroy(graph));
-    CUDA_CHECK(cudaEventDestroy(start));
-    CUDA_CHECK(cudaEventDestroy(end));
-    cuda_forget_stream(stream);
-    CUDA_CHECK(cudaStreamDestroy(stream));
-    std::nth_element(times.begin(), times.begin() + replays / 2, times.end());
-    return 1e-3 * static_cast<double>(times[replays / 2]) / calls;
-}
 
 constexpr Row tokens = 16384, top_k = 8, copies = tokens * top_k;
 constexpr int experts = 128;
@@ -130,7 +49,7 @@ public:
 
 private:
     void add(const std::string& name, double bytes, const Call& call) {
-        moved_.push_back({name, bytes, seconds_of(call)});
+        moved_.push_back({name, seconds_of(call), copy_seconds(bytes)});
     }
     void time(const std::string& name, double bytes, const Call& call) {
         add(name, bytes, call);
@@ -374,38 +293,11 @@ private:
     }
 
     const Kernels& k_ = *cuda_kernels();
-    Pool pool_;
+    DevicePool pool_;
     std::vector<Moved> moved_;
 };
 
 } // namespace
-
-// Not in a graph, where a copy may go to a copy engine, which is slower.
-double copy_bytes_per_second() {
-    constexpr int copies_timed = 4, repeats = 5;
-    const std::size_t bytes = std::size_t{1} << 30;
-    void* memory = nullptr;
-    CUDA_CHECK(cudaMalloc(&memory, 2 * bytes));
-    CUDA_CHECK(cudaMemset(memory, 0x3f, 2 * bytes));
-    cudaEvent_t start = nullptr, end = nullptr;
-    CUDA_CHECK(cudaEventCreate(&start));
-    CUDA_CHECK(cudaEventCreate(&end));
-    float best = 0.0f;
-    for (int r = 0; r < repeats; ++r) {
-        CUDA_CHECK(cudaEventRecord(start));
-        for (int i = 0; i < copies_timed; ++i)
-            CUDA_CHECK(cudaMemcpyAsync(memory, static_cast<char*>(memory) + bytes, bytes, cudaMemcpyDeviceToDevice));
-        CUDA_CHECK(cudaEventRecord(end));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        float milliseconds = 0.0f;
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, end));
-        if (r == 0 || milliseconds < best) best = milliseconds;
-    }
-    CUDA_CHECK(cudaEventDestroy(start));
-    CUDA_CHECK(cudaEventDestroy(end));
-    CUDA_CHECK(cudaFree(memory));
-    return 2.0 * static_cast<double>(bytes) * copies_timed / (1e-3 * static_cast<double>(best));
-}
 
 std::vector<Moved> bandwidth_of_kernels() { return Cases().run(); }
 

@@ -6,14 +6,12 @@
 
 namespace moe::test {
 
+// Seconds of one call, and of a copy (cudaMemcpyAsync within the device, read and written) of the bytes that the op
+// must read and write, each once; medians.
 struct Moved {
     std::string name;
-    double bytes = 0.0;   // that the op must read and write, each once
-    double seconds = 0.0; // of one call, median
+    double seconds = 0.0, copy_seconds = 0.0;
 };
-
-// Time of a call per byte of cudaMemcpyAsync within the device, counting bytes read and bytes written.
-double copy_bytes_per_second();
 
 // Every kernel once at the sizes of a layer of Qwen3-30B-A3B (or what is named) and 16,384 tokens.
 std::vector<Moved> bandwidth_of_kernels();

@@ -1,47 +1,9 @@
 // Kernels that move whole packs of 16 bytes, at widths that the finite differences of the other tests are too slow for:
-// the CUDA table against the CPU's, over every mixture of storage types, and at addresses where no pack fits.
-#include "tests/kernels/case.hpp"
-
-#include <doctest/doctest.h>
-
-#include <fmt/format.h>
-
-#include <array>
+// norms, flat vectors, rotary heads, losses, embeddings and the optimizer.
+#include "tests/kernels/cuda_packs.hpp"
 
 namespace moe::test {
 namespace {
-
-using Outputs = std::vector<Tensor>;
-
-// `run` fills fresh outputs by either table. Each may be off the exact result by the op's tolerance, so that they may
-// be twice that apart.
-template <class Run>
-void compare(const std::string& name, Run run) {
-    INFO(name, " MOE_TEST_SEED=", seed());
-    const Outputs want = run(cpu_kernels()), got = run(table());
-    REQUIRE(want.size() == got.size());
-    for (std::size_t i = 0; i < want.size(); ++i) {
-        INFO("output ", i);
-        CHECK(relative_error(got[i].values(), want[i].values()) <= 2.0 * tolerance(want[i].type()));
-    }
-}
-
-constexpr std::array<Type, 2> types{Type::f32, Type::bf16};
-
-// A tensor whose elements begin `skipped` behind its start, at an address where no pack begins.
-struct Shifted {
-    Tensor tensor;
-    std::int64_t skipped;
-    Shifted(Tensor t, std::int64_t n) : tensor(std::move(t)), skipped(n) {}
-    Src src() const { return tensor.src() + skipped; }
-    Dst dst() { return tensor.dst() + skipped; }
-};
-
-std::string named(const char* op, std::int64_t rows, std::int64_t cols, std::initializer_list<Type> of) {
-    std::string out = fmt::format("{} {}x{}", op, rows, cols);
-    for (const Type t : of) out += " " + name_of(t);
-    return out;
-}
 
 void norms(std::int64_t rows, std::int64_t cols, std::int64_t stride, Type type, Type weights, Type results,
            std::int64_t skipped) {
@@ -77,85 +39,6 @@ void flat(std::int64_t n, Type a_type, Type b_type, Type y_type, std::int64_t sk
         k.reduce_sum(reduced.dst(), from, 5, n, a_type, nullptr);
         k.reduce_max(largest.dst(), from, 5, n, a_type, nullptr);
         return Outputs{sum, cast, squares, reduced, largest};
-    });
-}
-
-void biases(std::int64_t cols, Type type, Type bias, Type results, std::int64_t skipped) {
-    const Index counts{70, 0, 3, 130};
-    const std::int64_t rows = 203, capacity = 220;
-    const std::string name = named("biases", rows, cols, {type, bias, results}) + fmt::format(" +{}", skipped);
-    Random random(name);
-    const Shifted x(random.tensor(type, capacity * cols + skipped), skipped);
-    const Tensor b = random.tensor(bias, 4 * cols), p = random.tensor(Type::f32, capacity),
-                 before = random.tensor(Type::f32, 4 * cols);
-    compare(name, [&](const Kernels& k) {
-        Tensor y(results, rows * cols),
-            db = before, grouped(results, Vec(static_cast<std::size_t>(capacity * cols), 0.0)), gdb = before,
-            dp(Type::f32, Vec(static_cast<std::size_t>(capacity), 0.0)), plain = before;
-        k.bias_add(x.src(), b.src(), y.dst(), rows, cols, nullptr);
-        k.bias_grad(x.src(), db.f32(), rows, cols, nullptr);
-        k.grouped_bias_add(x.src(), b.src(), counts.data(), p.f32(), grouped.dst(), 4, cols, capacity, 0.5f, nullptr);
-        k.grouped_bias_grad(x.src(), counts.data(), b.src(), p.f32(), gdb.f32(), dp.f32(), 4, cols, capacity, 0.5f,
-                            nullptr);
-        k.grouped_bias_grad(x.src(), counts.data(), b.src(), nullptr, plain.f32(), nullptr, 4, cols, capacity, 1.0f,
-                            nullptr);
-        return Outputs{y, db, grouped, gdb, dp, plain};
-    });
-}
-
-void activations(std::int64_t ffn, Type type, Type results, const ActivationShape& form, std::int64_t skipped) {
-    const std::int64_t rows = 37;
-    const std::string name = named("activation", rows, ffn, {type, results}) +
-                             fmt::format(" {}{} limit {} +{}", static_cast<int>(form.curve), form.gated ? " gated" : "",
-                                         form.limit, skipped);
-    ActivationShape s = form;
-    s.rows = rows, s.ffn = ffn, s.groups = 3;
-    const std::int64_t width = form.gated ? 2 * ffn : ffn;
-    const Index counts{12, 0, 20};
-    Random random(name);
-    const Shifted x(random.tensor(type, rows * width + skipped, 2.0), skipped),
-        dy(random.tensor(type, rows * ffn + skipped), skipped);
-    const Tensor p = random.tensor(Type::f32, rows), gate = random.tensor(type, rows);
-    compare(name, [&](const Kernels& k) {
-        const auto zeros = [](Type t, std::int64_t n) { return Tensor(t, Vec(static_cast<std::size_t>(n), 0.0)); };
-        Tensor y = zeros(results, rows * ffn), dx = zeros(results, rows * width), dp = zeros(Type::f32, rows);
-        Tensor all(results, rows * ffn), scaled = y, dscaled = y, dp2 = dp, out(results, rows * ffn), dout = out,
-                                         dg(type, rows);
-        k.activation(s, x.src(), p.f32(), counts.data(), y.dst(), nullptr);
-        k.activation_grad(s, dy.src(), x.src(), p.f32(), counts.data(), dx.dst(), dp.f32(), nullptr);
-        k.activation(s, x.src(), nullptr, nullptr, all.dst(), nullptr);
-        k.scale_rows(dy.src(), p.f32(), counts.data(), scaled.dst(), 3, rows, ffn, nullptr);
-        k.scale_rows_grad(dy.src(), x.src(), p.f32(), counts.data(), dscaled.dst(), dp2.f32(), 3, rows, ffn, nullptr);
-        k.sigmoid_scale(dy.src(), gate.src(), out.dst(), rows, ffn, nullptr);
-        k.sigmoid_scale_grad(dy.src(), x.src(), gate.src(), dout.dst(), dg.dst(), rows, ffn, nullptr);
-        return Outputs{y, dx, dp, all, scaled, dscaled, dp2, out, dout, dg};
-    });
-}
-
-void moves(std::int64_t cols, int top_k, Type from, Type to, std::int64_t skipped) {
-    const std::int64_t tokens = 21, copies = tokens * top_k;
-    const int experts = 12;
-    const std::string name = named("permute", tokens, cols, {from, to}) + fmt::format(" top {} +{}", top_k, skipped);
-    Random random(name);
-    Index index;
-    for (std::int64_t t = 0; t < tokens; ++t) // distinct experts, the seventh copy dropped
-        for (int i = 0; i < top_k; ++i)
-            index.push_back(t * top_k + i == 7 ? -1 : static_cast<std::int32_t>((t * 5 + i) % experts));
-    Index counts(experts), row_of(static_cast<std::size_t>(copies));
-    cpu_kernels().permute_map(index.data(), counts.data(), row_of.data(), nullptr, tokens, top_k, experts, 0, nullptr);
-    const Shifted x(random.tensor(from, copies * cols + skipped), skipped);
-    compare(name, [&](const Kernels& k) {
-        PermuteShape s;
-        s.tokens = tokens, s.cols = cols, s.top_k = top_k;
-        PermuteShape single = s;
-        single.per_copy = true;
-        const Tensor none(to, Vec(static_cast<std::size_t>(copies * cols), 0.0));
-        Tensor rows = none, each = none, summed(to, tokens * cols), back = none;
-        k.permute(s, x.src(), row_of.data(), rows.dst(), nullptr);
-        k.permute(single, x.src(), row_of.data(), each.dst(), nullptr);
-        k.unpermute(s, x.src(), row_of.data(), summed.dst(), nullptr);
-        k.unpermute(single, x.src(), row_of.data(), back.dst(), nullptr);
-        return Outputs{rows, each, summed, back};
     });
 }
 
@@ -225,8 +108,8 @@ void losses(std::int64_t vocab, std::int64_t local, Type type, Type results, std
 } // namespace
 
 TEST_CASE("packs: rmsnorm at widths of one pack per thread and several, strided, residual") {
-    for (const Type type : types) {
-        for (const Type weights : types) {
+    for (const Type type : storages) {
+        for (const Type weights : storages) {
             norms(9, 264, 264, type, weights, type, 0);
             norms(3, 2048, 2560, type, weights, type, 0);
             norms(5, 264, 264, type, weights, type, 1);
@@ -239,48 +122,14 @@ TEST_CASE("packs: rmsnorm at widths of one pack per thread and several, strided,
 }
 
 TEST_CASE("packs: sums, casts and reductions of vectors with elements left over") {
-    for (const Type a : types)
-        for (const Type b : types)
-            for (const Type y : types)
+    for (const Type a : storages)
+        for (const Type b : storages)
+            for (const Type y : storages)
                 for (const std::int64_t skipped : {0, 1}) flat(8197, a, b, y, skipped);
 }
 
-TEST_CASE("packs: biases and their gradients by expert") {
-    for (const Type type : types)
-        for (const Type bias : types) {
-            for (const std::int64_t cols : {64, 520}) biases(cols, type, bias, type, 0);
-            biases(520, type, bias, type == Type::f32 ? Type::bf16 : Type::f32, 0);
-            biases(64, type, bias, type, 1);
-        }
-}
-
-TEST_CASE("packs: activations, scaled rows, sigmoid gates") {
-    for (const Type type : types) {
-        for (const bool gated : {true, false})
-            for (const Curve curve : {Curve::silu, Curve::gelu, Curve::quick_gelu, Curve::relu2}) {
-                ActivationShape form;
-                form.curve = curve, form.gated = gated;
-                activations(776, type, type, form, 0);
-                form.limit = gated ? 1.5 : 0.0;
-                activations(64, type, type, form, 0);
-            }
-        activations(776, type, type, {}, 1);
-        activations(776, type, type == Type::f32 ? Type::bf16 : Type::f32, {}, 0);
-    }
-}
-
-TEST_CASE("packs: permute and unpermute, fewer and more copies than move together") {
-    for (const Type from : types)
-        for (const Type to : types)
-            for (const int top_k : {1, 2, 8, 11}) {
-                moves(296, top_k, from, to, 0);
-                moves(64, top_k, from, to, 1);
-                moves(5, top_k, from, to, 0);
-            }
-}
-
 TEST_CASE("packs: rope over heads of several lanes, partial, interleaved, QK-norm") {
-    for (const Type type : types)
+    for (const Type type : storages)
         for (const bool interleaved : {false, true})
             for (const bool norm : {false, true}) {
                 RopeShape s;
@@ -301,8 +150,8 @@ TEST_CASE("packs: rope over heads of several lanes, partial, interleaved, QK-nor
 }
 
 TEST_CASE("packs: latent attention's heads, whole and in place, several per warp") {
-    for (const Type type : types)
-        for (const Type results : types)
+    for (const Type type : storages)
+        for (const Type results : storages)
             for (const bool interleaved : {false, true})
                 for (const auto& [heads, rope] : {std::pair{5, 64}, {16, 32}, {3, 16}, {2, 48}}) {
                     MlaRopeShape s;
@@ -314,8 +163,8 @@ TEST_CASE("packs: latent attention's heads, whole and in place, several per warp
 }
 
 TEST_CASE("packs: cross-entropy over a wide vocabulary, padded within a pack") {
-    for (const Type type : types)
-        for (const Type results : types) {
+    for (const Type type : storages)
+        for (const Type results : storages) {
             losses(9000, 9000, type, results, 0);
             losses(9003, 9016, type, results, 0);
             losses(9003, 9016, type, results, 1);
@@ -328,7 +177,7 @@ TEST_CASE("packs: embedding gradient of rare and frequent ids, in slices") {
         std::int64_t rows, cols;
         int ids, first, local;
     };
-    for (const Type type : types)
+    for (const Type type : storages)
         for (const auto& [rows, cols, most, first, local] :
              {Size{700, 264, 90, 30, 60}, Size{5000, 64, 3, 1, 2}, Size{300, 520, 1000, 0, 2000}, Size{40, 33, 7, 2, 4},
               Size{400, 1, 90, 0, 600000}}) { // the last has more ids than scratch memory holds
@@ -347,8 +196,8 @@ TEST_CASE("packs: embedding gradient of rare and frequent ids, in slices") {
 }
 
 TEST_CASE("packs: adamw over moments and weights of either storage, elements left over") {
-    for (const Type moments : types)
-        for (const Type weights : types)
+    for (const Type moments : storages)
+        for (const Type weights : storages)
             for (const std::int64_t skipped : {0, 1}) {
                 const std::int64_t n = 4099;
                 const std::string name = named("adamw", 1, n, {moments, weights}) + fmt::format(" +{}", skipped);

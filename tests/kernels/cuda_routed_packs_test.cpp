@@ -1,0 +1,177 @@
+// Kernels that move whole packs of routed rows: biases and activations of experts, permutation, places and choice.
+#include "tests/kernels/cuda_packs.hpp"
+
+namespace moe::test {
+namespace {
+
+void biases(std::int64_t cols, Type type, Type bias, Type results, std::int64_t skipped) {
+    const Index counts{70, 0, 3, 130};
+    const std::int64_t rows = 203, capacity = 220;
+    const std::string name = named("biases", rows, cols, {type, bias, results}) + fmt::format(" +{}", skipped);
+    Random random(name);
+    const Shifted x(random.tensor(type, capacity * cols + skipped), skipped);
+    const Tensor b = random.tensor(bias, 4 * cols), p = random.tensor(Type::f32, capacity),
+                 before = random.tensor(Type::f32, 4 * cols);
+    compare(name, [&](const Kernels& k) {
+        Tensor y(results, rows * cols),
+            db = before, grouped(results, Vec(static_cast<std::size_t>(capacity * cols), 0.0)), gdb = before,
+            dp(Type::f32, Vec(static_cast<std::size_t>(capacity), 0.0)), plain = before;
+        k.bias_add(x.src(), b.src(), y.dst(), rows, cols, nullptr);
+        k.bias_grad(x.src(), db.f32(), rows, cols, nullptr);
+        k.grouped_bias_add(x.src(), b.src(), counts.data(), p.f32(), grouped.dst(), 4, cols, capacity, 0.5f, nullptr);
+        k.grouped_bias_grad(x.src(), counts.data(), b.src(), p.f32(), gdb.f32(), dp.f32(), 4, cols, capacity, 0.5f,
+                            nullptr);
+        k.grouped_bias_grad(x.src(), counts.data(), b.src(), nullptr, plain.f32(), nullptr, 4, cols, capacity, 1.0f,
+                            nullptr);
+        return Outputs{y, db, grouped, gdb, dp, plain};
+    });
+}
+
+void activations(std::int64_t ffn, Type type, Type results, const ActivationShape& form, std::int64_t skipped) {
+    const std::int64_t rows = 37;
+    const std::string name = named("activation", rows, ffn, {type, results}) +
+                             fmt::format(" {}{} limit {} +{}", static_cast<int>(form.curve), form.gated ? " gated" : "",
+                                         form.limit, skipped);
+    ActivationShape s = form;
+    s.rows = rows, s.ffn = ffn, s.groups = 3;
+    const std::int64_t width = form.gated ? 2 * ffn : ffn;
+    const Index counts{12, 0, 20};
+    Random random(name);
+    const Shifted x(random.tensor(type, rows * width + skipped, 2.0), skipped),
+        dy(random.tensor(type, rows * ffn + skipped), skipped);
+    const Tensor p = random.tensor(Type::f32, rows), gate = random.tensor(type, rows);
+    compare(name, [&](const Kernels& k) {
+        const auto zeros = [](Type t, std::int64_t n) { return Tensor(t, Vec(static_cast<std::size_t>(n), 0.0)); };
+        Tensor y = zeros(results, rows * ffn), dx = zeros(results, rows * width), dp = zeros(Type::f32, rows);
+        Tensor all(results, rows * ffn), scaled = y, dscaled = y, dp2 = dp, out(results, rows * ffn), dout = out,
+                                         dg(type, rows);
+        k.activation(s, x.src(), p.f32(), counts.data(), y.dst(), nullptr);
+        k.activation_grad(s, dy.src(), x.src(), p.f32(), counts.data(), dx.dst(), dp.f32(), nullptr);
+        k.activation(s, x.src(), nullptr, nullptr, all.dst(), nullptr);
+        k.scale_rows(dy.src(), p.f32(), counts.data(), scaled.dst(), 3, rows, ffn, nullptr);
+        k.scale_rows_grad(dy.src(), x.src(), p.f32(), counts.data(), dscaled.dst(), dp2.f32(), 3, rows, ffn, nullptr);
+        k.sigmoid_scale(dy.src(), gate.src(), out.dst(), rows, ffn, nullptr);
+        k.sigmoid_scale_grad(dy.src(), x.src(), gate.src(), dout.dst(), dg.dst(), rows, ffn, nullptr);
+        return Outputs{y, dx, dp, all, scaled, dscaled, dp2, out, dout, dg};
+    });
+}
+
+void moves(std::int64_t cols, int top_k, Type from, Type to, std::int64_t skipped) {
+    const std::int64_t tokens = 21, copies = tokens * top_k;
+    const int experts = 12;
+    const std::string name = named("permute", tokens, cols, {from, to}) + fmt::format(" top {} +{}", top_k, skipped);
+    Random random(name);
+    Index index;
+    for (std::int64_t t = 0; t < tokens; ++t) // distinct experts, the seventh copy dropped
+        for (int i = 0; i < top_k; ++i)
+            index.push_back(t * top_k + i == 7 ? -1 : static_cast<std::int32_t>((t * 5 + i) % experts));
+    Index counts(experts), row_of(static_cast<std::size_t>(copies));
+    cpu_kernels().permute_map(index.data(), counts.data(), row_of.data(), nullptr, tokens, top_k, experts, 0, nullptr);
+    const Shifted x(random.tensor(from, copies * cols + skipped), skipped);
+    compare(name, [&](const Kernels& k) {
+        PermuteShape s;
+        s.tokens = tokens, s.cols = cols, s.top_k = top_k;
+        PermuteShape single = s;
+        single.per_copy = true;
+        const Tensor none(to, Vec(static_cast<std::size_t>(copies * cols), 0.0));
+        Tensor rows = none, each = none, summed(to, tokens * cols), back = none;
+        k.permute(s, x.src(), row_of.data(), rows.dst(), nullptr);
+        k.permute(single, x.src(), row_of.data(), each.dst(), nullptr);
+        k.unpermute(s, x.src(), row_of.data(), summed.dst(), nullptr);
+        k.unpermute(single, x.src(), row_of.data(), back.dst(), nullptr);
+        return Outputs{rows, each, summed, back};
+    });
+}
+
+} // namespace
+
+TEST_CASE("packs: biases and their gradients by expert") {
+    for (const Type type : storages)
+        for (const Type bias : storages) {
+            for (const std::int64_t cols : {64, 520}) biases(cols, type, bias, type, 0);
+            biases(520, type, bias, type == Type::f32 ? Type::bf16 : Type::f32, 0);
+            biases(64, type, bias, type, 1);
+        }
+}
+
+TEST_CASE("packs: activations, scaled rows, sigmoid gates") {
+    for (const Type type : storages) {
+        for (const bool gated : {true, false})
+            for (const Curve curve : {Curve::silu, Curve::gelu, Curve::quick_gelu, Curve::relu2}) {
+                ActivationShape form;
+                form.curve = curve, form.gated = gated;
+                activations(776, type, type, form, 0);
+                form.limit = gated ? 1.5 : 0.0;
+                activations(64, type, type, form, 0);
+            }
+        activations(776, type, type, {}, 1);
+        activations(776, type, type == Type::f32 ? Type::bf16 : Type::f32, {}, 0);
+    }
+}
+
+TEST_CASE("packs: permute and unpermute, fewer and more copies than move together") {
+    for (const Type from : storages)
+        for (const Type to : storages)
+            for (const int top_k : {1, 2, 8, 11}) {
+                moves(296, top_k, from, to, 0);
+                moves(64, top_k, from, to, 1);
+                moves(5, top_k, from, to, 0);
+            }
+}
+
+TEST_CASE("packs: places of many copies, dropped ones, experts without any, padded buffers") {
+    const auto& k = table();
+    for (const int experts : {3, 128, 300, 600})
+        for (const std::int64_t tokens : {2048, 2500})
+            for (const std::int64_t padded : {0, 9000}) {
+                Random random(fmt::format("places {} {} {}", experts, tokens, padded));
+                INFO(experts, " experts, ", tokens, " tokens, padded ", padded);
+                Index index = random.indices(tokens * 8, experts);
+                for (std::int32_t& e : index)
+                    if (e == 1 || random.below(9) == 0) e = -1;
+                Index counts[2] = {Index(static_cast<std::size_t>(experts), 7),
+                                   Index(static_cast<std::size_t>(experts), 7)};
+                Index row_of[2] = {Index(index.size(), 7), Index(index.size(), 7)}, filled[2] = {counts[0], counts[1]};
+                for (const int device : {0, 1})
+                    (device != 0 ? k : cpu_kernels())
+                        .permute_map(index.data(), counts[device].data(), row_of[device].data(),
+                                     padded > 0 ? filled[device].data() : nullptr, tokens, 8, experts, padded, nullptr);
+                CHECK(counts[0] == counts[1]);
+                CHECK(row_of[0] == row_of[1]);
+                CHECK(filled[0] == filled[1]);
+            }
+}
+
+TEST_CASE("packs: router over one expert per lane and many, groups of whole warps and others") {
+    struct Size {
+        int experts, groups, kept, top;
+    };
+    for (const Type type : storages)
+        for (const Score score : {Score::softmax, Score::sigmoid, Score::sqrt_softplus})
+            for (const auto& [experts, groups, kept, top] :
+                 {Size{128, 1, 1, 1}, Size{256, 8, 4, 2}, Size{160, 8, 3, 1}, Size{384, 1, 1, 1}, Size{512, 4, 1, 2},
+                  Size{600, 1, 1, 1}, Size{64, 2, 1, 2}}) {
+                RouterShape s;
+                s.tokens = 37, s.experts = experts, s.top_k = 6, s.score = score, s.normalize = experts != 64;
+                s.groups = groups, s.groups_kept = kept, s.group_score_top = top, s.scale = 2.5;
+                s.softmax_after_top_k = experts == 384;
+                const std::string name =
+                    named("router", s.tokens, experts, {type}) +
+                    fmt::format(" {} of {} groups, score {}", kept, groups, static_cast<int>(score));
+                Random random(name);
+                const Tensor logits = random.tensor(type, s.tokens * experts), bias = random.tensor(type, experts, 0.1),
+                             dweight = random.tensor(Type::f32, s.tokens * s.top_k);
+                Index first;
+                compare(name, [&](const Kernels& k) {
+                    Index index(static_cast<std::size_t>(s.tokens * s.top_k), -1);
+                    Tensor weight(Type::f32, s.tokens * s.top_k), dlogits(type, s.tokens * experts);
+                    k.router(s, logits.src(), bias.src(), nullptr, index.data(), weight.f32(), nullptr);
+                    k.router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
+                    if (first.empty()) first = index;
+                    CHECK(index == first);
+                    return Outputs{weight, dlogits};
+                });
+            }
+}
+
+} // namespace moe::test
