@@ -17,9 +17,13 @@ template <class A>
 struct Lane {
     static constexpr int W = A::width;
     int lanes, side, sides, first, second, pair;
+    float share; // of an element in the mean over a head
     bool turns;
     __device__ Lane(const RopeShape& s)
-        : lanes(s.head_dim / (2 * W)), side(lane_of_warp() / lanes), sides(warp_size / lanes) {
+        : lanes(s.head_dim / (2 * W)),
+          side(lane_of_warp() / lanes),
+          sides(warp_size / lanes),
+          share(1.0f / static_cast<float>(s.head_dim)) {
         const int l = lane_of_warp() % lanes;
         pair = l * W;
         turns = 2 * l * W < s.rotary_dim;
@@ -41,26 +45,19 @@ __device__ void fill_frequencies(const RopeShape& s, float* frequency) {
     }
     __syncthreads();
 }
+// This lane's turns at a position. The warp makes each once, in `all` [rotary_dim / 2] of its own.
 template <class A>
 __device__ void turns_of(const RopeShape& s, const Lane<A>& lane, const float* frequency, std::int32_t position,
-                         Turn (&turn)[A::width]) {
+                         Turn* all, Turn (&turn)[A::width]) {
+    __syncwarp(); // those of the row before have been read
+    for (int i = lane_of_warp(); i < s.rotary_dim / 2; i += warp_size)
+        all[i] = turn_of(position, frequency[i], static_cast<float>(s.scale.magnitude));
+    __syncwarp();
 #pragma unroll
-    for (int j = 0; j < A::width; ++j) {
-        turn[j] = lane.turns ? turn_of(position, frequency[lane.pair + j], static_cast<float>(s.scale.magnitude))
-                             : Turn{1.0f, 0.0f};
-    }
+    for (int j = 0; j < A::width; ++j) turn[j] = lane.turns ? all[lane.pair + j] : Turn{1.0f, 0.0f};
 }
 
 __device__ std::int64_t width_of(const RopeShape& s) { return std::int64_t{s.heads + 2 * s.kv_heads} * s.head_dim; }
-
-template <class A>
-__device__ void copy_values(const RopeShape& s, Src from, Dst to, std::int64_t row) {
-    if (from.data == to.data) return;
-    const std::int64_t at = row * width_of(s) + std::int64_t{s.heads + s.kv_heads} * s.head_dim;
-    for_each_pack<2>(
-        s.kv_heads * s.head_dim / A::width, [&](int p) { return A::take(from, at + p * A::width); },
-        [&](int p, const typename A::Held& held) { A::put(to, at + p * A::width, held); });
-}
 
 // The two packs of each of a few heads that a lane works on together.
 template <class A, int together>
@@ -77,13 +74,16 @@ struct Heads {
     }
 };
 
+// Queries, keys and values are one list of heads: values are passed on, if they go anywhere. The next heads are on
+// their way while these are turned, and the first while their turns are made.
 template <class A, bool norm>
 __global__ void __launch_bounds__(row_threads, 2)
     rope_packs_kernel(RopeShape s, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd) {
-    constexpr int W = A::width, together = norm ? 2 : 3;
+    constexpr int W = A::width, together = 2;
     const Lane<A> lane(s);
-    const int turned = s.heads + s.kv_heads;
+    const int turned = s.heads + s.kv_heads, heads = qkv.data == out.data ? turned : turned + s.kv_heads;
     __shared__ float frequency[most_pairs];
+    __shared__ Turn turns[row_warps][most_pairs];
     fill_frequencies(s, frequency);
     typename A::Held weight[4]; // of queries and keys, first and second pack
     if constexpr (norm) {
@@ -91,40 +91,50 @@ __global__ void __launch_bounds__(row_threads, 2)
         weight[2] = A::take(wk, lane.first), weight[3] = A::take(wk, lane.second);
     }
     for_each_row(nullptr, 0, s.tokens, [&](std::int64_t row) {
-        Turn turn[W];
-        turns_of(s, lane, frequency, positions[row / s.batch], turn);
         const std::int64_t start = row * width_of(s);
-        for (int base = 0; base < turned; base += lane.sides * together) {
-            Heads<A, together> held;
-            held.read(qkv, lane, start, s.head_dim, base + lane.side, turned);
+        Heads<A, together> next;
+        next.read(qkv, lane, start, s.head_dim, lane.side, heads);
+        Turn turn[W];
+        turns_of(s, lane, frequency, positions[row / s.batch], turns[threadIdx.x / warp_size], turn);
+        for (int base = 0; base < heads; base += lane.sides * together) {
+            const Heads<A, together> held = next;
+            next.read(qkv, lane, start, s.head_dim, base + lane.side + lane.sides * together, heads);
 #pragma unroll
             for (int t = 0; t < together; ++t) {
                 const int h = base + lane.side + t * lane.sides;
-                float x[W] = {}, y[W] = {}, squares = 0.0f;
-                if (h < turned) {
-#pragma unroll
-                    for (int j = 0; j < W; ++j) {
-                        x[j] = held.first[t][j], y[j] = held.second[t][j];
-                        squares += x[j] * x[j] + y[j] * y[j];
-                    }
-                }
+                float scale = 1.0f;
                 if constexpr (norm) {
-                    const float mean = lane.sum(squares) / static_cast<float>(s.head_dim);
-                    const float scale = rsqrtf(mean + static_cast<float>(s.eps));
-                    if (h < turned && lane_of_warp() % lane.lanes == 0) rstd[row * turned + h] = scale;
+                    float squares = 0.0f;
+                    if (h < turned) {
 #pragma unroll
-                    for (int j = 0; j < W; ++j) {
-                        x[j] *= (h < s.heads ? weight[0][j] : weight[2][j]) * scale;
-                        y[j] *= (h < s.heads ? weight[1][j] : weight[3][j]) * scale;
+                        for (int j = 0; j < W; ++j)
+                            squares += held.first[t][j] * held.first[t][j] + held.second[t][j] * held.second[t][j];
+                    }
+                    scale = rsqrtf(lane.sum(squares) * lane.share + static_cast<float>(s.eps));
+                    if (h < turned && lane_of_warp() % lane.lanes == 0) rstd[row * turned + h] = scale;
+                }
+                if (h >= heads) continue;
+                const std::int64_t at = start + h * s.head_dim;
+                if (h >= turned) {
+                    A::put(out, at + lane.first, held.first[t]);
+                    A::put(out, at + lane.second, held.second[t]);
+                    continue;
+                }
+                float x[W], y[W];
+                const bool query = h < s.heads;
+#pragma unroll
+                for (int j = 0; j < W; ++j) {
+                    x[j] = held.first[t][j], y[j] = held.second[t][j];
+                    if constexpr (norm) {
+                        x[j] *= (query ? weight[0][j] : weight[2][j]) * scale;
+                        y[j] *= (query ? weight[1][j] : weight[3][j]) * scale;
                     }
                 }
-                if (h >= turned) continue;
                 apply_all(turn, 1.0f, s.interleaved, x, y);
-                A::put(out, start + h * s.head_dim + lane.first, x);
-                A::put(out, start + h * s.head_dim + lane.second, y);
+                A::put(out, at + lane.first, x);
+                A::put(out, at + lane.second, y);
             }
         }
-        copy_values<A>(s, qkv, out, row);
     });
 }
 
@@ -134,30 +144,44 @@ struct WeightSums {
     float first[A::width] = {}, second[A::width] = {};
 };
 
-// Heads [begin, end) of a token, which share one weight.
+// Heads [begin, end) of a token, which share one weight, and behind them heads up to `last` that are passed on.
+struct HeadRange {
+    int begin, end, last;
+};
 template <class A, bool norm>
 __device__ void grad_of_heads(const RopeShape& s, const Lane<A>& lane, const RopeGradients& in, Src w,
-                              const Turn (&turn)[A::width], std::int64_t row, int begin, int end, Dst dqkv,
+                              const float* frequency, Turn* turns, std::int64_t row, const HeadRange& heads, Dst dqkv,
                               WeightSums<A>& dw) {
-    constexpr int W = A::width, together = norm ? 1 : 3;
+    constexpr int W = A::width, together = norm ? 1 : 2;
     const std::int64_t start = row * width_of(s);
+    const int step = lane.sides * together;
+    Heads<A, together> next_dout, next_qkv;
+    next_dout.read(in.dout, lane, start, s.head_dim, heads.begin + lane.side, heads.last);
+    if constexpr (norm) next_qkv.read(in.qkv, lane, start, s.head_dim, heads.begin + lane.side, heads.end);
     typename A::Held weight[2];
     if constexpr (norm) weight[0] = A::take(w, lane.first), weight[1] = A::take(w, lane.second);
-    for (int base = begin; base < end; base += lane.sides * together) {
-        Heads<A, together> dout, qkv;
-        dout.read(in.dout, lane, start, s.head_dim, base + lane.side, end);
-        if constexpr (norm) qkv.read(in.qkv, lane, start, s.head_dim, base + lane.side, end);
+    Turn turn[W];
+    turns_of(s, lane, frequency, in.positions[row / s.batch], turns, turn);
+    for (int base = heads.begin; base < heads.last; base += step) {
+        const Heads<A, together> dout = next_dout, qkv = next_qkv;
+        next_dout.read(in.dout, lane, start, s.head_dim, base + lane.side + step, heads.last);
+        if constexpr (norm) next_qkv.read(in.qkv, lane, start, s.head_dim, base + lane.side + step, heads.end);
 #pragma unroll
         for (int t = 0; t < together; ++t) {
             const int h = base + lane.side + t * lane.sides;
+            const std::int64_t at = start + h * s.head_dim;
+            if (h >= heads.end && h < heads.last) {
+                A::put(dqkv, at + lane.first, dout.first[t]);
+                A::put(dqkv, at + lane.second, dout.second[t]);
+            }
             float x[W] = {}, y[W] = {}, along = 0.0f, scale = 0.0f;
-            if (h < end) {
+            if (h < heads.end) {
 #pragma unroll
                 for (int j = 0; j < W; ++j) x[j] = dout.first[t][j], y[j] = dout.second[t][j];
                 apply_all(turn, -1.0f, s.interleaved, x, y);
             }
             if constexpr (norm) {
-                if (h < end) {
+                if (h < heads.end) {
                     scale = in.rstd[row * (s.heads + s.kv_heads) + h];
 #pragma unroll
                     for (int j = 0; j < W; ++j) {
@@ -167,8 +191,8 @@ __device__ void grad_of_heads(const RopeShape& s, const Lane<A>& lane, const Rop
                         dw.second[j] += b * scale;
                     }
                 }
-                along = lane.sum(along) * scale * scale * scale / static_cast<float>(s.head_dim);
-                if (h < end) {
+                along = lane.sum(along) * scale * scale * scale * lane.share;
+                if (h < heads.end) {
 #pragma unroll
                     for (int j = 0; j < W; ++j) {
                         x[j] = x[j] * weight[0][j] * scale - qkv.first[t][j] * along;
@@ -176,9 +200,9 @@ __device__ void grad_of_heads(const RopeShape& s, const Lane<A>& lane, const Rop
                     }
                 }
             }
-            if (h >= end) continue;
-            A::put(dqkv, start + h * s.head_dim + lane.first, x);
-            A::put(dqkv, start + h * s.head_dim + lane.second, y);
+            if (h >= heads.end) continue;
+            A::put(dqkv, at + lane.first, x);
+            A::put(dqkv, at + lane.second, y);
         }
     }
 }
@@ -212,17 +236,17 @@ template <class A, bool norm>
 __global__ void __launch_bounds__(row_threads, 2)
     rope_grad_packs_kernel(RopeShape s, RopeGradients in, Dst dqkv, float* partial) {
     __shared__ float frequency[most_pairs];
+    __shared__ Turn turns[row_warps][most_pairs];
     fill_frequencies(s, frequency);
     const Lane<A> lane(s);
+    const int turned = s.heads + s.kv_heads, all = in.dout.data == dqkv.data ? turned : turned + s.kv_heads;
     for (int part = 0; part < 2; ++part) {
         const bool query = part == 0;
         WeightSums<A> dw;
         for_each_row(nullptr, 0, s.tokens, [&](std::int64_t row) {
-            Turn turn[A::width];
-            turns_of(s, lane, frequency, in.positions[row / s.batch], turn);
-            const int begin = query ? 0 : s.heads, end = query ? s.heads : s.heads + s.kv_heads;
-            grad_of_heads<A, norm>(s, lane, in, query ? in.wq : in.wk, turn, row, begin, end, dqkv, dw);
-            if (!query) copy_values<A>(s, in.dout, dqkv, row);
+            const HeadRange heads = query ? HeadRange{0, s.heads, s.heads} : HeadRange{s.heads, turned, all};
+            grad_of_heads<A, norm>(s, lane, in, query ? in.wq : in.wk, frequency, turns[threadIdx.x / warp_size], row,
+                                   heads, dqkv, dw);
         });
         if constexpr (norm) {
             const std::int64_t block = blockIdx.x + (query ? 0 : std::int64_t{gridDim.x});
