@@ -1,15 +1,15 @@
 // The grouped product of BF16 operands on Hopper: copies by TMA, products by wgmma, one persistent CTA per SM.
 //
 // A CTA of three warpgroups: one thread of the first loads the operands of tiles of 128 x tile_n through a ring of
-// stages, 64 contracted elements each; the other two compute 64 rows of the tile each. Two CTAs are a cluster of
+// stages, 64 contracted elements each; the other two multiply, 64 rows of a tile each. Two CTAs are a cluster of
 // neighbouring tiles: half of the operand that they share is loaded by each and sent to both. Operands lie in shared
 // memory as they are stored; the tensor cores transpose, so that one kernel serves forward, dgrad and wgrad.
 //
 // Groups begin at any row. A tile that crosses its group's end multiplies what lies there, and only stores less; in
 // wgrad, where those rows would be added to every element, they are zeroed in shared memory.
 //
-// Where a tile has few products for its results, the warpgroups take whole tiles in turn, so that one's results leave
-// while the other multiplies.
+// Where a tile has few products for its results, the two take whole tiles in turn, so that one's results leave while
+// the other multiplies.
 #pragma once
 
 #include "kernels/cuda/ptx/wgmma.cuh"
