@@ -56,18 +56,27 @@ template <Step step>
 __global__ void __launch_bounds__(threads) rows_of_ids_kernel(RowsOfIds r) {
     const std::int64_t row = std::int64_t{blockIdx.x} * threads + threadIdx.x;
     const std::int64_t id = row < r.rows ? r.id(row) : -1;
+    if constexpr (step == Step::begin) { // one atomic per warp: all go to one place
+        const bool starts = id >= 0 && r.place[row] == 0;
+        const int n = starts ? r.count[id] : 0, lane = lane_of_warp();
+        int end = n;
+        for (int offset = 1; offset < warp_size; offset *= 2) {
+            const int left = __shfl_up_sync(all_lanes, end, offset);
+            if (lane >= offset) end += left;
+        }
+        int first = lane == warp_size - 1 && end > 0 ? atomicAdd(r.end, end) : 0;
+        first = __shfl_sync(all_lanes, first, warp_size - 1);
+        if (starts) r.begin[id] = first + end - n;
+    }
     if (id < 0) return;
     if constexpr (step == Step::count) r.place[row] = atomicAdd(r.count + id, 1);
-    if constexpr (step == Step::begin) {
-        if (r.place[row] == 0) r.begin[id] = atomicAdd(r.end, r.count[id]);
-    }
     if constexpr (step == Step::list) r.list[r.begin[id] + r.place[row]] = static_cast<std::int32_t>(row);
 }
 
 // sum += the rows that row_at names, in this order.
 template <class A, class RowAt>
 __device__ void add_rows(Src dx, std::int64_t cols, std::int64_t column, int n, RowAt row_at, float (&sum)[A::width]) {
-    constexpr int together = 8;
+    constexpr int together = 4; // more registers would leave fewer blocks, and most ids occur once
     for (int first = 0; first < n; first += together) {
         typename A::Held held[together];
 #pragma unroll
@@ -83,37 +92,45 @@ __device__ void add_rows(Src dx, std::int64_t cols, std::int64_t column, int n, 
     }
 }
 
+// Rows of an id that occurs several times, at most most_sorted of them, in order. All threads come.
+__device__ void sort_list(const std::int32_t* list, int n, std::int32_t (&sorted)[most_sorted]) {
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += threads) {
+        const std::int32_t mine = list[i];
+        int before = 0;
+        for (int j = 0; j < n; ++j) before += list[j] < mine ? 1 : 0;
+        sorted[before] = mine;
+    }
+    __syncthreads();
+}
+
 // The block of an id's first listed row adds all rows of that id in order: no two blocks write the same place, so that
-// the sum is the same every time.
+// the sum is the same every time. What most ids need, which occur once, is read before it is known how often they do.
 template <class A>
 __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Src dx, Dst dtable, std::int64_t cols) {
     constexpr int W = A::width;
     using Table = Access<float, W>;
     __shared__ std::int32_t sorted[most_sorted];
-    const std::int64_t row = blockIdx.x, id = r.id(row);
-    if (id < 0 || r.place[row] != 0) return;
+    const std::int64_t row = blockIdx.x, id = r.id(row), place = r.place[row];
+    if (id < 0 || place != 0) return;
     const int n = r.count[id], thread = static_cast<int>(threadIdx.x);
-    const std::int32_t* const list = r.list + r.begin[id];
-    if (n > 1 && n <= most_sorted) {
-        for (int i = thread; i < n; i += threads) {
-            const std::int32_t mine = list[i];
-            int before = 0;
-            for (int j = 0; j < n; ++j) before += list[j] < mine ? 1 : 0;
-            sorted[before] = mine;
-        }
-        __syncthreads();
-    }
     const std::int64_t column = (std::int64_t{blockIdx.y} * threads + thread) * W;
+    const bool mine = column < cols;
     float sum[W] = {};
-    if (column < cols) {
+    typename A::Held own;
+    if (mine) {
         const auto old = Table::take(read_back(dtable), id * cols + column);
+        own = A::take(dx, row * cols + column);
 #pragma unroll
         for (int j = 0; j < W; ++j) sum[j] = old[j];
     }
-    if (n <= most_sorted) {
-        if (column < cols)
+    if (n == 1) {
+#pragma unroll
+        for (int j = 0; j < W; ++j) sum[j] += mine ? own[j] : 0.0f;
+    } else if (n <= most_sorted) {
+        sort_list(r.list + r.begin[id], n, sorted);
+        if (mine)
             add_rows<A>(
-                dx, cols, column, n, [&](int i) -> std::int64_t { return n == 1 ? row : sorted[i]; }, sum);
+                dx, cols, column, n, [&](int i) -> std::int64_t { return sorted[i]; }, sum);
     } else { // looked for among all, a window at a time
         for (std::int64_t base = 0; base < r.rows; base += most_sorted) {
             const int length = static_cast<int>(r.rows - base < most_sorted ? r.rows - base : most_sorted);
@@ -121,13 +138,13 @@ __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Sr
             for (int i = thread; i < length; i += threads) sorted[i] = r.ids[base + i];
             __syncthreads();
             for (int i = 0; i < length; ++i) {
-                if (sorted[i] - r.first == id && column < cols)
+                if (sorted[i] - r.first == id && mine)
                     add_rows<A>(
                         dx, cols, column, 1, [&](int) { return base + i; }, sum);
             }
         }
     }
-    if (column < cols) Table::put(dtable, id * cols + column, sum);
+    if (mine) Table::put(dtable, id * cols + column, sum);
 }
 
 // Without scratch memory for all ids: the block of an id's first row looks for the others, which costs rows^2 / 2

@@ -1,4 +1,4 @@
-// Latent attention's heads in packs: a block per token, and in each warp several heads side by side.
+// Latent attention's heads in packs: a block takes token by token, and each of its warps several heads side by side.
 #include "kernels/cuda/mla_packs.hpp"
 
 #include "kernels/cuda/rotation.cuh"
@@ -7,144 +7,225 @@
 namespace moe::cuda {
 namespace {
 
-constexpr int most_rope = 256, most_warps = 32;
+constexpr int most_rope = 256, threads = 256, warps = threads / warp_size;
 
-// A block is a token; each of its warps has as many heads as hold their rotary packs side by side in its lanes, two
+// What a warp works on at a time: as many heads of a token as hold their rotary packs side by side in its lanes, two
 // packs that turn into each other per lane.
 template <class A>
 struct Part {
     static constexpr int W = A::width;
-    int pairs, sides;  // lanes of a head, heads of a warp
-    int head, heads;   // the first of this warp, and how many
-    int mine;          // this lane's head, beyond `heads` if it has none
+    int heads;         // of the token, from the first of this part on
+    int pairs;         // lanes of a head
+    int mine;          // this lane's head
     int pair;          // of its packs, which hold pairs [pair W, pair W + W) of elements
     int first, second; // columns of the two packs among the rotary ones
-    std::int64_t row;
-    __device__ explicit Part(const MlaRopeShape& s)
+    std::int64_t head; // the first, among all heads of all tokens
+    __device__ Part(const MlaRopeShape& s, std::int64_t token, int begin)
         : pairs(s.rope / (2 * W)),
-          sides(warp_size / pairs),
-          head(static_cast<int>(threadIdx.x) / warp_size * sides),
-          heads(head + sides <= s.heads ? sides : s.heads - head),
           mine(lane_of_warp() / pairs),
           pair(lane_of_warp() % pairs),
           first(s.interleaved ? 2 * pair * W : pair * W),
           second(s.interleaved ? first + W : first + s.rope / 2),
-          row(blockIdx.x) {}
+          head(token * s.heads + begin) {
+        heads = begin + sides(s) <= s.heads ? sides(s) : s.heads - begin;
+    }
+    static __device__ int sides(const MlaRopeShape& s) { return warp_size / (s.rope / (2 * W)); }
     __device__ bool has_head() const { return mine < heads; }
-    // Row of this lane's or the warp's h-th head among all heads of all tokens.
-    __device__ std::int64_t at(const MlaRopeShape& s, int h) const { return row * s.heads + head + h; }
 };
 
 template <class A>
 struct TwoPacks {
-    float x[A::width], y[A::width];
+    typename A::Held a, b;
     __device__ void read(Src from, std::int64_t start, const Part<A>& part) {
-        const auto a = A::take(from, start + part.first), b = A::take(from, start + part.second);
+        a = A::take(from, start + part.first), b = A::take(from, start + part.second);
+    }
+    __device__ void turn(const Turn (&turn)[A::width], float sign, bool interleaved, float (&x)[A::width],
+                         float (&y)[A::width]) const {
 #pragma unroll
         for (int j = 0; j < A::width; ++j) x[j] = a[j], y[j] = b[j];
-    }
-    __device__ void write(Dst to, std::int64_t start, const Part<A>& part) const {
-        A::put(to, start + part.first, x);
-        A::put(to, start + part.second, y);
+        apply_all(turn, sign, interleaved, x, y);
     }
 };
-
-// This lane's turns at a position; the block computes each frequency once, since a power in double takes long.
 template <class A>
-__device__ void turns_of(const MlaRopeShape& s, const Part<A>& part, std::int32_t position, Turn (&turn)[A::width]) {
-    __shared__ Turn all[most_rope / 2];
-    fill_turns(all, s.rope / 2, s.theta, s.scale, position);
+__device__ void turn_into(const TwoPacks<A>& held, const Turn (&turn)[A::width], float sign, bool interleaved, Dst to,
+                          std::int64_t start, const Part<A>& part) {
+    float x[A::width], y[A::width];
+    held.turn(turn, sign, interleaved, x, y);
+    A::put(to, start + part.first, x);
+    A::put(to, start + part.second, y);
+}
+
+// Turns of the tokens of a block, in turn in two buffers: one barrier per token lets none be overwritten before all
+// have read it. The frequencies are the same for all tokens, and a power in double takes long.
+struct Turns {
+    float frequency[most_rope / 2];
+    Turn buffer[2][most_rope / 2];
+    __device__ void begin(const MlaRopeShape& s) {
+        const int half = s.rope / 2;
+        for (int i = static_cast<int>(threadIdx.x); i < half; i += static_cast<int>(blockDim.x))
+            frequency[i] = frequency_of(i, half, s.theta, s.scale);
+        __syncthreads();
+    }
+    __device__ const Turn* at(const MlaRopeShape& s, std::int32_t position, int parity) {
+        for (int i = static_cast<int>(threadIdx.x); i < s.rope / 2; i += static_cast<int>(blockDim.x))
+            buffer[parity][i] = turn_of(position, frequency[i], static_cast<float>(s.scale.magnitude));
+        __syncthreads();
+        return buffer[parity];
+    }
+};
+// Those of this lane.
+template <class A>
+__device__ void take_turns(const Turn* all, const Part<A>& part, Turn (&turn)[A::width]) {
 #pragma unroll
     for (int j = 0; j < A::width; ++j) turn[j] = all[part.pair * A::width + j];
 }
 
-// The columns of the warp's heads that no position turns: `width` of each row of `from` go to the rows of `to`.
+// A pack of a part's heads by its number: which head, and which of the head's packs. Exact below 2^31 / packs, and
+// several times faster than a division.
+struct Place {
+    int head, pack;
+    __device__ Place(int number, int packs, unsigned inverse)
+        : head(static_cast<int>((static_cast<unsigned long long>(number) * inverse) >> 31)),
+          pack(number - head * packs) {}
+    static __device__ unsigned inverse_of(int packs) { return ((1u << 31) + packs - 1) / static_cast<unsigned>(packs); }
+};
+
+// write(head, pack, read(head, pack)) for `packs` packs of each of a part's heads, which count among all tokens'.
+template <int together, class A, class Read, class Write>
+__device__ void move_heads(const Part<A>& part, int packs, Read read, Write write) {
+    const unsigned inverse = Place::inverse_of(packs);
+    for_each_pack<together>(
+        part.heads * packs,
+        [&](int number) {
+            const Place at(number, packs, inverse);
+            return read(part.head + at.head, at.pack);
+        },
+        [&](int number, const typename A::Held& held) {
+            const Place at(number, packs, inverse);
+            write(part.head + at.head, at.pack, held);
+        });
+}
+
+// The columns of a part's heads that no position turns, `width` in rows of `stride` elements on both sides.
 template <class A>
-__device__ void move_columns(const MlaRopeShape& s, const Part<A>& part, int width, Src from, std::int64_t from_stride,
-                             std::int64_t from_column, Dst to, std::int64_t to_stride, std::int64_t to_column) {
+__device__ void move_plain(const Part<A>& part, int width, std::int64_t stride, Src from, Dst to) {
+    move_heads<4>(
+        part, width / A::width,
+        [&](std::int64_t head, int pack) { return A::take(from, head * stride + pack * A::width); },
+        [&](std::int64_t head, int pack, const typename A::Held& held) {
+            A::put(to, head * stride + pack * A::width, held);
+        });
+}
+
+template <class A>
+__global__ void __launch_bounds__(threads, 2) mla_packs_kernel(MlaRopeShape s, Src q, Src kv, Src kv_down,
+                                                               const std::int32_t* positions, Dst q_out, Dst k, Dst v) {
     constexpr int W = A::width;
-    const int packs = width / W;
-    const auto place = [&](int p, std::int64_t stride, std::int64_t column) {
-        return part.at(s, p / packs) * stride + column + p % packs * W;
-    };
-    for_each_pack<4>(
-        part.heads * packs, [&](int p) { return A::take(from, place(p, from_stride, from_column)); },
-        [&](int p, const typename A::Held& held) { A::put(to, place(p, to_stride, to_column), held); });
-}
-
-template <class A>
-__global__ void __launch_bounds__(most_warps* warp_size)
-    mla_packs_kernel(MlaRopeShape s, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out, Dst k,
-                     Dst v) {
     const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v;
-    const Part<A> part(s);
-    Turn turn[A::width];
-    turns_of(s, part, positions[part.row / s.batch], turn);
-    if (part.has_head()) {
-        const std::int64_t start = part.at(s, part.mine) * qk + s.nope;
-        TwoPacks<A> query, key;
-        query.read(q, start, part);
-        key.read(kv_down, part.row * (s.kv_lora + s.rope) + s.kv_lora, part);
-        apply_all(turn, 1.0f, s.interleaved, query.x, query.y);
-        apply_all(turn, 1.0f, s.interleaved, key.x, key.y);
-        query.write(q_out, start, part);
-        key.write(k, start, part);
+    const int warp = static_cast<int>(threadIdx.x) / warp_size, sides = Part<A>::sides(s);
+    __shared__ Turns turns;
+    turns.begin(s);
+    int parity = 0;
+    for (std::int64_t row = blockIdx.x; row < s.tokens; row += gridDim.x, parity ^= 1) {
+        const Turn* const all = turns.at(s, positions[row / s.batch], parity);
+        for (int begin = warp * sides; begin < s.heads; begin += warps * sides) {
+            const Part<A> part(s, row, begin);
+            if (part.has_head()) {
+                const std::int64_t start = (part.head + part.mine) * qk + s.nope;
+                TwoPacks<A> query, key;
+                query.read(q, start, part);
+                key.read(kv_down, row * (s.kv_lora + s.rope) + s.kv_lora, part);
+                Turn turn[W];
+                take_turns(all, part, turn);
+                turn_into(query, turn, 1.0f, s.interleaved, q_out, start, part);
+                turn_into(key, turn, 1.0f, s.interleaved, k, start, part);
+            }
+            move_heads<8>(
+                part, static_cast<int>(source) / W,
+                [&](std::int64_t head, int pack) { return A::take(kv, head * source + pack * W); },
+                [&](std::int64_t head, int pack, const typename A::Held& held) {
+                    const int column = pack * W;
+                    if (column < s.nope) {
+                        A::put(k, head * qk + column, held);
+                    } else {
+                        A::put(v, head * s.v + column - s.nope, held);
+                    }
+                });
+            if (q.data != q_out.data) move_plain(part, s.nope, qk, q, q_out);
+        }
     }
-    move_columns(s, part, s.nope, kv, source, 0, k, qk, 0);
-    move_columns(s, part, s.v, kv, source, s.nope, v, s.v, 0);
-    if (q.data != q_out.data) move_columns(s, part, s.nope, q, qk, 0, q_out, qk, 0);
+}
+
+// sums[rope] += the packs of a part's heads: those side by side first.
+template <class A>
+__device__ void sum_heads(const TwoPacks<A>& held, const Part<A>& part, float* sums) {
+#pragma unroll
+    for (int j = 0; j < A::width; ++j) {
+        float x = held.a[j], y = held.b[j];
+        for (int offset = part.pairs; offset < warp_size; offset *= 2) {
+            x += __shfl_xor_sync(all_lanes, x, offset);
+            y += __shfl_xor_sync(all_lanes, y, offset);
+        }
+        if (part.mine == 0) sums[part.first + j] += x, sums[part.second + j] += y;
+    }
 }
 
 template <class A>
-__global__ void __launch_bounds__(most_warps* warp_size)
+__global__ void __launch_bounds__(threads, 2)
     mla_grad_packs_kernel(MlaRopeShape s, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq, Dst dkv,
                           Dst dkv_down) {
     constexpr int W = A::width;
-    __shared__ float sums[most_warps][most_rope];
+    __shared__ Turns turns;
+    __shared__ float sums[warps][most_rope];
     const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v;
-    const Part<A> part(s);
-    Turn turn[W];
-    turns_of(s, part, positions[part.row / s.batch], turn);
-    TwoPacks<A> key{};
-    if (part.has_head()) {
-        const std::int64_t start = part.at(s, part.mine) * qk + s.nope;
-        TwoPacks<A> query;
-        query.read(dq_out, start, part);
-        key.read(dk, start, part);
-        apply_all(turn, -1.0f, s.interleaved, query.x, query.y);
-        query.write(dq, start, part);
-    }
-    // The angle is the same for all heads: turning their sum back is turning each back.
-    const int warp = static_cast<int>(threadIdx.x) / warp_size, warps = static_cast<int>(blockDim.x) / warp_size;
-#pragma unroll
-    for (int j = 0; j < W; ++j) {
-        for (int offset = part.pairs; offset < warp_size; offset *= 2) {
-            key.x[j] += __shfl_xor_sync(all_lanes, key.x[j], offset);
-            key.y[j] += __shfl_xor_sync(all_lanes, key.y[j], offset);
+    const int warp = static_cast<int>(threadIdx.x) / warp_size, sides = Part<A>::sides(s);
+    turns.begin(s);
+    int parity = 0;
+    for (std::int64_t row = blockIdx.x; row < s.tokens; row += gridDim.x, parity ^= 1) {
+        const Turn* const all = turns.at(s, positions[row / s.batch], parity); // and `sums` has been read
+        for (int c = lane_of_warp(); c < s.rope; c += warp_size) sums[warp][c] = 0.0f;
+        __syncwarp();
+        for (int begin = warp * sides; begin < s.heads; begin += warps * sides) {
+            const Part<A> part(s, row, begin);
+            TwoPacks<A> key{};
+            if (part.has_head()) {
+                const std::int64_t start = (part.head + part.mine) * qk + s.nope;
+                TwoPacks<A> query;
+                query.read(dq_out, start, part);
+                key.read(dk, start, part);
+                Turn turn[W];
+                take_turns(all, part, turn);
+                turn_into(query, turn, -1.0f, s.interleaved, dq, start, part);
+            }
+            sum_heads(key, part, sums[warp]);
+            move_heads<8>(
+                part, static_cast<int>(source) / W,
+                [&](std::int64_t head, int pack) {
+                    const int column = pack * W;
+                    return column < s.nope ? A::take(dk, head * qk + column)
+                                           : A::take(dv, head * s.v + column - s.nope);
+                },
+                [&](std::int64_t head, int pack, const typename A::Held& held) {
+                    A::put(dkv, head * source + pack * W, held);
+                });
+            if (dq.data != dq_out.data) move_plain(part, s.nope, qk, dq_out, dq);
         }
-        sums[warp][part.first + j] = key.x[j]; // heads side by side hold the same number
-        sums[warp][part.second + j] = key.y[j];
-    }
-    move_columns(s, part, s.nope, dk, qk, 0, dkv, source, 0);
-    move_columns(s, part, s.v, dv, s.v, 0, dkv, source, s.nope);
-    if (dq.data != dq_out.data) move_columns(s, part, s.nope, dq_out, qk, 0, dq, qk, 0);
-    __syncthreads();
-    if (warp != 0 || part.mine != 0) return;
+        __syncthreads();
+        // The angle is the same for all heads: turning their sum back is turning each back.
+        const std::int64_t start = row * (s.kv_lora + s.rope) + s.kv_lora;
+        for (int i = static_cast<int>(threadIdx.x); i < s.rope / 2; i += threads) {
+            const Pair at(i, s.rope / 2, s.interleaved);
+            float x = 0.0f, y = 0.0f;
 #pragma unroll
-    for (int j = 0; j < W; ++j) {
-        key.x[j] = key.y[j] = 0.0f;
-        for (int w = 0; w < warps; ++w) key.x[j] += sums[w][part.first + j], key.y[j] += sums[w][part.second + j];
-    }
-    apply_all(turn, -1.0f, s.interleaved, key.x, key.y);
-    const std::int64_t start = part.row * (s.kv_lora + s.rope) + s.kv_lora;
-#pragma unroll
-    for (int j = 0; j < W; ++j) {
-        store(dkv_down, start + part.first + j, key.x[j]);
-        store(dkv_down, start + part.second + j, key.y[j]);
+            for (int w = 0; w < warps; ++w) x += sums[w][at.first], y += sums[w][at.second];
+            apply(all[i], -1.0f, x, y);
+            store(dkv_down, start + at.first, x);
+            store(dkv_down, start + at.second, y);
+        }
     }
 }
 
-// run(Access, threads) where every part of a head is whole packs and a block holds a token.
+// run(Access) where every part of a head is whole packs.
 template <class Run>
 bool with_parts(const MlaRopeShape& s, std::initializer_list<Src> operands, std::int64_t latent, Run run) {
     bool done = false;
@@ -154,10 +235,8 @@ bool with_parts(const MlaRopeShape& s, std::initializer_list<Src> operands, std:
             const int pairs = s.rope / (2 * A::width);
             if (s.rope % (2 * A::width) != 0 || s.rope > most_rope || pairs > warp_size || (pairs & (pairs - 1)) != 0)
                 return;
-            const int warps = ceil_div(s.heads, warp_size / pairs);
-            if (warps > most_warps) return;
             done = true;
-            run(access, warps * warp_size);
+            run(access);
             CUDA_CHECK(cudaGetLastError());
         }
     });
@@ -168,16 +247,18 @@ bool with_parts(const MlaRopeShape& s, std::initializer_list<Src> operands, std:
 
 bool mla_rope_packs(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out, Dst k,
                     Dst v, void* stream) {
-    return with_parts(s, {q, kv, kv_down, q_out, k, v}, s.kv_lora, [&](auto access, int threads) {
-        mla_packs_kernel<decltype(access)>
-            <<<blocks_for(s.tokens, 1), threads, 0, stream_of(stream)>>>(s, q, kv, kv_down, positions, q_out, k, v);
+    return with_parts(s, {q, kv, kv_down, q_out, k, v}, s.kv_lora, [&](auto access) {
+        constexpr auto kernel = mla_packs_kernel<decltype(access)>;
+        kernel<<<resident_blocks<kernel>(threads, s.tokens, 1), threads, 0, stream_of(stream)>>>(
+            s, q, kv, kv_down, positions, q_out, k, v);
     });
 }
 
 bool mla_rope_grad_packs(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq,
                          Dst dkv, Dst dkv_down, void* stream) {
-    return with_parts(s, {dq_out, dk, dv, dq, dkv}, 0, [&](auto access, int threads) {
-        mla_grad_packs_kernel<decltype(access)><<<blocks_for(s.tokens, 1), threads, 0, stream_of(stream)>>>(
+    return with_parts(s, {dq_out, dk, dv, dq, dkv}, 0, [&](auto access) {
+        constexpr auto kernel = mla_grad_packs_kernel<decltype(access)>;
+        kernel<<<resident_blocks<kernel>(threads, s.tokens, 1), threads, 0, stream_of(stream)>>>(
             s, dq_out, dk, dv, positions, dq, dkv, dkv_down);
     });
 }

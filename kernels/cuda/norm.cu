@@ -1,6 +1,7 @@
 // RMSNorm, forward and backward: rows of whole packs stay in registers and are read once, others are read twice.
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/scratch.hpp"
 
 namespace moe::cuda {
@@ -27,6 +28,21 @@ __global__ void __launch_bounds__(threads) rmsnorm_kernel(Norm n, Dst y, float* 
         store(y, row * n.cols + c, load(n.x, row * n.stride + c) * scale * load(n.w, c));
     }
 }
+
+// Sums over a block, one after another: two buffers in turn, so that one barrier per sum does.
+struct RowSums {
+    float part[2][most_threads / warp_size];
+    __device__ float operator()(float value, int parity) {
+        const int warps = static_cast<int>(blockDim.x) / warp_size;
+        value = warp_sum(value);
+        if (threadIdx.x % warp_size == 0) part[parity][threadIdx.x / warp_size] = value;
+        __syncthreads();
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < most_threads / warp_size; ++w) sum += w < warps ? part[parity][w] : 0.0f;
+        return sum;
+    }
+};
 
 // The packs of one operand's row that a thread owns: every blockDim.x-th.
 template <class A, int K>
@@ -59,7 +75,10 @@ __global__ void __launch_bounds__(most_threads) rmsnorm_rows_kernel(Norm n, Dst 
     for_own_packs<A, K>(packs, [&](int k, int c) { weight[k] = A::take(n.w, c); });
     Share<A, K> next;
     next.read(n.x, blockIdx.x * n.stride, packs);
-    for (std::int64_t row = blockIdx.x; row < n.rows; row += gridDim.x) {
+    __shared__ RowSums sums;
+    const float share = 1.0f / static_cast<float>(n.cols);
+    int parity = 0;
+    for (std::int64_t row = blockIdx.x; row < n.rows; row += gridDim.x, parity ^= 1) {
         const Share<A, K> x = next;
         if (row + gridDim.x < n.rows) next.read(n.x, (row + gridDim.x) * n.stride, packs);
         float squares = 0.0f;
@@ -67,7 +86,7 @@ __global__ void __launch_bounds__(most_threads) rmsnorm_rows_kernel(Norm n, Dst 
 #pragma unroll
             for (int j = 0; j < W; ++j) squares += x.held[k][j] * x.held[k][j];
         });
-        const float scale = rsqrtf(block_sum(squares) / static_cast<float>(n.cols) + eps);
+        const float scale = rsqrtf(sums(squares, parity) * share + eps);
         if (threadIdx.x == 0) rstd[row] = scale;
         for_own_packs<A, K>(packs, [&](int k, int c) {
             float value[W];
@@ -76,6 +95,39 @@ __global__ void __launch_bounds__(most_threads) rmsnorm_rows_kernel(Norm n, Dst 
             A::put(y, row * n.cols + c, value);
         });
     }
+}
+
+// A warp per row, P packs in every lane: no barrier, and the rows at work lie side by side in memory.
+template <class A, int P>
+__global__ void __launch_bounds__(row_threads) rmsnorm_lanes_kernel(Norm n, Dst y, float* rstd, float eps) {
+    constexpr int W = A::width;
+    const int packs = static_cast<int>(n.cols / W), lane = lane_of_warp();
+    for_each_row(nullptr, 0, n.rows, [&](std::int64_t row) {
+        typename A::Held x[P];
+#pragma unroll
+        for (int p = 0; p < P; ++p) {
+            if (lane + p * warp_size < packs) x[p] = A::take(n.x, row * n.stride + (lane + p * warp_size) * W);
+        }
+        float squares = 0.0f;
+#pragma unroll
+        for (int p = 0; p < P; ++p) {
+            if (lane + p * warp_size >= packs) break;
+#pragma unroll
+            for (int j = 0; j < W; ++j) squares += x[p][j] * x[p][j];
+        }
+        const float scale = rsqrtf(warp_sum(squares) / static_cast<float>(n.cols) + eps);
+        if (lane == 0) rstd[row] = scale;
+#pragma unroll
+        for (int p = 0; p < P; ++p) {
+            const int c = (lane + p * warp_size) * W;
+            if (lane + p * warp_size >= packs) break;
+            const typename A::Held weight = A::take(n.w, c);
+            float value[W];
+#pragma unroll
+            for (int j = 0; j < W; ++j) value[j] = x[p][j] * scale * weight[j];
+            A::put(y, row * n.cols + c, value);
+        }
+    });
 }
 
 struct Gradients {
@@ -154,9 +206,13 @@ __global__ void __launch_bounds__(most_threads) rmsnorm_grad_rows_kernel(Norm n,
         if (row < n.rows) ring.fetch(n, d, row, stage, packs);
         end_group();
     }
-    int stage = 0;
-    for (std::int64_t row = blockIdx.x; row < n.rows; row += gridDim.x) {
-        const float scale = d.rstd[row];
+    __shared__ RowSums sums;
+    const float share = 1.0f / static_cast<float>(n.cols);
+    int stage = 0, parity = 0;
+    float next_scale = d.rstd[blockIdx.x];
+    for (std::int64_t row = blockIdx.x; row < n.rows; row += gridDim.x, parity ^= 1) {
+        const float scale = next_scale;
+        if (row + gridDim.x < n.rows) next_scale = d.rstd[row + gridDim.x];
         wait_for_groups<ahead - 1>();
         Share<A, K> dy, x, more;
         for_own_packs<A, K>(packs, [&](int k, int) {
@@ -176,7 +232,7 @@ __global__ void __launch_bounds__(most_threads) rmsnorm_grad_rows_kernel(Norm n,
                 dw[k][j] += product * scale;
             }
         });
-        along = block_sum(along) * scale * scale * scale / static_cast<float>(n.cols);
+        along = sums(along, parity) * scale * scale * scale * share;
         for_own_packs<A, K>(packs, [&](int k, int c) {
             float value[W];
 #pragma unroll
@@ -217,6 +273,11 @@ void rmsnorm(Src x, Src w, Dst y, float* rstd, std::int64_t rows, std::int64_t c
     with_access({x, y, w}, {cols, n.stride}, [&](auto access) {
         using A = decltype(access);
         if constexpr (A::width > 1) {
+            constexpr int most = 16; // packs of a lane; with half of them a block per row is as fast
+            if (cols / A::width > most / 2 * warp_size && cols / A::width <= most * warp_size) {
+                done = true;
+                return launch_rows<rmsnorm_lanes_kernel<A, most>>(rows, stream, n, y, rstd, small);
+            }
             done = with_share(cols / A::width, [&](auto share, int block) {
                 constexpr auto kernel = rmsnorm_rows_kernel<A, share()>;
                 kernel<<<resident_blocks<kernel>(block, rows, 1), block, 0, stream_of(stream)>>>(n, y, rstd, small);
@@ -232,7 +293,10 @@ void launch_grad_rows(const Norm& n, const Gradients& d, float* dw, int block, v
     constexpr auto kernel = rmsnorm_grad_rows_kernel<A, K, residual>;
     const std::size_t shared = Ring < A, K, residual ? 3 : 2 > ::bytes(block);
     const std::int64_t room = scratch_floats / n.cols, held = resident_blocks<kernel>(block, n.rows, 1, shared);
-    const std::int64_t blocks = held < room ? held : room;
+    std::int64_t blocks = held < room ? held : room;
+    // Wide rows leave room for the sums of few blocks: those with a multiprocessor to share would hold up the rest.
+    const int each = multiprocessors();
+    if (blocks > each && blocks < 2 * each) blocks = each;
     float* const partial = scratch_of(stream_of(stream));
     kernel<<<static_cast<unsigned>(blocks), block, shared, stream_of(stream)>>>(n, d, partial);
     CUDA_CHECK(cudaGetLastError());

@@ -255,6 +255,22 @@ __global__ void __launch_bounds__(row_threads, 2)
     }
 }
 
+// The sums of both weights, out of partial[2][blocks][cols], in one launch.
+struct TwoSums {
+    float *first, *second;
+};
+__global__ void __launch_bounds__(sum_cols* sum_rows)
+    sum_two_kernel(const float* partial, TwoSums out, std::int64_t blocks, std::int64_t cols) {
+    const bool second = blockIdx.y == 1;
+    sum_columns(PartialTerm{partial + (second ? blocks * cols : 0), cols}, second ? out.second : out.first, 0, blocks,
+                cols);
+}
+void launch_sum_two(const float* partial, TwoSums out, std::int64_t blocks, std::int64_t cols, void* stream) {
+    sum_two_kernel<<<dim3(blocks_for(cols, sum_cols), 2), sum_cols * sum_rows, 0, stream_of(stream)>>>(partial, out,
+                                                                                                       blocks, cols);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 // Whether two packs per lane make up a head, and the rotated columns too.
 template <class A>
 bool fits(const RopeShape& s) {
@@ -305,9 +321,7 @@ bool rope_grad_packs(const RopeShape& s, const RopeGradients& given, Dst dqkv, f
         kernel<<<blocks, row_threads, 0, stream_of(stream)>>>(s, in, dqkv, partial);
         CUDA_CHECK(cudaGetLastError());
         if (!norm()) return;
-        launch_sum_columns(PartialTerm{partial, s.head_dim}, dwq, blocks, s.head_dim, stream);
-        launch_sum_columns(PartialTerm{partial + std::int64_t{blocks} * s.head_dim, s.head_dim}, dwk, blocks,
-                           s.head_dim, stream);
+        launch_sum_two(partial, {dwq, dwk}, blocks, s.head_dim, stream);
     });
 }
 
