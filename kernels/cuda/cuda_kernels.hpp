@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/kernels.hpp"
+#include "kernels/peers.hpp"
 
 #include <string>
 
@@ -23,6 +24,9 @@ const Kernels* cuda_kernels();
 
 // The same without libraries: what every entry is compared with. Null likewise.
 const Kernels* cuda_plain_kernels();
+// What moves routed tokens between devices that reach each other's memory.
+const PeerKernels& cuda_peer_kernels();
+
 // The library of dense products with its version, or why it is not used.
 std::string cuda_gemm_library();
 // The library of attention with its version, or why it is not used.
