@@ -3,6 +3,7 @@
 
 #include "engine/comm/collectives.hpp"
 #include "engine/comm/communicator.hpp"
+#include "engine/comm/peers.hpp"
 #include "engine/device.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/program.hpp"
@@ -55,6 +56,8 @@ struct Backend {
     int (*devices)() = nullptr; // of this machine, one for each rank; null: ranks share its cores
     // What joins ranks on devices; null: messages between threads and processes do.
     const CollectiveLibrary& (*collectives)() = nullptr;
+    // How ranks on devices reach each other's memory; null: they do not.
+    const PeerLibrary& (*peers)() = nullptr;
     bool can_replay = false;                       // cuda_graph = full
     std::array<OpFunction, op_kind_count> table{}; // null: this back end cannot run the op kind
 

@@ -12,10 +12,10 @@ namespace {
 void check_fields(const Plan& plan, const Backend& backend) {
     const Model& model = *plan.model;
     if (!model.not_executable.empty()) refuse("execute: the model cannot be trained here: {}", model.not_executable);
-    if (plan.dispatcher != Dispatcher::alltoall && plan.dispatcher != Dispatcher::allgather)
-        refuse("execute: dispatcher = {} is not supported, only alltoall and allgather are: search again with --stack "
-               "moe-plan",
-               to_string(plan.dispatcher));
+    const bool published = plan.dispatcher == Dispatcher::hybridep && plan.stack != "moe-plan";
+    if (plan.dispatcher == Dispatcher::deepep || published)
+        refuse("execute: dispatcher = {} of stack \"{}\" is not supported: search again with --stack moe-plan",
+               to_string(plan.dispatcher), plan.stack);
     if (plan.cuda_graph != CudaGraph::none && !(plan.cuda_graph == CudaGraph::full && backend.can_replay))
         refuse("execute: cuda_graph = {} is not supported by backend {}, {}: search again with --fix cuda_graph=none",
                to_string(plan.cuda_graph), backend.name,

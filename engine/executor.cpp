@@ -116,6 +116,7 @@ void Executor::await_end(Queue& queue) {
         pause = std::min(pause + pause / 8, Microseconds{200});
     }
     queue.wait();
+    if (marked_) communicator_.check(); // of what has ended and should not have
     busy_ = false;
 }
 

@@ -55,6 +55,9 @@ void Trainer::join_devices(const std::vector<MemoryPlan>& memory) {
         before[static_cast<std::size_t>(place)] = rank.device->used_bytes();
         auto joined =
             std::make_unique<QueuedCommunicator>(*queued_fabric_, rank.rank, *rank.device, *backend_->kernels, mine);
+        if (backend_->peers != nullptr)
+            joined->reach_peers(backend_->peers(), rank.arena->memory(),
+                                static_cast<std::int64_t>(rank.arena->bytes()));
         if (place == 0)
             for (const auto& [circle, bytes] : joined->taken())
                 joined_.each.push_back({queued_fabric_->circles()[circle], bytes});

@@ -124,6 +124,13 @@ enum class OpKind : std::uint8_t {
     reduce_scatter_rows, // the inverse with a sum over ETP
     all_to_all,          // x[R, C] -> y: heads of the whole sequence <-> all heads of this rank's tokens; AllToAllAttr
     ring_exchange,       // x -> y: send to the next, receive from the previous member of the group (CP ring)
+    // Dispatch and permute in one, over memory that the members reach: x[T, C], all_counts, row_of, [weight[T, K]],
+    // [places] -> rows[cap, C] expert-major, [probs[cap], places[G*T, K]: where the members' copies lie here]; RowsAttr
+    dispatch_tokens,
+    // The way back: rows[cap, C], all_counts, row_of, places, [values[cap]] -> y[T, C] summed in FP32, parts (sums on
+    // their way: min(K, G) rows of C per token), [by_copy[T, K]]; RowsAttr. A back end that moves rows another way
+    // leaves places and parts as they are.
+    combine_tokens,
     send,                // x -> peer; PeerAttr
     recv,                // peer -> x; PeerAttr
     stash_rows,          // rows[cap, C], counts -> pages[R, C]: the rows that hold data, into paged memory
@@ -341,7 +348,8 @@ struct Op {
     Attr attr;
     double flops = 0.0; // executed, not model, FLOPs at expected rows
     // Device memory read and written at expected rows. Communication: bytes of one rank's larger side (all_gather:
-    // output, reduce_scatter: input, all_reduce: the tensor, all_to_all_rows: the T*K rows, own share included).
+    // output, reduce_scatter: input, all_reduce: the tensor, all_to_all_rows and *_tokens: the T*K rows, own share
+    // included).
     double bytes = 0.0;
 };
 

@@ -1,6 +1,7 @@
 // The choices of a plan against its model, its machine and each other.
 #include "planner/plan_choices.hpp"
 
+#include "planner/mesh.hpp"
 #include "planner/routing.hpp"
 
 #include <algorithm>
@@ -244,6 +245,34 @@ PlanFault check_executable_precision(const Plan& plan) {
     return check_widths(plan);
 }
 
+// What dispatch over peer memory takes: a warp holds all that there is to know of a token, 16 bytes move at a time, and
+// every rank reaches the memory of the others.
+PlanFault check_over_peers(const Plan& plan) {
+    constexpr int most_ranks = 8, most_choices = 24, most_experts = 4096;
+    if (plan.dispatcher != Dispatcher::hybridep || plan.ep * plan.etp == 1) return {};
+    const auto refused = [](const std::string& why) {
+        return fault("dispatcher", "dispatcher = hybridep: {}: set dispatcher=alltoall", why);
+    };
+    if (plan.etp > 1) return refused(fmt::format("etp = {}, experts must be whole", plan.etp));
+    if (plan.ep > most_ranks) return refused(fmt::format("ep = {}, at most {} are supported", plan.ep, most_ranks));
+    for (const LayerKind& kind : plan.model->kinds) {
+        if (!kind.moe) continue;
+        if (kind.moe->top_k > most_choices || kind.moe->experts > most_experts)
+            return refused(fmt::format("{} of {} experts per token, at most {} of {} are supported", kind.moe->top_k,
+                                       kind.moe->experts, most_choices, most_experts));
+    }
+    if (plan.model->hidden % 8 != 0) return refused(fmt::format("width {} is no multiple of 8", plan.model->hidden));
+    if (plan.hardware->cpu) return {};
+    const Mesh mesh(plan);
+    const int domain = std::max(1, plan.hardware->nvlink_domain_used);
+    for (int rank = 0; rank < mesh.size(); ++rank)
+        for (const int other : mesh.members({Domain::expert, axis::expert}, rank))
+            if (other / domain != rank / domain)
+                return refused(fmt::format("ranks {} and {} of an EP group are in different NVLink domains of {}", rank,
+                                           other, domain));
+    return {};
+}
+
 } // namespace
 
 PlanFault check_executable(const Plan& plan) {
@@ -255,6 +284,7 @@ PlanFault check_executable(const Plan& plan) {
     };
     const std::array choices{
         Choice{plan.fsdp, "fsdp", "on", "off"},
+        Choice{plan.dispatcher == Dispatcher::deepep, "dispatcher", "deepep", "hybridep"},
         Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
         Choice{plan.gradients != Precision::fp32, "gradients", to_string(plan.gradients), "fp32"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},
@@ -263,7 +293,7 @@ PlanFault check_executable(const Plan& plan) {
     };
     for (const auto& [made, field, value, otherwise] : choices)
         if (made) return fault(field, "{} = {} is not supported: set {}={}", field, value, field, otherwise);
-    return {};
+    return check_over_peers(plan);
 }
 
 } // namespace moe

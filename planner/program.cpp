@@ -187,6 +187,10 @@ const char* to_string(OpKind kind) {
         return "all_reduce";
     case OpKind::all_to_all_rows:
         return "all_to_all_rows";
+    case OpKind::dispatch_tokens:
+        return "dispatch_tokens";
+    case OpKind::combine_tokens:
+        return "combine_tokens";
     case OpKind::all_gather_rows:
         return "all_gather_rows";
     case OpKind::reduce_scatter_rows:

@@ -33,9 +33,12 @@ std::vector<Option> SearchSpace::options() const {
     const std::vector<std::string> off{"off"}, switched{"off", "on"};
     // A rank of ours is one thread or one queue, which overlap does not make faster.
     const bool published = !stack_.executable;
+    // Ranks of one process have nothing to gain from reaching each other's memory: they do already.
+    std::vector<Dispatcher> dispatchers = stack_.dispatchers;
+    if (!published && base_.hardware->cpu) std::erase(dispatchers, Dispatcher::hybridep);
     return {
         {"ep_overlap", published && stack_.ep_overlap ? switched : off, [](const Plan& p) { return p.ep > 1; }},
-        {"dispatcher", usual_first(stack_.dispatchers, stack_.usual_dispatcher),
+        {"dispatcher", usual_first(dispatchers, stack_.usual_dispatcher),
          [](const Plan& p) { return p.ep * p.etp > 1; }},
         {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph), [](const Plan&) { return true; }},
         {"tp_overlap", published ? switched : off, [](const Plan& p) { return p.tp > 1; }},

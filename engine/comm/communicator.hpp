@@ -11,6 +11,19 @@
 
 namespace moe {
 
+// Operands of dispatch_tokens and combine_tokens (planner/op.hpp); absent ones are null.
+struct TokenOperands {
+    std::int64_t tokens = 0;
+    int top_k = 0;
+    Dtype dtype = Dtype::f32; // of x, rows, y and parts
+    const void* in = nullptr; // x, or rows
+    const std::int32_t *all_counts = nullptr, *row_of = nullptr, *places = nullptr;
+    const float* values = nullptr;         // weight, or one value per row
+    void *out = nullptr, *parts = nullptr; // rows, or y; parts of combine
+    float* values_out = nullptr;           // probs, or by_copy
+    std::int32_t* places_out = nullptr;
+};
+
 class Communicator {
 public:
     virtual ~Communicator() = default;
@@ -39,6 +52,10 @@ public:
     virtual void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
                                      const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
                                      std::int64_t capacity_rows) = 0;
+
+    // Tokens to experts and (attr.combine) back, over memory that the members reach. False where they do not: the
+    // caller then moves rows.
+    virtual bool exchange_tokens(Group, const RowsAttr&, const TokenOperands&) { return false; }
 
     // x[rows, cols] -> to_heads: y[rows * parts, cols / parts], else y[rows / parts, cols * parts], as AllToAllAttr
     // says; element_bytes each.

@@ -1,5 +1,5 @@
 // Communication op kinds as calls of the rank's communicator.
-#include "engine/backend.hpp"
+#include "engine/comm/tokens.hpp"
 
 namespace moe {
 
@@ -66,6 +66,8 @@ void add_communication(Backend& backend) {
     set(OpKind::reduce_scatter, reduce_scatter);
     set(OpKind::all_reduce, all_reduce);
     set(OpKind::all_to_all_rows, all_to_all_rows);
+    set(OpKind::dispatch_tokens, exchange_tokens);
+    set(OpKind::combine_tokens, exchange_tokens);
     set(OpKind::all_gather_rows, all_gather_rows);
     set(OpKind::reduce_scatter_rows, reduce_scatter_rows);
     set(OpKind::all_to_all, all_to_all);

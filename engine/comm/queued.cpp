@@ -94,6 +94,10 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
     for (const Program* program : programs) {
         for (const Template& ops : program->templates)
             for (const Op& op : ops.ops) {
+                if (op.kind == OpKind::dispatch_tokens) {
+                    peer_group_ = op.group;
+                    peer_tokens_ = std::max(peer_tokens_, program->tensors[static_cast<std::size_t>(op.in[0])].rows);
+                }
                 std::int64_t& most = slot_bytes_[static_cast<std::size_t>(op.stream)];
                 most = std::max(most, slots_of(*program, op));
             }
@@ -122,6 +126,30 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
         if (Queue* queue = device_.queue()) queue->wait();
         taken_[i] = device_.used_bytes() - before;
     }
+}
+
+void QueuedCommunicator::reach_peers(const PeerLibrary& library, char* arena, std::int64_t arena_bytes) {
+    if (peer_tokens_ == 0) return;
+    const Seat& members = seat(peer_group_);
+    const auto gather = [&](const std::vector<char>& mine) {
+        const std::size_t count = members.ranks.size();
+        char* memory = take_memory(static_cast<std::int64_t>((count + 1) * mine.size()), "handles of arenas");
+        device_.write(memory, mine.data(), mine.size());
+        library_.all_gather(member(static_cast<int>(Stream::expert), members.ranks), memory, memory + mine.size(),
+                            static_cast<std::int64_t>(mine.size()), device_.queue()->stream());
+        std::vector<char> all(count * mine.size());
+        device_.read(all.data(), memory + mine.size(), all.size());
+        return all;
+    };
+    peers_ = std::make_unique<PeerMemory>(library, device_, PeerMemory::Place{members.ranks, members.index}, arena,
+                                          arena_bytes, peer_tokens_, gather);
+    buffer_bytes_ += peers_->bytes();
+}
+
+bool QueuedCommunicator::exchange_tokens(Group group, const RowsAttr& attr, const TokenOperands& operands) {
+    if (!peers_ || !(group == peer_group_)) fail("tokens move over peers' memory, and rank {} has reached none", rank_);
+    peers_->exchange(attr, operands, queued_);
+    return true;
 }
 
 // Records hold on to the communicators that they were made with.
@@ -189,6 +217,7 @@ void QueuedCommunicator::begin_step() {
 
 void QueuedCommunicator::check() {
     fabric_.check();
+    if (peers_) peers_->check();
     if (++checks_ % 100 != 0) return; // the library takes a lock for each
     for (const auto& [key, member] : members_)
         if (const std::string trouble = library_.trouble(member); !trouble.empty()) fail("{}", trouble);
@@ -207,7 +236,10 @@ CollectiveLibrary::Member QueuedCommunicator::member(int purpose, const std::vec
     return found->second;
 }
 
+// Counts of routed rows go where the rows will go, in the order of the same stream.
 void QueuedCommunicator::all_gather(Group group, const void* x, void* y, std::int64_t bytes) {
+    if (peers_ && stream_ == Stream::expert && group == peer_group_ && peers_->gathers(y, bytes))
+        return peers_->gather(x, y, bytes, queued_);
     library_.all_gather(here(seat(group)), x, y, bytes, queued_);
 }
 

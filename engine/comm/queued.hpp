@@ -6,6 +6,7 @@
 
 #include "engine/comm/collectives.hpp"
 #include "engine/comm/communicator.hpp"
+#include "engine/comm/peers.hpp"
 #include "engine/comm/transport.hpp"
 #include "engine/device.hpp"
 #include "engine/streams.hpp"
@@ -82,6 +83,9 @@ public:
     QueuedCommunicator(QueuedFabric& fabric, int rank, Device& device, const Kernels& kernels,
                        const std::vector<const Program*>& programs);
     ~QueuedCommunicator() override;
+    // Before the first step, where the programs exchange tokens over peers' memory: the members of their group show
+    // each other their arenas. All ranks call it at the same time.
+    void reach_peers(const PeerLibrary& library, char* arena, std::int64_t arena_bytes);
     QueuedCommunicator(const QueuedCommunicator&) = delete;
     QueuedCommunicator& operator=(const QueuedCommunicator&) = delete;
 
@@ -97,6 +101,7 @@ public:
                          Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
     void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
                              Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
+    bool exchange_tokens(Group group, const RowsAttr& attr, const TokenOperands& operands) override;
     void all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr, std::int64_t element_bytes) override;
     void ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) override;
     void send(const PeerAttr& peer, const void* x, std::int64_t bytes) override;
@@ -145,6 +150,9 @@ private:
     const Kernels& kernels_;
     Device& device_;
     int rank_;
+    Group peer_group_{};           // of ops over peers' memory
+    std::int64_t peer_tokens_ = 0; // of the largest of them; 0: there are none
+    std::unique_ptr<PeerMemory> peers_;
     std::map<Key, CollectiveLibrary::Member> members_;
     std::map<std::pair<Domain, int>, Seat> seats_;
     std::map<Channel, Leaving> boxes_;

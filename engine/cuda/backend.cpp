@@ -42,6 +42,7 @@ Backend make() {
     b.open = open_cuda;
     b.devices = count_devices;
     b.collectives = nccl_library;
+    b.peers = cuda_peers;
     b.can_replay = true;
     add_kernels(b);
     add_communication(b);

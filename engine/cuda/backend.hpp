@@ -15,4 +15,8 @@ std::unique_ptr<Device> open_cuda(bool replayed, int device);
 // NCCL. Throws Error (bad_input) where this machine does not have it.
 const CollectiveLibrary& nccl_library();
 
+// Memory of other GPUs over NVLink: those of this process directly, those of other processes of this machine by CUDA's
+// inter-process handles.
+const PeerLibrary& cuda_peers();
+
 } // namespace moe

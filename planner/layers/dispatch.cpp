@@ -131,6 +131,7 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
         }
     }
     if (gathers(b)) return dispatch_gathered(b, x, weight, name);
+    if (over_peers(b)) return dispatch_over_peers(b, x, weight, name);
     const bool fused = exchanges(b) && plan.dispatcher != Dispatcher::alltoall;
     if (fused) {
         // DeepEP and HybridEP take tokens as they are and deliver rows; HybridEP groups them by expert on the way.
@@ -166,10 +167,16 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
     return {rows, probs};
 }
 
-TensorId MoeLayer::combine(Builder& b, TensorId rows, const std::string& name) {
+MoeLayer::Rows MoeLayer::combine(Builder& b, Rows rows, const std::string& name) {
+    b.module = b.phase == Phase::forward ? Module::combine : Module::dispatch;
+    if (over_peers(b)) return combine_over_peers(b, rows, name);
+    const TensorId y = combine_rows(b, rows.rows, name);
+    return {y, rows.probs == no_tensor ? no_tensor : combine_probs(b, rows.probs)};
+}
+
+TensorId MoeLayer::combine_rows(Builder& b, TensorId rows, const std::string& name) {
     const Plan& plan = b.plan();
     const std::int64_t tokens = b.local_tokens(), h = model_.hidden;
-    b.module = b.phase == Phase::forward ? Module::combine : Module::dispatch;
     if (gathers(b)) return combine_gathered(b, rows, h, false, name);
     const TensorId y = b.activation(name, tokens, h);
     if (exchanges(b) && plan.dispatcher != Dispatcher::alltoall) {
@@ -205,6 +212,44 @@ TensorId MoeLayer::combine_probs(Builder& b, TensorId dprobs) {
     if (exchanges(b)) dprobs = move_rows(b, dprobs, true, "dprobs");
     b.emit(OpKind::unpermute, {dprobs, row_of_}, {dweight}, PermuteAttr{tokens, 1, moe_.top_k, moe_.experts, true});
     return dweight;
+}
+
+// Tokens go as they are, one row to each rank that has some of their experts, which puts it where all its copies
+// belong.
+MoeLayer::Rows MoeLayer::dispatch_over_peers(Builder& b, TensorId x, TensorId weight, const std::string& name) {
+    const bool forward = weight != no_tensor;
+    const std::int64_t cap = capacity(b), h = model_.hidden;
+    const double expected = routed_rows(b);
+    Rows out{b.activation(name, cap, h, expected), no_tensor};
+    std::vector<TensorId> in{x, all_counts_, row_of_, weight}, results{out.rows};
+    if (forward) {
+        out.probs = b.tensor(name + ".probs", Dtype::f32, cap, 1, expected);
+        places_ = b.tensor("places", Dtype::i32, b.local_tokens() * b.plan().ep, moe_.top_k);
+        results.insert(results.end(), {out.probs, places_});
+    } else {
+        in.push_back(places_);
+    }
+    b.communicate(OpKind::dispatch_tokens, groups::dispatch, Stream::expert, in, results,
+                  RowsAttr{h, cap, moe_.experts, b.plan().ep, 1, false})
+        .bytes = expected * static_cast<double>(bytes_of(b.activation_dtype(), h));
+    return out;
+}
+
+MoeLayer::Rows MoeLayer::combine_over_peers(Builder& b, Rows rows, const std::string& name) {
+    const std::int64_t tokens = b.local_tokens(), h = model_.hidden;
+    const std::int64_t parts = tokens * std::min(moe_.top_k, b.plan().ep);
+    Rows out{b.activation(name, tokens, h), no_tensor};
+    std::vector<TensorId> in{rows.rows, all_counts_, row_of_, places_},
+        results{out.rows, b.activation(name + ".parts", parts, h)};
+    if (rows.probs != no_tensor) {
+        in.push_back(rows.probs);
+        out.probs = b.tensor("dweight", Dtype::f32, tokens, moe_.top_k);
+        results.push_back(out.probs);
+    }
+    b.communicate(OpKind::combine_tokens, groups::dispatch, Stream::expert, in, results,
+                  RowsAttr{h, b.at(rows.rows).rows, moe_.experts, b.plan().ep, 1, true})
+        .bytes = b.at(rows.rows).expected_bytes();
+    return out;
 }
 
 TensorId MoeLayer::gather_group(Builder& b, TensorId x, const std::string& name) {

@@ -106,10 +106,14 @@ private:
     std::int64_t padded(const Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
     std::int64_t sent_rows(const Builder& b) const;       // rows of this rank for all experts
     Rows dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name); // also backward of combine
-    TensorId combine(Builder& b, TensorId rows, const std::string& name);            // also backward of dispatch
+    // Also backward of dispatch: the sums, and where `rows` has gradients of the routing weights, these by copy.
+    Rows combine(Builder& b, Rows rows, const std::string& name);
+    TensorId combine_rows(Builder& b, TensorId rows, const std::string& name);
     TensorId combine_probs(Builder& b, TensorId dprobs);
     Rows dispatch_gathered(Builder& b, TensorId x, TensorId weight, const std::string& name);
     TensorId combine_gathered(Builder& b, TensorId rows, std::int64_t cols, bool per_copy, const std::string& name);
+    Rows dispatch_over_peers(Builder& b, TensorId x, TensorId weight, const std::string& name);
+    Rows combine_over_peers(Builder& b, Rows rows, const std::string& name);
     TensorId gather_group(Builder& b, TensorId x, const std::string& name); // over all ranks that share the experts
     TensorId experts(Builder& b, Rows rows);
     Rows experts_backward(Builder& b, TensorId dy);
@@ -121,6 +125,10 @@ private:
     std::int64_t capacity(const Builder& b) const;
     void fit_rows(Builder& b, TensorId& counts, const RowsAttr& attr);
     bool exchanges(const Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
+    // Ours; published stacks' ops of that name are only priced.
+    bool over_peers(const Builder& b) const {
+        return exchanges(b) && b.plan().dispatcher == Dispatcher::hybridep && b.plan().stack == "moe-plan";
+    }
     bool gathers(const Builder& b) const { return exchanges(b) && b.plan().dispatcher == Dispatcher::allgather; }
 
     const Model& model_;
@@ -133,7 +141,7 @@ private:
     Linear gate_;
     Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
     TensorId logits_ = no_tensor, index_ = no_tensor, weight_ = no_tensor, row_of_ = no_tensor, counts_ = no_tensor,
-             all_counts_ = no_tensor;
+             all_counts_ = no_tensor, places_ = no_tensor;
     TensorId balance_load_ = no_tensor, kept_ = no_tensor; // kept_: index_ without the copies that are dropped
     TensorId in_saved_ = no_tensor, fc1_out_ = no_tensor, act_saved_ = no_tensor, probs_ = no_tensor,
              fc2_out_ = no_tensor; // kept only where routing weights multiply it

@@ -60,7 +60,7 @@ TensorId MoeLayer::forward(Builder& b, TensorId x) {
     const Rows rows = dispatch(b, normed, weight_, "expert_in");
     TensorId shared = no_tensor;
     if (shared_) shared = shared_->forward(b, normed);
-    TensorId y = combine(b, experts(b, rows), "expert_sum");
+    TensorId y = combine(b, {experts(b, rows), no_tensor}, "expert_sum").rows;
     b.module = Module::residual;
     if (shared != no_tensor) y = b.add(y, shared, "moe_out");
     return b.residual(x, y, "moe_residual");
@@ -73,12 +73,11 @@ TensorId MoeLayer::backward(Builder& b, TensorId dy) {
     TensorId dshared = no_tensor;
     if (shared_) dshared = shared_->backward(b, dy);
     const Rows drows = experts_backward(b, drows_out.rows);
-    TensorId dnormed = combine(b, drows.rows, "expert_din_sum");
-    const TensorId dweight = combine_probs(b, drows.probs);
+    const Rows din = combine(b, drows, "expert_din_sum");
 
     b.module = Module::router;
     const TensorId dlogits = b.tensor("dlogits", Dtype::f32, b.local_tokens(), moe_.experts);
-    b.emit(OpKind::router_grad, {dweight, logits_, index_}, {dlogits},
+    b.emit(OpKind::router_grad, {din.probs, logits_, index_}, {dlogits},
            RouterAttr{b.local_tokens(), moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
     const TensorId dbalanced = balance_backward(b, dlogits);
     if (moe_.router.linear_bias) {
@@ -86,7 +85,7 @@ TensorId MoeLayer::backward(Builder& b, TensorId dy) {
         b.emit(OpKind::bias_grad, {dbalanced}, {gate_bias_.gradient});
         b.phase = Phase::dgrad;
     }
-    dnormed = b.add(dnormed, linear_backward(b, gate_, dbalanced), "drouter_sum");
+    TensorId dnormed = b.add(din.rows, linear_backward(b, gate_, dbalanced), "drouter_sum");
     if (dshared != no_tensor) {
         b.module = Module::shared_experts;
         dnormed = b.add(dnormed, dshared, "dmoe_norm");

@@ -32,7 +32,8 @@ void delay_wgrad_pass(Template& backward) {
         bool weights = false; // of the experts; the exchange before them brings what they need
         for (; end < ops.size() && ops[end].layer == layer; ++end) {
             weights = weights || (ops[end].phase == Phase::wgrad && ops[end].module == Module::experts);
-            if (weights && exchange == ops.size() && ops[end].kind == OpKind::all_to_all_rows) exchange = end;
+            const bool leaves = ops[end].kind == OpKind::all_to_all_rows || ops[end].kind == OpKind::combine_tokens;
+            if (weights && exchange == ops.size() && leaves) exchange = end;
         }
         if (exchange < end)
             move_behind(ops, begin, exchange,

@@ -131,7 +131,9 @@ double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLink
 }
 
 double CostModel::communication_seconds(const Op& op, GroupLinks group) const {
-    if (const auto* rows = std::get_if<RowsAttr>(&op.attr); rows != nullptr && op.kind == OpKind::all_to_all_rows)
+    const bool dispatches = op.kind == OpKind::all_to_all_rows || op.kind == OpKind::dispatch_tokens ||
+                            op.kind == OpKind::combine_tokens;
+    if (const auto* rows = std::get_if<RowsAttr>(&op.attr); rows != nullptr && dispatches)
         return dispatch_seconds(op, *rows, std::move(group));
     switch (op.kind) {
     case OpKind::all_gather:

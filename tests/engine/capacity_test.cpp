@@ -49,6 +49,7 @@ void check_overflowing(const std::string& model, int ranks, const Fields& fields
 TEST_CASE("capacity: steps that overflow are run again, to the bits of worst-case buffers") {
     check_overflowing("qwen3", 4, {{"ep", "4"}});
     check_overflowing("qwen3", 4, {{"ep", "4"}, {"dispatcher", "allgather"}});
+    check_overflowing("qwen3", 4, {{"ep", "4"}, {"dispatcher", "hybridep"}});
     check_overflowing("qwen3", 8, {{"ep", "4"}, {"etp", "2"}});
     check_overflowing("qwen3", 8, {{"ep", "4"}, {"etp", "2"}, {"dispatcher", "allgather"}});
     check_overflowing("deepseek3", 8, {{"ep", "4"}, {"pp", "2"}});

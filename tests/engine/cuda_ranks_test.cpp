@@ -37,6 +37,13 @@ TEST_CASE("cuda ranks 2: expert parallel, worst case and planned capacity, and f
     check_ranks(2, "mixtral", {{"ep", "2"}, {"dispatcher", "allgather"}});
 }
 
+TEST_CASE("cuda ranks 2: tokens over peers' memory") {
+    check_ranks(2, "qwen3", {{"ep", "2"}, {"dispatcher", "hybridep"}});
+    check_ranks(2, "deepseek3", {{"ep", "2"}, {"dispatcher", "hybridep"}, {"capacity", "1"}, {"recompute", "full"}});
+    check_ranks(2, "mixtral", {{"tp", "2"}, {"ep", "2"}, {"etp", "1"}, {"dispatcher", "hybridep"}});
+    check_ranks(2, "qwen3", {{"ep", "2"}, {"dispatcher", "hybridep"}, {"ep_overlap", "on"}});
+}
+
 TEST_CASE("cuda ranks 2: context parallel by a ring and by heads") {
     check_ranks(2, "qwen3", {{"cp", "2"}, {"cp_comm", "ring"}});
     check_ranks(2, "qwen3", {{"cp", "2"}, {"cp_comm", "alltoall"}, {"ep", "2"}});
@@ -57,18 +64,22 @@ TEST_CASE("cuda ranks 2: EP and TP overlap") {
 TEST_CASE("cuda ranks 4: everything at once") {
     check_ranks(4, "qwen3", {{"tp", "2"}, {"ep", "4"}, {"etp", "1"}});
     check_ranks(4, "qwen3", {{"pp", "2"}, {"ep", "2"}});
+    check_ranks(4, "qwen3", {{"pp", "2"}, {"ep", "2"}, {"dispatcher", "hybridep"}});
+    check_ranks(4, "qwen3", {{"tp", "2"}, {"ep", "4"}, {"etp", "1"}, {"dispatcher", "hybridep"}});
     check_ranks(4, "deepseek3", {{"cp", "2"}, {"tp", "2"}, {"ep", "2"}, {"etp", "2"}});
 }
 
 TEST_CASE("cuda ranks 2: BF16 with every expert chosen") {
     if (!has_gpus(2)) return;
     check_model("qwen3", {{"precision", "bf16"}, {"ep", "2"}}, 2e-2, true, 3, 2);
+    check_model("qwen3", {{"precision", "bf16"}, {"ep", "2"}, {"dispatcher", "hybridep"}}, 2e-2, true, 3, 2);
     check_model("qwen3", {{"precision", "bf16"}, {"tp", "2"}, {"etp", "2"}, {"cuda_graph", "full"}}, 2e-2, true, 3, 2);
 }
 
 TEST_CASE("cuda ranks 2: runs repeat bit for bit, as a graph too") {
     if (!has_gpus(2)) return;
-    for (const Fields& fields : {Fields{{"tp", "2"}, {"ep", "2"}, {"etp", "1"}}, Fields{{"pp", "2"}}}) {
+    for (const Fields& fields : {Fields{{"tp", "2"}, {"ep", "2"}, {"etp", "1"}}, Fields{{"pp", "2"}},
+                                 Fields{{"ep", "2"}, {"dispatcher", "hybridep"}}}) {
         const CudaResult first = train_on(small_plan("qwen3", 2, fields), "cuda");
         for (const char* graph : {"none", "full"}) {
             Plan plan = small_plan("qwen3", 2, fields);

@@ -119,6 +119,20 @@ TEST_CASE("parity: tokens gathered by all ranks that share the experts") {
     check_plans("gptoss", {gathered({{"tp", "2"}, {"ep", "4"}, {"mbs", "2"}})});
 }
 
+TEST_CASE("parity: tokens to ranks and back as one op") {
+    const auto direct = [](Fields fields) {
+        fields.emplace_back("dispatcher", "hybridep");
+        return fields;
+    };
+    check_plans("qwen3",
+                {direct({{"ep", "8"}}), direct({{"tp", "2"}, {"ep", "4"}, {"etp", "1"}, {"mbs", "2"}}),
+                 direct({{"pp", "2"}, {"ep", "4"}, {"recompute", "moe"}}),
+                 direct({{"pp", "2"}, {"ep", "4"}, {"delay_wgrad", "on"}, {"memory_efficient_permutation", "off"}})});
+    check_plans("deepseek3", {direct({{"ep", "4"}, {"pp", "2"}, {"ep_overlap", "on"}})}, {{"aux_loss", "0.1"}});
+    check_plans("gptoss", {direct({{"tp", "2"}, {"ep", "8"}, {"etp", "1"}})});
+    check_plans("mixtral", {direct({{"tp", "2"}, {"ep", "8"}, {"etp", "1"}})});
+}
+
 TEST_CASE("parity: windows, sinks, biases and clamped gates") {
     check_plans("gptoss", {
                               {{"ep", "8"}, {"tp", "4"}},

@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -185,7 +186,7 @@ const CollectiveLibrary& library() {
 class PromptQueue : public Queue {
 public:
     void* stream(int) const override { return nullptr; }
-    void reserve(std::size_t, std::size_t signals) override { given_.resize(signals); }
+    void reserve(std::size_t, std::size_t signals) override { given_.resize(std::max(given_.size(), signals)); }
     void prepare(bool, const std::function<void()>&) override {}
     void play(bool, const std::function<void()>& enqueue) override {
         given_.assign(given_.size(), false);
@@ -277,7 +278,10 @@ TEST_CASE("queued communication: the bits of ranks that read each other's memory
 }
 
 TEST_CASE("queued communication: random plans") {
-    for (const RandomCase& c : random_cases(11, 60, 5)) check_same(plan_of(c), c.text());
+    for (const RandomCase& c : random_cases(11, 60, 5)) {
+        const Plan plan = plan_of(c);
+        if (plan.dispatcher != Dispatcher::hybridep) check_same(plan, c.text()); // which needs memory that GPUs share
+    }
 }
 
 TEST_CASE("queued communication: a machine with fewer devices than ranks is refused") {

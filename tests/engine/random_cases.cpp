@@ -116,7 +116,7 @@ void draw_passes(Dice& dice, RandomCase& c) {
         c.plan.emplace_back("offload", offload::to_string(static_cast<unsigned>(dice.next()) & all));
     }
     maybe(8, "optimizer", "adamw+bf16_moments");
-    maybe(5, "dispatcher", "allgather");
+    maybe(4, "dispatcher", dice.of({"allgather", "hybridep"}));
     maybe(4, "capacity", dice.of({"1", "1.25"}));
     maybe(8, "memory_efficient_permutation", "off");
     if (dice.one_in(8)) { // of every token of a rank, so that none is dropped and the rest are zero rows

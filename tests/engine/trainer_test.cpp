@@ -218,6 +218,7 @@ TEST_CASE("what the engine cannot run is refused by the field that asks for it")
         CHECK_THROWS_WITH_AS(check_executable(plan, lowered(plan), cpu_backend()), doctest::Contains(text), Error);
     };
     refused("qwen3", {{"ep", "8"}, {"dispatcher", "deepep"}}, "dispatcher = deepep");
+    refused("qwen3", {{"ep", "4"}, {"etp", "2"}, {"dispatcher", "hybridep"}}, "dispatcher = hybridep: etp = 2");
     refused("qwen3", {{"ep", "8"}, {"cuda_graph", "full"}}, "cuda_graph = full");
     Plan plan = small_plan("qwen3", 8, {{"ep", "8"}});
     plan.precision = Precision::fp8_tensor;

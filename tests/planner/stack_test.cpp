@@ -48,7 +48,10 @@ TEST_CASE("moe-plan offers what execute runs, and refuses the rest by field") {
     CHECK(check([](moe::Plan& p) { p.cp = 2; }).empty());
     CHECK(check([](moe::Plan& p) { p.cp = 2, p.cp_comm = moe::ContextComm::alltoall; }).empty());
     CHECK(check([](moe::Plan& p) { p.precision = moe::Precision::mxfp8; }) == "stack: precision");
-    CHECK(check([](moe::Plan& p) { p.ep = 2, p.dispatcher = moe::Dispatcher::hybridep; }) == "stack: dispatcher");
+    CHECK(check([](moe::Plan& p) { p.ep = 2, p.dispatcher = moe::Dispatcher::deepep; }) == "stack: dispatcher");
+    CHECK(check([](moe::Plan& p) { p.ep = 2, p.dispatcher = moe::Dispatcher::hybridep; }).empty());
+    CHECK(check([](moe::Plan& p) { p.ep = p.etp = 2, p.dispatcher = moe::Dispatcher::hybridep; }) ==
+          "stack: dispatcher");
     CHECK(check([](moe::Plan& p) { p.cuda_graph = moe::CudaGraph::full; }) == "stack: cuda_graph");
     CHECK(check([](moe::Plan& p) { p.ep = 2, p.ep_overlap = true; }).empty());
     CHECK(check([](moe::Plan& p) { p.optimizer.bf16_moments = true; }).empty());
