@@ -52,7 +52,8 @@ bool shapeless(OpKind kind) {
     case OpKind::copy_from_host:
         return true;
     default:
-        return is_communication(kind) && kind != OpKind::all_to_all_rows;
+        return is_communication(kind) && kind != OpKind::all_to_all_rows && kind != OpKind::dispatch_tokens &&
+               kind != OpKind::combine_tokens;
     }
 }
 
