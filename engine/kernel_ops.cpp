@@ -205,6 +205,10 @@ void ce_loss(const OpContext& c) {
 void ce_grad(const OpContext& c) {
     c.kernels.ce_grad(loss_shape(c), src(c, 0), floats(c, 1), floats(c, 2), ints(c, 3), dst(c, 0), c.stream);
 }
+void cross_entropy(const OpContext& c) {
+    c.kernels.cross_entropy(loss_shape(c), std::get<LossAttr>(c.op.attr).gradient_scale, src(c, 0), ints(c, 1),
+                            floats_out(c, 1), floats_out(c, 2), floats_out(c, 3), dst(c, 0), c.stream);
+}
 
 void zero(const OpContext& c) { c.kernels.zero(dst(c, 0), c.output(0).elements(), c.stream); }
 void sum_squares(const OpContext& c) {
@@ -250,6 +254,7 @@ void add_kernels(Backend& backend) {
     set(OpKind::ce_sum, ce_sum);
     set(OpKind::ce_loss, ce_loss);
     set(OpKind::ce_grad, ce_grad);
+    set(OpKind::cross_entropy, cross_entropy);
     set(OpKind::zero, zero);
     set(OpKind::sum_squares, sum_squares);
     set(OpKind::adamw, adamw);

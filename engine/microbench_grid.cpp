@@ -5,7 +5,8 @@
 
 namespace moe {
 
-// TP 2, PP 2, DP 2, and experts over EP 4 (folded over TP x DP) or EP 2 x ETP 2.
+// TP 2, PP 2, DP 2, and experts over EP 4 (folded over TP x DP) or EP 2 x ETP 2; one family without TP, whose
+// vocabulary is then whole.
 std::vector<Point> grid_of_cores() {
     struct Size {
         int hidden;
@@ -14,6 +15,7 @@ std::vector<Point> grid_of_cores() {
     };
     const Sharing experts{.ranks = 8, .tp = 2, .pp = 2, .dp = 2, .ep = 4};
     const Sharing expert_tensor{.ranks = 8, .tp = 2, .pp = 2, .dp = 2, .ep = 2, .etp = 2};
+    const Sharing whole{.ranks = 8, .pp = 2, .dp = 4, .ep = 4};
     std::vector<Point> points;
     for (const Size& s : std::initializer_list<Size>{{64, 64, 1, true},
                                                      {128, 128, 1, true},
@@ -28,7 +30,7 @@ std::vector<Point> grid_of_cores() {
             points.push_back(
                 {"qwen2", h, h / 16, h / 16, 16, h, 8, 2, 2 * h, 4 * h, s.seq, s.mbs, precision, expert_tensor});
             points.push_back(
-                {"deepseek", h, h / 16, h / 16, 16, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision, experts});
+                {"deepseek", h, h / 16, h / 16, 16, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision, whole});
         }
     return points;
 }

@@ -411,6 +411,10 @@ struct Kernels {
     // dlogits = scale * (softmax - one at the label), padding columns 0; dlogits may be logits.
     void (*ce_grad)(const LossShape& shape, Src logits, const float* max, const float* stat, const std::int32_t* labels,
                     Dst dlogits, void* stream);
+    // All of them for a vocabulary in one slice: max, stat, +loss[1] and dlogits, which takes gradient_scale instead of
+    // scale and may be logits.
+    void (*cross_entropy)(const LossShape& shape, double gradient_scale, Src logits, const std::int32_t* labels,
+                          float* max, float* stat, float* loss, Dst dlogits, void* stream);
 
     void (*zero)(Dst x, std::int64_t n, void* stream);
     // +s[1]

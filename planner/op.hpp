@@ -105,16 +105,17 @@ enum class OpKind : std::uint8_t {
     grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]; GroupedBiasAttr
     quantize, // x, [counts] -> xq (row-wise), [xq transposed]; x in BF16. Weights as our kernels read them: w (BF16 or
               // FP32, rounded to BF16) -> both forms in one tensor; QuantizeAttr
-    dequantize,  // xq (row-wise), [counts] -> x in BF16
-    cast,        // x -> y in another dtype, element by element
-    ce_max,      // logits[S, V/tp] -> max[S]
-    ce_sum,      // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
-    ce_loss,     // max, stat -> +loss[1]: scale * sum over rows with a label of -log softmax
-    ce_grad,     // logits, max, stat, labels -> dlogits[S, V/tp], times scale
-    zero,        // -> x = 0
-    sum_squares, // x -> +s[1]
-    adamw,       // g[n], s[1], hyper[8], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
-                 // none of them where rows overflowed; no w where the next step quantizes master; AdamAttr
+    dequantize,    // xq (row-wise), [counts] -> x in BF16
+    cast,          // x -> y in another dtype, element by element
+    ce_max,        // logits[S, V/tp] -> max[S]
+    ce_sum,        // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
+    ce_loss,       // max, stat -> +loss[1]: scale * sum over rows with a label of -log softmax
+    ce_grad,       // logits, max, stat, labels -> dlogits[S, V/tp], times scale
+    cross_entropy, // logits[S, V], labels -> dlogits over logits, max, stat, +loss[1]: all four, without slices
+    zero,          // -> x = 0
+    sum_squares,   // x -> +s[1]
+    adamw,         // g[n], s[1], hyper[8], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
+                   // none of them where rows overflowed; no w where the next step quantizes master; AdamAttr
     // communication; group of size 1 is never emitted
     all_gather,          // x[R, C] -> y[G*R, C] in group order
     reduce_scatter,      // x[G*R, C] -> y[R, C], summed in group order
@@ -303,6 +304,7 @@ struct RowsAttr {
 struct LossAttr {
     std::int64_t rows = 0, vocab_local = 0, vocab = 0; // columns >= vocab are padding and take no part
     double scale = 1.0;                                // 1 / tokens of the global batch
+    double gradient_scale = 1.0;                       // cross_entropy: of dlogits, where scale is the loss's
 };
 struct AdamAttr {
     std::int64_t elements = 0; // of this rank's shard

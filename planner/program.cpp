@@ -173,6 +173,8 @@ const char* to_string(OpKind kind) {
         return "ce_loss";
     case OpKind::ce_grad:
         return "ce_grad";
+    case OpKind::cross_entropy:
+        return "cross_entropy";
     case OpKind::zero:
         return "zero";
     case OpKind::sum_squares:

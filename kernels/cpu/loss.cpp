@@ -75,6 +75,16 @@ void ce_grad(const LossShape& s, Src logits, const float* max, const float* stat
     }
 }
 
+void cross_entropy(const LossShape& s, double gradient_scale, Src logits, const std::int32_t* labels, float* max,
+                   float* stat, float* loss, Dst dlogits, void*) {
+    ce_max(s, logits, max, nullptr);
+    ce_sum(s, logits, max, labels, stat, nullptr);
+    ce_loss(s, max, stat, loss, nullptr);
+    LossShape gradient = s;
+    gradient.scale = gradient_scale;
+    ce_grad(gradient, logits, max, stat, labels, dlogits, nullptr);
+}
+
 } // namespace
 
 void add_loss(Kernels& table) {
@@ -82,6 +92,7 @@ void add_loss(Kernels& table) {
     table.ce_sum = ce_sum;
     table.ce_loss = ce_loss;
     table.ce_grad = ce_grad;
+    table.cross_entropy = cross_entropy;
 }
 
 } // namespace moe::cpu

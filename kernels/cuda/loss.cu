@@ -1,4 +1,5 @@
 // Cross-entropy over a vocabulary that may be cut into slices: the pieces between the reductions over the slices.
+#include "kernels/cuda/cross_entropy.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/vector.cuh"
@@ -214,6 +215,18 @@ void ce_loss(const LossShape& s, const float* max, const float* stat, float* los
     CUDA_CHECK(cudaGetLastError());
 }
 
+void cross_entropy(const LossShape& s, double gradient_scale, Src logits, const std::int32_t* labels, float* max,
+                   float* stat, float* loss, Dst dlogits, void* stream) {
+    if (!cross_entropy_rows(s, gradient_scale, logits, labels, max, stat, dlogits, stream)) {
+        ce_max(s, logits, max, stream);
+        ce_sum(s, logits, max, labels, stat, stream);
+        LossShape gradient = s;
+        gradient.scale = gradient_scale;
+        ce_grad(gradient, logits, max, stat, labels, dlogits, stream);
+    }
+    ce_loss(s, max, stat, loss, stream);
+}
+
 } // namespace
 
 void add_loss(Kernels& table) {
@@ -221,6 +234,7 @@ void add_loss(Kernels& table) {
     table.ce_sum = ce_sum;
     table.ce_loss = ce_loss;
     table.ce_grad = ce_grad;
+    table.cross_entropy = cross_entropy;
 }
 
 } // namespace moe::cuda

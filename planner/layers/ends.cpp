@@ -6,6 +6,10 @@ namespace moe {
 
 namespace {
 
+// Whether the forward makes the logits' gradient too, in their place: nothing but the loss's scale goes into it, so
+// that they are read once and need no second buffer. A vocabulary cut over TP is reduced in between.
+bool at_once(const Plan& plan) { return plan.tp == 1 && plan.stack == "moe-plan"; }
+
 Parameter vocabulary_matrix(const Model& model, const Plan& plan, const char* name) {
     Parameter p = matrix(name, Domain::dense, model.vocab, model.hidden, 0, 0.02);
     p.padded_rows = model.padded_vocab(plan.tp);
@@ -72,19 +76,25 @@ TensorId HeadLayer::forward(Builder& b, TensorId x) {
     loss_ = gradient_ = {rows, local, model_.vocab, 1.0 / tokens};
     if (depth_ > 0) gradient_.scale *= 0.1 / static_cast<double>(model_.mtp.size());
     const ProgramIo& io = b.program().io;
+    const TensorId loss = depth_ == 0 ? io.loss : io.mtp_loss;
+    const TensorId local_max = b.tensor(key_ + ".max_local", Dtype::f32, rows, 1);
+    const TensorId local_stat = b.tensor(key_ + ".stat_local", Dtype::f32, rows, 2);
+    if (at_once(plan)) {
+        loss_.gradient_scale = gradient_.scale;
+        b.emit(OpKind::cross_entropy, {logits_, labels(b)}, {logits_, local_max, local_stat, loss}, loss_);
+        return normed;
+    }
     const auto summed = [&](TensorId partial, bool max, const char* name) {
         if (plan.tp == 1) return partial;
         const TensorId whole = b.tensor(key_ + name, Dtype::f32, b.at(partial).rows, b.at(partial).cols);
         b.communicate(OpKind::all_reduce, groups::tensor, Stream::tensor, {partial}, {whole}, ReduceAttr{max});
         return whole;
     };
-    const TensorId local_max = b.tensor(key_ + ".max_local", Dtype::f32, rows, 1);
     b.emit(OpKind::ce_max, {logits_}, {local_max}, loss_);
     max_ = summed(local_max, true, ".max");
-    const TensorId local_stat = b.tensor(key_ + ".stat_local", Dtype::f32, rows, 2);
     b.emit(OpKind::ce_sum, {logits_, max_, labels(b)}, {local_stat}, loss_);
     stat_ = summed(local_stat, false, ".stat");
-    b.emit(OpKind::ce_loss, {max_, stat_}, {depth_ == 0 ? io.loss : io.mtp_loss}, loss_);
+    b.emit(OpKind::ce_loss, {max_, stat_}, {loss}, loss_);
     return normed;
 }
 
@@ -92,8 +102,11 @@ TensorId HeadLayer::backward(Builder& b, TensorId dnormed) {
     b.layer = -1;
     b.phase = Phase::dgrad;
     b.module = Module::head;
-    const TensorId dlogits = b.activation(key_ + ".dlogits", b.at(logits_).rows, b.at(logits_).cols);
-    b.emit(OpKind::ce_grad, {logits_, max_, stat_, labels(b)}, {dlogits}, gradient_);
+    TensorId dlogits = logits_;
+    if (!at_once(b.plan())) {
+        dlogits = b.activation(key_ + ".dlogits", b.at(logits_).rows, b.at(logits_).cols);
+        b.emit(OpKind::ce_grad, {logits_, max_, stat_, labels(b)}, {dlogits}, gradient_);
+    }
     TensorId d = linear_backward(b, head_, dlogits);
     if (dnormed != no_tensor) d = b.add(d, dnormed, key_ + ".dnormed");
     return norm_name_.empty() ? d : norm_.backward(b, d);

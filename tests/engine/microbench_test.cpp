@@ -29,24 +29,42 @@ TEST_CASE("a short microbenchmark measures every kind of op, in FP32 and in BF16
     options.progress = [&](const std::string&) { ++lines; };
     const Microbench result = run_microbench(options);
     CHECK(lines >= 1);
-    for (const OpKind kind : {OpKind::embedding,    OpKind::embedding_grad,
-                              OpKind::rmsnorm,      OpKind::rmsnorm_grad,
-                              OpKind::add,          OpKind::gemm,
-                              OpKind::rope,         OpKind::rope_grad,
-                              OpKind::attention,    OpKind::attention_grad,
-                              OpKind::activation,   OpKind::activation_grad,
-                              OpKind::router,       OpKind::router_grad,
-                              OpKind::permute_map,  OpKind::permute,
-                              OpKind::unpermute,    OpKind::expert_counts,
-                              OpKind::sort_rows,    OpKind::unsort_rows,
-                              OpKind::grouped_gemm, OpKind::ce_max,
-                              OpKind::ce_sum,       OpKind::ce_loss,
-                              OpKind::ce_grad,      OpKind::zero,
-                              OpKind::sum_squares,  OpKind::adamw,
-                              OpKind::all_gather,   OpKind::reduce_scatter,
-                              OpKind::all_reduce,   OpKind::all_to_all_rows,
-                              OpKind::send,         OpKind::recv}) {
-        INFO(to_string(kind));
+    for (const OpKind kind : {OpKind::embedding,
+                              OpKind::embedding_grad,
+                              OpKind::rmsnorm,
+                              OpKind::rmsnorm_grad,
+                              OpKind::add,
+                              OpKind::gemm,
+                              OpKind::rope,
+                              OpKind::rope_grad,
+                              OpKind::attention,
+                              OpKind::attention_grad,
+                              OpKind::activation,
+                              OpKind::activation_grad,
+                              OpKind::router,
+                              OpKind::router_grad,
+                              OpKind::permute_map,
+                              OpKind::permute,
+                              OpKind::unpermute,
+                              OpKind::expert_counts,
+                              OpKind::sort_rows,
+                              OpKind::unsort_rows,
+                              OpKind::grouped_gemm,
+                              OpKind::ce_max,
+                              OpKind::ce_sum,
+                              OpKind::ce_loss,
+                              OpKind::ce_grad,
+                              OpKind::cross_entropy,
+                              OpKind::zero,
+                              OpKind::sum_squares,
+                              OpKind::adamw,
+                              OpKind::all_gather,
+                              OpKind::reduce_scatter,
+                              OpKind::all_reduce,
+                              OpKind::all_to_all_rows,
+                              OpKind::send,
+                              OpKind::recv}) {
+        INFO(std::string(to_string(kind)));
         CHECK(measured(result, kind));
     }
     for (const auto& [key, calls] : result.measured) {
@@ -74,7 +92,7 @@ TEST_CASE("one rank is measured without communication, at larger sizes") {
     const Microbench result = run_microbench(options);
     for (const OpKind kind : {OpKind::gemm, OpKind::grouped_gemm, OpKind::attention, OpKind::attention_grad,
                               OpKind::permute, OpKind::adamw, OpKind::zero}) {
-        INFO(to_string(kind));
+        INFO(std::string(to_string(kind)));
         CHECK(measured(result, kind));
     }
     for (const auto& [key, calls] : result.measured) CHECK_MESSAGE(key.find("all_") == std::string::npos, key);
@@ -95,7 +113,7 @@ TEST_CASE("between ranks every kind of communication is measured by the size of 
     for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce, OpKind::all_to_all_rows,
                               OpKind::all_gather_rows, OpKind::reduce_scatter_rows, OpKind::all_to_all,
                               OpKind::ring_exchange, OpKind::send}) {
-        INFO(to_string(kind));
+        INFO(std::string(to_string(kind)));
         CHECK(std::any_of(result.measured.begin(), result.measured.end(), [&](const auto& family) {
             return family.first.rfind(std::string(to_string(kind)) + ".", 0) == 0;
         }));

@@ -233,6 +233,9 @@ private:
             sweep("ce_max", each, [=, this](void* s) { k_.ce_max(shape, x, max, s); });
             sweep("ce_sum", each, [=, this](void* s) { k_.ce_sum(shape, x, max, labels, stat, s); });
             sweep("ce_grad", 2 * each, [=, this](void* s) { k_.ce_grad(shape, x, max, stat, labels, dx, s); });
+            float* const loss = pool_.floats(1);
+            sweep("cross_entropy", 2 * each,
+                  [=, this](void* s) { k_.cross_entropy(shape, 1e-4, x, labels, max, stat, loss, dx, s); });
             pool_.reset();
         }
     }

@@ -101,7 +101,13 @@ void losses(std::int64_t vocab, std::int64_t local, Type type, Type results, std
         k.ce_sum(s, logits.src(), max.f32(), labels.data(), stat.f32(), nullptr);
         k.ce_loss(s, max.f32(), stat.f32(), loss.f32(), nullptr);
         k.ce_grad(s, logits.src(), max.f32(), stat.f32(), labels.data(), dx.dst(), nullptr);
-        return Outputs{max, stat, loss, dx};
+        Tensor max2(Type::f32, rows), stat2(Type::f32, 2 * rows), dx2(results, rows * local),
+            loss2(Type::f32, Vec{1.0});
+        k.cross_entropy(s, 0.5, logits.src(), labels.data(), max2.f32(), stat2.f32(), loss2.f32(), dx2.dst(), nullptr);
+        Shifted in_place = logits;
+        k.cross_entropy(s, 0.5, in_place.src(), labels.data(), max2.f32(), stat2.f32(), loss2.f32(), in_place.dst(),
+                        nullptr);
+        return Outputs{max, stat, loss, dx, max2, stat2, loss2, dx2, in_place.tensor};
     });
 }
 
@@ -169,7 +175,14 @@ TEST_CASE("packs: cross-entropy over a wide vocabulary, padded within a pack") {
             losses(9003, 9016, type, results, 0);
             losses(9003, 9016, type, results, 1);
             losses(2051, 2053, type, results, 0);
+            losses(16, 16, type, results, 0);
         }
+    for (const Type type : storages) { // clusters of 1 to 8, several packs per thread
+        losses(32000, 32000, type, type, 0);
+        losses(65530, 65536, type, type, 0);
+        losses(151936, 151936, type, type, 0);
+        losses(201088, 201088, type, type, 0);
+    }
 }
 
 TEST_CASE("packs: embedding gradient of rare and frequent ids, in slices") {

@@ -12,11 +12,11 @@
 namespace moe::test {
 namespace {
 
-// The four pieces over `slices` ranks, with the reductions between them done here.
+// The four pieces over `slices` ranks, with the reductions between them done here, or all at once over one slice.
 struct LossData {
     std::int64_t rows, vocab, local;
-    int slices;
-    double scale;
+    int slices; // 0: one, at once
+    double scale, gradient_scale;
     Index labels;
     std::vector<Tensor> logits, dlogits;
     Tensor max, stat, loss;
@@ -31,6 +31,11 @@ struct LossData {
     }
     void run() {
         const auto& k = table();
+        if (slices == 0) {
+            max = Tensor(Type::f32, rows), stat = Tensor(Type::f32, 2 * rows);
+            return k.cross_entropy(shape(0), gradient_scale, logits[0].src(), labels.data(), max.f32(), stat.f32(),
+                                   loss.f32(), dlogits[0].dst(), nullptr);
+        }
         Vec best(static_cast<std::size_t>(rows), -std::numeric_limits<double>::infinity()),
             sums(static_cast<std::size_t>(2 * rows), 0.0);
         for (int s = 0; s < slices; ++s) {
@@ -63,21 +68,22 @@ struct LossData {
 
 Case loss_case(std::int64_t rows, std::int64_t vocab, std::int64_t local, int slices, double spread, Type type) {
     Case out;
-    out.name = fmt::format("cross-entropy rows {} vocabulary {} in {} slices of {} spread {} {}", rows, vocab, slices,
-                           local, spread, name_of(type));
+    out.name = fmt::format("cross{}entropy rows {} vocabulary {} in {} slices of {} spread {} {}",
+                           slices == 0 ? "_" : "-", rows, vocab, std::max(slices, 1), local, spread, name_of(type));
     Random random(out.name);
     auto d = std::make_shared<LossData>(LossData{rows,
                                                  vocab,
                                                  local,
                                                  slices,
                                                  1.0 / 7.0,
+                                                 (slices == 0 ? 3.0 : 1.0) / 7.0,
                                                  random.indices(rows, static_cast<std::int32_t>(vocab)),
                                                  {},
                                                  {},
                                                  Tensor(Type::f32, std::int64_t{0}),
                                                  Tensor(Type::f32, std::int64_t{0}),
                                                  Tensor(Type::f32, Vec{0.5})});
-    for (int s = 0; s < slices; ++s) {
+    for (int s = 0; s < std::max(slices, 1); ++s) {
         d->logits.push_back(random.tensor(type, rows * local, spread));
         d->dlogits.emplace_back(type, rows * local);
         // Padding columns hold the largest numbers of all, so that a kernel that looks at them is caught.
@@ -86,9 +92,10 @@ Case loss_case(std::int64_t rows, std::int64_t vocab, std::int64_t local, int sl
         }
     }
     out.tolerance = tolerance(type);
-    const auto elements = static_cast<double>(rows * local * slices);
+    const auto elements = static_cast<double>(rows * local * std::max(slices, 1));
     out.flops = 6.0 * elements;
-    out.bytes = 4.0 * elements * static_cast<double>(size_of(type)); // read by three pieces, written by one
+    // Read by three pieces and written by one, or each once.
+    out.bytes = (slices == 0 ? 2.0 : 4.0) * elements * static_cast<double>(size_of(type));
     out.call = [d] { d->run(); };
     out.error = [d] {
         double loss = 0.5;
@@ -97,7 +104,7 @@ Case loss_case(std::int64_t rows, std::int64_t vocab, std::int64_t local, int sl
             const Vec x = d->row(d->logits, r), dx = d->row(d->dlogits, r);
             const std::int32_t label = d->labels[static_cast<std::size_t>(r)];
             loss += d->scale * d->row_loss(x, label);
-            const Vec g = gradient([&](const Vec& at) { return Vec{d->row_loss(at, label)}; }, x, {d->scale});
+            const Vec g = gradient([&](const Vec& at) { return Vec{d->row_loss(at, label)}; }, x, {d->gradient_scale});
             got.insert(got.end(), dx.begin(), dx.end());
             want.insert(want.end(), g.begin(), g.end());
             for (std::size_t j = static_cast<std::size_t>(d->vocab); j < dx.size(); ++j) {
@@ -171,6 +178,16 @@ TEST_CASE("cross-entropy: one slice, several, padding, a slice of padding only")
     }
 }
 
+TEST_CASE("cross-entropy at once: padding, one column, few and many packs") {
+    for (const Type type : {Type::f32, Type::bf16}) {
+        check(loss_case(5, 11, 11, 0, 2.0, type));
+        check(loss_case(4, 13, 16, 0, 2.0, type));
+        check(loss_case(1, 1, 2, 0, 2.0, type));
+        check(loss_case(4, 9, 24, 0, 60.0, type));
+        check(loss_case(1, 2060, 2104, 0, 1.0, type));
+    }
+}
+
 TEST_CASE("embedding and its gradient: slices of the vocabulary") {
     for (const Type type : {Type::f32, Type::bf16}) {
         for (const bool grad : {false, true}) {
@@ -185,6 +202,7 @@ std::vector<Case> loss_benchmarks() {
     std::vector<Case> out;
     for (const Type type : {Type::f32, Type::bf16}) {
         out.push_back(loss_case(256, 32000, 32000, 1, 2.0, type));
+        out.push_back(loss_case(256, 32000, 32000, 0, 2.0, type));
         out.push_back(embedding_case(false, 4096, 1024, 4096, 0, 4096, type));
         out.push_back(embedding_case(true, 4096, 1024, 4096, 0, 4096, type));
     }

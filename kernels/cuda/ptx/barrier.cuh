@@ -51,9 +51,26 @@ __device__ inline unsigned cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Every thread of the cluster comes.
+__device__ inline unsigned cluster_ctas() {
+    unsigned count;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+    return count;
+}
+// Every thread of the cluster comes to both; what was written before the first is read behind the second.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ inline void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
+}
+// Out of the shared memory of any CTA of the cluster.
+__device__ inline float2 read_remote(unsigned cluster_address) {
+    float2 two;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(two.x), "=f"(two.y)
+                 : "r"(cluster_address)
+                 : "memory");
+    return two;
 }
 
 // A warpgroup among itself; `id` is one of the CTA's 16 barriers, of which 0 is __syncthreads's.
