@@ -102,3 +102,60 @@ TEST_CASE("gpu-check: a bar that is missed, a test that fails and a time that is
     CHECK(late.status == 1);
     CHECK(late.out.find("not run, the time was over") != std::string::npos);
 }
+
+TEST_CASE("gpu-check --gpus: what several GPUs are held to, on as many as there are") {
+    const Folder folder;
+    set_up(folder, "echo passed", "10.0");
+    folder.write("build/tests/engine/engine_cuda_test", R"(#!/bin/sh
+case $1 in
+*collectives*) echo '[{"name": "all_gather", "unit": "us", "ours": 1.0, "reference": 1.0, "ratio": 1.0, "bar": 1.05, "ok": true}]' \
+    > "$MOE_PLAN_OUT" ;;
+*drawn*) echo "24 drawn plans over $MOE_PLAN_GPUS GPUs, eager and as graphs in turn: farthest at 0.011 of its tolerance, 0 near ties" ;;
+esac)");
+    // Of processes, the last one is killed or stopped, and the first one says so.
+    folder.write("build/tools/moe-plan", R"(#!/bin/sh
+case "$1 $*" in
+*--resume*) echo '{"steps": [{"step": 21}]}' && exit ;;
+execute*)
+    if [ -n "$RANK" ]; then
+        mkdir -p saved/step-00000020
+        [ "$RANK" = 1 ] && exec sleep 30
+        sleep 0.5 && echo "moe-plan: rank 1 has died" >&2
+        exit 1
+    fi
+    mkdir -p run
+    printf '{"steps": [{"loss": 1.0}' > run/run.json
+    for step in $(seq 2 300); do printf ', {"loss": 1.0}'; done >> run/run.json
+    echo ']}' >> run/run.json ;;
+compare*)
+    echo '{"error": 0.02, "predicted_step_seconds": 1, "measured_step_seconds": 1, "predicted_tflops_per_gpu": 561,
+        "measured_tflops_per_gpu": 550, "predicted_exposed_communication_seconds": 0.01, "predicted_memory_gib": 10,
+        "measured_exposed_communication_seconds": 0.02, "measured_memory_gib": 10, "by_kind": []}' && exit ;;
+esac
+echo '{}')");
+    folder.write("nvidia-smi", "#!/bin/sh\nfor gpu in 0 1 2; do echo \"GPU $gpu: NVIDIA X (UUID: u)\"; done\n");
+    REQUIRE(folder.run("chmod +x nvidia-smi build/*/* build/tests/*/*").status == 0);
+    const char* program = std::getenv("GPU_CHECK");
+    REQUIRE(program != nullptr);
+    const Outcome outcome =
+        folder.run("PATH=\"$PWD:$PATH\" python3 " + std::string(program) +
+                   " --gpus 8 --profile h200-measured --build \"$PWD/build\" --out \"$PWD/out.json\"");
+    CHECK(outcome.status == 0);
+    CHECK(outcome.out.find("8 GPUs asked for, 3 here: measured on 2") == 0);
+    const Json document = Json::parse(folder.read("out.json"));
+    CHECK(document["device"] == "2 x NVIDIA X");
+    int memory = 0, faults = 0;
+    for (const Json& row : document["rows"]) {
+        const std::string name = row["name"];
+        INFO(name);
+        CHECK(row["ok"] == true);
+        memory += name.ends_with(": memory");
+        faults += name.find("a process of 2 is ") == 0;
+    }
+    CHECK(memory == 12);
+    CHECK(faults == 2);
+    CHECK(outcome.out.find("24 drawn plans over 2 GPUs") != std::string::npos);
+    CHECK(outcome.out.find("mean error of 12 predicted steps") != std::string::npos);
+    folder.write("nvidia-smi", "#!/bin/sh\nexit 9\n");
+    CHECK(folder.run("PATH=\"$PWD:$PATH\" python3 " + std::string(program) + " --gpus 2").status == 77);
+}

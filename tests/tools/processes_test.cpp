@@ -100,6 +100,40 @@ TEST_CASE("mpirun starts a process per rank, with the losses of threads") {
     CHECK(run.err.find("8 processes") != std::string::npos);
 }
 
+// Two hosts are two network namespaces with a cable between them: nothing else leads from one to the other.
+TEST_CASE("processes on two hosts take the steps that threads take") {
+    const Folder folder;
+    const std::string a = "moe-plan-a-" + std::to_string(::getpid()), b = "moe-plan-b-" + std::to_string(::getpid());
+    const std::string cable = std::to_string(::getpid() % 100000);
+    const std::string made = "ip netns add " + a + " && ip netns add " + b + " && ip link add va" + cable + " netns " +
+                             a + " type veth peer name vb" + cable + " netns " + b + " && ip -n " + a +
+                             " addr add 10.77.0.1/24 dev va" + cable + " && ip -n " + b +
+                             " addr add 10.77.0.2/24 dev vb" + cable + " && ip -n " + a + " link set va" + cable +
+                             " up && ip -n " + b + " link set vb" + cable + " up && ip -n " + a +
+                             " link set lo up && ip -n " + b + " link set lo up";
+    const std::string gone = "ip netns del " + a + "; ip netns del " + b;
+    if (folder.run(made).status != 0) {
+        folder.run(gone);
+        MESSAGE("skipped: no network namespaces here (they need root and iproute2)");
+        return;
+    }
+    set_up(folder);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
+    // Half of the ranks on each.
+    folder.run(
+        "rm -f pids; for r in 0 1 2 3 4 5 6 7; do host=" + a + "; if [ $r -ge 4 ]; then host=" + b +
+        "; fi; ip netns exec $host env RANK=$r WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 MASTER_PORT=" + port() +
+        " \"$(command -v moe-plan)\" execute plan.json --data text --lr 0.01 --steps 2 --json"
+        " > out.$r 2> err.$r & echo $! >> pids; done; for p in $(cat pids); do wait $p; echo $?; done > statuses");
+    folder.run(gone);
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+    const Json processes = Json::parse(folder.read("out.0"));
+    for (int i = 0; i < 2; ++i) {
+        CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
+        CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
+    }
+}
+
 TEST_CASE("processes run a step again where routed rows overflow, as threads do") {
     const Folder folder;
     set_up(folder);

@@ -1,0 +1,164 @@
+"""What tools/gpu-check holds to a bar on several GPUs: collectives, parity, faults, curves and predictions."""
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+PARTS = ["collectives", "parity", "faults", "curves", "predictions"]
+PORT = 29571
+
+# (model, changed configuration, sequence, samples of a step for each GPU, plan fields, TFLOPS/GPU to reach or None). N stands
+# for the number of GPUs. The first two are whole layers of published models, at the sizes that other software was measured at;
+# none is in the calibration, which times communication alone and ops on one GPU.
+PLANS = [
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 8}, 4096, 16, "ep=N dp=N mbs=4", 400),
+    ("Mixtral-8x7B", {"num_hidden_layers": 4}, 4096, 8, "ep=N dp=N mbs=2", 540),
+    ("qwen3", {"hidden_size": 2048}, 4096, 4, "tp=N ep=N etp=1 mbs=2", None),
+    ("mla", {"hidden_size": 2048}, 4096, 4, "ep=N dp=N mbs=2", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=N mbs=1", None),
+    ("Mixtral-8x7B", {"num_hidden_layers": 2}, 4096, 4, "tp=N etp=N mbs=2", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 2}, 4096, 4, "cp=N cp_comm=alltoall ep=N mbs=2", None),
+    ("qwen3", {}, 2048, 16, "dp=N ep=1 mbs=4", None),
+    ("mla", {}, 2048, 8, "tp=N ep=N etp=1 mbs=4", None),
+    ("Mixtral-8x7B", {"num_hidden_layers": 2}, 4096, 8, "ep=N dp=N mbs=2 dispatcher=allgather", None),
+    ("qwen3", {"num_experts": 32}, 4096, 4, "ep=N dp=N mbs=2 capacity=1.25", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 2048, 8, "ep=N dp=N mbs=2 recompute=moe_act", None),
+]
+
+
+def listed():
+    """A line for each GPU: "GPU 0: NVIDIA H200 (UUID: ...)"."""
+    try:
+        said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        return []
+    return [line for line in said.splitlines() if line.startswith("GPU ")]
+
+
+def gpus_here():
+    return len(listed())
+
+
+def name_here():
+    return listed()[0].split(": ", 1)[1].split(" (")[0]
+
+
+def usable(asked):
+    """The largest power of two of GPUs that are asked for and here."""
+    gpus = 1
+    while 2 * gpus <= min(asked, gpus_here()):
+        gpus *= 2
+    return gpus
+
+
+class Ranks:
+    """The parts for several GPUs; `check` runs programs and keeps the table."""
+
+    def __init__(self, check, gpus, engine_test, moe_plan, learner):
+        self.check, self.rows, self.gpus = check, check.rows, gpus
+        self.engine_test, self.moe_plan, self.learner = engine_test, moe_plan, learner
+
+    def case(self, name, pattern, **environment):
+        """A case of the engine's tests, its output; None with a row where it failed."""
+        done = self.check.run(name, "env", *(f"{k}={v}" for k, v in environment.items()), self.engine_test, f"-tc={pattern}")
+        if done is None:
+            return None
+        if done.returncode != 0:
+            print(done.stdout[-4000:])
+            return self.rows.failed(name, f"exit status {done.returncode}")
+        return done.stdout
+
+    def collectives(self):
+        out = self.check.folder / "collectives.json"
+        if self.case("collectives", "cuda ranks: collectives*", MOE_PLAN_OUT=out) is not None:
+            self.rows.list += json.loads(out.read_text())
+
+    def parity(self, plans=100, seconds=120):
+        """Drawn plans, as many as the seconds allow, and the cases of every axis."""
+        left = max(5, int(min(seconds, self.check.left() - 60)))
+        said = self.case("drawn plans", "cuda ranks: drawn*", MOE_PLAN_PLANS=plans, MOE_PLAN_SECONDS=left, MOE_PLAN_GPUS=self.gpus)
+        if said is not None:
+            found = re.search(r"(\d+) drawn plans .* farthest at ([\d.]+) .* (\d+) near", said)
+            name = f"{found[1]} drawn plans over {self.gpus} GPUs, {found[3]} near ties: farthest from the CPU"
+            self.rows.below(name, "of its tolerance", float(found[2]), 1.0)
+        if self.case("every axis", f"cuda ranks {self.gpus}*") is not None:
+            self.rows.add(f"every axis over {self.gpus} GPUs, the same bits twice", "exit status", 0, 0, None, True)
+
+    def start(self, plan, *more):
+        """A process for each GPU."""
+        processes = []
+        for rank in range(self.gpus):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.gpus), "MASTER_PORT": str(PORT)}
+            processes.append(subprocess.Popen(
+                [str(self.moe_plan), "execute", plan, "--data", "text", "--backend", "cuda", *more], cwd=self.check.folder,
+                env={**os.environ, **place}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        return processes
+
+    def faults(self):
+        """One process is killed, then one stopped: the others end with one line and status 1, the last checkpoint holds."""
+        fields = f"ep={self.gpus} dp={self.gpus} mbs=1"
+        if self.check.searched(self.learner, 128, 4 * self.gpus, fields, gpus=self.gpus, precision="fp32") is None:
+            return
+        for what, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
+            shutil.rmtree(self.check.folder / "saved", ignore_errors=True)
+            ranks = self.start("plan.json", "--steps", "1000000", "--checkpoint", "saved", "--save-interval", "20",
+                               "--hang-timeout", "8")
+            self.fault(what, number, ranks)
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        last = max((int(folder.name[5:]) for folder in (self.check.folder / "saved").glob("step-????????")), default=0)
+        resumed = self.check.plan("execute", "plan.json", "--data", "text", "--backend", "cuda", "--steps", str(last + 2),
+                                  "--checkpoint", "saved", "--resume")
+        if resumed is not None:
+            first = resumed["steps"][0]["step"]
+            self.rows.add("the last checkpoint of a run that was stopped goes on", "step", first, last + 1, 1.0, first == last + 1)
+
+    def fault(self, what, number, ranks):
+        name = f"a process of {self.gpus} is {what}: seconds until the others have ended with status 1"
+        until = time.monotonic() + min(40, self.check.left())
+        while not list((self.check.folder / "saved").glob("step-????????")):
+            if time.monotonic() > until or any(rank.poll() is not None for rank in ranks):
+                return self.rows.failed(name, "no checkpoint was written before")
+            time.sleep(0.2)
+        ranks[-1].send_signal(number)
+        start = time.monotonic()
+        try:
+            said = [rank.communicate(timeout=60)[1].strip().splitlines()[-1] for rank in ranks[:-1]]
+        except subprocess.TimeoutExpired:
+            return self.rows.failed(name, "they had not after 60 s")
+        print(f"{what}: {said[0]}")
+        told = all(rank.returncode == 1 for rank in ranks[:-1]) and f"rank {self.gpus - 1}" in said[0]
+        seconds = time.monotonic() - start
+        self.rows.add(name, "s", seconds, 30.0, 1.0, told and seconds <= 30.0)
+
+    def predictions(self, profile):
+        """Plans are priced for balanced routing, so they run with it."""
+        known = ["--from", profile] if profile else []
+        if self.check.plan("calibrate", "--backend", "cuda", "--gpus", str(self.gpus), *known, "--out", "here.json") is None:
+            return
+        errors = []
+        for kind, changed, seq, samples, fields, bar in PLANS:
+            fields = re.sub(r"=N\b", f"={self.gpus}", fields)
+            name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq} over {self.gpus} GPUs:", fields])
+            compared = self.check.trained(self.check.model(kind, changed), seq, samples * self.gpus, "cuda_graph=full " + fields,
+                                          gpus=self.gpus, more=("--balance", "forced"))
+            if compared is not None:
+                self.compared(name, compared, bar)
+                errors.append(abs(compared["error"]))
+                shutil.copytree(self.check.folder / "run", self.check.folder / f"run-{len(errors)}", dirs_exist_ok=True)
+        if errors:
+            self.rows.below(f"mean error of {len(errors)} predicted steps over {self.gpus} GPUs", "relative", sum(errors) / len(errors), 0.05)
+
+    def compared(self, name, c, bar):
+        rows, measured = self.rows, c["measured_tflops_per_gpu"]
+        if bar is not None:
+            rows.add(f"{name}: TFLOPS/GPU", "TFLOPS/GPU", measured, bar, 1.0, measured >= bar)
+        rows.within(f"{name}: step", "TFLOPS/GPU", c["predicted_tflops_per_gpu"], measured, 1.10)
+        rows.within(f"{name}: memory", "GiB", c["predicted_memory_gib"], c["measured_memory_gib"], 1.02)
+        shares = [c[f"{side}_exposed_communication_seconds"] / c[f"{side}_step_seconds"] for side in ("measured", "predicted")]
+        rows.add(f"{name}: share of the step in which only communication runs, beside the predicted", "of the step", *shares, None, True)
