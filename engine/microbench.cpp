@@ -185,12 +185,19 @@ std::vector<MeasuredCall> calls_of(std::vector<MeasuredCall> samples, bool by_sh
     return merged(samples, [](const auto& first, const auto& other) { return other.work <= 1.25 * first.work; });
 }
 
-// Best rate among the largest quarter of the calls of the families whose key begins with `kind`, in one storage type.
-double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measured, const std::string& kind, bool bf16) {
+// Best rate among the largest quarter of the calls of the families whose key begins with `kind`, in one storage type:
+// "" FP32, "bf16" or "fp8-blockwise".
+double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measured, const std::string& kind,
+                 const std::string& type) {
+    const auto type_of_key = [](const std::string& key) -> std::string {
+        for (const char* type : {"bf16", "fp8-blockwise"})
+            if (key.find(std::string(".") + type) != std::string::npos) return type;
+        return "";
+    };
     double best = 0.0;
     for (const auto& [key, calls] : measured) {
         const bool of_kind = key == kind || key.rfind(kind + ".", 0) == 0;
-        if (!of_kind || bf16 != (key.find(".bf16") != std::string::npos)) continue;
+        if (!of_kind || type_of_key(key) != type) continue;
         for (std::size_t i = calls.size() - (calls.size() + 3) / 4; i < calls.size(); ++i)
             best = std::max(best, calls[i].work / calls[i].seconds);
     }
@@ -239,11 +246,12 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     for (auto& [key, list] : samples)
         result.measured[key] = calls_of(std::move(list), options.grid != MicrobenchGrid::cores);
     result.context_bytes = std::max(0.0, *std::max_element(beside_arena.begin(), beside_arena.end()));
-    result.fp32_flops = best_rate(result.measured, "gemm", false);
-    result.bf16_flops = best_rate(result.measured, "gemm", true);
+    result.fp32_flops = best_rate(result.measured, "gemm", "");
+    result.bf16_flops = best_rate(result.measured, "gemm", "bf16");
+    result.fp8_flops = best_rate(result.measured, "gemm", "fp8-blockwise");
     result.memory_bandwidth =
-        std::max({best_rate(result.measured, "add", false), best_rate(result.measured, "add", true),
-                  best_rate(result.measured, "zero", false)});
+        std::max({best_rate(result.measured, "add", ""), best_rate(result.measured, "add", "bf16"),
+                  best_rate(result.measured, "zero", "")});
     return result;
 }
 

@@ -34,7 +34,7 @@ struct Microbench {
     std::map<std::string, std::vector<MeasuredCall>> measured;
     // Of one core, or of a GPU: best large GEMM with operands in that storage, FLOP/s, and bytes/s of the largest
     // elementwise ops (cores: with all of them busy).
-    double fp32_flops = 0.0, bf16_flops = 0.0;
+    double fp32_flops = 0.0, bf16_flops = 0.0, fp8_flops = 0.0;
     double memory_bandwidth = 0.0;
     std::string device;                        // where the ranks' memory lay
     std::vector<Joined::Member> communicators; // of all runs, with what each took

@@ -26,6 +26,9 @@ std::vector<Point> grid_of_cores() {
         for (const Precision precision : {Precision::fp32, Precision::bf16}) {
             const int h = s.hidden;
             points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision, experts});
+            if (precision == Precision::bf16)
+                points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs,
+                                  Precision::fp8_blockwise, experts});
             if (!s.all_families) continue;
             points.push_back(
                 {"qwen2", h, h / 16, h / 16, 16, h, 8, 2, 2 * h, 4 * h, s.seq, s.mbs, precision, expert_tensor});
@@ -37,7 +40,7 @@ std::vector<Point> grid_of_cores() {
 
 // Widths, experts and sequences of published MoE models and fractions of them, none of them a whole model.
 std::vector<Point> grid_of_gpus() {
-    constexpr Precision fp32 = Precision::fp32;
+    constexpr Precision fp32 = Precision::fp32, fp8 = Precision::fp8_blockwise;
     return {{"qwen3", 256, 4, 1, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
             {"deepseek", 256, 4, 4, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
             {"qwen2", 256, 4, 4, 64, 256, 8, 2, 512, 1024, 256, 1, fp32},
@@ -62,6 +65,14 @@ std::vector<Point> grid_of_gpus() {
             {"qwen3", 2048, 32, 4, 128, 768, 64, 8, 6144, 65536, 4096, 1},
             {"deepseek", 2048, 32, 32, 128, 1024, 16, 4, 8192, 32768, 4096, 1},
             {"qwen2", 2048, 16, 16, 128, 1408, 16, 4, 5632, 65536, 4096, 1},
+            {"deepseek", 1024, 16, 16, 128, 512, 16, 4, 2048, 8192, 1024, 2, fp8},
+            {"qwen3", 512, 8, 2, 64, 256, 8, 2, 1536, 4096, 512, 2, fp8},
+            {"qwen3", 1024, 16, 4, 128, 384, 32, 8, 3072, 8192, 2048, 2, fp8},
+            {"qwen3", 2048, 16, 4, 128, 1024, 16, 2, 6144, 8192, 1024, 4, fp8},
+            {"qwen2", 2048, 16, 16, 128, 1408, 16, 4, 5632, 8192, 4096, 1, fp8},
+            {"qwen3", 2048, 32, 4, 128, 768, 64, 8, 6144, 8192, 4096, 1, fp8},
+            {"mixtral", 4096, 32, 8, 128, 7168, 4, 2, 0, 8192, 2048, 1, fp8},
+            {"qwen3", 2048, 32, 4, 128, 768, 128, 8, 6144, 8192, 4096, 2, fp8},
             {"qwen3", 2048, 32, 4, 128, 768, 128, 8, 6144, 131072, 4096, 2},
             {"gptoss", 2880, 64, 8, 64, 2880, 8, 4, 0, 65536, 4096, 1},
             {"mixtral", 4096, 32, 8, 128, 7168, 4, 2, 0, 32768, 2048, 1},
@@ -136,7 +147,7 @@ Plan plan_of(const Point& p, const Backend& backend) {
     auto hardware = std::make_shared<Hardware>();
     hardware->name = "cpu-local";
     hardware->cpu = !backend.can_replay;
-    for (const Precision precision : {Precision::fp32, Precision::bf16})
+    for (const Precision precision : {Precision::fp32, Precision::bf16, Precision::fp8_blockwise})
         hardware->peak_flops[static_cast<std::size_t>(precision)] = 1e9;
     plan.hardware = hardware;
     plan.stack = "moe-plan";

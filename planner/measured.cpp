@@ -110,7 +110,8 @@ struct Sides {
 std::string measured_key(const Op& op, const Program& program) {
     std::string key = to_string(op.kind) + form(op);
     const Tensor* first = first_tensor(op, program);
-    if (first != nullptr && first->dtype == Dtype::fp8_block) return key + ".fp8-blockwise";
+    if (first != nullptr && first->dtype == Dtype::fp8_block) // messages go by their bytes
+        return key + (is_communication(op.kind) ? ".bf16" : ".fp8-blockwise");
     if (first == nullptr || first->dtype != Dtype::bf16) return key;
     key += ".bf16";
     const bool product = op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm;

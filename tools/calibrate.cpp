@@ -66,7 +66,7 @@ Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how
         return known;
     }
     how.grid = MicrobenchGrid::one_gpu;
-    how.seconds = 150.0; // large weights are drawn on the host
+    how.seconds = 180.0; // large weights are drawn on the host
     bench = run_microbench(how);
     return measured_gpu(options, bench);
 }
@@ -112,6 +112,7 @@ Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench
     hardware.name = std::filesystem::path(options.out).stem().string();
     hardware.peak_flops[static_cast<std::size_t>(Precision::fp32)] = bench.fp32_flops;
     hardware.peak_flops[static_cast<std::size_t>(Precision::bf16)] = bench.bf16_flops;
+    hardware.peak_flops[static_cast<std::size_t>(Precision::fp8_blockwise)] = bench.fp8_flops;
     hardware.memory_bandwidth = bench.memory_bandwidth;
     hardware.measured = bench.measured;
     hardware.measured_by = fmt::format("{}, {} ({} cores), moe-plan calibrate --backend {}", today(), processor_name(),

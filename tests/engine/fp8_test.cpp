@@ -15,22 +15,6 @@ using namespace moe;
 
 namespace {
 
-// Widths of 128 and its multiples on every rank of TP 2 and ETP 2, so that all plans have the same blocks.
-std::shared_ptr<const Model> wide_model(const std::string& kind, Fields more = {}) {
-    Fields fields{{"hidden_size", "256"}, {"num_hidden_layers", "2"}, {"intermediate_size", "256"}};
-    if (kind != "mixtral") fields.emplace_back("moe_intermediate_size", "256");
-    if (kind == "deepseek3")
-        fields.insert(fields.end(), {{"q_lora_rank", "128"},
-                                     {"kv_lora_rank", "128"},
-                                     {"qk_nope_head_dim", "32"},
-                                     {"qk_rope_head_dim", "16"},
-                                     {"v_head_dim", "32"}});
-    else
-        fields.insert(fields.end(), {{"head_dim", "32"}, {"num_key_value_heads", "8"}});
-    fields.insert(fields.end(), more.begin(), more.end());
-    return small_model(kind, fields);
-}
-
 Plan fp8_plan(const std::string& kind, int ranks, Fields fields, const Fields& model = {}) {
     fields.insert(fields.begin(), {"precision", "fp8-blockwise"});
     return small_plan(wide_model(kind, model), ranks, fields, {16, 8});

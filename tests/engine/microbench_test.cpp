@@ -85,6 +85,21 @@ TEST_CASE("a short microbenchmark measures every kind of op, in FP32 and in BF16
     CHECK_THROWS_AS(run_microbench(options), Error);
 }
 
+TEST_CASE("blockwise FP8 is measured by keys of its own") {
+    MicrobenchOptions options;
+    options.most = 5; // three in FP32, one in BF16
+    options.seconds = 60.0;
+    const Microbench result = run_microbench(options);
+    for (const char* key : {"gemm.nt.fp8-blockwise", "gemm.nn.fp8-blockwise", "grouped_gemm.forward.fp8-blockwise",
+                            "grouped_gemm.dgrad.fp8-blockwise", "quantize.bf16", "dequantize.fp8-blockwise", "cast",
+                            "quantize.weights.bf16"}) {
+        INFO(key);
+        CHECK(result.measured.count(key) == 1);
+    }
+    CHECK(result.measured.count("grouped_gemm.wgrad.fp8-blockwise") == 0);
+    CHECK(result.fp8_flops > 0.0);
+}
+
 TEST_CASE("one rank is measured without communication, at larger sizes") {
     MicrobenchOptions options;
     options.seconds = 1.0;

@@ -67,6 +67,21 @@ std::shared_ptr<const Model> small_model(const std::string& kind, const Fields& 
     return std::make_shared<const Model>(model_from_json(config.dump(), kind));
 }
 
+std::shared_ptr<const Model> wide_model(const std::string& kind, const Fields& changed) {
+    Fields fields{{"hidden_size", "256"}, {"num_hidden_layers", "2"}, {"intermediate_size", "256"}};
+    if (kind != "mixtral") fields.emplace_back("moe_intermediate_size", "256");
+    if (kind == "deepseek3")
+        fields.insert(fields.end(), {{"q_lora_rank", "128"},
+                                     {"kv_lora_rank", "128"},
+                                     {"qk_nope_head_dim", "32"},
+                                     {"qk_rope_head_dim", "16"},
+                                     {"v_head_dim", "32"}});
+    else
+        fields.insert(fields.end(), {{"head_dim", "32"}, {"num_key_value_heads", "8"}});
+    fields.insert(fields.end(), changed.begin(), changed.end());
+    return small_model(kind, fields);
+}
+
 Plan small_plan(const std::string& model, int ranks, const Fields& fields) {
     return small_plan(small_model(model), ranks, fields);
 }

@@ -44,6 +44,7 @@ public:
         embeddings();
         optimizer();
         routers();
+        quantization();
         return std::move(moved_);
     }
 
@@ -292,6 +293,33 @@ private:
             add("router" + name, bytes, forward);
             time("router_grad" + name, bytes + 4.0 * static_cast<double>(n) * shape.experts,
                  [=, this](void* s) { k_.router_grad(shape, dweight, logits, index, out, s); });
+        }
+    }
+
+    std::uint8_t* take_bytes(Row n) { return static_cast<std::uint8_t*>(pool_.take(Type::f32, n / 4).data); }
+
+    void quantization() {
+        for (const Row cols : {2048, 768}) {
+            const FilledRows shape{copies, cols, 0};
+            const Dst x = pool_.take(Type::bf16, copies * cols);
+            std::uint8_t* const q = take_bytes(copies * cols);
+            float* const scale = pool_.floats(copies * cols / scale_block);
+            const double bytes = static_cast<double>(copies * cols) * (3.0 + 4.0 / scale_block);
+            time(fmt::format("quantize_rows {}x{} bf16", copies, cols), bytes,
+                 [=, this](void* s) { k_.quantize_rows(shape, x, nullptr, q, scale, s); });
+            k_.quantize_rows(shape, x, nullptr, q, scale, nullptr);
+            time(fmt::format("dequantize_rows {}x{} bf16", copies, cols), bytes,
+                 [=, this](void* s) { k_.dequantize_rows(shape, q, scale, nullptr, x, s); });
+        }
+        const QuantizedWeights shape{experts, 1536, 2048};
+        const Row n = shape.groups * shape.n * shape.k;
+        for (const Type type : {Type::bf16, Type::f32}) {
+            const Dst w = pool_.take(type, n);
+            std::uint8_t *const q = take_bytes(n), *const qt = take_bytes(n);
+            float *const scale = pool_.floats(n / 16384), *const qt_scale = pool_.floats(n / 16384);
+            time(fmt::format("quantize_weights 128x1536x2048 {}", type == Type::f32 ? "f32" : "bf16"),
+                 of(type, static_cast<double>(n)) + 2.0 * static_cast<double>(n),
+                 [=, this](void* s) { k_.quantize_weights(shape, w, q, scale, qt, qt_scale, s); });
         }
     }
 

@@ -30,7 +30,8 @@ search) echo "$*" > asked ;;
 execute)
     mkdir -p run
     printf '{"steps": [{"loss": 1.0}' > run/run.json
-    for step in $(seq 2 300); do printf ', {"loss": 1.0}'; done >> run/run.json
+    asked=$*; asked=${asked#*--steps }
+    for step in $(seq 2 ${asked%% *}); do printf ', {"loss": 1.0}'; done >> run/run.json
     printf '], "graph": {"nodes": 7, "host_copies": 0, "host_seconds": 2e-5}}' >> run/run.json ;;
 compare)
     predicted=10.0 measured=)" + memory_gib +
@@ -86,6 +87,7 @@ TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all
     CHECK(steps == 10);
     CHECK(memory == 10);
     CHECK(outcome.out.find("300 steps of text, loss 1.000 to 1.000") != std::string::npos);
+    CHECK(outcome.out.find("1,000 steps in blockwise FP8, loss 1.000 to 1.0000, BF16's 1.0000") != std::string::npos);
     CHECK(outcome.out.find("memory that offload=optimizer saves") != std::string::npos);
 }
 
