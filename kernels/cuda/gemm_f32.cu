@@ -1,5 +1,9 @@
 // Products with FP32 multiply-adds, for operands of any type: 64 x 64 tiles, 4 x 4 of them in each thread's registers.
+//
+// A router's weight gradient has few tiles and contracts over all tokens: its contraction is cut into parts that run
+// side by side, and the parts' sums are added in their order.
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/scratch.hpp"
 
 namespace moe::cuda {
 namespace {
@@ -84,10 +88,49 @@ __global__ void __launch_bounds__(threads) f32_kernel(Product p) {
     }
 }
 
+__global__ void __launch_bounds__(threads) sum_parts_kernel(Product p, const float* sums, int parts) {
+    const std::int64_t size = p.m * p.n, i = std::int64_t{blockIdx.x} * threads + threadIdx.x;
+    if (i >= size) return;
+    float sum = sums[i];
+    for (int part = 1; part < parts; ++part) sum += sums[part * size + i];
+    const std::int64_t at = i / p.n * p.ldc + i % p.n;
+    store(p.c, at, p.accumulate ? load(read_back(p.c), at) + sum : sum);
+}
+
+// As many as fill an H200 twice over, have room for their sums and are long enough to be worth it.
+int parts_of(const Product& p) {
+    constexpr std::int64_t enough_blocks = 264, shortest = 128;
+    if (p.routed != Product::Routed::none || p.groups != 1) return 1;
+    const std::int64_t tiles = ceil_div(p.m, std::int64_t{tile}) * ceil_div(p.n, std::int64_t{tile});
+    std::int64_t parts = 1;
+    while (parts * tiles < enough_blocks && p.k % (2 * parts) == 0 && p.k / (2 * parts) >= shortest &&
+           2 * parts * p.m * p.n <= scratch_floats)
+        parts *= 2;
+    return static_cast<int>(parts);
+}
+
+void launch_tiles(const Product& product, cudaStream_t stream) {
+    f32_kernel<<<persistent_blocks(product, tile, tile, 4), threads, 0, stream>>>(product);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 } // namespace
 
 void launch_f32(const Product& product, cudaStream_t stream) {
-    f32_kernel<<<persistent_blocks(product, tile, tile, 4), threads, 0, stream>>>(product);
+    const int parts = parts_of(product);
+    if (parts == 1) return launch_tiles(product, stream);
+    float* const sums = scratch_of(stream);
+    Product part = product; // a group of its own
+    part.groups = parts;
+    part.k = product.k / parts;
+    part.a_group = part.k * (product.transpose_a ? product.lda : 1);
+    part.b_group = part.k * (product.transpose_b ? 1 : product.ldb);
+    part.c = {sums, Type::f32};
+    part.c_group = product.m * product.n;
+    part.ldc = product.n;
+    part.accumulate = false;
+    launch_tiles(part, stream);
+    sum_parts_kernel<<<blocks_for(product.m * product.n, threads), threads, 0, stream>>>(product, sums, parts);
     CUDA_CHECK(cudaGetLastError());
 }
 

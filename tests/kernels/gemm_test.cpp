@@ -198,6 +198,16 @@ TEST_CASE("gemm: sizes beyond one widened block in each direction") {
     check(gemm_case(shape(6, 5, 2050, true), {bf16, f32, f32}));
 }
 
+TEST_CASE("gemm: few tiles and a contraction long enough to be cut into parts that run side by side") {
+    for (const Types types : {Types{f32, bf16, f32}, Types{f32, bf16, bf16}, Types{f32, f32, f32}}) {
+        check(gemm_case(shape(16, 100, 4096, true, false, true), types));
+        check(gemm_case(shape(16, 100, 4096, true), types, 3));
+        check(gemm_case(shape(3, 70, 768, false, true), types, 2));
+        check(gemm_case(shape(65, 5, 1280, true, true, true), types));
+        check(gemm_case(shape(9, 8, 514), types)); // parts of 257 and no shorter ones
+    }
+}
+
 TEST_CASE("gemm: small products whose right operand is read in place, with every remainder of a tile") {
     for (const Types types : {all_f32, Types{bf16, bf16, bf16}, Types{bf16, f32, f32}, Types{f32, bf16, f32}}) {
         for (std::int64_t m = 1; m <= 7; ++m)
