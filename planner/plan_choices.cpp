@@ -262,7 +262,10 @@ PlanFault check_over_peers(const Plan& plan) {
                                        kind.moe->experts, most_choices, most_experts));
     }
     if (plan.model->hidden % 8 != 0) return refused(fmt::format("width {} is no multiple of 8", plan.model->hidden));
-    if (plan.hardware->cpu) return {};
+    // Degrees that search has not settled yet, or that do not fit, are no mesh; other checks say so.
+    const bool settled = plan.tp * plan.cp * plan.dp * plan.pp == plan.gpus &&
+                         plan.etp * plan.ep * plan.edp * plan.pp == plan.gpus;
+    if (plan.hardware->cpu || !settled) return {};
     const Mesh mesh(plan);
     const int domain = std::max(1, plan.hardware->nvlink_domain_used);
     for (int rank = 0; rank < mesh.size(); ++rank)

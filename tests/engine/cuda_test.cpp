@@ -155,7 +155,8 @@ TEST_CASE("cuda: the last step is recorded op by op") {
         CHECK_THROWS_WITH_AS(trainer.timeline(), doctest::Contains("no step has been recorded"), Error);
         const double seconds = trainer.step(made_up_tokens(61)).seconds;
         const Timeline timeline = trainer.timeline();
-        CHECK(timeline.step_seconds == seconds);
+        CHECK(timeline.step_seconds > 0.0);
+        CHECK(timeline.step_seconds <= seconds); // without what its stamps cost
         REQUIRE(timeline.rows.size() == trainer.recorder(0).ops());
         double busy = 0.0;
         std::size_t timed = 0;
