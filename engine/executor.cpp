@@ -111,7 +111,12 @@ void Executor::await_end(Queue& queue) {
     using Microseconds = std::chrono::microseconds;
     Microseconds pause{10};
     while (marked_ && !queue.idle()) {
-        communicator_.check();
+        try {
+            communicator_.check();
+        } catch (const Error& error) { // told with the op that waits for the others
+            const auto op = static_cast<std::size_t>(stuck());
+            throw Error(error.fault(), fmt::format("{}: {}", place(*ops_[op], slots_[op]), error.what()));
+        }
         std::this_thread::sleep_for(pause);
         pause = std::min(pause + pause / 8, Microseconds{200});
     }

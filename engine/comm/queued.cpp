@@ -45,6 +45,14 @@ std::int64_t slots_of(const Program& program, const Op& op) {
     return 2 * attr.ep * slot_rows(x.rows, y.rows) * row;
 }
 
+// The library allocates as it joins, and calls what it does not get an error of CUDA.
+std::string not_joined(int rank, const Circle& circle, double free_bytes, const char* why) {
+    return fmt::format("rank {}: joining {} ranks for {}, {:.2f} GiB free: {}; where memory is short use a smaller mbs",
+                       rank, circle.ranks.size(),
+                       circle.messages() ? "messages" : to_string(static_cast<Stream>(circle.purpose)),
+                       free_bytes / (1 << 30), why);
+}
+
 } // namespace
 
 std::vector<Circle> circles_of(const std::vector<const Program*>& programs, const Mesh& mesh) {
@@ -120,10 +128,15 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
         const double before = device_.used_bytes();
         // Messages leave the device to what computes beside them.
         const int blocks = circle.messages() ? 8 : 0;
-        members_[{circle.purpose, circle.ranks}] = library_.join(fabric.point(i), static_cast<int>(circle.ranks.size()),
-                                                                 static_cast<int>(me - circle.ranks.begin()), blocks);
-        connect(circle, greetings);
-        if (Queue* queue = device_.queue()) queue->wait();
+        try {
+            members_[{circle.purpose, circle.ranks}] =
+                library_.join(fabric.point(i), static_cast<int>(circle.ranks.size()),
+                              static_cast<int>(me - circle.ranks.begin()), blocks);
+            connect(circle, greetings);
+            if (Queue* queue = device_.queue()) queue->wait();
+        } catch (const Error& error) {
+            throw Error(error.fault(), not_joined(rank_, circle, device_.free_bytes(), error.what()));
+        }
         taken_[i] = device_.used_bytes() - before;
     }
 }
@@ -220,7 +233,10 @@ void QueuedCommunicator::check() {
     if (peers_) peers_->check();
     if (++checks_ % 100 != 0) return; // the library takes a lock for each
     for (const auto& [key, member] : members_)
-        if (const std::string trouble = library_.trouble(member); !trouble.empty()) fail("{}", trouble);
+        if (const std::string trouble = library_.trouble(member); !trouble.empty())
+            fail("{}: another rank, a link or a GPU has failed (NCCL_DEBUG=INFO says more): mend it and go on from the "
+                 "last checkpoint with --resume",
+                 trouble);
 }
 
 const QueuedCommunicator::Seat& QueuedCommunicator::seat(Group group) {

@@ -113,6 +113,7 @@ void abandon(void* member) {
     delete &seat(member);
 }
 std::string trouble(void*) { return {}; }
+std::string lost(void*) { return "NCCL: remote process exited"; }
 
 void all_gather(void* member, const void* x, void* y, std::int64_t bytes, void*) {
     seat(member).gathering->together(seat(member).index, x, [&](const std::vector<const void*>& all) {
@@ -240,6 +241,19 @@ const Backend& prompt_backend() {
     return backend;
 }
 
+// Work that is queued never ends.
+class StuckQueue : public PromptQueue {
+public:
+    bool idle() override { return false; }
+};
+class StuckDevice : public PromptDevice {
+public:
+    Queue* queue() override { return &stuck_; }
+
+private:
+    StuckQueue stuck_;
+};
+
 void check_same(const Plan& plan, const std::string& what) {
     INFO(what);
     const Trained want = train_three(plan), got = train_three(plan, 1, &prompt_backend());
@@ -308,4 +322,42 @@ TEST_CASE("queued communication: a rank that fails abandons what others wait for
                              Error);
     }
     CHECK(halls().abandoned > before);
+}
+
+TEST_CASE("queued communication: what the library says of its connections ends the step, with rank, op and remedy") {
+    static const CollectiveLibrary losing = [] {
+        CollectiveLibrary l = library();
+        l.trouble = lost;
+        return l;
+    }();
+    Backend stuck = prompt_backend();
+    stuck.open = [](bool, int) -> std::unique_ptr<Device> { return std::make_unique<StuckDevice>(); };
+    stuck.collectives = []() -> const CollectiveLibrary& { return losing; };
+    TrainOptions options;
+    options.table = &stuck;
+    Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}}), options);
+    std::string said;
+    try {
+        trainer.step(made_up_tokens(61));
+    } catch (const Error& error) {
+        said = error.what();
+    }
+    CHECK_MESSAGE(said.find("NCCL: remote process exited") != std::string::npos, said);
+    CHECK_MESSAGE(said.find("rank ") == 0, said);
+    CHECK_MESSAGE(said.find("(layer ") != std::string::npos, said);
+    CHECK_MESSAGE(said.find("--resume") != std::string::npos, said);
+}
+
+TEST_CASE("queued communication: a communicator that cannot be joined names rank, use and remedy") {
+    static const CollectiveLibrary full = [] {
+        CollectiveLibrary l = library();
+        l.join = [](const MeetingPoint&, int, int, int) -> void* { fail("NCCL: unhandled cuda error: out of memory"); };
+        return l;
+    }();
+    Backend none = prompt_backend();
+    none.collectives = []() -> const CollectiveLibrary& { return full; };
+    TrainOptions options;
+    options.table = &none;
+    CHECK_THROWS_WITH_AS(Trainer(small_plan("qwen3", 2, {{"ep", "2"}}), options),
+                         doctest::Contains("out of memory; where memory is short use a smaller mbs"), Error);
 }
