@@ -12,7 +12,6 @@
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <tuple>
 
 namespace moe {
@@ -65,41 +64,6 @@ void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, Sample
     }
 }
 
-// Communication between devices. Members of a group come to a collective at different times and leave it together: who
-// comes last waits for nobody, so the shortest of their times is the collective's. Of messages of one size it is the
-// fastest, which its receiver waited for.
-void gather_between(const Trainer& trainer, const Plan& plan, std::int64_t steps, Samples& samples) {
-    const Mesh mesh(plan);
-    std::vector<StepRows> rows;
-    for (int rank = 0; rank < plan.gpus; ++rank) rows.push_back(last_rows(trainer, rank, steps));
-    std::map<std::pair<std::string, double>, double> messages; // by key and work
-    for (int rank = 0; rank < plan.gpus; ++rank) {
-        const Program& program = program_of(trainer, mesh, rank);
-        const std::vector<TimelineRow>& ops = rows[static_cast<std::size_t>(rank)][0];
-        for (std::size_t i = 0; i < ops.size(); ++i) {
-            const Op& op = op_of(program, ops[i]);
-            if (!is_communication(op.kind) || op.kind == OpKind::recv) continue;
-            const bool message = op.kind == OpKind::send;
-            const std::vector<int> members = message ? std::vector<int>{rank} : mesh.members(op.group, rank);
-            const bool other_programs = !message && plan.pp > 1 && (op.group.axes & axis::pipeline) != 0;
-            if (members.front() != rank || other_programs) continue;
-            std::vector<double> seconds(static_cast<std::size_t>(steps), std::numeric_limits<double>::infinity());
-            for (const int member : members)
-                for (std::size_t s = 0; s < seconds.size(); ++s)
-                    seconds[s] = std::min(seconds[s], rows[static_cast<std::size_t>(member)][s][i].busy);
-            const CostPoint at = cost_point(op, program);
-            const std::string key = group_key(at.key, message ? 2 : static_cast<int>(members.size()));
-            if (!message) {
-                add_sample(samples, key, at, median(seconds));
-                continue;
-            }
-            double& fastest = messages.try_emplace({key, at.work}, seconds[0]).first->second;
-            fastest = std::min(fastest, *std::min_element(seconds.begin(), seconds.end()));
-        }
-    }
-    for (const auto& [call, seconds] : messages) add_sample(samples, call.first, {"", call.second, {}}, seconds);
-}
-
 // Bytes taken on the device beside the arena and the libraries' scratch.
 double measure(const Point& point, const MicrobenchOptions& options, Microbench& result, Samples& samples) {
     using Clock = std::chrono::steady_clock;
@@ -132,10 +96,8 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
         trainer.step(source);
         ++steps;
     }
-    (options.grid == MicrobenchGrid::between_gpus ? gather_between : gather)(trainer, plan, steps, samples);
+    gather(trainer, plan, steps, samples);
     result.stamp_seconds = trainer.stamp_seconds();
-    const auto& joined = trainer.joined().each;
-    result.communicators.insert(result.communicators.end(), joined.begin(), joined.end());
     result.device = trainer.device_name();
     return (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
 }
@@ -204,18 +166,6 @@ double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measure
     return best;
 }
 
-std::vector<Point> grid_of(const MicrobenchOptions& options) {
-    switch (options.grid) {
-    case MicrobenchGrid::cores:
-        return grid_of_cores();
-    case MicrobenchGrid::one_gpu:
-        return grid_of_gpus();
-    case MicrobenchGrid::between_gpus:
-        return grid_between(options.gpus);
-    }
-    return {};
-}
-
 } // namespace
 
 Microbench run_microbench(const MicrobenchOptions& options) {
@@ -223,7 +173,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     if (!(options.seconds > 0.0)) refuse("microbench: a budget of {} seconds measures nothing", options.seconds);
     const Clock::time_point start = Clock::now();
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-    const std::vector<Point> points = grid_of(options);
+    const std::vector<Point> points = options.one_rank ? grid_of_gpus() : grid_of_cores();
     Microbench result;
     measure_queue(backend_named(options.backend), result);
     Samples samples;
@@ -243,8 +193,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         longest = std::max(longest, elapsed() - before);
         ++done;
     }
-    for (auto& [key, list] : samples)
-        result.measured[key] = calls_of(std::move(list), options.grid != MicrobenchGrid::cores);
+    for (auto& [key, list] : samples) result.measured[key] = calls_of(std::move(list), options.one_rank);
     result.context_bytes = std::max(0.0, *std::max_element(beside_arena.begin(), beside_arena.end()));
     result.fp32_flops = best_rate(result.measured, "gemm", "");
     result.bf16_flops = best_rate(result.measured, "gemm", "bf16");

@@ -1,9 +1,9 @@
 // What ops cost on this machine: training runs over a grid of sizes, every op timed where it really runs.
 #pragma once
 
-#include "engine/comm/queued.hpp"
 #include "planner/hardware.hpp"
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <string>
@@ -11,18 +11,12 @@
 
 namespace moe {
 
-enum class MicrobenchGrid {
-    cores,        // eight ranks that share this machine's cores
-    one_gpu,      // one rank, sizes up to those of real layers
-    between_gpus, // communication only, of as many ranks as there are GPUs
-};
-
 struct MicrobenchOptions {
     double seconds = 18.0; // budget; the grid is walked from small to large and cut off when it is spent
     int permits = 0;       // ranks that run at once, 0 = the machine's cores
     std::string backend = "cpu";
-    MicrobenchGrid grid = MicrobenchGrid::cores;
-    int gpus = 2;                                          // between_gpus
+    // One rank and sizes up to those of real layers, instead of eight ranks that share a machine's cores.
+    bool one_rank = false;
     std::size_t most = 0;                                  // of the grid's runs, from the smallest; 0: all
     std::function<void(const std::string& line)> progress; // may be empty
 };
@@ -36,8 +30,7 @@ struct Microbench {
     // elementwise ops (cores: with all of them busy).
     double fp32_flops = 0.0, bf16_flops = 0.0, fp8_flops = 0.0;
     double memory_bandwidth = 0.0;
-    std::string device;                        // where the ranks' memory lay
-    std::vector<Joined::Member> communicators; // of all runs, with what each took
+    std::string device; // where the ranks' memory lay
     // 0 on devices without a queue. What is taken on the device beside the arena; the host's time to launch a kernel;
     // what a time stamp between two ops takes, which is not in the times above.
     double context_bytes = 0.0, launch_seconds = 0.0, stamp_seconds = 0.0;

@@ -121,26 +121,6 @@ std::shared_ptr<const Model> model_of(const Point& p) {
 
 } // namespace
 
-std::vector<Point> grid_between(int gpus) {
-    const int n = gpus;
-    const std::initializer_list<Sharing> sharings{{.ranks = n, .dp = n, .ep = n},
-                                                  {.ranks = n, .tp = n, .etp = n},
-                                                  {.ranks = n, .tp = n, .ep = n},
-                                                  {.ranks = n, .cp = n, .cp_comm = ContextComm::ring},
-                                                  {.ranks = n, .cp = n, .cp_comm = ContextComm::alltoall},
-                                                  {.ranks = n, .pp = n}};
-    std::vector<Point> points;
-    for (const Point& size :
-         std::initializer_list<Point>{{"qwen3", 256, 8, 8, 32, 128, 16, 2, 768, 1024, 256, 1},
-                                      {"qwen3", 1024, 16, 8, 64, 384, 16, 4, 3072, 16384, 2048, 1},
-                                      {"qwen3", 2048, 32, 8, 128, 768, 32, 8, 6144, 32768, 4096, 2}})
-        for (const Sharing& sharing : sharings) {
-            points.push_back(size);
-            points.back().sharing = sharing;
-        }
-    return points;
-}
-
 Plan plan_of(const Point& p, const Backend& backend) {
     Plan plan;
     plan.model = model_of(p);
@@ -154,16 +134,14 @@ Plan plan_of(const Point& p, const Backend& backend) {
     const Sharing& s = p.sharing;
     plan.gpus = s.ranks;
     plan.tp = s.tp;
-    plan.cp = s.cp;
     plan.pp = s.pp;
     plan.dp = s.dp;
     plan.ep = s.ep;
     plan.etp = s.etp;
     plan.edp = s.ranks / (s.pp * s.ep * s.etp);
-    plan.cp_comm = s.cp_comm;
     // Launched one by one, small ops would wait for the host, and their times would say so.
     if (backend.can_replay) plan.cuda_graph = CudaGraph::full;
-    plan.router.forced = backend.can_replay || s.ranks == 1; // plans are priced for balanced routing
+    plan.router.forced = s.ranks == 1; // plans are priced for balanced routing
     plan.seq = p.seq;
     plan.mbs = p.mbs;
     plan.gbs = 2 * plan.dp * plan.mbs;

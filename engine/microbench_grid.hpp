@@ -11,8 +11,7 @@ namespace moe {
 
 // Degrees as in Plan; micro-batches are always two.
 struct Sharing {
-    int ranks = 1, tp = 1, cp = 1, pp = 1, dp = 1, ep = 1, etp = 1;
-    ContextComm cp_comm = ContextComm::ring;
+    int ranks = 1, tp = 1, pp = 1, dp = 1, ep = 1, etp = 1;
 };
 
 // A small model and the workload it runs. Sizes of one point differ from each other as those of real layers do.
@@ -27,9 +26,8 @@ struct Point {
 };
 
 // Each from small to large, so that a budget that runs out costs the far end and never a kind of op.
-std::vector<Point> grid_of_cores();        // eight ranks, which share the cores
-std::vector<Point> grid_of_gpus();         // one rank
-std::vector<Point> grid_between(int gpus); // every axis over all of them in turn
+std::vector<Point> grid_of_cores(); // eight ranks, which share the cores
+std::vector<Point> grid_of_gpus();  // one rank
 
 Plan plan_of(const Point& point, const Backend& backend);
 

@@ -1,5 +1,6 @@
 // The verb calibrate: measures this machine and writes a hardware profile that search and replay price with.
 #include "engine/backend.hpp"
+#include "engine/collective_bench.hpp"
 #include "engine/microbench.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
@@ -65,30 +66,29 @@ Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how
         if (known.measured.empty()) refuse("--from {}: holds no measurements: leave it out", options.from);
         return known;
     }
-    how.grid = MicrobenchGrid::one_gpu;
+    how.one_rank = true;
     how.seconds = 180.0; // large weights are drawn on the host
     bench = run_microbench(how);
     return measured_gpu(options, bench);
 }
 
-// Communication among 2, 4, .. GPUs, each of which has a rank.
-void measure_between(Hardware& hardware, int gpus, MicrobenchOptions how, Microbench& bench) {
-    how.grid = MicrobenchGrid::between_gpus;
-    how.seconds = 60.0;
-    for (how.gpus = 2; how.gpus <= gpus; how.gpus *= 2) {
-        const Microbench between = run_microbench(how);
-        for (const auto& [key, calls] : between.measured) {
-            hardware.measured[key] = calls;
-            bench.measured[key] = calls;
-        }
-        for (const auto& [circle, bytes] : between.communicators)
-            how.progress(fmt::format("a communicator of {} for {}{}: {:.0f} MiB", circle.ranks.size(),
-                                     circle.messages() ? "messages" : to_string(static_cast<Stream>(circle.purpose)),
-                                     circle.pairwise ? ", pairwise" : "", bytes / (1 << 20)));
-        bench.device = between.device;
+// Communication among 2, 4, .. GPUs; what communicators take, among the most.
+void measure_between(Hardware& hardware, const CalibrateOptions& options, int gpus, Microbench& bench,
+                     CommunicatorBytes& taken) {
+    CollectiveBench between;
+    for (int ranks = 2; ranks <= gpus; ranks *= 2) {
+        const CommunicatorBytes known = between.taken;
+        between = run_collective_bench(backend_named(options.backend), ranks);
+        for (const auto& [key, calls] : between.measured) hardware.measured[key] = bench.measured[key] = calls;
+        // Only the first communicator of a process brings the library along, and messages are always between two.
+        if (ranks > 2) between.taken.first = known.first;
+        if (ranks > 2) between.taken.messages = known.messages;
     }
-    if (gpus > 1)
-        hardware.measured_by += fmt::format("; {}, moe-plan calibrate --backend cuda --gpus {}", bench.device, gpus);
+    if (gpus < 2) return;
+    taken = between.taken;
+    bench.device = between.device;
+    hardware.measured_by += fmt::format("; {}, {}, moe-plan calibrate --backend {} --gpus {}", today(), between.device,
+                                        options.backend, gpus);
 }
 
 // How many GPUs take part; 0: the cores do.
@@ -122,10 +122,18 @@ Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench
     return hardware;
 }
 
-void print_profile(Console& console, const Hardware& hardware, const Microbench& bench) {
-    console.say("{}\n{}: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
-                hardware.measured_by, hardware.cpu ? "one core" : bench.device, bench.fp32_flops / 1e9,
-                bench.bf16_flops / 1e9, bench.memory_bandwidth / 1e9, gib(hardware.memory_bytes));
+void print_profile(Console& console, const Hardware& hardware, const Microbench& bench,
+                   const CommunicatorBytes& taken) {
+    console.say("{}", hardware.measured_by);
+    if (bench.fp32_flops > 0.0)
+        console.say("{}: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
+                    hardware.cpu ? "one core" : bench.device, bench.fp32_flops / 1e9, bench.bf16_flops / 1e9,
+                    bench.memory_bandwidth / 1e9, gib(hardware.memory_bytes));
+    if (taken.first > 0.0)
+        console.say("A communicator takes {:.0f} MiB of a GPU, {:.0f} where members send to each other, {:.0f} for "
+                    "messages; the first {:.0f} more",
+                    taken.collective / (1 << 20), taken.pairwise / (1 << 20), taken.messages / (1 << 20),
+                    taken.first / (1 << 20));
     Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
     for (const auto& [kind, calls] : bench.measured) {
         if (calls.empty()) continue;
@@ -150,9 +158,10 @@ void calibrate_verb(const CalibrateOptions& options) {
     how.progress = [&console](const std::string& line) { console.progress(line); };
     Microbench bench;
     Hardware hardware;
+    CommunicatorBytes taken;
     if (gpus > 0) {
         hardware = measured_one_gpu(options, how, bench);
-        measure_between(hardware, gpus, how, bench);
+        measure_between(hardware, options, gpus, bench, taken);
     } else {
         bench = run_microbench(how);
         hardware = measured_cores(options, bench);
@@ -160,7 +169,7 @@ void calibrate_verb(const CalibrateOptions& options) {
     const std::string profile = to_json(hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);
-    print_profile(console, hardware, bench);
+    print_profile(console, hardware, bench, taken);
     console.say("Profile in {0}; next: moe-plan search --hardware {0} ...", options.out);
 }
 

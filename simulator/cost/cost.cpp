@@ -37,10 +37,11 @@ struct MeasuredGroup {
 };
 
 // The calls of a collective among as many members as were measured, nearest to those asked for.
-MeasuredGroup nearest_group(const Hardware& hardware, const std::string& key, int members) {
+MeasuredGroup nearest_group(const Hardware& hardware, OpKind kind, int members) {
     MeasuredGroup best;
     const auto apart = [members](int size) { return std::abs(std::log2(static_cast<double>(size) / members)); };
-    const std::string prefix = group_key(key, 0).substr(0, key.size() + 2);
+    std::string prefix = group_key(to_string(kind), 0);
+    prefix.pop_back();
     for (auto it = hardware.measured.lower_bound(prefix);
          it != hardware.measured.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
         const int size = std::atoi(it->first.c_str() + prefix.size());
@@ -48,12 +49,6 @@ MeasuredGroup nearest_group(const Hardware& hardware, const std::string& key, in
         if (best.calls == nullptr || apart(size) < apart(best.members)) best = {size, &it->second};
     }
     return best;
-}
-
-// Bytes travel alike whatever they hold.
-std::string other_storage(const std::string& key) {
-    const std::size_t at = key.rfind(".bf16");
-    return at == std::string::npos ? key + ".bf16" : key.substr(0, at);
 }
 
 double expected_rows(const Program& program, TensorId id) {
@@ -131,8 +126,8 @@ double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLink
 }
 
 double CostModel::communication_seconds(const Op& op, GroupLinks group) const {
-    const bool dispatches = op.kind == OpKind::all_to_all_rows || op.kind == OpKind::dispatch_tokens ||
-                            op.kind == OpKind::combine_tokens;
+    const bool dispatches =
+        op.kind == OpKind::all_to_all_rows || op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens;
     if (const auto* rows = std::get_if<RowsAttr>(&op.attr); rows != nullptr && dispatches)
         return dispatch_seconds(op, *rows, std::move(group));
     switch (op.kind) {
@@ -161,8 +156,7 @@ double CostModel::measured_among_devices(const Op& op, const CostPoint& at) cons
     const GroupLinks group = links(op.group);
     const int members = group.placement.size;
     if (members <= 1 || group.placement.domains > 1) return -1.0;
-    MeasuredGroup known = nearest_group(*plan_.hardware, at.key, members);
-    if (known.calls == nullptr) known = nearest_group(*plan_.hardware, other_storage(at.key), members);
+    const MeasuredGroup known = nearest_group(*plan_.hardware, op.kind, members);
     if (known.calls == nullptr) return -1.0;
     const double seconds = measured_seconds(*known.calls, at.work, at.sides);
     if (known.members == members) return seconds;

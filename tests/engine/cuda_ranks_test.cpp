@@ -1,7 +1,9 @@
 // Plans over several GPUs of this machine against the CPU back end; each case is skipped by name where there are fewer.
 #include "engine/backend.hpp"
+#include "engine/checkpoint_writer.hpp"
 #include "planner/error.hpp"
 #include "tests/engine/cuda_parity.hpp"
+#include "tests/engine/folder.hpp"
 
 #include <doctest/doctest.h>
 
@@ -130,4 +132,42 @@ TEST_CASE("cuda ranks 2: a rank that fails ends the run with its own line") {
     trainer.step(made_up_tokens(61));
     armed = true;
     CHECK_THROWS_WITH_AS(trainer.step(made_up_tokens(61)), doctest::Contains("rank 1: adamw (layer -1"), Error);
+}
+
+TEST_CASE("cuda ranks 2: a checkpoint goes on on one GPU and on the CPU") {
+    if (!has_gpus(2)) return;
+    const Folder folder;
+    TrainOptions options;
+    options.lr = 1e-3;
+    options.eps = 1e-3; // see train_on()
+    const SampleSource source = made_up_tokens(61);
+    const auto on = [&](const char* backend, int ranks, const Fields& fields) {
+        options.backend = backend;
+        return std::make_unique<Trainer>(small_plan("qwen3", ranks, fields), options);
+    };
+    const auto two = on("cuda", 2, {{"ep", "2"}, {"cuda_graph", "full"}});
+    for (int i = 0; i < 2; ++i) two->step(source);
+    CheckpointWriter writer(folder.path.string(), "-test");
+    writer.save(*two);
+    writer.finish();
+    REQUIRE(writer.saved_step() == 2);
+    const double loss = two->step(source).loss;
+    const auto goes_on = [&](Trainer& trainer) {
+        std::vector<std::string> skipped;
+        const auto saved = newest_checkpoint(folder.path.string(), skipped);
+        REQUIRE(saved);
+        trainer.restore(*saved);
+        return trainer.step(source).loss;
+    };
+    CHECK(goes_on(*on("cuda", 1, {})) == doctest::Approx(loss).epsilon(1e-4));
+    CHECK(goes_on(*on("cpu", 2, {{"tp", "2"}})) == doctest::Approx(loss).epsilon(1e-4));
+    CHECK(goes_on(*on("cuda", 2, {{"ep", "2"}, {"cuda_graph", "full"}})) == loss); // to the bit
+}
+
+TEST_CASE("cuda ranks 2: a plan that has no room says so before anybody waits") {
+    if (!has_gpus(2)) return;
+    TrainOptions options;
+    options.backend = "cuda";
+    const Plan plan = small_plan(small_model("qwen3", {{"vocab_size", "400000000"}}), 2, {{"ep", "2"}});
+    CHECK_THROWS_WITH_AS(Trainer(plan, options), doctest::Contains("GiB"), Error);
 }

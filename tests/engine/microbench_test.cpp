@@ -103,7 +103,7 @@ TEST_CASE("blockwise FP8 is measured by keys of its own") {
 TEST_CASE("one rank is measured without communication, at larger sizes") {
     MicrobenchOptions options;
     options.seconds = 1.0;
-    options.grid = MicrobenchGrid::one_gpu;
+    options.one_rank = true;
     const Microbench result = run_microbench(options);
     for (const OpKind kind : {OpKind::gemm, OpKind::grouped_gemm, OpKind::attention, OpKind::attention_grad,
                               OpKind::permute, OpKind::adamw, OpKind::zero}) {
@@ -116,24 +116,4 @@ TEST_CASE("one rank is measured without communication, at larger sizes") {
         REQUIRE(call.sides.size() == 3);
         CHECK(2.0 * call.sides[0] * call.sides[1] * call.sides[2] == call.work);
     }
-}
-
-TEST_CASE("between ranks every kind of communication is measured by the size of its group, and nothing else") {
-    MicrobenchOptions options;
-    options.seconds = 100.0;
-    options.most = 6; // every axis once
-    options.grid = MicrobenchGrid::between_gpus;
-    const Microbench result = run_microbench(options);
-    for (const auto& [key, calls] : result.measured) CHECK_MESSAGE(key.find(".x2") == key.size() - 3, key);
-    for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce, OpKind::all_to_all_rows,
-                              OpKind::all_gather_rows, OpKind::reduce_scatter_rows, OpKind::all_to_all,
-                              OpKind::ring_exchange, OpKind::send}) {
-        INFO(std::string(to_string(kind)));
-        CHECK(std::any_of(result.measured.begin(), result.measured.end(), [&](const auto& family) {
-            return family.first.rfind(std::string(to_string(kind)) + ".", 0) == 0;
-        }));
-    }
-    for (const auto& [key, calls] : result.measured)
-        for (const MeasuredCall& call : calls)
-            CHECK_MESSAGE(call.sides.size() == (key.rfind("all_to_all_rows", 0) == 0), key);
 }

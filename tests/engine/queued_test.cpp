@@ -1,7 +1,9 @@
 // Communication as devices queue it, with a library of collectives between threads in NCCL's place: the same bits as
 // ranks that read each other's memory.
+#include "engine/collective_bench.hpp"
 #include "engine/comm/queued.hpp"
 #include "engine/cpu/table.hpp"
+#include "planner/measured.hpp"
 #include "tests/engine/parity.hpp"
 #include "tests/engine/random_cases.hpp"
 
@@ -360,4 +362,23 @@ TEST_CASE("queued communication: a communicator that cannot be joined names rank
     options.table = &none;
     CHECK_THROWS_WITH_AS(Trainer(small_plan("qwen3", 2, {{"ep", "2"}}), options),
                          doctest::Contains("out of memory; where memory is short use a smaller mbs"), Error);
+}
+
+TEST_CASE("every kind of communication between devices is measured over sizes, by the number of ranks") {
+    for (const int ranks : {2, 4}) {
+        const CollectiveBench result = run_collective_bench(prompt_backend(), ranks, 8 << 20);
+        for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce,
+                                  OpKind::all_to_all_rows, OpKind::all_gather_rows, OpKind::reduce_scatter_rows,
+                                  OpKind::all_to_all, OpKind::ring_exchange, OpKind::send}) {
+            INFO(to_string(kind));
+            const auto found = result.measured.find(group_key(to_string(kind), ranks));
+            CHECK((found != result.measured.end()) == (kind != OpKind::send || ranks == 2));
+            if (found == result.measured.end()) continue;
+            CHECK(found->second.size() == 4);
+            for (std::size_t i = 1; i < found->second.size(); ++i)
+                CHECK(found->second[i].work > found->second[i - 1].work);
+        }
+        CHECK(result.measured.size() == (ranks == 2 ? 9 : 8));
+    }
+    CHECK_THROWS_AS(run_collective_bench(cpu_backend(), 2), Error);
 }

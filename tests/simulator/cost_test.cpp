@@ -191,7 +191,7 @@ TEST_CASE("measured profiles replace physics, op kind by op kind") {
 
 TEST_CASE("measured collectives: groups of that size cost what was measured, others that over the formula's ratio") {
     moe::Hardware measured = moe::load_hardware("h200");
-    measured.measured["all_gather.bf16.x2"] = {{1e6, 20e-6}, {1e9, 5e-3}};
+    measured.measured["all_gather.x2"] = {{1e6, 20e-6}, {1e9, 5e-3}};
     moe::Plan plan;
     plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
     moe::Program program;

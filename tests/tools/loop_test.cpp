@@ -64,6 +64,16 @@ std::size_t check_trace(const Json& trace) {
 
 } // namespace
 
+TEST_CASE("search: our own stack on one GPU and on the GPUs of an NVLink domain") {
+    const Folder folder;
+    for (const std::string gpus : {"1", "8"}) {
+        const auto outcome = folder.run("moe-plan search --model tiny-qwen3-moe --hardware h200 --gpus " + gpus +
+                                        " --gbs 64 --seq 1024 --precision bf16 --stack moe-plan --out plan.json");
+        CHECK_MESSAGE(outcome.status == 0, outcome.err);
+        CHECK(folder.run("moe-plan replay plan.json").status == 0);
+    }
+}
+
 TEST_CASE("search and replay: JSON, trace and report") {
     const Folder folder;
     const Json found = document(folder.run("moe-plan " + small_search + " --top 3 --out plan.json --json"));

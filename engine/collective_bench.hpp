@@ -1,0 +1,34 @@
+// What communication between this machine's devices costs: every kind over its sizes, as the engine queues it.
+#pragma once
+
+#include "engine/backend.hpp"
+#include "planner/hardware.hpp"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// Bytes that a communicator takes of each member's device: one for collectives alone; one whose members also send to
+// each other; one for messages of a pipeline. The first of a rank takes so much more.
+struct CommunicatorBytes {
+    double first = 0.0, collective = 0.0, pairwise = 0.0, messages = 0.0;
+};
+
+struct CollectiveBench {
+    // By group_key(): seconds of a call with everybody there, its hand-over from the stream that computes and back
+    // included; bytes as Op::bytes counts them, of exchanged rows also as cost_point() does.
+    std::map<std::string, std::vector<MeasuredCall>> measured;
+    CommunicatorBytes taken;
+    std::string device;
+};
+
+// One rank on each of the first `ranks` devices of a back end with queues and collectives, a thread each. Messages of a
+// pipeline are measured where there are two. Calls move up to `most_bytes`. Throws Error (failure) where a device has
+// not eight times as much free.
+CollectiveBench run_collective_bench(const Backend& backend, int ranks,
+                                     std::int64_t most_bytes = std::int64_t{256} << 20);
+
+} // namespace moe
