@@ -200,7 +200,7 @@ void ParameterSet::add_matrices(Program& program, std::size_t index) {
             fail("{}: {} matrices of {} x {} behind {} elements have no place for their blocks", *key, m.copies, m.n,
                  m.k, entry.offset);
         const auto view = [&](TensorId base, const char* what, std::int64_t forms) {
-            const Tensor& whole = program.tensors[static_cast<std::size_t>(base)];
+            const Tensor whole = program.tensors[static_cast<std::size_t>(base)]; // a copy: tensors are added below
             const TensorId id = add_flat(program, *key + what, whole.dtype, whole.storage, forms * rows, b.chunk);
             Tensor& t = program.tensors[static_cast<std::size_t>(id)];
             t.cols = cols;
