@@ -37,15 +37,20 @@ std::string text(const Fields& fields) {
     return out;
 }
 
-// What neither the order of sums in BF16 nor the tokens of a product depend on: FP32 parity.
+// The order of FP32 sums moves a weight by its last bit, and where it stood between two E4M3 codes it takes the other
+// one: a sixteenth of that element. So experts are chosen by turns, and losses and gradients of three steps have room
+// for some.
+constexpr double loss_room = 1e-3, gradient_room = 5e-2;
 void check_same(const std::string& kind, int ranks, const std::vector<Fields>& plans, const Fields& common = {},
                 const Fields& model = {}) {
-    const Trained expected = train_three(fp8_plan(kind, 1, common, model));
+    Fields shared = common;
+    shared.emplace_back("balance", "forced");
+    const Trained expected = train_three(fp8_plan(kind, 1, shared, model));
     for (Fields fields : plans) {
-        fields.insert(fields.begin(), common.begin(), common.end());
+        fields.insert(fields.begin(), shared.begin(), shared.end());
         INFO(kind, " ", text(fields));
         const Trained got = train_three(fp8_plan(kind, ranks, fields, model));
-        CHECK(disagreement(got, expected, parity_tolerance, parity_tolerance) == "");
+        CHECK(disagreement(got, expected, loss_room, gradient_room) == "");
         CHECK(got.routed == expected.routed);
     }
 }
