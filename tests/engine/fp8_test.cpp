@@ -37,10 +37,8 @@ std::string text(const Fields& fields) {
     return out;
 }
 
-// The order of FP32 sums moves a weight by its last bit, and where it stood between two E4M3 codes it takes the other
-// one: a sixteenth of that element. So experts are chosen by turns, and losses and gradients of three steps have room
-// for some.
-constexpr double loss_room = 1e-3, gradient_room = 5e-2;
+// Experts are chosen by turns: where a sum's order moves a value across the edge of two E4M3 codes, the router's near
+// ties may fall the other way.
 void check_same(const std::string& kind, int ranks, const std::vector<Fields>& plans, const Fields& common = {},
                 const Fields& model = {}) {
     Fields shared = common;
@@ -50,7 +48,7 @@ void check_same(const std::string& kind, int ranks, const std::vector<Fields>& p
         fields.insert(fields.begin(), shared.begin(), shared.end());
         INFO(kind, " ", text(fields));
         const Trained got = train_three(fp8_plan(kind, ranks, fields, model));
-        CHECK(disagreement(got, expected, loss_room, gradient_room) == "");
+        CHECK(disagreement(got, expected, parity_tolerance, parity_tolerance) == "");
         CHECK(got.routed == expected.routed);
     }
 }
