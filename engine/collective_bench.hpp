@@ -11,12 +11,6 @@
 
 namespace moe {
 
-// Bytes that a communicator takes of each member's device: one for collectives alone; one whose members also send to
-// each other; one for messages of a pipeline. The first of a rank takes so much more.
-struct CommunicatorBytes {
-    double first = 0.0, collective = 0.0, pairwise = 0.0, messages = 0.0;
-};
-
 struct CollectiveBench {
     // By group_key(): seconds of a call with everybody there, its hand-over from the stream that computes and back
     // included; bytes as Op::bytes counts them, of exchanged rows also as cost_point() does.

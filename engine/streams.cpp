@@ -69,10 +69,6 @@ private:
 
 const PeerAttr* message(const Op& op) { return std::get_if<PeerAttr>(&op.attr); }
 
-Channel channel_of(const PeerAttr& peer, int stages) {
-    return {((peer.delta % stages) + stages) % stages, peer.tag, peer.stage};
-}
-
 // Forward activations on the stream that the Program names, others by kind and direction.
 int leaves_on(const Op& op, int stages) {
     const Channel channel = channel_of(*message(op), stages);
@@ -98,23 +94,6 @@ private:
 };
 
 } // namespace
-
-std::map<Channel, Box> boxes_of(const Program& program, int stages) {
-    std::map<Channel, Box> boxes;
-    std::map<Channel, int> waiting;
-    for (OpWalk walk(program); !walk.done(); walk.next()) {
-        const Op& op = walk.op();
-        if (message(op) == nullptr) continue;
-        const Channel channel = channel_of(*message(op), stages);
-        const bool sends = op.kind == OpKind::send;
-        if (!sends && channel.delta != 0) continue;
-        Box& box = boxes[channel];
-        if (channel.delta == 0) box.places = std::max(box.places, waiting[channel] += sends ? 1 : -1);
-        const TensorId moved = sends ? op.in[0] : op.out[0];
-        box.bytes = std::max(box.bytes, program.tensors[static_cast<std::size_t>(moved)].bytes());
-    }
-    return boxes;
-}
 
 // Puts work on streams, one after another.
 class StreamOrderBuilder {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/arena.hpp"
+#include "planner/communicators.hpp"
 #include "planner/program.hpp"
 
 #include <array>
@@ -12,20 +13,6 @@
 #include <vector>
 
 namespace moe {
-
-// Messages leave through boxes: a send copies into a place of its channel's box, on a stream of its own, and what
-// computes next may use the memory again although nobody has received the message. Without that, ranks of a pipeline
-// wait for each other in a circle: each to receive until its own message is gone.
-struct Channel {
-    int delta = 0; // pipeline ranks to the receiver, modulo their number; 0: a rank's message to itself
-    int tag = 0, stage = 0;
-    auto operator<=>(const Channel&) const = default;
-};
-struct Box {
-    int places = 1;         // one, or as many as messages to itself wait at once
-    std::int64_t bytes = 0; // of one place
-};
-std::map<Channel, Box> boxes_of(const Program& program, int stages);
 
 // Streams beside those that Programs name: one that copies into boxes, and three for messages that leave. In a V
 // activations and gradients go both ways, and none may queue behind another whose receiver waits for it.

@@ -59,6 +59,19 @@ void read_measured(const JsonObject& json, Hardware& hardware) {
     }
 }
 
+// One number, of any communicator, or one for each use.
+CommunicatorBytes read_communicators(const JsonObject& json) {
+    const std::string key = "communicator_bytes";
+    if (!json.is_object(key)) {
+        const double each = json.number_or(key, 0.0, 0.0, max_bytes);
+        return {0.0, each, each, each};
+    }
+    const JsonObject bytes = json.object(key);
+    bytes.only({"first", "collective", "pairwise", "messages"});
+    return {bytes.number("first", 0.0, max_bytes), bytes.number("collective", 0.0, max_bytes),
+            bytes.number("pairwise", 0.0, max_bytes), bytes.number("messages", 0.0, max_bytes)};
+}
+
 std::string read_source(const JsonObject& json) {
     if (!json.is_array("source")) return json.string_or("source", "");
     return fmt::format("{}", fmt::join(json.strings("source"), "; "));
@@ -85,6 +98,15 @@ void check(const JsonObject& json, const Hardware& hardware) {
         refuse("{}: field \"nvlink\" is missing, but nvlink_domain = {}", json.place(), hardware.nvlink_domain);
     if (hardware.context_bytes >= hardware.memory_bytes && hardware.memory_bytes > 0.0)
         json.refuse_value("context_bytes", fmt::format("must be below memory_bytes = {}", hardware.memory_bytes));
+}
+
+nlohmann::ordered_json communicators_json(const CommunicatorBytes& bytes) {
+    if (bytes.first == 0.0 && bytes.collective == bytes.pairwise && bytes.collective == bytes.messages)
+        return bytes.collective;
+    return {{"first", bytes.first},
+            {"collective", bytes.collective},
+            {"pairwise", bytes.pairwise},
+            {"messages", bytes.messages}};
 }
 
 nlohmann::ordered_json link_json(const Link& link) {
@@ -124,7 +146,7 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     hardware.nic = read_link(json, "nic");
     hardware.host = read_link(json, "host");
     hardware.context_bytes = json.number_or("context_bytes", 0.0, 0.0, max_bytes);
-    hardware.communicator_bytes = json.number_or("communicator_bytes", 0.0, 0.0, max_bytes);
+    hardware.communicators = read_communicators(json);
     hardware.default_stack = json.string_or("default_stack", "moe-plan");
     hardware.source = read_source(json);
     read_measured(json, hardware);
@@ -159,7 +181,7 @@ std::string to_json(const Hardware& hardware) {
     if (hardware.nic.bandwidth > 0.0) json["nic"] = link_json(hardware.nic);
     if (hardware.host.bandwidth > 0.0) json["host"] = link_json(hardware.host);
     json["context_bytes"] = hardware.context_bytes;
-    json["communicator_bytes"] = hardware.communicator_bytes;
+    json["communicator_bytes"] = communicators_json(hardware.communicators);
     json["default_stack"] = hardware.default_stack;
     json["source"] = hardware.source;
     for (const auto& [kind, calls] : hardware.measured) {

@@ -27,6 +27,13 @@ struct MeasuredCall {
     std::vector<double> sides{}; // none, or as many for every call of a family
 };
 
+// Bytes that a communicator takes of each member's device: one for collectives alone; one whose members also send to
+// each other; one for messages of a pipeline. The first of a rank takes so much more. Of published stacks every group
+// counts as one for collectives.
+struct CommunicatorBytes {
+    double first = 0.0, collective = 0.0, pairwise = 0.0, messages = 0.0;
+};
+
 struct Hardware {
     std::string name;
     bool cpu = false; // ranks are threads that share `cores`
@@ -39,7 +46,7 @@ struct Hardware {
     int nvlink_domain_used = 1;                       // of them, how many a job uses (64 of 72 on NVL72)
     Link nvlink, nic, host;                           // host: GPU <-> CPU memory
     double context_bytes = 0.0;                       // CUDA context and library workspaces, not available to tensors
-    double communicator_bytes = 0.0;                  // per communication group that a rank is a member of
+    CommunicatorBytes communicators;                  // taken of a rank's memory
     std::string default_stack;
     std::string source;
     // Measured profiles only: calls by measured_key(), sorted by work. Empty for datasheet profiles.

@@ -146,6 +146,7 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
         m.workspace.forward = std::max(m.workspace.forward, segment.memory.forward);
         m.workspace.backward = std::max(m.workspace.backward, segment.memory.backward);
         m.groups |= segment.groups;
+        m.slots = std::max(m.slots, segment.slots);
     }
     if (plan.reshards()) {
         const ReshardedMemory resharded = resharded_memory(cache, plan, shape.segments);

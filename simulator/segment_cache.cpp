@@ -2,6 +2,7 @@
 #include "simulator/segment_cache.hpp"
 
 #include "planner/builder.hpp"
+#include "planner/communicators.hpp"
 #include "planner/routing.hpp"
 #include "simulator/ranks.hpp"
 
@@ -229,6 +230,7 @@ SegmentSize SegmentCache::size(const Plan& plan, SegmentId id) {
     const auto extend = [&plan](std::int64_t a, std::int64_t b) { return a + (b - a) * (plan.mbs - 1); };
     size.memory = {extend(one.memory.saved, two.memory.saved), extend(one.memory.forward, two.memory.forward),
                    extend(one.memory.backward, two.memory.backward)};
+    size.slots = extend(one.slots, two.slots);
     return size;
 }
 
@@ -250,6 +252,7 @@ const SegmentSize& SegmentCache::lowered(const Plan& plan, SegmentId id, std::in
     for (const Template& tmpl : program.templates)
         for (const Op& op : tmpl.ops)
             if (is_communication(op.kind)) size->groups |= group_bit(op.group);
+    size->slots = all_slots(program);
     const std::lock_guard<std::mutex> lock(mutex_);
     return *sizes_.emplace(k, std::move(size)).first->second;
 }

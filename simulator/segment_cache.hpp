@@ -50,6 +50,7 @@ inline std::uint64_t group_bit(Group group) {
 struct SegmentSize {
     SegmentMemory memory;
     std::uint64_t groups = 0; // that its communication uses, see group_bit()
+    std::int64_t slots = 0;   // bytes that its exchanges pack rows into
 };
 
 // Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.

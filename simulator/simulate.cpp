@@ -1,6 +1,7 @@
 // Lowers a plan for its representatives, plays them, and sums up step time, rates, memory and breakdown.
 #include "simulator/simulate.hpp"
 
+#include "planner/communicators.hpp"
 #include "planner/library_memory.hpp"
 #include "planner/lower.hpp"
 #include "planner/rerun.hpp"
@@ -95,12 +96,13 @@ void add_memory(Simulation& result, const std::shared_ptr<const Program>& progra
 } // namespace
 
 double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t arena_bytes) {
+    const double taken = static_cast<double>(arena_bytes) + library_memory(plan);
+    if (joins_devices(plan)) return taken + communicators_of(program, Mesh(plan)).bytes(plan.hardware->communicators);
     std::set<std::pair<int, int>> groups;
     for (const Template& tmpl : program.templates)
         for (const Op& op : tmpl.ops)
             if (is_communication(op.kind)) groups.insert({static_cast<int>(op.group.domain), op.group.axes});
-    return static_cast<double>(arena_bytes) + library_memory(plan) +
-           plan.hardware->communicator_bytes * static_cast<double>(groups.size());
+    return taken + plan.hardware->communicators.collective * static_cast<double>(groups.size());
 }
 
 void fill_rates(const Plan& plan, Estimate& e) {

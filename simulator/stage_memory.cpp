@@ -1,6 +1,7 @@
 // Adds up what the chunks of each pipeline rank hold and finds the fullest rank.
 #include "simulator/stage_memory.hpp"
 
+#include "planner/communicators.hpp"
 #include "planner/library_memory.hpp"
 #include "planner/schedule.hpp"
 
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <vector>
 
 namespace moe {
 namespace {
@@ -59,6 +61,72 @@ int enough_micro_batches(const Plan& plan) {
     return std::min(m, 4 * plan.pp + m % plan.pp);
 }
 
+namespace {
+
+int size_of(const Plan& plan, Group group) {
+    const bool dense = group.domain == Domain::dense;
+    const auto has = [&](std::uint8_t axis) { return (group.axes & axis) != 0; };
+    return (has(axis::tensor) ? (dense ? plan.tp : plan.etp) : 1) * (has(axis::context) ? plan.cp : 1) *
+           (has(axis::expert) ? plan.ep : 1) * (has(axis::data) ? (dense ? plan.dp : plan.edp) : 1) *
+           (has(axis::pipeline) ? plan.pp : 1);
+}
+
+// Of its axes those along which there is more than one rank.
+Group real_axes(const Plan& plan, Group group) {
+    Group real{group.domain, 0};
+    for (int bit = 1; bit <= group.axes; bit *= 2) {
+        const auto one = static_cast<std::uint8_t>(group.axes & bit);
+        if (one != 0 && size_of(plan, {group.domain, one}) > 1) real.axes |= one;
+    }
+    return real;
+}
+
+// Bytes of one pipeline rank's boxes: a message of each of its chunks in either direction, but for those at an end.
+std::int64_t box_bytes(const Plan& plan) {
+    const std::int64_t message = bytes_of(plan.activations() == Precision::fp32 ? Dtype::f32 : Dtype::bf16,
+                                          plan.tokens_local() * plan.model->hidden);
+    return message * (2 * plan.vpp - (plan.pp > 2 ? 0 : 1));
+}
+
+// As communicators_of() counts them. A dense group and one of experts are taken for the same where stream and size
+// agree. Of published stacks every group has one.
+double communicator_bytes(const Plan& plan, std::uint64_t used, std::int64_t slots) {
+    if (!joins_devices(plan)) return plan.hardware->communicators.collective * std::popcount(used);
+    struct Known {
+        Stream stream;
+        Group group; // real axes
+        int size;
+    };
+    std::vector<Known> known;
+    Communicators all;
+    for (int bit = 0; bit < 64; ++bit) {
+        if ((used >> bit & 1) == 0) continue;
+        const Group group{bit < 32 ? Domain::dense : Domain::expert, static_cast<std::uint8_t>(bit % 32)};
+        if (group == groups::pipeline) continue;
+        const bool data = (group.axes & (axis::data | axis::pipeline)) != 0, dense = group.domain == Domain::dense;
+        const Known one{data    ? Stream::data
+                        : dense ? Stream::tensor
+                                : Stream::expert,
+                        real_axes(plan, group), size_of(plan, group)};
+        const auto same = [&](const Known& k) {
+            return k.stream == one.stream &&
+                   (k.group.domain == one.group.domain ? k.group == one.group : k.size == one.size);
+        };
+        if (std::any_of(known.begin(), known.end(), same)) continue;
+        known.push_back(one);
+        const bool exchanges = !dense && (group.axes & axis::expert) != 0 && plan.dispatcher == Dispatcher::alltoall;
+        ++(!data && (exchanges || (dense && (group.axes & axis::context) != 0)) ? all.pairwise : all.collective);
+    }
+    all.buffer_bytes = slots;
+    if (plan.pp > 1) {
+        all.messages = plan.pp > 2 || plan.vpp > 1 ? 4 : 2;
+        all.buffer_bytes += box_bytes(plan);
+    }
+    return all.bytes(plan.hardware->communicators);
+}
+
+} // namespace
+
 double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
                   const std::vector<double>& saved) {
     const double inputs = 4.0 * static_cast<double>(plan.tokens_gathered()) *
@@ -71,6 +139,7 @@ double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, cons
         double bytes = inputs, visiting = 0.0, activations = saved[static_cast<std::size_t>(r)];
         Workspace workspace;
         std::uint64_t used = common;
+        std::int64_t slots = 0;
         for (int c = 0; c < plan.vpp; ++c) {
             const StageMemory& stage = stages[static_cast<std::size_t>(
                 of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, c))])];
@@ -80,11 +149,11 @@ double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, cons
             workspace.forward = std::max(workspace.forward, stage.workspace.forward);
             workspace.backward = std::max(workspace.backward, stage.workspace.backward);
             used |= stage.groups;
+            slots = std::max(slots, stage.slots);
         }
         activations += static_cast<double>(plan.ep_overlap ? workspace.forward + workspace.backward
                                                            : std::max(workspace.forward, workspace.backward));
-        bytes += std::max(activations, visiting) + library_memory(plan) +
-                 plan.hardware->communicator_bytes * std::popcount(used);
+        bytes += std::max(activations, visiting) + library_memory(plan) + communicator_bytes(plan, used, slots);
         worst = std::max(worst, bytes);
     }
     // Ranks on CPUs share the memory of one machine.

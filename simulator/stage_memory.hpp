@@ -17,6 +17,7 @@ struct StageMemory {
     double counted_twice = 0.0; // bytes that two of its segments both count as saved
     Workspace workspace;
     std::uint64_t groups = 0; // that its communication uses, see group_bit()
+    std::int64_t slots = 0;   // bytes that its exchanges pack rows into, see slots_of()
 
     void add_states(const Plan& plan, const BucketSize& bucket);
 };

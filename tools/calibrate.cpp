@@ -73,8 +73,7 @@ Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how
 }
 
 // Communication among 2, 4, .. GPUs; what communicators take, among the most.
-void measure_between(Hardware& hardware, const CalibrateOptions& options, int gpus, Microbench& bench,
-                     CommunicatorBytes& taken) {
+void measure_between(Hardware& hardware, const CalibrateOptions& options, int gpus, Microbench& bench) {
     CollectiveBench between;
     for (int ranks = 2; ranks <= gpus; ranks *= 2) {
         const CommunicatorBytes known = between.taken;
@@ -85,7 +84,7 @@ void measure_between(Hardware& hardware, const CalibrateOptions& options, int gp
         if (ranks > 2) between.taken.messages = known.messages;
     }
     if (gpus < 2) return;
-    taken = between.taken;
+    hardware.communicators = between.taken;
     bench.device = between.device;
     hardware.measured_by += fmt::format("; {}, {}, moe-plan calibrate --backend {} --gpus {}", today(), between.device,
                                         options.backend, gpus);
@@ -122,14 +121,13 @@ Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench
     return hardware;
 }
 
-void print_profile(Console& console, const Hardware& hardware, const Microbench& bench,
-                   const CommunicatorBytes& taken) {
+void print_profile(Console& console, const Hardware& hardware, const Microbench& bench) {
     console.say("{}", hardware.measured_by);
     if (bench.fp32_flops > 0.0)
         console.say("{}: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
                     hardware.cpu ? "one core" : bench.device, bench.fp32_flops / 1e9, bench.bf16_flops / 1e9,
                     bench.memory_bandwidth / 1e9, gib(hardware.memory_bytes));
-    if (taken.first > 0.0)
+    if (const CommunicatorBytes& taken = hardware.communicators; taken.first > 0.0)
         console.say("A communicator takes {:.0f} MiB of a GPU, {:.0f} where members send to each other, {:.0f} for "
                     "messages; the first {:.0f} more",
                     taken.collective / (1 << 20), taken.pairwise / (1 << 20), taken.messages / (1 << 20),
@@ -158,10 +156,9 @@ void calibrate_verb(const CalibrateOptions& options) {
     how.progress = [&console](const std::string& line) { console.progress(line); };
     Microbench bench;
     Hardware hardware;
-    CommunicatorBytes taken;
     if (gpus > 0) {
         hardware = measured_one_gpu(options, how, bench);
-        measure_between(hardware, options, gpus, bench, taken);
+        measure_between(hardware, options, gpus, bench);
     } else {
         bench = run_microbench(how);
         hardware = measured_cores(options, bench);
@@ -169,7 +166,7 @@ void calibrate_verb(const CalibrateOptions& options) {
     const std::string profile = to_json(hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);
-    print_profile(console, hardware, bench, taken);
+    print_profile(console, hardware, bench);
     console.say("Profile in {0}; next: moe-plan search --hardware {0} ...", options.out);
 }
 

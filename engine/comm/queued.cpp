@@ -3,6 +3,7 @@
 
 #include "engine/comm/rows.hpp"
 #include "engine/cores.hpp"
+#include "planner/communicators.hpp"
 #include "planner/error.hpp"
 
 #include <algorithm>
@@ -17,32 +18,12 @@ const char* offset(const void* base, std::int64_t bytes) { return static_cast<co
 
 Type storage(Dtype dtype) { return dtype == Dtype::bf16 ? Type::bf16 : Type::f32; }
 
-bool pairwise(OpKind kind) {
-    return kind == OpKind::all_to_all_rows || kind == OpKind::all_to_all || kind == OpKind::ring_exchange;
-}
-
 std::vector<int> peers(const Mesh& mesh, int rank) { return mesh.members({Domain::dense, axis::pipeline}, rank); }
 
 int peer_of(const Mesh& mesh, int rank, int delta) {
     const std::vector<int> stages = peers(mesh, rank);
     const int count = static_cast<int>(stages.size()), at = mesh.index({Domain::dense, axis::pipeline}, rank);
     return stages[static_cast<std::size_t>(((at + delta) % count + count) % count)];
-}
-
-// Rows of one slot: no more than the buffers on either side of the exchange can hold.
-std::int64_t slot_rows(std::int64_t x_rows, std::int64_t capacity_rows) { return std::min(x_rows, capacity_rows); }
-
-// Bytes of slots that an op needs.
-std::int64_t slots_of(const Program& program, const Op& op) {
-    if (op.kind < OpKind::all_to_all_rows || op.kind > OpKind::all_to_all) return 0;
-    const Tensor &x = program.tensors[static_cast<std::size_t>(op.in[0])],
-                 &y = program.tensors[static_cast<std::size_t>(op.out[0])];
-    if (op.kind == OpKind::all_to_all) return x.bytes();
-    const RowsAttr& attr = std::get<RowsAttr>(op.attr);
-    const std::int64_t row = bytes_of(x.dtype, attr.cols);
-    if (op.kind == OpKind::all_gather_rows) return attr.etp * x.rows * row;
-    if (op.kind == OpKind::reduce_scatter_rows) return attr.etp * y.rows * row;
-    return 2 * attr.ep * slot_rows(x.rows, y.rows) * row;
 }
 
 // The library allocates as it joins, and calls what it does not get an error of CUDA.
@@ -74,7 +55,7 @@ std::vector<Circle> circles_of(const std::vector<const Program*>& programs, cons
                 if (peer != nullptr && peer->delta % stages == 0) continue;
                 uses[p % uses.size()].insert(peer != nullptr
                                                  ? Use{stream_count + peer->tag, {}, peer->delta, false}
-                                                 : Use{static_cast<int>(op.stream), op.group, 0, pairwise(op.kind)});
+                                                 : Use{static_cast<int>(op.stream), op.group, 0, is_pairwise(op.kind)});
             }
     std::map<std::pair<int, std::vector<int>>, bool> found; // whether pairwise
     for (int rank = 0; rank < mesh.size(); ++rank)

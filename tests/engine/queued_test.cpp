@@ -3,6 +3,7 @@
 #include "engine/collective_bench.hpp"
 #include "engine/comm/queued.hpp"
 #include "engine/cpu/table.hpp"
+#include "planner/communicators.hpp"
 #include "planner/measured.hpp"
 #include "tests/engine/parity.hpp"
 #include "tests/engine/random_cases.hpp"
@@ -362,6 +363,27 @@ TEST_CASE("queued communication: a communicator that cannot be joined names rank
     options.table = &none;
     CHECK_THROWS_WITH_AS(Trainer(small_plan("qwen3", 2, {{"ep", "2"}}), options),
                          doctest::Contains("out of memory; where memory is short use a smaller mbs"), Error);
+}
+
+TEST_CASE("communicators and buffers are those that the planner counts") {
+    const auto check = [](const Plan& plan, const std::string& what) {
+        INFO(what);
+        TrainOptions options;
+        options.table = &prompt_backend();
+        const Trainer trainer(plan, options);
+        if (plan.capacity > 0.0) return; // a second Program shares the buffers
+        const Joined& joined = trainer.joined();
+        const Communicators counted = communicators_of(trainer.programs().front(), Mesh(plan));
+        CHECK(counted.buffer_bytes + std::max(8 * plan.gpus, 1) == joined.buffer_bytes); // greetings
+        int collective = 0, pairwise = 0, messages = 0;
+        for (const Joined::Member& member : joined.each)
+            ++(member.circle.messages() ? messages : member.circle.pairwise ? pairwise : collective);
+        CHECK(counted.collective == collective);
+        CHECK(counted.pairwise == pairwise);
+        CHECK(counted.messages == messages);
+    };
+    for (const RandomCase& c : random_cases(5, 60, 5))
+        if (c.ranks > 1) check(plan_of(c), c.text());
 }
 
 TEST_CASE("every kind of communication between devices is measured over sizes, by the number of ranks") {

@@ -1,0 +1,51 @@
+// What ranks on devices hold beside the arena so that they can talk: communicators, slots of routed rows and boxes.
+#pragma once
+
+#include "planner/program.hpp"
+
+#include <compare>
+#include <cstdint>
+#include <map>
+
+namespace moe {
+
+// Messages leave through boxes: a send copies into a place of its channel's box, on a stream of its own, and what
+// computes next may use the memory again although nobody has received the message. Without that, ranks of a pipeline
+// wait for each other in a circle: each to receive until its own message is gone.
+struct Channel {
+    int delta = 0; // pipeline ranks to the receiver, modulo their number; 0: a rank's message to itself
+    int tag = 0, stage = 0;
+    auto operator<=>(const Channel&) const = default;
+};
+struct Box {
+    int places = 1;         // one, or as many as messages to itself wait at once
+    std::int64_t bytes = 0; // of one place
+};
+Channel channel_of(const PeerAttr& peer, int stages);
+std::map<Channel, Box> boxes_of(const Program& program, int stages);
+
+// Rows of one slot of an exchange: no more than the buffers on either side can hold.
+constexpr std::int64_t slot_rows(std::int64_t x_rows, std::int64_t y_rows) { return x_rows < y_rows ? x_rows : y_rows; }
+// Bytes of slots that an op's rows are packed into, which those on one stream share; 0 for most ops.
+std::int64_t slots_of(const Program& program, const Op& op);
+
+// Of all streams, each as large as its largest op's.
+std::int64_t all_slots(const Program& program);
+
+// Whether members of a group send to each other in it, besides what a collective does.
+bool is_pairwise(OpKind kind);
+
+// Whether the plan's ranks lie on devices and this project's engine joins them.
+bool joins_devices(const Plan& plan);
+
+// What one rank has of communicators. Work of one communicator has one order, so collectives have one for each group
+// and stream, messages one for each sender, receiver and tag.
+struct Communicators {
+    int collective = 0, pairwise = 0, messages = 0;
+    std::int64_t buffer_bytes = 0; // of slots and boxes
+    double bytes(const CommunicatorBytes& each) const;
+};
+// Of any rank that runs the Program.
+Communicators communicators_of(const Program& program, const Mesh& mesh);
+
+} // namespace moe
