@@ -5,6 +5,7 @@
 #include "planner/error.hpp"
 #include "planner/passes/data_parallel.hpp"
 #include "planner/passes/delay_wgrad.hpp"
+#include "planner/passes/first_gradients.hpp"
 #include "planner/passes/merge.hpp"
 #include "planner/passes/offload.hpp"
 #include "planner/passes/recompute.hpp"
@@ -15,6 +16,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -236,18 +239,24 @@ int template_of(const EmittedChunk& chunk, SlotKind kind) {
     }
 }
 
-// The slots of a rank between begin and finish; the last of each chunk that adds to gradients also reduces them.
-void add_slots(Program& program, const std::vector<EmittedChunk>& chunks, const std::vector<Turn>& turns) {
+// The slots of a rank between begin and finish; the first of each chunk that adds to gradients sets what it can, the
+// last also reduces them.
+void add_slots(Program& program, const std::vector<EmittedChunk>& chunks, const std::vector<Turn>& turns,
+               FirstGradients* first) {
     std::vector<std::size_t> last(chunks.size(), 0);
+    std::set<int> seen;
     for (std::size_t i = 0; i < turns.size(); ++i)
         if (turns[i].last()) last[static_cast<std::size_t>(turns[i].chunk)] = i;
     const std::size_t begin = program.slots.size();
     for (std::size_t i = 0; i < turns.size(); ++i) {
         const auto c = static_cast<std::size_t>(turns[i].chunk);
         int index = template_of(chunks[c], turns[i].kind);
-        if (i == last[c]) {
-            program.templates.push_back(
-                with_gradient_reduction(program, program.templates[static_cast<std::size_t>(index)]));
+        std::optional<Template> own; // of this slot alone
+        const Template& usual = program.templates[static_cast<std::size_t>(index)];
+        if (first != nullptr && seen.insert(index).second) own = first->next(usual);
+        if (i == last[c]) own = with_gradient_reduction(program, own ? *own : usual);
+        if (own) {
+            program.templates.push_back(std::move(*own));
             index = static_cast<int>(program.templates.size()) - 1;
         }
         program.slots.push_back({index, turns[i].micro_batch});
@@ -285,9 +294,11 @@ Program lower(const Plan& plan, int pipeline_rank) {
     }
     program.in_flight = in_flight(turns, plan.vpp);
     program.slots.reserve(turns.size() + 2);
-    program.templates.push_back(begin_template(program));
+    program.templates.emplace_back(); // begin, once it is known what is to be zeroed
     program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
-    add_slots(program, chunks, turns);
+    FirstGradients first(program);
+    add_slots(program, chunks, turns, sets_first_gradients(plan) ? &first : nullptr);
+    program.templates[static_cast<std::size_t>(program.slots.front().index)] = begin_template(program, first);
     program.templates.push_back(finish_template(program, plan));
     program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
     if (table != no_tensor && shares_table(plan))

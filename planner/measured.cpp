@@ -27,14 +27,27 @@ std::string form(const Op& op) {
         return std::string(".") + (g->transpose_a ? 't' : 'n') + (g->transpose_b ? 't' : 'n') +
                (g->accumulate ? "+" : "");
     if (const auto* g = std::get_if<GroupedGemmAttr>(&op.attr)) {
-        constexpr const char* names[] = {".forward", ".dgrad", ".wgrad"};
-        return names[static_cast<std::size_t>(g->mode)];
+        if (g->mode == GroupedMode::wgrad) return g->accumulate ? ".wgrad" : ".wgrad.set";
+        return g->mode == GroupedMode::forward ? ".forward" : ".dgrad";
     }
     if (const auto* a = std::get_if<AttentionAttr>(&op.attr)) return a->window > 0 ? ".window" : "";
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";
     if (std::holds_alternative<QuantizeAttr>(op.attr)) return ".weights";
     return "";
+}
+
+bool sets_gradient(const Op& op) {
+    if (op.phase != Phase::wgrad) return false;
+    if (const auto* g = std::get_if<GemmAttr>(&op.attr)) return g->transpose_a && !g->accumulate;
+    const auto* g = std::get_if<GroupedGemmAttr>(&op.attr);
+    return g != nullptr && g->mode == GroupedMode::wgrad && !g->accumulate;
+}
+
+Op adding(Op op) {
+    if (auto* g = std::get_if<GemmAttr>(&op.attr)) g->accumulate = true;
+    if (auto* g = std::get_if<GroupedGemmAttr>(&op.attr)) g->accumulate = true;
+    return op;
 }
 
 // What these take depends on how much they move alone; flat buckets and most messages have no shape.
@@ -122,7 +135,8 @@ std::string measured_key(const Op& op, const Program& program) {
 std::string group_key(const std::string& key, int members) { return fmt::format("{}.x{}", key, members); }
 
 CostPoint cost_point(const Op& op, const Program& program) {
-    CostPoint point{measured_key(op, program), op.flops > 0.0 ? op.flops : op.bytes, {}};
+    CostPoint point{measured_key(op, program), "", op.flops > 0.0 ? op.flops : op.bytes, {}};
+    if (sets_gradient(op)) point.adding = measured_key(adding(op), program);
     if (!shapeless(op.kind)) point.sides = std::visit(Sides{op, program}, op.attr);
     return point;
 }

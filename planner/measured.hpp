@@ -19,7 +19,8 @@ std::string group_key(const std::string& key, int members);
 
 struct CostPoint {
     std::string key;
-    double work = 0.0; // FLOPs; bytes where there are none
+    std::string adding; // of a product that sets a gradient: the key of the one that adds to it, which takes longer
+    double work = 0.0;  // FLOPs; bytes where there are none
     std::vector<double>
         sides; // lengths, each >= 1; equal in number for all ops of one key, none where only work counts
 };

@@ -100,7 +100,7 @@ enum class OpKind : std::uint8_t {
     // overflow, nothing is routed at all (counts 0, row_of -1) and the rows too many are added to overflow
     sort_rows,         // rows[cap, C] source-major, all_counts -> rows[cap, C] expert-major; RowsAttr
     unsort_rows,       // the inverse
-    grouped_gemm,      // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> +dW
+    grouped_gemm,      // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> (+)dW
     grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob); GroupedBiasAttr
     grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]; GroupedBiasAttr
     quantize, // x, [counts] -> xq (row-wise), [xq transposed]; x in BF16. Weights as our kernels read them: w (BF16 or
@@ -132,12 +132,12 @@ enum class OpKind : std::uint8_t {
     // their way: min(K, G) rows of C per token), [by_copy[T, K]]; RowsAttr. A back end that moves rows another way
     // leaves places and parts as they are.
     combine_tokens,
-    send,                // x -> peer; PeerAttr
-    recv,                // peer -> x; PeerAttr
-    stash_rows,          // rows[cap, C], counts -> pages[R, C]: the rows that hold data, into paged memory
-    unstash_rows,        // pages, counts -> rows[cap, C]
-    copy_to_host,        // x.. -> host buffers, one each (offload)
-    copy_from_host,      // [what is waited for], host buffers.. -> x.., one each
+    send,           // x -> peer; PeerAttr
+    recv,           // peer -> x; PeerAttr
+    stash_rows,     // rows[cap, C], counts -> pages[R, C]: the rows that hold data, into paged memory
+    unstash_rows,   // pages, counts -> rows[cap, C]
+    copy_to_host,   // x.. -> host buffers, one each (offload)
+    copy_from_host, // [what is waited for], host buffers.. -> x.., one each
 };
 const char* to_string(OpKind kind);
 bool is_communication(OpKind kind);
@@ -190,12 +190,13 @@ struct GemmAttr {
     std::int64_t runs = 1, run_stride = 0;
 };
 enum class GroupedMode : std::uint8_t { forward, dgrad, wgrad };
-// forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] += dy_e^T x_e.
+// forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] (+)= dy_e^T x_e.
 // Rows of expert e follow those of e-1; counts[El] on the device.
 struct GroupedGemmAttr {
     GroupedMode mode = GroupedMode::forward;
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
+    bool accumulate = true; // wgrad; without it dW is set, to zero for experts without rows
 };
 // Where the rows are partial sums over ETP, every member adds the same share of the bias.
 struct GroupedBiasAttr {

@@ -53,7 +53,7 @@ double update_bytes(const Plan& plan, const BucketSize& b) {
     return (gradient_bytes(plan) + weights / n + 2.0 * (4.0 + moments)) * n / b.group_size;
 }
 
-BucketTime time_of(const CostModel& model, const BucketSize& b) {
+BucketTime time_of(const CostModel& model, const BucketSize& b, std::int64_t zeroed) {
     const auto n = static_cast<double>(b.elements);
     const Dtype sums = gradient_dtype(model.plan());
     const double sum_bytes = gradient_bytes(model.plan()) * n;
@@ -63,7 +63,8 @@ BucketTime time_of(const CostModel& model, const BucketSize& b) {
         t.gather = price_bytes(model, OpKind::all_gather, gathered_bytes(b), Dtype::bf16, b.group);
         t.reduce = price_bytes(model, OpKind::reduce_scatter, sum_bytes, sums, b.group);
     }
-    t.zero = price_bytes(model, OpKind::zero, sum_bytes, sums);
+    if (zeroed > 0)
+        t.zero = price_bytes(model, OpKind::zero, gradient_bytes(model.plan()) * static_cast<double>(zeroed), sums);
     t.late_zero =
         is_quantized(b.weight_dtype) && (b.matrices == 0 || b.group_size > 1); // the others pass by no staging
     if (is_quantized(b.weight_dtype)) t.quantize = quantize_seconds(model, b);

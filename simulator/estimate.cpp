@@ -66,6 +66,7 @@ Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, s
             const double times = static_cast<double>(count) * plan.micro_batches();
             add_parts(sum, cost.forward.parts, times);
             add_parts(sum, cost.backward.parts, times);
+            sum.compute -= count * (cost.backward.device - cost.first_backward.device);
         }
     // What overlap saves is exposed dispatch and combine; anything beyond that was waiting inside the slots.
     const double hidden = std::min(play.saved, sum.expert);

@@ -53,6 +53,7 @@ private:
         double forward = 0.0, backward = 0.0;             // the host being far ahead
         double early_forward = 0.0, early_backward = 0.0; // at the start, before the message is needed
         double host = 0.0;                                // both, where it does not wait
+        double first_saves = 0.0;                         // of the first backward
         Busy busy_forward{}, busy_backward{};
     };
 
@@ -69,8 +70,8 @@ private:
 
     void list_segments(const std::shared_ptr<const Model>& model);
     int find_placement(const Plan& plan);
-    // Step seconds of that many seconds in which one sample passes all layers.
-    double spread(const Plan& plan, double seconds) const;
+    // Step seconds where every rank has an even share of all layers, which have these terms.
+    double spread(const Plan& plan, const std::vector<const Terms*>& terms) const;
     // terms: of each segment of the model.
     double least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const;
     double resharding_seconds(const std::vector<const Terms*>& terms) const;
@@ -91,6 +92,8 @@ private:
     Quote split_quote(const Stages& stages, int micro_batches);
     // Step seconds of ranks whose slots take so long, one after another.
     double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) const;
+    // Seconds that the first backwards of a rank's chunks are shorter than others, at most.
+    double first_saves(const Stages& stages, int rank) const;
     double issue(const Stages& stages, int rank, int micro_batches) const;
     double slots(const Layers& layers, const Stages& stages, int rank, int micro_batches) const;
     const KeptSegments& kept(const Layers& layers, Stages& stages);

@@ -127,6 +127,9 @@ void PartFloors::learn(const Plan& plan, SegmentId id, std::array<int, 2> places
                 ++i;
             }
         LayerPart part = work_of(kind, segment);
+        const std::vector<Op>& backward = segment.program.templates[1].ops;
+        for (std::size_t k = 0; k < backward.size(); ++k)
+            if (part_of(backward[k]) == kind) part.first_saves += segment.first_saves[k];
         constexpr double ahead = 1.0; // seconds; the host costs nothing here
         for (int side = 0; side < 2; ++side) {
             part.alone[side] = segment.flat.play(side, alone, ahead, 0.0, ends).end;

@@ -20,6 +20,7 @@ namespace moe {
 struct LayerPart {
     double alone[2]{}; // seconds by direction, the host being far ahead, without shared experts
     Busy busy[2]{};
+    double first_saves = 0.0; // as Terms::first_saves
     // Bytes that some op of either direction has in its hands beside the layer's input: alive at one time, whatever is
     // recomputed.
     double work[2]{};

@@ -33,6 +33,7 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
             for (const SideTerms& side : t.sides) chunk.host += (side.waits ? 0.0 : side.host) * count;
             chunk.forward += t.sides[0].device * count;
             chunk.backward += t.sides[1].device * count;
+            chunk.first_saves += t.first_saves * count;
             memory.workspace.forward = std::max(memory.workspace.forward, t.workspace.forward);
             memory.workspace.backward = std::max(memory.workspace.backward, t.workspace.backward);
             memory.groups |= t.groups;
@@ -78,7 +79,7 @@ double FastQuoter::slots(const Layers& layers, const Stages& stages, int rank, i
     if (!layers.plan.ep_overlap) {
         double sum = 0.0;
         for (int c = 0; c < plan.vpp; ++c) sum += chunk(stages, rank, c).forward + chunk(stages, rank, c).backward;
-        return m * sum;
+        return m * sum - first_saves(stages, rank);
     }
     // The first forwards and the last backwards have no partner: as many of them as order() warms up with.
     const bool one = plan.schedule == ScheduleKind::one_f_one_b;
@@ -96,7 +97,13 @@ double FastQuoter::slots(const Layers& layers, const Stages& stages, int rank, i
         for (std::size_t s = 0; s < stream_count; ++s)
             busy[s] += (m - lone) * (held.busy_forward[s] + held.busy_backward[s]);
     }
-    return unmerged + *std::max_element(busy.begin(), busy.end());
+    return unmerged + *std::max_element(busy.begin(), busy.end()) - first_saves(stages, rank);
+}
+
+double FastQuoter::first_saves(const Stages& stages, int rank) const {
+    double sum = 0.0;
+    for (int c = 0; c < stages.plan.vpp; ++c) sum += chunk(stages, rank, c).first_saves;
+    return sum;
 }
 
 const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& stages) {
@@ -143,7 +150,7 @@ Quote FastQuoter::split_quote(const Stages& stages, int micro_batches) {
         for (int c = 0; c < plan.vpp; ++c)
             for (std::size_t s = 0; s < stream_count; ++s)
                 busy[s] += chunk(stages, r, c).busy_forward[s] + chunk(stages, r, c).busy_backward[s];
-        worst = std::max(worst, micro_batches * *std::max_element(busy.begin(), busy.end()));
+        worst = std::max(worst, micro_batches * *std::max_element(busy.begin(), busy.end()) - first_saves(stages, r));
     }
     for (StageMemory& memory : memory_) memory.workspace = {};
     saved_.assign(static_cast<std::size_t>(plan.pp), 0.0);
@@ -161,7 +168,8 @@ double FastQuoter::composed(const Layers& layers, const Stages& stages, const st
         worst = std::max(worst, std::max(start + slots[static_cast<std::size_t>(r)], issue(stages, r, m)) + tail);
         start += first.forward + message;
         // A message that leaves before the weights' gradients: how much before is not told by slots.
-        tail += message + (plan.delay_wgrad ? 0.0 : first.backward - first.early_backward);
+        const double backward = first.backward - (m == 1 ? first.first_saves : 0.0);
+        tail += message + (plan.delay_wgrad ? 0.0 : std::max(0.0, backward - first.early_backward));
     }
     const double seconds = worst + stages.closing;
     return m < plan.pp || offloads(layers.plan) ? seconds * tiers_apart : seconds;
@@ -192,12 +200,14 @@ Quote FastQuoter::quote(int layers_handle, int stages_handle) {
 
 double FastQuoter::floor(int handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(handle)];
-    return spread(layers.plan, least_of_all(layers.plan, layers.terms));
+    return spread(layers.plan, layers.terms);
 }
 
-double FastQuoter::spread(const Plan& plan, double seconds) const {
+double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& terms) const {
     const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
-    const double even = micro_batches * plan.tp * plan.cp / plan.gpus * seconds;
+    double saved = 0.0; // by the first backward of every layer
+    for (std::size_t i = 0; i < counts_.size(); ++i) saved += counts_[i] * terms[i]->first_saves;
+    const double even = micro_batches * plan.tp * plan.cp / plan.gpus * least_of_all(plan, terms) - saved / plan.pp;
     return (even + sources_.segments.stack().costs.step_seconds) * (offloads(plan) ? tiers_apart : 1.0);
 }
 

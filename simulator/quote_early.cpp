@@ -43,6 +43,7 @@ std::vector<Terms> FastQuoter::early_terms(const Plan& plan) {
             };
             early[i].workspace = {most(0), most(1)};
         }
+        early[i].first_saves = dense[i]->first_saves + routed[i]->first_saves;
         for (int side = 0; side < 2; ++side) {
             SideTerms& t = early[i].sides[side];
             t.device = t.together = t.before_input = least_seconds(*dense[i], *routed[i], side);
@@ -58,7 +59,7 @@ double FastQuoter::early_floor(const Plan& plan) {
     const std::vector<Terms> early = early_terms(plan);
     std::vector<const Terms*> terms;
     for (const Terms& t : early) terms.push_back(&t);
-    return spread(plan, least_of_all(plan, terms));
+    return spread(plan, terms);
 }
 
 int FastQuoter::early_layers(const Plan& plan) {

@@ -3,6 +3,7 @@
 
 #include "planner/builder.hpp"
 #include "planner/library_memory.hpp"
+#include "planner/passes/first_gradients.hpp"
 #include "simulator/bucket_costs.hpp"
 
 #include <algorithm>
@@ -124,7 +125,8 @@ int FastQuoter::stages(const Plan& plan) {
             updated += update_bytes(plan, b);
             const double gradients = gradient_bytes(plan) * static_cast<double>(b.elements);
             summed += gradients / b.group_size;
-            if (!is_quantized(b.weight_dtype) && !plan.reshards()) zero += gradients;
+            // Where products set gradients what is left is little: embeddings, norms and biases.
+            if (!is_quantized(b.weight_dtype) && !plan.reshards() && !sets_first_gradients(plan)) zero += gradients;
         }
         if (plan.reshards() && stage.stage.mtp > 0) { // the LM head's gathered weights, which MTP reads as well
             Stage head;
@@ -166,6 +168,7 @@ int FastQuoter::stages(const Plan& plan) {
 std::vector<double> FastQuoter::slowness(int handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(handle)];
     std::vector<double> list;
+    for (const Terms* t : layers.terms) list.push_back(-t->first_saves);
     for (const Terms* t : layers.terms)
         for (const SideTerms& side : t->sides) {
             list.insert(list.end(), {side.device, side.device - side.before_input, side.host, side.together,

@@ -98,7 +98,8 @@ double FastQuoter::merged_seconds(const Plan& plan) {
             for (std::size_t s = 0; s < stream_count; ++s)
                 busy[s] += count * (forward.busy_forward[s] + backward.busy_backward[s]);
         }
-        slots_.push_back(seconds + *std::max_element(busy.begin(), busy.end()));
+        const auto rank_number = static_cast<int>(slots_.size());
+        slots_.push_back(seconds + *std::max_element(busy.begin(), busy.end()) - first_saves(stages, rank_number));
     }
     return composed(layers, stages, slots_);
 }

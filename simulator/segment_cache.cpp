@@ -3,6 +3,7 @@
 
 #include "planner/builder.hpp"
 #include "planner/communicators.hpp"
+#include "planner/passes/first_gradients.hpp"
 #include "planner/routing.hpp"
 #include "simulator/ranks.hpp"
 
@@ -125,7 +126,8 @@ void run_on(SegmentTime& time, double period) {
 constexpr std::size_t timing_only[] = {12, 13, 15, 16, 17, 18};
 
 // `backward`: played with the host far ahead.
-std::vector<BucketUse> uses_of(const Program& program, const Alone (&alone)[2], const RankRun& backward) {
+std::vector<BucketUse> uses_of(const Program& program, const FirstGradients& first, const Alone& forward,
+                               const Alone& first_backward, const RankRun& backward) {
     const auto root = [&program](TensorId id) {
         const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
         return base == no_tensor ? id : base;
@@ -138,9 +140,10 @@ std::vector<BucketUse> uses_of(const Program& program, const Alone (&alone)[2], 
     for (const Bucket& b : program.buckets) {
         const Dtype dtype = program.tensors[static_cast<std::size_t>(b.weights)].dtype;
         BucketUse use{{b.domain, b.elements, b.group, b.group_size, dtype},
-                      alone[0].after(root(b.weights)),
-                      alone[1].after(root(b.gradients)),
+                      forward.after(root(b.weights)),
+                      first_backward.after(root(b.gradients)),
                       end};
+        for (const auto& [from, to] : first.unset(b)) use.zeroed += to - from;
         for (const TimelineRow& row : backward.rows)
             if (touches(program.templates[1].ops[static_cast<std::size_t>(row.op)].out, b.gradients))
                 use.after_final = std::min(use.after_final, end - row.end);
@@ -266,10 +269,16 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         const auto it = costs_.find(k);
         if (it != costs_.end()) return *it->second;
     }
-    Program copy = lower_segment(plan, id.kind, id.layer_kind);
-    copy.in_flight = {2};
-    copy.slots = {{0, 0}, {1, 1}};
-    const auto program = std::make_shared<const Program>(std::move(copy));
+    const auto lowered = std::make_shared<Program>(lower_segment(plan, id.kind, id.layer_kind));
+    lowered->in_flight = {2};
+    lowered->slots = {{0, 0}, {1, 1}};
+    FirstGradients first(*lowered);
+    if (sets_first_gradients(plan))
+        if (auto setting = first.next(lowered->templates[1])) {
+            lowered->templates.push_back(std::move(*setting));
+            lowered->slots.push_back({2, 1});
+        }
+    const std::shared_ptr<const Program> program = lowered;
     const CostModel model(plan, stack_, routes_);
     const auto costs = std::make_shared<const ProgramCosts>(price(model, *program));
 
@@ -284,7 +293,15 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.passage = alone[slot].passage();
         if (alone[slot].runs_ahead()) run_on(time, period(time.passage));
     }
-    result->uses = uses_of(*program, alone, ahead);
+    const Alone first_backward(stack_, program, costs, static_cast<int>(program->templates.size()) - 1);
+    result->first_backward = result->backward;
+    if (program->templates.size() > 2) {
+        SegmentTime& time = result->first_backward;
+        time.device = end_of(first_backward.play({-far_ahead, 0.0, 0.0}));
+        time.passage = first_backward.passage();
+        if (first_backward.runs_ahead()) run_on(time, period(time.passage));
+    }
+    result->uses = uses_of(*program, first, alone[0], first_backward, ahead);
     const std::lock_guard<std::mutex> lock(mutex_);
     return *costs_.emplace(k, std::move(result)).first->second;
 }

@@ -34,10 +34,12 @@ struct BucketUse {
     BucketSize bucket; // of the segment alone
     Clocks after_weights, after_zero;
     double after_final = 0.0;
+    std::int64_t zeroed = 0; // elements whose gradients no product sets, see passes/first_gradients
 };
 
 struct SegmentCost {
     SegmentTime forward, backward;
+    SegmentTime first_backward;  // of a step, whose products set gradients
     std::vector<BucketUse> uses; // in the order of declaration
 };
 

@@ -1,9 +1,11 @@
 // Lowers plain segments, prices their ops once, and plays them with every recomputation on those prices.
 #include "simulator/segment_terms.hpp"
 
+#include "planner/passes/first_gradients.hpp"
 #include "planner/passes/recompute.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace moe {
 namespace {
@@ -86,22 +88,30 @@ SegmentTerms::Plain& SegmentTerms::plain(const Plan& plan, SegmentId id) {
     return found;
 }
 
-const std::vector<OpCost>& SegmentTerms::prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
-                                                const CostModel& costs) {
+const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
+                                                 const CostModel& costs) {
     Key key = SegmentCache::fields(plain_of(plan), id);
     key.back() = place;
-    std::vector<OpCost>& prices = prices_[key];
-    if (prices.empty())
-        for (const Template& tmpl : plain.program.templates)
-            for (const Op& op : tmpl.ops) prices.push_back(costs(op, plain.program));
+    Prices& prices = prices_[key];
+    if (!prices.ops.empty()) return prices;
+    for (const Template& tmpl : plain.program.templates)
+        for (const Op& op : tmpl.ops) prices.ops.push_back(costs(op, plain.program));
+    const std::size_t forward = plain.program.templates[0].ops.size(), backward = plain.program.templates[1].ops.size();
+    prices.first_saves.assign(backward, 0.0);
+    if (!sets_first_gradients(plan)) return prices;
+    if (const auto setting = FirstGradients(plain.program).next(plain.program.templates[1]))
+        for (std::size_t i = 0; i < backward; ++i)
+            if (setting->ops[i].bytes != plain.program.templates[1].ops[i].bytes)
+                prices.first_saves[i] =
+                    std::max(0.0, prices.ops[forward + i].device - costs(setting->ops[i], plain.program).device);
     return prices;
 }
 
 SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
     plan.recompute = 0;
     const Plain& base = plain(plan, id);
-    return {base.program, library_.flat(*base.shape, base.program, plan, id), prices(base, plan, id, place, costs),
-            base.bytes};
+    const Prices& known = prices(base, plan, id, place, costs);
+    return {base.program, library_.flat(*base.shape, base.program, plan, id), known.ops, known.first_saves, base.bytes};
 }
 
 const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
@@ -111,7 +121,10 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     Key key = SegmentCache::fields(named, id);
     key.back() = place;
     const auto [it, fresh] = terms_.try_emplace(key);
-    if (fresh) it->second = played(base, named, id, prices(base, plan, id, place, costs), begins_early(plan, id));
+    if (!fresh) return it->second;
+    const Prices& known = prices(base, plan, id, place, costs);
+    it->second = played(base, named, id, known.ops, begins_early(plan, id));
+    it->second.first_saves = std::accumulate(known.first_saves.begin(), known.first_saves.end(), 0.0);
     return it->second;
 }
 
@@ -128,9 +141,9 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
     if (!fresh) return it->second;
     std::vector<OpCost>& cheapest = cheapest_[{base.program.templates.data(), place, plan.cuda_graph}];
     if (cheapest.empty()) {
-        cheapest = prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.routes()));
+        cheapest = prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.routes())).ops;
         const Plain& sharded = plain(bare, id);
-        const std::vector<OpCost>& others = prices(sharded, bare, id, place, costs);
+        const std::vector<OpCost>& others = prices(sharded, bare, id, place, costs).ops;
         std::size_t i = 0, j = 0;
         for (std::size_t t = 0; t < 2; ++t)
             for (const Op& op : sharded.program.templates[t].ops) {

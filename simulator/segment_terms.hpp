@@ -48,6 +48,7 @@ struct Terms {
     std::int64_t saved = 0; // by one micro-batch
     Workspace workspace;    // no packing goes below
     std::uint64_t groups = 0;
+    double first_saves = 0.0; // seconds that a step's first backward is shorter, at most: its products set gradients
 };
 
 // Terms of the segments of one model's plans. For one thread; entries live until forget().
@@ -64,6 +65,7 @@ public:
         const Program& program;
         const FlatSegment& flat;
         const std::vector<OpCost>& prices;
+        const std::vector<double>& first_saves; // as Terms::first_saves, by op of the backward
         const std::vector<std::int64_t>& bytes; // of activations, by tensor
     };
     Priced priced(Plan plan, SegmentId id, int place, const CostModel& costs);
@@ -77,8 +79,11 @@ private:
         std::vector<std::int64_t> bytes;
     };
     Plain& plain(const Plan& plan, SegmentId id);
-    const std::vector<OpCost>& prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
-                                      const CostModel& costs);
+    struct Prices {
+        std::vector<OpCost> ops; // of both directions
+        std::vector<double> first_saves;
+    };
+    const Prices& prices(const Plain& plain, const Plan& plan, SegmentId id, int place, const CostModel& costs);
 
     static bool begins_early(const Plan& plan, SegmentId id);
     // early: what may run under the layer before takes no time, if that is shorter.
@@ -87,7 +92,7 @@ private:
     const SegmentCache& cache_;
     FlatLibrary& library_;
     std::map<Key, Plain> plains_;
-    std::map<Key, std::vector<OpCost>> prices_;
+    std::map<Key, Prices> prices_;
     std::map<Key, Terms> terms_;
     std::map<std::tuple<const Template*, int, CudaGraph>, std::vector<OpCost>>
         cheapest_;             // of coarse(), by plain segment

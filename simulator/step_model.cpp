@@ -2,6 +2,7 @@
 #include "simulator/step_model.hpp"
 
 #include "planner/error.hpp"
+#include "planner/passes/first_gradients.hpp"
 
 #include <algorithm>
 
@@ -91,13 +92,19 @@ private:
                 if (bucket.round > 0.0) run(gathered, bucket.round);
                 if (bucket.reduce > 0.0) run(gathered, bucket.gather);
                 if (bucket.quantize > 0.0) run(gathered, bucket.quantize);
+                // Little is left to zero behind them, see begin_template().
+                if (bucket.late_zero && bucket.zero > 0.0 && sets_first_gradients(plan_)) run(gathered, bucket.zero);
                 rank.gathered.back().push_back(gathered);
             }
         }
         for (int c = 0; c < plan_.vpp; ++c) {
             rank.zeroed.emplace_back();
             for (const BucketTime& bucket : chunk(r, c).buckets) {
-                run(bucket.late_zero ? gathered : zeroed, bucket.zero);
+                if (bucket.late_zero && sets_first_gradients(plan_)) {
+                    rank.zeroed.back().push_back(rank.gathered[static_cast<std::size_t>(c)][rank.zeroed.back().size()]);
+                    continue;
+                }
+                if (bucket.zero > 0.0) run(bucket.late_zero ? gathered : zeroed, bucket.zero);
                 rank.zeroed.back().push_back(bucket.late_zero ? gathered : 0.0);
                 if (!bucket.late_zero) rank.play.data += bucket.zero;
             }
@@ -149,13 +156,12 @@ private:
     Passage passage_of(int r, const Turn& turn) const {
         const ChunkModel& model = chunk(r, turn.chunk);
         if (turn.forward()) return model.forward;
-        if (ranks_[static_cast<std::size_t>(r)].backwards_left[static_cast<std::size_t>(turn.chunk)] > 1)
-            return model.backward;
-        return reducing(model);
+        const int left = ranks_[static_cast<std::size_t>(r)].backwards_left[static_cast<std::size_t>(turn.chunk)];
+        const Passage& backward = left == micro_batches_ ? model.first_backward : model.backward;
+        return left > 1 ? backward : reducing(model, backward);
     }
     // The last backward also issues reductions, each behind the op that finishes its gradients.
-    Passage reducing(const ChunkModel& model) const {
-        Passage passage = model.backward;
+    Passage reducing(const ChunkModel& model, Passage passage) const {
         for (const BucketTime& bucket : model.buckets) {
             if (bucket.reduce == 0.0) continue;
             passage.from_host.host += model_.step_launch;
@@ -186,6 +192,8 @@ private:
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const Passage slot_a = passage_of(r, a), slot_b = passage_of(r, b);
         const double alone_a = slot_a.from_device.device, alone_b = slot_b.from_device.device;
+        // The first backward sets gradients; pairs are priced as those that add to them.
+        const double sooner = std::max(0.0, chunk(r, b.chunk).backward.from_device.device - alone_b);
         const auto begin = [&](const Turn& turn, double arrived, const Passage& slot) {
             const double message = receive(r, turn, arrived);
             return std::max({rank.clocks.device, message - unaided(slot), rank.clocks.host});
@@ -194,13 +202,13 @@ private:
         const double start_b = begin(b, arrived_b, slot_b);
         const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
-        const double both = std::max(merged.ahead, merged.together - (early - rank.clocks.host));
+        const double both = std::max(merged.ahead, merged.together - (early - rank.clocks.host)) - sooner;
         const double first = start_a <= start_b ? alone_a : alone_b;
         const double apart = alone_a + alone_b, other = apart - first;
         const double share = first > 0.0 ? std::max(0.0, 1.0 - (late - early) / first) : 0.0;
         const double end = std::max(early + apart - (apart - both) * share, late + other);
         rank.play.saved += std::max(0.0, apart - (end - late) - std::min(late - early, first));
-        rank.play.host += both - merged.ahead;
+        rank.play.host += both + sooner - merged.ahead;
         // Between both extremes: a lane that is through before the other begins, and lanes that begin together.
         const auto sent = [&](double start, double alone, double merged_end) {
             if (start == early && late > early) return start + alone + share * (merged_end - alone);
@@ -235,7 +243,8 @@ private:
             const ChunkModel& model = chunk(r, turn.chunk);
             for (const std::size_t i : model.reductions) {
                 const BucketTime& bucket = model.buckets[i];
-                const double ready = bucket.until_final.after(before, message).device + waited;
+                const double ready =
+                    std::min(bucket.until_final.after(before, message).device + waited, rank.clocks.device);
                 rank.data_free = std::max(rank.data_free, ready) + bucket.reduce;
             }
         }

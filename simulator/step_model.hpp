@@ -23,7 +23,7 @@ struct BucketTime {
 };
 
 struct ChunkModel {
-    Passage forward, backward;                       // of its segments in order
+    Passage forward, backward, first_backward;       // of its segments in order
     std::vector<std::pair<SegmentId, int>> segments; // with counts
     std::vector<BucketTime> buckets;                 // in the order of their gathers
     std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished

@@ -2,6 +2,7 @@
 #include "simulator/step_parts.hpp"
 
 #include "planner/builder.hpp"
+#include "planner/passes/first_gradients.hpp"
 #include "simulator/bucket_costs.hpp"
 
 #include <algorithm>
@@ -62,16 +63,22 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs
                                      const StageShape& shape) {
     const std::vector<BucketSize> sizes =
         plan.pp > 1 ? stage_buckets(cache, plan, shape.stage, shape.segments) : cache.stage_buckets(plan, shape.stage);
-    std::vector<BucketTime> times;
-    for (const BucketSize& size : sizes) times.push_back(time_of(costs, size));
+    std::vector<std::int64_t> zeroed(sizes.size(), 0); // elements
     std::vector<Placed> segments;
     BucketFiller filler(sizes);
     for (const auto& [id, count] : shape.segments)
         for (int i = 0; i < count; ++i) {
             segments.push_back({&cache.cost(plan, id), {}});
-            for (const BucketUse& use : segments.back().cost->uses)
-                segments.back().buckets.push_back(filler.place(use.bucket));
+            for (const BucketUse& use : segments.back().cost->uses) {
+                const int bucket = filler.place(use.bucket);
+                segments.back().buckets.push_back(bucket);
+                if (bucket >= 0) zeroed[static_cast<std::size_t>(bucket)] += use.zeroed;
+            }
         }
+    std::vector<BucketTime> times;
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+        times.push_back(time_of(
+            costs, sizes[i], sets_first_gradients(plan) ? std::min(zeroed[i], sizes[i].elements) : sizes[i].elements));
     const auto each_use = [&times](const Placed& segment, auto&& visit) {
         for (std::size_t i = 0; i < segment.buckets.size(); ++i)
             if (segment.buckets[i] >= 0)
@@ -88,7 +95,8 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs
     for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment) {
         const Passage& next = segment->cost->backward.passage;
         so_far = segment == segments.rbegin() ? next : so_far.then(next);
-        for (BucketTime& time : times) time.after_zero = next.after(time.after_zero, time.after_zero.device);
+        const Passage& first = segment->cost->first_backward.passage;
+        for (BucketTime& time : times) time.after_zero = first.after(time.after_zero, time.after_zero.device);
         each_use(*segment, [&so_far](BucketTime& time, const BucketUse& use) {
             time.after_zero = latest(time.after_zero, use.after_zero);
             time.until_final = so_far; // the first segment is the last to finish
@@ -105,7 +113,10 @@ ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& 
     chunk.segments = shape.segments;
     // Each from its first segment on, which is the one that waits for the message.
     for (const auto& [id, count] : chunk.segments)
-        for (int i = 0; i < count; ++i) chunk.backward = cache.cost(plan, id).backward.passage.then(chunk.backward);
+        for (int i = 0; i < count; ++i) {
+            chunk.backward = cache.cost(plan, id).backward.passage.then(chunk.backward);
+            chunk.first_backward = cache.cost(plan, id).first_backward.passage.then(chunk.first_backward);
+        }
     for (auto it = chunk.segments.rbegin(); it != chunk.segments.rend(); ++it)
         for (int i = 0; i < it->second; ++i)
             chunk.forward = cache.cost(plan, it->first).forward.passage.then(chunk.forward);

@@ -130,6 +130,7 @@ namespace {
 void grouped(Builder& b, GroupedMode mode, TensorId operand, TensorId other, TensorId counts, TensorId out,
              GroupedGemmAttr attr) {
     attr.mode = mode;
+    attr.accumulate = b.at(out).storage == Storage::gradient; // FSDP's are new in every backward
     const double rows = b.expected_rows(operand);
     Op& op = b.emit(OpKind::grouped_gemm, {operand, other, counts}, {out}, attr);
     op.flops = 2.0 * rows * static_cast<double>(attr.n) * static_cast<double>(attr.k);

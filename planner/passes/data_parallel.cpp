@@ -45,6 +45,16 @@ Op quantize(const Program& program, const Bucket::Matrix& m) {
     return op;
 }
 
+// Elements [from, to) of a bucket's gradients.
+TensorId part_of_gradients(Program& program, const Bucket& b, std::int64_t from, std::int64_t to) {
+    const Tensor whole = tensor(program, b.gradients); // a copy: a tensor is added below
+    if (to - from == whole.elements()) return b.gradients;
+    const TensorId part = add_flat(program, whole.name + ".unset", whole.dtype, whole.storage, to - from, b.chunk);
+    program.tensors[static_cast<std::size_t>(part)].base = b.gradients;
+    program.tensors[static_cast<std::size_t>(part)].offset = from;
+    return part;
+}
+
 } // namespace
 
 Template with_gradient_reduction(const Program& program, const Template& backward) {
@@ -76,8 +86,18 @@ Template with_gradient_reduction(const Program& program, const Template& backwar
     return result;
 }
 
-Template begin_template(const Program& program) {
+Template begin_template(Program& program, const FirstGradients& first) {
     Template begin{SlotKind::begin, -1, {}};
+    const auto passed_through = [](const Bucket& b) { return b.staging != no_tensor && !b.resharded(); };
+    const auto zero = [&](const Bucket& b) {
+        for (const auto& [from, to] : first.unset(b)) {
+            const TensorId part = part_of_gradients(program, b, from, to);
+            Op op = make(OpKind::zero, passed_through(b) ? Stream::data : Stream::compute, Module::data_parallel, {},
+                         {part});
+            op.bytes = bytes(program, part);
+            begin.ops.push_back(std::move(op));
+        }
+    };
     for (const Bucket& b : program.buckets) {
         if (b.resharded()) continue; // gathered layer by layer
         const TensorId gathered = b.staging == no_tensor ? b.weights : b.staging;
@@ -94,15 +114,12 @@ Template begin_template(const Program& program) {
             op.bytes = bytes(program, b.staging) + bytes(program, b.weights);
             begin.ops.push_back(std::move(op));
         }
+        if (passed_through(b) && first.sets(b)) zero(b); // what is left is little
     }
-    for (const Bucket& b : program.buckets) {
-        // Behind the gathers when they pass through the gradient buffer, so that the first forward need not wait for
-        // it.
-        Op op = make(OpKind::zero, b.staging == no_tensor || b.resharded() ? Stream::compute : Stream::data,
-                     Module::data_parallel, {}, {b.gradients});
-        op.bytes = bytes(program, b.gradients);
-        begin.ops.push_back(std::move(op));
-    }
+    // Whole buckets behind all gathers when they pass through the gradient buffer, so that the first forward need not
+    // wait for them.
+    for (const Bucket& b : program.buckets)
+        if (!passed_through(b) || !first.sets(b)) zero(b);
     return begin;
 }
 

@@ -2,6 +2,7 @@
 // backward.
 #pragma once
 
+#include "planner/passes/first_gradients.hpp"
 #include "planner/program.hpp"
 
 namespace moe {
@@ -11,8 +12,9 @@ namespace moe {
 // left alone. Of a backward in two slots the second: buckets that only the first writes are reduced before its ops.
 Template with_gradient_reduction(const Program& program, const Template& backward);
 
-// The gathers of updated weights and the zeroing of gradients that open a step, and what closes it: norm and optimizer.
-Template begin_template(const Program& program);
+// The gathers of updated weights and the zeroing of gradients, but for those that products set (`first`), which open a
+// step, and what closes it: norm and optimizer.
+Template begin_template(Program& program, const FirstGradients& first);
 Template finish_template(const Program& program, const Plan& plan);
 
 } // namespace moe

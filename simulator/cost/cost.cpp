@@ -175,7 +175,9 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
     const bool to_myself = op.kind == OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
     if (!hardware.measured.empty()) {
         const CostPoint at = cost_point(op, program);
-        if (const auto* calls = measured_calls(hardware, at.key)) {
+        const auto* calls = measured_calls(hardware, at.key);
+        if (calls == nullptr && !at.adding.empty()) calls = measured_calls(hardware, at.adding);
+        if (calls != nullptr) {
             cost.device = measured_seconds(*calls, at.work, at.sides);
             return cost;
         }
