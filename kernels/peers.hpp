@@ -18,7 +18,7 @@ struct PeerGroup {
     char* arena[most_peers] = {};
     // Flags and numbers of calls, board_bytes() each, zero before the first call; for one stream at a time.
     char* board[most_peers] = {};
-    int blocks = 24; // multiprocessors that a call takes at most
+    int blocks = 24; // multiprocessors that a call takes at most, the same at all ranks
     // Who waits longer than that many seconds for a rank writes 1 + that rank to the host's pinned memory and goes on
     // with whatever lies there; 0: waits for ever.
     double patience = 0.0;

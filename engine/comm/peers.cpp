@@ -17,7 +17,7 @@ constexpr std::int64_t small_gather = 256 * 1024; // bytes of the result
 } // namespace
 
 PeerMemory::PeerMemory(const PeerLibrary& library, Device& device, Place place, char* arena, std::int64_t arena_bytes,
-                       std::int64_t tokens,
+                       std::int64_t tokens, int blocks,
                        const std::function<std::vector<char>(const std::vector<char>& mine)>& all_gather)
     : library_(library),
       place_(std::move(place)),
@@ -39,6 +39,7 @@ PeerMemory::PeerMemory(const PeerLibrary& library, Device& device, Place place, 
     const std::vector<char> all = all_gather(mine);
     group_.ranks = static_cast<int>(ranks);
     group_.rank = place_.index;
+    group_.blocks = blocks;
     group_.patience = patience;
     group_.trouble = reinterpret_cast<int*>(trouble_.get());
     for (std::size_t r = 0; r < ranks; ++r)

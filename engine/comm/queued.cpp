@@ -81,6 +81,7 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
     : fabric_(fabric), library_(fabric.library()), kernels_(kernels), device_(device), rank_(rank) {
     const int stages = fabric.mesh().group_size({Domain::dense, axis::pipeline});
     for (const Program* program : programs) {
+        peer_blocks_ = std::min(peer_blocks_, peer_blocks(*program));
         for (const Template& ops : program->templates)
             for (const Op& op : ops.ops) {
                 if (op.kind == OpKind::dispatch_tokens) {
@@ -136,7 +137,7 @@ void QueuedCommunicator::reach_peers(const PeerLibrary& library, char* arena, st
         return all;
     };
     peers_ = std::make_unique<PeerMemory>(library, device_, PeerMemory::Place{members.ranks, members.index}, arena,
-                                          arena_bytes, peer_tokens_, gather);
+                                          arena_bytes, peer_tokens_, peer_blocks_, gather);
     buffer_bytes_ += peers_->bytes();
 }
 

@@ -11,6 +11,7 @@
 #include "engine/device.hpp"
 #include "engine/streams.hpp"
 #include "kernels/kernels.hpp"
+#include "planner/peer_blocks.hpp"
 
 #include <array>
 #include <atomic>
@@ -152,6 +153,7 @@ private:
     int rank_;
     Group peer_group_{};           // of ops over peers' memory
     std::int64_t peer_tokens_ = 0; // of the largest of them; 0: there are none
+    int peer_blocks_ = peer_blocks_alone;
     std::unique_ptr<PeerMemory> peers_;
     std::map<Key, CollectiveLibrary::Member> members_;
     std::map<std::pair<Domain, int>, Seat> seats_;

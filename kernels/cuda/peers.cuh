@@ -11,8 +11,6 @@
 
 namespace moe::cuda {
 
-inline constexpr int tokens_per_tile = 4; // one flag for each: small enough that the first copies leave early
-
 // The head of a board; flags arrived[ranks][tiles] follow.
 struct Board {
     unsigned calls;             // that have ended here
@@ -23,10 +21,6 @@ struct Board {
     unsigned unused[20];
 };
 static_assert(sizeof(Board) == 128);
-
-__host__ __device__ inline std::int64_t tiles_of(std::int64_t tokens) {
-    return ceil_div<std::int64_t>(tokens, tokens_per_tile);
-}
 
 __device__ inline Board* board_of(const PeerGroup& g, int rank) { return reinterpret_cast<Board*>(g.board[rank]); }
 __device__ inline unsigned* arrived(const PeerGroup& g, int at, int from, std::int64_t tiles, std::int64_t tile) {

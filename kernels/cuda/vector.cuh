@@ -86,7 +86,6 @@ struct Access {
         }
     }
 
-private:
     static __device__ Held pack(const float (&value)[W]) {
         Held out;
 #pragma unroll

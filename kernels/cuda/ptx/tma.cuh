@@ -40,12 +40,32 @@ __device__ inline void store_box(const CUtensorMap& map, Box at, unsigned shared
                  : "memory");
 }
 
+// Bytes in a row, 16 at a time, from and to addresses of 16: no tensor, any device's memory.
+__device__ inline void load_bytes(unsigned shared, const void* from, unsigned bytes, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+__device__ inline void store_bytes(void* to, unsigned shared, unsigned bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared), "r"(bytes)
+                 : "memory");
+}
+// What threads have written to global memory, and others have waited for, comes before what the engine reads next.
+__device__ inline void fence_global_proxy() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // A thread's stores since the last commit are one group.
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most `pending` of the thread's groups still read shared memory.
 template <int pending>
 __device__ void wait_stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+// The same until they are written.
+template <int pending>
+__device__ void wait_stores() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 } // namespace moe::cuda::ptx

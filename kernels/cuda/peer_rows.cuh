@@ -1,0 +1,277 @@
+// Rows of tokens through shared memory, brought and sent by the copy engine: a warp has its own ring and barriers.
+//
+// A multiprocessor writes 32 bytes a cycle, however it does it, and reads twice as many where enough of them are on
+// their way: what counts is that no warp waits for what it has just asked for or sent.
+#pragma once
+
+#include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/vector.cuh"
+
+namespace moe::cuda {
+
+inline constexpr int peer_warps = 16, peer_threads = peer_warps * warp_size;
+inline constexpr unsigned bytes_per_warp = 12 * 1024, most_pieces = 5; // of rows, and those that come in at once
+
+// Rows that a warp sums for the tokens of a tile: those of token t are from[end[t - 1]] up to from[end[t]].
+struct Sums {
+    static constexpr int most_rows = warp_size, most_tokens = 4; // a copy here or a sum from elsewhere is a lane's
+    const char* from[most_rows];
+    char* to[most_tokens]; // null: nowhere
+    int end[most_tokens];
+};
+
+// A block's shared memory, before the routes.
+struct RowMemory {
+    char rows[peer_warps][bytes_per_warp];
+    std::uint64_t barriers[peer_warps][most_pieces];
+    Sums sums[peer_warps];
+};
+
+// A warp's pieces of `size` bytes in a row, each with a barrier; they are filled and emptied in turn.
+template <unsigned size, unsigned count>
+class Ring {
+public:
+    static_assert(count <= most_pieces && size * count <= bytes_per_warp);
+
+    __device__ explicit Ring(RowMemory& memory) {
+        const unsigned warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+        rows_ = ptx::shared_address(memory.rows[warp]);
+        barriers_ = ptx::shared_address(memory.barriers[warp]);
+        if (lane < count) ptx::init_barrier(barriers_ + 8 * lane, 1);
+        ptx::fence_barrier_init();
+        __syncwarp();
+    }
+    // One lane asks for the piece that comes `ahead` of the next one to be emptied.
+    __device__ void ask(unsigned ahead, const char* from, unsigned bytes) const {
+        const unsigned at = at_ + ahead < count ? at_ + ahead : at_ + ahead - count;
+        ptx::arrive_expecting(barriers_ + 8 * at, bytes);
+        ptx::load_bytes(rows_ + at * size, from, bytes, barriers_ + 8 * at);
+    }
+    __device__ void wait() const { ptx::wait(barriers_ + 8 * at_, parity_); }
+    __device__ unsigned offset() const { return at_ * size; } // of the next one, in the warp's rows
+    __device__ unsigned address() const { return rows_ + offset(); }
+    __device__ void next() {
+        if (++at_ < count) return;
+        at_ = 0;
+        parity_ ^= 1;
+    }
+
+private:
+    unsigned rows_, barriers_, at_ = 0, parity_ = 0;
+};
+
+// Flags that rise when the stores before them are written. A warp looks only when it has sent a few groups more, so
+// that it need not wait.
+template <class Raise>
+class Promises {
+public:
+    __device__ explicit Promises(Raise raise) : raise_(raise) {}
+
+    // A flag for the groups so far and the one that is committed next.
+    __device__ void promise(int flag) { next_ = flag; }
+    // The lanes' stores are a group.
+    __device__ void commit() {
+        ptx::commit_stores();
+#pragma unroll
+        for (int i = behind; i > 0; --i) flags_[i] = flags_[i - 1];
+        flags_[0] = next_;
+        next_ = -1;
+        ptx::wait_stores<behind>();
+        keep(flags_[behind]);
+    }
+    __device__ void keep_all() {
+        ptx::wait_stores<0>();
+#pragma unroll
+        for (int i = behind - 1; i >= 0; --i) keep(flags_[i]);
+        keep(next_);
+    }
+    __device__ void raise(int flag) { raise_(flag); }
+
+private:
+    static constexpr int behind = 3;
+
+    __device__ void keep(int& flag) {
+        if (flag >= 0) raise_(flag);
+        flag = -1;
+    }
+
+    Raise raise_;
+    int flags_[behind + 1] = {-1, -1, -1, -1}, next_ = -1;
+};
+
+// Rows from one place to several: while a piece goes out, the next comes in.
+template <class Raise>
+class Spreader {
+public:
+    __device__ Spreader(RowMemory& memory, Raise raise) : ring_(memory), promises_(raise) {}
+
+    // To the places that lanes name, null: none.
+    __device__ void spread(const char* from, char* to, unsigned bytes) {
+        if (__ballot_sync(all_lanes, to != nullptr) == 0) return;
+        for (unsigned at = 0; at < bytes; at += piece)
+            take(from + at, to != nullptr ? to + at : nullptr, bytes - at < piece ? bytes - at : piece);
+    }
+    // What was spread since the last one is behind this flag.
+    __device__ void promise(int flag) {
+        if (taken_)
+            promises_.promise(flag);
+        else
+            promises_.raise(flag);
+        taken_ = false;
+    }
+    __device__ void finish() {
+        pass_on();
+        promises_.keep_all();
+    }
+
+private:
+    static constexpr unsigned pieces = 3, piece = bytes_per_warp / pieces;
+
+    __device__ void take(const char* from, char* to, unsigned bytes) {
+        ptx::wait_stores_read<1>(); // the piece that lay here has left; the one behind it may be leaving
+        __syncwarp();
+        if (threadIdx.x % warp_size == 0) ring_.ask(bytes_ == 0 ? 0 : 1, from, bytes);
+        pass_on();
+        to_ = to;
+        bytes_ = bytes;
+        taken_ = true;
+    }
+    // The last piece taken.
+    __device__ void pass_on() {
+        if (bytes_ == 0) return;
+        ring_.wait();
+        if (to_ != nullptr) ptx::store_bytes(to_, ring_.address(), bytes_);
+        promises_.commit();
+        ring_.next();
+        bytes_ = 0;
+    }
+
+    Ring<piece, pieces> ring_;
+    Promises<Raise> promises_;
+    unsigned bytes_ = 0; // of the piece that is still to be passed on
+    char* to_ = nullptr;
+    bool taken_ = false;
+};
+
+// Sums of rows, in FP32 and in their order. Pieces of all rows of a tile come in one behind the other.
+template <class A, class Raise>
+class Summer {
+public:
+    __device__ Summer(RowMemory& memory, Raise raise)
+        : ring_(memory),
+          promises_(raise),
+          sums_(memory.sums[threadIdx.x / warp_size]),
+          rows_(memory.rows[threadIdx.x / warp_size]) {}
+
+    // Of the lanes that write it; read by sum().
+    __device__ Sums& sums() { return sums_; }
+
+    // Rows of `bytes`; a token without rows gets zeros.
+    __device__ void sum(int tokens, unsigned bytes) {
+        __syncwarp();
+        Cursor cursor{sums_, tokens, bytes};
+        for (unsigned ahead = 0; ahead < pieces; ++ahead) ask(cursor, ahead);
+        for (int t = 0; t < tokens; ++t) {
+            char* const to = sums_.to[t];
+            const int rows = sums_.end[t] - (t > 0 ? sums_.end[t - 1] : 0);
+            if (to == nullptr) continue;
+            for (unsigned at = 0; at < bytes; at += piece) {
+                const unsigned left = bytes - at < piece ? bytes - at : piece;
+                float held[packs][A::width] = {};
+                for (int row = 0; row < rows; ++row) add(held, cursor);
+                send(to + at, left, held);
+            }
+            sent_ = true;
+        }
+        __syncwarp();
+    }
+    // What was summed since the last one is behind this flag.
+    __device__ void promise(int flag) {
+        if (sent_)
+            promises_.promise(flag);
+        else
+            promises_.raise(flag);
+        sent_ = false;
+    }
+    __device__ void finish() { promises_.keep_all(); }
+
+private:
+    static constexpr unsigned pieces = most_pieces, piece = 2048, out = pieces * piece; // the sum leaves from there
+    static constexpr int packs = piece / 16 / warp_size;                                // of a lane
+    static_assert(out + piece <= bytes_per_warp);
+
+    // The pieces in the order of their use: of all rows of a token, then the next of them, then the next token's.
+    struct Cursor {
+        const Sums& sums;
+        int tokens;
+        unsigned bytes, at = 0;
+        int token = -1, row = 0, begin = 0, end = 0;
+
+        __device__ Cursor(const Sums& s, int count, unsigned size) : sums(s), tokens(count), bytes(size) {
+            next_token();
+        }
+        __device__ bool done() const { return token >= tokens; }
+        __device__ void next() {
+            if (++row < end) return;
+            row = begin;
+            at += piece;
+            if (at >= bytes) next_token();
+        }
+        __device__ void next_token() {
+            do {
+                begin = row = end;
+                at = 0;
+                if (++token >= tokens) return;
+                end = sums.end[token];
+            } while (begin == end);
+        }
+    };
+
+    __device__ void ask(Cursor& cursor, unsigned ahead) const {
+        if (cursor.done()) return;
+        const unsigned left = cursor.bytes - cursor.at;
+        if (threadIdx.x % warp_size == 0)
+            ring_.ask(ahead, sums_.from[cursor.row] + cursor.at, left < piece ? left : piece);
+        cursor.next();
+    }
+    __device__ static unsigned pack(int t) {
+        return 16 * (static_cast<unsigned>(t) * warp_size + threadIdx.x % warp_size);
+    }
+    // All of a piece, also where the row has ended: that is not sent.
+    __device__ void add(float (&held)[packs][A::width], Cursor& cursor) {
+        ring_.wait();
+        const char* const row = rows_ + ring_.offset();
+#pragma unroll
+        for (int t = 0; t < packs; ++t) {
+            const uint4 words = *reinterpret_cast<const uint4*>(row + pack(t));
+            const typename A::Held four{{words.x, words.y, words.z, words.w}};
+#pragma unroll
+            for (int i = 0; i < A::width; ++i) held[t][i] += four[i];
+        }
+        __syncwarp(); // all lanes have read the piece
+        ask(cursor, 0);
+        ring_.next();
+    }
+    __device__ void send(char* to, unsigned left, const float (&held)[packs][A::width]) {
+        ptx::wait_stores_read<0>(); // what lay there has left
+        __syncwarp();
+#pragma unroll
+        for (int t = 0; t < packs; ++t) {
+            const typename A::Held four = A::pack(held[t]);
+            *reinterpret_cast<uint4*>(rows_ + out + pack(t)) = {four.word[0], four.word[1], four.word[2], four.word[3]};
+        }
+        ptx::fence_async_proxy();
+        __syncwarp();
+        if (threadIdx.x % warp_size == 0) ptx::store_bytes(to, ptx::shared_address(rows_ + out), left);
+        promises_.commit();
+    }
+
+    Ring<piece, pieces> ring_;
+    Promises<Raise> promises_;
+    Sums& sums_;
+    char* rows_;
+    bool sent_ = false;
+};
+
+} // namespace moe::cuda
