@@ -330,6 +330,13 @@ Fallback& fallback() {
     return plain;
 }
 
+std::atomic<std::int64_t> calls_of_library{0}, calls_of_plain{0};
+
+bool counted(bool by_library) {
+    ++(by_library ? calls_of_library : calls_of_plain);
+    return by_library;
+}
+
 AttentionCall call_of(const AttentionShape& s, Src q, Src k, Src v) {
     return {s, q + s.q_offset, k + s.k_offset, v + s.v_offset, s.seq_q * s.batch};
 }
@@ -339,7 +346,7 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
     const bool done = s.spread  ? spread_attention(s, q, k, v, sinks, o, lse, stream_of(stream))
                       : s.merge ? false
                                 : library_attention(call_of(s, q, k, v), sinks, o, lse, stream_of(stream));
-    if (!done) fallback().attention(s, q, k, v, sinks, o, lse, stream);
+    if (!counted(done)) fallback().attention(s, q, k, v, sinks, o, lse, stream);
 }
 
 void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src o, const float* lse, Src sinks, Dst dq,
@@ -349,7 +356,7 @@ void attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src 
                       : s.merge ? false
                                 : library_attention_grad(call_of(s, q, k, v), dout, o, lse, dq + s.q_offset,
                                                          dk + s.k_offset, dv + s.v_offset, stream_of(stream));
-    if (!done) return fallback().attention_grad(s, dout, q, k, v, o, lse, sinks, dq, dk, dv, dsinks, stream);
+    if (!counted(done)) return fallback().attention_grad(s, dout, q, k, v, o, lse, sinks, dq, dk, dv, dsinks, stream);
     if (sinks.data != nullptr) attention_sink_grad(s, dout, o, lse, sinks, dsinks, stream); // lse counts the sink
 }
 
@@ -376,6 +383,7 @@ void forget_attention_stream(void* stream) { library().forget(stream_of(stream))
 namespace moe {
 
 std::string cuda_attention_library() { return cuda::library().about(); }
+AttentionCalls cuda_attention_calls() { return {cuda::calls_of_library, cuda::calls_of_plain}; }
 std::int64_t cuda_library_workspace_bytes() { return cuda::library().held(); }
 
 } // namespace moe

@@ -24,7 +24,6 @@ std::optional<Rectangle> rectangle_of(const AttentionShape& s) {
                        other[2] = {s.k_start[0], s.k_start[1]};
     if (!s.causal || s.window > 0 || s.seq_q != s.seq_k || own[0] + run > own[1]) return std::nullopt;
     if (own[0] == other[0] && own[1] == other[1]) return Rectangle{0, s.seq_q, 0, s.seq_k, true};
-    if (!s.merge) return std::nullopt; // queries without keys
     if (other[0] + run <= own[0] && other[1] >= own[1] + run) return Rectangle{0, s.seq_q, 0, run, false};
     if (other[0] >= own[0] + run && other[1] + run <= own[1]) return Rectangle{run, run, 0, s.seq_k, false};
     return std::nullopt;
@@ -101,7 +100,8 @@ void launch(void (*kernel)(Parameters...), std::int64_t elements, cudaStream_t s
 bool spread_attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, cudaStream_t stream) {
     const AttentionSizes z(s);
     const std::optional<Rectangle> r = rectangle_of(s);
-    if (!r || (s.merge && sinks.data != nullptr)) return false;
+    const bool blind = r && r->queries < s.seq_q && !s.merge; // queries that have seen no key yet
+    if (!r || blind || (s.merge && sinks.data != nullptr)) return false;
     AttentionCall call = call_of(z, *r, q, k, v);
     if (!s.merge) return library_attention(call, sinks, o, lse, stream);
     const std::int64_t rows = r->queries * s.batch, width = std::int64_t{s.heads} * s.v_dim,
@@ -134,14 +134,13 @@ bool spread_attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src 
     dk = dk + s.k_offset, dv = dv + s.v_offset; // of the first run, which every rectangle holds
     if (!library_attention_grad(call, dout + o_at, o + o_at, lse + first, to, dk, dv, stream)) return false;
     if (s.merge) launch(add_rows_kernel, rows * cols, stream, sum, Src(to), rows * cols, cols, z.q_stride);
-    const std::int64_t rest = (s.seq_k - r->keys) * s.batch, from = r->keys * s.batch; // keys that no query sees
-    if (rest == 0) return true;
-    const auto clear = [&](Dst y, std::int64_t stride, int dim) {
-        const std::int64_t key_cols = std::int64_t{s.kv_heads} * dim;
-        launch(clear_rows_kernel, rest * key_cols, stream, y + from * stride, rest * key_cols, key_cols, stride);
+    const auto clear = [&](Dst y, std::int64_t rest, std::int64_t stride, std::int64_t width) {
+        if (rest > 0) launch(clear_rows_kernel, rest * width, stream, y, rest * width, width, stride);
     };
-    clear(dk, z.k_stride, s.qk_dim);
-    clear(dv, z.v_stride, s.v_dim);
+    if (!s.merge) clear(dq + s.q_offset, first, z.q_stride, cols);                     // queries that see no key
+    const std::int64_t rest = (s.seq_k - r->keys) * s.batch, from = r->keys * s.batch; // keys that no query sees
+    clear(dk + from * z.k_stride, rest, z.k_stride, std::int64_t{s.kv_heads} * s.qk_dim);
+    clear(dv + from * z.v_stride, rest, z.v_stride, std::int64_t{s.kv_heads} * s.v_dim);
     return true;
 }
 

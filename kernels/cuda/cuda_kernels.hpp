@@ -15,6 +15,7 @@
 #include "kernels/kernels.hpp"
 #include "kernels/peers.hpp"
 
+#include <cstdint>
 #include <string>
 
 namespace moe {
@@ -31,6 +32,11 @@ const PeerKernels& cuda_peer_kernels();
 std::string cuda_gemm_library();
 // The library of attention with its version, or why it is not used.
 std::string cuda_attention_library();
+// Calls of attention and of its gradient so far, by whoever took them; what a graph repeats counts once.
+struct AttentionCalls {
+    std::int64_t library = 0, plain = 0;
+};
+AttentionCalls cuda_attention_calls();
 // Device memory that libraries hold for all streams by now, beyond what is part of this module.
 std::int64_t cuda_library_workspace_bytes();
 // To be called before a stream is destroyed, with its work done: the libraries' scratch belongs to a stream, and the

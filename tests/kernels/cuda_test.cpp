@@ -6,6 +6,7 @@
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "tests/kernels/case.hpp"
 #include "tests/kernels/cuda_bandwidth.hpp"
+#include "tests/kernels/cuda_ring.hpp"
 #include "tests/kernels/cuda_staging.hpp"
 #include "tests/kernels/cuda_timing.hpp"
 
@@ -104,6 +105,14 @@ std::vector<Line> bandwidth_lines() {
     return lines;
 }
 
+std::vector<Line> ring_lines() {
+    constexpr double bar = 1.25; // two steps' results are added, which the causal call has not to do
+    std::vector<Line> lines;
+    for (const RingStep& r : ring_steps())
+        lines.push_back({r.name + ": beside causal", "us", r.seconds * 1e6, r.causal_seconds * 1e6, bar});
+    return lines;
+}
+
 void print(const std::vector<Line>& lines) {
     fmt::print("\n{:<78} {:>11} {:>11} {:>8} {:>5}  {}\n", "name", "ours", "reference", "ratio", "bar", "ok");
     for (const Line& l : lines) {
@@ -132,11 +141,11 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
     return !file.fail();
 }
 
-// Takes "--out FILE", "--bench" and "--bandwidth" (of the memory-bound kernels alone) out of the arguments; the rest is
-// doctest's.
+// Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone) and "--ring" (of ring attention's
+// steps alone) out of the arguments; the rest is doctest's.
 struct Options {
     std::string out;
-    bool bench = false, bandwidth = false;
+    bool bench = false, bandwidth = false, ring = false;
     std::vector<char*> rest;
 
     Options(int argc, char** argv) {
@@ -145,9 +154,11 @@ struct Options {
             if (argument == "--out" && i + 1 < argc) {
                 out = argv[++i];
             } else if (argument == "--bench") {
-                bench = bandwidth = true;
+                bench = bandwidth = ring = true;
             } else if (argument == "--bandwidth") {
                 bandwidth = true;
+            } else if (argument == "--ring") {
+                ring = true;
             } else {
                 rest.push_back(argv[i]);
             }
@@ -160,6 +171,7 @@ int report(const Options& options, bool passed) {
     std::vector<Line> lines = error_lines();
     const auto append = [&](const std::vector<Line>& times) { lines.insert(lines.end(), times.begin(), times.end()); };
     if (options.bench) append(time_lines(device));
+    if (options.ring) append(ring_lines());
     if (options.bandwidth) append(bandwidth_lines());
     print(lines);
     if (!options.out.empty() && !write(options.out, device, lines, passed)) {

@@ -109,12 +109,14 @@ void check_spread(const Whole& w, int ranks, Type type) {
                               other.qkv.src(), other.qkv.src(), step == 0 ? sink : Src{}, me.o.dst(), me.lse.f32(),
                               nullptr);
         }
+    // Own keys last, as gradients of others' are on their way meanwhile: queries may begin without any key.
     for (int r = 0; r < ranks; ++r)
-        for (int step = 0; step < ranks; ++step) {
+        for (int turn = 1; turn <= ranks; ++turn) {
+            const int step = turn % ranks;
             Rank &me = all[static_cast<std::size_t>(r)],
                  &other = all[static_cast<std::size_t>((r + ranks - step) % ranks)];
             Tensor dkv(type, other.dkv.size()); // of this step; columns of queries stay what they are
-            table().attention_grad(shape_of(w, ranks, r, (r + ranks - step) % ranks, step > 0), me.dout.src(),
+            table().attention_grad(shape_of(w, ranks, r, (r + ranks - step) % ranks, turn > 1), me.dout.src(),
                                    me.qkv.src(), other.qkv.src(), other.qkv.src(), me.o.src(), me.lse.f32(),
                                    step == 0 ? sink : Src{}, me.dq.dst(), dkv.dst(), dkv.dst(),
                                    step == 0 && w.with_sinks ? dsinks.f32() : nullptr, nullptr);
