@@ -70,6 +70,8 @@ class Ranks:
         if done.returncode != 0:
             print(done.stdout[-4000:])
             return self.rows.failed(name, f"exit status {done.returncode}")
+        if re.search(r"test cases:\s+0 ", done.stdout):
+            return self.rows.failed(name, "no case has this name")
         return done.stdout
 
     def collectives(self):
@@ -77,16 +79,16 @@ class Ranks:
         if self.case("collectives", "cuda ranks: collectives*", MOE_PLAN_OUT=out) is not None:
             self.rows.list += json.loads(out.read_text())
 
-    def parity(self, plans=100, seconds=120):
-        """Drawn plans, as many as the seconds allow, and the cases of every axis."""
-        left = max(5, int(min(seconds, self.check.left() - 60)))
+    def parity(self, share=1.0, plans=100):
+        """Drawn plans, as many as half of this share of the time allows, and the cases of every axis."""
+        left = max(5, int(min(120, self.check.left() * share / 2)))
         said = self.case("drawn plans", "cuda ranks: drawn*", MOE_PLAN_PLANS=plans, MOE_PLAN_SECONDS=left, MOE_PLAN_GPUS=self.gpus)
         if said is not None:
             found = re.search(r"(\d+) drawn plans .* farthest at ([\d.]+) .* (\d+) near", said)
             name = f"{found[1]} drawn plans over {self.gpus} GPUs, {found[3]} near ties: farthest from the CPU"
             self.rows.below(name, "of its tolerance", float(found[2]), 1.0)
-        if self.case("every axis", f"cuda ranks {self.gpus}*") is not None:
-            self.rows.add(f"every axis over {self.gpus} GPUs, the same bits twice", "exit status", 0, 0, None, True)
+        if self.case("every axis", "cuda ranks ?:*") is not None:
+            self.rows.add(f"every axis over {self.gpus} GPUs, the same bits twice, checkpoints", "exit status", 0, 0, None, True)
 
     def start(self, plan, *more):
         """A process for each GPU."""
@@ -99,7 +101,8 @@ class Ranks:
         return processes
 
     def faults(self):
-        """One process is killed, then one stopped: the others end with one line and status 1, the last checkpoint holds."""
+        """One process is killed, then one stopped: the others end with one line and status 1, the last checkpoint holds. A plan
+        without room, and GPUs that do not reach each other."""
         fields = f"ep={self.gpus} dp={self.gpus} mbs=1"
         if self.check.searched(self.learner, 128, 4 * self.gpus, fields, gpus=self.gpus, precision="fp32") is None:
             return
@@ -117,6 +120,13 @@ class Ranks:
         if resumed is not None:
             first = resumed["steps"][0]["step"]
             self.rows.add("the last checkpoint of a run that was stopped goes on", "step", first, last + 1, 1.0, first == last + 1)
+        self.held("a plan that has no room says so on every rank", "cuda ranks 2: a plan that has no room*")
+        self.held("2 GPUs without peer access or shared memory: experts over the network, beside the CPU",
+                  "cuda ranks 2: expert parallel*", NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1)
+
+    def held(self, name, pattern, **environment):
+        if self.case(name, pattern, **environment) is not None:
+            self.rows.add(name, "exit status", 0, 0, None, True)
 
     def fault(self, what, number, ranks):
         name = f"a process of {self.gpus} is {what}: seconds until the others have ended with status 1"
@@ -143,6 +153,7 @@ class Ranks:
             return
         errors = []
         for kind, changed, seq, samples, fields, bar in PLANS:
+            start = time.monotonic()
             fields = re.sub(r"=N\b", f"={self.gpus}", fields)
             name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq} over {self.gpus} GPUs:", fields])
             compared = self.check.trained(self.check.model(kind, changed), seq, samples * self.gpus, "cuda_graph=full " + fields,
@@ -151,6 +162,7 @@ class Ranks:
                 self.compared(name, compared, bar)
                 errors.append(abs(compared["error"]))
                 shutil.copytree(self.check.folder / "run", self.check.folder / f"run-{len(errors)}", dirs_exist_ok=True)
+            print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
         if errors:
             self.rows.below(f"mean error of {len(errors)} predicted steps over {self.gpus} GPUs", "relative", sum(errors) / len(errors), 0.05)
 
