@@ -2,6 +2,7 @@
 #include "engine/executor.hpp"
 
 #include "engine/cores.hpp"
+#include "planner/communicators.hpp"
 #include "planner/error.hpp"
 
 #include <algorithm>
@@ -30,6 +31,7 @@ Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh,
     out_.resize(out);
     queue_ = arena.device().queue();
     if (queue_ == nullptr) return;
+    spared_ = spared_multiprocessors(program, mesh.group_size({Domain::dense, axis::pipeline}));
     order_.emplace(program, arena, mesh.group_size({Domain::dense, axis::pipeline}));
     marked_ = mesh.size() > 1;
     for (OpWalk walk(program); !walk.done(); walk.next()) {
@@ -184,7 +186,7 @@ void Executor::run(const Op& op, void* stream, bool boxes) {
     const OpFunction function = backend_.function(op.kind);
     if (function == nullptr) fail("the {} back end has no such op", backend_.name);
     function({op, program_, position_, communicator_, *backend_.kernels, stream, in_.data(), out_.data(),
-              op.kind == OpKind::adamw || op.kind == OpKind::expert_bias ? shard_offset(op) : 0});
+              op.kind == OpKind::adamw || op.kind == OpKind::expert_bias ? shard_offset(op) : 0, spared_});
 }
 
 Standing Executor::standing() const {

@@ -124,8 +124,8 @@ void grouped_gemm(const OpContext& c) {
     const GroupedProduct product = a.mode == GroupedMode::forward ? GroupedProduct::forward
                                    : a.mode == GroupedMode::dgrad ? GroupedProduct::dgrad
                                                                   : GroupedProduct::wgrad;
-    c.kernels.grouped_gemm({product, a.groups, a.n, a.k, a.capacity, a.accumulate}, src(c, 0), src(c, 1), ints(c, 2),
-                           dst(c, 0), c.stream);
+    const GroupedShape shape{product, a.groups, a.n, a.k, a.capacity, a.accumulate, c.spared};
+    c.kernels.grouped_gemm(shape, src(c, 0), src(c, 1), ints(c, 2), dst(c, 0), c.stream);
 }
 
 float bias_share(const OpContext& c) { return static_cast<float>(std::get<GroupedBiasAttr>(c.op.attr).share); }

@@ -2,7 +2,8 @@
 //
 // Rules for every kernel
 // * Matrices are row-major. Sizes, strides and offsets are in elements; a stride of 0 means dense.
-// * `Src` and `Dst` carry their storage type, and any mixture of FP32 and BF16 is allowed; arithmetic is FP32. Plain float
+// * `Src` and `Dst` carry their storage type, and any mixture of FP32 and BF16 is allowed; arithmetic is FP32. Plain
+// float
 //   and int32 pointers have that type always. Pointers are aligned to their element.
 // * An operand marked [x] may be null. "+x" is accumulated into; every other output is overwritten and never read.
 // * Outputs may not overlap inputs unless the comment allows it.
@@ -58,6 +59,7 @@ struct GroupedShape {
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
     bool accumulate = true; // of a wgrad; false sets C, also of experts without rows
+    int spared = 0;         // multiprocessors of a device that something else holds meanwhile
 };
 
 // The forward product of E4M3 operands (kernels/fp8.hpp), one byte each, with FP32 scales: those of A per row and block

@@ -70,6 +70,13 @@ std::int64_t all_slots(const Program& program) {
     return std::accumulate(slots.begin(), slots.end(), std::int64_t{0});
 }
 
+int spared_multiprocessors(const Program& program, int stages) {
+    for (const Template& ops : program.templates)
+        for (const Op& op : ops.ops)
+            if (message(op) != nullptr && channel_of(*message(op), stages).delta != 0) return 2 * message_channels;
+    return 0;
+}
+
 bool joins_devices(const Plan& plan) { return plan.stack == "moe-plan" && !plan.hardware->cpu && plan.gpus > 1; }
 
 bool is_pairwise(OpKind kind) {

@@ -109,7 +109,7 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
         if (me == circle.ranks.end()) continue;
         const double before = device_.used_bytes();
         // Messages leave the device to what computes beside them.
-        const int blocks = circle.messages() ? 8 : 0;
+        const int blocks = circle.messages() ? message_channels : 0;
         try {
             members_[{circle.purpose, circle.ranks}] =
                 library_.join(fabric.point(i), static_cast<int>(circle.ranks.size()),

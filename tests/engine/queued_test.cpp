@@ -381,6 +381,7 @@ TEST_CASE("communicators and buffers are those that the planner counts") {
         CHECK(counted.collective == collective);
         CHECK(counted.pairwise == pairwise);
         CHECK(counted.messages == messages);
+        CHECK(spared_multiprocessors(trainer.programs().front(), plan.pp) == (messages > 0 ? 2 * message_channels : 0));
     };
     for (const RandomCase& c : random_cases(5, 60, 5))
         if (c.ranks > 1) check(plan_of(c), c.text());
