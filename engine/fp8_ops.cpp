@@ -14,12 +14,12 @@ void quantize(const OpContext& c) {
                                    to.transposed.data, to.transposed.scale, c.stream);
         return;
     }
-    const Fp8 to = fp8_out(c, 0);
+    const Fp8Rows to = fp8_out(c, 0);
     c.kernels.quantize_rows(rows_shape(c, c.output(0)), src(c, 0), ints(c, 1), to.data, to.scale, c.stream);
 }
 
 void dequantize(const OpContext& c) {
-    const Fp8 from = fp8(c, 0);
+    const Fp8Rows from = fp8(c, 0);
     c.kernels.dequantize_rows(rows_shape(c, c.input(0)), from.data, from.scale, ints(c, 1), dst(c, 0), c.stream);
 }
 
@@ -30,7 +30,7 @@ void cast(const OpContext& c) { c.kernels.cast(src(c, 0), dst(c, 0), c.output(0)
 // y = x W^T reads the weights as they are; dx = dy W those that are stored transposed, with n and k exchanged.
 void fp8_gemm(const OpContext& c, const GemmShape& s) {
     const Fp8Weights w = fp8_weights(c.in[1], s.transpose_b ? QuantizeAttr{1, s.n, s.k} : QuantizeAttr{1, s.k, s.n});
-    const Fp8 x = fp8(c, 0), &b = s.transpose_b ? w.plain : w.transposed;
+    const Fp8Rows x = fp8(c, 0), &b = s.transpose_b ? w.plain : w.transposed;
     const std::int64_t row = s.a_offset / s.k;
     c.kernels.scaled_gemm({1, s.n, s.k, s.m}, x.data + s.a_offset, x.scale + row * scale_blocks(s.k), b.data, b.scale,
                           nullptr, dst(c, 0) + s.c_offset, c.stream);
@@ -40,7 +40,7 @@ void fp8_grouped_gemm(const OpContext& c) {
     const GroupedGemmAttr& a = std::get<GroupedGemmAttr>(c.op.attr);
     const Fp8Weights w = fp8_weights(c.in[1], {a.groups, a.n, a.k});
     const bool forward = a.mode == GroupedMode::forward;
-    const Fp8 x = fp8(c, 0), &b = forward ? w.plain : w.transposed;
+    const Fp8Rows x = fp8(c, 0), &b = forward ? w.plain : w.transposed;
     const ScaledShape shape{a.groups, forward ? a.n : a.k, forward ? a.k : a.n, a.capacity};
     c.kernels.scaled_gemm(shape, x.data, x.scale, b.data, b.scale, ints(c, 2), dst(c, 0), c.stream);
 }

@@ -163,12 +163,13 @@ ActivationShape activation_shape(const OpContext& c, std::size_t counts) {
 }
 
 void activation(const OpContext& c) {
-    c.kernels.activation(activation_shape(c, 2), src(c, 0), floats(c, 1), ints(c, 2), dst(c, 0), c.stream);
+    c.kernels.activation(activation_shape(c, 2), src(c, 0), floats(c, 1), ints(c, 2), dst(c, 0), fp8_out(c, 1),
+                         c.stream);
 }
 
 void activation_grad(const OpContext& c) {
     c.kernels.activation_grad(activation_shape(c, 3), src(c, 0), src(c, 1), floats(c, 2), ints(c, 3), dst(c, 0),
-                              floats_out(c, 1), c.stream);
+                              floats_out(c, 1), dst(c, 2), fp8_out(c, 3), c.stream);
 }
 
 void sigmoid_scale(const OpContext& c) {

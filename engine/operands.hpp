@@ -29,24 +29,22 @@ inline std::int32_t* ints_out(const OpContext& c, std::size_t i) {
 }
 
 // A quantized operand: its elements and, behind them, its scales.
-struct Fp8 {
-    std::uint8_t* data = nullptr;
-    float* scale = nullptr;
-};
-inline Fp8 fp8_at(void* data, std::int64_t scales) {
+inline Fp8Rows fp8_at(void* data, std::int64_t scales) {
     auto* bytes = static_cast<std::uint8_t*>(data);
     return {bytes, reinterpret_cast<float*>(bytes + scales)};
 }
-inline Fp8 fp8(const OpContext& c, std::size_t i) { return fp8_at(c.in[i], c.input(i).scale_offset()); }
-inline Fp8 fp8_out(const OpContext& c, std::size_t i) { return fp8_at(c.out[i], c.output(i).scale_offset()); }
+inline Fp8Rows fp8(const OpContext& c, std::size_t i) { return fp8_at(c.in[i], c.input(i).scale_offset()); }
+inline Fp8Rows fp8_out(const OpContext& c, std::size_t i) {
+    return c.has_output(i) ? fp8_at(c.out[i], c.output(i).scale_offset()) : Fp8Rows{};
+}
 
 // Weights in both forms, as QuantizeAttr lays them out.
 struct Fp8Weights {
-    Fp8 plain, transposed;
+    Fp8Rows plain, transposed;
 };
 inline Fp8Weights fp8_weights(void* data, const QuantizeAttr& w) {
     const std::int64_t elements = w.groups * w.n * w.k;
-    const Fp8 plain = fp8_at(data, 2 * elements);
+    const Fp8Rows plain = fp8_at(data, 2 * elements);
     return {plain, {plain.data + elements, plain.scale + w.scales()}};
 }
 inline bool is_fp8(const OpContext& c, std::size_t i) { return c.has_input(i) && c.input(i).dtype == Dtype::fp8_block; }

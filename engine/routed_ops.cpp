@@ -89,7 +89,21 @@ PermuteShape permute_shape(const OpContext& c) {
     return {a.tokens, a.cols, a.top_k, a.per_copy, a.padded * a.experts};
 }
 
-void permute(const OpContext& c) { c.kernels.permute(permute_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream); }
+// Quantized rows move four elements at a time, their scales behind them.
+void permute_quantized(const OpContext& c) {
+    const Fp8Rows from = fp8(c, 0), to = fp8_out(c, 0);
+    PermuteShape shape = permute_shape(c);
+    const std::int64_t blocks = scale_blocks(shape.cols);
+    shape.cols /= 4;
+    c.kernels.permute(shape, {from.data, Type::f32}, ints(c, 1), {to.data, Type::f32}, c.stream);
+    shape.cols = blocks;
+    c.kernels.permute(shape, {from.scale, Type::f32}, ints(c, 1), {to.scale, Type::f32}, c.stream);
+}
+
+void permute(const OpContext& c) {
+    if (is_fp8(c, 0)) return permute_quantized(c);
+    c.kernels.permute(permute_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream);
+}
 void unpermute(const OpContext& c) {
     c.kernels.unpermute(permute_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream);
 }

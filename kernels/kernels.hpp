@@ -74,6 +74,13 @@ struct ScaledShape {
     std::int64_t n = 0, k = 0, capacity = 0;
 };
 
+// Rows in E4M3, [rows, cols], and their scales, [rows, ceil(cols / 128)], as quantize_rows leaves them. Where a kernel
+// writes its result so, it is what quantize_rows makes of the result in BF16, bit for bit.
+struct Fp8Rows {
+    std::uint8_t* data = nullptr;
+    float* scale = nullptr;
+};
+
 struct FilledRows {
     std::int64_t rows = 0, cols = 0;
     int groups = 0; // of counts
@@ -302,12 +309,13 @@ struct Kernels {
     void (*attention_grad)(const AttentionShape& shape, Src dout, Src q, Src k, Src v, Src o, const float* lse,
                            Src sinks, Dst dq, Dst dk, Dst dv, float* dsinks, void* stream);
 
-    // y[rows, ffn] = curve(gate) * up * [probs[row]]; [counts[groups]] limit the rows.
+    // [y[rows, ffn]] = [q] = curve(gate) * up * [probs[row]]; [counts[groups]] limit the rows.
     void (*activation)(const ActivationShape& shape, Src x, const float* probs, const std::int32_t* counts, Dst y,
-                       void* stream);
-    // dx like x, [dprobs[rows]] (overwritten). dx may be x.
+                       Fp8Rows q, void* stream);
+    // dx like x, [dprobs[rows]] (overwritten), [y] as activation has it, [q] of dx (gated: ffn a multiple of 128). dx
+    // may be x.
     void (*activation_grad)(const ActivationShape& shape, Src dy, Src x, const float* probs, const std::int32_t* counts,
-                            Dst dx, float* dprobs, void* stream);
+                            Dst dx, float* dprobs, Dst y, Fp8Rows q, void* stream);
     // out[rows, cols] = y * sigmoid(g[rows]); out may be y.
     void (*sigmoid_scale)(Src y, Src g, Dst out, std::int64_t rows, std::int64_t cols, void* stream);
     // dy may be dout.

@@ -17,7 +17,7 @@ constexpr std::int64_t reduction_pieces = 4; // Megatron-Bridge's num_splits of 
 // What a product reads and saves of its input.
 TensorId operand_of(Builder& b, Linear& linear, TensorId x) {
     linear.saved = x;
-    if (!b.quantized() || !linear.quantize) return x;
+    if (!b.quantized() || !linear.quantize || b.at(x).dtype == b.quantized_dtype()) return x;
     const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input);
     if (!linear.shared_input) linear.saved = b.by_rows() ? q.row : q.column;
     return q.row;
@@ -109,6 +109,10 @@ Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bo
     return q;
 }
 
+bool quantizes_as_written(const Builder& b, std::int64_t width, int widths) {
+    return b.by_rows() && (widths == 1 || width % fp8_block_size == 0);
+}
+
 TensorId dequantize(Builder& b, TensorId x, const std::string& name, TensorId counts) {
     const Tensor shape = b.at(x);
     const TensorId wide = b.activation(name, shape.rows, shape.cols, shape.expected_rows);
@@ -136,10 +140,10 @@ TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype)
     return y;
 }
 
-TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy) {
-    TensorId dy_row = dy, dy_column = dy;
+TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy, TensorId low) {
+    TensorId dy_row = low != no_tensor ? low : dy, dy_column = dy;
     b.phase = Phase::dgrad;
-    if (b.quantized() && linear.quantize) {
+    if (b.quantized() && linear.quantize && low == no_tensor) {
         const Quantized q = quantize(b, dy, linear.name + ".grad", true, true);
         dy_row = q.row;
         dy_column = q.column;

@@ -13,12 +13,16 @@ struct Quantized {
     TensorId row = no_tensor, column = no_tensor;
 };
 Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column, TensorId counts = no_tensor);
+// Whether what an op leaves in rows of these widths, one behind the other, can be quantized as it is written: by rows,
+// in blocks of which none lies in two widths.
+bool quantizes_as_written(const Builder& b, std::int64_t width, int widths = 1);
 // A row-wise copy in the activation precision.
 TensorId dequantize(Builder& b, TensorId x, const std::string& name, TensorId counts = no_tensor);
 
 // y = x W^T with what its backward needs. Under a low precision x is quantized into a row-wise copy for the forward
 // GEMM and a column-wise one that is kept for wgrad; `shared_input` keeps x itself instead (its other consumer needs it
-// anyway) and quantizes again in the backward pass. By rows alone the row-wise copy is kept, and widened for wgrad.
+// anyway) and quantizes again in the backward pass. By rows alone the row-wise copy is kept, and widened for wgrad; x
+// may come quantized.
 struct Linear {
     Weight weight;
     std::string name;
@@ -29,8 +33,9 @@ struct Linear {
     std::int64_t rows = 0;      // of y
 };
 TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype);
-// dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well.
-TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy);
+// dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well. `low`:
+// dy by rows where the op before has quantized it.
+TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy, TensorId low = no_tensor);
 
 // The same for row-parallel weights: y is summed over TP and scattered along tokens (tensor `name`), dy is gathered.
 TensorId linear_forward_scattered(Builder& b, Linear& linear, TensorId x, Dtype out_dtype, const std::string& name);

@@ -118,6 +118,12 @@ struct Sides {
     }
 };
 
+// Whether an op that is no quantization leaves E4M3 beside, or in place of, what it is for.
+bool quantizes(const Op& op, const Program& program) {
+    return (op.kind == OpKind::activation || op.kind == OpKind::activation_grad) && op.out.back() != no_tensor &&
+           program.tensors[static_cast<std::size_t>(op.out.back())].dtype == Dtype::fp8_block;
+}
+
 } // namespace
 
 std::string measured_key(const Op& op, const Program& program) {
@@ -127,6 +133,7 @@ std::string measured_key(const Op& op, const Program& program) {
         return key + (is_communication(op.kind) ? ".bf16" : ".fp8-blockwise");
     if (first == nullptr || first->dtype != Dtype::bf16) return key;
     key += ".bf16";
+    if (quantizes(op, program)) return key + ".to-fp8";
     const bool product = op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm;
     const Tensor* result = first_tensor(op.out, program);
     return product && result != nullptr && result->dtype == Dtype::f32 ? key + ".to-f32" : key;

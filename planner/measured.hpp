@@ -10,7 +10,8 @@
 namespace moe {
 
 // The key of Hardware::measured: the op kind and what makes it another kernel: the form of a product, ".bf16" where the
-// first operand is BF16, ".to-f32" where a product of such operands is FP32.
+// first operand is BF16, ".to-f32" where a product of such operands is FP32, ".to-fp8" where an activation or its
+// gradient is quantized as it is written.
 std::string measured_key(const Op& op, const Program& program);
 
 // The key of a collective among so many members of one NVLink domain: "all_gather.bf16.x2". On devices of their own

@@ -74,8 +74,8 @@ enum class OpKind : std::uint8_t {
                // k, v may be one packed tensor)
     attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before] -> dq, dk, dv, [+dsinks] (packed like
                     // q, k, v)
-    activation,     // x[R, 2f or f], [probs[R]], [counts] -> y[R, f] = act(gate)*up (* prob)
-    activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]]
+    activation,     // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
+    activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
     sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
     sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
     scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
@@ -92,7 +92,8 @@ enum class OpKind : std::uint8_t {
                         // unless rows overflowed; ExpertBiasAttr
     permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
                    // where index is negative
-    permute,       // x[T, C], row_of -> rows[T*K, C]; also weight[T, K] as C = 1 with one value per copy (PermuteAttr)
+    permute,       // x[T, C], row_of -> rows[T*K, C], quantized ones with their scales; also weight[T, K] as C = 1 with
+                   // one value per copy (PermuteAttr)
     unpermute,     // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
     expert_counts, // all_counts[G, E] -> counts[El] i32: rows of each local expert over all sources
     fit_rows,      // counts[G, E], row_of[n] -> counts, row_of, +overflow[1]: where a buffer of RowsAttr::capacity rows

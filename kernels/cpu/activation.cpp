@@ -61,7 +61,18 @@ std::int64_t active_rows(const ActivationShape& s, const std::int32_t* counts) {
     return counts != nullptr ? routed_rows(counts, s.groups, s.rows) : s.rows;
 }
 
-void activation(const ActivationShape& s, Src x, const float* probs, const std::int32_t* counts, Dst y, void*) {
+// Columns [col, col + n) of row r, of `cols`: kept where an output is there for them. `values` may be the output
+// itself.
+void keep(const float* values, std::int64_t n, Dst y, Fp8Rows q, std::int64_t r, std::int64_t col, std::int64_t cols) {
+    if (y.data != nullptr) store(y, r * cols + col, n, values);
+    if (q.data == nullptr) return;
+    float* rounded = scratch(Slot::h, chunk);
+    std::copy_n(values, n, rounded);
+    quantize_part(rounded, n, q, r * cols + col, r * scale_blocks(cols) + col / scale_block);
+}
+
+void activation(const ActivationShape& s, Src x, const float* probs, const std::int32_t* counts, Dst y, Fp8Rows q,
+                void*) {
     const std::int64_t rows = active_rows(s, counts), width = s.gated ? 2 * s.ffn : s.ffn;
     float* wide_x = scratch(Slot::a, chunk);
     float* wide_up = scratch(Slot::b, chunk);
@@ -78,7 +89,7 @@ void activation(const ActivationShape& s, Src x, const float* probs, const std::
                 gate = wide_x;
             }
             evaluate(s.curve, gate, n, curve, nullptr);
-            float* out = target(y, r * s.ffn + i, wide_y);
+            float* out = y.data != nullptr ? target(y, r * s.ffn + i, wide_y) : wide_y;
             if (s.gated && s.limit > 0.0) {
                 load(x, r * width + s.ffn + i, n, wide_up);
                 clamp_up(s, wide_up, n);
@@ -88,13 +99,13 @@ void activation(const ActivationShape& s, Src x, const float* probs, const std::
             } else {
                 Out(out, n) = In(curve, n) * p;
             }
-            flush(y, r * s.ffn + i, n, out);
+            keep(out, n, y, q, r, i, s.ffn);
         }
     }
 }
 
 void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs, const std::int32_t* counts, Dst dx,
-                     float* dprobs, void*) {
+                     float* dprobs, Dst y, Fp8Rows q, void*) {
     const std::int64_t rows = active_rows(s, counts), width = s.gated ? 2 * s.ffn : s.ffn;
     float* wide_x = scratch(Slot::a, chunk);
     float* up = scratch(Slot::b, chunk);
@@ -102,6 +113,7 @@ void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs
     float* slope = scratch(Slot::d, chunk);
     float* grad = scratch(Slot::e, chunk);
     float* wide_dx = scratch(Slot::f, chunk);
+    float* wide_y = scratch(Slot::i, chunk);
     float* inside = scratch(Slot::g, chunk); // 1 where up is within its limits
     const auto limit = static_cast<float>(s.limit);
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -127,14 +139,19 @@ void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs
                 Out(up, n).setOnes();
             }
             if (dprobs != nullptr) along += (from * In(curve, n) * In(up, n)).sum();
+            if (y.data != nullptr) {
+                float* again = target(y, r * s.ffn + i, wide_y);
+                Out(again, n) = In(curve, n) * In(up, n) * p;
+                flush(y, r * s.ffn + i, n, again);
+            }
             float* out = target(dx, gate_at, wide_dx);
             Out(out, n) = from * In(up, n) * In(slope, n) * p;
-            flush(dx, gate_at, n, out);
+            keep(out, n, dx, q, r, i, width);
             if (!s.gated) continue;
             out = target(dx, up_at, wide_dx);
             Out(out, n) = from * In(curve, n) * p;
             if (s.limit > 0.0) Out(out, n) *= In(inside, n);
-            flush(dx, up_at, n, out);
+            keep(out, n, dx, q, r, s.ffn + i, width);
         }
         if (dprobs != nullptr) dprobs[r] = along;
     }

@@ -14,6 +14,13 @@ float largest_of(const float* x, std::int64_t n) {
     return std::bit_cast<float>(largest);
 }
 
+// One block's values to q, and its scale.
+float quantize_block(const float* values, std::int64_t n, std::uint8_t* q) {
+    const float scale = fp8_scale(largest_of(values, n)), inverse = 1.0f / scale;
+    for (std::int64_t i = 0; i < n; ++i) q[i] = e4m3_of_float(values[i] * inverse);
+    return scale;
+}
+
 std::int64_t filled(const FilledRows& s, const std::int32_t* counts) {
     return counts == nullptr ? s.rows : routed_rows(counts, s.groups, s.rows);
 }
@@ -24,10 +31,7 @@ void quantize_rows(const FilledRows& s, Src x, const std::int32_t* counts, std::
     for (std::int64_t row = 0; row < rows; ++row) {
         for (std::int64_t from = 0; from < s.cols; from += scale_block, ++scale) {
             const std::int64_t n = std::min<std::int64_t>(scale_block, s.cols - from), at = row * s.cols + from;
-            const float* values = read(x, at, n, wide);
-            *scale = fp8_scale(largest_of(values, n));
-            const float inverse = 1.0f / *scale;
-            for (std::int64_t i = 0; i < n; ++i) q[at + i] = e4m3_of_float(values[i] * inverse);
+            *scale = quantize_block(read(x, at, n, wide), n, q + at);
         }
     }
 }
@@ -87,6 +91,13 @@ void quantize_weights(const QuantizedWeights& s, Src w, std::uint8_t* q, float* 
 }
 
 } // namespace
+
+void quantize_part(float* values, std::int64_t n, Fp8Rows q, std::int64_t at, std::int64_t block) {
+    for (std::int64_t i = 0; i < n; ++i) values[i] = float_of_bf16(bf16_of_float(values[i]));
+    for (std::int64_t from = 0; from < n; from += scale_block, ++block)
+        q.scale[block] =
+            quantize_block(values + from, std::min<std::int64_t>(scale_block, n - from), q.data + at + from);
+}
 
 void add_quantize(Kernels& table) {
     table.quantize_rows = quantize_rows;

@@ -95,6 +95,10 @@ inline std::int64_t routed_rows(const std::int32_t* counts, int groups, std::int
     return rows;
 }
 
+// n values of a row, from a column that begins a block, as quantize_rows leaves what BF16 makes of them: elements from
+// `at` on and scales from `block` on. They are rounded to BF16 in place.
+void quantize_part(float* values, std::int64_t n, Fp8Rows q, std::int64_t at, std::int64_t block);
+
 // C (+)= op(A) op(B), the body of gemm and grouped_gemm.
 void multiply(const GemmShape& shape, Src a, Src b, Dst c);
 

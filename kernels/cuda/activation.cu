@@ -1,6 +1,6 @@
 // Gated and plain activations with the routing probability, forward and backward.
 #include "kernels/cuda/families.hpp"
-#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/fp8.cuh"
 
 namespace moe::cuda {
 namespace {
@@ -61,8 +61,16 @@ struct Kind {
 };
 bool is_swiglu(const ActivationShape& s) { return s.gated && s.curve == Curve::silu && s.limit <= 0.0; }
 
-template <class A, bool swiglu>
-__global__ void __launch_bounds__(row_threads) activation_kernel(ActivationShape s, Operands in, Dst y) {
+// What a kernel leaves besides dprobs: y, dx and E4M3 of what it is for, each of them only where it is asked for.
+struct Results {
+    Dst y, dx;
+    Fp8Rows q;
+    float* dprobs = nullptr;
+};
+
+// `more`: results beyond the one that every call has. What becomes E4M3 is rounded to BF16 first.
+template <class A, bool swiglu, bool more>
+__global__ void __launch_bounds__(row_threads) activation_kernel(ActivationShape s, Operands in, Results out) {
     constexpr int W = A::width;
     const Kind<swiglu> kind(s);
     struct Both {
@@ -71,7 +79,7 @@ __global__ void __launch_bounds__(row_threads) activation_kernel(ActivationShape
     for_each_row(in.counts, s.groups, s.rows, [&](std::int64_t row) {
         const float p = in.probs != nullptr ? in.probs[row] : 1.0f;
         const std::int64_t start = row * (kind.gated ? 2 * s.ffn : s.ffn);
-        for_each_pack<4>(
+        for_packs_of_warp<4>(
             static_cast<int>(s.ffn / W),
             [&](int i) {
                 Both held;
@@ -79,81 +87,108 @@ __global__ void __launch_bounds__(row_threads) activation_kernel(ActivationShape
                 if (kind.gated) held.up = A::take(in.x, start + s.ffn + i * W);
                 return held;
             },
-            [&](int i, const Both& held) {
+            [&](int i, const Both& held, bool within) {
                 float value[W];
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
                     const Gated at(held.gate[j], kind.gated ? held.up[j] : 1.0f, kind.limit);
                     value[j] = evaluate(kind.curve, at.gate).value * at.up * p;
                 }
-                A::put(y, row * s.ffn + i * W, value);
+                if (within && (!more || out.y.data != nullptr)) A::put(out.y, row * s.ffn + i * W, value);
+                if constexpr (more) {
+                    round_to_bf16(value);
+                    put_quantized(out.q, row, s.ffn, i, within, value);
+                }
             });
     });
 }
 
-template <class A, bool swiglu>
+template <class A, bool swiglu, bool more>
 __global__ void __launch_bounds__(row_threads)
-    activation_grad_kernel(ActivationShape s, Operands in, Src dy, Dst dx, float* dprobs) {
+    activation_grad_kernel(ActivationShape s, Operands in, Src dy, Results out) {
     constexpr int W = A::width;
     const Kind<swiglu> kind(s);
     struct All {
         typename A::Held gate, up, dy;
     };
+    const std::int64_t width = kind.gated ? 2 * s.ffn : s.ffn;
+    const int packs = static_cast<int>(s.ffn / W);
     for_each_row(in.counts, s.groups, s.rows, [&](std::int64_t row) {
         const float p = in.probs != nullptr ? in.probs[row] : 1.0f;
-        const std::int64_t start = row * (kind.gated ? 2 * s.ffn : s.ffn);
         float along = 0.0f;
-        for_each_pack<3>( // both inputs before both outputs: dx may be x
-            static_cast<int>(s.ffn / W),
+        const auto put = [&](int pack, bool within, float(&value)[W]) {
+            if (within) A::put(out.dx, row * width + pack * W, value);
+            if constexpr (more) {
+                if (out.q.data == nullptr) return;
+                round_to_bf16(value);
+                put_quantized(out.q, row, width, pack, within, value);
+            }
+        };
+        for_packs_of_warp<3>( // both inputs before both outputs: dx may be x
+            packs,
             [&](int i) {
                 All held;
-                held.gate = A::take(in.x, start + i * W);
-                if (kind.gated) held.up = A::take(in.x, start + s.ffn + i * W);
+                held.gate = A::take(in.x, row * width + i * W);
+                if (kind.gated) held.up = A::take(in.x, row * width + s.ffn + i * W);
                 held.dy = A::take(dy, row * s.ffn + i * W);
                 return held;
             },
-            [&](int i, const All& held) {
-                float dgate[W], dup[W];
+            [&](int i, const All& held, bool within) {
+                float value[W], dgate[W], dup[W];
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
                     const Gated at(held.gate[j], kind.gated ? held.up[j] : 1.0f, kind.limit);
                     const Point curve = evaluate(kind.curve, at.gate);
                     const float grad = held.dy[j];
-                    along += grad * curve.value * at.up;
+                    value[j] = curve.value * at.up * p;
+                    if (within) along += grad * curve.value * at.up;
                     dgate[j] = grad * at.up * curve.slope * at.gate_slope * p;
                     dup[j] = grad * curve.value * at.up_slope * p;
                 }
-                A::put(dx, start + i * W, dgate);
-                if (kind.gated) A::put(dx, start + s.ffn + i * W, dup);
+                if (more && within && out.y.data != nullptr) A::put(out.y, row * s.ffn + i * W, value);
+                put(i, within, dgate);
+                if (kind.gated) put(packs + i, within, dup);
             });
-        if (dprobs == nullptr) return;
+        if (out.dprobs == nullptr) return;
         along = warp_sum(along);
-        if (lane_of_warp() == 0) dprobs[row] = along;
+        if (lane_of_warp() == 0) out.dprobs[row] = along;
     });
 }
 
-void activation(const ActivationShape& s, Src x, const float* probs, const std::int32_t* counts, Dst y, void* stream) {
-    const Operands in{x, probs, counts};
-    with_access({x, y}, {s.ffn}, [&](auto access) {
-        using A = decltype(access);
+// run(access, swiglu, more) with what a call needs compiled in; `more` takes packs of 16 bytes of one type.
+template <class Run>
+void with_kind(const char* name, const ActivationShape& s, std::initializer_list<Src> operands, bool more, Run run) {
+    const auto with_more = [&](auto access, auto with) {
         if (is_swiglu(s)) {
-            launch_rows<activation_kernel<A, true>>(s.rows, stream, s, in, y);
+            run(access, std::true_type{}, with);
         } else {
-            launch_rows<activation_kernel<A, false>>(s.rows, stream, s, in, y);
+            run(access, std::false_type{}, with);
         }
+    };
+    if (!more) return with_access(operands, {s.ffn}, [&](auto access) { with_more(access, std::false_type{}); });
+    const Type type = operands.begin()->type;
+    if (!whole_packs(type, operands, {s.ffn}))
+        throw std::runtime_error(std::string(name) +
+                                 ": operands to quantize are not of one type in whole packs of 16 bytes");
+    with_storage(type,
+                 [&](auto element) { with_more(Access<decltype(element), 16 / sizeof(element)>{}, std::true_type{}); });
+}
+
+void activation(const ActivationShape& s, Src x, const float* probs, const std::int32_t* counts, Dst y, Fp8Rows q,
+                void* stream) {
+    const Operands in{x, probs, counts};
+    with_kind("activation", s, {x, y}, q.data != nullptr, [&](auto access, auto swiglu, auto more) {
+        launch_rows<activation_kernel<decltype(access), swiglu(), more()>>(s.rows, stream, s, in, Results{y, {}, q});
     });
 }
 
 void activation_grad(const ActivationShape& s, Src dy, Src x, const float* probs, const std::int32_t* counts, Dst dx,
-                     float* dprobs, void* stream) {
+                     float* dprobs, Dst y, Fp8Rows q, void* stream) {
     const Operands in{x, probs, counts};
-    with_access({x, dy, dx}, {s.ffn}, [&](auto access) {
-        using A = decltype(access);
-        if (is_swiglu(s)) {
-            launch_rows<activation_grad_kernel<A, true>>(s.rows, stream, s, in, dy, dx, dprobs);
-        } else {
-            launch_rows<activation_grad_kernel<A, false>>(s.rows, stream, s, in, dy, dx, dprobs);
-        }
+    const bool more = y.data != nullptr || q.data != nullptr;
+    with_kind("activation_grad", s, {x, dy, dx, y}, more, [&](auto access, auto swiglu, auto further) {
+        launch_rows<activation_grad_kernel<decltype(access), swiglu(), further()>>(s.rows, stream, s, in, dy,
+                                                                                   Results{y, dx, q, dprobs});
     });
 }
 

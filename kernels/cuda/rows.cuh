@@ -33,6 +33,23 @@ __device__ void for_each_pack(int packs, Read read, Write write) {
     }
 }
 
+// The same where lanes need each other: all of a warp come to write(pack, held, whether the pack is one of `packs`).
+template <int together, class Read, class Write>
+__device__ void for_packs_of_warp(int packs, Read read, Write write) {
+    for (int start = 0; start < packs; start += warp_size * together) {
+        const int first = start + lane_of_warp();
+        decltype(read(0)) held[together];
+#pragma unroll
+        for (int t = 0; t < together; ++t) {
+            if (first + t * warp_size < packs) held[t] = read(first + t * warp_size);
+        }
+#pragma unroll
+        for (int t = 0; t < together; ++t) {
+            if (start + t * warp_size < packs) write(first + t * warp_size, held[t], first + t * warp_size < packs);
+        }
+    }
+}
+
 // A warp for each of `rows`, in order: the rows at work lie side by side in memory.
 template <auto kernel, class... Arguments>
 void launch_rows(std::int64_t rows, void* stream, const Arguments&... arguments) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace moe {
 
@@ -106,6 +107,23 @@ TensorId MoeLayer::gather_counts(Builder& b, TensorId counts) const {
     return gather(counts, groups::dispatch, sources);
 }
 
+// A token is quantized once, not once per copy, where its copies are the rows that the experts read.
+bool MoeLayer::quantizes_tokens(const Builder& b) const {
+    const Plan& plan = b.plan();
+    return plan.blocks_by_rows() && plan.experts() == Precision::fp8_blockwise && !exchanges(b) &&
+           plan.memory_efficient_permutation;
+}
+
+TensorId MoeLayer::permute_low(Builder& b, TensorId x, const PermuteAttr& attr, const std::string& name) {
+    const Module module = std::exchange(b.module, Module::experts);
+    const TensorId tokens = quantize(b, x, name, true, false).row;
+    b.module = module;
+    if (b.phase == Phase::forward) tokens_low_ = tokens;
+    const TensorId rows = b.tensor(name + ".low", b.at(tokens).dtype, sent_rows(b), attr.cols);
+    b.emit(OpKind::permute, {tokens, row_of_}, {rows}, attr);
+    return rows;
+}
+
 MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name) {
     const Plan& plan = b.plan();
     const std::int64_t tokens = b.local_tokens(), copies = tokens * moe_.top_k, h = model_.hidden;
@@ -153,9 +171,12 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
         b.emit(OpKind::sort_rows, {rows, all_counts_}, {sorted}, attr);
         return {sorted, probs};
     }
-    TensorId rows = b.activation(name + ".permuted", sent_rows(b), h);
-    b.emit(OpKind::permute, {x, row_of_}, {rows}, whole);
-    TensorId probs = no_tensor;
+    TensorId rows = no_tensor, low = no_tensor, probs = no_tensor;
+    if (quantizes_tokens(b)) low = permute_low(b, x, whole, name);
+    if (low == no_tensor || !forward) { // what wgrad reads of a gradient is not quantized
+        rows = b.activation(name + ".permuted", sent_rows(b), h);
+        b.emit(OpKind::permute, {x, row_of_}, {rows}, whole);
+    }
     if (forward) {
         probs = b.tensor("probs.permuted", Dtype::f32, sent_rows(b), 1);
         b.emit(OpKind::permute, {weight, row_of_}, {probs}, single);
@@ -164,7 +185,7 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
         rows = move_rows(b, rows, false, name);
         if (forward) probs = move_rows(b, probs, false, "probs");
     }
-    return {rows, probs};
+    return {rows, probs, low};
 }
 
 MoeLayer::Rows MoeLayer::combine(Builder& b, Rows rows, const std::string& name) {

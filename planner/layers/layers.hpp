@@ -22,6 +22,10 @@ struct Norm {
     TensorId backward(Builder& b, TensorId dy, TensorId dresidual = no_tensor, TensorId dx = no_tensor) const;
 };
 
+// y[attr.rows, attr.ffn] of an activation, quantized as it is written where products read it so.
+TensorId emit_activation(Builder& b, const ActivationAttr& attr, const std::vector<TensorId>& in,
+                         const std::string& name, double expected_rows);
+
 // Self-attention: x -> x + out_proj(attention(norm(x))).
 class AttentionLayer {
 public:
@@ -93,8 +97,9 @@ public:
     TensorId backward(Builder& b, TensorId dy);
 
 private:
+    // low: the rows quantized, where tokens were before they became rows; then `rows` may be none.
     struct Rows {
-        TensorId rows = no_tensor, probs = no_tensor;
+        TensorId rows = no_tensor, probs = no_tensor, low = no_tensor;
     };
     void route(Builder& b, TensorId normed);
     BalanceAttr balance_attr(const Builder& b) const;
@@ -116,7 +121,10 @@ private:
     Rows combine_over_peers(Builder& b, Rows rows, const std::string& name);
     TensorId gather_group(Builder& b, TensorId x, const std::string& name); // over all ranks that share the experts
     TensorId experts(Builder& b, Rows rows);
-    Rows experts_backward(Builder& b, TensorId dy);
+    Rows experts_backward(Builder& b, const Rows& dout);
+    TensorId wide_input(Builder& b);
+    bool quantizes_tokens(const Builder& b) const;
+    TensorId permute_low(Builder& b, TensorId x, const PermuteAttr& attr, const std::string& name);
     TensorId gather_counts(Builder& b, TensorId counts) const;
     TensorId move_rows(Builder& b, TensorId rows, bool back, const std::string& name);
     double arriving_rows(const Builder& b) const;
@@ -143,6 +151,7 @@ private:
     TensorId logits_ = no_tensor, index_ = no_tensor, weight_ = no_tensor, row_of_ = no_tensor, counts_ = no_tensor,
              all_counts_ = no_tensor, places_ = no_tensor;
     TensorId balance_load_ = no_tensor, kept_ = no_tensor; // kept_: index_ without the copies that are dropped
+    TensorId tokens_low_ = no_tensor; // the quantized tokens that became rows
     TensorId in_saved_ = no_tensor, fc1_out_ = no_tensor, act_saved_ = no_tensor, probs_ = no_tensor,
              fc2_out_ = no_tensor; // kept only where routing weights multiply it
     ActivationAttr act_;

@@ -16,6 +16,15 @@ MlpLayer::MlpLayer(const Model& model, const LayerKind& kind, std::int64_t ffn, 
       hf_(std::move(hf_prefix)),
       layer_(layer) {}
 
+TensorId emit_activation(Builder& b, const ActivationAttr& attr, const std::vector<TensorId>& in,
+                         const std::string& name, double expected_rows) {
+    const bool low = quantizes_as_written(b, attr.ffn);
+    const TensorId y = b.tensor(low ? name + ".row" : name, low ? b.quantized_dtype() : b.activation_dtype(), attr.rows,
+                                attr.ffn, expected_rows);
+    b.emit(OpKind::activation, in, low ? std::vector{no_tensor, y} : std::vector{y}, attr);
+    return y;
+}
+
 void MlpLayer::declare(ParameterSet& set) const {
     const std::int64_t h = model_.hidden;
     const double out_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(1, model_.layers.size())));
@@ -68,8 +77,8 @@ TensorId MlpLayer::forward(Builder& b, TensorId x) {
     pre_ = pre;
     if (!shared_) b.module = Module::moe_act_dense;
     act_ = {b.at(pre).rows, local, kind_.activation, kind_.gated, kind_.swiglu_limit};
-    const TensorId act = b.activation(name + "act", act_.rows, local);
-    b.emit(OpKind::activation, {pre, no_tensor, no_tensor}, {act}, act_);
+    const TensorId act =
+        emit_activation(b, act_, {pre, no_tensor, no_tensor}, name + "act", static_cast<double>(act_.rows));
     b.module = module;
     out_.weight = b.weight(key_ + ".out", model_.hidden, local);
     out_.name = name + "fc2";
@@ -117,10 +126,16 @@ TensorId MlpLayer::backward(Builder& b, TensorId dy) {
     const TensorId dact = linear_backward_gathered(b, out_, d, name + "dfc2");
     if (!shared_) b.module = Module::moe_act_dense;
     const TensorId dpre = b.activation(name + "dfc1", b.at(pre_).rows, b.at(pre_).cols);
-    b.emit(OpKind::activation_grad, {dact, pre_, no_tensor, no_tensor}, {dpre, no_tensor}, act_);
+    std::vector<TensorId> out{dpre, no_tensor};
+    TensorId dpre_low = no_tensor;
+    if (quantizes_as_written(b, act_.ffn, act_.gated ? 2 : 1)) {
+        dpre_low = b.tensor(in_.name + ".grad.row", b.quantized_dtype(), b.at(dpre).rows, b.at(dpre).cols);
+        out.insert(out.end(), {no_tensor, dpre_low});
+    }
+    b.emit(OpKind::activation_grad, {dact, pre_, no_tensor, no_tensor}, out, act_);
     b.module = shared_ ? Module::shared_experts : Module::mlp;
     if (bias) bias_grad(dpre, in_bias_);
-    const TensorId dx = linear_backward(b, in_, dpre);
+    const TensorId dx = linear_backward(b, in_, dpre, dpre_low);
     if (shared_) return dgate_input == no_tensor ? dx : b.add(dx, dgate_input, "dshared_in");
     b.module = Module::layernorm;
     return norm_.backward(b, dx, dy);

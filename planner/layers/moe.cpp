@@ -72,7 +72,7 @@ TensorId MoeLayer::backward(Builder& b, TensorId dy) {
     const Rows drows_out = dispatch(b, dy, no_tensor, "expert_dout");
     TensorId dshared = no_tensor;
     if (shared_) dshared = shared_->backward(b, dy);
-    const Rows drows = experts_backward(b, drows_out.rows);
+    const Rows drows = experts_backward(b, drows_out);
     const Rows din = combine(b, drows, "expert_din_sum");
 
     b.module = Module::router;
@@ -137,7 +137,8 @@ void grouped(Builder& b, GroupedMode mode, TensorId operand, TensorId other, Ten
 }
 
 // Row-wise and column-wise quantized copies, or the tensor itself when the experts quantize nothing.
-Quantized copies(Builder& b, TensorId x, const std::string& name, TensorId counts) {
+Quantized copies(Builder& b, TensorId x, TensorId low, const std::string& name, TensorId counts) {
+    if (low != no_tensor) return {low, x};
     return b.quantized() ? quantize(b, x, name, true, true, counts) : Quantized{x, x};
 }
 
@@ -151,12 +152,13 @@ TensorId factor(Builder& b, TensorId kept, const std::string& name, TensorId cou
 
 TensorId MoeLayer::experts(Builder& b, Rows rows) {
     const int local_experts = moe_.experts / b.plan().ep;
-    const std::int64_t f = moe_.ffn / b.plan().etp, width = kind_.gated ? 2 * f : f, cap = b.at(rows.rows).rows;
-    const double expected = b.expected_rows(rows.rows);
+    const TensorId any = rows.low != no_tensor ? rows.low : rows.rows;
+    const std::int64_t f = moe_.ffn / b.plan().etp, width = kind_.gated ? 2 * f : f, cap = b.at(any).rows;
+    const double expected = b.expected_rows(any);
     b.module = Module::experts;
     fc1_ = b.weight(key_ + ".fc1", local_experts * width, model_.hidden);
     fc2_ = b.weight(key_ + ".fc2", local_experts * model_.hidden, f);
-    const Quantized in = copies(b, rows.rows, "expert_in", counts_);
+    const Quantized in = copies(b, rows.rows, rows.low, "expert_in", counts_);
     in_saved_ = kept(b, in);
     probs_ = rows.probs;
     TensorId h = b.activation("expert_fc1", cap, width, expected);
@@ -171,12 +173,11 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     fc1_out_ = h;
     b.module = Module::moe_act;
     act_ = {cap, f, kind_.activation, kind_.gated, kind_.swiglu_limit};
-    const TensorId act = b.activation("expert_act", cap, f, expected);
     // Memory-efficient permutation: the routing weight is applied here, before FC2.
     const bool early = b.plan().memory_efficient_permutation;
-    b.emit(OpKind::activation, {h, early ? probs_ : no_tensor, counts_}, {act}, act_);
-    const Quantized mid = copies(b, act, "expert_act", counts_);
-    act_saved_ = kept(b, mid);
+    const TensorId act = emit_activation(b, act_, {h, early ? probs_ : no_tensor, counts_}, "expert_act", expected);
+    const Quantized mid = copies(b, act, b.by_rows() ? act : no_tensor, "expert_act", counts_);
+    act_saved_ = mid.column;
     b.module = Module::experts;
     TensorId y = b.activation("expert_fc2", cap, model_.hidden, expected);
     grouped(b, GroupedMode::forward, mid.row, fc2_.value, counts_, y,
@@ -197,7 +198,18 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     return scaled;
 }
 
-MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
+// The input of the experts as wgrad multiplies it. Tokens are widened before they become rows again.
+TensorId MoeLayer::wide_input(Builder& b) {
+    if (tokens_low_ == no_tensor) return factor(b, in_saved_, "expert_in_wide", counts_);
+    const TensorId tokens = dequantize(b, tokens_low_, "expert_in_tokens");
+    const TensorId rows = b.activation("expert_in_wide", sent_rows(b), model_.hidden);
+    b.emit(OpKind::permute, {tokens, row_of_}, {rows},
+           PermuteAttr{b.local_tokens(), model_.hidden, moe_.top_k, moe_.experts, false, false, padded(b)});
+    return rows;
+}
+
+MoeLayer::Rows MoeLayer::experts_backward(Builder& b, const Rows& rows) {
+    TensorId dy = rows.rows;
     const int local_experts = moe_.experts / b.plan().ep;
     const std::int64_t f = moe_.ffn / b.plan().etp, width = kind_.gated ? 2 * f : f, cap = b.at(dy).rows;
     const double expected = b.expected_rows(dy);
@@ -222,32 +234,41 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, TensorId dy) {
         b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value}, {fc2_bias_.gradient}, share);
     }
     b.phase = Phase::dgrad;
-    const Quantized dout = copies(b, dy, "expert_dout", counts_);
+    const Quantized dout = copies(b, dy, rows.low, "expert_dout", counts_);
     const TensorId dact = b.activation("expert_dact", cap, f, expected);
     const GroupedGemmAttr fc2{GroupedMode::dgrad, local_experts, model_.hidden, f, cap};
     const GroupedGemmAttr fc1{GroupedMode::dgrad, local_experts, width, model_.hidden, cap};
     grouped(b, GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
-    b.phase = Phase::wgrad;
-    const TensorId act = factor(b, act_saved_, "expert_act_wide", counts_);
-    grouped(b, GroupedMode::wgrad, dout.column, act, counts_, fc2_.gradient, fc2);
-    b.phase = Phase::dgrad;
+    const auto fc2_wgrad = [&](TensorId act) {
+        b.phase = Phase::wgrad;
+        grouped(b, GroupedMode::wgrad, dout.column, act, counts_, fc2_.gradient, fc2);
+        b.phase = Phase::dgrad;
+    };
+    if (!b.by_rows()) fc2_wgrad(act_saved_);
     b.module = Module::moe_act;
     const TensorId dh = b.activation("expert_dfc1", cap, width, expected);
-    b.emit(OpKind::activation_grad, {dact, fc1_out_, early ? probs_ : no_tensor, counts_},
-           {dh, early ? dprobs : no_tensor}, act_);
+    std::vector<TensorId> out{dh, early ? dprobs : no_tensor};
+    TensorId act = no_tensor, dh_low = no_tensor;
+    if (b.by_rows()) { // the activation again, for wgrad: written once, where widening would read and write
+        act = b.activation("expert_act_again", cap, f, expected);
+        if (quantizes_as_written(b, f, kind_.gated ? 2 : 1))
+            dh_low = b.tensor("expert_dfc1.row", b.quantized_dtype(), cap, width, expected);
+        out.insert(out.end(), {act, dh_low});
+    }
+    b.emit(OpKind::activation_grad, {dact, fc1_out_, early ? probs_ : no_tensor, counts_}, out, act_);
     b.module = Module::experts;
+    if (b.by_rows()) fc2_wgrad(act);
     if (dprobs_bias != no_tensor) dprobs = b.add(dprobs, dprobs_bias, "dprobs_sum");
     if (moe_.expert_bias) {
         b.phase = Phase::wgrad;
         b.emit(OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient}, GroupedBiasAttr{});
         b.phase = Phase::dgrad;
     }
-    const Quantized dpre = copies(b, dh, "expert_dfc1", counts_);
+    const Quantized dpre = copies(b, dh, dh_low, "expert_dfc1", counts_);
     const TensorId drows = b.activation("expert_din", cap, model_.hidden, expected);
     grouped(b, GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
     b.phase = Phase::wgrad;
-    const TensorId in = factor(b, in_saved_, "expert_in_wide", counts_);
-    grouped(b, GroupedMode::wgrad, dpre.column, in, counts_, fc1_.gradient, fc1);
+    grouped(b, GroupedMode::wgrad, dpre.column, wide_input(b), counts_, fc1_.gradient, fc1);
     b.phase = Phase::dgrad;
     return {drows, dprobs};
 }

@@ -141,14 +141,15 @@ TEST_CASE("fp8: experts or all other linears alone, and the LM head") {
     }
 }
 
-TEST_CASE("fp8: inputs of products are saved in one byte, weights lie in two forms of one byte each") {
+TEST_CASE(
+    "fp8: inputs of products are saved in one byte, those of experts by token; their activations are made again") {
     const Plan bf16 = small_plan(wide_model("qwen3"), 1, {{"precision", "bf16"}, {"mbs", "2"}}, {16, 8});
     const Plan fp8 = fp8_plan("qwen3", 1, {{"mbs", "2"}});
     // By layer and token: the normed inputs of query, key and value and of the K experts, and the experts' activations.
-    const std::int64_t tokens = 32, layers = 2, copies = 2, inputs = 256 + copies * (256 + 256);
+    const std::int64_t tokens = 32, layers = 2, copies = 2, width = 256, wide = width + copies * (width + width);
     const std::int64_t saved = bytes_of_class(bf16, MemoryClass::saved) - bytes_of_class(fp8, MemoryClass::saved);
     // Norms keep their own input, not their output; scales are 4 bytes of 128.
-    CHECK(saved == layers * tokens * (inputs * (2 - 1) - inputs / 128 * 4));
+    CHECK(saved == layers * tokens * (wide * 2 - 2 * (width + width / 128 * 4)));
     CHECK(refusal(fp8) == "no error");
 }
 

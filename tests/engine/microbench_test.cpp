@@ -91,8 +91,8 @@ TEST_CASE("blockwise FP8 is measured by keys of its own") {
     options.seconds = 60.0;
     const Microbench result = run_microbench(options);
     for (const char* key : {"gemm.nt.fp8-blockwise", "gemm.nn.fp8-blockwise", "grouped_gemm.forward.fp8-blockwise",
-                            "grouped_gemm.dgrad.fp8-blockwise", "quantize.bf16", "dequantize.fp8-blockwise", "cast",
-                            "quantize.weights.bf16"}) {
+                            "grouped_gemm.dgrad.fp8-blockwise", "quantize.bf16", "dequantize.fp8-blockwise",
+                            "activation.bf16.to-fp8", "cast", "quantize.weights.bf16"}) {
         INFO(key);
         CHECK(result.measured.count(key) == 1);
     }

@@ -82,7 +82,7 @@ Case activation_case(bool grad, ActivationShape s, bool probs, const Index& coun
     if (!grad) {
         out.call = [d] {
             table().activation(d->s, d->x.src(), d->with_probs ? d->probs.f32() : nullptr,
-                               d->with_counts ? d->counts.data() : nullptr, d->y.dst(), nullptr);
+                               d->with_counts ? d->counts.data() : nullptr, d->y.dst(), {}, nullptr);
         };
         out.error = [d] {
             const std::int64_t n = d->rows * d->s.ffn;
@@ -94,7 +94,7 @@ Case activation_case(bool grad, ActivationShape s, bool probs, const Index& coun
     out.call = [d] {
         table().activation_grad(d->s, d->dy.src(), d->x.src(), d->with_probs ? d->probs.f32() : nullptr,
                                 d->with_counts ? d->counts.data() : nullptr, d->dx.dst(),
-                                d->with_probs ? d->dprobs.f32() : nullptr, nullptr);
+                                d->with_probs ? d->dprobs.f32() : nullptr, {}, {}, nullptr);
     };
     out.error = [d] {
         const std::int64_t n = d->rows * d->width();
@@ -231,7 +231,7 @@ TEST_CASE("activation and its gradient: every curve, gated and plain, with proba
 TEST_CASE("activation: far from zero nothing overflows") {
     Tensor x(Type::f32, Vec{-200.0, 200.0, -90.0, 90.0, 1.0, 1.0, 1.0, 1.0}), y(Type::f32, 4);
     for (const Curve curve : {Curve::silu, Curve::gelu, Curve::quick_gelu}) {
-        table().activation(shape(1, 4, curve, true), x.src(), nullptr, nullptr, y.dst(), nullptr);
+        table().activation(shape(1, 4, curve, true), x.src(), nullptr, nullptr, y.dst(), {}, nullptr);
         CHECK(relative_error(y, {0.0, 200.0, 0.0, 90.0}) <= f32_tolerance);
         CHECK(std::abs(y.at(0)) < 1e-30);
     }
@@ -244,8 +244,8 @@ TEST_CASE("activation_grad: in place over x") {
         Tensor x = random.tensor(type, 3 * 5000), dx(type, 3 * 5000);
         const Tensor dy = random.tensor(type, 3 * 2500), probs = random.tensor(Type::f32, 3);
         Tensor dp(Type::f32, 3), dp2 = dp;
-        table().activation_grad(s, dy.src(), x.src(), probs.f32(), nullptr, dx.dst(), dp.f32(), nullptr);
-        table().activation_grad(s, dy.src(), x.src(), probs.f32(), nullptr, x.dst(), dp2.f32(), nullptr);
+        table().activation_grad(s, dy.src(), x.src(), probs.f32(), nullptr, dx.dst(), dp.f32(), {}, {}, nullptr);
+        table().activation_grad(s, dy.src(), x.src(), probs.f32(), nullptr, x.dst(), dp2.f32(), {}, {}, nullptr);
         CHECK(x.values() == dx.values());
         CHECK(dp.values() == dp2.values());
     }

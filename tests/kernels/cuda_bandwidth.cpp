@@ -118,8 +118,8 @@ private:
             const std::int32_t* const counts =
                 routed ? pool_.ints(std::vector<std::int32_t>(experts, static_cast<int>(copies / experts))) : nullptr;
             const std::string size = fmt::format("{}x{}{} {}", count, ffn, routed ? " routed" : "", name);
-            const auto forward = [=, this](void* s) { k_.activation(shape, x, p, counts, y, s); };
-            const auto backward = [=, this](void* s) { k_.activation_grad(shape, y, x, p, counts, dx, dp, s); };
+            const auto forward = [=, this](void* s) { k_.activation(shape, x, p, counts, y, {}, s); };
+            const auto backward = [=, this](void* s) { k_.activation_grad(shape, y, x, p, counts, dx, dp, {}, {}, s); };
             add("activation " + size, 3 * each, forward);
             time("activation_grad " + size, 5 * each, backward);
         }
@@ -311,6 +311,7 @@ private:
             time(fmt::format("dequantize_rows {}x{} bf16", copies, cols), bytes,
                  [=, this](void* s) { k_.dequantize_rows(shape, q, scale, nullptr, x, s); });
         }
+        quantizing_activations();
         const QuantizedWeights shape{experts, 1536, 2048};
         const Row n = shape.groups * shape.n * shape.k;
         for (const Type type : {Type::bf16, Type::f32}) {
@@ -321,6 +322,26 @@ private:
                  of(type, static_cast<double>(n)) + 2.0 * static_cast<double>(n),
                  [=, this](void* s) { k_.quantize_weights(shape, w, q, scale, qt, qt_scale, s); });
         }
+    }
+
+    // Activations of routed rows that leave E4M3: forward in place of BF16, backward beside it and with y again.
+    void quantizing_activations() {
+        ActivationShape shape;
+        shape.rows = copies, shape.ffn = 768, shape.groups = experts;
+        const auto each = static_cast<double>(copies * shape.ffn);
+        const Dst x = pool_.take(Type::bf16, 2 * copies * shape.ffn),
+                  dx = pool_.take(Type::bf16, 2 * copies * shape.ffn), y = pool_.take(Type::bf16, copies * shape.ffn),
+                  dy = pool_.take(Type::bf16, copies * shape.ffn);
+        const Fp8Rows q{take_bytes(2 * copies * shape.ffn), pool_.floats(copies * 12)};
+        const float* const p = pool_.floats(copies);
+        float* const dp = pool_.floats(copies);
+        const std::int32_t* const counts =
+            pool_.ints(std::vector<std::int32_t>(experts, static_cast<int>(copies / experts)));
+        add(fmt::format("activation {}x768 routed bf16 to e4m3", copies), each * (4.0 + 1.0 + 4.0 / scale_block),
+            [=, this](void* s) { k_.activation(shape, x, p, counts, {}, q, s); });
+        time(fmt::format("activation_grad {}x768 routed bf16, e4m3 and y", copies),
+             each * (12.0 + 2.0 + 8.0 / scale_block),
+             [=, this](void* s) { k_.activation_grad(shape, dy, x, p, counts, dx, dp, y, q, s); });
     }
 
     const Kernels& k_ = *cuda_kernels();

@@ -45,9 +45,9 @@ void activations(std::int64_t ffn, Type type, Type results, const ActivationShap
         Tensor y = zeros(results, rows * ffn), dx = zeros(results, rows * width), dp = zeros(Type::f32, rows);
         Tensor all(results, rows * ffn), scaled = y, dscaled = y, dp2 = dp, out(results, rows * ffn), dout = out,
                                          dg(type, rows);
-        k.activation(s, x.src(), p.f32(), counts.data(), y.dst(), nullptr);
-        k.activation_grad(s, dy.src(), x.src(), p.f32(), counts.data(), dx.dst(), dp.f32(), nullptr);
-        k.activation(s, x.src(), nullptr, nullptr, all.dst(), nullptr);
+        k.activation(s, x.src(), p.f32(), counts.data(), y.dst(), {}, nullptr);
+        k.activation_grad(s, dy.src(), x.src(), p.f32(), counts.data(), dx.dst(), dp.f32(), {}, {}, nullptr);
+        k.activation(s, x.src(), nullptr, nullptr, all.dst(), {}, nullptr);
         k.scale_rows(dy.src(), p.f32(), counts.data(), scaled.dst(), 3, rows, ffn, nullptr);
         k.scale_rows_grad(dy.src(), x.src(), p.f32(), counts.data(), dscaled.dst(), dp2.f32(), 3, rows, ffn, nullptr);
         k.sigmoid_scale(dy.src(), gate.src(), out.dst(), rows, ffn, nullptr);

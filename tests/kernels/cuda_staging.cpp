@@ -78,6 +78,9 @@ public:
             return static_cast<void*>(test_stream());
         } else if constexpr (std::is_same_v<T, Src> || std::is_same_v<T, Dst>) {
             return T{translate(argument.data), argument.type};
+        } else if constexpr (std::is_same_v<T, Fp8Rows>) {
+            return T{static_cast<std::uint8_t*>(translate(argument.data)),
+                     static_cast<float*>(translate(argument.scale))};
         } else if constexpr (std::is_pointer_v<T>) {
             return static_cast<T>(translate(argument));
         } else {

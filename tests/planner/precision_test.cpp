@@ -91,6 +91,40 @@ TEST_CASE("experts may stay in BF16 beside MXFP8 linears, or the reverse") {
     CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 0);
 }
 
+TEST_CASE(
+    "blockwise FP8 of ours quantizes a token once, and experts' activations and their gradients as they are written") {
+    Plan plan = plan_of("Qwen3-30B-A3B", "h200", Precision::fp8_blockwise);
+    plan.stack = "moe-plan";
+    plan.gbs = plan.mbs = 1;
+    const Program program = lower(plan, 0);
+    const auto tensor = [&](TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; };
+    std::int64_t quantized = 0, widened = 0, moved = 0, written = 0; // rows by layer
+    for (int t = 0; t < 2; ++t)
+        for (const Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
+            if (op.layer != 7) continue;
+            if (op.kind == OpKind::quantize) quantized += tensor(op.in[0]).rows;
+            if (op.kind == OpKind::dequantize) widened += tensor(op.in[0]).rows;
+            if (op.kind == OpKind::permute && tensor(op.in[0]).dtype == Dtype::fp8_block)
+                moved += tensor(op.out[0]).rows;
+            if (op.kind == OpKind::activation || op.kind == OpKind::activation_grad)
+                written += tensor(op.out.back()).dtype == Dtype::fp8_block ? tensor(op.out.back()).rows : 0;
+        }
+    // Inputs and output gradients of both projections of attention, tokens before and gradients behind the experts.
+    CHECK(quantized == (4 + 2) * plan.seq);
+    CHECK(widened == 2 * plan.seq); // what the projection of query, key and value reads, and the experts
+    CHECK(moved == 2 * 8 * plan.seq);
+    CHECK(written == 2 * 8 * plan.seq);
+    // With experts elsewhere rows are quantized where they arrive.
+    plan.gpus = plan.dp = plan.ep = 2;
+    plan.gbs = 2;
+    REQUIRE(check_plan(plan).message == "");
+    const Program spread = lower(plan, 0);
+    for (int t = 0; t < 2; ++t)
+        for (const Op& op : spread.templates[static_cast<std::size_t>(t)].ops)
+            if (op.kind == OpKind::permute)
+                CHECK(spread.tensors[static_cast<std::size_t>(op.in[0])].dtype != Dtype::fp8_block);
+}
+
 TEST_CASE("current scaling reads a tensor twice before it is FP8, delayed scaling once") {
     Plan plan = plan_of("Llama3-8B", "h100", Precision::fp8_tensor);
     const auto quantized = [&](Fp8Scaling scaling) {
