@@ -44,7 +44,7 @@ void plain_gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
 void gemm(const GemmShape& s, Src a, Src b, Dst c, void* stream) {
     if (s.m <= 0 || s.n <= 0) return;
     const Product p = product_of(s, a, b, c);
-    if (!library_gemm(p, stream_of(stream))) launch(p, stream);
+    if (!library_gemm(p, stream_of(stream)) && !split_gemm(p, stream_of(stream))) launch(p, stream);
 }
 
 bool nothing(const GroupedShape& s) { return s.groups <= 0 || s.n <= 0 || s.k <= 0 || s.capacity <= 0; }

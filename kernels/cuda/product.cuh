@@ -81,6 +81,8 @@ void launch_f32(const Product& product, cudaStream_t stream);
 
 // The product by cuBLASLt, dense only; false where the machine has no such library or it does not take the product.
 bool library_gemm(const Product& product, cudaStream_t stream);
+// A product of FP32 and BF16 by the same library, the FP32 operand in two parts; false where that is not one.
+bool split_gemm(const Product& p, cudaStream_t stream);
 
 // The grouped product by Hopper's wgmma, BF16 only; false where the device has none or the kernel does not take it:
 // sizes and addresses must be multiples of 16 bytes.

@@ -208,6 +208,16 @@ TEST_CASE("gemm: few tiles and a contraction long enough to be cut into parts th
     }
 }
 
+TEST_CASE("gemm: FP32 beside BF16, large enough that a device multiplies two parts of it, in chunks of rows") {
+    for (const Types types : {Types{f32, bf16, f32}, Types{f32, bf16, bf16}}) {
+        for (const bool accumulate : {false, true}) {
+            check(gemm_case(shape(600, 96, 128, false, false, accumulate), types));
+            check(gemm_case(shape(8300, 16, 128, false, true, accumulate), types));
+            check(gemm_case(shape(128, 16, 8300, true, false, accumulate), types, 8));
+        }
+    }
+}
+
 TEST_CASE("gemm: small products whose right operand is read in place, with every remainder of a tile") {
     for (const Types types : {all_f32, Types{bf16, bf16, bf16}, Types{bf16, f32, f32}, Types{f32, bf16, f32}}) {
         for (std::int64_t m = 1; m <= 7; ++m)
