@@ -7,7 +7,9 @@ Needs PyTorch 2.9 or later on a Hopper GPU. Rows per expert are drawn from a Dir
 result is first held to FP32 products of PyTorch per expert. Times are medians of CUDA events, one call each, the
 variants in turn. "torch" is torch._grouped_mm; its wgrad sets BF16 where ours sets FP32, and "wgrad +=" adds to FP32
 gradients in both. E4M3 has FP32 scales of 1 x 128 and 128 x 128 elements in ours, of whole rows in
-torch._scaled_grouped_mm. "dense" is one product of all rows by cuBLAS.
+torch._scaled_grouped_mm. "dense" is one product of all rows by cuBLAS. The last lines are dense products in E4M3 with
+scales of 1 x 128 and 128 x 128 elements on both sides, cuBLASLt's by torch._scaled_mm, which wants the scales of a
+column of blocks side by side.
 """
 import ctypes
 import sys
@@ -28,6 +30,8 @@ SHAPES = (
     (16, 8192, 1024, 1024),
     (16, 8192, 1024, 512),
 )
+# rows, n, k: query, key and value and the output of Qwen3-30B-A3B's attention, forward and dgrad, and a large square
+DENSE = ((8192, 5120, 2048), (8192, 2048, 4096), (8192, 2048, 5120), (8192, 4096, 2048), (8192, 8192, 8192))
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
 
@@ -138,6 +142,29 @@ def compare_scaled(library, shape, repeats):
     report(shape, "forward E4M3", {"ours": ours, "torch": theirs}, error, 4e-3, repeats)
 
 
+def compare_dense(library, shape, repeats):
+    rows, n, k = shape
+    counts = torch.tensor([rows])
+    a, b, c = operands(FORWARD, counts, rows, n, k)
+    a8, a_scale, a_back = quantize(a, 1)
+    b8, b_scale, b_back = quantize(b[0], 128)
+    stream = torch.cuda.current_stream().cuda_stream
+    pointers = [t.data_ptr() for t in (a8, a_scale, b8, b_scale)] + [None, c.data_ptr()]
+    columns = a_scale.t().contiguous().t()
+
+    def ours():
+        if library.moe_scaled_gemm(1, n, k, rows, *pointers, stream):
+            sys.exit(1)
+
+    def theirs():
+        return torch._scaled_mm(a8, b8.t(), columns, b_scale.t(), out_dtype=torch.bfloat16)
+
+    ours()
+    error = max(check(FORWARD, counts, a_back, b_back[None], c), check(FORWARD, counts, a_back, b_back[None], theirs()))
+    calls = {"ours": ours, "torch": theirs, "bf16": lambda: a @ b[0].t()}
+    report((1, *shape), "dense E4M3", calls, error, 4e-3, repeats)
+
+
 def main():
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
@@ -148,6 +175,8 @@ def main():
         for form in range(len(FORMS)):
             compare(library, form, shape, repeats)
         compare_scaled(library, shape, repeats)
+    for shape in DENSE:
+        compare_dense(library, shape, repeats)
 
 
 main()
