@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -81,6 +82,28 @@ void compare(const std::string& what, const CudaResult& got, const CudaResult& e
     INFO(what, " ", worst.name, ": ", worst.distance);
     CHECK(worst.distance < tolerance); // a NaN fails
     std::printf("%-60s worst %.2e of %.0e: %s\n", what.c_str(), worst.distance, tolerance, worst.name.c_str());
+}
+
+void compare_beside(const std::string& what, const CudaResult& got, const CudaResult& expected, const CudaResult& other,
+                    double times) {
+    double off = 0.0, size = 0.0; // of all gradients together
+    for (const auto& [name, gradient] : expected.gradients)
+        for (std::size_t i = 0; i < gradient.size(); ++i) {
+            off += std::pow(static_cast<double>(other.gradients.at(name)[i]) - static_cast<double>(gradient[i]), 2);
+            size += std::pow(static_cast<double>(gradient[i]), 2);
+        }
+    const double whole = std::sqrt(off / size);
+    REQUIRE(got.gradients.size() == expected.gradients.size());
+    Farthest worst;
+    for (const auto& [name, gradient] : expected.gradients) {
+        const double noise = std::max(relative_distance(other.gradients.at(name), gradient), whole);
+        const double ratio = relative_distance(got.gradients.at(name), gradient) / noise;
+        if (!std::isnan(worst.distance) && !(ratio <= worst.distance)) worst = {ratio, name};
+    }
+    INFO(what, " ", worst.name, ": ", worst.distance, " times what other roundings change");
+    CHECK(worst.distance < times); // a NaN fails
+    std::printf("%-60s worst %.2f of %.1f times other roundings: gradient of %s\n", what.c_str(), worst.distance, times,
+                worst.name.c_str());
 }
 
 void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert, int steps,

@@ -29,6 +29,11 @@ Farthest farthest(const CudaResult& got, const CudaResult& expected);
 // Prints the tensor that is farthest off, so that a run's output shows the margin that is left.
 void compare(const std::string& what, const CudaResult& got, const CudaResult& expected, double tolerance);
 
+// The same in a precision whose codes flip where sums are rounded otherwise: `other` is the reference's plan with other
+// roundings, and a gradient may be `times` as far off as that one's, or as all of that one's together where it is less.
+void compare_beside(const std::string& what, const CudaResult& got, const CudaResult& expected, const CudaResult& other,
+                    double times);
+
 // Holds a small model's plan on `ranks` GPUs to the same plan on the CPU. every_expert: tokens go to all experts, so
 // that no near tie of two scores can send one elsewhere.
 void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert = false,

@@ -87,8 +87,8 @@ TEST_CASE("cuda: BF16 losses with routing are the CPU's") {
 }
 
 // FP8's values are 1/16 apart: what BF16 rounds otherwise may fall to the next of them. On the CPU, TP 2, which rounds
-// other sums, changes losses of these models by up to 5.6e-4 and the whole gradient by up to 4.1e-2; on an H200
-// the farthest single tensor was off by 7.9e-2.
+// other sums, changes the whole gradient of these models by up to 4.1e-2 and that of deepseek3's query latent, the
+// farthest, by 6.8e-2; an H200 changed it by 7.9e-2.
 TEST_CASE("cuda: blockwise FP8 is the CPU's within its rounding, op by op and as a graph") {
     const Fields every_expert{{"num_experts_per_tok", "8"}};
     const Fields every_group{{"num_experts_per_tok", "8"}, {"n_group", "1"}, {"topk_group", "1"}};
@@ -96,13 +96,16 @@ TEST_CASE("cuda: blockwise FP8 is the CPU's within its rounding, op by op and as
         const auto model = wide_model(kind, kind == std::string("deepseek3") ? every_group : every_expert);
         const Fields fields{{"precision", "fp8-blockwise"}, {"mbs", "2"}};
         const CudaResult expected = train_on(small_plan(model, 1, fields, {16, 8}), "cpu");
+        Fields split = fields;
+        split.emplace_back("tp", "2");
+        const CudaResult other = train_on(small_plan(model, 2, split, {16, 8}), "cpu");
         for (const Fields& more : std::vector<Fields>{{}, {{"cuda_graph", "full"}, {"recompute", "full"}}}) {
             Fields all = fields;
             all.insert(all.end(), more.begin(), more.end());
             const CudaResult got = train_on(small_plan(model, 1, all, {16, 8}), "cuda");
             for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 2e-3);
-            compare(std::string(kind) + " precision=fp8-blockwise" + (more.empty() ? "" : " as a graph"), got, expected,
-                    0.12);
+            compare_beside(std::string(kind) + " precision=fp8-blockwise" + (more.empty() ? "" : " as a graph"), got,
+                           expected, other, 2.0);
         }
     }
 }
