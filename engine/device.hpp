@@ -10,10 +10,12 @@ namespace moe {
 
 // A step as it is replayed.
 struct QueuedStep {
-    std::size_t nodes = 0;       // of the record: kernels, copies, fills, waits; 0 where steps are not replayed
-    std::size_t host_copies = 0; // of them, copies between the host's memory and the device's
-    std::size_t fills = 0;       // of them, the device's own fills, which make a graph slow to queue
-    double host_seconds = 0.0;   // that the host took to queue it: the median of the last 64
+    std::size_t nodes = 0;            // of the record: kernels, copies, fills, waits; 0 where steps are not replayed
+    std::size_t host_copies = 0;      // of them, copies between the host's memory and the device's
+    std::size_t fills = 0;            // of them, the device's own fills, which make a graph slow to queue
+    double host_seconds = 0.0;        // that the host took to queue it: the median of the last 64
+    double stamp_seconds = 0.0;       // taken out of the recorded step for each of its stamps (engine/stamps.hpp)
+    double usual_stamp_seconds = 0.0; // what one costs behind kernels that do next to nothing
 };
 
 // The work of an accelerator: calls return at once, the work follows, on each stream in the order of the calls. Streams

@@ -87,20 +87,18 @@ void Executor::play(Queue& queue, Recorder& recorder, bool timed) {
         enqueue(queue, false);
         return await_end(queue);
     }
-    const double zero = recorder.seconds_since(Recorder::Clock::now());
+    zero_ = recorder.seconds_since(Recorder::Clock::now());
     queue.play(timed, [&] { enqueue(queue, timed); });
     ++calls_; // a record calls no op
     ++calls_;
     await_end(queue);
-    if (timed)
-        read_stamps(queue, recorder, zero);
-    else
-        plain_[plain_steps_++ % kept_plain] = queue.played_seconds();
+    if (!timed) plain_[plain_steps_++ % kept_plain] = queue.played_seconds();
 }
 
 void Executor::prepare() {
     if (queue_ == nullptr) return;
     Queue& queue = *queue_;
+    if (replayed_) usual_stamp_ = measured_stamp_seconds(arena_.device(), *backend_.kernels);
     queue.reserve(order_->size() + 1, static_cast<std::size_t>(order_->signals()));
     if (marked_ && !(replayed_ && queue.replays())) queue.rehearse([&] { enqueue(queue, false); });
     if (replayed_)
@@ -135,13 +133,15 @@ StampClock Executor::clock_of_stamps(Queue& queue) {
     const auto count = static_cast<std::ptrdiff_t>(std::min(plain_steps_, kept_plain));
     const auto middle = plain.begin() + (count > 0 ? (count - 1) / 2 : 0);
     std::nth_element(plain.begin(), middle, plain.begin() + count);
-    return {std::move(ends), *middle};
+    return {std::move(ends), *middle, usual_stamp_};
 }
 
 // Work begins when what is before it on its stream and all that it waits for have ended; a send with the copy into its
 // box. Busy time includes the wait for the host where the device has run out of queued work, and that for the other
 // members of a collective.
-void Executor::read_stamps(Queue& queue, Recorder& recorder, double zero) {
+void Executor::record(Recorder& recorder) {
+    if (queue_ == nullptr) return;
+    Queue& queue = *queue_;
     const StampClock clock = clock_of_stamps(queue);
     stamp_ = clock.stamp_seconds();
     removed_ = clock.removed_seconds();
@@ -155,7 +155,7 @@ void Executor::read_stamps(Queue& queue, Recorder& recorder, double zero) {
         for (const int other : work.waits) ready = std::max(ready, ends[static_cast<std::size_t>(other)]);
         ends[w] = std::max(ready, clock.without(queue.seconds(w + 1)));
         if (first) start = ready;
-        if (!more) recorder.record(zero + start, zero + ends[w], ends[w] - ready);
+        if (!more) recorder.record(zero_ + start, zero_ + ends[w], ends[w] - ready);
     }
 }
 

@@ -30,8 +30,10 @@ public:
     void prepare();
 
     // Runs every slot once; returns when the work is done. Errors name rank, op, layer and slot. On a device with a
-    // queue, ops are recorded only where `timed`, because stamps between ops cost time there.
+    // queue, ops are stamped only where `timed`, because stamps between ops cost time there; record() reads the stamps,
+    // which takes a microsecond each and is no part of the step.
     void step(Recorder& recorder, bool timed);
+    void record(Recorder& recorder);
 
     // Tokens of this rank that chose each expert in the last step: [global layer][expert], empty for layers that this
     // rank does not run or that have no experts. Only where ops run as they are called: a queue's results lie on its
@@ -44,6 +46,7 @@ public:
     // On a device with a queue, by the last recorded step: what a stamp cost, and all of them. Neither is in the
     // record.
     double stamp_seconds() const { return stamp_; }
+    double usual_stamp_seconds() const { return usual_stamp_; }
     double removed_seconds() const { return removed_; }
 
     // For any thread. On a device with a queue only communication says how far the step is; a rank that is alone there
@@ -54,7 +57,6 @@ private:
     std::string place(const Op& op, std::size_t slot) const;
     void enqueue(Queue& queue, bool timed);
     void await_end(Queue& queue);
-    void read_stamps(Queue& queue, Recorder& recorder, double zero);
     StampClock clock_of_stamps(Queue& queue);
     int stuck() const;
     void play(Queue& queue, Recorder& recorder, bool timed);
@@ -86,7 +88,8 @@ private:
     static constexpr std::size_t kept_plain = 32;
     std::array<double, kept_plain> plain_{}; // what the last steps without stamps took on the device
     std::size_t plain_steps_ = 0;
-    double stamp_ = 0.0, removed_ = 0.0;
+    double zero_ = 0.0; // when the last step was given to the queue, by its recorder
+    double usual_stamp_ = 0.0, stamp_ = 0.0, removed_ = 0.0;
 };
 
 } // namespace moe

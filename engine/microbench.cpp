@@ -97,7 +97,7 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
         ++steps;
     }
     gather(trainer, plan, steps, samples);
-    result.stamp_seconds = trainer.stamp_seconds();
+    result.stamp_seconds = trainer.queued_step().stamp_seconds;
     result.device = trainer.device_name();
     return (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
 }

@@ -172,13 +172,16 @@ StepResult Trainer::step(const SampleSource& source) {
     set_hyper(lr);
     zero_ = Recorder::Clock::now();
     for (Rank& r : ranks_) r.executor->begin();
+    const bool timed = done_ >= first_timed_;
     run_ranks([&](Rank& r, int) {
         begin_rank(r);
-        r.executor->step(*r.recorder, done_ >= first_timed_);
+        r.executor->step(*r.recorder, timed);
     });
     const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
+    if (timed && ranks_.front().device->queue() != nullptr)
+        run_ranks([](Rank& r, int) { r.executor->record(*r.recorder); });
     // What the timeline's rows add up to: a recorded step is as long as those that are not.
-    const double stamps = done_ >= first_timed_ ? ranks_.front().executor->removed_seconds() : 0.0;
+    const double stamps = timed ? ranks_.front().executor->removed_seconds() : 0.0;
     seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds - stamps;
     const double too_many = overflow();
     if (too_many > 0.0) run_again();
@@ -339,11 +342,13 @@ Timeline Trainer::timeline() const {
     return timeline;
 }
 
-double Trainer::stamp_seconds() const { return ranks_.front().executor->stamp_seconds(); }
-
 QueuedStep Trainer::queued_step() const {
     const Queue* queue = ranks_.front().device->queue();
-    return queue == nullptr ? QueuedStep{} : queue->queued_step();
+    if (queue == nullptr) return {};
+    QueuedStep step = queue->queued_step();
+    step.stamp_seconds = ranks_.front().executor->stamp_seconds();
+    step.usual_stamp_seconds = ranks_.front().executor->usual_stamp_seconds();
+    return step;
 }
 
 double Trainer::arena_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }

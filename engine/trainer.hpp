@@ -125,7 +125,6 @@ public:
     int permits() const { return cores_->permits(); }
     std::string device_name() const; // with their number, where there are several
     QueuedStep queued_step() const;  // of the first rank here; all zero on back ends without a queue
-    double stamp_seconds() const;    // that a time stamp took in the first rank's recorded step and the record has not
     // What joins ranks on devices; empty elsewhere.
     const Joined& joined() const { return joined_; }
     std::int64_t steps_done() const { return done_; }

@@ -7,7 +7,7 @@ namespace moe {
 
 // Bytes: the hardware's context_bytes and, where this project's engine trains a plan in BF16 on a GPU, the scratch of
 // the attention library, which keeps a backward's score gradients so that every run has the same bits
-// (kernels/README.md).
+// (kernels/README.md), and what copies of offloaded tensors take.
 double library_memory(const Plan& plan);
 
 // One backward of causal attention: sequences and heads of a rank, widths, length, window (0: none).

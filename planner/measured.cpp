@@ -30,7 +30,11 @@ std::string form(const Op& op) {
         if (g->mode == GroupedMode::wgrad) return g->accumulate ? ".wgrad" : ".wgrad.set";
         return g->mode == GroupedMode::forward ? ".forward" : ".dgrad";
     }
-    if (const auto* a = std::get_if<AttentionAttr>(&op.attr)) return a->window > 0 ? ".window" : "";
+    if (const auto* a = std::get_if<AttentionAttr>(&op.attr)) {
+        const std::size_t sinks = op.kind == OpKind::attention ? 3 : 6;
+        const bool sunk = op.in.size() > sinks && op.in[sinks] != no_tensor;
+        return std::string(a->window > 0 ? ".window" : "") + (sunk ? ".sinks" : "");
+    }
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";
     if (std::holds_alternative<QuantizeAttr>(op.attr)) return ".weights";
@@ -140,6 +144,13 @@ std::string measured_key(const Op& op, const Program& program) {
 }
 
 std::string group_key(const std::string& key, int members) { return fmt::format("{}.x{}", key, members); }
+
+double product_elements(const std::string& key, const std::vector<double>& sides) {
+    const bool grouped = key.rfind("grouped_gemm", 0) == 0;
+    if ((!grouped && key.rfind("gemm", 0) != 0) || sides.size() != (grouped ? 4 : 3)) return 0.0;
+    const double m = sides[0], n = sides[1], k = sides[2];
+    return (grouped ? sides[3] : 1.0) * (m * k + n * k + m * n);
+}
 
 CostPoint cost_point(const Op& op, const Program& program) {
     CostPoint point{measured_key(op, program), "", op.flops > 0.0 ? op.flops : op.bytes, {}};

@@ -179,7 +179,9 @@ std::string run_document(const RunRecord& run) {
         document["graph"] = {{"nodes", run.queued.nodes},
                              {"host_copies", run.queued.host_copies},
                              {"fills", run.queued.fills},
-                             {"host_seconds", run.queued.host_seconds}};
+                             {"host_seconds", run.queued.host_seconds},
+                             {"stamp_seconds", run.queued.stamp_seconds},
+                             {"usual_stamp_seconds", run.queued.usual_stamp_seconds}};
     if (!run.joined.each.empty()) document["communicators"] = joined_json(run.joined);
     if (!run.command.empty()) document["command"] = run.command;
     return finish(document);

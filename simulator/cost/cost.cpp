@@ -158,7 +158,7 @@ double CostModel::measured_among_devices(const Op& op, const CostPoint& at) cons
     if (members <= 1 || group.placement.domains > 1) return -1.0;
     const MeasuredGroup known = nearest_group(*plan_.hardware, op.kind, members);
     if (known.calls == nullptr) return -1.0;
-    const double seconds = measured_seconds(*known.calls, at.work, at.sides);
+    const double seconds = measured_seconds(*known.calls, at);
     if (known.members == members) return seconds;
     GroupLinks other = group;
     other.placement = {known.members, 1, known.members};
@@ -178,7 +178,7 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
         const auto* calls = measured_calls(hardware, at.key);
         if (calls == nullptr && !at.adding.empty()) calls = measured_calls(hardware, at.adding);
         if (calls != nullptr) {
-            cost.device = measured_seconds(*calls, at.work, at.sides);
+            cost.device = measured_seconds(*calls, at);
             return cost;
         }
         if (!hardware.cpu && is_communication(op.kind) && !to_myself) cost.device = measured_among_devices(op, at);

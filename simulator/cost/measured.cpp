@@ -1,4 +1,5 @@
-// Seconds of an op from measured calls of its family: a curve over work, or a surface over work and sides.
+// Seconds of an op from measured calls of its family: a curve over work, or a formula and a surface of what calls near
+// by take of it.
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
@@ -27,17 +28,18 @@ double on_curve(const std::vector<MeasuredCall>& calls, double work) {
 constexpr std::size_t most_sides = 6, most_unknowns = most_sides + 2; // a constant, work and sides
 
 // Symmetric positive definite system of the first n rows by Cholesky; only the lower triangle is read.
+template <std::size_t N>
 struct Normal {
-    std::array<std::array<double, most_unknowns>, most_unknowns> a{};
-    std::array<double, most_unknowns> b{};
+    std::array<std::array<double, N>, N> a{};
+    std::array<double, N> b{};
 
-    void add(const std::array<double, most_unknowns>& x, std::size_t n, double y, double weight) {
+    void add(const std::array<double, N>& x, std::size_t n, double y, double weight) {
         for (std::size_t i = 0; i < n; ++i) {
             b[i] += weight * x[i] * y;
             for (std::size_t j = 0; j <= i; ++j) a[i][j] += weight * x[i] * x[j];
         }
     }
-    double constant(std::size_t n) { // the first unknown
+    void solve(std::size_t n) { // into b
         for (std::size_t i = 0; i < n; ++i) {
             for (std::size_t j = 0; j <= i; ++j) {
                 double sum = a[i][j];
@@ -51,8 +53,61 @@ struct Normal {
             for (std::size_t k = i + 1; k < n; ++k) b[i] -= a[k][i] * b[k];
             b[i] /= a[i][i];
         }
-        return b[0];
     }
+};
+
+// Seconds as a start, a rate of work and one of the elements that a product moves: of the three, or of those of them
+// that a family has, the combination of no negative term that is nearest to all its calls by their relative errors.
+class Formula {
+public:
+    Formula(const std::string& key, const std::vector<MeasuredCall>& calls) : key_(key) {
+        // Every term in the unit of the largest call's, so that the system's numbers are near to one.
+        const MeasuredCall& last = calls.back();
+        unit_ = {last.seconds, last.work / last.seconds, product_elements(key, last.sides) / last.seconds};
+        Normal<3> all;
+        for (const MeasuredCall& call : calls) all.add(scaled(call.work, call.sides, call.seconds), 3, 1.0, 1.0);
+        double best = -1.0;
+        for (unsigned chosen = 1; chosen < 8; ++chosen) {
+            if ((chosen & 4u) != 0 && unit_[2] <= 0.0) continue;
+            const Place share = solution(all, chosen);
+            double explained = 0.0;
+            for (std::size_t i = 0; i < 3; ++i) explained += share[i] * all.b[i];
+            if (*std::min_element(share.begin(), share.end()) < 0.0 || explained <= best) continue;
+            best = explained;
+            share_ = share;
+        }
+    }
+
+    double operator()(double work, const std::vector<double>& sides) const {
+        const Place x = scaled(work, sides, 1.0);
+        return share_[0] * x[0] + share_[1] * x[1] + share_[2] * x[2];
+    }
+
+private:
+    using Place = std::array<double, 3>;
+
+    Place scaled(double work, const std::vector<double>& sides, double seconds) const {
+        const double elements = unit_[2] > 0.0 ? product_elements(key_, sides) / unit_[2] : 0.0;
+        return {unit_[0] / seconds, work / unit_[1] / seconds, elements / seconds};
+    }
+    static Place solution(const Normal<3>& all, unsigned chosen) {
+        std::array<std::size_t, 3> term{};
+        std::size_t n = 0;
+        for (std::size_t i = 0; i < 3; ++i)
+            if ((chosen & (1u << i)) != 0) term[n++] = i;
+        Normal<3> some;
+        for (std::size_t i = 0; i < n; ++i) {
+            some.b[i] = all.b[term[i]];
+            for (std::size_t j = 0; j <= i; ++j) some.a[i][j] = all.a[term[i]][term[j]];
+        }
+        some.solve(n);
+        Place share{};
+        for (std::size_t i = 0; i < n; ++i) share[term[i]] = some.b[i];
+        return share;
+    }
+
+    const std::string& key_;
+    Place unit_{}, share_{};
 };
 
 using Place = std::array<double, most_unknowns>; // [1, log2 work, log2 sides..]
@@ -63,13 +118,14 @@ Place place_of(double work, const std::vector<double>& sides) {
     return x;
 }
 
-double on_surface(const std::vector<MeasuredCall>& calls, double work, const std::vector<double>& sides) {
+double on_surface(const std::vector<MeasuredCall>& calls, const CostPoint& point) {
     // Octaves, and the weight of a slope of zero. Leaving single calls of an H200's calibration out, errors change by
-    // less than a tenth of themselves from 0.35 to 1.5 octaves and from 0.01 to 0.1.
-    constexpr double least_reach = 0.35, slope_weight = 0.03;
+    // less than a twentieth of themselves from 0.35 to 0.7 octaves and from 0.03 to 1.
+    constexpr double least_reach = 0.35, slope_weight = 0.3;
     constexpr std::size_t near = 4;
-    const std::size_t unknowns = sides.size() + 2;
-    const Place at = place_of(work, sides);
+    const std::size_t unknowns = point.sides.size() + 2;
+    const Formula formula(point.key, calls);
+    const Place at = place_of(point.work, point.sides);
     std::vector<double> distances(calls.size());
     for (std::size_t c = 0; c < calls.size(); ++c) {
         const Place x = place_of(calls[c].work, calls[c].sides);
@@ -79,30 +135,32 @@ double on_surface(const std::vector<MeasuredCall>& calls, double work, const std
     const auto nth = sorted.begin() + static_cast<std::ptrdiff_t>(std::min(near, sorted.size() - 1));
     std::nth_element(sorted.begin(), nth, sorted.end());
     const double reach = std::max(least_reach * least_reach, *nth);
-    Normal normal;
+    Normal<most_unknowns> normal;
     double low = std::numeric_limits<double>::infinity(), high = -low;
     for (std::size_t c = 0; c < calls.size(); ++c) {
         const double weight = std::exp(-distances[c] / reach);
         if (weight < 1e-4) continue;
         Place x = place_of(calls[c].work, calls[c].sides);
         for (std::size_t i = 1; i < unknowns; ++i) x[i] -= at[i];
-        const double y = std::log(calls[c].seconds / calls[c].work);
+        const double y = std::log(calls[c].seconds / formula(calls[c].work, calls[c].sides));
         normal.add(x, unknowns, y, weight);
         low = std::min(low, y);
         high = std::max(high, y);
     }
     for (std::size_t i = 1; i < unknowns; ++i) normal.a[i][i] += slope_weight;
+    normal.solve(unknowns);
     const double margin = 0.25; // beyond what was seen nearby, a slope is believed no further than this
-    return work * std::exp(std::clamp(normal.constant(unknowns), low - margin, high + margin));
+    return formula(point.work, point.sides) * std::exp(std::clamp(normal.b[0], low - margin, high + margin));
 }
 
 } // namespace
 
-double measured_seconds(const std::vector<MeasuredCall>& calls, double work, const std::vector<double>& sides) {
+double measured_seconds(const std::vector<MeasuredCall>& calls, const CostPoint& at) {
     if (calls.empty()) return -1.0;
     const std::size_t known = calls.front().sides.size();
-    if (known == 0 || known != sides.size() || known > most_sides || !(work > 0.0)) return on_curve(calls, work);
-    return on_surface(calls, work, sides);
+    if (known == 0 || known != at.sides.size() || known > most_sides || !(at.work > 0.0))
+        return on_curve(calls, at.work);
+    return on_surface(calls, at);
 }
 
 } // namespace moe

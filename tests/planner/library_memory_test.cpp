@@ -44,6 +44,9 @@ TEST_CASE("library memory: the engine's own plans in BF16 on a GPU have scratch,
     CHECK(moe::library_memory(plan) == context + moe::attention_scratch({2, 4, 1, 128, 128, 4096}));
     plan.precision = moe::Precision::fp32;
     CHECK(moe::library_memory(plan) == context);
+    plan.offload = moe::offload::optimizer;
+    CHECK(moe::library_memory(plan) == context + (7 << 20));
+    plan.offload = 0;
     plan.precision = moe::Precision::bf16;
     plan.stack = "bridge-26.08";
     CHECK(moe::library_memory(plan) == context);

@@ -102,15 +102,18 @@ TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less
     CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(0.5e-3));
 }
 
+double curve(const std::vector<moe::MeasuredCall>& calls, double work) {
+    return moe::measured_seconds(calls, {"adamw", work, {}});
+}
+
 TEST_CASE("measured calls: points are met, between them a power law, beyond the last its rate") {
     const std::vector<moe::MeasuredCall> calls{{1e6, 1e-3}, {4e6, 2e-3}, {16e6, 8e-3}};
-    for (const moe::MeasuredCall& call : calls)
-        CHECK(moe::measured_seconds(calls, call.work, {}) == doctest::Approx(call.seconds));
-    CHECK(moe::measured_seconds(calls, 2e6, {}) == doctest::Approx(1e-3 * std::sqrt(2.0)));
-    CHECK(moe::measured_seconds(calls, 64e6, {}) == doctest::Approx(32e-3));
-    CHECK(moe::measured_seconds(calls, 0.25e6, {}) == doctest::Approx(0.5e-3)); // slope of the first two points
-    CHECK(moe::measured_seconds({{2e6, 1e-3}}, 1e6, {}) == doctest::Approx(0.5e-3));
-    CHECK(moe::measured_seconds({}, 1.0, {}) < 0.0);
+    for (const moe::MeasuredCall& call : calls) CHECK(curve(calls, call.work) == doctest::Approx(call.seconds));
+    CHECK(curve(calls, 2e6) == doctest::Approx(1e-3 * std::sqrt(2.0)));
+    CHECK(curve(calls, 64e6) == doctest::Approx(32e-3));
+    CHECK(curve(calls, 0.25e6) == doctest::Approx(0.5e-3)); // slope of the first two points
+    CHECK(curve({{2e6, 1e-3}}, 1e6) == doctest::Approx(0.5e-3));
+    CHECK(curve({}, 1.0) < 0.0);
 }
 
 // A kernel that starts in 5 us, reaches 100 TFLOP/s, and less where n is small.
@@ -123,17 +126,18 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
             for (const double k : {512.0, 2048.0})
                 calls.push_back({2.0 * m * n * k, kernel_seconds(m, n, k), {m, n, k}});
     const auto predicted = [&](double m, double n, double k) {
-        return moe::measured_seconds(calls, 2.0 * m * n * k, {m, n, k});
+        return moe::measured_seconds(calls, {"gemm.nt", 2.0 * m * n * k, {m, n, k}});
     };
     for (const moe::MeasuredCall& call : calls)
-        CHECK(moe::measured_seconds(calls, call.work, call.sides) == doctest::Approx(call.seconds).epsilon(0.05));
+        CHECK(moe::measured_seconds(calls, {"gemm.nt", call.work, call.sides}) ==
+              doctest::Approx(call.seconds).epsilon(0.05));
     for (const double m : {1500.0, 3000.0, 6000.0})
         for (const double n : {700.0, 1536.0})
             for (const double k : {768.0, 1024.0})
                 CHECK(predicted(m, n, k) == doctest::Approx(kernel_seconds(m, n, k)).epsilon(0.05));
     CHECK(predicted(65536, 2048, 2048) == doctest::Approx(kernel_seconds(65536, 2048, 2048)).epsilon(0.1));
     // Sides that the calls do not have count for nothing.
-    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, 1e6, {10.0, 10.0}) == doctest::Approx(1e-3));
+    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", 1e6, {10.0, 10.0}}) == doctest::Approx(1e-3));
 }
 
 TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {

@@ -84,6 +84,8 @@ TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all
         steps += name.ends_with(": step");
         memory += name.ends_with(": memory");
     }
+    CHECK(document["plans"].size() == 12);
+    CHECK(document["plans"][0]["by_kind"].size() == 2);
     CHECK(steps == 12);
     CHECK(memory == 12);
     CHECK(outcome.out.find("step in blockwise FP8 beside BF16") != std::string::npos);
