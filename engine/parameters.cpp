@@ -2,12 +2,11 @@
 #include "engine/parameters.hpp"
 
 #include "kernels/bf16.hpp"
+#include "kernels/deviate.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/error.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 #include <span>
 #include <thread>
 #include <unordered_map>
@@ -15,13 +14,6 @@
 namespace moe {
 
 namespace {
-
-std::uint64_t splitmix(std::uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 
 std::string global_name(const Parameter& p, int expert) {
     const std::size_t at = p.name.find("{}");
@@ -54,13 +46,6 @@ std::uint64_t random_stream(std::uint64_t seed, const std::string& name) {
     return hash;
 }
 
-double normal_deviate(std::uint64_t stream, std::uint64_t index) {
-    const std::uint64_t bits = splitmix(stream ^ splitmix(index));
-    const double u = (static_cast<double>(bits >> 32) + 1.0) * 0x1p-32; // (0, 1]
-    const double angle = static_cast<double>(bits & 0xffffffffu) * 0x1p-32 * 2.0 * std::numbers::pi;
-    return std::sqrt(-2.0 * std::log(u)) * std::cos(angle);
-}
-
 std::vector<LocalParameter> local_parameters(const Program& program, const Mesh& mesh, int rank) {
     std::vector<LocalParameter> list;
     std::unordered_map<std::string, int> local_experts; // by name with its placeholder
@@ -86,18 +71,25 @@ std::vector<LocalParameter> local_parameters(const Program& program, const Mesh&
     return list;
 }
 
+namespace {
+
+Dst stored_weights(const Program& program, const Bucket& bucket, const Arena& arena) {
+    const Tensor& weights = program.tensors[static_cast<std::size_t>(bucket.weight_shard)];
+    return {arena.at(bucket.weight_shard), weights.dtype == Dtype::bf16 ? Type::bf16 : Type::f32};
+}
+
+} // namespace
+
 void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,
                    const float* values, std::int64_t count) {
     Device& device = arena.device();
     const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
     device.write(arena.as<float>(bucket.kept_master()) + first, values, bytes);
     if (!bucket.matrices.empty()) return; // a step begins by quantizing the masters
-    const Tensor& weights = program.tensors[static_cast<std::size_t>(bucket.weight_shard)];
-    const Type type = weights.dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
-    const Dst target = Dst{arena.at(bucket.weight_shard), type} + first;
-    if (type == Type::f32) return device.write(target.data, values, bytes);
+    const Dst target = stored_weights(program, bucket, arena) + first;
+    if (target.type == Type::f32) return device.write(target.data, values, bytes);
     std::vector<std::uint16_t> rounded(static_cast<std::size_t>(count));
-    cpu_kernels().cast({values, Type::f32}, {rounded.data(), type}, count, nullptr);
+    cpu_kernels().cast({values, Type::f32}, {rounded.data(), target.type}, count, nullptr);
     device.write(target.data, rounded.data(), rounded.size() * sizeof rounded[0]);
 }
 
@@ -152,9 +144,9 @@ namespace {
 
 // Elements [first, first + values.size()) of a parameter as it starts.
 void draw(const LocalParameter& p, std::uint64_t stream, std::int64_t first, std::span<float> values) {
-    if (p.ones || p.init_std == 0.0) return std::fill(values.begin(), values.end(), p.ones ? 1.0f : 0.0f);
-    for (std::size_t i = 0; i < values.size(); ++i)
-        values[i] = static_cast<float>(p.init_std * normal_deviate(stream, static_cast<std::uint64_t>(first) + i));
+    if (p.ones) return std::fill(values.begin(), values.end(), 1.0f);
+    cpu_kernels().draw_normal(stream, first, p.init_std, values.data(), static_cast<std::int64_t>(values.size()),
+                              nullptr);
 }
 
 void draw_by_threads(const LocalParameter& p, std::uint64_t stream, std::int64_t first, std::span<float> values,
@@ -173,10 +165,21 @@ void draw_by_threads(const LocalParameter& p, std::uint64_t stream, std::int64_t
     }
 }
 
+// On a device that has the masters, where they lie.
+void draw_there(const LocalParameter& p, std::uint64_t stream, const Piece& piece, const Program& program,
+                const Arena& arena, const Kernels& kernels) {
+    const Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
+    void* queue = arena.device().queue()->stream();
+    float* master = arena.as<float>(bucket.kept_master()) + piece.shard;
+    kernels.draw_normal(stream, piece.global, p.init_std, master, piece.count, queue);
+    if (!bucket.matrices.empty()) return; // a step begins by quantizing the masters
+    kernels.cast({master, Type::f32}, stored_weights(program, bucket, arena) + piece.shard, piece.count, queue);
+}
+
 } // namespace
 
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
-                           std::uint64_t seed, int threads) {
+                           const Kernels& kernels, std::uint64_t seed, int threads) {
     for (const Bucket& bucket : program.buckets)
         for (const TensorId id : {bucket.weights, bucket.gradients, tensor_of(bucket, StateKind::weight),
                                   tensor_of(bucket, StateKind::exp_avg), tensor_of(bucket, StateKind::exp_avg_sq)}) {
@@ -186,15 +189,24 @@ void initialize_parameters(const Program& program, const std::vector<LocalParame
     constexpr std::int64_t most = std::int64_t{1} << 24; // drawn at once, so that large weights need little of the host
     std::vector<float> values;
     for (const LocalParameter& p : parameters) {
+        if (!p.ones && p.init_std == 0.0) continue;
         const std::uint64_t stream = random_stream(seed, p.name);
-        for (const Piece& piece : p.pieces)
+        const Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
+        const bool there = arena.device().queue() != nullptr && bucket.host_master == no_tensor && !p.ones;
+        for (const Piece& piece : p.pieces) {
+            if (there) {
+                draw_there(p, stream, piece, program, arena, kernels);
+                continue;
+            }
             for (std::int64_t done = 0; done < piece.count; done += most) {
                 values.resize(static_cast<std::size_t>(std::min(most, piece.count - done)));
                 draw_by_threads(p, stream, piece.global + done, values, threads);
-                store_weights(program, program.buckets[static_cast<std::size_t>(p.bucket)], arena, piece.shard + done,
-                              values.data(), static_cast<std::int64_t>(values.size()));
+                store_weights(program, bucket, arena, piece.shard + done, values.data(),
+                              static_cast<std::int64_t>(values.size()));
             }
+        }
     }
+    if (arena.device().queue() != nullptr) arena.device().queue()->wait();
 }
 
 } // namespace moe

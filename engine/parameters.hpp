@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/arena.hpp"
+#include "kernels/kernels.hpp"
 #include "planner/program.hpp"
 
 #include <cstdint>
@@ -10,9 +11,7 @@
 
 namespace moe {
 
-// Standard normal deviate number `index` of the stream (seed, name): a counter-based hash (splitmix64, Steele et al.,
-// OOPSLA 2014) and Box-Muller. The same under every plan, in any order of calls.
-double normal_deviate(std::uint64_t stream, std::uint64_t index);
+// The key of a weight's deviates (Kernels::draw_normal): they are the same under every plan.
 std::uint64_t random_stream(std::uint64_t seed, const std::string& name);
 
 // A run of elements of one global tensor that this rank's optimizer shard holds, within one row.
@@ -43,10 +42,10 @@ inline constexpr int state_kind_count = 3;
 const char* to_string(StateKind kind);
 
 // Writes initial weights, FP32 masters (not rounded to the stored precision) and zero moments of a rank's own shards.
-// What the other members of a bucket's group hold arrives with the gather at the start of the step. Large ones are
-// drawn by `threads` threads; the values do not depend on how many.
+// What the other members of a bucket's group hold arrives with the gather at the start of the step. They are drawn by a
+// device's `kernels` where its queue is, elsewhere by `threads` threads; the values depend on neither.
 void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
-                           std::uint64_t seed, int threads);
+                           const Kernels& kernels, std::uint64_t seed, int threads);
 
 // Stores FP32 values into a shard of weights (FP32 or BF16, rounded to nearest even) and, as they are, its master.
 void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,

@@ -109,7 +109,7 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memo
     r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
     r.parameters = local_parameters(program, mesh_, rank);
     const int cores = static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(ranks_.size());
-    initialize_parameters(program, r.parameters, *r.arena, options_.seed, std::max(cores, 1));
+    initialize_parameters(program, r.parameters, *r.arena, *backend_->kernels, options_.seed, std::max(cores, 1));
     r.positions.resize(static_cast<std::size_t>(plan_.seq / plan_.cp));
     const int member = mesh_.coordinate(Domain::dense, axis::context, rank);
     const auto half = static_cast<std::ptrdiff_t>(plan_.cp > 1 ? r.positions.size() / 2 : r.positions.size());

@@ -427,6 +427,9 @@ struct Kernels {
                           float* max, float* stat, float* loss, Dst dlogits, void* stream);
 
     void (*zero)(Dst x, std::int64_t n, void* stream);
+    // y[i] = FP32(scale * standard normal deviate number first + i of the random stream `key`), by kernels/deviate.hpp:
+    // the same bits from every back end, in any order of calls.
+    void (*draw_normal)(std::uint64_t key, std::int64_t first, double scale, float* y, std::int64_t n, void* stream);
     // +s[1]
     void (*sum_squares)(Src x, float* s, std::int64_t n, void* stream);
     // AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101) on g times the clip factor

@@ -106,6 +106,7 @@ void multiply(const GemmShape& shape, Src a, Src b, Dst c);
 void add_activation(Kernels& table);
 void add_attention(Kernels& table);
 void add_balance(Kernels& table);
+void add_deviate(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
 void add_loss(Kernels& table);

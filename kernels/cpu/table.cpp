@@ -54,6 +54,7 @@ const Kernels& cpu_kernels() {
         cpu::add_activation(t);
         cpu::add_attention(t);
         cpu::add_balance(t);
+        cpu::add_deviate(t);
         cpu::add_embedding(t);
         cpu::add_gemm(t);
         cpu::add_loss(t);

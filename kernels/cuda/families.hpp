@@ -13,6 +13,7 @@ void forget_attention_stream(void* stream);
 void add_balance(Kernels& table);
 void add_bias(Kernels& table);
 void add_elementwise(Kernels& table);
+void add_deviate(Kernels& table);
 void add_embedding(Kernels& table);
 void add_gemm(Kernels& table);
 void add_plain_gemm(Kernels& table); // in place of those of a library or one architecture

@@ -46,6 +46,7 @@ const Kernels* cuda_kernels() {
         cuda::add_balance(t);
         cuda::add_bias(t);
         cuda::add_elementwise(t);
+        cuda::add_deviate(t);
         cuda::add_embedding(t);
         cuda::add_gemm(t);
         cuda::add_loss(t);

@@ -75,6 +75,12 @@ std::vector<double> normalized(std::vector<double> v) {
     return v;
 }
 
+std::vector<float> normal(std::uint64_t key, std::size_t count) {
+    std::vector<float> values(count);
+    cpu_kernels().draw_normal(key, 0, 1.0, values.data(), static_cast<std::int64_t>(count), nullptr);
+    return values;
+}
+
 // Along the gradient itself (a wrong scale or sign), along its largest entry (a wrong place), and along a random
 // direction (a part that is missing).
 std::vector<std::vector<double>> directions(const std::vector<float>& gradient, std::uint64_t seed) {
@@ -82,8 +88,9 @@ std::vector<std::vector<double>> directions(const std::vector<float>& gradient, 
     const auto largest =
         std::max_element(gradient.begin(), gradient.end(), [](float a, float b) { return std::abs(a) < std::abs(b); });
     entry[static_cast<std::size_t>(largest - gradient.begin())] = 1.0;
+    const std::vector<float> deviates = normal(seed, gradient.size());
     for (std::size_t i = 0; i < random.size(); ++i)
-        random[i] = normal_deviate(seed, i) + 2.0 * (gradient[i] > 0.0f ? 1.0 : -1.0);
+        random[i] = static_cast<double>(deviates[i]) + 2.0 * (gradient[i] > 0.0f ? 1.0 : -1.0);
     return {normalized(along), entry, normalized(random)};
 }
 
@@ -93,9 +100,8 @@ void check_model(const std::string& model, const Fields& fields = {}) {
     for (const auto& [name, shape] : probe.trainer().parameters()) {
         std::vector<float> weights = probe.trainer().read_weight(name);
         const float scale = name == "model.embed_tokens.weight" ? 1.0f : 0.12f;
-        const std::uint64_t stream = random_stream(12, name);
-        for (std::size_t i = 0; i < weights.size(); ++i)
-            weights[i] += scale * static_cast<float>(normal_deviate(stream, i));
+        const std::vector<float> deviates = normal(random_stream(12, name), weights.size());
+        for (std::size_t i = 0; i < weights.size(); ++i) weights[i] += scale * deviates[i];
         probe.trainer().write_weight(name, weights);
     }
     probe.loss(); // the next step's global_aux_loss balances the load of this one

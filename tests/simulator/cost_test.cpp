@@ -103,7 +103,7 @@ TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less
 }
 
 double curve(const std::vector<moe::MeasuredCall>& calls, double work) {
-    return moe::measured_seconds(calls, {"adamw", work, {}});
+    return moe::measured_seconds(calls, {"adamw", "", work, {}});
 }
 
 TEST_CASE("measured calls: points are met, between them a power law, beyond the last its rate") {
@@ -126,10 +126,10 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
             for (const double k : {512.0, 2048.0})
                 calls.push_back({2.0 * m * n * k, kernel_seconds(m, n, k), {m, n, k}});
     const auto predicted = [&](double m, double n, double k) {
-        return moe::measured_seconds(calls, {"gemm.nt", 2.0 * m * n * k, {m, n, k}});
+        return moe::measured_seconds(calls, {"gemm.nt", "", 2.0 * m * n * k, {m, n, k}});
     };
     for (const moe::MeasuredCall& call : calls)
-        CHECK(moe::measured_seconds(calls, {"gemm.nt", call.work, call.sides}) ==
+        CHECK(moe::measured_seconds(calls, {"gemm.nt", "", call.work, call.sides}) ==
               doctest::Approx(call.seconds).epsilon(0.05));
     for (const double m : {1500.0, 3000.0, 6000.0})
         for (const double n : {700.0, 1536.0})
@@ -137,7 +137,8 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
                 CHECK(predicted(m, n, k) == doctest::Approx(kernel_seconds(m, n, k)).epsilon(0.05));
     CHECK(predicted(65536, 2048, 2048) == doctest::Approx(kernel_seconds(65536, 2048, 2048)).epsilon(0.1));
     // Sides that the calls do not have count for nothing.
-    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", 1e6, {10.0, 10.0}}) == doctest::Approx(1e-3));
+    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", "", 1e6, {10.0, 10.0}}) ==
+          doctest::Approx(1e-3));
 }
 
 TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {
