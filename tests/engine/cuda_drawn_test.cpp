@@ -37,7 +37,10 @@ double margin(const Plan& plan, const CudaResult& got, const CudaResult& expecte
         return std::max(apart_as_one(got.gradients, expected.gradients), apart_as_one(got.weights, expected.weights)) /
                2e-2;
     // Moments that are rounded to BF16 may round the other way.
-    return farthest(got, expected).distance / (plan.optimizer.bf16_moments ? 1e-3 : 1e-4);
+    // A single expert whose weight is normalized to 1 leaves its router a gradient of rounding errors, so that tensors
+    // below a thousandth of the norm are held to that, as on the CPU.
+    const Farthest worst = farthest(got, expected, 1e-3);
+    return worst.distance / (plan.optimizer.bf16_moments ? 1e-3 : 1e-4);
 }
 
 // How far a plan's three steps are from the CPU's, over the tolerance. seed: of the weights.

@@ -60,7 +60,7 @@ CudaResult train_on(const Plan& plan, const std::string& backend, int steps, std
     return result;
 }
 
-Farthest farthest(const CudaResult& got, const CudaResult& expected) {
+Farthest farthest(const CudaResult& got, const CudaResult& expected, double smallest) {
     Farthest worst;
     const auto note = [&](const std::string& name, double distance) {
         if (!std::isnan(worst.distance) && !(distance <= worst.distance)) worst = {distance, name};
@@ -71,7 +71,11 @@ Farthest farthest(const CudaResult& got, const CudaResult& expected) {
     }
     REQUIRE(got.gradients.size() == expected.gradients.size());
     for (const auto& [name, gradient] : expected.gradients) {
-        note("gradient of " + name, relative_distance(got.gradients.at(name), gradient));
+        double squares = 0.0;
+        for (const float g : gradient) squares += static_cast<double>(g) * static_cast<double>(g);
+        const double own = std::sqrt(squares), held = std::max(own, smallest * expected.norms.front());
+        const double off = relative_distance(got.gradients.at(name), gradient) * (own > 0.0 ? own : 1.0);
+        note("gradient of " + name, held > 0.0 ? off / held : off);
         note("weight " + name, relative_distance(got.weights.at(name), expected.weights.at(name)));
     }
     return worst;

@@ -24,7 +24,8 @@ struct Farthest {
     double distance = 0.0;
     std::string name;
 };
-Farthest farthest(const CudaResult& got, const CudaResult& expected);
+// smallest: the share of the gradient's norm below which a tensor's gradient is held to that much instead of its own.
+Farthest farthest(const CudaResult& got, const CudaResult& expected, double smallest = 0.0);
 
 // Prints the tensor that is farthest off, so that a run's output shows the margin that is left.
 void compare(const std::string& what, const CudaResult& got, const CudaResult& expected, double tolerance);

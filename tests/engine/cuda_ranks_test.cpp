@@ -168,6 +168,6 @@ TEST_CASE("cuda ranks 2: a plan that has no room says so before anybody waits") 
     if (!has_gpus(2)) return;
     TrainOptions options;
     options.backend = "cuda";
-    const Plan plan = small_plan(small_model("qwen3", {{"vocab_size", "400000000"}}), 2, {{"ep", "2"}});
+    const Plan plan = small_plan(small_model("qwen3", {{"vocab_size", "134217728"}, {"hidden_size", "256"}}), 2, {{"ep", "2"}});
     CHECK_THROWS_WITH_AS(Trainer(plan, options), doctest::Contains("GiB"), Error);
 }
