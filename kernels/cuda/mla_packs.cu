@@ -156,19 +156,28 @@ __global__ void __launch_bounds__(threads, 2) mla_packs_kernel(MlaRopeShape s, S
     }
 }
 
-// sums[rope] += the packs of a part's heads: those side by side first.
-template <class A>
-__device__ void sum_heads(const TwoPacks<A>& held, const Part<A>& part, float* sums) {
+// What a lane's packs of all its heads add up to: a lane has the same columns in every part.
+template <int W>
+struct LaneSums {
+    float a[W]{}, b[W]{};
+    template <class A>
+    __device__ void add(const TwoPacks<A>& held) {
 #pragma unroll
-    for (int j = 0; j < A::width; ++j) {
-        float x = held.a[j], y = held.b[j];
-        for (int offset = part.pairs; offset < warp_size; offset *= 2) {
-            x += __shfl_xor_sync(all_lanes, x, offset);
-            y += __shfl_xor_sync(all_lanes, y, offset);
-        }
-        if (part.mine == 0) sums[part.first + j] += x, sums[part.second + j] += y;
+        for (int j = 0; j < W; ++j) a[j] += held.a[j], b[j] += held.b[j];
     }
-}
+    // sums[rope] = those of the warp's lanes that have the same columns.
+    template <class A>
+    __device__ void gather(const Part<A>& part, float* sums) {
+#pragma unroll
+        for (int j = 0; j < W; ++j) {
+            for (int offset = part.pairs; offset < warp_size; offset *= 2) {
+                a[j] += __shfl_xor_sync(all_lanes, a[j], offset);
+                b[j] += __shfl_xor_sync(all_lanes, b[j], offset);
+            }
+            if (part.mine == 0) sums[part.first + j] = a[j], sums[part.second + j] = b[j];
+        }
+    }
+};
 
 template <class A>
 __global__ void __launch_bounds__(threads, 2)
@@ -183,21 +192,19 @@ __global__ void __launch_bounds__(threads, 2)
     int parity = 0;
     for (std::int64_t row = blockIdx.x; row < s.tokens; row += gridDim.x, parity ^= 1) {
         const Turn* const all = turns.at(s, positions[row / s.batch], parity); // and `sums` has been read
-        for (int c = lane_of_warp(); c < s.rope; c += warp_size) sums[warp][c] = 0.0f;
-        __syncwarp();
+        LaneSums<W> keys;
         for (int begin = warp * sides; begin < s.heads; begin += warps * sides) {
             const Part<A> part(s, row, begin);
-            TwoPacks<A> key{};
             if (part.has_head()) {
                 const std::int64_t start = (part.head + part.mine) * qk + s.nope;
-                TwoPacks<A> query;
+                TwoPacks<A> query, key;
                 query.read(dq_out, start, part);
                 key.read(dk, start, part);
                 Turn turn[W];
                 take_turns(all, part, turn);
                 turn_into(query, turn, -1.0f, s.interleaved, dq, start, part);
+                keys.add(key);
             }
-            sum_heads(key, part, sums[warp]);
             move_heads<8>(
                 part, static_cast<int>(source) / W,
                 [&](std::int64_t head, int pack) {
@@ -210,6 +217,7 @@ __global__ void __launch_bounds__(threads, 2)
                 });
             if (dq.data != dq_out.data) move_plain(part, s.nope, qk, dq_out, dq);
         }
+        keys.gather(Part<A>(s, row, 0), sums[warp]);
         __syncthreads();
         // The angle is the same for all heads: turning their sum back is turning each back.
         const std::int64_t start = row * (s.kv_lora + s.rope) + s.kv_lora;

@@ -1,6 +1,7 @@
 // RMSNorm, forward and backward: rows of whole packs stay in registers and are read once, others are read twice.
 #include "kernels/cuda/columns.cuh"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/scratch.hpp"
 
@@ -185,9 +186,32 @@ struct Ring {
     }
 };
 
-// The same for a block's rows, and the sum of their dy x rstd in partial[block][cols]: the columns of a thread are the
-// same in every row, so that its sums stay in registers.
-template <class A, int K, bool residual>
+// Adds the sums of a cluster's second CTA to those of the first, by way of what its threads have copied to.
+template <int K, int W>
+__device__ void add_neighbour(uint4* slots, float (&sum)[K][W]) {
+    static_assert(K * W / 4 <= ahead * 2 * K, "a thread's sums lie in its own slots of two operands");
+    wait_for_groups<0>();
+    const bool first = ptx::cluster_rank() == 0;
+    for (int i = 0; i < K * W / 4 && !first; ++i) {
+        const float* const s = &sum[i * 4 / W][i * 4 % W];
+        slots[i * blockDim.x + threadIdx.x] = {__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]),
+                                               __float_as_uint(s[3])};
+    }
+    ptx::cluster_sync();
+#pragma unroll
+    for (int i = 0; i < K * W / 4; ++i) {
+        if (!first) break;
+        const unsigned there = ptx::in_cta(ptx::shared_address(slots + i * blockDim.x + threadIdx.x), 1);
+        const float2 low = ptx::read_remote(there), high = ptx::read_remote(there + 8);
+        float* const s = &sum[i * 4 / W][i * 4 % W];
+        s[0] += low.x, s[1] += low.y, s[2] += high.x, s[3] += high.y;
+    }
+    ptx::cluster_sync(); // until when the second one's memory is read
+}
+
+// The same for a block's rows, and the sum of their dy x rstd, over all CTAs of a cluster, in partial[cluster][cols]:
+// the columns of a thread are the same in every row, so that its sums stay in registers.
+template <class A, int K, bool residual, int ctas>
 __global__ void __launch_bounds__(most_threads) rmsnorm_grad_rows_kernel(Norm n, Gradients d, float* partial) {
     constexpr int W = A::width;
     extern __shared__ uint4 slots[];
@@ -243,8 +267,12 @@ __global__ void __launch_bounds__(most_threads) rmsnorm_grad_rows_kernel(Norm n,
             A::put(d.dx, row * n.stride + c, value);
         });
     }
+    if constexpr (ctas > 1) {
+        add_neighbour<K, W>(slots, dw);
+        if (ptx::cluster_rank() > 0) return;
+    }
     for_own_packs<A, K>(packs, [&](int k, int c) {
-        Access<float, W>::put({partial, Type::f32}, blockIdx.x * n.cols + c, dw[k]);
+        Access<float, W>::put({partial, Type::f32}, blockIdx.x / ctas * n.cols + c, dw[k]);
     });
 }
 
@@ -288,33 +316,55 @@ void rmsnorm(Src x, Src w, Dst y, float* rstd, std::int64_t rows, std::int64_t c
     CUDA_CHECK(cudaGetLastError());
 }
 
-template <class A, int K, bool residual>
-void launch_grad_rows(const Norm& n, const Gradients& d, float* dw, int block, void* stream) {
-    constexpr auto kernel = rmsnorm_grad_rows_kernel<A, K, residual>;
-    const std::size_t shared = Ring < A, K, residual ? 3 : 2 > ::bytes(block);
-    const std::int64_t room = scratch_floats / n.cols, held = resident_blocks<kernel>(block, n.rows, 1, shared);
-    std::int64_t blocks = held < room ? held : room;
-    // Wide rows leave room for the sums of few blocks: those with a multiprocessor to share would hold up the rest.
-    const int each = multiprocessors();
-    if (blocks > each && blocks < 2 * each) blocks = each;
-    float* const partial = scratch_of(stream_of(stream));
-    kernel<<<static_cast<unsigned>(blocks), block, shared, stream_of(stream)>>>(n, d, partial);
-    CUDA_CHECK(cudaGetLastError());
-    launch_sum_columns(PartialTerm{partial, n.cols}, dw, blocks, n.cols, stream);
+template <class A, int K, bool residual, int ctas>
+void launch_grad_rows(const Norm& n, const Gradients& d, float* dw, std::int64_t blocks, int block, void* stream) {
+    constexpr auto kernel = rmsnorm_grad_rows_kernel<A, K, residual, ctas>;
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = ctas;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(block));
+    config.dynamicSmemBytes = Ring < A, K, residual ? 3 : 2 > ::bytes(block);
+    config.stream = stream_of(stream);
+    config.attrs = &cluster;
+    config.numAttrs = ctas > 1 ? 1 : 0;
+    float* const partial = scratch_of(config.stream);
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, n, d, partial));
+    launch_sum_columns(PartialTerm{partial, n.cols}, dw, blocks / ctas, n.cols, stream);
 }
 
-// False where the rows are no whole packs.
+// As many blocks as fit, and as the scratch has room for the sums of. Wide rows leave room for those of few: one block
+// on a multiprocessor waits for its own sums, so that two of a cluster share them where both fit.
+// False where not even one block has room for the rows on their way.
+template <class A, int K, bool residual>
+bool choose_grad_rows(const Norm& n, const Gradients& d, float* dw, int block, void* stream) {
+    const std::size_t shared = Ring < A, K, residual ? 3 : 2 > ::bytes(block);
+    if (shared > 224 * 1024) return false;
+    const std::int64_t room = scratch_floats / n.cols, each = multiprocessors();
+    const std::int64_t held = resident_blocks<rmsnorm_grad_rows_kernel<A, K, residual, 1>>(block, n.rows, 1, shared);
+    if (room >= each && room < 2 * each && held >= 2 * each &&
+        resident_blocks<rmsnorm_grad_rows_kernel<A, K, residual, 2>>(block, n.rows, 1, shared) >= 2 * each) {
+        launch_grad_rows<A, K, residual, 2>(n, d, dw, 2 * each, block, stream);
+        return true;
+    }
+    std::int64_t blocks = held < room ? held : room;
+    // Those with a multiprocessor to share would hold up the rest.
+    if (blocks > each && blocks < 2 * each) blocks = each;
+    launch_grad_rows<A, K, residual, 1>(n, d, dw, blocks, block, stream);
+    return true;
+}
+
+// False where the rows are no whole packs, or too long.
 bool rmsnorm_grad_rows(const Norm& n, const Gradients& d, float* dw, void* stream) {
     bool done = false;
     with_access({n.x, d.dy, d.dresidual, d.dx, n.w}, {n.cols, n.stride}, [&](auto access) {
         using A = decltype(access);
         if constexpr (A::width > 1) {
-            done = with_share(n.cols / A::width, [&](auto share, int block) {
-                if (d.dresidual.data != nullptr) {
-                    launch_grad_rows<A, share(), true>(n, d, dw, block, stream);
-                } else {
-                    launch_grad_rows<A, share(), false>(n, d, dw, block, stream);
-                }
+            with_share(n.cols / A::width, [&](auto share, int block) {
+                done = d.dresidual.data != nullptr ? choose_grad_rows<A, share(), true>(n, d, dw, block, stream)
+                                                   : choose_grad_rows<A, share(), false>(n, d, dw, block, stream);
             });
         }
     });

@@ -86,8 +86,8 @@ void latent(const MlaRopeShape& s, Type type, Type results, std::int64_t skipped
     });
 }
 
-void losses(std::int64_t vocab, std::int64_t local, Type type, Type results, std::int64_t skipped) {
-    const std::int64_t rows = 19;
+void losses(std::int64_t vocab, std::int64_t local, Type type, Type results, std::int64_t skipped,
+            std::int64_t rows = 19) {
     const std::string name =
         named("cross-entropy", rows, local, {type, results}) + fmt::format(" of {} +{}", vocab, skipped);
     Random random(name);
@@ -120,7 +120,8 @@ TEST_CASE("packs: rmsnorm at widths of one pack per thread and several, strided,
             norms(3, 2048, 2560, type, weights, type, 0);
             norms(5, 264, 264, type, weights, type, 1);
         }
-        norms(300, 64, 64, type, type, type, 0); // more rows than a block's first
+        norms(300, 64, 64, type, type, type, 0);     // more rows than a block's first
+        norms(700, 7168, 7168, type, type, type, 0); // blocks in pairs
         norms(2, type == Type::f32 ? 4608 : 9216, 9216, type, type, type, 0);
         norms(2, type == Type::f32 ? 9216 : 17408, 17408, type, type, type, 0); // no block holds a row
         norms(4, 136, 136, type, type, type == Type::f32 ? Type::bf16 : Type::f32, 0);
@@ -182,6 +183,8 @@ TEST_CASE("packs: cross-entropy over a wide vocabulary, padded within a pack") {
         losses(65530, 65536, type, type, 0);
         losses(151936, 151936, type, type, 0);
         losses(201088, 201088, type, type, 0);
+        losses(2048, 2048, type, type, 0, 1200); // several rows of a cluster, one after the other
+        losses(65536, 65536, type, type, 0, 150);
     }
 }
 

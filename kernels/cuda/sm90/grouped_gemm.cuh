@@ -62,14 +62,17 @@ __device__ void release(const Shared<C>& shared, int stage) {
 // bytes. Two warpgroups that share a tile both do so with B, which spares them a barrier.
 template <class C>
 __device__ void zero_beyond(const Shared<C>& shared, int stage, int consumer, int depth) {
-    const int rows = C::tile_k - depth, pieces = rows * (C::halves + C::b_boxes) * 8;
-    const unsigned a = shared.a(stage) + (C::in_turn ? 0 : consumer * C::box_bytes);
-    for (int i = static_cast<int>(threadIdx.x % 128); i < pieces; i += 128) {
-        const int box = i / 8 / rows, row = depth + i / 8 % rows;
-        const unsigned base =
-            box < C::halves ? a + box * C::box_bytes : shared.b(stage) + (box - C::halves) * C::box_bytes;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(base + row * C::row_bytes + i % 8 * 16), "r"(0)
-                     : "memory");
+    constexpr int boxes = C::halves + C::b_boxes;
+    const int thread = static_cast<int>(threadIdx.x % 128); // eight to a row
+    const unsigned a = shared.a(stage) + (C::in_turn ? 0 : consumer * C::box_bytes), b = shared.b(stage);
+    for (int row = depth + thread / 8; row < C::tile_k; row += 16) {
+#pragma unroll
+        for (int box = 0; box < boxes; ++box) {
+            const unsigned base = box < C::halves ? a + box * C::box_bytes : b + (box - C::halves) * C::box_bytes;
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(base + row * C::row_bytes + thread % 8 * 16),
+                         "r"(0)
+                         : "memory");
+        }
     }
     ptx::fence_async_proxy();
     ptx::sync_warpgroup(1 + consumer);
