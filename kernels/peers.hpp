@@ -14,7 +14,7 @@ inline constexpr int most_peers = 8, most_choices = 24;
 
 struct PeerGroup {
     int ranks = 1, rank = 0;
-    // By rank, as this device addresses them. Operands that others write lie at the same offset in every rank's arena.
+    // By rank, as this device addresses them. Operands that others read or write lie at one offset in all of them.
     char* arena[most_peers] = {};
     // Flags and numbers of calls, board_bytes() each, zero before the first call; for one stream at a time.
     char* board[most_peers] = {};

@@ -248,7 +248,7 @@ PlanFault check_executable_precision(const Plan& plan) {
 // What dispatch over peer memory takes: a warp holds all that there is to know of a token, 16 bytes move at a time, and
 // every rank reaches the memory of the others.
 PlanFault check_over_peers(const Plan& plan) {
-    constexpr int most_ranks = 8, most_choices = 24, most_experts = 2048;
+    constexpr int most_ranks = 8, most_choices = 24, most_experts = 960;
     if (plan.dispatcher != Dispatcher::hybridep || plan.ep * plan.etp == 1) return {};
     const auto refused = [](const std::string& why) {
         return fault("dispatcher", "dispatcher = hybridep: {}: set dispatcher=alltoall", why);

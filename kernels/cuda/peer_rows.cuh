@@ -11,7 +11,43 @@
 namespace moe::cuda {
 
 inline constexpr int peer_warps = 16, peer_threads = peer_warps * warp_size;
-inline constexpr unsigned bytes_per_warp = 12 * 1024, most_pieces = 5; // of rows, and those that come in at once
+inline constexpr unsigned piece_bytes = 2048, most_pieces = 5; // of a row; those of a warp that come in at once
+
+// A warp's pieces, each with a barrier; they are filled and emptied in turn. `more` bytes of a warp lie behind them.
+template <unsigned more>
+struct RingMemory {
+    char rows[peer_warps][most_pieces * piece_bytes + more];
+    std::uint64_t barriers[peer_warps][most_pieces];
+};
+class Ring {
+public:
+    template <unsigned more>
+    __device__ explicit Ring(RingMemory<more>& memory) {
+        const unsigned warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+        rows_ = ptx::shared_address(memory.rows[warp]);
+        barriers_ = ptx::shared_address(memory.barriers[warp]);
+        if (lane < most_pieces) ptx::init_barrier(barriers_ + 8 * lane, 1);
+        ptx::fence_barrier_init();
+        __syncwarp();
+    }
+    // One lane asks for the piece that comes `ahead` of the next one to be emptied.
+    __device__ void ask(unsigned ahead, const char* from, unsigned bytes) const {
+        const unsigned at = at_ + ahead < most_pieces ? at_ + ahead : at_ + ahead - most_pieces;
+        ptx::arrive_expecting(barriers_ + 8 * at, bytes);
+        ptx::load_bytes(rows_ + at * piece_bytes, from, bytes, barriers_ + 8 * at);
+    }
+    __device__ void wait() const { ptx::wait(barriers_ + 8 * at_, parity_); }
+    __device__ unsigned offset() const { return at_ * piece_bytes; } // of the next one, in the warp's rows
+    __device__ unsigned address() const { return rows_ + offset(); }
+    __device__ void next() {
+        if (++at_ < most_pieces) return;
+        at_ = 0;
+        parity_ ^= 1;
+    }
+
+private:
+    unsigned rows_, barriers_, at_ = 0, parity_ = 0;
+};
 
 // Rows that a warp sums for the tokens of a tile: those of token t are from[end[t - 1]] up to from[end[t]].
 struct Sums {
@@ -22,43 +58,12 @@ struct Sums {
 };
 
 // A block's shared memory, before the routes.
-struct RowMemory {
-    char rows[peer_warps][bytes_per_warp];
-    std::uint64_t barriers[peer_warps][most_pieces];
-    Sums sums[peer_warps];
+struct SpreadMemory {
+    RingMemory<0> ring;
 };
-
-// A warp's pieces of `size` bytes in a row, each with a barrier; they are filled and emptied in turn.
-template <unsigned size, unsigned count>
-class Ring {
-public:
-    static_assert(count <= most_pieces && size * count <= bytes_per_warp);
-
-    __device__ explicit Ring(RowMemory& memory) {
-        const unsigned warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
-        rows_ = ptx::shared_address(memory.rows[warp]);
-        barriers_ = ptx::shared_address(memory.barriers[warp]);
-        if (lane < count) ptx::init_barrier(barriers_ + 8 * lane, 1);
-        ptx::fence_barrier_init();
-        __syncwarp();
-    }
-    // One lane asks for the piece that comes `ahead` of the next one to be emptied.
-    __device__ void ask(unsigned ahead, const char* from, unsigned bytes) const {
-        const unsigned at = at_ + ahead < count ? at_ + ahead : at_ + ahead - count;
-        ptx::arrive_expecting(barriers_ + 8 * at, bytes);
-        ptx::load_bytes(rows_ + at * size, from, bytes, barriers_ + 8 * at);
-    }
-    __device__ void wait() const { ptx::wait(barriers_ + 8 * at_, parity_); }
-    __device__ unsigned offset() const { return at_ * size; } // of the next one, in the warp's rows
-    __device__ unsigned address() const { return rows_ + offset(); }
-    __device__ void next() {
-        if (++at_ < count) return;
-        at_ = 0;
-        parity_ ^= 1;
-    }
-
-private:
-    unsigned rows_, barriers_, at_ = 0, parity_ = 0;
+struct SumMemory {
+    RingMemory<piece_bytes> ring; // and the piece that leaves
+    Sums sums[peer_warps];
 };
 
 // Flags that rise when the stores before them are written. A warp looks only when it has sent a few groups more, so
@@ -100,69 +105,68 @@ private:
     int flags_[behind + 1] = {-1, -1, -1, -1}, next_ = -1;
 };
 
-// Rows from one place to several: while a piece goes out, the next comes in.
-template <class Raise>
+// Rows from one place to several: while pieces go out, the next ones come in.
 class Spreader {
 public:
-    __device__ Spreader(RowMemory& memory, Raise raise) : ring_(memory), promises_(raise) {}
+    __device__ explicit Spreader(SpreadMemory& memory) : ring_(memory.ring) {}
 
-    // To the places that lanes name, null: none.
+    // To the places that lanes name, null: none. They are written when finish() returns.
     __device__ void spread(const char* from, char* to, unsigned bytes) {
         if (__ballot_sync(all_lanes, to != nullptr) == 0) return;
-        for (unsigned at = 0; at < bytes; at += piece)
-            take(from + at, to != nullptr ? to + at : nullptr, bytes - at < piece ? bytes - at : piece);
-    }
-    // What was spread since the last one is behind this flag.
-    __device__ void promise(int flag) {
-        if (taken_)
-            promises_.promise(flag);
-        else
-            promises_.raise(flag);
-        taken_ = false;
+        for (unsigned at = 0; at < bytes; at += piece_bytes)
+            take(from + at, to != nullptr ? to + at : nullptr, bytes - at < piece_bytes ? bytes - at : piece_bytes);
     }
     __device__ void finish() {
-        pass_on();
-        promises_.keep_all();
+        for (int i = 0; i < ahead; ++i) {
+            pass_on();
+            shift(nullptr, 0);
+        }
+        ptx::wait_stores<0>();
     }
 
 private:
-    static constexpr unsigned pieces = 3, piece = bytes_per_warp / pieces;
+    static constexpr int ahead = most_pieces - 2; // one more is leaving, and one may still be
 
     __device__ void take(const char* from, char* to, unsigned bytes) {
-        ptx::wait_stores_read<1>(); // the piece that lay here has left; the one behind it may be leaving
+        ptx::wait_stores_read<1>(); // the piece that lay here has left
         __syncwarp();
-        if (threadIdx.x % warp_size == 0) ring_.ask(bytes_ == 0 ? 0 : 1, from, bytes);
+        if (threadIdx.x % warp_size == 0) ring_.ask(held_, from, bytes);
         pass_on();
-        to_ = to;
-        bytes_ = bytes;
-        taken_ = true;
+        shift(to, bytes);
+        ++held_;
     }
-    // The last piece taken.
+    // The piece that was taken `ahead` pieces ago.
     __device__ void pass_on() {
-        if (bytes_ == 0) return;
+        constexpr int oldest = ahead - 1;
+        if (bytes_[oldest] == 0) return;
         ring_.wait();
-        if (to_ != nullptr) ptx::store_bytes(to_, ring_.address(), bytes_);
-        promises_.commit();
+        if (to_[oldest] != nullptr) ptx::store_bytes(to_[oldest], ring_.address(), bytes_[oldest]);
+        ptx::commit_stores();
         ring_.next();
-        bytes_ = 0;
+        --held_;
+    }
+    __device__ void shift(char* to, unsigned bytes) {
+#pragma unroll
+        for (int i = ahead - 1; i > 0; --i) to_[i] = to_[i - 1], bytes_[i] = bytes_[i - 1];
+        to_[0] = to;
+        bytes_[0] = bytes;
     }
 
-    Ring<piece, pieces> ring_;
-    Promises<Raise> promises_;
-    unsigned bytes_ = 0; // of the piece that is still to be passed on
-    char* to_ = nullptr;
-    bool taken_ = false;
+    Ring ring_;
+    unsigned held_ = 0;
+    char* to_[ahead] = {};
+    unsigned bytes_[ahead] = {}; // 0: no piece
 };
 
 // Sums of rows, in FP32 and in their order. Pieces of all rows of a tile come in one behind the other.
 template <class A, class Raise>
 class Summer {
 public:
-    __device__ Summer(RowMemory& memory, Raise raise)
-        : ring_(memory),
+    __device__ Summer(SumMemory& memory, Raise raise)
+        : ring_(memory.ring),
           promises_(raise),
           sums_(memory.sums[threadIdx.x / warp_size]),
-          rows_(memory.rows[threadIdx.x / warp_size]) {}
+          rows_(memory.ring.rows[threadIdx.x / warp_size]) {}
 
     // Of the lanes that write it; read by sum().
     __device__ Sums& sums() { return sums_; }
@@ -171,7 +175,7 @@ public:
     __device__ void sum(int tokens, unsigned bytes) {
         __syncwarp();
         Cursor cursor{sums_, tokens, bytes};
-        for (unsigned ahead = 0; ahead < pieces; ++ahead) ask(cursor, ahead);
+        for (unsigned ahead = 0; ahead < most_pieces; ++ahead) ask(cursor, ahead);
         for (int t = 0; t < tokens; ++t) {
             char* const to = sums_.to[t];
             const int rows = sums_.end[t] - (t > 0 ? sums_.end[t - 1] : 0);
@@ -197,9 +201,8 @@ public:
     __device__ void finish() { promises_.keep_all(); }
 
 private:
-    static constexpr unsigned pieces = most_pieces, piece = 2048, out = pieces * piece; // the sum leaves from there
-    static constexpr int packs = piece / 16 / warp_size;                                // of a lane
-    static_assert(out + piece <= bytes_per_warp);
+    static constexpr unsigned piece = piece_bytes, out = most_pieces * piece; // the sum leaves from there
+    static constexpr int packs = piece / 16 / warp_size;                      // of a lane
 
     // The pieces in the order of their use: of all rows of a token, then the next of them, then the next token's.
     struct Cursor {
@@ -267,7 +270,7 @@ private:
         promises_.commit();
     }
 
-    Ring<piece, pieces> ring_;
+    Ring ring_;
     Promises<Raise> promises_;
     Sums& sums_;
     char* rows_;

@@ -1,4 +1,4 @@
-// Dispatch and combine over peer memory: half of a block's warps send, the others take in what arrives.
+// Dispatch and combine over peer memory: rows are fetched from the rank of their token, sums are sent back to it.
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/peer_rows.cuh"
 #include "kernels/cuda/peers.cuh"
@@ -10,7 +10,7 @@ namespace moe::cuda {
 namespace {
 
 constexpr int gather_threads = 256;
-constexpr int most_experts = 2048; // whose routes fit beside the rows in shared memory
+constexpr int most_experts = 960; // whose routes fit beside the rows in shared memory
 
 struct Tokens {
     PeerGroup group;
@@ -33,18 +33,18 @@ struct Tokens {
     __device__ unsigned row() const { return static_cast<unsigned>(row_bytes); }
 };
 
-// Tiles of a warp that sends: every so many-th, so that all ranks' first tokens leave first. What fetch(tile) finds is
-// asked for one tile ahead.
+// Numbers below `count`, by turns to the first `warps` of every block. What fetch(number) finds is asked for one number
+// ahead.
 template <class Fetch, class Body>
-__device__ void for_each_tile(std::int64_t tiles, Fetch fetch, Body body) {
-    const int warps = static_cast<int>(blockDim.x) / warp_size / 2, warp = static_cast<int>(threadIdx.x) / warp_size;
+__device__ void for_each(int warps, std::int64_t count, Fetch fetch, Body body) {
+    const int warp = static_cast<int>(threadIdx.x) / warp_size;
     if (warp >= warps) return;
     const std::int64_t step = warps * std::int64_t{gridDim.x};
-    std::int64_t tile = warp * std::int64_t{gridDim.x} + blockIdx.x;
-    int found = tile < tiles ? fetch(tile) : 0;
-    for (; tile < tiles; tile += step) {
-        const int next = tile + step < tiles ? fetch(tile + step) : 0;
-        body(tile, found);
+    std::int64_t number = warp * std::int64_t{gridDim.x} + blockIdx.x;
+    int found = number < count ? fetch(number) : 0;
+    for (; number < count; number += step) {
+        const int next = number + step < count ? fetch(number + step) : 0;
+        body(number, found);
         found = next;
     }
 }
@@ -63,18 +63,23 @@ __device__ void for_each_taken(const PeerGroup& g, std::int64_t count, Body body
     }
 }
 
-// Raises the flags of a tile at one rank or at all others.
-struct Raise {
-    const PeerGroup& group;
-    std::int64_t tiles;
-    unsigned call;
-    int ranks; // that a flag's number stands for; 1: all others
-
-    __device__ void operator()(int number) const {
-        const unsigned to = ranks == 1 ? others(group) : 1u << (group.rank + 1 + number % ranks) % group.ranks;
-        raise(group, to, tiles, number / ranks, call);
-    }
+// Where the copy of this lane goes, by its row in the expert-major order of the token's rank.
+struct Way {
+    int to = -1, place = -1; // rank, row there; -1: nowhere
+    unsigned ranks = 0;      // all that the token goes to
 };
+__device__ Way way_of(const Tokens& s, const Routes& routes, int rank, int row) {
+    Way way;
+    const int token = static_cast<int>(threadIdx.x % warp_size) / s.top_k;
+    if (row >= 0) {
+        const int expert = routes.expert_of(rank, row);
+        way.place = routes.place_of(rank, row, expert);
+        if (s.fits(way.place)) way.to = expert / routes.local;
+    }
+    for (int r = 0; r < s.group.ranks; ++r)
+        if ((__ballot_sync(all_lanes, way.to == r) & s.copies(token)) != 0) way.ranks |= 1u << r;
+    return way;
+}
 
 struct Dispatch {
     Tokens s;
@@ -86,91 +91,54 @@ struct Dispatch {
     std::int32_t* places;
 };
 
-// Where the copy of this lane goes, by its row in this rank's expert-major order.
-struct Way {
-    int to = -1, place = -1; // rank, row there; -1: nowhere
-    unsigned ranks = 0;      // all that the token goes to
-    bool first = false;      // of the token's copies that go to that rank
-};
-__device__ Way way_of(const Tokens& s, const Routes& routes, int row) {
-    Way way;
-    const int lane = static_cast<int>(threadIdx.x % warp_size), token = lane / s.top_k;
-    if (row >= 0) {
-        const int expert = routes.expert_of(row);
-        way.place = routes.place_of(row, expert);
-        if (s.fits(way.place)) way.to = expert / routes.local;
-    }
-    for (int r = 0; r < s.group.ranks; ++r) {
-        const unsigned there = __ballot_sync(all_lanes, way.to == r) & s.copies(token);
-        if (there == 0) continue;
-        way.ranks |= 1u << r;
-        if (way.to == r) way.first = __ffs(static_cast<int>(there)) - 1 == lane;
-    }
-    return way;
-}
-
-// Tokens to every rank that has one of their experts: to the place of the first copy there, here to all places.
-template <class Spreader>
-__device__ void send_tile(const Dispatch& d, const Routes& routes, Spreader& spreader, std::int64_t tile, int row) {
+// Tokens of a rank that have experts here: each row comes once, and goes to the places of all its copies.
+__device__ void take_tile(const Dispatch& d, const Routes& routes, Spreader& spreader, int rank, std::int64_t tile,
+                          int row) {
     const PeerGroup& g = d.s.group;
     const int lane = static_cast<int>(threadIdx.x % warp_size), count = d.s.count(tile);
-    const Way way = way_of(d.s, routes, row);
-    if (d.weight != nullptr && lane < count * d.s.top_k) {
-        const std::int64_t copy = d.s.first(tile) * d.s.top_k + lane;
-        for (int r = 0; r < g.ranks; ++r)
-            at_rank(g, d.places, r)[g.rank * d.s.tokens * d.s.top_k + copy] =
-                way.to == r ? way.place : -1 - __popc(way.ranks & ((1u << r) - 1));
-        if (way.to >= 0) at_rank(g, d.probs, way.to)[way.place] = d.weight[copy];
-    }
-    char* target = nullptr;
-    if (way.to >= 0 && (way.first || way.to == g.rank)) target = at_rank(g, d.rows, way.to) + way.place * d.s.row_bytes;
-    const char* from = d.x + d.s.first(tile) * d.s.row_bytes;
+    const std::int64_t copy = d.s.first(tile) * d.s.top_k + lane;
+    const bool known = d.weight == nullptr;
+    const Way way = way_of(d.s, routes, rank, row);
+    const bool here = way.to == g.rank;
+    const float weight = here && !known ? __ldcg(at_rank(g, d.weight, rank) + copy) : 0.0f;
+    char* const target = here ? d.rows + way.place * d.s.row_bytes : nullptr;
+    const char* const from = at_rank(g, d.x, rank) + d.s.first(tile) * d.s.row_bytes;
     for (int t = 0; t < count; ++t)
         spreader.spread(from + t * d.s.row_bytes, d.s.copies(t) >> lane & 1u ? target : nullptr, d.s.row());
-}
-
-// Tokens that have arrived, from the place of their first copies to those of the others.
-template <class Spreader>
-__device__ void copy_tile(const Dispatch& d, Spreader& spreader, int from, std::int64_t tile) {
-    const int lane = static_cast<int>(threadIdx.x % warp_size);
-    const int place = d.s.lane_of(d.places + from * d.s.tokens * d.s.top_k, tile, -1);
-    const unsigned here = __ballot_sync(all_lanes, d.s.fits(place));
-    for (int t = 0; t < d.s.count(tile); ++t) {
-        const unsigned copies = here & d.s.copies(t);
-        if (__popc(copies) < 2) continue;
-        const int arrived_at = __shfl_sync(all_lanes, place, __ffs(static_cast<int>(copies)) - 1);
-        const bool other = (copies & (copies - 1)) >> lane & 1u;
-        spreader.spread(d.rows + arrived_at * d.s.row_bytes, other ? d.rows + place * d.s.row_bytes : nullptr,
-                        d.s.row());
-    }
+    if (known || lane >= count * d.s.top_k) return;
+    d.places[rank * d.s.tokens * d.s.top_k + copy] = here ? way.place : -1 - __popc(way.ranks & ((1u << g.rank) - 1));
+    if (here) d.probs[way.place] = weight;
 }
 
 __global__ void __launch_bounds__(peer_threads, 1) dispatch_kernel(__grid_constant__ const Dispatch d) {
     extern __shared__ __align__(128) char shared[];
-    RowMemory& memory = *reinterpret_cast<RowMemory*>(shared);
     const PeerGroup& g = d.s.group;
     const unsigned call = begin_call(g);
-    Spreader spreader(memory, Raise{g, d.s.tiles, call, 1});
-    const Routes routes(g, d.s.experts, d.all_counts, reinterpret_cast<int*>(shared + sizeof(RowMemory)));
+    Spreader spreader(*reinterpret_cast<SpreadMemory*>(shared));
+    const Routes routes(g, d.s.experts, d.all_counts, reinterpret_cast<int*>(shared + sizeof(SpreadMemory)), 0,
+                        g.ranks);
     wait_for_ranks(g, call);
-    for_each_tile(
-        d.s.tiles, [&](std::int64_t tile) { return d.s.lane_of(d.row_of, tile, -1); },
-        [&](std::int64_t tile, int row) {
-            send_tile(d, routes, spreader, tile, row);
-            spreader.promise(static_cast<int>(tile));
-        });
+    ptx::fence_global_proxy();
+    const auto rank_of = [&](std::int64_t number) { return static_cast<int>(g.rank + number % g.ranks) % g.ranks; };
+    for_each(
+        peer_warps, d.s.tiles * g.ranks,
+        [&](std::int64_t number) { return d.s.lane_of(at_rank(g, d.row_of, rank_of(number)), number / g.ranks, -1); },
+        [&](std::int64_t number, int row) { take_tile(d, routes, spreader, rank_of(number), number / g.ranks, row); });
     spreader.finish();
-    const int sources = g.ranks - 1;
-    for_each_taken(g, d.s.tiles * sources, [&](std::int64_t number) {
-        const std::int64_t tile = number / sources;
-        const int from = static_cast<int>(g.rank + 1 + number % sources) % g.ranks;
-        await(g, 1u << from, d.s.tiles, tile, call);
-        ptx::fence_global_proxy();
-        copy_tile(d, spreader, from, tile);
-    });
-    spreader.finish();
-    end_call(g, call);
+    end_call(g, call, true);
 }
+
+// Raises the flag of a tile for one of the `ranks` other ranks, by the number of both.
+struct Raise {
+    const PeerGroup& group;
+    std::int64_t tiles;
+    unsigned call;
+    int ranks;
+
+    __device__ void operator()(int number) const {
+        raise(group, 1u << (group.rank + 1 + number % ranks) % group.ranks, tiles, number / ranks, call);
+    }
+};
 
 struct Combine {
     Tokens s;
@@ -209,7 +177,7 @@ template <class Summer>
 __device__ void sum_tile(const Combine& c, const Routes& routes, Summer& summer, std::int64_t tile, int row) {
     const PeerGroup& g = c.s.group;
     const int lane = static_cast<int>(threadIdx.x % warp_size), count = c.s.count(tile);
-    const Way way = way_of(c.s, routes, row);
+    const Way way = way_of(c.s, routes, c.s.group.rank, row);
     const bool here = way.to == g.rank;
     if (c.values != nullptr && lane < count * c.s.top_k && (here || way.to < 0))
         c.by_copy[c.s.first(tile) * c.s.top_k + lane] = here ? c.values[way.place] : 0.0f;
@@ -237,16 +205,15 @@ __device__ void sum_tile(const Combine& c, const Routes& routes, Summer& summer,
 template <class A>
 __global__ void __launch_bounds__(peer_threads, 1) combine_kernel(__grid_constant__ const Combine c) {
     extern __shared__ __align__(128) char shared[];
-    RowMemory& memory = *reinterpret_cast<RowMemory*>(shared);
     const PeerGroup& g = c.s.group;
     const unsigned call = begin_call(g);
     const int sources = g.ranks - 1;
-    Summer<A, Raise> summer(memory, Raise{g, c.s.tiles, call, sources});
-    const Routes routes(g, c.s.experts, c.all_counts, reinterpret_cast<int*>(shared + sizeof(RowMemory)));
+    Summer<A, Raise> summer(*reinterpret_cast<SumMemory*>(shared), Raise{g, c.s.tiles, call, sources});
+    const Routes routes(g, c.s.experts, c.all_counts, reinterpret_cast<int*>(shared + sizeof(SumMemory)), g.rank, 1);
     wait_for_ranks(g, call);
     const auto rank_of = [&](std::int64_t number) { return static_cast<int>(g.rank + 1 + number % sources) % g.ranks; };
-    for_each_tile(
-        c.s.tiles * sources,
+    for_each(
+        peer_warps / 2, c.s.tiles * sources,
         [&](std::int64_t number) {
             return c.s.lane_of(c.places + rank_of(number) * c.s.tokens * c.s.top_k, number / sources, -1);
         },
@@ -262,7 +229,7 @@ __global__ void __launch_bounds__(peer_threads, 1) combine_kernel(__grid_constan
         sum_tile(c, routes, summer, tile, row);
     });
     summer.finish();
-    end_call(g, call);
+    end_call(g, call, false);
 }
 
 // One block: its flag is the first of a rank's.
@@ -279,7 +246,7 @@ __global__ void __launch_bounds__(gather_threads)
         raise(g, others(g), 1, 0, call);
         await(g, others(g), 1, 0, call);
     }
-    end_call(g, call);
+    end_call(g, call, false);
 }
 
 void check_sizes(const PeerGroup& g, const TokenShape& s, Type type) {
@@ -314,8 +281,7 @@ Tokens tokens_of(const PeerGroup& g, const TokenShape& s, Type type) {
 }
 
 template <auto kernel, class Arguments>
-void launch(const PeerGroup& g, const Arguments& arguments, void* stream) {
-    const std::size_t shared = sizeof(RowMemory) + Routes::bytes(arguments.s.experts);
+void launch(const PeerGroup& g, const Arguments& arguments, std::size_t shared, void* stream) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     const std::int64_t tiles = arguments.s.tiles > 0 ? arguments.s.tiles : 1;
     const int most = std::min(g.blocks, multiprocessors());
@@ -334,7 +300,7 @@ void dispatch(const PeerGroup& g, const TokenShape& s, Src x, const std::int32_t
                      static_cast<char*>(rows.data),
                      probs,
                      places};
-    launch<dispatch_kernel>(g, d, stream);
+    launch<dispatch_kernel>(g, d, sizeof(SpreadMemory) + Routes::bytes(s.experts, g.ranks), stream);
 }
 
 void combine(const PeerGroup& g, const TokenShape& s, Src rows, const std::int32_t* all_counts,
@@ -350,10 +316,11 @@ void combine(const PeerGroup& g, const TokenShape& s, Src rows, const std::int32
                     static_cast<char*>(parts.data),
                     by_copy,
                     s.top_k < g.ranks ? s.top_k : g.ranks};
+    const std::size_t shared = sizeof(SumMemory) + Routes::bytes(s.experts, 1);
     if (rows.type == Type::f32)
-        launch<combine_kernel<Access<float, 4>>>(g, c, stream);
+        launch<combine_kernel<Access<float, 4>>>(g, c, shared, stream);
     else
-        launch<combine_kernel<Access<__nv_bfloat16, 8>>>(g, c, stream);
+        launch<combine_kernel<Access<__nv_bfloat16, 8>>>(g, c, shared, stream);
 }
 
 void gather(const PeerGroup& g, const void* x, void* y, std::int64_t bytes, void* stream) {

@@ -1,8 +1,8 @@
 // What calls between peers share: boards with flags, the beginning and the end of a call, places of copies.
 //
 // Flags hold the number of the call that raised them. Numbers only grow and each rank counts its own calls, so nothing
-// is reset between calls, and a captured call counts on when it is replayed. A rank may write to another one only
-// behind that one's `ready`: before, its memory may still hold what an earlier op reads.
+// is reset between calls, and a captured call counts on when it is replayed. A rank touches another one's memory only
+// behind that one's `ready`: before, an earlier op may still read or write there.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -64,13 +64,22 @@ __device__ inline void wait_for_ranks(const PeerGroup& g, unsigned call) {
     if (peer < g.ranks && peer != g.rank) wait_for(g, &board_of(g, g.rank)->ready[peer], call, peer);
     __syncthreads();
 }
-// The last block leaves the board as the next call expects it.
-__device__ inline void end_call(const PeerGroup& g, unsigned call) {
+// Of rank `from` as a whole, where no tiles have flags.
+__device__ inline unsigned* all_arrived(const PeerGroup& g, int at, int from) { return arrived(g, at, from, 1, 0); }
+
+// Leaves the board as the next call expects it. met: no rank goes on before all others are through, as they read here.
+__device__ inline void end_call(const PeerGroup& g, unsigned call, bool met) {
     __syncthreads();
     if (threadIdx.x != 0) return;
     Board* mine = board_of(g, g.rank);
     __threadfence();
     if (atomicAdd(&mine->leaving, 1u) != gridDim.x - 1) return;
+    if (met) {
+        for (int r = 0; r < g.ranks; ++r)
+            if (r != g.rank) ptx::release(all_arrived(g, r, g.rank), call);
+        for (int r = 0; r < g.ranks; ++r)
+            if (r != g.rank) wait_for(g, all_arrived(g, g.rank, r), call, r);
+    }
     mine->leaving = 0;
     mine->next = 0;
     __threadfence();
@@ -107,44 +116,54 @@ __device__ inline void sum_up(int* numbers, int n) {
     }
 }
 
-// Where this rank's copies go, by expert, in shared memory. The whole block makes it.
+// Where the copies of some ranks' tokens go, by expert, in shared memory. The whole block makes it.
 struct Routes {
-    int experts, local; // of all ranks, of one
-    int* first;         // row of this rank's first copy for the expert, in its own expert-major order
-    int* all;           // rows of all ranks for the experts before
-    int* ahead;         // rows for the expert of the ranks before this one
+    int experts, local, from; // of all ranks, of one; the first of those ranks
+    int* all;                 // rows of all ranks for the experts before
+    int* first;               // by rank: row of its first copy for the expert, in its own expert-major order
+    int* ahead;               // by rank: rows for the expert of the ranks before it
 
-    static std::size_t bytes(int experts) { return 3 * sizeof(int) * static_cast<std::size_t>(experts); }
+    static std::size_t bytes(int experts, int ranks) {
+        return sizeof(int) * static_cast<std::size_t>(experts) * static_cast<std::size_t>(2 * ranks + 1);
+    }
 
-    __device__ Routes(const PeerGroup& g, int count, const std::int32_t* all_counts, int* memory)
-        : experts(count), local(count / g.ranks), first(memory), all(memory + count), ahead(memory + 2 * count) {
+    __device__ Routes(const PeerGroup& g, int count, const std::int32_t* all_counts, int* memory, int begin, int ranks)
+        : experts(count),
+          local(count / g.ranks),
+          from(begin),
+          all(memory),
+          first(memory + count),
+          ahead(memory + (1 + ranks) * count) {
         for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
             int sum = 0;
             for (int s = 0; s < g.ranks; ++s) {
-                const int rows = static_cast<int>(count_of(all_counts, s * experts + e));
-                if (s == g.rank) first[e] = rows, ahead[e] = sum;
+                const int rows = static_cast<int>(count_of(all_counts, s * experts + e)), at = (s - from) * experts + e;
+                if (s >= from && s < from + ranks) first[at] = rows, ahead[at] = sum;
                 sum += rows;
             }
             all[e] = sum;
         }
         __syncthreads();
-        if (threadIdx.x / warp_size == 0) sum_up(first, experts);
-        if (threadIdx.x / warp_size == 1) sum_up(all, experts);
+        const int warps = static_cast<int>(blockDim.x) / warp_size;
+        for (int i = static_cast<int>(threadIdx.x) / warp_size; i <= ranks; i += warps)
+            sum_up(all + i * experts, experts);
         __syncthreads();
     }
 
-    // Of row `row`, which some expert has: the last one whose rows begin there or before, as others have none.
-    __device__ int expert_of(int row) const {
+    // Of a rank's row, which some expert has: the last one whose rows begin there or before, as others have none.
+    __device__ int expert_of(int rank, int row) const {
+        const int* begins = first + (rank - from) * experts;
         int low = 0, high = experts;
         while (high - low > 1) {
             const int middle = (low + high) / 2;
-            (first[middle] <= row ? low : high) = middle;
+            (begins[middle] <= row ? low : high) = middle;
         }
         return low;
     }
     // At the rank of its expert.
-    __device__ int place_of(int row, int expert) const {
-        return row - first[expert] + all[expert] - all[expert / local * local] + ahead[expert];
+    __device__ int place_of(int rank, int row, int expert) const {
+        const int at = (rank - from) * experts + expert;
+        return row - first[at] + all[expert] - all[expert / local * local] + ahead[at];
     }
 };
 
