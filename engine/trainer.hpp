@@ -9,6 +9,7 @@
 #include "engine/executor.hpp"
 #include "engine/parameters.hpp"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -87,6 +88,8 @@ public:
     Trainer& operator=(const Trainer&) = delete;
 
     StepResult step(const SampleSource& source);
+    // On devices only the last of options.steps is recorded, because that costs time; from now on all are.
+    void record_from_now() { first_timed_ = std::min(first_timed_, done_); }
 
     // Global tensors by Hugging Face name, row-major [rows, cols]: the gradient of the last step (summed over ranks,
     // before clipping), the FP32 master weights, and setting weights. Between steps only. Throws Error (bad_input) for

@@ -8,7 +8,9 @@ namespace moe::cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr int most_sorted = 2048; // rows of one id that a block puts in order in shared memory
+constexpr int few_rows = 32;    // of one id: the block of the first one puts them in order and adds them up
+constexpr int window = 2048;    // ids that a block looks through at a time for those of an id with more rows
+constexpr int long_blocks = 64; // that do so
 
 template <class A>
 __global__ void __launch_bounds__(row_threads)
@@ -26,24 +28,28 @@ __global__ void __launch_bounds__(row_threads)
 }
 
 // Rows by id, without a search: how often each id occurs, where its rows begin in `list`, and the place of each row
-// there. The places depend on which atomic came first; whoever adds the rows puts them in order.
+// there; and which ids have more than few_rows. The places depend on which atomic came first; whoever adds the rows
+// puts them in order.
 struct RowsOfIds {
-    std::int32_t *count, *begin, *place, *list, *end; // [vocab_local], [vocab_local], [rows], [rows], [1]
+    std::int32_t *count, *end, *many;              // [vocab_local], [1], [1]: how many are in many_ids
+    std::int32_t *begin, *place, *list, *many_ids; // [vocab_local], [rows], [rows], [rows / few_rows]
     const std::int32_t* ids;
     std::int64_t rows, first, vocab_local;
 
     RowsOfIds(float* scratch, const std::int32_t* i, std::int64_t r, std::int64_t f, std::int64_t v)
         : count(reinterpret_cast<std::int32_t*>(scratch)),
-          begin(count + v + 1),
+          end(count + v),
+          many(end + 1),
+          begin(many + 1),
           place(begin + v),
           list(place + r),
-          end(count + v),
+          many_ids(list + r),
           ids(i),
           rows(r),
           first(f),
           vocab_local(v) {}
     static bool fits(std::int64_t rows, std::int64_t vocab_local) {
-        return 2 * (rows + vocab_local) + 1 <= scratch_floats;
+        return 2 * (rows + vocab_local) + 2 + rows / few_rows <= scratch_floats;
     }
     __device__ std::int64_t id(std::int64_t row) const {
         const std::int64_t local = ids[row] - first;
@@ -67,21 +73,22 @@ __global__ void __launch_bounds__(threads) rows_of_ids_kernel(RowsOfIds r) {
         int first = lane == warp_size - 1 && end > 0 ? atomicAdd(r.end, end) : 0;
         first = __shfl_sync(all_lanes, first, warp_size - 1);
         if (starts) r.begin[id] = first + end - n;
+        if (n > few_rows) r.many_ids[atomicAdd(r.many, 1)] = static_cast<std::int32_t>(id); // in any order
     }
     if (id < 0) return;
     if constexpr (step == Step::count) r.place[row] = atomicAdd(r.count + id, 1);
     if constexpr (step == Step::list) r.list[r.begin[id] + r.place[row]] = static_cast<std::int32_t>(row);
 }
 
-// sum += the rows that row_at names, in this order.
-template <class A, class RowAt>
-__device__ void add_rows(Src dx, std::int64_t cols, std::int64_t column, int n, RowAt row_at, float (&sum)[A::width]) {
-    constexpr int together = 4; // more registers would leave fewer blocks, and most ids occur once
+// sum += the rows listed, in this order, `together` of them read before the first is added.
+template <class A, int together>
+__device__ void add_rows(Src dx, std::int64_t cols, std::int64_t column, const std::int32_t* listed, int n,
+                         float (&sum)[A::width]) {
     for (int first = 0; first < n; first += together) {
         typename A::Held held[together];
 #pragma unroll
         for (int t = 0; t < together; ++t) {
-            if (first + t < n) held[t] = A::take(dx, row_at(first + t) * cols + column);
+            if (first + t < n) held[t] = A::take(dx, listed[first + t] * cols + column);
         }
 #pragma unroll
         for (int t = 0; t < together; ++t) {
@@ -92,10 +99,10 @@ __device__ void add_rows(Src dx, std::int64_t cols, std::int64_t column, int n, 
     }
 }
 
-// Rows of an id that occurs several times, at most most_sorted of them, in order. All threads come.
-__device__ void sort_list(const std::int32_t* list, int n, std::int32_t (&sorted)[most_sorted]) {
-    for (int i = static_cast<int>(threadIdx.x); i < n; i += threads) {
-        const std::int32_t mine = list[i];
+// Rows of an id that occurs several times, few_rows of them at most, in order. All threads come.
+__device__ void sort_list(const std::int32_t* list, int n, std::int32_t (&sorted)[few_rows]) {
+    if (static_cast<int>(threadIdx.x) < n) {
+        const std::int32_t mine = list[threadIdx.x];
         int before = 0;
         for (int j = 0; j < n; ++j) before += list[j] < mine ? 1 : 0;
         sorted[before] = mine;
@@ -107,9 +114,9 @@ __device__ void sort_list(const std::int32_t* list, int n, std::int32_t (&sorted
 // the sum is the same every time. What most ids need, which occur once, is read before it is known how often they do.
 template <class A>
 __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Src dx, Dst dtable, std::int64_t cols) {
-    constexpr int W = A::width;
+    constexpr int W = A::width, together = 4; // more registers would leave fewer blocks
     using Table = Access<float, W>;
-    __shared__ std::int32_t sorted[most_sorted];
+    __shared__ std::int32_t sorted[few_rows];
     const std::int64_t row = blockIdx.x, id = r.id(row), place = r.place[row];
     if (id < 0 || place != 0) return;
     const int n = r.count[id], thread = static_cast<int>(threadIdx.x);
@@ -123,28 +130,71 @@ __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Sr
 #pragma unroll
         for (int j = 0; j < W; ++j) sum[j] = old[j];
     }
+    if (n > few_rows) return;
     if (n == 1) {
 #pragma unroll
         for (int j = 0; j < W; ++j) sum[j] += mine ? own[j] : 0.0f;
-    } else if (n <= most_sorted) {
+    } else {
         sort_list(r.list + r.begin[id], n, sorted);
-        if (mine)
-            add_rows<A>(
-                dx, cols, column, n, [&](int i) -> std::int64_t { return sorted[i]; }, sum);
-    } else { // looked for among all, a window at a time
-        for (std::int64_t base = 0; base < r.rows; base += most_sorted) {
-            const int length = static_cast<int>(r.rows - base < most_sorted ? r.rows - base : most_sorted);
-            __syncthreads(); // the window before has been read
-            for (int i = thread; i < length; i += threads) sorted[i] = r.ids[base + i];
-            __syncthreads();
-            for (int i = 0; i < length; ++i) {
-                if (sorted[i] - r.first == id && mine)
-                    add_rows<A>(
-                        dx, cols, column, 1, [&](int) { return base + i; }, sum);
-            }
-        }
+        if (mine) add_rows<A, together>(dx, cols, column, sorted, n, sum);
     }
     if (mine) Table::put(dtable, id * cols + column, sum);
+}
+
+// The rows with this id among `length` ids from ids[0] on, in order; returns how many. All threads come, and all have
+// read `found` when they do.
+__device__ int rows_with(std::int64_t id, const RowsOfIds& r, std::int64_t base, int length,
+                         std::int32_t (&found)[window]) {
+    constexpr int each = window / threads;
+    __shared__ int warp_ends[threads / warp_size];
+    const int first = static_cast<int>(threadIdx.x) * each, lane = lane_of_warp();
+    unsigned matches = 0;
+    for (int i = 0; i < each; ++i)
+        if (first + i < length && r.ids[base + first + i] - r.first == id) matches |= 1u << i;
+    int end = __popc(matches);
+    for (int offset = 1; offset < warp_size; offset *= 2) {
+        const int left = __shfl_up_sync(all_lanes, end, offset);
+        if (lane >= offset) end += left;
+    }
+    __syncthreads();
+    if (lane == warp_size - 1) warp_ends[threadIdx.x / warp_size] = end;
+    __syncthreads();
+    int total = 0;
+    for (int w = 0; w < threads / warp_size; ++w) {
+        if (w < static_cast<int>(threadIdx.x) / warp_size) end += warp_ends[w];
+        total += warp_ends[w];
+    }
+    int at = end - __popc(matches);
+    for (int i = 0; i < each; ++i)
+        if ((matches >> i & 1u) != 0) found[at++] = static_cast<std::int32_t>(base + first + i);
+    __syncthreads();
+    return total;
+}
+
+// Ids with many rows, as spaces and commas have: a chain of additions each, so that many rows must be on their way.
+template <class A>
+__global__ void __launch_bounds__(threads)
+    embedding_grad_long_kernel(RowsOfIds r, Src dx, Dst dtable, std::int64_t cols) {
+    constexpr int W = A::width, together = 16;
+    using Table = Access<float, W>;
+    __shared__ std::int32_t found[window];
+    const std::int64_t column = (std::int64_t{blockIdx.y} * threads + threadIdx.x) * W;
+    const bool mine = column < cols;
+    for (int at = static_cast<int>(blockIdx.x); at < *r.many; at += long_blocks) {
+        const std::int64_t id = r.many_ids[at];
+        float sum[W] = {};
+        if (mine) {
+            const auto old = Table::take(read_back(dtable), id * cols + column);
+#pragma unroll
+            for (int j = 0; j < W; ++j) sum[j] = old[j];
+        }
+        for (std::int64_t base = 0; base < r.rows; base += window) {
+            const int length = static_cast<int>(r.rows - base < window ? r.rows - base : window);
+            const int n = rows_with(id, r, base, length, found);
+            if (mine) add_rows<A, together>(dx, cols, column, found, n, sum);
+        }
+        if (mine) Table::put(dtable, id * cols + column, sum);
+    }
 }
 
 // Without scratch memory for all ids: the block of an id's first row looks for the others, which costs rows^2 / 2
@@ -152,7 +202,7 @@ __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Sr
 __global__ void __launch_bounds__(threads)
     embedding_search_kernel(const std::int32_t* ids, Src dx, float* dtable, std::int64_t rows, std::int64_t cols,
                             std::int64_t first, std::int64_t vocab_local) {
-    __shared__ std::int32_t window[threads];
+    __shared__ std::int32_t alike[threads];
     const std::int64_t row = blockIdx.x, id = ids[row] - first;
     if (id < 0 || id >= vocab_local) return;
     for (std::int64_t base = 0; base < row; base += threads) {
@@ -164,10 +214,10 @@ __global__ void __launch_bounds__(threads)
     for (std::int64_t base = row; base < rows; base += threads) {
         const std::int64_t r = base + threadIdx.x;
         __syncthreads(); // the window before has been read
-        window[threadIdx.x] = r < rows && ids[r] == ids[row] ? 1 : 0;
-        if (!__syncthreads_or(window[threadIdx.x])) continue;
+        alike[threadIdx.x] = r < rows && ids[r] == ids[row] ? 1 : 0;
+        if (!__syncthreads_or(alike[threadIdx.x])) continue;
         for (int i = 0; i < threads; ++i) {
-            if (window[i] != 0 && c < cols) sum += load(dx, (base + i) * cols + c);
+            if (alike[i] != 0 && c < cols) sum += load(dx, (base + i) * cols + c);
         }
     }
     if (c < cols) dtable[id * cols + c] = sum;
@@ -193,7 +243,7 @@ void embedding_grad(const std::int32_t* ids, Src dx, float* dtable, std::int64_t
     }
     const RowsOfIds r(scratch_of(stream_of(stream)), ids, rows, first, vocab_local);
     const unsigned blocks = blocks_for(rows, threads);
-    clear(r.count, (vocab_local + 1) * static_cast<std::int64_t>(sizeof(std::int32_t)), stream_of(stream));
+    clear(r.count, (vocab_local + 2) * static_cast<std::int64_t>(sizeof(std::int32_t)), stream_of(stream));
     rows_of_ids_kernel<Step::count><<<blocks, threads, 0, stream_of(stream)>>>(r);
     CUDA_CHECK(cudaGetLastError());
     rows_of_ids_kernel<Step::begin><<<blocks, threads, 0, stream_of(stream)>>>(r);
@@ -204,6 +254,9 @@ void embedding_grad(const std::int32_t* ids, Src dx, float* dtable, std::int64_t
         using A = decltype(access);
         const dim3 grid(blocks_for(rows, 1), blocks_for(cols, threads * A::width));
         embedding_grad_kernel<A><<<grid, threads, 0, stream_of(stream)>>>(r, dx, Dst{dtable, Type::f32}, cols);
+        if (rows <= few_rows) return;
+        embedding_grad_long_kernel<A>
+            <<<dim3(long_blocks, grid.y), threads, 0, stream_of(stream)>>>(r, dx, Dst{dtable, Type::f32}, cols);
     });
     CUDA_CHECK(cudaGetLastError());
 }
