@@ -168,6 +168,7 @@ class Ranks:
 
     def compared(self, name, c, bar):
         rows, measured = self.rows, c["measured_tflops_per_gpu"]
+        self.check.plans.append({"name": name, "by_kind": c["by_kind"]})
         if bar is not None:
             rows.add(f"{name}: TFLOPS/GPU", "TFLOPS/GPU", measured, bar, 1.0, measured >= bar)
         rows.within(f"{name}: step", "TFLOPS/GPU", c["predicted_tflops_per_gpu"], measured, 1.10)
