@@ -14,7 +14,12 @@ namespace moe {
 
 Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
                    Communicator& communicator, bool replayed)
-    : program_(program), arena_(arena), backend_(backend), communicator_(communicator), replayed_(replayed) {
+    : program_(program),
+      arena_(arena),
+      backend_(backend),
+      communicator_(communicator),
+      mesh_(mesh),
+      replayed_(replayed) {
     position_ = {
         rank, mesh.coordinate(Domain::dense, axis::tensor, rank), mesh.coordinate(Domain::dense, axis::context, rank),
         mesh.coordinate(Domain::expert, axis::expert, rank), mesh.coordinate(Domain::expert, axis::tensor, rank)};
@@ -191,17 +196,26 @@ void Executor::run(const Op& op, void* stream, bool boxes) {
 
 Standing Executor::standing() const {
     const std::uint64_t calls = calls_;
-    if (!busy_ || (queue_ != nullptr && !marked_) || communicator_.waits()) return {calls, true, ""};
+    if (!busy_ || (queue_ != nullptr && !marked_) || communicator_.waits()) return {calls, true, "", ""};
     if (queue_ != nullptr && calls % 2 == 0) {
         std::uint64_t seen = calls;
         for (int s = 0; s < stream_count; ++s) seen = seen * 31 + static_cast<std::uint64_t>(queue_->marked(s));
         const auto op = static_cast<std::size_t>(stuck());
-        return {seen, false, place(*ops_[op], slots_[op])};
+        return {seen, false, place(*ops_[op], slots_[op]), others(*ops_[op])};
     }
     const Op* op = current_;
-    if (op == nullptr) return {calls, false, fmt::format("rank {}: before its first op", position_.rank)};
+    if (op == nullptr) return {calls, false, fmt::format("rank {}: before its first op", position_.rank), ""};
     // An odd number of calls begun and ended: it is in the op.
-    return {calls, false, place(*op, current_slot_) + (calls % 2 == 0 ? " has ended, the next op has not begun" : "")};
+    return {calls, false, place(*op, current_slot_) + (calls % 2 == 0 ? " has ended, the next op has not begun" : ""),
+            ""};
+}
+
+std::string Executor::others(const Op& op) const {
+    if (!is_communication(op.kind)) return "";
+    std::string names;
+    for (const int rank : mesh_.members(op.group, position_.rank))
+        if (rank != position_.rank) names += fmt::format("{} {}", names.empty() ? "rank" : ",", rank);
+    return names;
 }
 
 // The first communication op that has begun and not ended; where there is none, the last one that has ended.

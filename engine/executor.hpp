@@ -59,6 +59,7 @@ private:
     void await_end(Queue& queue);
     StampClock clock_of_stamps(Queue& queue);
     int stuck() const;
+    std::string others(const Op& op) const;
     void play(Queue& queue, Recorder& recorder, bool timed);
     void call(const Op& op, int micro_batch, std::size_t slot_number, int stream = 0, bool boxes = false);
     void run(const Op& op, void* stream, bool boxes);
@@ -70,6 +71,7 @@ private:
     const Arena& arena_;
     const Backend& backend_;
     Communicator& communicator_;
+    const Mesh& mesh_;
     RankPosition position_;
     std::vector<std::int64_t> bucket_offset_; // by bucket: elements before this rank's shard
     std::vector<void*> in_, out_;             // operands of the current op

@@ -40,10 +40,10 @@ void Watchdog::watch() {
             still_[r] = gets_on ? 0 : still_[r] + 1;
             ops_[r] = now.ops;
             if (still_[r] * seconds_per_look <= patience_) continue;
-            on_hang_(
-                fmt::format("{}: hangs: nothing has ended for {:.0f} s and it waits for nobody; if its work takes that "
-                            "long, raise --hang-timeout",
-                            now.place, patience_));
+            const std::string with = now.others.empty() ? "it waits for nobody" : "it may wait for " + now.others;
+            on_hang_(fmt::format("{}: hangs: nothing has ended for {:.0f} s and {}; if its work takes that long, raise "
+                                 "--hang-timeout",
+                                 now.place, patience_, with));
             return;
         }
     }

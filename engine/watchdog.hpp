@@ -16,6 +16,7 @@ struct Standing {
     std::uint64_t ops = 0; // begun and ended so far: changes whenever the rank gets on
     bool waits = false;    // for another rank, a core or its next step: not its own fault
     std::string place;     // "rank 5: gemm (layer 3, slot 7)"
+    std::string others;    // "rank 1": who takes part in what a device does there; empty where it does it alone
 };
 
 // Looks at every rank of this process twice a second. Time is counted in looks, so that a process that was suspended

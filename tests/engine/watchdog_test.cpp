@@ -29,10 +29,21 @@ TEST_CASE("watchdog: the rank that neither gets on nor waits is named, and nobod
     const auto standing = [&looks](int rank) {
         const std::uint64_t look = looks[static_cast<std::size_t>(rank)]++;
         const std::uint64_t ops = rank == 0 ? look : 7; // only rank 0 gets on
-        return Standing{ops, rank == 1, "rank " + std::to_string(rank) + ": gemm (layer 3, slot 7)"};
+        return Standing{ops, rank == 1, "rank " + std::to_string(rank) + ": gemm (layer 3, slot 7)", {}};
     };
     CHECK(verdict(2, standing, 2.6).empty());
-    CHECK(verdict(3, standing, 2.6).find("rank 2: gemm (layer 3, slot 7): hangs: nothing has ended for 1 s") == 0);
+    CHECK(verdict(3, standing, 2.6) == "rank 2: gemm (layer 3, slot 7): hangs: nothing has ended for 1 s and it waits "
+                                       "for nobody; if its work takes that long, raise --hang-timeout");
+}
+
+TEST_CASE("watchdog: of a rank whose device waits for others, they are named") {
+    const std::string line = verdict(
+        1,
+        [](int) {
+            return Standing{7, false, "rank 0: all_gather (layer -1, slot 0)", "rank 1, 3"};
+        },
+        2.1);
+    CHECK(line.find("and it may wait for rank 1, 3; if its") != std::string::npos);
 }
 
 TEST_CASE("watchdog: a rank that gets on or waits now and then is left alone") {
@@ -40,14 +51,14 @@ TEST_CASE("watchdog: a rank that gets on or waits now and then is left alone") {
     CHECK(verdict(
               1,
               [&](int) {
-                  return Standing{++look / 2, false, "rank 0"};
+                  return Standing{++look / 2, false, "rank 0", {}};
               },
               2.6)
               .empty());
     CHECK(verdict(
               1,
               [&](int) {
-                  return Standing{7, ++look % 2 == 0, "rank 0"};
+                  return Standing{7, ++look % 2 == 0, "rank 0", {}};
               },
               2.6)
               .empty());

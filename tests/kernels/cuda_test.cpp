@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 #include <optional>
 #include <string_view>
 
@@ -267,6 +268,7 @@ TEST_CASE("grouped products give the same bits every time, and the same result o
 int main(int argc, char** argv) {
     // A kernel that is loaded when it is first captured may need calls that a capture forbids.
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    std::cout << std::unitbuf; // what was said before a time limit ends this is seen
     std::string why;
     if (!cuda_supported(why)) {
         fmt::print("skipped: {}\n", why);
