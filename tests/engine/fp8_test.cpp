@@ -38,7 +38,8 @@ std::string text(const Fields& fields) {
 }
 
 // Experts are chosen by turns: where a sum's order moves a value across the edge of two E4M3 codes, the router's near
-// ties may fall the other way.
+// ties may fall the other way. Weights of the third step have room for such values, each a sixteenth apart.
+constexpr double weights_room = 1e-3;
 void check_same(const std::string& kind, int ranks, const std::vector<Fields>& plans, const Fields& common = {},
                 const Fields& model = {}) {
     Fields shared = common;
@@ -48,7 +49,7 @@ void check_same(const std::string& kind, int ranks, const std::vector<Fields>& p
         fields.insert(fields.begin(), shared.begin(), shared.end());
         INFO(kind, " ", text(fields));
         const Trained got = train_three(fp8_plan(kind, ranks, fields, model));
-        CHECK(disagreement(got, expected, parity_tolerance, parity_tolerance) == "");
+        CHECK(disagreement(got, expected, parity_tolerance, weights_room) == "");
         CHECK(got.routed == expected.routed);
     }
 }
@@ -62,7 +63,7 @@ void check_close(const std::string& kind, const std::vector<Fields>& plans, cons
         const Trained got = train_three(fp8_plan(kind, 4, fields, model));
         for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 1e-3);
         CHECK(total_distance(got.gradients, expected.gradients) < 6e-2);
-        CHECK(total_distance(got.weights, expected.weights) < 1e-3);
+        CHECK(total_distance(got.weights, expected.weights) < weights_room);
     }
 }
 
