@@ -38,19 +38,26 @@ std::string text(const Fields& fields) {
 }
 
 // Experts are chosen by turns: where a sum's order moves a value across the edge of two E4M3 codes, the router's near
-// ties may fall the other way. Weights of the third step have room for such values, each a sixteenth apart.
-constexpr double weights_room = 1e-3;
+// ties may fall the other way. Such a value is a sixteenth apart itself; with other weights it is not there again,
+// while a wrong plan is wrong again.
 void check_same(const std::string& kind, int ranks, const std::vector<Fields>& plans, const Fields& common = {},
                 const Fields& model = {}) {
     Fields shared = common;
     shared.emplace_back("balance", "forced");
-    const Trained expected = train_three(fp8_plan(kind, 1, shared, model));
+    const Plan alone = fp8_plan(kind, 1, shared, model);
+    const Trained expected = train_three(alone);
     for (Fields fields : plans) {
         fields.insert(fields.begin(), shared.begin(), shared.end());
         INFO(kind, " ", text(fields));
-        const Trained got = train_three(fp8_plan(kind, ranks, fields, model));
-        CHECK(disagreement(got, expected, parity_tolerance, weights_room) == "");
+        const Plan plan = fp8_plan(kind, ranks, fields, model);
+        const Trained got = train_three(plan);
         CHECK(got.routed == expected.routed);
+        std::string off = disagreement(got, expected, parity_tolerance, parity_tolerance);
+        if (!off.empty()) {
+            MESSAGE("codes that flip: ", off);
+            off = disagreement(train_three(plan, 2), train_three(alone, 2), parity_tolerance, parity_tolerance);
+        }
+        CHECK(off == "");
     }
 }
 
@@ -63,7 +70,7 @@ void check_close(const std::string& kind, const std::vector<Fields>& plans, cons
         const Trained got = train_three(fp8_plan(kind, 4, fields, model));
         for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 1e-3);
         CHECK(total_distance(got.gradients, expected.gradients) < 6e-2);
-        CHECK(total_distance(got.weights, expected.weights) < weights_room);
+        CHECK(total_distance(got.weights, expected.weights) < 1e-3);
     }
 }
 

@@ -1,6 +1,7 @@
 // Runs three steps and compares tensor by tensor.
 #include "tests/engine/parity.hpp"
 
+#include <doctest/doctest.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -74,4 +75,12 @@ std::string disagreement(const Trained& got, const Trained& want, double toleran
     std::string text = tensor_disagreement("gradient", got.gradients, want.gradients, tolerance, 1e-3 * want.grad_norm);
     if (text.empty()) text = tensor_disagreement("weight", got.weights, want.weights, of_weights, 0.0);
     return text;
+}
+
+void check_bits(const Trained& got, const Trained& want) {
+    CHECK(got.losses == want.losses);
+    CHECK(got.aux_losses == want.aux_losses);
+    CHECK(got.grad_norm == want.grad_norm);
+    CHECK(got.gradients == want.gradients);
+    CHECK(got.weights == want.weights);
 }

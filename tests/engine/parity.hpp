@@ -26,3 +26,6 @@ Trained train_three(const moe::Plan& plan, std::uint64_t seed = 1, const moe::Ba
 // `tolerance` (weights: `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a
 // thousandth of the whole one is held to that thousandth.
 std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights);
+
+// The same bits: losses, auxiliary losses, gradient norm, gradients and weights.
+void check_bits(const Trained& got, const Trained& want);

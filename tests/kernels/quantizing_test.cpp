@@ -26,21 +26,34 @@ std::int64_t wrong(RowData& d, const Tensor& plain) {
 }
 
 struct Inputs {
+    ActivationShape shape;
+    std::int64_t width, used; // of a row of x; rows that hold data
+    std::string name;
     Tensor x, dy, probs;
 };
 
-void check_activation(const ActivationShape& form, const Index& counts, Type type) {
+Inputs drawn(const char* kernel, const ActivationShape& form, const Index& counts, Type type) {
     ActivationShape s = form;
     s.groups = static_cast<int>(counts.size());
     const std::int64_t width = s.gated ? 2 * s.ffn : s.ffn;
-    const std::string name = fmt::format("quantizing activation {} x {}{} counts {} {}", s.rows, s.ffn,
+    const std::string name = fmt::format("quantizing {} {} x {}{} counts {} {}", kernel, s.rows, s.ffn,
                                          s.gated ? " gated" : "", fmt::join(counts, ","), name_of(type));
-    INFO(name);
     Random random(name);
-    const Inputs in{random.tensor(type, s.rows * width, 2.0), random.tensor(type, s.rows * s.ffn),
-                    random.tensor(Type::f32, s.rows)};
+    return {s,
+            width,
+            filled(counts, s.rows),
+            name,
+            random.tensor(type, s.rows * width, 2.0),
+            random.tensor(type, s.rows * s.ffn),
+            random.tensor(Type::f32, s.rows)};
+}
+
+void check_activation(const ActivationShape& form, const Index& counts, Type type) {
+    const Inputs in = drawn("activation", form, counts, type);
+    INFO(in.name);
+    const ActivationShape& s = in.shape;
+    const std::int64_t used = in.used;
     const std::int32_t* const count = counts.empty() ? nullptr : counts.data();
-    const std::int64_t used = filled(counts, s.rows);
     Tensor plain(type, s.rows * s.ffn), y = plain;
     RowData both = room(s.rows, s.ffn, counts), alone = both;
     const auto call = [&](Dst to, Fp8Rows q) {
@@ -56,17 +69,11 @@ void check_activation(const ActivationShape& form, const Index& counts, Type typ
 }
 
 void check_gradient(const ActivationShape& form, const Index& counts, Type type) {
-    ActivationShape s = form;
-    s.groups = static_cast<int>(counts.size());
-    const std::int64_t width = s.gated ? 2 * s.ffn : s.ffn;
-    const std::string name = fmt::format("quantizing activation_grad {} x {}{} counts {} {}", s.rows, s.ffn,
-                                         s.gated ? " gated" : "", fmt::join(counts, ","), name_of(type));
-    INFO(name);
-    Random random(name);
-    Inputs in{random.tensor(type, s.rows * width, 2.0), random.tensor(type, s.rows * s.ffn),
-              random.tensor(Type::f32, s.rows)};
+    Inputs in = drawn("activation_grad", form, counts, type);
+    INFO(in.name);
+    const ActivationShape& s = in.shape;
+    const std::int64_t width = in.width, used = in.used;
     const std::int32_t* const count = counts.empty() ? nullptr : counts.data();
-    const std::int64_t used = filled(counts, s.rows);
     Tensor plain(type, s.rows * width), dx = plain, forward(type, s.rows * s.ffn), y = forward, other = y;
     Tensor dprobs(Type::f32, s.rows), again = dprobs;
     RowData low = room(s.rows, width, counts), placed = low;
