@@ -64,7 +64,7 @@ class Ranks:
 
     def case(self, name, pattern, **environment):
         """A case of the engine's tests, its output; None with a row where it failed."""
-        done = self.check.run(name, "env", *(f"{k}={v}" for k, v in environment.items()), self.engine_test, f"-tc={pattern}")
+        done = self.check.run(name, "env", *(f"{k}={v}" for k, v in environment.items()), self.engine_test, f"-tc={pattern}", "-d")
         if done is None:
             return None
         if done.returncode != 0:
@@ -87,7 +87,9 @@ class Ranks:
             found = re.search(r"(\d+) drawn plans .* farthest at ([\d.]+) .* (\d+) near", said)
             name = f"{found[1]} drawn plans over {self.gpus} GPUs, {found[3]} near ties: farthest from the CPU"
             self.rows.below(name, "of its tolerance", float(found[2]), 1.0)
-        if self.case("every axis", "cuda ranks ?:*") is not None:
+        said = self.case("every axis", "cuda ranks ?:*")
+        if said is not None:
+            print(*re.findall(r"^[\d.]+ s: .*", said, re.MULTILINE), sep="\n")
             self.rows.add(f"every axis over {self.gpus} GPUs, the same bits twice, checkpoints", "exit status", 0, 0, None, True)
 
     def start(self, plan, *more):

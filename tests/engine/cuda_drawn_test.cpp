@@ -1,4 +1,5 @@
-// Drawn plans over this machine's GPUs against the CPU back end: as many as MOE_PLAN_PLANS and MOE_PLAN_SECONDS allow.
+// Drawn plans over this machine's GPUs against the CPU back end: as many as MOE_PLAN_PLANS and MOE_PLAN_SECONDS allow,
+// in turn over two GPUs and over 4, 8.. up to MOE_PLAN_GPUS.
 #include "tests/engine/cuda_parity.hpp"
 #include "tests/engine/random_cases.hpp"
 
@@ -43,12 +44,30 @@ double margin(const Plan& plan, const CudaResult& got, const CudaResult& expecte
     return worst.distance / (plan.optimizer.bf16_moments ? 1e-3 : 1e-4);
 }
 
+// Where a run's seconds went.
+struct Seconds {
+    double cpu = 0.0, gpus = 0.0;
+};
+
 // How far a plan's three steps are from the CPU's, over the tolerance. seed: of the weights.
-double judged(const RandomCase& c, bool replayed, std::uint64_t seed) {
+double judged(const RandomCase& c, bool replayed, std::uint64_t seed, Seconds& seconds) {
     Plan plan = plan_of(c);
     const CudaResult expected = train_on(plan, "cpu", 3, seed);
     plan.cuda_graph = replayed ? CudaGraph::full : CudaGraph::none;
-    return margin(plan, train_on(plan, "cuda", 3, seed), expected);
+    const CudaResult got = train_on(plan, "cuda", 3, seed);
+    seconds.cpu += expected.seconds;
+    seconds.gpus += got.seconds;
+    return margin(plan, got, expected);
+}
+
+// In turn over every power of two of GPUs up to `most`.
+std::vector<RandomCase> drawn_cases(std::uint64_t seed, std::size_t plans, int most) {
+    std::vector<std::vector<RandomCase>> by_ranks;
+    for (int ranks = 2; ranks <= most; ranks *= 2)
+        by_ranks.push_back(random_cases(seed + by_ranks.size(), plans, 1, ranks));
+    std::vector<RandomCase> out;
+    for (std::size_t i = 0; i < plans; ++i) out.push_back(by_ranks[i % by_ranks.size()][i / by_ranks.size()]);
+    return out;
 }
 
 } // namespace
@@ -63,15 +82,17 @@ TEST_CASE("cuda ranks: drawn plans train as on the CPU") {
     const auto start = std::chrono::steady_clock::now();
     std::size_t done = 0, near_ties = 0;
     double worst = 0.0;
-    for (const RandomCase& c : random_cases(environment("MOE_PLAN_SEED", 1), plans, 1, ranks)) {
+    Seconds spent;
+    for (const RandomCase& c : drawn_cases(environment("MOE_PLAN_SEED", 1), plans, ranks)) {
         if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds) break;
-        double apart = judged(c, done % 2 == 1, 1);
+        const bool replayed = done / 2 % 2 == 1;
+        double apart = judged(c, replayed, 1, spent);
         // A copy that falls to another expert where two scores are equal up to rounding trains something else. With
         // other weights it does not happen again, while a wrong plan is wrong again.
         if (!(apart < 1.0)) {
             ++near_ties;
             INFO(c.text());
-            CHECK((apart = judged(c, done % 2 == 1, 2)) < 1.0);
+            CHECK((apart = judged(c, replayed, 2, spent)) < 1.0);
         }
         worst = std::max(worst, apart);
         ++done;
@@ -79,6 +100,6 @@ TEST_CASE("cuda ranks: drawn plans train as on the CPU") {
     CHECK(near_ties <= 1 + done / 20);
     std::printf(
         "%zu drawn plans over %d GPUs, eager and as graphs in turn: farthest at %.3f of its tolerance, %zu near "
-        "ties\n",
-        done, ranks, worst, near_ties);
+        "ties; %.1f s on the CPU, %.1f on GPUs\n",
+        done, ranks, worst, near_ties, spent.cpu, spent.gpus);
 }

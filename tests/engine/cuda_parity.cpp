@@ -2,11 +2,13 @@
 #include "tests/engine/cuda_parity.hpp"
 
 #include "engine/backend.hpp"
+#include "tests/engine/kept_communicators.hpp"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -41,11 +43,14 @@ CudaResult train_on(const Plan& plan, const std::string& backend, int steps, std
     options.lr = 1e-3;
     options.eps = 1e-3; // of the gradients' size: rounding errors of vanishing gradients must not become full steps
     options.backend = backend;
+    if (backend == "cuda" && plan.gpus > 1) options.table = &cuda_keeping();
     options.hang_timeout = 15.0;
     options.on_hang = [](const std::string& line) { // a queue that hangs cannot be made to unwind
         std::fprintf(stderr, "%s\n", line.c_str());
         std::_Exit(1);
     };
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = Clock::now();
     Trainer trainer(plan, options);
     const SampleSource source = made_up_tokens(plan.model->vocab);
     CudaResult result;
@@ -57,6 +62,7 @@ CudaResult train_on(const Plan& plan, const std::string& backend, int steps, std
         for (const auto& [name, shape] : trainer.parameters()) result.gradients[name] = trainer.read_gradient(name);
     }
     for (const auto& [name, shape] : trainer.parameters()) result.weights[name] = trainer.read_weight(name);
+    result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
     return result;
 }
 
@@ -110,13 +116,39 @@ void compare_beside(const std::string& what, const CudaResult& got, const CudaRe
                 worst.name.c_str());
 }
 
+namespace {
+
+std::string described(const std::string& model, const Fields& fields, int ranks) {
+    std::string what = ranks > 1 ? fmt::format("{} on {} GPUs:", model, ranks) : model;
+    for (const auto& [field, value] : fields) what += " " + field + "=" + value;
+    return what;
+}
+
+} // namespace
+
 void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert, int steps,
                  int ranks) {
     Plan plan = small_plan(model, ranks, fields);
     if (every_expert) plan.model = with_every_expert(*plan.model);
-    std::string what = ranks > 1 ? fmt::format("{} on {} GPUs:", model, ranks) : model;
-    for (const auto& [field, value] : fields) what += " " + field + "=" + value;
+    const std::string what = described(model, fields, ranks);
     Plan reference = plan;
     reference.cuda_graph = CudaGraph::none;
     compare(what, train_on(plan, "cuda", steps), train_on(reference, "cpu", steps), tolerance);
+}
+
+void check_ranks(int ranks, const std::string& model, const Fields& fields) {
+    if (!has_gpus(ranks)) return;
+    Plan plan = small_plan(model, ranks, fields);
+    const std::string what = described(model, fields, ranks);
+    const CudaResult expected = train_on(plan, "cpu"), queued = train_on(plan, "cuda");
+    plan.cuda_graph = CudaGraph::full;
+    const CudaResult replayed = train_on(plan, "cuda");
+    compare(what, queued, expected, 1e-4);
+    INFO(what);
+    CHECK(replayed.losses == queued.losses);
+    CHECK(replayed.norms == queued.norms);
+    CHECK(replayed.gradients == queued.gradients);
+    CHECK(replayed.weights == queued.weights);
+    std::printf("    %.2f s on the CPU, %.2f and as a graph %.2f on GPUs\n", expected.seconds, queued.seconds,
+                replayed.seconds);
 }

@@ -15,8 +15,10 @@ bool has_gpus(int ranks);
 struct CudaResult {
     std::vector<double> losses, norms;
     std::map<std::string, std::vector<float>> gradients, weights; // gradients: of the first step
+    double seconds = 0.0;                                         // that all of it took
 };
 
+// Several GPUs get communicators of earlier plans (kept_communicators.hpp).
 CudaResult train_on(const moe::Plan& plan, const std::string& backend, int steps = 3, std::uint64_t seed = 1);
 
 // The number that is farthest off, NaN included, and what it belongs to.
@@ -39,3 +41,7 @@ void compare_beside(const std::string& what, const CudaResult& got, const CudaRe
 // that no near tie of two scores can send one elsewhere.
 void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert = false,
                  int steps = 3, int ranks = 1);
+
+// Holds a small model's plan on GPUs, op by op, to the CPU, and the same as one graph per rank to the bits of that.
+// Skipped by name where there are fewer.
+void check_ranks(int ranks, const std::string& model, const Fields& fields);
