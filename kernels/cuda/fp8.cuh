@@ -10,22 +10,41 @@
 
 namespace moe::cuda {
 
-// Magnitudes are compared by their bits, where NaN lies above all numbers.
-__device__ inline unsigned magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
-
-// fp8_scale() of kernels/fp8.hpp, from the bits of the largest magnitude.
-__device__ inline float fp8_scale_of(unsigned largest) {
-    if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
-    const unsigned exponent = (largest >> 23) + ((largest & 0x7fffffu) > 0x600000u ? 1 : 0); // 448 = 1.75 * 2^8
-    return __uint_as_float((exponent < 9 ? 1 : exponent - 8) << 23);
+// Bits of the largest magnitude of a pack as FP32, where NaN lies above all numbers.
+template <class T, int W>
+__device__ unsigned largest_of(const Pack<T, W>& x) {
+    unsigned largest = 0;
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (const unsigned word : x.word) largest = max(largest, word & 0x7fffffffu);
+        return largest;
+    } else { // two magnitudes side by side
+#pragma unroll
+        for (const unsigned word : x.word) largest = __vmaxu2(largest, word & 0x7fff7fffu);
+        return max(largest << 16, largest & 0xffff0000u);
+    }
 }
 
-// Four values as four bytes.
-__device__ inline unsigned four_e4m3(const float* x, float inverse) {
+// fp8_scale() of kernels/fp8.hpp, from the bits of the largest magnitude, and its inverse.
+struct BlockScale {
+    float scale, inverse;
+    __device__ explicit BlockScale(unsigned largest) {
+        constexpr unsigned nan = 0x7fc00000u, unit = 1u << 23; // of exponents
+        // 448 = 1.75 * 2^8: a larger fraction carries.
+        const unsigned bits = max((largest + 0x1fffffu) & ~(unit - 1), 9 * unit) - 8 * unit;
+        const bool number = largest < 0x7f800000u;
+        scale = __uint_as_float(number ? bits : nan);
+        inverse = __uint_as_float(number ? 254 * unit - bits : nan);
+    }
+};
+
+// Values [first, first + 4) as four bytes.
+template <class T, int W>
+__device__ unsigned four_e4m3(const Pack<T, W>& x, int first, float inverse) {
     unsigned word = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float2 two{x[2 * half] * inverse, x[2 * half + 1] * inverse};
+        const float2 two{x[first + 2 * half] * inverse, x[first + 2 * half + 1] * inverse};
         word |= static_cast<unsigned>(__nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3)) << 16 * half;
     }
     return word;
@@ -41,33 +60,25 @@ __device__ inline void widen_e4m3(unsigned word, float scale, float* x) {
 
 // Pack `pack` of row `row`, W elements in this lane, to rows of `cols`. All lanes of the warp come, each with the pack
 // behind that of the lane before it and the first with one that begins a block; `within`: it is one of the row's.
-template <int W>
+template <class T, int W>
 __device__ void put_quantized(Fp8Rows q, std::int64_t row, std::int64_t cols, int pack, bool within,
-                              const float (&value)[W]) {
+                              const Pack<T, W>& held) {
     static_assert(W == 4 || W == 8);
     constexpr int sharers = scale_block / W;
-    unsigned bits = 0;
+    unsigned largest = within ? largest_of(held) : 0;
 #pragma unroll
-    for (int j = 0; j < W; ++j) bits = max(bits, within ? magnitude_bits(value[j]) : 0);
-#pragma unroll
-    for (int offset = sharers / 2; offset > 0; offset /= 2) bits = max(bits, __shfl_xor_sync(all_lanes, bits, offset));
+    for (int offset = sharers / 2; offset > 0; offset /= 2)
+        largest = max(largest, __shfl_xor_sync(all_lanes, largest, offset));
     if (!within) return;
-    const float scale = fp8_scale_of(bits), inverse = 1.0f / scale;
-    if (pack % sharers == 0) q.scale[row * ceil_div(cols, std::int64_t{scale_block}) + pack / sharers] = scale;
+    const BlockScale block(largest);
+    if (pack % sharers == 0) q.scale[row * ceil_div(cols, std::int64_t{scale_block}) + pack / sharers] = block.scale;
     std::uint8_t* const to = q.data + row * cols + pack * W;
     if constexpr (W == 8) {
-        const unsigned low = four_e4m3(value, inverse), high = four_e4m3(value + 4, inverse);
+        const unsigned low = four_e4m3(held, 0, block.inverse), high = four_e4m3(held, 4, block.inverse);
         asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(low), "r"(high) : "memory");
     } else {
-        *reinterpret_cast<unsigned*>(to) = four_e4m3(value, inverse);
+        *reinterpret_cast<unsigned*>(to) = four_e4m3(held, 0, block.inverse);
     }
-}
-
-// What BF16 makes of the values, in place.
-template <int W>
-__device__ void round_to_bf16(float (&value)[W]) {
-#pragma unroll
-    for (int j = 0; j < W; ++j) value[j] = __bfloat162float(__float2bfloat16_rn(value[j]));
 }
 
 // Kernels that quantize move 16 bytes of elements at a time: what they take.

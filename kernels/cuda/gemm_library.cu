@@ -1,4 +1,4 @@
-// Dense products by cuBLASLt where the machine has it; what it does not take is left to the plain kernels.
+// Dense products by cuBLASLt where the machine has it; what it does not take is left to our own kernels.
 //
 // The library is opened when a device is first used and not linked, so that one build runs with and without it, and on
 // another distribution; every device has a handle and a workspace of its own. Algorithms are asked for once per shape,
@@ -6,6 +6,7 @@
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/scratch.hpp"
 
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -45,7 +46,8 @@ struct Functions {
 // Everything that decides which algorithms there are. Sizes as cuBLASLt sees them: columns first.
 struct Shape {
     std::int64_t m, n, k, lda, ldb, ldd;
-    bool transpose_a, transpose_b, accumulate, bf16, wide_result, with_workspace;
+    bool transpose_a, transpose_b, accumulate, wide_result, with_workspace;
+    cudaDataType_t type; // of a and b; CUDA_R_8F_E4M3: with the scales of ScaledProduct
     int align_a, align_b, align_d;
     auto operator<=>(const Shape&) const = default;
 };
@@ -62,6 +64,24 @@ int alignment_of(const void* p) {
     int bytes = 1;
     while (bytes < 16 && address % (2 * static_cast<unsigned>(bytes)) == 0) bytes *= 2;
     return bytes;
+}
+
+// The library wants the scales of a block of columns side by side, [blocks, rows], and those of weights in rows of
+// whole 16 bytes, which most are already (b_rows is 0 then). A thread has four blocks of a row: what it reads lies
+// together, what a warp writes does.
+struct OrderedScales {
+    const float *a, *b;
+    float *a_out, *b_out;
+    int rows, b_rows, blocks, b_stride;
+};
+__global__ void __launch_bounds__(256) order_scales_kernel(OrderedScales s) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), row = i % s.rows, first = i / s.rows * 4;
+#pragma unroll
+    for (int block = first; block < first + 4; ++block) {
+        if (block < s.blocks) s.a_out[std::int64_t{block} * s.rows + row] = s.a[std::int64_t{row} * s.blocks + block];
+    }
+    const int steps = static_cast<int>(gridDim.x * blockDim.x);
+    for (int j = i; j < s.b_rows * s.blocks; j += steps) s.b_out[j / s.blocks * s.b_stride + j % s.blocks] = s.b[j];
 }
 
 class Library {
@@ -121,22 +141,53 @@ public:
                           p.transpose_b,
                           p.transpose_a,
                           p.accumulate,
-                          p.a.type == Type::bf16,
                           p.c.type == Type::f32,
                           owner_ == stream,
+                          p.a.type == Type::bf16 ? CUDA_R_16BF : CUDA_R_32F,
                           alignment_of(p.b.data),
                           alignment_of(p.a.data),
                           alignment_of(p.c.data)};
-        auto [at, fresh] = choices_.try_emplace(shape);
-        if (fresh) at->second = choose(shape);
-        const Choice& choice = at->second;
+        const Choice& choice = choice_of(shape);
         if (!choice.found) return false;
-        const float one = 1.0f, beta = p.accumulate ? 1.0f : 0.0f;
-        check_library(f_.matmul(handle_, choice.product, &one, p.b.data, choice.a, p.a.data, choice.b, &beta, p.c.data,
-                                choice.d, p.c.data, choice.d, &choice.algorithm,
-                                shape.with_workspace ? workspace_ : nullptr, shape.with_workspace ? workspace_bytes : 0,
-                                stream),
-                      "a product");
+        multiply(shape, choice, p.b.data, p.a.data, p.c.data, stream);
+        return true;
+    }
+
+    // In pieces of rows whose scales the stream's scratch has room for.
+    bool multiply(const ScaledProduct& p, cudaStream_t stream) {
+        const bool whole = p.rows % 16 == 0 && p.n % 16 == 0 && p.k % 16 == 0 && alignment_of(p.a) == 16 &&
+                           alignment_of(p.b) == 16 && alignment_of(p.c) == 16;
+        if (handle_ == nullptr || !whole) return false;
+        const std::int64_t blocks = scale_blocks(p.k), stride = ceil_div(blocks, std::int64_t{4}) * 4;
+        const bool in_place = stride == blocks && alignment_of(p.b_scale) == 16;
+        const std::int64_t weights = in_place ? 0 : scale_blocks(p.n) * stride;
+        const std::int64_t most = (scratch_floats - weights) / blocks / scale_block * scale_block;
+        if (most <= 0) return false;
+        const std::int64_t pieces = ceil_div(p.rows, most), each = scale_blocks(ceil_div(p.rows, pieces)) * scale_block;
+        const std::lock_guard<std::mutex> lock(guard_);
+        if (owner_ == nullptr) owner_ = stream;
+        for (std::int64_t first = 0; first < p.rows; first += each) {
+            const std::int64_t rows = p.rows - first < each ? p.rows - first : each;
+            const Shape shape{
+                p.n, rows, p.k, p.k, p.k, p.n, true, false, false, false, owner_ == stream, CUDA_R_8F_E4M3, 16, 16, 16};
+            const Choice& choice = choice_of(shape);
+            if (!choice.found) return false;
+            float* const a_scale = scratch_of(stream);
+            float* const b_scale = a_scale + (scratch_floats - weights);
+            const OrderedScales order{p.a_scale + first * blocks,
+                                      p.b_scale,
+                                      a_scale,
+                                      b_scale,
+                                      static_cast<int>(rows),
+                                      in_place ? 0 : static_cast<int>(scale_blocks(p.n)),
+                                      static_cast<int>(blocks),
+                                      static_cast<int>(stride)};
+            order_scales_kernel<<<blocks_for(rows * (stride / 4), 256), 256, 0, stream>>>(order);
+            CUDA_CHECK(cudaGetLastError());
+            set(choice.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, in_place ? p.b_scale : b_scale);
+            set(choice.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const float*>(a_scale));
+            multiply(shape, choice, p.b, p.a + first * p.k, static_cast<__nv_bfloat16*>(p.c) + first * p.n, stream);
+        }
         return true;
     }
 
@@ -146,6 +197,20 @@ public:
     }
 
 private:
+    const Choice& choice_of(const Shape& shape) {
+        auto [at, fresh] = choices_.try_emplace(shape);
+        if (fresh) at->second = choose(shape);
+        return at->second;
+    }
+    // Operands in the library's order.
+    void multiply(const Shape& s, const Choice& choice, const void* a, const void* b, void* d, cudaStream_t stream) {
+        const float one = 1.0f, beta = s.accumulate ? 1.0f : 0.0f;
+        check_library(f_.matmul(handle_, choice.product, &one, a, choice.a, b, choice.b, &beta, d, choice.d, d,
+                                choice.d, &choice.algorithm, s.with_workspace ? workspace_ : nullptr,
+                                s.with_workspace ? workspace_bytes : 0, stream),
+                      "a product");
+    }
+
     template <class Value>
     void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, Value value) {
         check_library(f_.desc_set(desc, attribute, &value, sizeof value), "describing a product");
@@ -154,11 +219,11 @@ private:
     void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
         check_library(f_.preference_set(preference, attribute, &value, sizeof value), "stating a preference");
     }
-    cublasLtMatrixLayout_t layout(bool bf16, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
+    cublasLtMatrixLayout_t layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
         cublasLtMatrixLayout_t made = nullptr;
-        check_library(f_.layout_create(&made, bf16 ? CUDA_R_16BF : CUDA_R_32F, static_cast<std::uint64_t>(rows),
-                                       static_cast<std::uint64_t>(cols), stride),
-                      "describing a matrix");
+        check_library(
+            f_.layout_create(&made, type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols), stride),
+            "describing a matrix");
         return made;
     }
 
@@ -168,9 +233,16 @@ private:
         check_library(f_.desc_create(&c.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
         set(c.product, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(c.product, CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-        c.a = layout(s.bf16, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda);
-        c.b = layout(s.bf16, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb);
-        c.d = layout(!s.wide_result, s.m, s.n, s.ldd);
+        if (s.type == CUDA_R_8F_E4M3) {
+            set(c.product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+                std::int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F});
+            set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, std::int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F});
+            set(c.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(workspace_)); // any
+            set(c.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(workspace_));
+        }
+        c.a = layout(s.type, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda);
+        c.b = layout(s.type, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb);
+        c.d = layout(s.wide_result ? CUDA_R_32F : CUDA_R_16BF, s.m, s.n, s.ldd);
         cublasLtMatmulPreference_t preference = nullptr;
         check_library(f_.preference_create(&preference), "stating a preference");
         set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, s.with_workspace ? workspace_bytes : std::size_t{0});
@@ -223,6 +295,7 @@ Library& library() {
 } // namespace
 
 bool library_gemm(const Product& p, cudaStream_t stream) { return library().multiply(p, stream); }
+bool library_gemm(const ScaledProduct& p, cudaStream_t stream) { return library().multiply(p, stream); }
 void forget_gemm_stream(void* stream) {
     const std::lock_guard<std::mutex> lock(libraries().guard);
     for (const auto& [device, opened] : libraries().opened) opened->forget(static_cast<cudaStream_t>(stream));

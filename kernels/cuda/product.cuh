@@ -81,6 +81,15 @@ void launch_f32(const Product& product, cudaStream_t stream);
 
 // The product by cuBLASLt, dense only; false where the machine has no such library or it does not take the product.
 bool library_gemm(const Product& product, cudaStream_t stream);
+
+// C[rows, n] = A[rows, k] B[n, k]^T of E4M3 in BF16, with scales as ScaledShape has them.
+struct ScaledProduct {
+    std::int64_t rows = 0, n = 0, k = 0;
+    const std::uint8_t *a = nullptr, *b = nullptr;
+    const float *a_scale = nullptr, *b_scale = nullptr;
+    void* c = nullptr;
+};
+bool library_gemm(const ScaledProduct& product, cudaStream_t stream);
 // A product of FP32 and BF16 by the same library, the FP32 operand in two parts; false where that is not one.
 bool split_gemm(const Product& p, cudaStream_t stream);
 

@@ -1,7 +1,7 @@
 // E4M3 with a scale per block: activations by rows, weights in squares as they are and transposed, and back.
 //
 // A thread holds 16 neighbouring elements, eight threads a block of 128: what they need of each other is its largest
-// magnitude. Magnitudes are compared by their bits, where NaN lies above all numbers.
+// magnitude.
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/fp8.cuh"
 
@@ -18,12 +18,7 @@ __global__ void __launch_bounds__(row_threads)
     for_each_row(counts, s.groups, s.rows, [&](std::int64_t row) {
         for_packs_of_warp<together>(
             static_cast<int>(s.cols / W), [&](int p) { return A::take(x, row * s.cols + p * W); },
-            [&](int p, const typename A::Held& held, bool within) {
-                float value[W];
-#pragma unroll
-                for (int j = 0; j < W; ++j) value[j] = held[j];
-                put_quantized(q, row, s.cols, p, within, value);
-            });
+            [&](int p, const typename A::Held& held, bool within) { put_quantized(q, row, s.cols, p, within, held); });
     });
 }
 
@@ -59,39 +54,22 @@ constexpr int threads = 256;
 constexpr int square_rows = threads / sharers; // rows of a square that are read at a time
 
 // Weights in BF16, two in a register, so that several squares of a multiprocessor are under way.
-struct Values {
-    Pack<__nv_bfloat16, held> pack;
+using Values = Pack<__nv_bfloat16, held>;
 
-    __device__ unsigned largest() const {
-        unsigned bits = 0;
-#pragma unroll
-        for (int i = 0; i < held; ++i) bits = max(bits, magnitude_bits(pack[i]));
-        return bits;
-    }
-    __device__ uint4 rounded(float inverse) const {
-        unsigned word[4];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-            const float four[] = {pack[4 * w], pack[4 * w + 1], pack[4 * w + 2], pack[4 * w + 3]};
-            word[w] = four_e4m3(four, inverse);
-        }
-        return {word[0], word[1], word[2], word[3]};
-    }
-};
+__device__ uint4 rounded(const Values& x, float inverse) {
+    return {four_e4m3(x, 0, inverse), four_e4m3(x, 4, inverse), four_e4m3(x, 8, inverse), four_e4m3(x, 12, inverse)};
+}
 
 template <class T>
 __device__ Values values_at(const T* x) {
     const auto read = Access<T, held>::take({x, Type::f32}, 0);
     if constexpr (sizeof(T) == 2) {
-        return {read};
+        return read;
     } else {
-        Values out;
+        float value[held];
 #pragma unroll
-        for (int w = 0; w < held / 2; ++w) {
-            const __nv_bfloat162 two = __floats2bfloat162_rn(read[2 * w], read[2 * w + 1]);
-            out.pack.word[w] = *reinterpret_cast<const unsigned*>(&two);
-        }
-        return out;
+        for (int j = 0; j < held; ++j) value[j] = read[j];
+        return Access<__nv_bfloat16, held>::pack(value);
     }
 }
 
@@ -161,21 +139,21 @@ __global__ void __launch_bounds__(threads, 4) weights_kernel(QuantizedWeights s,
         values[p] = row < rows && pack * held < cols ? values_at(w + corner + row * s.k + pack * held) : Values{};
     }
 #pragma unroll
-    for (int p = 0; p < passes; ++p) bits = max(bits, values[p].largest());
+    for (int p = 0; p < passes; ++p) bits = max(bits, largest_of(values[p]));
     bits = __reduce_max_sync(all_lanes, bits);
     if (threadIdx.x % warp_size == 0) found[threadIdx.x / warp_size] = bits;
     __syncthreads();
     for (const unsigned other : found) bits = max(bits, other);
-    const float scale = fp8_scale_of(bits);
+    const BlockScale block(bits);
     if (threadIdx.x == 0)
-        to.scale[(group * down + i) * across + j] = to.qt_scale[(group * across + j) * down + i] = scale;
+        to.scale[(group * down + i) * across + j] = to.qt_scale[(group * across + j) * down + i] = block.scale;
 #pragma unroll
     for (int p = 0; p < passes; ++p) {
         const int row = p * square_rows + top;
-        const uint4 rounded = values[p].rounded(1.0f / scale);
-        square.at(row, pack) = rounded;
+        const uint4 bytes = rounded(values[p], block.inverse);
+        square.at(row, pack) = bytes;
         if (row < rows && pack * held < cols)
-            *reinterpret_cast<uint4*>(to.q + corner + row * s.k + pack * held) = rounded;
+            *reinterpret_cast<uint4*>(to.q + corner + row * s.k + pack * held) = bytes;
     }
     __syncthreads();
     put_transposed(square, to.qt + (group * s.k + first_col) * s.n + first_row, s.n, rows, cols);

@@ -1,5 +1,7 @@
-// Grouped products of scaled E4M3 operands: by Hopper's tensor cores, or elsewhere element by element in FP32.
+// Products of scaled E4M3 operands: dense ones by a library, grouped ones by Hopper's tensor cores, what neither takes
+// element by element in FP32.
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/product.cuh"
 #include "kernels/cuda/sm90/launch.cuh"
 #include "kernels/cuda/sm90/scaled_gemm.cuh"
 
@@ -74,6 +76,9 @@ void sm90_scaled_gemm(const ScaledShape& s, const Operands& x, Dst c, int multip
 void scaled_gemm(const ScaledShape& s, const std::uint8_t* a, const float* a_scale, const std::uint8_t* b,
                  const float* b_scale, const std::int32_t* counts, Dst c, void* stream) {
     if (nothing(s)) return;
+    const bool dense = counts == nullptr && s.groups == 1 && c.type == Type::bf16;
+    if (dense && library_gemm(ScaledProduct{s.capacity, s.n, s.k, a, b, a_scale, b_scale, c.data}, stream_of(stream)))
+        return;
     const bool whole = c.type == Type::bf16 && s.n % 8 == 0 && s.k % 16 == 0 &&
                        sm90::within_reach({a, b, c.data}, {s.n, s.k, s.capacity});
     const int multiprocessors = whole ? sm90::multiprocessors() : 0;

@@ -114,6 +114,9 @@ TEST_CASE("scaled_gemm: parts of blocks and tiles, empty, single-row and lone gr
         check(scaled_case({0, 0}, 16, 16, 4, result));
         check(scaled_case({300}, 400, 160, 300, result));
         check(scaled_case({}, 200, 256, 190, result));
+        check(scaled_case({}, 272, 384, 192, result)); // dense and aligned: a library's, where there is one
+        check(scaled_case({}, 128, 1024, 160, result));
+        check(scaled_case({}, 144, 208, 272, result));
     }
 }
 
