@@ -369,6 +369,59 @@ MemoryPlan plan_memory(const Program& program) {
     return plan;
 }
 
+namespace {
+
+using LastTouch = std::array<int, stream_count>; // by stream, -1 none
+
+// Of the template's transients, by TensorId of the root.
+std::map<TensorId, LastTouch> last_touches(const Program& program, const Template& tmpl) {
+    std::map<TensorId, LastTouch> touches;
+    for_each_access(program, tmpl, [&](TensorId id, int op, bool) {
+        const auto [at, fresh] = touches.try_emplace(id);
+        if (fresh) at->second.fill(-1);
+        at->second[static_cast<std::size_t>(tmpl.ops[static_cast<std::size_t>(op)].stream)] = op;
+    });
+    return touches;
+}
+
+std::vector<std::vector<int>> reuses_of(const Program& program, const Template& tmpl,
+                                        const std::vector<Packed>& packed) {
+    const std::map<TensorId, LastTouch> touches = last_touches(program, tmpl);
+    std::vector<LastTouch> needed(tmpl.ops.size());
+    for (LastTouch& none : needed) none.fill(-1);
+    for (const Packed& later : packed) {
+        LastTouch& latest = needed[static_cast<std::size_t>(later.life.first)];
+        for (const Packed& earlier : packed) {
+            const bool apart =
+                earlier.offset >= later.offset + later.bytes || later.offset >= earlier.offset + earlier.bytes;
+            if (earlier.life.last >= later.life.first || apart) continue;
+            const LastTouch& touched = touches.at(earlier.id);
+            for (std::size_t s = 0; s < latest.size(); ++s) latest[s] = std::max(latest[s], touched[s]);
+        }
+    }
+    std::vector<std::vector<int>> result(tmpl.ops.size());
+    for (std::size_t i = 0; i < result.size(); ++i)
+        for (std::size_t s = 0; s < stream_count; ++s)
+            if (needed[i][s] >= 0 && s != static_cast<std::size_t>(tmpl.ops[i].stream))
+                result[i].push_back(needed[i][s]);
+    return result;
+}
+
+} // namespace
+
+Reuses reuses_of(const Program& program) {
+    const std::vector<Use> use = uses(program);
+    Reuses result;
+    for (const Template& tmpl : program.templates) {
+        std::vector<Packed> packed;
+        const bool one_stream =
+            std::all_of(tmpl.ops.begin(), tmpl.ops.end(), [](const Op& op) { return op.stream == Stream::compute; });
+        if (!one_stream) pack(program, transients(program, tmpl, use), packed);
+        result.push_back(reuses_of(program, tmpl, packed));
+    }
+    return result;
+}
+
 SegmentMemory segment_memory(const Program& segment) {
     const std::vector<Use> use = uses(segment);
     SegmentMemory memory;

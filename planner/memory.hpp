@@ -52,6 +52,12 @@ struct MemoryPlan {
 // Deterministic.
 MemoryPlan plan_memory(const Program& program);
 
+// By template and op: the ops of the template, the latest of every other stream, that must have ended before the op may
+// write, because a transient tensor that begins with it has bytes of one that ended with them: plan_memory() gives
+// memory on in the order of the ops, and streams that could run ahead of that order wait.
+using Reuses = std::vector<std::vector<std::vector<int>>>;
+Reuses reuses_of(const Program& program);
+
 // What fills one rank's arena, component by component; all in bytes, instances in flight and alignment included.
 struct MemoryBreakdown {
     std::array<std::int64_t, memory_class_count> classes{}; // as MemoryPlan::class_bytes; they add up to the arena

@@ -122,6 +122,7 @@ private:
     struct Position {
         std::size_t slot = 0, op = 0;
         double passed = 0.0, ops = 0.0, layers = 0.0; // ops done, and ops and layers of the whole lane
+        std::vector<double> ended;                    // ops of the slot that are done
     };
     struct Candidate {
         const Op* op = nullptr;
@@ -207,6 +208,9 @@ private:
             const std::size_t i = clock(root, slot.micro_batch);
             ready = std::max({ready, written_[i], read_[i]});
         }
+        if (run_.reuses != nullptr)
+            for (const int other : (*run_.reuses)[t][position.op])
+                ready = std::max(ready, position.ended[static_cast<std::size_t>(other)]);
         c.start = std::max(ready, c.issue);
         if (op.kind == OpKind::recv) {
             const auto message = exchange_.sent.find(Exchange::key(std::get<PeerAttr>(op.attr), slot.micro_batch));
@@ -302,9 +306,11 @@ private:
         else if (c.op->group.axes & axis::pipeline)
             ++meeting_, arrived_ = false;
         record(c, s, tmpl, end, busy);
+        position.ended.push_back(end);
         position.passed += 1.0;
         if (++position.op == tmpl.ops.size()) {
             position.op = 0;
+            position.ended.clear();
             ++position.slot;
         }
     }

@@ -54,6 +54,7 @@ public:
         RankRun run;
         run.program = std::shared_ptr<const Program>(std::shared_ptr<const Program>(), &program_);
         run.costs = std::shared_ptr<const ProgramCosts>(std::shared_ptr<const ProgramCosts>(), &costs_);
+        run.reuses = reuses_in(model_.plan(), program_);
         play_segment(model_.stack(), run, units, {-lead, 0.0, 0.0});
         return run;
     }

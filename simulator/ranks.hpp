@@ -1,6 +1,7 @@
 // One rank of a simulated step: its Program, the price of every op, and the rows that playing it leaves behind.
 #pragma once
 
+#include "planner/memory.hpp"
 #include "planner/search.hpp"
 #include "planner/timeline.hpp"
 #include "simulator/cost/cost.hpp"
@@ -16,9 +17,10 @@ struct RankRun {
     int represents = 1; // equal ranks that it stands for
     std::shared_ptr<const Program> program;
     std::shared_ptr<const ProgramCosts> costs;
-    std::vector<TimelineRow> rows; // in the order of execution, which is the order of start on each stream
-    std::vector<char> host_bound;  // by row: the op started when the host issued it, not when its inputs were there
-    double host_seconds = 0.0;     // when the host had issued everything
+    std::shared_ptr<const Reuses> reuses; // null: memory is no reason to wait
+    std::vector<TimelineRow> rows;        // in the order of execution, which is the order of start on each stream
+    std::vector<char> host_bound; // by row: the op started when the host issued it, not when its inputs were there
+    double host_seconds = 0.0;    // when the host had issued everything
 };
 
 // Slots that run side by side under EP overlap (a forward and a backward of another micro-batch); without it one slot
@@ -27,6 +29,11 @@ struct Unit {
     std::vector<int> lanes[2]; // indices into Program::slots, in order; the second may be empty
 };
 std::vector<Unit> units_of(const Program& program);
+
+// Of programs that run in an arena, which are ours; published stacks allocate as they go. `plan` is the program's.
+inline std::shared_ptr<const Reuses> reuses_in(const Plan& plan, const Program& program) {
+    return plan.stack == "moe-plan" ? std::make_shared<const Reuses>(reuses_of(program)) : nullptr;
+}
 
 // GPUs: one run per pipeline rank; streams, hosts and messages between stages. Throws Error (failure) on a deadlock.
 void play_devices(const Stack& stack, std::vector<RankRun>& runs);

@@ -26,8 +26,8 @@ double end_of(const RankRun& run) {
 class Alone {
 public:
     Alone(const Stack& stack, std::shared_ptr<const Program> program, std::shared_ptr<const ProgramCosts> costs,
-          int slot)
-        : stack_(stack), program_(std::move(program)), costs_(std::move(costs)) {
+          std::shared_ptr<const Reuses> reuses, int slot)
+        : stack_(stack), program_(std::move(program)), costs_(std::move(costs)), reuses_(std::move(reuses)) {
         unit_.lanes[0] = {slot};
         for (const Op& op : program_->templates[static_cast<std::size_t>(slot)].ops) {
             rings_ = rings_ || op.kind == OpKind::ring_exchange;
@@ -42,6 +42,7 @@ public:
         RankRun run;
         run.program = program_;
         run.costs = costs_;
+        run.reuses = reuses_;
         play_segment(stack_, run, {unit_}, start, late, far_ahead);
         return run;
     }
@@ -93,6 +94,7 @@ private:
     const Stack& stack_;
     std::shared_ptr<const Program> program_;
     std::shared_ptr<const ProgramCosts> costs_;
+    std::shared_ptr<const Reuses> reuses_;
     Unit unit_;
     bool rings_ = false, copies_ = false;
 };
@@ -283,7 +285,8 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
     const auto costs = std::make_shared<const ProgramCosts>(price(model, *program));
 
     auto result = std::make_unique<SegmentCost>();
-    const Alone alone[2] = {{stack_, program, costs, 0}, {stack_, program, costs, 1}};
+    const std::shared_ptr<const Reuses> reuses = reuses_in(plan, *program);
+    const Alone alone[2] = {{stack_, program, costs, reuses, 0}, {stack_, program, costs, reuses, 1}};
     RankRun ahead;
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result->forward : result->backward;
@@ -293,7 +296,7 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.passage = alone[slot].passage();
         if (alone[slot].runs_ahead()) run_on(time, period(time.passage));
     }
-    const Alone first_backward(stack_, program, costs, static_cast<int>(program->templates.size()) - 1);
+    const Alone first_backward(stack_, program, costs, reuses, static_cast<int>(program->templates.size()) - 1);
     result->first_backward = result->backward;
     if (program->templates.size() > 2) {
         SegmentTime& time = result->first_backward;

@@ -28,6 +28,7 @@ std::vector<std::vector<int>> ranks_by_stage(const Plan& plan) {
 struct StagePrograms {
     std::vector<std::shared_ptr<const Program>> programs;
     std::vector<std::shared_ptr<const ProgramCosts>> costs;
+    std::vector<std::shared_ptr<const Reuses>> reuses; // by stage
 };
 
 StagePrograms lower_all(const Plan& plan, const CostModel& model) {
@@ -35,6 +36,7 @@ StagePrograms lower_all(const Plan& plan, const CostModel& model) {
     for (int stage = 0; stage < plan.pp; ++stage) {
         auto program = std::make_shared<const Program>(lower(plan, stage));
         result.costs.push_back(std::make_shared<const ProgramCosts>(price(model, *program)));
+        result.reuses.push_back(plan.hardware->cpu ? nullptr : reuses_in(plan, *program));
         result.programs.push_back(std::move(program));
     }
     return result;
@@ -48,6 +50,7 @@ std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowe
         run.represents = represents;
         run.program = lowered.programs[stage];
         run.costs = lowered.costs[stage];
+        run.reuses = lowered.reuses[stage];
         runs.push_back(std::move(run));
     };
     const std::vector<std::vector<int>> ranks = ranks_by_stage(plan);

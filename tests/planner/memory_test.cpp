@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
 
 using namespace moe;
 
@@ -140,6 +141,49 @@ Plan overlapped() {
 }
 
 } // namespace
+
+// Every byte of a transient is handed on: the op that first touches the later tensor waits for, or runs behind, all
+// that touched the earlier one.
+TEST_CASE("Streams wait for those whose memory they take over, and for nobody else's") {
+    int waits = 0, wrong = 0, missing = 0;
+    for (const Plan& plan : sample_plans()) {
+        CAPTURE(plan_to_json(plan));
+        const Program program = lower(plan, 0);
+        const MemoryPlan memory = plan_memory(program);
+        const Reuses reuses = reuses_of(program);
+        for (std::size_t t = 0; t < program.templates.size(); ++t) {
+            const std::vector<Op>& ops = program.templates[t].ops;
+            REQUIRE(reuses[t].size() == ops.size());
+            const std::vector<Span> spans = transient_spans(program, memory, program.templates[t]);
+            const auto begin = [&](const Span& s) { return memory.places[static_cast<std::size_t>(s.id)].offset; };
+            const auto end = [&](const Span& s) {
+                return begin(s) + program.tensors[static_cast<std::size_t>(s.id)].bytes();
+            };
+            std::vector<std::set<int>> needed(ops.size()); // last ops of tensors whose bytes a later one takes over
+            for (const Span& later : spans)
+                for (const Span& earlier : spans)
+                    if (earlier.last < later.first && begin(earlier) < end(later) && begin(later) < end(earlier))
+                        needed[static_cast<std::size_t>(later.first)].insert(earlier.last);
+            for (std::size_t i = 0; i < ops.size(); ++i) {
+                for (const int other : reuses[t][i]) {
+                    wrong +=
+                        other >= static_cast<int>(i) || ops[static_cast<std::size_t>(other)].stream == ops[i].stream;
+                    ++waits;
+                }
+                for (const int last : needed[i]) {
+                    const Stream stream = ops[static_cast<std::size_t>(last)].stream;
+                    const bool waited = std::any_of(reuses[t][i].begin(), reuses[t][i].end(), [&](int other) {
+                        return other >= last && ops[static_cast<std::size_t>(other)].stream == stream;
+                    });
+                    missing += stream != ops[i].stream && !waited;
+                }
+            }
+        }
+    }
+    CHECK(waits > 0);
+    CHECK(wrong == 0);
+    CHECK(missing == 0);
+}
 
 TEST_CASE("Saved activations that live at one time lie apart") {
     std::vector<Plan> plans = sample_plans();
