@@ -1,15 +1,27 @@
-// Multiprocessors that dispatch and combine over peer memory take: nearly all where nothing runs beside them.
+// What of the device dispatch and combine over peer memory take, and what else travels with them.
 #pragma once
 
 #include "planner/program.hpp"
 
 namespace moe {
 
-inline constexpr int peer_blocks_alone = 128, peer_blocks_beside = 24;
+// Multiprocessors of a call. All its blocks must run at once: those of combine wait for what blocks of other ranks send. So
+// must those of a collective beside it, which wait for the other ranks' as well, and where one rank runs the one and
+// another the other first, none comes to its end. So there is room for both: for a collective on the tensor and one on
+// the data stream, and for messages of a pipeline where there are some. EP overlap computes beside them besides.
+inline constexpr int peer_blocks_alone = 64, peer_blocks_in_pipeline = 32, peer_blocks_beside = 24;
+inline constexpr int most_collective_blocks = 32;
 
-// EP overlap computes beside them, what else a rank does waits for their results.
+// Gathers on the stream of experts whose result has at most so many bytes, counts of routed rows, go over peers' memory
+// as well.
+inline constexpr std::int64_t most_gathered_over_peers = 256 * 1024;
+
 inline int peer_blocks(const Program& program) {
-    return program.merges.empty() ? peer_blocks_alone : peer_blocks_beside;
+    if (!program.merges.empty()) return peer_blocks_beside;
+    for (const Template& ops : program.templates)
+        for (const Op& op : ops.ops)
+            if (op.kind == OpKind::send) return peer_blocks_in_pipeline;
+    return peer_blocks_alone;
 }
 
 } // namespace moe

@@ -2,6 +2,7 @@
 #include "engine/comm/peers.hpp"
 
 #include "planner/error.hpp"
+#include "planner/peer_blocks.hpp"
 
 #include <cstring>
 
@@ -12,7 +13,6 @@ namespace {
 // Longer than any wait of a healthy run: the others may be writing a checkpoint. Hangs inside a step are noticed by the
 // watchdog, which is sooner.
 constexpr double patience = 120.0;
-constexpr std::int64_t small_gather = 256 * 1024; // bytes of the result
 
 } // namespace
 
@@ -78,7 +78,7 @@ void PeerMemory::exchange(const RowsAttr& attr, const TokenOperands& t, void* st
 bool PeerMemory::gathers(const void* y, std::int64_t bytes) const {
     const char* mine = group_.arena[group_.rank];
     const auto* at = static_cast<const char*>(y);
-    return bytes % 4 == 0 && group_.ranks * bytes <= small_gather && at >= mine && at < mine + arena_bytes_;
+    return bytes % 4 == 0 && group_.ranks * bytes <= most_gathered_over_peers && at >= mine && at < mine + arena_bytes_;
 }
 
 void PeerMemory::gather(const void* x, void* y, std::int64_t bytes, void* stream) const {

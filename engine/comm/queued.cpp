@@ -108,8 +108,8 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
         const auto me = std::find(circle.ranks.begin(), circle.ranks.end(), rank_);
         if (me == circle.ranks.end()) continue;
         const double before = device_.used_bytes();
-        // Messages leave the device to what computes beside them.
-        const int blocks = circle.messages() ? message_channels : 0;
+        // Messages leave the device to what computes beside them, collectives to what moves tokens.
+        const int blocks = circle.messages() ? message_channels : most_collective_blocks;
         try {
             members_[{circle.purpose, circle.ranks}] =
                 library_.join(fabric.point(i), static_cast<int>(circle.ranks.size()),
