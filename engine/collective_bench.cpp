@@ -1,14 +1,13 @@
 // Times communication through the engine's own communicator, on devices that have nothing else to do.
 #include "engine/collective_bench.hpp"
 
-#include "engine/comm/queued.hpp"
+#include "engine/bench_ends.hpp"
+#include "engine/loss_bench.hpp"
+#include "engine/token_bench.hpp"
 #include "planner/error.hpp"
 #include "planner/measured.hpp"
 
 #include <algorithm>
-#include <exception>
-#include <functional>
-#include <thread>
 
 namespace moe {
 
@@ -107,116 +106,77 @@ Program program_of(const World& world, std::int64_t most_rows) {
     return program;
 }
 
-struct End {
-    std::unique_ptr<Device> device;
-    std::unique_ptr<QueuedCommunicator> communicator;
-    char *x = nullptr, *y = nullptr;
-    std::int32_t* counts = nullptr; // rows for each expert of every source
+// Operands of an end: both sides at their largest, and rows for each expert of every source. Smaller calls have their
+// sides at several places.
+struct Room {
+    char *x, *y;
+    std::int32_t* counts;
+    static std::int64_t bytes(std::int64_t most_rows, int n) { return 2 * most_rows * row_bytes + 4 * n * n; }
+    Room(const BenchEnd& end, std::int64_t most_rows, std::int64_t rows, std::size_t call)
+        : x(end.memory),
+          y(x + most_rows * row_bytes),
+          counts(reinterpret_cast<std::int32_t*>(y + most_rows * row_bytes)) {
+        const std::int64_t place = static_cast<std::int64_t>(call) % (most_rows / rows) * rows * row_bytes;
+        x += place;
+        y += place;
+    }
 };
 
-void for_each(std::vector<End>& ends, const std::function<void(End&, int)>& job) {
-    std::vector<std::exception_ptr> faults(ends.size());
-    std::vector<std::thread> threads;
-    for (std::size_t r = 0; r < ends.size(); ++r)
-        threads.emplace_back([&, r] {
-            try {
-                job(ends[r], static_cast<int>(r));
-            } catch (...) {
-                faults[r] = std::current_exception();
-            }
-        });
-    for (std::thread& thread : threads) thread.join();
-    for (const std::exception_ptr& fault : faults)
-        if (fault) std::rethrow_exception(fault);
-}
-
 // A call that moves `rows` rows on its larger side.
-void call(End& end, const Kind& k, std::int64_t rows, int n, int rank) {
-    Communicator& c = *end.communicator;
+void call(Communicator& c, const Room& room, const Kind& k, std::int64_t rows, int n, int rank) {
     const std::int64_t bytes = rows * row_bytes;
     switch (k.kind) {
     case OpKind::ring_exchange:
-        return c.ring_exchange(k.group, end.x, end.y, bytes);
+        return c.ring_exchange(k.group, room.x, room.y, bytes);
     case OpKind::all_to_all: {
         AllToAllAttr attr = std::get<AllToAllAttr>(k.attr);
         attr.rows = rows;
-        return c.all_to_all(k.group, end.x, end.y, attr, 2);
+        return c.all_to_all(k.group, room.x, room.y, attr, 2);
     }
     case OpKind::all_to_all_rows:
-        return c.all_to_all_rows(k.group, end.x, end.counts, end.y, std::get<RowsAttr>(k.attr), Dtype::bf16, rows,
+        return c.all_to_all_rows(k.group, room.x, room.counts, room.y, std::get<RowsAttr>(k.attr), Dtype::bf16, rows,
                                  rows);
     case OpKind::all_gather_rows:
-        return c.all_gather_rows(k.group, end.x, end.counts, end.y, std::get<RowsAttr>(k.attr), Dtype::bf16, rows / n,
-                                 rows);
+        return c.all_gather_rows(k.group, room.x, room.counts, room.y, std::get<RowsAttr>(k.attr), Dtype::bf16,
+                                 rows / n, rows);
     case OpKind::reduce_scatter_rows:
-        return c.reduce_scatter_rows(k.group, end.x, end.counts, end.y, std::get<RowsAttr>(k.attr), Dtype::bf16, rows,
-                                     rows / n);
+        return c.reduce_scatter_rows(k.group, room.x, room.counts, room.y, std::get<RowsAttr>(k.attr), Dtype::bf16,
+                                     rows, rows / n);
     case OpKind::all_gather:
-        return c.all_gather(k.group, end.x, end.y, bytes / n);
+        return c.all_gather(k.group, room.x, room.y, bytes / n);
     case OpKind::reduce_scatter:
-        return c.reduce_scatter(k.group, end.x, end.y, bytes / 2 / n, Dtype::bf16);
+        return c.reduce_scatter(k.group, room.x, room.y, bytes / 2 / n, Dtype::bf16);
     case OpKind::all_reduce:
-        return c.all_reduce(k.group, end.x, end.y, bytes / 2, Dtype::bf16, false);
+        return c.all_reduce(k.group, room.x, room.y, bytes / 2, Dtype::bf16, false);
     case OpKind::send:
-        if (rank != 0) return c.recv(PeerAttr{1, 0, 1}, end.y, bytes);
-        c.put(PeerAttr{1, 0, 1}, end.x, bytes);
-        return c.send(PeerAttr{1, 0, 1}, end.x, bytes);
+        if (rank != 0) return c.recv(PeerAttr{1, 0, 1}, room.y, bytes);
+        c.put(PeerAttr{1, 0, 1}, room.x, bytes);
+        return c.send(PeerAttr{1, 0, 1}, room.x, bytes);
     default:
         fail("no measurement of {}", to_string(k.kind));
     }
 }
 
-// Seconds of one of several calls behind each other, each behind a signal of the stream that computes, marked as the
-// executor marks it and waited for: the second run of a graph of them.
-double timed(End& end, const Kind& k, std::int64_t rows, int n, int rank) {
-    const std::size_t calls = rows * row_bytes > (16 << 20) ? 6 : 20;
-    Queue& queue = *end.device->queue();
-    const int stream = static_cast<int>(k.stream);
-    const auto run = [&] {
-        end.communicator->begin_step();
-        queue.fork(stream);
-        end.communicator->use(k.stream, queue.stream(stream));
-        for (std::size_t i = 0; i <= calls; ++i) {
-            if (i == 1) queue.stamp(0);
-            queue.signal(2 * i, 0);
-            queue.await(2 * i, stream);
-            queue.mark(1, stream);
-            call(end, k, rows, n, rank);
-            queue.mark(2, stream);
-            queue.signal(2 * i + 1, stream);
-            queue.await(2 * i + 1, 0);
-        }
-        queue.stamp(1);
-        queue.join(stream);
-    };
-    queue.reserve(2, 2 * calls + 2);
-    queue.prepare(true, run);
-    for (int round = 0; round < 2; ++round) {
-        queue.play(true, run);
-        queue.wait();
-    }
-    const double seconds = queue.seconds(1) / static_cast<double>(calls);
-    queue.forget();
-    return std::max(seconds, 1e-9);
-}
-
 // As many rows for each expert; where there is one expert rank, all of a member's.
-void write_counts(End& end, const Kind& k, std::int64_t rows, int n) {
+void write_counts(BenchEnd& end, std::int32_t* at, const Kind& k, std::int64_t rows, int n) {
     const auto* attr = std::get_if<RowsAttr>(&k.attr);
     if (attr == nullptr) return;
     const std::vector<std::int32_t> counts(static_cast<std::size_t>(n * attr->experts),
                                            static_cast<std::int32_t>(rows / n));
-    end.device->write(end.counts, counts.data(), counts.size() * sizeof counts[0]);
+    end.device->write(at, counts.data(), counts.size() * sizeof counts[0]);
     end.device->queue()->wait();
 }
 
-void measure(std::vector<End>& ends, const Kind& k, int n, std::int64_t most_rows, CollectiveBench& result) {
+void measure(std::vector<BenchEnd>& ends, const Kind& k, int n, std::int64_t most_rows, CollectiveBench& result) {
     std::vector<MeasuredCall>& calls = result.measured[group_key(to_string(k.kind), n)];
-    for (std::int64_t rows = n; rows <= most_rows; rows *= 8) {
+    for (std::int64_t rows = n; rows <= most_rows; rows *= 4) {
         std::vector<double> seconds(ends.size());
-        for_each(ends, [&](End& end, int rank) {
-            write_counts(end, k, rows, n);
-            seconds[static_cast<std::size_t>(rank)] = timed(end, k, rows, n, rank);
+        at_every(ends, [&](BenchEnd& end, int rank) {
+            write_counts(end, Room(end, most_rows, rows, 0).counts, k, rows, n);
+            seconds[static_cast<std::size_t>(rank)] =
+                seconds_of_call(end, k.stream, rows * row_bytes > (16 << 20) ? 6 : 20, [&](std::size_t number) {
+                    call(*end.communicator, Room(end, most_rows, rows, number), k, rows, n, rank);
+                });
         });
         const double bytes = static_cast<double>(rows * row_bytes);
         calls.push_back({bytes, *std::max_element(seconds.begin(), seconds.end()), {}});
@@ -242,22 +202,14 @@ void note_taken(const QueuedFabric& fabric, const std::map<std::size_t, double>&
     bytes.first = std::max(0.0, pairwise[0] - pairwise[1]);
 }
 
-void run_world(const Backend& backend, const World& world, std::vector<End>& ends, std::int64_t most_rows,
+void run_world(const Backend& backend, const World& world, std::vector<BenchEnd>& ends, std::int64_t most_rows,
                CollectiveBench& result) {
     const Mesh mesh(world.plan);
     const Program program = program_of(world, most_rows);
-    const std::vector<const Program*> of_stages(static_cast<std::size_t>(world.plan.pp), &program);
-    std::vector<Circle> circles = circles_of(of_stages, mesh);
-    std::vector<MeetingPoint> points;
-    for (std::size_t i = 0; i < circles.size(); ++i) points.push_back(backend.collectives().meeting_point());
-    QueuedFabric fabric(backend.collectives(), mesh, std::move(circles), std::move(points), nullptr);
-    for_each(ends, [&](End& end, int rank) {
-        end.communicator = std::make_unique<QueuedCommunicator>(fabric, rank, *end.device, *backend.kernels,
-                                                                std::vector<const Program*>{&program});
-    });
-    if (world.plan.tp == 1) note_taken(fabric, ends.front().communicator->taken(), result.taken);
+    const std::unique_ptr<QueuedFabric> fabric = join_ends(backend, mesh, program, ends);
+    if (world.plan.tp == 1) note_taken(*fabric, ends.front().communicator->taken(), result.taken);
     for (const Kind& k : world.kinds) measure(ends, k, world.plan.gpus, most_rows, result);
-    for_each(ends, [](End& end, int) { end.communicator.reset(); });
+    leave(ends);
 }
 
 } // namespace
@@ -266,24 +218,13 @@ CollectiveBench run_collective_bench(const Backend& backend, int ranks, std::int
     if (backend.collectives == nullptr || ranks < 2)
         refuse("communication between {} ranks of the {} back end cannot be measured", ranks, backend.name);
     CollectiveBench result;
-    std::vector<End> ends(static_cast<std::size_t>(ranks));
-    for_each(ends, [&](End& end, int rank) {
-        end.device = backend.open(backend.can_replay, rank);
-        const auto take = [&](std::int64_t bytes) {
-            char* memory = end.device->allocate(static_cast<std::size_t>(bytes));
-            if (memory == nullptr) fail("GPU {}: {} MiB are not free, to measure communication", rank, bytes >> 20);
-            return memory;
-        };
-        end.x = take(most_bytes);
-        end.y = take(most_bytes);
-        end.counts = reinterpret_cast<std::int32_t*>(take(4 * ranks * ranks));
-        end.device->fill(end.x, 0x3c, static_cast<std::size_t>(most_bytes)); // small numbers in BF16
-    });
+    const std::int64_t most_rows = most_bytes / row_bytes;
+    std::vector<BenchEnd> ends = open_ends(backend, ranks, Room::bytes(most_rows, ranks));
     result.device = fmt::format("{} x {}", ranks, ends.front().device->name());
-    for (const World& world : worlds(ranks)) run_world(backend, world, ends, most_bytes / row_bytes, result);
-    for_each(ends, [](End& end, int) {
-        for (char* memory : {end.x, end.y, reinterpret_cast<char*>(end.counts)}) end.device->release(memory);
-    });
+    for (const World& world : worlds(ranks)) run_world(backend, world, ends, most_rows, result);
+    release(ends);
+    if (backend.peers != nullptr) measure_tokens(backend, ranks, most_bytes, result.measured);
+    measure_split_loss(backend, most_bytes, result.measured);
     return result;
 }
 

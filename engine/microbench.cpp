@@ -65,19 +65,22 @@ void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, Sample
     }
 }
 
-// Bytes taken on the device beside the arena and the libraries' scratch.
-double measure(const Point& point, const MicrobenchOptions& options, Microbench& result, Samples& samples) {
+constexpr int most_steps = 9, fewest_steps = 3;
+
+TrainOptions options_of(const std::string& backend, int permits) {
+    TrainOptions options;
+    options.permits = permits;
+    options.backend = backend;
+    options.steps = std::numeric_limits<int>::max(); // record_from_now() says which are recorded
+    options.kept_steps = most_steps;
+    options.lr = 1e-4;
+    return options;
+}
+
+// Trains, and records the last steps; how many.
+int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend) {
     using Clock = std::chrono::steady_clock;
-    constexpr int most_steps = 9, fewest_steps = 3;
     constexpr double enough_seconds = 0.8, warm_seconds = 1.5;
-    const Plan plan = plan_of(point, backend_named(options.backend));
-    TrainOptions train_options;
-    train_options.permits = options.permits;
-    train_options.backend = options.backend;
-    train_options.steps = std::numeric_limits<int>::max(); // record_from_now() says which are recorded
-    train_options.kept_steps = most_steps;
-    train_options.lr = 1e-4;
-    Trainer trainer(plan, train_options);
     const double log_vocab = std::log(static_cast<double>(plan.model->vocab) + 1.0);
     const SampleSource source = [&](std::int64_t sample, std::span<std::int32_t> tokens) {
         std::uint64_t x = static_cast<std::uint64_t>(sample) * 0x9e3779b97f4a7c15u + 1;
@@ -93,7 +96,7 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
     // Steps that are not recorded. The first one touches memory for the first time and fills the message pools. On a
     // device they say what the others would take without stamps, and a GPU at the limit of its power comes to the
     // clock that it can hold: an H200 begins at 1,980 MHz and trains large models at 1,300 to 1,700.
-    const bool device = backend_named(options.backend).devices != nullptr;
+    const bool device = backend_named(backend).devices != nullptr;
     Clock::time_point start = Clock::now();
     const auto passed = [&start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
     for (int step = 0; step < (device ? 4 : 1) || (device && passed() < warm_seconds); ++step) trainer.step(source);
@@ -104,7 +107,14 @@ double measure(const Point& point, const MicrobenchOptions& options, Microbench&
         trainer.step(source);
         ++steps;
     }
-    gather(trainer, plan, steps, samples);
+    return steps;
+}
+
+// Bytes taken on the device beside the arena and the libraries' scratch.
+double measure(const Point& point, const MicrobenchOptions& options, Microbench& result, Samples& samples) {
+    const Plan plan = plan_of(point, backend_named(options.backend));
+    Trainer trainer(plan, options_of(options.backend, options.permits));
+    gather(trainer, plan, record_steps(trainer, plan, options.backend), samples);
     result.stamp_seconds = trainer.queued_step().stamp_seconds;
     result.device = trainer.device_name();
     return (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
@@ -210,6 +220,22 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         std::max({best_rate(result.measured, "add", ""), best_rate(result.measured, "add", "bf16"),
                   best_rate(result.measured, "zero", "")});
     return result;
+}
+
+std::vector<std::vector<TimelineRow>> record_training(const Plan& plan, const std::string& backend) {
+    Trainer trainer(plan, options_of(backend, 0));
+    const int steps = record_steps(trainer, plan, backend);
+    std::vector<std::vector<TimelineRow>> ranks;
+    for (int rank = 0; rank < plan.gpus; ++rank) {
+        const StepRows recorded = last_rows(trainer, rank, steps);
+        ranks.push_back(recorded.front());
+        std::vector<double> busy(recorded.size());
+        for (std::size_t i = 0; i < recorded.front().size(); ++i) {
+            for (std::size_t s = 0; s < recorded.size(); ++s) busy[s] = recorded[s][i].busy;
+            ranks.back()[i].busy = median(busy);
+        }
+    }
+    return ranks;
 }
 
 } // namespace moe

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "planner/hardware.hpp"
+#include "planner/plan.hpp"
+#include "planner/timeline.hpp"
 
 #include <cstddef>
 #include <functional>
@@ -38,5 +40,9 @@ struct Microbench {
 
 // Throws Error when this machine cannot run the back end.
 Microbench run_microbench(const MicrobenchOptions& options);
+
+// Trains a plan on random text, long enough for the clocks that its devices hold, and records its last steps: by rank,
+// rows in the order of OpWalk, `busy` the median over the steps. Throws Error where the plan does not run here.
+std::vector<std::vector<TimelineRow>> record_training(const Plan& plan, const std::string& backend);
 
 } // namespace moe

@@ -1,6 +1,8 @@
 // The families of ops that share a kernel, and the lengths that decide how fast it runs.
 #include "planner/measured.hpp"
 
+#include "planner/peer_blocks.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -80,6 +82,7 @@ struct Sides {
     const Op& op;
     const Program& program;
 
+    const Tensor& tensor(TensorId id) const { return program.tensors[static_cast<std::size_t>(id)]; }
     // Rows that hold data and their width.
     std::vector<double> of_first() const {
         const Tensor* t = first_tensor(op, program);
@@ -109,10 +112,13 @@ struct Sides {
     std::vector<double> operator()(const PermuteAttr& p) const {
         return {of(p.tokens), of(p.cols), of(p.top_k), of(p.experts)};
     }
-    // What is sent is slots, whatever rows they hold.
+    // Of tokens over peers' memory their number, what each takes and its copies; of rows slots, whatever they hold.
     std::vector<double> operator()(const RowsAttr& r) const {
-        const Tensor &x = program.tensors[static_cast<std::size_t>(op.in[0])],
-                     &y = program.tensors[static_cast<std::size_t>(op.out[0])];
+        if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens) {
+            const Tensor &tokens = tensor(r.combine ? op.out[0] : op.in[0]), &row_of = tensor(op.in[2]);
+            return {of(tokens.rows), of(bytes_of(tokens.dtype, r.cols)), of(row_of.elements() / tokens.rows)};
+        }
+        const Tensor &x = tensor(op.in[0]), &y = tensor(op.out[0]);
         return {of(r.ep * bytes_of(x.dtype, std::min(x.rows, y.rows) * r.cols))};
     }
     std::vector<double> operator()(const LossAttr& l) const { return {of(l.rows), of(l.vocab_local)}; }
@@ -144,6 +150,16 @@ std::string measured_key(const Op& op, const Program& program) {
 }
 
 std::string group_key(const std::string& key, int members) { return fmt::format("{}.x{}", key, members); }
+
+std::string tokens_key(const Op& op, int blocks) {
+    const std::size_t at = op.kind == OpKind::combine_tokens ? 4 : 3;
+    const bool values = op.in.size() > at && op.in[at] != no_tensor;
+    return std::string(to_string(op.kind)) + (values ? ".values" : "") + (blocks < peer_blocks_alone ? ".beside" : "");
+}
+
+bool is_large_product(const Op& op, double seconds, const Hardware& hardware) {
+    return op.flops >= 0.5 * seconds * hardware.peak_flops[static_cast<std::size_t>(Precision::bf16)];
+}
 
 double product_elements(const std::string& key, const std::vector<double>& sides) {
     const bool grouped = key.rfind("grouped_gemm", 0) == 0;

@@ -18,6 +18,18 @@ std::string measured_key(const Op& op, const Program& program);
 // only; ranks that share a machine's cores are measured as they share them.
 std::string group_key(const std::string& key, int members);
 
+// Of dispatch_tokens and combine_tokens on so many multiprocessors (planner/peer_blocks.hpp), for group_key():
+// "combine_tokens.values" where a value per copy travels along, ".beside" where they have fewer than alone.
+std::string tokens_key(const Op& op, int blocks);
+// Of gathers over peers' memory, for group_key().
+inline constexpr const char* peer_gather_key = "all_gather.peers";
+
+// What GPUs that train together take beyond one alone, for group_key(): [seconds of large products by one GPU, by the
+// slowest of the group]; [0, seconds by which a communication op in a step is longer than alone].
+inline constexpr const char *products_key = "large_products", *waits_key = "wait_in_step";
+// Whether it keeps a GPU at the limit of its power: at least half of the peak rate.
+bool is_large_product(const Op& op, double seconds, const Hardware& hardware);
+
 struct CostPoint {
     std::string key;
     std::string adding; // of a product that sets a gradient: the key of the one that adds to it, which takes longer

@@ -4,7 +4,9 @@
 #include "engine/microbench.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "planner/measured.hpp"
 #include "tools/console.hpp"
+#include "tools/in_step.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
@@ -84,6 +86,11 @@ void measure_between(Hardware& hardware, const CalibrateOptions& options, int gp
         if (ranks > 2) between.taken.messages = known.messages;
     }
     if (gpus < 2) return;
+    for (int ranks = 2; ranks <= gpus; ranks *= 2) {
+        measure_in_step(hardware, options.backend, ranks);
+        for (const char* key : {products_key, waits_key})
+            bench.measured[group_key(key, ranks)] = hardware.measured[group_key(key, ranks)];
+    }
     hardware.communicators = between.taken;
     bench.device = between.device;
     hardware.measured_by += fmt::format("; {}, {}, moe-plan calibrate --backend {} --gpus {}", today(), between.device,

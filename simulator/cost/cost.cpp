@@ -3,6 +3,7 @@
 
 #include "planner/error.hpp"
 #include "planner/measured.hpp"
+#include "planner/peer_blocks.hpp"
 #include "planner/routing.hpp"
 
 #include <algorithm>
@@ -36,11 +37,11 @@ struct MeasuredGroup {
     const std::vector<MeasuredCall>* calls = nullptr;
 };
 
-// The calls of a collective among as many members as were measured, nearest to those asked for.
-MeasuredGroup nearest_group(const Hardware& hardware, OpKind kind, int members) {
+// The calls of a family of collectives among as many members as were measured, nearest to those asked for.
+MeasuredGroup nearest_group(const Hardware& hardware, const std::string& family, int members) {
     MeasuredGroup best;
     const auto apart = [members](int size) { return std::abs(std::log2(static_cast<double>(size) / members)); };
-    std::string prefix = group_key(to_string(kind), 0);
+    std::string prefix = group_key(family, 0);
     prefix.pop_back();
     for (auto it = hardware.measured.lower_bound(prefix);
          it != hardware.measured.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
@@ -49,6 +50,17 @@ MeasuredGroup nearest_group(const Hardware& hardware, OpKind kind, int members) 
         if (best.calls == nullptr || apart(size) < apart(best.members)) best = {size, &it->second};
     }
     return best;
+}
+
+// The family that an op among devices was measured in.
+std::string family_of(const Plan& plan, const Op& op) {
+    if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens)
+        return tokens_key(op, plan.ep_overlap ? peer_blocks_beside
+                              : plan.pp > 1   ? peer_blocks_in_pipeline
+                                              : peer_blocks_alone);
+    const bool counts = op.kind == OpKind::all_gather && op.stream == Stream::expert &&
+                        op.bytes <= static_cast<double>(most_gathered_over_peers);
+    return counts && plan.dispatcher == Dispatcher::hybridep ? peer_gather_key : to_string(op.kind);
 }
 
 double expected_rows(const Program& program, TensorId id) {
@@ -156,14 +168,26 @@ double CostModel::measured_among_devices(const Op& op, const CostPoint& at) cons
     const GroupLinks group = links(op.group);
     const int members = group.placement.size;
     if (members <= 1 || group.placement.domains > 1) return -1.0;
-    const MeasuredGroup known = nearest_group(*plan_.hardware, op.kind, members);
+    const MeasuredGroup known = nearest_group(*plan_.hardware, family_of(plan_, op), members);
     if (known.calls == nullptr) return -1.0;
+    const MeasuredGroup waits = nearest_group(*plan_.hardware, waits_key, members);
+    const double wait = waits.calls == nullptr ? 0.0 : waits.calls->front().seconds;
     const double seconds = measured_seconds(*known.calls, at);
-    if (known.members == members) return seconds;
+    if (known.members == members) return seconds + wait;
     GroupLinks other = group;
     other.placement = {known.members, 1, known.members};
     other.routes = routes_.of(other.placement);
-    return seconds * communication_seconds(op, group) / communication_seconds(op, other);
+    return seconds * communication_seconds(op, group) / communication_seconds(op, other) + wait;
+}
+
+// Ranks wait for each other, so that a step has the pace of the slowest GPU.
+double CostModel::among_others(const Op& op, double seconds) const {
+    if (plan_.hardware->cpu || plan_.gpus == 1 || !is_large_product(op, seconds, *plan_.hardware)) return seconds;
+    const MeasuredGroup known =
+        nearest_group(*plan_.hardware, products_key, std::min(plan_.gpus, plan_.hardware->nvlink_domain));
+    if (known.calls == nullptr) return seconds;
+    const MeasuredCall& all = known.calls->front();
+    return all.work > 0.0 ? seconds * std::max(1.0, all.seconds / all.work) : seconds;
 }
 
 OpCost CostModel::operator()(const Op& op, const Program& program) const {
@@ -178,7 +202,7 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
         const auto* calls = measured_calls(hardware, at.key);
         if (calls == nullptr && !at.adding.empty()) calls = measured_calls(hardware, at.adding);
         if (calls != nullptr) {
-            cost.device = measured_seconds(*calls, at);
+            cost.device = among_others(op, measured_seconds(*calls, at));
             return cost;
         }
         if (!hardware.cpu && is_communication(op.kind) && !to_myself) cost.device = measured_among_devices(op, at);

@@ -33,6 +33,7 @@ private:
     double communication_seconds(const Op& op, GroupLinks group) const;
     double dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLinks group) const;
     double measured_among_devices(const Op& op, const CostPoint& at) const;
+    double among_others(const Op& op, double seconds) const;
 
     const Plan& plan_;
     const Stack& stack_;

@@ -384,21 +384,60 @@ TEST_CASE("communicators and buffers are those that the planner counts") {
         if (c.ranks > 1) check(plan_of(c), c.text());
 }
 
+namespace {
+
+// Peers that show each other their memory and move nothing.
+const PeerLibrary& idle_peers() {
+    static const PeerKernels kernels{[](int, std::int64_t) { return std::int64_t{64}; },
+                                     [](const PeerGroup&, const TokenShape&, Src, const std::int32_t*,
+                                        const std::int32_t*, const float*, Dst, float*, std::int32_t*, void*) {},
+                                     [](const PeerGroup&, const TokenShape&, Src, const std::int32_t*,
+                                        const std::int32_t*, const std::int32_t*, const float*, Dst, Dst, float*,
+                                        void*) {},
+                                     [](const PeerGroup&, const void*, void*, std::int64_t, void*) {}};
+    static const PeerLibrary library{[](char* memory) {
+                                         PeerLibrary::Handle handle{};
+                                         std::memcpy(handle.data(), &memory, sizeof memory);
+                                         return handle;
+                                     },
+                                     [](const PeerLibrary::Handle& handle, std::string&) {
+                                         char* memory = nullptr;
+                                         std::memcpy(&memory, handle.data(), sizeof memory);
+                                         return memory;
+                                     },
+                                     [](const PeerLibrary::Handle&, char*) {},
+                                     []() -> const PeerKernels& { return kernels; }};
+    return library;
+}
+
+} // namespace
+
 TEST_CASE("every kind of communication between devices is measured over sizes, by the number of ranks") {
+    Backend backend = prompt_backend();
+    backend.peers = idle_peers;
     for (const int ranks : {2, 4}) {
-        const CollectiveBench result = run_collective_bench(prompt_backend(), ranks, 8 << 20);
+        const CollectiveBench result = run_collective_bench(backend, ranks, 8 << 20);
+        std::size_t families = 0;
+        const auto check = [&](const std::string& family, std::size_t calls) {
+            INFO(family, " among ", ranks);
+            const auto found = result.measured.find(family);
+            REQUIRE(found != result.measured.end());
+            CHECK(found->second.size() == calls);
+            for (std::size_t i = 1; i < found->second.size(); ++i)
+                CHECK(found->second[i].work >= found->second[i - 1].work);
+            ++families;
+        };
         for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce,
                                   OpKind::all_to_all_rows, OpKind::all_gather_rows, OpKind::reduce_scatter_rows,
-                                  OpKind::all_to_all, OpKind::ring_exchange, OpKind::send}) {
-            INFO(to_string(kind));
-            const auto found = result.measured.find(group_key(to_string(kind), ranks));
-            CHECK((found != result.measured.end()) == (kind != OpKind::send || ranks == 2));
-            if (found == result.measured.end()) continue;
-            CHECK(found->second.size() == 4);
-            for (std::size_t i = 1; i < found->second.size(); ++i)
-                CHECK(found->second[i].work > found->second[i - 1].work);
-        }
-        CHECK(result.measured.size() == (ranks == 2 ? 9 : 8));
+                                  OpKind::all_to_all, OpKind::ring_exchange, OpKind::send})
+            if (kind != OpKind::send || ranks == 2) check(group_key(to_string(kind), ranks), ranks == 2 ? 6 : 5);
+        for (const char* family : {"dispatch_tokens", "combine_tokens"})
+            for (const char* values : {"", ".values"})
+                for (const char* beside : {"", ".beside"})
+                    check(group_key(std::string(family) + values + beside, ranks), 3);
+        check(group_key(peer_gather_key, ranks), 4);
+        for (const char* family : {"ce_max.bf16", "ce_sum.bf16", "ce_grad.bf16", "ce_loss"}) check(family, 1);
+        CHECK(result.measured.size() == families);
     }
     CHECK_THROWS_AS(run_collective_bench(cpu_backend(), 2), Error);
 }

@@ -228,3 +228,69 @@ TEST_CASE("measured collectives: groups of that size cost what was measured, oth
     op.kind = moe::OpKind::reduce_scatter; // not measured
     CHECK(seconds(measured, 2) == seconds(datasheet, 2));
 }
+
+TEST_CASE("measured dispatch: by what a call takes along and by the multiprocessors that it has") {
+    moe::Hardware measured = moe::load_hardware("h200");
+    const auto one = [](double seconds) {
+        return std::vector<moe::MeasuredCall>{{1e6, seconds, {128.0, 4096.0, 2.0}}};
+    };
+    measured.measured["dispatch_tokens.x2"] = one(1e-3);
+    measured.measured["dispatch_tokens.values.x2"] = one(2e-3);
+    measured.measured["dispatch_tokens.values.beside.x2"] = one(3e-3);
+    measured.measured["combine_tokens.values.x2"] = one(4e-3);
+    measured.measured["all_gather.x2"] = {{1e6, 5e-3}};
+    measured.measured["all_gather.peers.x2"] = {{1e6, 6e-3}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(measured);
+    plan.gpus = plan.dp = plan.ep = 2;
+    plan.dispatcher = moe::Dispatcher::hybridep;
+    const moe::Stack stack = moe::load_stack("moe-plan", measured);
+    plan.stack = stack.name;
+    const moe::Routes routes(*plan.hardware);
+    moe::Program program;
+    const auto tensor = [&](moe::Dtype dtype, std::int64_t rows, std::int64_t cols) {
+        moe::Tensor t;
+        t.dtype = dtype;
+        t.rows = rows;
+        t.cols = cols;
+        program.tensors.push_back(t);
+        return static_cast<moe::TensorId>(program.tensors.size() - 1);
+    };
+    const moe::TensorId x = tensor(moe::Dtype::bf16, 128, 2048), rows = tensor(moe::Dtype::bf16, 256, 2048),
+                        numbers = tensor(moe::Dtype::i32, 256, 1), values = tensor(moe::Dtype::f32, 256, 1);
+    moe::Op op;
+    op.kind = moe::OpKind::dispatch_tokens;
+    op.stream = moe::Stream::expert;
+    op.group = {moe::Domain::expert, moe::axis::expert};
+    op.attr = moe::RowsAttr{2048, 256, 128, 2, 1, false};
+    op.in = {x, numbers, numbers, values};
+    op.out = {rows, values, numbers};
+    op.bytes = 1e6;
+    const auto seconds = [&] { return moe::CostModel(plan, stack, routes)(op, program).device; };
+    CHECK(seconds() == doctest::Approx(2e-3));
+    plan.ep_overlap = true;
+    CHECK(seconds() == doctest::Approx(3e-3));
+    plan.ep_overlap = false;
+    op.in = {x, numbers, numbers, moe::no_tensor, numbers}; // the gradient's way: places are known
+    CHECK(seconds() == doctest::Approx(1e-3));
+    op.kind = moe::OpKind::combine_tokens;
+    op.attr = moe::RowsAttr{2048, 256, 128, 2, 1, true};
+    op.in = {rows, numbers, numbers, numbers, values};
+    op.out = {x, rows, values};
+    CHECK(seconds() == doctest::Approx(4e-3));
+
+    moe::Op gather; // of counts, which go where the tokens go
+    gather.kind = moe::OpKind::all_gather;
+    gather.stream = moe::Stream::expert;
+    gather.group = op.group;
+    gather.in = {numbers};
+    const auto of_bytes = [&](double bytes) {
+        gather.bytes = bytes;
+        return moe::CostModel(plan, stack, routes)(gather, program).device;
+    };
+    CHECK(of_bytes(1024.0) == doctest::Approx(6e-3 * 1024.0 / 1e6));
+    CHECK(of_bytes(1e6) == doctest::Approx(5e-3));
+    plan.dispatcher = moe::Dispatcher::alltoall;
+    CHECK(of_bytes(1024.0) == doctest::Approx(5e-3 * 1024.0 / 1e6));
+}
