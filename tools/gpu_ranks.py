@@ -12,11 +12,19 @@ PARTS = ["collectives", "parity", "faults", "curves", "predictions"]
 PORT = 29571
 
 # (model, changed configuration, sequence, samples of a step for each GPU, plan fields, TFLOPS/GPU to reach or None). N stands
-# for the number of GPUs. The first two are whole layers of published models, at the sizes that other software was measured at;
-# none is in the calibration, which times communication alone and ops on one GPU.
+# for the number of GPUs. None is in the calibration, which times communication alone and ops on one GPU. LARGE holds whole layers
+# of published models by the number of GPUs, at the sizes that other software was measured at; layers None: as many as have room.
+LARGE = {
+    2: [("Qwen3-30B-A3B", {"num_hidden_layers": 8}, 4096, 16, "ep=N dp=N mbs=4", 400),
+        ("Mixtral-8x7B", {"num_hidden_layers": 4}, 4096, 8, "ep=N dp=N mbs=2", 540)],
+    4: [("Qwen3-30B-A3B", {"num_hidden_layers": 16}, 4096, 16, "ep=N dp=N mbs=4", 400),
+        ("Mixtral-8x7B", {"num_hidden_layers": 8}, 4096, 8, "ep=N dp=N mbs=2", 540)],
+    8: [("Qwen3-30B-A3B", {"num_hidden_layers": 16}, 4096, 16, "ep=N dp=N mbs=4", 400),
+        ("Qwen3-30B-A3B", {"num_hidden_layers": 48}, 4096, 8, "ep=N dp=N mbs=2", 350),
+        ("Mixtral-8x22B", {"num_hidden_layers": None}, 4096, 8, "ep=N dp=N mbs=1", 0.52 * 989)],
+}
+ROOM = {("Qwen3-30B-A3B", 48): 110}  # GiB that a plan of so many layers may take
 PLANS = [
-    ("Qwen3-30B-A3B", {"num_hidden_layers": 8}, 4096, 16, "ep=N dp=N mbs=4", 400),
-    ("Mixtral-8x7B", {"num_hidden_layers": 4}, 4096, 8, "ep=N dp=N mbs=2", 540),
     ("qwen3", {"hidden_size": 2048}, 4096, 4, "tp=N ep=N etp=1 mbs=2", None),
     ("mla", {"hidden_size": 2048}, 4096, 4, "ep=N dp=N mbs=2", None),
     ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=N mbs=1", None),
@@ -28,6 +36,14 @@ PLANS = [
     ("qwen3", {"num_experts": 32}, 4096, 4, "ep=N dp=N mbs=2 capacity=1.25", None),
     ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 2048, 8, "ep=N dp=N mbs=2 recompute=moe_act", None),
 ]
+# What the planner chooses from: model, changed configuration, sequence, samples of a step for each GPU, choices that are run.
+CHOICE = ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, 6)
+
+
+def mapping(plan):
+    """Degrees above one, micro-batch and dispatcher of a plan."""
+    degrees = [f"{k}={v}" for k, v in plan["mesh"].items() if k != "gpus" and isinstance(v, int) and v > 1]
+    return " ".join([*degrees, f"mbs={plan['mbs']}", f"dispatcher={plan['dispatcher']}"])
 
 
 def listed():
@@ -154,25 +170,62 @@ class Ranks:
         if self.check.plan("calibrate", "--backend", "cuda", "--gpus", str(self.gpus), *known, "--out", "here.json") is None:
             return
         errors = []
-        for kind, changed, seq, samples, fields, bar in PLANS:
+        for kind, changed, seq, samples, fields, bar in LARGE[self.gpus] + PLANS:
             start = time.monotonic()
-            fields = re.sub(r"=N\b", f"={self.gpus}", fields)
+            fields = "cuda_graph=full " + re.sub(r"=N\b", f"={self.gpus}", fields)
+            if "num_hidden_layers" in changed and changed["num_hidden_layers"] is None:
+                changed = self.deepest(kind, seq, samples, fields)
             name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq} over {self.gpus} GPUs:", fields])
-            compared = self.check.trained(self.check.model(kind, changed), seq, samples * self.gpus, "cuda_graph=full " + fields,
-                                          gpus=self.gpus, more=("--balance", "forced"))
+            compared = self.check.trained(self.check.model(kind, changed), seq, samples * self.gpus, fields, gpus=self.gpus,
+                                          more=("--balance", "forced"))
             if compared is not None:
-                self.compared(name, compared, bar)
+                self.compared(name, compared, bar, ROOM.get((kind, changed.get("num_hidden_layers"))))
                 errors.append(abs(compared["error"]))
                 shutil.copytree(self.check.folder / "run", self.check.folder / f"run-{len(errors)}", dirs_exist_ok=True)
             print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
         if errors:
             self.rows.below(f"mean error of {len(errors)} predicted steps over {self.gpus} GPUs", "relative", sum(errors) / len(errors), 0.05)
+        self.choices()
 
-    def compared(self, name, c, bar):
+    def deepest(self, kind, seq, samples, fields):
+        """The configuration with as many layers as have room, in pairs."""
+        for layers in range(32, 2, -2):
+            (self.check.folder / "model.json").write_text(json.dumps(self.check.model(kind, {"num_hidden_layers": layers})))
+            found = self.check.run("search", self.moe_plan, "search", "--model", "model.json", "--hardware", "here.json", "--gpus",
+                                   self.gpus, "--gbs", samples * self.gpus, "--seq", seq, "--precision", "bf16", "--json",
+                                   *(a for field in fields.split() for a in ("--fix", field)))
+            if found is None or found.returncode == 0:
+                break
+        return {"num_hidden_layers": layers}
+
+    def choices(self):
+        """The planner's first choices, each of a mapping of its own, run one after another: the first beside the best."""
+        kind, changed, seq, samples, count = CHOICE
+        (self.check.folder / "model.json").write_text(json.dumps(self.check.model(kind, changed)))
+        found = self.check.plan("search", "--model", "model.json", "--hardware", "here.json", "--gpus", str(self.gpus), "--gbs",
+                                str(samples * self.gpus), "--seq", str(seq), "--precision", "bf16", "--fix", "cuda_graph=full",
+                                "--top", str(count))
+        if found is None:
+            return
+        reached = []
+        for number, choice in enumerate(found["plans"], 1):
+            plan = choice["plan"]
+            (self.check.folder / "choice.json").write_text(json.dumps(plan))
+            ran = self.check.plan("execute", "choice.json", "--data", "text", "--backend", "cuda", "--steps", "4", "--balance", "forced")
+            if ran is None:
+                return
+            reached.append(max(step["tflops_per_gpu"] for step in ran["steps"]))
+            print(f"choice {number}: {choice['tflops_per_gpu']:.1f} predicted, {reached[-1]:.1f} TFLOPS/GPU reached, {mapping(plan)}", flush=True)
+        name = f"{kind} {changed} over {self.gpus} GPUs: the planner's first choice beside the best of its first {len(reached)}"
+        self.rows.add(name, "TFLOPS/GPU", reached[0], max(reached), 0.97, reached[0] >= 0.97 * max(reached))
+
+    def compared(self, name, c, bar, room):
         rows, measured = self.rows, c["measured_tflops_per_gpu"]
         self.check.plans.append({"name": name, "by_kind": c["by_kind"]})
         if bar is not None:
             rows.add(f"{name}: TFLOPS/GPU", "TFLOPS/GPU", measured, bar, 1.0, measured >= bar)
+        if room is not None:
+            rows.below(f"{name}: memory, at most", "GiB", c["measured_memory_gib"], room)
         rows.within(f"{name}: step", "TFLOPS/GPU", c["predicted_tflops_per_gpu"], measured, 1.10)
         rows.within(f"{name}: memory", "GiB", c["predicted_memory_gib"], c["measured_memory_gib"], 1.02)
         shares = [c[f"{side}_exposed_communication_seconds"] / c[f"{side}_step_seconds"] for side in ("measured", "predicted")]

@@ -131,7 +131,11 @@ execute*)
     mkdir -p run
     printf '{"steps": [{"loss": 1.0}' > run/run.json
     for step in $(seq 2 300); do printf ', {"loss": 1.0}'; done >> run/run.json
-    echo ']}' >> run/run.json ;;
+    echo ']}' >> run/run.json
+    echo '{"steps": [{"tflops_per_gpu": 480}, {"tflops_per_gpu": 500}]}' && exit ;;
+search*)
+    plan='{"plan": {"mesh": {"gpus": 2, "tp": 1, "ep": 2}, "mbs": 4, "dispatcher": "hybridep"}, "tflops_per_gpu": 505}'
+    echo "{\"plans\": [$plan, $plan]}" && exit ;;
 compare*)
     echo '{"error": 0.02, "predicted_step_seconds": 1, "measured_step_seconds": 1, "predicted_tflops_per_gpu": 561,
         "measured_tflops_per_gpu": 550, "predicted_exposed_communication_seconds": 0.01, "predicted_memory_gib": 10,
@@ -161,6 +165,9 @@ echo '{}')");
     CHECK(faults == 2);
     CHECK(outcome.out.find("24 drawn plans over 2 GPUs") != std::string::npos);
     CHECK(outcome.out.find("mean error of 12 predicted steps") != std::string::npos);
+    CHECK(outcome.out.find("choice 2: 505.0 predicted, 500.0 TFLOPS/GPU reached, ep=2 mbs=4 dispatcher=hybridep") !=
+          std::string::npos);
+    CHECK(outcome.out.find("the planner's first choice beside the best of its first 2") != std::string::npos);
     folder.write("nvidia-smi", "#!/bin/sh\nexit 9\n");
     CHECK(folder.run("PATH=\"$PWD:$PATH\" python3 " + std::string(program) + " --gpus 2").status == 77);
 }
