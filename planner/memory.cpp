@@ -1,6 +1,7 @@
 // Lifetimes of activations: pools of saved blocks by schedule, first-fit packing of the rest, all in one arena.
 #include "planner/memory.hpp"
 
+#include "planner/packing.hpp"
 #include "planner/schedule.hpp"
 
 #include <algorithm>
@@ -12,98 +13,6 @@
 namespace moe {
 
 namespace {
-
-// First and last access of an activation within one template.
-struct Lifetime {
-    int first = std::numeric_limits<int>::max(), last = -1;
-};
-
-struct Use {
-    bool forward = false, backward = false; // backward: whole or either half
-    bool dgrad = false, wgrad = false;
-    bool saved() const { return (forward && backward) || (dgrad && wgrad); }
-};
-
-TensorId root(const Program& program, TensorId id) {
-    const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
-    return base == no_tensor ? id : base;
-}
-
-bool is_activation(const Program& program, TensorId id) {
-    return program.tensors[static_cast<std::size_t>(id)].storage == Storage::activation;
-}
-
-template <class Visit>
-void for_each_access(const Program& program, const Template& tmpl, Visit visit) {
-    for (std::size_t i = 0; i < tmpl.ops.size(); ++i) {
-        for (TensorId id : tmpl.ops[i].in)
-            if (id != no_tensor && is_activation(program, id)) visit(root(program, id), static_cast<int>(i), false);
-        for (TensorId id : tmpl.ops[i].out)
-            if (id != no_tensor && is_activation(program, id)) visit(root(program, id), static_cast<int>(i), true);
-    }
-}
-
-std::vector<Use> uses(const Program& program) {
-    std::vector<Use> use(program.tensors.size());
-    for (const Template& tmpl : program.templates)
-        for_each_access(program, tmpl, [&](TensorId id, int, bool) {
-            Use& u = use[static_cast<std::size_t>(id)];
-            (tmpl.kind == SlotKind::forward ? u.forward : u.backward) = true;
-            u.dgrad = u.dgrad || tmpl.kind == SlotKind::dgrad;
-            u.wgrad = u.wgrad || tmpl.kind == SlotKind::wgrad;
-        });
-    return use;
-}
-
-// Lifetimes of one template's transients. What nobody in the template writes came from outside and is alive from the
-// start.
-std::vector<std::pair<TensorId, Lifetime>> transients(const Program& program, const Template& tmpl,
-                                                      const std::vector<Use>& use) {
-    std::vector<Lifetime> life(program.tensors.size());
-    for_each_access(program, tmpl, [&](TensorId id, int op, bool written) {
-        if (use[static_cast<std::size_t>(id)].saved()) return;
-        Lifetime& l = life[static_cast<std::size_t>(id)];
-        if (l.last < 0) l.first = written ? op : 0;
-        l.last = op;
-    });
-    std::vector<std::pair<TensorId, Lifetime>> list;
-    for (std::size_t id = 0; id < life.size(); ++id)
-        if (life[id].last >= 0) list.emplace_back(static_cast<TensorId>(id), life[id]);
-    return list;
-}
-
-struct Packed {
-    TensorId id;
-    Lifetime life;
-    std::int64_t offset, bytes;
-};
-
-// Largest first at the lowest offset that is free over the whole lifetime; returns the height. Few tensors live at
-// once, so the list of neighbours in time stays short.
-std::int64_t pack(const Program& program, std::vector<std::pair<TensorId, Lifetime>> list,
-                  std::vector<Packed>& placed) {
-    const auto bytes = [&](TensorId id) { return aligned(program.tensors[static_cast<std::size_t>(id)].bytes()); };
-    std::stable_sort(list.begin(), list.end(),
-                     [&](const auto& a, const auto& b) { return bytes(a.first) > bytes(b.first); });
-    std::int64_t height = 0;
-    std::vector<std::pair<std::int64_t, std::int64_t>> taken;
-    for (const auto& [id, life] : list) {
-        taken.clear();
-        for (const Packed& other : placed)
-            if (other.life.first <= life.last && life.first <= other.life.last)
-                taken.emplace_back(other.offset, other.offset + other.bytes);
-        std::sort(taken.begin(), taken.end());
-        std::int64_t offset = 0;
-        const std::int64_t size = bytes(id);
-        for (const auto& [begin, end] : taken) {
-            if (begin - offset >= size) break;
-            offset = std::max(offset, end);
-        }
-        placed.push_back({id, life, offset, size});
-        height = std::max(height, offset + size);
-    }
-    return height;
-}
 
 MemoryClass class_of(Storage storage) {
     switch (storage) {
@@ -367,59 +276,6 @@ MemoryPlan plan_memory(const Program& program) {
         plan.places[id] = place;
     }
     return plan;
-}
-
-namespace {
-
-using LastTouch = std::array<int, stream_count>; // by stream, -1 none
-
-// Of the template's transients, by TensorId of the root.
-std::map<TensorId, LastTouch> last_touches(const Program& program, const Template& tmpl) {
-    std::map<TensorId, LastTouch> touches;
-    for_each_access(program, tmpl, [&](TensorId id, int op, bool) {
-        const auto [at, fresh] = touches.try_emplace(id);
-        if (fresh) at->second.fill(-1);
-        at->second[static_cast<std::size_t>(tmpl.ops[static_cast<std::size_t>(op)].stream)] = op;
-    });
-    return touches;
-}
-
-std::vector<std::vector<int>> reuses_of(const Program& program, const Template& tmpl,
-                                        const std::vector<Packed>& packed) {
-    const std::map<TensorId, LastTouch> touches = last_touches(program, tmpl);
-    std::vector<LastTouch> needed(tmpl.ops.size());
-    for (LastTouch& none : needed) none.fill(-1);
-    for (const Packed& later : packed) {
-        LastTouch& latest = needed[static_cast<std::size_t>(later.life.first)];
-        for (const Packed& earlier : packed) {
-            const bool apart =
-                earlier.offset >= later.offset + later.bytes || later.offset >= earlier.offset + earlier.bytes;
-            if (earlier.life.last >= later.life.first || apart) continue;
-            const LastTouch& touched = touches.at(earlier.id);
-            for (std::size_t s = 0; s < latest.size(); ++s) latest[s] = std::max(latest[s], touched[s]);
-        }
-    }
-    std::vector<std::vector<int>> result(tmpl.ops.size());
-    for (std::size_t i = 0; i < result.size(); ++i)
-        for (std::size_t s = 0; s < stream_count; ++s)
-            if (needed[i][s] >= 0 && s != static_cast<std::size_t>(tmpl.ops[i].stream))
-                result[i].push_back(needed[i][s]);
-    return result;
-}
-
-} // namespace
-
-Reuses reuses_of(const Program& program) {
-    const std::vector<Use> use = uses(program);
-    Reuses result;
-    for (const Template& tmpl : program.templates) {
-        std::vector<Packed> packed;
-        const bool one_stream =
-            std::all_of(tmpl.ops.begin(), tmpl.ops.end(), [](const Op& op) { return op.stream == Stream::compute; });
-        if (!one_stream) pack(program, transients(program, tmpl, use), packed);
-        result.push_back(reuses_of(program, tmpl, packed));
-    }
-    return result;
 }
 
 SegmentMemory segment_memory(const Program& segment) {

@@ -5,10 +5,10 @@
 
 namespace moe {
 
-// Multiprocessors of a call. All its blocks must run at once: those of combine wait for what blocks of other ranks send. So
-// must those of a collective beside it, which wait for the other ranks' as well, and where one rank runs the one and
-// another the other first, none comes to its end. So there is room for both: for a collective on the tensor and one on
-// the data stream, and for messages of a pipeline where there are some. EP overlap computes beside them besides.
+// Multiprocessors of a call. All its blocks must run at once: those of combine wait for what blocks of other ranks
+// send. So must those of a collective beside it, which wait for the other ranks' as well, and where one rank runs the
+// one and another the other first, none comes to its end. So there is room for both: for a collective on the tensor and
+// one on the data stream, and for messages of a pipeline where there are some. EP overlap computes beside them besides.
 inline constexpr int peer_blocks_alone = 64, peer_blocks_in_pipeline = 32, peer_blocks_beside = 24;
 inline constexpr int most_collective_blocks = 32;
 
