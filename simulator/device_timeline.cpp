@@ -10,17 +10,6 @@
 
 namespace moe {
 
-std::vector<Unit> units_of(const Program& program) {
-    std::vector<Unit> units;
-    for (std::size_t i = 0; i < program.slots.size(); ++i) {
-        Unit unit;
-        unit.lanes[0].push_back(static_cast<int>(i));
-        if (program.slots[i].merge >= 0) unit.lanes[1].push_back(static_cast<int>(++i));
-        units.push_back(std::move(unit));
-    }
-    return units;
-}
-
 namespace {
 
 constexpr double unknown = -1.0;
@@ -281,6 +270,16 @@ private:
         return true;
     }
 
+    // Tokens on their way and a collective of tensor parallelism beside them share the links: each gets half while both
+    // last. What has begun is not put off any more.
+    double shared_seconds(const Op& op, double start, double seconds) {
+        const bool tokens = op.stream == Stream::expert;
+        if (run_.reuses == nullptr || !is_communication(op.kind) || (!tokens && op.stream != Stream::tensor))
+            return 0.0;
+        const double other = stream_free_[static_cast<std::size_t>(tokens ? Stream::tensor : Stream::expert)];
+        return std::clamp(other - start, 0.0, seconds);
+    }
+
     void execute(const Candidate& c) {
         const std::size_t s = slot_index(c.lane);
         const Slot& slot = program_.slots[s];
@@ -288,7 +287,7 @@ private:
         const Template& tmpl = program_.templates[t];
         Position& position = position_[c.lane];
         const OpCost& cost = (*run_.costs)[t][position.op];
-        const double busy = cost.device;
+        const double busy = cost.device + shared_seconds(*c.op, c.start, cost.device);
         const double end = std::max(c.start, c.arrival) + busy;
         host_ = c.issue + cost.host;
         run_.host_seconds = host_;

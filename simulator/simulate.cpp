@@ -98,6 +98,17 @@ void add_memory(Simulation& result, const std::shared_ptr<const Program>& progra
 
 } // namespace
 
+std::vector<Unit> units_of(const Program& program) {
+    std::vector<Unit> units;
+    for (std::size_t i = 0; i < program.slots.size(); ++i) {
+        Unit unit;
+        unit.lanes[0].push_back(static_cast<int>(i));
+        if (program.slots[i].merge >= 0) unit.lanes[1].push_back(static_cast<int>(++i));
+        units.push_back(std::move(unit));
+    }
+    return units;
+}
+
 double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t arena_bytes) {
     const double taken = static_cast<double>(arena_bytes) + library_memory(plan);
     if (joins_devices(plan)) return taken + communicators_of(program, Mesh(plan)).bytes(plan.hardware->communicators);

@@ -294,3 +294,44 @@ TEST_CASE("measured dispatch: by what a call takes along and by the multiprocess
     plan.dispatcher = moe::Dispatcher::alltoall;
     CHECK(of_bytes(1024.0) == doctest::Approx(5e-3 * 1024.0 / 1e6));
 }
+
+TEST_CASE("what a step adds: large products at the pace of the slowest GPU, communication with its wait") {
+    moe::Hardware measured = moe::load_hardware("h200");
+    const double peak = measured.peak_flops[static_cast<std::size_t>(moe::Precision::bf16)];
+    measured.measured["gemm.nn.bf16"] = {{0.8 * peak * 1e-3, 1e-3, {4096.0, 4096.0, 4096.0}}};
+    measured.measured["gemm.nt.bf16"] = {{0.3 * peak * 1e-3, 1e-3, {4096.0, 4096.0, 4096.0}}};
+    measured.measured["all_gather.x2"] = {{1e9, 5e-3}};
+    measured.measured["large_products.x2"] = {{0.5, 0.55}};
+    measured.measured["wait_in_step.x2"] = {{0.0, 2e-3}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(measured);
+    plan.gpus = plan.dp = plan.edp = 2;
+    const moe::Stack stack = moe::load_stack("moe-plan", measured);
+    plan.stack = stack.name;
+    const moe::Routes routes(*plan.hardware);
+    moe::Program program;
+    moe::Tensor tensor;
+    tensor.dtype = moe::Dtype::bf16;
+    program.tensors.assign(3, tensor);
+    moe::Op op;
+    op.kind = moe::OpKind::gemm;
+    op.in = {0, 1};
+    op.out = {2};
+    const auto seconds = [&] { return moe::CostModel(plan, stack, routes)(op, program).device; };
+    op.attr = moe::GemmAttr{4096, 4096, 4096};
+    op.flops = 0.8 * peak * 1e-3;
+    CHECK(seconds() == doctest::Approx(1.1e-3));
+    plan.gpus = plan.dp = plan.edp = 1;
+    CHECK(seconds() == doctest::Approx(1e-3));
+    plan.gpus = plan.dp = plan.edp = 2;
+    std::get<moe::GemmAttr>(op.attr).transpose_b = true; // far from the limit of power
+    op.flops = 0.3 * peak * 1e-3;
+    CHECK(seconds() == doctest::Approx(1e-3));
+    op = {};
+    op.kind = moe::OpKind::all_gather;
+    op.in = {0};
+    op.bytes = 1e9;
+    op.group = {moe::Domain::dense, moe::axis::data};
+    CHECK(seconds() == doctest::Approx(7e-3));
+}
