@@ -12,26 +12,27 @@ PARTS = ["collectives", "parity", "faults", "curves", "predictions"]
 PORT = 29571
 
 # (model, changed configuration, sequence, samples of a step for each GPU, plan fields, TFLOPS/GPU to reach or None). N stands
-# for the number of GPUs. None is in the calibration, which times communication alone and ops on one GPU. LARGE holds whole layers
-# of published models by the number of GPUs, at the sizes that other software was measured at; layers None: as many as have room.
+# for the number of GPUs, H for as many of them as some head counts allow, 4, D for the number of such groups. None is in the calibration, which times communication alone and ops on one GPU. LARGE holds whole layers
+# of published models by the number of GPUs, at the sizes that other software was measured at; layers None: as many as have room. Buffers
+# for what 8 ranks might at worst send to one would make room by recomputing whole layers, so a capacity bounds them there.
 LARGE = {
     2: [("Qwen3-30B-A3B", {"num_hidden_layers": 8}, 4096, 16, "ep=N dp=N mbs=4", 400),
         ("Mixtral-8x7B", {"num_hidden_layers": 4}, 4096, 8, "ep=N dp=N mbs=2", 540)],
     4: [("Qwen3-30B-A3B", {"num_hidden_layers": 16}, 4096, 16, "ep=N dp=N mbs=4", 400),
         ("Mixtral-8x7B", {"num_hidden_layers": 8}, 4096, 8, "ep=N dp=N mbs=2", 540)],
-    8: [("Qwen3-30B-A3B", {"num_hidden_layers": 16}, 4096, 16, "ep=N dp=N mbs=4", 400),
-        ("Qwen3-30B-A3B", {"num_hidden_layers": 48}, 4096, 8, "ep=N dp=N mbs=2", 350),
-        ("Mixtral-8x22B", {"num_hidden_layers": None}, 4096, 8, "ep=N dp=N mbs=1", 0.52 * 989)],
+    8: [("Qwen3-30B-A3B", {"num_hidden_layers": 16}, 4096, 16, "ep=N dp=N mbs=4 capacity=1.25", 400),
+        ("Qwen3-30B-A3B", {"num_hidden_layers": 48}, 4096, 8, "ep=N dp=N mbs=2 capacity=1.25 recompute=layernorm+moe_act", 350),
+        ("Mixtral-8x22B", {"num_hidden_layers": None}, 4096, 8, "ep=N dp=N mbs=1 capacity=1.25 recompute=moe_act", 0.52 * 989)],
 }
 ROOM = {("Qwen3-30B-A3B", 48): 110}  # GiB that a plan of so many layers may take
 PLANS = [
-    ("qwen3", {"hidden_size": 2048}, 4096, 4, "tp=N ep=N etp=1 mbs=2", None),
+    ("qwen3", {"hidden_size": 2048}, 4096, 4, "tp=H dp=D ep=N etp=1 mbs=2", None),
     ("mla", {"hidden_size": 2048}, 4096, 4, "ep=N dp=N mbs=2", None),
-    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=N mbs=1", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=H dp=D ep=D mbs=1", None),
     ("Mixtral-8x7B", {"num_hidden_layers": 2}, 4096, 4, "tp=N etp=N mbs=2", None),
-    ("Qwen3-30B-A3B", {"num_hidden_layers": 2}, 4096, 4, "cp=N cp_comm=alltoall ep=N mbs=2", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 2}, 4096, 4, "cp=H dp=D cp_comm=alltoall ep=N mbs=2", None),
     ("qwen3", {}, 2048, 16, "dp=N ep=1 mbs=4", None),
-    ("mla", {}, 2048, 8, "tp=N ep=N etp=1 mbs=4", None),
+    ("mla", {}, 2048, 8, "tp=H dp=D ep=N etp=1 mbs=4", None),
     ("Mixtral-8x7B", {"num_hidden_layers": 2}, 4096, 8, "ep=N dp=N mbs=2 dispatcher=allgather", None),
     ("qwen3", {"num_experts": 32}, 4096, 4, "ep=N dp=N mbs=2 capacity=1.25", None),
     ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 2048, 8, "ep=N dp=N mbs=2 recompute=moe_act", None),
@@ -172,7 +173,7 @@ class Ranks:
         errors = []
         for kind, changed, seq, samples, fields, bar in LARGE[self.gpus] + PLANS:
             start = time.monotonic()
-            fields = "cuda_graph=full " + re.sub(r"=N\b", f"={self.gpus}", fields)
+            fields = "cuda_graph=full " + self.filled(fields)
             if "num_hidden_layers" in changed and changed["num_hidden_layers"] is None:
                 changed = self.deepest(kind, seq, samples, fields)
             name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq} over {self.gpus} GPUs:", fields])
@@ -186,6 +187,11 @@ class Ranks:
         if errors:
             self.rows.below(f"mean error of {len(errors)} predicted steps over {self.gpus} GPUs", "relative", sum(errors) / len(errors), 0.05)
         self.choices()
+
+    def filled(self, fields):
+        heads = min(self.gpus, 4)
+        degrees = {"N": self.gpus, "H": heads, "D": self.gpus // heads}
+        return re.sub(r"=([NHD])\b", lambda found: f"={degrees[found[1]]}", fields)
 
     def deepest(self, kind, seq, samples, fields):
         """The configuration with as many layers as have room, in pairs."""
