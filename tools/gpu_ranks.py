@@ -178,7 +178,7 @@ class Ranks:
                 changed = self.deepest(kind, seq, samples, fields)
             name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq} over {self.gpus} GPUs:", fields])
             compared = self.check.trained(self.check.model(kind, changed), seq, samples * self.gpus, fields, gpus=self.gpus,
-                                          more=("--balance", "forced"))
+                                          steps=6, more=("--balance", "forced"))
             if compared is not None:
                 self.compared(name, compared, bar, ROOM.get((kind, changed.get("num_hidden_layers"))))
                 errors.append(abs(compared["error"]))
