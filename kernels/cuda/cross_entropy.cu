@@ -1,5 +1,10 @@
-// Cross-entropy and its gradient with a cluster of CTAs per row: the logits are read once and stay in registers until
-// the gradient takes their place. Clusters step through rows; the next one comes to shared memory meanwhile.
+// Cross-entropy and its gradient with a cluster of CTAs per row: the logits are read once, and their exponentials stay
+// in registers until the gradient takes their place. Clusters step through rows; the next one comes to shared memory
+// meanwhile.
+//
+// What a row costs beside its bytes is waiting, so that nothing in a CTA waits for all of its warps: each thread's
+// exponentials are relative to its own largest logit, a warp sends its largest and its sum to all CTAs of the cluster,
+// and every warp adds up what all warps have sent.
 #include "kernels/cuda/cross_entropy.hpp"
 
 #include "kernels/cuda/ptx/barrier.cuh"
@@ -12,168 +17,233 @@
 namespace moe::cuda {
 namespace {
 
-constexpr int threads = 512;
+constexpr int threads = 512, warps = threads / warp_size;
 constexpr int most_ctas = 8; // of a cluster, what every device of compute capability 9.0 or later can place
+constexpr float log2_e = 1.4426950408889634f, lowest = -1e30f; // the least that is a largest logit
 
-// Own exponentials of a difference to the largest logit: the fast one is exact enough, the other takes longer than the
-// memory.
-__device__ float exponential(float x) { return __expf(x); }
-
-// Elements that are no real vocabulary entries count as minus infinity.
-template <class T, int W>
-__device__ void hide(Pack<T, W>& held, int from) {
-#pragma unroll
-    for (int j = 0; j < W; ++j) {
-        if (j < from) continue;
-        if constexpr (sizeof(T) == 4) {
-            held.word[j] = 0xff800000u;
-        } else {
-            unsigned& word = held.word[j / 2];
-            word = j % 2 == 0 ? (word & 0xffff0000u) | 0x0000ff80u : (word & 0x0000ffffu) | 0xff800000u;
-        }
-    }
+__device__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
-// The slice of a row that a CTA holds: P packs in every thread, those that it has not all minus infinity.
+// The largest of some logits and the sum of 2^(log2_e x - base) over them. The base is a rounded product like any
+// other: what counts is that all use the same one, so that an exponential is one rounding away from its power.
+struct Stat {
+    float largest, sum;
+    __device__ float base() const { return __fmul_rn(largest, log2_e); }
+    // Of what the lanes of a warp have.
+    __device__ static Stat of_warp(Stat own) {
+        Stat all{warp_max(own.largest), 0.0f};
+        all.sum = warp_sum(own.sum * power_of_2(own.base() - all.base()));
+        return all;
+    }
+    // Of the exponentials of differences to the largest logit itself.
+    __device__ float true_sum() const { return sum * power_of_2(-__fmaf_rn(largest, log2_e, -base())); }
+};
+
+// What the warps of a cluster's CTAs tell each other, by turns in two places: who sends for the row after next has
+// heard of the next one from all, and these have read before they sent.
+struct Exchange {
+    struct Place {
+        float2 of_warp[most_ctas * warps];
+        std::uint64_t barrier;
+    };
+    Place places[2];
+
+    __device__ void init(int parts) { // one thread
+        for (Place& place : places) {
+            ptx::init_barrier(ptx::shared_address(&place.barrier), 1);
+            expect(place, parts);
+        }
+    }
+    __device__ static void expect(Place& place, int parts) {
+        ptx::arrive_expecting(ptx::shared_address(&place.barrier), parts * warps * sizeof(float2));
+    }
+    __device__ void send(int round, int part, int parts, Stat own) {
+        const unsigned lane = threadIdx.x % warp_size;
+        if (lane >= static_cast<unsigned>(parts)) return;
+        Place& place = places[round % 2];
+        const unsigned to = ptx::shared_address(&place.of_warp[part * warps + threadIdx.x / warp_size]);
+        ptx::send(ptx::in_cta(to, lane), {own.largest, own.sum},
+                  ptx::in_cta(ptx::shared_address(&place.barrier), lane));
+    }
+    __device__ Stat receive(int round, int parts) {
+        Place& place = places[round % 2];
+        ptx::wait(ptx::shared_address(&place.barrier), round / 2 % 2);
+        if (threadIdx.x == 0) expect(place, parts); // in the round after next
+        const int count = parts * warps, lane = static_cast<int>(threadIdx.x % warp_size);
+        constexpr int most = most_ctas * warps;
+        Stat own{lowest, 0.0f};
+#pragma unroll
+        for (int i = 0; i < most; i += warp_size) {
+            if (i + lane < count) own.largest = fmaxf(own.largest, place.of_warp[i + lane].x);
+        }
+#pragma unroll
+        for (int i = 0; i < most; i += warp_size) {
+            if (i + lane >= count) continue;
+            const Stat sent{place.of_warp[i + lane].x, place.of_warp[i + lane].y};
+            own.sum += sent.sum * power_of_2(sent.base() - own.base());
+        }
+        return Stat::of_warp(own);
+    }
+};
+
+// The slice of a row that a CTA holds: P packs in every thread, which come to shared memory, one or two rows ahead.
+// Those that the thread does not have, and elements that are no real vocabulary entries, are minus infinity there.
 template <class A, int P>
 struct Slice {
-    static constexpr int W = A::width;
-    typename A::Held held[P];
-    std::int64_t start; // of the row
-    int begin, end;     // packs of the row
-    __device__ Slice(const LossShape& s, int part, int parts) : start(0) {
-        const int packs = static_cast<int>(s.vocab_local / W), each = (packs + parts - 1) / parts;
-        begin = part * each < packs ? part * each : packs;
-        end = begin + each < packs ? begin + each : packs;
+    static constexpr int W = A::width, packs = P * threads, bytes = packs * 16, slots = bytes <= 48 * 1024 ? 2 : 1;
+    using Held = typename A::Held;
+    struct Barriers {
+        std::uint64_t arrived, taken;
+    };
+    Held* const memory;
+    Barriers* const barriers; // of the slots
+    int begin, end, real,
+        odd; // packs of the row; its first without real elements; elements of the one before, if not W
+
+    __device__ Slice(const LossShape& s, int part, int parts, void* slot_memory, Barriers* of_slots)
+        : memory(static_cast<Held*>(slot_memory)), barriers(of_slots) {
+        const int row = static_cast<int>(s.vocab_local / W), each = (row + parts - 1) / parts;
+        const int vocab = static_cast<int>(s.vocab), real_packs = ceil_div(vocab, W);
+        begin = part * each < row ? part * each : row;
+        end = begin + each < row ? begin + each : row;
+        real = real_packs < begin ? begin : real_packs < end ? real_packs : end;
+        odd = real == real_packs && real > begin ? vocab % W : 0;
+        for (int i = static_cast<int>(threadIdx.x); i < slots * packs; i += threads) {
+            if (begin + i % packs >= real) hide(memory[i], 0);
+        }
+        if (threadIdx.x != 0) return;
+        for (int slot = 0; slot < slots; ++slot) {
+            ptx::init_barrier(ptx::shared_address(&barriers[slot].arrived), 1);
+            ptx::init_barrier(ptx::shared_address(&barriers[slot].taken), warps);
+        }
     }
-    // Of a row, to shared memory; one thread calls.
-    __device__ void fetch(const LossShape& s, std::int64_t row, Src logits, const void* to, unsigned barrier) const {
-        const unsigned bytes = static_cast<unsigned>(end - begin) * 16;
-        ptx::arrive_expecting(barrier, bytes);
+    // Of a row, if there is one; one thread calls.
+    __device__ void fetch(const LossShape& s, std::int64_t row, Src logits, int round) const {
+        if (row >= s.rows) return;
+        const int slot = round % slots;
+        if (round >= slots) ptx::wait(ptx::shared_address(&barriers[slot].taken), (round / slots - 1) % 2);
+        const unsigned size = static_cast<unsigned>(real - begin) * 16;
+        const unsigned arrived = ptx::shared_address(&barriers[slot].arrived);
+        ptx::arrive_expecting(arrived, size);
         const auto* const from = static_cast<const typename A::Storage*>(logits.data) + row * s.vocab_local + begin * W;
-        if (bytes > 0) ptx::load_bytes(ptx::shared_address(to), from, bytes, barrier);
+        if (size > 0) ptx::load_bytes(ptx::shared_address(memory + slot * packs), from, size, arrived);
     }
-    __device__ int column(int p) const { return (begin + static_cast<int>(threadIdx.x) + p * threads) * W; }
-    __device__ bool has(int p) const { return begin + static_cast<int>(threadIdx.x) + p * threads < end; }
-    __device__ void read(const LossShape& s, std::int64_t row, const typename A::Held* arrived) {
-        start = row * s.vocab_local;
+    // The thread's elements, and the one of `column` if it is among them. The next row may come in their place.
+    __device__ void read(int round, float (&value)[P][W], int column, float& of_column) const {
+        const int slot = round % slots, first = slot * packs;
+        ptx::wait(ptx::shared_address(&barriers[slot].arrived), round / slots % 2);
+        if (odd != 0 && owns((real - 1) * W)) {
+            hide(memory[first + real - 1 - begin], odd);
+            ptx::fence_async_proxy();
+        }
 #pragma unroll
         for (int p = 0; p < P; ++p) {
-            if (has(p)) held[p] = arrived[threadIdx.x + p * threads];
-        }
-        const auto columns = static_cast<int>(s.vocab);
+            const Held held = memory[first + threadIdx.x + p * threads];
 #pragma unroll
-        for (int p = 0; p < P; ++p) {
-            const int real = has(p) ? columns - column(p) : 0;
-            if (real < W) hide(held[p], real);
+            for (int j = 0; j < W; ++j) value[p][j] = held[j];
         }
+        if (owns(column)) {
+            const Src row{memory + first, sizeof(typename A::Storage) == 4 ? Type::f32 : Type::bf16};
+            of_column = load(row, column - std::int64_t{begin} * W);
+        }
+        __syncwarp();
+        if (threadIdx.x % warp_size == 0) ptx::arrive(ptx::shared_address(&barriers[slot].taken));
     }
-    __device__ float largest() const {
-        float best = -INFINITY;
-#pragma unroll
-        for (int p = 0; p < P; ++p) {
-#pragma unroll
-            for (int j = 0; j < W; ++j) best = fmaxf(best, held[p][j]);
-        }
-        return block_max(best);
+    __device__ int pack(int p) const { return begin + static_cast<int>(threadIdx.x) + p * threads; }
+    __device__ bool has(int p) const { return pack(p) < end; }
+    // Whether this thread holds a column.
+    __device__ bool owns(int column) const {
+        const int at = column / W - begin;
+        return column >= 0 && at >= 0 && at < end - begin && at % threads == static_cast<int>(threadIdx.x);
     }
-    // Of the exponentials of what lies above `base`.
-    __device__ float sum(float base) const {
-        float total = 0.0f;
+
+private:
+    __device__ static void hide(Held& held, int from) {
+        float value[W];
 #pragma unroll
-        for (int p = 0; p < P; ++p) {
-#pragma unroll
-            for (int j = 0; j < W; ++j) total += exponential(held[p][j] - base);
-        }
-        return block_sum(total);
+        for (int j = 0; j < W; ++j) value[j] = j < from ? held[j] : -INFINITY;
+        held = A::pack(value);
     }
 };
 
-// Largest logit and sum of exponentials over the row from those of the cluster's CTAs, in their order.
-struct RowStat {
-    float largest, sum;
-    __device__ RowStat(const float2* own, int parts) : largest(-INFINITY), sum(0.0f) {
-        const unsigned address = ptx::shared_address(own);
-        float2 of_part[most_ctas];
-#pragma unroll
-        for (int part = 0; part < most_ctas; ++part) {
-            if (part < parts) of_part[part] = ptx::read_remote(ptx::in_cta(address, static_cast<unsigned>(part)));
-            if (part < parts) largest = fmaxf(largest, of_part[part].x);
-        }
-#pragma unroll
-        for (int part = 0; part < most_ctas; ++part) {
-            if (part < parts) sum += of_part[part].y * exponential(of_part[part].x - largest);
-        }
-    }
-};
-
-// Blocks of a multiprocessor, as registers allow for so many packs.
-template <int P>
-constexpr int resident = P > 5 ? 1 : 2;
+// Blocks of a multiprocessor, as registers allow for so many elements of a thread.
+template <class A, int P>
+constexpr int resident = P* A::width > 40 ? 1 : 2;
 
 template <class A, int P>
-__global__ void __launch_bounds__(threads, resident<P>)
+__global__ void __launch_bounds__(threads, resident<A, P>)
     cross_entropy_kernel(LossShape s, float gradient_scale, Src logits, const std::int32_t* labels, float* max,
                          float* stat, Dst dlogits) {
     constexpr int W = A::width;
-    extern __shared__ __align__(128) uint4 arriving[]; // a slice
-    __shared__ float2 own;
-    __shared__ std::uint64_t barrier_memory;
-    const unsigned barrier = ptx::shared_address(&barrier_memory);
+    using Part = Slice<A, P>;
+    extern __shared__ __align__(128) uint4 arriving[];
+    __shared__ Exchange exchange;
+    __shared__ typename Part::Barriers barriers[Part::slots];
     const int part = static_cast<int>(ptx::cluster_rank()), parts = static_cast<int>(ptx::cluster_ctas());
-    const std::int64_t clusters = gridDim.x / parts;
-    Slice<A, P> slice(s, part, parts);
+    const std::int64_t clusters = gridDim.x / parts, first = blockIdx.x / parts;
+    const auto columns = static_cast<int>(s.vocab);
+    const Part slice(s, part, parts, arriving, barriers);
     if (threadIdx.x == 0) {
-        ptx::init_barrier(barrier, 1);
+        exchange.init(parts);
         ptx::fence_barrier_init();
-        slice.fetch(s, blockIdx.x / parts, logits, arriving, barrier);
+        for (int slot = 0; slot < Part::slots; ++slot) slice.fetch(s, first + slot * clusters, logits, slot);
     }
-    __syncthreads();
-    unsigned parity = 0;
-    for (std::int64_t row = blockIdx.x / parts; row < s.rows; row += clusters, parity ^= 1) {
-        const int label = labels[row];
-        ptx::wait(barrier, parity);
-        slice.read(s, row, reinterpret_cast<const typename A::Held*>(arriving));
-        const float best = slice.largest(), base = best == -INFINITY ? 0.0f : best; // all have read what arrived
-        if (threadIdx.x == 0 && row + clusters < s.rows) slice.fetch(s, row + clusters, logits, arriving, barrier);
-        const float sum = slice.sum(base);
-        if (threadIdx.x == 0) own = float2{base, sum};
-        ptx::cluster_sync();
-        const RowStat all(&own, parts);
-        ptx::cluster_arrive(); // `own` has been read
-        const bool counts = label >= 0 && label < s.vocab;
-        if (part == 0 && threadIdx.x == 0) {
-            max[row] = all.largest;
-            stat[2 * row] = label < 0 ? 0.0f : all.sum;
-            if (!counts) stat[2 * row + 1] = 0.0f;
+    ptx::cluster_sync();
+    int round = 0;
+    for (std::int64_t row = first; row < s.rows; row += clusters, ++round) {
+        const int label = labels[row] < columns ? labels[row] : columns;
+        const bool counts = label >= 0 && label < columns;
+        float value[P][W], of_label = 0.0f;
+        slice.read(round, value, counts ? label : -1, of_label);
+        Stat own{lowest, 0.0f};
+#pragma unroll
+        for (int p = 0; p < P; ++p) {
+#pragma unroll
+            for (int j = 0; j < W; ++j) own.largest = fmaxf(own.largest, value[p][j]);
         }
-        const float factor = label < 0 ? 0.0f : gradient_scale / all.sum;
+#pragma unroll
+        for (int p = 0; p < P; ++p) {
+#pragma unroll
+            for (int j = 0; j < W; ++j) {
+                value[p][j] = power_of_2(__fmaf_rn(value[p][j], log2_e, -own.base()));
+                own.sum += value[p][j];
+            }
+        }
+        exchange.send(round, part, parts, Stat::of_warp(own));
+        if (threadIdx.x == 0) slice.fetch(s, row + Part::slots * clusters, logits, round + Part::slots);
+        const Stat all = exchange.receive(round, parts);
+        const float scale = label < 0 ? 0.0f : gradient_scale / all.sum,
+                    factor = scale * power_of_2(own.base() - all.base());
+        const std::int64_t start = row * s.vocab_local;
 #pragma unroll
         for (int p = 0; p < P; ++p) {
             if (!slice.has(p)) break;
-            const int c = slice.column(p);
-            float value[W];
 #pragma unroll
-            for (int j = 0; j < W; ++j) value[j] = exponential(slice.held[p][j] - all.largest) * factor;
-            if (counts && label >= c && label < c + W) {
-#pragma unroll
-                for (int j = 0; j < W; ++j) {
-                    if (c + j != label) continue;
-                    stat[2 * row + 1] = slice.held[p][j];
-                    value[j] -= gradient_scale;
-                }
-            }
-            A::put(dlogits, slice.start + c, value);
+            for (int j = 0; j < W; ++j) value[p][j] *= factor;
+            A::put(dlogits, start + std::int64_t{slice.pack(p)} * W, value[p]);
         }
-        ptx::cluster_wait();
+        if (counts && slice.owns(label)) {
+            const float share = power_of_2(__fmaf_rn(of_label, log2_e, -all.base())) * scale;
+            store(dlogits, start + label, share - gradient_scale); // over what it has just put there
+            stat[2 * row + 1] = of_label;
+        }
+        if (part == 0 && threadIdx.x == 0) {
+            max[row] = all.largest;
+            stat[2 * row] = label < 0 ? 0.0f : all.true_sum();
+            if (!counts) stat[2 * row + 1] = 0.0f;
+        }
     }
+    ptx::cluster_sync(); // the others may still send
 }
 
 template <class A, int P>
 void launch(int ctas, const LossShape& s, float gradient_scale, Src logits, const std::int32_t* labels, float* max,
             float* stat, Dst dlogits, void* stream) {
     constexpr auto kernel = cross_entropy_kernel<A, P>;
-    constexpr int shared = P * threads * 16;
+    constexpr int shared = Slice<A, P>::slots * Slice<A, P>::bytes;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;

@@ -29,6 +29,10 @@ __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.
 __device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// One arrival.
+__device__ inline void arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // At the barrier of any CTA of the cluster.
 __device__ inline void arrive_remote(unsigned cluster_barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
@@ -71,6 +75,28 @@ __device__ inline float2 read_remote(unsigned cluster_address) {
                  : "r"(cluster_address)
                  : "memory");
     return two;
+}
+
+// To the shared memory of any CTA of the cluster; the eight bytes are reported to a barrier there.
+__device__ inline void send(unsigned cluster_address, float2 two, unsigned cluster_barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(cluster_address),
+        "f"(two.x), "f"(two.y), "r"(cluster_barrier)
+        : "memory");
+}
+
+__device__ inline void write_shared(unsigned address, int4 four) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(four.x), "r"(four.y), "r"(four.z),
+                 "r"(four.w)
+                 : "memory");
+}
+__device__ inline int4 read_shared(unsigned address) {
+    int4 four;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+                 : "r"(address)
+                 : "memory");
+    return four;
 }
 
 // A warpgroup among itself; `id` is one of the CTA's 16 barriers, of which 0 is __syncthreads's.
