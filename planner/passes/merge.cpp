@@ -9,11 +9,15 @@ namespace {
 
 using Pieces = std::vector<int>; // numbers of ops, in order
 
-bool exchanges(const Op& op) { return op.stream == Stream::expert; }
+// Counts and choices are small, and what reads them follows at once.
+bool exchanges(const Program& program, const Op& op) {
+    return op.stream == Stream::expert && program.tensors[static_cast<std::size_t>(op.out[0])].dtype != Dtype::i32;
+}
 
 // The pieces of every layer of a template; what lies outside of layers counts as one on either side of them. Reductions
 // of gradients, which the last backward has among its ops, belong to the layer that they follow.
-std::vector<Pieces> layers_of(const Template& tmpl) {
+std::vector<Pieces> layers_of(const Program& program, int number) {
+    const Template& tmpl = program.templates[static_cast<std::size_t>(number)];
     std::vector<Pieces> layers;
     const Op* before = nullptr; // reductions left aside
     bool exchanged = false;
@@ -22,10 +26,10 @@ std::vector<Pieces> layers_of(const Template& tmpl) {
         const bool fresh = layers.empty() || (!reduction && before != nullptr && before->layer != op.layer);
         if (fresh)
             layers.push_back({0});
-        else if (exchanged && !exchanges(op))
+        else if (exchanged && !exchanges(program, op))
             layers.back().push_back(0);
         ++layers.back().back();
-        exchanged = exchanges(op);
+        exchanged = exchanges(program, op);
         if (!reduction) before = &op;
     }
     return layers;
@@ -51,8 +55,7 @@ int merge_templates(Program& program, int forward, int backward) {
         return merge.forward == forward && merge.backward == backward;
     });
     if (known != program.merges.end()) return static_cast<int>(known - program.merges.begin());
-    const std::vector<Pieces> filled = layers_of(program.templates[static_cast<std::size_t>(forward)]),
-                              emptied = layers_of(program.templates[static_cast<std::size_t>(backward)]);
+    const std::vector<Pieces> filled = layers_of(program, forward), emptied = layers_of(program, backward);
     Merge merge{forward, backward, {}};
     for (std::size_t i = 0; i < std::max(filled.size(), emptied.size()); ++i)
         interleave(i < filled.size() ? filled[i] : Pieces{}, i < emptied.size() ? emptied[i] : Pieces{},

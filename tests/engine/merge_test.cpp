@@ -132,3 +132,27 @@ TEST_CASE("EP overlap: what is measured are the ops of the merged list, in its o
     CHECK(turns > 2 * 4 * 2);
     CHECK(rows.size() == 4 * row);
 }
+
+// Attention of the forward, experts of the backward, experts of the forward, attention of the backward: each sends what
+// the next but one reads.
+TEST_CASE("EP overlap: tokens travel under what the other slot computes") {
+    const Program program = lower(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged, 0);
+    std::vector<bool> beside(program.slots.size());
+    for (std::size_t i = 0; i < beside.size(); ++i)
+        if (program.slots[i].merge >= 0) beside[i] = beside[i + 1] = true;
+    std::string exchanges, want; // of the backward in capitals
+    int computed = 0;            // products since the last exchange
+    for (OpWalk walk(program); !walk.done(); walk.next()) {
+        const OpKind kind = walk.op().kind;
+        computed += kind == OpKind::gemm || kind == OpKind::grouped_gemm;
+        if (!beside[walk.slot_number()] || (kind != OpKind::dispatch_tokens && kind != OpKind::combine_tokens))
+            continue;
+        const bool backward = walk.ops().kind == SlotKind::backward;
+        exchanges += kind == OpKind::dispatch_tokens ? (backward ? 'D' : 'd') : (backward ? 'C' : 'c');
+        CHECK(computed > 0);
+        computed = 0;
+    }
+    for (int i = 0; i < 4 * merged_slots(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged); ++i)
+        want += "DdCc";
+    CHECK(exchanges == want);
+}
