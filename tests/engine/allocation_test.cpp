@@ -1,5 +1,4 @@
 // Counts what the threads of the ranks allocate in a step: nothing, once the first steps have seen every shape.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "tests/engine/samples.hpp"
 
 #include <doctest/doctest.h>

@@ -1,6 +1,7 @@
 // What the router's training does to the load of experts: losses, selection bias, dropped copies, a forced choice.
 #include "planner/error.hpp"
 #include "planner/lower.hpp"
+#include "tests/draws.hpp"
 #include "tests/engine/samples.hpp"
 
 #include <doctest/doctest.h>
@@ -46,7 +47,8 @@ double trained_imbalance(const std::string& model, Fields fields) {
 
 } // namespace
 
-TEST_CASE("balancing losses and the selection bias even out the load") {
+// A statistic of many steps, whose every op parity_test.cpp runs.
+TEST_CASE("balancing losses and the selection bias even out the load" * doctest::skip(sanitized)) {
     const double alone = trained_imbalance("qwen3", {});
     for (const char* kind : {"aux_loss", "seq_aux_loss", "global_aux_loss"}) {
         const double balanced = trained_imbalance("qwen3", {{"load_balancing", kind}, {"aux_loss", "0.1"}});
@@ -142,7 +144,7 @@ TEST_CASE("experts that are filled up to their capacity with zero rows learn wha
         {"deepseek3", {{"ep", "2"}, {"pp", "2"}, {"delay_wgrad", "on"}, {"bias_update", "0.01"}}},
         {"gptoss", {{"ep", "4"}, {"aux_loss", "0.01"}}}, // biases give rows without a token values on their way
     };
-    for (const auto& [model, fields] : cases) {
+    for (const auto& [model, fields] : thinned(cases)) {
         for (const std::string policy : {"probs", "position"}) {
             for (const std::string capacity : {"0.5", "1", "1.5"}) {
                 Fields plain = fields;

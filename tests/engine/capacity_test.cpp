@@ -2,6 +2,7 @@
 // and training goes on as if it had always had that room, to the bit.
 #include "planner/lower.hpp"
 #include "planner/rerun.hpp"
+#include "tests/draws.hpp"
 #include "tests/engine/parity.hpp"
 
 #include <doctest/doctest.h>
@@ -29,7 +30,14 @@ void check_training(const Trained& got, const Trained& want) {
     CHECK(got.routed == want.routed);
 }
 
-void check_overflowing(const std::string& model, int ranks, const Fields& fields) {
+struct Overflowing {
+    std::string model;
+    int ranks;
+    Fields fields;
+};
+
+void check_overflowing(const Overflowing& overflowing) {
+    const auto& [model, ranks, fields] = overflowing;
     std::string text = model;
     for (const auto& [field, value] : fields) text += " " + field + "=" + value;
     INFO(text);
@@ -43,28 +51,33 @@ void check_overflowing(const std::string& model, int ranks, const Fields& fields
 } // namespace
 
 TEST_CASE("capacity: steps that overflow are run again, to the bits of worst-case buffers") {
-    check_overflowing("qwen3", 4, {{"ep", "4"}});
-    check_overflowing("qwen3", 4, {{"ep", "4"}, {"dispatcher", "allgather"}});
-    check_overflowing("qwen3", 4, {{"ep", "4"}, {"dispatcher", "hybridep"}});
-    check_overflowing("qwen3", 8, {{"ep", "4"}, {"etp", "2"}});
-    check_overflowing("qwen3", 8, {{"ep", "4"}, {"etp", "2"}, {"dispatcher", "allgather"}});
-    check_overflowing("deepseek3", 8, {{"ep", "4"}, {"pp", "2"}});
-    check_overflowing("mixtral", 8, {{"ep", "4"}, {"pp", "2"}, {"schedule", "zb-v"}, {"vpp", "2"}});
-    check_overflowing("qwen2", 8, {{"ep", "8"}, {"tp", "2"}, {"mbs", "2"}, {"recompute", "moe"}});
-    check_overflowing("qwen2", 4, {{"ep", "4"}, {"recompute", "full"}});
-    check_overflowing("deepseek2", 8, {{"ep", "4"}, {"cp", "2"}, {"mbs", "2"}});
-    check_overflowing("qwen3", 4, {{"ep", "4"}, {"ep_overlap", "on"}});
-    check_overflowing("qwen3", 8,
-                      {{"ep", "4"}, {"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep_overlap", "on"}});
-    check_overflowing("qwen3", 8, {{"ep", "4"}, {"tp", "2"}, {"tp_overlap", "on"}});
+    const std::vector<Overflowing> all{
+        {"qwen3", 4, {{"ep", "4"}}},
+        {"qwen3", 4, {{"ep", "4"}, {"dispatcher", "allgather"}}},
+        {"qwen3", 4, {{"ep", "4"}, {"dispatcher", "hybridep"}}},
+        {"qwen3", 8, {{"ep", "4"}, {"etp", "2"}}},
+        {"qwen3", 8, {{"ep", "4"}, {"etp", "2"}, {"dispatcher", "allgather"}}},
+        {"deepseek3", 8, {{"ep", "4"}, {"pp", "2"}}},
+        {"mixtral", 8, {{"ep", "4"}, {"pp", "2"}, {"schedule", "zb-v"}, {"vpp", "2"}}},
+        {"qwen2", 8, {{"ep", "8"}, {"tp", "2"}, {"mbs", "2"}, {"recompute", "moe"}}},
+        {"qwen2", 4, {{"ep", "4"}, {"recompute", "full"}}},
+        {"deepseek2", 8, {{"ep", "4"}, {"cp", "2"}, {"mbs", "2"}}},
+        {"qwen3", 4, {{"ep", "4"}, {"ep_overlap", "on"}}},
+        {"qwen3", 8, {{"ep", "4"}, {"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}, {"ep_overlap", "on"}}},
+        {"qwen3", 8, {{"ep", "4"}, {"tp", "2"}, {"tp_overlap", "on"}}},
+    };
+    for (const Overflowing& one : thinned(all)) check_overflowing(one);
 }
 
 TEST_CASE("capacity: a step that overflows leaves no trace in what outlives a step") {
-    check_overflowing("qwen3", 4, {{"ep", "4"}, {"offload", "optimizer"}, {"optimizer", "adamw+bf16_moments"}});
-    check_overflowing("qwen3", 8, {{"ep", "4"}, {"pp", "2"}, {"offload", "optimizer+moe_act"}});
-    check_overflowing("deepseek3", 4, {{"ep", "4"}, {"bias_update", "0.01"}});
-    check_overflowing("qwen3", 4, {{"ep", "4"}, {"aux_loss", "0.1"}, {"load_balancing", "global_aux_loss"}});
-    check_overflowing("deepseek3-mtp", 4, {{"ep", "4"}});
+    const std::vector<Overflowing> all{
+        {"qwen3", 4, {{"ep", "4"}, {"offload", "optimizer"}, {"optimizer", "adamw+bf16_moments"}}},
+        {"qwen3", 8, {{"ep", "4"}, {"pp", "2"}, {"offload", "optimizer+moe_act"}}},
+        {"deepseek3", 4, {{"ep", "4"}, {"bias_update", "0.01"}}},
+        {"qwen3", 4, {{"ep", "4"}, {"aux_loss", "0.1"}, {"load_balancing", "global_aux_loss"}}},
+        {"deepseek3-mtp", 4, {{"ep", "4"}}},
+    };
+    for (const Overflowing& one : thinned(all)) check_overflowing(one);
 }
 
 TEST_CASE("capacity: a balanced load fits, and steps are run once") {

@@ -3,6 +3,7 @@
 #include "engine/checkpoint_writer.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "tests/draws.hpp"
 #include "tests/engine/folder.hpp"
 #include "tests/engine/refusals.hpp"
 #include "tests/engine/samples.hpp"
@@ -10,7 +11,6 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <random>
 #include <sstream>
@@ -139,8 +139,8 @@ TEST_CASE("the same plan goes on bit for bit") {
 
 TEST_CASE("any plan goes on from any plan's checkpoint") {
     std::mt19937 random(7);
-    const char* count = std::getenv("MOE_PLAN_PAIRS"); // more than these: set it
-    for (int pair = 0; pair < (count != nullptr ? std::atoi(count) : 12); ++pair) {
+    const std::uint64_t pairs = environment("MOE_PLAN_PAIRS", draws(12)); // more than these: set it
+    for (std::uint64_t pair = 0; pair < pairs; ++pair) {
         const Folder folder;
         const char* model = pair % 2 == 0 ? "qwen3" : "deepseek3";
         const Choice &from = choices()[random() % choices().size()], &to = choices()[random() % choices().size()];

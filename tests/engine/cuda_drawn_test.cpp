@@ -1,5 +1,6 @@
 // Drawn plans over this machine's GPUs against the CPU back end: as many as MOE_PLAN_PLANS and MOE_PLAN_SECONDS allow,
 // in turn over two GPUs and over 4, 8.. up to MOE_PLAN_GPUS.
+#include "tests/draws.hpp"
 #include "tests/engine/cuda_parity.hpp"
 #include "tests/engine/random_cases.hpp"
 
@@ -9,16 +10,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 
 using namespace moe;
 
 namespace {
-
-std::uint64_t environment(const char* name, std::uint64_t otherwise) {
-    const char* text = std::getenv(name);
-    return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
 
 // Single tensors in BF16 may cancel to their rounding: all of them as one.
 double apart_as_one(const std::map<std::string, std::vector<float>>& got,

@@ -1,5 +1,6 @@
 // Any plan trains what one rank trains: random models and plans, each held to its one-rank run.
 #include "planner/error.hpp"
+#include "tests/draws.hpp"
 #include "tests/engine/parity.hpp"
 #include "tests/engine/random_cases.hpp"
 
@@ -7,16 +8,10 @@
 
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 
 using namespace moe;
 
 namespace {
-
-std::uint64_t environment(const char* name, std::uint64_t otherwise) {
-    const char* text = std::getenv(name);
-    return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
 
 double total_norm(const std::map<std::string, std::vector<float>>& tensors) {
     double sum = 0.0;
@@ -109,7 +104,7 @@ private:
 } // namespace
 
 TEST_CASE("random plans over 1 to 16 ranks train what one rank trains") {
-    const std::uint64_t seed = environment("MOE_PLAN_SEED", 1), plans = environment("MOE_PLAN_PLANS", 500);
+    const std::uint64_t seed = environment("MOE_PLAN_SEED", 1), plans = environment("MOE_PLAN_PLANS", draws(500));
     constexpr std::size_t per_model = 10;
     MESSAGE("seed ", seed, " (MOE_PLAN_SEED), ", plans, " plans (MOE_PLAN_PLANS)");
     const auto start = std::chrono::steady_clock::now();

@@ -2,11 +2,10 @@
 #include "engine/comm/check_streams.hpp"
 #include "planner/lower.hpp"
 #include "planner/rerun.hpp"
+#include "tests/draws.hpp"
 #include "tests/engine/random_cases.hpp"
 
 #include <doctest/doctest.h>
-
-#include <cstdlib>
 
 using namespace moe;
 
@@ -76,11 +75,6 @@ int races(const Program& program, const MemoryPlan& memory, const Mesh& mesh, in
     return count;
 }
 
-std::size_t environment(const char* name, std::size_t otherwise) {
-    const char* text = std::getenv(name);
-    return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
 } // namespace
 
 TEST_CASE("streams: ops that touch the same bytes are in order, whatever lies between them") {
@@ -103,7 +97,8 @@ TEST_CASE("streams: ops that touch the same bytes are in order, whatever lies be
 }
 
 TEST_CASE("streams: no random plan's streams wait for each other for ever") {
-    for (const RandomCase& c : random_cases(environment("MOE_PLAN_SEED", 1), environment("MOE_PLAN_PLANS", 500), 20)) {
+    for (const RandomCase& c :
+         random_cases(environment("MOE_PLAN_SEED", 1), environment("MOE_PLAN_PLANS", draws(500)), 20)) {
         const Plan plan = plan_of(c);
         const Lowered all = lowered(plan);
         try {

@@ -2,12 +2,12 @@
 #include "tests/kernels/case.hpp"
 
 #include "kernels/bf16.hpp"
+#include "tests/draws.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -73,10 +73,7 @@ bool Tensor::untouched(std::int64_t from, std::int64_t count) const {
                        [](unsigned char byte) { return byte == poison_byte; });
 }
 
-std::uint64_t seed() {
-    const char* text = std::getenv("MOE_TEST_SEED");
-    return text != nullptr ? std::strtoull(text, nullptr, 10) : 1;
-}
+std::uint64_t seed() { return environment("MOE_TEST_SEED", 1); }
 
 Random::Random(const std::string& name) {
     std::seed_seq parts{static_cast<std::uint64_t>(std::hash<std::string>{}(name)), seed()};

@@ -239,7 +239,7 @@ TEST_CASE("search: pinned fields hold in every plan and shrink the space") {
 }
 
 TEST_CASE("search: several precisions are all explored") {
-    SearchRequest request = small_request();
+    SearchRequest request = small_request(4, 8); // small: every plan of it has a place
     request.precisions = {Precision::fp32, Precision::bf16};
     request.exhaustive = request.similar = true;
     request.top = 100000;

@@ -1,6 +1,7 @@
 // The fast estimate is held to the event-driven simulation on random plans, in time and in memory.
 #include "simulator/estimate.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/draws.hpp"
 #include "tests/simulator/random_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -28,7 +29,7 @@ TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, mem
     const std::uint64_t seed = seed_of_run();
     MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
     double worst = 0.0;
-    for (const RandomPlan& drawn : random_plans(seed, 100)) {
+    for (const RandomPlan& drawn : random_plans(seed, draws(100))) {
         CAPTURE(seed);
         CAPTURE(drawn.text);
         moe::FastEstimator estimator(drawn.plan.hardware, drawn.stack);

@@ -1,6 +1,7 @@
 // Published plans against search over the same GPUs: never slower, sound, and every change named.
 #include "planner/files.hpp"
 #include "simulator/improve.hpp"
+#include "tests/draws.hpp"
 
 #include <doctest/doctest.h>
 
@@ -10,8 +11,8 @@ using namespace moe;
 
 TEST_CASE("search over the GPUs of published runs is at least as fast, and says what it changes") {
     std::vector<Run> runs = load_runs(profiles_folder() + "/runs");
-    const std::vector<std::string> sample{"AM-AutoModel-Q3-30B-H100-BF16-8g", "MB-25.11-DSV3-GB300-BF16-256g",
-                                          "AM-AutoModel-OSS120-H100-BF16-64g"};
+    const std::vector<std::string> sample = thinned<std::string>(
+        {"AM-AutoModel-Q3-30B-H100-BF16-8g", "MB-25.11-DSV3-GB300-BF16-256g", "AM-AutoModel-OSS120-H100-BF16-64g"});
     std::erase_if(runs,
                   [&](const Run& run) { return std::find(sample.begin(), sample.end(), run.run_id) == sample.end(); });
     REQUIRE(runs.size() == sample.size());

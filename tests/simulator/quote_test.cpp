@@ -1,6 +1,7 @@
 // Quotes are floors: on random plans none lies above the fast estimate, in time or in memory; nor do their own floors.
 #include "simulator/estimate.hpp"
 #include "simulator/run_recipe.hpp"
+#include "tests/draws.hpp"
 #include "tests/simulator/random_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -11,7 +12,7 @@ TEST_CASE("quotes of 300 random plans are not above their estimates, and hold me
     const std::uint64_t seed = seed_of_run();
     MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
     std::vector<double> memory;
-    for (const RandomPlan& drawn : random_plans(seed, 300)) {
+    for (const RandomPlan& drawn : random_plans(seed, draws(300))) {
         CAPTURE(seed);
         CAPTURE(drawn.text);
         moe::FastEstimator estimator(drawn.plan.hardware, drawn.stack);

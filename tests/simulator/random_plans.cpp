@@ -1,7 +1,8 @@
 // Draws models, machines, stacks, degrees and features until a plan passes the checks.
 #include "tests/simulator/random_plans.hpp"
 
-#include <cstdlib>
+#include "tests/draws.hpp"
+
 #include <map>
 #include <utility>
 
@@ -123,7 +124,4 @@ std::vector<RandomPlan> random_plans(std::uint64_t seed, std::size_t count) {
     return plans;
 }
 
-std::uint64_t seed_of_run() {
-    const char* text = std::getenv("MOE_PLAN_SEED");
-    return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
-}
+std::uint64_t seed_of_run() { return environment("MOE_PLAN_SEED", 1); }

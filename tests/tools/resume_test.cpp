@@ -1,11 +1,11 @@
 // Runs that end before their time: SIGTERM, SIGKILL at any moment, damaged checkpoints, and going on after each.
+#include "tests/draws.hpp"
 #include "tests/tools/command.hpp"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -102,8 +102,7 @@ TEST_CASE("a run killed at any moment goes on where its last whole checkpoint st
     const Folder folder;
     set_up(folder);
     constexpr int steps = 100000; // more than any run before its end takes
-    const char* wanted = std::getenv("MOE_PLAN_KILLS");
-    const int kills = wanted != nullptr ? std::atoi(wanted) : 4;
+    const int kills = static_cast<int>(environment("MOE_PLAN_KILLS", 4));
     std::mt19937 random(5);
     int reached = 0, progressed = 0;
     for (int i = 0; i < kills; ++i) {

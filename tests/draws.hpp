@@ -1,0 +1,40 @@
+// How many cases a test draws: all of them in a plain build, a share of them under the sanitizers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+// Built with AddressSanitizer.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool sanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+inline constexpr bool sanitized = true;
+#else
+inline constexpr bool sanitized = false;
+#endif
+#else
+inline constexpr bool sanitized = false;
+#endif
+
+// Of `count` alike cases an eighth, at least one, where the sanitizers make each ten times as slow: they look for wrong
+// accesses on the way, for which a few cases do; the statistics of all of them are the plain build's to check.
+inline constexpr std::size_t draws(std::size_t count) { return sanitized ? (count + 7) / 8 : count; }
+
+// The same share of a list of alike cases, from all over it: draws(list.size()) of them.
+template <class T>
+std::vector<T> thinned(std::vector<T> list) {
+    const std::size_t share = draws(list.size());
+    std::vector<T> kept;
+    for (std::size_t i = 0; i < share; ++i) kept.push_back(std::move(list[i * list.size() / share]));
+    return kept;
+}
+
+// The number in an environment variable, or `otherwise` where it is not set.
+inline std::uint64_t environment(const char* name, std::uint64_t otherwise) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}

@@ -1,3 +1,0 @@
-// Main function of the engine tests.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include <doctest/doctest.h>
