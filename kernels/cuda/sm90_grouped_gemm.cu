@@ -11,6 +11,7 @@ using sm90::Config;
 using sm90::Grouped;
 using sm90::Maps;
 using sm90::Pair;
+using sm90::Sides;
 using sm90::Turns;
 using sm90::Update;
 
@@ -23,7 +24,7 @@ struct Call {
     cudaStream_t stream;
 };
 
-Maps maps_of(const Call& call) {
+Maps maps_of(const Call& call, bool swapped) {
     const GroupedShape& s = call.shape;
     switch (s.product) {
     case GroupedProduct::forward:
@@ -35,9 +36,9 @@ Maps maps_of(const Call& call) {
                 sm90::map_of<__nv_bfloat16>(call.b.data, s.k, s.n, s.groups),
                 sm90::map_of<__nv_bfloat16>(call.c.data, s.k, s.capacity, 1)};
     default:
-        return {sm90::map_of<__nv_bfloat16>(call.a.data, s.n, s.capacity, 1),
-                sm90::map_of<__nv_bfloat16>(call.b.data, s.k, s.capacity, 1),
-                sm90::map_of<float>(call.c.data, s.k, s.n, s.groups)};
+        return {sm90::group_map_of<__nv_bfloat16>(call.a.data, s.n, sm90::gradient_k),
+                sm90::group_map_of<__nv_bfloat16>(call.b.data, s.k, sm90::gradient_k),
+                sm90::map_of<float>(call.c.data, s.k, s.n, s.groups, swapped ? 32 : 64)};
     }
 }
 
@@ -56,10 +57,13 @@ Grouped grouped_of(const Call& call) {
 
 template <class... Configs>
 void launch(const Call& call) {
-    const Grouped p = grouped_of(call);
-    sm90::with_fastest<Configs...>(p, call.multiprocessors, [&](auto c) {
+    const Grouped product = grouped_of(call);
+    sm90::with_fastest<Configs...>(product, call.multiprocessors, [&](auto c) {
         using C = decltype(c);
-        sm90::launch<C>(sm90::grouped_kernel<C>, call.multiprocessors, call.stream, maps_of(call), p, call.c);
+        Grouped p = product;
+        Maps maps = maps_of(call, C::swapped);
+        if (C::swapped) std::swap(p.m, p.n), std::swap(maps.a, maps.b);
+        sm90::launch<C>(sm90::grouped_kernel<C>, call.multiprocessors, call.stream, maps, p, call.c);
     });
 }
 
@@ -72,13 +76,16 @@ void launch_rows(const Call& call) {
 template <Update update>
 void launch_gradient(const Call& call) {
     constexpr GroupedProduct form = GroupedProduct::wgrad;
-    launch<Config<form, 192, 4, 4, Pair::along_m, Turns::in_turn, update>,
-           Config<form, 128, 5, 4, Pair::along_n, Turns::in_turn, update>>(call);
+    constexpr int stages = 256 / sm90::gradient_k;
+    launch<Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update>,
+           Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update, Sides::swapped>,
+           Config<form, 128, stages + stages / 4, 4, Pair::along_n, Turns::in_turn, update>>(call);
 }
 
 bool takes(const GroupedShape& s, Src a, Src b, Dst c) {
     const Type result = s.product == GroupedProduct::wgrad ? Type::f32 : Type::bf16;
     return a.type == Type::bf16 && b.type == Type::bf16 && c.type == result && s.n % 8 == 0 && s.k % 8 == 0 &&
+           (s.product != GroupedProduct::wgrad || s.capacity <= ptx::GroupBox::span) &&
            sm90::within_reach({a.data, b.data, c.data}, {s.n, s.k, s.capacity});
 }
 

@@ -1,4 +1,4 @@
-// Hopper's copy engine (TMA): boxes of tensors of three dimensions to and from shared memory.
+// Hopper's copy engine (TMA): boxes of tensors of three dimensions, and of groups of rows, to and from shared memory.
 //
 // Coordinates go from the contiguous dimension outward. What lies outside the tensor is read as zero and not written.
 #pragma once
@@ -17,6 +17,13 @@ __device__ inline void prefetch(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// In a tensor of groups of rows (launch.cuh): a box that begins `at` rows into the group of `rows` rows from `first`
+// on. What lies beyond the group is read as zero.
+struct GroupBox {
+    static constexpr int span = 1 << 30;
+    int inner, first, rows, at;
+};
+
 // One box to shared memory; its bytes are reported to the barrier.
 __device__ inline void load_box(const CUtensorMap& map, Box at, unsigned shared, unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -31,6 +38,21 @@ __device__ inline void load_box(const CUtensorMap& map, Box at, unsigned shared,
                  "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared),
                  "l"(&map), "r"(barrier), "r"(at.inner), "r"(at.row), "r"(at.plane),
                  "h"(static_cast<std::uint16_t>(ctas))
+                 : "memory");
+}
+
+__device__ inline void load_box(const CUtensorMap& map, GroupBox at, unsigned shared, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+                 "l"(&map), "r"(barrier), "r"(at.inner), "r"(GroupBox::span - at.rows + at.at), "r"(at.first + at.rows),
+                 "r"(GroupBox::span)
+                 : "memory");
+}
+__device__ inline void load_box(const CUtensorMap& map, GroupBox at, unsigned shared, unsigned barrier, unsigned ctas) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+                 "l"(&map), "r"(barrier), "r"(at.inner), "r"(GroupBox::span - at.rows + at.at), "r"(at.first + at.rows),
+                 "r"(GroupBox::span), "h"(static_cast<std::uint16_t>(ctas))
                  : "memory");
 }
 

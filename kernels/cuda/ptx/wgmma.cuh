@@ -5,20 +5,20 @@
 
 namespace moe::cuda::ptx {
 
-// How an operand lies in shared memory, rows of 128 bytes in the 128-byte swizzle, boxes of 64 rows and 8 KiB that
+// How an operand lies in shared memory, rows of 128 bytes in the 128-byte swizzle, boxes of `lead` bytes that
 // begin at a multiple of 1024 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"). A row is 64
 // contracted elements of one free index, or 64 free elements of one contracted index (transposed: "MN-major").
 //
 // `stride` is what eight rows take. `lead` is only read of transposed operands: from 64 free elements to the next 64.
-__device__ inline std::uint64_t describe(unsigned shared) {
-    constexpr std::uint64_t stride = 1024, lead = 8192, swizzle_128 = 1;
-    return std::uint64_t{(shared & 0x3ffff) >> 4} | lead >> 4 << 16 | stride >> 4 << 32 | swizzle_128 << 62;
+template <int lead>
+__device__ std::uint64_t describe(unsigned shared) {
+    constexpr std::uint64_t stride = 1024, swizzle_128 = 1;
+    return std::uint64_t{(shared & 0x3ffff) >> 4} | std::uint64_t{lead} >> 4 << 16 | stride >> 4 << 32 |
+           swizzle_128 << 62;
 }
 // From one product's 16 contracted elements to the next one's, in units of the descriptor's address (16 bytes).
 template <bool transposed>
 inline constexpr std::uint64_t k16_step = (transposed ? 16 * 128 : 16 * 2) / 16;
-// From a box to the next one, likewise.
-inline constexpr std::uint64_t next_box = 8192 / 16;
 
 __device__ inline void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

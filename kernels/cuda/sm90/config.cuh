@@ -1,4 +1,4 @@
-// A kind of tile of the grouped product: its sizes, its pieces of shared memory, and the corner of one in C.
+// A kind of tile of the grouped product: its sizes, its pieces of shared memory, how a CTA's warps hear of theirs.
 #pragma once
 
 #include "kernels/cuda/ptx/barrier.cuh"
@@ -6,40 +6,53 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 namespace moe::cuda::sm90 {
 
 enum class Pair : std::uint8_t { along_m, along_n };   // how the tiles of a cluster lie: they share B, or A
 enum class Turns : std::uint8_t { together, in_turn }; // the warpgroups halve a tile, or take every second one
 enum class Update : std::uint8_t { store, add };       // C =, or +=: fetched, added to in shared memory, stored
+enum class Sides : std::uint8_t { given, swapped };    // of a gradient: from swapped operands comes C transposed
+
+inline constexpr int gradient_k = 64; // contracted elements of a gradient's stage
 
 struct Maps { // planes: the groups of a weight or its gradient, one of routed rows
     CUtensorMap a, b, c;
 };
 
-// Shared memory holds `stages` of operands and, for each of the two warpgroups, `buffers` of 8 KiB of results.
+// Shared memory holds `stages` of operands and, for each of the two warpgroups, `buffers` of 8 KiB of results: of 64
+// rows of 128 bytes, or, where a gradient's sides are swapped, of twice 32.
 template <GroupedProduct form, int columns, int stage_count, int buffer_count, Pair neighbours,
-          Turns warpgroups = Turns::together, Update result = Update::store>
+          Turns warpgroups = Turns::together, Update result = Update::store, Sides operands = Sides::given>
 struct Config {
     static constexpr GroupedProduct product = form;
-    static constexpr int tile_m = 128, tile_n = columns, tile_k = 64, stages = stage_count, buffers = buffer_count;
+    static constexpr int tile_m = 128, tile_n = columns, stages = stage_count, buffers = buffer_count;
     static constexpr Pair pair = neighbours;
     static constexpr Update update = result;
     static constexpr int ctas = 2; // of a cluster
     static constexpr bool in_turn = warpgroups == Turns::in_turn;
     static constexpr bool ordered = in_turn;       // a warpgroup waits for the other one's products
+    static constexpr bool announces = true;        // one warp finds the tiles for all
     static constexpr int halves = in_turn ? 2 : 1; // of a tile's rows that a warpgroup computes
     static constexpr bool wgrad = form == GroupedProduct::wgrad;
+    static constexpr bool swapped = operands == Sides::swapped;
     static constexpr bool transposed_a = wgrad, transposed_b = form != GroupedProduct::forward;
-    static constexpr int box_bytes = 8192, a_boxes = tile_m / 64, b_boxes = tile_n / 64;
+    static constexpr int tile_k = wgrad ? gradient_k : 64; // of a stage
+    static constexpr int box_bytes = tile_k * 128, a_boxes = tile_m / 64, b_boxes = tile_n / 64;
     static constexpr int stage_bytes = (a_boxes + b_boxes) * box_bytes;
-    static constexpr int consumers = 2, threads = 128 * (1 + consumers);
-    static constexpr int row_bytes = 128, result_columns = wgrad ? 32 : 64; // a buffer is 64 rows of 128 bytes
+    static constexpr int consumers = 2, threads = 128 * (1 + consumers), readers = 1 + 4 * consumers; // warps
+    static constexpr int buffer_bytes = 8192, result_columns = wgrad ? 32 : 64;
     static constexpr int parts = tile_n / result_columns;
-    static constexpr int ring_bytes = stages * stage_bytes, result_bytes = consumers * buffers * box_bytes;
-    static constexpr int barrier_bytes = 2 * stages * 8 + consumers * buffers * 8, alignment = 1024; // of the swizzle
-    static constexpr int shared_bytes = alignment + ring_bytes + result_bytes + barrier_bytes;
-    using Walk = Tiles<wgrad, update == Update::store, tile_m*(pair == Pair::along_m ? ctas : 1),
-                       tile_n*(pair == Pair::along_n ? ctas : 1)>;
+    static constexpr int ring_bytes = stages * stage_bytes, result_bytes = consumers * buffers * buffer_bytes;
+    static constexpr int tiles = 4, tile_bytes = 32; // announced ahead of their loads
+    static constexpr int barrier_bytes = 2 * stages * 8 + consumers * buffers * 8 + 2 * tiles * 8;
+    static constexpr int alignment = 1024; // of the swizzle
+    static constexpr int shared_bytes = alignment + ring_bytes + result_bytes + tiles * tile_bytes + barrier_bytes;
+    static constexpr int cluster_m = tile_m * (pair == Pair::along_m ? ctas : 1);
+    static constexpr int cluster_n = tile_n * (pair == Pair::along_n ? ctas : 1);
+    using Walk = std::conditional_t<wgrad, DepthTiles<update == Update::store, cluster_m, cluster_n>,
+                                    RowTiles<cluster_m, cluster_n>>;
 };
 
 // Addresses in shared memory; the same in both CTAs of a cluster.
@@ -51,13 +64,16 @@ struct Shared {
     __device__ unsigned a(int stage) const { return start + stage * C::stage_bytes; }
     __device__ unsigned b(int stage) const { return a(stage) + C::a_boxes * C::box_bytes; }
     __device__ unsigned results(int consumer) const {
-        return start + C::ring_bytes + consumer * C::buffers * C::box_bytes;
+        return start + C::ring_bytes + consumer * C::buffers * C::buffer_bytes;
     }
-    __device__ unsigned full(int stage) const { return start + C::ring_bytes + C::result_bytes + stage * 8; }
+    __device__ unsigned tile(int i) const { return start + C::ring_bytes + C::result_bytes + i * C::tile_bytes; }
+    __device__ unsigned full(int stage) const { return tile(C::tiles) + stage * 8; }
     __device__ unsigned empty(int stage) const { return full(C::stages + stage); }
     __device__ unsigned fetched(int consumer, int buffer) const {
         return full(2 * C::stages + consumer * C::buffers + buffer);
     }
+    __device__ unsigned announced(int tile) const { return fetched(C::consumers, tile); }
+    __device__ unsigned taken(int tile) const { return announced(C::tiles + tile); }
 };
 
 template <int stages>
@@ -74,7 +90,7 @@ struct Ring { // position in the stages; the parity turns with every round
 };
 
 struct Tile {            // of one CTA
-    int group, row, col; // corner in the group's C
+    int group, row, col; // corner in the group's C; no group: there is no tile
     int rows_left;       // of C from the corner on; none where the neighbour has the last tile
     int routed;          // first routed row: of the tile, or of the depth
     int depth;
@@ -87,14 +103,69 @@ __device__ int steps(const Tile& tile) {
 }
 
 template <class C>
-__device__ bool next_tile(typename C::Walk& walk, const Grouped& p, int rank, Tile& tile) {
+__device__ Tile next_tile(typename C::Walk& walk, const Grouped& p, int rank) {
     ClusterTile t;
-    if (!walk.next(t)) return false;
+    if (!walk.next(t)) return {-1};
     const int row = t.row + (C::pair == Pair::along_m ? rank * C::tile_m : 0);
     const int col = t.col + (C::pair == Pair::along_n ? rank * C::tile_n : 0);
     const int rows_left = col < p.n ? (C::wgrad ? p.m : t.rows) - row : 0;
-    tile = {t.group, row, col, rows_left, C::wgrad ? t.first_row : t.first_row + row, C::wgrad ? t.rows : p.depth};
-    return true;
+    return {t.group, row, col, rows_left, C::wgrad ? t.first_row : t.first_row + row, C::wgrad ? t.rows : p.depth};
 }
+
+// One warp finds the CTA's tiles, which takes it a microsecond each, and tells the others ahead of time.
+template <class C>
+__device__ void announce(const Grouped& p, const Shared<C>& shared, typename C::Walk walk, int rank) {
+    Ring<C::tiles> at;
+    for (bool more = true; more; at.advance()) {
+        const Tile tile = next_tile<C>(walk, p, rank);
+        more = tile.group >= 0;
+        if (threadIdx.x % warp_size != 0) continue;
+        ptx::wait(shared.taken(at.stage), at.parity ^ 1);
+        ptx::write_shared(shared.tile(at.stage), int4{tile.group, tile.row, tile.col, tile.rows_left});
+        ptx::write_shared(shared.tile(at.stage) + 16, int4{tile.routed, tile.depth, 0, 0});
+        ptx::arrive(shared.announced(at.stage));
+    }
+}
+
+// The tiles as a thread finds them for itself, one ahead.
+template <class C>
+class OwnTiles {
+public:
+    __device__ OwnTiles(const Grouped& p, typename C::Walk walk, int rank)
+        : p_(p), walk_(walk), rank_(rank), following_(next_tile<C>(walk_, p_, rank_)) {}
+    __device__ bool next(Tile& tile) {
+        tile = following_;
+        if (tile.group < 0) return false;
+        following_ = next_tile<C>(walk_, p_, rank_);
+        return true;
+    }
+
+private:
+    const Grouped& p_;
+    typename C::Walk walk_;
+    int rank_;
+    Tile following_;
+};
+
+// The tiles as a reader has seen them: a whole warp, or one thread that counts as one.
+template <class C, bool whole_warp>
+class Tiles {
+public:
+    __device__ explicit Tiles(const Shared<C>& shared) : shared_(shared) {}
+    __device__ bool next(Tile& tile) {
+        ptx::wait(shared_.announced(at_.stage), at_.parity);
+        const int4 low = ptx::read_shared(shared_.tile(at_.stage)),
+                   high = ptx::read_shared(shared_.tile(at_.stage) + 16);
+        tile = {low.x, low.y, low.z, low.w, high.x, high.y};
+        if (whole_warp) __syncwarp();
+        if (!whole_warp || threadIdx.x % warp_size == 0) ptx::arrive(shared_.taken(at_.stage));
+        at_.advance();
+        return tile.group >= 0;
+    }
+
+private:
+    const Shared<C>& shared_;
+    Ring<C::tiles> at_;
+};
 
 } // namespace moe::cuda::sm90

@@ -1,12 +1,14 @@
 // The grouped product of BF16 operands on Hopper: copies by TMA, products by wgmma, one persistent CTA per SM.
 //
-// A CTA of three warpgroups: one thread of the first loads the operands of tiles of 128 x tile_n through a ring of
-// stages, 64 contracted elements each; the other two multiply, 64 rows of a tile each. Two CTAs are a cluster of
-// neighbouring tiles: half of the operand that they share is loaded by each and sent to both. Operands lie in shared
-// memory as they are stored; the tensor cores transpose, so that one kernel serves forward, dgrad and wgrad.
+// A CTA of three warpgroups: one warp of the first finds the CTA's tiles, a thread of another loads their operands,
+// 128 x tile_n at a time, through a ring of stages, 64 contracted elements each; the other two multiply, 64 rows of a
+// tile each. Two CTAs are a cluster of neighbouring tiles: half of the operand that they share is loaded by each and
+// sent to both. Operands lie in shared memory as they are stored; the tensor cores transpose, so that one kernel serves
+// forward, dgrad and wgrad.
 //
 // Groups begin at any row. A tile that crosses its group's end multiplies what lies there, and only stores less; in
-// wgrad, where those rows would be added to every element, they are zeroed in shared memory.
+// wgrad, where those rows would be added to every element, the tensor map makes them zeros, and a tile's last step
+// leaves out the products of nothing else.
 //
 // Where a tile has few products for its results, the two take whole tiles in turn, so that one's results leave while
 // the other multiplies.
@@ -17,36 +19,49 @@
 
 namespace moe::cuda::sm90 {
 
-// The boxes of one operand of one stage: of a shared one every second, to both CTAs.
-template <bool transposed, int sharers, int boxes>
-__device__ void load_operand(const CUtensorMap& map, int free, int depth, int plane, unsigned to, unsigned barrier,
-                             int rank) {
+// The boxes of one operand of one stage: of a shared one every second, to both CTAs. `box(i)` is the corner of the one
+// that is 64 free elements further than the one before.
+template <int sharers, int boxes, int box_bytes, class Box>
+__device__ void load_operand(const CUtensorMap& map, Box box, unsigned to, unsigned barrier, int rank) {
 #pragma unroll
     for (int i = 0; i < boxes; ++i) {
-        const int at = free + i * 64;
-        const ptx::Box box = transposed ? ptx::Box{at, depth, plane} : ptx::Box{depth, at, plane};
         if constexpr (sharers > 1) {
-            if (i % sharers == rank) ptx::load_box(map, box, to + i * 8192, barrier, (1 << sharers) - 1);
+            if (i % sharers == rank) ptx::load_box(map, box(i * 64), to + i * box_bytes, barrier, (1 << sharers) - 1);
         } else {
-            ptx::load_box(map, box, to + i * 8192, barrier);
+            ptx::load_box(map, box(i * 64), to + i * box_bytes, barrier);
         }
     }
 }
 
-template <class C>
-__device__ void produce(const Maps& maps, const Grouped& p, const Shared<C>& shared, typename C::Walk walk, int rank) {
+template <class C, class Source>
+__device__ void produce(const Maps& maps, const Shared<C>& shared, int rank, Source tiles) {
     Ring<C::stages> ring;
     Tile tile;
-    while (next_tile<C>(walk, p, rank, tile)) {
-        const int a_free = C::wgrad ? tile.row : tile.routed, first = C::wgrad ? tile.routed : 0;
+    while (tiles.next(tile)) {
         for (int step = 0, k = 0; step < steps<C>(tile); ++step, k += C::tile_k, ring.advance()) {
             const unsigned full = shared.full(ring.stage);
             ptx::wait(shared.empty(ring.stage), ring.parity ^ 1);
             ptx::arrive_expecting(full, C::stage_bytes);
-            load_operand<C::transposed_a, C::pair == Pair::along_n ? C::ctas : 1, C::a_boxes>(
-                maps.a, a_free, first + k, 0, shared.a(ring.stage), full, rank);
-            load_operand<C::transposed_b, C::pair == Pair::along_m ? C::ctas : 1, C::b_boxes>(
-                maps.b, tile.col, first + k, C::wgrad ? 0 : tile.group, shared.b(ring.stage), full, rank);
+            load_operand<C::pair == Pair::along_n ? C::ctas : 1, C::a_boxes, C::box_bytes>(
+                maps.a,
+                [&](int i) {
+                    if constexpr (C::wgrad)
+                        return ptx::GroupBox{tile.row + i, tile.routed, tile.depth, k};
+                    else
+                        return ptx::Box{k, tile.routed + i, 0};
+                },
+                shared.a(ring.stage), full, rank);
+            load_operand<C::pair == Pair::along_m ? C::ctas : 1, C::b_boxes, C::box_bytes>(
+                maps.b,
+                [&](int i) {
+                    if constexpr (C::wgrad)
+                        return ptx::GroupBox{tile.col + i, tile.routed, tile.depth, k};
+                    else if constexpr (C::transposed_b)
+                        return ptx::Box{tile.col + i, k, tile.group};
+                    else
+                        return ptx::Box{k, tile.col + i, tile.group};
+                },
+                shared.b(ring.stage), full, rank);
         }
     }
 }
@@ -56,26 +71,6 @@ template <class C>
 __device__ void release(const Shared<C>& shared, int stage) {
     const unsigned lane = threadIdx.x % warp_size;
     if (lane < C::ctas) ptx::arrive_remote(ptx::in_cta(shared.empty(stage), lane));
-}
-
-// Zeroes the contracted elements of a stage from `depth` on in a warpgroup's operands, where they are rows of 128
-// bytes. Two warpgroups that share a tile both do so with B, which spares them a barrier.
-template <class C>
-__device__ void zero_beyond(const Shared<C>& shared, int stage, int consumer, int depth) {
-    constexpr int boxes = C::halves + C::b_boxes;
-    const int thread = static_cast<int>(threadIdx.x % 128); // eight to a row
-    const unsigned a = shared.a(stage) + (C::in_turn ? 0 : consumer * C::box_bytes), b = shared.b(stage);
-    for (int row = depth + thread / 8; row < C::tile_k; row += 16) {
-#pragma unroll
-        for (int box = 0; box < boxes; ++box) {
-            const unsigned base = box < C::halves ? a + box * C::box_bytes : b + (box - C::halves) * C::box_bytes;
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(base + row * C::row_bytes + thread % 8 * 16),
-                         "r"(0)
-                         : "memory");
-        }
-    }
-    ptx::fence_async_proxy();
-    ptx::sync_warpgroup(1 + consumer);
 }
 
 // The warpgroups' turns at the tensor cores. Those that take tiles in turn must take the ring's stages in turn, too: a
@@ -94,31 +89,52 @@ template <class C>
 using Sums = float[C::halves][C::tile_n / 2]; // of a thread, by 64 rows of the tile
 
 // The products of one tile, `halves` times 64 of its rows. One stage's are still computed while the next one's are
-// issued; the first sets the sums.
+// issued; the first sets the sums. The last step of a gradient has products of 16 rows as far as there are any: a loop
+// with the barriers of the other one, since the compiler would put the products in order otherwise.
 template <class C, int halves>
 __device__ void multiply_halves(const Shared<C>& shared, Ring<C::stages>& ring, const Tile& tile, int consumer,
                                 Sums<C>& sum) {
-    constexpr std::uint64_t a_step = ptx::k16_step<C::transposed_a>, b_step = ptx::k16_step<C::transposed_b>;
-    int last = 0;
-    for (int step = 0, k = 0; step < steps<C>(tile); ++step, k += C::tile_k, ring.advance()) {
+    constexpr int slices = C::tile_k / 16;
+    const int whole = C::wgrad ? tile.depth / C::tile_k : steps<C>(tile);
+    const int rest = C::wgrad ? ceil_div(tile.depth % C::tile_k, 16) : 0;
+    std::uint64_t a = 0, b = 0; // the stage's operands
+    int last = -1;              // stage whose products may be under way
+    const auto await_stage = [&] {
         ptx::wait(shared.full(ring.stage), ring.parity);
-        const int left = tile.depth - k;
-        if (C::wgrad && left < C::tile_k) zero_beyond<C>(shared, ring.stage, consumer, left);
-        const std::uint64_t a = ptx::describe(shared.a(ring.stage) + (C::in_turn ? 0 : consumer * C::box_bytes));
-        const std::uint64_t b = ptx::describe(shared.b(ring.stage));
+        a = ptx::describe<C::box_bytes>(shared.a(ring.stage) + (C::in_turn ? 0 : consumer * C::box_bytes));
+        b = ptx::describe<C::box_bytes>(shared.b(ring.stage));
+    };
+    const auto issue = [&](int slice, int add) {
+#pragma unroll
+        for (int h = 0; h < halves; ++h) {
+            ptx::multiply<C::transposed_a, C::transposed_b>(
+                sum[h], a + h * C::box_bytes / 16 + slice * ptx::k16_step<C::transposed_a>,
+                b + slice * ptx::k16_step<C::transposed_b>, add);
+        }
+    };
+#pragma unroll 1
+    for (int step = 0; step < whole; ++step, ring.advance()) {
+        await_stage();
         ptx::fence_products();
 #pragma unroll
-        for (int i = 0; i < C::tile_k / 16; ++i) {
-#pragma unroll
-            for (int h = 0; h < halves; ++h) {
-                ptx::multiply<C::transposed_a, C::transposed_b>(sum[h], a + h * ptx::next_box + i * a_step,
-                                                                b + i * b_step, k + i);
-            }
-        }
+        for (int i = 0; i < slices; ++i) issue(i, step + i);
         ptx::commit_products();
         ptx::wait_products<1>();
-        if (k > 0) release(shared, last);
+        if (step > 0) release(shared, last);
         last = ring.stage;
+    }
+    if (C::wgrad && (rest > 0 || whole == 0)) {
+        await_stage();
+#pragma unroll 1
+        for (int i = 0; i == 0 || i < rest; ++i) {
+            ptx::fence_products();
+            issue(i, whole + i);
+            ptx::commit_products();
+            ptx::wait_products<1>();
+            if (i == 0 && whole > 0) release(shared, last);
+        }
+        last = ring.stage;
+        ring.advance();
     }
     if (C::in_turn) give_turn<C>(consumer ^ 1); // all stages of the tile have come
     ptx::wait_products<0>();
@@ -148,17 +164,15 @@ __device__ void skip_tile(const Shared<C>& shared, Ring<C::stages>& ring, const 
 
 // Multiplies tile by tile and writes the sums; `multiply` takes the stages of one tile. In turn, a warpgroup writes
 // while the other multiplies.
-template <class C, class Multiply>
-__device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& shared, typename C::Walk walk, int rank,
-                        int consumer, Dst c, const Multiply& multiply) {
+template <class C, class Source, class Multiply>
+__device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& shared, int consumer, Source tiles, Dst c,
+                        const Multiply& multiply) {
     Ring<C::stages> ring;
     Writer<C> writer(maps, p, shared, c, consumer);
-    Tile tile, following;
+    Tile tile;
     Sums<C> sum;
-    int turn = 0;
     if (consumer == 1) give_turn<C>(0);
-    for (bool more = next_tile<C>(walk, p, rank, tile); more; tile = following, turn ^= 1) {
-        more = next_tile<C>(walk, p, rank, following);
+    for (int turn = 0; tiles.next(tile); turn ^= 1) {
         if (C::in_turn && turn != consumer) {
             ring.skip(steps<C>(tile));
         } else if (tile.rows_left > (C::in_turn ? 0 : consumer * 64)) {
@@ -187,18 +201,30 @@ __device__ void run(const Maps& maps, const Grouped& p, Dst c, const void* memor
             ptx::init_barrier(shared.empty(i), C::ctas * 4 * (C::in_turn ? 1 : C::consumers)); // the warps of all CTAs
         }
         for (int i = 0; i < C::consumers * C::buffers; ++i) ptx::init_barrier(shared.fetched(0, i), 1);
+        for (int i = 0; i < C::tiles; ++i) {
+            ptx::init_barrier(shared.announced(i), 1);
+            ptx::init_barrier(shared.taken(i), C::readers);
+        }
         ptx::fence_barrier_init();
         ptx::prefetch(maps.a), ptx::prefetch(maps.b), ptx::prefetch(maps.c);
     }
     ptx::cluster_sync();
-    typename C::Walk walk(p, static_cast<int>(blockIdx.x / C::ctas), static_cast<int>(gridDim.x / C::ctas));
+    const typename C::Walk walk(p, static_cast<int>(blockIdx.x / C::ctas), static_cast<int>(gridDim.x / C::ctas));
+    const auto tiles = [&](auto whole_warp) {
+        if constexpr (C::announces) {
+            return Tiles<C, decltype(whole_warp)::value>(shared);
+        } else {
+            return OwnTiles<C>(p, walk, rank);
+        }
+    };
     if (warpgroup == 0) {
         ptx::give_registers<40>();
-        if (threadIdx.x == 0) produce<C>(maps, p, shared, walk, rank);
+        if (threadIdx.x == 0) produce<C>(maps, shared, rank, tiles(std::false_type{}));
+        if (C::announces && threadIdx.x / warp_size == 1) announce<C>(p, shared, walk, rank);
         __syncwarp();
     } else {
         ptx::take_registers<232>();
-        consume<C>(maps, p, shared, walk, rank, warpgroup - 1, c, multiply);
+        consume<C>(maps, p, shared, warpgroup - 1, tiles(std::true_type{}), c, multiply);
     }
     ptx::cluster_sync(); // the neighbour may still arrive here
 }

@@ -1,6 +1,7 @@
 // Launching the persistent kernels of Hopper: what they can run on, tensor maps, the choice of tiles, clusters.
 #pragma once
 
+#include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sm90/config.cuh"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <iterator>
+#include <utility>
 
 namespace moe::cuda::sm90 {
 
@@ -26,25 +28,46 @@ inline auto map_encoder() {
     return found;
 }
 
-// [planes, rows, inner] in boxes of 64 rows of 128 bytes, swizzled; zeros beyond. Elements are bytes, BF16 or FP32.
-template <class T>
-CUtensorMap map_of(const void* data, std::int64_t inner, std::int64_t rows, std::int64_t planes) {
-    const cuuint64_t sizes[] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(rows),
-                                static_cast<cuuint64_t>(planes)};
-    const cuuint64_t strides[] = {sizes[0] * sizeof(T), sizes[0] * sizes[1] * sizeof(T)};
-    const cuuint32_t box[] = {128 / sizeof(T), 64, 1}, steps[] = {1, 1, 1};
+// Boxes of rows of 128 bytes, swizzled; zeros beyond. Elements are bytes, BF16 or FP32; strides in bytes, but of the
+// innermost dimension.
+template <class T, int dimensions>
+CUtensorMap map_of(const void* data, const cuuint64_t (&sizes)[dimensions], const cuuint64_t (&strides)[dimensions - 1],
+                   int box_rows) {
+    cuuint32_t box[dimensions] = {128 / sizeof(T), static_cast<cuuint32_t>(box_rows)}, steps[dimensions];
+    std::fill(box + 2, box + dimensions, 1u);
+    std::fill(steps, steps + dimensions, 1u);
     constexpr CUtensorMapDataType type = sizeof(T) == 4   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                          : sizeof(T) == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                           : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     CUtensorMap map;
-    const CUresult status = map_encoder()(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps,
+    const CUresult status = map_encoder()(&map, type, dimensions, const_cast<void*>(data), sizes, strides, box, steps,
                                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
         throw std::runtime_error("cuTensorMapEncodeTiled: status " + std::to_string(status) + " for a tensor of " +
-                                 std::to_string(planes) + " x " + std::to_string(rows) + " x " + std::to_string(inner));
+                                 std::to_string(sizes[2]) + " x " + std::to_string(sizes[1]) + " x " +
+                                 std::to_string(sizes[0]));
     }
     return map;
+}
+
+// [planes, rows, inner]
+template <class T>
+CUtensorMap map_of(const void* data, std::int64_t inner, std::int64_t rows, std::int64_t planes, int box_rows = 64) {
+    const cuuint64_t row = static_cast<cuuint64_t>(inner) * sizeof(T), count = static_cast<cuuint64_t>(rows);
+    return map_of<T, 3>(data, {static_cast<cuuint64_t>(inner), count, static_cast<cuuint64_t>(planes)},
+                        {row, row * count}, box_rows);
+}
+
+// Rows of `inner` elements, in groups that only the device knows. The map has one tensor, but bounds that fit any
+// group: row x of its second dimension ends at GroupBox::span, where the group shall end, the third says where that is,
+// and the last, always at GroupBox::span, takes the span off again: span times its stride is 2^64 bytes less span rows.
+template <class T>
+CUtensorMap group_map_of(const void* data, std::int64_t inner, int box_rows) {
+    constexpr cuuint64_t span = ptx::GroupBox::span, most = 0x7fff0000;
+    const cuuint64_t row = static_cast<cuuint64_t>(inner) * sizeof(T);
+    return map_of<T, 4>(data, {static_cast<cuuint64_t>(inner), span, most, most}, {row, row, (1ull << 34) - row},
+                        box_rows);
 }
 
 // Of the current device; 0 where the kernels do not run on it.
@@ -84,7 +107,8 @@ void launch(void (*kernel)(Parameters...), int multiprocessors, cudaStream_t str
 // evenly over the groups, every wave as long as a whole tile. Fitted to an H200's times: a step of the ring takes what
 // its products do and what issuing them costs, and a tile what nothing hides of its start and its results.
 template <class C>
-double cycles(const Grouped& p, int clusters) {
+double cycles(Grouped p, int clusters) {
+    if (C::swapped) std::swap(p.m, p.n);
     constexpr double step_cycles = C::tile_n * 4.0 + (C::in_turn ? 104.0 : 64.0); // 1,024 multiply-adds of BF16 each
     constexpr double tile_cycles = C::in_turn ? 0.0 : 2700.0;
     const double rows = static_cast<double>(p.capacity) / p.groups;

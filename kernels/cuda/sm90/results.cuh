@@ -42,7 +42,7 @@ public:
             for (int part = 0; part < C::parts; ++part, ++done) {
                 const int col = tile.col + part * C::result_columns;
                 if (col >= p_.n) break;
-                const unsigned buffer = shared_.results(consumer_) + next_ * C::box_bytes;
+                const unsigned buffer = shared_.results(consumer_) + next_ * C::buffer_bytes;
                 if constexpr (C::update == Update::add) {
                     ptx::wait(shared_.fetched(consumer_, next_), parity_);
                 } else {
@@ -54,7 +54,10 @@ public:
                 ptx::sync_warpgroup(1 + consumer_);
                 if (++next_ == C::buffers) next_ = 0, parity_ ^= 1;
                 if (thread_ == 0) {
-                    if (whole) ptx::store_box(map_, {col, row, C::wgrad ? tile.group : 0}, buffer);
+                    if (whole) {
+                        each_box({col, row, C::wgrad ? tile.group : 0}, buffer,
+                                 [&](ptx::Box at, unsigned from) { ptx::store_box(map_, at, from); });
+                    }
                     ptx::commit_stores(); // perhaps of nothing: a buffer's turn is counted in groups
                     if (C::update == Update::add && done > 0 && done - 1 + C::buffers < parts_of(tile)) {
                         ptx::wait_stores_read<1>();
@@ -78,37 +81,77 @@ private:
     __device__ int parts_of(const Tile& tile) const {
         return across(tile) * (C::halves == 2 && tile.rows_left > 64 ? 2 : 1);
     }
+    // The boxes of a part that begins `at` an element of what is computed.
+    template <class Move>
+    __device__ static void each_box(ptx::Box at, unsigned buffer, const Move& move) {
+        if constexpr (C::swapped) {
+            move(ptx::Box{at.row, at.inner, at.plane}, buffer);
+            move(ptx::Box{at.row + 32, at.inner, at.plane}, buffer + C::buffer_bytes / 2);
+        } else {
+            move(at, buffer);
+        }
+    }
     // One part of C to the next buffer.
     __device__ void fetch(const Tile& tile, int part) {
         const int down = part / across(tile), col = tile.col + part % across(tile) * C::result_columns;
         const unsigned barrier = shared_.fetched(consumer_, fetched_);
-        ptx::arrive_expecting(barrier, C::box_bytes);
-        ptx::load_box(map_, {col, tile.row + first_row(down), tile.group},
-                      shared_.results(consumer_) + fetched_ * C::box_bytes, barrier);
+        ptx::arrive_expecting(barrier, C::buffer_bytes);
+        each_box({col, tile.row + first_row(down), tile.group}, shared_.results(consumer_) + fetched_ * C::buffer_bytes,
+                 [&](ptx::Box at, unsigned to) { ptx::load_box(map_, at, to, barrier); });
         if (++fetched_ == C::buffers) fetched_ = 0;
     }
     __device__ void put(unsigned buffer, const float (&sum)[C::tile_n / 2], int first) const {
-        if constexpr (C::wgrad) {
+        if constexpr (C::swapped) {
+            put_transposed(buffer, sum, first);
+        } else if constexpr (C::wgrad) {
             put_f32(buffer, sum, first);
         } else {
             put_bf16(buffer, sum, first);
         }
     }
     __device__ void put_f32(unsigned buffer, const float (&sum)[C::tile_n / 2], int first) const {
-        const int lane = thread_ % warp_size;
+        // Four neighbours have 8 columns of a row, and half a warp four rows. These are on the banks of different 8
+        // columns only because odd rows take theirs in another order.
+        const int lane = thread_ % warp_size, row = thread_ / warp_size * 16 + lane / 4;
+        const bool odd = row % 2 == 1;
+        const unsigned start = buffer + row * 128 + lane % 2 * 8,
+                       piece = ((lane % 4 / 2) ^ (row % 8) ^ (odd ? 4 : 0)) * 16;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const int row = thread_ / warp_size * 16 + lane / 4 + h * 8, i = first + j * 4 + h * 2;
-                const unsigned at = place(buffer, row, j * 2 + lane % 4 / 2) + lane % 2 * 8;
-                float x = sum[i], y = sum[i + 1];
+                const int even_at = first + j * 4 + h * 2, odd_at = first + (j ^ 2) * 4 + h * 2;
+                const unsigned at = start + (piece ^ (j * 32)) + h * 1024;
+                float x = odd ? sum[odd_at] : sum[even_at], y = odd ? sum[odd_at + 1] : sum[even_at + 1];
                 if constexpr (C::update == Update::add) {
                     float c, d;
                     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(c), "=f"(d) : "r"(at) : "memory");
                     x += c, y += d;
                 }
                 asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
+            }
+        }
+    }
+    // Columns of the sums as rows: a warp's elements of one store are 8 of each of 4 rows, all on different banks.
+    __device__ void put_transposed(unsigned buffer, const float (&sum)[C::tile_n / 2], int first) const {
+        const int lane = thread_ % warp_size, warp = thread_ / warp_size, row = lane % 4 * 2;
+        const unsigned box = buffer + warp / 2 * (C::buffer_bytes / 2);
+        const unsigned start = box + row * 128 + lane / 4 % 4 * 4, piece = ((warp % 2 * 4 + lane / 16) ^ row) * 16;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const unsigned at = start + i * 128 + (piece ^ (i * 16 + h * 32)) + j * 1024;
+                    float x = sum[first + j * 4 + h * 2 + i];
+                    if constexpr (C::update == Update::add) {
+                        float c;
+                        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(c) : "r"(at) : "memory");
+                        x += c;
+                    }
+                    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+                }
             }
         }
     }

@@ -15,6 +15,7 @@ template <int columns, int stage_count, int buffer_count, Pair neighbours>
 struct ScaledConfig : Config<GroupedProduct::forward, columns, stage_count, buffer_count, neighbours> {
     static constexpr int tile_k = 128;
     static constexpr bool ordered = true;
+    static constexpr bool announces = false; // 2 to 9 % less with
 };
 
 struct Scales { // [capacity, blocks] and [groups, columns of 128, blocks]
@@ -58,8 +59,8 @@ __device__ void multiply_scaled(const Grouped& p, const Scales& scales, const Sh
     for (int block = 0; block < blocks; ++block, ring.advance()) {
         ptx::wait(shared.full(ring.stage), ring.parity);
         if (both) await_turn<C>(consumer);
-        const std::uint64_t a = ptx::describe(shared.a(ring.stage) + consumer * C::box_bytes);
-        const std::uint64_t b = ptx::describe(shared.b(ring.stage));
+        const std::uint64_t a = ptx::describe<C::box_bytes>(shared.a(ring.stage) + consumer * C::box_bytes);
+        const std::uint64_t b = ptx::describe<C::box_bytes>(shared.b(ring.stage));
         ptx::fence_products();
 #pragma unroll
         for (int i = 0; i < 3; ++i) ptx::multiply_f8(part, a + i * 2, b + i * 2, i); // 32 bytes further each time

@@ -3,6 +3,8 @@
 
 #include "kernels/cuda/device.cuh"
 
+#include <climits>
+
 namespace moe::cuda::sm90 {
 
 // A grouped product as its C has it: C_e[m, n] over `depth` contracted elements. The count of a group's rows is m
@@ -19,16 +21,24 @@ struct ClusterTile {
     int row, col;  // corner in the group's C
 };
 
-// The clusters take turns at the groups' tiles, so that those that run side by side share their operands in L2: down
-// bands of `band` tiles of rows, column by column. Tiles at a group's end with no more rows than one warpgroup takes
-// cost about half; the clusters take turns at those separately, in the other direction, and stay level. Where C is
-// added to, a group without rows (`without_depth`) has no tiles.
-template <bool rows_are_depth, bool without_depth, int tile_m, int tile_n>
-class Tiles {
+// Where a tile lies: down bands of 16 tiles of rows, column by column, so that those that run side by side share their
+// operands in L2.
+template <int tile_m, int tile_n>
+__device__ void place_in_bands(int local, int down, int across, ClusterTile& tile) {
+    constexpr int band = 16;
+    const int top = local / (band * across) * band;
+    const int height = down - top < band ? down - top : band, in_band = local - top * across;
+    tile.row = (top + in_band % height) * tile_m, tile.col = in_band / height * tile_n;
+}
+
+// Forward, dgrad: the clusters take turns at the groups' tiles. Those at a group's end with no more rows than one
+// warpgroup takes cost about half; the clusters take turns at those separately, in the other direction, and stay level.
+template <int tile_m, int tile_n>
+class RowTiles {
 public:
     static constexpr int rows = tile_m, columns = tile_n;
 
-    __device__ Tiles(const Grouped& product, int cluster, int clusters)
+    __device__ RowTiles(const Grouped& product, int cluster, int clusters)
         : p_(product),
           across_(ceil_div(product.n, tile_n)),
           stride_(clusters),
@@ -38,35 +48,87 @@ public:
     __device__ bool next(ClusterTile& tile) {
         for (; group_ < p_.groups; ++group_) {
             const int left = p_.capacity - first_row_, count = p_.counts == nullptr ? left : p_.counts[group_];
-            const int routed = count < 0 ? 0 : count < left ? count : left;
-            const int m = !rows_are_depth ? routed : routed > 0 || without_depth ? p_.m : 0;
+            const int m = count < 0 ? 0 : count < left ? count : left;
             const bool ends_short = m % tile_m != 0 && m % tile_m <= 64;
             const int down = ends_short ? m / tile_m : ceil_div(m, tile_m);
             const int tiles = down * across_, short_tiles = ends_short ? across_ : 0;
+            tile = {group_, first_row_, m, 0, 0};
             if (tile_ < first_tile_ + tiles) {
-                const int local = tile_ - first_tile_, top = local / (band * across_) * band;
-                const int height = down - top < band ? down - top : band, in_band = local - top * across_;
-                tile = {group_, first_row_, routed, (top + in_band % height) * tile_m, in_band / height * tile_n};
+                place_in_bands<tile_m, tile_n>(tile_ - first_tile_, down, across_, tile);
                 tile_ += stride_;
                 return true;
             }
             if (short_tile_ < first_short_ + short_tiles) {
-                tile = {group_, first_row_, routed, down * tile_m, (short_tile_ - first_short_) * tile_n};
+                tile.row = down * tile_m, tile.col = (short_tile_ - first_short_) * tile_n;
                 short_tile_ += stride_;
                 return true;
             }
             first_tile_ += tiles;
             first_short_ += short_tiles;
-            first_row_ += routed;
+            first_row_ += m;
         }
         return false;
     }
 
 private:
-    static constexpr int band = 16;
     const Grouped& p_;
     int across_, stride_, tile_, short_tile_;
     int group_ = 0, first_row_ = 0, first_tile_ = 0, first_short_ = 0;
+};
+
+// wgrad: every group has the same tiles, as deep as it has rows. The clusters take turns at those of the group with the
+// most rows, then of the next one, so that all go through about as many steps. Where C is added to, groups without rows
+// (`without_depth`) have no tiles. A whole warp asks at once.
+template <bool without_depth, int tile_m, int tile_n>
+class DepthTiles {
+public:
+    static constexpr int rows = tile_m, columns = tile_n;
+
+    __device__ DepthTiles(const Grouped& product, int cluster, int clusters)
+        : p_(product),
+          down_(ceil_div(product.m, tile_m)),
+          across_(ceil_div(product.n, tile_n)),
+          stride_(clusters),
+          tile_(cluster + down_ * across_) {}
+
+    __device__ bool next(ClusterTile& tile) {
+        for (const int tiles = down_ * across_; tile_ >= tiles; tile_ -= tiles) {
+            if (!next_group()) return false;
+        }
+        tile = {group_, first_row_, rows_, 0, 0};
+        place_in_bands<tile_m, tile_n>(tile_, down_, across_, tile);
+        tile_ += stride_;
+        return true;
+    }
+
+private:
+    // The one of the largest count that comes behind the last one, of equal counts the first.
+    __device__ bool next_group() {
+        const int lane = static_cast<int>(threadIdx.x % warp_size);
+        int most = -1, at = p_.groups;
+        for (int e = lane; e < p_.groups; e += warp_size) {
+            const int count = count_of(e);
+            const bool behind = count < count_ || (count == count_ && e > group_);
+            if (behind && count > most) most = count, at = e;
+        }
+        count_ = __reduce_max_sync(all_lanes, most);
+        if (count_ < (without_depth ? 0 : 1)) return false;
+        group_ = __reduce_min_sync(all_lanes, most == count_ ? at : p_.groups);
+        int before = 0;
+        for (int e = lane; e < group_; e += warp_size) before += count_of(e);
+        before = __reduce_add_sync(all_lanes, before);
+        first_row_ = before < p_.capacity ? before : p_.capacity;
+        rows_ = count_ < p_.capacity - first_row_ ? count_ : p_.capacity - first_row_;
+        return true;
+    }
+    __device__ int count_of(int e) const {
+        const int count = p_.counts == nullptr ? p_.capacity : p_.counts[e];
+        return count > 0 ? count : 0;
+    }
+
+    const Grouped& p_;
+    int down_, across_, stride_, tile_; // of the group
+    int group_ = -1, count_ = INT_MAX, first_row_ = 0, rows_ = 0;
 };
 
 } // namespace moe::cuda::sm90
