@@ -33,7 +33,6 @@ struct Config {
     static constexpr int ctas = 2; // of a cluster
     static constexpr bool in_turn = warpgroups == Turns::in_turn;
     static constexpr bool ordered = in_turn;       // a warpgroup waits for the other one's products
-    static constexpr bool announces = true;        // one warp finds the tiles for all
     static constexpr int halves = in_turn ? 2 : 1; // of a tile's rows that a warpgroup computes
     static constexpr bool wgrad = form == GroupedProduct::wgrad;
     static constexpr bool swapped = operands == Sides::swapped;
@@ -126,26 +125,6 @@ __device__ void announce(const Grouped& p, const Shared<C>& shared, typename C::
         ptx::arrive(shared.announced(at.stage));
     }
 }
-
-// The tiles as a thread finds them for itself, one ahead.
-template <class C>
-class OwnTiles {
-public:
-    __device__ OwnTiles(const Grouped& p, typename C::Walk walk, int rank)
-        : p_(p), walk_(walk), rank_(rank), following_(next_tile<C>(walk_, p_, rank_)) {}
-    __device__ bool next(Tile& tile) {
-        tile = following_;
-        if (tile.group < 0) return false;
-        following_ = next_tile<C>(walk_, p_, rank_);
-        return true;
-    }
-
-private:
-    const Grouped& p_;
-    typename C::Walk walk_;
-    int rank_;
-    Tile following_;
-};
 
 // The tiles as a reader has seen them: a whole warp, or one thread that counts as one.
 template <class C, bool whole_warp>

@@ -33,8 +33,9 @@ __device__ void load_operand(const CUtensorMap& map, Box box, unsigned to, unsig
     }
 }
 
-template <class C, class Source>
-__device__ void produce(const Maps& maps, const Shared<C>& shared, int rank, Source tiles) {
+template <class C>
+__device__ void produce(const Maps& maps, const Shared<C>& shared, int rank) {
+    Tiles<C, false> tiles(shared);
     Ring<C::stages> ring;
     Tile tile;
     while (tiles.next(tile)) {
@@ -164,9 +165,10 @@ __device__ void skip_tile(const Shared<C>& shared, Ring<C::stages>& ring, const 
 
 // Multiplies tile by tile and writes the sums; `multiply` takes the stages of one tile. In turn, a warpgroup writes
 // while the other multiplies.
-template <class C, class Source, class Multiply>
-__device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& shared, int consumer, Source tiles, Dst c,
+template <class C, class Multiply>
+__device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& shared, int consumer, Dst c,
                         const Multiply& multiply) {
+    Tiles<C, true> tiles(shared);
     Ring<C::stages> ring;
     Writer<C> writer(maps, p, shared, c, consumer);
     Tile tile;
@@ -209,22 +211,18 @@ __device__ void run(const Maps& maps, const Grouped& p, Dst c, const void* memor
         ptx::prefetch(maps.a), ptx::prefetch(maps.b), ptx::prefetch(maps.c);
     }
     ptx::cluster_sync();
-    const typename C::Walk walk(p, static_cast<int>(blockIdx.x / C::ctas), static_cast<int>(gridDim.x / C::ctas));
-    const auto tiles = [&](auto whole_warp) {
-        if constexpr (C::announces) {
-            return Tiles<C, decltype(whole_warp)::value>(shared);
-        } else {
-            return OwnTiles<C>(p, walk, rank);
-        }
-    };
     if (warpgroup == 0) {
         ptx::give_registers<40>();
-        if (threadIdx.x == 0) produce<C>(maps, shared, rank, tiles(std::false_type{}));
-        if (C::announces && threadIdx.x / warp_size == 1) announce<C>(p, shared, walk, rank);
+        if (threadIdx.x == 0) produce<C>(maps, shared, rank);
+        if (threadIdx.x / warp_size == 1) {
+            const int cluster = static_cast<int>(blockIdx.x / C::ctas),
+                      clusters = static_cast<int>(gridDim.x / C::ctas);
+            announce<C>(p, shared, typename C::Walk(p, cluster, clusters), rank);
+        }
         __syncwarp();
     } else {
         ptx::take_registers<232>();
-        consume<C>(maps, p, shared, warpgroup - 1, tiles(std::true_type{}), c, multiply);
+        consume<C>(maps, p, shared, warpgroup - 1, c, multiply);
     }
     ptx::cluster_sync(); // the neighbour may still arrive here
 }
