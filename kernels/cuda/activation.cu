@@ -76,9 +76,12 @@ struct Results {
     float* dprobs = nullptr;
 };
 
+// A warp waits for the counts, for its row and for its block's largest in turn: what hides that is other warps, so that
+// registers are kept to what four or three blocks of a multiprocessor can have.
+//
 // `more`: results beyond the one that every call has. What becomes E4M3 is rounded to BF16 first.
 template <class A, bool swiglu, bool more>
-__global__ void __launch_bounds__(row_threads) activation_kernel(ActivationShape s, Operands in, Results out) {
+__global__ void __launch_bounds__(row_threads, 4) activation_kernel(ActivationShape s, Operands in, Results out) {
     constexpr int W = A::width;
     const Kind<swiglu> kind(s);
     struct Both {
@@ -87,7 +90,7 @@ __global__ void __launch_bounds__(row_threads) activation_kernel(ActivationShape
     for_each_row(in.counts, s.groups, s.rows, [&](std::int64_t row) {
         const float p = in.probs != nullptr ? in.probs[row] : 1.0f;
         const std::int64_t start = row * (kind.gated ? 2 * s.ffn : s.ffn);
-        for_packs_of_warp<4>(
+        for_packs_of_warp<3>(
             static_cast<int>(s.ffn / W),
             [&](int i) {
                 Both held;
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(row_threads) activation_kernel(ActivationShape
 }
 
 template <class A, bool swiglu, bool more>
-__global__ void __launch_bounds__(row_threads)
+__global__ void __launch_bounds__(row_threads, 3)
     activation_grad_kernel(ActivationShape s, Operands in, Src dy, Results out) {
     constexpr int W = A::width;
     const Kind<swiglu> kind(s);
