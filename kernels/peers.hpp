@@ -46,6 +46,12 @@ struct PeerKernels {
     void (*dispatch)(const PeerGroup& group, const TokenShape& shape, Src x, const std::int32_t* all_counts,
                      const std::int32_t* row_of, const float* weight, Dst rows, float* probs, std::int32_t* places,
                      void* stream) = nullptr;
+    // The same for rows in E4M3 (Fp8Rows), whose scales go where they go. Whole 16 bytes of them: cols is a multiple of
+    // 512.
+    void (*dispatch_quantized)(const PeerGroup& group, const TokenShape& shape, const std::uint8_t* x,
+                               const float* x_scale, const std::int32_t* all_counts, const std::int32_t* row_of,
+                               const float* weight, std::uint8_t* rows, float* row_scale, float* probs,
+                               std::int32_t* places, void* stream) = nullptr;
     // The way back, which is dispatch's gradient: y[tokens, cols] = sums of the rows of a token's copies, in FP32 on
     // each rank that has some, and of those sums, which travel in the storage of y, through parts[parts_of(ranks),
     // cols]. [values[capacity]] -> [by_copy[tokens, top_k]]: one value per copy, 0 for dropped ones.

@@ -248,7 +248,7 @@ PlanFault check_executable_precision(const Plan& plan) {
 // What dispatch over peer memory takes: a warp holds all that there is to know of a token, 16 bytes move at a time, and
 // every rank reaches the memory of the others.
 PlanFault check_over_peers(const Plan& plan) {
-    constexpr int most_ranks = 8, most_choices = 24, most_experts = 960;
+    constexpr int most_ranks = 8, most_choices = 24, most_experts = 896;
     if (plan.dispatcher != Dispatcher::hybridep || plan.ep * plan.etp == 1) return {};
     const auto refused = [](const std::string& why) {
         return fault("dispatcher", "dispatcher = hybridep: {}: set dispatcher=alltoall", why);
@@ -263,8 +263,8 @@ PlanFault check_over_peers(const Plan& plan) {
     }
     if (plan.model->hidden % 8 != 0) return refused(fmt::format("width {} is no multiple of 8", plan.model->hidden));
     // Degrees that search has not settled yet, or that do not fit, are no mesh; other checks say so.
-    const bool settled = plan.tp * plan.cp * plan.dp * plan.pp == plan.gpus &&
-                         plan.etp * plan.ep * plan.edp * plan.pp == plan.gpus;
+    const bool settled =
+        plan.tp * plan.cp * plan.dp * plan.pp == plan.gpus && plan.etp * plan.ep * plan.edp * plan.pp == plan.gpus;
     if (plan.hardware->cpu || !settled) return {};
     const Mesh mesh(plan);
     const int domain = std::max(1, plan.hardware->nvlink_domain_used);

@@ -12,17 +12,22 @@ namespace moe::cuda {
 
 inline constexpr int peer_warps = 16, peer_threads = peer_warps * warp_size;
 inline constexpr unsigned piece_bytes = 2048, most_pieces = 5; // of a row; those of a warp that come in at once
+// A row of E4M3 has a scale of 4 bytes for 128 of them: those of a piece travel with it.
+inline constexpr unsigned scale_share = 32;
 
-// A warp's pieces, each with a barrier; they are filled and emptied in turn. `more` bytes of a warp lie behind them.
-template <unsigned more>
+// A warp's pieces with `beside` bytes each and a barrier; they are filled and emptied in turn. `more` bytes of a warp
+// lie behind them.
+template <unsigned beside, unsigned more>
 struct RingMemory {
-    char rows[peer_warps][most_pieces * piece_bytes + more];
+    static constexpr unsigned place = piece_bytes + beside;
+    char rows[peer_warps][most_pieces * place + more];
     std::uint64_t barriers[peer_warps][most_pieces];
 };
+template <unsigned beside>
 class Ring {
 public:
     template <unsigned more>
-    __device__ explicit Ring(RingMemory<more>& memory) {
+    __device__ explicit Ring(RingMemory<beside, more>& memory) {
         const unsigned warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
         rows_ = ptx::shared_address(memory.rows[warp]);
         barriers_ = ptx::shared_address(memory.barriers[warp]);
@@ -30,14 +35,16 @@ public:
         ptx::fence_barrier_init();
         __syncwarp();
     }
-    // One lane asks for the piece that comes `ahead` of the next one to be emptied.
-    __device__ void ask(unsigned ahead, const char* from, unsigned bytes) const {
+    // One lane asks for the piece that comes `ahead` of the next one to be emptied, and for its scales.
+    __device__ void ask(unsigned ahead, const char* from, unsigned bytes, const char* scales = nullptr) const {
         const unsigned at = at_ + ahead < most_pieces ? at_ + ahead : at_ + ahead - most_pieces;
-        ptx::arrive_expecting(barriers_ + 8 * at, bytes);
-        ptx::load_bytes(rows_ + at * piece_bytes, from, bytes, barriers_ + 8 * at);
+        const unsigned barrier = barriers_ + 8 * at, to = rows_ + at * place;
+        ptx::arrive_expecting(barrier, beside > 0 ? bytes + bytes / scale_share : bytes);
+        ptx::load_bytes(to, from, bytes, barrier);
+        if constexpr (beside > 0) ptx::load_bytes(to + piece_bytes, scales, bytes / scale_share, barrier);
     }
     __device__ void wait() const { ptx::wait(barriers_ + 8 * at_, parity_); }
-    __device__ unsigned offset() const { return at_ * piece_bytes; } // of the next one, in the warp's rows
+    __device__ unsigned offset() const { return at_ * place; } // of the next one, in the warp's rows
     __device__ unsigned address() const { return rows_ + offset(); }
     __device__ void next() {
         if (++at_ < most_pieces) return;
@@ -46,6 +53,7 @@ public:
     }
 
 private:
+    static constexpr unsigned place = RingMemory<beside, 0>::place;
     unsigned rows_, barriers_, at_ = 0, parity_ = 0;
 };
 
@@ -58,11 +66,13 @@ struct Sums {
 };
 
 // A block's shared memory, before the routes.
+template <bool scaled>
 struct SpreadMemory {
-    RingMemory<0> ring;
+    static constexpr unsigned beside = scaled ? piece_bytes / scale_share : 0;
+    RingMemory<beside, 0> ring;
 };
 struct SumMemory {
-    RingMemory<piece_bytes> ring; // and the piece that leaves
+    RingMemory<0, piece_bytes> ring; // and the piece that leaves
     Sums sums[peer_warps];
 };
 
@@ -105,16 +115,21 @@ private:
     int flags_[behind + 1] = {-1, -1, -1, -1}, next_ = -1;
 };
 
-// Rows from one place to several: while pieces go out, the next ones come in.
+// Rows from one place to several: while pieces go out, the next ones come in. scaled: rows of E4M3 with their scales,
+// which lie likewise in a matrix of their own.
+template <bool scaled>
 class Spreader {
 public:
-    __device__ explicit Spreader(SpreadMemory& memory) : ring_(memory.ring) {}
+    // rows, scales: the matrices that it writes to.
+    __device__ Spreader(SpreadMemory<scaled>& memory, char* rows, char* scales)
+        : ring_(memory.ring), rows_(rows), scales_(scales) {}
 
     // To the places that lanes name, null: none. They are written when finish() returns.
-    __device__ void spread(const char* from, char* to, unsigned bytes) {
+    __device__ void spread(const char* from, const char* scales, char* to, unsigned bytes) {
         if (__ballot_sync(all_lanes, to != nullptr) == 0) return;
         for (unsigned at = 0; at < bytes; at += piece_bytes)
-            take(from + at, to != nullptr ? to + at : nullptr, bytes - at < piece_bytes ? bytes - at : piece_bytes);
+            take(from + at, scaled ? scales + at / scale_share : nullptr, to != nullptr ? to + at : nullptr,
+                 bytes - at < piece_bytes ? bytes - at : piece_bytes);
     }
     __device__ void finish() {
         for (int i = 0; i < ahead; ++i) {
@@ -127,10 +142,10 @@ public:
 private:
     static constexpr int ahead = most_pieces - 2; // one more is leaving, and one may still be
 
-    __device__ void take(const char* from, char* to, unsigned bytes) {
+    __device__ void take(const char* from, const char* scales, char* to, unsigned bytes) {
         ptx::wait_stores_read<1>(); // the piece that lay here has left
         __syncwarp();
-        if (threadIdx.x % warp_size == 0) ring_.ask(held_, from, bytes);
+        if (threadIdx.x % warp_size == 0) ring_.ask(held_, from, bytes, scales);
         pass_on();
         shift(to, bytes);
         ++held_;
@@ -140,10 +155,15 @@ private:
         constexpr int oldest = ahead - 1;
         if (bytes_[oldest] == 0) return;
         ring_.wait();
-        if (to_[oldest] != nullptr) ptx::store_bytes(to_[oldest], ring_.address(), bytes_[oldest]);
+        if (to_[oldest] != nullptr) store(to_[oldest], bytes_[oldest]);
         ptx::commit_stores();
         ring_.next();
         --held_;
+    }
+    __device__ void store(char* to, unsigned bytes) const {
+        ptx::store_bytes(to, ring_.address(), bytes);
+        if constexpr (scaled)
+            ptx::store_bytes(scales_ + (to - rows_) / scale_share, ring_.address() + piece_bytes, bytes / scale_share);
     }
     __device__ void shift(char* to, unsigned bytes) {
 #pragma unroll
@@ -152,7 +172,8 @@ private:
         bytes_[0] = bytes;
     }
 
-    Ring ring_;
+    Ring<SpreadMemory<scaled>::beside> ring_;
+    char *rows_, *scales_;
     unsigned held_ = 0;
     char* to_[ahead] = {};
     unsigned bytes_[ahead] = {}; // 0: no piece
@@ -270,7 +291,7 @@ private:
         promises_.commit();
     }
 
-    Ring ring_;
+    Ring<0> ring_;
     Promises<Raise> promises_;
     Sums& sums_;
     char* rows_;

@@ -10,7 +10,7 @@ namespace moe::cuda {
 namespace {
 
 constexpr int gather_threads = 256;
-constexpr int most_experts = 960; // whose routes fit beside the rows in shared memory
+constexpr int most_experts = 896; // whose routes fit beside the rows in shared memory
 
 struct Tokens {
     PeerGroup group;
@@ -83,17 +83,18 @@ __device__ Way way_of(const Tokens& s, const Routes& routes, int rank, int row) 
 
 struct Dispatch {
     Tokens s;
-    const char* x;
+    const char *x, *x_scale; // scales: of rows in E4M3
     const std::int32_t *all_counts, *row_of;
     const float* weight; // null: places are known
-    char* rows;
+    char *rows, *row_scale;
     float* probs;
     std::int32_t* places;
 };
 
 // Tokens of a rank that have experts here: each row comes once, and goes to the places of all its copies.
-__device__ void take_tile(const Dispatch& d, const Routes& routes, Spreader& spreader, int rank, std::int64_t tile,
-                          int row) {
+template <bool scaled>
+__device__ void take_tile(const Dispatch& d, const Routes& routes, Spreader<scaled>& spreader, int rank,
+                          std::int64_t tile, int row) {
     const PeerGroup& g = d.s.group;
     const int lane = static_cast<int>(threadIdx.x % warp_size), count = d.s.count(tile);
     const std::int64_t copy = d.s.first(tile) * d.s.top_k + lane;
@@ -102,21 +103,24 @@ __device__ void take_tile(const Dispatch& d, const Routes& routes, Spreader& spr
     const bool here = way.to == g.rank;
     const float weight = here && !known ? __ldcg(at_rank(g, d.weight, rank) + copy) : 0.0f;
     char* const target = here ? d.rows + way.place * d.s.row_bytes : nullptr;
-    const char* const from = at_rank(g, d.x, rank) + d.s.first(tile) * d.s.row_bytes;
-    for (int t = 0; t < count; ++t)
-        spreader.spread(from + t * d.s.row_bytes, d.s.copies(t) >> lane & 1u ? target : nullptr, d.s.row());
+    for (int t = 0; t < count; ++t) {
+        const std::int64_t at = (d.s.first(tile) + t) * d.s.row_bytes;
+        spreader.spread(at_rank(g, d.x, rank) + at, scaled ? at_rank(g, d.x_scale, rank) + at / scale_share : nullptr,
+                        d.s.copies(t) >> lane & 1u ? target : nullptr, d.s.row());
+    }
     if (known || lane >= count * d.s.top_k) return;
     d.places[rank * d.s.tokens * d.s.top_k + copy] = here ? way.place : -1 - __popc(way.ranks & ((1u << g.rank) - 1));
     if (here) d.probs[way.place] = weight;
 }
 
+template <bool scaled>
 __global__ void __launch_bounds__(peer_threads, 1) dispatch_kernel(__grid_constant__ const Dispatch d) {
     extern __shared__ __align__(128) char shared[];
     const PeerGroup& g = d.s.group;
     const unsigned call = begin_call(g);
-    Spreader spreader(*reinterpret_cast<SpreadMemory*>(shared));
-    const Routes routes(g, d.s.experts, d.all_counts, reinterpret_cast<int*>(shared + sizeof(SpreadMemory)), 0,
-                        g.ranks);
+    using Memory = SpreadMemory<scaled>;
+    Spreader<scaled> spreader(*reinterpret_cast<Memory*>(shared), d.rows, d.row_scale);
+    const Routes routes(g, d.s.experts, d.all_counts, reinterpret_cast<int*>(shared + sizeof(Memory)), 0, g.ranks);
     wait_for_ranks(g, call);
     ptx::fence_global_proxy();
     const auto rank_of = [&](std::int64_t number) { return static_cast<int>(g.rank + number % g.ranks) % g.ranks; };
@@ -249,13 +253,12 @@ __global__ void __launch_bounds__(gather_threads)
     end_call(g, call, false);
 }
 
-void check_sizes(const PeerGroup& g, const TokenShape& s, Type type) {
-    const std::int64_t bytes = s.cols * static_cast<std::int64_t>(size_of(type));
+void check_sizes(const PeerGroup& g, const TokenShape& s, std::int64_t row_bytes, std::int64_t scale_bytes) {
     if (g.ranks > most_peers || s.top_k > most_choices || s.experts > most_experts || s.experts % g.ranks != 0 ||
-        bytes % 16 != 0 || g.ranks * s.tokens * s.top_k > 0x7fffffff)
+        row_bytes % 16 != 0 || scale_bytes % 16 != 0 || g.ranks * s.tokens * s.top_k > 0x7fffffff)
         throw std::runtime_error("cuda: dispatch over peer memory of " + std::to_string(s.tokens) + " tokens, top_k " +
                                  std::to_string(s.top_k) + ", " + std::to_string(s.experts) + " experts and rows of " +
-                                 std::to_string(bytes) + " bytes on " + std::to_string(g.ranks) +
+                                 std::to_string(row_bytes) + " bytes on " + std::to_string(g.ranks) +
                                  " ranks: use dispatcher alltoall");
 }
 
@@ -267,18 +270,14 @@ int tokens_per_tile(const PeerGroup& g, const TokenShape& s) {
     return static_cast<int>(std::clamp<std::int64_t>(s.tokens / (tiles_per_warp * warps), 1, most));
 }
 
-Tokens tokens_of(const PeerGroup& g, const TokenShape& s, Type type) {
-    check_sizes(g, s, type);
+// scale_bytes: of a row's scales, 0: it has none.
+Tokens tokens_of(const PeerGroup& g, const TokenShape& s, std::int64_t row_bytes, std::int64_t scale_bytes = 0) {
+    check_sizes(g, s, row_bytes, scale_bytes);
     const int per_tile = tokens_per_tile(g, s);
-    return {g,
-            s.tokens,
-            ceil_div<std::int64_t>(s.tokens, per_tile),
-            s.capacity,
-            s.cols * static_cast<std::int64_t>(size_of(type)),
-            s.top_k,
-            s.experts,
-            per_tile};
+    return {g,         s.tokens, ceil_div<std::int64_t>(s.tokens, per_tile), s.capacity, row_bytes, s.top_k,
+            s.experts, per_tile};
 }
+std::int64_t row_bytes(const TokenShape& s, Type type) { return s.cols * static_cast<std::int64_t>(size_of(type)); }
 
 template <auto kernel, class Arguments>
 void launch(const PeerGroup& g, const Arguments& arguments, std::size_t shared, void* stream) {
@@ -289,24 +288,48 @@ void launch(const PeerGroup& g, const Arguments& arguments, std::size_t shared, 
     CUDA_CHECK(cudaGetLastError());
 }
 
+template <bool scaled>
+void launch_dispatch(const Dispatch& d, void* stream) {
+    launch<dispatch_kernel<scaled>>(d.s.group, d,
+                                    sizeof(SpreadMemory<scaled>) + Routes::bytes(d.s.experts, d.s.group.ranks), stream);
+}
+
 void dispatch(const PeerGroup& g, const TokenShape& s, Src x, const std::int32_t* all_counts,
               const std::int32_t* row_of, const float* weight, Dst rows, float* probs, std::int32_t* places,
               void* stream) {
-    const Dispatch d{tokens_of(g, s, x.type),
+    const Dispatch d{tokens_of(g, s, row_bytes(s, x.type)),
                      static_cast<const char*>(x.data),
+                     nullptr,
                      all_counts,
                      row_of,
                      weight,
                      static_cast<char*>(rows.data),
+                     nullptr,
                      probs,
                      places};
-    launch<dispatch_kernel>(g, d, sizeof(SpreadMemory) + Routes::bytes(s.experts, g.ranks), stream);
+    launch_dispatch<false>(d, stream);
+}
+
+void dispatch_quantized(const PeerGroup& g, const TokenShape& s, const std::uint8_t* x, const float* x_scale,
+                        const std::int32_t* all_counts, const std::int32_t* row_of, const float* weight,
+                        std::uint8_t* rows, float* row_scale, float* probs, std::int32_t* places, void* stream) {
+    const Dispatch d{tokens_of(g, s, s.cols, s.cols / scale_share),
+                     reinterpret_cast<const char*>(x),
+                     reinterpret_cast<const char*>(x_scale),
+                     all_counts,
+                     row_of,
+                     weight,
+                     reinterpret_cast<char*>(rows),
+                     reinterpret_cast<char*>(row_scale),
+                     probs,
+                     places};
+    launch_dispatch<true>(d, stream);
 }
 
 void combine(const PeerGroup& g, const TokenShape& s, Src rows, const std::int32_t* all_counts,
              const std::int32_t* row_of, const std::int32_t* places, const float* values, Dst y, Dst parts,
              float* by_copy, void* stream) {
-    const Combine c{tokens_of(g, s, rows.type),
+    const Combine c{tokens_of(g, s, row_bytes(s, rows.type)),
                     static_cast<const char*>(rows.data),
                     all_counts,
                     row_of,
@@ -341,7 +364,8 @@ std::int64_t board_bytes(int ranks, std::int64_t tokens) {
 namespace moe {
 
 const PeerKernels& cuda_peer_kernels() {
-    static const PeerKernels table{cuda::board_bytes, cuda::dispatch, cuda::combine, cuda::gather};
+    static const PeerKernels table{cuda::board_bytes, cuda::dispatch, cuda::dispatch_quantized, cuda::combine,
+                                   cuda::gather};
     return table;
 }
 

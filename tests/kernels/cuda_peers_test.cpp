@@ -49,26 +49,40 @@ std::vector<std::vector<Copy>> copies_by_rank(const PeerRanks& ranks, const std:
     return out;
 }
 
-// Rows and weights lie where they belong, bit for bit, and nothing else has been written.
-void check_dispatch(const PeerRanks& ranks, const std::vector<std::vector<Copy>>& copies, bool forward) {
+// Rows of `row` bytes of every copy that are not those of its token, and bytes behind them that have been written.
+int wrong_rows(const PeerRanks& ranks, const std::vector<std::vector<Copy>>& copies, char* PeerRank::*from,
+               char* PeerRank::*to, std::int64_t row) {
     const TokenShape& s = ranks.sizes().shape;
-    const auto row = s.cols * static_cast<std::int64_t>(size_of(ranks.sizes().type));
     std::vector<std::vector<char>> x;
-    for (int r = 0; r < ranks.count(); ++r) x.push_back(download(ranks[r].x, s.tokens * row));
+    for (int r = 0; r < ranks.count(); ++r) x.push_back(download(ranks[r].*from, s.tokens * row));
     int wrong = 0;
     for (int r = 0; r < ranks.count(); ++r) {
-        const auto rows = download(ranks[r].rows, s.capacity * row);
-        const auto probs = download(ranks[r].probs, s.capacity);
+        const auto rows = download(ranks[r].*to, s.capacity * row);
         const auto& mine = copies[static_cast<std::size_t>(r)];
         for (const Copy& c : mine) {
             const char* want = x[static_cast<std::size_t>(c.rank)].data() + c.token * row;
             if (std::memcmp(rows.data() + c.place * row, want, static_cast<std::size_t>(row)) != 0) ++wrong;
-            if (!forward) continue;
-            const float weight = download(ranks[c.rank].weight + c.token * s.top_k + c.k, 1)[0];
-            if (probs[static_cast<std::size_t>(c.place)] != weight) ++wrong;
         }
         for (std::int64_t i = static_cast<std::int64_t>(mine.size()) * row; i < s.capacity * row; ++i)
             if (rows[static_cast<std::size_t>(i)] != '\xff') ++wrong;
+    }
+    return wrong;
+}
+
+// Rows, their scales and weights lie where they belong, bit for bit, and nothing else has been written.
+void check_dispatch(const PeerRanks& ranks, const std::vector<std::vector<Copy>>& copies, bool forward) {
+    const PeerCase& sizes = ranks.sizes();
+    CHECK(wrong_rows(ranks, copies, &PeerRank::x, &PeerRank::rows, sizes.row_bytes()) == 0);
+    if (sizes.quantized)
+        CHECK(wrong_rows(ranks, copies, &PeerRank::x_scale, &PeerRank::row_scale, sizes.scale_bytes()) == 0);
+    if (!forward) return;
+    int wrong = 0;
+    for (int r = 0; r < ranks.count(); ++r) {
+        const auto probs = download(ranks[r].probs, sizes.shape.capacity);
+        for (const Copy& c : copies[static_cast<std::size_t>(r)]) {
+            const float weight = download(ranks[c.rank].weight + c.token * sizes.shape.top_k + c.k, 1)[0];
+            if (probs[static_cast<std::size_t>(c.place)] != weight) ++wrong;
+        }
     }
     CHECK(wrong == 0);
 }
@@ -118,15 +132,20 @@ void check_case(PeerCase sizes, const std::vector<Choices>& choices, int on) {
     sizes.blocks = std::min(sizes.blocks, 96 * on / sizes.ranks);
     const TokenShape& s = sizes.shape;
     INFO(sizes.ranks, " ranks on ", on, " devices, ", s.tokens, " tokens of ", s.cols, ", top ", s.top_k, " of ",
-         s.experts, sizes.type == Type::f32 ? " f32" : " bf16");
+         s.experts,
+         sizes.quantized           ? " e4m3"
+         : sizes.type == Type::f32 ? " f32"
+                                   : " bf16");
     const PeerRanks ranks(sizes, choices, on);
     const auto copies = copies_by_rank(ranks, choices);
     // One rounding of each rank's sum, and one of their sum.
     const double tolerance = sizes.type == Type::f32 ? 3e-6 : 6e-3;
     REQUIRE(ranks.all([&](int r) { ranks.dispatch(r, true); }) == 0);
     check_dispatch(ranks, copies, true);
-    REQUIRE(ranks.all([&](int r) { ranks.combine(r, true); }) == 0);
-    check_combine(ranks, copies, tolerance);
+    if (!sizes.quantized) {
+        REQUIRE(ranks.all([&](int r) { ranks.combine(r, true); }) == 0);
+        check_combine(ranks, copies, tolerance);
+    }
 
     std::vector<cudaGraphExec_t> graphs;
     for (int r = 0; r < ranks.count(); ++r) {
@@ -135,7 +154,7 @@ void check_case(PeerCase sizes, const std::vector<Choices>& choices, int on) {
         cudaGraphExec_t record = nullptr;
         CUDA_CHECK(cudaStreamBeginCapture(ranks[r].stream, cudaStreamCaptureModeThreadLocal));
         ranks.dispatch(r, true);
-        ranks.combine(r, true);
+        if (!sizes.quantized) ranks.combine(r, true);
         CUDA_CHECK(cudaStreamEndCapture(ranks[r].stream, &graph));
         CUDA_CHECK(cudaGraphInstantiate(&record, graph, 0));
         CUDA_CHECK(cudaGraphDestroy(graph));
@@ -149,7 +168,7 @@ void check_case(PeerCase sizes, const std::vector<Choices>& choices, int on) {
         }
     REQUIRE(ranks.wait() == 0);
     check_dispatch(ranks, copies, true);
-    check_combine(ranks, copies, tolerance);
+    if (!sizes.quantized) check_combine(ranks, copies, tolerance);
     for (cudaGraphExec_t graph : graphs) CUDA_CHECK(cudaGraphExecDestroy(graph));
 
     REQUIRE(ranks.all([&](int r) { ranks.dispatch(r, false); }) == 0);
@@ -175,9 +194,17 @@ void check_shapes(int on) {
                 sizes.shape = {1, 8, 100, 1, 8}; // fewer tokens than a tile, room to spare
                 check_case(sizes, drawn(sizes, skew), on);
             }
+        for (const std::int64_t cols : {512, 2048, 2560}) {
+            PeerCase sizes{ranks, {67, cols, 0, 4, 32}};
+            sizes.quantized = true;
+            check_case(sizes, drawn(sizes, 1.5), on);
+        }
     }
     PeerCase wide{2, {600, 7168, 0, 8, 256}, Type::bf16};
-    check_case(wide, drawn(wide, 0.5), on);
+    for (const bool quantized : {false, true}) {
+        wide.quantized = quantized;
+        check_case(wide, drawn(wide, 0.5), on);
+    }
 }
 
 } // namespace
@@ -234,4 +261,9 @@ TEST_CASE("peers: sizes beyond the kernels' limits are named") {
     CHECK_THROWS_WITH_AS(cuda_peer_kernels().dispatch(group, shape, {nullptr, Type::bf16}, nullptr, nullptr, nullptr,
                                                       {nullptr, Type::bf16}, nullptr, nullptr, nullptr),
                          doctest::Contains("rows of 24 bytes on 1 ranks: use dispatcher alltoall"), std::runtime_error);
+    shape.cols = 256; // 8 bytes of scales
+    CHECK_THROWS_WITH_AS(cuda_peer_kernels().dispatch_quantized(group, shape, nullptr, nullptr, nullptr, nullptr,
+                                                                nullptr, nullptr, nullptr, nullptr, nullptr, nullptr),
+                         doctest::Contains("rows of 256 bytes on 1 ranks: use dispatcher alltoall"),
+                         std::runtime_error);
 }

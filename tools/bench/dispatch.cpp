@@ -263,16 +263,17 @@ void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
     std::vector<Choices> choices;
     for (int r = 0; r < sizes.ranks; ++r)
         choices.push_back(draw_choices(sizes.shape, skew, static_cast<std::uint64_t>(r + 1)));
-    const auto row = sizes.shape.cols * static_cast<std::int64_t>(size_of(sizes.type));
-    const auto line = [&](const char* who, int blocks, const Moved& moved, double out, double back) {
-        const auto rate = [&](std::int64_t rows, double seconds) {
-            return 1e-9 * static_cast<double>(rows * row) / seconds;
+    // Of one way; rows as they travel, scales included.
+    const auto rates = [&](const PeerCase& as, const Moved& moved, double seconds) {
+        const auto rate = [&](std::int64_t rows) {
+            return 1e-9 * static_cast<double>(rows * (as.row_bytes() + as.scale_bytes())) / seconds;
         };
-        std::printf(
-            "%6lld %5lld %2d/%-3d %4.1f  %-5s %3d | %8.1f us %6.1f link %7.1f rows | %8.1f us %6.1f link %7.1f rows\n",
-            static_cast<long long>(sizes.shape.tokens), static_cast<long long>(sizes.shape.cols), sizes.shape.top_k,
-            sizes.shape.experts, skew, who, blocks, 1e6 * out, rate(moved.sent, out), rate(moved.delivered, out),
-            1e6 * back, rate(moved.sent, back), rate(moved.delivered, back));
+        return fmt::format("{:8.1f} us {:6.1f} link {:7.1f} rows", 1e6 * seconds, rate(moved.sent),
+                           rate(moved.delivered));
+    };
+    const auto line = [&](const char* who, int blocks, const std::string& out, const std::string& back) {
+        fmt::print("{:6} {:5} {:2}/{:<3} {:4.1f}  {:<5} {:3} | {} | {}\n", sizes.shape.tokens, sizes.shape.cols,
+                   sizes.shape.top_k, sizes.shape.experts, skew, who, blocks, out, back);
         std::fflush(stdout);
     };
     Moved moved;
@@ -283,13 +284,16 @@ void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
         moved = moved_rows(ranks, choices);
         const double out = Timer(ranks, [&](int r) { ranks.dispatch(r, true); }).seconds();
         const double back = Timer(ranks, [&](int r) { ranks.combine(r, false); }).seconds();
-        line("peers", blocks, moved, out, back);
+        line("peers", blocks, rates(limited, moved, out), rates(limited, moved, back));
+        limited.quantized = true;
+        const PeerRanks low(limited, choices, sizes.ranks);
+        line("E4M3", blocks, rates(limited, moved, Timer(low, [&](int r) { low.dispatch(r, true); }).seconds()), "");
     }
     const PeerRanks ranks(sizes, choices, sizes.ranks);
     const Slots slots(ranks, members);
     const double out = Timer(ranks, [&](int r) { slots.dispatch(r); }).seconds();
     const double back = Timer(ranks, [&](int r) { slots.combine(r); }).seconds();
-    line("NCCL", 0, moved, out, back);
+    line("NCCL", 0, rates(sizes, moved, out), rates(sizes, moved, back));
 }
 
 int run(int count, char** words) {

@@ -108,10 +108,12 @@ void PeerRanks::lay_out(int devices) {
         used += aligned(bytes);
         return at;
     };
-    const std::int64_t x = place(s.tokens * s.cols * element), counts = place(ranks * s.experts * 4),
-                       row_of = place(copies * 4), weight = place(copies * 4);
+    const std::int64_t x = place(s.tokens * sizes_.row_bytes()), x_scale = place(s.tokens * sizes_.scale_bytes()),
+                       counts = place(ranks * s.experts * 4), row_of = place(copies * 4), weight = place(copies * 4);
     results_ = used;
-    const std::int64_t rows = place(s.capacity * s.cols * element), probs = place(s.capacity * 4),
+    // Combine reads them in `type`.
+    const std::int64_t rows = place(s.capacity * s.cols * element),
+                       row_scale = place(s.capacity * sizes_.scale_bytes()), probs = place(s.capacity * 4),
                        places = place(ranks * copies * 4), y = place(s.tokens * s.cols * element),
                        parts = place(s.parts_of(sizes_.ranks) * s.cols * element), by_copy = place(copies * 4);
     arena_bytes_ = used;
@@ -132,11 +134,14 @@ void PeerRanks::lay_out(int devices) {
         const auto at = [&]<class T>(T*& operand, std::int64_t offset) {
             operand = reinterpret_cast<T*>(arena + offset);
         };
-        at(rank.x, x), at(rank.all_counts, counts), at(rank.row_of, row_of), at(rank.weight, weight);
+        at(rank.x, x), at(rank.x_scale, x_scale), at(rank.row_scale, row_scale), at(rank.all_counts, counts),
+            at(rank.row_of, row_of), at(rank.weight, weight);
         at(rank.rows, rows), at(rank.probs, probs), at(rank.places, places), at(rank.y, y), at(rank.parts, parts);
         at(rank.by_copy, by_copy);
         const auto seed = static_cast<std::uint64_t>(100 + r);
-        upload(rank.x, random_rows(s.tokens * s.cols, sizes_.type, seed));
+        upload(rank.x, sizes_.quantized ? random_rows(s.tokens * s.cols / 4, Type::f32, seed) // any bytes
+                                        : random_rows(s.tokens * s.cols, sizes_.type, seed));
+        upload(rank.x_scale, random_rows(s.tokens * sizes_.scale_bytes() / 4, Type::f32, seed + 20));
         upload(reinterpret_cast<char*>(rank.weight), random_rows(copies, Type::f32, seed + 50));
         upload(rank.all_counts, all_counts_);
         upload(rank.row_of, row_of_[static_cast<std::size_t>(r)]);
@@ -172,8 +177,15 @@ void PeerRanks::poison(int rank) const {
 void PeerRanks::dispatch(int rank, bool forward) const {
     const PeerRank& r = ranks_[static_cast<std::size_t>(rank)];
     CUDA_CHECK(cudaSetDevice(r.device));
-    cuda_peer_kernels().dispatch(r.group, sizes_.shape, {r.x, sizes_.type}, r.all_counts, r.row_of,
-                                 forward ? r.weight : nullptr, {r.rows, sizes_.type}, r.probs, r.places, r.stream);
+    const float* weight = forward ? r.weight : nullptr;
+    if (sizes_.quantized)
+        cuda_peer_kernels().dispatch_quantized(r.group, sizes_.shape, reinterpret_cast<const std::uint8_t*>(r.x),
+                                               reinterpret_cast<const float*>(r.x_scale), r.all_counts, r.row_of,
+                                               weight, reinterpret_cast<std::uint8_t*>(r.rows),
+                                               reinterpret_cast<float*>(r.row_scale), r.probs, r.places, r.stream);
+    else
+        cuda_peer_kernels().dispatch(r.group, sizes_.shape, {r.x, sizes_.type}, r.all_counts, r.row_of, weight,
+                                     {r.rows, sizes_.type}, r.probs, r.places, r.stream);
 }
 
 void PeerRanks::combine(int rank, bool with_values) const {

@@ -18,6 +18,12 @@ struct PeerCase {
     Type type = Type::bf16;
     int blocks = 24;
     double patience = 10.0;
+    bool quantized = false; // dispatch of rows in E4M3 with their scales; combine as without
+
+    std::int64_t row_bytes() const {
+        return quantized ? shape.cols : shape.cols * static_cast<std::int64_t>(size_of(type));
+    }
+    std::int64_t scale_bytes() const { return quantized ? 4 * scale_blocks(shape.cols) : 0; } // of a row
 };
 
 // choices[token * top_k + k]: an expert, -1 for a copy that is dropped.
@@ -31,6 +37,7 @@ struct PeerRank {
     cudaStream_t stream = nullptr;
     PeerGroup group;
     char *x = nullptr, *rows = nullptr, *y = nullptr, *parts = nullptr;
+    char *x_scale = nullptr, *row_scale = nullptr;
     std::int32_t *all_counts = nullptr, *row_of = nullptr, *places = nullptr;
     float *weight = nullptr, *probs = nullptr, *by_copy = nullptr;
 };
