@@ -15,12 +15,14 @@ namespace moe {
 struct TokenOperands {
     std::int64_t tokens = 0;
     int top_k = 0;
-    Dtype dtype = Dtype::f32; // of x, rows, y and parts
-    const void* in = nullptr; // x, or rows
+    Dtype dtype = Dtype::f32;        // of x, rows, y and parts
+    const void* in = nullptr;        // x, or rows
+    const float* in_scale = nullptr; // of fp8_block, as out_scale
     const std::int32_t *all_counts = nullptr, *row_of = nullptr, *places = nullptr;
     const float* values = nullptr;         // weight, or one value per row
     void *out = nullptr, *parts = nullptr; // rows, or y; parts of combine
-    float* values_out = nullptr;           // probs, or by_copy
+    float* out_scale = nullptr;
+    float* values_out = nullptr; // probs, or by_copy
     std::int32_t* places_out = nullptr;
 };
 

@@ -70,6 +70,10 @@ void PeerMemory::exchange(const RowsAttr& attr, const TokenOperands& t, void* st
     if (attr.combine)
         library_.kernels().combine(group_, shape, {t.in, type}, t.all_counts, t.row_of, t.places, t.values,
                                    {t.out, type}, {t.parts, type}, t.values_out, stream);
+    else if (t.in_scale != nullptr)
+        library_.kernels().dispatch_quantized(group_, shape, static_cast<const std::uint8_t*>(t.in), t.in_scale,
+                                              t.all_counts, t.row_of, t.values, static_cast<std::uint8_t*>(t.out),
+                                              t.out_scale, t.values_out, t.places_out, stream);
     else
         library_.kernels().dispatch(group_, shape, {t.in, type}, t.all_counts, t.row_of, t.values, {t.out, type},
                                     t.values_out, t.places_out, stream);

@@ -37,15 +37,16 @@ TokenOperands operands_of(const OpContext& c) {
         t.values = floats(c, 3);
         t.values_out = floats_out(c, 1);
         t.places_out = t.values != nullptr ? ints_out(c, 2) : static_cast<std::int32_t*>(c.in[4]);
+        if (is_fp8(c, 0)) t.in_scale = fp8(c, 0).scale, t.out_scale = fp8_out(c, 0).scale;
     }
     return t;
 }
 
-// One of what travels: rows of `cols`, or one value per copy.
-void move_rows(const OpContext& c, const TokenOperands& t, Src from, Dst to, bool per_copy) {
+// One of what travels: rows of `cols`, or (per_copy) one value per copy.
+void move_rows(const OpContext& c, const TokenOperands& t, Src from, Dst to, std::int64_t cols, bool per_copy) {
     RowsAttr attr = std::get<RowsAttr>(c.op.attr);
-    if (per_copy) attr.cols = 1;
-    const Dtype dtype = per_copy ? Dtype::f32 : t.dtype;
+    attr.cols = cols;
+    const Dtype dtype = from.type == Type::bf16 ? Dtype::bf16 : Dtype::f32;
     const int local = attr.experts / attr.ep;
     const std::int64_t copies = t.tokens * t.top_k, row = bytes_of(dtype, attr.cols);
     const PermuteShape tokens{t.tokens, attr.cols, t.top_k, per_copy, 0};
@@ -69,9 +70,15 @@ void move_rows(const OpContext& c, const TokenOperands& t, Src from, Dst to, boo
 void exchange_tokens(const OpContext& c) {
     const TokenOperands t = operands_of(c);
     if (c.communicator.exchange_tokens(c.op.group, std::get<RowsAttr>(c.op.attr), t)) return;
-    const Type type = type_of(c.input(0));
-    move_rows(c, t, {t.in, type}, {t.out, type}, false);
-    if (t.values != nullptr) move_rows(c, t, {t.values, Type::f32}, {t.values_out, Type::f32}, true);
+    const std::int64_t cols = std::get<RowsAttr>(c.op.attr).cols;
+    if (t.in_scale != nullptr) { // four elements at a time
+        move_rows(c, t, {t.in, Type::f32}, {t.out, Type::f32}, cols / 4, false);
+        move_rows(c, t, {t.in_scale, Type::f32}, {t.out_scale, Type::f32}, scale_blocks(cols), false);
+    } else {
+        const Type type = type_of(c.input(0));
+        move_rows(c, t, {t.in, type}, {t.out, type}, cols, false);
+    }
+    if (t.values != nullptr) move_rows(c, t, {t.values, Type::f32}, {t.values_out, Type::f32}, 1, true);
 }
 
 } // namespace moe

@@ -52,7 +52,8 @@ void MoeLayer::fit_rows(Builder& b, TensorId& counts, const RowsAttr& attr) {
     const Tensor all = b.at(counts), places = b.at(row_of_);
     const TensorId fitting = b.tensor(all.name + ".fitting", Dtype::i32, all.rows, all.cols),
                    row_of = b.tensor(places.name + ".fitting", Dtype::i32, places.rows, 1);
-    b.emit(OpKind::fit_rows, {counts, row_of_}, {fitting, row_of, b.program().io.overflow}, attr);
+    b.emit(OpKind::fit_rows, {counts, row_of_}, {fitting, row_of, b.program().io.overflow}, attr).stream =
+        counting_stream(b);
     counts = fitting;
     row_of_ = row_of;
 }
@@ -107,17 +108,24 @@ TensorId MoeLayer::gather_counts(Builder& b, TensorId counts) const {
     return gather(counts, groups::dispatch, sources);
 }
 
-// A token is quantized once, not once per copy, where its copies are the rows that the experts read.
+// A token is quantized once, not once per copy, where its copies are the rows that the experts read, and where it
+// travels so: over peer memory scales move in whole 16 bytes.
 bool MoeLayer::quantizes_tokens(const Builder& b) const {
     const Plan& plan = b.plan();
-    return plan.blocks_by_rows() && plan.experts() == Precision::fp8_blockwise && !exchanges(b) &&
-           plan.memory_efficient_permutation;
+    if (!plan.blocks_by_rows() || plan.experts() != Precision::fp8_blockwise) return false;
+    if (over_peers(b)) return model_.hidden % (4 * fp8_block_size) == 0;
+    return !exchanges(b) && plan.memory_efficient_permutation;
 }
 
-TensorId MoeLayer::permute_low(Builder& b, TensorId x, const PermuteAttr& attr, const std::string& name) {
+TensorId MoeLayer::quantized_tokens(Builder& b, TensorId x, const std::string& name) {
     const Module module = std::exchange(b.module, Module::experts);
     const TensorId tokens = quantize(b, x, name, true, false).row;
     b.module = module;
+    return tokens;
+}
+
+TensorId MoeLayer::permute_low(Builder& b, TensorId x, const PermuteAttr& attr, const std::string& name) {
+    const TensorId tokens = quantized_tokens(b, x, name);
     if (b.phase == Phase::forward) tokens_low_ = tokens;
     const TensorId rows = b.tensor(name + ".low", b.at(tokens).dtype, sent_rows(b), attr.cols);
     b.emit(OpKind::permute, {tokens, row_of_}, {rows}, attr);
@@ -145,7 +153,8 @@ MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const
             fit_rows(b, all_counts_, {1, capacity(b), moe_.experts, plan.ep, plan.etp, false});
             counts_ = b.tensor("local_counts", Dtype::i32, moe_.experts / plan.ep, 1);
             b.emit(OpKind::expert_counts, {all_counts_}, {counts_},
-                   RowsAttr{1, capacity(b), moe_.experts, plan.ep, plan.etp, false});
+                   RowsAttr{1, capacity(b), moe_.experts, plan.ep, plan.etp, false})
+                .stream = counting_stream(b);
         }
     }
     if (gathers(b)) return dispatch_gathered(b, x, weight, name);
@@ -241,8 +250,13 @@ MoeLayer::Rows MoeLayer::dispatch_over_peers(Builder& b, TensorId x, TensorId we
     const bool forward = weight != no_tensor;
     const std::int64_t cap = capacity(b), h = model_.hidden;
     const double expected = routed_rows(b);
-    Rows out{b.activation(name, cap, h, expected), no_tensor};
-    std::vector<TensorId> in{x, all_counts_, row_of_, weight}, results{out.rows};
+    // What wgrad reads of a gradient is not quantized.
+    const bool low = forward && quantizes_tokens(b);
+    const TensorId tokens = low ? quantized_tokens(b, x, name) : x;
+    const Dtype dtype = b.at(tokens).dtype;
+    const TensorId rows = b.tensor(low ? name + ".low" : name, dtype, cap, h, expected);
+    Rows out{low ? no_tensor : rows, no_tensor, low ? rows : no_tensor};
+    std::vector<TensorId> in{tokens, all_counts_, row_of_, weight}, results{rows};
     if (forward) {
         out.probs = b.tensor(name + ".probs", Dtype::f32, cap, 1, expected);
         places_ = b.tensor("places", Dtype::i32, b.local_tokens() * b.plan().ep, moe_.top_k);
@@ -252,7 +266,7 @@ MoeLayer::Rows MoeLayer::dispatch_over_peers(Builder& b, TensorId x, TensorId we
     }
     b.communicate(OpKind::dispatch_tokens, groups::dispatch, Stream::expert, in, results,
                   RowsAttr{h, cap, moe_.experts, b.plan().ep, 1, false})
-        .bytes = expected * static_cast<double>(bytes_of(b.activation_dtype(), h));
+        .bytes = expected * static_cast<double>(bytes_of(dtype, h));
     return out;
 }
 

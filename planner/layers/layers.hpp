@@ -124,6 +124,7 @@ private:
     Rows experts_backward(Builder& b, const Rows& dout);
     TensorId wide_input(Builder& b);
     bool quantizes_tokens(const Builder& b) const;
+    TensorId quantized_tokens(Builder& b, TensorId x, const std::string& name);
     TensorId permute_low(Builder& b, TensorId x, const PermuteAttr& attr, const std::string& name);
     TensorId gather_counts(Builder& b, TensorId counts) const;
     TensorId move_rows(Builder& b, TensorId rows, bool back, const std::string& name);
@@ -137,6 +138,8 @@ private:
     bool over_peers(const Builder& b) const {
         return exchanges(b) && b.plan().dispatcher == Dispatcher::hybridep && b.plan().stack == "moe-plan";
     }
+    // Of what is made of all ranks' counts: where tokens go next to their experts, only they wait for the other ranks.
+    Stream counting_stream(const Builder& b) const { return over_peers(b) ? Stream::expert : Stream::compute; }
     bool gathers(const Builder& b) const { return exchanges(b) && b.plan().dispatcher == Dispatcher::allgather; }
 
     const Model& model_;
@@ -151,7 +154,7 @@ private:
     TensorId logits_ = no_tensor, index_ = no_tensor, weight_ = no_tensor, row_of_ = no_tensor, counts_ = no_tensor,
              all_counts_ = no_tensor, places_ = no_tensor;
     TensorId balance_load_ = no_tensor, kept_ = no_tensor; // kept_: index_ without the copies that are dropped
-    TensorId tokens_low_ = no_tensor; // the quantized tokens that became rows
+    TensorId tokens_low_ = no_tensor;                      // the quantized tokens that became rows
     TensorId in_saved_ = no_tensor, fc1_out_ = no_tensor, act_saved_ = no_tensor, probs_ = no_tensor,
              fc2_out_ = no_tensor; // kept only where routing weights multiply it
     ActivationAttr act_;

@@ -104,6 +104,35 @@ TEST_CASE("fp8: EP, DP, PP and every schedule have the losses, gradients and wei
                {{"shared_expert_intermediate_size", "128"}});
 }
 
+TEST_CASE(
+    "fp8: tokens that are quantized before they travel over peer memory train as those that are where they arrive") {
+    const Fields wide{{"hidden_size", "512"}}; // whose scales are whole 16 bytes
+    const auto trained = [&](const char* dispatcher, const Fields& more) {
+        Fields fields{{"ep", "2"}, {"dispatcher", dispatcher}};
+        fields.insert(fields.end(), more.begin(), more.end());
+        return train_three(fp8_plan("qwen3", 2, fields, wide));
+    };
+    const Trained expected = trained("alltoall", {});
+    for (const Fields& fields :
+         std::vector<Fields>{{}, {{"recompute", "full"}}, {{"ep_overlap", "on"}, {"capacity", "2"}}}) {
+        INFO(text(fields));
+        const Trained got = trained("hybridep", fields);
+        CHECK(got.losses == expected.losses);
+        CHECK(got.gradients == expected.gradients);
+        CHECK(got.weights == expected.weights);
+    }
+    const Program program = lower(fp8_plan("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}, wide), 0);
+    int exchanges = 0;
+    for (const Template& ops : program.templates)
+        for (const Op& op : ops.ops) {
+            if (op.kind != OpKind::dispatch_tokens) continue;
+            const Dtype dtype = program.tensors[static_cast<std::size_t>(op.in[0])].dtype;
+            CHECK(dtype == (op.phase == Phase::forward ? Dtype::fp8_block : Dtype::bf16)); // gradients go as they are
+            ++exchanges;
+        }
+    CHECK(exchanges > 0);
+}
+
 TEST_CASE("fp8: recomputation and offload change no bit") {
     const Trained expected = train_three(fp8_plan("deepseek3", 1, {}));
     for (const Fields& fields :

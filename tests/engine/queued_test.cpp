@@ -149,13 +149,15 @@ namespace {
 
 // Peers that show each other their memory and move nothing.
 const PeerLibrary& idle_peers() {
-    static const PeerKernels kernels{[](int, std::int64_t) { return std::int64_t{64}; },
-                                     [](const PeerGroup&, const TokenShape&, Src, const std::int32_t*,
-                                        const std::int32_t*, const float*, Dst, float*, std::int32_t*, void*) {},
-                                     [](const PeerGroup&, const TokenShape&, Src, const std::int32_t*,
-                                        const std::int32_t*, const std::int32_t*, const float*, Dst, Dst, float*,
-                                        void*) {},
-                                     [](const PeerGroup&, const void*, void*, std::int64_t, void*) {}};
+    static const PeerKernels kernels{
+        [](int, std::int64_t) { return std::int64_t{64}; },
+        [](const PeerGroup&, const TokenShape&, Src, const std::int32_t*, const std::int32_t*, const float*, Dst,
+           float*, std::int32_t*, void*) {},
+        [](const PeerGroup&, const TokenShape&, const std::uint8_t*, const float*, const std::int32_t*,
+           const std::int32_t*, const float*, std::uint8_t*, float*, float*, std::int32_t*, void*) {},
+        [](const PeerGroup&, const TokenShape&, Src, const std::int32_t*, const std::int32_t*, const std::int32_t*,
+           const float*, Dst, Dst, float*, void*) {},
+        [](const PeerGroup&, const void*, void*, std::int64_t, void*) {}};
     static const PeerLibrary library{[](char* memory) {
                                          PeerLibrary::Handle handle{};
                                          std::memcpy(handle.data(), &memory, sizeof memory);
