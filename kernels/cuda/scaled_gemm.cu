@@ -65,7 +65,8 @@ void sm90_scaled_gemm(const ScaledShape& s, const Operands& x, Dst c, int multip
     const auto n = static_cast<int>(s.n), k = static_cast<int>(s.k), capacity = static_cast<int>(s.capacity);
     const sm90::Grouped p{s.groups, 0, n, k, capacity, x.counts};
     using sm90::Pair;
-    sm90::with_fastest<sm90::ScaledConfig<192, 4, 3, Pair::along_n>, sm90::ScaledConfig<128, 6, 2, Pair::along_n>>(
+    sm90::with_fastest<scaled_tiles, sm90::ScaledConfig<192, 4, 3, Pair::along_n>,
+                       sm90::ScaledConfig<128, 6, 2, Pair::along_n>>(
         p, multiprocessors, [&](auto config) {
             using C = decltype(config);
             sm90::launch<C>(sm90::scaled_kernel<C>, multiprocessors, stream, maps, p,

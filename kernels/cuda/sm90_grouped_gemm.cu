@@ -55,10 +55,10 @@ Grouped grouped_of(const Call& call) {
     }
 }
 
-template <class... Configs>
+template <const auto& kinds, class... Configs>
 void launch(const Call& call) {
     const Grouped product = grouped_of(call);
-    sm90::with_fastest<Configs...>(product, call.multiprocessors, [&](auto c) {
+    sm90::with_fastest<kinds, Configs...>(product, call.multiprocessors, [&](auto c) {
         using C = decltype(c);
         Grouped p = product;
         Maps maps = maps_of(call, C::swapped);
@@ -69,7 +69,7 @@ void launch(const Call& call) {
 
 template <GroupedProduct form>
 void launch_rows(const Call& call) {
-    launch<Config<form, 256, 4, 2, Pair::along_n>, Config<form, 192, 5, 1, Pair::along_n, Turns::in_turn>,
+    launch<row_tiles, Config<form, 256, 4, 2, Pair::along_n>, Config<form, 192, 5, 1, Pair::along_n, Turns::in_turn>,
            Config<form, 128, 6, 2, Pair::along_n>>(call);
 }
 // FP32 results are so many bytes for the products of few rows that they always leave beside the next tile's products.
@@ -77,7 +77,7 @@ template <Update update>
 void launch_gradient(const Call& call) {
     constexpr GroupedProduct form = GroupedProduct::wgrad;
     constexpr int stages = 256 / sm90::gradient_k;
-    launch<Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update>,
+    launch<gradient_tiles, Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update>,
            Config<form, 192, stages, 4, Pair::along_m, Turns::in_turn, update, Sides::swapped>,
            Config<form, 128, stages + stages / 4, 4, Pair::along_n, Turns::in_turn, update>>(call);
 }

@@ -1,11 +1,13 @@
 // Seconds of an op from measured calls of its family: a curve over work, or a formula and a surface of what calls near
 // by take of it.
+#include "kernels/tiles.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 
 namespace moe {
 
@@ -56,14 +58,34 @@ struct Normal {
     }
 };
 
+// What a grouped product takes of the tensor cores on the tiles that the engine's kernels choose: experts of 640
+// columns fill 5 of 6 tiles of 128, and so many waves. Other work is what it is.
+double tiled_work(const std::string& key, double work, const std::vector<double>& sides, int multiprocessors) {
+    const auto begins = [&](const char* with) { return key.rfind(with, 0) == 0; };
+    const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
+    const bool scaled = has(".fp8-blockwise");
+    if (!begins("grouped_gemm.") || !(scaled || has(".bf16")) || sides.size() != 4 || multiprocessors < 2) return work;
+    const double rows = sides[0], n = sides[1], k = sides[2];
+    TiledProduct product{static_cast<int>(sides[3]), rows, 0.0, n, k};
+    if (begins("grouped_gemm.dgrad")) std::swap(product.n, product.depth);
+    const bool gradient = begins("grouped_gemm.wgrad");
+    if (gradient) product = {product.groups, rows, n, k, 0.0};
+    const std::span<const TileKind> kinds = gradient ? std::span<const TileKind>(gradient_tiles)
+                                            : scaled ? std::span<const TileKind>(scaled_tiles)
+                                                     : std::span<const TileKind>(row_tiles);
+    return fastest_tiled_cycles(kinds, product, multiprocessors / 2);
+}
+
 // Seconds as a start, a rate of work and one of the elements that a product moves: of the three, or of those of them
 // that a family has, the combination of no negative term that is nearest to all its calls by their relative errors.
 class Formula {
 public:
-    Formula(const std::string& key, const std::vector<MeasuredCall>& calls) : key_(key) {
+    Formula(const std::string& key, const std::vector<MeasuredCall>& calls, int multiprocessors)
+        : key_(key), multiprocessors_(multiprocessors) {
         // Every term in the unit of the largest call's, so that the system's numbers are near to one.
         const MeasuredCall& last = calls.back();
-        unit_ = {last.seconds, last.work / last.seconds, product_elements(key, last.sides) / last.seconds};
+        unit_ = {last.seconds, tiled_work(key, last.work, last.sides, multiprocessors) / last.seconds,
+                 product_elements(key, last.sides) / last.seconds};
         Normal<3> all;
         for (const MeasuredCall& call : calls) all.add(scaled(call.work, call.sides, call.seconds), 3, 1.0, 1.0);
         double best = -1.0;
@@ -88,7 +110,8 @@ private:
 
     Place scaled(double work, const std::vector<double>& sides, double seconds) const {
         const double elements = unit_[2] > 0.0 ? product_elements(key_, sides) / unit_[2] : 0.0;
-        return {unit_[0] / seconds, work / unit_[1] / seconds, elements / seconds};
+        return {unit_[0] / seconds, tiled_work(key_, work, sides, multiprocessors_) / unit_[1] / seconds,
+                elements / seconds};
     }
     static Place solution(const Normal<3>& all, unsigned chosen) {
         std::array<std::size_t, 3> term{};
@@ -107,6 +130,7 @@ private:
     }
 
     const std::string& key_;
+    int multiprocessors_;
     Place unit_{}, share_{};
 };
 
@@ -118,13 +142,13 @@ Place place_of(double work, const std::vector<double>& sides) {
     return x;
 }
 
-double on_surface(const std::vector<MeasuredCall>& calls, const CostPoint& point) {
+double on_surface(const std::vector<MeasuredCall>& calls, const CostPoint& point, int multiprocessors) {
     // Octaves, and the weight of a slope of zero. Leaving single calls of an H200's calibration out, errors change by
     // less than a twentieth of themselves from 0.35 to 0.7 octaves and from 0.03 to 1.
     constexpr double least_reach = 0.35, slope_weight = 0.3;
     constexpr std::size_t near = 4;
     const std::size_t unknowns = point.sides.size() + 2;
-    const Formula formula(point.key, calls);
+    const Formula formula(point.key, calls, multiprocessors);
     const Place at = place_of(point.work, point.sides);
     std::vector<double> distances(calls.size());
     for (std::size_t c = 0; c < calls.size(); ++c) {
@@ -155,12 +179,12 @@ double on_surface(const std::vector<MeasuredCall>& calls, const CostPoint& point
 
 } // namespace
 
-double measured_seconds(const std::vector<MeasuredCall>& calls, const CostPoint& at) {
+double measured_seconds(const std::vector<MeasuredCall>& calls, const CostPoint& at, int multiprocessors) {
     if (calls.empty()) return -1.0;
     const std::size_t known = calls.front().sides.size();
     if (known == 0 || known != at.sides.size() || known > most_sides || !(at.work > 0.0))
         return on_curve(calls, at.work);
-    return on_surface(calls, at);
+    return on_surface(calls, at, multiprocessors);
 }
 
 } // namespace moe

@@ -1,4 +1,5 @@
 // Costs of single ops against published kernel figures and against arithmetic by hand.
+#include "kernels/tiles.hpp"
 #include "planner/error.hpp"
 #include "simulator/cost/cost.hpp"
 
@@ -103,7 +104,7 @@ TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less
 }
 
 double curve(const std::vector<moe::MeasuredCall>& calls, double work) {
-    return moe::measured_seconds(calls, {"adamw", "", work, {}});
+    return moe::measured_seconds(calls, {"adamw", "", work, {}}, 132);
 }
 
 TEST_CASE("measured calls: points are met, between them a power law, beyond the last its rate") {
@@ -126,10 +127,10 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
             for (const double k : {512.0, 2048.0})
                 calls.push_back({2.0 * m * n * k, kernel_seconds(m, n, k), {m, n, k}});
     const auto predicted = [&](double m, double n, double k) {
-        return moe::measured_seconds(calls, {"gemm.nt", "", 2.0 * m * n * k, {m, n, k}});
+        return moe::measured_seconds(calls, {"gemm.nt", "", 2.0 * m * n * k, {m, n, k}}, 132);
     };
     for (const moe::MeasuredCall& call : calls)
-        CHECK(moe::measured_seconds(calls, {"gemm.nt", "", call.work, call.sides}) ==
+        CHECK(moe::measured_seconds(calls, {"gemm.nt", "", call.work, call.sides}, 132) ==
               doctest::Approx(call.seconds).epsilon(0.05));
     for (const double m : {1500.0, 3000.0, 6000.0})
         for (const double n : {700.0, 1536.0})
@@ -137,8 +138,27 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
                 CHECK(predicted(m, n, k) == doctest::Approx(kernel_seconds(m, n, k)).epsilon(0.05));
     CHECK(predicted(65536, 2048, 2048) == doctest::Approx(kernel_seconds(65536, 2048, 2048)).epsilon(0.1));
     // Sides that the calls do not have count for nothing.
-    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", "", 1e6, {10.0, 10.0}}) ==
+    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", "", 1e6, {10.0, 10.0}}, 132) ==
           doctest::Approx(1e-3));
+}
+
+TEST_CASE("measured grouped products: widths that leave tiles part empty cost what the tiles do") {
+    const std::string key = "grouped_gemm.forward.bf16";
+    const auto seconds = [](double rows, double n, double k, double groups) {
+        return 6e-6 +
+               moe::fastest_tiled_cycles(moe::row_tiles, {static_cast<int>(groups), rows, 0.0, n, k}, 66) / 1.6e9;
+    };
+    std::vector<moe::MeasuredCall> calls;
+    for (const double rows : {512.0, 1024.0, 2048.0})
+        for (const double n : {512.0, 1024.0, 1536.0, 2048.0})
+            for (const double k : {512.0, 1024.0, 2048.0})
+                calls.push_back({2.0 * 16 * rows * n * k, seconds(rows, n, k, 16), {rows, n, k, 16}});
+    std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    for (const double n : {640.0, 896.0, 1152.0}) { // a curve over the width would be up to 19 % off
+        const double predicted =
+            moe::measured_seconds(calls, {key, "", 2.0 * 16 * 1024 * n * 640, {1024, n, 640, 16}}, 132);
+        CHECK(predicted == doctest::Approx(seconds(1024, n, 640, 16)).epsilon(0.04));
+    }
 }
 
 TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {

@@ -3,10 +3,11 @@
 
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sm90/config.cuh"
+#include "kernels/tiles.hpp"
 
 #include <algorithm>
+#include <array>
 #include <climits>
-#include <cmath>
 #include <initializer_list>
 #include <iterator>
 #include <utility>
@@ -103,27 +104,22 @@ void launch(void (*kernel)(Parameters...), int multiprocessors, cudaStream_t str
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// Cycles of the tensor cores that a product takes on tiles of this kind, as far as the host can know: rows spread
-// evenly over the groups, every wave as long as a whole tile. Fitted to an H200's times: a step of the ring takes what
-// its products do and what issuing them costs, and a tile what nothing hides of its start and its results.
 template <class C>
-double cycles(Grouped p, int clusters) {
-    if (C::swapped) std::swap(p.m, p.n);
-    constexpr double step_cycles = C::tile_n * 4.0 + (C::in_turn ? 104.0 : 64.0); // 1,024 multiply-adds of BF16 each
-    constexpr double tile_cycles = C::in_turn ? 0.0 : 2700.0;
-    const double rows = static_cast<double>(p.capacity) / p.groups;
-    const double down = C::wgrad ? ceil_div(p.m, C::Walk::rows) : std::max(1.0, rows / C::Walk::rows + 0.5);
-    const double tiles = p.groups * down * ceil_div(p.n, C::Walk::columns);
-    const double steps = std::ceil((C::wgrad ? rows : static_cast<double>(p.depth)) / C::tile_k);
-    return std::ceil(tiles / clusters) * (steps * step_cycles + tile_cycles);
-}
+constexpr TileKind kind_of = tile_kind(C::Walk::rows, C::Walk::columns, C::tile_n, C::tile_k, !C::in_turn, C::swapped);
 
-// Calls with a value of the kind of tile that should be the fastest.
-template <class... Configs, class Call>
+// Calls with a value of the kind of tile that should be the fastest, as far as the host can know, of those of `kinds`.
+template <const auto& kinds, class... Configs, class Call>
 void with_fastest(const Grouped& p, int multiprocessors, const Call& call) {
-    const double costs[] = {cycles<Configs>(p, multiprocessors / Configs::ctas)...};
-    const auto best = std::min_element(std::begin(costs), std::end(costs)) - std::begin(costs);
-    std::ptrdiff_t i = 0;
+    static_assert(kinds == std::array{kind_of<Configs>...}, "the simulator prices other kinds of tiles");
+    const TiledProduct product{p.groups, static_cast<double>(p.capacity) / p.groups, double(p.m), double(p.n),
+                               double(p.depth)};
+    std::ptrdiff_t best = 0, i = 0;
+    for (std::ptrdiff_t at = 1; at < std::ssize(kinds); ++at) {
+        const auto cycles = [&](std::ptrdiff_t kind) {
+            return tiled_cycles(kinds[static_cast<std::size_t>(kind)], product, multiprocessors / 2);
+        };
+        if (cycles(at) < cycles(best)) best = at;
+    }
     ((i++ == best ? call(Configs{}) : void()), ...);
 }
 

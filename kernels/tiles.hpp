@@ -1,0 +1,63 @@
+// The kinds of tiles that Hopper's grouped products choose from, and how long a product takes on one: the kernels'
+// launch chooses by it (kernels/cuda/sm90/launch.cuh), the simulator prices by it (simulator/cost/measured.cpp).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <utility>
+
+namespace moe {
+
+// What two CTAs, a cluster, compute at once, in steps along the contraction.
+struct TileKind {
+    int down, across;     // rows and columns of a group's C
+    int depth;            // contracted elements of a step
+    double step_cycles;   // of the tensor cores, and of issuing what they do
+    double tile_cycles;   // of a tile's start and its results, where nothing hides them
+    bool swapped = false; // of a gradient: C is computed transposed
+    bool operator==(const TileKind&) const = default;
+};
+
+// A CTA's 128 rows x `columns`; 128 rows x 1 column x 64 elements of BF16, or 128 of E4M3, are 4 cycles of an SM's
+// tensor cores. `together`: both warpgroups work on one tile, so that its start and end are not hidden by the other's
+// products. The other figures are fitted to an H200's times.
+constexpr TileKind tile_kind(int down, int across, int columns, int depth, bool together, bool swapped = false) {
+    return {down, across, depth, 4.0 * columns + (together ? 64.0 : 104.0), together ? 2700.0 : 0.0, swapped};
+}
+
+// Of products of routed rows (forward, dgrad), of their weights' gradients, and of rows and weights in E4M3.
+inline constexpr std::array<TileKind, 3> row_tiles{
+    tile_kind(128, 512, 256, 64, true), tile_kind(128, 384, 192, 64, false), tile_kind(128, 256, 128, 64, true)};
+inline constexpr std::array<TileKind, 3> gradient_tiles{tile_kind(256, 192, 192, 64, false),
+                                                        tile_kind(256, 192, 192, 64, false, true),
+                                                        tile_kind(128, 256, 128, 64, false)};
+inline constexpr std::array<TileKind, 2> scaled_tiles{tile_kind(128, 384, 192, 128, true),
+                                                      tile_kind(128, 256, 128, 128, true)};
+
+// C_e[m, n] of every group over `depth` contracted elements. Routed rows spread evenly over the groups: they are the
+// rows of C, whose m is 0, or the depth of a gradient, which is 0.
+struct TiledProduct {
+    int groups = 0;
+    double rows = 0.0; // of a group
+    double m = 0.0, n = 0.0, depth = 0.0;
+};
+
+// Cycles on so many clusters, every wave as long as a whole tile: a group's last rows fill half a tile on average.
+inline double tiled_cycles(const TileKind& kind, TiledProduct p, int clusters) {
+    if (kind.swapped) std::swap(p.m, p.n);
+    const double down = p.m > 0.0 ? std::ceil(p.m / kind.down) : std::max(1.0, p.rows / kind.down + 0.5);
+    const double tiles = p.groups * down * std::ceil(p.n / kind.across);
+    const double steps = std::ceil((p.m > 0.0 ? p.rows : p.depth) / kind.depth);
+    return std::ceil(tiles / clusters) * (steps * kind.step_cycles + kind.tile_cycles);
+}
+
+inline double fastest_tiled_cycles(std::span<const TileKind> kinds, const TiledProduct& p, int clusters) {
+    double best = std::numeric_limits<double>::infinity();
+    for (const TileKind& kind : kinds) best = std::min(best, tiled_cycles(kind, p, clusters));
+    return best;
+}
+
+} // namespace moe
