@@ -87,8 +87,9 @@ private:
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
     bool replayed_ = true; // by a queue that can
-    static constexpr std::size_t kept_plain = 32;
-    std::array<double, kept_plain> plain_{}; // what the last steps without stamps took on the device
+    // What the last steps without stamps took on the device: few, because a GPU slows down as it grows warm.
+    static constexpr std::size_t kept_plain = 5;
+    std::array<double, kept_plain> plain_{};
     std::size_t plain_steps_ = 0;
     double zero_ = 0.0; // when the last step was given to the queue, by its recorder
     double usual_stamp_ = 0.0, stamp_ = 0.0, removed_ = 0.0;

@@ -55,15 +55,17 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
     device_of(places - 1); // refuses what this machine has not
     if (transport() == nullptr) fabric_ = std::make_unique<ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
-    seconds_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
+    kept_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
     // On the ranks' own threads: filling the arenas takes as long as a step and touches the memory where it will be
     // used.
     run_ranks([&](Rank& rank, int place) { build_rank(rank, place, memory); });
     if (backend_->collectives != nullptr && plan_.gpus > 1) join_devices(memory);
     run_ranks([&](Rank& rank, int) { start_rank(rank); });
     index_parameters();
-    // Stamps between ops cost a GPU time; on the CPU the clock is read anyway.
-    if (ranks_.front().device->queue() != nullptr) first_timed_ = options_.steps - 1;
+    // Stamps between ops cost a GPU time; on the CPU the clock is read anyway. One of three steps is not disturbed.
+    constexpr std::int64_t recorded = 3;
+    if (ranks_.front().device->queue() != nullptr)
+        first_timed_ = options_.steps - (options_.steps >= 3 * recorded ? recorded : 1);
     for (int rank = 0; rank < plan_.gpus; ++rank) {
         const std::vector<Stage>& chunks = programs_[static_cast<std::size_t>(stage_of_rank(rank))].chunks;
         if (std::any_of(chunks.begin(), chunks.end(), [](const Stage& stage) { return stage.loss; })) loss_rank_ = rank;
@@ -182,7 +184,7 @@ StepResult Trainer::step(const SampleSource& source) {
         run_ranks([](Rank& r, int) { r.executor->record(*r.recorder); });
     // What the timeline's rows add up to: a recorded step is as long as those that are not.
     const double stamps = timed ? ranks_.front().executor->removed_seconds() : 0.0;
-    seconds_[static_cast<std::size_t>(done_) % seconds_.size()] = seconds - stamps;
+    kept_[static_cast<std::size_t>(done_) % kept_.size()] = {seconds, seconds - stamps};
     const double too_many = overflow();
     if (too_many > 0.0) run_again();
     ++done_;
@@ -310,19 +312,20 @@ void Trainer::set_hyper(double lr) {
 
 Timeline Trainer::timeline() const {
     if (done_ <= std::max(first_timed_, begun_)) fail("no step has been recorded");
-    const auto kept = static_cast<std::int64_t>(seconds_.size());
-    std::vector<std::pair<double, std::int64_t>> steps;
+    const auto kept = static_cast<std::int64_t>(kept_.size());
+    std::vector<std::pair<KeptStep, std::int64_t>> steps;
     const std::int64_t first = begun_ + (done_ - begun_ > 1 && kept > 1 ? 1 : 0);
     for (std::int64_t s = std::max({first, done_ - kept, first_timed_}); s < done_; ++s)
-        steps.emplace_back(seconds_[static_cast<std::size_t>(s % kept)], s);
-    std::sort(steps.begin(), steps.end());
-    std::pair<double, std::int64_t> median = steps[(steps.size() - 1) / 2];
+        steps.emplace_back(kept_[static_cast<std::size_t>(s % kept)], s);
+    std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.first.taken < b.first.taken; });
+    std::pair<KeptStep, std::int64_t> median = steps[(steps.size() - 1) / 2];
     if (transport() != nullptr) // all of one step
         among_processes([&](Transport& t) {
             t.broadcast(0, {reinterpret_cast<char*>(&median), sizeof median});
             return 0;
         });
-    const auto [seconds, step] = median;
+    const double seconds = median.first.seconds;
+    const std::int64_t step = median.second;
     Timeline timeline;
     timeline.predicted = false;
     timeline.plan_json = plan_to_json(plan_);

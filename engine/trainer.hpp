@@ -35,8 +35,8 @@ struct TrainOptions {
     double clip = 1.0;         // of the global gradient norm, 0 = off
     std::uint64_t seed = 1;
     int permits = 0; // ranks that run at once, 0 = the machine's cores
-    // Recorded steps from which timeline() takes the median one. On a GPU only step `steps` and later ones are
-    // recorded.
+    // Recorded steps from which timeline() takes the median one. On a GPU only the last three of `steps` are recorded,
+    // of fewer than nine the last one, and those behind them.
     int kept_steps = 9;
     std::string backend = "cpu";
     const Backend* table = nullptr; // in place of the back end of that name
@@ -88,7 +88,7 @@ public:
     Trainer& operator=(const Trainer&) = delete;
 
     StepResult step(const SampleSource& source);
-    // On devices only the last of options.steps is recorded, because that costs time; from now on all are.
+    // On devices only the last of options.steps are recorded, because that costs time; from now on all are.
     void record_from_now() { first_timed_ = std::min(first_timed_, done_); }
 
     // Global tensors by Hugging Face name, row-major [rows, cols]: the gradient of the last step (summed over ranks,
@@ -211,7 +211,10 @@ private:
     std::int64_t done_ = 0, begun_ = 0;             // steps; begun_: when this process began
     std::int64_t samples_ = 0;                      // taken by all steps
     std::int64_t first_timed_ = 0;
-    std::vector<double> seconds_; // of the kept steps, by step modulo their number
+    struct KeptStep {
+        double taken = 0.0, seconds = 0.0; // with its stamps, and without
+    };
+    std::vector<KeptStep> kept_; // by step modulo their number
     Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;
     std::atomic<bool> again_{false};     // a step is being run again

@@ -38,9 +38,13 @@ Op round_master(const Program& program, const Bucket& b) {
     return op;
 }
 
-Op quantize(const Program& program, const Bucket::Matrix& m) {
+// Beside the first products where its input is gathered beside them. Elsewhere it would only disturb them: memory that
+// both ask for is shared, and 4 layers of Qwen3-30B-A3B on an H200 take 83.1 ms so and 82.1 ms with one after the
+// other.
+Op quantize(const Program& program, const Bucket& b, const Bucket::Matrix& m) {
     const QuantizeAttr attr{m.copies, m.n, m.k};
-    Op op = make(OpKind::quantize, Stream::data, Module::data_parallel, {m.source}, {m.value}, attr);
+    Op op = make(OpKind::quantize, b.group_size > 1 ? Stream::data : Stream::compute, Module::data_parallel, {m.source},
+                 {m.value}, attr);
     op.bytes = bytes(program, m.source) + static_cast<double>(2 * m.copies * m.n * m.k + 8 * attr.scales());
     return op;
 }
@@ -108,7 +112,7 @@ Template begin_template(Program& program, const FirstGradients& first) {
             op.bytes = bytes(program, gathered);
             begin.ops.push_back(std::move(op));
         }
-        for (const Bucket::Matrix& m : b.matrices) begin.ops.push_back(quantize(program, m));
+        for (const Bucket::Matrix& m : b.matrices) begin.ops.push_back(quantize(program, b, m));
         if (b.staging != no_tensor && b.matrices.empty()) {
             Op op = make(OpKind::quantize, Stream::data, Module::data_parallel, {b.staging}, {b.weights, no_tensor});
             op.bytes = bytes(program, b.staging) + bytes(program, b.weights);
