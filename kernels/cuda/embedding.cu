@@ -27,29 +27,25 @@ __global__ void __launch_bounds__(row_threads)
     });
 }
 
-// Rows by id, without a search: how often each id occurs, where its rows begin in `list`, and the place of each row
-// there; and which ids have more than few_rows. The places depend on which atomic came first; whoever adds the rows
-// puts them in order.
+// Rows by id, without a search: a chain of those of each id, the last that came first. Which that is depends on the
+// order of atomics; whoever adds the rows puts them in order. Rows are counted from 1 here, so that 0 is none.
 struct RowsOfIds {
-    std::int32_t *count, *end, *many;              // [vocab_local], [1], [1]: how many are in many_ids
-    std::int32_t *begin, *place, *list, *many_ids; // [vocab_local], [rows], [rows], [rows / few_rows]
+    std::int32_t *last, *many;     // [vocab_local], [1]: how many are in many_ids
+    std::int32_t *next, *many_ids; // [rows], [rows / few_rows]: ids that have more than few_rows
     const std::int32_t* ids;
     std::int64_t rows, first, vocab_local;
 
     RowsOfIds(float* scratch, const std::int32_t* i, std::int64_t r, std::int64_t f, std::int64_t v)
-        : count(reinterpret_cast<std::int32_t*>(scratch)),
-          end(count + v),
-          many(end + 1),
-          begin(many + 1),
-          place(begin + v),
-          list(place + r),
-          many_ids(list + r),
+        : last(reinterpret_cast<std::int32_t*>(scratch)),
+          many(last + v),
+          next(many + 1),
+          many_ids(next + r),
           ids(i),
           rows(r),
           first(f),
           vocab_local(v) {}
     static bool fits(std::int64_t rows, std::int64_t vocab_local) {
-        return 2 * (rows + vocab_local) + 2 + rows / few_rows <= scratch_floats;
+        return vocab_local + 1 + rows + rows / few_rows <= scratch_floats;
     }
     __device__ std::int64_t id(std::int64_t row) const {
         const std::int64_t local = ids[row] - first;
@@ -57,27 +53,10 @@ struct RowsOfIds {
     }
 };
 
-enum class Step { count, begin, list };
-template <Step step>
 __global__ void __launch_bounds__(threads) rows_of_ids_kernel(RowsOfIds r) {
     const std::int64_t row = std::int64_t{blockIdx.x} * threads + threadIdx.x;
     const std::int64_t id = row < r.rows ? r.id(row) : -1;
-    if constexpr (step == Step::begin) { // one atomic per warp: all go to one place
-        const bool starts = id >= 0 && r.place[row] == 0;
-        const int n = starts ? r.count[id] : 0, lane = lane_of_warp();
-        int end = n;
-        for (int offset = 1; offset < warp_size; offset *= 2) {
-            const int left = __shfl_up_sync(all_lanes, end, offset);
-            if (lane >= offset) end += left;
-        }
-        int first = lane == warp_size - 1 && end > 0 ? atomicAdd(r.end, end) : 0;
-        first = __shfl_sync(all_lanes, first, warp_size - 1);
-        if (starts) r.begin[id] = first + end - n;
-        if (n > few_rows) r.many_ids[atomicAdd(r.many, 1)] = static_cast<std::int32_t>(id); // in any order
-    }
-    if (id < 0) return;
-    if constexpr (step == Step::count) r.place[row] = atomicAdd(r.count + id, 1);
-    if constexpr (step == Step::list) r.list[r.begin[id] + r.place[row]] = static_cast<std::int32_t>(row);
+    if (id >= 0) r.next[row] = atomicExch(r.last + id, static_cast<std::int32_t>(row) + 1);
 }
 
 // sum += the rows listed, in this order, `together` of them read before the first is added.
@@ -99,8 +78,20 @@ __device__ void add_rows(Src dx, std::int64_t cols, std::int64_t column, const s
     }
 }
 
-// Rows of an id that occurs several times, few_rows of them at most, in order. All threads come.
-__device__ void sort_list(const std::int32_t* list, int n, std::int32_t (&sorted)[few_rows]) {
+// Rows of an id that occurs several times, in order, and how many they are; more than few_rows are not listed. All
+// threads come.
+__device__ int list_rows(const RowsOfIds& r, std::int64_t id, std::int32_t (&sorted)[few_rows]) {
+    __shared__ std::int32_t list[few_rows];
+    __shared__ int count;
+    if (threadIdx.x == 0) {
+        int n = 0;
+        for (std::int32_t at = r.last[id]; at != 0 && n <= few_rows; at = r.next[at - 1], ++n)
+            if (n < few_rows) list[n] = at - 1;
+        count = n;
+    }
+    __syncthreads();
+    const int n = count;
+    if (n > few_rows) return n;
     if (static_cast<int>(threadIdx.x) < n) {
         const std::int32_t mine = list[threadIdx.x];
         int before = 0;
@@ -108,19 +99,21 @@ __device__ void sort_list(const std::int32_t* list, int n, std::int32_t (&sorted
         sorted[before] = mine;
     }
     __syncthreads();
+    return n;
 }
 
-// The block of an id's first listed row adds all rows of that id in order: no two blocks write the same place, so that
-// the sum is the same every time. What most ids need, which occur once, is read before it is known how often they do.
+// The block of the row of an id that came first adds all rows of that id in order: no two blocks write the same place,
+// so that the sum is the same every time. What most ids need, which occur once, is read before it is known how often
+// they do.
 template <class A>
 __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Src dx, Dst dtable, std::int64_t cols) {
     constexpr int W = A::width, together = 4; // more registers would leave fewer blocks
     using Table = Access<float, W>;
     __shared__ std::int32_t sorted[few_rows];
-    const std::int64_t row = blockIdx.x, id = r.id(row), place = r.place[row];
-    if (id < 0 || place != 0) return;
-    const int n = r.count[id], thread = static_cast<int>(threadIdx.x);
-    const std::int64_t column = (std::int64_t{blockIdx.y} * threads + thread) * W;
+    const std::int64_t row = blockIdx.x, id = r.id(row);
+    if (id < 0 || r.next[row] != 0) return;
+    const bool alone = r.last[id] == row + 1;
+    const std::int64_t column = (std::int64_t{blockIdx.y} * threads + threadIdx.x) * W;
     const bool mine = column < cols;
     float sum[W] = {};
     typename A::Held own;
@@ -130,12 +123,16 @@ __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Sr
 #pragma unroll
         for (int j = 0; j < W; ++j) sum[j] = old[j];
     }
-    if (n > few_rows) return;
-    if (n == 1) {
+    if (alone) {
 #pragma unroll
         for (int j = 0; j < W; ++j) sum[j] += mine ? own[j] : 0.0f;
     } else {
-        sort_list(r.list + r.begin[id], n, sorted);
+        const int n = list_rows(r, id, sorted);
+        if (n > few_rows) {
+            if (threadIdx.x == 0 && blockIdx.y == 0)
+                r.many_ids[atomicAdd(r.many, 1)] = static_cast<std::int32_t>(id); // in any order
+            return;
+        }
         if (mine) add_rows<A, together>(dx, cols, column, sorted, n, sum);
     }
     if (mine) Table::put(dtable, id * cols + column, sum);
@@ -242,13 +239,8 @@ void embedding_grad(const std::int32_t* ids, Src dx, float* dtable, std::int64_t
         return;
     }
     const RowsOfIds r(scratch_of(stream_of(stream)), ids, rows, first, vocab_local);
-    const unsigned blocks = blocks_for(rows, threads);
-    clear(r.count, (vocab_local + 2) * static_cast<std::int64_t>(sizeof(std::int32_t)), stream_of(stream));
-    rows_of_ids_kernel<Step::count><<<blocks, threads, 0, stream_of(stream)>>>(r);
-    CUDA_CHECK(cudaGetLastError());
-    rows_of_ids_kernel<Step::begin><<<blocks, threads, 0, stream_of(stream)>>>(r);
-    CUDA_CHECK(cudaGetLastError());
-    rows_of_ids_kernel<Step::list><<<blocks, threads, 0, stream_of(stream)>>>(r);
+    clear(r.last, (vocab_local + 1) * static_cast<std::int64_t>(sizeof(std::int32_t)), stream_of(stream));
+    rows_of_ids_kernel<<<blocks_for(rows, threads), threads, 0, stream_of(stream)>>>(r);
     CUDA_CHECK(cudaGetLastError());
     with_access({dx, Src{dtable, dx.type}}, {cols}, [&](auto access) {
         using A = decltype(access);
