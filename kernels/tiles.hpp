@@ -21,21 +21,28 @@ struct TileKind {
     bool operator==(const TileKind&) const = default;
 };
 
+// How the two warpgroups of a CTA work: together on a tile, whose start and end nothing hides; in turn on tiles of
+// their own; or together, one tile's results written beside the next one's first products, of all columns at once or in
+// two passes.
+enum class Work { together, in_turn, streamed, in_passes };
+
 // A CTA's 128 rows x `columns`; 128 rows x 1 column x 64 elements of BF16, or 128 of E4M3, are 4 cycles of an SM's
-// tensor cores. `together`: both warpgroups work on one tile, so that its start and end are not hidden by the other's
-// products. The other figures are fitted to an H200's times.
-constexpr TileKind tile_kind(int down, int across, int columns, int depth, bool together, bool swapped = false) {
-    return {down, across, depth, 4.0 * columns + (together ? 64.0 : 104.0), together ? 2700.0 : 0.0, swapped};
+// tensor cores. The other figures are fitted to an H200's times.
+constexpr TileKind tile_kind(int down, int across, int columns, int depth, Work work, bool swapped = false) {
+    const double issue_cycles = work == Work::in_turn ? 104.0 : work == Work::in_passes ? 128.0 : 64.0;
+    return {down, across, depth, 4.0 * columns + issue_cycles, work == Work::together ? 2700.0 : 0.0, swapped};
 }
 
 // Of products of routed rows (forward, dgrad), of their weights' gradients, and of rows and weights in E4M3.
-inline constexpr std::array<TileKind, 3> row_tiles{
-    tile_kind(128, 512, 256, 64, true), tile_kind(128, 384, 192, 64, false), tile_kind(128, 256, 128, 64, true)};
-inline constexpr std::array<TileKind, 3> gradient_tiles{tile_kind(256, 192, 192, 64, false),
-                                                        tile_kind(256, 192, 192, 64, false, true),
-                                                        tile_kind(128, 256, 128, 64, false)};
-inline constexpr std::array<TileKind, 2> scaled_tiles{tile_kind(128, 384, 192, 128, true),
-                                                      tile_kind(128, 256, 128, 128, true)};
+inline constexpr std::array<TileKind, 3> row_tiles{tile_kind(128, 512, 256, 64, Work::together),
+                                                   tile_kind(128, 384, 192, 64, Work::in_turn),
+                                                   tile_kind(128, 256, 128, 64, Work::together)};
+inline constexpr std::array<TileKind, 3> gradient_tiles{tile_kind(256, 192, 192, 64, Work::in_turn),
+                                                        tile_kind(256, 192, 192, 64, Work::in_turn, true),
+                                                        tile_kind(128, 256, 128, 64, Work::in_turn)};
+inline constexpr std::array<TileKind, 3> scaled_tiles{tile_kind(128, 384, 192, 128, Work::streamed),
+                                                      tile_kind(128, 512, 256, 128, Work::in_passes),
+                                                      tile_kind(128, 256, 128, 128, Work::streamed)};
 
 // C_e[m, n] of every group over `depth` contracted elements. Routed rows spread evenly over the groups: they are the
 // rows of C, whose m is 0, or the depth of a gradient, which is 0.

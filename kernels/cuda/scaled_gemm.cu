@@ -66,7 +66,7 @@ void sm90_scaled_gemm(const ScaledShape& s, const Operands& x, Dst c, int multip
     const sm90::Grouped p{s.groups, 0, n, k, capacity, x.counts};
     using sm90::Pair;
     sm90::with_fastest<scaled_tiles, sm90::ScaledConfig<192, 4, 3, Pair::along_n>,
-                       sm90::ScaledConfig<128, 6, 2, Pair::along_n>>(
+                       sm90::ScaledConfig<256, 4, 2, Pair::along_n>, sm90::ScaledConfig<128, 6, 2, Pair::along_n>>(
         p, multiprocessors, [&](auto config) {
             using C = decltype(config);
             sm90::launch<C>(sm90::scaled_kernel<C>, multiprocessors, stream, maps, p,

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/sm90/tiles.cuh"
+#include "kernels/tiles.hpp"
 
 #include <cuda.h>
 
@@ -32,8 +33,8 @@ struct Config {
     static constexpr Update update = result;
     static constexpr int ctas = 2; // of a cluster
     static constexpr bool in_turn = warpgroups == Turns::in_turn;
-    static constexpr bool ordered = in_turn;       // a warpgroup waits for the other one's products
     static constexpr int halves = in_turn ? 2 : 1; // of a tile's rows that a warpgroup computes
+    static constexpr Work work = in_turn ? Work::in_turn : Work::together;
     static constexpr bool wgrad = form == GroupedProduct::wgrad;
     static constexpr bool swapped = operands == Sides::swapped;
     static constexpr bool transposed_a = wgrad, transposed_b = form != GroupedProduct::forward;

@@ -79,11 +79,11 @@ __device__ void release(const Shared<C>& shared, int stage) {
 // still to come.
 template <class C>
 __device__ void await_turn(int consumer) {
-    if (C::ordered) ptx::await_warpgroup(1 + C::consumers + consumer);
+    ptx::await_warpgroup(1 + C::consumers + consumer);
 }
 template <class C>
 __device__ void give_turn(int consumer) {
-    if (C::ordered) ptx::release_warpgroup(1 + C::consumers + consumer);
+    ptx::release_warpgroup(1 + C::consumers + consumer);
 }
 
 template <class C>
@@ -163,24 +163,22 @@ __device__ void skip_tile(const Shared<C>& shared, Ring<C::stages>& ring, const 
     }
 }
 
-// Multiplies tile by tile and writes the sums; `multiply` takes the stages of one tile. In turn, a warpgroup writes
-// while the other multiplies.
-template <class C, class Multiply>
-__device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& shared, int consumer, Dst c,
-                        const Multiply& multiply) {
+// Multiplies tile by tile and writes the sums. In turn, a warpgroup writes while the other multiplies.
+template <class C>
+__device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& shared, int consumer, Dst c) {
     Tiles<C, true> tiles(shared);
     Ring<C::stages> ring;
     Writer<C> writer(maps, p, shared, c, consumer);
     Tile tile;
     Sums<C> sum;
-    if (consumer == 1) give_turn<C>(0);
+    if (C::in_turn && consumer == 1) give_turn<C>(0);
     for (int turn = 0; tiles.next(tile); turn ^= 1) {
         if (C::in_turn && turn != consumer) {
             ring.skip(steps<C>(tile));
         } else if (tile.rows_left > (C::in_turn ? 0 : consumer * 64)) {
             writer.begin(tile);
             if (C::in_turn) await_turn<C>(consumer);
-            multiply(shared, ring, tile, consumer, sum);
+            multiply_tile<C>(shared, ring, tile, consumer, sum);
             writer.write(tile, sum);
         } else {
             if (C::in_turn) await_turn<C>(consumer);
@@ -192,8 +190,8 @@ __device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& sha
 }
 
 // What the threads of a CTA do; all of them come.
-template <class C, class Multiply>
-__device__ void run(const Maps& maps, const Grouped& p, Dst c, const void* memory, const Multiply& multiply) {
+template <class C, class Consume>
+__device__ void run(const Maps& maps, const Grouped& p, const void* memory, const Consume& consume) {
     const Shared<C> shared(memory);
     const int rank = static_cast<int>(ptx::cluster_rank());
     const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 128), 0);
@@ -222,7 +220,7 @@ __device__ void run(const Maps& maps, const Grouped& p, Dst c, const void* memor
         __syncwarp();
     } else {
         ptx::take_registers<232>();
-        consume<C>(maps, p, shared, warpgroup - 1, c, multiply);
+        consume(shared, warpgroup - 1);
     }
     ptx::cluster_sync(); // the neighbour may still arrive here
 }
@@ -231,10 +229,7 @@ template <class C>
 __global__ void __launch_bounds__(C::threads, 1) grouped_kernel(const __grid_constant__ Maps maps, Grouped p, Dst c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
-    run<C>(maps, p, c, memory,
-           [](const Shared<C>& shared, Ring<C::stages>& ring, const Tile& tile, int consumer, Sums<C>& sum) {
-               multiply_tile<C>(shared, ring, tile, consumer, sum);
-           });
+    run<C>(maps, p, memory, [&](const Shared<C>& shared, int consumer) { consume<C>(maps, p, shared, consumer, c); });
 #endif
 }
 

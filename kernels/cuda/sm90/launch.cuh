@@ -105,7 +105,7 @@ void launch(void (*kernel)(Parameters...), int multiprocessors, cudaStream_t str
 }
 
 template <class C>
-constexpr TileKind kind_of = tile_kind(C::Walk::rows, C::Walk::columns, C::tile_n, C::tile_k, !C::in_turn, C::swapped);
+constexpr TileKind kind_of = tile_kind(C::Walk::rows, C::Walk::columns, C::tile_n, C::tile_k, C::work, C::swapped);
 
 // Calls with a value of the kind of tile that should be the fastest, as far as the host can know, of those of `kinds`.
 template <const auto& kinds, class... Configs, class Call>

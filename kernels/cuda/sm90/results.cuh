@@ -31,7 +31,9 @@ public:
         for (int i = 0; i < C::buffers && i < parts_of(tile); ++i) fetch(tile, i);
     }
 
-    __device__ void write(const Tile& tile, const float (&sum)[C::halves][C::tile_n / 2]) {
+    // One piece `of` so many of the tile's columns; all of them unless asked for less.
+    template <int of = 1>
+    __device__ void write(const Tile& tile, const float (&sum)[C::halves][C::tile_n / 2], int piece = 0) {
         int done = 0; // parts
 #pragma unroll
         for (int h = 0; h < C::halves; ++h) {
@@ -39,7 +41,8 @@ public:
             if (left <= 0) break;
             const bool whole = C::wgrad || left >= 64; // beyond its rows a gradient's map takes nothing
 #pragma unroll
-            for (int part = 0; part < C::parts; ++part, ++done) {
+            for (int i = 0; i < C::parts / of; ++i, ++done) {
+                const int part = piece * (C::parts / of) + i;
                 const int col = tile.col + part * C::result_columns;
                 if (col >= p_.n) break;
                 const unsigned buffer = shared_.results(consumer_) + next_ * C::buffer_bytes;
