@@ -37,7 +37,8 @@ struct OpContext {
     void* const* in = nullptr;     // by index in op.in; null where the operand is absent
     void* const* out = nullptr;    // by index in op.out
     std::int64_t shard_offset = 0; // adamw: elements of the bucket before this rank's shard
-    int spared = 0;                // spared_multiprocessors() of the Program
+    int spared = 0;                // multiprocessors that a product leaves to what runs beside it
+    bool merged = false;           // another slot's ops run beside it
 
     // Shape and dtype of an operand; only for operands that are present.
     const Tensor& input(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.in[i])]; }

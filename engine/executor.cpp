@@ -52,7 +52,7 @@ void Executor::step(Recorder& recorder, bool timed) {
     for (OpWalk walk(program_); !walk.done(); walk.next()) {
         const Op& op = walk.op();
         const double waited = communicator_.waited();
-        call(op, walk.slot().micro_batch, walk.slot_number());
+        call(walk);
         if (op.kind == OpKind::permute_map && op.phase == Phase::forward && !std::get<PermuteAttr>(op.attr).local)
             count_tokens(op);
         const double end = recorder.seconds_since(Recorder::Clock::now());
@@ -78,7 +78,7 @@ void Executor::enqueue(Queue& queue, bool timed) {
         for (const int other : work.waits)
             queue.await(static_cast<std::size_t>((*order_)[static_cast<std::size_t>(other)].signal), work.stream);
         if (marked) queue.mark(2 * number + 1, work.stream);
-        call(walk.op(), walk.slot().micro_batch, walk.slot_number(), work.stream, work.boxes);
+        call(walk, work.stream, work.boxes);
         if (marked) queue.mark(2 * number + 2, work.stream);
         if (work.signal >= 0) queue.signal(static_cast<std::size_t>(work.signal), work.stream);
         if (timed) queue.stamp(w + 1, work.stream);
@@ -164,7 +164,10 @@ void Executor::record(Recorder& recorder) {
     }
 }
 
-void Executor::call(const Op& op, int micro_batch, std::size_t slot_number, int stream, bool boxes) {
+void Executor::call(const OpWalk& at, int stream, bool boxes) {
+    const Op& op = at.op();
+    const int micro_batch = at.slot().micro_batch;
+    const std::size_t slot_number = at.slot_number();
     for (std::size_t i = 0; i < op.in.size(); ++i)
         in_[i] = op.in[i] == no_tensor ? nullptr : arena_.at(op.in[i], micro_batch);
     for (std::size_t i = 0; i < op.out.size(); ++i)
@@ -173,7 +176,7 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number, int 
     current_ = &op;
     ++calls_;
     try {
-        run(op, queue_ != nullptr ? queue_->stream(stream) : nullptr, boxes);
+        run(at, queue_ != nullptr ? queue_->stream(stream) : nullptr, boxes);
     } catch (const Aborted&) {
         throw;
     } catch (const std::exception& error) {
@@ -182,7 +185,8 @@ void Executor::call(const Op& op, int micro_batch, std::size_t slot_number, int 
     ++calls_;
 }
 
-void Executor::run(const Op& op, void* stream, bool boxes) {
+void Executor::run(const OpWalk& at, void* stream, bool boxes) {
+    const Op& op = at.op();
     if (is_communication(op.kind)) communicator_.use(op.stream, stream);
     if (boxes) {
         const Tensor& message = program_.tensors[static_cast<std::size_t>(op.in[0])];
@@ -191,7 +195,8 @@ void Executor::run(const Op& op, void* stream, bool boxes) {
     const OpFunction function = backend_.function(op.kind);
     if (function == nullptr) fail("the {} back end has no such op", backend_.name);
     function({op, program_, position_, communicator_, *backend_.kernels, stream, in_.data(), out_.data(),
-              op.kind == OpKind::adamw || op.kind == OpKind::expert_bias ? shard_offset(op) : 0, spared_});
+              op.kind == OpKind::adamw || op.kind == OpKind::expert_bias ? shard_offset(op) : 0,
+              std::max(spared_, at.spared()), at.merged()});
 }
 
 Standing Executor::standing() const {

@@ -61,8 +61,8 @@ private:
     int stuck() const;
     std::string others(const Op& op) const;
     void play(Queue& queue, Recorder& recorder, bool timed);
-    void call(const Op& op, int micro_batch, std::size_t slot_number, int stream = 0, bool boxes = false);
-    void run(const Op& op, void* stream, bool boxes);
+    void call(const OpWalk& at, int stream = 0, bool boxes = false);
+    void run(const OpWalk& at, void* stream, bool boxes);
     [[noreturn]] void report(const Op& op, std::size_t slot, const std::exception& error) const;
     std::int64_t shard_offset(const Op& op) const;
     void count_tokens(const Op& op);

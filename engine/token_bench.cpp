@@ -134,8 +134,9 @@ Op op_of(const Kind& k, const Case& c, int n, Program& program) {
     return op;
 }
 
-TokenOperands operands(const Kind& k, const Case& c, const Room& room) {
+TokenOperands operands(const Kind& k, const Case& c, const Room& room, bool beside) {
     TokenOperands t;
+    t.beside = beside;
     t.tokens = c.tokens;
     t.top_k = c.size.top_k;
     t.dtype = Dtype::bf16;
@@ -159,7 +160,8 @@ TokenOperands operands(const Kind& k, const Case& c, const Room& room) {
 }
 
 // A dispatch with values comes first: it writes the places that the others read. size: bytes of an end's memory.
-void measure(std::vector<BenchEnd>& ends, std::int64_t size, const Case& c, int blocks,
+// beside: on the few multiprocessors that products leave.
+void measure(std::vector<BenchEnd>& ends, std::int64_t size, const Case& c, bool beside,
              std::map<std::string, std::vector<MeasuredCall>>& measured) {
     const int n = static_cast<int>(ends.size());
     for (const Kind& k : kinds) {
@@ -172,11 +174,11 @@ void measure(std::vector<BenchEnd>& ends, std::int64_t size, const Case& c, int 
             seconds[static_cast<std::size_t>(rank)] =
                 seconds_of_call(end, Stream::expert, c.rows_bytes() > (64 << 20) ? 6 : 16, [&](std::size_t call) {
                     const Room room(end.memory, size, c, n, call);
-                    end.communicator->exchange_tokens(experts_group, attr, operands(k, c, room));
+                    end.communicator->exchange_tokens(experts_group, attr, operands(k, c, room, beside));
                 });
         });
         const CostPoint at = cost_point(op, program);
-        measured[group_key(tokens_key(op, blocks), n)].push_back(
+        measured[group_key(tokens_key(op, beside ? peer_blocks_beside : peer_blocks_alone), n)].push_back(
             {at.work, *std::max_element(seconds.begin(), seconds.end()), at.sides});
     }
 }
@@ -196,14 +198,13 @@ void measure_gathers(std::vector<BenchEnd>& ends, std::map<std::string, std::vec
     }
 }
 
-// What the communicator reads of a Program: the largest dispatch, and whether anything runs beside it.
-Program largest(int n, bool beside) {
+// What the communicator reads of a Program: the largest dispatch.
+Program largest(int n) {
     Program program;
     const Op op = op_of(kinds[0], {widths[0], most_tokens}, n, program);
     program.templates.resize(1);
     program.templates[0].ops.push_back(op);
     program.slots.push_back({});
-    if (beside) program.merges.resize(1);
     return program;
 }
 
@@ -217,14 +218,13 @@ void measure_tokens(const Backend& backend, int ranks, std::int64_t most_bytes,
     const std::vector<Case> all = cases(most_bytes);
     const std::int64_t bytes = room_bytes(all, ranks);
     std::vector<BenchEnd> ends = open_ends(backend, ranks, bytes);
-    for (const bool beside : {false, true}) {
-        const Program program = largest(ranks, beside);
-        const std::unique_ptr<QueuedFabric> fabric = join_ends(backend, mesh, program, ends);
-        at_every(ends, [&](BenchEnd& end, int) { end.communicator->reach_peers(backend.peers(), end.memory, bytes); });
-        for (const Case& c : all) measure(ends, bytes, c, peer_blocks(program), measured);
-        if (!beside) measure_gathers(ends, measured);
-        leave(ends);
-    }
+    const Program program = largest(ranks);
+    const std::unique_ptr<QueuedFabric> fabric = join_ends(backend, mesh, program, ends);
+    at_every(ends, [&](BenchEnd& end, int) { end.communicator->reach_peers(backend.peers(), end.memory, bytes); });
+    for (const Case& c : all)
+        for (const bool beside : {false, true}) measure(ends, bytes, c, beside, measured);
+    measure_gathers(ends, measured);
+    leave(ends);
     release(ends);
     for (auto& [key, calls] : measured)
         std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });

@@ -198,6 +198,7 @@ struct GroupedGemmAttr {
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
     bool accumulate = true; // wgrad; without it dW is set, to zero for experts without rows
+    int spared = 0;         // multiprocessors of a device that it leaves to what runs beside it in its own slot
 };
 // Where the rows are partial sums over ETP, every member adds the same share of the bias.
 struct GroupedBiasAttr {
@@ -302,6 +303,7 @@ struct RowsAttr {
     std::int64_t cols = 0, capacity = 0; // capacity: rows of the expert-side buffer
     int experts = 0, ep = 1, etp = 1;
     bool combine = false;
+    bool beside = false; // of tokens over peer memory: the slot itself computes something else meanwhile
 };
 struct LossAttr {
     std::int64_t rows = 0, vocab_local = 0, vocab = 0; // columns >= vocab are padding and take no part

@@ -1,6 +1,7 @@
 // Names, sizes and keys of the Program's vocabulary.
 #include "planner/program.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace moe {
@@ -35,6 +36,11 @@ std::int64_t QuantizeAttr::scales() const {
     return groups * blocks(n) * blocks(k);
 }
 
+int OpWalk::spared() const {
+    const auto* product = std::get_if<GroupedGemmAttr>(&op().attr);
+    return std::max(product != nullptr ? product->spared : 0, merged() ? merge().spared[at_[0] + at_[1]] : 0);
+}
+
 void OpWalk::settle() {
     for (; !done(); ++first_, at_[0] = at_[1] = 0) {
         const Slot& slot = program_->slots[first_];
@@ -42,7 +48,7 @@ void OpWalk::settle() {
             if (at_[0] < program_->templates[static_cast<std::size_t>(slot.index)].ops.size()) return;
             continue;
         }
-        const std::vector<bool>& order = program_->merges[static_cast<std::size_t>(slot.merge)].from_backward;
+        const std::vector<bool>& order = merge().from_backward;
         if (at_[0] + at_[1] < order.size()) {
             backward_ = order[at_[0] + at_[1]];
             return;

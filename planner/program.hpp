@@ -89,6 +89,8 @@ struct Slot {
 struct Merge {
     int forward = 0, backward = 0;   // templates
     std::vector<bool> from_backward; // by op of both: whose it is; the ops of either come in their own order
+    // By op of both: multiprocessors that a product leaves to the tokens on their way over peer memory beside it.
+    std::vector<std::uint8_t> spared;
 };
 
 // What one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
@@ -143,6 +145,8 @@ public:
     const Slot& slot() const { return program_->slots[slot_number()]; }
     const Template& ops() const { return program_->templates[static_cast<std::size_t>(slot().index)]; }
     const Op& op() const { return ops().ops[index()]; }
+    bool merged() const { return program_->slots[first_].merge >= 0; } // another slot's ops run beside it
+    int spared() const; // multiprocessors that the op leaves to tokens on their way beside it
     void next() {
         ++at_[backward_ ? 1 : 0];
         settle();
@@ -150,6 +154,7 @@ public:
 
 private:
     void settle();
+    const Merge& merge() const { return program_->merges[static_cast<std::size_t>(program_->slots[first_].merge)]; }
 
     const Program* program_;
     std::size_t first_ = 0;      // slot, or the forward of two merged ones

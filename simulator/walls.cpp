@@ -90,6 +90,10 @@ void add_rows(const Plan& plan, const Stack& stack, const Simulation& simulation
         if (row.phase == Phase::recompute) wall.repeated += row.busy;
         ++wall.ops;
     }
+    for (OpWalk walk(program); !walk.done(); walk.next()) {
+        walls.sparing += walk.spared() > 0 ? 1 : 0;
+        walls.spared = std::max(walls.spared, walk.spared());
+    }
     walls.communication = by_time(communication);
     walls.compute = by_time(compute);
     for (CommunicationWall& wall : walls.communication)

@@ -32,6 +32,8 @@ struct Walls {
     int stage = 0; // pipeline rank whose communication and compute these are: the one that ends last
     std::vector<CommunicationWall> communication; // axes that the plan uses, most busy first
     std::vector<ComputeWall> compute;             // classes that occur, most busy first
+    std::int64_t sparing = 0; // products that leave multiprocessors to tokens on their way over peer memory beside them
+    int spared = 0;           // and how many at most
     double model_seconds = 0.0; // the step at the precision's peak: model FLOPs alone; over the step time it is the MFU
     double issue_seconds = 0.0; // the host's time to issue the rank's ops
     std::int64_t launches = 0;  // ops that it issues

@@ -58,6 +58,9 @@ void print_communication(Console& console, const Explanation& e) {
                    fmt::format("{:.1f}", c.bytes / 1e9), c.busy > 0.0 ? figure(c.bytes / c.busy / 1e9) : "-",
                    count_text(static_cast<double>(c.ops))});
     console.line(table.text(2));
+    if (e.walls.sparing > 0)
+        console.say("  {} products leave {} of {} multiprocessors to tokens on their way beside them",
+                    count_text(static_cast<double>(e.walls.sparing)), e.walls.spared, e.plan.hardware->sm_count);
 }
 
 void print_compute(Console& console, const Explanation& e) {

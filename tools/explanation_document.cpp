@@ -39,7 +39,10 @@ Json walls_json(const Explanation& e) {
     Json memory = {{"stage", w.fullest}, {"memory_gib", gib(w.memory_bytes)}, {"limit_gib", gib(w.memory_limit)}};
     memory["classes"] = Json::array();
     for (const auto& [name, bytes] : w.memory) memory["classes"].push_back({{"class", name}, {"gib", gib(bytes)}});
-    Json communication = {{"stage", w.stage}, {"axes", Json::array()}};
+    Json communication = {{"stage", w.stage},
+                          {"axes", Json::array()},
+                          {"sparing_products", w.sparing},
+                          {"spared_multiprocessors", w.spared}};
     for (const CommunicationWall& c : w.communication)
         communication["axes"].push_back({{"axis", c.axis},
                                          {"busy_seconds", c.busy},

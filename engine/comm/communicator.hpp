@@ -24,6 +24,7 @@ struct TokenOperands {
     float* out_scale = nullptr;
     float* values_out = nullptr; // probs, or by_copy
     std::int32_t* places_out = nullptr;
+    bool beside = false; // the device computes something else meanwhile
 };
 
 class Communicator {

@@ -65,17 +65,19 @@ PeerMemory::~PeerMemory() {
 }
 
 void PeerMemory::exchange(const RowsAttr& attr, const TokenOperands& t, void* stream) const {
+    PeerGroup group = group_;
+    if (t.beside) group.blocks = peer_blocks_beside;
     const TokenShape shape{t.tokens, attr.cols, attr.capacity, t.top_k, attr.experts};
     const Type type = t.dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
     if (attr.combine)
-        library_.kernels().combine(group_, shape, {t.in, type}, t.all_counts, t.row_of, t.places, t.values,
+        library_.kernels().combine(group, shape, {t.in, type}, t.all_counts, t.row_of, t.places, t.values,
                                    {t.out, type}, {t.parts, type}, t.values_out, stream);
     else if (t.in_scale != nullptr)
-        library_.kernels().dispatch_quantized(group_, shape, static_cast<const std::uint8_t*>(t.in), t.in_scale,
+        library_.kernels().dispatch_quantized(group, shape, static_cast<const std::uint8_t*>(t.in), t.in_scale,
                                               t.all_counts, t.row_of, t.values, static_cast<std::uint8_t*>(t.out),
                                               t.out_scale, t.values_out, t.places_out, stream);
     else
-        library_.kernels().dispatch(group_, shape, {t.in, type}, t.all_counts, t.row_of, t.values, {t.out, type},
+        library_.kernels().dispatch(group, shape, {t.in, type}, t.all_counts, t.row_of, t.values, {t.out, type},
                                     t.values_out, t.places_out, stream);
 }
 

@@ -36,8 +36,8 @@ public:
         int index = 0;          // this rank's
     };
     // All members make theirs at the same time. all_gather: `mine` of every member, one after another. tokens: of the
-    // largest call. blocks: multiprocessors that a call takes at most, the same at all members. Throws Error
-    // (bad_input) where a member's memory cannot be reached.
+    // largest call. blocks: multiprocessors that a call with nothing computing beside it takes at most, the same at all
+    // members. Throws Error (bad_input) where a member's memory cannot be reached.
     PeerMemory(const PeerLibrary& library, Device& device, Place place, char* arena, std::int64_t arena_bytes,
                std::int64_t tokens, int blocks,
                const std::function<std::vector<char>(const std::vector<char>& mine)>& all_gather);

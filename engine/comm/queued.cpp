@@ -15,6 +15,7 @@ namespace {
 
 // What may wait for other ranks at one time fits the multiprocessors of an H100 or H200 (planner/peer_blocks.hpp).
 constexpr int multiprocessors = 132;
+static_assert(peer_blocks_beside <= peer_blocks_in_pipeline && peer_blocks_in_pipeline <= peer_blocks_alone);
 static_assert(peer_blocks_alone + 2 * most_collective_blocks <= multiprocessors);
 static_assert(peer_blocks_in_pipeline + 2 * most_collective_blocks + 4 * message_channels <= multiprocessors);
 

@@ -18,7 +18,8 @@ char* scratch(int number, std::int64_t bytes) {
 }
 
 TokenOperands operands_of(const OpContext& c) {
-    const bool back = std::get<RowsAttr>(c.op.attr).combine;
+    const RowsAttr& attr = std::get<RowsAttr>(c.op.attr);
+    const bool back = attr.combine;
     const Tensor& tokens = back ? c.output(0) : c.input(0);
     TokenOperands t;
     t.tokens = tokens.rows;
@@ -28,6 +29,7 @@ TokenOperands operands_of(const OpContext& c) {
     t.all_counts = ints(c, 1);
     t.row_of = ints(c, 2);
     t.out = c.out[0];
+    t.beside = c.merged || attr.beside;
     if (back) {
         t.places = ints(c, 3);
         t.values = floats(c, 4);

@@ -265,7 +265,7 @@ MoeLayer::Rows MoeLayer::dispatch_over_peers(Builder& b, TensorId x, TensorId we
         in.push_back(places_);
     }
     b.communicate(OpKind::dispatch_tokens, groups::dispatch, Stream::expert, in, results,
-                  RowsAttr{h, cap, moe_.experts, b.plan().ep, 1, false})
+                  RowsAttr{h, cap, moe_.experts, b.plan().ep, 1, false, shared_.has_value()})
         .bytes = expected * static_cast<double>(bytes_of(dtype, h));
     return out;
 }

@@ -1,6 +1,8 @@
 // Moves weight gradients behind the start of the communication that they then run beside.
 #include "planner/passes/delay_wgrad.hpp"
 
+#include "planner/peer_blocks.hpp"
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -12,6 +14,18 @@ namespace {
 
 bool of_attention(Module module) {
     return module == Module::attn_in || module == Module::mla_up_proj || module == Module::attn_out;
+}
+
+bool of_experts(const Op& op) { return op.phase == Phase::wgrad && op.module == Module::experts; }
+
+// Tokens over peer memory travel by the multiprocessors that the products of [begin, exchange] which move behind their
+// departure leave them.
+void run_beside(std::vector<Op>& ops, std::size_t begin, std::size_t exchange) {
+    if (ops[exchange].kind != OpKind::combine_tokens) return;
+    std::get<RowsAttr>(ops[exchange].attr).beside = true;
+    for (std::size_t i = begin; i < exchange; ++i)
+        if (auto* product = std::get_if<GroupedGemmAttr>(&ops[i].attr); product != nullptr && of_experts(ops[i]))
+            product->spared = peer_blocks_beside;
 }
 
 // Moves what `delayed` picks from [begin, until] behind ops[until], in order.
@@ -35,9 +49,10 @@ void delay_wgrad_pass(Template& backward) {
             const bool leaves = ops[end].kind == OpKind::all_to_all_rows || ops[end].kind == OpKind::combine_tokens;
             if (weights && exchange == ops.size() && leaves) exchange = end;
         }
-        if (exchange < end)
-            move_behind(ops, begin, exchange,
-                        [](const Op& op) { return op.phase == Phase::wgrad && op.module == Module::experts; });
+        if (exchange < end) {
+            run_beside(ops, begin, exchange);
+            move_behind(ops, begin, exchange, of_experts);
+        }
         begin = end;
     }
     const auto send = std::find_if(ops.rbegin(), ops.rend(), [](const Op& op) { return op.kind == OpKind::send; });

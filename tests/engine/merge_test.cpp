@@ -2,6 +2,7 @@
 #include "engine/comm/check.hpp"
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "planner/peer_blocks.hpp"
 #include "tests/engine/parity.hpp"
 
 #include <doctest/doctest.h>
@@ -137,16 +138,12 @@ TEST_CASE("EP overlap: what is measured are the ops of the merged list, in its o
 // the next but one reads.
 TEST_CASE("EP overlap: tokens travel under what the other slot computes") {
     const Program program = lower(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged, 0);
-    std::vector<bool> beside(program.slots.size());
-    for (std::size_t i = 0; i < beside.size(); ++i)
-        if (program.slots[i].merge >= 0) beside[i] = beside[i + 1] = true;
     std::string exchanges, want; // of the backward in capitals
     int computed = 0;            // products since the last exchange
     for (OpWalk walk(program); !walk.done(); walk.next()) {
         const OpKind kind = walk.op().kind;
         computed += kind == OpKind::gemm || kind == OpKind::grouped_gemm;
-        if (!beside[walk.slot_number()] || (kind != OpKind::dispatch_tokens && kind != OpKind::combine_tokens))
-            continue;
+        if (!walk.merged() || (kind != OpKind::dispatch_tokens && kind != OpKind::combine_tokens)) continue;
         const bool backward = walk.ops().kind == SlotKind::backward;
         exchanges += kind == OpKind::dispatch_tokens ? (backward ? 'D' : 'd') : (backward ? 'C' : 'c');
         CHECK(computed > 0);
@@ -155,4 +152,21 @@ TEST_CASE("EP overlap: tokens travel under what the other slot computes") {
     for (int i = 0; i < 4 * merged_slots(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged); ++i)
         want += "DdCc";
     CHECK(exchanges == want);
+}
+
+TEST_CASE("EP overlap: the first two products of experts behind each departure leave tokens their multiprocessors") {
+    const Plan plan = pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged;
+    const Program program = lower(plan, 0);
+    int products = 2, sparing = 0; // products of experts since tokens left
+    for (OpWalk walk(program); !walk.done(); walk.next()) {
+        const OpKind kind = walk.op().kind;
+        if (kind == OpKind::dispatch_tokens || kind == OpKind::combine_tokens) products = 0;
+        const bool spares = walk.merged() && kind == OpKind::grouped_gemm && products++ < 2;
+        CHECK(walk.spared() == (spares ? peer_blocks_beside : 0));
+        sparing += spares ? 1 : 0;
+    }
+    // The backward's two behind the forward's dispatch, and the forward's two behind the backward's combine.
+    CHECK(sparing == 4 * 4 * merged_slots(plan));
+    const Program apart = lower(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).apart, 0);
+    for (OpWalk walk(apart); !walk.done(); walk.next()) CHECK(walk.spared() == 0);
 }
