@@ -118,6 +118,7 @@ AttentionShape attention_shape(const OpContext& c) {
                      a.k_stride, a.v_stride, a.q_offset, a.k_offset, a.v_offset, a.window, a.scale, a.causal};
     s.spread = a.ring > 1;
     s.merge = a.merge;
+    s.deterministic = a.deterministic;
     for (const int run : {0, 1}) {
         s.q_start[run] = run_start(c.position.context, run, a.ring, a.seq_q);
         s.k_start[run] = run_start((c.position.context + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);

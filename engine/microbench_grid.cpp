@@ -40,7 +40,7 @@ std::vector<Point> grid_of_cores() {
 
 // Widths, experts and sequences of published MoE models and fractions of them, none of them a whole model.
 std::vector<Point> grid_of_gpus() {
-    constexpr Precision fp32 = Precision::fp32, fp8 = Precision::fp8_blockwise;
+    constexpr Precision fp32 = Precision::fp32, bf16 = Precision::bf16, fp8 = Precision::fp8_blockwise;
     return {{"qwen3", 256, 4, 1, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
             {"deepseek", 256, 4, 4, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
             {"qwen2", 256, 4, 4, 64, 256, 8, 2, 512, 1024, 256, 1, fp32},
@@ -77,7 +77,11 @@ std::vector<Point> grid_of_gpus() {
             {"gptoss", 2880, 64, 8, 64, 2880, 8, 4, 0, 65536, 4096, 1},
             {"mixtral", 4096, 32, 8, 128, 7168, 4, 2, 0, 32768, 2048, 1},
             {"mixtral", 4096, 32, 8, 128, 14336, 4, 2, 0, 32768, 4096, 2},
-            {"deepseek", 4096, 64, 64, 128, 2048, 16, 8, 12288, 65536, 4096, 1}};
+            {"deepseek", 4096, 64, 64, 128, 2048, 16, 8, 12288, 65536, 4096, 1},
+            {"qwen3", 1024, 8, 2, 128, 512, 16, 4, 3072, 16384, 2048, 4, bf16, {}, true},
+            {"gptoss", 1024, 16, 4, 64, 1024, 16, 4, 0, 32768, 2048, 2, bf16, {}, true},
+            {"deepseek", 1536, 20, 20, 128, 640, 16, 4, 4096, 16384, 3072, 2, bf16, {}, true},
+            {"qwen3", 2048, 32, 4, 128, 768, 64, 8, 6144, 65536, 4096, 1, bf16, {}, true}};
 }
 
 namespace {
@@ -146,6 +150,7 @@ Plan plan_of(const Point& p, const Backend& backend) {
     plan.mbs = p.mbs;
     plan.gbs = 2 * plan.dp * plan.mbs;
     plan.precision = p.precision;
+    plan.deterministic = p.deterministic;
     return plan;
 }
 

@@ -23,6 +23,7 @@ struct Point {
     std::int64_t seq, mbs;
     Precision precision = Precision::bf16;
     Sharing sharing{};
+    bool deterministic = false;
 };
 
 // Each from small to large, so that a budget that runs out costs the far end and never a kind of op.

@@ -113,6 +113,8 @@ struct MlaRopeShape {
 // begin at `q_start` and `k_start` of the whole; a query at position p then sees keys at p' <= p, and of those the ones
 // above p - window. `merge`: more keys of queries whose result over others exists: o and lse are carried on, and dq is
 // added to (the online softmax of Milakov & Gimelshein, arXiv:1805.02867).
+//
+// `deterministic`: the gradients have the same bits every time; where it is not set a library may add dq up in any order.
 struct AttentionShape {
     std::int64_t batch = 1, seq_q = 0, seq_k = 0;
     int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
@@ -121,7 +123,7 @@ struct AttentionShape {
     std::int64_t window = 0;
     double scale = 1.0;
     bool causal = true;
-    bool spread = false, merge = false;
+    bool spread = false, merge = false, deterministic = false;
     std::int64_t q_start[2] = {0, 0}, k_start[2] = {0, 0}; // increasing; of spread sequences
 };
 

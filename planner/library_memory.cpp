@@ -23,6 +23,10 @@ struct Piece {
 Piece largest_piece(const AttentionWork& w) {
     const std::int64_t share = w.heads / std::max<std::int64_t>(w.kv_heads, 1);
     Piece p{w.batch, w.kv_heads, share, w.seq, w.seq, false};
+    if (!w.deterministic) { // one call
+        p.heads = w.heads;
+        return p;
+    }
     const auto see = [&](std::int64_t queries) {
         p.queries = queries;
         p.keys = w.window > 0 && queries < w.seq ? std::min(w.seq, queries + w.window) : w.seq;
@@ -46,9 +50,10 @@ Piece largest_piece(const AttentionWork& w) {
 
 double attention_scratch(const AttentionWork& w) {
     const Piece p = largest_piece(w);
-    if (p.score_bytes() > most_bytes) return 0.0;
+    if (w.deterministic && p.score_bytes() > most_bytes) return 0.0;
     const std::int64_t heads = p.sequences * p.heads, key_heads = p.sequences * p.key_heads, width = w.qk_dim + w.v_dim;
-    std::int64_t bytes = 256 + heads * p.score_bytes() + rounded(heads * p.queries * 4, 256);
+    std::int64_t bytes = 256 + rounded(heads * p.queries * 4, 256);
+    bytes += w.deterministic ? heads * p.score_bytes() : rounded(heads * p.queries * w.qk_dim * 4, 256);
     if (p.heads > p.key_heads) bytes += heads * p.keys * width * 2;
     if (p.shares_keys) bytes += key_heads * width * (w.seq * 4 + p.keys * 2);
     return static_cast<double>(bytes);
@@ -80,10 +85,12 @@ double library_memory(const Plan& plan) {
                                  a.qk_dim,
                                  a.v_dim,
                                  ring ? plan.seq / plan.cp : plan.seq,
-                                 a.window};
+                                 a.window,
+                                 plan.deterministic};
         scratch = std::max(scratch, ring ? ring_scratch(work) : attention_scratch(work));
     }
-    // Behind the first copy between host and device: an H200 took 6 and 8 MiB (profiles/measured/h200-2026-11-21-check).
+    // Behind the first copy between host and device: an H200 took 6 and 8 MiB
+    // (profiles/measured/h200-2026-11-21-check).
     constexpr double copying = 7 << 20;
     const bool copies = plan.offload != 0 && plan.stack == "moe-plan" && !plan.hardware->cpu;
     return plan.hardware->context_bytes + scratch + (copies ? copying : 0.0);

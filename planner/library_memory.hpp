@@ -6,18 +6,20 @@
 namespace moe {
 
 // Bytes: the hardware's context_bytes and, where this project's engine trains a plan in BF16 on a GPU, the scratch of
-// the attention library, which keeps a backward's score gradients so that every run has the same bits
+// the attention library, which keeps a backward's score gradients where every run shall have the same bits
 // (kernels/README.md), and what copies of offloaded tensors take.
 double library_memory(const Plan& plan);
 
 // One backward of causal attention: sequences and heads of a rank, widths, length, window (0: none).
 struct AttentionWork {
     std::int64_t batch = 1, heads = 1, kv_heads = 1, qk_dim = 0, v_dim = 0, seq = 0, window = 0;
+    bool deterministic = false;
 };
 
-// Bytes of that scratch at most: a matrix of BF16 score gradients for each head of the largest piece, a sum per query,
-// gradients of each head's keys and values where heads share them, and FP32 sums over pieces that share keys; 0 where
-// a piece would be so large that the library is not asked.
+// Bytes of that scratch at most: a sum per query, gradients of each head's keys and values where heads share them, and
+// FP32 gradients of the queries; or, where it is deterministic, instead of these a matrix of BF16 score gradients for
+// each head of the largest piece, FP32 sums over pieces that share keys, and 0 where a piece would be so large that the
+// library is not asked.
 double attention_scratch(const AttentionWork& work);
 
 } // namespace moe

@@ -35,7 +35,8 @@ std::string form(const Op& op) {
     if (const auto* a = std::get_if<AttentionAttr>(&op.attr)) {
         const std::size_t sinks = op.kind == OpKind::attention ? 3 : 6;
         const bool sunk = op.in.size() > sinks && op.in[sinks] != no_tensor;
-        return std::string(a->window > 0 ? ".window" : "") + (sunk ? ".sinks" : "");
+        return std::string(a->window > 0 ? ".window" : "") + (sunk ? ".sinks" : "") +
+               (op.kind == OpKind::attention_grad && a->deterministic ? ".deterministic" : "");
     }
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";

@@ -252,6 +252,7 @@ struct AttentionAttr {
     // holds two runs of the sequence, r and 2 ring - 1 - r of 2 ring (zigzag): every step sees half of its square.
     int ring = 1, step = 0;
     bool merge = false; // the steps before are carried on: o and lse, or dq
+    bool deterministic = false;
 };
 // Columns [from, from + cols) of x are copied to, or added to, columns [to, to + cols) of y.
 struct ColumnsAttr {

@@ -146,6 +146,9 @@ struct Plan {
     bool ep_overlap = false;
     bool delay_wgrad = false; // weight gradients wait for the next window of communication
     CudaGraph cuda_graph = CudaGraph::none;
+    // A step has the same bits every time it is run. Off: a GPU adds up attention's query gradients in any order, which
+    // is faster and takes less memory. CPUs always sum in one order.
+    bool deterministic = false;
 
     // Rows of experts are known before the step, whatever is routed where.
     bool fixed_rows() const { return capacity > 0.0 || router.pad_to_capacity; }

@@ -133,6 +133,8 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return word(plan.delay_wgrad); }},
         {"cuda_graph", [](Plan& plan, const std::string& v) { plan.cuda_graph = cuda_graph_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.cuda_graph); }},
+        {"deterministic", [](Plan& plan, const std::string& v) { plan.deterministic = on_or_off("deterministic", v); },
+         [](const Plan& plan) -> std::string { return word(plan.deterministic); }},
         {"routing", [](Plan& plan, const std::string& v) { plan.routing = v; },
          [](const Plan& plan) -> std::string { return plan.routing; }},
         {"balance", [](Plan& plan, const std::string& v) { plan.router.forced = forced_balance(v); },

@@ -115,6 +115,7 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.tp_overlap = json.boolean_or("tp_overlap", false);
     plan.ep_overlap = json.boolean_or("ep_overlap", false);
     plan.delay_wgrad = json.boolean_or("delay_wgrad", false);
+    plan.deterministic = json.boolean_or("deterministic", false);
     plan.cuda_graph = named(json, json.string_or("cuda_graph", to_string(plan.cuda_graph)), cuda_graph_from_string);
 }
 
@@ -149,6 +150,7 @@ Json choices(const Plan& plan) {
     json["ep_overlap"] = plan.ep_overlap;
     json["delay_wgrad"] = plan.delay_wgrad;
     json["cuda_graph"] = to_string(plan.cuda_graph);
+    json["deterministic"] = plan.deterministic;
     return json;
 }
 
@@ -195,6 +197,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "ep_overlap",
                "delay_wgrad",
                "cuda_graph",
+               "deterministic",
                "model",
                "hardware"});
     Plan plan;

@@ -205,6 +205,7 @@ SegmentCache::Fields SegmentCache::fields(const Plan& p, SegmentId id) {
             number(p.delay_wgrad),
             number(p.paged_stash),
             number(p.memory_efficient_permutation),
+            number(p.deterministic),
             number(routing.load * 1e6),
             number(routing.spread * 1e6),
             0};

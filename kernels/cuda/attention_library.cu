@@ -71,9 +71,8 @@ class Library {
 public:
     Library() {
         const char* wanted = std::getenv("MOE_PLAN_CUDNN");
-        const std::string mode = wanted == nullptr ? "" : wanted;
         std::string why = "MOE_PLAN_CUDNN=off";
-        if (mode == "off" || !cudnn_.open(why)) {
+        if ((wanted != nullptr && std::string(wanted) == "off") || !cudnn_.open(why)) {
             about_ = why + ": attention by plain kernels";
             return;
         }
@@ -86,10 +85,9 @@ public:
             return;
         }
         usable_ = true;
-        deterministic_ = mode != "fast";
         const std::size_t version = cudnn_.version(); // 9.14.0 is 91400
         about_ = "cuDNN " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-                 std::to_string(version % 100) + (deterministic_ ? "" : ", MOE_PLAN_CUDNN=fast");
+                 std::to_string(version % 100);
     }
 
     const std::string& about() const { return about_; }
@@ -122,7 +120,7 @@ public:
                   cudaStream_t stream) {
         std::optional<AttentionPlanShape> p = usable_ ? plan_shape(c, o) : std::nullopt;
         if (!p || !aligned({dout, dq, dk, dv})) return false;
-        p->grad = true, p->deterministic = deterministic_;
+        p->grad = true, p->deterministic = c.s.deterministic;
         const Gradients grads{c, dout, o, lse, dq, dk, dv};
         Device& device = current();
         const std::lock_guard<std::mutex> lock(device.guard);
@@ -308,7 +306,7 @@ private:
 
     Cudnn cudnn_;
     std::string about_;
-    bool usable_ = false, deterministic_ = true;
+    bool usable_ = false;
     std::mutex guard_; // of the map
     std::map<int, Device> devices_;
     std::atomic<std::int64_t> held_{0};

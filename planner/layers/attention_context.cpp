@@ -98,6 +98,7 @@ TensorId AttentionLayer::travelling(Builder& b) const {
 TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks) {
     b.module = Module::core_attn;
     attr_ = attr;
+    attr_.deterministic = b.plan().deterministic;
     const TensorId rotated = q; // packed queries, keys and values are quantized once
     const Pieces pieces = k == rotated ? packed_pieces(attr) : Pieces{};
     const auto operand = [&](TensorId x, const char* name) { return to_heads(b, low(b, x, name), name, pieces); };

@@ -110,12 +110,14 @@ TEST_CASE("cuda: blockwise FP8 is the CPU's within its rounding, op by op and as
     }
 }
 
-TEST_CASE("cuda: runs repeat bit for bit, as a graph too") {
+TEST_CASE("cuda: deterministic runs repeat bit for bit, as a graph too") {
     for (const char* precision : {"fp32", "bf16", "fp8-blockwise"}) {
         const auto model = precision == std::string("fp8-blockwise") ? wide_model("qwen2") : small_model("qwen2");
-        const CudaResult first = train_on(small_plan(model, 1, {{"precision", precision}}), "cuda");
+        const CudaResult first =
+            train_on(small_plan(model, 1, {{"precision", precision}, {"deterministic", "on"}}), "cuda");
         for (const char* graph : {"none", "full"}) {
-            const Plan plan = small_plan(model, 1, {{"precision", precision}, {"cuda_graph", graph}});
+            const Plan plan =
+                small_plan(model, 1, {{"precision", precision}, {"deterministic", "on"}, {"cuda_graph", graph}});
             const CudaResult again = train_on(plan, "cuda");
             CHECK(again.losses == first.losses);
             CHECK(again.norms == first.norms);

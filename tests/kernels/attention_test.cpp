@@ -153,9 +153,10 @@ double visible_pairs(const AttentionData& d) {
 }
 
 std::string describe(const char* op, const AttentionShape& s, Options o) {
-    return fmt::format("{} batch {} seq {}x{} heads {}/{} dims {}/{}{} window {}{}{} {}", op, s.batch, s.seq_q, s.seq_k,
-                       s.heads, s.kv_heads, s.qk_dim, s.v_dim, s.causal ? " causal" : "", s.window,
-                       o.packed ? " packed" : "", o.sinks ? " sinks" : "", name_of(o.type));
+    return fmt::format("{} batch {} seq {}x{} heads {}/{} dims {}/{}{} window {}{}{}{} {}", op, s.batch, s.seq_q,
+                       s.seq_k, s.heads, s.kv_heads, s.qk_dim, s.v_dim, s.causal ? " causal" : "", s.window,
+                       o.packed ? " packed" : "", o.sinks ? " sinks" : "", s.deterministic ? " deterministic" : "",
+                       name_of(o.type));
 }
 
 Case attention_case(AttentionShape s, Options o) {
@@ -301,6 +302,17 @@ TEST_CASE("attention_grad: a long sequence agrees with the formulas in double") 
         check(attention_grad_long_case(s, {}));
 }
 
+namespace {
+
+void check_both_orders(AttentionShape s, Options o) {
+    for (const bool deterministic : {false, true}) {
+        s.deterministic = deterministic;
+        check(attention_grad_long_case(s, o));
+    }
+}
+
+} // namespace
+
 // Heads as wide as models have them, which libraries take in BF16: shared key heads, odd lengths, packed rows, windows.
 TEST_CASE("attention and its gradient: heads of whole 16 bytes") {
     for (const bool packed : {false, true}) {
@@ -312,15 +324,15 @@ TEST_CASE("attention and its gradient: heads of whole 16 bytes") {
               shape(1, 70, 70, 1, 1, 256, 256)}) {
             if (packed && s.seq_q != s.seq_k) continue;
             check(attention_case(s, {packed, false, Type::bf16}));
-            check(attention_grad_long_case(s, {packed, false, Type::bf16}));
+            check_both_orders(s, {packed, false, Type::bf16});
         }
         // Windows that are narrow beside the sequence: its queries are taken in chunks.
-        check(attention_grad_long_case(shape(2, 2100, 2100, 2, 1, 16, 16, true, 100), {packed, false, Type::bf16}));
+        check_both_orders(shape(2, 2100, 2100, 2, 1, 16, 16, true, 100), {packed, false, Type::bf16});
         const AttentionShape s = shape(2, 100, 100, 4, 2, 64, 64, true, 30);
         check(attention_case(s, {packed, true, Type::bf16}));
-        check(attention_grad_long_case(s, {packed, true, Type::bf16}));
+        check_both_orders(s, {packed, true, Type::bf16});
     }
-    check(attention_grad_long_case(shape(1, 2050, 2300, 2, 1, 16, 8, true, 60), {false, true, Type::bf16}));
+    check_both_orders(shape(1, 2050, 2300, 2, 1, 16, 8, true, 60), {false, true, Type::bf16});
 }
 
 TEST_CASE("attention: queries that see no key yield zeros and no gradient") {

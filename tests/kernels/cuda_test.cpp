@@ -162,7 +162,8 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
 }
 
 // Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone) and "--ring" (of ring attention's
-// steps alone) out of the arguments; the rest is doctest's. Who chooses cases gets those alone, on the kernels that run.
+// steps alone) out of the arguments; the rest is doctest's. Who chooses cases gets those alone, on the kernels that
+// run.
 struct Options {
     std::string out;
     bool bench = false, bandwidth = false, ring = false, chosen = false;
@@ -239,6 +240,29 @@ TEST_CASE("sums that many blocks share give the same bits every time") {
         k.sum_squares(x.src(), squares.f32(), rows * cols, nullptr);
         Vec all = dw.values();
         for (const Vec& part : {dtable.values(), squares.values()}) all.insert(all.end(), part.begin(), part.end());
+        seen.push_back(all);
+    }
+    CHECK(seen[0] == seen[1]);
+    CHECK(seen[0] == seen[2]);
+}
+
+TEST_CASE("deterministic gradients of attention have the same bits every time") {
+    Random random("repeat attention");
+    AttentionShape s;
+    s.batch = 2, s.seq_q = s.seq_k = 700, s.heads = 4, s.kv_heads = 2, s.qk_dim = s.v_dim = 64, s.scale = 0.125;
+    s.q_stride = 4 * 64, s.k_stride = s.v_stride = 2 * 64, s.deterministic = true;
+    const std::int64_t rows = s.batch * s.seq_q;
+    const Tensor q = random.tensor(Type::bf16, rows * s.q_stride), k = random.tensor(Type::bf16, rows * s.k_stride),
+                 v = random.tensor(Type::bf16, rows * s.v_stride), dout = random.tensor(Type::bf16, rows * s.q_stride);
+    Tensor o(Type::bf16, rows * s.q_stride), lse(Type::f32, s.heads * rows);
+    table().attention(s, q.src(), k.src(), v.src(), {}, o.dst(), lse.f32(), nullptr);
+    std::vector<Vec> seen;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+        Tensor dq(Type::bf16, rows * s.q_stride), dk(Type::bf16, rows * s.k_stride), dv(Type::bf16, rows * s.v_stride);
+        table().attention_grad(s, dout.src(), q.src(), k.src(), v.src(), o.src(), lse.f32(), {}, dq.dst(), dk.dst(),
+                               dv.dst(), nullptr, nullptr);
+        Vec all = dq.values();
+        for (const Vec& part : {dk.values(), dv.values()}) all.insert(all.end(), part.begin(), part.end());
         seen.push_back(all);
     }
     CHECK(seen[0] == seen[1]);

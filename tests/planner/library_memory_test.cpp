@@ -4,9 +4,21 @@
 
 #include <doctest/doctest.h>
 
-TEST_CASE("attention scratch: whole where it fits a slice, else slices of sequences or key heads, chunks and parts") {
+TEST_CASE("attention scratch: gradients of queries in FP32 where any order will do") {
+    // 32 heads of 4096 queries: 128 elements and a sum each.
+    CHECK(moe::attention_scratch({2, 16, 16, 128, 128, 4096}) == 256 + 32 * 4096 * 129 * 4);
+    // Key heads shared by four: their gradients by query head besides.
+    CHECK(moe::attention_scratch({2, 16, 4, 128, 128, 4096}) == 256 + 32 * 4096 * 129 * 4 + 32 * 2 * 4096 * 256);
+    CHECK(moe::attention_scratch({1, 1, 1, 64, 64, 100, 10}) == 256 + 512 + 100 * 64 * 4);
+}
+
+TEST_CASE("attention scratch, deterministic: whole where it fits a slice, else slices of sequences or key heads, "
+          "chunks and parts") {
     const double mib = 1 << 20;
-    const auto scratch = [](const moe::AttentionWork& work) { return moe::attention_scratch(work) - 256; };
+    const auto scratch = [](moe::AttentionWork work) {
+        work.deterministic = true;
+        return moe::attention_scratch(work) - 256;
+    };
     // 2 sequences of 16 heads: 32 heads of 4096 x 4096 x 2 bytes, a sum per query.
     CHECK(scratch({2, 16, 16, 128, 128, 4096}) == 32 * 32 * mib + 32 * 4096 * 4);
     // Key heads shared by four: their gradients by query head besides.
@@ -35,6 +47,9 @@ TEST_CASE("library memory: the engine's own plans in BF16 on a GPU have scratch,
     plan.precision = moe::Precision::bf16;
     const double context = plan.hardware->context_bytes;
     CHECK(moe::library_memory(plan) == context + moe::attention_scratch({2, 32, 4, 128, 128, 4096}));
+    plan.deterministic = true;
+    CHECK(moe::library_memory(plan) == context + moe::attention_scratch({2, 32, 4, 128, 128, 4096, 0, true}));
+    plan.deterministic = false;
     plan.tp = 4;
     CHECK(moe::library_memory(plan) == context + moe::attention_scratch({2, 8, 1, 128, 128, 4096}));
     plan.cp = 2; // a ring's step: half the sequence, and a dq of its own until it is added

@@ -4,13 +4,11 @@
     tools/bench/attention.py build/tools/libbench-attention.so [REPEATS]
 
 Needs PyTorch 2.9 or later on a Hopper GPU; both take the cuDNN that PyTorch brings. Before it is timed every result is
-held to the plain FP32 kernels and, the backward, to its own bits in two further runs. Times are medians of CUDA
-events, the two in turn; FLOPs count the visible pairs only. Everything is timed twice: with the backward that keeps its
-bits, and with that of MOE_PLAN_CUDNN=fast, which gives others each time; where the variable is set, in its mode alone.
+held to the plain FP32 kernels and the deterministic backward to its own bits in two further runs. Times are medians of
+CUDA events, the two in turn; FLOPs count the visible pairs only. Everything is timed twice: with the backward that sums
+in any order, as PyTorch's does, and with the deterministic one.
 """
 import ctypes
-import os
-import subprocess
 import sys
 
 import torch
@@ -43,7 +41,7 @@ class Ours:
         return self.library.moe_attention_scratch()
 
     def call(self, function, plain, shape, operands):
-        sizes = (ctypes.c_int64 * 8)(*shape)
+        sizes = (ctypes.c_int64 * 9)(*shape)
         pointers = [None if t is None else t.data_ptr() for t in operands]
         if function(plain, sizes, shape[4] ** -0.5, *pointers, torch.cuda.current_stream().cuda_stream):
             sys.exit(1)
@@ -60,7 +58,7 @@ def error(got, want):
 
 
 def visible_pairs(shape):
-    batch, seq, heads, _, _, _, window, causal = shape
+    batch, seq, heads, _, _, _, window, causal, _ = shape
     if not causal:
         return batch * heads * seq * seq
     longest = window or seq
@@ -105,7 +103,7 @@ def theirs(shape, q, k, v, dout):
 
 
 def compare(ours, shape, repeats):
-    batch, seq, heads, kv_heads, d, dv, window, causal = shape
+    batch, seq, heads, kv_heads, d, dv, window, causal, deterministic = shape
     new = lambda *sizes: torch.randn(*sizes, device="cuda", dtype=torch.bfloat16)
     q, dout = new(seq, batch, heads, d), new(seq, batch, heads, dv)
     k, v = new(seq, batch, kv_heads, d), new(seq, batch, kv_heads, dv)
@@ -126,7 +124,7 @@ def compare(ours, shape, repeats):
     print(f"{batch}x{seq:<5} heads {heads:3}/{kv_heads:<3} {d}/{dv} window {window:<4} {'causal' if causal else 'full  '} "
           f"forward {lines[0]}  backward {lines[1]}  scratch {ours.scratch() >> 20} MiB  "
           f"errors {' '.join(f'{e:.1e}' for e in errors)} {'same bits' if same else 'OTHER BITS'}", flush=True)
-    if not max(errors) < 1.2e-2 or not (same or os.environ.get("MOE_PLAN_CUDNN") == "fast"):
+    if not max(errors) < 1.2e-2 or not (same or not deterministic):
         sys.exit("the results are off")
 
 
@@ -137,14 +135,11 @@ def main():
     torch.manual_seed(1)
     ours = Ours(sys.argv[1])
     ours.library.moe_attention_library()
-    mode = os.environ.get("MOE_PLAN_CUDNN")
-    print(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
-          f"backward: {mode or 'of the same bits'}", flush=True)
-    for shape in SHAPES:
-        compare(ours, shape, int(sys.argv[2]) if len(sys.argv) == 3 else 20)
-    if mode is None: # asked for once in a process
-        environment = {**os.environ, "MOE_PLAN_CUDNN": "fast"}
-        sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment).returncode)
+    for deterministic in (0, 1):
+        print(f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
+              f"backward: {'deterministic' if deterministic else 'in any order'}", flush=True)
+        for shape in SHAPES:
+            compare(ours, (*shape, deterministic), int(sys.argv[2]) if len(sys.argv) == 3 else 20)
 
 
 if __name__ == "__main__":

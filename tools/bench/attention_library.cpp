@@ -31,14 +31,14 @@ moe::AttentionShape shape_of(const std::int64_t* sizes, double scale) {
     s.batch = sizes[0], s.seq_q = s.seq_k = sizes[1];
     s.heads = static_cast<int>(sizes[2]), s.kv_heads = static_cast<int>(sizes[3]);
     s.qk_dim = static_cast<int>(sizes[4]), s.v_dim = static_cast<int>(sizes[5]);
-    s.window = sizes[6], s.causal = sizes[7] != 0, s.scale = scale;
+    s.window = sizes[6], s.causal = sizes[7] != 0, s.scale = scale, s.deterministic = sizes[8] != 0;
     return s;
 }
 
 } // namespace
 
 // BF16 operands as kernels.hpp has them; sizes: batch, sequence, heads, key heads, widths of keys and values, window,
-// causal. 0, or 1 with a line on stderr.
+// causal, deterministic. 0, or 1 with a line on stderr.
 extern "C" int moe_attention(int plain, const std::int64_t* sizes, double scale, const void* q, const void* k,
                              const void* v, const float* sinks, void* o, float* lse, void* stream) {
     return guarded(plain != 0, [&](const moe::Kernels& table) {
