@@ -62,7 +62,7 @@ public:
 
     // Fields of a plan that a segment depends on, the first and the last left free. Segments without experts name no
     // expert degrees.
-    using Fields = std::array<std::int64_t, 37>;
+    using Fields = std::array<std::int64_t, 38>;
     static Fields fields(const Plan& plan, SegmentId id);
     // Where the groups of layers' communication lie.
     std::array<Placement, 5> placements(const Plan& plan) const;
