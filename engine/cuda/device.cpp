@@ -1,5 +1,6 @@
 // One GPU as a device: memory by cudaMalloc, copies through pinned staging, streams, steps as CUDA graphs.
 #include "engine/cuda/backend.hpp"
+#include "engine/cuda/graph.hpp"
 #include "engine/streams.hpp"
 
 #include "kernels/cuda/cuda_kernels.hpp"
@@ -226,6 +227,7 @@ private:
         capturing_ = false;
         check(cudaStreamEndCapture(cuda_stream(), &graph), "capturing a step");
         cuda_replace_fills(graph);
+        drop_implied_edges(graph);
         return graph;
     }
 

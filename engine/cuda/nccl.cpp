@@ -43,6 +43,10 @@ void set_environment() {
         {"NCCL_RUNTIME_CONNECT", "0"},
         // A captured graph needs no buffers registered: registration would make ranks wait for each other on the host.
         {"NCCL_GRAPH_REGISTER", "0"},
+        // A communicator never has two launches under way: a step is one graph, and the host waits for its end before
+        // anything else. Else every captured collective records an event for those that might come from elsewhere:
+        // 637 of them took 10 ms of a step of 109 on four H200, and 130 MiB of the graph.
+        {"NCCL_GRAPH_MIXING_SUPPORT", "0"},
     };
     for (const auto& [name, value] : wanted) ::setenv(name, value, 0);
 }
