@@ -139,9 +139,38 @@ class Ranks:
         if resumed is not None:
             first = resumed["steps"][0]["step"]
             self.rows.add("the last checkpoint of a run that was stopped goes on", "step", first, last + 1, 1.0, first == last + 1)
-        self.held("a plan that has no room says so on every rank", "cuda ranks 2: a plan that has no room*")
+        self.no_room()
+        self.overflow()
         self.held("2 GPUs without peer access or shared memory: experts over the network, beside the CPU",
                   "cuda ranks 2: expert parallel*", NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1)
+
+    def no_room(self):
+        """A plan for GPUs of more memory than these have."""
+        known = json.loads((pathlib.Path(os.environ["MOE_PLAN_PROFILES"]) / "hardware" / "h200.json").read_text())
+        (self.check.folder / "roomy.json").write_text(json.dumps({**known, "name": "roomy", "memory_bytes": 1e13}))
+        fields = f"ep={self.gpus} dp={self.gpus} mbs=1"
+        if self.check.searched(self.check.model("Mixtral-8x22B", {}), 4096, self.gpus, fields, hardware="roomy.json", gpus=self.gpus) is None:
+            return
+        start = time.monotonic()
+        ranks = self.start("plan.json", "--steps", "2")
+        self.ended(f"a plan that has no room on {self.gpus} GPUs: seconds until all processes have ended with status 1", ranks, start,
+                   r"rank \d+: cannot allocate an arena of .* GiB free; use more ranks")
+
+    def overflow(self):
+        """Buffers for balanced loads, which a router's own choices do not fit in: such steps run again, to the same losses."""
+        losses, again = [], 0
+        for capacity in (0, 1):
+            fields = f"ep={self.gpus} dp={self.gpus} mbs=1 cuda_graph=full capacity={capacity}"
+            if self.check.searched(self.learner, 128, 2 * self.gpus, fields, gpus=self.gpus, precision="fp32") is None:
+                return
+            ran = self.check.plan("execute", "plan.json", "--data", "text", "--backend", "cuda", "--steps", "6")
+            if ran is None:
+                return
+            losses.append([step["loss"] for step in ran["steps"]])
+            again = sum(step.get("overflow", 0) > 0 for step in ran["steps"])
+        worst = max(abs(a / b - 1) for a, b in zip(*losses))
+        name = f"{again} of 6 steps over {self.gpus} GPUs whose routed rows overflow their buffers: farthest loss from the worst case's"
+        self.rows.add(name, "relative", worst, 1e-5, 1.0, again > 0 and worst <= 1e-5)
 
     def held(self, name, pattern, **environment):
         if self.case(name, pattern, **environment) is not None:
@@ -155,14 +184,19 @@ class Ranks:
                 return self.rows.failed(name, "no checkpoint was written before")
             time.sleep(0.2)
         ranks[-1].send_signal(number)
-        start = time.monotonic()
+        self.ended(name, ranks[:-1], time.monotonic(), f"rank {self.gpus - 1}")
+
+    def ended(self, name, ranks, start, line):
+        """All of them end with status 1 within 30 s, the first with a line that matches."""
         try:
-            said = [rank.communicate(timeout=60)[1].strip().splitlines()[-1] for rank in ranks[:-1]]
+            said = [(rank.communicate(timeout=60)[1].strip().splitlines() or ["nothing"])[-1] for rank in ranks]
         except subprocess.TimeoutExpired:
+            for rank in ranks:
+                rank.kill()
             return self.rows.failed(name, "they had not after 60 s")
-        print(f"{what}: {said[0]}")
-        told = all(rank.returncode == 1 for rank in ranks[:-1]) and f"rank {self.gpus - 1}" in said[0]
         seconds = time.monotonic() - start
+        print(f"{name}: {said[0]}")
+        told = all(rank.returncode == 1 for rank in ranks) and re.search(line, said[0]) is not None
         self.rows.add(name, "s", seconds, 30.0, 1.0, told and seconds <= 30.0)
 
     def predictions(self, profile):
