@@ -52,16 +52,16 @@ std::vector<World> worlds(int n) {
     heads.parts = n;
     heads.cols = cols;
     heads.pieces = {cols, 0, 0};
-    std::vector<World> all{{plan(&Plan::dp, &Plan::ep),
+    std::vector<World> all{{plan(&Plan::tp, &Plan::etp),
+                            {{OpKind::all_gather_rows, Stream::expert, expert_tensor, rows_attr(1, n, false)},
+                             {OpKind::reduce_scatter_rows, Stream::expert, expert_tensor, rows_attr(1, n, true)}}},
+                           {plan(&Plan::dp, &Plan::ep),
                             {{OpKind::ring_exchange, Stream::tensor, samples, {}},
                              {OpKind::all_to_all, Stream::tensor, samples, heads},
                              {OpKind::all_to_all_rows, Stream::expert, experts, rows_attr(n, 1, false)},
                              {OpKind::all_gather, Stream::data, samples, {}},
                              {OpKind::reduce_scatter, Stream::data, samples, {}},
-                             {OpKind::all_reduce, Stream::data, samples, ReduceAttr{}}}},
-                           {plan(&Plan::tp, &Plan::etp),
-                            {{OpKind::all_gather_rows, Stream::expert, expert_tensor, rows_attr(1, n, false)},
-                             {OpKind::reduce_scatter_rows, Stream::expert, expert_tensor, rows_attr(1, n, true)}}}};
+                             {OpKind::all_reduce, Stream::data, samples, ReduceAttr{}}}}};
     if (n == 2)
         all.push_back(
             {plan(&Plan::pp, &Plan::pp), {{OpKind::send, Stream::pipeline_out, pipeline, PeerAttr{1, 0, 1}}}});
@@ -184,30 +184,36 @@ void measure(std::vector<BenchEnd>& ends, const Kind& k, int n, std::int64_t mos
     }
 }
 
-// A first communicator brings the library's kernels along; of those that send to each other besides, the second shows
-// what one alone takes.
-void note_taken(const QueuedFabric& fabric, const std::map<std::size_t, double>& taken, CommunicatorBytes& bytes) {
-    std::vector<double> pairwise;
-    for (const auto& [number, each] : taken) {
-        const Circle& circle = fabric.circles()[number];
-        if (circle.messages())
-            bytes.messages = each;
-        else if (circle.pairwise)
-            pairwise.push_back(each);
-        else
-            bytes.collective = each;
+// What communicators took, one after another, of the member that they took most of.
+struct Taken {
+    std::vector<double> collective, pairwise, messages;
+
+    void note(const QueuedFabric& fabric, const std::vector<BenchEnd>& ends) {
+        std::map<std::size_t, double> most;
+        for (const BenchEnd& end : ends)
+            for (const auto& [number, bytes] : end.communicator->taken()) most[number] = std::max(most[number], bytes);
+        for (const auto& [number, bytes] : most) {
+            const Circle& circle = fabric.circles()[number];
+            (circle.messages() ? messages : circle.pairwise ? pairwise : collective).push_back(bytes);
+        }
     }
-    if (pairwise.size() < 2) return;
-    bytes.pairwise = pairwise[1];
-    bytes.first = std::max(0.0, pairwise[0] - pairwise[1]);
-}
+    // A first one brings the library's kernels along; the last shows what one alone takes.
+    CommunicatorBytes bytes(int n) const {
+        const auto longer = [](const std::vector<double>& all) { return std::max(0.0, all.front() - all.back()); };
+        return {longer(collective),
+                longer(pairwise),
+                messages.empty() ? 0.0 : messages.back(),
+                {{n, collective.back()}},
+                {{n, pairwise.back()}}};
+    }
+};
 
 void run_world(const Backend& backend, const World& world, std::vector<BenchEnd>& ends, std::int64_t most_rows,
-               CollectiveBench& result) {
+               CollectiveBench& result, Taken& taken) {
     const Mesh mesh(world.plan);
     const Program program = program_of(world, most_rows);
     const std::unique_ptr<QueuedFabric> fabric = join_ends(backend, mesh, program, ends);
-    if (world.plan.tp == 1) note_taken(*fabric, ends.front().communicator->taken(), result.taken);
+    taken.note(*fabric, ends);
     for (const Kind& k : world.kinds) measure(ends, k, world.plan.gpus, most_rows, result);
     leave(ends);
 }
@@ -221,7 +227,9 @@ CollectiveBench run_collective_bench(const Backend& backend, int ranks, std::int
     const std::int64_t most_rows = most_bytes / row_bytes;
     std::vector<BenchEnd> ends = open_ends(backend, ranks, Room::bytes(most_rows, ranks));
     result.device = fmt::format("{} x {}", ranks, ends.front().device->name());
-    for (const World& world : worlds(ranks)) run_world(backend, world, ends, most_rows, result);
+    Taken taken;
+    for (const World& world : worlds(ranks)) run_world(backend, world, ends, most_rows, result, taken);
+    result.taken = taken.bytes(ranks);
     release(ends);
     if (backend.peers != nullptr) measure_tokens(backend, ranks, most_bytes, result.measured);
     measure_split_loss(backend, most_bytes, result.measured);

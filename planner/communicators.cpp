@@ -99,16 +99,20 @@ Communicators communicators_of(const Program& program, const Mesh& mesh) {
             sends = sends || is_pairwise(op.kind);
         }
     Communicators all;
-    for (const auto& [group, sends] : groups) ++(sends ? all.pairwise : all.collective);
+    for (const auto& [group, sends] : groups)
+        (sends ? all.pairwise : all.collective).push_back(static_cast<int>(group.second.size()));
     all.messages = static_cast<int>(lines.size());
     all.buffer_bytes = buffers_of(program, stages);
     return all;
 }
 
 double Communicators::bytes(const CommunicatorBytes& each) const {
-    const bool any = collective + pairwise + messages > 0;
-    return (any ? each.first : 0.0) + each.collective * collective + each.pairwise * pairwise +
-           each.messages * messages + static_cast<double>(buffer_bytes);
+    const bool any = !collective.empty() || !pairwise.empty() || messages > 0;
+    double bytes = (any ? each.first : 0.0) + each.messages * messages + static_cast<double>(buffer_bytes);
+    if (!pairwise.empty()) bytes += each.first_pairwise;
+    for (const int members : collective) bytes += bytes_among(each.collective, members);
+    for (const int members : pairwise) bytes += bytes_among(each.pairwise, members);
+    return bytes;
 }
 
 } // namespace moe

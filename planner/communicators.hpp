@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstdint>
 #include <map>
+#include <vector>
 
 namespace moe {
 
@@ -48,7 +49,8 @@ bool joins_devices(const Plan& plan);
 // What one rank has of communicators. Work of one communicator has one order, so collectives have one for each group
 // and stream, messages one for each sender, receiver and tag.
 struct Communicators {
-    int collective = 0, pairwise = 0, messages = 0;
+    std::vector<int> collective, pairwise; // members of each
+    int messages = 0;
     std::int64_t buffer_bytes = 0; // of slots and boxes
     double bytes(const CommunicatorBytes& each) const;
 };

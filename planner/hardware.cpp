@@ -59,17 +59,30 @@ void read_measured(const JsonObject& json, Hardware& hardware) {
     }
 }
 
+// Rows [members, bytes], or one number for any.
+std::map<int, double> read_by_members(const JsonObject& json, const std::string& key) {
+    if (!json.is_array(key)) return {{2, json.number(key, 0.0, max_bytes)}};
+    std::map<int, double> bytes;
+    for (const std::vector<double>& row : json.number_rows(key)) {
+        if (row.size() != 2 || row[0] < 2.0 || row[0] > max_count || row[1] < 0.0 || row[1] > max_bytes)
+            json.refuse_value(key, "must be a number of bytes or hold rows [members, bytes], members >= 2");
+        bytes[static_cast<int>(row[0])] = row[1];
+    }
+    return bytes;
+}
+
 // One number, of any communicator, or one for each use.
 CommunicatorBytes read_communicators(const JsonObject& json) {
     const std::string key = "communicator_bytes";
     if (!json.is_object(key)) {
         const double each = json.number_or(key, 0.0, 0.0, max_bytes);
-        return {0.0, each, each, each};
+        return {0.0, 0.0, each, {{2, each}}, {{2, each}}};
     }
     const JsonObject bytes = json.object(key);
-    bytes.only({"first", "collective", "pairwise", "messages"});
-    return {bytes.number("first", 0.0, max_bytes), bytes.number("collective", 0.0, max_bytes),
-            bytes.number("pairwise", 0.0, max_bytes), bytes.number("messages", 0.0, max_bytes)};
+    bytes.only({"first", "first_pairwise", "collective", "pairwise", "messages"});
+    return {bytes.number("first", 0.0, max_bytes), bytes.number_or("first_pairwise", 0.0, 0.0, max_bytes),
+            bytes.number("messages", 0.0, max_bytes), read_by_members(bytes, "collective"),
+            read_by_members(bytes, "pairwise")};
 }
 
 std::string read_source(const JsonObject& json) {
@@ -100,12 +113,19 @@ void check(const JsonObject& json, const Hardware& hardware) {
         json.refuse_value("context_bytes", fmt::format("must be below memory_bytes = {}", hardware.memory_bytes));
 }
 
+nlohmann::ordered_json by_members_json(const std::map<int, double>& bytes) {
+    auto rows = nlohmann::ordered_json::array();
+    for (const auto& [members, each] : bytes) rows.push_back({members, each});
+    return rows;
+}
+
 nlohmann::ordered_json communicators_json(const CommunicatorBytes& bytes) {
-    if (bytes.first == 0.0 && bytes.collective == bytes.pairwise && bytes.collective == bytes.messages)
-        return bytes.collective;
+    const std::map<int, double> any{{2, bytes.messages}};
+    if (bytes.first == 0.0 && bytes.collective == any && bytes.pairwise == any) return bytes.messages;
     return {{"first", bytes.first},
-            {"collective", bytes.collective},
-            {"pairwise", bytes.pairwise},
+            {"first_pairwise", bytes.first_pairwise},
+            {"collective", by_members_json(bytes.collective)},
+            {"pairwise", by_members_json(bytes.pairwise)},
             {"messages", bytes.messages}};
 }
 
@@ -114,6 +134,12 @@ nlohmann::ordered_json link_json(const Link& link) {
 }
 
 } // namespace
+
+double bytes_among(const std::map<int, double>& measured, int members) {
+    if (measured.empty()) return 0.0;
+    const auto found = measured.lower_bound(members);
+    return found != measured.end() ? found->second : measured.rbegin()->second;
+}
 
 const char* to_string(Precision precision) { return precision_names[static_cast<std::size_t>(precision)]; }
 

@@ -27,12 +27,16 @@ struct MeasuredCall {
     std::vector<double> sides{}; // none, or as many for every call of a family
 };
 
-// Bytes that a communicator takes of each member's device: one for collectives alone; one whose members also send to
-// each other; one for messages of a pipeline. The first of a rank takes so much more. Of published stacks every group
-// counts as one for collectives.
+// Bytes that a communicator takes of a member's device at most: one for collectives alone and one whose members also
+// send to each other, by how many members were measured; one for messages of a pipeline, between two. The first of a
+// rank takes so much more, and so does the first whose members send. Of published stacks every group counts as one for
+// collectives.
 struct CommunicatorBytes {
-    double first = 0.0, collective = 0.0, pairwise = 0.0, messages = 0.0;
+    double first = 0.0, first_pairwise = 0.0, messages = 0.0;
+    std::map<int, double> collective, pairwise;
 };
+// Of so many members: as of the next larger number that was measured, or of the largest; 0 where none was.
+double bytes_among(const std::map<int, double>& measured, int members);
 
 struct Hardware {
     std::string name;

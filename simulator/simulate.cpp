@@ -116,7 +116,7 @@ double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t 
     for (const Template& tmpl : program.templates)
         for (const Op& op : tmpl.ops)
             if (is_communication(op.kind)) groups.insert({static_cast<int>(op.group.domain), op.group.axes});
-    return taken + plan.hardware->communicators.collective * static_cast<double>(groups.size());
+    return taken + bytes_among(plan.hardware->communicators.collective, 2) * static_cast<double>(groups.size());
 }
 
 void fill_rates(const Plan& plan, Estimate& e) {

@@ -91,7 +91,7 @@ std::int64_t box_bytes(const Plan& plan) {
 // As communicators_of() counts them. A dense group and one of experts are taken for the same where stream and size
 // agree. Of published stacks every group has one.
 double communicator_bytes(const Plan& plan, std::uint64_t used, std::int64_t slots) {
-    if (!joins_devices(plan)) return plan.hardware->communicators.collective * std::popcount(used);
+    if (!joins_devices(plan)) return bytes_among(plan.hardware->communicators.collective, 2) * std::popcount(used);
     struct Known {
         Stream stream;
         Group group; // real axes
@@ -115,7 +115,8 @@ double communicator_bytes(const Plan& plan, std::uint64_t used, std::int64_t slo
         if (std::any_of(known.begin(), known.end(), same)) continue;
         known.push_back(one);
         const bool exchanges = !dense && (group.axes & axis::expert) != 0 && plan.dispatcher == Dispatcher::alltoall;
-        ++(!data && (exchanges || (dense && (group.axes & axis::context) != 0)) ? all.pairwise : all.collective);
+        const bool pairwise = !data && (exchanges || (dense && (group.axes & axis::context) != 0));
+        (pairwise ? all.pairwise : all.collective).push_back(one.size);
     }
     all.buffer_bytes = slots;
     if (plan.pp > 1) {

@@ -74,26 +74,28 @@ Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how
     return measured_gpu(options, bench);
 }
 
-// Communication among 2, 4, .. GPUs; what communicators take, among the most.
+// Communication among 2, 4, .. GPUs.
 void measure_between(Hardware& hardware, const CalibrateOptions& options, int gpus, Microbench& bench) {
-    CollectiveBench between;
-    for (int ranks = 2; ranks <= gpus; ranks *= 2) {
-        const CommunicatorBytes known = between.taken;
-        between = run_collective_bench(backend_named(options.backend), ranks);
-        for (const auto& [key, calls] : between.measured) hardware.measured[key] = bench.measured[key] = calls;
-        // Only the first communicator of a process brings the library along, and messages are always between two.
-        if (ranks > 2) between.taken.first = known.first;
-        if (ranks > 2) between.taken.messages = known.messages;
-    }
     if (gpus < 2) return;
+    CommunicatorBytes& taken = hardware.communicators = {};
+    for (int ranks = 2; ranks <= gpus; ranks *= 2) {
+        const CollectiveBench between = run_collective_bench(backend_named(options.backend), ranks);
+        for (const auto& [key, calls] : between.measured) hardware.measured[key] = bench.measured[key] = calls;
+        taken.collective.insert(between.taken.collective.begin(), between.taken.collective.end());
+        taken.pairwise.insert(between.taken.pairwise.begin(), between.taken.pairwise.end());
+        bench.device = between.device;
+        if (ranks > 2) continue;
+        // Only the first communicators of a process bring kernels along, and messages are always between two.
+        taken.first = between.taken.first;
+        taken.first_pairwise = between.taken.first_pairwise;
+        taken.messages = between.taken.messages;
+    }
     for (int ranks = 2; ranks <= gpus; ranks *= 2) {
         measure_in_step(hardware, options.backend, ranks);
         for (const char* key : {products_key, waits_key})
             bench.measured[group_key(key, ranks)] = hardware.measured[group_key(key, ranks)];
     }
-    hardware.communicators = between.taken;
-    bench.device = between.device;
-    hardware.measured_by += fmt::format("; {}, {}, moe-plan calibrate --backend {} --gpus {}", today(), between.device,
+    hardware.measured_by += fmt::format("; {}, {}, moe-plan calibrate --backend {} --gpus {}", today(), bench.device,
                                         options.backend, gpus);
 }
 
@@ -134,11 +136,13 @@ void print_profile(Console& console, const Hardware& hardware, const Microbench&
         console.say("{}: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
                     hardware.cpu ? "one core" : bench.device, bench.fp32_flops / 1e9, bench.bf16_flops / 1e9,
                     bench.memory_bandwidth / 1e9, gib(hardware.memory_bytes));
-    if (const CommunicatorBytes& taken = hardware.communicators; taken.first > 0.0)
-        console.say("A communicator takes {:.0f} MiB of a GPU, {:.0f} where members send to each other, {:.0f} for "
-                    "messages; the first {:.0f} more",
-                    taken.collective / (1 << 20), taken.pairwise / (1 << 20), taken.messages / (1 << 20),
-                    taken.first / (1 << 20));
+    if (const CommunicatorBytes& taken = hardware.communicators; taken.first > 0.0) {
+        for (const auto& [members, bytes] : taken.collective)
+            console.say("A communicator of {} takes {:.0f} MiB of a GPU, {:.0f} where members send to each other",
+                        members, bytes / (1 << 20), bytes_among(taken.pairwise, members) / (1 << 20));
+        console.say("One for messages takes {:.0f} MiB, the first of all {:.0f} more, the first that sends {:.0f} more",
+                    taken.messages / (1 << 20), taken.first / (1 << 20), taken.first_pairwise / (1 << 20));
+    }
     Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
     for (const auto& [kind, calls] : bench.measured) {
         if (calls.empty()) continue;

@@ -133,9 +133,13 @@ TEST_CASE("communicators and buffers are those that the planner counts") {
         const Joined& joined = trainer.joined();
         const Communicators counted = communicators_of(trainer.programs().front(), Mesh(plan));
         CHECK(counted.buffer_bytes + std::max(8 * plan.gpus, 1) == joined.buffer_bytes); // greetings
-        int collective = 0, pairwise = 0, messages = 0;
-        for (const Joined::Member& member : joined.each)
-            ++(member.circle.messages() ? messages : member.circle.pairwise ? pairwise : collective);
+        std::vector<int> collective, pairwise;
+        int messages = 0;
+        for (const auto& [circle, bytes] : joined.each)
+            if (circle.messages())
+                ++messages;
+            else
+                (circle.pairwise ? pairwise : collective).push_back(static_cast<int>(circle.ranks.size()));
         CHECK(counted.collective == collective);
         CHECK(counted.pairwise == pairwise);
         CHECK(counted.messages == messages);

@@ -18,6 +18,11 @@ std::string gpu(const std::string& more) {
            (more.empty() ? "" : ", " + more) + "}";
 }
 
+std::string communicators(const std::string& collective) {
+    return gpu(R"("communicator_bytes": {"first": 3, "collective": )" + collective +
+               R"(, "pairwise": 2, "messages": 1})");
+}
+
 double peak(const moe::Hardware& hardware, moe::Precision precision) {
     return hardware.peak_flops[static_cast<std::size_t>(precision)];
 }
@@ -89,6 +94,22 @@ TEST_CASE("measured calls are sorted by work") {
     CHECK(hardware.measured.at("gemm")[2].seconds == 0.3);
 }
 
+TEST_CASE("a communicator takes what one of the next larger number of members was measured to take") {
+    const moe::Hardware hardware = moe::hardware_from_json(communicators("[[4, 9], [2, 5]]"), "h.json");
+    const moe::CommunicatorBytes& bytes = hardware.communicators;
+    CHECK(moe::bytes_among(bytes.collective, 2) == 5.0);
+    CHECK(moe::bytes_among(bytes.collective, 3) == 9.0);
+    CHECK(moe::bytes_among(bytes.collective, 8) == 9.0);
+    CHECK(moe::bytes_among(bytes.pairwise, 4) == 2.0);
+    CHECK(bytes.messages == 1.0);
+    CHECK(bytes.first == 3.0);
+    CHECK(bytes.first_pairwise == 0.0);
+    CHECK(moe::to_json(moe::hardware_from_json(moe::to_json(hardware), "again")) == moe::to_json(hardware));
+    const moe::Hardware any = moe::hardware_from_json(gpu(R"("communicator_bytes": 7)"), "h.json");
+    CHECK(moe::bytes_among(any.communicators.collective, 16) == 7.0);
+    CHECK(moe::to_json(any).find("\"communicator_bytes\": 7") != std::string::npos);
+}
+
 TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu("")).empty());
     CHECK(fault(gpu(R"("measured": {"gemm": [[1, 1, 0.5]]})")).find("sides >= 1") != std::string::npos);
@@ -103,6 +124,8 @@ TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu(R"("nvlink": {"bandwidth": 0, "latency": 0})")).find("bandwidth = 0") != std::string::npos);
     CHECK(fault(gpu(R"("nvlink": null)")).find("\"nvlink\" is missing") != std::string::npos);
     CHECK(fault(gpu(R"("context_bytes": 9e10)")).find("must be below memory_bytes") != std::string::npos);
+    CHECK(fault(communicators("[[1, 5]]")).find("[members, bytes], members >= 2") != std::string::npos);
+    CHECK(fault(communicators("[[2]]")).find("[members, bytes], members >= 2") != std::string::npos);
     CHECK(fault(gpu(R"("measured": {"gemm": [[1]]})")).find("[work, seconds, sides..]") != std::string::npos);
     CHECK(fault(gpu(R"("measured": {"gemm": [[1, 0]]})")).find("[work, seconds, sides..]") != std::string::npos);
     CHECK(fault(gpu(R"("sm_count": 0)")).find("sm_count = 0") != std::string::npos);
