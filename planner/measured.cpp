@@ -162,7 +162,8 @@ bool is_large_product(const Op& op, double seconds, const Hardware& hardware) {
     return op.flops >= 0.5 * seconds * hardware.peak_flops[static_cast<std::size_t>(Precision::bf16)];
 }
 
-double product_elements(const std::string& key, const std::vector<double>& sides) {
+double beside_work(const std::string& key, const std::vector<double>& sides) {
+    if (key.rfind("attention", 0) == 0) return sides.size() == 6 ? sides[0] * sides[1] : 0.0;
     const bool grouped = key.rfind("grouped_gemm", 0) == 0;
     if ((!grouped && key.rfind("gemm", 0) != 0) || sides.size() != (grouped ? 4 : 3)) return 0.0;
     const double m = sides[0], n = sides[1], k = sides[2];

@@ -37,8 +37,9 @@ struct CostPoint {
     std::vector<double>
         sides; // lengths, each >= 1; equal in number for all ops of one key, none where only work counts
 };
-// Elements of the operands and the result of a product with these sides, of all its groups; 0 for other families.
-double product_elements(const std::string& key, const std::vector<double>& sides);
+// What a family's time grows with beside its work: the elements of a product's operands and result, of all its groups;
+// the rows of queries of all heads of attention, each of which has sums that begin and end; 0 for other families.
+double beside_work(const std::string& key, const std::vector<double>& sides);
 
 // At the Program's expected rows.
 CostPoint cost_point(const Op& op, const Program& program);

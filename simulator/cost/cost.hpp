@@ -61,7 +61,7 @@ double attention_seconds(const Rates& rates, const Op& op, Precision precision);
 double memory_bound_seconds(const Rates& rates, const Op& op);
 // Seconds of a call from measured ones of its family. Where they have no sides: log-log between neighbours of like
 // work, beyond the last at its rate. Else a start, a rate of work (of grouped products, of their tiles on so many
-// multiprocessors, kernels/tiles.hpp) and, of products, one of elements, fitted to all
+// multiprocessors, kernels/tiles.hpp) and one of what lies beside it (beside_work()), fitted to all
 // calls of the family, times what calls near by take of that: its logarithm over those of work and sides, locally
 // linear with weights that fall with distance (Cleveland, JASA 74, 1979) and slopes drawn to zero, so that where
 // neighbours say nothing the nearest one's share holds. Empty list: negative.

@@ -76,7 +76,7 @@ double tiled_work(const std::string& key, double work, const std::vector<double>
     return fastest_tiled_cycles(kinds, product, multiprocessors / 2);
 }
 
-// Seconds as a start, a rate of work and one of the elements that a product moves: of the three, or of those of them
+// Seconds as a start, a rate of work and one of what lies beside it (beside_work()): of the three, or of those of them
 // that a family has, the combination of no negative term that is nearest to all its calls by their relative errors.
 class Formula {
 public:
@@ -85,7 +85,7 @@ public:
         // Every term in the unit of the largest call's, so that the system's numbers are near to one.
         const MeasuredCall& last = calls.back();
         unit_ = {last.seconds, tiled_work(key, last.work, last.sides, multiprocessors) / last.seconds,
-                 product_elements(key, last.sides) / last.seconds};
+                 beside_work(key, last.sides) / last.seconds};
         Normal<3> all;
         for (const MeasuredCall& call : calls) all.add(scaled(call.work, call.sides, call.seconds), 3, 1.0, 1.0);
         double best = -1.0;
@@ -109,9 +109,9 @@ private:
     using Place = std::array<double, 3>;
 
     Place scaled(double work, const std::vector<double>& sides, double seconds) const {
-        const double elements = unit_[2] > 0.0 ? product_elements(key_, sides) / unit_[2] : 0.0;
+        const double beside = unit_[2] > 0.0 ? beside_work(key_, sides) / unit_[2] : 0.0;
         return {unit_[0] / seconds, tiled_work(key_, work, sides, multiprocessors_) / unit_[1] / seconds,
-                elements / seconds};
+                beside / seconds};
     }
     static Place solution(const Normal<3>& all, unsigned chosen) {
         std::array<std::size_t, 3> term{};

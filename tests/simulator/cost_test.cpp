@@ -142,6 +142,25 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
           doctest::Approx(1e-3));
 }
 
+TEST_CASE("measured attention: short sequences cost their rows, long ones their pairs") {
+    const auto seconds = [](double heads, double seq) { return 5e-6 + 2e-9 * heads * seq + 1e-12 * heads * seq * seq; };
+    std::vector<moe::MeasuredCall> calls;
+    const auto add = [&](double heads, double seq) {
+        calls.push_back({640.0 * heads * seq * seq, seconds(heads, seq), {heads, seq, seq / 2, 128, 128, heads / 4}});
+    };
+    for (const double heads : {8.0, 16.0, 64.0})
+        for (const double seq : {512.0, 2048.0, 4096.0}) add(heads, seq);
+    std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    for (const double heads : {24.0, 128.0}) // by a start and the pairs alone up to 10 % off
+        for (const double seq : {1024.0, 3072.0}) {
+            const double predicted = moe::measured_seconds(
+                calls,
+                {"attention_grad.bf16", "", 640.0 * heads * seq * seq, {heads, seq, seq / 2, 128, 128, heads / 4}},
+                132);
+            CHECK(predicted == doctest::Approx(seconds(heads, seq)).epsilon(0.03));
+        }
+}
+
 TEST_CASE("measured grouped products: widths that leave tiles part empty cost what the tiles do") {
     const std::string key = "grouped_gemm.forward.bf16";
     const auto seconds = [](double rows, double n, double k, double groups) {
@@ -154,7 +173,7 @@ TEST_CASE("measured grouped products: widths that leave tiles part empty cost wh
             for (const double k : {512.0, 1024.0, 2048.0})
                 calls.push_back({2.0 * 16 * rows * n * k, seconds(rows, n, k, 16), {rows, n, k, 16}});
     std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
-    for (const double n : {640.0, 896.0, 1152.0}) { // a curve over the width would be up to 19 % off
+    for (const double n : {640.0, 896.0, 1152.0}) { // a curve over the width is up to 10 % off
         const double predicted =
             moe::measured_seconds(calls, {key, "", 2.0 * 16 * 1024 * n * 640, {1024, n, 640, 16}}, 132);
         CHECK(predicted == doctest::Approx(seconds(1024, n, 640, 16)).epsilon(0.04));
