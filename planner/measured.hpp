@@ -38,7 +38,9 @@ struct CostPoint {
         sides; // lengths, each >= 1; equal in number for all ops of one key, none where only work counts
 };
 // What a family's time grows with beside its work: the elements of a product's operands and result, of all its groups;
-// the rows of queries of all heads of attention, each of which has sums that begin and end; 0 for other families.
+// the rows of queries of all heads of attention, each of which has sums that begin and end; the bytes of a
+// dispatch over peers' memory, of a group_key(): a token's once for every member that one of its choices is with; 0 for
+// other families.
 double beside_work(const std::string& key, const std::vector<double>& sides);
 
 // At the Program's expected rows.

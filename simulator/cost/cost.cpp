@@ -168,11 +168,13 @@ double CostModel::measured_among_devices(const Op& op, const CostPoint& at) cons
     const GroupLinks group = links(op.group);
     const int members = group.placement.size;
     if (members <= 1 || group.placement.domains > 1) return -1.0;
-    const MeasuredGroup known = nearest_group(*plan_.hardware, family_of(plan_, op), members);
+    const std::string family = family_of(plan_, op);
+    const MeasuredGroup known = nearest_group(*plan_.hardware, family, members);
     if (known.calls == nullptr) return -1.0;
     const MeasuredGroup waits = nearest_group(*plan_.hardware, waits_key, members);
     const double wait = waits.calls == nullptr ? 0.0 : waits.calls->front().seconds;
-    const double seconds = measured_seconds(*known.calls, at, plan_.hardware->sm_count);
+    const CostPoint among{group_key(family, known.members), "", at.work, at.sides};
+    const double seconds = measured_seconds(*known.calls, among, plan_.hardware->sm_count);
     if (known.members == members) return seconds + wait;
     GroupLinks other = group;
     other.placement = {known.members, 1, known.members};

@@ -161,6 +161,25 @@ TEST_CASE("measured attention: short sequences cost their rows, long ones their 
         }
 }
 
+TEST_CASE("measured dispatch: a token travels once to a member, however many of its choices are there") {
+    const auto seconds = [](double tokens, double bytes, double choices) {
+        return 15e-6 + tokens * bytes * std::min(choices, 4.0) / 4e11;
+    };
+    const auto call = [&](double tokens, double bytes, double choices) {
+        return moe::MeasuredCall{tokens * bytes * choices, seconds(tokens, bytes, choices), {tokens, bytes, choices}};
+    };
+    std::vector<moe::MeasuredCall> calls;
+    for (const double tokens : {2560.0, 10240.0, 40960.0})
+        for (const double bytes : {2048.0, 6144.0})
+            for (const double choices : {1.0, 2.0, 8.0}) calls.push_back(call(tokens, bytes, choices));
+    std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    for (const double choices : {2.0, 4.0, 6.0}) { // by all choices alike up to 32 % off
+        const moe::MeasuredCall at = call(16384, 4096, choices);
+        const double predicted = moe::measured_seconds(calls, {"dispatch_tokens.x4", "", at.work, at.sides}, 132);
+        CHECK(predicted == doctest::Approx(at.seconds).epsilon(0.03));
+    }
+}
+
 TEST_CASE("measured grouped products: widths that leave tiles part empty cost what the tiles do") {
     const std::string key = "grouped_gemm.forward.bf16";
     const auto seconds = [](double rows, double n, double k, double groups) {

@@ -1,0 +1,63 @@
+// How well a profile's measured calls say what they take themselves: every call predicted from the others of its
+// family. Build target bench-calibration; bench-calibration PROFILE, by default h200-measured.
+#include "planner/error.hpp"
+#include "planner/hardware.hpp"
+#include "simulator/cost/cost.hpp"
+#include "tools/table.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+
+namespace {
+
+using namespace moe;
+
+constexpr std::size_t fewest_calls = 12; // of a family: fewer leave too little when one is taken away
+
+// Logarithms of predicted over measured seconds.
+std::vector<double> errors(const std::string& key, const std::vector<MeasuredCall>& calls, int multiprocessors) {
+    std::vector<double> out;
+    for (std::size_t left = 0; left < calls.size(); ++left) {
+        std::vector<MeasuredCall> others = calls;
+        others.erase(others.begin() + static_cast<std::ptrdiff_t>(left));
+        const CostPoint at{key, "", calls[left].work, calls[left].sides};
+        out.push_back(std::log(measured_seconds(others, at, multiprocessors) / calls[left].seconds));
+    }
+    return out;
+}
+
+void run(const std::string& profile) {
+    const Hardware hardware = load_hardware(profile);
+    tools::Table table({"<family", "calls", "mean", "root mean square", "90 % below", "worst"});
+    for (const auto& [key, calls] : hardware.measured) {
+        if (calls.size() < fewest_calls || calls.front().sides.empty()) continue;
+        std::vector<double> off = errors(key, calls, hardware.sm_count);
+        double sum = 0.0, squares = 0.0;
+        for (double& error : off) {
+            sum += error;
+            squares += error * error;
+            error = std::abs(error);
+        }
+        std::sort(off.begin(), off.end());
+        const auto count = static_cast<double>(off.size());
+        table.add({key, tools::count_text(count), tools::percent_text(sum / count),
+                   tools::percent_text(std::sqrt(squares / count)), tools::percent_text(off[off.size() * 9 / 10]),
+                   tools::percent_text(off.back())});
+    }
+    fmt::print("{}\n", table.text());
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+    try {
+        run(count > 1 ? arguments[1] : "h200-measured");
+        return 0;
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "{}\n", error.what());
+        return 2;
+    }
+}
