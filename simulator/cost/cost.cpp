@@ -54,10 +54,10 @@ MeasuredGroup nearest_group(const Hardware& hardware, const std::string& family,
 
 // The family that an op among devices was measured in.
 std::string family_of(const Plan& plan, const Op& op) {
-    if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens)
-        return tokens_key(op, plan.ep_overlap ? peer_blocks_beside
-                              : plan.pp > 1   ? peer_blocks_in_pipeline
-                                              : peer_blocks_alone);
+    if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens) {
+        const bool beside = plan.ep_overlap || std::get<RowsAttr>(op.attr).beside;
+        return tokens_key(op, beside ? peer_blocks_beside : plan.pp > 1 ? peer_blocks_in_pipeline : peer_blocks_alone);
+    }
     const bool counts = op.kind == OpKind::all_gather && op.stream == Stream::expert &&
                         op.bytes <= static_cast<double>(most_gathered_over_peers);
     return counts && plan.dispatcher == Dispatcher::hybridep ? peer_gather_key : to_string(op.kind);

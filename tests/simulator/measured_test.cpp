@@ -1,0 +1,277 @@
+// Costs from measured calls: between their points and shapes, of groups of several devices, and what a step adds.
+#include "kernels/tiles.hpp"
+#include "simulator/cost/cost.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace {
+
+double curve(const std::vector<moe::MeasuredCall>& calls, double work) {
+    return moe::measured_seconds(calls, {"adamw", "", work, {}}, 132);
+}
+
+// A kernel that starts in 5 us, reaches 100 TFLOP/s, and less where n is small.
+double kernel_seconds(double m, double n, double k) { return 5e-6 + 2.0 * m * n * k / (1e14 * n / (n + 300.0)); }
+
+} // namespace
+
+TEST_CASE("measured calls: points are met, between them a power law, beyond the last its rate") {
+    const std::vector<moe::MeasuredCall> calls{{1e6, 1e-3}, {4e6, 2e-3}, {16e6, 8e-3}};
+    for (const moe::MeasuredCall& call : calls) CHECK(curve(calls, call.work) == doctest::Approx(call.seconds));
+    CHECK(curve(calls, 2e6) == doctest::Approx(1e-3 * std::sqrt(2.0)));
+    CHECK(curve(calls, 64e6) == doctest::Approx(32e-3));
+    CHECK(curve(calls, 0.25e6) == doctest::Approx(0.5e-3)); // slope of the first two points
+    CHECK(curve({{2e6, 1e-3}}, 1e6) == doctest::Approx(0.5e-3));
+    CHECK(curve({}, 1.0) < 0.0);
+}
+
+TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the rate of the nearest") {
+    std::vector<moe::MeasuredCall> calls;
+    for (const double m : {1024.0, 2048.0, 4096.0, 8192.0})
+        for (const double n : {512.0, 1024.0, 2048.0})
+            for (const double k : {512.0, 2048.0})
+                calls.push_back({2.0 * m * n * k, kernel_seconds(m, n, k), {m, n, k}});
+    const auto predicted = [&](double m, double n, double k) {
+        return moe::measured_seconds(calls, {"gemm.nt", "", 2.0 * m * n * k, {m, n, k}}, 132);
+    };
+    for (const moe::MeasuredCall& call : calls)
+        CHECK(moe::measured_seconds(calls, {"gemm.nt", "", call.work, call.sides}, 132) ==
+              doctest::Approx(call.seconds).epsilon(0.05));
+    for (const double m : {1500.0, 3000.0, 6000.0})
+        for (const double n : {700.0, 1536.0})
+            for (const double k : {768.0, 1024.0})
+                CHECK(predicted(m, n, k) == doctest::Approx(kernel_seconds(m, n, k)).epsilon(0.05));
+    CHECK(predicted(65536, 2048, 2048) == doctest::Approx(kernel_seconds(65536, 2048, 2048)).epsilon(0.1));
+    // Sides that the calls do not have count for nothing.
+    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", "", 1e6, {10.0, 10.0}}, 132) ==
+          doctest::Approx(1e-3));
+}
+
+TEST_CASE("measured attention: short sequences cost their rows, long ones their pairs") {
+    const auto seconds = [](double heads, double seq) { return 5e-6 + 2e-9 * heads * seq + 1e-12 * heads * seq * seq; };
+    std::vector<moe::MeasuredCall> calls;
+    const auto add = [&](double heads, double seq) {
+        calls.push_back({640.0 * heads * seq * seq, seconds(heads, seq), {heads, seq, seq / 2, 128, 128, heads / 4}});
+    };
+    for (const double heads : {8.0, 16.0, 64.0})
+        for (const double seq : {512.0, 2048.0, 4096.0}) add(heads, seq);
+    std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    for (const double heads : {24.0, 128.0}) // by a start and the pairs alone up to 10 % off
+        for (const double seq : {1024.0, 3072.0}) {
+            const double predicted = moe::measured_seconds(
+                calls,
+                {"attention_grad.bf16", "", 640.0 * heads * seq * seq, {heads, seq, seq / 2, 128, 128, heads / 4}},
+                132);
+            CHECK(predicted == doctest::Approx(seconds(heads, seq)).epsilon(0.03));
+        }
+}
+
+TEST_CASE("measured dispatch: a token travels once to a member, however many of its choices are there") {
+    const auto seconds = [](double tokens, double bytes, double choices) {
+        return 15e-6 + tokens * bytes * std::min(choices, 4.0) / 4e11;
+    };
+    const auto call = [&](double tokens, double bytes, double choices) {
+        return moe::MeasuredCall{tokens * bytes * choices, seconds(tokens, bytes, choices), {tokens, bytes, choices}};
+    };
+    std::vector<moe::MeasuredCall> calls;
+    for (const double tokens : {2560.0, 10240.0, 40960.0})
+        for (const double bytes : {2048.0, 6144.0})
+            for (const double choices : {1.0, 2.0, 8.0}) calls.push_back(call(tokens, bytes, choices));
+    std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    for (const double choices : {2.0, 4.0, 6.0}) { // by all choices alike up to 32 % off
+        const moe::MeasuredCall at = call(16384, 4096, choices);
+        const double predicted = moe::measured_seconds(calls, {"dispatch_tokens.x4", "", at.work, at.sides}, 132);
+        CHECK(predicted == doctest::Approx(at.seconds).epsilon(0.03));
+    }
+}
+
+TEST_CASE("measured grouped products: widths that leave tiles part empty cost what the tiles do") {
+    const std::string key = "grouped_gemm.forward.bf16";
+    const auto seconds = [](double rows, double n, double k, double groups) {
+        return 6e-6 +
+               moe::fastest_tiled_cycles(moe::row_tiles, {static_cast<int>(groups), rows, 0.0, n, k}, 66) / 1.6e9;
+    };
+    std::vector<moe::MeasuredCall> calls;
+    for (const double rows : {512.0, 1024.0, 2048.0})
+        for (const double n : {512.0, 1024.0, 1536.0, 2048.0})
+            for (const double k : {512.0, 1024.0, 2048.0})
+                calls.push_back({2.0 * 16 * rows * n * k, seconds(rows, n, k, 16), {rows, n, k, 16}});
+    std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    for (const double n : {640.0, 896.0, 1152.0}) { // a curve over the width is up to 10 % off
+        const double predicted =
+            moe::measured_seconds(calls, {key, "", 2.0 * 16 * 1024 * n * 640, {1024, n, 640, 16}}, 132);
+        CHECK(predicted == doctest::Approx(seconds(1024, n, 640, 16)).epsilon(0.04));
+    }
+}
+
+TEST_CASE("measured profiles replace physics, op kind by op kind") {
+    moe::Hardware measured = moe::load_hardware("cpu-local");
+    measured.measured["gemm.nn"] = {{1e6, 1e-3}, {1e9, 1.0}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(measured);
+    const moe::Stack stack = moe::load_stack("", measured);
+    CHECK(stack.name == "moe-plan");
+    plan.stack = stack.name;
+    const moe::Routes routes(*plan.hardware);
+    const moe::CostModel model(plan, stack, routes);
+    moe::Program program;
+    program.tensors.assign(2, moe::Tensor{});
+    moe::Op op;
+    op.kind = moe::OpKind::gemm;
+    op.in = {0, 1};
+    op.flops = 1e9;
+    op.attr = moe::GemmAttr{1000, 1000, 500};
+    CHECK(model(op, program).device == doctest::Approx(1.0));
+    CHECK(model(op, program).host == 0.0);
+    program.tensors[0].dtype = moe::Dtype::bf16; // not measured: back to physics
+    CHECK(model(op, program).device < 0.5);
+}
+
+TEST_CASE("measured collectives: groups of that size cost what was measured, others that over the formula's ratio") {
+    moe::Hardware measured = moe::load_hardware("h200");
+    measured.measured["all_gather.x2"] = {{1e6, 20e-6}, {1e9, 5e-3}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    moe::Program program;
+    moe::Tensor tensor;
+    tensor.dtype = moe::Dtype::bf16;
+    program.tensors.assign(2, tensor);
+    moe::Op op;
+    op.kind = moe::OpKind::all_gather;
+    op.in = {0};
+    op.bytes = 1e9;
+    op.group = {moe::Domain::dense, moe::axis::data};
+    const auto seconds = [&](const moe::Hardware& hardware, int gpus) {
+        plan.hardware = std::make_shared<const moe::Hardware>(hardware);
+        plan.gpus = plan.dp = plan.edp = gpus;
+        const moe::Stack stack = moe::load_stack("moe-plan", hardware);
+        plan.stack = stack.name;
+        const moe::Routes routes(*plan.hardware);
+        return moe::CostModel(plan, stack, routes)(op, program).device;
+    };
+    const moe::Hardware datasheet = moe::load_hardware("h200");
+    CHECK(seconds(measured, 2) == doctest::Approx(5e-3));
+    CHECK(seconds(measured, 4) / 5e-3 == doctest::Approx(seconds(datasheet, 4) / seconds(datasheet, 2)).epsilon(0.01));
+    CHECK(seconds(measured, 16) == seconds(datasheet, 16)); // over two NVLink domains: the formula
+    program.tensors[0].dtype = moe::Dtype::f32;             // bytes are bytes
+    CHECK(seconds(measured, 2) == doctest::Approx(5e-3));
+    measured.measured["all_gather.x4"] = {{1e6, 30e-6}, {1e9, 7e-3}};
+    CHECK(seconds(measured, 4) == doctest::Approx(7e-3));
+    CHECK(seconds(measured, 8) / 7e-3 == doctest::Approx(seconds(datasheet, 8) / seconds(datasheet, 4)).epsilon(0.01));
+    op.kind = moe::OpKind::reduce_scatter; // not measured
+    CHECK(seconds(measured, 2) == seconds(datasheet, 2));
+}
+
+TEST_CASE("measured dispatch: by what a call takes along and by the multiprocessors that it has") {
+    moe::Hardware measured = moe::load_hardware("h200");
+    const auto one = [](double seconds) {
+        return std::vector<moe::MeasuredCall>{{1e6, seconds, {128.0, 4096.0, 2.0}}};
+    };
+    measured.measured["dispatch_tokens.x2"] = one(1e-3);
+    measured.measured["dispatch_tokens.values.x2"] = one(2e-3);
+    measured.measured["dispatch_tokens.values.beside.x2"] = one(3e-3);
+    measured.measured["combine_tokens.values.x2"] = one(4e-3);
+    measured.measured["all_gather.x2"] = {{1e6, 5e-3}};
+    measured.measured["all_gather.peers.x2"] = {{1e6, 6e-3}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(measured);
+    plan.gpus = plan.dp = plan.ep = 2;
+    plan.dispatcher = moe::Dispatcher::hybridep;
+    const moe::Stack stack = moe::load_stack("moe-plan", measured);
+    plan.stack = stack.name;
+    const moe::Routes routes(*plan.hardware);
+    moe::Program program;
+    const auto tensor = [&](moe::Dtype dtype, std::int64_t rows, std::int64_t cols) {
+        moe::Tensor t;
+        t.dtype = dtype;
+        t.rows = rows;
+        t.cols = cols;
+        program.tensors.push_back(t);
+        return static_cast<moe::TensorId>(program.tensors.size() - 1);
+    };
+    const moe::TensorId x = tensor(moe::Dtype::bf16, 128, 2048), rows = tensor(moe::Dtype::bf16, 256, 2048),
+                        numbers = tensor(moe::Dtype::i32, 256, 1), values = tensor(moe::Dtype::f32, 256, 1);
+    moe::Op op;
+    op.kind = moe::OpKind::dispatch_tokens;
+    op.stream = moe::Stream::expert;
+    op.group = {moe::Domain::expert, moe::axis::expert};
+    op.attr = moe::RowsAttr{2048, 256, 128, 2, 1, false};
+    op.in = {x, numbers, numbers, values};
+    op.out = {rows, values, numbers};
+    op.bytes = 1e6;
+    const auto seconds = [&] { return moe::CostModel(plan, stack, routes)(op, program).device; };
+    CHECK(seconds() == doctest::Approx(2e-3));
+    plan.ep_overlap = true;
+    CHECK(seconds() == doctest::Approx(3e-3));
+    plan.ep_overlap = false;
+    std::get<moe::RowsAttr>(op.attr).beside = true; // a shared expert computes meanwhile
+    CHECK(seconds() == doctest::Approx(3e-3));
+    std::get<moe::RowsAttr>(op.attr).beside = false;
+    op.in = {x, numbers, numbers, moe::no_tensor, numbers}; // the gradient's way: places are known
+    CHECK(seconds() == doctest::Approx(1e-3));
+    op.kind = moe::OpKind::combine_tokens;
+    op.attr = moe::RowsAttr{2048, 256, 128, 2, 1, true};
+    op.in = {rows, numbers, numbers, numbers, values};
+    op.out = {x, rows, values};
+    CHECK(seconds() == doctest::Approx(4e-3));
+
+    moe::Op gather; // of counts, which go where the tokens go
+    gather.kind = moe::OpKind::all_gather;
+    gather.stream = moe::Stream::expert;
+    gather.group = op.group;
+    gather.in = {numbers};
+    const auto of_bytes = [&](double bytes) {
+        gather.bytes = bytes;
+        return moe::CostModel(plan, stack, routes)(gather, program).device;
+    };
+    CHECK(of_bytes(1024.0) == doctest::Approx(6e-3 * 1024.0 / 1e6));
+    CHECK(of_bytes(1e6) == doctest::Approx(5e-3));
+    plan.dispatcher = moe::Dispatcher::alltoall;
+    CHECK(of_bytes(1024.0) == doctest::Approx(5e-3 * 1024.0 / 1e6));
+}
+
+TEST_CASE("what a step adds: large products at the pace of the slowest GPU, communication with its wait") {
+    moe::Hardware measured = moe::load_hardware("h200");
+    const double peak = measured.peak_flops[static_cast<std::size_t>(moe::Precision::bf16)];
+    measured.measured["gemm.nn.bf16"] = {{0.8 * peak * 1e-3, 1e-3, {4096.0, 4096.0, 4096.0}}};
+    measured.measured["gemm.nt.bf16"] = {{0.3 * peak * 1e-3, 1e-3, {4096.0, 4096.0, 4096.0}}};
+    measured.measured["all_gather.x2"] = {{1e9, 5e-3}};
+    measured.measured["large_products.x2"] = {{0.5, 0.55}};
+    measured.measured["wait_in_step.x2"] = {{0.0, 2e-3}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(measured);
+    plan.gpus = plan.dp = plan.edp = 2;
+    const moe::Stack stack = moe::load_stack("moe-plan", measured);
+    plan.stack = stack.name;
+    const moe::Routes routes(*plan.hardware);
+    moe::Program program;
+    moe::Tensor tensor;
+    tensor.dtype = moe::Dtype::bf16;
+    program.tensors.assign(3, tensor);
+    moe::Op op;
+    op.kind = moe::OpKind::gemm;
+    op.in = {0, 1};
+    op.out = {2};
+    const auto seconds = [&] { return moe::CostModel(plan, stack, routes)(op, program).device; };
+    op.attr = moe::GemmAttr{4096, 4096, 4096};
+    op.flops = 0.8 * peak * 1e-3;
+    CHECK(seconds() == doctest::Approx(1.1e-3));
+    plan.gpus = plan.dp = plan.edp = 1;
+    CHECK(seconds() == doctest::Approx(1e-3));
+    plan.gpus = plan.dp = plan.edp = 2;
+    std::get<moe::GemmAttr>(op.attr).transpose_b = true; // far from the limit of power
+    op.flops = 0.3 * peak * 1e-3;
+    CHECK(seconds() == doctest::Approx(1e-3));
+    op = {};
+    op.kind = moe::OpKind::all_gather;
+    op.in = {0};
+    op.bytes = 1e9;
+    op.group = {moe::Domain::dense, moe::axis::data};
+    CHECK(seconds() == doctest::Approx(7e-3));
+}
