@@ -158,6 +158,7 @@ TensorId AttentionLayer::mixer_core(Builder& b, TensorId normed) {
     attr_.v_dim = a_.kind == AttentionKind::gated_delta ? a_.value_dim : a_.v_dim;
     attr_.q_stride = attr_.k_stride = attr_.v_stride = in / tp;
     attr_.gathered = a_.kind == AttentionKind::compressed;
+    attr_.deterministic = b.plan().deterministic;
     b.emit(OpKind::attention, {q_, q_, q_}, {o_}, attr_).flops = mixer_flops(b);
     return o_;
 }

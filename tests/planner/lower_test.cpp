@@ -1,6 +1,7 @@
 // Lowered Programs: nothing is read before it is written, shapes agree, parameters and FLOPs add up to the model's.
 #include "planner/error.hpp"
 #include "planner/lower.hpp"
+#include "planner/measured.hpp"
 #include "planner/memory.hpp"
 #include "tests/planner/sample_plans.hpp"
 
@@ -163,4 +164,24 @@ TEST_CASE("tied embeddings over several stages: a bucket of its own, counted onc
         CHECK(sizes.back() == of_table->elements / of_table->group_size);
     }
     CHECK(sizes.size() == 2);
+}
+
+TEST_CASE("deterministic: every op of attention is told, and its gradient is another family of measured calls") {
+    for (const bool deterministic : {false, true}) {
+        int gradients = 0;
+        for (Plan plan : sample_plans()) {
+            plan.deterministic = deterministic;
+            const Program program = lower(plan, 0);
+            for (const Template& t : program.templates)
+                for (const Op& op : t.ops) {
+                    const auto* attention = std::get_if<AttentionAttr>(&op.attr);
+                    if (attention == nullptr) continue;
+                    CHECK(attention->deterministic == deterministic);
+                    if (op.kind != OpKind::attention_grad) continue;
+                    ++gradients;
+                    CHECK((measured_key(op, program).find(".deterministic") != std::string::npos) == deterministic);
+                }
+        }
+        CHECK(gradients > 0);
+    }
 }
