@@ -8,7 +8,8 @@
 // * Outputs may not overlap inputs unless the comment allows it.
 // * Counts of routed rows are int32 in device memory. Rows beyond their sum are neither read nor written; counts whose
 //   sum exceeds the buffer's capacity are cut at the capacity.
-// * The same call on the same numbers gives the same bits while addresses keep their remainder modulo 64 bytes.
+// * The same call on the same numbers gives the same bits while addresses keep their remainder modulo 64 bytes; of
+//   attention's gradient on a device only where its shape is `deterministic`.
 // * Nothing is allocated per call and nothing is checked: the caller owns the sizes. Calls on different threads are
 //   independent. `stream` orders the work of a device back end; the CPU ignores it and returns when the work is done.
 #pragma once
