@@ -60,6 +60,8 @@ struct Backend {
     const CollectiveLibrary& (*collectives)() = nullptr;
     // How ranks on devices reach each other's memory; null: they do not.
     const PeerLibrary& (*peers)() = nullptr;
+    // Whether its grouped products run on the tiles of kernels/tiles.hpp on the current device; null: they do not.
+    bool (*tiled)() = nullptr;
     bool can_replay = false;                       // cuda_graph = full
     std::array<OpFunction, op_kind_count> table{}; // null: this back end cannot run the op kind
 

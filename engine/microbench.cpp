@@ -4,6 +4,7 @@
 #include "engine/backend.hpp"
 #include "engine/microbench_grid.hpp"
 #include "engine/trainer.hpp"
+#include "kernels/tiles.hpp"
 #include "planner/error.hpp"
 #include "planner/library_memory.hpp"
 #include "planner/measured.hpp"
@@ -13,6 +14,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <tuple>
 
 namespace moe {
@@ -184,6 +186,21 @@ double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measure
     return best;
 }
 
+// The tiles that the kernels choose from for a family of grouped products; none for other families.
+std::vector<ProductTile> tiles_of(const std::string& key) {
+    const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
+    if (key.rfind("grouped_gemm.", 0) != 0) return {};
+    std::span<const TileKind> kinds;
+    if (has(".fp8-blockwise"))
+        kinds = scaled_tiles;
+    else if (has(".bf16"))
+        kinds = has(".wgrad") ? std::span<const TileKind>(gradient_tiles) : std::span<const TileKind>(row_tiles);
+    std::vector<ProductTile> tiles;
+    for (const TileKind& k : kinds)
+        tiles.push_back({tile_multiprocessors, k.down, k.across, k.depth, k.step_cycles, k.tile_cycles, k.swapped});
+    return tiles;
+}
+
 } // namespace
 
 Microbench run_microbench(const MicrobenchOptions& options) {
@@ -212,6 +229,12 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         ++done;
     }
     for (auto& [key, list] : samples) result.measured[key] = calls_of(std::move(list), options.one_rank);
+    const Backend& backend = backend_named(options.backend);
+    if (backend.tiled != nullptr && backend.tiled()) {
+        for (const auto& [key, calls] : result.measured)
+            if (std::vector<ProductTile> tiles = tiles_of(key); !tiles.empty())
+                result.product_tiles[key] = std::move(tiles);
+    }
     result.context_bytes = std::max(0.0, *std::max_element(beside_arena.begin(), beside_arena.end()));
     result.fp32_flops = best_rate(result.measured, "gemm", "");
     result.bf16_flops = best_rate(result.measured, "gemm", "bf16");

@@ -28,6 +28,8 @@ struct Microbench {
     // Ranks run side by side on all cores, so shared caches and memory are in the times, and a communication op's time
     // includes the wake-up of its thread, but not the wait for others.
     std::map<std::string, std::vector<MeasuredCall>> measured;
+    // Of the grouped products among these families, where the back end's kernels compute them on such tiles.
+    std::map<std::string, std::vector<ProductTile>> product_tiles;
     // Of one core, or of a GPU: best large GEMM with operands in that storage, FLOP/s, and bytes/s of the largest
     // elementwise ops (cores: with all of them busy).
     double fp32_flops = 0.0, bf16_flops = 0.0, fp8_flops = 0.0;

@@ -1,17 +1,18 @@
 // The kinds of tiles that Hopper's grouped products choose from, and how long a product takes on one: the kernels'
-// launch chooses by it (kernels/cuda/sm90/launch.cuh), the simulator prices by it (simulator/cost/measured.cpp).
+// launch chooses by it (kernels/cuda/sm90/launch.cuh), calibration writes it into the profile that prices them.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
-#include <span>
 #include <utility>
 
 namespace moe {
 
-// What two CTAs, a cluster, compute at once, in steps along the contraction.
+// A cluster of two CTAs, each on a multiprocessor of its own.
+inline constexpr int tile_multiprocessors = 2;
+
+// What a cluster computes at once, in steps along the contraction.
 struct TileKind {
     int down, across;     // rows and columns of a group's C
     int depth;            // contracted elements of a step
@@ -59,12 +60,6 @@ inline double tiled_cycles(const TileKind& kind, TiledProduct p, int clusters) {
     const double tiles = p.groups * down * std::ceil(p.n / kind.across);
     const double steps = std::ceil((p.m > 0.0 ? p.rows : p.depth) / kind.depth);
     return std::ceil(tiles / clusters) * (steps * kind.step_cycles + kind.tile_cycles);
-}
-
-inline double fastest_tiled_cycles(std::span<const TileKind> kinds, const TiledProduct& p, int clusters) {
-    double best = std::numeric_limits<double>::infinity();
-    for (const TileKind& kind : kinds) best = std::min(best, tiled_cycles(kind, p, clusters));
-    return best;
 }
 
 } // namespace moe

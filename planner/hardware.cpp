@@ -21,7 +21,7 @@ constexpr std::array<const char*, precision_count> precision_names{"fp32",      
                                                                    "fp8-blockwise", "mxfp8", "nvfp4"};
 
 // Upper bounds that no machine reaches and that keep products of them finite.
-constexpr double max_rate = 1e19, max_bytes = 1e15, max_seconds = 1e3;
+constexpr double max_rate = 1e19, max_bytes = 1e15, max_seconds = 1e3, max_cycles = 1e9;
 constexpr int max_count = 1 << 20;
 
 Link read_link(const JsonObject& json, const std::string& key) {
@@ -56,6 +56,30 @@ void read_measured(const JsonObject& json, Hardware& hardware) {
                 kinds.refuse_value(kind, "must give the same number of sides in every row");
         }
         std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    }
+}
+
+// Rows of seven numbers, by family.
+void read_tiles(const JsonObject& json, Hardware& hardware) {
+    if (!json.has("product_tiles")) return;
+    const JsonObject families = json.object("product_tiles");
+    for (const std::string& family : families.keys()) {
+        if (!hardware.measured.contains(family)) families.refuse_value(family, "must name a family of \"measured\"");
+        std::vector<ProductTile>& tiles = hardware.product_tiles[family];
+        for (const std::vector<double>& row : families.number_rows(family)) {
+            const auto count = [&](std::size_t i) { return row[i] >= 1.0 && row[i] <= max_count; };
+            const bool whole = row.size() == 7 && count(0) && count(1) && count(2) && count(3) && row[4] > 0.0 &&
+                               row[4] <= max_cycles && row[5] >= 0.0 && row[5] <= max_cycles &&
+                               (row[6] == 0.0 || row[6] == 1.0);
+            if (!whole)
+                families.refuse_value(family, "must hold rows [multiprocessors, down, across, depth, step cycles, "
+                                              "tile cycles, swapped (0 or 1)], all but the last two above 0");
+            const auto whole_number = [&](std::size_t i) { return static_cast<int>(row[i]); };
+            tiles.push_back(
+                {whole_number(0), whole_number(1), whole_number(2), whole_number(3), row[4], row[5], row[6] == 1.0});
+            if (tiles.back().multiprocessors > hardware.sm_count)
+                families.refuse_value(family, fmt::format("must keep to sm_count = {}", hardware.sm_count));
+        }
     }
 }
 
@@ -156,7 +180,7 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     const JsonObject json = JsonObject::parse(text, place);
     json.only({"name", "cpu", "cores", "sm_count", "peak_flops", "memory_bytes", "memory_bandwidth", "nvlink_domain",
                "nvlink_domain_used", "nvlink", "nic", "host", "context_bytes", "communicator_bytes", "default_stack",
-               "source", "measured", "measured_by"});
+               "source", "measured", "product_tiles", "measured_by"});
     Hardware hardware;
     hardware.name = json.string("name");
     hardware.cpu = json.boolean_or("cpu", false);
@@ -176,6 +200,7 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     hardware.default_stack = json.string_or("default_stack", "moe-plan");
     hardware.source = read_source(json);
     read_measured(json, hardware);
+    read_tiles(json, hardware);
     hardware.measured_by = json.string_or("measured_by", "");
     check(json, hardware);
     resolve_machine(hardware);
@@ -216,6 +241,12 @@ std::string to_json(const Hardware& hardware) {
             auto& row = rows.emplace_back(nlohmann::ordered_json::array({call.work, call.seconds}));
             for (const double side : call.sides) row.push_back(side);
         }
+    }
+    for (const auto& [family, tiles] : hardware.product_tiles) {
+        auto& rows = json["product_tiles"][family] = nlohmann::ordered_json::array();
+        for (const ProductTile& t : tiles)
+            rows.push_back(
+                {t.multiprocessors, t.down, t.across, t.depth, t.step_cycles, t.tile_cycles, t.swapped ? 1 : 0});
     }
     if (!hardware.measured_by.empty()) json["measured_by"] = hardware.measured_by;
     return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);

@@ -27,6 +27,18 @@ struct MeasuredCall {
     std::vector<double> sides{}; // none, or as many for every call of a family
 };
 
+// A kind of tile that the grouped products of a family may be computed on, as their kernels choose it: so many
+// multiprocessors compute `down` rows x `across` columns of one group's result at once (of its transpose where
+// `swapped`), in steps of `depth` contracted elements.
+struct ProductTile {
+    int multiprocessors = 1;
+    int down = 1, across = 1, depth = 1;
+    double step_cycles = 0.0; // of the tensor cores, and of issuing what they do
+    double tile_cycles = 0.0; // of a tile's start and its results, where nothing hides them
+    bool swapped = false;
+    bool operator==(const ProductTile&) const = default;
+};
+
 // Bytes that a communicator takes of a member's device at most: one for collectives alone and one whose members also
 // send to each other, by how many members were measured; one for messages of a pipeline, between two. The first of a
 // rank takes so much more, and so does the first whose members send. Of published stacks every group counts as one for
@@ -55,8 +67,9 @@ struct Hardware {
     std::string source;
     // Measured profiles only: calls by measured_key(), sorted by work. Empty for datasheet profiles.
     std::map<std::string, std::vector<MeasuredCall>> measured;
-    std::string measured_by; // date, machine and command of the measurement
-    std::string json;        // as read, so that a plan can carry its hardware
+    std::map<std::string, std::vector<ProductTile>> product_tiles; // of families of `measured`, where they are known
+    std::string measured_by;                                       // date, machine and command of the measurement
+    std::string json;                                              // as read, so that a plan can carry its hardware
 };
 
 Hardware hardware_from_json(const std::string& text, const std::string& place);

@@ -54,6 +54,7 @@ Hardware measured_gpu(const CalibrateOptions& options, const Microbench& bench) 
     hardware.default_stack = "moe-plan";
     hardware.context_bytes = bench.context_bytes;
     hardware.measured = bench.measured;
+    hardware.product_tiles = bench.product_tiles;
     hardware.measured_by =
         fmt::format("{}, {}, moe-plan calibrate --backend {}; launch {:.2f} us, stamp {:.2f} us (taken off)", today(),
                     bench.device, options.backend, 1e6 * bench.launch_seconds, 1e6 * bench.stamp_seconds);

@@ -43,6 +43,7 @@ Backend make() {
     b.devices = count_devices;
     b.collectives = nccl_library;
     b.peers = cuda_peers;
+    b.tiled = cuda_has_tiles;
     b.can_replay = true;
     add_kernels(b);
     add_communication(b);

@@ -29,6 +29,9 @@ const Kernels* cuda_plain_kernels();
 // What moves routed tokens between devices that reach each other's memory.
 const PeerKernels& cuda_peer_kernels();
 
+// Whether grouped products run on the tiles of kernels/tiles.hpp on the current device: on Hopper.
+bool cuda_has_tiles();
+
 // The library of dense products with its version, or why it is not used.
 std::string cuda_gemm_library();
 // The library of attention with its version, or why it is not used.

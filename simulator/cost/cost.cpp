@@ -174,7 +174,7 @@ double CostModel::measured_among_devices(const Op& op, const CostPoint& at) cons
     const MeasuredGroup waits = nearest_group(*plan_.hardware, waits_key, members);
     const double wait = waits.calls == nullptr ? 0.0 : waits.calls->front().seconds;
     const CostPoint among{group_key(family, known.members), "", at.work, at.sides};
-    const double seconds = measured_seconds(*known.calls, among, plan_.hardware->sm_count);
+    const double seconds = measured_seconds(*plan_.hardware, *known.calls, among);
     if (known.members == members) return seconds + wait;
     GroupLinks other = group;
     other.placement = {known.members, 1, known.members};
@@ -204,7 +204,7 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
         const auto* calls = measured_calls(hardware, at.key);
         if (calls == nullptr && !at.adding.empty()) calls = measured_calls(hardware, at.adding);
         if (calls != nullptr) {
-            cost.device = among_others(op, measured_seconds(*calls, at, hardware.sm_count));
+            cost.device = among_others(op, measured_seconds(hardware, *calls, at));
             return cost;
         }
         if (!hardware.cpu && is_communication(op.kind) && !to_myself) cost.device = measured_among_devices(op, at);

@@ -61,11 +61,11 @@ double attention_seconds(const Rates& rates, const Op& op, Precision precision);
 double memory_bound_seconds(const Rates& rates, const Op& op);
 // Seconds of a call from measured ones of its family. Where they have no sides: log-log between neighbours of like
 // work, beyond the last at its rate. Else a start, a rate of work (of grouped products, of their tiles on so many
-// multiprocessors, kernels/tiles.hpp) and one of what lies beside it (beside_work()), fitted to all
+// multiprocessors, Hardware::product_tiles) and one of what lies beside it (beside_work()), fitted to all
 // calls of the family, times what calls near by take of that: its logarithm over those of work and sides, locally
 // linear with weights that fall with distance (Cleveland, JASA 74, 1979) and slopes drawn to zero, so that where
 // neighbours say nothing the nearest one's share holds. Empty list: negative.
-double measured_seconds(const std::vector<MeasuredCall>& calls, const CostPoint& at, int multiprocessors);
+double measured_seconds(const Hardware& hardware, const std::vector<MeasuredCall>& calls, const CostPoint& at);
 // Kernels behind an op of a kind, over those of most kinds.
 double launches(const StackCosts& costs, OpKind kind);
 // Host time to issue one op, and whether it makes the host wait for routed counts.

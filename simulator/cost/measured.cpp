@@ -1,13 +1,11 @@
 // Seconds of an op from measured calls of its family: a curve over work, or a formula and a surface of what calls near
 // by take of it.
-#include "kernels/tiles.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
-#include <span>
 
 namespace moe {
 
@@ -58,33 +56,55 @@ struct Normal {
     }
 };
 
-// What a grouped product takes of the tensor cores on the tiles that the engine's kernels choose: experts of 640
-// columns fill 5 of 6 tiles of 128, and so many waves. Other work is what it is.
-double tiled_work(const std::string& key, double work, const std::vector<double>& sides, int multiprocessors) {
-    const auto begins = [&](const char* with) { return key.rfind(with, 0) == 0; };
-    const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
-    const bool scaled = has(".fp8-blockwise");
-    if (!begins("grouped_gemm.") || !(scaled || has(".bf16")) || sides.size() != 4 || multiprocessors < 2) return work;
-    const double rows = sides[0], n = sides[1], k = sides[2];
-    TiledProduct product{static_cast<int>(sides[3]), rows, 0.0, n, k};
-    if (begins("grouped_gemm.dgrad")) std::swap(product.n, product.depth);
-    const bool gradient = begins("grouped_gemm.wgrad");
-    if (gradient) product = {product.groups, rows, n, k, 0.0};
-    const std::span<const TileKind> kinds = gradient ? std::span<const TileKind>(gradient_tiles)
-                                            : scaled ? std::span<const TileKind>(scaled_tiles)
-                                                     : std::span<const TileKind>(row_tiles);
-    return fastest_tiled_cycles(kinds, product, multiprocessors / 2);
+// Cycles of a grouped product on one kind of tile, every wave as long as a whole tile. Routed rows spread evenly over
+// the groups: they are the rows of the result, where a group's last ones fill half a tile on average, or what a
+// gradient contracts.
+double cycles_on(const ProductTile& tile, bool gradient, const std::vector<double>& sides, int multiprocessors) {
+    const double rows = sides[0], groups = sides[3];
+    double m = sides[1], n = sides[2], depth = rows; // of a gradient
+    if (!gradient) m = rows, n = sides[1], depth = sides[2];
+    if (tile.swapped) std::swap(m, n);
+    const double down = gradient ? std::ceil(m / tile.down) : std::max(1.0, m / tile.down + 0.5);
+    const double tiles = groups * down * std::ceil(n / tile.across);
+    const double at_once = std::max(1, multiprocessors / tile.multiprocessors);
+    return std::ceil(tiles / at_once) * (std::ceil(depth / tile.depth) * tile.step_cycles + tile.tile_cycles);
 }
+
+// What a family's calls take of the tensor cores: the waves of the tiles that its kernels choose, where those are
+// known, so that experts of 640 columns fill 5 of 6 tiles of 128. Other work is what it is.
+class Work {
+public:
+    Work(const Hardware& hardware, const std::string& key) : multiprocessors_(hardware.sm_count) {
+        const auto begins = [&](const char* with) { return key.rfind(with, 0) == 0; };
+        gradient_ = begins("grouped_gemm.wgrad");
+        to_inputs_ = begins("grouped_gemm.dgrad");
+        const auto found = hardware.product_tiles.find(key);
+        if (found != hardware.product_tiles.end()) tiles_ = &found->second;
+    }
+    double operator()(double work, std::vector<double> sides) const {
+        if (tiles_ == nullptr || tiles_->empty() || sides.size() != 4) return work;
+        if (to_inputs_) std::swap(sides[1], sides[2]);
+        double best = std::numeric_limits<double>::infinity();
+        for (const ProductTile& tile : *tiles_)
+            best = std::min(best, cycles_on(tile, gradient_, sides, multiprocessors_));
+        return best;
+    }
+
+private:
+    int multiprocessors_;
+    bool gradient_ = false, to_inputs_ = false;
+    const std::vector<ProductTile>* tiles_ = nullptr;
+};
 
 // Seconds as a start, a rate of work and one of what lies beside it (beside_work()): of the three, or of those of them
 // that a family has, the combination of no negative term that is nearest to all its calls by their relative errors.
 class Formula {
 public:
-    Formula(const std::string& key, const std::vector<MeasuredCall>& calls, int multiprocessors)
-        : key_(key), multiprocessors_(multiprocessors) {
+    Formula(const Hardware& hardware, const std::string& key, const std::vector<MeasuredCall>& calls)
+        : key_(key), work_(hardware, key) {
         // Every term in the unit of the largest call's, so that the system's numbers are near to one.
         const MeasuredCall& last = calls.back();
-        unit_ = {last.seconds, tiled_work(key, last.work, last.sides, multiprocessors) / last.seconds,
+        unit_ = {last.seconds, work_(last.work, last.sides) / last.seconds,
                  beside_work(key, last.sides) / last.seconds};
         Normal<3> all;
         for (const MeasuredCall& call : calls) all.add(scaled(call.work, call.sides, call.seconds), 3, 1.0, 1.0);
@@ -110,8 +130,7 @@ private:
 
     Place scaled(double work, const std::vector<double>& sides, double seconds) const {
         const double beside = unit_[2] > 0.0 ? beside_work(key_, sides) / unit_[2] : 0.0;
-        return {unit_[0] / seconds, tiled_work(key_, work, sides, multiprocessors_) / unit_[1] / seconds,
-                beside / seconds};
+        return {unit_[0] / seconds, work_(work, sides) / unit_[1] / seconds, beside / seconds};
     }
     static Place solution(const Normal<3>& all, unsigned chosen) {
         std::array<std::size_t, 3> term{};
@@ -130,7 +149,7 @@ private:
     }
 
     const std::string& key_;
-    int multiprocessors_;
+    Work work_;
     Place unit_{}, share_{};
 };
 
@@ -142,13 +161,13 @@ Place place_of(double work, const std::vector<double>& sides) {
     return x;
 }
 
-double on_surface(const std::vector<MeasuredCall>& calls, const CostPoint& point, int multiprocessors) {
+double on_surface(const Hardware& hardware, const std::vector<MeasuredCall>& calls, const CostPoint& point) {
     // Octaves, and the weight of a slope of zero. Leaving single calls of an H200's calibration out, errors change by
     // less than a twentieth of themselves from 0.35 to 0.7 octaves and from 0.03 to 1.
     constexpr double least_reach = 0.35, slope_weight = 0.3;
     constexpr std::size_t near = 4;
     const std::size_t unknowns = point.sides.size() + 2;
-    const Formula formula(point.key, calls, multiprocessors);
+    const Formula formula(hardware, point.key, calls);
     const Place at = place_of(point.work, point.sides);
     std::vector<double> distances(calls.size());
     for (std::size_t c = 0; c < calls.size(); ++c) {
@@ -179,12 +198,12 @@ double on_surface(const std::vector<MeasuredCall>& calls, const CostPoint& point
 
 } // namespace
 
-double measured_seconds(const std::vector<MeasuredCall>& calls, const CostPoint& at, int multiprocessors) {
+double measured_seconds(const Hardware& hardware, const std::vector<MeasuredCall>& calls, const CostPoint& at) {
     if (calls.empty()) return -1.0;
     const std::size_t known = calls.front().sides.size();
     if (known == 0 || known != at.sides.size() || known > most_sides || !(at.work > 0.0))
         return on_curve(calls, at.work);
-    return on_surface(calls, at, multiprocessors);
+    return on_surface(hardware, calls, at);
 }
 
 } // namespace moe

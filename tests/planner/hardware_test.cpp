@@ -75,6 +75,8 @@ TEST_CASE("the local CPU takes cores and memory from the machine, and a plan kee
     other.memory_bytes = 12345.0;
     other.measured["gemm"] = {{1e6, 1e-4}, {1e9, 0.05}};
     other.measured["grouped_gemm.forward"] = {{2e6, 1e-4, {100.0, 100.0, 100.0, 1.0}}};
+    other.sm_count = 100;
+    other.product_tiles["grouped_gemm.forward"] = {{2, 128, 384, 64, 500.5, 0.0, true}};
     other.measured_by = "2026-01-01, test";
     const moe::Hardware again = moe::hardware_from_json(moe::to_json(other), "again");
     CHECK(again.cores == 8192);
@@ -84,6 +86,7 @@ TEST_CASE("the local CPU takes cores and memory from the machine, and a plan kee
     CHECK(again.measured.at("gemm")[1].seconds == 0.05);
     REQUIRE(again.measured.at("grouped_gemm.forward").size() == 1);
     CHECK(again.measured.at("grouped_gemm.forward")[0].sides == std::vector<double>{100.0, 100.0, 100.0, 1.0});
+    CHECK(again.product_tiles == other.product_tiles);
     CHECK(again.measured_by == other.measured_by);
 }
 
@@ -112,6 +115,15 @@ TEST_CASE("a communicator takes what one of the next larger number of members wa
 
 TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu("")).empty());
+    const auto tiled = [](const std::string& more) {
+        return fault(gpu(R"("measured": {"gemm": [[1, 1]]}, "product_tiles": {)" + more + "}"));
+    };
+    CHECK(tiled(R"("gemm": [[2, 128, 384, 64, 500, 0, 0]])").empty());
+    CHECK(tiled(R"("gem": [[2, 128, 384, 64, 500, 0, 0]])").find("a family of \"measured\"") != std::string::npos);
+    for (const char* row : {"2, 128, 384, 64, 500, 0", "2, 128, 384, 64, 500, 0, 2", "0, 128, 384, 64, 500, 0, 1",
+                            "2, 128, 384, 64, 0, 0, 1", "2, 128, 1e30, 64, 500, 0, 1"})
+        CHECK(tiled(std::string(R"("gemm": [[)") + row + "]]").find("[multiprocessors, down") != std::string::npos);
+    CHECK(tiled(R"("gemm": [[101, 128, 384, 64, 500, 0, 0]])").find("sm_count = 100") != std::string::npos);
     CHECK(fault(gpu(R"("measured": {"gemm": [[1, 1, 0.5]]})")).find("sides >= 1") != std::string::npos);
     CHECK(fault(gpu(R"("measured": {"gemm": [[1, 1], [1, 1, 2]]})")).find("same number of sides") != std::string::npos);
     CHECK(fault(gpu(R"("memory_bytez": 1)")) ==

@@ -1,6 +1,7 @@
 // Costs of single ops against published kernel figures and against arithmetic by hand.
 #include "planner/error.hpp"
 #include "simulator/cost/cost.hpp"
+#include "tests/simulator/priced.hpp"
 
 #include <doctest/doctest.h>
 
@@ -103,16 +104,8 @@ TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less
 }
 
 TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {
-    const auto hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h100"));
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
-    plan.hardware = hardware;
-    plan.seq = 4096;
-    plan.gbs = 8;
-    const moe::Stack stack = moe::load_stack("bridge-26.08", *hardware);
-    plan.stack = stack.name;
-    const moe::Routes routes(*hardware);
-    const moe::CostModel model(plan, stack, routes);
+    Priced priced("bridge-26.08", moe::load_hardware("h100"));
+    const moe::StackCosts& costs = priced.stack.costs;
     moe::Program program;
     moe::Tensor tensor;
     tensor.dtype = moe::Dtype::mxfp8;
@@ -122,11 +115,11 @@ TEST_CASE("the cost model: a machine without the precision is refused, graphs co
     op.in = {0, 1};
     op.attr = moe::GemmAttr{1024, 1024, 1024};
     op.flops = 2.0 * 1024 * 1024 * 1024;
-    CHECK_THROWS_WITH_AS(model(op, program), doctest::Contains("mxfp8"), moe::Error);
+    CHECK_THROWS_WITH_AS(priced(op, program), doctest::Contains("mxfp8"), moe::Error);
     program.tensors[0].dtype = moe::Dtype::f32; // the narrower operand decides
     program.tensors[1].dtype = moe::Dtype::bf16;
-    CHECK(model(op, program).device > op.flops / 989e12);
-    CHECK(model(op, program).host == stack.costs.launch_seconds);
-    plan.cuda_graph = moe::CudaGraph::full;
-    CHECK(model(op, program).host == stack.costs.graph_launch_seconds);
+    CHECK(priced(op, program).device > op.flops / 989e12);
+    CHECK(priced(op, program).host == costs.launch_seconds);
+    priced.plan.cuda_graph = moe::CudaGraph::full;
+    CHECK(priced(op, program).host == costs.graph_launch_seconds);
 }

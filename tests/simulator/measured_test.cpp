@@ -1,16 +1,25 @@
 // Costs from measured calls: between their points and shapes, of groups of several devices, and what a step adds.
 #include "kernels/tiles.hpp"
 #include "simulator/cost/cost.hpp"
+#include "tests/simulator/priced.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <span>
 
 namespace {
 
+moe::Hardware gpu() {
+    moe::Hardware hardware;
+    hardware.sm_count = 132;
+    return hardware;
+}
+
 double curve(const std::vector<moe::MeasuredCall>& calls, double work) {
-    return moe::measured_seconds(calls, {"adamw", "", work, {}}, 132);
+    return moe::measured_seconds(gpu(), calls, {"adamw", "", work, {}});
 }
 
 // A kernel that starts in 5 us, reaches 100 TFLOP/s, and less where n is small.
@@ -35,10 +44,10 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
             for (const double k : {512.0, 2048.0})
                 calls.push_back({2.0 * m * n * k, kernel_seconds(m, n, k), {m, n, k}});
     const auto predicted = [&](double m, double n, double k) {
-        return moe::measured_seconds(calls, {"gemm.nt", "", 2.0 * m * n * k, {m, n, k}}, 132);
+        return moe::measured_seconds(gpu(), calls, {"gemm.nt", "", 2.0 * m * n * k, {m, n, k}});
     };
     for (const moe::MeasuredCall& call : calls)
-        CHECK(moe::measured_seconds(calls, {"gemm.nt", "", call.work, call.sides}, 132) ==
+        CHECK(moe::measured_seconds(gpu(), calls, {"gemm.nt", "", call.work, call.sides}) ==
               doctest::Approx(call.seconds).epsilon(0.05));
     for (const double m : {1500.0, 3000.0, 6000.0})
         for (const double n : {700.0, 1536.0})
@@ -46,7 +55,7 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
                 CHECK(predicted(m, n, k) == doctest::Approx(kernel_seconds(m, n, k)).epsilon(0.05));
     CHECK(predicted(65536, 2048, 2048) == doctest::Approx(kernel_seconds(65536, 2048, 2048)).epsilon(0.1));
     // Sides that the calls do not have count for nothing.
-    CHECK(moe::measured_seconds({{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", "", 1e6, {10.0, 10.0}}, 132) ==
+    CHECK(moe::measured_seconds(gpu(), {{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", "", 1e6, {10.0, 10.0}}) ==
           doctest::Approx(1e-3));
 }
 
@@ -62,9 +71,8 @@ TEST_CASE("measured attention: short sequences cost their rows, long ones their 
     for (const double heads : {24.0, 128.0}) // by a start and the pairs alone up to 10 % off
         for (const double seq : {1024.0, 3072.0}) {
             const double predicted = moe::measured_seconds(
-                calls,
-                {"attention_grad.bf16", "", 640.0 * heads * seq * seq, {heads, seq, seq / 2, 128, 128, heads / 4}},
-                132);
+                gpu(), calls,
+                {"attention_grad.bf16", "", 640.0 * heads * seq * seq, {heads, seq, seq / 2, 128, 128, heads / 4}});
             CHECK(predicted == doctest::Approx(seconds(heads, seq)).epsilon(0.03));
         }
 }
@@ -83,41 +91,55 @@ TEST_CASE("measured dispatch: a token travels once to a member, however many of 
     std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
     for (const double choices : {2.0, 4.0, 6.0}) { // by all choices alike up to 32 % off
         const moe::MeasuredCall at = call(16384, 4096, choices);
-        const double predicted = moe::measured_seconds(calls, {"dispatch_tokens.x4", "", at.work, at.sides}, 132);
+        const double predicted = moe::measured_seconds(gpu(), calls, {"dispatch_tokens.x4", "", at.work, at.sides});
         CHECK(predicted == doctest::Approx(at.seconds).epsilon(0.03));
     }
 }
 
-TEST_CASE("measured grouped products: widths that leave tiles part empty cost what the tiles do") {
-    const std::string key = "grouped_gemm.forward.bf16";
-    const auto seconds = [](double rows, double n, double k, double groups) {
-        return 6e-6 +
-               moe::fastest_tiled_cycles(moe::row_tiles, {static_cast<int>(groups), rows, 0.0, n, k}, 66) / 1.6e9;
+TEST_CASE("measured grouped products: widths that leave tiles part empty cost what the kernels choose tiles by") {
+    // The kernels' own formula (kernels/tiles.hpp), which the simulator has from the profile.
+    const auto seconds = [](std::span<const moe::TileKind> kinds, const moe::TiledProduct& product) {
+        double cycles = std::numeric_limits<double>::infinity();
+        for (const moe::TileKind& kind : kinds) cycles = std::min(cycles, moe::tiled_cycles(kind, product, 66));
+        return 6e-6 + cycles / 1.6e9;
     };
-    std::vector<moe::MeasuredCall> calls;
-    for (const double rows : {512.0, 1024.0, 2048.0})
-        for (const double n : {512.0, 1024.0, 1536.0, 2048.0})
-            for (const double k : {512.0, 1024.0, 2048.0})
-                calls.push_back({2.0 * 16 * rows * n * k, seconds(rows, n, k, 16), {rows, n, k, 16}});
-    std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
-    for (const double n : {640.0, 896.0, 1152.0}) { // a curve over the width is up to 10 % off
-        const double predicted =
-            moe::measured_seconds(calls, {key, "", 2.0 * 16 * 1024 * n * 640, {1024, n, 640, 16}}, 132);
-        CHECK(predicted == doctest::Approx(seconds(1024, n, 640, 16)).epsilon(0.04));
-    }
+    const auto product = [](const std::string& key, double rows, double n, double k) {
+        if (key.find("wgrad") != std::string::npos) return moe::TiledProduct{16, rows, n, k, 0.0};
+        return key.find("dgrad") != std::string::npos ? moe::TiledProduct{16, rows, 0.0, k, n}
+                                                      : moe::TiledProduct{16, rows, 0.0, n, k};
+    };
+    const auto check = [&](const std::string& key, std::span<const moe::TileKind> kinds) {
+        CAPTURE(key);
+        moe::Hardware hardware = gpu();
+        for (const moe::TileKind& k : kinds)
+            hardware.product_tiles[key].push_back(
+                {moe::tile_multiprocessors, k.down, k.across, k.depth, k.step_cycles, k.tile_cycles, k.swapped});
+        std::vector<moe::MeasuredCall> calls;
+        for (const double rows : {512.0, 1024.0, 2048.0})
+            for (const double n : {512.0, 1024.0, 1536.0, 2048.0})
+                for (const double k : {512.0, 1024.0, 2048.0})
+                    calls.push_back({32 * rows * n * k, seconds(kinds, product(key, rows, n, k)), {rows, n, k, 16}});
+        std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+        for (const double rows : {700.0, 1024.0})
+            for (const double n : {640.0, 896.0, 1152.0})
+                for (const double k : {640.0, 1408.0}) {
+                    const moe::CostPoint at{key, "", 32 * rows * n * k, {rows, n, k, 16}};
+                    const double expected = seconds(kinds, product(key, rows, n, k));
+                    CHECK(moe::measured_seconds(hardware, calls, at) == doctest::Approx(expected).epsilon(1e-3));
+                }
+    };
+    check("grouped_gemm.forward.bf16", moe::row_tiles);
+    check("grouped_gemm.dgrad.bf16", moe::row_tiles);
+    check("grouped_gemm.wgrad.bf16.to-f32", moe::gradient_tiles);
+    check("grouped_gemm.wgrad.set.bf16.to-f32", moe::gradient_tiles);
+    check("grouped_gemm.forward.fp8-blockwise", moe::scaled_tiles);
 }
 
 TEST_CASE("measured profiles replace physics, op kind by op kind") {
     moe::Hardware measured = moe::load_hardware("cpu-local");
     measured.measured["gemm.nn"] = {{1e6, 1e-3}, {1e9, 1.0}};
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(measured);
-    const moe::Stack stack = moe::load_stack("", measured);
-    CHECK(stack.name == "moe-plan");
-    plan.stack = stack.name;
-    const moe::Routes routes(*plan.hardware);
-    const moe::CostModel model(plan, stack, routes);
+    const Priced model("", measured);
+    CHECK(model.stack.name == "moe-plan");
     moe::Program program;
     program.tensors.assign(2, moe::Tensor{});
     moe::Op op;
@@ -134,8 +156,6 @@ TEST_CASE("measured profiles replace physics, op kind by op kind") {
 TEST_CASE("measured collectives: groups of that size cost what was measured, others that over the formula's ratio") {
     moe::Hardware measured = moe::load_hardware("h200");
     measured.measured["all_gather.x2"] = {{1e6, 20e-6}, {1e9, 5e-3}};
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
     moe::Program program;
     moe::Tensor tensor;
     tensor.dtype = moe::Dtype::bf16;
@@ -146,12 +166,7 @@ TEST_CASE("measured collectives: groups of that size cost what was measured, oth
     op.bytes = 1e9;
     op.group = {moe::Domain::dense, moe::axis::data};
     const auto seconds = [&](const moe::Hardware& hardware, int gpus) {
-        plan.hardware = std::make_shared<const moe::Hardware>(hardware);
-        plan.gpus = plan.dp = plan.edp = gpus;
-        const moe::Stack stack = moe::load_stack("moe-plan", hardware);
-        plan.stack = stack.name;
-        const moe::Routes routes(*plan.hardware);
-        return moe::CostModel(plan, stack, routes)(op, program).device;
+        return Priced("moe-plan", hardware, gpus)(op, program).device;
     };
     const moe::Hardware datasheet = moe::load_hardware("h200");
     CHECK(seconds(measured, 2) == doctest::Approx(5e-3));
@@ -177,14 +192,11 @@ TEST_CASE("measured dispatch: by what a call takes along and by the multiprocess
     measured.measured["combine_tokens.values.x2"] = one(4e-3);
     measured.measured["all_gather.x2"] = {{1e6, 5e-3}};
     measured.measured["all_gather.peers.x2"] = {{1e6, 6e-3}};
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(measured);
-    plan.gpus = plan.dp = plan.ep = 2;
+    Priced priced("moe-plan", measured, 2);
+    moe::Plan& plan = priced.plan;
+    plan.ep = 2;
+    plan.edp = 1;
     plan.dispatcher = moe::Dispatcher::hybridep;
-    const moe::Stack stack = moe::load_stack("moe-plan", measured);
-    plan.stack = stack.name;
-    const moe::Routes routes(*plan.hardware);
     moe::Program program;
     const auto tensor = [&](moe::Dtype dtype, std::int64_t rows, std::int64_t cols) {
         moe::Tensor t;
@@ -204,7 +216,7 @@ TEST_CASE("measured dispatch: by what a call takes along and by the multiprocess
     op.in = {x, numbers, numbers, values};
     op.out = {rows, values, numbers};
     op.bytes = 1e6;
-    const auto seconds = [&] { return moe::CostModel(plan, stack, routes)(op, program).device; };
+    const auto seconds = [&] { return priced(op, program).device; };
     CHECK(seconds() == doctest::Approx(2e-3));
     plan.ep_overlap = true;
     CHECK(seconds() == doctest::Approx(3e-3));
@@ -227,7 +239,7 @@ TEST_CASE("measured dispatch: by what a call takes along and by the multiprocess
     gather.in = {numbers};
     const auto of_bytes = [&](double bytes) {
         gather.bytes = bytes;
-        return moe::CostModel(plan, stack, routes)(gather, program).device;
+        return priced(gather, program).device;
     };
     CHECK(of_bytes(1024.0) == doctest::Approx(6e-3 * 1024.0 / 1e6));
     CHECK(of_bytes(1e6) == doctest::Approx(5e-3));
@@ -243,13 +255,8 @@ TEST_CASE("what a step adds: large products at the pace of the slowest GPU, comm
     measured.measured["all_gather.x2"] = {{1e9, 5e-3}};
     measured.measured["large_products.x2"] = {{0.5, 0.55}};
     measured.measured["wait_in_step.x2"] = {{0.0, 2e-3}};
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(measured);
-    plan.gpus = plan.dp = plan.edp = 2;
-    const moe::Stack stack = moe::load_stack("moe-plan", measured);
-    plan.stack = stack.name;
-    const moe::Routes routes(*plan.hardware);
+    Priced priced("moe-plan", measured, 2);
+    moe::Plan& plan = priced.plan;
     moe::Program program;
     moe::Tensor tensor;
     tensor.dtype = moe::Dtype::bf16;
@@ -258,7 +265,7 @@ TEST_CASE("what a step adds: large products at the pace of the slowest GPU, comm
     op.kind = moe::OpKind::gemm;
     op.in = {0, 1};
     op.out = {2};
-    const auto seconds = [&] { return moe::CostModel(plan, stack, routes)(op, program).device; };
+    const auto seconds = [&] { return priced(op, program).device; };
     op.attr = moe::GemmAttr{4096, 4096, 4096};
     op.flops = 0.8 * peak * 1e-3;
     CHECK(seconds() == doctest::Approx(1.1e-3));

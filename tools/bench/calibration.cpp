@@ -18,13 +18,13 @@ using namespace moe;
 constexpr std::size_t fewest_calls = 12; // of a family: fewer leave too little when one is taken away
 
 // Logarithms of predicted over measured seconds.
-std::vector<double> errors(const std::string& key, const std::vector<MeasuredCall>& calls, int multiprocessors) {
+std::vector<double> errors(const Hardware& hardware, const std::string& key, const std::vector<MeasuredCall>& calls) {
     std::vector<double> out;
     for (std::size_t left = 0; left < calls.size(); ++left) {
         std::vector<MeasuredCall> others = calls;
         others.erase(others.begin() + static_cast<std::ptrdiff_t>(left));
         const CostPoint at{key, "", calls[left].work, calls[left].sides};
-        out.push_back(std::log(measured_seconds(others, at, multiprocessors) / calls[left].seconds));
+        out.push_back(std::log(measured_seconds(hardware, others, at) / calls[left].seconds));
     }
     return out;
 }
@@ -34,7 +34,7 @@ void run(const std::string& profile) {
     tools::Table table({"<family", "calls", "mean", "root mean square", "90 % below", "worst"});
     for (const auto& [key, calls] : hardware.measured) {
         if (calls.size() < fewest_calls || calls.front().sides.empty()) continue;
-        std::vector<double> off = errors(key, calls, hardware.sm_count);
+        std::vector<double> off = errors(hardware, key, calls);
         double sum = 0.0, squares = 0.0;
         for (double& error : off) {
             sum += error;
