@@ -25,8 +25,10 @@ std::string tokens_key(const Op& op, int blocks);
 inline constexpr const char* peer_gather_key = "all_gather.peers";
 
 // What GPUs that train together take beyond one alone, for group_key(): [seconds of large products by one GPU, by the
-// slowest of the group]; [0, seconds by which a communication op in a step is longer than alone].
-inline constexpr const char *products_key = "large_products", *waits_key = "wait_in_step";
+// slowest of the group]; [0, seconds by which a communication op in a step is longer than alone]; in merged slots
+// [seconds of exchanges over EP beside ops that are no products of experts, seconds by which those are longer for it].
+inline constexpr const char *products_key = "large_products", *waits_key = "wait_in_step",
+                            *losses_key = "lost_beside_exchange";
 // Whether it keeps a GPU at the limit of its power: at least half of the peak rate.
 bool is_large_product(const Op& op, double seconds, const Hardware& hardware);
 

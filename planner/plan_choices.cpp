@@ -94,8 +94,8 @@ PlanFault check_communication(const Plan& plan) {
                      "both weights at once");
     if (plan.ep_overlap && plan.ep == 1) return fault("ep_overlap", "ep_overlap = on needs ep > 1, but ep = 1");
     if (plan.tp_overlap && plan.tp == 1) return fault("tp_overlap", "tp_overlap = on needs tp > 1, but tp = 1");
-    if (plan.delay_wgrad && !plan.ep_overlap && plan.pp == 1)
-        return fault("delay_wgrad", "delay_wgrad = on needs communication to fill: ep_overlap = on or pp > 1");
+    if (plan.delay_wgrad && plan.ep == 1 && plan.pp == 1)
+        return fault("delay_wgrad", "delay_wgrad = on needs communication to fill: ep > 1 or pp > 1");
     if (plan.cp_comm != ContextComm::alltoall) return {};
     if (plan.cp == 1) return fault("cp_comm", "cp_comm = alltoall needs cp > 1, but cp = 1");
     const std::int64_t parts = static_cast<std::int64_t>(plan.tp) * plan.cp;

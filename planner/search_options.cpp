@@ -31,13 +31,13 @@ bool same_but_graphs(const Plan& a, const Plan& b) {
 // A further choice is a further line. check_plan() and check_stack() drop the combinations that do not go together.
 std::vector<Option> SearchSpace::options() const {
     const std::vector<std::string> off{"off"}, switched{"off", "on"};
-    // A rank of ours is one thread or one queue, which overlap does not make faster.
-    const bool published = !stack_.executable;
+    // A rank of ours is one thread on a CPU, which overlap does not make faster.
+    const bool published = !stack_.executable, merges = stack_.ep_overlap && !base_.hardware->cpu;
     // Ranks of one process have nothing to gain from reaching each other's memory: they do already.
     std::vector<Dispatcher> dispatchers = stack_.dispatchers;
     if (!published && base_.hardware->cpu) std::erase(dispatchers, Dispatcher::hybridep);
     return {
-        {"ep_overlap", published && stack_.ep_overlap ? switched : off, [](const Plan& p) { return p.ep > 1; }},
+        {"ep_overlap", merges ? switched : off, [](const Plan& p) { return p.ep > 1; }},
         {"dispatcher", usual_first(dispatchers, stack_.usual_dispatcher),
          [](const Plan& p) { return p.ep * p.etp > 1; }},
         {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph), [](const Plan&) { return true; }},

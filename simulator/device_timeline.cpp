@@ -1,4 +1,5 @@
 // Plays Programs on GPUs: every op starts when its host has issued it, its stream is free and its tensors are ready.
+#include "simulator/beside_tokens.hpp"
 #include "simulator/ranks.hpp"
 
 #include "planner/error.hpp"
@@ -42,6 +43,7 @@ public:
           program_(*run.program),
           units_(std::move(units)),
           exchange_(exchange),
+          beside_(run.beside),
           host_(start.host) {
         number_clocks();
         std::fill(std::begin(stream_free_), std::end(stream_free_), start.device);
@@ -71,11 +73,13 @@ public:
     bool advance(bool guess) {
         bool moved = false;
         while (!done()) {
-            Unit& unit = units_[unit_];
+            const Unit& unit = units_[unit_];
             Candidate best;
             bool missing = false;
+            const auto passed = static_cast<std::size_t>(position_[0].passed + position_[1].passed);
             for (int lane = 0; lane < 2; ++lane) {
-                if (position_[lane].slot >= unit.lanes[lane].size()) continue;
+                const bool turn = passed >= unit.second.size() || unit.second[passed] == (lane == 1);
+                if (!turn || position_[lane].slot >= unit.lanes[lane].size()) continue;
                 const Candidate c = candidate(lane);
                 if (c.start == unknown)
                     missing = true;
@@ -215,7 +219,7 @@ private:
     // (the merged schedule of arXiv 2603.07685 section 4.2.3 pairs layer by layer).
     bool preferred(int lane) const {
         const double ahead = progress(lane) - progress(1 - lane);
-        if (std::abs(ahead) > layer_share(lane)) return ahead < 0.0;
+        if (std::abs(ahead) * std::max(1.0, position_[lane].layers) > 1.0) return ahead < 0.0;
         return until_communication(lane) < until_communication(1 - lane);
     }
     double until_communication(int lane) const {
@@ -243,8 +247,6 @@ private:
             }
         }
     }
-    // Part of the lane that one layer is.
-    double layer_share(int lane) const { return 1.0 / std::max(1.0, position_[lane].layers); }
     double progress(int lane) const {
         const Position& p = position_[lane];
         return p.slot >= units_[unit_].lanes[lane].size() ? 1.0 : p.passed / p.ops;
@@ -287,7 +289,9 @@ private:
         const Template& tmpl = program_.templates[t];
         Position& position = position_[c.lane];
         const OpCost& cost = (*run_.costs)[t][position.op];
-        const double busy = cost.device + shared_seconds(*c.op, c.start, cost.device);
+        double busy = units_[unit_].merged() ? cost.merged : cost.device;
+        busy += shared_seconds(*c.op, c.start, busy);
+        if (units_[unit_].merged()) busy += beside_.longer(program_, *c.op, std::max(c.start, c.arrival), busy);
         const double end = std::max(c.start, c.arrival) + busy;
         host_ = c.issue + cost.host;
         run_.host_seconds = host_;
@@ -340,6 +344,7 @@ private:
     const Program& program_;
     std::vector<Unit> units_;
     Exchange& exchange_;
+    BesideTokens beside_;
     std::vector<int> first_clock_, instances_;
     std::vector<double> written_, read_;
     std::vector<std::vector<Access>> access_;
@@ -379,7 +384,7 @@ void play_devices(const Stack& stack, std::vector<RankRun>& runs) {
     exchange.ranks = static_cast<int>(runs.size());
     std::vector<Device> devices;
     devices.reserve(runs.size());
-    for (RankRun& run : runs) devices.emplace_back(stack, run, units_of(*run.program), exchange);
+    for (RankRun& run : runs) devices.emplace_back(stack, run, units_of(*run.program, run.reuses != nullptr), exchange);
     play(devices);
 }
 

@@ -1,10 +1,12 @@
 // Strings the segments of two chunks together as lanes of one unit and plays a few units behind each other.
 #include "simulator/merged_slots.hpp"
 
+#include "planner/passes/merge.hpp"
 #include "simulator/ranks.hpp"
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
 
 namespace moe {
@@ -55,6 +57,7 @@ public:
         run.program = std::shared_ptr<const Program>(std::shared_ptr<const Program>(), &program_);
         run.costs = std::shared_ptr<const ProgramCosts>(std::shared_ptr<const ProgramCosts>(), &costs_);
         run.reuses = reuses_in(model_.plan(), program_);
+        run.beside = model_.beside_exchange();
         play_segment(model_.stack(), run, units, {-lead, 0.0, 0.0});
         return run;
     }
@@ -150,9 +153,23 @@ private:
     int arrivals_[2], departures_[2];
 };
 
+// A lane's ops; every segment but the model's ends is a layer.
+std::vector<LayerOp> ops_of(const Program& program, const std::vector<int>& lane) {
+    std::vector<LayerOp> ops;
+    int layer = 0;
+    for (const int index : lane) {
+        ++layer;
+        for (const Op& op : program.templates[static_cast<std::size_t>(index)].ops)
+            ops.push_back({&op, op.layer < 0 ? -1 : layer});
+    }
+    return ops;
+}
+
 // Pairs behind each other as slots of the Program, each of its own two micro-batches.
-std::vector<Unit> units_of_pairs(Program& program, const std::vector<int> (&lanes)[2]) {
+std::vector<Unit> units_of_pairs(Program& program, const std::vector<int> (&lanes)[2], bool in_order) {
     std::vector<Unit> units;
+    std::vector<bool> second;
+    if (in_order) second = merged_order(program, ops_of(program, lanes[0]), ops_of(program, lanes[1]));
     program.slots.clear();
     for (int i = 0; i < pairs; ++i) {
         Unit unit;
@@ -161,6 +178,7 @@ std::vector<Unit> units_of_pairs(Program& program, const std::vector<int> (&lane
                 unit.lanes[lane].push_back(static_cast<int>(program.slots.size()));
                 program.slots.push_back({index, 2 * i + lane});
             }
+        unit.second = second;
         units.push_back(std::move(unit));
     }
     return units;
@@ -169,6 +187,7 @@ std::vector<Unit> units_of_pairs(Program& program, const std::vector<int> (&lane
 // The ends of both lanes of every pair.
 struct Ends {
     double lanes[pairs][2] = {};
+    double forward = std::numeric_limits<double>::infinity(); // begins to compute in the last pair
     double of(int pair) const { return std::max(lanes[pair][0], lanes[pair][1]); }
 };
 
@@ -177,6 +196,8 @@ Ends ends_of(const RankRun& run) {
     for (const TimelineRow& row : run.rows) {
         double& end = ends.lanes[row.micro_batch / 2][row.micro_batch % 2];
         end = std::max(end, row.end);
+        if (row.micro_batch == 2 * (pairs - 1) && row.stream == Stream::compute)
+            ends.forward = std::min(ends.forward, row.start);
     }
     return ends;
 }
@@ -195,7 +216,7 @@ MergedTime MergedPlayer::play(const Segments& forward, const Segments& backward)
     if (!state_) state_ = std::make_unique<State>(model_);
     Lanes& lanes = state_->lanes;
     const std::vector<int> slots[2] = {lanes.forward(forward), lanes.backward(backward)};
-    const std::vector<Unit> units = units_of_pairs(lanes.program(), slots);
+    const std::vector<Unit> units = units_of_pairs(lanes.program(), slots, runs_in_arena(model_.plan()));
     const RankRun ahead = lanes.play(units, far_ahead);
     const Ends ends = ends_of(ahead);
     const double steady = (ends.of(pairs - 1) - ends.of(0)) / (pairs - 1);
@@ -218,6 +239,7 @@ MergedTime MergedPlayer::play(const Segments& forward, const Segments& backward)
     }
     time.forward_end = ends.lanes[pairs - 1][0] - (pairs - 1) * steady;
     time.backward_end = ends.lanes[pairs - 1][1] - (pairs - 1) * steady;
+    time.forward_start = std::max(0.0, ends.forward - (pairs - 1) * steady);
     return time;
 }
 

@@ -13,6 +13,7 @@ namespace moe {
 struct MergedTime {
     double ahead = 0.0, together = 0.0;
     double forward_end = 0.0, backward_end = 0.0; // when each lane is through, the host being far ahead
+    double forward_start = 0.0;                   // when it begins to compute
     bool waits = false;                           // the host waits for routed counts on the way,
     double lead_after = 0.0;                      // and at the end it is so far ahead
 };

@@ -18,21 +18,28 @@ struct RankRun {
     std::shared_ptr<const Program> program;
     std::shared_ptr<const ProgramCosts> costs;
     std::shared_ptr<const Reuses> reuses; // null: memory is no reason to wait
-    std::vector<TimelineRow> rows;        // in the order of execution, which is the order of start on each stream
-    std::vector<char> host_bound; // by row: the op started when the host issued it, not when its inputs were there
-    double host_seconds = 0.0;    // when the host had issued everything
+    BesideExchange beside;
+    std::vector<TimelineRow> rows; // in the order of execution, which is the order of start on each stream
+    std::vector<char> host_bound;  // by row: the op started when the host issued it, not when its inputs were there
+    double host_seconds = 0.0;     // when the host had issued everything
 };
 
 // Slots that run side by side under EP overlap (a forward and a backward of another micro-batch); without it one slot
 // each.
 struct Unit {
     std::vector<int> lanes[2]; // indices into Program::slots, in order; the second may be empty
+    std::vector<bool> second;  // by op of both, in the order in which they run: whose it is; empty: whoever can
+    bool merged() const { return !lanes[1].empty(); }
 };
-std::vector<Unit> units_of(const Program& program);
+// in_order: as Program::merges says, which is how our engine runs it.
+std::vector<Unit> units_of(const Program& program, bool in_order);
 
-// Of programs that run in an arena, which are ours; published stacks allocate as they go. `plan` is the program's.
+// Whether its Programs run in an arena and in the order that they say, as ours do; published stacks allocate as they
+// go.
+inline bool runs_in_arena(const Plan& plan) { return plan.stack == "moe-plan"; }
+// Of such Programs. `plan` is the program's.
 inline std::shared_ptr<const Reuses> reuses_in(const Plan& plan, const Program& program) {
-    return plan.stack == "moe-plan" ? std::make_shared<const Reuses>(reuses_of(program)) : nullptr;
+    return runs_in_arena(plan) ? std::make_shared<const Reuses>(reuses_of(program)) : nullptr;
 }
 
 // GPUs: one run per pipeline rank; streams, hosts and messages between stages. Throws Error (failure) on a deadlock.

@@ -42,7 +42,7 @@ StagePrograms lower_all(const Plan& plan, const CostModel& model) {
     return result;
 }
 
-std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowered) {
+std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowered, BesideExchange beside) {
     std::vector<RankRun> runs;
     const auto add = [&](int rank, int represents, std::size_t stage) {
         RankRun run;
@@ -51,6 +51,7 @@ std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowe
         run.program = lowered.programs[stage];
         run.costs = lowered.costs[stage];
         run.reuses = lowered.reuses[stage];
+        run.beside = beside;
         runs.push_back(std::move(run));
     };
     const std::vector<std::vector<int>> ranks = ranks_by_stage(plan);
@@ -98,12 +99,15 @@ void add_memory(Simulation& result, const std::shared_ptr<const Program>& progra
 
 } // namespace
 
-std::vector<Unit> units_of(const Program& program) {
+std::vector<Unit> units_of(const Program& program, bool in_order) {
     std::vector<Unit> units;
     for (std::size_t i = 0; i < program.slots.size(); ++i) {
         Unit unit;
         unit.lanes[0].push_back(static_cast<int>(i));
-        if (program.slots[i].merge >= 0) unit.lanes[1].push_back(static_cast<int>(++i));
+        if (const int merge = program.slots[i].merge; merge >= 0) {
+            unit.lanes[1].push_back(static_cast<int>(++i));
+            if (in_order) unit.second = program.merges[static_cast<std::size_t>(merge)].from_backward;
+        }
         units.push_back(std::move(unit));
     }
     return units;
@@ -142,7 +146,7 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
     const Routes routes(*plan.hardware);
     const CostModel model(timed, stack, routes);
     const StagePrograms lowered = lower_all(timed, model);
-    std::vector<RankRun> runs = representatives(timed, lowered);
+    std::vector<RankRun> runs = representatives(timed, lowered, model.beside_exchange());
     if (plan.hardware->cpu)
         play_cores(timed, runs);
     else

@@ -3,6 +3,7 @@
 
 #include "planner/error.hpp"
 #include "planner/passes/first_gradients.hpp"
+#include "simulator/ranks.hpp"
 
 #include <algorithm>
 
@@ -205,13 +206,17 @@ private:
         const double both = std::max(merged.ahead, merged.together - (early - rank.clocks.host)) - sooner;
         const double first = start_a <= start_b ? alone_a : alone_b;
         const double apart = alone_a + alone_b, other = apart - first;
-        const double share = first > 0.0 ? std::max(0.0, 1.0 - (late - early) / first) : 0.0;
-        const double end = std::max(early + apart - (apart - both) * share, late + other);
+        // Ops that run in a given order wait for the lane that begins late; what the backward has before its layers
+        // does not wait for the forward.
+        const bool in_order = runs_in_arena(plan_);
+        const double share = in_order ? 1.0 : first > 0.0 ? std::max(0.0, 1.0 - (late - early) / first) : 0.0;
+        const double end = in_order ? std::max(start_b, start_a - merged.forward_start) + both
+                                    : std::max(early + apart - (apart - both) * share, late + other);
         rank.play.saved += std::max(0.0, apart - (end - late) - std::min(late - early, first));
         rank.play.host += both + sooner - merged.ahead;
         // Between both extremes: a lane that is through before the other begins, and lanes that begin together.
         const auto sent = [&](double start, double alone, double merged_end) {
-            if (start == early && late > early) return start + alone + share * (merged_end - alone);
+            if (!in_order && start == early && late > early) return start + alone + share * (merged_end - alone);
             return end - share * (merged.ahead - merged_end);
         };
         const double sent_a = sent(start_a, alone_a, merged.forward_end);

@@ -8,7 +8,9 @@
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <utility>
 
 namespace moe::tools {
 
@@ -19,16 +21,28 @@ struct Recorded {
     std::vector<std::vector<TimelineRow>> ranks;
 };
 
-// All ranks share the model as `sharing` says, and its tokens go to experts over peers' memory.
-Recorded record(Point point, const Sharing& sharing, const Hardware& hardware, const std::string& backend) {
+// All ranks share the model as `sharing` says, and its tokens go to experts over peers' memory. Of four micro-batches
+// EP overlap merges all slots but the first and the last.
+Recorded record(Point point, const Sharing& sharing, const Hardware& hardware, const std::string& backend,
+                bool overlap = false) {
     point.sharing = sharing;
     Recorded result{plan_of(point, backend_named(backend)), {}};
     Plan& plan = result.plan;
     plan.hardware = std::make_shared<const Hardware>(hardware);
     plan.dispatcher = Dispatcher::hybridep;
     plan.router.forced = true;
+    plan.gbs = 4 * plan.dp * plan.mbs;
+    plan.ep_overlap = overlap;
     result.ranks = record_training(plan, backend);
     return result;
+}
+
+const Slot& slot_of(const Program& program, const TimelineRow& row) {
+    return program.slots[static_cast<std::size_t>(row.slot)];
+}
+const Op& op_of(const Program& program, const TimelineRow& row) {
+    return program.templates[static_cast<std::size_t>(slot_of(program, row).index)]
+        .ops[static_cast<std::size_t>(row.op)];
 }
 
 // Calls visit(op, price, seconds by rank) for every op of the step.
@@ -41,9 +55,7 @@ void compare(const Recorded& recorded, Visit visit) {
     const Program program = lower(plan, 0);
     std::vector<double> seconds(recorded.ranks.size());
     for (std::size_t i = 0; i < recorded.ranks.front().size(); ++i) {
-        const TimelineRow& row = recorded.ranks.front()[i];
-        const Slot& slot = program.slots[static_cast<std::size_t>(row.slot)];
-        const Op& op = program.templates[static_cast<std::size_t>(slot.index)].ops[static_cast<std::size_t>(row.op)];
+        const Op& op = op_of(program, recorded.ranks.front()[i]);
         for (std::size_t r = 0; r < seconds.size(); ++r) seconds[r] = recorded.ranks[r][i].busy;
         visit(op, model(op, program).device, seconds);
     }
@@ -74,6 +86,39 @@ double wait_seconds(const Recorded& recorded) {
     return std::max(*middle, 1e-9);
 }
 
+bool moves_tokens(const Op& op) { return op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens; }
+
+// Ops of merged slots that tokens were on their way beside for at least half of their time: that time, and by how much
+// the ops are longer than where slots run one by one. Products of experts leave multiprocessors or wait, and are priced
+// by that.
+void add_losses(const Recorded& apart, const Recorded& overlapped, MeasuredCall& sum) {
+    const Program alone = lower(apart.plan, 0), program = lower(overlapped.plan, 0);
+    using Place = std::pair<int, int>; // template, op: the same in both
+    for (std::size_t r = 0; r < overlapped.ranks.size(); ++r) {
+        std::map<Place, std::pair<double, int>> known; // seconds, of so many
+        for (const TimelineRow& row : apart.ranks[r]) {
+            auto& [seconds, calls] = known[{slot_of(alone, row).index, row.op}];
+            seconds += row.busy, ++calls;
+        }
+        std::vector<std::pair<double, double>> travels; // from when until when
+        for (const TimelineRow& row : overlapped.ranks[r])
+            if (moves_tokens(op_of(program, row))) travels.emplace_back(row.end - row.busy, row.end);
+        for (const TimelineRow& row : overlapped.ranks[r]) {
+            const auto slot = static_cast<std::size_t>(row.slot);
+            const bool merged = program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
+            const auto known_as = known.find({slot_of(program, row).index, row.op});
+            if (!merged || row.stream != Stream::compute || row.kind == OpKind::grouped_gemm || known_as == known.end())
+                continue;
+            double beside = 0.0;
+            for (const auto& [from, until] : travels)
+                beside += std::max(0.0, std::min(until, row.end) - std::max(from, row.end - row.busy));
+            if (beside < 0.5 * row.busy) continue;
+            sum.work += beside;
+            sum.seconds += row.busy - known_as->second.first / known_as->second.second;
+        }
+    }
+}
+
 } // namespace
 
 void measure_in_step(Hardware& hardware, const std::string& backend, int gpus) {
@@ -81,15 +126,19 @@ void measure_in_step(Hardware& hardware, const std::string& backend, int gpus) {
                           {"qwen3", 2048, 24, 4, 128, 896, 64, 8, 6144, 65536, 4096, 2}},
                 narrow{"qwen3", 1536, 12, 4, 128, 768, 16, 4, 4096, 16384, 2048, 2};
     Hardware alone = hardware; // without what was measured of other groups, or before
-    std::erase_if(alone.measured, [](const auto& family) {
-        return family.first.rfind(products_key, 0) == 0 || family.first.rfind(waits_key, 0) == 0;
-    });
-    MeasuredCall large;
-    for (const Point& point : wide)
-        add_large_products(record(point, {.ranks = gpus, .dp = gpus, .ep = gpus}, alone, backend), large);
+    for (const char* key : {products_key, waits_key, losses_key})
+        std::erase_if(alone.measured, [&](const auto& family) { return family.first.rfind(key, 0) == 0; });
+    const Sharing experts{.ranks = gpus, .dp = gpus, .ep = gpus};
+    MeasuredCall large, lost;
+    for (const Point& point : wide) {
+        const Recorded apart = record(point, experts, alone, backend);
+        add_large_products(apart, large);
+        add_losses(apart, record(point, experts, alone, backend, true), lost);
+    }
     const double wait = wait_seconds(record(narrow, {.ranks = gpus, .tp = gpus, .ep = gpus}, alone, backend));
     hardware.measured[group_key(products_key, gpus)] = {large};
     hardware.measured[group_key(waits_key, gpus)] = {{0.0, wait, {}}};
+    hardware.measured[group_key(losses_key, gpus)] = {{lost.work, std::max(lost.seconds, 1e-9), {}}};
 }
 
 } // namespace moe::tools

@@ -16,25 +16,30 @@ bool exchanges(const Program& program, const Op& op) {
     return op.stream == Stream::expert && program.tensors[static_cast<std::size_t>(op.out[0])].dtype != Dtype::i32;
 }
 
-// The pieces of every layer of a template; what lies outside of layers counts as one on either side of them. Reductions
+// The pieces of every layer of one side; what lies outside of layers counts as one on either side of them. Reductions
 // of gradients, which the last backward has among its ops, belong to the layer that they follow.
-std::vector<Pieces> layers_of(const Program& program, int number) {
-    const Template& tmpl = program.templates[static_cast<std::size_t>(number)];
+std::vector<Pieces> layers_of(const Program& program, const std::vector<LayerOp>& ops) {
     std::vector<Pieces> layers;
-    const Op* before = nullptr; // reductions left aside
+    const LayerOp* before = nullptr; // reductions left aside
     bool exchanged = false;
-    for (const Op& op : tmpl.ops) {
-        const bool reduction = op.phase == Phase::step;
-        const bool fresh = layers.empty() || (!reduction && before != nullptr && before->layer != op.layer);
+    for (const LayerOp& at : ops) {
+        const bool reduction = at.op->phase == Phase::step;
+        const bool fresh = layers.empty() || (!reduction && before != nullptr && before->layer != at.layer);
         if (fresh)
             layers.push_back({0});
-        else if (exchanged && !exchanges(program, op))
+        else if (exchanged && !exchanges(program, *at.op))
             layers.back().push_back(0);
         ++layers.back().back();
-        exchanged = exchanges(program, op);
-        if (!reduction) before = &op;
+        exchanged = exchanges(program, *at.op);
+        if (!reduction) before = &at;
     }
     return layers;
+}
+
+std::vector<LayerOp> ops_of(const Template& tmpl) {
+    std::vector<LayerOp> ops;
+    for (const Op& op : tmpl.ops) ops.push_back({&op, op.layer});
+    return ops;
 }
 
 // One layer of each: piece by piece, the backward first, the forward's last piece behind all.
@@ -53,8 +58,8 @@ void interleave(const Pieces& forward, const Pieces& backward, std::vector<bool>
 // Of experts: our kernels share tiles out in advance. Tokens are on their way for about as long as two of them take;
 // cuBLASLt's products do not gain by it.
 constexpr int sparing_products = 2;
-// A product that leaves 24 of 132 multiprocessors takes 1.2 times as long; one that does not waits for them until the
-// tokens have come. Beyond so many FLOPs to a byte of rows on their way (650 TFLOPS, 600 GB/s) the wait is shorter.
+// A second one does not where the first has taken longer than tokens on their way can: FLOPs to a byte of their rows
+// (650 TFLOPS, 150 GB/s, a quarter of what they have).
 constexpr double most_flops_per_byte = 4800.0;
 
 std::vector<std::uint8_t> spared_in(const Program& program, const Merge& merge) {
@@ -62,30 +67,44 @@ std::vector<std::uint8_t> spared_in(const Program& program, const Merge& merge) 
                                   &program.templates[static_cast<std::size_t>(merge.backward)]};
     std::size_t next[] = {0, 0};
     std::vector<std::uint8_t> spared;
-    int products = sparing_products; // since tokens left
-    double bytes = 0.0;              // of those
+    SparingProducts sparing;
     for (const bool from_backward : merge.from_backward) {
         const Op& op = of[from_backward]->ops[next[from_backward]++];
-        if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens) products = 0, bytes = op.bytes;
-        const bool spares =
-            op.kind == OpKind::grouped_gemm && products++ < sparing_products && op.flops <= most_flops_per_byte * bytes;
-        spared.push_back(spares ? peer_blocks_beside : 0);
+        spared.push_back(sparing.next(op) ? peer_blocks_beside : 0);
     }
     return spared;
 }
 
 } // namespace
 
+bool SparingProducts::next(const Op& op) {
+    if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens) {
+        products_ = 0;
+        flops_ = 0.0;
+        bytes_ = op.bytes;
+    }
+    if (op.kind != OpKind::grouped_gemm || bytes_ == 0.0) return false;
+    const bool spares = products_++ < sparing_products && flops_ <= most_flops_per_byte * bytes_;
+    flops_ += op.flops;
+    return spares;
+}
+
+std::vector<bool> merged_order(const Program& program, const std::vector<LayerOp>& forward,
+                               const std::vector<LayerOp>& backward) {
+    const std::vector<Pieces> filled = layers_of(program, forward), emptied = layers_of(program, backward);
+    std::vector<bool> from_backward;
+    for (std::size_t i = 0; i < std::max(filled.size(), emptied.size()); ++i)
+        interleave(i < filled.size() ? filled[i] : Pieces{}, i < emptied.size() ? emptied[i] : Pieces{}, from_backward);
+    return from_backward;
+}
+
 int merge_templates(Program& program, int forward, int backward) {
     const auto known = std::find_if(program.merges.begin(), program.merges.end(), [&](const Merge& merge) {
         return merge.forward == forward && merge.backward == backward;
     });
     if (known != program.merges.end()) return static_cast<int>(known - program.merges.begin());
-    const std::vector<Pieces> filled = layers_of(program, forward), emptied = layers_of(program, backward);
-    Merge merge{forward, backward, {}, {}};
-    for (std::size_t i = 0; i < std::max(filled.size(), emptied.size()); ++i)
-        interleave(i < filled.size() ? filled[i] : Pieces{}, i < emptied.size() ? emptied[i] : Pieces{},
-                   merge.from_backward);
+    const auto ops = [&program](int number) { return ops_of(program.templates[static_cast<std::size_t>(number)]); };
+    Merge merge{forward, backward, merged_order(program, ops(forward), ops(backward)), {}};
     merge.spared = spared_in(program, merge);
     program.merges.push_back(std::move(merge));
     return static_cast<int>(program.merges.size()) - 1;

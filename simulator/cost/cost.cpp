@@ -52,10 +52,12 @@ MeasuredGroup nearest_group(const Hardware& hardware, const std::string& family,
     return best;
 }
 
+bool moves_tokens(const Op& op) { return op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens; }
+
 // The family that an op among devices was measured in.
-std::string family_of(const Plan& plan, const Op& op) {
-    if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens) {
-        const bool beside = plan.ep_overlap || std::get<RowsAttr>(op.attr).beside;
+std::string family_of(const Plan& plan, const Op& op, bool merged) {
+    if (moves_tokens(op)) {
+        const bool beside = merged || std::get<RowsAttr>(op.attr).beside;
         return tokens_key(op, beside ? peer_blocks_beside : plan.pp > 1 ? peer_blocks_in_pipeline : peer_blocks_alone);
     }
     const bool counts = op.kind == OpKind::all_gather && op.stream == Stream::expert &&
@@ -164,11 +166,11 @@ double CostModel::communication_seconds(const Op& op, GroupLinks group) const {
 
 // A group of a measured size costs what was measured. Another one costs what the formula says, times what the group of
 // the nearest size took of its formula's time. Negative: nothing was measured, or the group spans NVLink domains.
-double CostModel::measured_among_devices(const Op& op, const CostPoint& at) const {
+double CostModel::measured_among_devices(const Op& op, const CostPoint& at, bool merged) const {
     const GroupLinks group = links(op.group);
     const int members = group.placement.size;
     if (members <= 1 || group.placement.domains > 1) return -1.0;
-    const std::string family = family_of(plan_, op);
+    const std::string family = family_of(plan_, op, merged);
     const MeasuredGroup known = nearest_group(*plan_.hardware, family, members);
     if (known.calls == nullptr) return -1.0;
     const MeasuredGroup waits = nearest_group(*plan_.hardware, waits_key, members);
@@ -192,10 +194,21 @@ double CostModel::among_others(const Op& op, double seconds) const {
     return all.work > 0.0 ? seconds * std::max(1.0, all.seconds / all.work) : seconds;
 }
 
-OpCost CostModel::operator()(const Op& op, const Program& program) const {
-    OpCost cost;
-    cost.host = host_seconds(plan_, stack_, op);
-    cost.waits_for_counts = host_waits(plan_, stack_, op);
+// Ops that compute lose to tokens beside them what was measured, else as many multiprocessors as those take. Published
+// stacks state a share of their own (StackCosts::overlap_sm_share).
+BesideExchange CostModel::beside_exchange() const {
+    const Hardware& hardware = *plan_.hardware;
+    if (hardware.cpu || !plan_.ep_overlap || plan_.stack != "moe-plan") return {};
+    BesideExchange beside{static_cast<double>(peer_blocks_beside) / hardware.sm_count, sparing(peer_blocks_beside)};
+    const MeasuredGroup known =
+        nearest_group(hardware, losses_key, links({Domain::expert, axis::expert}).placement.size);
+    if (known.calls == nullptr || known.calls->front().work <= 0.0) return beside;
+    constexpr double most = 0.9; // the rest goes on
+    beside.lost = std::clamp(known.calls->front().seconds / known.calls->front().work, 1e-9, most);
+    return beside;
+}
+
+double CostModel::device_seconds(const Op& op, const Program& program, bool merged) const {
     const Hardware& hardware = *plan_.hardware;
     const PeerAttr* peer = std::get_if<PeerAttr>(&op.attr);
     const bool to_myself = op.kind == OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
@@ -203,22 +216,30 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
         const CostPoint at = cost_point(op, program);
         const auto* calls = measured_calls(hardware, at.key);
         if (calls == nullptr && !at.adding.empty()) calls = measured_calls(hardware, at.adding);
-        if (calls != nullptr) {
-            cost.device = among_others(op, measured_seconds(hardware, *calls, at));
-            return cost;
-        }
-        if (!hardware.cpu && is_communication(op.kind) && !to_myself) cost.device = measured_among_devices(op, at);
-        if (cost.device > 0.0) return cost;
+        if (calls != nullptr) return among_others(op, measured_seconds(hardware, *calls, at));
+        if (!hardware.cpu && is_communication(op.kind) && !to_myself)
+            if (const double seconds = measured_among_devices(op, at, merged); seconds > 0.0) return seconds;
     }
     const bool copies = op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host;
-    if (copies && !hardware.cpu)
-        cost.device = hardware.host.latency + op.bytes / std::max(1.0, hardware.host.bandwidth);
-    else if (!is_communication(op.kind) && !copies)
-        cost.device = compute_seconds(op, program);
-    else if (hardware.cpu || to_myself) // ranks of one process copy through memory, offloading included
-        cost.device = 2.0 * op.bytes / (hardware.memory_bandwidth * stack_.costs.memory) + stack_.costs.kernel_seconds;
-    else
-        cost.device = communication_seconds(op, links(op.group)) + stack_.costs.kernel_seconds;
+    if (copies && !hardware.cpu) return hardware.host.latency + op.bytes / std::max(1.0, hardware.host.bandwidth);
+    if (!is_communication(op.kind) && !copies) return compute_seconds(op, program);
+    if (hardware.cpu || to_myself) // ranks of one process copy through memory, offloading included
+        return 2.0 * op.bytes / (hardware.memory_bandwidth * stack_.costs.memory) + stack_.costs.kernel_seconds;
+    return communication_seconds(op, links(op.group)) + stack_.costs.kernel_seconds;
+}
+
+double CostModel::sparing(int multiprocessors) const {
+    if (plan_.hardware->cpu || plan_.stack != "moe-plan") return 1.0;
+    return 1.0 / (1.0 - static_cast<double>(multiprocessors) / plan_.hardware->sm_count);
+}
+
+OpCost CostModel::operator()(const Op& op, const Program& program) const {
+    OpCost cost;
+    cost.host = host_seconds(plan_, stack_, op);
+    cost.waits_for_counts = host_waits(plan_, stack_, op);
+    cost.device = device_seconds(op, program, false);
+    if (const auto* product = std::get_if<GroupedGemmAttr>(&op.attr)) cost.device *= sparing(product->spared);
+    cost.merged = plan_.ep_overlap && moves_tokens(op) ? device_seconds(op, program, true) : cost.device;
     return cost;
 }
 

@@ -13,8 +13,16 @@ namespace moe {
 
 struct OpCost {
     double device = 0.0;           // from its start to its end on its stream, peers being there
+    double merged = 0.0;           // the same in merged slots, nothing being beside it
     double host = 0.0;             // time of the host until the next op can be issued
     bool waits_for_counts = false; // the host first waits until routed counts are there (dispatchers that read them)
+};
+
+// What tokens on their way to experts and back take from what computes beside them in merged slots.
+struct BesideExchange {
+    double lost = 0.0;    // part of its rate, of ops that are no products of experts
+    double sparing = 1.0; // times as long that a product takes which leaves them their multiprocessors
+    bool none() const { return lost == 0.0; }
 };
 
 // Prices ops of one plan. Sound for Programs and segments lowered from the plan alone.
@@ -25,6 +33,7 @@ public:
 
     OpCost operator()(const Op& op, const Program& program) const;
     GroupLinks links(Group group) const;
+    BesideExchange beside_exchange() const;
     const Plan& plan() const { return plan_; }
     const Stack& stack() const { return stack_; }
 
@@ -32,8 +41,10 @@ private:
     double compute_seconds(const Op& op, const Program& program) const;
     double communication_seconds(const Op& op, GroupLinks group) const;
     double dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLinks group) const;
-    double measured_among_devices(const Op& op, const CostPoint& at) const;
+    double measured_among_devices(const Op& op, const CostPoint& at, bool merged) const;
+    double device_seconds(const Op& op, const Program& program, bool merged) const;
     double among_others(const Op& op, double seconds) const;
+    double sparing(int multiprocessors) const; // times as long that a product takes which leaves them
 
     const Plan& plan_;
     const Stack& stack_;

@@ -2,6 +2,7 @@
 // the planned bytes of memory.
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "planner/peer_blocks.hpp"
 #include "tests/engine/parity.hpp"
 
 #include <doctest/doctest.h>
@@ -186,6 +187,33 @@ TEST_CASE("BF16 moments: the same losses to their rounding, half of the moments'
         less += 2 * (aligned(4 * own) - aligned(2 * own));
     }
     CHECK(plan_memory(lower(wide, 0)).arena_bytes - plan_memory(program).arena_bytes == less);
+}
+
+TEST_CASE("delayed weight gradients: they leave multiprocessors to the tokens that they run beside") {
+    const Plan plan = small_plan("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}, {"delay_wgrad", "on"}});
+    const Program program = lower(plan, 0);
+    int exchanges = 0, products = 0;
+    for (const Template& t : program.templates) {
+        if (t.kind != SlotKind::backward) continue;
+        bool left = false; // the layer's tokens
+        for (const Op& op : t.ops) {
+            if (op.kind == OpKind::dispatch_tokens) left = false;
+            if (op.kind == OpKind::combine_tokens) {
+                CHECK(std::get<RowsAttr>(op.attr).beside);
+                left = true;
+                ++exchanges;
+            }
+            if (op.kind != OpKind::grouped_gemm) continue;
+            const bool delayed = op.phase == Phase::wgrad;
+            CHECK(delayed == left);
+            CHECK(std::get<GroupedGemmAttr>(op.attr).spared == (delayed ? peer_blocks_beside : 0));
+            products += delayed ? 1 : 0;
+        }
+    }
+    CHECK(exchanges > 0);
+    CHECK(products == 2 * exchanges);
+    const Trained expected = train_three(small_plan("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}));
+    check_bits(train_three(plan), expected);
 }
 
 TEST_CASE("delayed weight gradients: another order, the same bits") {

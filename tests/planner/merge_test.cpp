@@ -1,5 +1,6 @@
 // The order in which a merged forward and backward run: each in its own order, layer by layer, turn by turn.
 #include "planner/lower.hpp"
+#include "planner/passes/merge.hpp"
 #include "tests/planner/sample_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -84,4 +85,26 @@ TEST_CASE("merged slots: behind an exchange the other side goes on, and a layer 
     }
     // Dispatch and combine of either direction in every layer, as both have four.
     CHECK(hidden == 4 * static_cast<int>(filled.size()));
+}
+
+TEST_CASE("merged slots: the first two products behind a departure spare, the first alone where it is long") {
+    const auto op = [](OpKind kind, double flops, double bytes) {
+        Op result;
+        result.kind = kind;
+        result.flops = flops;
+        result.bytes = bytes;
+        return result;
+    };
+    const auto spared = [&](double flops) {
+        SparingProducts sparing;
+        int count = sparing.next(op(OpKind::grouped_gemm, flops, 0.0)) ? 10 : 0; // no tokens have left
+        for (const OpKind kind : {OpKind::dispatch_tokens, OpKind::combine_tokens}) {
+            sparing.next(op(kind, 0.0, 1e6));
+            sparing.next(op(OpKind::gemm, flops, 0.0));
+            for (int i = 0; i < 3; ++i) count += sparing.next(op(OpKind::grouped_gemm, flops, 0.0)) ? 1 : 0;
+        }
+        return count;
+    };
+    CHECK(spared(1e9) == 4);
+    CHECK(spared(1e10) == 2);
 }

@@ -216,11 +216,14 @@ TEST_CASE("measured dispatch: by what a call takes along and by the multiprocess
     op.in = {x, numbers, numbers, values};
     op.out = {rows, values, numbers};
     op.bytes = 1e6;
-    const auto seconds = [&] { return priced(op, program).device; };
+    const auto cost = [&] { return priced(op, program); };
+    const auto seconds = [&] { return cost().device; };
     CHECK(seconds() == doctest::Approx(2e-3));
-    plan.ep_overlap = true;
-    CHECK(seconds() == doctest::Approx(3e-3));
+    plan.ep_overlap = true; // few multiprocessors in merged slots, as many as ever in the others
+    CHECK(cost().merged == doctest::Approx(3e-3));
+    CHECK(seconds() == doctest::Approx(2e-3));
     plan.ep_overlap = false;
+    CHECK(cost().merged == doctest::Approx(2e-3));
     std::get<moe::RowsAttr>(op.attr).beside = true; // a shared expert computes meanwhile
     CHECK(seconds() == doctest::Approx(3e-3));
     std::get<moe::RowsAttr>(op.attr).beside = false;

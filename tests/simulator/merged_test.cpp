@@ -1,0 +1,142 @@
+// Merged slots: their order, and what tokens on their way take from what computes beside them.
+#include "planner/lower.hpp"
+#include "simulator/estimate.hpp"
+#include "simulator/ranks.hpp"
+#include "simulator/simulate.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace {
+
+// Four GPUs as calibrated, tokens over peers' memory.
+moe::Plan overlapped(double lost) {
+    moe::Hardware hardware = moe::load_hardware("h200-measured");
+    hardware.measured["lost_beside_exchange.x4"] = {{1.0, lost}};
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(hardware);
+    plan.stack = "moe-plan";
+    plan.gpus = plan.dp = plan.ep = 4;
+    plan.seq = 4096;
+    plan.gbs = 64;
+    plan.mbs = 4;
+    plan.capacity = 1.0;
+    plan.dispatcher = moe::Dispatcher::hybridep;
+    plan.cuda_graph = moe::CudaGraph::full;
+    plan.ep_overlap = true;
+    return plan;
+}
+
+bool moves_tokens(moe::OpKind kind) {
+    return kind == moe::OpKind::dispatch_tokens || kind == moe::OpKind::combine_tokens;
+}
+
+bool in_pair(const moe::Program& program, const moe::TimelineRow& row) {
+    const auto slot = static_cast<std::size_t>(row.slot);
+    return program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
+}
+
+} // namespace
+
+TEST_CASE("merged slots: every stream takes its ops in the order of the Program") {
+    const moe::Plan plan = overlapped(0.2);
+    const moe::Simulation played = moe::simulate(plan, moe::load_stack(plan.stack, *plan.hardware));
+    const moe::Program program = moe::lower(plan, 0);
+    using Place = std::pair<std::size_t, std::size_t>; // slot, op
+    for (const moe::Stream stream : {moe::Stream::compute, moe::Stream::expert}) {
+        std::vector<Place> expected, found;
+        for (moe::OpWalk walk(program); !walk.done(); walk.next())
+            if (walk.merged() && walk.op().stream == stream) expected.emplace_back(walk.slot_number(), walk.index());
+        for (const moe::TimelineRow& row : played.timeline.rows) {
+            if (in_pair(program, row) && row.stream == stream)
+                found.emplace_back(static_cast<std::size_t>(row.slot), static_cast<std::size_t>(row.op));
+        }
+        CHECK(!expected.empty());
+        CHECK(found == expected);
+    }
+}
+
+TEST_CASE("merged slots: products that leave multiprocessors take longer, others wait, and what else computes loses") {
+    constexpr double lost = 0.25;
+    const moe::Plan plan = overlapped(lost);
+    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    const moe::Simulation played = moe::simulate(plan, stack);
+    const moe::Program program = moe::lower(plan, 0);
+    const moe::Routes routes(*plan.hardware);
+    const moe::ProgramCosts costs = moe::price(moe::CostModel(plan, stack, routes), program);
+    std::vector<std::vector<moe::TimelineRow>> rows(program.slots.size()); // by op
+    std::vector<std::pair<double, double>> travels; // of tokens that have left, from when until when
+    for (const moe::TimelineRow& row : played.timeline.rows) rows[static_cast<std::size_t>(row.slot)].push_back(row);
+    for (std::vector<moe::TimelineRow>& slot : rows)
+        std::sort(slot.begin(), slot.end(), [](const auto& a, const auto& b) { return a.op < b.op; });
+    int sparing = 0, waiting = 0, losing = 0;
+    for (moe::OpWalk walk(program); !walk.done(); walk.next()) {
+        const moe::TimelineRow& row = rows[walk.slot_number()][walk.index()];
+        const moe::OpCost& cost = costs[static_cast<std::size_t>(walk.slot().index)][walk.index()];
+        if (!walk.merged()) {
+            REQUIRE(row.busy == doctest::Approx(cost.device));
+            continue;
+        }
+        if (moves_tokens(row.kind)) travels.emplace_back(row.start, row.end);
+        if (row.stream != moe::Stream::compute) continue;
+        const double longer = row.busy - cost.merged;
+        double beside = 0.0, wait = 0.0;
+        for (const auto& [from, until] : travels) {
+            beside += std::max(0.0, std::min(until, row.end) - std::max(from, row.start));
+            if (from <= row.start) wait = std::max(wait, until - row.start);
+        }
+        if (walk.spared() > 0) {
+            REQUIRE(row.busy == doctest::Approx(cost.merged * 132 / 108));
+            ++sparing;
+        } else if (row.kind == moe::OpKind::grouped_gemm) {
+            REQUIRE(longer == doctest::Approx(wait).epsilon(1e-6));
+            waiting += wait > 0.0 ? 1 : 0;
+        } else {
+            REQUIRE(longer == doctest::Approx(lost * beside).epsilon(1e-6));
+            losing += beside > 0.0 ? 1 : 0;
+        }
+    }
+    CHECK(sparing > 0);
+    CHECK(losing > 0);
+    MESSAGE(sparing, " leave multiprocessors, ", waiting, " wait, ", losing, " lose");
+}
+
+TEST_CASE("merged slots: the fast estimate follows the order and the losses") {
+    moe::Plan plan = overlapped(0.25);
+    for (const int pp : {1, 2}) {
+        plan.pp = pp;
+        plan.gpus = 4 * pp;
+        plan.gbs = 128;
+        const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+        const moe::Simulation full = moe::simulate(plan, stack, false);
+        const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == doctest::Approx(full.estimate.step_seconds).epsilon(0.02));
+    }
+}
+
+TEST_CASE("merged slots: tokens take multiprocessors from what computes, of all but products what was measured") {
+    moe::Hardware hardware = moe::load_hardware("h200");
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.gpus = plan.dp = plan.ep = 2;
+    const auto beside = [&] {
+        plan.hardware = std::make_shared<const moe::Hardware>(hardware);
+        const moe::Stack stack = moe::load_stack(plan.stack, hardware);
+        const moe::Routes routes(*plan.hardware);
+        return moe::CostModel(plan, stack, routes).beside_exchange();
+    };
+    plan.stack = "moe-plan";
+    CHECK(beside().none());
+    plan.ep_overlap = true;
+    CHECK(beside().lost == doctest::Approx(24.0 / 132));
+    CHECK(beside().sparing == doctest::Approx(132.0 / 108));
+    hardware.measured["lost_beside_exchange.x4"] = {{2e-3, 1e-3}};
+    CHECK(beside().lost == doctest::Approx(0.5)); // of the nearest size
+    CHECK(beside().sparing == doctest::Approx(132.0 / 108));
+    plan.stack = "bridge-26.08"; // states a share of its own
+    CHECK(beside().none());
+}
