@@ -46,6 +46,7 @@ public:
             for (const std::size_t s : sound)
                 if ((shape(s).vpp > 1) == chunks) shapes.push_back(s);
             if (shapes.empty()) continue;
+            typical_ = sound.front();
             for (const std::size_t root : open) search_root(root, open, shapes, chunks);
         }
         found_.rejected.add({"memory", "memory"}, memory_);
@@ -122,7 +123,7 @@ private:
     std::vector<std::size_t> not_hopeless(std::size_t root, const std::vector<std::size_t>& shapes, std::int64_t sets) {
         int& early = early_[like_[root]];
         if (early == unasked) {
-            Plan plan = plan_at(branch_.divided.front(), root, 0);
+            Plan plan = plan_at(typical_, root, 0);
             plan.recompute = 0;
             early = quoter_.early_layers(plan);
         }
@@ -184,7 +185,7 @@ private:
     }
 
     int layers(std::size_t root, unsigned modules, bool coarse = false) {
-        Plan plan = plan_at(branch_.divided.front(), root, 0);
+        Plan plan = plan_at(typical_, root, 0);
         plan.recompute = modules;
         return coarse ? quoter_.coarse_layers(plan) : quoter_.layers(plan);
     }
@@ -373,6 +374,7 @@ private:
     std::int64_t optimizers_, choices_;
     std::int64_t memory_ = 0, bound_ = 0, dominated_ = 0;
     const std::vector<std::size_t>& like_;                     // roots that differ in CUDA graphs at most
+    std::size_t typical_ = 0;                                  // a sound shape: what layers cost no shape changes
     std::vector<int> early_;                                   // handles by root, of the first that is alike
     std::vector<std::optional<std::vector<double>>> slowness_; // by root
     std::vector<int> stages_;                                  // handles by shape, the second with FSDP

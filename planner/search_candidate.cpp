@@ -19,7 +19,7 @@ Plan plan_of(const SearchSpace& space, const Candidate& c) {
     plan.edp = mapping.edp;
     plan.vpp = c.shape.vpp;
     plan.mbs = c.mbs;
-    if (c.shape.cut != nullptr) plan.layout = c.shape.cut->layout;
+    plan.layout = c.shape.cut->layout;
     if (!space.pinned("schedule"))
         plan.schedule = c.shape.vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
     plan.recompute = space.recompute_sets()[c.set];

@@ -80,6 +80,10 @@ void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& 
                    const SearchFailure& failure) {
     const auto& reasons = failure.rejected.reasons;
     if (reasons.empty()) refuse_factoring(space);
+    // No other request helps a model that the stack cannot run at all.
+    if (const Model& model = *space.base().model; stack.executable && !model.not_executable.empty())
+        refuse("model {}: stack {} offers only what execute runs: {}: plan for a published stack with --stack",
+               model.name, stack.name, model.not_executable);
     const int gpus = space.base().gpus;
     const std::int64_t total = failure.rejected.total();
     const auto most = std::max_element(reasons.begin(), reasons.end(),

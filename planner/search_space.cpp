@@ -53,6 +53,7 @@ Cut weigh(const Model& model, std::int64_t seq, int pp, const std::vector<Stage>
     constexpr double layer = 1000.0; // weight of the mean decoder layer
     Cut cut;
     cut.layout = std::move(layout);
+    cut.possible = true;
     cut.heaviest_rank = static_cast<double>(*std::max_element(ranks.begin(), ranks.end())) * pp / total;
     cut.most_layers = layer * *std::max_element(layers.begin(), layers.end()) * pp / total;
     const auto all_held = static_cast<double>(std::accumulate(held.begin(), held.end(), 0));

@@ -36,6 +36,7 @@ struct Cut {
     // Inputs of decoder layers that a pipeline rank keeps on average when as many micro-batches are under way as there
     // are ranks: rank r of pp has at least pp - r of them in all its chunks, with any schedule.
     double mean_kept = 0;
+    bool possible = false; // false: nothing cuts the model into so many stages, which check_plan() refuses
 };
 
 // Degrees that fix the ranks' layout once the family is known.

@@ -19,8 +19,10 @@ public:
         // Mappings whose groups lie alike on the machine share their layers; without a pipeline there are more choices.
         std::map<std::pair<int, bool>, std::vector<const Mapping*>> alike;
         for (const Mapping& mapping : family_.mappings) {
-            const Plan plan = root_plan({&mapping}, 0, 1);
-            if (!exhaustive_ && too_small(mapping, plan)) continue;
+            const int vpp = space_.chunk_counts(mapping.pp).front();
+            const Cut& cut = space_.cuts(mapping.pp, vpp).back(); // more stages than layers have no even one before it
+            const Plan plan = root_plan({&mapping, &cut, vpp}, 0, 1);
+            if (!exhaustive_ && cut.possible && too_small(mapping, plan)) continue;
             alike[{quoter_.placement(plan), mapping.pp > 1}].push_back(&mapping);
         }
         for (const auto& [place, mappings] : alike) add_branches(mappings);
@@ -57,8 +59,14 @@ private:
         found_.rejected.add({"memory", "memory"}, cuts * others * choices());
         plan.mbs = space_.micro_batch_sizes(mapping.dp).front();
         plan.recompute = space_.recompute_sets().back();
-        found_.note(plan, bytes);
+        note(plan, bytes);
         return true;
+    }
+
+    // Only what memory alone excludes tells how much memory would do.
+    void note(const Plan& plan, double bytes) {
+        if (found_.smallest && bytes >= found_.least_memory) return;
+        if (!space_.fault_of(space_.bare(plan))) found_.note(plan, bytes);
     }
 
     void add_branches(const std::vector<const Mapping*>& mappings) {
@@ -126,11 +134,9 @@ private:
             const double share = std::min(1.0, micro_batches / shape.mapping->pp);
             const double bytes = least_bytes_[shape.mapping] + kept * shape.cut->mean_kept * share;
             if (!too_large(bytes)) return false;
-            if (!found_.smallest || bytes < found_.least_memory) {
-                Plan plan = root_plan(shape, 0, branch.mbs);
-                plan.recompute = space_.recompute_sets().back();
-                found_.note(plan, bytes);
-            }
+            Plan plan = root_plan(shape, 0, branch.mbs);
+            plan.recompute = space_.recompute_sets().back();
+            note(plan, bytes);
             return true;
         });
         const auto dropped = static_cast<std::int64_t>(before - branch.divided.size());

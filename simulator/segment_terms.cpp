@@ -79,10 +79,11 @@ SegmentTerms::Plain& SegmentTerms::plain(const Plan& plan, SegmentId id) {
     Plan bare = plain_of(plan);
     bare.ep_overlap = false;
     bare.cuda_graph = CudaGraph::none;
-    const auto [it, fresh] = plains_.try_emplace(SegmentCache::fields(bare, id));
-    Plain& found = it->second;
-    if (!fresh) return found;
-    found.program = lower_segment(bare, id.kind, id.layer_kind);
+    const Key key = SegmentCache::fields(bare, id);
+    if (const auto known = plains_.find(key); known != plains_.end()) return known->second;
+    Program program = lower_segment(bare, id.kind, id.layer_kind); // what is refused here leaves no entry behind
+    Plain& found = plains_[key];
+    found.program = std::move(program);
     found.shape = &library_.shape_of(found.program);
     found.bytes = activation_bytes(found.program);
     return found;
@@ -92,19 +93,20 @@ const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const Plan&
                                                  const CostModel& costs) {
     Key key = SegmentCache::fields(plain_of(plan), id);
     key.back() = place;
-    Prices& prices = prices_[key];
-    if (!prices.ops.empty()) return prices;
+    if (const auto known = prices_.find(key); known != prices_.end()) return known->second;
+    Prices prices;
     for (const Template& tmpl : plain.program.templates)
         for (const Op& op : tmpl.ops) prices.ops.push_back(costs(op, plain.program));
     const std::size_t forward = plain.program.templates[0].ops.size(), backward = plain.program.templates[1].ops.size();
     prices.first_saves.assign(backward, 0.0);
-    if (!sets_first_gradients(plan)) return prices;
-    if (const auto setting = FirstGradients(plain.program).next(plain.program.templates[1]))
+    const auto setting =
+        sets_first_gradients(plan) ? FirstGradients(plain.program).next(plain.program.templates[1]) : std::nullopt;
+    if (setting)
         for (std::size_t i = 0; i < backward; ++i)
             if (setting->ops[i].bytes != plain.program.templates[1].ops[i].bytes)
                 prices.first_saves[i] =
                     std::max(0.0, prices.ops[forward + i].device - costs(setting->ops[i], plain.program).device);
-    return prices;
+    return prices_[key] = std::move(prices);
 }
 
 SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
@@ -120,12 +122,11 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     named.recompute &= base.shape->modules;
     Key key = SegmentCache::fields(named, id);
     key.back() = place;
-    const auto [it, fresh] = terms_.try_emplace(key);
-    if (!fresh) return it->second;
-    const Prices& known = prices(base, plan, id, place, costs);
-    it->second = played(base, named, id, known.ops, begins_early(plan, id));
-    it->second.first_saves = std::accumulate(known.first_saves.begin(), known.first_saves.end(), 0.0);
-    return it->second;
+    if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
+    const Prices& priced = prices(base, plan, id, place, costs);
+    Terms terms = played(base, named, id, priced.ops, begins_early(plan, id));
+    terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
+    return terms_[key] = std::move(terms);
 }
 
 const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
@@ -137,11 +138,10 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
     Key key = SegmentCache::fields(whole, id);
     key.front() = 1; // apart from of()
     key.back() = place;
-    const auto [it, fresh] = terms_.try_emplace(key);
-    if (!fresh) return it->second;
+    if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
     std::vector<OpCost>& cheapest = cheapest_[{base.program.templates.data(), place, plan.cuda_graph}];
     if (cheapest.empty()) {
-        cheapest = prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.routes())).ops;
+        std::vector<OpCost> ops = prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.routes())).ops;
         const Plain& sharded = plain(bare, id);
         const std::vector<OpCost>& others = prices(sharded, bare, id, place, costs).ops;
         std::size_t i = 0, j = 0;
@@ -149,12 +149,13 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
             for (const Op& op : sharded.program.templates[t].ops) {
                 const OpCost& other = others[j++];
                 if (op.stream == Stream::data) continue;
-                OpCost& cost = cheapest.at(i++);
+                OpCost& cost = ops.at(i++);
                 cost.device = std::min(cost.device, other.device);
                 cost.host = std::min(cost.host, other.host);
             }
+        cheapest = std::move(ops);
     }
-    return it->second = played(base, whole, id, cheapest, true);
+    return terms_[key] = played(base, whole, id, cheapest, true);
 }
 
 // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among others,

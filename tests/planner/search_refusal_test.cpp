@@ -86,6 +86,12 @@ TEST_CASE("search: requests without a plan are refused in one line that names re
     request = small_request();
     request.top = 0;
     holds(refusal(request), "top 0");
+    // Whatever else excludes candidates, a model that the stack does not train is the reason.
+    request = small_request(12, 48);
+    auto untrained = std::make_shared<Model>(*request.base.model);
+    untrained->not_executable = "some_field = 3";
+    request.base.model = untrained;
+    holds(refusal(request), "stack test offers only what execute runs: some_field = 3");
     request = small_request();
     request.base.gbs = 0;
     holds(refusal(request), "gbs 0");

@@ -1,5 +1,6 @@
 // Search with the simulator's quotes against pricing every plan, on small spaces of real models and machines.
 #include "planner/files.hpp"
+#include "planner/schedule.hpp"
 #include "planner/search.hpp"
 #include "simulator/estimate.hpp"
 #include "tests/draws.hpp"
@@ -72,4 +73,39 @@ TEST_CASE("pruning loses none of the true top ten on small spaces") {
         for (const auto& [reason, count] : all.pruned) weighed[1] += count;
         CHECK(weighed[0] == weighed[1]);
     }
+}
+
+TEST_CASE("a pipeline of more stages than layers: MTP and the loss are stages of their own") {
+    SearchRequest request;
+    request.base.model = std::make_shared<const Model>(load_model("GLM-4.5-Air"));
+    request.base.hardware = std::make_shared<const Hardware>(load_hardware("gb200-nvl72"));
+    request.base.gpus = 96;
+    request.base.gbs = 1536;
+    request.base.seq = 4096;
+    request.fixed = {{"pp", "48"}, {"tp", "1"}, {"cp", "1"}, {"etp", "1"}};
+    for (const char* name : {"moe-plan", "bridge-26.08"}) { // the former's ranks share the embedding table
+        CAPTURE(std::string(name));
+        const Stack stack = load_stack(name, *request.base.hardware);
+        request.base.stack = stack.name;
+        FastEstimator estimator(request.base.hardware, stack);
+        const SearchResult result = search(request, stack, estimator);
+        REQUIRE(!result.plans.empty());
+        CHECK(stages(result.plans.front().first).size() == 48);
+    }
+}
+
+TEST_CASE("a pipeline of far more stages than layers is counted, not an error") {
+    SearchRequest request;
+    request.base.model = std::make_shared<const Model>(load_model("Qwen3-30B-A3B"));
+    request.base.hardware = std::make_shared<const Hardware>(load_hardware("h200"));
+    request.base.gpus = 64;
+    request.base.gbs = 256;
+    request.base.seq = 4096;
+    request.fixed = {{"schedule", "dualpipe-v"}, {"tp", "1"}, {"cp", "1"}, {"etp", "1"}, {"recompute", "none"}};
+    const Stack stack = load_stack("moe-plan", *request.base.hardware);
+    request.base.stack = stack.name;
+    FastEstimator estimator(request.base.hardware, stack);
+    const SearchResult result = search(request, stack, estimator);
+    CHECK(!result.plans.empty());
+    CHECK(result.pruned.count("pp*vpp > layers") == 1); // pp 32 and 64, two chunks each, for 48 layers
 }
