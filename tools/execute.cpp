@@ -187,13 +187,18 @@ volatile std::sig_atomic_t& terminated() {
     return flag;
 }
 
-// From now on SIGTERM ends the run behind the step that it meets.
-void catch_sigterm() {
+// From now on SIGTERM and the first SIGINT end the run behind the step that they meet; a second SIGINT ends it at once.
+void catch_signals() {
     terminated() = 0;
     struct sigaction action {};
     action.sa_handler = [](int) { terminated() = 1; };
     action.sa_flags = SA_RESTART;
     ::sigaction(SIGTERM, &action, nullptr);
+    struct sigaction before {};
+    ::sigaction(SIGINT, nullptr, &before);
+    if (before.sa_handler == SIG_IGN) return; // a background job of a script, whose Ctrl-C is not meant for it
+    action.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
+    ::sigaction(SIGINT, &action, nullptr);
 }
 
 // Initial weights, or those of the newest checkpoint.
@@ -266,7 +271,7 @@ public:
     void run() {
         if (train_with_.backend == "cpu")
             check_memory(options_.plan, transport_ == nullptr ? plan_.gpus : 1, simulation_);
-        if (!options_.checkpoint.empty()) catch_sigterm();
+        if (!options_.checkpoint.empty()) catch_signals();
         Trainer trainer(plan_, train_with_);
         set_weights(options_, trainer, console_);
         const RunFolder folder(first_ ? options_.run_dir : "");

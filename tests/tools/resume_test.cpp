@@ -1,4 +1,5 @@
-// Runs that end before their time: SIGTERM, SIGKILL at any moment, damaged checkpoints, and going on after each.
+// Runs that end before their time: SIGTERM, Ctrl-C, SIGKILL at any moment, damaged checkpoints, and going on after
+// each.
 #include "tests/draws.hpp"
 #include "tests/tools/command.hpp"
 
@@ -84,18 +85,24 @@ TEST_CASE("an exported checkpoint starts a run where it stands") {
     check_line(folder.run("moe-plan export --checkpoint c --out hf"), 2, "hf");
 }
 
-TEST_CASE("SIGTERM saves and ends the run with exit status 0") {
-    const Folder folder;
-    set_up(folder);
-    const Outcome ended = folder.run(execute("plan.json", 100000, "--checkpoint c --run-dir run") +
-                                     " & pid=$!; for i in $(seq 1200); do grep -q 'step 2/' ../$(basename $PWD).err && "
-                                     "break; sleep 0.05; done; kill -TERM $pid; wait $pid");
-    const Json run = document(ended);
-    const int last = run["steps"].back()["step"];
-    CHECK(ended.err.find("Saved step " + std::to_string(last)) != std::string::npos);
-    CHECK(folder.holds("run/measured.json"));
-    const Json more = document(folder.run(execute("plan.json", last + 1, "--checkpoint c --resume")));
-    CHECK(more["steps"][0]["step"] == last + 1);
+TEST_CASE("SIGTERM or Ctrl-C saves and ends the run with exit status 0") {
+    for (const std::string signal : {"TERM", "INT"}) {
+        CAPTURE(signal);
+        const Folder folder;
+        set_up(folder);
+        // A shell makes what it starts in the background deaf to SIGINT; env gives it its ears back.
+        const Outcome ended = folder.run(
+            "env --default-signal=INT " + execute("plan.json", 100000, "--checkpoint c --run-dir run") +
+            " & pid=$!; for i in $(seq 1200); do grep -q 'step 2/' ../$(basename $PWD).err && break; sleep 0.05; "
+            "done; kill -" +
+            signal + " $pid; wait $pid");
+        const Json run = document(ended);
+        const int last = run["steps"].back()["step"];
+        CHECK(ended.err.find("Saved step " + std::to_string(last)) != std::string::npos);
+        CHECK(folder.holds("run/measured.json"));
+        const Json more = document(folder.run(execute("plan.json", last + 1, "--checkpoint c --resume")));
+        CHECK(more["steps"][0]["step"] == last + 1);
+    }
 }
 
 TEST_CASE("a run killed at any moment goes on where its last whole checkpoint stands") {
