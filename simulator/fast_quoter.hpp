@@ -89,7 +89,8 @@ private:
         return chunks_[static_cast<std::size_t>(
             stages.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, c))])];
     }
-    Quote split_quote(const Stages& stages, int micro_batches);
+    Quote split_quote(const Layers& layers, Stages& stages, int micro_batches);
+    double filled(const Layers& layers, Stages& stages);
     // Step seconds of ranks whose slots take so long, one after another.
     double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) const;
     // Seconds that the first backwards of a rank's chunks are shorter than others, at most.

@@ -130,8 +130,8 @@ const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& s
     for (int r = 0; r < plan.pp; ++r) {
         std::vector<const SavedSegments*> chunks;
         for (int c = 0; c < plan.vpp; ++c)
-            chunks.push_back(
-                &saved[static_cast<std::size_t>(stages.shape->of_stage[static_cast<std::size_t>(c * plan.pp + r)])]);
+            chunks.push_back(&saved[static_cast<std::size_t>(
+                stages.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, c))])]);
         std::vector<int> most(layers.pool_bytes.size(), 0);
         for (const auto& [pool, segments] : most_kept(chunks, sources_.orders.of(plan, enough, r).kept))
             most[static_cast<std::size_t>(pool)] = segments;
@@ -140,21 +140,25 @@ const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& s
     return *known;
 }
 
-// Backwards in two slots fill bubbles and waits in ways of their own: no rank is through before its busiest stream, and
-// none needs less than its states.
-Quote FastQuoter::split_quote(const Stages& stages, int micro_batches) {
+// Backwards in two slots fill bubbles and waits in ways of their own: no rank is through before its busiest stream,
+// which begins when the first message has come, and none needs less than its states and what it keeps for its dgrads.
+Quote FastQuoter::split_quote(const Layers& layers, Stages& stages, int micro_batches) {
     const Plan& plan = stages.plan;
-    double worst = 0.0;
+    const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
+    double start = 0.0, worst = 0.0;
     for (int r = 0; r < plan.pp; ++r) {
         Busy busy{};
         for (int c = 0; c < plan.vpp; ++c)
             for (std::size_t s = 0; s < stream_count; ++s)
                 busy[s] += chunk(stages, r, c).busy_forward[s] + chunk(stages, r, c).busy_backward[s];
-        worst = std::max(worst, micro_batches * *std::max_element(busy.begin(), busy.end()) - first_saves(stages, r));
+        const Chunk& first = chunk(stages, r, 0);
+        start = std::max(0.0, start - (r == 0 ? 0.0 : first.early_forward));
+        const double work = micro_batches * *std::max_element(busy.begin(), busy.end());
+        worst = std::max(worst, start + work - first_saves(stages, r));
+        start += *std::max_element(first.busy_forward.begin(), first.busy_forward.end()) + message;
     }
     for (StageMemory& memory : memory_) memory.workspace = {};
-    saved_.assign(static_cast<std::size_t>(plan.pp), 0.0);
-    return {worst + stages.closing, peak_bytes(plan, memory_, stages.shape->of_stage, saved_)};
+    return {worst + stages.closing, filled(layers, stages)};
 }
 
 double FastQuoter::composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) const {
@@ -183,19 +187,24 @@ Quote FastQuoter::quote(int layers_handle, int stages_handle) {
     plan.mbs = layers.plan.mbs;
     plan.ep_overlap = layers.plan.ep_overlap;
     const int m = plan.micro_batches();
-    if (splits_backward(plan.schedule)) return split_quote(stages, m);
+    if (splits_backward(plan.schedule)) return split_quote(layers, stages, m);
     slots_.clear();
     for (int r = 0; r < plan.pp; ++r) slots_.push_back(slots(layers, stages, r, m));
     Quote quote;
     quote.step_seconds = composed(layers, stages, slots_);
+    quote.memory_bytes = filled(layers, stages);
+    return quote;
+}
+
+// Bytes of the fullest rank: memory_ and what its chunks keep together.
+double FastQuoter::filled(const Layers& layers, Stages& stages) {
     saved_.clear();
     for (const std::vector<int>& most : kept(layers, stages)) {
         double bytes = 0.0;
         for (std::size_t p = 0; p < layers.pool_bytes.size(); ++p) bytes += most[p] * layers.pool_bytes[p];
         saved_.push_back(bytes);
     }
-    quote.memory_bytes = peak_bytes(plan, memory_, stages.shape->of_stage, saved_);
-    return quote;
+    return peak_bytes(stages.plan, memory_, stages.shape->of_stage, saved_);
 }
 
 double FastQuoter::floor(int handle) {

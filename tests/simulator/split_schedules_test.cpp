@@ -81,6 +81,7 @@ TEST_CASE("split schedules: quotes and their floors are no higher than the estim
             const Estimate estimate = estimator.estimate(plan);
             CHECK(quote.step_seconds <= estimate.step_seconds);
             CHECK(quote.memory_bytes <= estimate.memory_bytes);
+            CHECK(quote.memory_bytes >= 0.55 * estimate.memory_bytes); // what dgrads wait for, above all
             CHECK(quoter->floor(layers) <= quote.step_seconds * 1.005);
             CHECK(quoter->early_floor(plan) <= quoter->floor(layers) * 1.005);
             CHECK(quoter->quote(quoter->early_layers(plan), stages).step_seconds <= quote.step_seconds * 1.005);
