@@ -1,4 +1,5 @@
-// The DeepSeek family and GLM-4.5, which shares its experts' field names: latent attention, groups, shared experts.
+// The DeepSeek family, and GLM-4.5 and dots.llm1, which share its experts' field names: latent attention, groups,
+// shared experts.
 #include "planner/error.hpp"
 #include "planner/model_families.hpp"
 
@@ -10,7 +11,7 @@ namespace {
 Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
     const std::string name = json.string_or("scoring_func", fallback);
     if (name == "softmax") return Scoring::softmax;
-    if (name == "sigmoid") return Scoring::sigmoid;
+    if (name == "sigmoid" || name == "noaux_tc") return Scoring::sigmoid; // the latter: dots.llm1's own word
     if (name == "sqrtsoftplus") return Scoring::sqrt_softplus;
     json.refuse_value("scoring_func", "must be softmax, sigmoid or sqrtsoftplus");
 }
@@ -94,6 +95,20 @@ void read_glm4_moe(const JsonObject& json, Model& model) {
     attention.qk_norm = json.boolean_or("use_qk_norm", false);
     const Moe moe = read_deepseek_experts(json, {});
     add_deepseek_layers(json, model, attention, &moe, 1);
+}
+
+void read_dots1(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    attention.qk_norm = true;
+    Moe moe = read_deepseek_experts(json, {});
+    moe.router.normalize = json.boolean_or("norm_topk_prob", false);
+    const int layers = layer_count(json);
+    const std::vector<bool> sliding = sliding_layers(json, layers, std::vector<bool>(static_cast<std::size_t>(layers)));
+    if (std::find(sliding.begin(), sliding.end(), true) != sliding.end())
+        json.refuse_value("layer_types", "only full_attention is known of dots.llm1");
+    add_deepseek_layers(json, model, attention, &moe, 0);
 }
 
 namespace {

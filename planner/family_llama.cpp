@@ -1,4 +1,4 @@
-// Llama and its relatives with grouped-query attention: Mixtral, Grok-1, GPT-OSS, Llama 4, Nemotron, the GPT series.
+// Llama and its relatives with grouped-query attention: Mistral, GPT-OSS, Llama 4, Nemotron, the GPT series.
 #include "planner/error.hpp"
 #include "planner/model_families.hpp"
 
@@ -27,27 +27,12 @@ void read_llama(const JsonObject& json, Model& model) {
     read_dense(json, model, attention);
 }
 
-// Mixtral divides the chosen softmax weights by their sum, which equals a softmax over the chosen logits alone.
-void read_mixtral(const JsonObject& json, Model& model) {
-    read_common(json, model, 1e-5, 1e6);
-    LayerKind kind;
-    kind.attention = read_gqa(json, model);
-    if (json.has("sliding_window")) kind.attention.window = json.integer("sliding_window", 1, max_window);
-    kind.activation = read_activation(json, "silu");
-    Moe moe;
-    moe.experts = integer(json, "num_local_experts", max_experts);
-    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
-    moe.ffn = ffn(json, "intermediate_size");
-    moe.router.softmax_after_top_k = true;
-    kind.moe = moe;
-    const int layers = layer_count(json);
-    for (int layer = 0; layer < layers; ++layer) add_layer(model, kind);
-}
-
-// Grok-1 keeps the chosen weights of the softmax over all experts as they are.
-void read_grok(const JsonObject& json, Model& model) {
-    read_mixtral(json, model);
-    for (LayerKind& kind : model.kinds) kind.moe->router.softmax_after_top_k = false;
+// Llama with a window in every layer, or none.
+void read_mistral(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    if (json.has("sliding_window")) attention.window = json.integer("sliding_window", 1, max_window);
+    read_dense(json, model, attention);
 }
 
 // Attention sinks and biases everywhere; every second layer sees a window; the gate is a clamped quick-GELU whatever

@@ -4,7 +4,10 @@
 #include "planner/error.hpp"
 #include "planner/names.hpp"
 
+#include <algorithm>
 #include <array>
+#include <cctype>
+#include <utility>
 
 namespace moe {
 namespace {
@@ -19,27 +22,71 @@ struct Family {
 };
 
 constexpr std::array families{
+    Family{"BailingMoeForCausalLM", "bailing_moe", "BailingMoeForCausalLM", read_bailing},
+    Family{"BailingMoeV2ForCausalLM", "bailing_moe_v2", "BailingMoeV2ForCausalLM", read_bailing},
+    Family{"DbrxForCausalLM", "dbrx", "DbrxForCausalLM", read_dbrx},
     Family{"DeepseekV2ForCausalLM", "deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek_v2},
     Family{"DeepseekV3ForCausalLM", "deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek_v3},
+    Family{"DeepseekV3ForCausalLM", "kimi_k2", "DeepseekV3ForCausalLM", read_deepseek_v3},
     Family{"DeepseekV4", "", "DeepseekV4ForCausalLM", read_deepseek_v4},
     Family{"DeepseekV4ForCausalLM", "deepseek_v4", "DeepseekV4ForCausalLM", read_deepseek_v4},
+    Family{"Dots1ForCausalLM", "dots1", "Dots1ForCausalLM", read_dots1},
+    Family{"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
     Family{"GPT-3", "", "GPT-3", read_gpt3},
     Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
     Family{"GptOssForCausalLM", "gpt_oss", "GptOssForCausalLM", read_gpt_oss},
+    Family{"GraniteMoeForCausalLM", "granitemoe", "GraniteMoeForCausalLM", read_granite_moe},
+    Family{"GraniteMoeSharedForCausalLM", "granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite_moe},
     Family{"Grok-1", "", "Grok-1", read_grok},
+    Family{"Grok1ModelForCausalLM", "grok-1", "Grok-1", read_grok},
+    Family{"HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", read_hunyuan_moe},
     Family{"Llama3-70B upcycled MoE", "", "MixtralForCausalLM", read_mixtral},
     Family{"Llama4ForCausalLM", "llama4_text", "Llama4ForCausalLM", read_llama4},
     Family{"Llama4ForConditionalGeneration", "llama4", "Llama4ForCausalLM", read_llama4},
     Family{"LlamaForCausalLM", "llama", "LlamaForCausalLM", read_llama},
     Family{"Megatron GPT", "", "Megatron GPT", read_megatron_gpt},
+    Family{"MiniMaxM2ForCausalLM", "minimax_m2", "MiniMaxM2ForCausalLM", read_minimax_m2},
+    Family{"MistralForCausalLM", "mistral", "MistralForCausalLM", read_mistral},
     Family{"MixtralForCausalLM", "mixtral", "MixtralForCausalLM", read_mixtral},
     Family{"NemotronForCausalLM", "nemotron", "NemotronForCausalLM", read_nemotron},
+    Family{"OlmoeForCausalLM", "olmoe", "OlmoeForCausalLM", read_olmoe},
+    Family{"PhiMoEForCausalLM", "phimoe", "PhiMoEForCausalLM", read_phimoe},
+    Family{"PhimoeForCausalLM", "phimoe", "PhiMoEForCausalLM", read_phimoe},
     Family{"Qwen2ForCausalLM", "qwen2", "Qwen2ForCausalLM", read_qwen2},
     Family{"Qwen2MoeForCausalLM", "qwen2_moe", "Qwen2MoeForCausalLM", read_qwen2_moe},
     Family{"Qwen3ForCausalLM", "qwen3", "Qwen3ForCausalLM", read_qwen3},
     Family{"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
     Family{"Qwen3NextForCausalLM", "qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next},
 };
+
+// Families whose layers are of two natures, of which this program knows one; as written, in small letters and without
+// marks.
+constexpr std::array<std::pair<const char*, const char*>, 10> hybrids{{{"bamba", "Mamba"},
+                                                                       {"falconh1", "Mamba"},
+                                                                       {"granitemoehybrid", "Mamba"},
+                                                                       {"jamba", "Mamba"},
+                                                                       {"lfm2", "convolution"},
+                                                                       {"minimaxforcausallm", "linear attention"},
+                                                                       {"minimaxm1", "linear attention"},
+                                                                       {"minimaxtext01", "linear attention"},
+                                                                       {"nemotronh", "Mamba"},
+                                                                       {"zamba", "Mamba"}}};
+
+void refuse_hybrid(const JsonObject& json, const std::string& written) {
+    std::string plain;
+    for (const char c : written)
+        if (std::isalnum(static_cast<unsigned char>(c)) != 0)
+            plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    for (const auto& [begin, layers] : hybrids)
+        if (plain.starts_with(begin))
+            refuse("{}: architectures = \"{}\": hybrid {} layers are not supported", json.place(), shown(written),
+                   layers);
+    if (json.has("hybrid_override_pattern"))
+        refuse("{}: architectures = \"{}\": hybrid Mamba layers are not supported", json.place(), shown(written));
+}
+
+// What tells one architecture from another: "Llama" of "LlamaForCausalLM".
+std::string stem(const std::string& name) { return name.substr(0, name.find("For")); }
 
 const Family& family_of(const JsonObject& json) {
     std::string written = json.string_or("model_type", "");
@@ -50,15 +97,20 @@ const Family& family_of(const JsonObject& json) {
         if (list.empty()) json.refuse_value("architectures", "must name the architecture");
         written = list[0].substr(0, list[0].find(" ("));
     }
-    if (written.starts_with("NemotronH") || written == "nemotron_h" || json.has("hybrid_override_pattern"))
-        refuse("{}: architectures = \"{}\": hybrid Mamba layers are not supported", json.place(), shown(written));
-    std::vector<std::string> known;
+    refuse_hybrid(json, written);
+    std::vector<std::string> known, stems;
     for (const Family& family : families) {
-        if (written == (by_type ? family.model_type : family.written)) return family;
-        if (!by_type || family.model_type[0] != '\0') known.emplace_back(by_type ? family.model_type : family.written);
+        const std::string name = by_type ? family.model_type : family.written;
+        if (written == name) return family;
+        if (name.empty()) continue;
+        known.push_back(name);
+        stems.push_back(stem(name));
     }
+    const std::string near = nearest_name(stem(written), stems);
+    const auto at = std::find(stems.begin(), stems.end(), near) - stems.begin();
     refuse("{}: {} = \"{}\": unknown architecture{}; known are {}", json.place(),
-           by_type ? "model_type" : "architectures", shown(written), did_you_mean(written, known),
+           by_type ? "model_type" : "architectures", shown(written),
+           near.empty() ? "" : fmt::format(": did you mean {}?", known[static_cast<std::size_t>(at)]),
            fmt::join(known, ", "));
 }
 
@@ -71,7 +123,7 @@ void read_family(const JsonObject& json, Model& model) {
     const JsonObject text = json.is_object("text_config") ? json.object("text_config") : json;
     family.read(text, model);
     check_model(text, model);
-    model.not_executable = obstacle(text, model);
+    if (model.not_executable.empty()) model.not_executable = obstacle(text, model);
 }
 
 } // namespace moe

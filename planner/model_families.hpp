@@ -20,15 +20,29 @@ void read_deepseek_v2(const JsonObject& json, Model& model);
 void read_deepseek_v3(const JsonObject& json, Model& model);
 void read_deepseek_v4(const JsonObject& json, Model& model);
 void read_glm4_moe(const JsonObject& json, Model& model);
+void read_dots1(const JsonObject& json, Model& model);
+
+// family_ernie.cpp
+void read_ernie(const JsonObject& json, Model& model);
+void read_hunyuan_moe(const JsonObject& json, Model& model);
+void read_bailing(const JsonObject& json, Model& model);
 
 // family_llama.cpp
 void read_llama(const JsonObject& json, Model& model);
+void read_mistral(const JsonObject& json, Model& model);
 void read_llama4(const JsonObject& json, Model& model);
-void read_mixtral(const JsonObject& json, Model& model);
-void read_grok(const JsonObject& json, Model& model);
 void read_gpt_oss(const JsonObject& json, Model& model);
 void read_nemotron(const JsonObject& json, Model& model);
 void read_megatron_gpt(const JsonObject& json, Model& model);
 void read_gpt3(const JsonObject& json, Model& model);
+
+// family_mixtral.cpp
+void read_mixtral(const JsonObject& json, Model& model);
+void read_grok(const JsonObject& json, Model& model);
+void read_olmoe(const JsonObject& json, Model& model);
+void read_phimoe(const JsonObject& json, Model& model);
+void read_granite_moe(const JsonObject& json, Model& model);
+void read_minimax_m2(const JsonObject& json, Model& model);
+void read_dbrx(const JsonObject& json, Model& model);
 
 } // namespace moe::config

@@ -1,0 +1,126 @@
+// Families beside those that have profiles: their config.json as published, less what no reader looks at, against the
+// published numbers of parameters.
+#include "planner/model.hpp"
+#include "tests/planner/fault_of.hpp"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+namespace {
+
+struct Published {
+    const char* name;
+    double total, active; // billions of parameters, as model cards say; MTP not counted
+    bool executable;
+    const char* config;
+};
+
+constexpr Published published[] = {
+    {"DBRX", 131.6, 36.5, false,
+     R"({"architectures": ["DbrxForCausalLM"], "attn_config": {"kv_n_heads": 8, "clip_qkv": 8}, "d_model": 6144,
+     "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}, "n_heads": 48, "n_layers":
+     40, "tie_word_embeddings": false, "vocab_size": 100352})"},
+    {"ERNIE-4.5-21B-A3B", 21.8, 3.3, false,
+     R"({"architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_size": 2560, "intermediate_size": 12288,
+     "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 103424,
+     "tie_word_embeddings": true, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+     "moe_layer_end_index": 28, "moe_layer_interval": 1, "moe_k": 6, "moe_intermediate_size": 1536})"},
+    {"Granite-3.1-3B-A800M", 3.3, 0.88, false,
+     R"({"architectures": ["GraniteMoeForCausalLM"], "attention_bias": false, "hidden_size": 1536,
+     "intermediate_size": 512, "logits_scaling": 6.0, "num_attention_heads": 24, "num_experts_per_tok": 8,
+     "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 40, "tie_word_embeddings": true,
+     "vocab_size": 49155})"},
+    {"Grok-1", 314, 84, false,
+     R"({"architectures": ["Grok1ModelForCausalLM"], "hidden_size": 6144, "intermediate_size": 32768,
+     "num_attention_heads": 48, "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 64,
+     "num_key_value_heads": 8, "vocab_size": 131072})"},
+    {"Hunyuan-A13B", 80.4, 13, false,
+     R"({"architectures": ["HunYuanMoEV1ForCausalLM"], "attention_bias": false, "head_dim": 128, "hidden_size":
+     4096, "intermediate_size": 3072, "moe_intermediate_size": 3072, "moe_topk": 8, "num_attention_heads": 32,
+     "num_experts": 64, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_shared_expert": 1,
+     "tie_word_embeddings": true, "use_qk_norm": true, "vocab_size": 128167})"},
+    {"Ling-mini-2.0", 16.26, 1.43, false,
+     R"({"architectures": ["BailingMoeV2ForCausalLM"], "first_k_dense_replace": 1, "head_dim": 128, "hidden_size":
+     2048, "intermediate_size": 5120, "moe_intermediate_size": 512, "n_group": 8, "topk_group": 4, "num_experts":
+     256, "num_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts_per_tok": 8,
+     "num_hidden_layers": 20, "num_key_value_heads": 4, "partial_rotary_factor": 0.5, "routed_scaling_factor":
+     2.5, "score_function": "sigmoid", "moe_router_enable_expert_bias": true, "use_qk_norm": true,
+     "tie_word_embeddings": false, "vocab_size": 157184})"},
+    {"MiniMax-M2", 228.7, 10.8, false,
+     R"({"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128, "hidden_size": 3072, "intermediate_size": 1536,
+     "num_attention_heads": 48, "num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8,
+     "num_local_experts": 256, "rotary_dim": 64, "scoring_func": "sigmoid", "tie_word_embeddings": false,
+     "use_qk_norm": true, "vocab_size": 200064})"},
+    {"Mistral-7B", 7.242, 7.242, true,
+     R"({"architectures": ["MistralForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+     "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "sliding_window": 4096,
+     "tie_word_embeddings": false, "vocab_size": 32000})"},
+    {"OLMoE-1B-7B", 6.92, 1.28, false,
+     R"({"architectures": ["OlmoeForCausalLM"], "attention_bias": false, "hidden_size": 2048, "intermediate_size":
+     1024, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
+     "num_hidden_layers": 16, "num_key_value_heads": 16, "tie_word_embeddings": false, "vocab_size": 50304})"},
+    {"Phi-3.5-MoE", 41.9, 6.6, false,
+     R"({"architectures": ["PhiMoEForCausalLM"], "attention_bias": true, "hidden_size": 4096, "intermediate_size":
+     6400, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads":
+     8, "num_local_experts": 16, "sliding_window": 2047, "tie_word_embeddings": false, "vocab_size": 32064})"},
+    {"dots.llm1", 142.8, 14, true,
+     R"({"architectures": ["Dots1ForCausalLM"], "attention_bias": false, "first_k_dense_replace": 1, "head_dim":
+     128, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_group": 1,
+     "n_routed_experts": 128, "n_shared_experts": 2, "norm_topk_prob": true, "num_attention_heads": 32,
+     "num_experts_per_tok": 6, "num_hidden_layers": 62, "num_key_value_heads": 32, "routed_scaling_factor": 2.5,
+     "scoring_func": "noaux_tc", "topk_group": 1, "topk_method": "noaux_tc", "tie_word_embeddings": false,
+     "vocab_size": 152064})"},
+};
+
+} // namespace
+
+TEST_CASE("published configs: as many parameters as the model cards say") {
+    for (const Published& p : published) {
+        CAPTURE(std::string(p.name));
+        const moe::Model model = moe::model_from_json(p.config, "config.json");
+        const moe::ParameterCount count = moe::count_parameters(model);
+        CHECK(static_cast<double>(count.total_no_mtp) / 1e9 == doctest::Approx(p.total).epsilon(0.01));
+        CHECK(static_cast<double>(count.active) / 1e9 == doctest::Approx(p.active).epsilon(0.03));
+        CHECK(model.not_executable.empty() == p.executable);
+    }
+}
+
+TEST_CASE("published configs: what differs from their neighbours") {
+    const auto read = [](const char* name) {
+        for (const Published& p : published)
+            if (std::string(p.name) == name) return moe::model_from_json(p.config, "config.json");
+        return moe::Model{};
+    };
+    const moe::Model ernie = read("ERNIE-4.5-21B-A3B");
+    CHECK_FALSE(ernie.kind_of(0).moe.has_value());
+    CHECK(ernie.kind_of(1).moe->shared_ffn == 2 * 1536);
+    CHECK(ernie.kind_of(1).moe->router.expert_bias);
+    CHECK(ernie.rope_interleaved);
+    CHECK(read("Hunyuan-A13B").kind_of(0).moe->shared_ffn == 3072);
+    CHECK(read("MiniMax-M2").kind_of(0).attention.rope_dim == 64);
+    CHECK(read("Mistral-7B").kind_of(31).attention.window == 4096);
+    const moe::Model dots = read("dots.llm1");
+    CHECK_FALSE(dots.kind_of(0).moe.has_value());
+    CHECK(dots.kind_of(1).moe->router.scoring == moe::Scoring::sigmoid);
+    CHECK(dots.kind_of(1).moe->router.expert_bias);
+    CHECK(dots.kind_of(1).attention.qk_norm);
+    CHECK(read("DBRX").kind_of(39).moe->top_k == 4);
+}
+
+TEST_CASE("architectures of two natures are refused as such, near names alone are suggested") {
+    const auto fault = [](const std::string& name) {
+        return fault_of([&] {
+            moe::model_from_json("{\"architectures\": [\"" + name + "\"], \"hidden_size\": 64}", "config.json");
+        });
+    };
+    const auto holds = [](const std::string& line, const std::string& words) {
+        CAPTURE(line);
+        CHECK(line.find(words) != std::string::npos);
+    };
+    holds(fault("JambaForCausalLM"), "hybrid Mamba layers are not supported");
+    holds(fault("MiniMaxM1ForCausalLM"), "hybrid linear attention layers are not supported");
+    holds(fault("NemotronHForCausalLM"), "hybrid Mamba layers are not supported");
+    holds(fault("Dots2ForCausalLM"), "did you mean Dots1ForCausalLM?");
+    CHECK(fault("GemmaForCausalLM").find("did you mean") == std::string::npos); // all but the name is alike
+}
