@@ -91,7 +91,7 @@ void Chunk::declare(ParameterSet& set) const {
         set.boundary(static_cast<int>(model_.layers.size() + i));
         mtp_[i]->layer.declare(set, plan_);
         set.boundary(-1);
-        if (spec_.loss || !spec_.sends) mtp_[i]->head.declare(set, plan_);
+        if (!spec_.heads_behind) mtp_[i]->head.declare(set, plan_);
     }
     if (spec_.loss) head_.declare(set, plan_);
     for (const HeadLayer& head : late_heads_) head.declare(set, plan_);
@@ -107,7 +107,8 @@ void Chunk::forward(Builder& b) {
         x = b.activation("segment_in", b.local_tokens(), model_.hidden);
     branches_.clear();
     for (int i = 0; i < spec_.branches; ++i)
-        branches_.push_back(receive(b, branch_name("in", i), spec_.previous, 2 + 2 * i, spec_.stage));
+        branches_.push_back(spec_.receives ? receive(b, branch_name("in", i), spec_.previous, 2 + 2 * i, spec_.stage)
+                                           : b.activation(branch_name("in", i), b.local_tokens(), model_.hidden));
     for (auto& layer : layers_) x = layer->forward(b, x);
     if (norm_with_mtp()) {
         b.layer = -1;
@@ -127,10 +128,10 @@ void Chunk::forward_mtp(Builder& b, TensorId h) {
     for (std::size_t i = 0; i < mtp_.size(); ++i) {
         MtpLayer& mtp = *mtp_[i];
         h = mtp.layer.forward(b, mtp.input.forward(b, h, embedding_.forward(b, mtp_ids(b, i))));
-        if (heads_here())
-            mtp.head.forward(b, h);
-        else
+        if (spec_.heads_behind)
             branches_.push_back(h);
+        else
+            mtp.head.forward(b, h);
     }
 }
 
@@ -145,6 +146,10 @@ void Chunk::backward(Builder& b) {
             const int depth = static_cast<int>(i);
             branches_[i] = receive(b, branch_name("dout", depth), spec_.next, 3 + 2 * depth, spec_.stage);
         }
+    } else if (passing > 0) { // MTP alone, as a segment
+        dx = b.activation("segment_dout", b.local_tokens(), model_.hidden);
+        for (std::size_t i = 0; i < passing; ++i)
+            branches_[i] = b.activation(branch_name("dout", static_cast<int>(i)), b.local_tokens(), model_.hidden);
     }
     for (std::size_t i = 0; i < late_heads_.size(); ++i) branches_[i] = late_heads_[i].backward(b);
     TensorId dbranch = backward_mtp(b);
@@ -163,14 +168,14 @@ void Chunk::backward(Builder& b) {
         send(b, dx, spec_.previous, 1, spec_.stage - 1);
     else if (spec_.embedding)
         embedding_.backward(b, b.program().io.ids, dx);
-    for (int i = 0; i < spec_.branches; ++i)
+    for (int i = 0; spec_.receives && i < spec_.branches; ++i)
         send(b, branches_[static_cast<std::size_t>(i)], spec_.previous, 3 + 2 * i, spec_.stage - 1);
 }
 
 TensorId Chunk::backward_mtp(Builder& b) {
     TensorId dbranch = no_tensor;
     for (std::size_t i = mtp_.size(); i-- > 0;) {
-        const TensorId dhead = heads_here() ? mtp_[i]->head.backward(b) : branches_[i];
+        const TensorId dhead = spec_.heads_behind ? branches_[i] : mtp_[i]->head.backward(b);
         dbranch = dbranch == no_tensor ? dhead : b.add(dbranch, dhead, "dmtp_sum");
         const TensorId din = mtp_[i]->layer.backward(b, dbranch);
         b.layer = -1;
@@ -220,6 +225,7 @@ ChunkSpec spec_of(const Plan& plan, const std::vector<Stage>& all, int stage) {
     }
     spec.receives = stage > 0;
     spec.sends = stage + 1 < static_cast<int>(all.size());
+    spec.heads_behind = !s.loss;
     for (int before = 0; before < stage; ++before) spec.branches += all[static_cast<std::size_t>(before)].mtp;
     return spec;
 }

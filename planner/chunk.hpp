@@ -19,7 +19,8 @@ struct ChunkSpec {
     std::vector<int> mtp;                    // kinds
     bool receives = false, sends = false;    // false at the model's ends and in segments
     int previous = -1, next = +1;            // pipeline ranks of the stages before and behind, less mine
-    int branches = 0; // MTP layers that an earlier stage computed, whose outputs arrive beside the trunk
+    int branches = 0;          // MTP layers that an earlier stage computed, whose outputs arrive beside the trunk
+    bool heads_behind = false; // the LM head passes of these MTP layers are made on a later stage, with the loss
 };
 
 // What virtual stage `stage` of the cut `all` is to the rank that runs it.
@@ -39,10 +40,9 @@ public:
     void backward(Builder& b);
 
 private:
-    bool heads_here() const { return spec_.loss || !spec_.sends; }
     // MTP reads what the LM head reads: on a stage before the loss it brings the final norm along, and what it sends on
     // is normed. In Megatron-LM the norm stays with the head, and MTP on another stage reads what has not passed it.
-    bool norm_with_mtp() const { return plan_.stack == "moe-plan" && spec_.sends && !mtp_.empty(); }
+    bool norm_with_mtp() const { return plan_.stack == "moe-plan" && spec_.heads_behind && !mtp_.empty(); }
     void forward_mtp(Builder& b, TensorId h);
     TensorId backward_mtp(Builder& b); // gradient of what forward_mtp() was given
     static TensorId mtp_ids(const Builder& b, std::size_t i);

@@ -323,7 +323,13 @@ Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind) {
         spec.layers.emplace_back(0, layer_kind);
         break;
     case SegmentKind::mtp:
+    case SegmentKind::mtp_body:
         spec.mtp.push_back(layer_kind);
+        spec.heads_behind = segment == SegmentKind::mtp_body;
+        break;
+    case SegmentKind::all_heads:
+        spec.branches = static_cast<int>(plan.model->mtp.size());
+        spec.loss = true;
         break;
     case SegmentKind::head:
         spec.loss = true;
@@ -359,7 +365,7 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
         spec.layers.emplace_back(stage.first_layer + i,
                                  plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]);
     for (int i = 0; i < stage.mtp; ++i) spec.mtp.push_back(plan.model->mtp[static_cast<std::size_t>(i)]);
-    spec.sends = !stage.loss;
+    spec.heads_behind = !stage.loss;
     if (stage.loss && stage.mtp == 0) spec.branches = static_cast<int>(plan.model->mtp.size());
     ParameterSet parameters(plan, 0);
     Chunk(plan, spec).declare(parameters);

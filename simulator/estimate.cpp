@@ -138,7 +138,7 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
     int layers = 0;
     for (const auto& [id, count] : shape.segments) {
         const SegmentSize segment = cache.size(plan, id);
-        const bool end = id.kind == SegmentKind::embedding || id.kind == SegmentKind::head;
+        const bool end = id.kind == SegmentKind::embedding || is_head(id.kind);
         if (segment.memory.saved > 0) {
             saved.insert(end ? saved.end() : saved.begin() + layers, static_cast<std::size_t>(count),
                          segment.memory.saved);

@@ -64,7 +64,7 @@ public:
 
 private:
     static bool receives(const Segments& s) { return s.empty() || s.front().first.kind != SegmentKind::embedding; }
-    static bool sends(const Segments& s) { return s.empty() || s.back().first.kind != SegmentKind::head; }
+    static bool sends(const Segments& s) { return s.empty() || !is_head(s.back().first.kind); }
 
     // What flows from segment to segment in one direction.
     TensorId add_edge() {
@@ -117,8 +117,7 @@ private:
             for (std::size_t i = 0; i < segment.tensors.size(); ++i)
                 if (segment.tensors[i].name == name) join(segment, static_cast<TensorId>(i), shift, edges_[lane]);
             // The loss ends the forward, the embedding's gradient the backward.
-            const bool ends =
-                lane == 0 ? kind == SegmentKind::head || kind == SegmentKind::mtp : kind == SegmentKind::embedding;
+            const bool ends = lane == 0 ? is_head(kind) || kind == SegmentKind::mtp : kind == SegmentKind::embedding;
             if (!ends) join(segment, last_hidden(segment, lane), shift, edges_[lane]);
         }
     }

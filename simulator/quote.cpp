@@ -121,7 +121,7 @@ const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& s
         for (const auto& [index, count] : stages.parts[d]) {
             const int pool = pools[static_cast<std::size_t>(index)];
             const SegmentKind kind = segments_[static_cast<std::size_t>(index)].kind;
-            const bool end = kind == SegmentKind::embedding || kind == SegmentKind::head;
+            const bool end = kind == SegmentKind::embedding || is_head(kind);
             if (pool < 0) continue;
             saved[d].insert(end ? saved[d].end() : saved[d].begin() + held, static_cast<std::size_t>(count), pool);
             if (!end) held += count;

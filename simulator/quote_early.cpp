@@ -25,8 +25,8 @@ std::vector<Terms> FastQuoter::early_terms(const Plan& plan) {
     std::vector<Terms> early(segments_.size());
     for (std::size_t i = 0; i < segments_.size(); ++i) {
         SegmentId id = segments_[i];
-        if (id.kind == SegmentKind::mtp) id.kind = SegmentKind::layer; // and more
-        if (id.kind != SegmentKind::layer) continue;                   // the ends of the model are small
+        if (is_mtp(id.kind)) id.kind = SegmentKind::layer; // and more
+        if (id.kind != SegmentKind::layer) continue;       // the ends of the model are small
         const auto look = [&] {
             if (dense[i] == nullptr) dense[i] = sources_.parts.find(PartKind::dense, plan, id, places[0]);
             if (routed[i] == nullptr) routed[i] = sources_.parts.find(PartKind::routed, plan, id, places[1]);
@@ -68,8 +68,7 @@ int FastQuoter::early_layers(const Plan& plan) {
     result.plan = plan;
     for (const Terms& t : early) result.terms.push_back(&t);
     std::vector<int> pools; // each layer keeps its input
-    for (const SegmentId id : segments_)
-        pools.push_back(id.kind == SegmentKind::layer || id.kind == SegmentKind::mtp ? 0 : -1);
+    for (const SegmentId id : segments_) pools.push_back(id.kind == SegmentKind::layer || is_mtp(id.kind) ? 0 : -1);
     result.pools = pools_of(std::move(pools));
     result.pool_bytes = {kept_bytes(plan)};
     layers_.push_back(std::move(result));

@@ -17,18 +17,21 @@ void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
     model_ = model;
     segments_.clear();
     counts_.clear();
-    const auto add = [&](SegmentId id) {
+    const auto add = [&](SegmentId id, int count) {
         const auto i = static_cast<std::size_t>(segment(id));
         if (i == segments_.size()) {
             segments_.push_back(id);
             counts_.push_back(0);
         }
-        ++counts_[i];
+        counts_[i] += count;
     };
-    add({SegmentKind::embedding, 0});
-    for (const int kind : model->layers) add({SegmentKind::layer, kind});
-    for (const int kind : model->mtp) add({SegmentKind::mtp, kind});
-    add({SegmentKind::head, 0});
+    add({SegmentKind::embedding, 0}, 1);
+    for (const int kind : model->layers) add({SegmentKind::layer, kind}, 1);
+    for (const int kind : model->mtp) add({SegmentKind::mtp, kind}, 1);
+    add({SegmentKind::head, 0}, 1);
+    // What some cuts have in their place: nothing more of the model.
+    for (const int kind : model->mtp) add({SegmentKind::mtp_body, kind}, 0);
+    if (!model->mtp.empty()) add({SegmentKind::all_heads, 0}, 0);
 }
 
 int FastQuoter::placement(const Plan& plan) {

@@ -168,7 +168,7 @@ int SegmentCache::model_number(const Plan& plan) {
 SegmentCache::Fields SegmentCache::fields(const Plan& p, SegmentId id) {
     const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
     const Routing routing = routing_from_string(p.routing);
-    const bool layer = id.kind == SegmentKind::layer || id.kind == SegmentKind::mtp;
+    const bool layer = id.kind == SegmentKind::layer || is_mtp(id.kind);
     const bool experts = layer && p.model->kinds[static_cast<std::size_t>(id.layer_kind)].moe.has_value();
     const auto of_experts = [&](auto value) { return experts ? number(value) : 0; };
     return {0,
@@ -346,6 +346,7 @@ const std::vector<BucketSize>& SegmentCache::buckets(const Plan& plan, SegmentId
         stage.embedding = true;
         break;
     case SegmentKind::head:
+    case SegmentKind::all_heads:
         stage.loss = true;
         break;
     case SegmentKind::layer:
@@ -353,6 +354,7 @@ const std::vector<BucketSize>& SegmentCache::buckets(const Plan& plan, SegmentId
         stage.layers = 1;
         break;
     case SegmentKind::mtp:
+    case SegmentKind::mtp_body:
         stage.mtp = 1;
         break;
     }

@@ -17,8 +17,10 @@ Segments segments_of(const Plan& plan, const Stage& stage) {
     if (stage.embedding) add({SegmentKind::embedding, 0});
     for (int i = 0; i < stage.layers; ++i)
         add({SegmentKind::layer, plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]});
-    for (int i = 0; i < stage.mtp; ++i) add({SegmentKind::mtp, plan.model->mtp[static_cast<std::size_t>(i)]});
-    if (stage.loss) add({SegmentKind::head, 0});
+    const SegmentKind mtp = stage.loss ? SegmentKind::mtp : SegmentKind::mtp_body;
+    for (int i = 0; i < stage.mtp; ++i) add({mtp, plan.model->mtp[static_cast<std::size_t>(i)]});
+    const bool for_others = stage.mtp == 0 && !plan.model->mtp.empty();
+    if (stage.loss) add({for_others ? SegmentKind::all_heads : SegmentKind::head, 0});
     return list;
 }
 

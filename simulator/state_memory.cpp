@@ -67,7 +67,7 @@ ReshardedMemory resharded_memory(SegmentCache& cache, const Plan& plan, const Se
             users.insert(users.end(), own.begin(), own.end());
         }
         place += own.empty() ? 0 : times;
-        mtp += id.kind == SegmentKind::mtp ? times : 0;
+        mtp += is_mtp(id.kind) ? times : 0;
     }
     const Buffers even = largest_of(plan, places[0]), odd = largest_of(plan, places[1]);
     const Buffers& last = place % 2 == 1 ? even : odd;

@@ -1,4 +1,6 @@
 // The fast estimate is held to the event-driven simulation on random plans, in time and in memory.
+#include "planner/schedule.hpp"
+#include "planner/search.hpp"
 #include "simulator/estimate.hpp"
 #include "simulator/simulate.hpp"
 #include "tests/draws.hpp"
@@ -46,6 +48,49 @@ TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, mem
         CHECK(least(fast.breakdown) >= 0.0);
     }
     MESSAGE("worst step time: ", 100.0 * worst, " %");
+}
+
+TEST_CASE("fast and event-driven agree where MTP lies on a stage before the loss, which makes its head's pass") {
+    struct Case {
+        const char *model, *hardware, *stack, *layout;
+        int pp, dp, ep;
+    };
+    for (const Case& c : {Case{"DeepSeek-V3", "gb200-nvl72", "bridge-26.08", "Et*3|(tt|)*29m|L", 8, 32, 32},
+                          Case{"DeepSeek-V3", "gb300-nvl72", "moe-plan", "Et*3|(tt|)*29m|L", 8, 32, 32},
+                          Case{"GLM-4.5-Air", "gb300-nvl72", "bridge-26.08", "Et*6|(t*6|)*5t*10m|L", 4, 16, 8},
+                          Case{"GLM-4.5-Air", "gb300-nvl72", "moe-plan", "Et*6|(t*6|)*5t*10m|L", 4, 16, 8},
+                          Case{"GLM-4.5-Air", "gb300-nvl72", "bridge-26.08", "Et*23|t*22|tm|L", 2, 32, 8},
+                          Case{"GLM-4.5-Air", "gb300-nvl72", "moe-plan", "Et*23|t*22|tm|L", 2, 32, 16}}) {
+        CAPTURE(std::string(c.model));
+        CAPTURE(std::string(c.stack));
+        CAPTURE(std::string(c.layout));
+        moe::Plan plan;
+        plan.model = std::make_shared<const moe::Model>(moe::load_model(c.model));
+        plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware(c.hardware));
+        const moe::Stack stack = moe::load_stack(c.stack, *plan.hardware);
+        plan.stack = stack.name;
+        plan.gpus = c.pp * c.dp;
+        plan.pp = c.pp;
+        plan.dp = c.dp;
+        plan.ep = c.ep;
+        plan.edp = c.dp / c.ep;
+        plan.layout = c.layout;
+        plan.vpp = moe::layout_stage_count(plan) / c.pp;
+        plan.schedule = moe::ScheduleKind::interleaved;
+        plan.seq = 4096;
+        plan.gbs = 32 * c.dp;
+        plan.precision = moe::Precision::bf16;
+        plan.dispatcher = stack.usual_dispatcher;
+        plan.recompute = moe::recompute::moe_act;
+        moe::FastEstimator estimator(plan.hardware, stack);
+        const moe::Estimate fast = estimator.estimate(plan), full = moe::simulate(plan, stack, false).estimate;
+        CHECK(fast.step_seconds == doctest::Approx(full.step_seconds).epsilon(0.005));
+        CHECK(fast.memory_bytes == doctest::Approx(full.memory_bytes).epsilon(0.03));
+        const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
+        const moe::Quote quote = quoter->quote(quoter->layers(plan), quoter->stages(plan));
+        CHECK(quote.step_seconds <= fast.step_seconds * (1.0 + moe::quote_time_margin));
+        CHECK(quote.memory_bytes <= fast.memory_bytes * (1.0 + moe::quote_memory_margin));
+    }
 }
 
 TEST_CASE("fast and event-driven agree where ops are priced by measured calls of their shape") {
