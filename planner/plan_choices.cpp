@@ -10,7 +10,6 @@
 #include <vector>
 
 namespace moe {
-namespace {
 
 PlanFault check_recompute(const Plan& plan) {
     using namespace recompute;
@@ -31,6 +30,8 @@ PlanFault check_recompute(const Plan& plan) {
         return fault("recompute", "recompute = {}: {} has no experts", recompute::to_string(routed), plan.model->name);
     return {};
 }
+
+namespace {
 
 bool runs(const Hardware& hardware, Precision precision) {
     return hardware.peak_flops[static_cast<std::size_t>(precision)] > 0.0;

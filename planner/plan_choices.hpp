@@ -18,6 +18,9 @@ bool has_experts(const Plan& plan);
 // Precision, recomputation, offload, communication and graphs: the part of check_plan() behind mesh and schedule.
 PlanFault check_choices(const Plan& plan);
 
+// The recomputed modules against the model's alone, which search asks before it looks at any mapping.
+PlanFault check_recompute(const Plan& plan);
+
 // The first choice that only the simulator knows, empty when execute runs them all.
 PlanFault check_executable(const Plan& plan);
 

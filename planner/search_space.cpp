@@ -2,6 +2,7 @@
 #include "planner/search_space.hpp"
 
 #include "planner/error.hpp"
+#include "planner/plan_choices.hpp"
 #include "planner/schedule.hpp"
 
 #include <algorithm>
@@ -119,6 +120,8 @@ void SearchSpace::pin(const SearchRequest& request, const Stack& stack) {
         set_field(base_, field, value);
         pinned_.insert(field);
     }
+    if (pinned("recompute"))
+        if (const PlanFault fault = check_recompute(base_)) refuse("{}: change --fix recompute", fault.message);
     sets_ = pinned("recompute") ? std::vector<unsigned>{base_.recompute} : every_set();
     std::sort(sets_.begin(), sets_.end(), [](unsigned a, unsigned b) {
         const auto key = [](unsigned set) { return std::tuple((set & recompute::full) != 0, std::popcount(set), set); };

@@ -79,6 +79,8 @@ TEST_CASE("search: requests without a plan are refused in one line that names re
     holds(refusal(request), "holds 2 decoder layers (t), the model has 7");
     request.fixed = {{"layout", "Ett|q"}};
     holds(refusal(request), "unknown symbol 'q'");
+    request.fixed = {{"recompute", "mla_up_proj"}};
+    holds(refusal(request), "has no latent attention: change --fix recompute");
     request.fixed = {{"tq", "8"}};
     holds(refusal(request), "unknown plan field 'tq'");
     request.fixed = {{"precision", "mxfp8"}};
