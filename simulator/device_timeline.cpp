@@ -291,7 +291,7 @@ private:
         const OpCost& cost = (*run_.costs)[t][position.op];
         double busy = units_[unit_].merged() ? cost.merged : cost.device;
         busy += shared_seconds(*c.op, c.start, busy);
-        if (units_[unit_].merged()) busy += beside_.longer(program_, *c.op, std::max(c.start, c.arrival), busy);
+        busy += beside_.longer(program_, *c.op, std::max(c.start, c.arrival), busy, units_[unit_].merged());
         const double end = std::max(c.start, c.arrival) + busy;
         host_ = c.issue + cost.host;
         run_.host_seconds = host_;

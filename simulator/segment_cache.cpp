@@ -26,8 +26,12 @@ double end_of(const RankRun& run) {
 class Alone {
 public:
     Alone(const Stack& stack, std::shared_ptr<const Program> program, std::shared_ptr<const ProgramCosts> costs,
-          std::shared_ptr<const Reuses> reuses, int slot)
-        : stack_(stack), program_(std::move(program)), costs_(std::move(costs)), reuses_(std::move(reuses)) {
+          std::shared_ptr<const Reuses> reuses, BesideExchange beside, int slot)
+        : stack_(stack),
+          program_(std::move(program)),
+          costs_(std::move(costs)),
+          reuses_(std::move(reuses)),
+          beside_(beside) {
         unit_.lanes[0] = {slot};
         for (const Op& op : program_->templates[static_cast<std::size_t>(slot)].ops) {
             rings_ = rings_ || op.kind == OpKind::ring_exchange;
@@ -43,6 +47,7 @@ public:
         run.program = program_;
         run.costs = costs_;
         run.reuses = reuses_;
+        run.beside = beside_;
         play_segment(stack_, run, {unit_}, start, late, far_ahead);
         return run;
     }
@@ -95,6 +100,7 @@ private:
     std::shared_ptr<const Program> program_;
     std::shared_ptr<const ProgramCosts> costs_;
     std::shared_ptr<const Reuses> reuses_;
+    BesideExchange beside_;
     Unit unit_;
     bool rings_ = false, copies_ = false;
 };
@@ -287,7 +293,8 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
 
     auto result = std::make_unique<SegmentCost>();
     const std::shared_ptr<const Reuses> reuses = reuses_in(plan, *program);
-    const Alone alone[2] = {{stack_, program, costs, reuses, 0}, {stack_, program, costs, reuses, 1}};
+    const BesideExchange beside = model.beside_exchange();
+    const Alone alone[2] = {{stack_, program, costs, reuses, beside, 0}, {stack_, program, costs, reuses, beside, 1}};
     RankRun ahead;
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result->forward : result->backward;
@@ -297,7 +304,7 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         time.passage = alone[slot].passage();
         if (alone[slot].runs_ahead()) run_on(time, period(time.passage));
     }
-    const Alone first_backward(stack_, program, costs, reuses, static_cast<int>(program->templates.size()) - 1);
+    const Alone first_backward(stack_, program, costs, reuses, beside, static_cast<int>(program->templates.size()) - 1);
     result->first_backward = result->backward;
     if (program->templates.size() > 2) {
         SegmentTime& time = result->first_backward;

@@ -198,7 +198,7 @@ double CostModel::among_others(const Op& op, double seconds) const {
 // stacks state a share of their own (StackCosts::overlap_sm_share).
 BesideExchange CostModel::beside_exchange() const {
     const Hardware& hardware = *plan_.hardware;
-    if (hardware.cpu || !plan_.ep_overlap || plan_.stack != "moe-plan") return {};
+    if (hardware.cpu || plan_.ep == 1 || plan_.stack != "moe-plan") return {};
     BesideExchange beside{static_cast<double>(peer_blocks_beside) / hardware.sm_count, sparing(peer_blocks_beside)};
     const MeasuredGroup known =
         nearest_group(hardware, losses_key, links({Domain::expert, axis::expert}).placement.size);

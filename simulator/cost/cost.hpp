@@ -18,7 +18,7 @@ struct OpCost {
     bool waits_for_counts = false; // the host first waits until routed counts are there (dispatchers that read them)
 };
 
-// What tokens on their way to experts and back take from what computes beside them in merged slots.
+// What tokens on their way to experts and back take from what computes beside them.
 struct BesideExchange {
     double lost = 0.0;    // part of its rate, of ops that are no products of experts
     double sparing = 1.0; // times as long that a product takes which leaves them their multiprocessors

@@ -118,11 +118,38 @@ TEST_CASE("merged slots: the fast estimate follows the order and the losses") {
     }
 }
 
+TEST_CASE("a shared expert loses to the tokens of its layer, which the fast estimate follows") {
+    const auto played = [](double lost, double& fast) {
+        moe::Plan plan = overlapped(lost);
+        plan.model = std::make_shared<const moe::Model>(moe::load_model("DeepSeek-V2-Lite"));
+        plan.ep_overlap = false;
+        const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+        fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        return moe::simulate(plan, stack);
+    };
+    double before = 0.0, after = 0.0;
+    const moe::Simulation without = played(1e-9, before), with = played(0.25, after);
+    double exchanged = 0.0, longer = 0.0; // products of the shared expert
+    for (std::size_t i = 0; i < with.timeline.rows.size(); ++i) {
+        const moe::TimelineRow& row = with.timeline.rows[i];
+        if (moves_tokens(row.kind)) exchanged += row.busy;
+        const double more = row.busy - without.timeline.rows[i].busy;
+        if (row.module == moe::Module::shared_experts)
+            longer += more;
+        else
+            CHECK(more == doctest::Approx(0.0));
+    }
+    CHECK(longer > 0.02 * exchanged);
+    CHECK(longer < 0.25 * exchanged);
+    CHECK(before == doctest::Approx(without.estimate.step_seconds).epsilon(0.005));
+    CHECK(after == doctest::Approx(with.estimate.step_seconds).epsilon(0.005));
+}
+
 TEST_CASE("merged slots: tokens take multiprocessors from what computes, of all but products what was measured") {
     moe::Hardware hardware = moe::load_hardware("h200");
     moe::Plan plan;
     plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
-    plan.gpus = plan.dp = plan.ep = 2;
+    plan.gpus = plan.dp = plan.edp = 2;
     const auto beside = [&] {
         plan.hardware = std::make_shared<const moe::Hardware>(hardware);
         const moe::Stack stack = moe::load_stack(plan.stack, hardware);
@@ -130,8 +157,9 @@ TEST_CASE("merged slots: tokens take multiprocessors from what computes, of all 
         return moe::CostModel(plan, stack, routes).beside_exchange();
     };
     plan.stack = "moe-plan";
-    CHECK(beside().none());
-    plan.ep_overlap = true;
+    CHECK(beside().none()); // no tokens travel
+    plan.ep = 2;
+    plan.edp = 1;
     CHECK(beside().lost == doctest::Approx(24.0 / 132));
     CHECK(beside().sparing == doctest::Approx(132.0 / 108));
     hardware.measured["lost_beside_exchange.x4"] = {{2e-3, 1e-3}};
