@@ -165,7 +165,7 @@ bool is_large_product(const Op& op, double seconds, const Hardware& hardware) {
 
 double beside_work(const std::string& key, const std::vector<double>& sides) {
     if (key.rfind("attention", 0) == 0) return sides.size() == 6 ? sides[0] * sides[1] : 0.0;
-    if (key.rfind("dispatch_tokens", 0) == 0) {
+    if (key.rfind("dispatch_tokens", 0) == 0 || key.rfind("combine_tokens", 0) == 0) {
         const std::size_t group = key.rfind(".x");
         if (group == std::string::npos || sides.size() != 3) return 0.0;
         return sides[0] * sides[1] * std::min(sides[2], std::strtod(key.c_str() + group + 2, nullptr));

@@ -41,8 +41,8 @@ struct CostPoint {
 };
 // What a family's time grows with beside its work: the elements of a product's operands and result, of all its groups;
 // the rows of queries of all heads of attention, each of which has sums that begin and end; the bytes of a
-// dispatch over peers' memory, of a group_key(): a token's once for every member that one of its choices is with; 0 for
-// other families.
+// dispatch or combine over peers' memory, of a group_key(): a token's once for every member that one of its choices is
+// with; 0 for other families.
 double beside_work(const std::string& key, const std::vector<double>& sides);
 
 // At the Program's expected rows.

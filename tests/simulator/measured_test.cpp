@@ -77,7 +77,7 @@ TEST_CASE("measured attention: short sequences cost their rows, long ones their 
         }
 }
 
-TEST_CASE("measured dispatch: a token travels once to a member, however many of its choices are there") {
+TEST_CASE("measured dispatch and combine: a token travels once to a member, however many of its choices are there") {
     const auto seconds = [](double tokens, double bytes, double choices) {
         return 15e-6 + tokens * bytes * std::min(choices, 4.0) / 4e11;
     };
@@ -91,8 +91,10 @@ TEST_CASE("measured dispatch: a token travels once to a member, however many of 
     std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
     for (const double choices : {2.0, 4.0, 6.0}) { // by all choices alike up to 32 % off
         const moe::MeasuredCall at = call(16384, 4096, choices);
-        const double predicted = moe::measured_seconds(gpu(), calls, {"dispatch_tokens.x4", "", at.work, at.sides});
-        CHECK(predicted == doctest::Approx(at.seconds).epsilon(0.03));
+        for (const char* key : {"dispatch_tokens.x4", "combine_tokens.values.x4"}) {
+            const double predicted = moe::measured_seconds(gpu(), calls, {key, "", at.work, at.sides});
+            CHECK(predicted == doctest::Approx(at.seconds).epsilon(0.03));
+        }
     }
 }
 
