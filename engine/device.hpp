@@ -1,6 +1,8 @@
 // Where a rank's memory lies and how its work is queued: in this process, or on an accelerator that runs behind it.
 #pragma once
 
+#include "engine/draw.hpp"
+
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -80,6 +82,8 @@ public:
     // Bytes of the device that are taken now, by whomever: arena, context, loaded kernels, libraries and other
     // programs; 0 where that is not known.
     virtual double used_bytes() const { return 0.0; }
+
+    virtual Draw draw() const { return {}; }
 
     // The host's memory that ops of this device copy to and from, where offloaded tensors wait. read() and write() take
     // its addresses as well.

@@ -127,6 +127,7 @@ public:
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
     std::string device_name() const; // with their number, where there are several
+    Draw draw() const;               // of the devices here
     QueuedStep queued_step() const;  // of the first rank here; all zero on back ends without a queue
     // What joins ranks on devices; empty elsewhere.
     const Joined& joined() const { return joined_; }

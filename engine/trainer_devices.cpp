@@ -76,6 +76,12 @@ void Trainer::join_devices(const std::vector<MemoryPlan>& memory) {
     }
 }
 
+Draw Trainer::draw() const {
+    std::vector<Draw> devices;
+    for (const Rank& rank : ranks_) devices.push_back(rank.device->draw());
+    return combined(devices);
+}
+
 std::string Trainer::device_name() const {
     const std::string name = ranks_.front().device->name();
     return ranks_.size() > 1 ? fmt::format("{} x {}", ranks_.size(), name) : name;

@@ -182,6 +182,12 @@ std::string run_document(const RunRecord& run) {
                              {"host_seconds", run.queued.host_seconds},
                              {"stamp_seconds", run.queued.stamp_seconds},
                              {"usual_stamp_seconds", run.queued.usual_stamp_seconds}};
+    if (run.draw.seconds > 0.0)
+        document["draw"] = {{"seconds", run.draw.seconds},
+                            {"watts", run.draw.watts},
+                            {"limit_watts", run.draw.limit_watts},
+                            {"clock_mhz", run.draw.clock_hz / 1e6},
+                            {"top_clock_mhz", run.draw.top_clock_hz / 1e6}};
     if (!run.joined.each.empty()) document["communicators"] = joined_json(run.joined);
     if (!run.command.empty()) document["command"] = run.command;
     return finish(document);

@@ -48,6 +48,7 @@ struct RunRecord {
     double predicted_step_seconds = 0.0, measured_step_seconds = 0.0; // measured: median without the first step
     QueuedStep queued;                                                // of plans with cuda_graph = full on a GPU
     Joined joined;                                                    // of ranks on devices
+    MeanDraw draw;                                                    // of the devices of this process
     std::string command;                                              // run.json: how the run was started
 };
 std::string run_document(const RunRecord& run);

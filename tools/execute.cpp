@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -314,6 +315,7 @@ private:
 
     void train_and_save(Trainer& trainer) {
         StepLog log(console_, plan_, train_with_.steps, run_);
+        DrawLog draws;
         std::optional<CheckpointWriter> writer;
         std::optional<Saving> saving;
         if (!options_.checkpoint.empty()) {
@@ -325,7 +327,13 @@ private:
         }
         train(
             trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
-            [&log](const StepResult& step) { log.add(step); }, saving ? &*saving : nullptr);
+            [&](const StepResult& step) {
+                log.add(step);
+                const DrawLog::Time now = std::chrono::steady_clock::now();
+                if (draws.due(now)) draws.add(now, trainer.draw());
+            },
+            saving ? &*saving : nullptr);
+        run_.draw = draws.mean();
         if (writer && writer->saved_step() >= 0)
             console_.say("Saved step {} in {}", writer->saved_step(), options_.checkpoint);
     }
@@ -337,6 +345,10 @@ private:
         if (run_.queued.nodes > 0)
             console_.say("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
                          run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
+        if (const MeanDraw& d = run_.draw; d.seconds > 0.0)
+            console_.say("{}: {:.0f} of {:.0f} W at {:.0f} of {:.0f} MHz, over the last {:.1f} s of steps",
+                         plan_.gpus > 1 ? "The GPUs' mean power and the slowest one's clock" : "The GPU", d.watts,
+                         d.limit_watts, d.clock_hz / 1e6, d.top_clock_hz / 1e6, d.seconds);
         if (recorded) {
             const Timeline measured = trainer.timeline();
             if (first_ && !options_.trace.empty()) write_trace(measured, options_.trace);

@@ -12,6 +12,9 @@ const Backend& cuda_backend();
 // graphs.
 std::unique_ptr<Device> open_cuda(bool replayed, int device);
 
+// Of GPU number `device`; all zero where the driver does not say.
+Draw cuda_draw(int device);
+
 // NCCL. Throws Error (bad_input) where this machine does not have it.
 const CollectiveLibrary& nccl_library();
 

@@ -315,6 +315,8 @@ public:
         return static_cast<double>(free);
     }
 
+    Draw draw() const override { return cuda_draw(queue_.device()); }
+
     double used_bytes() const override {
         select(queue_.device());
         std::size_t free = 0, all = 0;

@@ -1,0 +1,46 @@
+// What the devices of a run draw and how fast they run: a GPU at the limit of its power holds less than its top clock,
+// which is the first question where a measured step is longer than a predicted one.
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+namespace moe {
+
+// Of one device now, or of several: the mean, and the slowest one's clock. All zero where a device does not say.
+struct Draw {
+    double joules = 0.0; // since some time before the process began
+    double limit_watts = 0.0;
+    double clock_hz = 0.0, top_clock_hz = 0.0; // of the multiprocessors
+};
+Draw combined(const std::vector<Draw>& devices);
+
+// Over the end of a run.
+struct MeanDraw {
+    double seconds = 0.0; // 0: nothing is known
+    double watts = 0.0, limit_watts = 0.0;
+    double clock_hz = 0.0, top_clock_hz = 0.0;
+};
+
+// Keeps readings of the last seconds.
+class DrawLog {
+public:
+    using Time = std::chrono::steady_clock::time_point;
+    static constexpr double between_seconds = 0.2; // drivers count energy anew ten times a second
+    static constexpr double kept_seconds = 4.0;    // in which the clock of a GPU at its limit swings about its mean
+
+    // Whether it is time for another reading.
+    bool due(Time now) const;
+    void add(Time now, const Draw& draw);
+    // Of the readings kept, if they span at least a second.
+    MeanDraw mean() const;
+
+private:
+    struct Reading {
+        Time time;
+        Draw draw;
+    };
+    std::vector<Reading> readings_;
+};
+
+} // namespace moe
