@@ -4,9 +4,9 @@
 #include "planner/error.hpp"
 #include "planner/files.hpp"
 #include "tests/draws.hpp"
-#include "tests/engine/folder.hpp"
 #include "tests/engine/refusals.hpp"
 #include "tests/engine/samples.hpp"
+#include "tests/folder.hpp"
 
 #include <doctest/doctest.h>
 

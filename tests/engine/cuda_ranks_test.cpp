@@ -3,7 +3,7 @@
 #include "engine/checkpoint_writer.hpp"
 #include "planner/error.hpp"
 #include "tests/engine/cuda_parity.hpp"
-#include "tests/engine/folder.hpp"
+#include "tests/folder.hpp"
 
 #include <doctest/doctest.h>
 

@@ -4,7 +4,7 @@
 #include "engine/tokenize.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
-#include "tests/engine/folder.hpp"
+#include "tests/folder.hpp"
 
 #include <doctest/doctest.h>
 

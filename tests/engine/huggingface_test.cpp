@@ -3,9 +3,9 @@
 #include "engine/safetensors.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
-#include "tests/engine/folder.hpp"
 #include "tests/engine/refusals.hpp"
 #include "tests/engine/samples.hpp"
+#include "tests/folder.hpp"
 
 #include <doctest/doctest.h>
 

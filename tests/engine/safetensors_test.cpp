@@ -2,8 +2,8 @@
 #include "engine/safetensors.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
-#include "tests/engine/folder.hpp"
 #include "tests/engine/refusals.hpp"
+#include "tests/folder.hpp"
 
 #include <doctest/doctest.h>
 

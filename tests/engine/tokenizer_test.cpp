@@ -4,34 +4,18 @@
 #include "engine/tokenize.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "tests/folder.hpp"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include <unistd.h>
-
-#include <cstdio>
 #include <filesystem>
-
-
 
 using namespace moe;
 
 namespace {
 
 using Json = nlohmann::json;
-
-class Folder {
-public:
-    Folder() : path_(std::filesystem::temp_directory_path() / ("moe_tokenizer_" + std::to_string(::getpid()))) {
-        std::filesystem::create_directories(path_);
-    }
-    ~Folder() { std::filesystem::remove_all(path_); }
-    std::string file(const char* name) const { return (path_ / name).string(); }
-
-private:
-    std::filesystem::path path_;
-};
 
 std::string utf8(int code) {
     if (code < 128) return std::string(1, static_cast<char>(code));
@@ -59,9 +43,9 @@ Json made_by_hand() {
 }
 
 std::string refusal(const Folder& folder, const Json& json) {
-    write_file(folder.file("tokenizer.json"), json.dump());
+    write_file(folder / "tokenizer.json", json.dump());
     try {
-        BytePairEncoder encoder(folder.file("tokenizer.json"));
+        BytePairEncoder encoder(folder / "tokenizer.json");
     } catch (const Error& error) {
         CHECK(error.fault() == Fault::bad_input);
         return error.what();
@@ -82,8 +66,8 @@ TEST_CASE("tokenizer: pairs merge by rank from the left, pieces keep them apart,
     if (no_icu()) return;
     const Folder folder;
     Json json = made_by_hand();
-    write_file(folder.file("tokenizer.json"), json.dump());
-    BytePairEncoder encoder(folder.file("tokenizer.json"));
+    write_file(folder / "tokenizer.json", json.dump());
+    BytePairEncoder encoder(folder / "tokenizer.json");
     CHECK(encoder.vocabulary() == 263);
     const auto encode = [&encoder](const std::string& text) {
         std::vector<std::int32_t> ids;
@@ -98,8 +82,8 @@ TEST_CASE("tokenizer: pairs merge by rank from the left, pieces keep them apart,
     CHECK(encode("\xc3\xa9") == std::vector<std::int32_t>{0xc3, 0xa9});
     CHECK(encode("").empty());
     json["model"]["ignore_merges"] = true;
-    write_file(folder.file("tokenizer.json"), json.dump());
-    BytePairEncoder whole(folder.file("tokenizer.json"));
+    write_file(folder / "tokenizer.json", json.dump());
+    BytePairEncoder whole(folder / "tokenizer.json");
     std::vector<std::int32_t> ids;
     whole.encode("hello hello", "text", ids);
     CHECK(ids == std::vector<std::int32_t>{261, ' ', 258, 'o'});
@@ -109,17 +93,17 @@ TEST_CASE("tokenizer: a dataset of its ids, in 32 bits where 16 do not hold them
     if (no_icu()) return;
     const Folder folder;
     Json json = made_by_hand();
-    write_file(folder.file("text"), "hello<|end|>");
+    write_file(folder / "text", "hello<|end|>");
     for (const int id : {262, 65535, 65536}) {
         json["added_tokens"][0]["id"] = id;
-        write_file(folder.file("tokenizer.json"), json.dump());
-        const TokenizeResult result = tokenize_words({folder.file("text"), folder.file("text")},
-                                                     folder.file("tokenizer.json"), folder.file("out"));
+        write_file(folder / "tokenizer.json", json.dump());
+        const TokenizeResult result =
+            tokenize_words({folder / "text", folder / "text"}, folder / "tokenizer.json", folder / "out");
         CHECK(result.documents == 2);
         CHECK(result.tokens == 6);
-        CHECK(std::filesystem::file_size(folder.file("out.bin")) == (id > 65535 ? 24u : 12u));
+        CHECK(std::filesystem::file_size(folder / "out.bin") == (id > 65535 ? 24u : 12u));
         std::vector<std::int32_t> ids(6);
-        IndexedDataset(folder.file("out")).read(0, ids, id + 1);
+        IndexedDataset(folder / "out").read(0, ids, id + 1);
         CHECK(ids == std::vector<std::int32_t>{258, 'o', id, 258, 'o', id});
     }
 }
@@ -149,8 +133,8 @@ TEST_CASE("tokenizer: what is not read is refused by its field") {
     Json missing = made_by_hand();
     missing["model"]["vocab"].erase("h");
     CHECK(refusal(folder, missing).find("byte 104") != std::string::npos);
-    write_file(folder.file("tokenizer.json"), made_by_hand().dump());
-    BytePairEncoder encoder(folder.file("tokenizer.json"));
+    write_file(folder / "tokenizer.json", made_by_hand().dump());
+    BytePairEncoder encoder(folder / "tokenizer.json");
     std::vector<std::int32_t> ids;
     try {
         encoder.encode("good \xff", "text.txt", ids);

@@ -2,23 +2,21 @@
 #include "planner/coefficients.hpp"
 
 #include "planner/files.hpp"
+#include "tests/folder.hpp"
 #include "tests/planner/fault_of.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <unistd.h>
 
-#include <cstdio>
-#include <filesystem>
 #include <set>
 
 TEST_CASE("every shipped coefficient states prior, unit and source, and is named by a stack") {
     const moe::Coefficients all = moe::load_coefficients();
     CHECK(all.size() >= 30);
     std::string stacks;
-    for (const char* file : {"base/megatron", "bridge-25.09", "bridge-25.11", "bridge-26.08", "mlm-moe-recipes", "nemo-24",
-                             "torchtitan", "moe-modelzoo", "mcore-2504.14960"})
+    for (const char* file : {"base/megatron", "bridge-25.09", "bridge-25.11", "bridge-26.08", "mlm-moe-recipes",
+                             "nemo-24", "torchtitan", "moe-modelzoo", "mcore-2504.14960"})
         stacks += moe::read_file(moe::profiles_folder() + "/stacks/" + file + ".json");
     for (const auto& [name, c] : all) {
         CAPTURE(name);
@@ -34,10 +32,10 @@ TEST_CASE("every shipped coefficient states prior, unit and source, and is named
 TEST_CASE("coefficients survive being written and read") {
     moe::Coefficients one;
     one["a.b"] = {0.123456, 0.1, 0.2, 0.05, "of something", "a test"};
-    const std::string path = (std::filesystem::temp_directory_path() / ("coefficients-" + std::to_string(::getpid()))).string();
+    const Folder folder;
+    const std::string path = folder / "coefficients.json";
     moe::save_coefficients(one, path);
     const std::string text = moe::read_file(path);
     CHECK(text.find("\"value\": 0.1235") != std::string::npos);
     CHECK(text.find("\"error\": 0.05") != std::string::npos);
-    std::remove(path.c_str());
 }

@@ -1,5 +1,6 @@
 // Files: whole reads, atomic writes that leave nothing half-written, and the reasons in the error lines.
 #include "planner/files.hpp"
+#include "tests/folder.hpp"
 #include "tests/planner/fault_of.hpp"
 
 #include <doctest/doctest.h>
@@ -15,25 +16,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A folder of its own for one test, removed at its end.
-struct Folder {
-    fs::path path;
-    Folder() {
-        std::string name = (fs::temp_directory_path() / "moe-plan-files-XXXXXX").string();
-        REQUIRE(::mkdtemp(name.data()) != nullptr);
-        path = name;
-    }
-    Folder(const Folder&) = delete;
-    Folder& operator=(const Folder&) = delete;
-    ~Folder() {
-        std::error_code ignored;
-        fs::remove_all(path, ignored);
-    }
-    std::string file(const char* name) const { return (path / name).string(); }
-    std::size_t entries() const {
-        return static_cast<std::size_t>(std::distance(fs::directory_iterator(path), fs::directory_iterator()));
-    }
-};
+std::ptrdiff_t entries(const Folder& folder) {
+    return std::distance(fs::directory_iterator(folder.path), fs::directory_iterator());
+}
 
 // Lets no file grow beyond `bytes`: what a full disk looks like to a writer.
 struct SmallDisk {
@@ -79,28 +64,28 @@ TEST_CASE("what is written is read back, whole and under the final name only") {
     std::string content;
     for (int i = 0; i < 100000; ++i) content += std::to_string(i) + '\n';
     content += std::string("\0binary", 7);
-    moe::write_file(folder.file("a.json"), [&](const auto& append) {
+    moe::write_file(folder / "a.json", [&](const auto& append) {
         const std::string_view all = content;
         for (std::size_t at = 0; at < all.size(); at += 1000) append(all.substr(at, 1000));
     });
-    CHECK(moe::read_file(folder.file("a.json")) == content);
-    CHECK(folder.entries() == 1);
-    moe::write_file(folder.file("a.json"), "short");
-    CHECK(moe::read_file(folder.file("a.json")) == "short");
-    CHECK(folder.entries() == 1);
+    CHECK(moe::read_file(folder / "a.json") == content);
+    CHECK(entries(folder) == 1);
+    moe::write_file(folder / "a.json", "short");
+    CHECK(moe::read_file(folder / "a.json") == "short");
+    CHECK(entries(folder) == 1);
 }
 
 TEST_CASE("a failing writer leaves the old file and no partial one") {
     const Folder folder;
-    moe::write_file(folder.file("a.json"), "old");
-    CHECK_THROWS_AS(moe::write_file(folder.file("a.json"),
+    moe::write_file(folder / "a.json", "old");
+    CHECK_THROWS_AS(moe::write_file(folder / "a.json",
                                     [](const auto& append) {
                                         append(std::string(1 << 20, 'x'));
                                         throw std::runtime_error("no more");
                                     }),
                     std::runtime_error);
-    CHECK(moe::read_file(folder.file("a.json")) == "old");
-    CHECK(folder.entries() == 1);
+    CHECK(moe::read_file(folder / "a.json") == "old");
+    CHECK(entries(folder) == 1);
 }
 
 TEST_CASE("a full disk is one line with exit status 1 and leaves nothing behind") {
@@ -110,21 +95,21 @@ TEST_CASE("a full disk is one line with exit status 1 and leaves nothing behind"
     std::string fault;
     {
         const SmallDisk disk(1 << 16);
-        fault = fault_of([&] { moe::write_file(folder.file("trace.json"), std::string(1 << 20, 'x')); });
+        fault = fault_of([&] { moe::write_file(folder / "trace.json", std::string(1 << 20, 'x')); });
     }
-    CHECK(fault == "1: cannot write " + folder.file("trace.json") + ": File too large");
-    CHECK(folder.entries() == 0);
+    CHECK(fault == "1: cannot write " + (folder / "trace.json") + ": File too large");
+    CHECK(entries(folder) == 0);
 }
 
 TEST_CASE("paths that cannot be read or written are named with the reason") {
     const Folder folder;
     const std::string here = folder.path.string();
     CHECK(fault_of([&] { moe::read_file(here); }) == "2: cannot read " + here + ": Is a directory");
-    CHECK(fault_of([&] { moe::read_file(folder.file("none")); }) ==
-          "2: cannot read " + folder.file("none") + ": No such file or directory");
+    CHECK(fault_of([&] { moe::read_file(folder / "none"); }) ==
+          "2: cannot read " + (folder / "none") + ": No such file or directory");
     CHECK(fault_of([&] { moe::write_file(here, "x"); }) == "1: cannot write " + here + ": Is a directory");
-    CHECK(fault_of([&] { moe::write_file(folder.file("no/such/file"), "x"); }) ==
-          "1: cannot write " + folder.file("no/such/file") + ": No such file or directory");
+    CHECK(fault_of([&] { moe::write_file(folder / "no/such/file", "x"); }) ==
+          "1: cannot write " + folder / "no/such/file" + ": No such file or directory");
 }
 
 TEST_CASE("the profiles folder is found beside the build tree or where MOE_PLAN_PROFILES points") {

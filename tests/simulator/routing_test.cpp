@@ -5,12 +5,12 @@
 #include "planner/schedule.hpp"
 #include "simulator/cost/cost.hpp"
 #include "simulator/skew.hpp"
+#include "tests/folder.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 #include <random>
 
@@ -111,7 +111,8 @@ TEST_CASE("layer loads: Zipf and Dirichlet by hand") {
 }
 
 TEST_CASE("histograms: CSV and JSON, and what is wrong with them") {
-    const std::string csv = std::tmpnam(nullptr) + std::string(".csv"), json = csv.substr(0, csv.size() - 4) + ".json";
+    const Folder folder;
+    const std::string csv = folder / "h.csv", json = folder / "h.json";
     write_file(csv, "expert 0,expert 1,expert 2,expert 3\n30,10,10,10\n10,10,10,30\n");
     write_file(json, R"({"counts": [[30, 10, 10, 10], [10, 10, 10, 30]]})");
     CHECK(load_histogram(csv) == load_histogram(json));
@@ -132,8 +133,6 @@ TEST_CASE("histograms: CSV and JSON, and what is wrong with them") {
     refused("1,-2\n", "must be 0 or more");
     write_file(json, "{\"counts\": [[1, \"a\"]]}");
     CHECK_THROWS_WITH_AS(load_histogram(json), doctest::Contains("no token count"), Error);
-    std::remove(csv.c_str());
-    std::remove(json.c_str());
 }
 
 TEST_CASE("step load: equal loads are kept, the formula follows a pipeline that is played") {

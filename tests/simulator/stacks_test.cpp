@@ -1,6 +1,7 @@
 // Stacks: every shipped one on every machine, and files that state only what differs from their base.
 #include "planner/files.hpp"
 #include "planner/stack.hpp"
+#include "tests/folder.hpp"
 #include "tests/planner/fault_of.hpp"
 
 #include <doctest/doctest.h>
@@ -19,34 +20,29 @@ namespace fs = std::filesystem;
 class Profiles {
 public:
     Profiles() {
-        std::string name = (fs::temp_directory_path() / "moe-plan-stacks-XXXXXX").string();
-        REQUIRE(::mkdtemp(name.data()) != nullptr);
-        path_ = name;
         const char* before = std::getenv("MOE_PLAN_PROFILES");
         before_ = before == nullptr ? "" : before;
         const std::string shipped = moe::profiles_folder();
-        fs::create_directories(path_ / "models");
-        fs::copy(shipped + "/stacks", path_ / "stacks", fs::copy_options::recursive);
-        fs::copy(shipped + "/coefficients.json", path_ / "coefficients.json");
-        ::setenv("MOE_PLAN_PROFILES", path_.c_str(), 1);
+        fs::create_directories(folder_.path / "models");
+        fs::copy(shipped + "/stacks", folder_.path / "stacks", fs::copy_options::recursive);
+        fs::copy(shipped + "/coefficients.json", folder_.path / "coefficients.json");
+        ::setenv("MOE_PLAN_PROFILES", folder_.path.c_str(), 1);
     }
     ~Profiles() {
         if (before_.empty())
             ::unsetenv("MOE_PLAN_PROFILES");
         else
             ::setenv("MOE_PLAN_PROFILES", before_.c_str(), 1);
-        std::error_code ignored;
-        fs::remove_all(path_, ignored);
     }
     Profiles(const Profiles&) = delete;
     Profiles& operator=(const Profiles&) = delete;
     // fields: what follows the name, e.g. R"("base": "bridge-26.08")".
     void stack(const std::string& name, const std::string& fields) const {
-        std::ofstream(path_ / "stacks" / (name + ".json")) << "{\"name\": \"" << name << "\", " << fields << "}";
+        std::ofstream(folder_.path / "stacks" / (name + ".json")) << "{\"name\": \"" << name << "\", " << fields << "}";
     }
 
 private:
-    fs::path path_;
+    Folder folder_;
     std::string before_;
 };
 
