@@ -221,12 +221,10 @@ void add_run(std::vector<Runs>& runs, std::int64_t first, std::int64_t count) {
 
 std::string checkpoint_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
 
-void write_checkpoint(const std::string& folder, const Snapshot& snapshot, double patience) {
-    const std::string path = inside(folder, checkpoint_name(snapshot.state.step));
-    const std::string partial = path + partial_mark + snapshot.run;
-    std::error_code error;
-    fs::create_directories(partial, error);
-    if (error) fail("cannot make the folder {}: {}", partial, error.message());
+namespace {
+
+// Shards and parts of the snapshot's ranks; the index as well where rank 0 is among them.
+void write_into(const std::string& partial, const Snapshot& snapshot, double patience) {
     bool first = false;
     for (const RankSlices& rank : snapshot.ranks) {
         write_shard(inside(partial, shard_name(rank.rank)), rank.slices);
@@ -236,6 +234,33 @@ void write_checkpoint(const std::string& folder, const Snapshot& snapshot, doubl
     if (!first) return;
     const std::string text = index_of(partial, snapshot, patience).dump();
     write_file(inside(partial, "index.json"), fmt::format("{{\"crc32c\":{},\"checkpoint\":{}}}\n", crc32c(text), text));
+}
+
+// What this process wrote, which would fill the disk that it ran out of; the folder with the last of all processes.
+void remove_parts(const std::string& partial, const Snapshot& snapshot) {
+    std::error_code error;
+    for (const RankSlices& rank : snapshot.ranks)
+        for (const std::string& name : {shard_name(rank.rank), part_name(rank.rank)})
+            fs::remove(inside(partial, name), error);
+    fs::remove(partial, error);
+}
+
+} // namespace
+
+void write_checkpoint(const std::string& folder, const Snapshot& snapshot, double patience) {
+    const std::string path = inside(folder, checkpoint_name(snapshot.state.step));
+    const std::string partial = path + partial_mark + snapshot.run;
+    std::error_code error;
+    fs::create_directories(partial, error);
+    if (error) fail("cannot make the folder {}: {}", partial, error.message());
+    try {
+        write_into(partial, snapshot, patience);
+    } catch (...) {
+        remove_parts(partial, snapshot);
+        throw;
+    }
+    if (std::none_of(snapshot.ranks.begin(), snapshot.ranks.end(), [](const RankSlices& r) { return r.rank == 0; }))
+        return;
     for (int rank = 0; rank < snapshot.world; ++rank) fs::remove(inside(partial, part_name(rank)), error);
     flush_folder(partial);
     fs::remove_all(path, error); // damaged: whole ones are resumed from, and no step is taken twice

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
 #include <functional>
 #include <string>
 
@@ -212,4 +213,9 @@ TEST_CASE("a full disk: one line, status 1, nothing left") {
     check_line(folder.run("ulimit -f 16; moe-plan replay plan.json --trace trace.json"), 1, "trace.json");
     check_line(folder.run("ulimit -f 16; moe-plan tokenize text.txt --out again"), 1, "again.bin");
     CHECK(folder.entries() == before);
+    const moe::test::Outcome saved =
+        folder.run("ulimit -f 64; moe-plan execute plan.json --data text --steps 1 --checkpoint c");
+    CHECK(saved.status == 1);
+    CHECK(saved.err.find("moe-plan: cannot write c/step-00000001.partial") != std::string::npos);
+    CHECK(std::filesystem::is_empty(folder.file("c")));
 }
