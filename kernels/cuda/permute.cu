@@ -24,22 +24,47 @@ __device__ void places_of(const Move& m, const std::int32_t* row_of, std::int64_
     for (int k = 0; k < together; ++k) place[k] = first + k < m.copies ? row_of[token * m.copies + first + k] : -1;
 }
 
-// x is read once for all copies of a token.
+// A pack that this multiprocessor will not read again.
 template <class A>
-__global__ void __launch_bounds__(row_threads) scatter_kernel(Move m, Src x, const std::int32_t* row_of, Dst rows) {
-    constexpr int W = A::width;
+__device__ void put_away(Dst y, std::int64_t i, const typename A::Held& held) {
+    if constexpr (A::width == 1) {
+        A::put(y, i, held);
+    } else {
+        static_assert(A::Held::words == 4, "16 bytes");
+        asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
+                         static_cast<typename A::Storage*>(y.data) + i),
+                     "r"(held.word[0]), "r"(held.word[1]), "r"(held.word[2]), "r"(held.word[3])
+                     : "memory");
+    }
+}
+
+// x is read once for all copies of a token, and a copy is written in one go: stores that change from row to row reach
+// memory more slowly.
+template <class A>
+__global__ void __launch_bounds__(row_threads, 2) scatter_kernel(Move m, Src x, const std::int32_t* row_of, Dst rows) {
+    constexpr int W = A::width, most = 16; // packs of a lane at a time
+    const int packs = static_cast<int>(m.cols / W);
     for_each_row(nullptr, 0, m.tokens, [&](std::int64_t token) {
         for (int first = 0; first < m.copies; first += together) {
             std::int32_t place[together];
             places_of(m, row_of, token, first, place);
-            for_each_pack<4>(
-                static_cast<int>(m.cols / W), [&](int p) { return A::take(x, token * m.cols + p * W); },
-                [&](int p, const typename A::Held& held) {
+            for (int start = lane_of_warp(); start < packs; start += most * warp_size) {
+                typename A::Held held[most];
 #pragma unroll
-                    for (int k = 0; k < together; ++k) {
-                        if (place[k] >= 0) A::put(rows, std::int64_t{place[k]} * m.cols + p * W, held);
+                for (int p = 0; p < most; ++p) {
+                    const int pack = start + p * warp_size;
+                    if (pack < packs) held[p] = A::take(x, token * m.cols + pack * W);
+                }
+#pragma unroll
+                for (int k = 0; k < together; ++k) {
+                    if (place[k] < 0) continue;
+#pragma unroll
+                    for (int p = 0; p < most; ++p) {
+                        const int pack = start + p * warp_size;
+                        if (pack < packs) put_away<A>(rows, std::int64_t{place[k]} * m.cols + pack * W, held[p]);
                     }
-                });
+                }
+            }
         }
     });
 }
