@@ -60,120 +60,125 @@ __global__ void __launch_bounds__(map_threads)
 }
 static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
 
-// Many copies are cut into chunks: each is counted by expert, the counts become the places where a chunk's copies of an
-// expert begin, and each chunk numbers its own. The index is read twice.
-constexpr int chunk_strips = 4, chunk_copies = threads * chunk_strips;
+// Copies are cut into chunks of a block each: the first launch counts them by expert, and in the second every chunk
+// adds up what lies before it and numbers its own. The index is read twice.
+constexpr int chunk_strips = 4, chunk_copies = map_threads * chunk_strips;
 constexpr int most_experts = 512; // whose counts per warp fit shared memory
-constexpr std::int64_t few_copies = 8192;
-
-// The expert of this lane's copy in a strip of its warp, -1 for none.
-__device__ int expert_of(const std::int32_t* index, std::int64_t copies, int strip, std::int64_t& copy) {
-    const std::int64_t warp = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-    copy = (warp * chunk_strips + strip) * warp_size + threadIdx.x % warp_size;
-    return copy < copies ? index[copy] : -1;
-}
-
-// counts[warp][expert] of this block's chunk
-__device__ void count_chunk(const std::int32_t* index, std::int64_t copies, int experts,
-                            int (&counts)[warps][most_experts]) {
-    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
-    for (int e = lane; e < experts; e += warp_size) counts[warp][e] = 0;
-    __syncwarp();
-    for (int strip = 0; strip < chunk_strips; ++strip) {
-        std::int64_t copy = 0;
-        const int e = expert_of(index, copies, strip, copy);
-        const unsigned same = __match_any_sync(all_lanes, e);
-        if (e >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[warp][e] += __popc(same);
-        __syncwarp();
-    }
-    __syncthreads();
-}
 
 // found[chunk][expert]
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(map_threads)
     count_chunks_kernel(const std::int32_t* index, std::int64_t copies, int experts, std::int32_t* found) {
-    __shared__ int counts[warps][most_experts];
-    count_chunk(index, copies, experts, counts);
-    for (int e = static_cast<int>(threadIdx.x); e < experts; e += threads) {
-        int sum = 0;
-        for (int w = 0; w < warps; ++w) sum += counts[w][e];
-        found[std::int64_t{blockIdx.x} * experts + e] = sum;
+    __shared__ int counts[most_experts];
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < experts) counts[thread] = 0;
+    int e[chunk_strips];
+#pragma unroll
+    for (int j = 0; j < chunk_strips; ++j) {
+        const std::int64_t copy = (std::int64_t{blockIdx.x} * chunk_strips + j) * map_threads + thread;
+        e[j] = copy < copies ? index[copy] : -1;
     }
+    __syncthreads();
+#pragma unroll
+    for (const int expert : e) {
+        if (expert >= 0) atomicAdd(counts + expert, 1);
+    }
+    __syncthreads();
+    if (thread < experts) found[std::int64_t{blockIdx.x} * experts + thread] = counts[thread];
 }
 
-// The sum of a value over the threads before this one; all threads come. `total`: over all.
-__device__ int sum_before(int value, int& total) {
-    __shared__ int part[warps];
-    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
-    int sum = value;
-    for (int offset = 1; offset < warp_size; offset *= 2) {
-        const int left = __shfl_up_sync(all_lanes, sum, offset);
-        if (lane >= offset) sum += left;
+// The lanes of the warp whose copy goes to the same expert as this lane's, or to none either: a ballot per bit of the
+// number, since __match_any_sync takes some 100 cycles.
+__device__ unsigned same_expert(int e, int bits) {
+    const unsigned some = __ballot_sync(all_lanes, e >= 0);
+    unsigned same = e >= 0 ? some : ~some;
+    for (int b = 0; b < bits; ++b) {
+        const bool one = (e >> b & 1) != 0;
+        const unsigned ones = __ballot_sync(all_lanes, one);
+        same &= one ? ones : ~ones;
     }
-    __syncthreads(); // the sums before have been read
+    return same;
+}
+
+// The sum over a block of map_threads up to and with this thread.
+__device__ int sum_up_to(int value) {
+    __shared__ int part[map_warps];
+    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
+    const auto scan = [lane](int sum) {
+        for (int offset = 1; offset < warp_size; offset *= 2) {
+            const int left = __shfl_up_sync(all_lanes, sum, offset);
+            if (lane >= offset) sum += left;
+        }
+        return sum;
+    };
+    const int sum = scan(value);
     if (lane == warp_size - 1) part[warp] = sum;
     __syncthreads();
-    total = 0;
-    int before = 0;
-    for (int w = 0; w < warps; ++w) {
-        if (w < warp) before += part[w];
-        total += part[w];
-    }
-    return before + sum - value;
+    const int before = __shfl_sync(all_lanes, scan(part[lane]), warp > 0 ? warp - 1 : 0);
+    return sum + (warp > 0 ? before : 0);
 }
 
-// A block per expert: found[chunk][expert] becomes what lies before the chunk, counts[expert] the sum.
-__global__ void __launch_bounds__(threads)
-    begin_chunks_kernel(std::int32_t* found, std::int64_t chunks, int experts, std::int32_t* counts) {
-    std::int32_t* const column = found + blockIdx.x;
-    int next = 0;
-    for (std::int64_t base = 0; base < chunks; base += threads) {
-        const std::int64_t chunk = base + threadIdx.x;
-        const int value = chunk < chunks ? column[chunk * experts] : 0;
-        int total = 0;
-        const int before = sum_before(value, total);
-        if (chunk < chunks) column[chunk * experts] = next + before;
-        next += total;
-    }
-    if (threadIdx.x == 0) counts[blockIdx.x] = next;
-}
-
-__global__ void __launch_bounds__(threads)
-    place_chunks_kernel(const std::int32_t* index, const std::int32_t* counts, const std::int32_t* begin,
-                        std::int32_t* row_of, std::int32_t* filled, std::int64_t copies, int experts,
+__global__ void __launch_bounds__(map_threads)
+    place_chunks_kernel(const std::int32_t* index, const std::int32_t* found, std::int32_t* counts,
+                        std::int32_t* row_of, std::int32_t* filled, std::int64_t copies, int experts, int bits,
                         std::int64_t padded) {
-    __shared__ int next[warps][most_experts]; // row of the next copy of an expert in a warp
-    const int lane = static_cast<int>(threadIdx.x % warp_size), warp = static_cast<int>(threadIdx.x / warp_size);
-    count_chunk(index, copies, experts, next);
-    int first = 0; // row of the expert
-    for (int base = 0; base < experts; base += threads) {
-        const int e = base + static_cast<int>(threadIdx.x);
-        int total = 0;
-        const int before = sum_before(e < experts ? counts[e] : 0, total);
-        if (e < experts) {
-            int row = padded > 0 ? static_cast<int>(e * padded) : first + before;
-            row += begin[std::int64_t{blockIdx.x} * experts + e];
-            for (int w = 0; w < warps; ++w) {
-                const int count = next[w][e];
-                next[w][e] = row;
-                row += count;
-            }
-            if (filled != nullptr && blockIdx.x == 0) filled[e] = static_cast<std::int32_t>(padded);
+    __shared__ unsigned short of_warp[map_warps][most_experts]; // copies, then those of the warps before
+    __shared__ int next[most_experts], total[most_experts];     // row of the chunk's first copy; copies of all chunks
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % warp_size, warp = thread / warp_size;
+    unsigned short* const mine = of_warp[warp];
+    const std::int64_t start = std::int64_t{blockIdx.x} * chunk_copies + warp * warp_size * chunk_strips + lane;
+    int e[chunk_strips];
+#pragma unroll
+    for (int j = 0; j < chunk_strips; ++j) e[j] = start + j * warp_size < copies ? index[start + j * warp_size] : -1;
+    if (thread < experts) next[thread] = total[thread] = 0;
+    for (int i = lane; i < experts; i += warp_size) mine[i] = 0;
+    __syncthreads();
+    const int slices = map_threads / experts; // threads that share an expert's chunks
+    if (thread < slices * experts) {
+        const int expert = thread % experts;
+        int before = 0, all = 0;
+        for (int chunk = thread / experts; chunk < static_cast<int>(gridDim.x); chunk += slices) {
+            const int count = found[std::int64_t{chunk} * experts + expert];
+            before += chunk < static_cast<int>(blockIdx.x) ? count : 0;
+            all += count;
         }
-        first += total;
+        atomicAdd(next + expert, before);
+        atomicAdd(total + expert, all);
+    }
+    unsigned same[chunk_strips];
+#pragma unroll
+    for (int j = 0; j < chunk_strips; ++j) {
+        same[j] = same_expert(e[j], bits);
+        if (e[j] >= 0 && lane == __ffs(static_cast<int>(same[j])) - 1) mine[e[j]] += __popc(same[j]);
+        __syncwarp();
     }
     __syncthreads();
-    for (int strip = 0; strip < chunk_strips; ++strip) {
-        std::int64_t copy = 0;
-        const int e = expert_of(index, copies, strip, copy);
-        const unsigned same = __match_any_sync(all_lanes, e);
-        const int before = __popc(same & ((1u << lane) - 1u));
-        if (copy < copies) row_of[copy] = e >= 0 ? next[warp][e] + before : -1;
+    const int all = thread < experts ? total[thread] : 0, last = sum_up_to(all);
+    if (thread < experts) {
+        next[thread] += padded > 0 ? static_cast<int>(thread * padded) : last - all;
+        int before = 0;
+#pragma unroll 8
+        for (int w = 0; w < map_warps; ++w) {
+            const int count = of_warp[w][thread];
+            of_warp[w][thread] = static_cast<unsigned short>(before);
+            before += count;
+        }
+        if (blockIdx.x == 0) {
+            counts[thread] = all;
+            if (filled != nullptr) filled[thread] = static_cast<std::int32_t>(padded);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < chunk_strips; ++j) {
+        const int rank = __popc(same[j] & ((1u << lane) - 1u));
+        const std::int64_t copy = start + j * warp_size;
+        if (copy < copies) row_of[copy] = e[j] >= 0 ? next[e[j]] + mine[e[j]] + rank : -1;
         __syncwarp();
-        if (e >= 0 && before == 0) next[warp][e] += __popc(same);
+        if (e[j] >= 0 && rank == 0) mine[e[j]] += __popc(same[j]);
         __syncwarp();
     }
 }
+static_assert(chunk_copies < 1 << 16, "a chunk's copies are counted in 16 bits");
 
 __global__ void __launch_bounds__(threads) expert_counts_kernel(const std::int32_t* all_counts, std::int32_t* counts,
                                                                 int sources, int experts, int first, int local) {
@@ -217,23 +222,23 @@ __global__ void __launch_bounds__(threads)
 void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,
                  std::int64_t tokens, int top_k, int experts, std::int64_t padded, void* stream) {
     if (experts <= 0) return;
-    const auto grid = static_cast<unsigned>(experts);
-    const std::int64_t copies = tokens * top_k, chunks = ceil_div(copies, std::int64_t{chunk_copies});
-    if (copies <= few_copies || experts > most_experts || chunks * experts > scratch_floats) {
+    const std::int64_t copies = tokens * top_k, chunks = ceil_div(copies > 0 ? copies : 1, std::int64_t{chunk_copies});
+    if (experts > most_experts || chunks * experts > scratch_floats) {
+        const auto grid = static_cast<unsigned>(experts);
         count_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, copies);
         CUDA_CHECK(cudaGetLastError());
         place_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, row_of, filled, copies, padded);
         CUDA_CHECK(cudaGetLastError());
         return;
     }
+    int bits = 0; // of an expert's number
+    while (1 << bits < experts) ++bits;
     auto* const found = reinterpret_cast<std::int32_t*>(scratch_of(stream_of(stream)));
     const unsigned blocks = blocks_for(chunks, 1);
-    count_chunks_kernel<<<blocks, threads, 0, stream_of(stream)>>>(index, copies, experts, found);
+    count_chunks_kernel<<<blocks, map_threads, 0, stream_of(stream)>>>(index, copies, experts, found);
     CUDA_CHECK(cudaGetLastError());
-    begin_chunks_kernel<<<grid, threads, 0, stream_of(stream)>>>(found, chunks, experts, counts);
-    CUDA_CHECK(cudaGetLastError());
-    place_chunks_kernel<<<blocks, threads, 0, stream_of(stream)>>>(index, counts, found, row_of, filled, copies,
-                                                                   experts, padded);
+    place_chunks_kernel<<<blocks, map_threads, 0, stream_of(stream)>>>(index, found, counts, row_of, filled, copies,
+                                                                       experts, bits, padded);
     CUDA_CHECK(cudaGetLastError());
 }
 
