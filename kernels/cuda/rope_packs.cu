@@ -279,6 +279,15 @@ bool fits(const RopeShape& s) {
            (lanes & (lanes - 1)) == 0;
 }
 
+// Two blocks of a multiprocessor at most, since more rows at once come slower out of memory, and so many that every
+// warp has as many rows as the next.
+template <auto kernel>
+unsigned even_blocks(std::int64_t tokens) {
+    const std::int64_t most = resident_blocks<kernel>(row_threads, tokens, row_warps), two = 2 * multiprocessors();
+    const std::int64_t work = ceil_div(tokens, std::int64_t{row_warps}), rows = ceil_div(work, most < two ? most : two);
+    return blocks_for(work, rows);
+}
+
 // run(Access, norm) as constants; false where packs do not fit.
 template <class Run>
 bool with_heads(const RopeShape& s, std::initializer_list<Src> operands, Run run) {
@@ -305,7 +314,7 @@ bool rope_packs(const RopeShape& s, Src qkv, const std::int32_t* positions, Src 
     if (!s.norm) wq = wk = Src{};
     return with_heads(s, {qkv, out, wq, wk}, [&](auto access, auto norm) {
         constexpr auto kernel = rope_packs_kernel<decltype(access), norm()>;
-        const unsigned blocks = resident_blocks<kernel>(row_threads, s.tokens, row_warps);
+        const unsigned blocks = even_blocks<kernel>(s.tokens);
         kernel<<<blocks, row_threads, 0, stream_of(stream)>>>(s, qkv, positions, wq, wk, out, rstd);
         CUDA_CHECK(cudaGetLastError());
     });
@@ -317,7 +326,7 @@ bool rope_grad_packs(const RopeShape& s, const RopeGradients& given, Dst dqkv, f
     return with_heads(s, {in.dout, dqkv, in.qkv, in.wq, in.wk}, [&](auto access, auto norm) {
         constexpr auto kernel = rope_grad_packs_kernel<decltype(access), norm()>;
         float* const partial = norm() ? scratch_of(stream_of(stream)) : nullptr;
-        const unsigned blocks = resident_blocks<kernel>(row_threads, s.tokens, row_warps);
+        const unsigned blocks = even_blocks<kernel>(s.tokens);
         kernel<<<blocks, row_threads, 0, stream_of(stream)>>>(s, in, dqkv, partial);
         CUDA_CHECK(cudaGetLastError());
         if (!norm()) return;
