@@ -7,7 +7,7 @@ namespace moe::cuda {
 namespace {
 
 template <int L, int K>
-__global__ void __launch_bounds__(row_threads, 2)
+__global__ void __launch_bounds__(row_threads, 3)
     router_lanes_kernel(RouterShape s, Src logits, Form form, Src bias, const std::int32_t* positions,
                         std::int32_t* index, float* weight) {
     __shared__ Spans spans_of[row_warps];

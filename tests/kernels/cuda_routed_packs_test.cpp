@@ -1,6 +1,8 @@
 // Kernels that move whole packs of routed rows: biases and activations of experts, permutation, places and choice.
 #include "tests/kernels/cuda_packs.hpp"
 
+#include <cmath>
+
 namespace moe::test {
 namespace {
 
@@ -121,8 +123,8 @@ TEST_CASE("packs: permute and unpermute, fewer and more copies than move togethe
 
 TEST_CASE("packs: places of many copies, dropped ones, experts without any, padded buffers") {
     const auto& k = table();
-    for (const int experts : {3, 128, 300, 600})
-        for (const std::int64_t tokens : {2048, 2500})
+    for (const int experts : {1, 3, 128, 300, 600})
+        for (const std::int64_t tokens : {100, 2500, 20000})
             for (const std::int64_t padded : {0, 9000}) {
                 Random random(fmt::format("places {} {} {}", experts, tokens, padded));
                 INFO(experts, " experts, ", tokens, " tokens, padded ", padded);
@@ -166,6 +168,37 @@ TEST_CASE("packs: router over one expert per lane and many, groups of whole warp
                     Index index(static_cast<std::size_t>(s.tokens * s.top_k), -1);
                     Tensor weight(Type::f32, s.tokens * s.top_k), dlogits(type, s.tokens * experts);
                     k.router(s, logits.src(), bias.src(), nullptr, index.data(), weight.f32(), nullptr);
+                    k.router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
+                    if (first.empty()) first = index;
+                    CHECK(index == first);
+                    return Outputs{weight, dlogits};
+                });
+            }
+}
+
+TEST_CASE("packs: router where many scores are equal, with few and many chosen") {
+    struct Size {
+        int experts, top_k, groups, kept;
+    };
+    for (const Type type : storages)
+        for (const Score score : {Score::softmax, Score::sigmoid})
+            for (const auto& [experts, top_k, groups, kept] :
+                 {Size{128, 8, 1, 1}, Size{512, 10, 1, 1}, Size{64, 3, 1, 1}, Size{33, 16, 1, 1}, Size{128, 20, 1, 1},
+                  Size{256, 8, 4, 2}, Size{96, 6, 3, 2}, Size{8, 2, 1, 1}}) {
+                RouterShape s;
+                s.tokens = 301, s.experts = experts, s.top_k = top_k, s.score = score, s.normalize = true;
+                s.groups = groups, s.groups_kept = kept, s.group_score_top = 2;
+                const std::string name = named("router", s.tokens, experts, {type}) +
+                                         fmt::format(" top {} of equal scores {}", top_k, static_cast<int>(score));
+                Random random(name);
+                Vec quarters = random.normal(s.tokens * experts);
+                for (double& x : quarters) x = std::round(4.0 * x) / 4.0;
+                const Tensor logits(type, quarters), dweight = random.tensor(Type::f32, s.tokens * top_k);
+                Index first;
+                compare(name, [&](const Kernels& k) {
+                    Index index(static_cast<std::size_t>(s.tokens * top_k), -1);
+                    Tensor weight(Type::f32, s.tokens * top_k), dlogits(type, s.tokens * experts);
+                    k.router(s, logits.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
                     k.router_grad(s, dweight.f32(), logits.src(), index.data(), dlogits.dst(), nullptr);
                     if (first.empty()) first = index;
                     CHECK(index == first);
