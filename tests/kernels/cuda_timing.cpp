@@ -11,7 +11,7 @@
 namespace moe::test {
 namespace {
 
-constexpr std::size_t pool_bytes = std::size_t{8} << 30;
+constexpr std::size_t pool_bytes = std::size_t{8} << 30, pattern_bytes = std::size_t{16} << 20;
 
 struct Stream {
     cudaStream_t stream = nullptr;
@@ -53,21 +53,33 @@ double median_seconds(const Stream& s, Queue queue) {
 
 DevicePool::DevicePool() {
     CUDA_CHECK(cudaMalloc(&memory_, pool_bytes));
+    CUDA_CHECK(cudaMalloc(&pattern_, pattern_bytes));
     // Either half of a word is a BF16 number of size 0.5 to 4, and the word an FP32 one.
     std::mt19937 engine(1);
-    std::vector<std::uint32_t> words(std::size_t{4} << 20);
+    std::vector<std::uint32_t> words(pattern_bytes / 4);
     for (std::uint32_t& w : words) {
         const auto r = static_cast<std::uint32_t>(engine());
         w = (r & 0x807f807fu) | (126 + (r >> 8) % 3) << 23 | (126 + (r >> 24) % 3) << 7;
     }
-    const std::size_t chunk = words.size() * 4;
-    CUDA_CHECK(cudaMemcpy(memory_, words.data(), chunk, cudaMemcpyHostToDevice));
-    for (std::size_t at = chunk; at < pool_bytes; at += chunk)
-        CUDA_CHECK(cudaMemcpy(static_cast<char*>(memory_) + at, memory_, std::min(chunk, pool_bytes - at),
+    CUDA_CHECK(cudaMemcpy(pattern_, words.data(), pattern_bytes, cudaMemcpyHostToDevice));
+    fill(pool_bytes);
+}
+
+DevicePool::~DevicePool() {
+    cudaFree(pattern_);
+    cudaFree(memory_);
+}
+
+void DevicePool::fill(std::size_t bytes) {
+    for (std::size_t at = 0; at < bytes; at += pattern_bytes)
+        CUDA_CHECK(cudaMemcpy(static_cast<char*>(memory_) + at, pattern_, std::min(pattern_bytes, bytes - at),
                               cudaMemcpyDeviceToDevice));
 }
 
-DevicePool::~DevicePool() { cudaFree(memory_); }
+void DevicePool::reset() {
+    fill(next_);
+    next_ = 0;
+}
 
 Dst DevicePool::take(Type type, std::int64_t elements) {
     const std::size_t size = (static_cast<std::size_t>(elements) * size_of(type) + 255) / 256 * 256;
@@ -106,20 +118,22 @@ double seconds_of(const std::function<void(void* stream)>& call) {
 
 double copy_seconds(double bytes) {
     constexpr int calls = 4;
+    // Kept from call to call, so that nothing is given back just before the next case is timed.
+    static void* memory = nullptr;
+    static std::size_t size = 0;
     const auto half = static_cast<std::size_t>(bytes / 2.0);
-    void* memory = nullptr;
-    CUDA_CHECK(cudaMalloc(&memory, 2 * half));
-    CUDA_CHECK(cudaMemset(memory, 0x3f, 2 * half));
-    double seconds = 0.0;
-    {
-        const Stream s;
-        seconds = median_seconds(s, [&] {
-            for (int i = 0; i < calls; ++i)
-                CUDA_CHECK(cudaMemcpyAsync(memory, static_cast<char*>(memory) + half, half, cudaMemcpyDeviceToDevice,
-                                           s.stream));
-        });
+    if (2 * half > size) {
+        CUDA_CHECK(cudaFree(memory));
+        size = 2 * half;
+        CUDA_CHECK(cudaMalloc(&memory, size));
+        CUDA_CHECK(cudaMemset(memory, 0x3f, size));
     }
-    CUDA_CHECK(cudaFree(memory));
+    const Stream s;
+    const double seconds = median_seconds(s, [&] {
+        for (int i = 0; i < calls; ++i)
+            CUDA_CHECK(
+                cudaMemcpyAsync(memory, static_cast<char*>(memory) + half, half, cudaMemcpyDeviceToDevice, s.stream));
+    });
     return seconds / calls;
 }
 

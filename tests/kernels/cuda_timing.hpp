@@ -18,14 +18,17 @@ public:
     DevicePool(const DevicePool&) = delete;
     DevicePool& operator=(const DevicePool&) = delete;
 
-    void reset() { next_ = 0; }
+    // All memory again, of random numbers as at first, whatever was written.
+    void reset();
     Dst take(Type type, std::int64_t elements);
     float* floats(std::int64_t elements) { return static_cast<float*>(take(Type::f32, elements).data); }
     const std::int32_t* ints(const std::vector<std::int32_t>& values);
     const float* floats_of(const std::vector<float>& values);
 
 private:
-    void* memory_ = nullptr;
+    void fill(std::size_t bytes);
+
+    void *memory_ = nullptr, *pattern_ = nullptr;
     std::size_t next_ = 0;
 };
 
