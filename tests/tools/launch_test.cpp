@@ -112,4 +112,11 @@ TEST_CASE("launch: GPUs of a node as the hardware has them; bad requests are one
     check_line(folder.run("moe-plan launch h100.json --mpi --gpus-per-node 5"), 2,
                "the plan's 16 ranks do not fill whole nodes: use a divisor of 16");
     check_line(folder.run("moe-plan launch none.json --mpi"), 2, "none.json");
+    REQUIRE(folder
+                .run("moe-plan search --model Qwen3-30B-A3B --hardware gb200-nvl72 --gpus 8 --gbs 64 --seq 4096 "
+                     "--precision mxfp8 --top 1 --out mxfp8.json")
+                .status == 0);
+    const Outcome warned = folder.run("moe-plan launch mxfp8.json --slurm --json");
+    CHECK(document(warned)["nodes"] == 2);
+    CHECK(warned.err.find("execute cannot run this plan: ") != std::string::npos);
 }

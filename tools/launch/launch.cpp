@@ -2,6 +2,7 @@
 #include "planner/error.hpp"
 #include "planner/files.hpp"
 #include "planner/plan.hpp"
+#include "planner/stack.hpp"
 #include "tools/console.hpp"
 #include "tools/documents.hpp"
 #include "tools/launch/job.hpp"
@@ -63,6 +64,9 @@ void launch_verb(const LaunchOptions& options) {
         refuse("launch --k8s: needs --image, a container image with moe-plan in its PATH");
     const Plan plan = load_plan(options.plan);
     const Job job = job_of(options, plan);
+    // Said here, where a search is at hand, and not only by the job when its turn has come.
+    if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
+        Console(options.json || options.out.empty()).warn("execute cannot run this plan: {}", fault.message);
     const std::string text = options.slurm ? slurm_script(job)
                              : options.mpi ? mpi_script(job)
                                            : kubernetes_manifest(job);
