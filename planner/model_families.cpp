@@ -57,6 +57,7 @@ constexpr std::array families{
     Family{"Qwen3ForCausalLM", "qwen3", "Qwen3ForCausalLM", read_qwen3},
     Family{"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
     Family{"Qwen3NextForCausalLM", "qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next},
+    Family{"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
 };
 
 // Families whose layers are of two natures, of which this program knows one; as written, in small letters and without
@@ -106,6 +107,11 @@ const Family& family_of(const JsonObject& json) {
         known.push_back(name);
         stems.push_back(stem(name));
     }
+    // A vision-language model of another name around a language model that is known.
+    const std::string inner =
+        json.is_object("text_config") ? json.object("text_config").string_or("model_type", "") : "";
+    for (const Family& family : families)
+        if (!inner.empty() && inner == family.model_type) return family;
     const std::string near = nearest_name(stem(written), stems);
     const auto at = std::find(stems.begin(), stems.end(), near) - stems.begin();
     refuse("{}: {} = \"{}\": unknown architecture{}; known are {}", json.place(),

@@ -165,6 +165,19 @@ TEST_CASE("what execute cannot train is named, with what would run where one cha
     }
 }
 
+TEST_CASE("a vision-language config of another name is read by the language model inside") {
+    const std::string inside = R"("text_config": {"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 32, "intermediate_size": 96,
+        "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 256}, "vision_config": {"hidden_size": 1408}})";
+    for (const char* outside : {"SomeVisionForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"}) {
+        const moe::Model model = read("{\"architectures\": [\"" + std::string(outside) + "\"], " + inside);
+        CHECK(model.architecture == "Qwen3MoeForCausalLM");
+        CHECK(model.kind_of(1).moe->experts == 8);
+    }
+    CHECK(fault(R"({"architectures": ["SomeVisionModel"], "text_config": {"model_type": "bert"}})")
+              .find("SomeVisionModel\": unknown architecture") != std::string::npos);
+}
+
 TEST_CASE("text that is no config is refused with its place") {
     CHECK(fault(R"({"architectures": ["Mix)").starts_with("2: config.json: not valid JSON: "));
     CHECK(fault(R"({"architectures": ["Mix)").find("at byte ") != std::string::npos);
