@@ -243,6 +243,18 @@ Quantiles LoadTables::memory(const Plan& plan) {
     return at->second;
 }
 
+// A step takes as long as its most loaded pipeline rank at least, whose layers' hottest ranks have the mean load on
+// average; single layers are more often below it than above.
+LeastLoad LoadTables::least(const Plan& plan) {
+    constexpr double safe = 0.9; // steps are draws
+    const Moe* moe = experts_of(*plan.model);
+    if (moe == nullptr || !skewed(plan)) return {};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const LayerLoads& drawn = table(plan, *moe).loads;
+    const Quantiles hottest = quantiles({drawn.hottest.begin(), drawn.hottest.end()});
+    return {1.0 + safe * (std::min(hottest.mean, hottest.p50) - 1.0), drawn.spread};
+}
+
 StepLoads LoadTables::of(const Plan& plan) {
     StepLoads result;
     const Moe* moe = experts_of(*plan.model);

@@ -57,12 +57,18 @@ struct StepLoads {
     double overflow = 0.0; // probability that a step exceeds the planned capacity somewhere and is run again
 };
 
+// Of a layer: what the loads of no plan's steps are below, at any point.
+struct LeastLoad {
+    double load = 1.0, spread = 0.0;
+};
+
 // Loads of plans of any machine, drawn once each. Thread-safe.
 class LoadTables {
 public:
     // 1 throughout for balanced routing, and for plans without experts.
     StepLoads of(const Plan& plan);
     Quantiles memory(const Plan& plan); // of() without the rest
+    LeastLoad least(const Plan& plan);  // of plans with as many EP ranks
 
 private:
     using Key = std::tuple<std::string, int, int, int>; // routing, experts, top_k, EP

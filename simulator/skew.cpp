@@ -2,33 +2,78 @@
 #include "simulator/skew.hpp"
 
 #include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace moe {
 namespace {
 
-class BalancedQuoter : public Quoter {
+// Steps are quoted at a load that none of theirs is below, memory at balanced routing: the hottest rank changes from
+// layer to layer, so that no rank fills up as a step slows down. One quoter for each.
+class SkewedQuoter : public Quoter {
 public:
-    explicit BalancedQuoter(std::unique_ptr<Quoter> quoter) : quoter_(std::move(quoter)) {}
-    int layers(const Plan& plan) override { return quoter_->layers(balanced(plan)); }
-    int stages(const Plan& plan) override { return quoter_->stages(balanced(plan)); }
-    Quote quote(int layers, int stages) override { return quoter_->quote(layers, stages); }
-    double merged_seconds(const Plan& plan) override { return quoter_->merged_seconds(balanced(plan)); }
-    double early_floor(const Plan& plan) override { return quoter_->early_floor(balanced(plan)); }
-    int early_layers(const Plan& plan) override { return quoter_->early_layers(balanced(plan)); }
-    int coarse_layers(const Plan& plan) override { return quoter_->coarse_layers(balanced(plan)); }
-    double floor(int layers) override { return quoter_->floor(layers); }
-    std::vector<double> slowness(int layers) override { return quoter_->slowness(layers); }
-    double least_bytes(const Plan& plan) override { return quoter_->least_bytes(balanced(plan)); }
-    double kept_bytes(const Plan& plan) override { return quoter_->kept_bytes(plan); }
-    int placement(const Plan& plan) override { return quoter_->placement(plan); }
-    void forget() override { quoter_->forget(); }
+    SkewedQuoter(std::unique_ptr<Quoter> time, std::unique_ptr<Quoter> memory, LoadTables& tables)
+        : time_(std::move(time)), memory_(std::move(memory)), tables_(tables) {}
+    int layers(const Plan& plan) override { return handle(plan, &Quoter::layers); }
+    int stages(const Plan& plan) override { return handle(plan, &Quoter::stages); }
+    int early_layers(const Plan& plan) override { return handle(plan, &Quoter::early_layers); }
+    int coarse_layers(const Plan& plan) override { return handle(plan, &Quoter::coarse_layers); }
+    Quote quote(int layers, int stages) override {
+        const Handles &l = of(layers), &s = of(stages);
+        Quote quote = time_->quote(l.time, s.time);
+        if (skewed_) quote.memory_bytes = memory_->quote(l.memory, s.memory).memory_bytes;
+        return quote;
+    }
+    double merged_seconds(const Plan& plan) override { return at_time(plan, &Quoter::merged_seconds); }
+    double early_floor(const Plan& plan) override { return at_time(plan, &Quoter::early_floor); }
+    double floor(int layers) override { return time_->floor(of(layers).time); }
+    std::vector<double> slowness(int layers) override { return time_->slowness(of(layers).time); }
+    double least_bytes(const Plan& plan) override { return memory_->least_bytes(plan); }
+    double kept_bytes(const Plan& plan) override { return memory_->kept_bytes(plan); }
+    int placement(const Plan& plan) override { return time_->placement(plan); }
+    void forget() override {
+        time_->forget();
+        memory_->forget();
+        handles_.clear();
+    }
 
 private:
-    static Plan balanced(Plan plan) {
-        plan.routing = Plan{}.routing;
-        return plan;
+    struct Handles {
+        int time, memory;
+    };
+    const Handles& of(int handle) const { return handles_[static_cast<std::size_t>(handle)]; }
+    bool skews(const Plan& plan) {
+        if (plan.routing != routing_) {
+            routing_ = plan.routing;
+            skewed_ = skewed(plan);
+            loads_.clear();
+        }
+        return skewed_;
     }
-    std::unique_ptr<Quoter> quoter_;
+    Plan loaded(const Plan& plan) {
+        const auto [at, fresh] = loads_.try_emplace(plan.ep);
+        if (fresh) at->second = tables_.least(plan);
+        return at_load(plan, at->second.load, at->second.spread);
+    }
+    double at_time(const Plan& plan, double (Quoter::*ask)(const Plan&)) {
+        return skews(plan) ? (*time_.*ask)(loaded(plan)) : (*time_.*ask)(plan);
+    }
+    int handle(const Plan& plan, int (Quoter::*ask)(const Plan&)) {
+        if (skews(plan))
+            handles_.push_back({(*time_.*ask)(loaded(plan)), (*memory_.*ask)(at_load(plan, 1.0, 0.0))});
+        else
+            handles_.push_back({(*time_.*ask)(plan), -1});
+        return static_cast<int>(handles_.size()) - 1;
+    }
+
+    std::unique_ptr<Quoter> time_, memory_;
+    LoadTables& tables_;
+    std::vector<Handles> handles_;         // of layers and of stages
+    std::string routing_ = Plan{}.routing; // of the plans of the search
+    bool skewed_ = false;
+    std::map<int, LeastLoad> loads_; // by EP
 };
 
 // Loads between which others are interpolated: what a search works out per segment and load is worked out for few.
@@ -91,7 +136,9 @@ Estimate SkewedEstimator::estimate(const Plan& plan) {
     return e;
 }
 
-std::unique_ptr<Quoter> SkewedEstimator::quoter() { return std::make_unique<BalancedQuoter>(fast_.quoter()); }
+std::unique_ptr<Quoter> SkewedEstimator::quoter() {
+    return std::make_unique<SkewedQuoter>(fast_.quoter(), fast_.quoter(), tables_);
+}
 
 Skew skew_of(const Plan& plan, const Stack& stack, const Simulation& mean) {
     Skew skew;

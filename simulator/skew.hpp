@@ -16,7 +16,7 @@ public:
 
     double memory_bytes(const Plan& plan) override;
     Estimate estimate(const Plan& plan) override;
-    // Those of the plans with balanced routing, which are faster and smaller.
+    // Steps at a load below the plans', memory with balanced routing.
     std::unique_ptr<Quoter> quoter() override;
 
 private:

@@ -1,12 +1,13 @@
 // Quotes are floors: on random plans none lies above the fast estimate, in time or in memory; nor do their own floors.
-#include "simulator/estimate.hpp"
 #include "simulator/run_recipe.hpp"
+#include "simulator/skew.hpp"
 #include "tests/draws.hpp"
 #include "tests/simulator/random_plans.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <iterator>
 
 TEST_CASE("quotes of 300 random plans are not above their estimates, and hold memory within 5 % for most") {
     const std::uint64_t seed = seed_of_run();
@@ -60,4 +61,36 @@ TEST_CASE("quotes of 300 random plans are not above their estimates, and hold me
     }
     std::sort(memory.begin(), memory.end());
     CHECK(memory[memory.size() / 4] > 0.95);
+}
+
+TEST_CASE("quotes of skewed plans are not above their estimates at any point of the skew") {
+    const std::uint64_t seed = seed_of_run();
+    constexpr const char* routings[] = {"dirichlet:0.5", "dirichlet:2", "dirichlet:20", "zipf:0.5", "zipf:1"};
+    std::size_t next = 0;
+    std::vector<double> time;
+    for (const RandomPlan& drawn : random_plans(seed, draws(60))) {
+        moe::Plan plan = drawn.plan;
+        plan.routing = routings[next++ % std::size(routings)];
+        if (check_plan(plan)) continue; // dense models have no experts to skew
+        CAPTURE(seed);
+        CAPTURE(drawn.text);
+        CAPTURE(plan.routing);
+        for (const moe::SkewPoint point : {moe::SkewPoint::mean, moe::SkewPoint::p50, moe::SkewPoint::p99}) {
+            moe::SkewedEstimator estimator(plan.hardware, drawn.stack, point);
+            const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
+            const int layers = quoter->layers(plan), stages = quoter->stages(plan);
+            const moe::Quote quote = quoter->quote(layers, stages);
+            const moe::Estimate estimate = estimator.estimate(plan);
+            CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
+            CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::quote_memory_margin));
+            CHECK(quoter->merged_seconds(plan) <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
+            CHECK(quoter->early_floor(plan) <= quoter->floor(layers) * (1.0 + 1e-9));
+            CHECK(quoter->quote(quoter->early_layers(plan), stages).step_seconds <= quote.step_seconds * (1.0 + 1e-9));
+            if (point == moe::SkewPoint::mean) time.push_back(quote.step_seconds / estimate.step_seconds);
+        }
+    }
+    REQUIRE(!time.empty());
+    std::sort(time.begin(), time.end());
+    MESSAGE("quoted over estimated: ", time.front(), " to ", time.back(), ", median ", time[time.size() / 2]);
+    CHECK(time[time.size() / 2] > 0.85); // else a search prices nearly everything
 }
