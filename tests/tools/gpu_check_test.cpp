@@ -108,6 +108,36 @@ TEST_CASE("gpu-check: a bar that is missed, a test that fails and a time that is
     CHECK(late.out.find("not run, the time was over") != std::string::npos);
 }
 
+TEST_CASE("gpu-check: what the scripts beside PyTorch say becomes rows, with the bars of the shapes that have one") {
+    const Folder folder;
+    folder.write(
+        "grouped",
+        R"( 128 experts  65536 rows  2048x768   wgrad        ours   544  torch   498  dense   771  ours/torch 1.09  error 6.1e-07
+ 128 experts  65536 rows  2048x768   wgrad +=     ours   369  torch   182  dense   773  ours/torch 2.03  error 6.2e-07
+  32 experts  65536 rows  4096x7168  forward E4M3 ours  1191  torch  1270  ours/torch 0.94  error 1.7e-03
+   1 experts   8192 rows  5120x2048  dense E4M3   ours  1088  torch  1122  bf16   734  ours/torch 0.97  error 1.7e-03
+)");
+    folder.write("attention", R"(torch 2.11, cuDNN 91900, backward: in any order
+4x4096  heads  32/4   128/128 window 0    causal forward  603 torch  601 ratio 1.00  backward  450 torch  445 ratio 1.01  scratch 1 MiB  errors 1.0e-03 same bits
+1x8192  heads  64/8   64/64 window 128  causal forward  100                        backward   90                        scratch 1 MiB  errors 1.0e-03 same bits
+torch 2.11, cuDNN 91900, backward: deterministic
+4x4096  heads  32/4   128/128 window 0    causal forward  603 torch  601 ratio 1.00  backward  400 torch  445 ratio 0.90  scratch 1 MiB  errors 1.0e-03 same bits
+)");
+    const Outcome outcome = folder.run("python3 -B -c \"import os, sys; sys.path.insert(0, os.path.dirname('" +
+                                       std::string(std::getenv("GPU_CHECK")) +
+                                       "')); import gpu_torch; [print(*row, sep='|') for f in (gpu_torch.grouped, "
+                                       "gpu_torch.attention) for row in f(open(f.__name__).read())]\"");
+    CHECK(outcome.err.empty());
+    CHECK(outcome.out == R"(128 experts, 65,536 rows, 2048x768, wgrad|544.0|498.0|1.1
+128 experts, 65,536 rows, 2048x768, wgrad +=|369.0|182.0|None
+32 experts, 65,536 rows, 4096x7168, forward E4M3|1191.0|1270.0|1.0
+1 experts, 8,192 rows, 5120x2048, dense E4M3|1088.0|1122.0|None
+attention 4x4096, heads 32/4, 128/128, causal, forward|603.0|601.0|0.97
+attention 4x4096, heads 32/4, 128/128, causal, backward in any order|450.0|445.0|0.97
+attention 4x4096, heads 32/4, 128/128, causal, backward deterministic|400.0|445.0|None
+)");
+}
+
 TEST_CASE("gpu-check --gpus: what several GPUs are held to, on as many as there are") {
     const Folder folder;
     set_up(folder, "echo passed", "10.0");
@@ -117,8 +147,8 @@ case $1 in
     > "$MOE_PLAN_OUT" ;;
 *drawn*) echo "24 drawn plans over $MOE_PLAN_GPUS GPUs, eager and as graphs in turn: farthest at 0.011 of its tolerance, 0 near ties" ;;
 esac)");
-    // Of processes, the last one is killed or stopped, and the first one says so; two steps are asked of a plan that has
-    // no room.
+    // Of processes, the last one is killed or stopped, and the first one says so; two steps are asked of a plan that
+    // has no room.
     folder.write("build/tools/moe-plan", R"(#!/bin/sh
 case "$1 $*" in
 *--resume*) echo '{"steps": [{"step": 21}]}' && exit ;;
