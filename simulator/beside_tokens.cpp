@@ -5,22 +5,19 @@
 
 namespace moe {
 
-namespace {
-
-// Counts are small, and are there at once. Outside of merged slots something computes beside those that say so.
-bool exchanges_rows(const Program& program, const Op& op, bool merged) {
-    if (op.stream != Stream::expert || !is_communication(op.kind)) return false;
-    const auto* rows = std::get_if<RowsAttr>(&op.attr);
-    return merged ? program.tensors[static_cast<std::size_t>(op.out[0])].dtype != Dtype::i32
-                  : rows != nullptr && rows->beside;
+// Counts are small, and are there at once.
+bool exchanges_rows(const Program& program, const Op& op) {
+    return op.stream == Stream::expert && is_communication(op.kind) &&
+           program.tensors[static_cast<std::size_t>(op.out[0])].dtype != Dtype::i32;
 }
-
-} // namespace
 
 double BesideTokens::longer(const Program& program, const Op& op, double start, double seconds, bool merged) {
     if (price_.none()) return 0.0;
     const bool spares = merged && sparing_.next(op);
-    if (exchanges_rows(program, op, merged)) travels_.emplace_back(start, start + seconds);
+    // Outside of merged slots something computes beside those that say so.
+    const auto* rows = std::get_if<RowsAttr>(&op.attr);
+    if (exchanges_rows(program, op) && (merged || (rows != nullptr && rows->beside)))
+        travels_.emplace_back(start, start + seconds);
     if (op.stream != Stream::compute) return 0.0;
     while (!travels_.empty() && travels_.front().second <= start) travels_.pop_front();
     if (const auto* product = std::get_if<GroupedGemmAttr>(&op.attr)) {

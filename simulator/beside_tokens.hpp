@@ -9,6 +9,9 @@
 
 namespace moe {
 
+// Whether an op takes tokens' rows to experts or back.
+bool exchanges_rows(const Program& program, const Op& op);
+
 // Follows the ops of a rank in the order in which they run. A product of experts that leaves the tokens their
 // multiprocessors does so to its end. One that does not has its tiles shared out in advance, and those of the
 // multiprocessors that are taken begin when the tokens have come. Anything else goes on at a lower rate.

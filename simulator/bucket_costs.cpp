@@ -53,21 +53,27 @@ double update_bytes(const Plan& plan, const BucketSize& b) {
     return (gradient_bytes(plan) + weights / n + 2.0 * (4.0 + moments)) * n / b.group_size;
 }
 
-BucketTime time_of(const CostModel& model, const BucketSize& b, std::int64_t zeroed) {
+BucketTime moved(const CostModel& model, const BucketSize& b) {
     const auto n = static_cast<double>(b.elements);
     const Dtype sums = gradient_dtype(model.plan());
-    const double sum_bytes = gradient_bytes(model.plan()) * n;
     BucketTime t;
     if (b.group_size > 1) {
         if (b.matrices > 0) t.round = price_bytes(model, OpKind::cast, 6.0 * n / b.group_size, Dtype::f32);
         t.gather = price_bytes(model, OpKind::all_gather, gathered_bytes(b), Dtype::bf16, b.group);
-        t.reduce = price_bytes(model, OpKind::reduce_scatter, sum_bytes, sums, b.group);
+        t.reduce = price_bytes(model, OpKind::reduce_scatter, gradient_bytes(model.plan()) * n, sums, b.group);
     }
+    if (is_quantized(b.weight_dtype)) t.quantize = quantize_seconds(model, b);
+    return t;
+}
+
+BucketTime time_of(const CostModel& model, const BucketSize& b, std::int64_t zeroed) {
+    const Dtype sums = gradient_dtype(model.plan());
+    const double sum_bytes = gradient_bytes(model.plan()) * static_cast<double>(b.elements);
+    BucketTime t = moved(model, b);
     if (zeroed > 0)
         t.zero = price_bytes(model, OpKind::zero, gradient_bytes(model.plan()) * static_cast<double>(zeroed), sums);
     t.late_zero =
         is_quantized(b.weight_dtype) && (b.matrices == 0 || b.group_size > 1); // the others pass by no staging
-    if (is_quantized(b.weight_dtype)) t.quantize = quantize_seconds(model, b);
     t.squares = price_bytes(model, OpKind::sum_squares, sum_bytes / b.group_size, sums);
     if ((model.plan().offload & offload::optimizer) != 0) {
         t.reload = price_bytes(model, OpKind::copy_from_host, optimizer_bytes(model.plan(), b), Dtype::f32);

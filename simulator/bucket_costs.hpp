@@ -14,6 +14,8 @@ double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtyp
 
 // Bytes that one optimizer step of this rank's shard moves.
 double update_bytes(const Plan& plan, const BucketSize& bucket);
+// What gathers and reductions of the bucket take; the rest is 0.
+BucketTime moved(const CostModel& model, const BucketSize& bucket);
 // zeroed: elements whose gradients are zeroed as a step begins.
 BucketTime time_of(const CostModel& model, const BucketSize& bucket, std::int64_t zeroed);
 

@@ -54,7 +54,15 @@ private:
         double early_forward = 0.0, early_backward = 0.0; // at the start, before the message is needed
         double host = 0.0;                                // both, where it does not wait
         double first_saves = 0.0;                         // of the first backward
+        double opening = 0.0, behind = 0.0; // seconds before a step's first forward and behind its last backward
         Busy busy_forward{}, busy_backward{};
+    };
+
+    // What some segments of a chunk have moved as a step begins and ends, at least: those up to a segment of a part of
+    // Stages::parts, itself included, that others before them have not.
+    struct Moved {
+        int part = 0, segments = 0;
+        double gather = 0.0, reduce = 0.0; // seconds
     };
 
     struct Stages {
@@ -62,6 +70,7 @@ private:
         const Shape* shape = nullptr;
         std::vector<std::vector<std::pair<int, int>>> parts; // by distinct stage: segment of the model, count
         std::vector<StageMemory> memory;                     // states and groups; the rest is the layers'
+        std::vector<std::vector<Moved>> moved;               // by distinct stage, of those that a step begins with
         double zero = 0.0;                                   // seconds that the first rank zeroes gradients
         double closing = 0.0; // seconds of norm and optimizer behind the last slot, and of the stack
         double message_start = 0.0, message_per_byte = 0.0;
@@ -83,7 +92,9 @@ private:
         return static_cast<int>(std::find(segments_.begin(), segments_.end(), id) - segments_.begin());
     }
     std::vector<BucketSize> buckets(const Plan& plan, const Stage& stage, const Segments& segments);
+    std::vector<Moved> moved_of(const Plan& plan, const CostModel& costs, const StageShape& shape);
     void sum_chunks(const Layers& layers, const Stages& stages);
+    static void add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk);
     const Chunk& chunk(const Stages& stages, int rank, int c) const {
         const Plan& plan = stages.plan;
         return chunks_[static_cast<std::size_t>(
@@ -92,7 +103,7 @@ private:
     Quote split_quote(const Layers& layers, Stages& stages, int micro_batches);
     double filled(const Layers& layers, Stages& stages);
     // Step seconds of ranks whose slots take so long, one after another.
-    double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) const;
+    double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots);
     // Seconds that the first backwards of a rank's chunks are shorter than others, at most.
     double first_saves(const Stages& stages, int rank) const;
     double issue(const Stages& stages, int rank, int micro_batches) const;
@@ -123,7 +134,7 @@ private:
     int last_place_ = -1;
     std::vector<Chunk> chunks_; // scratch
     std::vector<StageMemory> memory_;
-    std::vector<double> saved_, slots_;
+    std::vector<double> saved_, slots_, ends_;
     std::vector<std::vector<int>> pools_; // pool of each segment
     std::map<std::tuple<const Shape*, ScheduleKind, int, bool, int>, KeptSegments>
         kept_; // as Stages::kept, of any stages

@@ -134,6 +134,7 @@ void PartFloors::learn(const Plan& plan, SegmentId id, std::array<int, 2> places
         for (int side = 0; side < 2; ++side) {
             part.alone[side] = segment.flat.play(side, alone, ahead, 0.0, ends).end;
             part.busy[side] = segment.flat.busy(side, busy);
+            if (kind == PartKind::routed) part.held_up[side] = segment.held_up[static_cast<std::size_t>(side)];
         }
         const Key known = key(kind, plan, id, places[static_cast<std::size_t>(kind)]);
         const std::lock_guard lock(mutex_);

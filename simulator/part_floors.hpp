@@ -21,6 +21,7 @@ struct LayerPart {
     double alone[2]{}; // seconds by direction, the host being far ahead, without shared experts
     Busy busy[2]{};
     double first_saves = 0.0; // as Terms::first_saves
+    double held_up[2]{};      // as SegmentTerms::Priced::held_up
     // Bytes that some op of either direction has in its hands beside the layer's input: alive at one time, whatever is
     // recomputed.
     double work[2]{};

@@ -4,10 +4,10 @@
 // the host far ahead. Before rank r's first slot, the first forward of the ranks before it has to be through and its
 // message to arrive; behind its last slot, the last backward of those ranks has to follow. So no rank is through before
 //     max(start_r + slots_r, issue_r) + tail_r,
-// where issue_r is what its host needs, and the optimizer follows the last. A forward merged with a backward lasts at
-// least as long as each stream is busy in both. What else happens (gathers, reductions,
-// stages that wait for each other in the middle) only adds. Ranks on average hold an even share of all layers, which is
-// the floor of every cut.
+// where issue_r is what its host needs, and the optimizer follows the last. No rank starts before the weights of its
+// first chunk are gathered, none is through before their gradients are reduced (quote_ends.cpp). A forward merged with
+// a backward lasts at least as long as each stream is busy in both. What else happens (stages that wait for each other
+// in the middle) only adds. Ranks on average hold an even share of all layers, which is the floor of every cut.
 #include "simulator/fast_quoter.hpp"
 
 #include <algorithm>
@@ -42,6 +42,10 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
                 chunk.busy_forward[s] += t.sides[0].busy[s] * count;
                 chunk.busy_backward[s] += t.sides[1].busy[s] * count;
             }
+            if (splits_backward(stages.plan.schedule)) continue;
+            constexpr auto compute = static_cast<std::size_t>(Stream::compute);
+            chunk.busy_forward[compute] += (t.sides[0].merged - t.sides[0].busy[compute]) * count;
+            chunk.busy_backward[compute] += (t.sides[1].merged - t.sides[1].busy[compute]) * count;
         }
         // Weights come and gradients go under any slot of the chunk, but all of them have to.
         if (layers.plan.reshards()) {
@@ -57,6 +61,7 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
             chunk.early_forward = std::min(first(parts.front(), 0), chunk.forward);
             chunk.early_backward = std::min(first(parts.back(), 1), chunk.backward);
         }
+        add_ends(layers, stages, d, chunk);
         chunks_.push_back(chunk);
     }
 }
@@ -161,21 +166,32 @@ Quote FastQuoter::split_quote(const Layers& layers, Stages& stages, int micro_ba
     return {worst + stages.closing, filled(layers, stages)};
 }
 
-double FastQuoter::composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) const {
+double FastQuoter::composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) {
     const Plan& plan = stages.plan;
     const int m = plan.micro_batches();
     const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
-    double start = stages.zero, tail = 0.0, worst = 0.0;
+    ends_.clear();
+    double start = stages.zero;
     for (int r = 0; r < plan.pp; ++r) {
         const Chunk& first = chunk(stages, r, 0);
-        start = std::max(0.0, start - (r == 0 ? 0.0 : first.early_forward));
-        worst = std::max(worst, std::max(start + slots[static_cast<std::size_t>(r)], issue(stages, r, m)) + tail);
+        start = std::max({0.0, first.opening, start - (r == 0 ? 0.0 : first.early_forward)});
+        ends_.push_back(start + slots[static_cast<std::size_t>(r)]);
         start += first.forward + message;
+    }
+    // From the last rank on, through whose last backwards those of the ranks before it have to wait.
+    double end = 0.0, issued = 0.0, worst = 0.0;
+    for (int r = plan.pp; r-- > 0;) {
+        const Chunk& first = chunk(stages, r, 0);
         // A message that leaves before the weights' gradients: how much before is not told by slots.
         const double backward = first.backward - (m == 1 ? first.first_saves : 0.0);
-        tail += message + (plan.delay_wgrad ? 0.0 : std::max(0.0, backward - first.early_backward));
+        const double passes = r + 1 == plan.pp
+                                  ? 0.0
+                                  : message + (plan.delay_wgrad ? 0.0 : std::max(0.0, backward - first.early_backward));
+        end = std::max(end + passes, ends_[static_cast<std::size_t>(r)]);
+        issued = std::max(issued + passes, issue(stages, r, m));
+        worst = std::max(worst, end + first.behind);
     }
-    const double seconds = worst + stages.closing;
+    const double seconds = std::max(worst, issued) + stages.closing;
     return m < plan.pp || offloads(layers.plan) ? seconds * tiers_apart : seconds;
 }
 
@@ -234,20 +250,23 @@ double FastQuoter::resharding_seconds(const std::vector<const Terms*>& terms) co
 
 // Seconds in which one micro-batch passes all layers at least, all of them on one rank.
 double FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const {
-    double device = 0.0;
+    double device = 0.0, merged = 0.0;
     Busy busy{};
     for (std::size_t i = 0; i < counts_.size(); ++i) {
         const Terms& t = *terms[i];
         device += counts_[i] * (t.sides[0].device + t.sides[1].device);
         for (std::size_t s = 0; s < stream_count; ++s)
             busy[s] += counts_[i] * (t.sides[0].busy[s] + t.sides[1].busy[s]);
+        merged += counts_[i] * (t.sides[0].merged + t.sides[1].merged);
     }
     if (plan.reshards()) {
         double& moved = busy[static_cast<std::size_t>(Stream::data)];
         moved = resharding_seconds(terms);
         device = std::max(device, moved);
     }
-    return plan.ep_overlap || splits_backward(plan.schedule) ? *std::max_element(busy.begin(), busy.end()) : device;
+    const double busiest = *std::max_element(busy.begin(), busy.end());
+    if (splits_backward(plan.schedule)) return busiest;
+    return plan.ep_overlap ? std::max(busiest, merged) : device;
 }
 
 std::unique_ptr<Quoter> make_quoter(QuoteSources sources) { return std::make_unique<FastQuoter>(sources); }

@@ -6,7 +6,8 @@
 namespace moe {
 
 // Terms of what is known of the parts: neither what the host does nor bytes.
-std::vector<Terms> FastQuoter::early_terms(const Plan& plan) {
+std::vector<Terms> FastQuoter::early_terms(const Plan& asked) {
+    const Plan plan = priced_as(asked, sources_.segments.stack());
     list_segments(plan.model);
     const int place = placement(plan);
     const std::array<int, 2> places = part_places_[static_cast<std::size_t>(place)];
@@ -50,6 +51,7 @@ std::vector<Terms> FastQuoter::early_terms(const Plan& plan) {
             t.lead_after = far_ahead;
             for (std::size_t s = 0; s < stream_count; ++s)
                 t.busy[s] = dense[i]->busy[side][s] + routed[i]->busy[side][s];
+            t.merged = std::min(t.device, t.busy[static_cast<std::size_t>(Stream::compute)] + routed[i]->held_up[side]);
         }
     }
     return early;

@@ -116,6 +116,13 @@ int FastQuoter::stages(const Plan& plan) {
     result.shape = &sources_.shapes.of(plan);
     const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
     std::vector<double> update, squares, zeroed;
+    result.moved.resize(result.shape->distinct.size());
+    if (!plan.reshards() && !splits_backward(plan.schedule))
+        for (int r = 0; r < plan.pp; ++r) {
+            const auto d = static_cast<std::size_t>(
+                result.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, 0))]);
+            if (result.moved[d].empty()) result.moved[d] = moved_of(plan, costs, result.shape->distinct[d]);
+        }
     for (const StageShape& stage : result.shape->distinct) {
         std::vector<std::pair<int, int>> parts;
         for (const auto& [id, count] : stage.segments) parts.emplace_back(segment(id), count);

@@ -2,7 +2,9 @@
 #include "simulator/segment_terms.hpp"
 
 #include "planner/passes/first_gradients.hpp"
+#include "planner/passes/merge.hpp"
 #include "planner/passes/recompute.hpp"
+#include "simulator/beside_tokens.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -35,7 +37,31 @@ std::vector<OpCost> without_early(const Program& plain, std::vector<OpCost> pric
     return prices;
 }
 
+// In merged slots products that leave multiprocessors to tokens are longer (in either direction the same ones as side
+// by side, where an exchange follows every piece of the other direction that has products), and where none does so
+// tokens hold up what is not a product and keep products waiting.
+std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& prices, const BesideExchange& beside) {
+    std::array<double, 2> seconds{};
+    if (beside.none()) return seconds;
+    auto price = prices.begin();
+    for (std::size_t side = 0; side < 2; ++side) {
+        SparingProducts sparing;
+        for (const Op& op : plain.templates[side].ops) {
+            const double device = (price++)->device;
+            if (sparing.next(op)) seconds[side] += device * (beside.sparing - 1.0);
+            const bool by_peers = op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens;
+            if (exchanges_rows(plain, op) && !by_peers) seconds[side] += device * beside.lost;
+        }
+    }
+    return seconds;
+}
+
 } // namespace
+
+Plan priced_as(Plan plan, const Stack& stack) {
+    if (stack.costs.overlap_sm_share == 0.0) plan.ep_overlap = false;
+    return plan;
+}
 
 bool runs_early(const Op& op) {
     return op.kind == OpKind::ring_exchange || op.stream == Stream::data || op.stream == Stream::host;
@@ -70,6 +96,7 @@ const FlatSegment& FlatLibrary::flat(Shape& shape, const Program& plain, const P
 void SegmentTerms::forget() {
     plains_.clear();
     prices_.clear();
+    devices_.clear();
     terms_.clear();
     cheapest_.clear();
 }
@@ -91,9 +118,27 @@ SegmentTerms::Plain& SegmentTerms::plain(const Plan& plan, SegmentId id) {
 
 const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
                                                  const CostModel& costs) {
-    Key key = SegmentCache::fields(plain_of(plan), id);
+    Plan same = priced_as(plain_of(plan), cache_.stack());
+    Key key = SegmentCache::fields(same, id);
     key.back() = place;
     if (const auto known = prices_.find(key); known != prices_.end()) return known->second;
+    // CUDA graphs change what the host does alone.
+    same.cuda_graph = CudaGraph::none;
+    Key device_key = SegmentCache::fields(same, id);
+    device_key.back() = place;
+    auto device = devices_.find(device_key); // what is refused here leaves no entry behind
+    if (device == devices_.end()) device = devices_.emplace(device_key, device_prices(plain, plan, costs)).first;
+    Prices prices = device->second;
+    std::size_t i = 0;
+    for (const Template& tmpl : plain.program.templates)
+        for (const Op& op : tmpl.ops) {
+            prices.ops[i].host = host_seconds(plan, cache_.stack(), op);
+            prices.ops[i++].waits_for_counts = host_waits(plan, cache_.stack(), op);
+        }
+    return prices_[key] = std::move(prices);
+}
+
+SegmentTerms::Prices SegmentTerms::device_prices(const Plain& plain, const Plan& plan, const CostModel& costs) {
     Prices prices;
     for (const Template& tmpl : plain.program.templates)
         for (const Op& op : tmpl.ops) prices.ops.push_back(costs(op, plain.program));
@@ -106,31 +151,34 @@ const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const Plan&
             if (setting->ops[i].bytes != plain.program.templates[1].ops[i].bytes)
                 prices.first_saves[i] =
                     std::max(0.0, prices.ops[forward + i].device - costs(setting->ops[i], plain.program).device);
-    return prices_[key] = std::move(prices);
+    prices.held_up = held_up(plain.program, prices.ops, costs.beside_exchange());
+    return prices;
 }
 
 SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
     plan.recompute = 0;
     const Plain& base = plain(plan, id);
     const Prices& known = prices(base, plan, id, place, costs);
-    return {base.program, library_.flat(*base.shape, base.program, plan, id), known.ops, known.first_saves, base.bytes};
+    return {base.program,  library_.flat(*base.shape, base.program, plan, id),
+            known.ops,     known.first_saves,
+            known.held_up, base.bytes};
 }
 
 const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
     const Plain& base = plain(plan, id);
-    Plan named = plan;
+    Plan named = priced_as(plan, cache_.stack());
     named.recompute &= base.shape->modules;
     Key key = SegmentCache::fields(named, id);
     key.back() = place;
     if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
     const Prices& priced = prices(base, plan, id, place, costs);
-    Terms terms = played(base, named, id, priced.ops, begins_early(plan, id));
+    Terms terms = played(base, named, id, priced.ops, priced.held_up, begins_early(plan, id));
     terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
     return terms_[key] = std::move(terms);
 }
 
 const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
-    Plan whole = plan, bare = plan;
+    Plan whole = priced_as(plan, cache_.stack()), bare = whole;
     whole.fsdp = false;
     bare.recompute = 0;
     const Plain& base = plain(whole, id);
@@ -139,7 +187,8 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
     key.front() = 1; // apart from of()
     key.back() = place;
     if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
-    std::vector<OpCost>& cheapest = cheapest_[{base.program.templates.data(), place, plan.cuda_graph}];
+    std::vector<OpCost>& cheapest =
+        cheapest_[{base.program.templates.data(), place, whole.cuda_graph, whole.ep_overlap}];
     if (cheapest.empty()) {
         std::vector<OpCost> ops = prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.routes())).ops;
         const Plain& sharded = plain(bare, id);
@@ -155,7 +204,7 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
             }
         cheapest = std::move(ops);
     }
-    return terms_[key] = played(base, whole, id, cheapest, true);
+    return terms_[key] = played(base, whole, id, cheapest, {}, true);
 }
 
 // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among others,
@@ -166,7 +215,7 @@ bool SegmentTerms::begins_early(const Plan& plan, SegmentId id) {
 }
 
 Terms SegmentTerms::played(const Plain& base, const Plan& plan, SegmentId id, const std::vector<OpCost>& ops,
-                           bool early) {
+                           const std::array<double, 2>& held_up, bool early) {
     Terms terms;
     const FlatSegment& flat = library_.flat(*base.shape, base.program, plan, id);
     const double sync = cache_.stack().costs.sync_seconds;
@@ -194,6 +243,8 @@ Terms SegmentTerms::played(const Plain& base, const Plan& plan, SegmentId id, co
         if (early)
             t.device =
                 std::min(t.device, std::max(least, among_others(flat.play(side, timely, far_ahead, sync, ends_))));
+        t.merged = std::min(t.device, t.busy[static_cast<std::size_t>(Stream::compute)] +
+                                          held_up[static_cast<std::size_t>(side)]);
         t.before_input = ahead.before_input;
         t.waits = ahead.waits;
         t.host = ahead.host;

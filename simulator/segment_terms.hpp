@@ -42,6 +42,7 @@ struct SideTerms {
     double host = 0.0;         // seconds that the host works
     bool waits = false;        // for routed counts on the way
     Busy busy{};
+    double merged = 0.0; // seconds that it computes in merged slots, where tokens on their way hold it up, at least
 };
 struct Terms {
     SideTerms sides[2];     // forward, backward
@@ -50,6 +51,10 @@ struct Terms {
     std::uint64_t groups = 0;
     double first_saves = 0.0; // seconds that a step's first backward is shorter, at most: its products set gradients
 };
+
+// The plan as far as the times of ops outside of merged slots depend on it: EP overlap changes them only where a stack
+// says that it takes multiprocessors from all that computes.
+Plan priced_as(Plan plan, const Stack& stack);
 
 // Terms of the segments of one model's plans. For one thread; entries live until forget().
 class SegmentTerms {
@@ -66,6 +71,7 @@ public:
         const FlatSegment& flat;
         const std::vector<OpCost>& prices;
         const std::vector<double>& first_saves; // as Terms::first_saves, by op of the backward
+        std::array<double, 2> held_up;          // seconds by which the directions compute longer in merged slots
         const std::vector<std::int64_t>& bytes; // of activations, by tensor
     };
     Priced priced(Plan plan, SegmentId id, int place, const CostModel& costs);
@@ -82,19 +88,22 @@ private:
     struct Prices {
         std::vector<OpCost> ops; // of both directions
         std::vector<double> first_saves;
+        std::array<double, 2> held_up{}; // as Priced::held_up
     };
+    static Prices device_prices(const Plain& plain, const Plan& plan, const CostModel& costs);
     const Prices& prices(const Plain& plain, const Plan& plan, SegmentId id, int place, const CostModel& costs);
 
     static bool begins_early(const Plan& plan, SegmentId id);
     // early: what may run under the layer before takes no time, if that is shorter.
-    Terms played(const Plain& base, const Plan& plan, SegmentId id, const std::vector<OpCost>& ops, bool early);
+    Terms played(const Plain& base, const Plan& plan, SegmentId id, const std::vector<OpCost>& ops,
+                 const std::array<double, 2>& held_up, bool early);
 
     const SegmentCache& cache_;
     FlatLibrary& library_;
     std::map<Key, Plain> plains_;
-    std::map<Key, Prices> prices_;
+    std::map<Key, Prices> prices_, devices_; // of a plan, and the part of them that CUDA graphs do not change
     std::map<Key, Terms> terms_;
-    std::map<std::tuple<const Template*, int, CudaGraph>, std::vector<OpCost>>
+    std::map<std::tuple<const Template*, int, CudaGraph, bool>, std::vector<OpCost>>
         cheapest_;             // of coarse(), by plain segment
     std::vector<double> ends_; // scratch
 };

@@ -1,0 +1,89 @@
+// What gathers and reductions add to quotes: a step begins with the weights of each rank's first chunk, and ends with
+// their gradients.
+//
+// The floor. What segments up to one need is gathered before that one's first forward ends; their gradients are reduced
+// behind the backward of that one, since it precedes those of the segments before. A pipeline's chunk has one bucket
+// for each group, whole before its first segment is through. Without a pipeline there are several, of unknown length:
+// each segment counts as one, and takes its share of the time of all in one.
+#include "simulator/bucket_costs.hpp"
+#include "simulator/fast_quoter.hpp"
+#include "simulator/step_parts.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+namespace moe {
+namespace {
+
+// Buckets of one group, and how many elements each segment of a part has in them.
+struct Gathered {
+    BucketSize all;
+    std::vector<std::pair<int, std::int64_t>> parts;
+};
+
+} // namespace
+
+std::vector<FastQuoter::Moved> FastQuoter::moved_of(const Plan& plan, const CostModel& costs, const StageShape& shape) {
+    // What layers share with others counts nowhere.
+    const bool shares = !plan.model->mtp.empty() || plan.model->tied_embeddings;
+    std::vector<Gathered> gathered;
+    for (std::size_t p = 0; p < shape.segments.size(); ++p) {
+        const auto& [id, count] = shape.segments[p];
+        if (is_mtp(id.kind) || (shares && id.kind != SegmentKind::layer)) continue;
+        for (const BucketSize& b : sources_.segments.buckets(plan, id)) {
+            auto it = std::find_if(gathered.begin(), gathered.end(), [&b](const Gathered& g) {
+                return std::tie(g.all.group, g.all.weight_dtype) == std::tie(b.group, b.weight_dtype);
+            });
+            if (it == gathered.end()) {
+                it = gathered.insert(it, {b, {}});
+                it->all.elements = it->all.matrices = 0;
+                it->all.group_size = group_size(plan, b.group);
+            }
+            it->all.elements += count * b.elements;
+            it->parts.emplace_back(static_cast<int>(p), b.elements);
+        }
+    }
+    std::vector<Moved> result;
+    for (const Gathered& g : gathered) {
+        const BucketTime time = moved(costs, g.all);
+        const double gather = time.gather + time.quantize;
+        if (gather == 0.0) continue;
+        if (plan.pp > 1) {
+            result.push_back({g.parts.front().first, 1, gather, time.reduce});
+            continue;
+        }
+        for (const auto& [part, elements] : g.parts) {
+            const double share = static_cast<double>(elements) / static_cast<double>(g.all.elements);
+            const int count = shape.segments[static_cast<std::size_t>(part)].second;
+            result.push_back({part, 1, share * gather, share * time.reduce});
+            result.push_back({part, count, (count - 1) * share * gather, (count - 1) * share * time.reduce});
+        }
+    }
+    std::sort(result.begin(), result.end(), [](const Moved& a, const Moved& b) {
+        return std::tie(a.part, a.segments) < std::tie(b.part, b.segments);
+    });
+    return result;
+}
+
+void FastQuoter::add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk) {
+    const std::vector<std::pair<int, int>>& parts = stages.parts[stage];
+    double forward = 0.0, backward = 0.0; // seconds of the parts before
+    double gathered = 0.0, reduced = 0.0;
+    int part = 0;
+    for (const Moved& moved : stages.moved[stage]) {
+        const auto sides = [&] {
+            return layers.terms[static_cast<std::size_t>(parts[static_cast<std::size_t>(part)].first)]->sides;
+        };
+        for (; part < moved.part; ++part) {
+            const int count = parts[static_cast<std::size_t>(part)].second;
+            forward += count * sides()[0].device;
+            backward += count * sides()[1].device;
+        }
+        gathered += moved.gather;
+        reduced += moved.reduce;
+        chunk.opening = std::max(chunk.opening, gathered - forward - moved.segments * sides()[0].device);
+        chunk.behind = std::max(chunk.behind, reduced - backward - moved.segments * sides()[1].device);
+    }
+}
+
+} // namespace moe
