@@ -31,6 +31,22 @@ std::pair<std::string, std::string> fixed_field(const std::string& text) {
     return {text.substr(0, at), text.substr(at + 1)};
 }
 
+// Every field is pinned once, and not beside the option that lists its values.
+std::vector<std::pair<std::string, std::string>> fixed_fields(const SearchOptions& options) {
+    std::vector<std::pair<std::string, std::string>> fields;
+    for (const std::string& text : options.fix) {
+        const auto& [field, value] = fields.emplace_back(fixed_field(text));
+        for (const auto& [earlier, other] : fields)
+            if (&earlier != &field && earlier == field)
+                refuse("--fix {0}={1} --fix {0}={2}: a field has one value: leave one of them out", field, other,
+                       value);
+        if (field == "precision" && !options.precisions.empty())
+            refuse("--precision {} --fix precision={}: both say the precision: leave one of them out",
+                   options.precisions, value);
+    }
+    return fields;
+}
+
 SkewPoint point_of(const std::string& name) {
     if (name == "mean") return SkewPoint::mean;
     if (name == "p50") return SkewPoint::p50;
@@ -55,7 +71,7 @@ Request request_of(const SearchOptions& options) {
     base.gbs = options.gbs;
     base.seq = options.seq;
     request.search.precisions = precisions_of(options.precisions);
-    for (const std::string& fix : options.fix) request.search.fixed.push_back(fixed_field(fix));
+    request.search.fixed = fixed_fields(options);
     request.search.top = static_cast<int>(options.top);
     request.point = point_of(options.optimize_for);
     return request;

@@ -102,6 +102,8 @@ TEST_CASE("search: requests that no plan satisfies") {
     check_line(folder.run(base + "--gpus 8 --gbs 8 --fix tp"), 2, "FIELD=VALUE");
     check_line(folder.run(base + "--gpus 8 --gbs 8 --fix tq=2"), 2, "tq");
     check_line(folder.run(base + "--gpus 8 --gbs 8 --fix tp=two"), 2, "tp");
+    check_line(folder.run(base + "--gpus 8 --gbs 8 --fix tp=1 --fix ep=2 --fix tp=2"), 2, "--fix tp=1 --fix tp=2");
+    check_line(folder.run(base + "--gpus 8 --gbs 8 --precision bf16 --fix precision=fp32"), 2, "--precision bf16");
     check_line(folder.run(base + "--gpus 8 --gbs 8 --precision fp7"), 2, "fp7");
     check_line(folder.run(base + "--gpus 8 --gbs 8 --stack nonesuch"), 2, "nonesuch");
     check_line(folder.run("moe-plan search --model tiny-qwen3-moe --hardware h1000 --gpus 8 --gbs 8 --seq 64"), 2,
