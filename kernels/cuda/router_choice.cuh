@@ -52,7 +52,7 @@ __device__ void merge(unsigned (&best)[K], const unsigned (&other)[K]) {
             if (i % (2 * step) < step) put_in_order(best[i], best[i + step]);
 }
 
-template <int K>
+template <int span, int K>
 __device__ void best_of_span(const unsigned (&key)[span], unsigned (&best)[K]) {
 #pragma unroll
     for (int g = 0; g < span / K; ++g) {
@@ -94,9 +94,9 @@ struct Keys {
 
 // choice[k] of this lane's token, from the keys that are the best of all, best first, and those of this lane's experts.
 // Most often they differ, and each finds its place by itself.
-template <int L, int K>
+template <int L, int span, int K>
 __device__ void choose(int top_k, const unsigned (&best)[K], const unsigned (&key)[span], const Keys& keys,
-                       bool eligible, const Spans& spans, std::int32_t* choice) {
+                       bool eligible, const Spans<span>& spans, std::int32_t* choice) {
     const int lane = lane_id(), first = lane % L * span;
     unsigned least = best[0];
     bool tie = false;

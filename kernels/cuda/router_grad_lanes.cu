@@ -21,15 +21,17 @@ struct Chosen {
     bool has[each];
 };
 
-template <int L, int K>
-__global__ void __launch_bounds__(row_threads, 2)
+constexpr int threads = row_threads / 2;
+
+template <int span, int L, int K>
+__global__ void __launch_bounds__(threads, 4)
     router_grad_lanes_kernel(RouterShape s, const float* dweight, Src logits, Form form, const std::int32_t* index,
                              Dst dlogits, Form out) {
-    __shared__ Spans spans_of[row_warps];
-    const Tokens<L> tokens(s);
+    __shared__ Spans<span> spans_of[threads / warp_size];
+    const Tokens<span, L> tokens(s);
     const int lane = lane_id(), part = lane % L;
     const std::int64_t token = tokens.mine();
-    Spans& spans = spans_of[threadIdx.x / warp_size];
+    Spans<span>& spans = spans_of[threadIdx.x / warp_size];
     Scoring scoring(s);
     Chosen<L, K> chosen;
 #pragma unroll
@@ -109,14 +111,23 @@ __global__ void __launch_bounds__(row_threads, 2)
 
 bool router_grad_lanes(const RouterShape& s, const float* dweight, Src logits, const std::int32_t* index, Dst dlogits,
                        void* stream) {
-    return with_lists(s, [&](auto lanes, auto length) {
-        constexpr auto kernel = router_grad_lanes_kernel<lanes(), length()>;
-        const unsigned blocks = blocks_for(s.tokens, row_threads / lanes());
-        const Form form = form_of(logits.data, logits.type, s.experts),
-                   out = form_of(dlogits.data, dlogits.type, s.experts);
-        kernel<<<blocks, row_threads, 0, stream_of(stream)>>>(s, dweight, logits, form, index, dlogits, out);
-        CUDA_CHECK(cudaGetLastError());
-    });
+    if (s.top_k > 16) return false;
+    const auto launch = [&](auto span, auto length) {
+        return with_lanes<span()>(s.experts, [&](auto lanes) {
+            constexpr auto kernel = router_grad_lanes_kernel<span(), lanes(), length()>;
+            const unsigned blocks = blocks_for(s.tokens, threads / lanes());
+            const Form form = form_of(logits.data, logits.type, s.experts),
+                       out = form_of(dlogits.data, dlogits.type, s.experts);
+            kernel<<<blocks, threads, 0, stream_of(stream)>>>(s, dweight, logits, form, index, dlogits, out);
+            CUDA_CHECK(cudaGetLastError());
+        });
+    };
+    using std::integral_constant;
+    if (s.top_k > 8) return launch(integral_constant<int, 32>{}, integral_constant<int, 16>{});
+    const bool narrow = span_of(s) == 8;
+    if (s.top_k <= 4 && narrow) return launch(integral_constant<int, 8>{}, integral_constant<int, 4>{});
+    if (narrow) return launch(integral_constant<int, 8>{}, integral_constant<int, 8>{});
+    return launch(integral_constant<int, 16>{}, integral_constant<int, 8>{});
 }
 
 } // namespace moe::cuda

@@ -6,18 +6,22 @@
 namespace moe::cuda {
 namespace {
 
-template <int L, int K>
-__global__ void __launch_bounds__(row_threads, 3)
+// Small blocks for few logits, so that they come to all multiprocessors.
+template <int span>
+constexpr int threads = span < 32 ? row_threads / 2 : row_threads;
+
+template <int span, int L, int K>
+__global__ void __launch_bounds__(threads<span>, 3 * row_threads / threads<span>)
     router_lanes_kernel(RouterShape s, Src logits, Form form, Src bias, const std::int32_t* positions,
                         std::int32_t* index, float* weight) {
-    __shared__ Spans spans_of[row_warps];
-    __shared__ std::int32_t choices[row_threads / L][K];
-    alignas(16) __shared__ float biases[L][padded_span];
-    const Tokens<L> tokens(s);
+    __shared__ Spans<span> spans_of[threads<span> / warp_size];
+    __shared__ std::int32_t choices[threads<span> / L][K];
+    alignas(16) __shared__ float biases[L][padded<span>];
+    const Tokens<span, L> tokens(s);
     const int lane = lane_id(), part = lane % L;
-    Spans& spans = spans_of[threadIdx.x / warp_size];
+    Spans<span>& spans = spans_of[threadIdx.x / warp_size];
     if (bias.data != nullptr) {
-        for (int e = static_cast<int>(threadIdx.x); e < s.experts; e += row_threads)
+        for (int e = static_cast<int>(threadIdx.x); e < s.experts; e += threads<span>)
             biases[e / span][e % span] = load(bias, e);
         __syncthreads();
     }
@@ -96,22 +100,46 @@ __global__ void __launch_bounds__(row_threads, 3)
     }
 }
 
+// Whether groups consist of whole spans, by a power of two.
+bool whole_groups(const RouterShape& s, int span) {
+    const int size = s.experts / s.groups, lanes = size / span;
+    return size % span == 0 && (lanes & (lanes - 1)) == 0;
+}
+
+// run(L, K) with the lanes of a token and the length of lists that hold the chosen, as constants.
+template <int span, class Run>
+bool with_lists(const RouterShape& s, Run run) {
+    return with_lanes<span>(s.experts, [&](auto lanes) {
+        if constexpr (span == 32) {
+            if (s.top_k > 8) return run(lanes, std::integral_constant<int, 16>{});
+        }
+        run(lanes, std::integral_constant<int, 8>{});
+    });
+}
+
 } // namespace
 
 bool router_lanes(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
                   float* weight, void* stream) {
-    if (s.groups > 1 && s.groups_kept < s.groups) { // groups of whole spans, by a power of two
-        constexpr int summed = 8;                   // of a group's scores at most: as many as the shorter lists hold
-        const int size = s.experts / s.groups, lanes = size / span;
-        if (size % span != 0 || (lanes & (lanes - 1)) != 0 || s.group_score_top > summed) return false;
+    if (s.top_k > 16) return false;
+    int span = span_of(s);
+    if (s.groups > 1 && s.groups_kept < s.groups) {
+        constexpr int summed = 8; // of a group's scores at most: as many as the lists hold
+        while (span > 8 && s.top_k <= 8 && !whole_groups(s, span)) span /= 2;
+        if (!whole_groups(s, span) || s.group_score_top > summed) return false;
     }
-    return with_lists(s, [&](auto lanes, auto length) {
-        constexpr auto kernel = router_lanes_kernel<lanes(), length()>;
-        const unsigned blocks = blocks_for(s.tokens, row_threads / lanes());
-        const Form form = form_of(logits.data, logits.type, s.experts);
-        kernel<<<blocks, row_threads, 0, stream_of(stream)>>>(s, logits, form, bias, positions, index, weight);
-        CUDA_CHECK(cudaGetLastError());
-    });
+    const auto launch = [&](auto size) {
+        return with_lists<size()>(s, [&](auto lanes, auto length) {
+            constexpr auto kernel = router_lanes_kernel<size(), lanes(), length()>;
+            const unsigned blocks = blocks_for(s.tokens, threads<size()> / lanes());
+            const Form form = form_of(logits.data, logits.type, s.experts);
+            kernel<<<blocks, threads<size()>, 0, stream_of(stream)>>>(s, logits, form, bias, positions, index, weight);
+            CUDA_CHECK(cudaGetLastError());
+        });
+    };
+    if (span == 8) return launch(std::integral_constant<int, 8>{});
+    if (span == 16) return launch(std::integral_constant<int, 16>{});
+    return launch(std::integral_constant<int, 32>{});
 }
 
 } // namespace moe::cuda

@@ -1,4 +1,4 @@
-// A few lanes per token: each has the logits and scores of 32 neighbouring experts, in shared memory and in registers.
+// A few lanes per token: each has the logits and scores of neighbouring experts, in shared memory and in registers.
 #pragma once
 
 #include "kernels/cuda/rows.cuh"
@@ -6,13 +6,13 @@
 
 namespace moe::cuda {
 
-inline constexpr int span = 32;              // experts of a lane
-inline constexpr int padded_span = span + 4; // from one lane's to the next: packs of eight lanes lie in all banks
-inline constexpr int most_lanes = 16;        // of a token
+template <int span>                     // experts of a lane
+inline constexpr int padded = span + 4; // from one lane's to the next: packs of eight lanes lie in all banks
 
 // What a warp works on in shared memory: a span per lane.
+template <int span>
 struct alignas(16) Spans {
-    float at[warp_size][padded_span];
+    float at[warp_size][padded<span>];
 
     __device__ float4& pack(int lane, int i) { return *reinterpret_cast<float4*>(&at[lane][4 * i]); }
     __device__ void read(float (&x)[span]) {
@@ -29,13 +29,13 @@ struct alignas(16) Spans {
 };
 
 // The tokens of a warp, L lanes each.
-template <int L>
+template <int span, int L>
 struct Tokens {
     static constexpr int count = warp_size / L;
     std::int64_t first, all;
     int experts;
     __device__ explicit Tokens(const RouterShape& s)
-        : first((std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size) * count),
+        : first((std::int64_t{blockIdx.x} * (blockDim.x / warp_size) + threadIdx.x / warp_size) * count),
           all(s.tokens),
           experts(s.experts) {}
     __device__ std::int64_t mine() const { return first + lane_id() / L; }
@@ -58,7 +58,7 @@ struct Tokens {
         }
     }
     template <class A, bool whole>
-    __device__ void bring_packs(Src logits, Spans& spans) const {
+    __device__ void bring_packs(Src logits, Spans<span>& spans) const {
         constexpr int W = A::width;
         typename A::Held held[span / W];
         for_packs<W, whole>([&](int p, int, int, std::int64_t i, bool there) {
@@ -78,7 +78,7 @@ struct Tokens {
         });
     }
     template <class A, bool whole>
-    __device__ void take_packs(const Spans& spans, Dst y) const {
+    __device__ void take_packs(const Spans<span>& spans, Dst y) const {
         constexpr int W = A::width;
         for_packs<W, whole>([&](int, int lane, int column, std::int64_t i, bool there) {
             float value[W];
@@ -89,7 +89,7 @@ struct Tokens {
     }
     // Between memory and the spans of the warp.
     template <class A>
-    __device__ void bring(Src logits, Spans& spans) const {
+    __device__ void bring(Src logits, Spans<span>& spans) const {
         if (whole()) {
             bring_packs<A, true>(logits, spans);
         } else {
@@ -98,7 +98,7 @@ struct Tokens {
         __syncwarp();
     }
     template <class A>
-    __device__ void take(const Spans& spans, Dst y) const {
+    __device__ void take(const Spans<span>& spans, Dst y) const {
         __syncwarp();
         if (whole()) {
             take_packs<A, true>(spans, y);
@@ -141,7 +141,7 @@ struct Scoring {
 };
 
 // The scores of this lane's experts in place of their logits.
-template <int L>
+template <int L, int span>
 __device__ void score_all(float (&x)[span], Scoring& scoring) {
     if (scoring.plain) return;
     if (!scoring.softmax) {
@@ -166,8 +166,8 @@ __device__ void score_all(float (&x)[span], Scoring& scoring) {
 
 enum class Form { any, f32, bf16 }; // how the logits are read
 
-template <int L>
-__device__ void bring(Form form, const Tokens<L>& tokens, Src logits, Spans& spans) {
+template <int span, int L>
+__device__ void bring(Form form, const Tokens<span, L>& tokens, Src logits, Spans<span>& spans) {
     if (form == Form::f32) {
         tokens.template bring<Access<float, 4>>(logits, spans);
     } else if (form == Form::bf16) {
@@ -182,9 +182,19 @@ inline Form form_of(const void* data, Type type, std::int64_t experts) {
     return type == Type::f32 ? Form::f32 : Form::bf16;
 }
 
+// Experts of a lane: the fewer, the sooner it has sorted them, but the more lanes join their lists.
+inline int span_of(const RouterShape& s) {
+    constexpr std::int64_t few = 1 << 18, many = 1 << 20; // logits
+    const std::int64_t logits = s.tokens * s.experts;
+    if (s.top_k > 8) return 32; // longer lists
+    if (s.experts <= 8 || (logits <= few && s.experts <= 8 * warp_size)) return 8;
+    return s.experts <= 16 || logits <= many ? 16 : 32;
+}
+
 // run(L) with the lanes that hold so many experts, as a constant; false where a token would need too many.
-template <class Run>
+template <int span, class Run>
 bool with_lanes(int experts, Run run) {
+    constexpr int most = 512 / span < warp_size ? 512 / span : warp_size;
     if (experts <= span) {
         run(std::integral_constant<int, 1>{});
     } else if (experts <= 2 * span) {
@@ -193,25 +203,14 @@ bool with_lanes(int experts, Run run) {
         run(std::integral_constant<int, 4>{});
     } else if (experts <= 8 * span) {
         run(std::integral_constant<int, 8>{});
-    } else if (experts <= most_lanes * span) {
-        run(std::integral_constant<int, most_lanes>{});
+    } else if (experts <= 16 * span) {
+        run(std::integral_constant<int, 16>{});
+    } else if (experts <= most * span) {
+        run(std::integral_constant<int, most>{});
     } else {
         return false;
     }
     return true;
-}
-
-// run(L, K) with the lanes that hold so many experts and the length of lists that hold so many chosen ones.
-template <class Run>
-bool with_lists(const RouterShape& s, Run run) {
-    constexpr int few = 8, most = 16;
-    return s.top_k <= most && with_lanes(s.experts, [&](auto lanes) {
-               if (s.top_k <= few) {
-                   run(lanes, std::integral_constant<int, few>{});
-               } else {
-                   run(lanes, std::integral_constant<int, most>{});
-               }
-           });
 }
 
 } // namespace moe::cuda

@@ -276,22 +276,25 @@ private:
     }
 
     void routers() {
-        for (const bool grouped : {false, true}) {
+        struct Size {
+            Row tokens;
+            int experts, top_k, groups;
+        };
+        for (const auto& [n, experts, top_k, groups] :
+             {Size{65536, 128, 8, 1}, Size{65536, 256, 8, 8}, Size{4096, 8, 2, 1}}) {
             RouterShape shape;
-            const Row n = 65536;
-            shape.tokens = n, shape.experts = grouped ? 256 : 128, shape.top_k = top_k, shape.normalize = true;
-            shape.score = grouped ? Score::sigmoid : Score::softmax;
-            if (grouped) shape.groups = 8, shape.groups_kept = 4, shape.group_score_top = 2;
-            const Dst logits = pool_.take(Type::f32, n * shape.experts), out = pool_.take(Type::f32, n * shape.experts);
-            const Dst bias = grouped ? pool_.take(Type::f32, shape.experts) : Dst{};
+            shape.tokens = n, shape.experts = experts, shape.top_k = top_k, shape.normalize = true;
+            shape.score = groups > 1 ? Score::sigmoid : Score::softmax;
+            if (groups > 1) shape.groups = groups, shape.groups_kept = groups / 2, shape.group_score_top = 2;
+            const Dst logits = pool_.take(Type::f32, n * experts), out = pool_.take(Type::f32, n * experts);
+            const Dst bias = groups > 1 ? pool_.take(Type::f32, experts) : Dst{};
             auto* const index = static_cast<std::int32_t*>(pool_.take(Type::f32, n * top_k).data);
             float *const weight = pool_.floats(n * top_k), *const dweight = pool_.floats(n * top_k);
-            const std::string name =
-                fmt::format(" {} tokens, {} experts{}", n, shape.experts, grouped ? ", groups" : "");
-            const double bytes = static_cast<double>(n) * (4.0 * shape.experts + 8.0 * top_k);
+            const std::string name = fmt::format(" {} tokens, {} experts{}", n, experts, groups > 1 ? ", groups" : "");
+            const double bytes = static_cast<double>(n) * (4.0 * experts + 8.0 * top_k);
             const auto forward = [=, this](void* s) { k_.router(shape, logits, bias, nullptr, index, weight, s); };
             add("router" + name, bytes, forward);
-            time("router_grad" + name, bytes + 4.0 * static_cast<double>(n) * shape.experts,
+            time("router_grad" + name, bytes + 4.0 * static_cast<double>(n) * experts,
                  [=, this](void* s) { k_.router_grad(shape, dweight, logits, index, out, s); });
         }
     }

@@ -124,7 +124,7 @@ TEST_CASE("packs: permute and unpermute, fewer and more copies than move togethe
 TEST_CASE("packs: places of many copies, dropped ones, experts without any, padded buffers") {
     const auto& k = table();
     for (const int experts : {1, 3, 128, 300, 600})
-        for (const std::int64_t tokens : {100, 2500, 20000})
+        for (const std::int64_t tokens : {100, 2500, 20000, 40000, 70000}) // blocks have 1 to 8 strips of copies
             for (const std::int64_t padded : {0, 9000}) {
                 Random random(fmt::format("places {} {} {}", experts, tokens, padded));
                 INFO(experts, " experts, ", tokens, " tokens, padded ", padded);
@@ -144,17 +144,20 @@ TEST_CASE("packs: places of many copies, dropped ones, experts without any, padd
             }
 }
 
-TEST_CASE("packs: router over one expert per lane and many, groups of whole warps and others") {
+TEST_CASE("packs: router over few and many experts of a lane, groups of whole lanes and others") {
     struct Size {
+        std::int64_t tokens; // with many logits a lane has more experts
         int experts, groups, kept, top;
     };
     for (const Type type : storages)
         for (const Score score : {Score::softmax, Score::sigmoid, Score::sqrt_softplus})
-            for (const auto& [experts, groups, kept, top] :
-                 {Size{128, 1, 1, 1}, Size{256, 8, 4, 2}, Size{160, 8, 3, 1}, Size{384, 1, 1, 1}, Size{512, 4, 1, 2},
-                  Size{600, 1, 1, 1}, Size{64, 2, 1, 2}}) {
+            for (const auto& [tokens, experts, groups, kept, top] :
+                 {Size{37, 128, 1, 1, 1}, Size{37, 256, 8, 4, 2}, Size{37, 160, 8, 3, 1}, Size{37, 384, 1, 1, 1},
+                  Size{37, 512, 4, 1, 2}, Size{37, 600, 1, 1, 1}, Size{37, 64, 2, 1, 2}, Size{37, 64, 8, 3, 2},
+                  Size{2111, 128, 1, 1, 1}, Size{2111, 128, 8, 2, 1}, Size{4111, 256, 8, 4, 2},
+                  Size{16411, 64, 1, 1, 1}}) {
                 RouterShape s;
-                s.tokens = 37, s.experts = experts, s.top_k = 6, s.score = score, s.normalize = experts != 64;
+                s.tokens = tokens, s.experts = experts, s.top_k = 6, s.score = score, s.normalize = experts != 64;
                 s.groups = groups, s.groups_kept = kept, s.group_score_top = top, s.scale = 2.5;
                 s.softmax_after_top_k = experts == 384;
                 const std::string name =
@@ -178,15 +181,17 @@ TEST_CASE("packs: router over one expert per lane and many, groups of whole warp
 
 TEST_CASE("packs: router where many scores are equal, with few and many chosen") {
     struct Size {
+        std::int64_t tokens;
         int experts, top_k, groups, kept;
     };
     for (const Type type : storages)
         for (const Score score : {Score::softmax, Score::sigmoid})
-            for (const auto& [experts, top_k, groups, kept] :
-                 {Size{128, 8, 1, 1}, Size{512, 10, 1, 1}, Size{64, 3, 1, 1}, Size{33, 16, 1, 1}, Size{128, 20, 1, 1},
-                  Size{256, 8, 4, 2}, Size{96, 6, 3, 2}, Size{8, 2, 1, 1}}) {
+            for (const auto& [tokens, experts, top_k, groups, kept] :
+                 {Size{301, 128, 8, 1, 1}, Size{301, 512, 10, 1, 1}, Size{301, 64, 3, 1, 1}, Size{301, 33, 16, 1, 1},
+                  Size{301, 128, 20, 1, 1}, Size{301, 256, 8, 4, 2}, Size{301, 96, 6, 3, 2}, Size{301, 8, 2, 1, 1},
+                  Size{4111, 128, 8, 1, 1}, Size{8211, 128, 8, 1, 1}}) {
                 RouterShape s;
-                s.tokens = 301, s.experts = experts, s.top_k = top_k, s.score = score, s.normalize = true;
+                s.tokens = tokens, s.experts = experts, s.top_k = top_k, s.score = score, s.normalize = true;
                 s.groups = groups, s.groups_kept = kept, s.group_score_top = 2;
                 const std::string name = named("router", s.tokens, experts, {type}) +
                                          fmt::format(" top {} of equal scores {}", top_k, static_cast<int>(score));
