@@ -1,5 +1,5 @@
 // Places of routed copies in expert-major order, and what fits into the buffers.
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/behind.cuh"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/scratch.hpp"
 
@@ -61,20 +61,22 @@ __global__ void __launch_bounds__(map_threads)
 static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
 
 // Copies are cut into chunks of a block each: the first launch counts them by expert, and in the second every chunk
-// adds up what lies before it and numbers its own. The index is read twice.
-constexpr int chunk_strips = 4, chunk_copies = map_threads * chunk_strips;
+// adds up what lies before it and numbers its own. The index is read twice. The second looks for neighbours of one
+// expert while the first still counts.
 constexpr int most_experts = 512; // whose counts per warp fit shared memory
 
 // found[chunk][expert]
+template <int strips>
 __global__ void __launch_bounds__(map_threads)
     count_chunks_kernel(const std::int32_t* index, std::int64_t copies, int experts, std::int32_t* found) {
     __shared__ int counts[most_experts];
+    let_next_come();
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < experts) counts[thread] = 0;
-    int e[chunk_strips];
+    int e[strips];
 #pragma unroll
-    for (int j = 0; j < chunk_strips; ++j) {
-        const std::int64_t copy = (std::int64_t{blockIdx.x} * chunk_strips + j) * map_threads + thread;
+    for (int j = 0; j < strips; ++j) {
+        const std::int64_t copy = (std::int64_t{blockIdx.x} * strips + j) * map_threads + thread;
         e[j] = copy < copies ? index[copy] : -1;
     }
     __syncthreads();
@@ -117,21 +119,41 @@ __device__ int sum_up_to(int value) {
     return sum + (warp > 0 ? before : 0);
 }
 
+template <int strips>
 __global__ void __launch_bounds__(map_threads)
     place_chunks_kernel(const std::int32_t* index, const std::int32_t* found, std::int32_t* counts,
                         std::int32_t* row_of, std::int32_t* filled, std::int64_t copies, int experts, int bits,
                         std::int64_t padded) {
+    static_assert(strips * map_threads < 1 << 16, "a chunk's copies are counted in 16 bits");
     __shared__ unsigned short of_warp[map_warps][most_experts]; // copies, then those of the warps before
     __shared__ int next[most_experts], total[most_experts];     // row of the chunk's first copy; copies of all chunks
     const int thread = static_cast<int>(threadIdx.x), lane = thread % warp_size, warp = thread / warp_size;
     unsigned short* const mine = of_warp[warp];
-    const std::int64_t start = std::int64_t{blockIdx.x} * chunk_copies + warp * warp_size * chunk_strips + lane;
-    int e[chunk_strips];
+    const std::int64_t start = (std::int64_t{blockIdx.x} * map_threads + warp * warp_size) * strips + lane;
+    int e[strips];
 #pragma unroll
-    for (int j = 0; j < chunk_strips; ++j) e[j] = start + j * warp_size < copies ? index[start + j * warp_size] : -1;
+    for (int j = 0; j < strips; ++j) e[j] = start + j * warp_size < copies ? index[start + j * warp_size] : -1;
     if (thread < experts) next[thread] = total[thread] = 0;
     for (int i = lane; i < experts; i += warp_size) mine[i] = 0;
     __syncthreads();
+    unsigned same[strips];
+#pragma unroll
+    for (int j = 0; j < strips; ++j) {
+        same[j] = same_expert(e[j], bits);
+        if (e[j] >= 0 && lane == __ffs(static_cast<int>(same[j])) - 1) mine[e[j]] += __popc(same[j]);
+        __syncwarp();
+    }
+    __syncthreads();
+    if (thread < experts) {
+        int before = 0;
+#pragma unroll 8
+        for (int w = 0; w < map_warps; ++w) {
+            const int count = of_warp[w][thread];
+            of_warp[w][thread] = static_cast<unsigned short>(before);
+            before += count;
+        }
+    }
+    wait_for_last();
     const int slices = map_threads / experts; // threads that share an expert's chunks
     if (thread < slices * experts) {
         const int expert = thread % experts;
@@ -144,24 +166,10 @@ __global__ void __launch_bounds__(map_threads)
         atomicAdd(next + expert, before);
         atomicAdd(total + expert, all);
     }
-    unsigned same[chunk_strips];
-#pragma unroll
-    for (int j = 0; j < chunk_strips; ++j) {
-        same[j] = same_expert(e[j], bits);
-        if (e[j] >= 0 && lane == __ffs(static_cast<int>(same[j])) - 1) mine[e[j]] += __popc(same[j]);
-        __syncwarp();
-    }
     __syncthreads();
     const int all = thread < experts ? total[thread] : 0, last = sum_up_to(all);
     if (thread < experts) {
         next[thread] += padded > 0 ? static_cast<int>(thread * padded) : last - all;
-        int before = 0;
-#pragma unroll 8
-        for (int w = 0; w < map_warps; ++w) {
-            const int count = of_warp[w][thread];
-            of_warp[w][thread] = static_cast<unsigned short>(before);
-            before += count;
-        }
         if (blockIdx.x == 0) {
             counts[thread] = all;
             if (filled != nullptr) filled[thread] = static_cast<std::int32_t>(padded);
@@ -169,7 +177,7 @@ __global__ void __launch_bounds__(map_threads)
     }
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < chunk_strips; ++j) {
+    for (int j = 0; j < strips; ++j) {
         const int rank = __popc(same[j] & ((1u << lane) - 1u));
         const std::int64_t copy = start + j * warp_size;
         if (copy < copies) row_of[copy] = e[j] >= 0 ? next[e[j]] + mine[e[j]] + rank : -1;
@@ -178,7 +186,6 @@ __global__ void __launch_bounds__(map_threads)
         __syncwarp();
     }
 }
-static_assert(chunk_copies < 1 << 16, "a chunk's copies are counted in 16 bits");
 
 __global__ void __launch_bounds__(threads) expert_counts_kernel(const std::int32_t* all_counts, std::int32_t* counts,
                                                                 int sources, int experts, int first, int local) {
@@ -219,10 +226,15 @@ __global__ void __launch_bounds__(threads)
     if (first == 0 && !fits) *overflow += static_cast<float>(most - s.capacity);
 }
 
+// Of a chunk: more blocks are done sooner, but each adds up what all of them found.
+int strips_of(std::int64_t copies) { return copies <= 1 << 16 ? 1 : copies <= 1 << 18 ? 2 : copies <= 1 << 19 ? 4 : 8; }
+
 void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,
                  std::int64_t tokens, int top_k, int experts, std::int64_t padded, void* stream) {
     if (experts <= 0) return;
-    const std::int64_t copies = tokens * top_k, chunks = ceil_div(copies > 0 ? copies : 1, std::int64_t{chunk_copies});
+    const std::int64_t copies = tokens * top_k;
+    const int strips = strips_of(copies);
+    const std::int64_t chunks = copies > 0 ? ceil_div(copies, std::int64_t{map_threads} * strips) : 1;
     if (experts > most_experts || chunks * experts > scratch_floats) {
         const auto grid = static_cast<unsigned>(experts);
         count_kernel<<<grid, map_threads, 0, stream_of(stream)>>>(index, counts, copies);
@@ -235,11 +247,16 @@ void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* 
     while (1 << bits < experts) ++bits;
     auto* const found = reinterpret_cast<std::int32_t*>(scratch_of(stream_of(stream)));
     const unsigned blocks = blocks_for(chunks, 1);
-    count_chunks_kernel<<<blocks, map_threads, 0, stream_of(stream)>>>(index, copies, experts, found);
-    CUDA_CHECK(cudaGetLastError());
-    place_chunks_kernel<<<blocks, map_threads, 0, stream_of(stream)>>>(index, found, counts, row_of, filled, copies,
-                                                                       experts, bits, padded);
-    CUDA_CHECK(cudaGetLastError());
+    const auto launch = [&](auto of_chunk) {
+        count_chunks_kernel<of_chunk()><<<blocks, map_threads, 0, stream_of(stream)>>>(index, copies, experts, found);
+        CUDA_CHECK(cudaGetLastError());
+        launch_behind(place_chunks_kernel<of_chunk()>, dim3(blocks), map_threads, stream, index, found, counts, row_of,
+                      filled, copies, experts, bits, padded);
+    };
+    if (strips == 1) return launch(std::integral_constant<int, 1>{});
+    if (strips == 2) return launch(std::integral_constant<int, 2>{});
+    if (strips == 4) return launch(std::integral_constant<int, 4>{});
+    launch(std::integral_constant<int, 8>{});
 }
 
 void expert_counts(const std::int32_t* all_counts, std::int32_t* counts, int sources, int experts, int first, int local,
