@@ -1,6 +1,7 @@
 // Sums over rows, column by column, in an order that does not depend on the launch.
 #pragma once
 
+#include "kernels/cuda/behind.cuh"
 #include "kernels/cuda/vector.cuh"
 
 namespace moe::cuda {
@@ -28,14 +29,14 @@ __device__ void sum_columns(const Term& term, float* out, std::int64_t begin, st
 template <class Term>
 __global__ void __launch_bounds__(sum_cols* sum_rows)
     sum_columns_kernel(Term term, float* out, std::int64_t rows, std::int64_t cols) {
+    wait_for_last();
     sum_columns(term, out, 0, rows, cols);
 }
 
 template <class Term>
 void launch_sum_columns(const Term& term, float* out, std::int64_t rows, std::int64_t cols, void* stream) {
-    sum_columns_kernel<<<blocks_for(cols, sum_cols), sum_cols * sum_rows, 0, stream_of(stream)>>>(term, out, rows,
-                                                                                                  cols);
-    CUDA_CHECK(cudaGetLastError());
+    launch_behind(sum_columns_kernel<Term>, dim3(blocks_for(cols, sum_cols)), sum_cols * sum_rows, stream, term, out,
+                  rows, cols);
 }
 
 // Sums that blocks have left in scratch memory, partial[blocks][cols].

@@ -187,7 +187,7 @@ inline int multiprocessors() {
 // `each` at a time.
 template <auto kernel>
 unsigned resident_blocks(int threads, std::int64_t items, std::int64_t each, std::size_t shared = 0) {
-    if (shared > 32 * 1024) // 48 KiB are allowed unasked, static arrays included; every device is asked by itself
+    if (shared > 12 * 1024) // 48 KiB are allowed unasked, static arrays included; every device is asked by itself
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     // By warps of a block, which determine its shared memory; asking costs more than a launch.
     static std::atomic<int> known[1024 / warp_size + 1];
