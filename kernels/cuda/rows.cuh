@@ -9,12 +9,17 @@ inline constexpr int row_threads = 256, row_warps = row_threads / warp_size;
 
 __device__ inline int lane_of_warp() { return static_cast<int>(threadIdx.x % warp_size); }
 
+// A warp's rows: from its first on in steps, where the grid has fewer warps than there are rows.
+__device__ inline std::int64_t first_row() {
+    return std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size;
+}
+__device__ inline std::int64_t row_step() { return std::int64_t{gridDim.x} * row_warps; }
+
 // body(row) for the rows of this warp out of those that hold data: all, or as many as [counts[groups]] say.
 template <class Body>
 __device__ void for_each_row(const std::int32_t* counts, int groups, std::int64_t rows, Body body) {
     if (counts != nullptr) rows = routed_rows(counts, groups, rows);
-    const std::int64_t first = std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size;
-    for (std::int64_t row = first; row < rows; row += std::int64_t{gridDim.x} * row_warps) body(row);
+    for (std::int64_t row = first_row(); row < rows; row += row_step()) body(row);
 }
 
 // For packs [0, packs) that this lane owns: held = read(pack) for `together` of them, then write(pack, held) for each.

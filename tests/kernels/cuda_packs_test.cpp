@@ -146,9 +146,9 @@ TEST_CASE("packs: rope over heads of several lanes, partial, interleaved, QK-nor
                     ropes(s, type, type, type, 0);
                 }
                 s.head_dim = s.rotary_dim = 128;
-                s.tokens = 2200; // several tokens per warp
+                s.tokens = 2200, s.heads = 2, s.kv_heads = 1; // several tokens per warp
                 ropes(s, type, type, type, 0);
-                s.tokens = 22;
+                s.tokens = 22, s.heads = 9, s.kv_heads = 3;
                 ropes(s, type, type, type, 1);
                 const Type other = type == Type::f32 ? Type::bf16 : Type::f32;
                 ropes(s, type, other, type, 0);
