@@ -140,6 +140,23 @@ std::vector<int> Mesh::members(Group group, int rank) const {
     return result;
 }
 
+std::vector<int> Mesh::first_members(Group group, int modulus) const {
+    std::vector<bool> found(static_cast<std::size_t>(modulus), false);
+    found[0] = true;
+    for (const Axis& a : axes_[static_cast<int>(group.domain)]) {
+        if ((a.bit & group.axes) != 0) continue;
+        const std::vector<bool> before = found;
+        for (int i = 1; i < std::min(a.size, modulus); ++i) // more of them come round again
+            for (int r = 0; r < modulus; ++r)
+                if (before[static_cast<std::size_t>(r)])
+                    found[static_cast<std::size_t>((r + std::int64_t{i} * a.stride) % modulus)] = true;
+    }
+    std::vector<int> remainders;
+    for (int r = 0; r < modulus; ++r)
+        if (found[static_cast<std::size_t>(r)]) remainders.push_back(r);
+    return remainders;
+}
+
 int Mesh::index(Group group, int rank) const {
     int position = 0;
     int weight = 1;

@@ -35,8 +35,12 @@ Placement find_placement(const Plan& plan, Group group) {
     // When stages and domains nest, every pipeline rank's group lies like rank 0's.
     const int stage = plan.stage_ranks();
     if (stage % domain == 0 || domain % stage == 0) return worst;
-    for (int rank = 0; rank < plan.gpus; ++rank) {
-        const Placement p = place(mesh.members(group, rank), domain);
+    // How it lies depends on where in a domain it begins.
+    std::vector<int> ranks = mesh.members(group, 0);
+    for (const int first : mesh.first_members(group, domain)) {
+        const int shift = first - ranks.front();
+        for (int& rank : ranks) rank += shift;
+        const Placement p = place(ranks, domain);
         if (p.domains > worst.domains || (p.domains == worst.domains && p.per_domain < worst.per_domain)) worst = p;
     }
     return worst;

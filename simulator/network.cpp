@@ -101,10 +101,15 @@ int domain_of_job(const Hardware& hardware, int gpus) {
 }
 
 Placement place(const std::vector<int>& members, int domain) {
-    std::map<int, int> count;
-    for (const int rank : members) ++count[rank / std::max(1, domain)];
-    Placement placement{static_cast<int>(members.size()), static_cast<int>(count.size()), 1};
-    for (const auto& entry : count) placement.per_domain = std::max(placement.per_domain, entry.second);
+    Placement placement{static_cast<int>(members.size()), 0, 1};
+    int here = -1, count = 0;
+    for (const int rank : members) {
+        const int in = rank / std::max(1, domain);
+        count = in == here ? count + 1 : 1;
+        placement.domains += in == here ? 0 : 1;
+        placement.per_domain = std::max(placement.per_domain, count);
+        here = in;
+    }
     return placement;
 }
 

@@ -19,7 +19,7 @@ struct Placement {
 // GPUs of a job that share NVLink: nvlink_domain_used where the job fills whole domains, else the largest number up to
 // it that divides the job evenly.
 int domain_of_job(const Hardware& hardware, int gpus);
-// Ranks lie on the machine in order: rank r in domain r / domain.
+// Ranks lie on the machine in order: rank r in domain r / domain. Members in increasing order.
 Placement place(const std::vector<int>& members, int domain);
 
 // What a pattern of messages gets: seconds = latency + bytes / bandwidth, where `bytes` is all that one member sends.

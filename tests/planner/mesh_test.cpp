@@ -134,6 +134,9 @@ TEST_CASE("mesh: groups partition the ranks in every order that is accepted") {
         for (int axes = 0; axes < 32; ++axes) {
             check_partition(mesh, dense(axes));
             check_partition(mesh, expert(axes));
+            std::set<int> first;
+            for (int rank = 0; rank < mesh.size(); ++rank) first.insert(mesh.members(dense(axes), rank).front() % 12);
+            CHECK(mesh.first_members(dense(axes), 12) == Ranks(first.begin(), first.end()));
         }
     }
 }

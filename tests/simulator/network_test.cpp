@@ -29,6 +29,27 @@ TEST_CASE("placement counts domains, and a job uses 64 of the 72 GPUs of a domai
     CHECK(moe::place({0, 4, 8, 12}, 8) == moe::Placement{4, 2, 2});
 }
 
+TEST_CASE("a group of several instances lies like the one that touches most domains") {
+    moe::Plan plan;
+    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("gb200-nvl72"));
+    plan.gpus = 960; // domains of 64
+    plan.tp = 4, plan.cp = 2, plan.dp = 24, plan.pp = 5;
+    plan.ep = 16, plan.edp = 12;
+    const moe::Mesh mesh(plan);
+    const moe::Routes routes(*plan.hardware);
+    for (const moe::Domain domain : {moe::Domain::dense, moe::Domain::expert})
+        for (const std::uint8_t axes : {1, 2, 4, 5, 8, 10, 15}) {
+            const moe::Group group{domain, axes};
+            CAPTURE(to_string(group));
+            moe::Placement worst = moe::place(mesh.members(group, 0), 64);
+            for (int rank = 0; rank < plan.gpus; ++rank) {
+                const moe::Placement p = moe::place(mesh.members(group, rank), 64);
+                if (std::pair(-p.domains, p.per_domain) < std::pair(-worst.domains, worst.per_domain)) worst = p;
+            }
+            CHECK(routes.placement(plan, group) == worst);
+        }
+}
+
 TEST_CASE("routes: the fullest of a member's own links sets the rate") {
     const moe::Hardware h = moe::load_hardware("h100"); // NVLink 450 GB/s, NIC 50 GB/s
     CHECK(moe::exchange_route(h, {8, 1, 8}).bandwidth == doctest::Approx(450e9));
@@ -94,9 +115,8 @@ TEST_CASE("dispatch latencies of the published table within a quarter") {
         CAPTURE(row.hardware);
         CAPTURE(row.placement.size);
         const moe::Hardware hardware = moe::load_hardware(row.hardware);
-        const double hybrid =
-            moe::token_exchange_seconds(links(hardware, row.placement, 1.0), {row.hybrid_efficiency, row.hybrid_efficiency},
-                                        copy, deepseek());
+        const double hybrid = moe::token_exchange_seconds(
+            links(hardware, row.placement, 1.0), {row.hybrid_efficiency, row.hybrid_efficiency}, copy, deepseek());
         const double alltoall =
             moe::all_to_all_seconds(links(hardware, row.placement, row.alltoall_efficiency), 8 * copy);
         CHECK(std::abs(hybrid / row.hybrid - 1.0) < 0.25);
