@@ -145,22 +145,29 @@ const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& s
     return *known;
 }
 
-// Backwards in two slots fill bubbles and waits in ways of their own: no rank is through before its busiest stream,
-// which begins when the first message has come, and none needs less than its states and what it keeps for its dgrads.
+// Backwards in two slots fill bubbles and waits in ways of their own, but run behind forwards on the same stream: no
+// rank is through before its forwards and what its backwards compute, or before its busiest stream, which begins when
+// the first message has come. None needs less than its states and what it keeps for its dgrads.
 Quote FastQuoter::split_quote(const Layers& layers, Stages& stages, int micro_batches) {
     const Plan& plan = stages.plan;
     const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
+    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
     double start = 0.0, worst = 0.0;
+    const auto forward_of = [&layers](const Chunk& held) {
+        return layers.plan.ep_overlap ? held.busy_forward[compute] : held.forward;
+    };
     for (int r = 0; r < plan.pp; ++r) {
         Busy busy{};
-        for (int c = 0; c < plan.vpp; ++c)
-            for (std::size_t s = 0; s < stream_count; ++s)
-                busy[s] += chunk(stages, r, c).busy_forward[s] + chunk(stages, r, c).busy_backward[s];
+        for (int c = 0; c < plan.vpp; ++c) {
+            const Chunk& held = chunk(stages, r, c);
+            for (std::size_t s = 0; s < stream_count; ++s) busy[s] += held.busy_forward[s] + held.busy_backward[s];
+            busy[compute] += forward_of(held) - held.busy_forward[compute];
+        }
         const Chunk& first = chunk(stages, r, 0);
-        start = std::max(0.0, start - (r == 0 ? 0.0 : first.early_forward));
+        start = std::max({0.0, first.opening, start - (r == 0 ? 0.0 : first.early_forward)});
         const double work = micro_batches * *std::max_element(busy.begin(), busy.end());
-        worst = std::max(worst, start + work - first_saves(stages, r));
-        start += *std::max_element(first.busy_forward.begin(), first.busy_forward.end()) + message;
+        worst = std::max(worst, start + work - first_saves(stages, r) + first.behind);
+        start += forward_of(first) + message;
     }
     for (StageMemory& memory : memory_) memory.workspace = {};
     return {worst + stages.closing, filled(layers, stages)};
@@ -250,7 +257,7 @@ double FastQuoter::resharding_seconds(const std::vector<const Terms*>& terms) co
 
 // Seconds in which one micro-batch passes all layers at least, all of them on one rank.
 double FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const {
-    double device = 0.0, merged = 0.0;
+    double device = 0.0, merged = 0.0, split = 0.0; // apart, side by side, backwards in two slots
     Busy busy{};
     for (std::size_t i = 0; i < counts_.size(); ++i) {
         const Terms& t = *terms[i];
@@ -258,6 +265,7 @@ double FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*
         for (std::size_t s = 0; s < stream_count; ++s)
             busy[s] += counts_[i] * (t.sides[0].busy[s] + t.sides[1].busy[s]);
         merged += counts_[i] * (t.sides[0].merged + t.sides[1].merged);
+        split += counts_[i] * (t.sides[0].device + t.sides[1].busy[static_cast<std::size_t>(Stream::compute)]);
     }
     if (plan.reshards()) {
         double& moved = busy[static_cast<std::size_t>(Stream::data)];
@@ -265,8 +273,8 @@ double FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*
         device = std::max(device, moved);
     }
     const double busiest = *std::max_element(busy.begin(), busy.end());
-    if (splits_backward(plan.schedule)) return busiest;
-    return plan.ep_overlap ? std::max(busiest, merged) : device;
+    if (!plan.ep_overlap) return splits_backward(plan.schedule) ? std::max(busiest, split) : device;
+    return splits_backward(plan.schedule) ? busiest : std::max(busiest, merged);
 }
 
 std::unique_ptr<Quoter> make_quoter(QuoteSources sources) { return std::make_unique<FastQuoter>(sources); }

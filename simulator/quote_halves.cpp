@@ -117,7 +117,7 @@ int FastQuoter::stages(const Plan& plan) {
     const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
     std::vector<double> update, squares, zeroed;
     result.moved.resize(result.shape->distinct.size());
-    if (!plan.reshards() && !splits_backward(plan.schedule))
+    if (!plan.reshards())
         for (int r = 0; r < plan.pp; ++r) {
             const auto d = static_cast<std::size_t>(
                 result.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, 0))]);

@@ -75,7 +75,7 @@ double last_end(const RankRun& run) {
 Timeline timeline_of(const Plan& plan, std::vector<RankRun>& runs, bool keep_rows) {
     Timeline timeline;
     timeline.predicted = true;
-    timeline.plan_json = plan_to_json(plan);
+    if (keep_rows) timeline.plan_json = plan_to_json(plan);
     for (RankRun& run : runs) {
         timeline.ranks.push_back(run.rank);
         timeline.pipeline_rank.push_back(run.program->pipeline_rank);
