@@ -3,11 +3,8 @@
 
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
-#include "planner/search.hpp"
-#include "simulator/cost/cost.hpp"
 #include "simulator/merged_slots.hpp"
-#include "simulator/passage.hpp"
-#include "simulator/shapes.hpp"
+#include "simulator/segment_cost.hpp"
 
 #include <array>
 #include <cstdint>
@@ -19,29 +16,6 @@
 #include <vector>
 
 namespace moe {
-
-// One direction of a segment, played alone.
-struct SegmentTime {
-    Passage passage;
-    double device = 0.0; // seconds among others like it, the host being far ahead
-    Breakdown parts;     // of `device`
-};
-
-// When a segment uses the parameters of one bucket: its clocks at the end of its forward when the weights are there at
-// 0 and everything else long before, those at the end of its backward when the gradients have been zeroed at 0, and the
-// seconds from the last addition to the gradients to the end of the backward, the host being far ahead.
-struct BucketUse {
-    BucketSize bucket; // of the segment alone
-    Clocks after_weights, after_zero;
-    double after_final = 0.0;
-    std::int64_t zeroed = 0; // elements whose gradients no product sets, see passes/first_gradients
-};
-
-struct SegmentCost {
-    SegmentTime forward, backward;
-    SegmentTime first_backward;  // of a step, whose products set gradients
-    std::vector<BucketUse> uses; // in the order of declaration
-};
 
 // Each group of either domain has a bit of its own, since axes are five bits.
 inline std::uint64_t group_bit(Group group) {
