@@ -1,6 +1,7 @@
 // Lowers and plays each distinct segment once, and keeps the result under everything that it depends on.
 #include "simulator/segment_cache.hpp"
 
+#include "planner/builder.hpp"
 #include "planner/communicators.hpp"
 #include "planner/routing.hpp"
 
