@@ -134,11 +134,26 @@ StampClock Executor::clock_of_stamps(Queue& queue) {
     std::vector<double> ends;
     for (std::size_t w = 0; w < order_->size(); ++w)
         if ((*order_)[w].stream == 0) ends.push_back(std::max(ends.empty() ? 0.0 : ends.back(), queue.seconds(w + 1)));
-    std::array<double, kept_plain> plain = plain_;
-    const auto count = static_cast<std::ptrdiff_t>(std::min(plain_steps_, kept_plain));
-    const auto middle = plain.begin() + (count > 0 ? (count - 1) / 2 : 0);
-    std::nth_element(plain.begin(), middle, plain.begin() + count);
-    return {std::move(ends), *middle, usual_stamp_};
+    return {std::move(ends), plain_seconds(), usual_stamp_};
+}
+
+// The median of the last ones without stamps: of a second, in which a GPU at the limit of its power varies its clock
+// about the one that it holds, but of no more than the later half of them, since it begins at a higher one; of five at
+// least, of all where they are fewer. 0 without any.
+double Executor::plain_seconds() const {
+    constexpr std::size_t fewest = 5;
+    constexpr double enough_seconds = 1.0;
+    std::vector<double> last;
+    double sum = 0.0;
+    const std::size_t most = std::min(kept_plain, std::max(fewest, plain_steps_ / 2));
+    while (last.size() < std::min(most, plain_steps_) && (last.size() < fewest || sum < enough_seconds)) {
+        last.push_back(plain_[(plain_steps_ - 1 - last.size()) % kept_plain]);
+        sum += last.back();
+    }
+    if (last.empty()) return 0.0;
+    const auto middle = last.begin() + static_cast<std::ptrdiff_t>((last.size() - 1) / 2);
+    std::nth_element(last.begin(), middle, last.end());
+    return *middle;
 }
 
 // Work begins when what is before it on its stream and all that it waits for have ended; a send with the copy into its

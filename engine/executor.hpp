@@ -57,6 +57,7 @@ private:
     std::string place(const Op& op, std::size_t slot) const;
     void enqueue(Queue& queue, bool timed);
     void await_end(Queue& queue);
+    double plain_seconds() const;
     StampClock clock_of_stamps(Queue& queue);
     int stuck() const;
     std::string others(const Op& op) const;
@@ -87,8 +88,8 @@ private:
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
     bool replayed_ = true; // by a queue that can
-    // What the last steps without stamps took on the device: few, because a GPU slows down as it grows warm.
-    static constexpr std::size_t kept_plain = 5;
+    // What the last steps without stamps took on the device.
+    static constexpr std::size_t kept_plain = 64;
     std::array<double, kept_plain> plain_{};
     std::size_t plain_steps_ = 0;
     double zero_ = 0.0; // when the last step was given to the queue, by its recorder

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import time
 
@@ -212,7 +213,7 @@ class Ranks:
                 changed = self.deepest(kind, seq, samples, fields)
             name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq} over {self.gpus} GPUs:", fields])
             compared = self.check.trained(self.check.model(kind, changed), seq, samples * self.gpus, fields, gpus=self.gpus,
-                                          steps=6, more=("--balance", "forced"))
+                                          fewest=6, more=("--balance", "forced"))
             if compared is not None:
                 self.compared(name, compared, bar, ROOM.get((kind, changed.get("num_hidden_layers"))))
                 errors.append(abs(compared["error"]))
@@ -251,10 +252,11 @@ class Ranks:
         for number, choice in enumerate(found["plans"], 1):
             plan = choice["plan"]
             (self.check.folder / "choice.json").write_text(json.dumps(plan))
-            ran = self.check.plan("execute", "choice.json", "--data", "text", "--backend", "cuda", "--steps", "4", "--balance", "forced")
+            steps = self.check.steady_steps(choice["step_seconds"], 6)
+            ran = self.check.plan("execute", "choice.json", "--data", "text", "--backend", "cuda", "--steps", str(steps), "--balance", "forced")
             if ran is None:
                 return
-            reached.append(max(step["tflops_per_gpu"] for step in ran["steps"]))
+            reached.append(statistics.median(step["tflops_per_gpu"] for step in ran["steps"][len(ran["steps"]) // 2:]))
             print(f"choice {number}: {choice['tflops_per_gpu']:.1f} predicted, {reached[-1]:.1f} TFLOPS/GPU reached, {mapping(plan)}", flush=True)
         name = f"{kind} {changed} over {self.gpus} GPUs: the planner's first choice beside the best of its first {len(reached)}"
         self.rows.add(name, "TFLOPS/GPU", reached[0], max(reached), 0.97, reached[0] >= 0.97 * max(reached))

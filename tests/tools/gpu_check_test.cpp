@@ -26,7 +26,10 @@ void set_up(const Folder& folder, const std::string& kernels, const std::string&
     script("tests/engine/engine_cuda_test", "exit 0");
     // Plans that save memory take 8 GiB less; every run learns the same.
     script("tools/moe-plan", R"(case $1 in
-search) echo "$*" > asked ;;
+search)
+    echo "$*" > asked
+    echo '{"plans": [{"step_seconds": 0.25}]}'
+    exit ;;
 execute)
     mkdir -p run
     printf '{"steps": [{"loss": 1.0}' > run/run.json
@@ -168,7 +171,7 @@ execute*)
     echo ']}' >> run/run.json
     echo '{"steps": [{"loss": 1, "tflops_per_gpu": 480}, {"loss": 1, "overflow": 3, "tflops_per_gpu": 500}]}' && exit ;;
 search*)
-    plan='{"plan": {"mesh": {"gpus": 2, "tp": 1, "ep": 2}, "mbs": 4, "dispatcher": "hybridep"}, "tflops_per_gpu": 505}'
+    plan='{"plan": {"mesh": {"gpus": 2, "tp": 1, "ep": 2}, "mbs": 4, "dispatcher": "hybridep"}, "tflops_per_gpu": 505, "step_seconds": 1.1}'
     echo "{\"plans\": [$plan, $plan]}" && exit ;;
 compare*)
     echo '{"error": 0.02, "predicted_step_seconds": 1, "measured_step_seconds": 1, "predicted_tflops_per_gpu": 561,
