@@ -18,8 +18,8 @@ double measured_stamp_seconds(Device& device, const Kernels& kernels);
 // known to vary: in a step of many short ops stamps are most of it, in one of long ops next to nothing.
 class StampClock {
 public:
-    // Seconds from the step's begin: `ends` of the work on stream 0, ascending, as stamps say; `plain`, what the step
-    // takes without stamps between ops. 0 where that is not known: then nothing is taken out.
+    // Seconds from the begin of the first op: `ends` of the work on stream 0, ascending, as stamps say; `plain`, when the
+    // last op ends without stamps between ops. 0 where that is not known: then nothing is taken out.
     StampClock(std::vector<double> ends, double plain, double usual);
 
     // When it would have been. Ascending in `time`. No op loses more than nine tenths of its time to its stamp.

@@ -240,6 +240,34 @@ private:
     StuckQueue stuck_;
 };
 
+// Says of every step what it would have taken.
+class ClockedQueue : public PromptQueue {
+public:
+    void reserve(std::size_t stamps, std::size_t signals) override {
+        works_ = stamps - 1; // one stamp lies before the first
+        PromptQueue::reserve(stamps, signals);
+    }
+    void play(bool stamped, const std::function<void()>& enqueue) override {
+        PromptQueue::play(stamped, enqueue);
+        stamped_ = stamped;
+    }
+    double played_seconds() override { return clocked.launch + seconds(works_); }
+    double seconds(std::size_t stamp) override {
+        return static_cast<double>(stamp) * (clocked.op + (stamped_ ? clocked.stamp : 0.0));
+    }
+
+private:
+    std::size_t works_ = 0;
+    bool stamped_ = false;
+};
+class ClockedDevice : public PromptDevice {
+public:
+    Queue* queue() override { return &clocked_; }
+
+private:
+    ClockedQueue clocked_;
+};
+
 } // namespace
 
 Departures departures() {
@@ -267,3 +295,4 @@ const Backend& prompt_backend() {
 }
 
 std::unique_ptr<Device> open_stuck(bool, int) { return std::make_unique<StuckDevice>(); }
+std::unique_ptr<Device> open_clocked(bool, int) { return std::make_unique<ClockedDevice>(); }

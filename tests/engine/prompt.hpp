@@ -13,6 +13,12 @@ const moe::Backend& prompt_backend();
 const moe::CollectiveLibrary& prompt_library();
 // A device of prompt_backend() whose queue never gets idle.
 std::unique_ptr<moe::Device> open_stuck(bool, int);
+// One whose steps take so long, in seconds: before the first op, every op, and a stamp behind it.
+struct Clocked {
+    double launch = 60e-6, op = 10e-6, stamp = 4e-6;
+};
+inline constexpr Clocked clocked;
+std::unique_ptr<moe::Device> open_clocked(bool, int);
 
 struct Departures { // from all communicators of the process so far
     int left = 0, abandoned = 0;

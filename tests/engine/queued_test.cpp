@@ -52,6 +52,22 @@ TEST_CASE("queued communication: the bits of ranks that read each other's memory
     CHECK(departures().abandoned == 0);
 }
 
+TEST_CASE("a recorded step's ops take what they do without stamps, the launch before them left out") {
+    Backend backend = prompt_backend();
+    backend.open = open_clocked;
+    const Plan plan = small_plan("qwen3", 1, {});
+    TrainOptions options;
+    options.steps = 6;
+    options.permits = 2;
+    options.table = &backend;
+    Trainer trainer(plan, options);
+    const SampleSource source = made_up_tokens(plan.model->vocab);
+    for (int step = 0; step < 6; ++step) trainer.step(source);
+    const Timeline timeline = trainer.timeline();
+    REQUIRE_FALSE(timeline.rows.empty());
+    for (const TimelineRow& row : timeline.rows) CHECK(row.busy / clocked.op == doctest::Approx(1.0));
+}
+
 TEST_CASE("queued communication: random plans") {
     for (const RandomCase& c : random_cases(11, draws(60), 5)) {
         const Plan plan = plan_of(c);
