@@ -4,7 +4,8 @@
 #include "planner/error.hpp"
 
 #include <boost/graph/adjacency_list.hpp>
-#include <boost/graph/dijkstra_shortest_paths.hpp>
+#include <boost/graph/breadth_first_search.hpp>
+#include <boost/graph/visitors.hpp>
 
 #include <algorithm>
 #include <map>
@@ -18,7 +19,6 @@ struct LinkProperty {
 };
 using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property, LinkProperty>;
 using Vertex = boost::graph_traits<Graph>::vertex_descriptor;
-using Arc = boost::graph_traits<Graph>::edge_descriptor;
 
 struct Flow {
     int to = 0;         // member
@@ -45,31 +45,33 @@ public:
     int domain(int member) const { return std::min(member / placement_.per_domain, placement_.domains - 1); }
 
     // What the flows of `source` leave it, when every member sends alike. Links beyond the source's own carry the same
-    // sum by symmetry, so only its own are added up.
+    // sum by symmetry, so only its own are added up. A message takes the path of fewest links: through its domain's
+    // switch where that reaches, whatever the latencies, else through its own NIC.
     Route send(int source, const std::vector<Flow>& flows) const {
         std::vector<Vertex> previous(boost::num_vertices(graph_));
-        std::vector<double> distance(boost::num_vertices(graph_));
-        boost::dijkstra_shortest_paths(graph_, static_cast<Vertex>(source),
-                                       boost::weight_map(boost::get(&LinkProperty::latency, graph_))
-                                           .predecessor_map(previous.data())
-                                           .distance_map(distance.data()));
+        for (Vertex v = 0; v < previous.size(); ++v) previous[v] = v;
+        boost::breadth_first_search(graph_, static_cast<Vertex>(source),
+                                    boost::visitor(boost::make_bfs_visitor(
+                                        boost::record_predecessors(previous.data(), boost::on_tree_edge()))));
         std::map<std::pair<Vertex, Vertex>, double> load;
         Route route{0.0, 0.0};
         for (const Flow& flow : flows) {
-            route.latency = std::max(route.latency, distance[static_cast<std::size_t>(flow.to)]);
-            for (Vertex v = static_cast<Vertex>(flow.to); v != static_cast<Vertex>(source); v = previous[v])
+            double latency = 0.0;
+            for (Vertex v = static_cast<Vertex>(flow.to); v != static_cast<Vertex>(source); v = previous[v]) {
+                latency += link(previous[v], v).latency;
                 if (own(source, previous[v])) load[{previous[v], v}] += flow.share;
+            }
+            route.latency = std::max(route.latency, latency);
         }
         double seconds_per_byte = 0.0;
-        for (const auto& [ends, share] : load) {
-            const auto [arc, found] = boost::edge(ends.first, ends.second, graph_);
-            if (found) seconds_per_byte = std::max(seconds_per_byte, share / graph_[arc].bandwidth);
-        }
+        for (const auto& [ends, share] : load)
+            seconds_per_byte = std::max(seconds_per_byte, share / link(ends.first, ends.second).bandwidth);
         route.bandwidth = seconds_per_byte > 0.0 ? 1.0 / seconds_per_byte : 0.0;
         return route;
     }
 
 private:
+    const LinkProperty& link(Vertex from, Vertex to) const { return graph_[boost::edge(from, to, graph_).first]; }
     bool own(int source, Vertex from) const {
         return from == static_cast<Vertex>(source) || from == static_cast<Vertex>(placement_.size + source);
     }

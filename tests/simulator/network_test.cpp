@@ -67,6 +67,18 @@ TEST_CASE("routes: the fullest of a member's own links sets the rate") {
     CHECK_THROWS_AS(moe::exchange_route(lonely, {16, 2, 8}), moe::Error);
 }
 
+TEST_CASE("routes: a NIC that answers sooner takes no message from NVLink") {
+    moe::Hardware h = moe::load_hardware("h100");
+    const moe::Route far = moe::ring_route(h, {16, 2, 8});
+    for (const double latency : {0.0, h.nvlink.latency / 2, h.nvlink.latency}) {
+        h.nic.latency = latency;
+        CHECK(moe::exchange_route(h, {8, 1, 8}).bandwidth == doctest::Approx(h.nvlink.bandwidth));
+        CHECK(moe::pair_route(h, {2, 1, 2}).latency == doctest::Approx(h.nvlink.latency));
+        CHECK(moe::ring_route(h, {16, 2, 8}).bandwidth == doctest::Approx(far.bandwidth));
+        CHECK(moe::domain_route(h, {16, 2, 8}).latency == doctest::Approx(latency));
+    }
+}
+
 TEST_CASE("collectives: (n-1)/n of the bytes at the ring's rate, small ones by latency") {
     const moe::Hardware h = moe::load_hardware("h100");
     const moe::GroupLinks node = links(h, {8, 1, 8});
