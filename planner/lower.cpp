@@ -376,7 +376,7 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
         const TensorId weights = b.resharded() ? b.gathered : b.weights;
         sizes.push_back({b.domain, b.elements, b.group, b.group_size,
                          program.tensors[static_cast<std::size_t>(weights)].dtype, b.layer,
-                         static_cast<int>(b.matrices.size())});
+                         static_cast<int>(b.matrices.size()), b.quantizable});
     }
     return sizes;
 }

@@ -27,6 +27,7 @@ struct BucketSize {
     Dtype weight_dtype = Dtype::bf16; // as products read them
     int layer = -1;                   // FSDP: see Bucket
     int matrices = 0;                 // quantized one by one, see Bucket
+    bool quantizable = false;         // see Bucket
 };
 std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
 

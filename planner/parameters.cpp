@@ -20,8 +20,8 @@ Group gradient_group(const Plan& plan, Domain domain, bool sharded) {
 
 int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized, Dtype low) {
     for (std::size_t i = 0; i < buckets_.size(); ++i)
-        if (!closed_[i] && buckets_[i].domain == domain && sharded_[i] == sharded && quantized_[i] == quantized &&
-            low_[i] == low)
+        if (!closed_[i] && buckets_[i].domain == domain && sharded_[i] == sharded &&
+            buckets_[i].quantizable == quantized && low_[i] == low)
             return static_cast<int>(i);
     Bucket bucket;
     bucket.domain = domain;
@@ -29,8 +29,8 @@ int ParameterSet::bucket_for(Domain domain, bool sharded, bool quantized, Dtype 
     bucket.group_size = group_size(plan_, bucket.group);
     bucket.chunk = chunk_;
     bucket.layer = layer_;
+    bucket.quantizable = quantized;
     buckets_.push_back(bucket);
-    quantized_.push_back(quantized);
     low_.push_back(low);
     sharded_.push_back(sharded);
     closed_.push_back(false);

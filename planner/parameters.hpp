@@ -43,7 +43,6 @@ public:
 
     // Buckets before tensors exist: what bucket_sizes() reports.
     const std::vector<Bucket>& buckets() const { return buckets_; }
-    bool bucket_quantized(std::size_t index) const { return quantized_[index]; }
 
 private:
     struct Key {
@@ -68,7 +67,7 @@ private:
     bool sealed_ = false;
     std::vector<Parameter> parameters_;
     std::vector<Bucket> buckets_;
-    std::vector<bool> quantized_, sharded_, closed_;
+    std::vector<bool> sharded_, closed_;
     std::vector<Dtype> low_; // of weights as products read them; bf16: as they are
     std::vector<std::int64_t> undecayed_;
     std::map<std::string, Key> keys_;

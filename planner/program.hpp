@@ -44,6 +44,7 @@ struct Bucket {
     std::int64_t elements = 0; // padded to a multiple of group_size
     std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not
     bool copy = false;         // of weights that another pipeline rank counts in the norm
+    bool quantizable = false;  // holds matrices that low precisions quantize, which lie apart from everything else
     // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
     // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
     TensorId weights = no_tensor, gradients = no_tensor; // gradients: the whole bucket, partial sums of this rank

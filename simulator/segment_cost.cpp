@@ -140,7 +140,7 @@ std::vector<BucketUse> uses_of(const Program& program, const FirstGradients& fir
     const double end = end_of(backward);
     for (const Bucket& b : program.buckets) {
         const Dtype dtype = program.tensors[static_cast<std::size_t>(b.weights)].dtype;
-        BucketUse use{{b.domain, b.elements, b.group, b.group_size, dtype},
+        BucketUse use{{b.domain, b.elements, b.group, b.group_size, dtype, -1, 0, b.quantizable},
                       forward.after(root(b.weights)),
                       first_backward.after(root(b.gradients)),
                       end};

@@ -9,6 +9,15 @@
 #include <numeric>
 
 namespace moe {
+namespace {
+
+// Whether the lowering would put both into one bucket, if they were neighbours.
+bool like(const BucketSize& a, const BucketSize& b) {
+    return a.domain == b.domain && a.group == b.group && a.weight_dtype == b.weight_dtype &&
+           a.quantizable == b.quantizable;
+}
+
+} // namespace
 
 std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
                                       const Segments& segments) {
@@ -17,10 +26,9 @@ std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, con
     for (const auto& [id, count] : segments)
         for (const BucketSize& b : cache.buckets(plan, id)) {
             const int size = group_size(plan, b.group);
-            auto it = std::find_if(sum.begin(), sum.end(), [&](const BucketSize& s) {
-                return s.domain == b.domain && s.group == b.group && s.weight_dtype == b.weight_dtype;
-            });
-            if (it == sum.end()) it = sum.insert(sum.end(), {b.domain, 0, b.group, size, b.weight_dtype});
+            auto it = std::find_if(sum.begin(), sum.end(), [&b](const BucketSize& s) { return like(s, b); });
+            if (it == sum.end())
+                it = sum.insert(sum.end(), {b.domain, 0, b.group, size, b.weight_dtype, -1, 0, b.quantizable});
             it->elements += b.elements * count;
         }
     return sum;
@@ -38,7 +46,7 @@ public:
         int found = -1;
         for (std::size_t i = 0; i < buckets_.size(); ++i) {
             const BucketSize& b = buckets_[i];
-            if (b.domain != part.domain || b.group != part.group || b.weight_dtype != part.weight_dtype) continue;
+            if (!like(b, part)) continue;
             found = static_cast<int>(i);
             // Parts are padded each: one that does not fit may be too long by its padding only.
             if (filled_[i] + part.elements / 2 <= b.elements) break;

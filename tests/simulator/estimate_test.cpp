@@ -96,6 +96,25 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
     }
 }
 
+TEST_CASE("fast and event-driven agree where both ends of the model share a bucket that no layer's matrices enter") {
+    // 1,024 ranks cut buckets at a billion elements: embedding and head are one of them, gathered first and reduced last.
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Llama3-8B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h800"));
+    const moe::Stack stack = moe::load_stack("bridge-26.08", *plan.hardware);
+    plan.stack = stack.name;
+    plan.gpus = plan.gbs = plan.dp = plan.edp = 1024;
+    plan.seq = 8192;
+    plan.precision = moe::Precision::bf16;
+    plan.dispatcher = stack.usual_dispatcher;
+    for (const int tp : {1, 2}) {
+        plan.tp = tp;
+        plan.dp = 1024 / tp;
+        const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.002));
+    }
+}
+
 TEST_CASE("fast and event-driven agree where ops are priced by measured calls of their shape") {
     const auto hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h200-measured"));
     const moe::Stack stack = moe::load_stack("", *hardware);
