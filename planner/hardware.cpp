@@ -180,9 +180,10 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     const JsonObject json = JsonObject::parse(text, place);
     json.only({"name", "cpu", "cores", "sm_count", "peak_flops", "memory_bytes", "memory_bandwidth", "nvlink_domain",
                "nvlink_domain_used", "nvlink", "nic", "host", "context_bytes", "communicator_bytes", "default_stack",
-               "source", "measured", "product_tiles", "measured_by"});
+               "like", "source", "measured", "product_tiles", "measured_by"});
     Hardware hardware;
     hardware.name = json.string("name");
+    if (hardware.name.empty()) json.refuse_value("name", "must name the machine");
     hardware.cpu = json.boolean_or("cpu", false);
     hardware.cores = static_cast<int>(json.integer_or("cores", 0, 0, max_count));
     hardware.sm_count = static_cast<int>(json.integer_or("sm_count", 0, 0, max_count));
@@ -198,6 +199,7 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     hardware.context_bytes = json.number_or("context_bytes", 0.0, 0.0, max_bytes);
     hardware.communicators = read_communicators(json);
     hardware.default_stack = json.string_or("default_stack", "moe-plan");
+    hardware.like = json.string_or("like", "");
     hardware.source = read_source(json);
     read_measured(json, hardware);
     read_tiles(json, hardware);
@@ -234,6 +236,7 @@ std::string to_json(const Hardware& hardware) {
     json["context_bytes"] = hardware.context_bytes;
     json["communicator_bytes"] = communicators_json(hardware.communicators);
     json["default_stack"] = hardware.default_stack;
+    if (!hardware.like.empty()) json["like"] = hardware.like;
     json["source"] = hardware.source;
     for (const auto& [kind, calls] : hardware.measured) {
         auto& rows = json["measured"][kind] = nlohmann::ordered_json::array();

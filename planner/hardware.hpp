@@ -64,6 +64,7 @@ struct Hardware {
     double context_bytes = 0.0;                       // CUDA context and library workspaces, not available to tensors
     CommunicatorBytes communicators;                  // taken of a rank's memory
     std::string default_stack;
+    std::string like; // the machine whose figures stacks apply to this one; "" = see load_stack()
     std::string source;
     // Measured profiles only: calls by measured_key(), sorted by work. Empty for datasheet profiles.
     std::map<std::string, std::vector<MeasuredCall>> measured;

@@ -3,6 +3,7 @@
 
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "planner/names.hpp"
 #include "planner/plan_choices.hpp"
 
 #include <nlohmann/json.hpp>
@@ -277,22 +278,53 @@ void apply_features(Json& json, const std::vector<std::string>& changes, const s
     if (!has.empty()) refuse("{}: unknown feature \"{}\": see {}", place, *has.begin(), path);
 }
 
-// "on": [{"hardware": [names], "set": {...}}]: what differs on those machines, as a JSON merge patch.
-void apply_hardware(Json& json, const std::string& hardware, const std::string& place) {
+// What differs on some machines, as a JSON merge patch.
+struct Variant {
+    std::vector<std::string> machines;
+    Json set;
+};
+
+// "on": [{"hardware": [names], "set": {...}}], taken out of the stack.
+std::vector<Variant> take_variants(Json& json, const std::string& place) {
     static const Coefficients none; // lists of names hold no costs
     const auto on = json.find("on");
-    if (on == json.end()) return;
-    const Json variants = *on;
+    if (on == json.end()) return {};
+    const Json list = *on;
     json.erase(on);
-    if (!variants.is_array()) refuse("{}: \"on\" must be a list, found {}", place, variants.type_name());
-    for (const Json& variant : variants) {
-        Reader in(variant, place + ": on", none);
-        const std::vector<std::string> names = in.list("hardware", [](std::string name) { return name; });
-        const Json& set = in.at("set");
+    if (!list.is_array()) refuse("{}: \"on\" must be a list, found {}", place, list.type_name());
+    std::vector<Variant> variants;
+    for (const Json& item : list) {
+        Reader in(item, place + ": on", none);
+        Variant variant{in.list("hardware", [](std::string name) { return name; }), in.at("set")};
         in.finish();
-        if (!set.is_object()) refuse("{}: on.set must be a JSON object, found {}", place, set.type_name());
-        if (std::find(names.begin(), names.end(), hardware) != names.end()) json.merge_patch(set);
+        if (!variant.set.is_object())
+            refuse("{}: on.set must be a JSON object, found {}", place, variant.set.type_name());
+        variants.push_back(std::move(variant));
     }
+    return variants;
+}
+
+// `calibrate` names a GPU's profile after the datasheet's.
+std::string own_name(const Hardware& hardware) {
+    return hardware.name.substr(0, hardware.name.rfind("-measured"));
+}
+
+// The machine, of those that a stack has figures for, whose figures this one gets, see load_stack().
+std::string known_machine(const Hardware& hardware, const std::vector<Variant>& variants) {
+    std::set<std::string> known;
+    for (const Variant& variant : variants) known.insert(variant.machines.begin(), variant.machines.end());
+    if (known.empty() || hardware.name.empty()) return own_name(hardware); // no machine in particular
+    if (!hardware.like.empty()) {
+        if (known.contains(hardware.like)) return hardware.like;
+        refuse("hardware {}: like = \"{}\": no machine that the stack has figures for{}; these are {}", hardware.name,
+               shown(hardware.like), did_you_mean(hardware.like, {known.begin(), known.end()}), fmt::join(known, ", "));
+    }
+    if (hardware.cpu || known.contains(own_name(hardware))) return own_name(hardware);
+    const auto computes = [&hardware](Precision precision) {
+        return hardware.peak_flops[static_cast<std::size_t>(precision)] > 0.0;
+    };
+    if (!computes(Precision::mxfp8) && !computes(Precision::nvfp4)) return "h100";
+    return hardware.nvlink_domain > 8 ? "gb200-nvl72" : "b200";
 }
 
 constexpr int longest_chain = 8; // of bases; more is a circle
@@ -354,13 +386,17 @@ Stack load_stack(const std::string& name, const Hardware& hardware, const Coeffi
     }
     const std::string path = stacks_folder() + "/" + words.front() + ".json";
     Json json = read_with_bases(words.front(), 0);
-    // `calibrate` names a GPU's profile after the datasheet's.
-    apply_hardware(json, hardware.name.substr(0, hardware.name.rfind("-measured")), path);
+    const std::vector<Variant> variants = take_variants(json, path);
+    const std::string machine = known_machine(hardware, variants);
+    for (const Variant& variant : variants)
+        if (std::find(variant.machines.begin(), variant.machines.end(), machine) != variant.machines.end())
+            json.merge_patch(variant.set);
     apply_features(json, {words.begin() + 1, words.end()}, path);
     Stack stack = read_stack(json, path, coefficients);
     if (stack.name != words.front())
         refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
     stack.name = wanted;
+    if (machine != own_name(hardware)) stack.figures_of = machine;
     return stack;
 }
 

@@ -71,6 +71,7 @@ struct Stack {
     Dispatcher usual_dispatcher = Dispatcher::alltoall;
     CudaGraph usual_cuda_graph = CudaGraph::none;
     bool usual_ep_overlap = false;
+    std::string figures_of; // the machine whose figures these are where the hardware is another one, else ""
     // Named capabilities whose absence costs something: profiles/stacks/base/features.json. Empty: costs are as stated.
     std::vector<std::string> features;
     StackCosts costs;
@@ -80,7 +81,9 @@ struct Stack {
 
 // By name from profiles/stacks, where a file may state only what differs from its "base"; an empty name gives the
 // hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped" or
-// "bridge-26.04,no-fused_router". Throws Error (bad_input).
+// "bridge-26.04,no-fused_router". What a stack states for some machines goes by the profile's `like`, else by its name;
+// a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if it
+// computes in MXFP8 or NVFP4, else those of h100. Throws Error (bad_input).
 Stack load_stack(const std::string& name, const Hardware& hardware);
 // The same with other coefficients than those in profiles/coefficients.json.
 Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients);

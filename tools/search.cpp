@@ -61,8 +61,9 @@ void search_verb(const SearchOptions& options) {
     if (!options.out.empty()) write_file(options.out, plan_to_json(result.plans.front().first));
 
     if (options.json) return print(search_document(result));
-    console.say("{} on {} x {}, stack {}, batch {} x {} tokens\n", model.name, options.gpus, hardware.name,
-                request.stack.name, options.gbs, options.seq);
+    const std::string& machine = request.stack.figures_of;
+    console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens\n", model.name, options.gpus, hardware.name,
+                request.stack.name, machine.empty() ? "" : " with its figures of " + machine, options.gbs, options.seq);
     print_plans(console, result);
     print_counts(console, result);
     if (options.out.empty())

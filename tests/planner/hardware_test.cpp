@@ -115,6 +115,7 @@ TEST_CASE("a communicator takes what one of the next larger number of members wa
 
 TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu("")).empty());
+    CHECK(fault(R"({"name": ""})").find("must name the machine") != std::string::npos);
     const auto tiled = [](const std::string& more) {
         return fault(gpu(R"("measured": {"gemm": [[1, 1]]}, "product_tiles": {)" + more + "}"));
     };

@@ -123,6 +123,38 @@ TEST_CASE("costs of every shipped stack are fractions and seconds of a sensible 
         }
 }
 
+TEST_CASE("a machine of a name of its own has the figures of the machine that it is like") {
+    moe::Hardware h100 = moe::load_hardware("h100"), gb200 = moe::load_hardware("gb200-nvl72");
+    for (const char* stack : {"bridge-26.08", "moe-plan", "mcore-2603.07685"}) {
+        CAPTURE(stack);
+        const auto alike = [&](const moe::Hardware& renamed, const moe::Hardware& known) {
+            const moe::Stack a = moe::load_stack(stack, renamed), b = moe::load_stack(stack, known);
+            CHECK(a.figures_of == known.name);
+            CHECK(b.figures_of.empty());
+            CHECK(a.costs.gemm == b.costs.gemm);
+            CHECK(a.costs.clock == b.costs.clock);
+            CHECK(a.cuda_graphs == b.cuda_graphs);
+        };
+        moe::Hardware mine = h100;
+        mine.name = "my-h100";
+        alike(mine, h100); // no MXFP8: Hopper's
+        mine.like = "gb200-nvl72";
+        alike(mine, gb200);
+        mine = gb200;
+        mine.name = "mine";
+        alike(mine, gb200);
+        mine.nvlink_domain = mine.nvlink_domain_used = 8;
+        alike(mine, moe::load_hardware("b200"));
+        mine.like = "h1000";
+        const std::string line = fault_of([&] { moe::load_stack(stack, mine); });
+        CHECK(line.find("like = \"h1000\"") != std::string::npos);
+        CHECK(line.find("h100") != std::string::npos);
+    }
+    moe::Hardware here = moe::load_hardware("cpu-local");
+    here.name = "here";
+    CHECK(moe::load_stack("moe-plan", here).figures_of.empty());
+}
+
 TEST_CASE("unknown stacks are refused with the known ones") {
     const moe::Hardware hardware = moe::load_hardware("h100");
     CHECK(fault_of([&] { moe::load_stack("bridge-99", hardware); }).find("bridge-26.08") != std::string::npos);

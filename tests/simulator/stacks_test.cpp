@@ -115,8 +115,7 @@ TEST_CASE("bad bases are refused") {
 
 TEST_CASE("costs name coefficients, alone or multiplied, and unknown ones are refused") {
     const Profiles profiles;
-    moe::Hardware any;
-    any.name = "any";
+    const moe::Hardware any; // of no name: no machine's figures
     const moe::Coefficients all{{"x", {0.5, 0.5, 0.1, 0.0, "", ""}}, {"y", {0.4, 0.4, 0.0, 0.0, "", ""}}};
     const std::string plain = R"("base": "moe-plan", "costs": {"memory": )";
     profiles.stack("alone", plain + R"("@x"}, "cost_sources": {})");
