@@ -1,5 +1,5 @@
-// The DeepSeek family, and GLM-4.5 and dots.llm1, which share its experts' field names: latent attention, groups,
-// shared experts.
+// The DeepSeek family, and GLM-4.5, GLM-4.7-Flash and dots.llm1, which share its experts' field names: latent
+// attention, groups, shared experts.
 #include "planner/error.hpp"
 #include "planner/model_families.hpp"
 
@@ -85,6 +85,16 @@ void read_deepseek(const JsonObject& json, Model& model, bool third_generation) 
 
 } // namespace
 
+// DeepSeekMoE-16B: the experts of V2 under plain multi-head attention.
+void read_deepseek_v1(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    const bool sparse = json.has("n_routed_experts");
+    const Moe moe = sparse ? read_deepseek_experts(json, {"softmax", "greedy", 0}) : Moe{};
+    add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, 0);
+    model.not_executable = "DeepSeekMoE: weights go by names that export does not know yet";
+}
 void read_deepseek_v2(const JsonObject& json, Model& model) { read_deepseek(json, model, false); }
 void read_deepseek_v3(const JsonObject& json, Model& model) { read_deepseek(json, model, true); }
 
@@ -97,6 +107,17 @@ void read_glm4_moe(const JsonObject& json, Model& model) {
     add_deepseek_layers(json, model, attention, &moe, 1);
 }
 
+// GLM-4.7-Flash: GLM-4.5's experts under DeepSeek's latent attention.
+void read_glm4_moe_lite(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    model.rope_interleaved = json.boolean_or("rope_interleave", true);
+    Attention attention = read_mla(json);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    const Moe moe = read_deepseek_experts(json, {});
+    add_deepseek_layers(json, model, attention, &moe, 1);
+    model.not_executable = "Glm4MoeLite: weights go by names that export does not know yet";
+}
+
 void read_dots1(const JsonObject& json, Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     Attention attention = read_gqa(json, model);
@@ -105,7 +126,8 @@ void read_dots1(const JsonObject& json, Model& model) {
     Moe moe = read_deepseek_experts(json, {});
     moe.router.normalize = json.boolean_or("norm_topk_prob", false);
     const int layers = layer_count(json);
-    const std::vector<bool> sliding = sliding_layers(json, layers, std::vector<bool>(static_cast<std::size_t>(layers)));
+    const std::vector<bool> none(static_cast<std::size_t>(layers));
+    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, none);
     if (std::find(sliding.begin(), sliding.end(), true) != sliding.end())
         json.refuse_value("layer_types", "only full_attention is known of dots.llm1");
     add_deepseek_layers(json, model, attention, &moe, 0);

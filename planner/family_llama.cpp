@@ -9,6 +9,7 @@ namespace {
 
 // Llama and its dense relatives.
 void read_dense(const JsonObject& json, Model& model, const Attention& attention) {
+    refuse_experts(json, model);
     LayerKind kind;
     kind.attention = attention;
     kind.dense_ffn = ffn(json, "intermediate_size");
@@ -59,13 +60,14 @@ void read_gpt_oss(const JsonObject& json, Model& model) {
     const int layers = layer_count(json);
     std::vector<bool> alternating;
     for (int layer = 0; layer < layers; ++layer) alternating.push_back(layer % 2 == 0);
-    for (const bool sliding : sliding_layers(json, layers, alternating)) {
+    for (const bool sliding : layers_of_type(json, "sliding_attention", layers, alternating)) {
         kind.attention.window = sliding ? json.integer_or("sliding_window", 128, 1, max_window) : 0;
         add_layer(model, kind);
     }
 }
 
 // One routed expert per token weighted by a sigmoid on the expert's input, beside a shared expert of the same width.
+// Layers with rotary positions see their chunk of the sequence alone; every fourth has none and sees all of it.
 void read_llama4(const JsonObject& json, Model& model) {
     read_common(json, model, 1e-5, 500000.0);
     model.rope_interleaved = true;
@@ -84,11 +86,22 @@ void read_llama4(const JsonObject& json, Model& model) {
         for (const std::int64_t layer : json.integers("moe_layers", 0, layers - 1))
             sparse[static_cast<std::size_t>(layer)] = true;
     }
-    for (const bool holds_experts : sparse) {
+    std::vector<bool> chunked;
+    const int whole = integer_or(json, "no_rope_layer_interval", 4, 1, max_layers);
+    for (int layer = 0; layer < layers; ++layer) chunked.push_back((layer + 1) % whole != 0);
+    const auto listed = json.is_array("no_rope_layers") ? json.integers("no_rope_layers", 0, 1)
+                                                        : std::vector<std::int64_t>{}; // 1: has rotary positions
+    if (!listed.empty() && listed.size() != chunked.size())
+        json.refuse_value("no_rope_layers", fmt::format("must have num_hidden_layers = {} entries", layers));
+    if (!listed.empty()) chunked.assign(listed.begin(), listed.end());
+    chunked = layers_of_type(json, "chunked_attention", layers, chunked);
+    const std::int64_t chunk = json.integer_or("attention_chunk_size", 8192, 1, max_window);
+    for (std::size_t layer = 0; layer < sparse.size(); ++layer) {
         LayerKind kind;
         kind.attention = read_gqa(json, model);
+        if (chunked[layer]) kind.attention.chunk = chunk;
         kind.activation = read_activation(json, "silu");
-        if (holds_experts)
+        if (sparse[layer])
             kind.moe = moe;
         else
             kind.dense_ffn = ffn(json, "intermediate_size_mlp");

@@ -12,7 +12,7 @@ std::vector<LayerKind> with_qwen_windows(const JsonObject& json, std::vector<Lay
     const int first = integer_or(json, "max_window_layers", 28, 0, max_layers);
     std::vector<bool> fallback(kinds.size());
     for (int layer = 0; layer < layers; ++layer) fallback[static_cast<std::size_t>(layer)] = layer >= first;
-    const std::vector<bool> sliding = sliding_layers(json, layers, fallback);
+    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, fallback);
     for (std::size_t layer = 0; layer < kinds.size(); ++layer) {
         if (sliding[layer]) kinds[layer].attention.window = json.integer("sliding_window", 1, max_window);
     }
@@ -21,6 +21,7 @@ std::vector<LayerKind> with_qwen_windows(const JsonObject& json, std::vector<Lay
 
 void read_qwen_dense(const JsonObject& json, Model& model, bool third_generation) {
     read_common(json, model, 1e-6, 10000.0);
+    refuse_experts(json, model);
     LayerKind kind;
     kind.attention = read_gqa(json, model);
     kind.attention.qk_norm = third_generation;
@@ -131,13 +132,7 @@ void read_qwen3_next(const JsonObject& json, Model& model) {
     const int interval = integer_or(json, "full_attention_interval", 4, 1, max_layers);
     for (std::size_t layer = 0; layer < kinds.size(); ++layer)
         is_linear.push_back((static_cast<int>(layer) + 1) % interval != 0);
-    if (json.is_array("layer_types")) {
-        const std::vector<std::string> types = json.strings("layer_types");
-        if (types.size() != kinds.size())
-            json.refuse_value("layer_types", fmt::format("must have num_hidden_layers = {} entries", kinds.size()));
-        for (std::size_t layer = 0; layer < types.size(); ++layer)
-            is_linear[layer] = types[layer] == "linear_attention";
-    }
+    is_linear = layers_of_type(json, "linear_attention", static_cast<int>(kinds.size()), is_linear);
     for (std::size_t layer = 0; layer < kinds.size(); ++layer) {
         if (is_linear[layer]) kinds[layer].attention = linear;
         add_layer(model, kinds[layer]);

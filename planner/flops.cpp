@@ -11,12 +11,6 @@
 namespace moe {
 namespace {
 
-// Average number of keys a query sees under a causal mask, with a window of w positions (0 = none).
-double visible_keys(double window, double seq) {
-    if (window <= 0.0 || window >= seq) return seq / 2.0;
-    return window - window * (window - 1.0) / (2.0 * seq);
-}
-
 // Weights and multiply-accumulates per token of one attention block.
 struct Count {
     double weights = 0.0; // all parameters
@@ -33,7 +27,7 @@ Count gqa(const Attention& a, double h, double seq) {
     if (a.out_bias) vectors += h;
     if (a.sinks) vectors += a.heads;
     if (a.qk_norm) vectors += 2.0 * a.qk_dim;
-    return {matrices + vectors, matrices + visible_keys(static_cast<double>(a.window), seq) * (query + out)};
+    return {matrices + vectors, matrices + keys_seen(a, static_cast<std::int64_t>(seq)) * (query + out)};
 }
 
 Count mla(const Attention& a, double h, double seq) {
@@ -138,6 +132,16 @@ LayerCount layer(const Model& model, const LayerKind& kind, double seq) {
 double mtp_projection(double h) { return 2.0 * h * h + 3.0 * h; }
 
 } // namespace
+
+double keys_seen(const Attention& attention, std::int64_t seq) {
+    const auto s = static_cast<double>(seq), window = static_cast<double>(attention.window);
+    if (attention.chunk > 0 && attention.chunk < seq) {
+        const auto chunk = static_cast<double>(attention.chunk), rest = static_cast<double>(seq % attention.chunk);
+        return ((s - rest) * chunk + rest * rest) / (2.0 * s);
+    }
+    if (attention.window <= 0 || attention.window >= seq) return s / 2.0;
+    return window - window * (window - 1.0) / (2.0 * s);
+}
 
 ParameterCount count_parameters(const Model& model) {
     const auto h = static_cast<double>(model.hidden);

@@ -28,6 +28,7 @@ struct Attention {
     int q_lora = 0;          // MLA: latent width of queries, 0 = queries projected directly
     int kv_lora = 0;         // MLA: latent width of keys and values
     std::int64_t window = 0; // positions a query sees including itself, 0 = all before it
+    std::int64_t chunk = 0;  // positions in a run beyond which no query sees (Llama 4), 0 = the whole sequence
     bool qkv_bias = false;
     bool out_bias = false;
     bool qk_norm = false;     // RMSNorm over each query and key head (Qwen3)
@@ -129,6 +130,9 @@ struct Model {
 Model model_from_json(const std::string& text, const std::string& place);
 // `name_or_path`: a path to a config.json (or a folder holding one), or a name in profiles/models.
 Model load_model(const std::string& name_or_path);
+
+// Average number of keys that a query of `seq` positions sees under the causal mask with its window or chunks.
+double keys_seen(const Attention& attention, std::int64_t seq);
 
 struct ParameterCount {
     std::int64_t total = 0; // with MTP layers and both embeddings

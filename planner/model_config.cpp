@@ -2,6 +2,7 @@
 #include "planner/model_config.hpp"
 
 #include "planner/error.hpp"
+#include "planner/names.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -197,14 +198,21 @@ Activation read_activation(const JsonObject& json, const std::string& fallback) 
                       "must be silu, gelu, quick_gelu or relu2");
 }
 
-std::vector<bool> sliding_layers(const JsonObject& json, int layers, const std::vector<bool>& fallback) {
+std::vector<bool> layers_of_type(const JsonObject& json, const std::string& type, int layers,
+                                 const std::vector<bool>& fallback) {
     if (!json.is_array("layer_types")) return fallback;
     const std::vector<std::string> types = json.strings("layer_types");
     if (types.size() != static_cast<std::size_t>(layers))
         json.refuse_value("layer_types", fmt::format("must have num_hidden_layers = {} entries", layers));
-    std::vector<bool> sliding;
-    for (const std::string& type : types) sliding.push_back(type == "sliding_attention");
-    return sliding;
+    std::vector<bool> found;
+    for (const std::string& entry : types) found.push_back(entry == type);
+    return found;
+}
+
+void refuse_experts(const JsonObject& json, const Model& model) {
+    for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"})
+        if (json.integer_or(key, 0, 0, max_experts) > 1)
+            json.refuse_value(key, model.architecture + " has no experts: name the architecture that has");
 }
 
 void add_layer(Model& model, const LayerKind& kind) { model.layers.push_back(kind_index(model, kind)); }
@@ -216,7 +224,35 @@ void repeat_last_as_mtp(const JsonObject& json, Model& model) {
     for (int depth = 0; depth < count; ++depth) add_mtp(model, last);
 }
 
+namespace {
+
+// Attention of other natures than the architecture's reader looks for would be priced as what it is not.
+void check_natures(const JsonObject& json, const Model& model) {
+    const auto any = [&model](AttentionKind nature) {
+        return std::any_of(model.kinds.begin(), model.kinds.end(),
+                           [nature](const LayerKind& kind) { return kind.attention.kind == nature; });
+    };
+    if (any(AttentionKind::compressed)) return; // its layers go by compress_ratios
+    if (json.has("index_topk"))
+        json.refuse_value("index_topk", "attention that picks its keys is not supported; without the field dense "
+                                        "attention would be priced");
+    if (json.is_array("attn_type_list"))
+        for (const std::int64_t type : json.integers("attn_type_list", 0, 1))
+            if (type != 1) json.refuse_value("attn_type_list", "linear attention (0) is not supported");
+    if (!json.is_array("layer_types")) return;
+    std::vector<std::string> known{"full_attention", "sliding_attention"};
+    if (any(AttentionKind::gated_delta)) known.emplace_back("linear_attention");
+    if (model.architecture == "Llama4ForCausalLM") known.emplace_back("chunked_attention");
+    for (const std::string& type : json.strings("layer_types"))
+        if (std::find(known.begin(), known.end(), type) == known.end())
+            refuse("{}: layer_types: \"{}\" is not known of {}; known are {}", json.place(), shown(type),
+                   model.architecture, fmt::join(known, ", "));
+}
+
+} // namespace
+
 void check_model(const JsonObject& json, const Model& model) {
+    check_natures(json, model);
     for (const LayerKind& kind : model.kinds) {
         check_attention(json, kind.attention);
         if (kind.moe) check_moe(json, *kind.moe);

@@ -27,8 +27,12 @@ Attention read_gqa(const JsonObject& json, const Model& model, double rotary = 1
 Attention read_mla(const JsonObject& json);
 Activation read_activation(const JsonObject& json, const std::string& fallback);
 
-// Of the decoder layers, those whose entry of `layer_types` is "sliding_attention"; without the list `fallback`.
-std::vector<bool> sliding_layers(const JsonObject& json, int layers, const std::vector<bool>& fallback);
+// Of the decoder layers, those whose entry of `layer_types` is `type`; without the list `fallback`.
+std::vector<bool> layers_of_type(const JsonObject& json, const std::string& type, int layers,
+                                 const std::vector<bool>& fallback);
+
+// Refuses the experts that a config gives to an architecture without any.
+void refuse_experts(const JsonObject& json, const Model& model);
 
 // Appends a decoder layer (or MTP layer) of this kind; equal kinds are stored once.
 void add_layer(Model& model, const LayerKind& kind);

@@ -25,6 +25,7 @@ constexpr std::array families{
     Family{"BailingMoeForCausalLM", "bailing_moe", "BailingMoeForCausalLM", read_bailing},
     Family{"BailingMoeV2ForCausalLM", "bailing_moe_v2", "BailingMoeV2ForCausalLM", read_bailing},
     Family{"DbrxForCausalLM", "dbrx", "DbrxForCausalLM", read_dbrx},
+    Family{"DeepseekForCausalLM", "deepseek", "DeepseekForCausalLM", read_deepseek_v1},
     Family{"DeepseekV2ForCausalLM", "deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek_v2},
     Family{"DeepseekV3ForCausalLM", "deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek_v3},
     Family{"DeepseekV3ForCausalLM", "kimi_k2", "DeepseekV3ForCausalLM", read_deepseek_v3},
@@ -34,6 +35,7 @@ constexpr std::array families{
     Family{"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
     Family{"GPT-3", "", "GPT-3", read_gpt3},
     Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
+    Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite},
     Family{"GptOssForCausalLM", "gpt_oss", "GptOssForCausalLM", read_gpt_oss},
     Family{"GraniteMoeForCausalLM", "granitemoe", "GraniteMoeForCausalLM", read_granite_moe},
     Family{"GraniteMoeSharedForCausalLM", "granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite_moe},
@@ -103,7 +105,7 @@ const Family& family_of(const JsonObject& json) {
     for (const Family& family : families) {
         const std::string name = by_type ? family.model_type : family.written;
         if (written == name) return family;
-        if (name.empty()) continue;
+        if (name.empty() || std::find(known.begin(), known.end(), name) != known.end()) continue;
         known.push_back(name);
         stems.push_back(stem(name));
     }

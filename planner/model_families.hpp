@@ -16,10 +16,12 @@ void read_qwen3_moe(const JsonObject& json, Model& model);
 void read_qwen3_next(const JsonObject& json, Model& model);
 
 // family_deepseek.cpp
+void read_deepseek_v1(const JsonObject& json, Model& model);
 void read_deepseek_v2(const JsonObject& json, Model& model);
 void read_deepseek_v3(const JsonObject& json, Model& model);
 void read_deepseek_v4(const JsonObject& json, Model& model);
 void read_glm4_moe(const JsonObject& json, Model& model);
+void read_glm4_moe_lite(const JsonObject& json, Model& model);
 void read_dots1(const JsonObject& json, Model& model);
 
 // family_ernie.cpp

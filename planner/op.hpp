@@ -246,8 +246,9 @@ struct AttentionAttr {
     std::int64_t window = 0;
     double scale = 1.0;
     bool causal = true;
-    bool gathered = false; // keys are picked by index (cost only)
-    double visible = 0.5;  // share of the seq_q x seq_k square that the mask leaves (cost only)
+    bool gathered = false;  // keys are picked by index (cost only)
+    std::int64_t chunk = 0; // see Attention (cost only)
+    double visible = 0.5;   // share of the seq_q x seq_k square that the mask leaves (cost only)
     // Step `step` of a CP ring: keys and values are those of the member `step` places before this rank. Each member
     // holds two runs of the sequence, r and 2 ring - 1 - r of 2 ring (zigzag): every step sees half of its square.
     int ring = 1, step = 0;

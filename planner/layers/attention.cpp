@@ -22,13 +22,6 @@ std::int64_t packed_width(const Attention& a, int tp) {
            tp;
 }
 
-// Share of the seq_q x seq_k square that causality and a sliding window of `window` positions leave.
-double visible_share(std::int64_t seq, std::int64_t window) {
-    if (window <= 0 || window >= seq) return 0.5;
-    const double w = static_cast<double>(window), s = static_cast<double>(seq);
-    return (w - w * (w - 1.0) / (2.0 * s)) / s;
-}
-
 } // namespace
 
 void AttentionLayer::declare(ParameterSet& set) const {
@@ -198,7 +191,8 @@ TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
     attr.v_offset = attr.k_offset + static_cast<std::int64_t>(rope_.kv_heads) * a_.qk_dim;
     attr.window = a_.window;
     attr.scale = 1.0 / std::sqrt(static_cast<double>(a_.qk_dim));
-    attr.visible = visible_share(b.plan().seq, a_.window);
+    attr.chunk = a_.chunk;
+    attr.visible = keys_seen(a_, b.plan().seq) / static_cast<double>(b.plan().seq);
     if (a_.sinks) sinks_ = b.weight(key_ + ".sinks", attr.heads, 1);
     return attend(b, rotated, rotated, rotated, attr, sinks_.value);
 }

@@ -20,7 +20,8 @@ double attention_seconds(const Rates& rates, const Op& op, Precision precision) 
     double keys = 1.0;
     if (attr != nullptr) {
         keys = static_cast<double>(attr->seq_k);
-        if (attr->window > 0) keys = std::min(keys, static_cast<double>(attr->window));
+        for (const std::int64_t most : {attr->window, attr->chunk})
+            if (most > 0) keys = std::min(keys, static_cast<double>(most));
     }
     const double narrow = attr == nullptr ? 1.0 : std::min(1.0, std::sqrt(attr->v_dim / 128.0));
     const double share = narrow * std::max(keys, 1.0) / (std::max(keys, 1.0) + c.attention_half_length);

@@ -21,11 +21,21 @@ constexpr Published published[] = {
      R"({"architectures": ["DbrxForCausalLM"], "attn_config": {"kv_n_heads": 8, "clip_qkv": 8}, "d_model": 6144,
      "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}, "n_heads": 48, "n_layers":
      40, "tie_word_embeddings": false, "vocab_size": 100352})"},
+    {"DeepSeekMoE-16B", 16.4, 2.8, false,
+     R"({"architectures": ["DeepseekForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size":
+     10944, "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+     "norm_topk_prob": false, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 28,
+     "num_key_value_heads": 16, "scoring_func": "softmax", "vocab_size": 102400})"},
     {"ERNIE-4.5-21B-A3B", 21.8, 3.3, false,
      R"({"architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_size": 2560, "intermediate_size": 12288,
      "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 103424,
      "tie_word_embeddings": true, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
      "moe_layer_end_index": 28, "moe_layer_interval": 1, "moe_k": 6, "moe_intermediate_size": 1536})"},
+    {"ERNIE-4.5-300B-A47B", 300, 47, false,
+     R"({"architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
+     "num_attention_heads": 64, "num_hidden_layers": 54, "num_key_value_heads": 8, "vocab_size": 103424,
+     "tie_word_embeddings": false, "moe_num_experts": 64, "moe_num_shared_experts": 0, "moe_layer_start_index": 3,
+     "moe_layer_end_index": 53, "moe_k": 8, "moe_intermediate_size": 3584})"},
     {"Granite-3.1-3B-A800M", 3.3, 0.88, false,
      R"({"architectures": ["GraniteMoeForCausalLM"], "attention_bias": false, "hidden_size": 1536,
      "intermediate_size": 512, "logits_scaling": 6.0, "num_attention_heads": 24, "num_experts_per_tok": 8,
@@ -47,6 +57,12 @@ constexpr Published published[] = {
      "num_hidden_layers": 20, "num_key_value_heads": 4, "partial_rotary_factor": 0.5, "routed_scaling_factor":
      2.5, "score_function": "sigmoid", "moe_router_enable_expert_bias": true, "use_qk_norm": true,
      "tie_word_embeddings": false, "vocab_size": 157184})"},
+    {"Ling-1T", 1000, 51, false,
+     R"({"architectures": ["BailingMoeV2ForCausalLM"], "first_k_dense_replace": 4, "head_dim": 128, "hidden_size": 8192,
+     "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4, "num_experts": 256,
+     "num_shared_experts": 1, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 80,
+     "num_key_value_heads": 8, "partial_rotary_factor": 0.5, "routed_scaling_factor": 2.5, "score_function": "sigmoid",
+     "moe_router_enable_expert_bias": true, "use_qk_norm": true, "vocab_size": 157184})"},
     {"MiniMax-M2", 228.7, 10.8, false,
      R"({"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128, "hidden_size": 3072, "intermediate_size": 1536,
      "num_attention_heads": 48, "num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8,
@@ -106,6 +122,59 @@ TEST_CASE("published configs: what differs from their neighbours") {
     CHECK(dots.kind_of(1).moe->router.expert_bias);
     CHECK(dots.kind_of(1).attention.qk_norm);
     CHECK(read("DBRX").kind_of(39).moe->top_k == 4);
+}
+
+TEST_CASE("GLM-4.7-Flash: 30 billion parameters, latent attention, a layer for MTP") {
+    const moe::Model model = moe::model_from_json(
+        R"({"architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048,
+        "intermediate_size": 10240, "kv_lora_rank": 512, "moe_intermediate_size": 1536, "n_routed_experts": 64,
+        "n_shared_experts": 1, "num_attention_heads": 20, "num_experts_per_tok": 4, "num_hidden_layers": 47,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+        "routed_scaling_factor": 1.8, "v_head_dim": 256, "vocab_size": 154880})",
+        "config.json");
+    CHECK(static_cast<double>(moe::count_parameters(model).total_no_mtp) / 1e9 == doctest::Approx(30).epsilon(0.01));
+    CHECK(model.kind_of(1).attention.kind == moe::AttentionKind::mla);
+    CHECK(model.kind_of(1).moe->router.expert_bias);
+    CHECK(model.mtp.size() == 1);
+    CHECK_FALSE(model.not_executable.empty());
+}
+
+TEST_CASE("Llama 4: layers with rotary positions see their chunk alone, every fourth all of the sequence") {
+    moe::Model scout = moe::load_model("Llama4-Scout");
+    CHECK(scout.kind_of(0).attention.chunk == 8192);
+    CHECK(scout.kind_of(3).attention.chunk == 0);
+    moe::Model whole = scout;
+    for (moe::LayerKind& kind : whole.kinds) kind.attention.chunk = 0;
+    CHECK(moe::model_flops_per_token(scout, 8192) == moe::model_flops_per_token(whole, 8192));
+    // Of 131,072 positions three layers of four see 4,096 on the average and one 65,536.
+    const double pair = 40.0 * 2 * 128, seen = 36 * 4096.0 + 12 * 65536.0, all = 48 * 65536.0;
+    CHECK(moe::model_flops_per_token(whole, 131072) - moe::model_flops_per_token(scout, 131072) ==
+          doctest::Approx(6.0 * pair * (all - seen)));
+    moe::Attention chunked;
+    chunked.chunk = 4;
+    CHECK(moe::keys_seen(chunked, 10) == doctest::Approx((2 * 4.0 * 4 / 2 + 2.0 * 2 / 2) / 10));
+}
+
+TEST_CASE("what an architecture's reader does not know of a layer is refused, not priced as something else") {
+    const auto fault = [](const char* name, const std::string& more) {
+        for (const Published& p : published) {
+            if (std::string(p.name) != name) continue;
+            const std::string config = p.config;
+            return fault_of(
+                [&] { moe::model_from_json(config.substr(0, config.size() - 1) + ", " + more + "}", "c.json"); });
+        }
+        return std::string("no such model");
+    };
+    const auto holds = [](const std::string& line, const std::string& words) {
+        CAPTURE(line);
+        CHECK(line.find(words) != std::string::npos);
+    };
+    holds(fault("OLMoE-1B-7B", R"("layer_types": ["full_attention", "linear_attention"])"),
+          "\"linear_attention\" is not");
+    holds(fault("dots.llm1", R"("index_topk": 2048)"), "index_topk = 2048");
+    holds(fault("MiniMax-M2", R"("attn_type_list": [1, 0])"), "linear attention (0) is not supported");
+    CHECK(fault("MiniMax-M2", R"("attn_type_list": [1, 1])").empty());
+    holds(fault("Mistral-7B", R"("num_local_experts": 8)"), "num_local_experts = 8: MistralForCausalLM has no experts");
 }
 
 TEST_CASE("architectures of two natures are refused as such, near names alone are suggested") {
