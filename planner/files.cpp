@@ -87,6 +87,8 @@ std::string read_file(const std::string& path) {
         if (count < 0) refuse("cannot read {}: {}", path, reason(errno));
         if (count == 0) return text;
         text.append(block.data(), static_cast<std::size_t>(count));
+        constexpr std::size_t endless = std::size_t{1} << 28;
+        if (S_ISCHR(status.st_mode) && text.size() > endless) refuse("cannot read {}: it has no end", path);
     }
 }
 
@@ -114,6 +116,15 @@ void write_file(const std::string& path, const Writer& write) {
 
 void write_file(const std::string& path, const std::string& content) {
     write_file(path, [&](const std::function<void(std::string_view)>& append) { append(content); });
+}
+
+void refuse_overwriting(const std::string& option, const std::string& path, const std::string& other) {
+    if (path.empty() || other.empty()) return;
+    std::error_code ignored;
+    const bool device = std::filesystem::exists(path, ignored) && !std::filesystem::is_regular_file(path, ignored);
+    if (!device &&
+        std::filesystem::weakly_canonical(path, ignored) == std::filesystem::weakly_canonical(other, ignored))
+        refuse("{} {}: would write over {}: choose another name", option, path, other);
 }
 
 std::string profiles_folder() {

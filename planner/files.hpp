@@ -17,6 +17,10 @@ void write_file(const std::string& path,
                 const std::function<void(const std::function<void(std::string_view)>& append)>& write);
 void write_file(const std::string& path, const std::string& content);
 
+// Refuses to write over what a verb reads, or over its other output: throws Error (bad_input) where PATH, which OPTION
+// names, is the regular file `other`, or would be. Empty paths are none.
+void refuse_overwriting(const std::string& option, const std::string& path, const std::string& other);
+
 // The profiles folder: $MOE_PLAN_PROFILES, else beside the installed or built executable. Throws Error (failure).
 std::string profiles_folder();
 

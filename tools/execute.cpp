@@ -337,6 +337,7 @@ private:
 
 void execute_verb(const ExecuteOptions& options) {
     train_options(options);
+    refuse_overwriting("--trace", options.trace, options.plan);
     const Plan plan = plan_to_run(options);
     // Our own stack is exactly what the engine runs, whichever stack the plan was searched for.
     if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))

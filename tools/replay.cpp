@@ -27,6 +27,9 @@ void print_breakdown(Console& console, const Estimate& estimate) {
 } // namespace
 
 void replay_verb(const ReplayOptions& options) {
+    refuse_overwriting("--trace", options.trace, options.plan);
+    refuse_overwriting("--report", options.report, options.plan);
+    refuse_overwriting("--report", options.report, options.trace);
     const Plan plan = load_plan(options.plan);
     const Stack stack = load_stack(plan.stack, *plan.hardware);
     if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);

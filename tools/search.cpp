@@ -47,6 +47,8 @@ void print_counts(Console& console, const SearchResult& result) {
 } // namespace
 
 void search_verb(const SearchOptions& options) {
+    refuse_overwriting("--out", options.out, options.model);
+    refuse_overwriting("--out", options.out, options.hardware);
     Request request = request_of(options);
     const Model& model = *request.search.base.model;
     const Hardware& hardware = *request.search.base.hardware;

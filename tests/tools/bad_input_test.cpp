@@ -133,7 +133,28 @@ TEST_CASE("plans edited by hand") {
     check_line(replay_edited(), 2, "edited.json: not valid JSON");
     check_line(folder.run("moe-plan replay nowhere.json"), 2, "nowhere.json");
     check_line(folder.run("moe-plan replay ."), 2, "cannot read .");
+    check_line(folder.run("moe-plan replay /dev/zero"), 2, "cannot read /dev/zero: it has no end");
     CHECK(!folder.holds("trace.json"));
+}
+
+TEST_CASE("no verb writes over what it reads, nor one output over the other") {
+    const Prepared folder;
+    const std::string plan = folder.read("plan.json");
+    check_line(folder.run("moe-plan replay plan.json --trace plan.json"), 2,
+               "--trace plan.json: would write over plan.json");
+    check_line(folder.run("moe-plan replay plan.json --report ./plan.json"), 2, "--report ./plan.json");
+    check_line(folder.run("moe-plan replay plan.json --trace same --report same"), 2, "--report same");
+    check_line(folder.run("moe-plan execute plan.json --data text --steps 1 --trace plan.json"), 2,
+               "--trace plan.json");
+    folder.write("config.json", tiny_config());
+    check_line(
+        folder.run(
+            "moe-plan search --model config.json --hardware cpu-local --gpus 1 --gbs 1 --seq 64 --out config.json"),
+        2, "--out config.json");
+    CHECK(folder.read("plan.json") == plan);
+    CHECK(folder.read("config.json") == tiny_config());
+    CHECK(!folder.holds("same"));
+    CHECK(folder.run("moe-plan replay plan.json --trace /dev/null --report /dev/null").status == 0);
 }
 
 TEST_CASE("execute: data and options") {
