@@ -179,7 +179,7 @@ private:
             passage.from_host.host += model_.step_launch;
             passage.from_device.host += model_.step_launch;
             passage.from_message.host += model_.step_launch;
-            if (bucket.until_final.from_device.device < model.backward.from_device.device)
+            if (bucket.until_final.from_device.device < passage.from_device.device)
                 passage.from_host.device += model_.step_launch;
         }
         return passage;

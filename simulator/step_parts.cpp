@@ -100,10 +100,11 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs
         });
     }
     Passage so_far;
+    const bool alone = plan.micro_batches() == 1; // the backward that finishes gradients is the one that sets them
     for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment) {
-        const Passage& next = segment->cost->backward.passage;
-        so_far = segment == segments.rbegin() ? next : so_far.then(next);
         const Passage& first = segment->cost->first_backward.passage;
+        const Passage& next = alone ? first : segment->cost->backward.passage;
+        so_far = segment == segments.rbegin() ? next : so_far.then(next);
         for (BucketTime& time : times) time.after_zero = first.after(time.after_zero, time.after_zero.device);
         each_use(*segment, [&so_far](BucketTime& time, const BucketUse& use) {
             time.after_zero = latest(time.after_zero, use.after_zero);

@@ -97,7 +97,8 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
 }
 
 TEST_CASE("fast and event-driven agree where both ends of the model share a bucket that no layer's matrices enter") {
-    // 1,024 ranks cut buckets at a billion elements: embedding and head are one of them, gathered first and reduced last.
+    // 1,024 ranks cut buckets at a billion elements: embedding and head are one of them, gathered first and reduced
+    // last.
     moe::Plan plan;
     plan.model = std::make_shared<const moe::Model>(moe::load_model("Llama3-8B"));
     plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h800"));
@@ -113,6 +114,23 @@ TEST_CASE("fast and event-driven agree where both ends of the model share a buck
         const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
         CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.002));
     }
+}
+
+TEST_CASE("fast and event-driven agree where one micro-batch sets gradients and has them reduced") {
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("GPT-OSS-120B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h200-measured"));
+    const moe::Stack stack = moe::load_stack("", *plan.hardware);
+    plan.stack = stack.name;
+    plan.gpus = plan.gbs = plan.dp = 8;
+    plan.ep = 2;
+    plan.edp = 4;
+    plan.seq = 4096;
+    plan.precision = moe::Precision::fp32; // whose products take far longer where they add to gradients
+    plan.recompute = moe::recompute::full;
+    plan.cuda_graph = moe::CudaGraph::full;
+    const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+    CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
 }
 
 TEST_CASE("fast and event-driven agree where ops are priced by measured calls of their shape") {
