@@ -206,8 +206,8 @@ TEST_CASE("tensors that are missing, misshapen, of another type or left over are
         write_file(folder / "more/config.json", text);
         return folder / "more";
     };
-    CHECK(mentions(message([&] { load_weights(trainer, with("Qwen3MoeForCausalLM", "Qwen3ForCausalLM")); }),
-                   "architectures = Qwen3ForCausalLM, but the plan's model is Qwen3MoeForCausalLM"));
+    CHECK(mentions(message([&] { load_weights(trainer, with("Qwen3MoeForCausalLM", "MixtralForCausalLM")); }),
+                   "architectures = MixtralForCausalLM, but the plan's model is Qwen3MoeForCausalLM"));
     const LoadReport report = load_weights(trainer, with("\"norm_topk_prob\":true", "\"norm_topk_prob\":false"));
     CHECK(mentions(describe(report), "differs in attention, MLP or router of layer 0"));
     CHECK(mentions(message([&] { load_weights(trainer, folder / "nowhere"); }), "holds neither"));
