@@ -1,10 +1,11 @@
-// Reads stacks from profiles/stacks, applies what they say of one machine, and checks plans against what they offer.
+// Reads stacks from profiles/stacks and applies what they say of one machine.
 #include "planner/stack.hpp"
 
 #include "planner/error.hpp"
 #include "planner/files.hpp"
 #include "planner/names.hpp"
 #include "planner/plan_choices.hpp"
+#include "planner/stack_reader.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -16,95 +17,13 @@ namespace moe {
 namespace {
 
 using Json = nlohmann::json;
-
-// A cost is a number, "@name" of a coefficient, or a list of these that is multiplied out.
-double resolve(const Json& value, const std::string& place, const Coefficients& coefficients) {
-    if (value.is_number()) return value.get<double>();
-    if (value.is_array() && !value.empty()) {
-        double product = 1.0;
-        for (const Json& factor : value) product *= resolve(factor, place, coefficients);
-        return product;
-    }
-    if (!value.is_string() || value.get<std::string>().rfind('@', 0) != 0)
-        refuse("{}: must be a number, the \"@name\" of a coefficient, or a list of these, found {}", place,
-               value.type_name());
-    const std::string name = value.get<std::string>().substr(1);
-    const auto found = coefficients.find(name);
-    if (found == coefficients.end()) refuse("{}: profiles/coefficients.json has no \"{}\"", place, name);
-    return found->second.value;
-}
+using Reader = StackReader;
 
 // Whether a cost holds a number of its own; coefficients carry their source themselves.
 bool states_figure(const Json& cost) {
     if (cost.is_object() || cost.is_array()) return std::any_of(cost.begin(), cost.end(), states_figure);
     return cost.is_number();
 }
-
-// Reads the members of one object; what nobody asked for is refused at the end, so that a misspelt field cannot pass.
-class Reader {
-public:
-    Reader(const Json& object, std::string place, const Coefficients& coefficients)
-        : object_(object), place_(std::move(place)), coefficients_(coefficients) {
-        if (!object_.is_object()) refuse("{}: must be a JSON object, found {}", place_, object_.type_name());
-    }
-
-    const Json& at(const std::string& key) {
-        const Json* found = find(key);
-        if (found == nullptr) refuse("{}: field \"{}\" is missing: add it", place_, key);
-        return *found;
-    }
-    const Json* find(const std::string& key) {
-        known_.insert(key);
-        const auto it = object_.find(key);
-        return it == object_.end() ? nullptr : &*it;
-    }
-    std::string text(const std::string& key) {
-        const Json& value = at(key);
-        if (!value.is_string()) refuse("{}: \"{}\" must be a string, found {}", place_, key, value.type_name());
-        return value.get<std::string>();
-    }
-    bool flag(const std::string& key, bool otherwise) {
-        const Json* value = find(key);
-        if (value == nullptr) return otherwise;
-        if (!value->is_boolean()) refuse("{}: \"{}\" must be true or false, found {}", place_, key, value->type_name());
-        return value->get<bool>();
-    }
-    double number(const std::string& key, double otherwise, double low, double high) {
-        const Json* value = find(key);
-        return value == nullptr ? otherwise : checked(*value, key, low, high);
-    }
-    double checked(const Json& value, const std::string& key, double low, double high) const {
-        const double number = resolve(value, place_ + ": \"" + key + "\"", coefficients_);
-        if (!(number >= low && number <= high))
-            refuse("{}: \"{}\" is {}, outside {} to {}", place_, key, number, low, high);
-        return number;
-    }
-    // A list of words, each turned into a value by `parse`.
-    template <class Parse>
-    auto list(const std::string& key, Parse parse) {
-        const Json& value = at(key);
-        if (!value.is_array()) refuse("{}: \"{}\" must be a list, found {}", place_, key, value.type_name());
-        std::vector<decltype(parse(std::string()))> result;
-        for (const Json& item : value) {
-            if (!item.is_string()) refuse("{}: \"{}\" must hold strings, found {}", place_, key, item.type_name());
-            result.push_back(parse(item.get<std::string>()));
-        }
-        return result;
-    }
-    const std::string& place() const { return place_; }
-    const Coefficients& coefficients() const { return coefficients_; }
-    const std::set<std::string>& known() const { return known_; }
-    void finish() const {
-        for (const auto& item : object_.items())
-            if (known_.count(item.key()) == 0) refuse("{}: unknown field \"{}\"", place_, item.key());
-    }
-
-private:
-    const Json& object_;
-    std::string place_;
-    const Coefficients& coefficients_;
-    std::set<std::string> known_;
-};
 
 constexpr double longest = 10.0; // seconds; no single cost of a stack is near it
 
