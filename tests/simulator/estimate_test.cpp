@@ -4,6 +4,7 @@
 #include "simulator/estimate.hpp"
 #include "simulator/simulate.hpp"
 #include "tests/draws.hpp"
+#include "tests/published_plan.hpp"
 #include "tests/simulator/random_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -99,13 +100,9 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
 TEST_CASE("fast and event-driven agree where both ends of the model share a bucket that no layer's matrices enter") {
     // 1,024 ranks cut buckets at a billion elements: embedding and head are one of them, gathered first and reduced
     // last.
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Llama3-8B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h800"));
-    const moe::Stack stack = moe::load_stack("bridge-26.08", *plan.hardware);
-    plan.stack = stack.name;
+    moe::Plan plan = published_plan("Llama3-8B", "h800", "bridge-26.08", 8192);
+    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
     plan.gpus = plan.gbs = plan.dp = plan.edp = 1024;
-    plan.seq = 8192;
     plan.precision = moe::Precision::bf16;
     plan.dispatcher = stack.usual_dispatcher;
     for (const int tp : {1, 2}) {
@@ -117,15 +114,11 @@ TEST_CASE("fast and event-driven agree where both ends of the model share a buck
 }
 
 TEST_CASE("fast and event-driven agree where one micro-batch sets gradients and has them reduced") {
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("GPT-OSS-120B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h200-measured"));
-    const moe::Stack stack = moe::load_stack("", *plan.hardware);
-    plan.stack = stack.name;
+    moe::Plan plan = published_plan("GPT-OSS-120B", "h200-measured", "moe-plan");
+    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
     plan.gpus = plan.gbs = plan.dp = 8;
     plan.ep = 2;
     plan.edp = 4;
-    plan.seq = 4096;
     plan.precision = moe::Precision::fp32; // whose products take far longer where they add to gradients
     plan.recompute = moe::recompute::full;
     plan.cuda_graph = moe::CudaGraph::full;
