@@ -1,6 +1,7 @@
 // Measured op costs: runs of models of growing size, op times gathered by kind and size of work.
 #include "engine/microbench.hpp"
 
+#include "engine/apart.hpp"
 #include "engine/backend.hpp"
 #include "engine/microbench_grid.hpp"
 #include "engine/trainer.hpp"
@@ -9,10 +10,14 @@
 #include "planner/library_memory.hpp"
 #include "planner/measured.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <tuple>
@@ -112,33 +117,59 @@ int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend)
     return steps;
 }
 
-// Bytes taken on the device beside the arena and the libraries' scratch.
-double measure(const Point& point, const MicrobenchOptions& options, Microbench& result, Samples& samples) {
+// What the training of one point says.
+struct Measured {
+    Samples samples;
+    std::string device;
+    double stamp_seconds = 0.0;
+    double beside_arena = 0.0; // bytes taken on the device beside the arena and the libraries' scratch
+};
+
+Measured measure(const Point& point, const MicrobenchOptions& options) {
     const Plan plan = plan_of(point, backend_named(options.backend));
     Trainer trainer(plan, options_of(options.backend, options.permits));
-    gather(trainer, plan, record_steps(trainer, plan, options.backend), samples);
+    Measured result;
+    gather(trainer, plan, record_steps(trainer, plan, options.backend), result.samples);
     result.stamp_seconds = trainer.queued_step().stamp_seconds;
     result.device = trainer.device_name();
-    return (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
+    result.beside_arena = (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
+    return result;
+}
+
+std::string to_text(const Measured& measured) {
+    nlohmann::json families = nlohmann::json::object();
+    for (const auto& [key, calls] : measured.samples)
+        for (const MeasuredCall& call : calls) families[key].push_back({call.work, call.seconds, call.sides});
+    return nlohmann::json{families, measured.device, measured.stamp_seconds, measured.beside_arena}.dump();
+}
+
+Measured measured_from(const std::string& text) {
+    const nlohmann::json from = nlohmann::json::parse(text);
+    Measured result{{}, from[1], from[2], from[3]};
+    for (const auto& [key, calls] : from[0].items())
+        for (const nlohmann::json& call : calls) result.samples[key].push_back({call[0], call[1], call[2]});
+    return result;
 }
 
 // The host's time for a launch.
-void measure_queue(const Backend& backend, Microbench& result) {
+double launch_seconds(const Backend& backend) {
     using Clock = std::chrono::steady_clock;
     constexpr std::size_t calls = 1000;
     const std::unique_ptr<Device> device = backend.open(backend.can_replay, 0);
     Queue* queue = device->queue();
-    if (queue == nullptr) return;
+    if (queue == nullptr) return 0.0;
     char* memory = device->allocate(256);
     if (memory == nullptr) fail("microbench: {} has not 256 bytes free", device->name());
+    double seconds = 0.0;
     for (int round = 0; round < 2; ++round) { // the first loads the kernel
         queue->wait();
         const Clock::time_point start = Clock::now();
         for (std::size_t i = 0; i < calls; ++i) backend.kernels->zero({memory, Type::f32}, 64, queue->stream());
-        result.launch_seconds = std::chrono::duration<double>(Clock::now() - start).count() / calls;
+        seconds = std::chrono::duration<double>(Clock::now() - start).count() / calls;
     }
     queue->wait();
     device->release(memory);
+    return seconds;
 }
 
 // One call for all samples between which `alike` sees no difference: their mean, because predictions add ops up.
@@ -210,7 +241,9 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
     const std::vector<Point> points = options.one_rank ? grid_of_gpus() : grid_of_cores();
     Microbench result;
-    measure_queue(backend_named(options.backend), result);
+    const auto run = [&](const std::function<std::string()>& work) { return options.apart ? apart(work) : work(); };
+    result.launch_seconds =
+        std::stod(run([&] { return fmt::format("{}", launch_seconds(backend_named(options.backend))); }));
     Samples samples;
     std::size_t done = 0;
     double longest = 0.0;
@@ -222,9 +255,16 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         if (options.progress)
             options.progress(fmt::format("measuring {} of {}: hidden {}, seq {}, mbs {}, {}", done + 1, points.size(),
                                          point.hidden, point.seq, point.mbs, to_string(point.precision)));
-        const double beside = measure(point, options, result, samples);
+        Measured measured = measured_from(run([&] { return to_text(measure(point, options)); }));
+        for (auto& [key, calls] : measured.samples) {
+            std::vector<MeasuredCall>& all = samples[key];
+            all.insert(all.end(), std::make_move_iterator(calls.begin()), std::make_move_iterator(calls.end()));
+        }
+        result.device = measured.device;
+        result.stamp_seconds = measured.stamp_seconds;
         double& first = beside_arena[static_cast<std::size_t>(point.precision)];
-        if (first == 0.0) first = beside; // of the smallest run: later ones hold fragments of freed arenas
+        // Of the smallest run: in one process, later ones hold fragments of freed arenas.
+        if (first == 0.0) first = measured.beside_arena;
         longest = std::max(longest, elapsed() - before);
         ++done;
     }

@@ -1,4 +1,5 @@
 // The verb calibrate: measures this machine and writes a hardware profile that search and replay price with.
+#include "engine/apart.hpp"
 #include "engine/backend.hpp"
 #include "engine/collective_bench.hpp"
 #include "engine/microbench.hpp"
@@ -69,8 +70,8 @@ Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how
         if (known.measured.empty()) refuse("--from {}: holds no measurements: leave it out", options.from);
         return known;
     }
-    how.one_rank = true;
-    how.seconds = 180.0; // large weights are drawn on the host
+    how.one_rank = how.apart = true;
+    how.seconds = 240.0;
     bench = run_microbench(how);
     return measured_gpu(options, bench);
 }
@@ -158,7 +159,8 @@ void print_profile(Console& console, const Hardware& hardware, const Microbench&
 } // namespace
 
 void calibrate_verb(const CalibrateOptions& options) {
-    const int gpus = gpus_of(options);
+    // In another process, because this one must not have begun to use a GPU when its trainings are (apart.hpp).
+    const int gpus = std::stoi(apart([&] { return std::to_string(gpus_of(options)); }));
     // Known now rather than after the measurement.
     const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
     if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());

@@ -1,6 +1,12 @@
 // The microbenchmark covers every op kind that plans of this engine contain, with sorted positive times.
 #include "engine/microbench.hpp"
+
+#include "engine/backend.hpp"
+#include "engine/executable.hpp"
+#include "engine/microbench_grid.hpp"
 #include "planner/error.hpp"
+#include "planner/lower.hpp"
+#include "planner/memory.hpp"
 #include "planner/program.hpp"
 
 #include <doctest/doctest.h>
@@ -117,4 +123,46 @@ TEST_CASE("one rank is measured without communication, at larger sizes") {
         REQUIRE(call.sides.size() == 3);
         CHECK(2.0 * call.sides[0] * call.sides[1] * call.sides[2] == call.work);
     }
+}
+
+TEST_CASE("runs in processes of their own measure the same calls, and say why they cannot") {
+    MicrobenchOptions options;
+    options.seconds = 60.0;
+    options.one_rank = true;
+    options.most = 2;
+    const Microbench here = run_microbench(options);
+    options.apart = true;
+    const Microbench there = run_microbench(options);
+    CHECK(there.device == here.device);
+    REQUIRE(there.measured.size() == here.measured.size());
+    for (const auto& [key, calls] : here.measured) {
+        INFO(key);
+        const std::vector<MeasuredCall>& others = there.measured.at(key);
+        REQUIRE(others.size() == calls.size());
+        for (std::size_t i = 0; i < calls.size(); ++i) {
+            CHECK(others[i].work == calls[i].work);
+            CHECK(others[i].sides == calls[i].sides);
+            CHECK(others[i].seconds > 0.0);
+        }
+    }
+    options.backend = "abacus";
+    CHECK_THROWS_AS(run_microbench(options), Error);
+}
+
+TEST_CASE("every model of the grids is a sound plan, and those of GPUs fit one of 80 GB") {
+    const Backend& cpu = backend_named("cpu");
+    for (const bool gpus : {false, true})
+        for (const Point& point : gpus ? grid_of_gpus() : grid_of_cores()) {
+            INFO(point.family);
+            INFO(point.hidden);
+            INFO(point.seq);
+            INFO(std::string(to_string(point.precision)));
+            const Plan plan = plan_of(point, cpu);
+            const PlanFault wrong = check_plan(plan);
+            CHECK_MESSAGE(!wrong, wrong.message);
+            std::vector<Program> programs;
+            for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower(plan, stage));
+            CHECK_NOTHROW(check_executable(plan, programs, cpu));
+            if (gpus) CHECK(plan_memory(programs.front()).arena_bytes < 80e9);
+        }
 }

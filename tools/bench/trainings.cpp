@@ -1,0 +1,48 @@
+// What a process's earlier trainings change of a later one: the same two layers trained three times over on one GPU, and
+// once more in a process of its own. Build target bench-trainings; no arguments.
+#include "engine/apart.hpp"
+#include "engine/backend.hpp"
+#include "engine/microbench.hpp"
+#include "engine/microbench_grid.hpp"
+#include "planner/error.hpp"
+#include "tools/table.hpp"
+
+#include <fmt/core.h>
+
+#include <exception>
+#include <string>
+
+namespace {
+
+using namespace moe;
+
+std::string row() {
+    const Plan plan = plan_of({"qwen2", 1024, 8, 8, 128, 704, 32, 4, 2816, 16384, 2048, 1}, backend_named("cuda"));
+    const std::vector<TimelineRow> ops = record_training(plan, "cuda").front();
+    double seconds = 0.0;
+    for (const TimelineRow& op : ops) seconds += op.busy;
+    return fmt::format("{} {}", ops.size(), seconds);
+}
+
+void run() {
+    tools::Table table({"<training", "ops", "they take", "us of an op"});
+    const auto add = [&](const std::string& name, const std::string& said) {
+        const double ops = std::stod(said), seconds = std::stod(said.substr(said.find(' ')));
+        table.add({name, tools::count_text(ops), tools::seconds_text(seconds), fmt::format("{:.2f}", 1e6 * seconds / ops)});
+    };
+    for (const char* name : {"in a process of its own", "and another"}) add(name, apart(row));
+    for (const char* name : {"first of a process", "second", "third"}) add(name, row());
+    fmt::print("{}\n", table.text());
+}
+
+} // namespace
+
+int main() {
+    try {
+        run();
+        return 0;
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "{}\n", error.what());
+        return 1;
+    }
+}
