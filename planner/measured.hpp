@@ -4,6 +4,7 @@
 #include "planner/hardware.hpp"
 #include "planner/program.hpp"
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,11 @@ inline constexpr const char* peer_gather_key = "all_gather.peers";
 
 // What GPUs that train together take beyond one alone, for group_key(): [seconds of large products by one GPU, by the
 // slowest of the group]; [0, seconds by which a communication op in a step is longer than alone]; in merged slots
-// [seconds of exchanges over EP beside ops that are no products of experts, seconds by which those are longer for it].
+// [seconds of exchanges over EP beside ops that are no products of experts, seconds by which those are longer for it];
+// [seconds of gathers and reductions of data parallelism beside ops that compute, seconds by which those are longer].
 inline constexpr const char *products_key = "large_products", *waits_key = "wait_in_step",
-                            *losses_key = "lost_beside_exchange";
+                            *losses_key = "lost_beside_exchange", *collectives_key = "lost_beside_collective";
+inline constexpr std::array in_step_keys{products_key, waits_key, losses_key, collectives_key};
 // Whether it keeps a GPU at the limit of its power: at least half of the peak rate.
 bool is_large_product(const Op& op, double seconds, const Hardware& hardware);
 

@@ -1,5 +1,5 @@
 // Plays Programs on GPUs: every op starts when its host has issued it, its stream is free and its tensors are ready.
-#include "simulator/beside_tokens.hpp"
+#include "simulator/beside.hpp"
 #include "simulator/ranks.hpp"
 
 #include "planner/error.hpp"
@@ -344,7 +344,7 @@ private:
     const Program& program_;
     std::vector<Unit> units_;
     Exchange& exchange_;
-    BesideTokens beside_;
+    Beside beside_;
     std::vector<int> first_clock_, instances_;
     std::vector<double> written_, read_;
     std::vector<std::vector<Access>> access_;

@@ -63,6 +63,7 @@ private:
     struct Moved {
         int part = 0, segments = 0;
         double gather = 0.0, reduce = 0.0; // seconds
+        double quantize = 0.0;             // of the gather's, that no collective takes
     };
 
     struct Stages {
@@ -72,6 +73,7 @@ private:
         std::vector<StageMemory> memory;                     // states and groups; the rest is the layers'
         std::vector<std::vector<Moved>> moved;               // by distinct stage, of those that a step begins with
         double zero = 0.0;                                   // seconds that the first rank zeroes gradients
+        double lost = 0.0;    // part of its rate that what computes loses to gathers and reductions beside it
         double closing = 0.0; // seconds of norm and optimizer behind the last slot, and of the stack
         double message_start = 0.0, message_per_byte = 0.0;
         std::map<std::array<int, 3>, const KeptSegments*> kept; // by micro-batches, EP overlap, pools

@@ -57,7 +57,7 @@ public:
         run.program = std::shared_ptr<const Program>(std::shared_ptr<const Program>(), &program_);
         run.costs = std::shared_ptr<const ProgramCosts>(std::shared_ptr<const ProgramCosts>(), &costs_);
         run.reuses = reuses_in(model_.plan(), program_);
-        run.beside = model_.beside_exchange();
+        run.beside = model_.beside_communication();
         play_segment(model_.stack(), run, units, {-lead, 0.0, 0.0});
         return run;
     }

@@ -5,6 +5,10 @@
 // behind the backward of that one, since it precedes those of the segments before. A pipeline's chunk has one bucket
 // for each group, whole before its first segment is through. Without a pipeline there are several, of unknown length:
 // each segment counts as one, and takes its share of the time of all in one.
+//
+// Where they are hidden they slow down what computes (Beside). Of R seconds of reductions, all but those beside the N
+// seconds of a backward that do not compute and the X behind it do so, and the backward and X become longer by
+// lost * (R - N - X) + X, which is lost * (R - N) at least.
 #include "simulator/bucket_costs.hpp"
 #include "simulator/fast_quoter.hpp"
 #include "simulator/step_parts.hpp"
@@ -49,14 +53,17 @@ std::vector<FastQuoter::Moved> FastQuoter::moved_of(const Plan& plan, const Cost
         const double gather = time.gather + time.quantize;
         if (gather == 0.0) continue;
         if (plan.pp > 1) {
-            result.push_back({g.parts.front().first, 1, gather, time.reduce});
+            result.push_back({g.parts.front().first, 1, gather, time.reduce, time.quantize});
             continue;
         }
         for (const auto& [part, elements] : g.parts) {
             const double share = static_cast<double>(elements) / static_cast<double>(g.all.elements);
             const int count = shape.segments[static_cast<std::size_t>(part)].second;
-            result.push_back({part, 1, share * gather, share * time.reduce});
-            result.push_back({part, count, (count - 1) * share * gather, (count - 1) * share * time.reduce});
+            const auto add = [&](int segments, double times) {
+                result.push_back({part, segments, times * gather, times * time.reduce, times * time.quantize});
+            };
+            add(1, share);
+            add(count, (count - 1) * share);
         }
     }
     std::sort(result.begin(), result.end(), [](const Moved& a, const Moved& b) {
@@ -68,7 +75,7 @@ std::vector<FastQuoter::Moved> FastQuoter::moved_of(const Plan& plan, const Cost
 void FastQuoter::add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk) {
     const std::vector<std::pair<int, int>>& parts = stages.parts[stage];
     double forward = 0.0, backward = 0.0; // seconds of the parts before
-    double gathered = 0.0, reduced = 0.0;
+    double gathered = 0.0, reduced = 0.0, quantized = 0.0;
     int part = 0;
     for (const Moved& moved : stages.moved[stage]) {
         const auto sides = [&] {
@@ -81,9 +88,18 @@ void FastQuoter::add_ends(const Layers& layers, const Stages& stages, std::size_
         }
         gathered += moved.gather;
         reduced += moved.reduce;
+        quantized += moved.quantize;
         chunk.opening = std::max(chunk.opening, gathered - forward - moved.segments * sides()[0].device);
         chunk.behind = std::max(chunk.behind, reduced - backward - moved.segments * sides()[1].device);
     }
+    double idle[2] = {0.0, 0.0};
+    for (const auto& [segment, count] : parts)
+        for (std::size_t side = 0; side < 2; ++side) {
+            const SideTerms& terms = layers.terms[static_cast<std::size_t>(segment)]->sides[side];
+            idle[side] += count * (terms.device - terms.busy[static_cast<std::size_t>(Stream::compute)]);
+        }
+    chunk.opening = std::max(chunk.opening, stages.lost * (gathered - quantized - idle[0]));
+    chunk.behind = std::max(chunk.behind, stages.lost * (reduced - idle[1]));
 }
 
 } // namespace moe

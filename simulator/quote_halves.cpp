@@ -115,6 +115,7 @@ int FastQuoter::stages(const Plan& plan) {
     result.plan = plan;
     result.shape = &sources_.shapes.of(plan);
     const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    result.lost = costs.beside_communication().to_collectives;
     std::vector<double> update, squares, zeroed;
     result.moved.resize(result.shape->distinct.size());
     if (!plan.reshards())

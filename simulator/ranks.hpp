@@ -18,7 +18,7 @@ struct RankRun {
     std::shared_ptr<const Program> program;
     std::shared_ptr<const ProgramCosts> costs;
     std::shared_ptr<const Reuses> reuses; // null: memory is no reason to wait
-    BesideExchange beside;
+    BesideCommunication beside;
     std::vector<TimelineRow> rows; // in the order of execution, which is the order of start on each stream
     std::vector<char> host_bound;  // by row: the op started when the host issued it, not when its inputs were there
     double host_seconds = 0.0;     // when the host had issued everything

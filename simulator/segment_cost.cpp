@@ -22,7 +22,7 @@ double end_of(const RankRun& run) {
 class Alone {
 public:
     Alone(const Stack& stack, std::shared_ptr<const Program> program, std::shared_ptr<const ProgramCosts> costs,
-          std::shared_ptr<const Reuses> reuses, BesideExchange beside, int slot)
+          std::shared_ptr<const Reuses> reuses, BesideCommunication beside, int slot)
         : stack_(stack),
           program_(std::move(program)),
           costs_(std::move(costs)),
@@ -96,7 +96,7 @@ private:
     std::shared_ptr<const Program> program_;
     std::shared_ptr<const ProgramCosts> costs_;
     std::shared_ptr<const Reuses> reuses_;
-    BesideExchange beside_;
+    BesideCommunication beside_;
     Unit unit_;
     bool rings_ = false, copies_ = false;
 };
@@ -171,7 +171,7 @@ SegmentCost segment_cost(const CostModel& model, SegmentId id) {
 
     SegmentCost result;
     const std::shared_ptr<const Reuses> reuses = reuses_in(plan, *program);
-    const BesideExchange beside = model.beside_exchange();
+    const BesideCommunication beside = model.beside_communication();
     const Alone alone[2] = {{model.stack(), program, costs, reuses, beside, 0},
                             {model.stack(), program, costs, reuses, beside, 1}};
     RankRun ahead;

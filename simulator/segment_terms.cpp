@@ -4,7 +4,7 @@
 #include "planner/passes/first_gradients.hpp"
 #include "planner/passes/merge.hpp"
 #include "planner/passes/recompute.hpp"
-#include "simulator/beside_tokens.hpp"
+#include "simulator/beside.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -40,7 +40,7 @@ std::vector<OpCost> without_early(const Program& plain, std::vector<OpCost> pric
 // In merged slots products that leave multiprocessors to tokens are longer (in either direction the same ones as side
 // by side, where an exchange follows every piece of the other direction that has products), and where none does so
 // tokens hold up what is not a product and keep products waiting.
-std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& prices, const BesideExchange& beside) {
+std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& prices, const BesideCommunication& beside) {
     std::array<double, 2> seconds{};
     if (beside.none()) return seconds;
     auto price = prices.begin();
@@ -151,7 +151,7 @@ SegmentTerms::Prices SegmentTerms::device_prices(const Plain& plain, const Plan&
             if (setting->ops[i].bytes != plain.program.templates[1].ops[i].bytes)
                 prices.first_saves[i] =
                     std::max(0.0, prices.ops[forward + i].device - costs(setting->ops[i], plain.program).device);
-    prices.held_up = held_up(plain.program, prices.ops, costs.beside_exchange());
+    prices.held_up = held_up(plain.program, prices.ops, costs.beside_communication());
     return prices;
 }
 

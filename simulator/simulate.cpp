@@ -42,7 +42,7 @@ StagePrograms lower_all(const Plan& plan, const CostModel& model) {
     return result;
 }
 
-std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowered, BesideExchange beside) {
+std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowered, BesideCommunication beside) {
     std::vector<RankRun> runs;
     const auto add = [&](int rank, int represents, std::size_t stage) {
         RankRun run;
@@ -146,7 +146,7 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
     const Routes routes(*plan.hardware);
     const CostModel model(timed, stack, routes);
     const StagePrograms lowered = lower_all(timed, model);
-    std::vector<RankRun> runs = representatives(timed, lowered, model.beside_exchange());
+    std::vector<RankRun> runs = representatives(timed, lowered, model.beside_communication());
     if (plan.hardware->cpu)
         play_cores(timed, runs);
     else

@@ -3,6 +3,7 @@
 
 #include "planner/error.hpp"
 #include "planner/passes/first_gradients.hpp"
+#include "simulator/beside.hpp"
 #include "simulator/ranks.hpp"
 
 #include <algorithm>
@@ -75,6 +76,7 @@ private:
         Clocks clocks;
         double in_free = 0.0, out_free = 0.0, data_free = 0.0;
         std::vector<std::vector<double>> gathered, zeroed; // [chunk][bucket]: when
+        Travels collectives;                               // beside what computes
         std::vector<int> backwards_left, forwards_left;
         RankPlay play;
     };
@@ -98,11 +100,15 @@ private:
             stream = std::max(stream, rank.clocks.host) + seconds;
             rank.clocks.host += model_.step_launch;
         };
+        const auto travel = [&](double& stream, double seconds) {
+            run(stream, seconds);
+            rank.collectives.emplace_back(stream - seconds, stream);
+        };
         for (int c = 0; c < plan_.vpp; ++c) {
             rank.gathered.emplace_back();
             for (const BucketTime& bucket : chunk(r, c).buckets) {
                 if (bucket.round > 0.0) run(gathered, bucket.round);
-                if (bucket.reduce > 0.0) run(gathered, bucket.gather);
+                if (bucket.reduce > 0.0) travel(gathered, bucket.gather);
                 if (bucket.quantize > 0.0) run(gathered, bucket.quantize);
                 // Little is left to zero behind them, see begin_template().
                 if (bucket.late_zero && bucket.zero > 0.0 && sets_first_gradients(plan_)) run(gathered, bucket.zero);
@@ -193,7 +199,7 @@ private:
         rank.clocks = passage.after(before, message);
         const Clocks ahead = passage.after({Passage::never, before.device, before.ring}, message);
         rank.play.host += rank.clocks.device - ahead.device;
-        finish_slot(r, turn, before, message);
+        finish_slot(r, turn, before, message, passage.from_device.device);
         ++rank.next;
     }
     // Seconds of a slot's work before its message is needed.
@@ -236,8 +242,10 @@ private:
         if (merged.waits) rank.clocks.host = std::max(rank.clocks.host, end - merged.lead_after);
         rank.clocks.device = rank.clocks.ring = end;
         const double late_a = wait_for_data(r, a), late_b = wait_for_data(r, b);
-        send(r, a, sent_a + late_a);
-        send(r, b, sent_b + late_b);
+        const double slower =
+            slow_down(rank, both, std::max(chunk(r, a.chunk).computes[0], chunk(r, b.chunk).computes[1]));
+        send(r, a, sent_a + late_a + slower);
+        send(r, b, sent_b + late_b + slower);
         rank.next += 2;
     }
 
@@ -249,21 +257,39 @@ private:
         return model_.merged[index(a) * model_.chunks.size() + index(b)];
     }
 
+    // Puts off a rank's clock where collectives are beside the `seconds` until now, of which it has computed for that
+    // part; by how much.
+    double slow_down(Rank& rank, double seconds, double computes) const {
+        if (model_.lost == 0.0) return 0.0;
+        const double start = rank.clocks.device - seconds;
+        while (!rank.collectives.empty() && rank.collectives.front().second <= start) rank.collectives.pop_front();
+        const double longer = slowed(rank.collectives, model_.lost * computes, start, seconds);
+        rank.clocks.device += longer;
+        rank.clocks.ring += longer;
+        return longer;
+    }
+
     // Waits for weights in the first forward, reduces gradients in the last backward, and sends to the neighbour.
     // Merged pairs hold neither the first forward nor the last backward of a chunk (see order()).
-    void finish_slot(int r, const Turn& turn, const Clocks& before, double message) {
+    // `seconds`: that it computes.
+    void finish_slot(int r, const Turn& turn, const Clocks& before, double message, double seconds) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
         const double waited = wait_for_data(r, turn);
+        const double end = rank.clocks.device, start = end - seconds;
+        const double computes = chunk(r, turn.chunk).computes[turn.forward() ? 0 : 1];
         if (!turn.forward() && rank.backwards_left[c] == 0) {
             const ChunkModel& model = chunk(r, turn.chunk);
             for (const std::size_t i : model.reductions) {
                 const BucketTime& bucket = model.buckets[i];
-                const double ready =
-                    std::min(bucket.until_final.after(before, message).device + waited, rank.clocks.device);
+                double ready = std::min(bucket.until_final.after(before, message).device + waited, end);
+                // Those of other buckets beside what comes before.
+                ready += slowed(rank.collectives, model_.lost * computes, start, ready - start);
                 rank.data_free = std::max(rank.data_free, ready) + bucket.reduce;
+                rank.collectives.emplace_back(rank.data_free - bucket.reduce, rank.data_free);
             }
         }
+        slow_down(rank, seconds, computes);
         send(r, turn, rank.clocks.device);
     }
     // Seconds by which missing weights or gradients that are still being zeroed hold up the first slot of a chunk.

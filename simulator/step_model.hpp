@@ -24,6 +24,7 @@ struct BucketTime {
 
 struct ChunkModel {
     Passage forward, backward, first_backward;       // of its segments in order
+    double computes[2] = {1.0, 1.0};                 // part of the time of its forward and its backward
     std::vector<std::pair<SegmentId, int>> segments; // with counts
     std::vector<BucketTime> buckets;                 // in the order of their gathers
     std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished
@@ -39,6 +40,7 @@ struct StepModel {
     double message_launch = 0.0; // host seconds of an op that sends or receives one
     double step_launch = 0.0;    // host seconds of an op of the step: gathers, reductions, the optimizer
     double norm = 0.0;           // all-reduce of the gradient norm
+    double lost = 0.0;           // part of its rate that what computes loses to gathers and reductions beside it
     double per_step = 0.0;       // the stack's fixed time
     // Pipeline ranks that add up their copies of the embedding's gradient, and seconds of one copy's way and addition.
     std::vector<int> table_holders;

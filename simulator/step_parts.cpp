@@ -129,6 +129,16 @@ ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& 
     for (auto it = chunk.segments.rbegin(); it != chunk.segments.rend(); ++it)
         for (int i = 0; i < it->second; ++i)
             chunk.forward = cache.cost(plan, it->first).forward.passage.then(chunk.forward);
+    double seconds[2] = {}, compute[2] = {};
+    for (const auto& [id, count] : chunk.segments)
+        for (const bool back : {false, true}) {
+            const SegmentCost& cost = cache.cost(plan, id);
+            const SegmentTime& time = back ? cost.backward : cost.forward;
+            seconds[back] += count * time.device;
+            compute[back] += count * (time.parts.compute + time.parts.recompute);
+        }
+    for (const bool back : {false, true})
+        if (seconds[back] > 0.0) chunk.computes[back] = std::min(1.0, compute[back] / seconds[back]);
     chunk.buckets = time_buckets(cache, costs, plan, shape);
     chunk.reductions.resize(chunk.buckets.size());
     std::iota(chunk.reductions.begin(), chunk.reductions.end(), std::size_t{0});
@@ -187,6 +197,7 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, 
         model.table_message = price_bytes(costs, OpKind::send, table, gradient_dtype(plan), groups::pipeline);
         model.table_add = price_bytes(costs, OpKind::add, 3.0 * table, gradient_dtype(plan));
     }
+    model.lost = costs.beside_communication().to_collectives;
     model.per_step = cache.stack().costs.step_seconds;
     if (plan.ep_overlap) model.merged = merged_pairs(cache, costs, shape, plan, model, orders);
     return model;

@@ -94,7 +94,7 @@ void measure_between(Hardware& hardware, const CalibrateOptions& options, int gp
     }
     for (int ranks = 2; ranks <= gpus; ranks *= 2) {
         measure_in_step(hardware, options.backend, ranks);
-        for (const char* key : {products_key, waits_key, losses_key})
+        for (const char* key : in_step_keys)
             bench.measured[group_key(key, ranks)] = hardware.measured[group_key(key, ranks)];
     }
     hardware.measured_by += fmt::format("; {}, {}, moe-plan calibrate --backend {} --gpus {}", today(), bench.device,

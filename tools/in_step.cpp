@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 namespace moe::tools {
@@ -86,6 +87,40 @@ double wait_seconds(const Recorded& recorded) {
     return std::max(*middle, 1e-9);
 }
 
+// From when until when the ops of one rank's step ran that say so.
+template <class Says>
+std::vector<std::pair<double, double>> travels_of(const std::vector<TimelineRow>& rows, Says says) {
+    std::vector<std::pair<double, double>> travels;
+    for (const TimelineRow& row : rows)
+        if (says(row)) travels.emplace_back(row.end - row.busy, row.end);
+    return travels;
+}
+
+double seconds_beside(const std::vector<std::pair<double, double>>& travels, const TimelineRow& row) {
+    double beside = 0.0;
+    for (const auto& [from, until] : travels)
+        beside += std::max(0.0, std::min(until, row.end) - std::max(from, row.end - row.busy));
+    return beside;
+}
+
+// Mean seconds of ops of like place.
+template <class Place>
+class Known {
+public:
+    void add(const Place& place, double seconds) {
+        auto& [sum, calls] = places_[place];
+        sum += seconds, ++calls;
+    }
+    // Negative where nothing is known.
+    double seconds(const Place& place) const {
+        const auto at = places_.find(place);
+        return at == places_.end() ? -1.0 : at->second.first / at->second.second;
+    }
+
+private:
+    std::map<Place, std::pair<double, int>> places_;
+};
+
 bool moves_tokens(const Op& op) { return op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens; }
 
 // Ops of merged slots that tokens were on their way beside for at least half of their time: that time, and by how much
@@ -93,28 +128,53 @@ bool moves_tokens(const Op& op) { return op.kind == OpKind::dispatch_tokens || o
 // by that.
 void add_losses(const Recorded& apart, const Recorded& overlapped, MeasuredCall& sum) {
     const Program alone = lower(apart.plan, 0), program = lower(overlapped.plan, 0);
-    using Place = std::pair<int, int>; // template, op: the same in both
     for (std::size_t r = 0; r < overlapped.ranks.size(); ++r) {
-        std::map<Place, std::pair<double, int>> known; // seconds, of so many
-        for (const TimelineRow& row : apart.ranks[r]) {
-            auto& [seconds, calls] = known[{slot_of(alone, row).index, row.op}];
-            seconds += row.busy, ++calls;
-        }
-        std::vector<std::pair<double, double>> travels; // from when until when
-        for (const TimelineRow& row : overlapped.ranks[r])
-            if (moves_tokens(op_of(program, row))) travels.emplace_back(row.end - row.busy, row.end);
+        Known<std::pair<int, int>> known; // template, op: the same in both
+        for (const TimelineRow& row : apart.ranks[r]) known.add({slot_of(alone, row).index, row.op}, row.busy);
+        const auto travels = travels_of(overlapped.ranks[r],
+                                        [&](const TimelineRow& row) { return moves_tokens(op_of(program, row)); });
         for (const TimelineRow& row : overlapped.ranks[r]) {
             const auto slot = static_cast<std::size_t>(row.slot);
             const bool merged = program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
-            const auto known_as = known.find({slot_of(program, row).index, row.op});
-            if (!merged || row.stream != Stream::compute || row.kind == OpKind::grouped_gemm || known_as == known.end())
-                continue;
-            double beside = 0.0;
-            for (const auto& [from, until] : travels)
-                beside += std::max(0.0, std::min(until, row.end) - std::max(from, row.end - row.busy));
+            const double usual = known.seconds({slot_of(program, row).index, row.op});
+            if (!merged || row.stream != Stream::compute || row.kind == OpKind::grouped_gemm || usual < 0.0) continue;
+            const double beside = seconds_beside(travels, row);
             if (beside < 0.5 * row.busy) continue;
             sum.work += beside;
-            sum.seconds += row.busy - known_as->second.first / known_as->second.second;
+            sum.seconds += row.busy - usual;
+        }
+    }
+}
+
+// The same of ops that compute beside gathers and reductions of data parallelism, which the first forward and the last
+// backward of a step have: beside the same ops of other micro-batches. Those of the first backward are none of these,
+// since its products set gradients.
+void add_collective_losses(const Recorded& recorded, MeasuredCall& sum) {
+    const Program program = lower(recorded.plan, 0);
+    for (const std::vector<TimelineRow>& rows : recorded.ranks) {
+        const auto travels = travels_of(rows, [](const TimelineRow& row) {
+            return row.stream == Stream::data && is_communication(row.kind);
+        });
+        using Place = std::tuple<SlotKind, int, int>; // of the slot, its chunk; number among the ops that compute there
+        Known<Place> known;
+        std::vector<std::tuple<Place, double, double>> beside; // seconds beside a collective, and of the op
+        int slot = -1, number = 0;
+        for (const TimelineRow& row : rows) {
+            if (row.stream != Stream::compute) continue;
+            number = row.slot == slot ? number + 1 : 0;
+            slot = row.slot;
+            const Place place{row.slot_kind, row.chunk, number};
+            const double seconds = seconds_beside(travels, row);
+            if (seconds >= 0.5 * row.busy)
+                beside.emplace_back(place, seconds, row.busy);
+            else if (seconds == 0.0 && (row.slot_kind == SlotKind::forward || row.micro_batch > 0))
+                known.add(place, row.busy);
+        }
+        for (const auto& [place, seconds, busy] : beside) {
+            const double usual = known.seconds(place);
+            if (usual < 0.0) continue;
+            sum.work += seconds;
+            sum.seconds += busy - usual;
         }
     }
 }
@@ -126,19 +186,22 @@ void measure_in_step(Hardware& hardware, const std::string& backend, int gpus) {
                           {"qwen3", 2048, 24, 4, 128, 896, 64, 8, 6144, 65536, 4096, 2}},
                 narrow{"qwen3", 1536, 12, 4, 128, 768, 16, 4, 4096, 16384, 2048, 2};
     Hardware alone = hardware; // without what was measured of other groups, or before
-    for (const char* key : {products_key, waits_key, losses_key})
+    for (const char* key : in_step_keys)
         std::erase_if(alone.measured, [&](const auto& family) { return family.first.rfind(key, 0) == 0; });
     const Sharing experts{.ranks = gpus, .dp = gpus, .ep = gpus};
-    MeasuredCall large, lost;
+    MeasuredCall large, lost, lost_to_collectives;
     for (const Point& point : wide) {
         const Recorded apart = record(point, experts, alone, backend);
         add_large_products(apart, large);
+        add_collective_losses(apart, lost_to_collectives);
         add_losses(apart, record(point, experts, alone, backend, true), lost);
     }
+    add_collective_losses(record(narrow, {.ranks = gpus, .dp = gpus}, alone, backend), lost_to_collectives);
     const double wait = wait_seconds(record(narrow, {.ranks = gpus, .tp = gpus, .ep = gpus}, alone, backend));
     hardware.measured[group_key(products_key, gpus)] = {large};
     hardware.measured[group_key(waits_key, gpus)] = {{0.0, wait, {}}};
-    hardware.measured[group_key(losses_key, gpus)] = {{lost.work, std::max(lost.seconds, 1e-9), {}}};
+    for (const auto& [key, sum] : {std::pair{losses_key, lost}, std::pair{collectives_key, lost_to_collectives}})
+        hardware.measured[group_key(key, gpus)] = {{sum.work, std::max(sum.seconds, 1e-9), {}}};
 }
 
 } // namespace moe::tools

@@ -194,17 +194,29 @@ double CostModel::among_others(const Op& op, double seconds) const {
     return all.work > 0.0 ? seconds * std::max(1.0, all.seconds / all.work) : seconds;
 }
 
-// Ops that compute lose to tokens beside them what was measured, else as many multiprocessors as those take. Published
-// stacks state a share of their own (StackCosts::overlap_sm_share).
-BesideExchange CostModel::beside_exchange() const {
+// Part of its rate that what computes loses to communication of a group beside it: what was measured within an NVLink
+// domain, else as many multiprocessors as our own exchanges take.
+double CostModel::lost_to(const char* key, Group group) const {
     const Hardware& hardware = *plan_.hardware;
-    if (hardware.cpu || plan_.ep == 1 || plan_.stack != "moe-plan") return {};
-    BesideExchange beside{static_cast<double>(peer_blocks_beside) / hardware.sm_count, sparing(peer_blocks_beside)};
-    const MeasuredGroup known =
-        nearest_group(hardware, losses_key, links({Domain::expert, axis::expert}).placement.size);
-    if (known.calls == nullptr || known.calls->front().work <= 0.0) return beside;
+    const Placement placement = links(group).placement;
+    if (placement.size == 1) return 0.0;
+    const MeasuredGroup known = nearest_group(hardware, key, placement.size);
+    if (placement.domains > 1 || known.calls == nullptr || known.calls->front().work <= 0.0)
+        return static_cast<double>(peer_blocks_beside) / hardware.sm_count;
     constexpr double most = 0.9; // the rest goes on
-    beside.lost = std::clamp(known.calls->front().seconds / known.calls->front().work, 1e-9, most);
+    return std::clamp(known.calls->front().seconds / known.calls->front().work, 1e-9, most);
+}
+
+// Published stacks state shares of their own (StackCosts::overlap_sm_share).
+BesideCommunication CostModel::beside_communication() const {
+    if (plan_.hardware->cpu || plan_.stack != "moe-plan") return {};
+    BesideCommunication beside;
+    if (plan_.ep > 1) {
+        beside.lost = lost_to(losses_key, {Domain::expert, axis::expert});
+        beside.sparing = sparing(peer_blocks_beside);
+    }
+    beside.to_collectives = std::max(lost_to(collectives_key, {Domain::dense, axis::data | axis::context}),
+                                     lost_to(collectives_key, {Domain::expert, axis::data}));
     return beside;
 }
 

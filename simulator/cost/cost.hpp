@@ -18,11 +18,13 @@ struct OpCost {
     bool waits_for_counts = false; // the host first waits until routed counts are there (dispatchers that read them)
 };
 
-// What tokens on their way to experts and back take from what computes beside them.
-struct BesideExchange {
-    double lost = 0.0;    // part of its rate, of ops that are no products of experts
-    double sparing = 1.0; // times as long that a product takes which leaves them their multiprocessors
-    bool none() const { return lost == 0.0; }
+// What communication takes from what computes beside it.
+struct BesideCommunication {
+    // Tokens on their way to experts and back: part of its rate, of ops that are no products of experts; times as long
+    // that a product takes which leaves them their multiprocessors.
+    double lost = 0.0, sparing = 1.0;
+    double to_collectives = 0.0; // gathers and reductions of data parallelism: part of the rate of any op
+    bool none() const { return lost == 0.0 && to_collectives == 0.0; }
 };
 
 // Prices ops of one plan. Sound for Programs and segments lowered from the plan alone.
@@ -33,11 +35,12 @@ public:
 
     OpCost operator()(const Op& op, const Program& program) const;
     GroupLinks links(Group group) const;
-    BesideExchange beside_exchange() const;
+    BesideCommunication beside_communication() const;
     const Plan& plan() const { return plan_; }
     const Stack& stack() const { return stack_; }
 
 private:
+    double lost_to(const char* key, Group group) const;
     double compute_seconds(const Op& op, const Program& program) const;
     double communication_seconds(const Op& op, GroupLinks group) const;
     double dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLinks group) const;
