@@ -5,6 +5,7 @@
 #include "engine/microbench_grid.hpp"
 #include "planner/lower.hpp"
 #include "planner/measured.hpp"
+#include "simulator/beside.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>
@@ -89,14 +90,14 @@ double wait_seconds(const Recorded& recorded) {
 
 // From when until when the ops of one rank's step ran that say so.
 template <class Says>
-std::vector<std::pair<double, double>> travels_of(const std::vector<TimelineRow>& rows, Says says) {
-    std::vector<std::pair<double, double>> travels;
+Travels travels_of(const std::vector<TimelineRow>& rows, Says says) {
+    Travels travels;
     for (const TimelineRow& row : rows)
         if (says(row)) travels.emplace_back(row.end - row.busy, row.end);
     return travels;
 }
 
-double seconds_beside(const std::vector<std::pair<double, double>>& travels, const TimelineRow& row) {
+double seconds_beside(const Travels& travels, const TimelineRow& row) {
     double beside = 0.0;
     for (const auto& [from, until] : travels)
         beside += std::max(0.0, std::min(until, row.end) - std::max(from, row.end - row.busy));
