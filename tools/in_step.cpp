@@ -151,7 +151,6 @@ void add_losses(const Recorded& apart, const Recorded& overlapped, MeasuredCall&
 // backward of a step have: beside the same ops of other micro-batches. Those of the first backward are none of these,
 // since its products set gradients.
 void add_collective_losses(const Recorded& recorded, MeasuredCall& sum) {
-    const Program program = lower(recorded.plan, 0);
     for (const std::vector<TimelineRow>& rows : recorded.ranks) {
         const auto travels = travels_of(rows, [](const TimelineRow& row) {
             return row.stream == Stream::data && is_communication(row.kind);
