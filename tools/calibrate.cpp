@@ -71,7 +71,7 @@ Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how
         return known;
     }
     how.one_rank = how.apart = true;
-    how.seconds = 240.0;
+    how.seconds = 240.0; // every process starts the driver and its libraries anew
     bench = run_microbench(how);
     return measured_gpu(options, bench);
 }
