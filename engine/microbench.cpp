@@ -84,10 +84,30 @@ TrainOptions options_of(const std::string& backend, int permits) {
     return options;
 }
 
+// A GPU at the limit of its power needs a while to come to the clock that it can hold: an H200 begins at 1,980 MHz and
+// trains large models at 1,300 to 1,700. One that draws clearly less has its top clock from the start.
+void step_until_warm(Trainer& trainer, const SampleSource& source) {
+    using Clock = std::chrono::steady_clock;
+    constexpr double first_seconds = 0.2, calm_seconds = 0.4, warm_seconds = 1.5, calm_share = 0.9;
+    const Clock::time_point start = Clock::now();
+    const auto passed = [&start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+    const auto step_until = [&](double seconds) {
+        while (passed() < seconds) trainer.step(source);
+        return passed();
+    };
+    const double first = step_until(first_seconds);
+    const Draw before = trainer.draw();
+    const double calm = step_until(calm_seconds);
+    const Draw now = trainer.draw();
+    const double watts = (now.joules - before.joules) / (calm - first);
+    if (watts > 0.0 && watts < calm_share * now.limit_watts && now.clock_hz == now.top_clock_hz) return;
+    step_until(warm_seconds);
+}
+
 // Trains, and records the last steps; how many.
 int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend) {
     using Clock = std::chrono::steady_clock;
-    constexpr double enough_seconds = 0.8, warm_seconds = 1.5;
+    constexpr double enough_seconds = 0.8;
     const double log_vocab = std::log(static_cast<double>(plan.model->vocab) + 1.0);
     const SampleSource source = [&](std::int64_t sample, std::span<std::int32_t> tokens) {
         std::uint64_t x = static_cast<std::uint64_t>(sample) * 0x9e3779b97f4a7c15u + 1;
@@ -100,15 +120,14 @@ int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend)
                 1;
         }
     };
-    // Steps that are not recorded. The first one touches memory for the first time and fills the message pools. On a
-    // device they say what the others would take without stamps, and a GPU at the limit of its power comes to the
-    // clock that it can hold: an H200 begins at 1,980 MHz and trains large models at 1,300 to 1,700.
+    // Steps that are not recorded. The first one touches memory for the first time and fills the message pools; on a
+    // device they say what the others would take without stamps.
     const bool device = backend_named(backend).devices != nullptr;
-    Clock::time_point start = Clock::now();
-    const auto passed = [&start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-    for (int step = 0; step < (device ? 4 : 1) || (device && passed() < warm_seconds); ++step) trainer.step(source);
+    for (int step = 0; step < (device ? 4 : 1); ++step) trainer.step(source);
+    if (device) step_until_warm(trainer, source);
     trainer.record_from_now();
-    start = Clock::now();
+    const Clock::time_point start = Clock::now();
+    const auto passed = [&start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
     int steps = 0;
     while (steps < fewest_steps || (steps < most_steps && passed() < enough_seconds)) {
         trainer.step(source);

@@ -1,5 +1,6 @@
 // The CUDA back end's table, made once a GPU has been found.
 #include "engine/cuda/backend.hpp"
+#include "engine/streams.hpp"
 
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "planner/error.hpp"
@@ -32,8 +33,10 @@ int count_devices() {
 }
 
 Backend make() {
-    // More streams than the driver's default of 8 hardware queues would wait for each other; read at its first use.
-    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    // More streams than the driver's default of 8 hardware queues would wait for each other; read at its first use. No
+    // more than are needed: on an H200 a process begins in 0.29 s with 8, 0.42 with 16 and 0.64 with 32.
+    static_assert(queue_streams < 16);
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
     std::string why;
     if (!cuda_supported(why)) refuse("--backend cuda: {}; use --backend cpu", why);
     Backend b;
