@@ -1,4 +1,4 @@
-// Latent attention's heads in packs: a block takes token by token, and each of its warps several heads side by side.
+// Latent attention's heads in packs: a warp takes several heads of a token side by side, a block one or more tokens.
 #include "kernels/cuda/mla_packs.hpp"
 
 #include "kernels/cuda/rotation.cuh"
@@ -7,10 +7,26 @@
 namespace moe::cuda {
 namespace {
 
-constexpr int most_rope = 256, threads = 256, warps = threads / warp_size;
+constexpr int most_rope = 256, threads = 256, warps = threads / warp_size, resident = 2; // blocks of a multiprocessor
 
-// What a warp works on at a time: as many heads of a token as hold their rotary packs side by side in its lanes, two
-// packs that turn into each other per lane.
+// How the warps of a block share its tokens out: in even parts of their heads.
+struct Shares {
+    int of_token = 1, heads, tokens; // warps of a token, heads of a part, tokens of a block at a time
+    // sides: heads that a warp can take side by side. Where warps of a token wait for each other they should be few, as
+    // long as blocks go through so many rounds of tokens that they end together.
+    Shares(const MlaRopeShape& s, int sides, bool wait) {
+        const std::int64_t rounds = wait ? 4 : s.tokens;
+        const std::int64_t all_warps = std::int64_t{multiprocessors()} * resident * warps;
+        const int parts = (s.heads + sides - 1) / sides;
+        while (of_token < parts && of_token < warps && s.tokens * of_token < rounds * all_warps) of_token *= 2;
+        const int even = (parts + of_token - 1) / of_token * of_token;
+        heads = (s.heads + even - 1) / even;
+        tokens = warps / of_token;
+    }
+};
+
+// What a warp works on at a time: heads of a token whose rotary packs lie side by side in its lanes, two packs that
+// turn into each other per lane.
 template <class A>
 struct Part {
     static constexpr int W = A::width;
@@ -20,16 +36,16 @@ struct Part {
     int pair;          // of its packs, which hold pairs [pair W, pair W + W) of elements
     int first, second; // columns of the two packs among the rotary ones
     std::int64_t head; // the first, among all heads of all tokens
-    __device__ Part(const MlaRopeShape& s, std::int64_t token, int begin)
+    __device__ Part(const MlaRopeShape& s, std::int64_t token, int begin, int most)
         : pairs(s.rope / (2 * W)),
           mine(lane_of_warp() / pairs),
           pair(lane_of_warp() % pairs),
           first(s.interleaved ? 2 * pair * W : pair * W),
           second(s.interleaved ? first + W : first + s.rope / 2),
           head(token * s.heads + begin) {
-        heads = begin + sides(s) <= s.heads ? sides(s) : s.heads - begin;
+        heads = begin + most <= s.heads ? most : s.heads - begin;
     }
-    static __device__ int sides(const MlaRopeShape& s) { return warp_size / (s.rope / (2 * W)); }
+    static Shares shares(const MlaRopeShape& s, bool wait) { return {s, warp_size / (s.rope / (2 * W)), wait}; }
     __device__ bool has_head() const { return mine < heads; }
 };
 
@@ -55,20 +71,28 @@ __device__ void turn_into(const TwoPacks<A>& held, const Turn (&turn)[A::width],
     A::put(to, start + part.second, y);
 }
 
-// Turns of the tokens of a block, in turn in two buffers: one barrier per token lets none be overwritten before all
-// have read it. The frequencies are the same for all tokens, and a power in double takes long.
+// Turns of the tokens that a block has at a time, in turn in two buffers: one barrier lets none be overwritten before
+// all have read it. The frequencies are the same for all tokens, and a power in double takes long.
 struct Turns {
+    using OfToken = Turn[most_rope / 2];
     float frequency[most_rope / 2];
-    Turn buffer[2][most_rope / 2];
+    OfToken buffer[2][warps];
     __device__ void begin(const MlaRopeShape& s) {
         const int half = s.rope / 2;
         for (int i = static_cast<int>(threadIdx.x); i < half; i += static_cast<int>(blockDim.x))
             frequency[i] = frequency_of(i, half, s.theta, s.scale);
         __syncthreads();
     }
-    __device__ const Turn* at(const MlaRopeShape& s, std::int32_t position, int parity) {
-        for (int i = static_cast<int>(threadIdx.x); i < s.rope / 2; i += static_cast<int>(blockDim.x))
-            buffer[parity][i] = turn_of(position, frequency[i], static_cast<float>(s.scale.magnitude));
+    // Of `count` tokens from `first` on, by token.
+    __device__ const OfToken* at(const MlaRopeShape& s, const std::int32_t* positions, std::int64_t first, int count,
+                                 int parity) {
+        const int half = s.rope / 2;
+        for (int i = static_cast<int>(threadIdx.x); i < count * half; i += static_cast<int>(blockDim.x)) {
+            const int token = i / half, pair = i - token * half;
+            if (first + token < s.tokens)
+                buffer[parity][token][pair] = turn_of(positions[(first + token) / s.batch], frequency[pair],
+                                                      static_cast<float>(s.scale.magnitude));
+        }
         __syncthreads();
         return buffer[parity];
     }
@@ -118,18 +142,21 @@ __device__ void move_plain(const Part<A>& part, int width, std::int64_t stride, 
 }
 
 template <class A>
-__global__ void __launch_bounds__(threads, 2) mla_packs_kernel(MlaRopeShape s, Src q, Src kv, Src kv_down,
+__global__ void __launch_bounds__(threads, resident) mla_packs_kernel(MlaRopeShape s, Shares shares, Src q, Src kv, Src kv_down,
                                                                const std::int32_t* positions, Dst q_out, Dst k, Dst v) {
     constexpr int W = A::width;
     const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v;
-    const int warp = static_cast<int>(threadIdx.x) / warp_size, sides = Part<A>::sides(s);
+    const int warp = static_cast<int>(threadIdx.x) / warp_size, token = warp / shares.of_token,
+              begins = warp % shares.of_token * shares.heads;
     __shared__ Turns turns;
     turns.begin(s);
     int parity = 0;
-    for (std::int64_t row = blockIdx.x; row < s.tokens; row += gridDim.x, parity ^= 1) {
-        const Turn* const all = turns.at(s, positions[row / s.batch], parity);
-        for (int begin = warp * sides; begin < s.heads; begin += warps * sides) {
-            const Part<A> part(s, row, begin);
+    for (std::int64_t first = std::int64_t{blockIdx.x} * shares.tokens; first < s.tokens;
+         first += std::int64_t{gridDim.x} * shares.tokens, parity ^= 1) {
+        const Turn* const all = turns.at(s, positions, first, shares.tokens, parity)[token];
+        const std::int64_t row = first + token;
+        for (int begin = begins; begin < s.heads && row < s.tokens; begin += shares.of_token * shares.heads) {
+            const Part<A> part(s, row, begin, shares.heads);
             if (part.has_head()) {
                 const std::int64_t start = (part.head + part.mine) * qk + s.nope;
                 TwoPacks<A> query, key;
@@ -180,21 +207,25 @@ struct LaneSums {
 };
 
 template <class A>
-__global__ void __launch_bounds__(threads, 2)
-    mla_grad_packs_kernel(MlaRopeShape s, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq, Dst dkv,
+__global__ void __launch_bounds__(threads, resident)
+    mla_grad_packs_kernel(MlaRopeShape s, Shares shares, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq, Dst dkv,
                           Dst dkv_down) {
     constexpr int W = A::width;
     __shared__ Turns turns;
     __shared__ float sums[warps][most_rope];
     const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v;
-    const int warp = static_cast<int>(threadIdx.x) / warp_size, sides = Part<A>::sides(s);
+    const int warp = static_cast<int>(threadIdx.x) / warp_size, token = warp / shares.of_token,
+              begins = warp % shares.of_token * shares.heads, half = s.rope / 2;
     turns.begin(s);
     int parity = 0;
-    for (std::int64_t row = blockIdx.x; row < s.tokens; row += gridDim.x, parity ^= 1) {
-        const Turn* const all = turns.at(s, positions[row / s.batch], parity); // and `sums` has been read
+    for (std::int64_t first = std::int64_t{blockIdx.x} * shares.tokens; first < s.tokens;
+         first += std::int64_t{gridDim.x} * shares.tokens, parity ^= 1) {
+        const auto* const of_tokens = turns.at(s, positions, first, shares.tokens, parity); // `sums` has been read
+        const Turn* const all = of_tokens[token];
+        const std::int64_t row = first + token;
         LaneSums<W> keys;
-        for (int begin = warp * sides; begin < s.heads; begin += warps * sides) {
-            const Part<A> part(s, row, begin);
+        for (int begin = begins; begin < s.heads && row < s.tokens; begin += shares.of_token * shares.heads) {
+            const Part<A> part(s, row, begin, shares.heads);
             if (part.has_head()) {
                 const std::int64_t start = (part.head + part.mine) * qk + s.nope;
                 TwoPacks<A> query, key;
@@ -217,16 +248,21 @@ __global__ void __launch_bounds__(threads, 2)
                 });
             if (dq.data != dq_out.data) move_plain(part, s.nope, qk, dq_out, dq);
         }
-        keys.gather(Part<A>(s, row, 0), sums[warp]);
+        keys.gather(Part<A>(s, row, 0, 0), sums[warp]);
         __syncthreads();
         // The angle is the same for all heads: turning their sum back is turning each back.
-        const std::int64_t start = row * (s.kv_lora + s.rope) + s.kv_lora;
-        for (int i = static_cast<int>(threadIdx.x); i < s.rope / 2; i += threads) {
-            const Pair at(i, s.rope / 2, s.interleaved);
+        for (int i = static_cast<int>(threadIdx.x); i < shares.tokens * half; i += threads) {
+            const int of = i / half, pair = i - of * half;
+            if (first + of >= s.tokens) break;
+            const Pair at(pair, half, s.interleaved);
             float x = 0.0f, y = 0.0f;
 #pragma unroll
-            for (int w = 0; w < warps; ++w) x += sums[w][at.first], y += sums[w][at.second];
-            apply(all[i], -1.0f, x, y);
+            for (int w = 0; w < warps; ++w) {
+                if (w >= shares.of_token) continue;
+                x += sums[of * shares.of_token + w][at.first], y += sums[of * shares.of_token + w][at.second];
+            }
+            apply(of_tokens[of][pair], -1.0f, x, y);
+            const std::int64_t start = (first + of) * (s.kv_lora + s.rope) + s.kv_lora;
             store(dkv_down, start + at.first, x);
             store(dkv_down, start + at.second, y);
         }
@@ -257,8 +293,9 @@ bool mla_rope_packs(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std
                     Dst v, void* stream) {
     return with_parts(s, {q, kv, kv_down, q_out, k, v}, s.kv_lora, [&](auto access) {
         constexpr auto kernel = mla_packs_kernel<decltype(access)>;
-        kernel<<<resident_blocks<kernel>(threads, s.tokens, 1), threads, 0, stream_of(stream)>>>(
-            s, q, kv, kv_down, positions, q_out, k, v);
+        const Shares shares = Part<decltype(access)>::shares(s, false);
+        kernel<<<resident_blocks<kernel>(threads, s.tokens, shares.tokens), threads, 0, stream_of(stream)>>>(
+            s, shares, q, kv, kv_down, positions, q_out, k, v);
     });
 }
 
@@ -266,8 +303,9 @@ bool mla_rope_grad_packs(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, cons
                          Dst dkv, Dst dkv_down, void* stream) {
     return with_parts(s, {dq_out, dk, dv, dq, dkv}, 0, [&](auto access) {
         constexpr auto kernel = mla_grad_packs_kernel<decltype(access)>;
-        kernel<<<resident_blocks<kernel>(threads, s.tokens, 1), threads, 0, stream_of(stream)>>>(
-            s, dq_out, dk, dv, positions, dq, dkv, dkv_down);
+        const Shares shares = Part<decltype(access)>::shares(s, true);
+        kernel<<<resident_blocks<kernel>(threads, s.tokens, shares.tokens), threads, 0, stream_of(stream)>>>(
+            s, shares, dq_out, dk, dv, positions, dq, dkv, dkv_down);
     });
 }
 

@@ -6,7 +6,7 @@
 namespace moe::cuda {
 namespace {
 
-constexpr int together = 8; // copies of a token in flight
+constexpr int together = 8; // copies of a token, or packs of a lane's copies, in flight
 constexpr std::int64_t narrow_row = warp_size;
 
 // The token side of a copy is a row of its own, or one row for all copies of a token.
@@ -17,11 +17,12 @@ struct Move {
         : tokens(s.per_copy ? s.tokens * s.top_k : s.tokens), cols(s.cols), copies(s.per_copy ? 1 : s.top_k) {}
 };
 
-// Places [first, first + together) of a token's copies, -1 for those that it has not.
+// Places [first, first + count) of a token's copies, -1 for those that it has not.
+template <int count>
 __device__ void places_of(const Move& m, const std::int32_t* row_of, std::int64_t token, int first,
-                          std::int32_t (&place)[together]) {
+                          std::int32_t (&place)[count]) {
 #pragma unroll
-    for (int k = 0; k < together; ++k) place[k] = first + k < m.copies ? row_of[token * m.copies + first + k] : -1;
+    for (int k = 0; k < count; ++k) place[k] = first + k < m.copies ? row_of[token * m.copies + first + k] : -1;
 }
 
 // A pack that this multiprocessor will not read again.
@@ -69,23 +70,36 @@ __global__ void __launch_bounds__(row_threads, 2) scatter_kernel(Move m, Src x, 
     });
 }
 
-// sum += the copies at `place` in this order; the first found replaces it, so that a single one is moved as it is.
-template <class A>
-__device__ void add_copies(Src rows, std::int64_t cols, int column, const std::int32_t (&place)[together],
-                           float (&sum)[A::width], bool& found) {
-    typename A::Held held[together];
+// What a lane adds up at a time: packs a warp's width apart, from `pack` on, of a row of `packs`.
+template <class A, int side>
+struct Sums {
+    float value[side][A::width] = {};
+    bool found = false;
+
+    // += the copies at `place` in this order; the first found replaces it, so that a single one is moved as it is.
+    template <int count>
+    __device__ void add(Src rows, int packs, int pack, const std::int32_t (&place)[count]) {
+        typename A::Held held[count][side];
 #pragma unroll
-    for (int k = 0; k < together; ++k) {
-        if (place[k] >= 0) held[k] = A::take(rows, std::int64_t{place[k]} * cols + column);
+        for (int k = 0; k < count; ++k)
+#pragma unroll
+            for (int i = 0; i < side; ++i) {
+                const int at = pack + i * warp_size;
+                if (place[k] >= 0 && at < packs)
+                    held[k][i] = A::take(rows, (std::int64_t{place[k]} * packs + at) * A::width);
+            }
+#pragma unroll
+        for (int k = 0; k < count; ++k) {
+            if (place[k] < 0) continue;
+#pragma unroll
+            for (int i = 0; i < side; ++i)
+#pragma unroll
+                for (int j = 0; j < A::width; ++j)
+                    value[i][j] = found ? value[i][j] + held[k][i][j] : held[k][i][j];
+            found = true;
+        }
     }
-#pragma unroll
-    for (int k = 0; k < together; ++k) {
-        if (place[k] < 0) continue;
-#pragma unroll
-        for (int j = 0; j < A::width; ++j) sum[j] = found ? sum[j] + held[k][j] : held[k][j];
-        found = true;
-    }
-}
+};
 
 // A row per copy, moved as it is.
 template <class A>
@@ -100,23 +114,28 @@ __global__ void __launch_bounds__(row_threads) fetch_kernel(Move m, Src rows, co
     });
 }
 
-// y = sum over the copies in the order of k
-template <class A>
+// y = sum over the copies in the order of k, all at a time or `together`, and of as many packs of a lane as keep so many
+// loads in flight.
+template <class A, int count>
 __global__ void __launch_bounds__(row_threads) gather_kernel(Move m, Src rows, const std::int32_t* row_of, Dst y) {
-    constexpr int W = A::width;
+    constexpr int W = A::width, side = together / count;
+    const int packs = static_cast<int>(m.cols / W);
     for_each_row(nullptr, 0, m.tokens, [&](std::int64_t token) {
-        std::int32_t place[together];
+        std::int32_t place[count];
         places_of(m, row_of, token, 0, place);
-        for (int p = lane_of_warp(); p < static_cast<int>(m.cols / W); p += warp_size) {
-            float sum[W] = {};
-            bool found = false;
-            add_copies<A>(rows, m.cols, p * W, place, sum, found);
-            for (int first = together; first < m.copies; first += together) {
-                std::int32_t more[together];
+        for (int pack = lane_of_warp(); pack < packs; pack += side * warp_size) {
+            Sums<A, side> sums;
+            sums.add(rows, packs, pack, place);
+            for (int first = count; count == together && first < m.copies; first += count) {
+                std::int32_t more[count];
                 places_of(m, row_of, token, first, more);
-                add_copies<A>(rows, m.cols, p * W, more, sum, found);
+                sums.add(rows, packs, pack, more);
             }
-            A::put(y, token * m.cols + p * W, sum);
+#pragma unroll
+            for (int i = 0; i < side; ++i) {
+                const int at = pack + i * warp_size;
+                if (at < packs) A::put(y, token * m.cols + at * W, sums.value[i]);
+            }
         }
     });
 }
@@ -171,8 +190,12 @@ void unpermute(const PermuteShape& s, Src rows, const std::int32_t* row_of, Dst 
     with_access({rows, y}, {s.cols}, [&](auto access) {
         if (m.copies == 1) {
             launch_rows<fetch_kernel<decltype(access)>>(m.tokens, stream, m, rows, row_of, y);
+        } else if (m.copies == 2) {
+            launch_rows<gather_kernel<decltype(access), 2>>(m.tokens, stream, m, rows, row_of, y);
+        } else if (m.copies <= 4) {
+            launch_rows<gather_kernel<decltype(access), 4>>(m.tokens, stream, m, rows, row_of, y);
         } else {
-            launch_rows<gather_kernel<decltype(access)>>(m.tokens, stream, m, rows, row_of, y);
+            launch_rows<gather_kernel<decltype(access), 8>>(m.tokens, stream, m, rows, row_of, y);
         }
     });
 }

@@ -37,7 +37,8 @@ public:
         norms(2048, Type::f32);
         for (const Type type : {Type::bf16, Type::f32}) {
             rows(type);
-            routed(type);
+            routed(type, 2048, 8, 128);
+            routed(type, 4096, 2, 8);
         }
         ropes();
         losses();
@@ -145,30 +146,31 @@ private:
         pool_.reset();
     }
 
-    void routed(Type type) {
+    void routed(Type type, Row cols, int top_k, int experts) {
         const std::string name = type == Type::f32 ? "f32" : "bf16";
+        const Row copies = tokens * top_k;
         PermuteShape shape;
-        shape.tokens = tokens, shape.cols = 2048, shape.top_k = top_k;
+        shape.tokens = tokens, shape.cols = cols, shape.top_k = top_k;
         std::vector<std::int32_t> index(static_cast<std::size_t>(copies));
         std::mt19937 engine(3);
-        std::vector<std::int32_t> all(experts);
+        std::vector<std::int32_t> all(static_cast<std::size_t>(experts));
         std::iota(all.begin(), all.end(), 0);
         for (Row t = 0; t < tokens; ++t) { // top_k distinct experts
             for (int i = 0; i < top_k; ++i)
                 std::swap(
                     all[static_cast<std::size_t>(i)],
-                    all[std::uniform_int_distribution<std::size_t>(static_cast<std::size_t>(i), experts - 1)(engine)]);
+                    all[static_cast<std::size_t>(std::uniform_int_distribution<int>(i, experts - 1)(engine))]);
             std::copy(all.begin(), all.begin() + top_k, index.begin() + t * top_k);
         }
         const std::int32_t* const chosen = pool_.ints(index);
-        auto* const counts = const_cast<std::int32_t*>(pool_.ints(std::vector<std::int32_t>(experts)));
-        auto* const row_of = const_cast<std::int32_t*>(pool_.ints(std::vector<std::int32_t>(copies)));
+        auto* const counts = const_cast<std::int32_t*>(pool_.ints(all));
+        auto* const row_of = const_cast<std::int32_t*>(pool_.ints(index));
         k_.permute_map(chosen, counts, row_of, nullptr, tokens, top_k, experts, 0, nullptr);
-        const Dst x = pool_.take(type, tokens * 2048), rows = pool_.take(type, copies * 2048),
-                  each = pool_.take(type, copies * 2048);
-        const double bytes = of(type, 9.0 * tokens * 2048), twice = of(type, 16.0 * tokens * 2048);
-        const auto moving = [&](const std::string& op, double moved, const Call& call) {
-            add(op + " top 8 of 128 x2048 " + name, moved, call);
+        const Dst x = pool_.take(type, tokens * cols), rows = pool_.take(type, copies * cols),
+                  each = pool_.take(type, copies * cols);
+        const double moved = of(type, static_cast<double>(tokens * cols)), bytes = (1 + top_k) * moved, twice = 2 * top_k * moved;
+        const auto moving = [&](const std::string& op, double both, const Call& call) {
+            add(fmt::format("{} top {} of {} x{} {}", op, top_k, experts, cols, name), both, call);
         };
         PermuteShape single = shape;
         single.per_copy = true;
@@ -177,7 +179,7 @@ private:
         moving("permute per copy", twice, [=, this](void* s) { k_.permute(single, each, row_of, rows, s); });
         moving("unpermute per copy", twice, [=, this](void* s) { k_.unpermute(single, rows, row_of, each, s); });
         if (type == Type::bf16)
-            moving("permute_map", 8.0 * copies, [=, this](void* s) {
+            moving("permute_map", 8.0 * static_cast<double>(copies), [=, this](void* s) {
                 k_.permute_map(chosen, counts, row_of, nullptr, tokens, top_k, experts, 0, s);
             });
         pool_.reset();
@@ -206,18 +208,23 @@ private:
                 // With norm the values of qkv need not be read.
                 time("rope_grad " + name, (norm ? 2.9 : 2.0) * each, backward);
             }
-        MlaRopeShape mla; // DeepSeek-V3
-        const Row n = 4096;
-        mla.tokens = n, mla.heads = 128, mla.nope = 128, mla.rope = 64, mla.v = 128, mla.kv_lora = 512;
+        latent_heads(4096, 128);
+        latent_heads(16384, 16);
+    }
+
+    void latent_heads(Row n, int heads) { // DeepSeek-V3's, all or an eighth of them
+        MlaRopeShape mla;
+        mla.tokens = n, mla.heads = heads, mla.nope = 128, mla.rope = 64, mla.v = 128, mla.kv_lora = 512;
         const Type type = Type::bf16;
         const auto* positions = pool_.ints(random_ints(n, 4096));
-        const Dst q = pool_.take(type, n * 128 * 192), q_out = pool_.take(type, n * 128 * 192),
-                  k = pool_.take(type, n * 128 * 192), v = pool_.take(type, n * 128 * 128),
-                  kv = pool_.take(type, n * 128 * 256), down = pool_.take(type, n * 576);
-        const double bytes = of(type, n * (128.0 * (3 * 192 + 256 + 128) + 64));
+        const Row all = n * heads;
+        const Dst q = pool_.take(type, all * 192), q_out = pool_.take(type, all * 192), k = pool_.take(type, all * 192),
+                  v = pool_.take(type, all * 128), kv = pool_.take(type, all * 256), down = pool_.take(type, n * 576);
+        const double bytes = of(type, static_cast<double>(all) * (3 * 192 + 256 + 128) + 64.0 * static_cast<double>(n));
+        const std::string name = fmt::format(" {}x{}x(128+64) bf16", n, heads);
         const auto forward = [=, this](void* s) { k_.mla_rope(mla, q, kv, down, positions, q_out, k, v, s); };
-        add("mla_rope 4096x128x(128+64) bf16", bytes, forward);
-        time("mla_rope_grad 4096x128x(128+64) bf16", bytes,
+        add("mla_rope" + name, bytes, forward);
+        time("mla_rope_grad" + name, bytes,
              [=, this](void* s) { k_.mla_rope_grad(mla, q_out, k, v, positions, q, kv, down, s); });
     }
 

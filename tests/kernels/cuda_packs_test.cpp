@@ -160,13 +160,23 @@ TEST_CASE("packs: latent attention's heads, whole and in place, several per warp
     for (const Type type : storages)
         for (const Type results : storages)
             for (const bool interleaved : {false, true})
-                for (const auto& [heads, rope] : {std::pair{5, 64}, {16, 32}, {3, 16}, {2, 48}}) {
+                for (const auto& [heads, rope] :
+                     {std::pair{5, 64}, {16, 32}, {3, 16}, {2, 48}, {12, 64}, {17, 64}, {72, 64}}) {
                     MlaRopeShape s;
-                    s.tokens = 6, s.batch = 2, s.heads = heads, s.nope = 64, s.rope = rope, s.v = 40, s.kv_lora = 24;
+                    s.tokens = 10, s.batch = 2, s.heads = heads, s.nope = 64, s.rope = rope, s.v = 40, s.kv_lora = 24;
                     s.interleaved = interleaved;
                     latent(s, type, results, 0);
                     latent(s, type, results, 1);
                 }
+}
+
+TEST_CASE("packs: latent attention's heads, several tokens per block and round after round") {
+    for (const Type type : storages)
+        for (const auto& [heads, tokens] : {std::pair{1, 2202}, {3, 2202}, {20, 602}}) {
+            MlaRopeShape s;
+            s.tokens = tokens, s.batch = 2, s.heads = heads, s.nope = 16, s.rope = 64, s.v = 8, s.kv_lora = 8;
+            latent(s, type, type, 0);
+        }
 }
 
 TEST_CASE("packs: cross-entropy over a wide vocabulary, padded within a pack") {
