@@ -77,6 +77,8 @@ int spared_multiprocessors(const Program& program, int stages) {
     return 0;
 }
 
+int spared_multiprocessors(const Plan& plan) { return joins_devices(plan) && plan.pp > 1 ? 2 * message_channels : 0; }
+
 bool joins_devices(const Plan& plan) { return plan.stack == "moe-plan" && !plan.hardware->cpu && plan.gpus > 1; }
 
 bool is_pairwise(OpKind kind) {

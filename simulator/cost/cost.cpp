@@ -1,6 +1,7 @@
 // Chooses the formula of an op: measured calls where the hardware has them, else physics.
 #include "simulator/cost/cost.hpp"
 
+#include "planner/communicators.hpp"
 #include "planner/error.hpp"
 #include "planner/measured.hpp"
 #include "planner/peer_blocks.hpp"
@@ -213,7 +214,9 @@ BesideCommunication CostModel::beside_communication() const {
     BesideCommunication beside;
     if (plan_.ep > 1) {
         beside.lost = lost_to(losses_key, {Domain::expert, axis::expert});
-        beside.sparing = sparing(peer_blocks_beside);
+        // What a product leaves to messages is among them, and in its price already.
+        const int messages = spared_multiprocessors(plan_);
+        beside.sparing = sparing(std::max(messages, peer_blocks_beside)) / sparing(messages);
     }
     beside.to_collectives = std::max(lost_to(collectives_key, {Domain::dense, axis::data | axis::context}),
                                      lost_to(collectives_key, {Domain::expert, axis::data}));
@@ -250,7 +253,8 @@ OpCost CostModel::operator()(const Op& op, const Program& program) const {
     cost.host = host_seconds(plan_, stack_, op);
     cost.waits_for_counts = host_waits(plan_, stack_, op);
     cost.device = device_seconds(op, program, false);
-    if (const auto* product = std::get_if<GroupedGemmAttr>(&op.attr)) cost.device *= sparing(product->spared);
+    if (const auto* product = std::get_if<GroupedGemmAttr>(&op.attr))
+        cost.device *= sparing(std::max(product->spared, spared_multiprocessors(plan_)));
     cost.merged = plan_.ep_overlap && moves_tokens(op) ? device_seconds(op, program, true) : cost.device;
     return cost;
 }
