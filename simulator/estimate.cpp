@@ -135,15 +135,9 @@ namespace {
 
 StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape& shape, SavedSegments& saved) {
     StageMemory m;
-    int layers = 0;
     for (const auto& [id, count] : shape.segments) {
         const SegmentSize segment = cache.size(plan, id);
-        const bool end = id.kind == SegmentKind::embedding || is_head(id.kind);
-        if (segment.memory.saved > 0) {
-            saved.insert(end ? saved.end() : saved.begin() + layers, static_cast<std::size_t>(count),
-                         segment.memory.saved);
-            if (!end) layers += count;
-        }
+        if (segment.memory.saved > 0) saved.add(id.kind, count, segment.memory.saved);
         m.workspace.forward = std::max(m.workspace.forward, segment.memory.forward);
         m.workspace.backward = std::max(m.workspace.backward, segment.memory.backward);
         m.groups |= segment.groups;
@@ -158,6 +152,7 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
         m.add_states(plan, b);
         m.groups |= group_bit(b.group);
     }
+    m.add_tables(plan, shape.stage);
     if (shape.stage.loss && plan.dp * plan.cp > 1) m.groups |= group_bit(groups::samples);
     return m;
 }
@@ -192,17 +187,18 @@ double FastEstimator::held_bytes(const Plan& plan) {
     for (std::size_t i = 0; i < segments.size(); ++i)
         stages.push_back(stage_memory(state_->segments, plan, shape.distinct[i], segments[i]));
     const int enough = enough_micro_batches(plan);
-    std::vector<double> saved;
+    std::vector<KeptActivations> activations;
     for (int r = 0; r < plan.pp; ++r) {
         std::vector<const SavedSegments*> chunks;
         for (int c = 0; c < plan.vpp; ++c)
             chunks.push_back(
                 &segments[static_cast<std::size_t>(shape.of_stage[static_cast<std::size_t>(c * plan.pp + r)])]);
-        saved.push_back(0.0);
-        for (const auto& [bytes, most] : most_kept(chunks, state_->orders.of(plan, enough, r).kept))
-            saved.back() += static_cast<double>(bytes) * most;
+        const std::vector<Kept>& kept = state_->orders.of(plan, enough, r).kept;
+        activations.push_back({0.0, merges(kept)});
+        for (const auto& [bytes, most] : most_kept(chunks, kept))
+            activations.back().bytes += static_cast<double>(bytes) * most;
     }
-    return peak_bytes(plan, stages, shape.of_stage, saved);
+    return peak_bytes(plan, stages, shape.of_stage, activations);
 }
 
 namespace {

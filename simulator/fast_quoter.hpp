@@ -46,8 +46,12 @@ private:
         double message_bytes = 0.0;
     };
 
-    // Segments that a pipeline rank keeps at most, [rank][pool]: segments of equal size share a pool, see most_kept().
-    using KeptSegments = std::vector<std::vector<int>>;
+    // What a pipeline rank keeps at most: segments by pool, those of equal size sharing one, see most_kept().
+    struct RankKept {
+        std::vector<int> most;
+        bool merges = false;
+    };
+    using KeptSegments = std::vector<RankKept>;
 
     struct Chunk {                                        // sums over the segments of a stage
         double forward = 0.0, backward = 0.0;             // the host being far ahead
@@ -136,7 +140,8 @@ private:
     int last_place_ = -1;
     std::vector<Chunk> chunks_; // scratch
     std::vector<StageMemory> memory_;
-    std::vector<double> saved_, slots_, ends_;
+    std::vector<KeptActivations> saved_;
+    std::vector<double> slots_, ends_;
     std::vector<std::vector<int>> pools_; // pool of each segment
     std::map<std::tuple<const Shape*, ScheduleKind, int, bool, int>, KeptSegments>
         kept_; // as Stages::kept, of any stages

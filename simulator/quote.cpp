@@ -122,14 +122,9 @@ const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& s
     const std::vector<int>& pools = pools_[static_cast<std::size_t>(layers.pools)];
     std::vector<SavedSegments> saved(stages.parts.size());
     for (std::size_t d = 0; d < saved.size(); ++d) {
-        std::ptrdiff_t held = 0; // layers come before the ends of the model
         for (const auto& [index, count] : stages.parts[d]) {
             const int pool = pools[static_cast<std::size_t>(index)];
-            const SegmentKind kind = segments_[static_cast<std::size_t>(index)].kind;
-            const bool end = kind == SegmentKind::embedding || is_head(kind);
-            if (pool < 0) continue;
-            saved[d].insert(end ? saved[d].end() : saved[d].begin() + held, static_cast<std::size_t>(count), pool);
-            if (!end) held += count;
+            if (pool >= 0) saved[d].add(segments_[static_cast<std::size_t>(index)].kind, count, pool);
         }
     }
     for (int r = 0; r < plan.pp; ++r) {
@@ -137,10 +132,10 @@ const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& s
         for (int c = 0; c < plan.vpp; ++c)
             chunks.push_back(&saved[static_cast<std::size_t>(
                 stages.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, c))])]);
+        const std::vector<Kept>& kept = sources_.orders.of(plan, enough, r).kept;
         std::vector<int> most(layers.pool_bytes.size(), 0);
-        for (const auto& [pool, segments] : most_kept(chunks, sources_.orders.of(plan, enough, r).kept))
-            most[static_cast<std::size_t>(pool)] = segments;
-        it->second.push_back(std::move(most));
+        for (const auto& [pool, segments] : most_kept(chunks, kept)) most[static_cast<std::size_t>(pool)] = segments;
+        it->second.push_back({std::move(most), merges(kept)});
     }
     return *known;
 }
@@ -222,10 +217,10 @@ Quote FastQuoter::quote(int layers_handle, int stages_handle) {
 // Bytes of the fullest rank: memory_ and what its chunks keep together.
 double FastQuoter::filled(const Layers& layers, Stages& stages) {
     saved_.clear();
-    for (const std::vector<int>& most : kept(layers, stages)) {
+    for (const auto& [most, merges] : kept(layers, stages)) {
         double bytes = 0.0;
         for (std::size_t p = 0; p < layers.pool_bytes.size(); ++p) bytes += most[p] * layers.pool_bytes[p];
-        saved_.push_back(bytes);
+        saved_.push_back({bytes, merges});
     }
     return peak_bytes(stages.plan, memory_, stages.shape->of_stage, saved_);
 }

@@ -145,6 +145,7 @@ int FastQuoter::stages(const Plan& plan) {
             for (const BucketSize& b : buckets(plan, head, {{{SegmentKind::head, 0}, 1}}))
                 if (b.group_size > 1) memory.counted_twice += stage.stage.mtp * weight_bytes(b);
         }
+        memory.add_tables(plan, stage.stage);
         if (stage.stage.loss && plan.dp * plan.cp > 1) memory.groups |= group_bit(groups::samples);
         result.memory.push_back(memory);
         update.push_back(updated);

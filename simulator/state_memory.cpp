@@ -14,6 +14,12 @@ double weight_bytes(const BucketSize& b) {
 Dtype gradient_dtype(const Plan& plan) { return plan.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32; }
 double gradient_bytes(const Plan& plan) { return plan.gradients == Precision::bf16 ? 2.0 : 4.0; }
 
+double passed_table_bytes(const Plan& plan) {
+    const double table = gradient_bytes(plan) * static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
+                         static_cast<double>(plan.model->hidden);
+    return shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // reduced before
+}
+
 namespace {
 
 // FSDP: bytes of a kind's gathered weights and whole gradients.

@@ -11,6 +11,9 @@ double weight_bytes(const BucketSize& bucket);
 Dtype gradient_dtype(const Plan& plan);
 double gradient_bytes(const Plan& plan); // of one element
 
+// Of the embedding table's gradient, as ranks that hold copies of the table pass it on when a step ends.
+double passed_table_bytes(const Plan& plan);
+
 // Of one bucket on one rank: weights and gradients; master weights and moments.
 double state_bytes(const Plan& plan, const BucketSize& bucket);
 double optimizer_bytes(const Plan& plan, const BucketSize& bucket);

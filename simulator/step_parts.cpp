@@ -191,9 +191,7 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, 
     model.step_launch = price_op(costs, OpKind::zero, 0.0, Dtype::f32).host;
     if (plan.gpus > 1) model.norm = price_bytes(costs, OpKind::all_reduce, 4.0, Dtype::f32, groups::world);
     if (model.table_holders = table_holders(plan); model.table_holders.size() > 1) {
-        double table = gradient_bytes(plan) * static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
-                       static_cast<double>(plan.model->hidden);
-        if (shares_table(plan)) table /= static_cast<double>(plan.dp) * plan.cp; // reduced before, only shards travel
+        const double table = passed_table_bytes(plan);
         model.table_message = price_bytes(costs, OpKind::send, table, gradient_dtype(plan), groups::pipeline);
         model.table_add = price_bytes(costs, OpKind::add, 3.0 * table, gradient_dtype(plan));
     }

@@ -97,6 +97,43 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
     }
 }
 
+TEST_CASE("fast and event-driven agree in memory of pairs, of the model's ends and of messages") {
+    struct Case {
+        const char *model, *hardware, *stack;
+        int tp, pp, dp, ep, etp, micro_batches;
+        bool overlap;
+        unsigned recompute;
+    };
+    for (const Case& c :
+         {// Micro-batches too few for merged slots, which have two workspaces.
+          Case{"Qwen2-57B-A14B", "h100", "moe-plan", 2, 4, 32, 32, 2, 2, true, 0},
+          // A pair's backward begins with the loss, its forward with the embedding or a message.
+          Case{"Mixtral-8x7B", "gb300-nvl72", "bridge-26.04", 1, 1, 32, 2, 1, 32, true, moe::recompute::moe_act},
+          // Ranks at the ends of a pipeline have one neighbour to send to and receive from.
+          Case{"GPT-OSS-20B", "h200", "moe-plan", 4, 3, 16, 8, 2, 32, false, 0},
+          // A copy of the embedding table's gradient comes to the stage of MTP, which recomputes everything.
+          Case{"DeepSeek-V3", "gb300-nvl72", "bridge-26.08", 2, 8, 32, 32, 1, 2, false, moe::recompute::full}}) {
+        CAPTURE(std::string(c.model));
+        moe::Plan plan = published_plan(c.model, c.hardware, c.stack, 2048);
+        const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+        plan.tp = c.tp;
+        plan.pp = c.pp;
+        plan.dp = c.dp;
+        plan.ep = c.ep;
+        plan.etp = c.etp;
+        plan.gpus = c.tp * c.pp * c.dp;
+        plan.edp = plan.gpus / (c.pp * c.ep * c.etp);
+        plan.gbs = static_cast<std::int64_t>(c.micro_batches) * c.dp;
+        plan.precision = moe::Precision::bf16;
+        plan.dispatcher = moe::Dispatcher::alltoall;
+        plan.ep_overlap = c.overlap;
+        plan.recompute = c.recompute;
+        REQUIRE(!check_plan(plan));
+        const double fast = moe::FastEstimator(plan.hardware, stack).memory_bytes(plan);
+        CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.memory_bytes).epsilon(0.002));
+    }
+}
+
 TEST_CASE("fast and event-driven agree where both ends of the model share a bucket that no layer's matrices enter") {
     // 1,024 ranks cut buckets at a billion elements: embedding and head are one of them, gathered first and reduced
     // last.
