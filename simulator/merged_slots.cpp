@@ -222,8 +222,10 @@ MergedTime MergedPlayer::play(const Segments& forward, const Segments& backward)
     MergedTime time;
     for (int lane = 0; lane < 2; ++lane)
         for (const int t : slots[lane])
-            for (const OpCost& cost : lanes.costs()[static_cast<std::size_t>(t)])
+            for (const OpCost& cost : lanes.costs()[static_cast<std::size_t>(t)]) {
                 time.waits = time.waits || cost.waits_for_counts;
+                time.issue += cost.host + (cost.waits_for_counts ? model_.stack().costs.sync_seconds : 0.0);
+            }
     time.lead_after = ends.of(pairs - 1) - ahead.host_seconds;
     time.ahead = steady;
     time.together = steady;

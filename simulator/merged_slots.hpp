@@ -16,6 +16,7 @@ struct MergedTime {
     double forward_start = 0.0;                   // when it begins to compute
     bool waits = false;                           // the host waits for routed counts on the way,
     double lead_after = 0.0;                      // and at the end it is so far ahead
+    double issue = 0.0;                           // that the host works, what it waits for left out
 };
 
 // Plays pairs of chunks of one plan; each segment is lowered and priced once.

@@ -194,7 +194,10 @@ private:
         const double start_b = begin(b, arrived_b, slot_b);
         const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
-        const double both = std::max(merged.ahead, merged.together - (early - rank.clocks.host)) - sooner;
+        // A host that waits for counts on the way issues little while messages have yet to come.
+        const double lead =
+            std::max(0.0, (merged.waits ? std::min(early, rank.clocks.device) : early) - rank.clocks.host);
+        const double both = std::max(merged.ahead, merged.together - lead) - sooner;
         const double first = start_a <= start_b ? alone_a : alone_b;
         const double apart = alone_a + alone_b, other = apart - first;
         // Ops that run in a given order wait for the lane that begins late; what the backward has before its layers
@@ -212,7 +215,8 @@ private:
         };
         const double sent_a = sent(start_a, alone_a, merged.forward_end);
         const double sent_b = sent(start_b, alone_b, merged.backward_end);
-        rank.clocks.host += slot_a.from_host.host + slot_b.from_host.host;
+        // Alone either lane's host waits for counts beside nothing; in a pair it issues the other lane meanwhile.
+        rank.clocks.host += merged.issue;
         if (merged.waits) rank.clocks.host = std::max(rank.clocks.host, end - merged.lead_after);
         rank.clocks.device = rank.clocks.ring = end;
         const double late_a = wait_for_data(r, a), late_b = wait_for_data(r, b);

@@ -97,6 +97,26 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
     }
 }
 
+TEST_CASE("fast and event-driven agree where hosts wait for counts in the merged slots of a pipeline") {
+    moe::Plan plan = published_plan("Qwen3-235B-A22B", "h100", "bridge-26.04", 2048);
+    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    plan.tp = plan.etp = 4;
+    plan.dp = plan.ep = 8;
+    plan.vpp = plan.mbs = 2;
+    plan.schedule = moe::ScheduleKind::interleaved;
+    plan.precision = moe::Precision::bf16;
+    plan.dispatcher = moe::Dispatcher::alltoall;
+    plan.cuda_graph = moe::CudaGraph::partial;
+    plan.ep_overlap = true;
+    for (const int pp : {2, 3, 4}) {
+        plan.pp = pp;
+        plan.gpus = 32 * pp;
+        plan.gbs = plan.dp * plan.mbs * 12 * pp;
+        const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.01));
+    }
+}
+
 TEST_CASE("fast and event-driven agree in memory of pairs, of the model's ends and of messages") {
     struct Case {
         const char *model, *hardware, *stack;
