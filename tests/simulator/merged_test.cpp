@@ -169,3 +169,18 @@ TEST_CASE("merged slots: tokens take multiprocessors from what computes, of all 
     plan.stack = "bridge-26.08"; // states a share of its own
     CHECK(beside().none());
 }
+
+TEST_CASE("merged slots: ranks of 1F1B do not wait for each other's pairs, however many there are") {
+    moe::Plan plan = overlapped(0.2);
+    plan.pp = 4;
+    plan.gpus *= plan.pp;
+    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    const auto played = [&](int micro_batches) {
+        plan.gbs = plan.dp * plan.mbs * micro_batches;
+        return moe::simulate(plan, stack, false).estimate;
+    };
+    const moe::Estimate few = played(16), many = played(32);
+    const double more = many.step_seconds - few.step_seconds;
+    CHECK(many.breakdown.bubble - few.breakdown.bubble < 0.05 * more); // half of it with one more warm-up forward alone
+    CHECK(more < 1.02 * 16.0 / 18.0 * few.step_seconds);
+}
