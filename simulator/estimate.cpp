@@ -49,14 +49,6 @@ double least(const Breakdown& b) {
     return part;
 }
 
-// The last rank to end, as simulate() chooses it.
-std::size_t slowest(const std::vector<RankPlay>& plays) {
-    std::size_t worst = 0;
-    for (std::size_t r = 1; r < plays.size(); ++r)
-        if (plays[r].end > plays[worst].end) worst = r;
-    return worst;
-}
-
 Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, std::size_t rank, const RankPlay& play,
                 double step) {
     Breakdown sum;
@@ -85,6 +77,17 @@ Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, s
         sum.bubble = 0.0;
     }
     return sum;
+}
+
+// Of the rank that waits least for others, as simulate() chooses it.
+Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, const std::vector<RankPlay>& plays,
+                double step) {
+    Breakdown result;
+    for (std::size_t r = 0; r < plays.size(); ++r) {
+        const Breakdown parts = split(cache, plan, model, r, plays[r], step);
+        if (r == 0 || parts.bubble < result.bubble) result = parts;
+    }
+    return result;
 }
 
 // Seconds that the busiest rank computes for `micro_batches`: a long step grows by no less, even where the few
@@ -253,9 +256,8 @@ Estimate FastEstimator::estimate(const Plan& plan) {
     Estimate e;
     const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);
     const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);
-    const std::size_t worst = slowest(plays);
-    e.step_seconds = plays[worst].end + model.per_step;
-    e.breakdown = split(state_->segments, plan, model, worst, plays[worst], e.step_seconds);
+    for (const RankPlay& play : plays) e.step_seconds = std::max(e.step_seconds, play.end + model.per_step);
+    e.breakdown = split(state_->segments, plan, model, plays, e.step_seconds);
     e.memory_bytes = memory_bytes(plan);
     fill_rates(plan, e);
     return e;

@@ -152,18 +152,19 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
     else
         play_devices(stack, runs);
 
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-        const double end = last_end(runs[i]);
-        if (end > result.estimate.step_seconds) {
-            result.estimate.step_seconds = end;
-            result.slowest = static_cast<int>(i);
-        }
-        result.host_seconds = std::max(result.host_seconds, runs[i].host_seconds);
-        result.ops += static_cast<std::int64_t>(runs[i].rows.size());
-        result.ranks += runs[i].represents;
-    }
     Estimate& e = result.estimate;
-    e.breakdown = breakdown_of(plan, runs[static_cast<std::size_t>(result.slowest)], e.step_seconds);
+    for (const RankRun& run : runs) {
+        e.step_seconds = std::max(e.step_seconds, last_end(run));
+        result.host_seconds = std::max(result.host_seconds, run.host_seconds);
+        result.ops += static_cast<std::int64_t>(run.rows.size());
+        result.ranks += run.represents;
+    }
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+        const Breakdown parts = breakdown_of(plan, runs[i], e.step_seconds);
+        if (i > 0 && parts.bubble >= e.breakdown.bubble) continue;
+        e.breakdown = parts;
+        result.slowest = static_cast<int>(i);
+    }
     e.breakdown.host += stack.costs.step_seconds;
     e.step_seconds += stack.costs.step_seconds;
     for (std::size_t stage = 0; stage < lowered.programs.size(); ++stage)

@@ -15,9 +15,11 @@ struct Simulation {
     Plan timed, planned; // whose Programs gave times and memory: the plan with its routing as loads
     Timeline timeline;   // rows of the representatives; empty rows when they were not asked for
     Estimate estimate;
-    std::int64_t ops = 0;              // ops that were played
-    int ranks = 0;                     // ranks that the representatives stand for: all of the job
-    int slowest = 0;                   // index in timeline.ranks of the rank whose breakdown is given
+    std::int64_t ops = 0; // ops that were played
+    int ranks = 0;        // ranks that the representatives stand for: all of the job
+    // Index in timeline.ranks of the rank whose breakdown is given: the one that waits least for others. All meet at
+    // the norm of the gradients, so that which ends last says little.
+    int slowest = 0;
     double host_seconds = 0.0;         // when the last host had issued its last op
     std::vector<MemoryPlan> memory;    // by pipeline rank
     std::vector<MemoryBreakdown> held; // by pipeline rank: what fills the arena

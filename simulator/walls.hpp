@@ -29,7 +29,7 @@ struct ComputeWall {
 };
 
 struct Walls {
-    int stage = 0; // pipeline rank whose communication and compute these are: the one that ends last
+    int stage = 0; // pipeline rank whose communication and compute these are: Simulation::slowest
     std::vector<CommunicationWall> communication; // axes that the plan uses, most busy first
     std::vector<ComputeWall> compute;             // classes that occur, most busy first
     std::int64_t sparing = 0; // products that leave multiprocessors to tokens on their way over peer memory beside them
