@@ -58,7 +58,9 @@ private:
         double early_forward = 0.0, early_backward = 0.0; // at the start, before the message is needed
         double host = 0.0;                                // both, where it does not wait
         double first_saves = 0.0;                         // of the first backward
-        double opening = 0.0, behind = 0.0; // seconds before a step's first forward and behind its last backward
+        // Seconds before a step's first forward and behind its last backward: by stream where backwards run in two
+        // slots, else of whole slots, under Stream::compute.
+        Busy opening{}, behind{};
         Busy busy_forward{}, busy_backward{};
     };
 
@@ -87,8 +89,13 @@ private:
     int find_placement(const Plan& plan);
     // Step seconds where every rank has an even share of all layers, which have these terms.
     double spread(const Plan& plan, const std::vector<const Terms*>& terms) const;
+    // Seconds in which one micro-batch passes all layers at least, all of them on one rank: of what computes, which a
+    // step's first backwards may do faster, and of what does not.
+    struct Passing {
+        double computing = 0.0, other = 0.0;
+    };
     // terms: of each segment of the model.
-    double least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const;
+    Passing least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const;
     double resharding_seconds(const std::vector<const Terms*>& terms) const;
     std::vector<Terms> early_terms(const Plan& plan);
     // terms: of each segment of the model, which stay until forget().

@@ -93,6 +93,7 @@ double FastQuoter::slots(const Layers& layers, const Stages& stages, int rank, i
     const int round = plan.pp * plan.vpp, rest = alone % round;
     double unmerged = 0.0;
     Busy busy{};
+    double& computing = busy[static_cast<std::size_t>(Stream::compute)];
     for (int c = 0; c < plan.vpp; ++c) {
         const Chunk& held = chunk(stages, rank, c);
         // Backwards leave the chunks in the order in which forwards came.
@@ -100,8 +101,9 @@ double FastQuoter::slots(const Layers& layers, const Stages& stages, int rank, i
         unmerged += lone * (held.forward + held.backward);
         for (std::size_t s = 0; s < stream_count; ++s)
             busy[s] += (m - lone) * (held.busy_forward[s] + held.busy_backward[s]);
+        (lone < micro_batches ? computing : unmerged) -= held.first_saves;
     }
-    return unmerged + *std::max_element(busy.begin(), busy.end()) - first_saves(stages, rank);
+    return unmerged + *std::max_element(busy.begin(), busy.end());
 }
 
 double FastQuoter::first_saves(const Stages& stages, int rank) const {
@@ -158,10 +160,14 @@ Quote FastQuoter::split_quote(const Layers& layers, Stages& stages, int micro_ba
             busy[compute] += forward_of(held) - held.busy_forward[compute];
         }
         const Chunk& first = chunk(stages, r, 0);
-        start = std::max({0.0, first.opening, start - (r == 0 ? 0.0 : first.early_forward)});
-        const double work = micro_batches * *std::max_element(busy.begin(), busy.end());
-        worst = std::max(worst, start + work - first_saves(stages, r) + first.behind);
-        start += forward_of(first) + message;
+        start = std::max(0.0, start - (r == 0 ? 0.0 : first.early_forward));
+        for (std::size_t s = 0; s < stream_count; ++s) {
+            if (busy[s] == 0.0) continue;
+            const double saved = s == compute ? first_saves(stages, r) : 0.0;
+            worst =
+                std::max(worst, std::max(start, first.opening[s]) + micro_batches * busy[s] - saved + first.behind[s]);
+        }
+        start = std::max(start, first.opening[compute]) + forward_of(first) + message;
     }
     for (StageMemory& memory : memory_) memory.workspace = {};
     return {worst + stages.closing, filled(layers, stages)};
@@ -171,11 +177,12 @@ double FastQuoter::composed(const Layers& layers, const Stages& stages, const st
     const Plan& plan = stages.plan;
     const int m = plan.micro_batches();
     const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
+    constexpr auto whole = static_cast<std::size_t>(Stream::compute);
     ends_.clear();
     double start = stages.zero;
     for (int r = 0; r < plan.pp; ++r) {
         const Chunk& first = chunk(stages, r, 0);
-        start = std::max({0.0, first.opening, start - (r == 0 ? 0.0 : first.early_forward)});
+        start = std::max({0.0, first.opening[whole], start - (r == 0 ? 0.0 : first.early_forward)});
         ends_.push_back(start + slots[static_cast<std::size_t>(r)]);
         start += first.forward + message;
     }
@@ -190,7 +197,7 @@ double FastQuoter::composed(const Layers& layers, const Stages& stages, const st
                                   : message + (plan.delay_wgrad ? 0.0 : std::max(0.0, backward - first.early_backward));
         end = std::max(end + passes, ends_[static_cast<std::size_t>(r)]);
         issued = std::max(issued + passes, issue(stages, r, m));
-        worst = std::max(worst, end + first.behind);
+        worst = std::max(worst, end + first.behind[whole]);
     }
     const double seconds = std::max(worst, issued) + stages.closing;
     return m < plan.pp || offloads(layers.plan) ? seconds * tiers_apart : seconds;
@@ -231,9 +238,11 @@ double FastQuoter::floor(int handle) {
 
 double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& terms) const {
     const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
+    const double share = micro_batches * plan.tp * plan.cp / plan.gpus;
     double saved = 0.0; // by the first backward of every layer
     for (std::size_t i = 0; i < counts_.size(); ++i) saved += counts_[i] * terms[i]->first_saves;
-    const double even = micro_batches * plan.tp * plan.cp / plan.gpus * least_of_all(plan, terms) - saved / plan.pp;
+    const Passing least = least_of_all(plan, terms);
+    const double even = std::max(share * least.computing - saved / plan.pp, share * least.other);
     return (even + sources_.segments.stack().costs.step_seconds) * (offloads(plan) ? tiers_apart : 1.0);
 }
 
@@ -244,31 +253,34 @@ double FastQuoter::resharding_seconds(const std::vector<const Terms*>& terms) co
     double sum = 0.0;
     for (std::size_t i = 0; i < counts_.size(); ++i) {
         const Terms& t = *terms[i];
-        sum += counts_[i] * t.sides[0].busy[data] + (counts_[i] - 1) * t.sides[1].busy[data];
+        sum += counts_[i] * t.sides[0].busy[data] + std::max(0, counts_[i] - 1) * t.sides[1].busy[data];
     }
     return sum;
 }
 
-// Seconds in which one micro-batch passes all layers at least, all of them on one rank.
-double FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const {
+FastQuoter::Passing FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const {
     double device = 0.0, merged = 0.0, split = 0.0; // apart, side by side, backwards in two slots
     Busy busy{};
+    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
     for (std::size_t i = 0; i < counts_.size(); ++i) {
         const Terms& t = *terms[i];
         device += counts_[i] * (t.sides[0].device + t.sides[1].device);
         for (std::size_t s = 0; s < stream_count; ++s)
             busy[s] += counts_[i] * (t.sides[0].busy[s] + t.sides[1].busy[s]);
         merged += counts_[i] * (t.sides[0].merged + t.sides[1].merged);
-        split += counts_[i] * (t.sides[0].device + t.sides[1].busy[static_cast<std::size_t>(Stream::compute)]);
+        split += counts_[i] * (t.sides[0].device + t.sides[1].busy[compute]);
     }
-    if (plan.reshards()) {
-        double& moved = busy[static_cast<std::size_t>(Stream::data)];
-        moved = resharding_seconds(terms);
-        device = std::max(device, moved);
-    }
-    const double busiest = *std::max_element(busy.begin(), busy.end());
-    if (!plan.ep_overlap) return splits_backward(plan.schedule) ? std::max(busiest, split) : device;
-    return splits_backward(plan.schedule) ? busiest : std::max(busiest, merged);
+    const double moved = plan.reshards() ? resharding_seconds(terms) : 0.0;
+    if (!plan.ep_overlap && !splits_backward(plan.schedule)) return {device, moved};
+    if (plan.reshards()) busy[static_cast<std::size_t>(Stream::data)] = moved;
+    Passing least{busy[compute], 0.0};
+    for (std::size_t s = 0; s < stream_count; ++s)
+        if (s != compute) least.other = std::max(least.other, busy[s]);
+    if (!plan.ep_overlap)
+        least.computing = std::max(least.computing, split);
+    else if (!splits_backward(plan.schedule))
+        least.computing = std::max(least.computing, merged);
+    return least;
 }
 
 std::unique_ptr<Quoter> make_quoter(QuoteSources sources) { return std::make_unique<FastQuoter>(sources); }

@@ -74,32 +74,40 @@ std::vector<FastQuoter::Moved> FastQuoter::moved_of(const Plan& plan, const Cost
 
 void FastQuoter::add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk) {
     const std::vector<std::pair<int, int>>& parts = stages.parts[stage];
-    double forward = 0.0, backward = 0.0; // seconds of the parts before
-    double gathered = 0.0, reduced = 0.0, quantized = 0.0;
-    int part = 0;
-    for (const Moved& moved : stages.moved[stage]) {
-        const auto sides = [&] {
-            return layers.terms[static_cast<std::size_t>(parts[static_cast<std::size_t>(part)].first)]->sides;
+    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
+    const bool split = splits_backward(stages.plan.schedule);
+    for (std::size_t s = 0; s < (split ? stream_count : compute + 1); ++s) {
+        // As long as split_quote() and slots() take a segment's sides for.
+        const auto seconds = [&](std::size_t part, std::size_t side) {
+            const SideTerms& terms = layers.terms[static_cast<std::size_t>(parts[part].first)]->sides[side];
+            const bool whole = !split || (s == compute && side == 0 && !layers.plan.ep_overlap);
+            return whole ? terms.device : terms.busy[s];
         };
-        for (; part < moved.part; ++part) {
-            const int count = parts[static_cast<std::size_t>(part)].second;
-            forward += count * sides()[0].device;
-            backward += count * sides()[1].device;
+        double forward = 0.0, backward = 0.0; // seconds of the parts before
+        double gathered = 0.0, reduced = 0.0, quantized = 0.0;
+        double &opening = chunk.opening[s], &behind = chunk.behind[s];
+        std::size_t part = 0;
+        for (const Moved& moved : stages.moved[stage]) {
+            for (; part < static_cast<std::size_t>(moved.part); ++part) {
+                forward += parts[part].second * seconds(part, 0);
+                backward += parts[part].second * seconds(part, 1);
+            }
+            gathered += moved.gather;
+            reduced += moved.reduce;
+            quantized += moved.quantize;
+            opening = std::max(opening, gathered - forward - moved.segments * seconds(part, 0));
+            behind = std::max(behind, reduced - backward - moved.segments * seconds(part, 1));
         }
-        gathered += moved.gather;
-        reduced += moved.reduce;
-        quantized += moved.quantize;
-        chunk.opening = std::max(chunk.opening, gathered - forward - moved.segments * sides()[0].device);
-        chunk.behind = std::max(chunk.behind, reduced - backward - moved.segments * sides()[1].device);
+        if (s != compute || stages.lost == 0.0) continue;
+        double idle[2] = {0.0, 0.0};
+        for (std::size_t p = 0; p < parts.size(); ++p)
+            for (std::size_t side = 0; side < 2; ++side) {
+                const Terms& terms = *layers.terms[static_cast<std::size_t>(parts[p].first)];
+                idle[side] += parts[p].second * (seconds(p, side) - terms.sides[side].busy[compute]);
+            }
+        opening = std::max(opening, stages.lost * (gathered - quantized - idle[0]));
+        behind = std::max(behind, stages.lost * (reduced - idle[1]));
     }
-    double idle[2] = {0.0, 0.0};
-    for (const auto& [segment, count] : parts)
-        for (std::size_t side = 0; side < 2; ++side) {
-            const SideTerms& terms = layers.terms[static_cast<std::size_t>(segment)]->sides[side];
-            idle[side] += count * (terms.device - terms.busy[static_cast<std::size_t>(Stream::compute)]);
-        }
-    chunk.opening = std::max(chunk.opening, stages.lost * (gathered - quantized - idle[0]));
-    chunk.behind = std::max(chunk.behind, stages.lost * (reduced - idle[1]));
 }
 
 } // namespace moe

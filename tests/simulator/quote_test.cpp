@@ -152,3 +152,42 @@ TEST_CASE("quotes hold gathers and reductions, and what tokens beside it cost a 
             CHECK(quote > estimate * 0.9); // 0.88 and 0.85 without
         }
 }
+
+TEST_CASE(
+    "floors from parts are not above those of whole layers where FSDP, or a V of split backwards, ends the step") {
+    const auto check = [](const moe::Plan& plan) {
+        REQUIRE(!check_plan(plan));
+        moe::FastEstimator estimator(plan.hardware, moe::load_stack(plan.stack, *plan.hardware));
+        const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
+        const int layers = quoter->layers(plan), stages = quoter->stages(plan);
+        const moe::Quote quote = quoter->quote(layers, stages);
+        CHECK(quote.step_seconds <= estimator.estimate(plan).step_seconds * (1.0 + moe::quote_time_margin));
+        for (const int lower : {quoter->early_layers(plan), quoter->coarse_layers(plan)})
+            CHECK(quoter->quote(lower, stages).step_seconds <= quote.step_seconds * (1.0 + 1e-9));
+        CHECK(quoter->early_floor(plan) <= quoter->floor(layers) * (1.0 + 1e-9));
+        CHECK(quoter->floor(layers) <= quote.step_seconds * (1.0 + 1e-9));
+    };
+    // Moving weights and gradients takes longer than computing. MTP behind the head is none of this model's layers.
+    moe::Plan sharded = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 2048);
+    sharded.tp = sharded.gpus = 4;
+    sharded.ep = sharded.edp = 2;
+    sharded.gbs = 24;
+    sharded.precision = moe::Precision::bf16;
+    sharded.dispatcher = moe::Dispatcher::hybridep;
+    sharded.recompute = moe::recompute::layernorm | moe::recompute::mla_up_proj | moe::recompute::moe_act;
+    sharded.fsdp = true;
+    check(sharded);
+    // Tokens on their way take longest: reductions of gradients come behind them.
+    moe::Plan v = published_plan("Qwen3-30B-A3B", "h100", "moe-plan", 2048);
+    v.tp = 4;
+    v.cp = v.pp = v.vpp = v.etp = 2;
+    v.dp = 8;
+    v.ep = 32;
+    v.gpus = 128;
+    v.gbs = 32;
+    v.precision = moe::Precision::fp8_blockwise;
+    v.dispatcher = moe::Dispatcher::alltoall;
+    v.ep_overlap = true;
+    v.schedule = moe::ScheduleKind::dualpipe_v;
+    check(v);
+}
