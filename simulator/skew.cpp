@@ -10,6 +10,11 @@
 namespace moe {
 namespace {
 
+// Loads in steps of half a percent: plans of a search whose loads are alike share what is worked out for one of them.
+Plan at_near_load(const Plan& plan, double load, double spread) {
+    return at_load(plan, std::round(load * 200.0) / 200.0, spread);
+}
+
 // Steps are quoted at a load that none of theirs is below, memory at balanced routing: the hottest rank changes from
 // layer to layer, so that no rank fills up as a step slows down. One quoter for each.
 class SkewedQuoter : public Quoter {
@@ -55,7 +60,7 @@ private:
     Plan loaded(const Plan& plan) {
         const auto [at, fresh] = loads_.try_emplace(plan.ep);
         if (fresh) at->second = tables_.least(plan);
-        return at_load(plan, at->second.load, at->second.spread);
+        return at_near_load(plan, at->second.load, at->second.spread);
     }
     double at_time(const Plan& plan, double (Quoter::*ask)(const Plan&)) {
         return skews(plan) ? (*time_.*ask)(loaded(plan)) : (*time_.*ask)(plan);
@@ -76,36 +81,6 @@ private:
     std::map<int, LeastLoad> loads_; // by EP
 };
 
-// Loads between which others are interpolated: what a search works out per segment and load is worked out for few.
-struct Bracket {
-    double low, high;
-    double share; // of `high`
-};
-
-Bracket bracket(double load) {
-    constexpr double step = 1.2;
-    if (load <= 1.0) return {1.0, 1.0, 0.0};
-    const double low = std::pow(step, std::floor(std::log(load) / std::log(step))), high = low * step;
-    return {low, high, (load - low) / (high - low)};
-}
-
-void blend(Estimate& low, const Estimate& high, double share) {
-    const auto mix = [share](double& a, double b) { a += share * (b - a); };
-    mix(low.step_seconds, high.step_seconds);
-    Breakdown& b = low.breakdown;
-    const Breakdown& other = high.breakdown;
-    mix(b.compute, other.compute);
-    mix(b.tensor, other.tensor);
-    mix(b.context, other.context);
-    mix(b.expert, other.expert);
-    mix(b.pipeline, other.pipeline);
-    mix(b.bubble, other.bubble);
-    mix(b.data, other.data);
-    mix(b.optimizer, other.optimizer);
-    mix(b.recompute, other.recompute);
-    mix(b.host, other.host);
-}
-
 } // namespace
 
 SkewedEstimator::SkewedEstimator(std::shared_ptr<const Hardware> hardware, Stack stack, SkewPoint point)
@@ -113,25 +88,16 @@ SkewedEstimator::SkewedEstimator(std::shared_ptr<const Hardware> hardware, Stack
 
 double SkewedEstimator::memory_bytes(const Plan& plan) {
     if (!skewed(plan)) return fast_.memory_bytes(plan);
-    return memory_at(plan, at(tables_.memory(plan), point_));
+    return fast_.memory_bytes(at_near_load(plan, at(tables_.memory(plan), point_), 0.0));
 }
 
-double SkewedEstimator::memory_at(const Plan& plan, double load) {
-    const Bracket near = bracket(load);
-    const double low = fast_.memory_bytes(at_load(plan, near.low, 0.0));
-    if (!(near.share > 0.0)) return low;
-    return low + near.share * (fast_.memory_bytes(at_load(plan, near.high, 0.0)) - low);
-}
-
+// At the load of the event-driven tier: rows fill tiles and waves in steps, between which nothing is linear.
 Estimate SkewedEstimator::estimate(const Plan& plan) {
     if (!skewed(plan)) return fast_.estimate(plan);
     const StepLoads loads = tables_.of(plan);
-    const Bracket loads_near = bracket(at(loads.time, point_));
-    Estimate e = fast_.estimate(at_load(plan, loads_near.low, loads.spread));
-    if (loads_near.share > 0.0)
-        blend(e, fast_.estimate(at_load(plan, loads_near.high, loads.spread)), loads_near.share);
+    Estimate e = fast_.estimate(at_near_load(plan, at(loads.time, point_), loads.spread));
     // The hottest rank changes from layer to layer, so that no rank fills up with the hottest layers' rows.
-    if (!plan.hardware->cpu) e.memory_bytes = memory_at(plan, at(loads.memory, point_));
+    if (!plan.hardware->cpu) e.memory_bytes = fast_.memory_bytes(at_near_load(plan, at(loads.memory, point_), 0.0));
     fill_rates(plan, e);
     return e;
 }

@@ -20,8 +20,6 @@ public:
     std::unique_ptr<Quoter> quoter() override;
 
 private:
-    double memory_at(const Plan& plan, double load);
-
     FastEstimator fast_;
     LoadTables tables_;
     SkewPoint point_;

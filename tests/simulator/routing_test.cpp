@@ -218,6 +218,28 @@ TEST_CASE("skew: more of it is slower, p99 above p50, both tiers agree") {
     }
 }
 
+TEST_CASE("skew: both tiers see a load fill tiles in steps") {
+    Plan plan = skewed_plan("zipf:0.5");
+    plan.model = std::make_shared<const Model>(load_model("Kimi-K2"));
+    plan.hardware = std::make_shared<const Hardware>(load_hardware("gb300-nvl72"));
+    plan.stack = "moe-plan";
+    plan.gpus = plan.gbs = 128;
+    plan.tp = plan.ep = 4;
+    plan.pp = 1;
+    plan.dp = plan.edp = 32;
+    plan.precision = Precision::fp32;
+    plan.dispatcher = Dispatcher::allgather;
+    plan.recompute = recompute::full;
+    REQUIRE(!check_plan(plan));
+    const Stack stack = stack_of(plan);
+    SkewedEstimator quick(plan.hardware, stack);
+    const double seconds = quick.estimate(plan).step_seconds;
+    CHECK(seconds == doctest::Approx(simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+    const std::unique_ptr<Quoter> quoter = quick.quoter();
+    CHECK(quoter->quote(quoter->layers(plan), quoter->stages(plan)).step_seconds <=
+          seconds * (1.0 + quote_time_margin));
+}
+
 TEST_CASE("skew: smaller expert groups are hit less, capacities overflow") {
     LoadTables tables;
     Plan plan = skewed_plan("dirichlet:2");
