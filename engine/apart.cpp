@@ -79,7 +79,8 @@ std::string apart(const std::function<std::string()>& work) {
     const std::string said = read_all(ends[0]);
     ::close(ends[0]);
     int status = 0;
-    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
     if (WIFSIGNALED(status)) fail("a process that measures ended by signal {}", WTERMSIG(status));
     if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS || said.empty())
         fail("a process that measures ended without an answer");

@@ -135,8 +135,8 @@ StampClock Executor::clock_of_stamps(Queue& queue) {
     for (std::size_t w = 0; w < order_->size(); ++w)
         if ((*order_)[w].stream == 0) ends.push_back(std::max(ends.empty() ? 0.0 : ends.back(), queue.seconds(w + 1)));
     // The clock begins at the first op, the time of a whole step 4 to 15 us before it on an H200, when its record is
-    // launched. So without stamps its ops take what they take here, less by what this step took longer than others, both
-    // from launch to end.
+    // launched. So without stamps its ops take what they take here, less by what this step took longer than others,
+    // both from launch to end.
     const double plain = plain_seconds(), longer = queue.played_seconds() - plain;
     const double ops = ends.empty() || plain <= 0.0 ? 0.0 : std::max(0.0, ends.back() - longer);
     return {std::move(ends), ops, usual_stamp_};

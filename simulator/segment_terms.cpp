@@ -40,7 +40,8 @@ std::vector<OpCost> without_early(const Program& plain, std::vector<OpCost> pric
 // In merged slots products that leave multiprocessors to tokens are longer (in either direction the same ones as side
 // by side, where an exchange follows every piece of the other direction that has products), and where none does so
 // tokens hold up what is not a product and keep products waiting.
-std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& prices, const BesideCommunication& beside) {
+std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& prices,
+                              const BesideCommunication& beside) {
     std::array<double, 2> seconds{};
     if (beside.none()) return seconds;
     auto price = prices.begin();

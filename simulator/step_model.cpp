@@ -190,16 +190,14 @@ private:
             const double message = receive(r, turn, arrived);
             return std::max({rank.clocks.device, message - unaided(slot), rank.clocks.host});
         };
-        const double start_a = begin(a, arrived_a, slot_a);
-        const double start_b = begin(b, arrived_b, slot_b);
+        const double start_a = begin(a, arrived_a, slot_a), start_b = begin(b, arrived_b, slot_b);
         const MergedTime& merged = merged_of(r, a, b);
         const double early = std::min(start_a, start_b), late = std::max(start_a, start_b);
         // A host that waits for counts on the way issues little while messages have yet to come.
         const double lead =
             std::max(0.0, (merged.waits ? std::min(early, rank.clocks.device) : early) - rank.clocks.host);
         const double both = std::max(merged.ahead, merged.together - lead) - sooner;
-        const double first = start_a <= start_b ? alone_a : alone_b;
-        const double apart = alone_a + alone_b, other = apart - first;
+        const double first = start_a <= start_b ? alone_a : alone_b, apart = alone_a + alone_b, other = apart - first;
         // Ops that run in a given order wait for the lane that begins late; what the backward has before its layers
         // does not wait for the forward.
         const bool in_order = runs_in_arena(plan_);

@@ -132,8 +132,8 @@ void add_losses(const Recorded& apart, const Recorded& overlapped, MeasuredCall&
     for (std::size_t r = 0; r < overlapped.ranks.size(); ++r) {
         Known<std::pair<int, int>> known; // template, op: the same in both
         for (const TimelineRow& row : apart.ranks[r]) known.add({slot_of(alone, row).index, row.op}, row.busy);
-        const auto travels = travels_of(overlapped.ranks[r],
-                                        [&](const TimelineRow& row) { return moves_tokens(op_of(program, row)); });
+        const auto travels =
+            travels_of(overlapped.ranks[r], [&](const TimelineRow& row) { return moves_tokens(op_of(program, row)); });
         for (const TimelineRow& row : overlapped.ranks[r]) {
             const auto slot = static_cast<std::size_t>(row.slot);
             const bool merged = program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
@@ -152,9 +152,8 @@ void add_losses(const Recorded& apart, const Recorded& overlapped, MeasuredCall&
 // since its products set gradients.
 void add_collective_losses(const Recorded& recorded, MeasuredCall& sum) {
     for (const std::vector<TimelineRow>& rows : recorded.ranks) {
-        const auto travels = travels_of(rows, [](const TimelineRow& row) {
-            return row.stream == Stream::data && is_communication(row.kind);
-        });
+        const auto travels = travels_of(
+            rows, [](const TimelineRow& row) { return row.stream == Stream::data && is_communication(row.kind); });
         using Place = std::tuple<SlotKind, int, int>; // of the slot, its chunk; number among the ops that compute there
         Known<Place> known;
         std::vector<std::tuple<Place, double, double>> beside; // seconds beside a collective, and of the op

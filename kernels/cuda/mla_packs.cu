@@ -142,8 +142,9 @@ __device__ void move_plain(const Part<A>& part, int width, std::int64_t stride, 
 }
 
 template <class A>
-__global__ void __launch_bounds__(threads, resident) mla_packs_kernel(MlaRopeShape s, Shares shares, Src q, Src kv, Src kv_down,
-                                                               const std::int32_t* positions, Dst q_out, Dst k, Dst v) {
+__global__ void __launch_bounds__(threads, resident)
+    mla_packs_kernel(MlaRopeShape s, Shares shares, Src q, Src kv, Src kv_down, const std::int32_t* positions,
+                     Dst q_out, Dst k, Dst v) {
     constexpr int W = A::width;
     const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v;
     const int warp = static_cast<int>(threadIdx.x) / warp_size, token = warp / shares.of_token,
@@ -208,8 +209,8 @@ struct LaneSums {
 
 template <class A>
 __global__ void __launch_bounds__(threads, resident)
-    mla_grad_packs_kernel(MlaRopeShape s, Shares shares, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq, Dst dkv,
-                          Dst dkv_down) {
+    mla_grad_packs_kernel(MlaRopeShape s, Shares shares, Src dq_out, Src dk, Src dv, const std::int32_t* positions,
+                          Dst dq, Dst dkv, Dst dkv_down) {
     constexpr int W = A::width;
     __shared__ Turns turns;
     __shared__ float sums[warps][most_rope];

@@ -94,8 +94,7 @@ struct Sums {
 #pragma unroll
             for (int i = 0; i < side; ++i)
 #pragma unroll
-                for (int j = 0; j < A::width; ++j)
-                    value[i][j] = found ? value[i][j] + held[k][i][j] : held[k][i][j];
+                for (int j = 0; j < A::width; ++j) value[i][j] = found ? value[i][j] + held[k][i][j] : held[k][i][j];
             found = true;
         }
     }
@@ -114,8 +113,8 @@ __global__ void __launch_bounds__(row_threads) fetch_kernel(Move m, Src rows, co
     });
 }
 
-// y = sum over the copies in the order of k, all at a time or `together`, and of as many packs of a lane as keep so many
-// loads in flight.
+// y = sum over the copies in the order of k, all at a time or `together`, and of as many packs of a lane as keep so
+// many loads in flight.
 template <class A, int count>
 __global__ void __launch_bounds__(row_threads) gather_kernel(Move m, Src rows, const std::int32_t* row_of, Dst y) {
     constexpr int W = A::width, side = together / count;

@@ -157,9 +157,8 @@ private:
         std::iota(all.begin(), all.end(), 0);
         for (Row t = 0; t < tokens; ++t) { // top_k distinct experts
             for (int i = 0; i < top_k; ++i)
-                std::swap(
-                    all[static_cast<std::size_t>(i)],
-                    all[static_cast<std::size_t>(std::uniform_int_distribution<int>(i, experts - 1)(engine))]);
+                std::swap(all[static_cast<std::size_t>(i)],
+                          all[static_cast<std::size_t>(std::uniform_int_distribution<int>(i, experts - 1)(engine))]);
             std::copy(all.begin(), all.begin() + top_k, index.begin() + t * top_k);
         }
         const std::int32_t* const chosen = pool_.ints(index);
@@ -168,7 +167,8 @@ private:
         k_.permute_map(chosen, counts, row_of, nullptr, tokens, top_k, experts, 0, nullptr);
         const Dst x = pool_.take(type, tokens * cols), rows = pool_.take(type, copies * cols),
                   each = pool_.take(type, copies * cols);
-        const double moved = of(type, static_cast<double>(tokens * cols)), bytes = (1 + top_k) * moved, twice = 2 * top_k * moved;
+        const double moved = of(type, static_cast<double>(tokens * cols)), bytes = (1 + top_k) * moved,
+                     twice = 2 * top_k * moved;
         const auto moving = [&](const std::string& op, double both, const Call& call) {
             add(fmt::format("{} top {} of {} x{} {}", op, top_k, experts, cols, name), both, call);
         };

@@ -40,7 +40,7 @@ double lost_to_collectives(const moe::Plan& plan) {
 
 TEST_CASE("beside communication work goes on at a lower rate") {
     const moe::Travels travels{{1.0, 2.0}, {3.0, 4.0}, {4.0, 5.0}};
-    CHECK(moe::slowed(travels, 0.5, 0.0, 1.0) == 0.0);                  // done before
+    CHECK(moe::slowed(travels, 0.5, 0.0, 1.0) == 0.0); // done before
     CHECK(moe::slowed(travels, 0.5, 0.0, 1.25) == doctest::Approx(0.25));
     CHECK(moe::slowed(travels, 0.5, 0.0, 1.5) == doctest::Approx(0.5)); // to the end of the first
     CHECK(moe::slowed(travels, 0.5, 0.0, 2.5) == doctest::Approx(0.5)); // not to the second

@@ -1,5 +1,5 @@
-// What a process's earlier trainings change of a later one: the same two layers trained three times over on one GPU, and
-// once more in a process of its own. Build target bench-trainings; no arguments.
+// What a process's earlier trainings change of a later one: the same two layers trained three times over on one GPU,
+// and once more in a process of its own. Build target bench-trainings; no arguments.
 #include "engine/apart.hpp"
 #include "engine/backend.hpp"
 #include "engine/microbench.hpp"
@@ -28,7 +28,8 @@ void run() {
     tools::Table table({"<training", "ops", "they take", "us of an op"});
     const auto add = [&](const std::string& name, const std::string& said) {
         const double ops = std::stod(said), seconds = std::stod(said.substr(said.find(' ')));
-        table.add({name, tools::count_text(ops), tools::seconds_text(seconds), fmt::format("{:.2f}", 1e6 * seconds / ops)});
+        table.add(
+            {name, tools::count_text(ops), tools::seconds_text(seconds), fmt::format("{:.2f}", 1e6 * seconds / ops)});
     };
     for (const char* name : {"in a process of its own", "and another"}) add(name, apart(row));
     for (const char* name : {"first of a process", "second", "third"}) add(name, row());
