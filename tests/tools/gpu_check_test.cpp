@@ -70,6 +70,36 @@ TEST_CASE("gpu-check: without a device it is skipped and says so") {
     }
 }
 
+TEST_CASE("gpu-check: what a sanitizer reports, of libraries and of what is explained left out") {
+    const Folder folder;
+    set_up(folder, "printf '[doctest] all cases\n====\ngemm: one, two\nrope: heads\ncross_entropy: rows\n'", "10.0");
+    folder.write("compute-sanitizer", R"(#!/bin/sh
+echo "$*" >> asked_for
+race() { echo "========= Error: Race reported between Write access at $1+0x520 in a.cu:13"; }
+case "$*" in
+*memcheck*) echo '========= ERROR SUMMARY: 0 errors' ;;
+*tc=gemm*) race 'sm90_gemm_kernel(int)'; echo '========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)' ;;
+*tc=rope*) race 'moe::cuda::rope_kernel(int)'; echo '========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)' ;;
+*) race 'moe::cuda::cross_entropy_kernel(int)'; echo '========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)' ;;
+esac
+)");
+    REQUIRE(folder.run("chmod +x compute-sanitizer").status == 0);
+    const auto sanitizers = [&](const std::string& cases) {
+        const std::string program = std::getenv("GPU_CHECK");
+        return folder.run("PATH=\"$PWD:$PATH\" python3 " + program + " --build \"$PWD/build\" --out \"$PWD/out.json\"" +
+                          " --work \"$PWD\" --parts sanitizers --cases '" + cases + "'");
+    };
+    CHECK(sanitizers("gemm*,cross*").status == 0);
+    CHECK(Json::parse(folder.read("out.json"))["rows"].size() == 4);
+    CHECK(folder.read("asked_for").find("-tc=gemm: one? two") != std::string::npos);
+    CHECK(sanitizers("*").status == 1);
+    for (const Json& row : Json::parse(folder.read("out.json"))["rows"])
+        CHECK(row["ok"] == (row["name"] != "racecheck: rope: heads"));
+    const Outcome none = sanitizers("attention*");
+    CHECK(none.status == 1);
+    CHECK(none.out.find("no case is called attention*") != std::string::npos);
+}
+
 TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all are met") {
     const Folder folder;
     set_up(folder, "echo passed", "10.1");

@@ -1,0 +1,48 @@
+"""What compute-sanitizer says of the kernels' tests, case by case: accesses outside of memory and races in shared memory."""
+import concurrent.futures
+import fnmatch
+import os
+import re
+import shutil
+
+TOOLS = ("memcheck", "racecheck")
+AT_ONCE = 8  # processes on the GPU; each has little to do for it
+SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (\d+) ", re.MULTILINE)
+RACE = re.compile(r"^========= (?:Error|Warning): Race reported between \w+ access at (.*?)\+0x", re.MULTILINE)
+# Reports that kernels/README.md explains, and those of the libraries' kernels, do not count.
+EXPLAINED = re.compile("cross_entropy")
+
+
+def races(said):
+    return sum("moe::" in kernel and not EXPLAINED.search(kernel) for kernel in RACE.findall(said))
+
+
+def sanitized(check, program, patterns):
+    """check: of tools/gpu-check; program: the kernels' tests; patterns: of the cases, as a shell's."""
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.access(sanitizer, os.X_OK):
+        return check.rows.failed("compute-sanitizer", "not found: it comes with the CUDA Toolkit")
+    listed = check.run("the kernels' cases", program, "--list-test-cases")
+    if listed is None:
+        return
+    names = [line for line in listed.stdout.splitlines() if line and not line.startswith(("[doctest]", "===="))]
+    names = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    if not names:
+        return check.rows.failed("sanitizers", f"no case is called {' or '.join(patterns)}")
+
+    def one(job):
+        tool, name = job
+        return check.run(f"{tool}: {name}", sanitizer, "--tool", tool, "--print-limit", "1000", program,
+                         "-tc=" + name.replace(",", "?"))  # a comma would begin another pattern
+
+    jobs = [(tool, name) for name in names for tool in TOOLS]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        for (tool, name), done in zip(jobs, pool.map(one, jobs)):
+            if done is None:
+                continue
+            summary = SUMMARY.search(done.stdout)
+            if summary is None or done.returncode != 0:
+                check.rows.failed(f"{tool}: {name}", f"exit status {done.returncode}")
+            else:
+                reports = races(done.stdout) if tool == "racecheck" else int(summary[1])
+                check.rows.below(f"{tool}: {name}", "reports", reports, 0)
