@@ -166,7 +166,10 @@ TEST_CASE("merged slots: tokens take multiprocessors from what computes, of all 
     hardware.measured["lost_beside_exchange.x4"] = {{2e-3, 1e-3}};
     CHECK(beside().lost == doctest::Approx(0.5)); // of the nearest size
     CHECK(beside().sparing == doctest::Approx(132.0 / 108));
-    plan.stack = "bridge-26.08"; // states a share of its own
+    plan.pp = 2;
+    plan.gpus = 4;
+    CHECK(beside().sparing == doctest::Approx(116.0 / 108)); // 16 are left to messages by every product
+    plan.stack = "bridge-26.08";                             // states a share of its own
     CHECK(beside().none());
 }
 
