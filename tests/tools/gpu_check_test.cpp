@@ -93,8 +93,8 @@ esac
     CHECK(Json::parse(folder.read("out.json"))["rows"].size() == 4);
     CHECK(folder.read("asked_for").find("-tc=gemm: one? two") != std::string::npos);
     CHECK(sanitizers("*").status == 1);
-    for (const Json& row : Json::parse(folder.read("out.json"))["rows"])
-        CHECK(row["ok"] == (row["name"] != "racecheck: rope: heads"));
+    const Json document = Json::parse(folder.read("out.json"));
+    for (const Json& row : document["rows"]) CHECK(row["ok"] == (row["name"] != "racecheck: rope: heads"));
     const Outcome none = sanitizers("attention*");
     CHECK(none.status == 1);
     CHECK(none.out.find("no case is called attention*") != std::string::npos);
