@@ -116,6 +116,8 @@ struct Model {
     int residual_streams = 1; // hyper-connections (DeepSeek-V4)
     // Empty when execute can train it; otherwise the config field and value that it cannot run.
     std::string not_executable;
+    // Fields of the config whose modules beside the language model (towers of vision, of audio) are in no figure here.
+    std::vector<std::string> left_out;
     std::string config_json; // the config as read, so that a plan can carry its model
 
     const LayerKind& kind_of(int layer) const {

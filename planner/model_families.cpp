@@ -127,8 +127,13 @@ const Family& family_of(const JsonObject& json) {
 void read_family(const JsonObject& json, Model& model) {
     const Family& family = family_of(json);
     model.architecture = family.architecture;
-    // Vision-language files keep the language model in text_config.
-    const JsonObject text = json.is_object("text_config") ? json.object("text_config") : json;
+    // Vision-language files keep the language model in text_config, beside a field for each other module.
+    const bool inside = json.is_object("text_config");
+    const JsonObject text = inside ? json.object("text_config") : json;
+    for (const std::string& key : json.keys())
+        if (inside && json.is_object(key) && key.ends_with("_config") && key != "text_config" &&
+            key != "quantization_config")
+            model.left_out.push_back(key);
     family.read(text, model);
     check_model(text, model);
     if (model.not_executable.empty()) model.not_executable = obstacle(text, model);

@@ -227,11 +227,12 @@ void explain_verb(const ExplainOptions& options) {
         asked ? plan_of(request_of(options.request), options.json) : load_sound(options.plan);
     if (!plan) return;
     const Explanation here = explained(*plan);
+    Console console(options.json);
+    if (asked) warn_left_out(console, *plan->model);
     Versus versus;
     if (!options.versus.empty()) versus = compare_plans(here, explained(load_sound(options.versus)));
     if (options.json) return print(explanation_document(here, options.versus.empty() ? nullptr : &versus));
 
-    Console console(false);
     const Estimate& e = here.simulation.estimate;
     console.say("{} on {} x {}, stack {}: {} TFLOPS/GPU, step {}, {} GiB of {}{}", here.plan.model->name,
                 here.plan.gpus, here.plan.hardware->name, here.plan.stack, figure(e.tflops_per_gpu),

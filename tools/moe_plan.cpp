@@ -97,8 +97,9 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
     verb->add_option("--run-dir", o.run_dir,
                      "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
     verb->add_option("--trace", o.trace, "write the measured timeline as Chrome trace JSON");
-    verb->add_option("--checkpoint", o.checkpoint,
-                     "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
+    verb->add_option(
+        "--checkpoint", o.checkpoint,
+        "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
     verb->add_option("--save-interval", o.save_interval, "also save every N steps");
     verb->add_flag("--resume", o.resume,
                    "go on from the newest whole checkpoint, of this or any other plan for the same model");

@@ -77,4 +77,10 @@ Request request_of(const SearchOptions& options) {
     return request;
 }
 
+void warn_left_out(Console& console, const Model& model) {
+    if (model.left_out.empty()) return;
+    console.warn("warning: {}: plans and figures are of the language model alone; left out: {}", model.name,
+                 fmt::join(model.left_out, ", "));
+}
+
 } // namespace moe::tools

@@ -3,6 +3,7 @@
 
 #include "planner/search.hpp"
 #include "simulator/routing.hpp"
+#include "tools/console.hpp"
 #include "tools/verbs.hpp"
 
 namespace moe::tools {
@@ -14,5 +15,7 @@ struct Request {
 };
 // Throws Error (bad_input) naming the option.
 Request request_of(const SearchOptions& options);
+// Says which modules of the model's config are in no figure, where there are any.
+void warn_left_out(Console& console, const Model& model);
 
 } // namespace moe::tools

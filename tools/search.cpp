@@ -61,6 +61,7 @@ void search_verb(const SearchOptions& options) {
     SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
     const SearchResult result = search(request.search, request.stack, estimator);
     if (!options.out.empty()) write_file(options.out, plan_to_json(result.plans.front().first));
+    warn_left_out(console, model);
 
     if (options.json) return print(search_document(result));
     const std::string& machine = request.stack.figures_of;

@@ -173,6 +173,7 @@ TEST_CASE("a vision-language config of another name is read by the language mode
         const moe::Model model = read("{\"architectures\": [\"" + std::string(outside) + "\"], " + inside);
         CHECK(model.architecture == "Qwen3MoeForCausalLM");
         CHECK(model.kind_of(1).moe->experts == 8);
+        CHECK(model.left_out == std::vector<std::string>{"vision_config"});
     }
     CHECK(fault(R"({"architectures": ["SomeVisionModel"], "text_config": {"model_type": "bert"}})")
               .find("SomeVisionModel\": unknown architecture") != std::string::npos);

@@ -74,6 +74,20 @@ TEST_CASE("search: our own stack on one GPU and on the GPUs of an NVLink domain"
     }
 }
 
+TEST_CASE("search: a vision-language model is planned as its language model, and that is said") {
+    const Folder folder;
+    folder.write("config.json", R"({"architectures": ["SomeVisionForConditionalGeneration"], "text_config": {
+        "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "moe_intermediate_size": 32, "intermediate_size": 96, "num_experts": 8,
+        "num_experts_per_tok": 2, "vocab_size": 256}, "vision_config": {"hidden_size": 1408}, "audio_config": {}})");
+    const std::string request = " --model config.json --hardware cpu-local --gpus 2 --gbs 4 --seq 64";
+    for (const char* verb : {"search", "explain"}) {
+        const auto outcome = folder.run("moe-plan " + std::string(verb) + request + " --json");
+        document(outcome);
+        CHECK(outcome.err.find("language model alone; left out: vision_config, audio_config\n") != std::string::npos);
+    }
+}
+
 TEST_CASE("search and replay: JSON, trace and report") {
     const Folder folder;
     const Json found = document(folder.run("moe-plan " + small_search + " --top 3 --out plan.json --json"));
