@@ -72,6 +72,7 @@ void fit(bool dry) {
     rows.left_family = leave_out(console, problem, all, &Prediction::family);
     rows.left_system = leave_out(console, problem, all, &Prediction::system);
     save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
+    rows.fitted = FitProblem().rows(); // by the coefficients as they are written, with fewer digits
     write_tables(load_coefficients(), rows);
     console.say("written: coefficients.json, runs/residuals.json and runs/README.md in {}", profiles_folder());
 }
