@@ -1,4 +1,4 @@
-// The Qwen family: Qwen2 and Qwen3, dense and with experts, and Qwen3-Next with its linear attention.
+// The Qwen family: Qwen2 and Qwen3, dense and with experts, and Qwen3-Next and Qwen3.5 with their linear attention.
 #include "planner/error.hpp"
 #include "planner/model_families.hpp"
 
@@ -137,6 +137,7 @@ void read_qwen3_next(const JsonObject& json, Model& model) {
         if (is_linear[layer]) kinds[layer].attention = linear;
         add_layer(model, kinds[layer]);
     }
+    if (json.has("mtp_num_hidden_layers")) return repeat_last_as_mtp(json, model, "mtp_num_hidden_layers"); // Qwen3.5
     repeat_last_as_mtp(json, model);
 }
 

@@ -218,8 +218,8 @@ void refuse_experts(const JsonObject& json, const Model& model) {
 void add_layer(Model& model, const LayerKind& kind) { model.layers.push_back(kind_index(model, kind)); }
 void add_mtp(Model& model, const LayerKind& kind) { model.mtp.push_back(kind_index(model, kind)); }
 
-void repeat_last_as_mtp(const JsonObject& json, Model& model) {
-    const int count = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
+void repeat_last_as_mtp(const JsonObject& json, Model& model, const char* field) {
+    const int count = integer_or(json, field, 0, 0, 64);
     const LayerKind last = model.kinds[static_cast<std::size_t>(model.layers.back())];
     for (int depth = 0; depth < count; ++depth) add_mtp(model, last);
 }

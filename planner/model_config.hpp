@@ -37,8 +37,8 @@ void refuse_experts(const JsonObject& json, const Model& model);
 // Appends a decoder layer (or MTP layer) of this kind; equal kinds are stored once.
 void add_layer(Model& model, const LayerKind& kind);
 void add_mtp(Model& model, const LayerKind& kind);
-// num_nextn_predict_layers MTP layers of the last decoder layer's kind.
-void repeat_last_as_mtp(const JsonObject& json, Model& model);
+// MTP layers of the last decoder layer's kind, as many as `field` says (0 where it is missing).
+void repeat_last_as_mtp(const JsonObject& json, Model& model, const char* field = "num_nextn_predict_layers");
 
 // Refuses numbers that contradict each other, naming field and value.
 void check_model(const JsonObject& json, const Model& model);

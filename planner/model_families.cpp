@@ -29,6 +29,7 @@ constexpr std::array families{
     Family{"DeepseekV2ForCausalLM", "deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek_v2},
     Family{"DeepseekV3ForCausalLM", "deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek_v3},
     Family{"DeepseekV3ForCausalLM", "kimi_k2", "DeepseekV3ForCausalLM", read_deepseek_v3},
+    Family{"DeepseekV32ForCausalLM", "deepseek_v32", "DeepseekV3ForCausalLM", read_deepseek_v3},
     Family{"DeepseekV4", "", "DeepseekV4ForCausalLM", read_deepseek_v4},
     Family{"DeepseekV4ForCausalLM", "deepseek_v4", "DeepseekV4ForCausalLM", read_deepseek_v4},
     Family{"Dots1ForCausalLM", "dots1", "Dots1ForCausalLM", read_dots1},
@@ -36,6 +37,7 @@ constexpr std::array families{
     Family{"GPT-3", "", "GPT-3", read_gpt3},
     Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
     Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite},
+    Family{"Glm4vMoeForConditionalGeneration", "glm4v_moe", "Glm4MoeForCausalLM", read_glm4_moe},
     Family{"GptOssForCausalLM", "gpt_oss", "GptOssForCausalLM", read_gpt_oss},
     Family{"GraniteMoeForCausalLM", "granitemoe", "GraniteMoeForCausalLM", read_granite_moe},
     Family{"GraniteMoeSharedForCausalLM", "granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite_moe},
@@ -58,6 +60,8 @@ constexpr std::array families{
     Family{"Qwen2MoeForCausalLM", "qwen2_moe", "Qwen2MoeForCausalLM", read_qwen2_moe},
     Family{"Qwen3ForCausalLM", "qwen3", "Qwen3ForCausalLM", read_qwen3},
     Family{"Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
+    Family{"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "Qwen3NextForCausalLM", read_qwen3_next},
+    Family{"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "Qwen3NextForCausalLM", read_qwen3_next},
     Family{"Qwen3NextForCausalLM", "qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next},
     Family{"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
 };
@@ -88,6 +92,13 @@ void refuse_hybrid(const JsonObject& json, const std::string& written) {
         refuse("{}: architectures = \"{}\": hybrid Mamba layers are not supported", json.place(), shown(written));
 }
 
+// Where vision-language files keep the language model, beside a field for each other module; empty: at the top.
+std::string text_field(const JsonObject& json) {
+    for (const char* name : {"text_config", "llm_config"})
+        if (json.is_object(name)) return name;
+    return {};
+}
+
 // What tells one architecture from another: "Llama" of "LlamaForCausalLM".
 std::string stem(const std::string& name) { return name.substr(0, name.find("For")); }
 
@@ -110,10 +121,11 @@ const Family& family_of(const JsonObject& json) {
         stems.push_back(stem(name));
     }
     // A vision-language model of another name around a language model that is known.
-    const std::string inner =
-        json.is_object("text_config") ? json.object("text_config").string_or("model_type", "") : "";
+    const std::string at_text = text_field(json);
+    const std::string inner = at_text.empty() ? "" : json.object(at_text).string_or("model_type", "");
     for (const Family& family : families)
-        if (!inner.empty() && inner == family.model_type) return family;
+        if (!inner.empty() && (inner == family.model_type || inner == std::string(family.model_type) + "_text"))
+            return family;
     const std::string near = nearest_name(stem(written), stems);
     const auto at = std::find(stems.begin(), stems.end(), near) - stems.begin();
     refuse("{}: {} = \"{}\": unknown architecture{}; known are {}", json.place(),
@@ -127,11 +139,10 @@ const Family& family_of(const JsonObject& json) {
 void read_family(const JsonObject& json, Model& model) {
     const Family& family = family_of(json);
     model.architecture = family.architecture;
-    // Vision-language files keep the language model in text_config, beside a field for each other module.
-    const bool inside = json.is_object("text_config");
-    const JsonObject text = inside ? json.object("text_config") : json;
+    const std::string at_text = text_field(json);
+    const JsonObject text = at_text.empty() ? json : json.object(at_text);
     for (const std::string& key : json.keys())
-        if (inside && json.is_object(key) && key.ends_with("_config") && key != "text_config" &&
+        if (!at_text.empty() && json.is_object(key) && key.ends_with("_config") && key != at_text &&
             key != "quantization_config")
             model.left_out.push_back(key);
     family.read(text, model);

@@ -80,6 +80,24 @@ constexpr Published published[] = {
      R"({"architectures": ["PhiMoEForCausalLM"], "attention_bias": true, "hidden_size": 4096, "intermediate_size":
      6400, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads":
      8, "num_local_experts": 16, "sliding_window": 2047, "tie_word_embeddings": false, "vocab_size": 32064})"},
+    {"Qwen3.5-122B-A10B", 122, 10, false,
+     R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "text_config":
+     {"attn_output_gate": true, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 3072,
+     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 64,
+     "linear_value_head_dim": 128, "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 1024,
+     "mtp_num_hidden_layers": 1, "num_attention_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
+     "num_hidden_layers": 48, "num_key_value_heads": 2, "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta":
+     10000000, "rope_type": "default"}, "shared_expert_intermediate_size": 1024, "tie_word_embeddings": false,
+     "vocab_size": 248320}, "vision_config": {"depth": 27}})"},
+    {"Qwen3.5-397B-A17B", 397, 17, false,
+     R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "text_config":
+     {"attn_output_gate": true, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 4096,
+     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 64,
+     "linear_value_head_dim": 128, "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 1024,
+     "mtp_num_hidden_layers": 1, "num_attention_heads": 32, "num_experts": 512, "num_experts_per_tok": 10,
+     "num_hidden_layers": 60, "num_key_value_heads": 2, "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta":
+     10000000, "rope_type": "default"}, "shared_expert_intermediate_size": 1024, "tie_word_embeddings": false,
+     "vocab_size": 248320}, "vision_config": {"depth": 27}})"},
     {"dots.llm1", 142.8, 14, true,
      R"({"architectures": ["Dots1ForCausalLM"], "attention_bias": false, "first_k_dense_replace": 1, "head_dim":
      128, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_group": 1,
@@ -122,6 +140,39 @@ TEST_CASE("published configs: what differs from their neighbours") {
     CHECK(dots.kind_of(1).moe->router.expert_bias);
     CHECK(dots.kind_of(1).attention.qk_norm);
     CHECK(read("DBRX").kind_of(39).moe->top_k == 4);
+    const moe::Model qwen = read("Qwen3.5-397B-A17B");
+    CHECK(qwen.kind_of(2).attention.kind == moe::AttentionKind::gated_delta);
+    CHECK(qwen.kind_of(3).attention.output_gate);
+    CHECK(qwen.kind_of(3).moe->router.normalize);
+    CHECK(qwen.mtp.size() == 1);
+}
+
+TEST_CASE(
+    "GLM-4.5V: the language model of GLM-4.5-Air, less MTP, with partly rotated heads as transformers 5 writes them") {
+    const moe::Model model = moe::model_from_json(
+        R"({"architectures": ["Glm4vMoeForConditionalGeneration"], "model_type": "glm4v_moe", "text_config":
+        {"attention_bias": true, "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 10944, "model_type": "glm4v_moe_text", "moe_intermediate_size": 1408, "n_group": 1,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 96,
+        "num_experts_per_tok": 8, "num_hidden_layers": 46, "num_key_value_heads": 8, "rope_parameters": {"mrope_section":
+        [8, 12, 12], "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"}, "topk_group": 1,
+        "use_qk_norm": false, "vocab_size": 151552}, "vision_config": {"depth": 24}})",
+        "config.json");
+    const moe::Model air = moe::load_model("GLM-4.5-Air");
+    CHECK(model.kinds == air.kinds);
+    CHECK(model.layers == air.layers);
+    CHECK(moe::count_parameters(model).total == moe::count_parameters(air).total_no_mtp);
+}
+
+TEST_CASE("DeepSeek-V3.2: its choice of keys is refused, and priced as dense attention without the field") {
+    const std::string config = R"({"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
+        "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280)";
+    CHECK(fault_of([&] {
+              moe::model_from_json(config + R"(, "index_topk": 2048})", "config.json");
+          }).find("attention that picks its keys is not supported") != std::string::npos);
+    CHECK(moe::model_from_json(config + "}", "config.json").kinds == moe::load_model("DeepSeek-V3").kinds);
 }
 
 TEST_CASE("GLM-4.7-Flash: 30 billion parameters, latent attention, a layer for MTP") {
