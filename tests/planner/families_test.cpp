@@ -175,6 +175,18 @@ TEST_CASE("DeepSeek-V3.2: its choice of keys is refused, and priced as dense att
     CHECK(moe::model_from_json(config + "}", "config.json").kinds == moe::load_model("DeepSeek-V3").kinds);
 }
 
+TEST_CASE("GLM-5 and its kin: the same of their choice of keys") {
+    CHECK(fault_of([] {
+              moe::model_from_json(
+                  R"({"architectures": ["GlmMoeDsaForCausalLM"], "first_k_dense_replace": 3, "hidden_size": 6144,
+                  "index_topk": 2048, "intermediate_size": 12288, "kv_lora_rank": 512, "moe_intermediate_size": 2048,
+                  "n_routed_experts": 256, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 78,
+                  "q_lora_rank": 2048, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+                  "vocab_size": 154880})",
+                  "config.json");
+          }).find("attention that picks its keys is not supported") != std::string::npos);
+}
+
 TEST_CASE("GLM-4.7-Flash: 30 billion parameters, latent attention, a layer for MTP") {
     const moe::Model model = moe::model_from_json(
         R"({"architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048,
