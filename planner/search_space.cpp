@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <set>
 #include <tuple>
 
 namespace moe {
@@ -198,12 +199,13 @@ std::vector<std::int64_t> SearchSpace::micro_batch_sizes(int dp) const {
     if (pinned("mbs")) return {base_.mbs};
     if (base_.gbs % dp != 0) return {1};
     const std::int64_t most = base_.gbs / dp;
-    std::vector<std::int64_t> result;
+    std::set<std::int64_t> result;
     for (std::int64_t two = 1; two <= most; two *= 2)
         for (const std::int64_t mbs : {two, 3 * two})
-            if (mbs <= most && most % mbs == 0) result.push_back(mbs);
-    std::sort(result.begin(), result.end());
-    return result;
+            if (mbs <= most && most % mbs == 0) result.insert(mbs);
+    for (std::int64_t mbs = 1; mbs <= std::min<std::int64_t>(most, every_mbs_to); ++mbs)
+        if (most % mbs == 0) result.insert(mbs);
+    return {result.begin(), result.end()};
 }
 
 const std::vector<Cut>& SearchSpace::cuts(int pp, int vpp) const { return cuts_.at({pp, vpp}); }

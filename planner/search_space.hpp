@@ -77,7 +77,10 @@ public:
 
     // vpp: the fewest chunks for each size of the largest one, since more chunks of that size are only less even.
     std::vector<int> chunk_counts(int pp) const;
-    std::vector<std::int64_t> micro_batch_sizes(int dp) const; // ascending; {1} where dp does not divide the batch
+    // Divisors of a rank's batch, ascending: all to every_mbs_to, above it powers of two and three times those; {1}
+    // where dp does not divide the batch.
+    std::vector<std::int64_t> micro_batch_sizes(int dp) const;
+    static constexpr std::int64_t every_mbs_to = 16;
     const std::vector<Cut>& cuts(int pp, int vpp) const;       // at least one
     const std::vector<unsigned>& recompute_sets() const { return sets_; } // fewer modules first; sound for the model
     const std::vector<OptimizerChoice>& optimizers() const { return optimizers_; } // the one with fewer bytes first

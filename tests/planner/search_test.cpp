@@ -19,7 +19,7 @@ bool divides(int part, int whole) { return whole % part == 0; }
 std::vector<std::int64_t> micro_batches(const Plan& plan) {
     if (plan.gbs % plan.dp != 0) return {1};
     std::vector<std::int64_t> result;
-    for (const std::int64_t mbs : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128})
+    for (const std::int64_t mbs : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 48, 64, 96, 128})
         if (plan.gbs / plan.dp % mbs == 0) result.push_back(mbs);
     return result;
 }
@@ -144,7 +144,7 @@ std::vector<std::string> texts(const SearchResult& result) {
 
 TEST_CASE("search: the exhaustive list equals brute force, and every candidate is counted once") {
     for (const auto& [gpus, gbs, memory] :
-         {std::tuple(8, 32, 1.0), {8, 32, 0.45}, {6, 24, 0.6}, {12, 12, 1.0}, {1, 6, 4.0}}) {
+         {std::tuple(8, 32, 1.0), {8, 32, 0.45}, {6, 30, 0.6}, {12, 12, 1.0}, {1, 14, 4.0}}) {
         CAPTURE(gpus);
         CAPTURE(memory);
         SearchRequest request = small_request(gpus, gbs);
@@ -166,7 +166,7 @@ TEST_CASE("search: the exhaustive list equals brute force, and every candidate i
 
 TEST_CASE("search: bounds and dominance lose no plan of the list and leave most candidates unpriced") {
     for (const auto& [gpus, gbs, memory] :
-         {std::tuple(8, 32, 1.0), {8, 32, 0.45}, {8, 96, 0.6}, {6, 24, 0.6}, {16, 64, 0.3}}) {
+         {std::tuple(8, 32, 1.0), {8, 32, 0.45}, {8, 96, 0.6}, {6, 30, 0.6}, {16, 80, 0.3}}) {
         CAPTURE(gpus);
         CAPTURE(memory);
         SearchRequest request = small_request(gpus, gbs);
