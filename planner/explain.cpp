@@ -23,16 +23,7 @@ std::string fault_of(const Plan& plan, const Stack& stack) {
 std::vector<Plan> cuts_of(const Plan& base, Plan plan, const Stack& stack) {
     if (plan.pp * plan.vpp == base.pp * base.vpp && plan.schedule == base.schedule)
         return sound(plan, stack) ? std::vector<Plan>{plan} : std::vector<Plan>{};
-    std::vector<Plan> result;
-    plan.layout.clear();
-    if (sound(plan, stack)) result.push_back(plan);
-    try {
-        plan.layout = layout_to_string(balanced_stages(*plan.model, plan.seq, plan.pp * plan.vpp));
-    } catch (const Error&) {
-        return result; // fewer units than stages
-    }
-    if (sound(plan, stack)) result.push_back(plan);
-    return result;
+    return sound_cuts(std::move(plan), stack);
 }
 
 using Values = std::vector<std::string>;

@@ -84,19 +84,23 @@ public:
     void price(const std::vector<Candidate>& candidates, Podium& podium) {
         std::vector<Priced> priced(candidates.size());
         in_parallel(candidates.size(), quoters_.size(), [&](std::size_t worker, std::size_t i) {
-            priced[i] = price(candidates[i], *quoters_[worker], podium);
+            const Candidate& c = candidates[i];
+            priced[i] = price(plan_of(space_, c), [&](const Plan& plan) {
+                return c.seconds > 0.0 &&
+                       least_seconds(quoters_[worker]->merged_seconds(plan)) > podium.limit(mapping_of(c));
+            });
         });
-        for (Priced& p : priced) {
-            if (p.beaten) continue;
-            result_.priced += p.estimate ? 1 : 0;
-            if (p.estimate && p.estimate->fits) {
-                podium.add({std::move(p.plan), *p.estimate});
-                continue;
-            }
-            --result_.evaluated;
-            failure_.rejected.add(p.fault, 1);
-            if (p.bytes > 0.0) failure_.note(p.plan, p.bytes);
-        }
+        take(priced, podium);
+    }
+
+    // Plans that the space does not hold.
+    void price(const std::vector<Plan>& plans, Podium& podium) {
+        std::vector<Priced> priced(plans.size());
+        in_parallel(plans.size(), quoters_.size(), [&](std::size_t, std::size_t i) {
+            priced[i] = price(plans[i], [](const Plan&) { return false; });
+        });
+        result_.evaluated += static_cast<std::int64_t>(plans.size());
+        take(priced, podium);
     }
 
 private:
@@ -108,12 +112,12 @@ private:
         bool beaten = false; // by what its mapping or the podium has already
     };
 
-    Priced price(const Candidate& candidate, Quoter& quoter, const Podium& podium) {
+    template <class Beaten>
+    Priced price(Plan plan, const Beaten& beaten) {
         Priced p;
-        p.plan = plan_of(space_, candidate);
+        p.plan = std::move(plan);
         try {
-            if (candidate.seconds > 0.0)
-                p.beaten = least_seconds(quoter.merged_seconds(p.plan)) > podium.limit(mapping_of(candidate));
+            p.beaten = beaten(p.plan);
             if (p.beaten) return p;
             p.bytes = estimator_.memory_bytes(p.plan);
             if (p.bytes > p.plan.hardware->memory_bytes) return p;
@@ -124,6 +128,20 @@ private:
             p.bytes = 0.0;
         }
         return p;
+    }
+
+    void take(std::vector<Priced>& priced, Podium& podium) {
+        for (Priced& p : priced) {
+            if (p.beaten) continue;
+            result_.priced += p.estimate ? 1 : 0;
+            if (p.estimate && p.estimate->fits) {
+                podium.add({std::move(p.plan), *p.estimate});
+                continue;
+            }
+            --result_.evaluated;
+            failure_.rejected.add(p.fault, 1);
+            if (p.bytes > 0.0) failure_.note(p.plan, p.bytes);
+        }
     }
 
     const SearchSpace& space_;
@@ -167,6 +185,24 @@ void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, Podium& p
         batch.clear();
     }
     pricer.price(batch, podium);
+}
+
+// The plans of the list with their backwards in two slots, which fills what stages wait for each other and keeps more.
+std::vector<Plan> with_split_backwards(const SearchSpace& space, const Stack& stack, const Podium& podium) {
+    std::vector<Plan> result;
+    for (const char* field : {"schedule", "layout", "vpp"})
+        if (space.pinned(field)) return result;
+    for (const auto& [found, estimate] : podium.plans())
+        for (const ScheduleKind kind : stack.split_schedules) {
+            if (found.pp == 1 || found.hardware->cpu) continue; // stages of threads share the cores that wait
+            Plan plan = found;
+            plan.schedule = kind;
+            plan.vpp = in_a_v(kind) ? 2 : 1;
+            // Only DualPipeV has whole backwards for a forward to run beside.
+            if (kind != ScheduleKind::dualpipe_v && !space.pinned("ep_overlap")) plan.ep_overlap = false;
+            for (Plan& cut : sound_cuts(plan, stack)) result.push_back(std::move(cut));
+        }
+    return result;
 }
 
 // What is often near the best: it comes first, so that there is something to beat.
@@ -241,6 +277,7 @@ SearchResult search(const SearchRequest& request, const Stack& stack, Estimator&
     for (; done < branches.size(); ++done) bound += candidates_of(space, branches[done], branches[done].roots.size());
     failure.rejected.add({"bound", "bound"}, bound);
     price_in_order(std::move(candidates), pricer, podium);
+    pricer.price(with_split_backwards(space, stack, podium), podium);
     if (failure.smallest) failure.least_memory = estimator.memory_bytes(*failure.smallest);
     if (podium.plans().empty()) refuse_search(request, stack, estimator, space, failure);
     for (const auto& [counter, reason] : failure.rejected.reasons) result.pruned[counter] = reason.count;

@@ -132,6 +132,7 @@ Stack read_stack(const Json& json, const std::string& place, const Coefficients&
     s.dispatchers = in.list("dispatchers", dispatcher_from_string);
     s.host_synced = in.list("host_synced", dispatcher_from_string);
     s.cuda_graphs = in.list("cuda_graphs", cuda_graph_from_string);
+    if (in.find("split_schedules") != nullptr) s.split_schedules = in.list("split_schedules", schedule_from_string);
     s.recompute_sets = in.list("recompute_sets", recompute::from_string);
     s.recompute_modules = recompute::from_string(in.text("recompute_modules"));
     s.usual_dispatcher = dispatcher_from_string(in.text("usual_dispatcher"));
@@ -224,9 +225,7 @@ std::vector<Variant> take_variants(Json& json, const std::string& place) {
 }
 
 // `calibrate` names a GPU's profile after the datasheet's.
-std::string own_name(const Hardware& hardware) {
-    return hardware.name.substr(0, hardware.name.rfind("-measured"));
-}
+std::string own_name(const Hardware& hardware) { return hardware.name.substr(0, hardware.name.rfind("-measured")); }
 
 // The machine, of those that a stack has figures for, whose figures this one gets, see load_stack().
 std::string known_machine(const Hardware& hardware, const std::vector<Variant>& variants) {

@@ -1,5 +1,6 @@
 // Whether a stack can do what a plan asks for: what it offers, and which combinations its engine excludes.
 #include "planner/error.hpp"
+#include "planner/schedule.hpp"
 #include "planner/plan_choices.hpp"
 #include "planner/stack.hpp"
 
@@ -99,6 +100,20 @@ PlanFault check_stack(const Plan& plan, const Stack& stack) {
     if (PlanFault fault = check_mesh(plan, stack)) return fault;
     if (PlanFault fault = check_features(plan, stack)) return fault;
     return check_combinations(plan, stack);
+}
+
+std::vector<Plan> sound_cuts(Plan plan, const Stack& stack) {
+    const auto sound = [&] { return !check_plan(plan) && !check_stack(plan, stack); };
+    std::vector<Plan> result;
+    plan.layout.clear();
+    if (sound()) result.push_back(plan);
+    try {
+        plan.layout = layout_to_string(balanced_stages(*plan.model, plan.seq, plan.pp * plan.vpp));
+    } catch (const Error&) {
+        return result; // fewer units than stages
+    }
+    if (sound()) result.push_back(plan);
+    return result;
 }
 
 } // namespace moe

@@ -19,14 +19,14 @@ std::string degree(std::int64_t value) { return fmt::format("{}", value); }
 
 void print_plans(Console& console, const SearchResult& result) {
     Table table({"", "TFLOPS/GPU", "tokens/s/GPU", "step", "GiB", "TP", "CP", "DP", "PP", "VPP", "EP", "ETP", "MBS",
-                 "<precision", "<recompute"});
+                 "<precision", "<schedule", "<recompute"});
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         const auto& [plan, estimate] = result.plans[i];
         table.add({fmt::format("{}", i + 1), fmt::format("{:.4g}", estimate.tflops_per_gpu),
                    count_text(estimate.tokens_per_second_per_gpu), seconds_text(estimate.step_seconds),
                    gib_text(estimate.memory_bytes), degree(plan.tp), degree(plan.cp), degree(plan.dp), degree(plan.pp),
                    degree(plan.vpp), degree(plan.ep), degree(plan.etp), degree(plan.mbs), to_string(plan.precision),
-                   recompute::to_string(plan.recompute)});
+                   to_string(plan.schedule), recompute::to_string(plan.recompute)});
     }
     console.line(table.text());
 }

@@ -75,6 +75,32 @@ TEST_CASE("pruning loses none of the true top ten on small spaces") {
     }
 }
 
+TEST_CASE("backwards in two slots are tried on the plans found, where the stack offers them and nothing is pinned") {
+    SearchRequest request;
+    request.base.model = std::make_shared<const Model>(load_model("Mixtral-8x7B"));
+    request.base.hardware = std::make_shared<const Hardware>(load_hardware("b200"));
+    request.base.gpus = 16;
+    request.base.gbs = 16;
+    request.base.seq = 4096;
+    request.top = 1;
+    const auto best = [&request](const char* name, std::vector<std::pair<std::string, std::string>> fixed) {
+        const Stack stack = load_stack(name, *request.base.hardware);
+        request.base.stack = stack.name;
+        request.fixed = std::move(fixed);
+        request.fixed.emplace_back("pp", "8");
+        FastEstimator estimator(request.base.hardware, stack);
+        return search(request, stack, estimator).plans.front();
+    };
+    const auto [split, estimate] = best("moe-plan", {});
+    CHECK(splits_backward(split.schedule));
+    CHECK(estimate.fits);
+    const auto whole = best("moe-plan", {{"schedule", "1f1b"}});
+    CHECK(whole.first.schedule == ScheduleKind::one_f_one_b);
+    CHECK(estimate.step_seconds < whole.second.step_seconds);
+    CHECK_FALSE(splits_backward(best("moe-plan", {{"vpp", "1"}}).first.schedule));
+    CHECK_FALSE(splits_backward(best("bridge-26.08", {}).first.schedule));
+}
+
 TEST_CASE("a pipeline of more stages than layers: MTP and the loss are stages of their own") {
     SearchRequest request;
     request.base.model = std::make_shared<const Model>(load_model("GLM-4.5-Air"));
