@@ -88,7 +88,11 @@ private:
     void list_segments(const std::shared_ptr<const Model>& model);
     int find_placement(const Plan& plan);
     // Step seconds where every rank has an even share of all layers, which have these terms.
-    double spread(const Plan& plan, const std::vector<const Terms*>& terms) const;
+    double spread(const Plan& plan, const std::vector<const Terms*>& terms);
+    // States of all layers and both ends, as one rank without a pipeline has them.
+    StageMemory whole_model(const Plan& plan);
+    // Seconds behind the last slot that offloaded optimizer states travel, spread evenly over the ranks.
+    double least_visit(const Plan& plan);
     // Seconds in which one micro-batch passes all layers at least, all of them on one rank: of what computes, which a
     // step's first backwards may do faster, and of what does not.
     struct Passing {

@@ -236,14 +236,15 @@ double FastQuoter::floor(int handle) {
     return spread(layers.plan, layers.terms);
 }
 
-double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& terms) const {
+double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& terms) {
     const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
     const double share = micro_batches * plan.tp * plan.cp / plan.gpus;
     double saved = 0.0; // by the first backward of every layer
     for (std::size_t i = 0; i < counts_.size(); ++i) saved += counts_[i] * terms[i]->first_saves;
     const Passing least = least_of_all(plan, terms);
     const double even = std::max(share * least.computing - saved / plan.pp, share * least.other);
-    return (even + sources_.segments.stack().costs.step_seconds) * (offloads(plan) ? tiers_apart : 1.0);
+    return (even + least_visit(plan) + sources_.segments.stack().costs.step_seconds) *
+           (offloads(plan) ? tiers_apart : 1.0);
 }
 
 // Seconds that FSDP moves weights and gradients of a micro-batch, at least: what the last layer of a kind gathered for

@@ -9,6 +9,16 @@
 #include <algorithm>
 
 namespace moe {
+namespace {
+
+// Seconds in which so many bytes of a rank's optimizer states come from the host and go back, one after the other.
+double visit_seconds(const CostModel& costs, double bytes) {
+    if (bytes == 0.0) return 0.0;
+    return price_bytes(costs, OpKind::copy_from_host, bytes, Dtype::f32) +
+           price_bytes(costs, OpKind::copy_to_host, bytes, Dtype::f32);
+}
+
+} // namespace
 
 void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
     if (model_ == model) return;
@@ -116,7 +126,7 @@ int FastQuoter::stages(const Plan& plan) {
     result.shape = &sources_.shapes.of(plan);
     const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
     result.lost = costs.beside_communication().to_collectives;
-    std::vector<double> update, squares, zeroed;
+    std::vector<double> update, squares, zeroed, visits;
     result.moved.resize(result.shape->distinct.size());
     if (!plan.reshards())
         for (int r = 0; r < plan.pp; ++r) {
@@ -149,6 +159,7 @@ int FastQuoter::stages(const Plan& plan) {
         if (stage.stage.loss && plan.dp * plan.cp > 1) memory.groups |= group_bit(groups::samples);
         result.memory.push_back(memory);
         update.push_back(updated);
+        visits.push_back(memory.visiting);
         squares.push_back(summed);
         zeroed.push_back(zero);
     }
@@ -165,8 +176,10 @@ int FastQuoter::stages(const Plan& plan) {
         return bytes > 0.0 ? price_bytes(costs, kind, bytes, Dtype::f32) : 0.0;
     };
     result.zero = seconds(OpKind::zero, rank_sum(zeroed, 0));
-    result.closing = seconds(OpKind::adamw, most) + seconds(OpKind::sum_squares, rank_sum(squares, 0)) +
-                     sources_.segments.stack().costs.step_seconds;
+    double visiting = 0.0; // of the fullest rank
+    for (int r = 0; r < plan.pp; ++r) visiting = std::max(visiting, rank_sum(visits, r));
+    result.closing = std::max(seconds(OpKind::adamw, most), visit_seconds(costs, visiting)) +
+                     seconds(OpKind::sum_squares, rank_sum(squares, 0)) + sources_.segments.stack().costs.step_seconds;
     if (plan.pp > 1) {
         constexpr double far = 1e9; // bytes
         result.message_start = price_bytes(costs, OpKind::send, 0.0, Dtype::bf16, groups::pipeline);
@@ -190,7 +203,7 @@ std::vector<double> FastQuoter::slowness(int handle) {
     return list;
 }
 
-double FastQuoter::least_bytes(const Plan& plan) {
+StageMemory FastQuoter::whole_model(const Plan& plan) {
     list_segments(plan.model);
     Segments layers;
     for (std::size_t i = 0; i < segments_.size(); ++i)
@@ -200,7 +213,18 @@ double FastQuoter::least_bytes(const Plan& plan) {
     ends.mtp = static_cast<int>(plan.model->mtp.size());
     StageMemory all;
     for (const BucketSize& b : buckets(plan, ends, layers)) all.add_states(plan, b);
+    return all;
+}
+
+double FastQuoter::least_bytes(const Plan& plan) {
+    const StageMemory all = whole_model(plan);
     return (all.states + all.visiting) / plan.pp + library_memory(plan);
+}
+
+double FastQuoter::least_visit(const Plan& plan) {
+    if ((plan.offload & offload::optimizer) == 0) return 0.0;
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    return visit_seconds(costs, whole_model(plan).visiting / plan.pp);
 }
 
 // A layer's first norm reads its input in the backward pass as well, and nothing in the layer can compute it again.
