@@ -12,8 +12,6 @@
 namespace moe {
 namespace {
 
-bool sound(const Plan& plan, const Stack& stack) { return !check_plan(plan) && !check_stack(plan, stack); }
-
 std::string fault_of(const Plan& plan, const Stack& stack) {
     const PlanFault fault = check_plan(plan);
     return fault ? fault.message : check_stack(plan, stack).message;

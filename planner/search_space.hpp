@@ -81,7 +81,7 @@ public:
     // where dp does not divide the batch.
     std::vector<std::int64_t> micro_batch_sizes(int dp) const;
     static constexpr std::int64_t every_mbs_to = 16;
-    const std::vector<Cut>& cuts(int pp, int vpp) const;       // at least one
+    const std::vector<Cut>& cuts(int pp, int vpp) const;                  // at least one
     const std::vector<unsigned>& recompute_sets() const { return sets_; } // fewer modules first; sound for the model
     const std::vector<OptimizerChoice>& optimizers() const { return optimizers_; } // the one with fewer bytes first
     // Every combination of the options that plans with these degrees have: plans of those fields alone.

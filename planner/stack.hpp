@@ -62,9 +62,9 @@ struct Stack {
     std::vector<CudaGraph> cuda_graphs;
     bool ep_overlap = false;
     std::vector<ScheduleKind> split_schedules; // with backwards in two slots: search tries them on the plans it found
-    std::vector<unsigned> recompute_sets; // the sets that search tries
-    unsigned recompute_modules = 0;       // all modules that a plan may name (a superset of the sets above)
-    std::vector<Dispatcher> host_synced;  // dispatchers that read routed counts on the host
+    std::vector<unsigned> recompute_sets;      // the sets that search tries
+    unsigned recompute_modules = 0;            // all modules that a plan may name (a superset of the sets above)
+    std::vector<Dispatcher> host_synced;       // dispatchers that read routed counts on the host
     bool bf16_moments = false;
     bool paged_stash = false;                    // see Plan
     Precision usual_gradients = Precision::fp32; // in which its recipes sum and reduce gradients
@@ -94,6 +94,8 @@ std::vector<std::string> stack_names();
 
 // Whether the stack offers the plan: like check_plan(), empty when it does.
 PlanFault check_stack(const Plan& plan, const Stack& stack);
+// Whether neither check_plan() nor check_stack() has anything against it.
+bool sound(const Plan& plan, const Stack& stack);
 // Those that are sound of the plan with its stages cut evenly and by balanced_stages().
 std::vector<Plan> sound_cuts(Plan plan, const Stack& stack);
 

@@ -1,7 +1,7 @@
 // Whether a stack can do what a plan asks for: what it offers, and which combinations its engine excludes.
 #include "planner/error.hpp"
-#include "planner/schedule.hpp"
 #include "planner/plan_choices.hpp"
+#include "planner/schedule.hpp"
 #include "planner/stack.hpp"
 
 #include <algorithm>
@@ -102,17 +102,18 @@ PlanFault check_stack(const Plan& plan, const Stack& stack) {
     return check_combinations(plan, stack);
 }
 
+bool sound(const Plan& plan, const Stack& stack) { return !check_plan(plan) && !check_stack(plan, stack); }
+
 std::vector<Plan> sound_cuts(Plan plan, const Stack& stack) {
-    const auto sound = [&] { return !check_plan(plan) && !check_stack(plan, stack); };
     std::vector<Plan> result;
     plan.layout.clear();
-    if (sound()) result.push_back(plan);
+    if (sound(plan, stack)) result.push_back(plan);
     try {
         plan.layout = layout_to_string(balanced_stages(*plan.model, plan.seq, plan.pp * plan.vpp));
     } catch (const Error&) {
         return result; // fewer units than stages
     }
-    if (sound()) result.push_back(plan);
+    if (sound(plan, stack)) result.push_back(plan);
     return result;
 }
 

@@ -26,8 +26,6 @@ private:
     std::map<std::pair<std::string, std::string>, std::unique_ptr<FastEstimator>> map_;
 };
 
-bool sound(const Plan& plan, const Stack& stack) { return !check_plan(plan) && !check_stack(plan, stack); }
-
 // The lightest of the stack's recompute sets with which the plan fits; the row's own where it names one. Sets that
 // repeat whole products are left out: published recipes that use them say so, and dense rows that were priced with them
 // came out 10 to 15 % too slow beside rows of the same mapping without. A stack that only knows whole layers uses them.

@@ -20,6 +20,23 @@ struct Space {
     std::vector<std::pair<std::string, std::string>> fixed;
 };
 
+SearchRequest asked(const char* model, const char* hardware, int gpus, std::int64_t gbs, std::int64_t seq) {
+    SearchRequest request;
+    request.base.model = std::make_shared<const Model>(load_model(model));
+    request.base.hardware = std::make_shared<const Hardware>(load_hardware(hardware));
+    request.base.gpus = gpus;
+    request.base.gbs = gbs;
+    request.base.seq = seq;
+    return request;
+}
+
+SearchResult searched(SearchRequest request, const char* name) {
+    const Stack stack = load_stack(name, *request.base.hardware);
+    request.base.stack = stack.name;
+    FastEstimator estimator(request.base.hardware, stack);
+    return search(request, stack, estimator);
+}
+
 } // namespace
 
 TEST_CASE("pruning loses none of the true top ten on small spaces") {
@@ -50,21 +67,13 @@ TEST_CASE("pruning loses none of the true top ten on small spaces") {
     };
     for (const Space& space : thinned(spaces)) {
         CAPTURE(std::string(space.model));
-        SearchRequest request;
-        request.base.model = std::make_shared<const Model>(load_model(space.model));
-        request.base.hardware = std::make_shared<const Hardware>(load_hardware(space.hardware));
-        const Stack stack = load_stack(request.base.hardware->default_stack, *request.base.hardware);
-        request.base.stack = stack.name;
-        request.base.gpus = space.gpus;
-        request.base.gbs = space.gbs;
-        request.base.seq = space.seq;
+        SearchRequest request = asked(space.model, space.hardware, space.gpus, space.gbs, space.seq);
         request.precisions = {space.precision};
         request.fixed = space.fixed;
         request.top = 10;
-        FastEstimator estimator(request.base.hardware, stack);
-        const SearchResult pruned = search(request, stack, estimator);
+        const SearchResult pruned = searched(request, "");
         request.exhaustive = true;
-        const SearchResult all = search(request, stack, estimator);
+        const SearchResult all = searched(request, "");
         MESSAGE(std::string(space.model), ": ", pruned.priced, " of ", all.priced, " plans priced, ", pruned.seconds,
                 " of ", all.seconds, " s");
         REQUIRE(pruned.plans.size() == all.plans.size());
@@ -83,20 +92,11 @@ TEST_CASE("pruning loses none of the true top ten on small spaces") {
 }
 
 TEST_CASE("backwards in two slots are tried on the plans found, where the stack offers them and nothing is pinned") {
-    SearchRequest request;
-    request.base.model = std::make_shared<const Model>(load_model("Mixtral-8x7B"));
-    request.base.hardware = std::make_shared<const Hardware>(load_hardware("b200"));
-    request.base.gpus = 16;
-    request.base.gbs = 16;
-    request.base.seq = 4096;
-    request.top = 1;
+    SearchRequest request = asked("Mixtral-8x7B", "b200", 16, 16, 4096);
     const auto best = [&request](const char* name, std::vector<std::pair<std::string, std::string>> fixed) {
-        const Stack stack = load_stack(name, *request.base.hardware);
-        request.base.stack = stack.name;
         request.fixed = std::move(fixed);
         request.fixed.emplace_back("pp", "8");
-        FastEstimator estimator(request.base.hardware, stack);
-        return search(request, stack, estimator).plans.front();
+        return searched(request, name).plans.front();
     };
     const auto [split, estimate] = best("moe-plan", {});
     CHECK(splits_backward(split.schedule));
@@ -109,36 +109,20 @@ TEST_CASE("backwards in two slots are tried on the plans found, where the stack 
 }
 
 TEST_CASE("a pipeline of more stages than layers: MTP and the loss are stages of their own") {
-    SearchRequest request;
-    request.base.model = std::make_shared<const Model>(load_model("GLM-4.5-Air"));
-    request.base.hardware = std::make_shared<const Hardware>(load_hardware("gb200-nvl72"));
-    request.base.gpus = 96;
-    request.base.gbs = 1536;
-    request.base.seq = 4096;
+    SearchRequest request = asked("GLM-4.5-Air", "gb200-nvl72", 96, 1536, 4096);
     request.fixed = {{"pp", "48"}, {"tp", "1"}, {"cp", "1"}, {"etp", "1"}};
     for (const char* name : {"moe-plan", "bridge-26.08"}) { // the former's ranks share the embedding table
         CAPTURE(std::string(name));
-        const Stack stack = load_stack(name, *request.base.hardware);
-        request.base.stack = stack.name;
-        FastEstimator estimator(request.base.hardware, stack);
-        const SearchResult result = search(request, stack, estimator);
+        const SearchResult result = searched(request, name);
         REQUIRE(!result.plans.empty());
         CHECK(stages(result.plans.front().first).size() == 48);
     }
 }
 
 TEST_CASE("a pipeline of far more stages than layers is counted, not an error") {
-    SearchRequest request;
-    request.base.model = std::make_shared<const Model>(load_model("Qwen3-30B-A3B"));
-    request.base.hardware = std::make_shared<const Hardware>(load_hardware("h200"));
-    request.base.gpus = 64;
-    request.base.gbs = 256;
-    request.base.seq = 4096;
+    SearchRequest request = asked("Qwen3-30B-A3B", "h200", 64, 256, 4096);
     request.fixed = {{"schedule", "dualpipe-v"}, {"tp", "1"}, {"cp", "1"}, {"etp", "1"}, {"recompute", "none"}};
-    const Stack stack = load_stack("moe-plan", *request.base.hardware);
-    request.base.stack = stack.name;
-    FastEstimator estimator(request.base.hardware, stack);
-    const SearchResult result = search(request, stack, estimator);
+    const SearchResult result = searched(request, "moe-plan");
     CHECK(!result.plans.empty());
     CHECK(result.pruned.count("pp*vpp > layers") == 1); // pp 32 and 64, two chunks each, for 48 layers
 }
