@@ -30,7 +30,7 @@ enum class Work { together, in_turn, streamed, in_passes };
 // A CTA's 128 rows x `columns`; 128 rows x 1 column x 64 elements of BF16, or 128 of E4M3, are 4 cycles of an SM's
 // tensor cores. The other figures are fitted to an H200's times.
 constexpr TileKind tile_kind(int down, int across, int columns, int depth, Work work, bool swapped = false) {
-    const double issue_cycles = work == Work::in_turn ? 104.0 : work == Work::in_passes ? 128.0 : 64.0;
+    const double issue_cycles = work == Work::in_turn ? 104.0 : work == Work::in_passes ? 48.0 : 64.0;
     return {down, across, depth, 4.0 * columns + issue_cycles, work == Work::together ? 2700.0 : 0.0, swapped};
 }
 

@@ -59,14 +59,19 @@ private:
     float row_[2], column_;
 };
 
-// A block's products of one pass, under way when this returns, the last of them committed apart. Where its operands are
-// comes out of a reduction because that leaves it in a register of the warp: else every part of the descriptors would be
-// brought there one by one, with the tensor cores idle.
+// Where the block at this place of the ring is, as soon as it has come. The address comes out of a reduction because that
+// leaves it in a register of the warp: else every part of the descriptors would be brought there one by one, with the
+// tensor cores idle.
 template <class C>
-__device__ void issue_block(const Shared<C>& shared, const Ring<C::stages>& ring, int consumer, int pass,
-                            float (&part)[C::width / 2]) {
-    const unsigned stage = __reduce_max_sync(all_lanes, shared.a(ring.stage));
-    if (pass == 0) ptx::wait(shared.full(ring.stage), ring.parity);
+__device__ unsigned await_block(const Shared<C>& shared, const Ring<C::stages>& at) {
+    const unsigned stage = __reduce_max_sync(all_lanes, shared.a(at.stage));
+    ptx::wait(shared.full(at.stage), at.parity);
+    return stage;
+}
+
+// A block's products of one pass, under way when this returns, the last of them committed apart.
+template <class C>
+__device__ void issue_block(unsigned stage, int consumer, int pass, float (&part)[C::width / 2]) {
     const std::uint64_t a = ptx::describe<C::box_bytes>(stage + consumer * C::box_bytes);
     const std::uint64_t b = ptx::describe<C::box_bytes>(stage + C::a_boxes * C::box_bytes + pass * C::width * 128);
     ptx::fence_products();
@@ -77,7 +82,8 @@ __device__ void issue_block(const Shared<C>& shared, const Ring<C::stages>& ring
     ptx::commit_products();
 }
 
-// Multiplies tile by tile; a tile's sums are written while the first products of the next one are made.
+// Multiplies tile by tile; a tile's sums are written while the first products of the next one are made. The block behind is
+// awaited while products are made, so that only sums are added between these and the next.
 template <class C>
 __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales& scales, const Shared<C>& shared,
                                int consumer, Dst c) {
@@ -90,8 +96,11 @@ __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales&
     Sums<C> sums;
     float part[count], scale[pieces][2];
     Tile tile, next, summed{-1}; // whose sums are to be written
-    const auto find = [&](Tile& t) {
-        if (tiles.next(t)) ahead.begin(scales, p, t, consumer, blocks);
+    unsigned stage = 0;          // of the next products
+    const auto find = [&](Tile& t, const Ring<C::stages>& at) {
+        if (!tiles.next(t) || t.rows_left <= consumer * 64) return;
+        ahead.begin(scales, p, t, consumer, blocks);
+        stage = await_block<C>(shared, at);
     };
     const auto add = [&](int pass) {
         ptx::wait_products<0>();
@@ -103,24 +112,27 @@ __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales&
     const auto prepare = [&](int block, int pass) { // what adds these products, and what comes behind them
         ahead.products(pass, scale);
         if (pass + 1 < C::passes) return;
+        Ring<C::stages> behind = ring;
+        behind.advance();
         if (block + 1 < blocks) {
             ahead.load(block + 1);
+            stage = await_block<C>(shared, behind);
         } else {
-            find(next);
+            find(next, behind);
         }
     };
-    for (find(tile);; tile = next) {
+    for (find(tile, ring);; tile = next) {
         if (tile.group < 0 || tile.rows_left <= consumer * 64) { // nothing of it to multiply
             if (summed.group >= 0) writer.write(summed, sums);
             if (tile.group < 0) break;
             summed.group = -1;
             skip_tile<C>(shared, ring, tile);
-            find(next);
+            find(next, ring);
             continue;
         }
 #pragma unroll
         for (int pass = 0; pass < C::passes; ++pass) {
-            issue_block<C>(shared, ring, consumer, pass, part);
+            issue_block<C>(stage, consumer, pass, part);
             if (summed.group >= 0) writer.template write<C::passes>(summed, sums, pass);
             prepare(0, pass);
 #pragma unroll
@@ -131,7 +143,7 @@ __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales&
         for (int block = 1; block < blocks; ++block) {
 #pragma unroll
             for (int pass = 0; pass < C::passes; ++pass) {
-                issue_block<C>(shared, ring, consumer, pass, part);
+                issue_block<C>(stage, consumer, pass, part);
                 prepare(block, pass);
                 ptx::wait_products<1>(); // and for the last one apart: 1 to 3 % more than at once, found by trying
                 add(pass);
