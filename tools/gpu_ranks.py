@@ -29,7 +29,7 @@ ROOM = {("Qwen3-30B-A3B", 48): 110}  # GiB that a plan of so many layers may tak
 PLANS = [
     ("qwen3", {"hidden_size": 2048}, 4096, 4, "tp=H dp=D ep=N etp=1 mbs=2", None),
     ("mla", {"hidden_size": 2048}, 4096, 4, "ep=N dp=N mbs=2", None),
-    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=H dp=D ep=D mbs=1", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=H dp=D ep=D mbs=1 schedule=1f1b", None),
     ("Mixtral-8x7B", {"num_hidden_layers": 2}, 4096, 4, "tp=N etp=N mbs=2", None),
     ("Qwen3-30B-A3B", {"num_hidden_layers": 2}, 4096, 4, "cp=H dp=D cp_comm=alltoall ep=N mbs=2", None),
     ("qwen3", {}, 2048, 16, "dp=N ep=1 mbs=4", None),
@@ -37,6 +37,9 @@ PLANS = [
     ("Mixtral-8x7B", {"num_hidden_layers": 2}, 4096, 8, "ep=N dp=N mbs=2 dispatcher=allgather", None),
     ("qwen3", {"num_experts": 32}, 4096, 4, "ep=N dp=N mbs=2 capacity=1.25", None),
     ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 2048, 8, "ep=N dp=N mbs=2 recompute=moe_act", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=H dp=D ep=D mbs=1 schedule=zero-bubble", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=H dp=D ep=D mbs=1 schedule=zb-v", None),
+    ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, "pp=H dp=D ep=D mbs=1 schedule=dualpipe-v", None),
 ]
 # What the planner chooses from: model, changed configuration, sequence, samples of a step for each GPU, choices that are run.
 CHOICE = ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, 6)

@@ -120,7 +120,7 @@ TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all
     CHECK(document["plans"].size() == 12);
     CHECK(document["plans"][0]["by_kind"].size() == 2);
     CHECK(steps == 12);
-    CHECK(memory == 12);
+    CHECK(memory == 15);
     CHECK(outcome.out.find("step in blockwise FP8 beside BF16") != std::string::npos);
     CHECK(outcome.out.find("300 steps of text, loss 1.000 to 1.000") != std::string::npos);
     CHECK(outcome.out.find("1,000 steps in blockwise FP8, loss 1.000 to 1.0000, BF16's 1.0000") != std::string::npos);
@@ -229,10 +229,10 @@ echo '{}')");
         faults += name.find("a process of 2 is ") == 0 || name.find("a plan that has no room on 2 GPUs") == 0 ||
                   name.find("1 of 6 steps over 2 GPUs") == 0;
     }
-    CHECK(memory == 12);
+    CHECK(memory == 15);
     CHECK(faults == 4);
     CHECK(outcome.out.find("24 drawn plans over 2 GPUs") != std::string::npos);
-    CHECK(outcome.out.find("mean error of 12 predicted steps") != std::string::npos);
+    CHECK(outcome.out.find("mean error of 15 predicted steps") != std::string::npos);
     CHECK(outcome.out.find("choice 2: 505.0 predicted, 500.0 TFLOPS/GPU reached, ep=2 mbs=4 dispatcher=hybridep") !=
           std::string::npos);
     CHECK(outcome.out.find("the planner's first choice beside the best of its first 2") != std::string::npos);
