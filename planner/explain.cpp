@@ -39,8 +39,9 @@ Values recompute_values(const Plan& plan, const Stack& stack) {
     return values;
 }
 
-Values offload_values(const Plan& plan) {
+Values offload_values(const Plan& plan, const Stack& stack) {
     Values values;
+    if (!stack.offloads) return values;
     for (unsigned bit = 1; bit <= offload::optimizer; bit *= 2)
         values.push_back(offload::to_string(plan.offload ^ bit));
     return values;
@@ -58,7 +59,9 @@ std::vector<std::pair<std::string, Values>> choice_values(const Plan& plan, cons
     const Values on_off{"on", "off"}, precisions = words(stack.precisions);
     Values by_module = precisions;
     by_module.emplace_back("default");
-    return {{"schedule", {"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"}},
+    Values schedules{"1f1b", "interleaved"};
+    for (const ScheduleKind kind : stack.split_schedules) schedules.emplace_back(to_string(kind));
+    return {{"schedule", schedules},
             {"rank_order", {"tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"}},
             {"precision", precisions},
             {"attention_precision", by_module},
@@ -67,7 +70,7 @@ std::vector<std::pair<std::string, Values>> choice_values(const Plan& plan, cons
             {"fp8_scaling", {"current", "delayed"}},
             {"gradients", {"fp32", "bf16"}},
             {"recompute", recompute_values(plan, stack)},
-            {"offload", offload_values(plan)},
+            {"offload", offload_values(plan, stack)},
             {"optimizer", {"adamw", "adamw+bf16_moments"}},
             {"fsdp", on_off},
             {"dispatcher", words(stack.dispatchers)},
@@ -96,7 +99,7 @@ std::optional<std::pair<Plan, Estimate>> best_of(const std::vector<Plan>& ways, 
     std::optional<std::pair<Plan, Estimate>> best;
     for (const Plan& plan : ways) {
         try {
-            const Estimate e = estimator.estimate(plan);
+            const Estimate e = estimator.play(plan);
             const bool better = !best || e.fits > best->second.fits ||
                                 (e.fits == best->second.fits && e.step_seconds < best->second.step_seconds);
             if (better) best = {plan, e};
@@ -111,7 +114,7 @@ std::optional<std::pair<Plan, Estimate>> best_of(const std::vector<Plan>& ways, 
 class Neighbourhood {
 public:
     Neighbourhood(const Plan& plan, const Stack& stack, Estimator& estimator)
-        : base_(plan), stack_(stack), estimator_(estimator), now_(estimator.estimate(plan)) {}
+        : base_(plan), stack_(stack), estimator_(estimator), now_(estimator.play(plan)) {}
 
     std::vector<WhatIf> all() {
         degree("tp", &Plan::tp, {{&Plan::dp}, {&Plan::cp}});
@@ -309,7 +312,7 @@ std::vector<Plan> front_candidates(const Plan& base, const Stack& stack) {
     for (const Plan& plan : std::vector<Plan>(plans)) {
         if (plan.mbs != base.mbs) continue;
         for (unsigned bit = 1; bit <= offload::optimizer; bit *= 2) {
-            if (bit != offload::optimizer && plan.recompute != base.recompute) continue;
+            if (!stack.offloads || (bit != offload::optimizer && plan.recompute != base.recompute)) continue;
             plans.push_back(plan);
             plans.back().offload ^= bit;
         }
@@ -319,6 +322,20 @@ std::vector<Plan> front_candidates(const Plan& base, const Stack& stack) {
     plans.erase(std::remove_if(plans.begin(), plans.end(), [&](const Plan& plan) { return !sound(plan, stack); }),
                 plans.end());
     return plans;
+}
+
+// Those that no other one beats in both memory and step time; ascending in memory.
+std::vector<FrontPoint> unbeaten(std::vector<FrontPoint> points) {
+    std::stable_sort(points.begin(), points.end(), [](const FrontPoint& a, const FrontPoint& b) {
+        const Estimate &x = a.estimate, &y = b.estimate;
+        if (x.memory_bytes != y.memory_bytes) return x.memory_bytes < y.memory_bytes;
+        return x.step_seconds != y.step_seconds ? x.step_seconds < y.step_seconds : a.changes.size() < b.changes.size();
+    });
+    std::vector<FrontPoint> front;
+    for (FrontPoint& point : points)
+        if (front.empty() || point.estimate.step_seconds < front.back().estimate.step_seconds)
+            front.push_back(std::move(point));
+    return front;
 }
 
 } // namespace
@@ -338,16 +355,9 @@ std::vector<FrontPoint> memory_front(const Plan& plan, const Stack& stack, Estim
             if (error.fault() != Fault::bad_input) throw;
         }
     }
-    std::stable_sort(points.begin(), points.end(), [](const FrontPoint& a, const FrontPoint& b) {
-        const Estimate &x = a.estimate, &y = b.estimate;
-        if (x.memory_bytes != y.memory_bytes) return x.memory_bytes < y.memory_bytes;
-        return x.step_seconds != y.step_seconds ? x.step_seconds < y.step_seconds : a.changes.size() < b.changes.size();
-    });
-    std::vector<FrontPoint> front;
-    for (FrontPoint& point : points)
-        if (front.empty() || point.estimate.step_seconds < front.back().estimate.step_seconds)
-            front.push_back(std::move(point));
-    return front;
+    std::vector<FrontPoint> front = unbeaten(std::move(points));
+    for (FrontPoint& point : front) point.estimate = estimator.play(point.plan);
+    return unbeaten(std::move(front));
 }
 
 } // namespace moe

@@ -179,7 +179,7 @@ Precision precision_from_string(const std::string& text) {
 Hardware hardware_from_json(const std::string& text, const std::string& place) {
     const JsonObject json = JsonObject::parse(text, place);
     json.only({"name", "cpu", "cores", "sm_count", "peak_flops", "memory_bytes", "memory_bandwidth", "nvlink_domain",
-               "nvlink_domain_used", "nvlink", "nic", "host", "context_bytes", "communicator_bytes", "default_stack",
+               "nvlink_domain_used", "nvlink", "nic", "host", "host_memory_bytes", "context_bytes", "communicator_bytes", "default_stack",
                "like", "source", "measured", "product_tiles", "measured_by"});
     Hardware hardware;
     hardware.name = json.string("name");
@@ -196,6 +196,7 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     hardware.nvlink = read_link(json, "nvlink");
     hardware.nic = read_link(json, "nic");
     hardware.host = read_link(json, "host");
+    hardware.host_memory_bytes = json.number_or("host_memory_bytes", 0.0, 0.0, max_bytes);
     hardware.context_bytes = json.number_or("context_bytes", 0.0, 0.0, max_bytes);
     hardware.communicators = read_communicators(json);
     hardware.default_stack = json.string_or("default_stack", "moe-plan");
@@ -233,6 +234,7 @@ std::string to_json(const Hardware& hardware) {
     if (hardware.nvlink.bandwidth > 0.0) json["nvlink"] = link_json(hardware.nvlink);
     if (hardware.nic.bandwidth > 0.0) json["nic"] = link_json(hardware.nic);
     if (hardware.host.bandwidth > 0.0) json["host"] = link_json(hardware.host);
+    if (hardware.host_memory_bytes > 0.0) json["host_memory_bytes"] = hardware.host_memory_bytes;
     json["context_bytes"] = hardware.context_bytes;
     json["communicator_bytes"] = communicators_json(hardware.communicators);
     json["default_stack"] = hardware.default_stack;

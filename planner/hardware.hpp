@@ -61,8 +61,9 @@ struct Hardware {
     int nvlink_domain = 1;                            // GPUs that reach each other over NVLink
     int nvlink_domain_used = 1;                       // of them, how many a job uses (64 of 72 on NVL72)
     Link nvlink, nic, host;                           // host: GPU <-> CPU memory
-    double context_bytes = 0.0;                       // CUDA context and library workspaces, not available to tensors
-    CommunicatorBytes communicators;                  // taken of a rank's memory
+    double host_memory_bytes = 0.0;  // of the host, one GPU's share, for what is offloaded; 0 = not known, no limit
+    double context_bytes = 0.0;      // CUDA context and library workspaces, not available to tensors
+    CommunicatorBytes communicators; // taken of a rank's memory
     std::string default_stack;
     std::string like; // the machine whose figures stacks apply to this one; "" = see load_stack()
     std::string source;

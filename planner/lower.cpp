@@ -143,7 +143,7 @@ EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spe
     if ((plan.offload & ~offload::optimizer) != 0)
         offload_pass(program, program.templates[static_cast<std::size_t>(forward)],
                      program.templates[static_cast<std::size_t>(backward)], plan.offload,
-                     plan.stack == "moe-plan" ? 1 : megatron_smallest_offload);
+                     plan.stack == "moe-plan" ? our_offload : megatron_offload);
     if (plan.delay_wgrad) delay_wgrad_pass(program.templates[static_cast<std::size_t>(backward)]);
     if (plan.reshards())
         reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],

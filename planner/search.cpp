@@ -2,20 +2,18 @@
 #include "planner/search.hpp"
 
 #include "planner/error.hpp"
+#include "planner/parallel.hpp"
 #include "planner/search_branch.hpp"
 #include "planner/search_refusal.hpp"
 #include "planner/search_space.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <exception>
 #include <iterator>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <set>
-#include <thread>
 
 namespace moe {
 namespace {
@@ -46,33 +44,6 @@ private:
     std::int64_t rejected_;
 };
 
-// Runs work(worker, 0) ... work(worker, count-1) on `threads` workers and passes on the first exception by index.
-template <class Work>
-void in_parallel(std::size_t count, std::size_t threads, const Work& work) {
-    std::atomic<std::size_t> next{0};
-    std::vector<std::exception_ptr> errors(count);
-    const auto loop = [&](std::size_t worker) {
-        for (std::size_t i = next++; i < count; i = next++) {
-            try {
-                work(worker, i);
-            } catch (...) {
-                errors[i] = std::current_exception();
-            }
-        }
-    };
-    std::vector<std::thread> helpers;
-    for (std::size_t i = 1; i < std::min(threads, count); ++i) helpers.emplace_back(loop, i);
-    loop(0);
-    for (std::thread& helper : helpers) helper.join();
-    for (const std::exception_ptr& error : errors)
-        if (error) std::rethrow_exception(error);
-}
-
-std::size_t thread_count(const SearchRequest& request) {
-    if (request.threads > 0) return static_cast<std::size_t>(request.threads);
-    return std::max(1U, std::thread::hardware_concurrency());
-}
-
 // Prices candidates, several at a time, and keeps the podium and the counts of those that turn out not to fit.
 class Pricer {
 public:
@@ -90,16 +61,6 @@ public:
                        least_seconds(quoters_[worker]->merged_seconds(plan)) > podium.limit(mapping_of(c));
             });
         });
-        take(priced, podium);
-    }
-
-    // Plans that the space does not hold.
-    void price(const std::vector<Plan>& plans, Podium& podium) {
-        std::vector<Priced> priced(plans.size());
-        in_parallel(plans.size(), quoters_.size(), [&](std::size_t, std::size_t i) {
-            priced[i] = price(plans[i], [](const Plan&) { return false; });
-        });
-        result_.evaluated += static_cast<std::int64_t>(plans.size());
         take(priced, podium);
     }
 
@@ -187,24 +148,6 @@ void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, Podium& p
     pricer.price(batch, podium);
 }
 
-// The plans of the list with their backwards in two slots, which fills what stages wait for each other and keeps more.
-std::vector<Plan> with_split_backwards(const SearchSpace& space, const Stack& stack, const Podium& podium) {
-    std::vector<Plan> result;
-    for (const char* field : {"schedule", "layout", "vpp"})
-        if (space.pinned(field)) return result;
-    for (const auto& [found, estimate] : podium.plans())
-        for (const ScheduleKind kind : stack.split_schedules) {
-            if (found.pp == 1 || found.hardware->cpu) continue; // stages of threads share the cores that wait
-            Plan plan = found;
-            plan.schedule = kind;
-            plan.vpp = in_a_v(kind) ? 2 : 1;
-            // Only DualPipeV has whole backwards for a forward to run beside.
-            if (kind != ScheduleKind::dualpipe_v && !space.pinned("ep_overlap")) plan.ep_overlap = false;
-            for (Plan& cut : sound_cuts(plan, stack)) result.push_back(std::move(cut));
-        }
-    return result;
-}
-
 // What is often near the best: it comes first, so that there is something to beat.
 bool usual(const Branch& branch) {
     return branch.family->cp == 1 && branch.family->etp == 1 && branch.family->tp <= 8 && branch.mbs <= 2;
@@ -240,7 +183,7 @@ SearchResult search(const SearchRequest& request, const Stack& stack, Estimator&
     failure.rejected = space.rejected();
     Podium podium(static_cast<std::size_t>(request.top), request.similar);
     Progress progress(request, failure.rejected.total());
-    const std::size_t threads = thread_count(request);
+    const std::size_t threads = thread_count(request.threads);
     std::vector<std::unique_ptr<Quoter>> quoters(threads);
     for (std::unique_ptr<Quoter>& quoter : quoters) quoter = estimator.quoter();
 
@@ -277,7 +220,6 @@ SearchResult search(const SearchRequest& request, const Stack& stack, Estimator&
     for (; done < branches.size(); ++done) bound += candidates_of(space, branches[done], branches[done].roots.size());
     failure.rejected.add({"bound", "bound"}, bound);
     price_in_order(std::move(candidates), pricer, podium);
-    pricer.price(with_split_backwards(space, stack, podium), podium);
     if (failure.smallest) failure.least_memory = estimator.memory_bytes(*failure.smallest);
     if (podium.plans().empty()) refuse_search(request, stack, estimator, space, failure);
     for (const auto& [counter, reason] : failure.rejected.reasons) result.pruned[counter] = reason.count;

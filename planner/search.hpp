@@ -24,7 +24,8 @@ struct Estimate {
     double tflops_per_gpu = 0.0; // model FLOPs
     double tokens_per_second_per_gpu = 0.0;
     double memory_bytes = 0.0; // peak over ranks, constants included
-    bool fits = true;          // memory_bytes <= hardware memory
+    double host_bytes = 0.0;   // of a rank's offloaded tensors on the host; 0 in closed forms
+    bool fits = true;          // both are within the hardware's memories
     Breakdown breakdown;
 };
 
@@ -74,13 +75,15 @@ public:
     virtual void forget() = 0;
 };
 
-// Prices a sound plan. The planner knows no durations: the simulator implements this. Search calls both functions from
+// Prices a sound plan. The planner knows no durations: the simulator implements this. Search calls its functions from
 // several threads at once.
 class Estimator {
 public:
     virtual ~Estimator() = default;
     virtual double memory_bytes(const Plan& plan) = 0; // closed form, cheap
     virtual Estimate estimate(const Plan& plan) = 0;   // throws Error (bad_input) for what it cannot price
+    // The same event by event, dearer, for the few plans that are shown. By default the estimate.
+    virtual Estimate play(const Plan& plan) { return estimate(plan); }
     // Quotes of this estimator's plans; it must outlive the quoter. By default they are its estimates.
     virtual std::unique_ptr<Quoter> quoter();
 };

@@ -133,6 +133,7 @@ Stack read_stack(const Json& json, const std::string& place, const Coefficients&
     s.host_synced = in.list("host_synced", dispatcher_from_string);
     s.cuda_graphs = in.list("cuda_graphs", cuda_graph_from_string);
     if (in.find("split_schedules") != nullptr) s.split_schedules = in.list("split_schedules", schedule_from_string);
+    s.offloads = in.flag("offloads", false);
     s.recompute_sets = in.list("recompute_sets", recompute::from_string);
     s.recompute_modules = recompute::from_string(in.text("recompute_modules"));
     s.usual_dispatcher = dispatcher_from_string(in.text("usual_dispatcher"));

@@ -83,6 +83,10 @@ PlanFault check_combinations(const Plan& p, const Stack& s) {
         p.dispatcher != Dispatcher::hybridep)
         return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
                                                  to_string(p.dispatcher))};
+    if (p.cuda_graph != CudaGraph::none && (p.offload & (offload::attn_norm | offload::mlp_norm)) != 0)
+        return {"stack: cuda_graph",
+                fmt::format("cuda_graph {}: excludes offload {}", to_string(p.cuda_graph),
+                            offload::to_string(p.offload & (offload::attn_norm | offload::mlp_norm)))};
     if (p.cuda_graph != CudaGraph::none && p.cuda_graph != CudaGraph::full && (p.recompute & recompute::full) != 0)
         return {"stack: cuda_graph", fmt::format("cuda_graph {}: excludes recompute full", to_string(p.cuda_graph))};
     return {};

@@ -245,14 +245,16 @@ Estimate played_by_ops(const Plan& plan, const Stack& stack) {
 
 } // namespace
 
+Estimate FastEstimator::play(const Plan& plan) {
+    Estimate e = played_by_ops(plan, state_->segments.stack());
+    e.memory_bytes = memory_bytes(plan);
+    fill_rates(plan, e);
+    return e;
+}
+
 Estimate FastEstimator::estimate(const Plan& plan) {
     if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
-    if (needs_ops(plan)) {
-        Estimate e = played_by_ops(plan, state_->segments.stack());
-        e.memory_bytes = memory_bytes(plan);
-        fill_rates(plan, e);
-        return e;
-    }
+    if (needs_ops(plan)) return play(plan);
     Estimate e;
     const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);
     const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);

@@ -19,6 +19,8 @@ public:
     // Estimate's memory_bytes stays that of the fullest rank).
     double memory_bytes(const Plan& plan) override;
     Estimate estimate(const Plan& plan) override;
+    // As simulate(), of a few micro-batches that the others repeat.
+    Estimate play(const Plan& plan) override;
     std::unique_ptr<Quoter> quoter() override;
 
 private:

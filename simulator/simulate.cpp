@@ -95,6 +95,8 @@ void add_memory(Simulation& result, const std::shared_ptr<const Program>& progra
     result.held.push_back(memory_breakdown(*program, result.memory.back()));
     result.memory_bytes.push_back(rank_memory_bytes(result.planned, *program, result.memory.back().arena_bytes));
     result.estimate.memory_bytes = std::max(result.estimate.memory_bytes, result.memory_bytes.back());
+    result.estimate.host_bytes =
+        std::max(result.estimate.host_bytes, static_cast<double>(result.memory.back().host_bytes));
 }
 
 } // namespace
@@ -131,7 +133,8 @@ void fill_rates(const Plan& plan, Estimate& e) {
     }
     const double ranks_sharing =
         plan.hardware->cpu ? plan.gpus : 1.0; // ranks of one process share the machine's memory
-    e.fits = e.memory_bytes * ranks_sharing <= plan.hardware->memory_bytes;
+    const double host = plan.hardware->host_memory_bytes;
+    e.fits = e.memory_bytes * ranks_sharing <= plan.hardware->memory_bytes && (host == 0.0 || e.host_bytes <= host);
 }
 
 Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPoint point) {

@@ -91,11 +91,14 @@ double SkewedEstimator::memory_bytes(const Plan& plan) {
     return fast_.memory_bytes(at_near_load(plan, at(tables_.memory(plan), point_), 0.0));
 }
 
+Estimate SkewedEstimator::estimate(const Plan& plan) { return at_point(plan, &FastEstimator::estimate); }
+Estimate SkewedEstimator::play(const Plan& plan) { return at_point(plan, &FastEstimator::play); }
+
 // At the load of the event-driven tier: rows fill tiles and waves in steps, between which nothing is linear.
-Estimate SkewedEstimator::estimate(const Plan& plan) {
-    if (!skewed(plan)) return fast_.estimate(plan);
+Estimate SkewedEstimator::at_point(const Plan& plan, Estimate (FastEstimator::*price)(const Plan&)) {
+    if (!skewed(plan)) return (fast_.*price)(plan);
     const StepLoads loads = tables_.of(plan);
-    Estimate e = fast_.estimate(at_near_load(plan, at(loads.time, point_), loads.spread));
+    Estimate e = (fast_.*price)(at_near_load(plan, at(loads.time, point_), loads.spread));
     // The hottest rank changes from layer to layer, so that no rank fills up with the hottest layers' rows.
     if (!plan.hardware->cpu) e.memory_bytes = fast_.memory_bytes(at_near_load(plan, at(loads.memory, point_), 0.0));
     fill_rates(plan, e);

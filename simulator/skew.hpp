@@ -16,10 +16,13 @@ public:
 
     double memory_bytes(const Plan& plan) override;
     Estimate estimate(const Plan& plan) override;
+    Estimate play(const Plan& plan) override;
     // Steps at a load below the plans', memory with balanced routing.
     std::unique_ptr<Quoter> quoter() override;
 
 private:
+    Estimate at_point(const Plan& plan, Estimate (FastEstimator::*price)(const Plan&));
+
     FastEstimator fast_;
     LoadTables tables_;
     SkewPoint point_;

@@ -1,6 +1,7 @@
 // The verb explain: the walls of a plan, what each single change would do, and what makes it differ from another plan.
 #include "planner/error.hpp"
 #include "planner/feasibility.hpp"
+#include "planner/refined_search.hpp"
 #include "simulator/skew.hpp"
 #include "tools/console.hpp"
 #include "tools/explanation.hpp"
@@ -191,7 +192,7 @@ std::optional<Plan> plan_of(const Request& request, bool json) {
     SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
     const SearchSpace sound(request.search, request.stack); // refuses fields that cannot be pinned as asked
     try {
-        return search(request.search, request.stack, estimator).plans.front().first;
+        return refined_search(request.search, request.stack, estimator).plans.front().first;
     } catch (const Error& error) {
         if (error.fault() != Fault::bad_input) throw;
         const Infeasibility why = explain_request(request.search, request.stack, estimator);

@@ -45,7 +45,7 @@ Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simula
     e.interval = interval_of(plan, e.simulation.estimate, load_residuals(plan, stack.executable));
     e.skew = skew_of(plan, stack, e.simulation);
     SkewedEstimator estimator(plan.hardware, stack);
-    e.base = estimator.estimate(plan);
+    e.base = estimator.play(plan);
     e.deltas = what_ifs(plan, stack, estimator);
     e.front = memory_front(plan, stack, estimator);
     return e;

@@ -50,6 +50,7 @@ void replay_verb(const ReplayOptions& options) {
                 plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),
                 seconds_text(e.step_seconds), gib(e.memory_bytes), gib(plan.hardware->memory_bytes),
                 e.fits ? "" : " (does not fit)");
+    if (e.host_bytes > 0.0) console.say("{:.2f} GiB of the host's memory for what a GPU offloads", gib(e.host_bytes));
     console.say("{}", interval_text(interval));
     print_breakdown(console, e);
     if (skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));

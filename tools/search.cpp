@@ -1,7 +1,7 @@
 // The verb search: explores the plan space of a request, prints the best plans and writes the first.
-#include "planner/search.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
+#include "planner/refined_search.hpp"
 #include "simulator/skew.hpp"
 #include "tools/console.hpp"
 #include "tools/documents.hpp"
@@ -18,15 +18,33 @@ namespace {
 std::string degree(std::int64_t value) { return fmt::format("{}", value); }
 
 void print_plans(Console& console, const SearchResult& result) {
-    Table table({"", "TFLOPS/GPU", "tokens/s/GPU", "step", "GiB", "TP", "CP", "DP", "PP", "VPP", "EP", "ETP", "MBS",
-                 "<precision", "<schedule", "<recompute"});
+    const bool offloads = std::any_of(result.plans.begin(), result.plans.end(),
+                                      [](const auto& ranked) { return ranked.first.offload != 0; });
+    std::vector<std::string> columns{"",    "TFLOPS/GPU", "tokens/s/GPU", "step",      "GiB", "TP",
+                                     "CP",  "DP",         "PP",           "VPP",       "EP",  "ETP",
+                                     "MBS", "<precision", "<schedule",    "<recompute"};
+    if (offloads) columns.emplace_back("<offload");
+    Table table(columns);
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         const auto& [plan, estimate] = result.plans[i];
-        table.add({fmt::format("{}", i + 1), fmt::format("{:.4g}", estimate.tflops_per_gpu),
-                   count_text(estimate.tokens_per_second_per_gpu), seconds_text(estimate.step_seconds),
-                   gib_text(estimate.memory_bytes), degree(plan.tp), degree(plan.cp), degree(plan.dp), degree(plan.pp),
-                   degree(plan.vpp), degree(plan.ep), degree(plan.etp), degree(plan.mbs), to_string(plan.precision),
-                   to_string(plan.schedule), recompute::to_string(plan.recompute)});
+        std::vector<std::string> row{fmt::format("{}", i + 1),
+                                     fmt::format("{:.4g}", estimate.tflops_per_gpu),
+                                     count_text(estimate.tokens_per_second_per_gpu),
+                                     seconds_text(estimate.step_seconds),
+                                     gib_text(estimate.memory_bytes),
+                                     degree(plan.tp),
+                                     degree(plan.cp),
+                                     degree(plan.dp),
+                                     degree(plan.pp),
+                                     degree(plan.vpp),
+                                     degree(plan.ep),
+                                     degree(plan.etp),
+                                     degree(plan.mbs),
+                                     to_string(plan.precision),
+                                     to_string(plan.schedule),
+                                     recompute::to_string(plan.recompute)};
+        if (offloads) row.push_back(offload::to_string(plan.offload));
+        table.add(std::move(row));
     }
     console.line(table.text());
 }
@@ -59,7 +77,7 @@ void search_verb(const SearchOptions& options) {
                                      count_text(static_cast<double>(pruned))));
     };
     SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
-    const SearchResult result = search(request.search, request.stack, estimator);
+    const SearchResult result = refined_search(request.search, request.stack, estimator);
     if (!options.out.empty()) write_file(options.out, plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
 

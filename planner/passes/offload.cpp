@@ -137,7 +137,7 @@ void share_buffers(Program& program, const Template& forward, std::map<TensorId,
     }
 }
 
-Op copy(const Program& program, OpKind kind, const Op& beside, TensorId from, TensorId to, int layer) {
+Op copy(const Program& program, OpKind kind, const Op& beside, TensorId from, TensorId to, int layer, bool planned) {
     Op op;
     op.kind = kind;
     op.stream = Stream::host;
@@ -146,16 +146,17 @@ Op copy(const Program& program, OpKind kind, const Op& beside, TensorId from, Te
     op.layer = static_cast<std::int16_t>(layer);
     op.in = {from};
     op.out = {to};
-    op.bytes = program.tensors[static_cast<std::size_t>(from)].expected_bytes();
-    op.attr = CopyAttr{program.tensors[static_cast<std::size_t>(from)].elements()};
+    const Tensor& tensor = program.tensors[static_cast<std::size_t>(from)];
+    op.bytes = planned ? static_cast<double>(tensor.bytes()) : tensor.expected_bytes();
+    op.attr = CopyAttr{tensor.elements()};
     return op;
 }
 
 } // namespace
 
-void offload_pass(Program& program, Template& forward, Template& backward, unsigned set, std::int64_t smallest) {
+void offload_pass(Program& program, Template& forward, Template& backward, unsigned set, const OffloadRules& rules) {
     std::map<TensorId, Offloaded> offloaded =
-        find_offloaded(program, forward, backward, set & ~offload::optimizer, smallest);
+        find_offloaded(program, forward, backward, set & ~offload::optimizer, rules.smallest);
     if (offloaded.empty()) return;
     share_buffers(program, forward, offloaded);
     std::vector<Op> ops;
@@ -168,7 +169,8 @@ void offload_pass(Program& program, Template& forward, Template& backward, unsig
         ops.push_back(std::move(forward.ops[i]));
         for (const auto& [id, o] : offloaded)
             if (o.last_reader == i)
-                ops.push_back(copy(program, OpKind::copy_to_host, ops.back(), o.leaving, o.home, ops.back().layer));
+                ops.push_back(copy(program, OpKind::copy_to_host, ops.back(), o.leaving, o.home, ops.back().layer,
+                                   rules.planned_rows));
     }
     forward.ops = std::move(ops);
 
@@ -178,7 +180,9 @@ void offload_pass(Program& program, Template& forward, Template& backward, unsig
         if (op.layer != layer && op.layer >= 0) {
             layer = op.layer;
             for (const auto& [id, o] : offloaded)
-                if (o.layer == layer) ops.push_back(copy(program, OpKind::copy_from_host, op, o.home, o.again, layer));
+                if (o.layer == layer)
+                    ops.push_back(
+                        copy(program, OpKind::copy_from_host, op, o.home, o.again, layer, rules.planned_rows));
         }
         for (TensorId& id : op.in) {
             const auto at = offloaded.find(id);

@@ -76,6 +76,17 @@ TEST_CASE("each module's input leaves the device, once per layer, and is saved n
     }
 }
 
+// No host knows how many rows there are: our copies are of all planned ones, Megatron's of those that came.
+TEST_CASE("routed rows: twice the capacity moves twice the bytes under moe-plan, and as many under other stacks") {
+    for (const bool ours : {false, true}) {
+        Plan plan = qwen(offload::moe_act);
+        if (ours) plan.stack = "moe-plan";
+        const double once = copies(plan).bytes;
+        plan.capacity = 2.0;
+        CHECK(copies(plan).bytes == doctest::Approx(ours ? 2.0 * once : once));
+    }
+}
+
 TEST_CASE("what is recomputed or small stays; a set leaves together") {
     Plan plan = qwen(offload::qkv_linear);
     plan.recompute = recompute::layernorm; // the projections' input is computed again from the norm's

@@ -87,6 +87,9 @@ TEST_CASE("published stacks: combinations that their engines exclude, and what H
     CHECK(check([&](moe::Plan& p) {
               base(p), p.ep_overlap = false, p.cuda_graph = moe::CudaGraph::partial, p.recompute = moe::recompute::full;
           }) == "stack: cuda_graph");
+    CHECK(check([&](moe::Plan& p) { base(p), p.offload = moe::offload::moe_act; }).empty());
+    CHECK(check([&](moe::Plan& p) { base(p), p.offload = moe::offload::moe_act | moe::offload::mlp_norm; }) ==
+          "stack: cuda_graph");
     CHECK(check([](moe::Plan& p) {
               p.precision = moe::Precision::bf16, p.cuda_graph = moe::CudaGraph::attn | moe::CudaGraph::moe_router;
           }).empty());

@@ -63,3 +63,22 @@ TEST_CASE("optimizer states: both ways over the host link once per step") {
     CHECK(cost < copies);
     CHECK(cost > 0.9 * copies);
 }
+
+TEST_CASE("what is offloaded has to fit into the host's memory") {
+    moe::Plan plan = plan_of("Qwen3-30B-A3B");
+    plan.gpus = plan.dp = plan.ep = 8;
+    plan.gbs = 32;
+    plan.offload = moe::offload::attn_proj;
+    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    // One copy of every layer's rows: the host's are as many as the micro-batches under way.
+    const double bytes = 48.0 * 4096 * 4096 * 2;
+    const moe::Estimate e = moe::simulate(plan, stack, false).estimate;
+    CHECK(e.host_bytes == doctest::Approx(bytes).epsilon(0.001));
+    CHECK(e.fits);
+    auto small = std::make_shared<moe::Hardware>(*plan.hardware);
+    small->host_memory_bytes = 0.9 * bytes;
+    plan.hardware = small;
+    CHECK_FALSE(moe::simulate(plan, stack, false).estimate.fits);
+    small->host_memory_bytes = 0.0; // not known
+    CHECK(moe::simulate(plan, stack, false).estimate.fits);
+}

@@ -91,23 +91,6 @@ TEST_CASE("pruning loses none of the true top ten on small spaces") {
     }
 }
 
-TEST_CASE("backwards in two slots are tried on the plans found, where the stack offers them and nothing is pinned") {
-    SearchRequest request = asked("Mixtral-8x7B", "b200", 16, 16, 4096);
-    const auto best = [&request](const char* name, std::vector<std::pair<std::string, std::string>> fixed) {
-        request.fixed = std::move(fixed);
-        request.fixed.emplace_back("pp", "8");
-        return searched(request, name).plans.front();
-    };
-    const auto [split, estimate] = best("moe-plan", {});
-    CHECK(splits_backward(split.schedule));
-    CHECK(estimate.fits);
-    const auto whole = best("moe-plan", {{"schedule", "1f1b"}});
-    CHECK(whole.first.schedule == ScheduleKind::one_f_one_b);
-    CHECK(estimate.step_seconds < whole.second.step_seconds);
-    CHECK_FALSE(splits_backward(best("moe-plan", {{"vpp", "1"}}).first.schedule));
-    CHECK_FALSE(splits_backward(best("bridge-26.08", {}).first.schedule));
-}
-
 TEST_CASE("a pipeline of more stages than layers: MTP and the loss are stages of their own") {
     SearchRequest request = asked("GLM-4.5-Air", "gb200-nvl72", 96, 1536, 4096);
     request.fixed = {{"pp", "48"}, {"tp", "1"}, {"cp", "1"}, {"etp", "1"}};
