@@ -214,6 +214,8 @@ bool needs_ops(const Plan& plan) {
            plan.delay_wgrad || splits_backward(plan.schedule);
 }
 
+constexpr std::int64_t played_whole = 600; // micro-batches times ranks: 0.3 s
+
 // Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly.
 Estimate played_by_ops(const Plan& plan, const Stack& stack) {
     Plan few = plan;
@@ -246,7 +248,13 @@ Estimate played_by_ops(const Plan& plan, const Stack& stack) {
 } // namespace
 
 Estimate FastEstimator::play(const Plan& plan) {
-    Estimate e = played_by_ops(plan, state_->segments.stack());
+    const Stack& stack = state_->segments.stack();
+    const std::int64_t micro_batches = std::int64_t{plan.micro_batches()} * plan.pp; // of all ranks
+    return priced(plan,
+                  micro_batches <= played_whole ? simulate(plan, stack, false).estimate : played_by_ops(plan, stack));
+}
+
+Estimate FastEstimator::priced(const Plan& plan, Estimate e) {
     e.memory_bytes = memory_bytes(plan);
     fill_rates(plan, e);
     return e;
@@ -254,15 +262,13 @@ Estimate FastEstimator::play(const Plan& plan) {
 
 Estimate FastEstimator::estimate(const Plan& plan) {
     if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
-    if (needs_ops(plan)) return play(plan);
+    if (needs_ops(plan)) return priced(plan, played_by_ops(plan, state_->segments.stack()));
     Estimate e;
     const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);
     const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);
     for (const RankPlay& play : plays) e.step_seconds = std::max(e.step_seconds, play.end + model.per_step);
     e.breakdown = split(state_->segments, plan, model, plays, e.step_seconds);
-    e.memory_bytes = memory_bytes(plan);
-    fill_rates(plan, e);
-    return e;
+    return priced(plan, e);
 }
 
 std::unique_ptr<Quoter> FastEstimator::quoter() {

@@ -19,12 +19,13 @@ public:
     // Estimate's memory_bytes stays that of the fullest rank).
     double memory_bytes(const Plan& plan) override;
     Estimate estimate(const Plan& plan) override;
-    // As simulate(), of a few micro-batches that the others repeat.
+    // As simulate(); of steps of many micro-batches a few that the others repeat.
     Estimate play(const Plan& plan) override;
     std::unique_ptr<Quoter> quoter() override;
 
 private:
-    double held_bytes(const Plan& plan); // without the step that is run again
+    double held_bytes(const Plan& plan);               // without the step that is run again
+    Estimate priced(const Plan& plan, Estimate timed); // with its memory and rates
     struct State;
     std::unique_ptr<State> state_;
 };
