@@ -40,9 +40,10 @@ std::vector<Point> grid_of_cores() {
 
 // Widths, experts and sequences of published MoE models and fractions of them, none of them a whole model. Those in
 // blockwise FP8 have heads and sequences of their own, since their attention is in BF16 too: from a launch that leaves
-// multiprocessors idle to many waves of them.
+// multiprocessors idle to many waves of them. One sends activations to the host and back, 8 to 67 MB at a time.
 std::vector<Point> grid_of_gpus() {
     constexpr Precision fp32 = Precision::fp32, bf16 = Precision::bf16, fp8 = Precision::fp8_blockwise;
+    constexpr unsigned away = offload::core_attn | offload::attn_proj | offload::expert_fc1 | offload::moe_act;
     return {{"qwen3", 256, 4, 1, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
             {"deepseek", 256, 4, 4, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
             {"qwen2", 256, 4, 4, 64, 256, 8, 2, 512, 1024, 256, 1, fp32},
@@ -81,7 +82,7 @@ std::vector<Point> grid_of_gpus() {
             {"mixtral", 4096, 32, 8, 128, 14336, 4, 2, 0, 32768, 4096, 2},
             {"deepseek", 4096, 64, 64, 128, 2048, 16, 8, 12288, 65536, 4096, 1},
             {"qwen3", 1024, 8, 2, 128, 512, 16, 4, 3072, 16384, 2048, 4, bf16, {}, true},
-            {"gptoss", 1024, 16, 4, 64, 1024, 16, 4, 0, 32768, 2048, 2, bf16, {}, true},
+            {"gptoss", 1024, 16, 4, 64, 1024, 16, 4, 0, 32768, 2048, 2, bf16, {}, true, away},
             {"deepseek", 1536, 20, 20, 128, 640, 16, 4, 4096, 16384, 3072, 2, bf16, {}, true},
             {"qwen3", 2048, 32, 4, 128, 768, 64, 8, 6144, 65536, 4096, 1, bf16, {}, true}};
 }
@@ -153,6 +154,7 @@ Plan plan_of(const Point& p, const Backend& backend) {
     plan.gbs = 2 * plan.dp * plan.mbs;
     plan.precision = p.precision;
     plan.deterministic = p.deterministic;
+    plan.offload = p.offload;
     return plan;
 }
 

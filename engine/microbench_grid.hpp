@@ -24,6 +24,7 @@ struct Point {
     Precision precision = Precision::bf16;
     Sharing sharing{};
     bool deterministic = false;
+    unsigned offload = 0; // set of offload:: modules
 };
 
 // Each from small to large, so that a budget that runs out costs the far end and never a kind of op.

@@ -6,6 +6,7 @@
 #include "engine/microbench_grid.hpp"
 #include "planner/error.hpp"
 #include "planner/lower.hpp"
+#include "planner/measured.hpp"
 #include "planner/memory.hpp"
 #include "planner/program.hpp"
 
@@ -165,4 +166,30 @@ TEST_CASE("every model of the grids is a sound plan, and those of GPUs fit one o
             CHECK_NOTHROW(check_executable(plan, programs, cpu));
             if (gpus) CHECK(plan_memory(programs.front()).arena_bytes < 80e9);
         }
+}
+
+TEST_CASE("a point that offloads measures copies, by their bytes alone") {
+    const Point point{"gptoss", 64, 4, 2, 16, 64, 8, 2, 0, 128, 64, 1, Precision::bf16, {}, false,
+                      offload::core_attn | offload::moe_act};
+    const Plan plan = plan_of(point, backend_named("cpu"));
+    const Program program = lower(plan, 0);
+    std::int64_t copies = 0;
+    for (const Template& tmpl : program.templates)
+        for (const Op& op : tmpl.ops) {
+            if (op.kind != OpKind::copy_to_host) continue;
+            ++copies;
+            CHECK(measured_key(op, program) == "copy_to_host");
+        }
+    CHECK(copies > 0);
+    std::int64_t out = 0, back = 0;
+    const std::vector<std::vector<TimelineRow>> ranks = record_training(plan, "cpu");
+    for (const TimelineRow& row : ranks.front()) {
+        out += row.kind == OpKind::copy_to_host ? 1 : 0;
+        back += row.kind == OpKind::copy_from_host ? 1 : 0;
+        CHECK(row.busy >= 0.0);
+    }
+    CHECK(out == copies * plan.micro_batches());
+    CHECK(back == out);
+    const std::vector<Point> points = grid_of_gpus();
+    CHECK(std::any_of(points.begin(), points.end(), [](const Point& p) { return p.offload != 0; }));
 }
