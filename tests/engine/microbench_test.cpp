@@ -169,8 +169,8 @@ TEST_CASE("every model of the grids is a sound plan, and those of GPUs fit one o
 }
 
 TEST_CASE("a point that offloads measures copies, by their bytes alone") {
-    const Point point{"gptoss", 64, 4, 2, 16, 64, 8, 2, 0, 128, 64, 1, Precision::bf16, {}, false,
-                      offload::core_attn | offload::moe_act};
+    Point point{"gptoss", 64, 4, 2, 16, 64, 8, 2, 0, 128, 64, 1};
+    point.offload = offload::core_attn | offload::moe_act;
     const Plan plan = plan_of(point, backend_named("cpu"));
     const Program program = lower(plan, 0);
     std::int64_t copies = 0;

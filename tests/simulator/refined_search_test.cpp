@@ -96,9 +96,12 @@ TEST_CASE("stacks that do not offload, and pinned fields, are left as they are")
 }
 
 TEST_CASE("weight gradients are delayed where that is faster") {
-    Searcher searcher({"GPT-OSS-120B", "h100", "moe-plan", 32, 256, 8192});
-    const auto [plan, estimate] = searcher.best();
-    const auto [prompt, slower] = searcher.best({{"delay_wgrad", "off"}});
+    Searcher searcher({"GPT-OSS-20B", "h100", "moe-plan", 16, 64, 8192});
+    const Pins few{{"pp", "2"}, {"tp", "1"}, {"cp", "1"}, {"etp", "1"}, {"offload", "none"}};
+    const auto [plan, estimate] = searcher.best(few);
+    Pins prompted = few;
+    prompted.emplace_back("delay_wgrad", "off");
+    const auto [prompt, slower] = searcher.best(std::move(prompted));
     CHECK(plan.delay_wgrad);
     CHECK_FALSE(prompt.delay_wgrad);
     CHECK(estimate.step_seconds < slower.step_seconds);
@@ -120,11 +123,12 @@ TEST_CASE("backwards in two slots are tried on the plans found, where the stack 
 }
 
 TEST_CASE("the list is sorted, one plan for each mapping, and the same on one thread and on three") {
-    Searcher searcher({"Mixtral-8x7B", "h100", "moe-plan", 8, 64, 4096});
+    Searcher searcher({"Mixtral-8x7B", "h100", "moe-plan", 8, 16, 4096});
+    const Pins few{{"cp", "1"}, {"etp", "1"}, {"mbs", "1"}, {"ep_overlap", "off"}, {"cuda_graph", "full"}};
     searcher.request().threads = 1;
-    const SearchResult one = searcher.refined();
+    const SearchResult one = searcher.refined(few);
     searcher.request().threads = 3;
-    const SearchResult three = searcher.refined();
+    const SearchResult three = searcher.refined(few);
     REQUIRE(one.plans.size() == three.plans.size());
     REQUIRE(one.plans.size() > 1);
     CHECK(one.evaluated == three.evaluated);
