@@ -13,7 +13,6 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 namespace moe {
@@ -52,9 +51,7 @@ public:
         }
         std::vector<Plan> found;
         for (const auto& [plan, estimate] : result_.plans) found.push_back(plan);
-        const std::pair counted{result_.evaluated, result_.priced};
-        play(found);
-        std::tie(result_.evaluated, result_.priced) = counted; // these plans were among them
+        play(found, false);
         play(with_split_backwards(found));
         if (offloads()) play_offloaded();
         if (podium_.plans().empty()) std::rethrow_exception(nothing_fits);
@@ -71,8 +68,8 @@ private:
     }
     bool offloads() const { return stack_.offloads && !pinned("offload"); }
 
-    // Plans that do not fit, and those that cannot be priced, are left out.
-    void play(const std::vector<Plan>& plans) {
+    // Plans that do not fit, and those that cannot be priced, are left out. fresh: none of them was counted before.
+    void play(const std::vector<Plan>& plans, bool fresh = true) {
         std::vector<std::optional<Estimate>> played(plans.size());
         in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
             try {
@@ -84,11 +81,15 @@ private:
         });
         for (std::size_t i = 0; i < plans.size(); ++i) {
             if (!played[i] || !played[i]->fits) continue;
-            ++result_.evaluated;
-            ++result_.priced;
+            result_.evaluated += fresh ? 1 : 0;
+            result_.priced += fresh ? 1 : 0;
             const double limit = podium_.limit(mapping_of(plans[i]));
             if (played[i]->step_seconds < (1.0 - least_gain) * limit) podium_.add({plans[i], *played[i]});
         }
+        if (!request_.progress) return;
+        std::int64_t pruned = 0;
+        for (const auto& [reason, count] : result_.pruned) pruned += count;
+        request_.progress(result_.evaluated, pruned);
     }
 
     // Fills what stages wait for each other, and keeps more.
