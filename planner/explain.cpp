@@ -39,11 +39,17 @@ Values recompute_values(const Plan& plan, const Stack& stack) {
     return values;
 }
 
+// Sets one module away: what is there can stay, and the stack may offer more.
+std::vector<unsigned> offload_sets(const Plan& plan, const Stack& stack) {
+    std::vector<unsigned> sets;
+    for (unsigned bit = 1; bit <= offload::optimizer; bit *= 2)
+        if (stack.offloads || (plan.offload & bit) != 0) sets.push_back(plan.offload ^ bit);
+    return sets;
+}
+
 Values offload_values(const Plan& plan, const Stack& stack) {
     Values values;
-    if (!stack.offloads) return values;
-    for (unsigned bit = 1; bit <= offload::optimizer; bit *= 2)
-        values.push_back(offload::to_string(plan.offload ^ bit));
+    for (const unsigned set : offload_sets(plan, stack)) values.push_back(offload::to_string(set));
     return values;
 }
 
@@ -311,10 +317,10 @@ std::vector<Plan> front_candidates(const Plan& base, const Stack& stack) {
     // micro-batch only.
     for (const Plan& plan : std::vector<Plan>(plans)) {
         if (plan.mbs != base.mbs) continue;
-        for (unsigned bit = 1; bit <= offload::optimizer; bit *= 2) {
-            if (!stack.offloads || (bit != offload::optimizer && plan.recompute != base.recompute)) continue;
+        for (const unsigned set : offload_sets(plan, stack)) {
+            if ((set ^ plan.offload) != offload::optimizer && plan.recompute != base.recompute) continue;
             plans.push_back(plan);
-            plans.back().offload ^= bit;
+            plans.back().offload = set;
         }
     }
     multiply(both, [](Plan& plan, bool on) { plan.optimizer.bf16_moments = on; });

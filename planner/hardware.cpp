@@ -179,8 +179,8 @@ Precision precision_from_string(const std::string& text) {
 Hardware hardware_from_json(const std::string& text, const std::string& place) {
     const JsonObject json = JsonObject::parse(text, place);
     json.only({"name", "cpu", "cores", "sm_count", "peak_flops", "memory_bytes", "memory_bandwidth", "nvlink_domain",
-               "nvlink_domain_used", "nvlink", "nic", "host", "host_memory_bytes", "context_bytes", "communicator_bytes", "default_stack",
-               "like", "source", "measured", "product_tiles", "measured_by"});
+               "nvlink_domain_used", "nvlink", "nic", "host", "host_memory_bytes", "context_bytes",
+               "communicator_bytes", "default_stack", "like", "source", "measured", "product_tiles", "measured_by"});
     Hardware hardware;
     hardware.name = json.string("name");
     if (hardware.name.empty()) json.refuse_value("name", "must name the machine");

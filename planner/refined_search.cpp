@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -54,7 +55,10 @@ public:
         play(found, false);
         play(with_split_backwards(found));
         if (offloads()) play_offloaded();
-        if (podium_.plans().empty()) std::rethrow_exception(nothing_fits);
+        if (podium_.plans().empty()) {
+            if (nothing_fits) std::rethrow_exception(nothing_fits);
+            refuse_host_memory();
+        }
         play(with_delayed_wgrad());
         result_.plans = podium_.plans();
         result_.seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -68,6 +72,14 @@ private:
     }
     bool offloads() const { return stack_.offloads && !pinned("offload"); }
 
+    // Of plans that fit into the GPUs. Closed forms do not count what is on the host, so that a pinned set comes here.
+    [[noreturn]] void refuse_host_memory() const {
+        constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+        refuse("no plan for {} GPUs fits: what they offload needs {:.1f} GiB of the host's memory for each, of {:.1f}: "
+               "unfix offload, or use more GPUs",
+               request_.base.gpus, least_on_host_ / gib, request_.base.hardware->host_memory_bytes / gib);
+    }
+
     // Plans that do not fit, and those that cannot be priced, are left out. fresh: none of them was counted before.
     void play(const std::vector<Plan>& plans, bool fresh = true) {
         std::vector<std::optional<Estimate>> played(plans.size());
@@ -80,7 +92,11 @@ private:
             }
         });
         for (std::size_t i = 0; i < plans.size(); ++i) {
-            if (!played[i] || !played[i]->fits) continue;
+            if (!played[i]) continue;
+            if (!played[i]->fits) {
+                least_on_host_ = std::min(least_on_host_, played[i]->host_bytes);
+                continue;
+            }
             result_.evaluated += fresh ? 1 : 0;
             result_.priced += fresh ? 1 : 0;
             const double limit = podium_.limit(mapping_of(plans[i]));
@@ -155,15 +171,19 @@ private:
     std::vector<Ranked> recomputing_less() {
         std::vector<Ranked> result;
         if (pinned("recompute")) return result;
-        const SearchSpace space(request_, stack_);
+        const std::vector<unsigned> sets = SearchSpace::every_set(request_.base.model, stack_);
         for (std::size_t i = 0; i < std::min(lighter_plans, podium_.plans().size()); ++i) {
             const Ranked& found = podium_.plans()[i];
             if (found.first.recompute == 0) continue;
-            std::vector<Ranked> faster(space.recompute_sets().size());
+            std::vector<Ranked> faster(sets.size());
             in_parallel(faster.size(), threads_, [&](std::size_t, std::size_t set) {
                 Plan plan = found.first;
-                plan.recompute = space.recompute_sets()[set];
-                if (sound(plan, stack_)) faster[set] = {plan, estimator_.estimate(plan)};
+                plan.recompute = sets[set];
+                try {
+                    if (sound(plan, stack_)) faster[set] = {plan, estimator_.estimate(plan)};
+                } catch (const Error& error) { // not priced: the estimate stays one that fits, and is of no use below
+                    if (error.fault() != Fault::bad_input) throw;
+                }
             });
             const auto no_use = [&found](const Ranked& r) {
                 return r.second.fits || r.second.step_seconds >= found.second.step_seconds;
@@ -214,6 +234,7 @@ private:
     std::size_t threads_;
     Podium podium_;
     SearchResult result_;
+    double least_on_host_ = std::numeric_limits<double>::infinity(); // bytes, of the plans that did not fit when played
 };
 
 } // namespace

@@ -83,6 +83,13 @@ private:
             p.bytes = estimator_.memory_bytes(p.plan);
             if (p.bytes > p.plan.hardware->memory_bytes) return p;
             p.estimate = estimator_.estimate(p.plan);
+            if (p.estimate->fits) return p;
+            constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+            p.fault = {"offload > host memory",
+                       fmt::format("offload {} takes {:.1f} GiB of the host's {:.1f} for a GPU",
+                                   offload::to_string(p.plan.offload), p.estimate->host_bytes / gib,
+                                   p.plan.hardware->host_memory_bytes / gib)};
+            p.bytes = 0.0;
         } catch (const Error& error) {
             if (error.fault() != Fault::bad_input) throw;
             p.fault = {"not priced", error.what()};

@@ -118,11 +118,11 @@ std::int64_t SearchSpace::choices(int tp, int cp, int ep, int etp, int pp) const
 
 // Every set of the stack's modules that differs in what it repeats: `moe` holds the experts' activation and the shared
 // experts, `full` everything; modules that the model does not have repeat nothing.
-std::vector<unsigned> SearchSpace::every_set() const {
+std::vector<unsigned> SearchSpace::every_set(const std::shared_ptr<const Model>& model, const Stack& stack) {
     using namespace recompute;
     Plan plan;
-    plan.model = base_.model;
-    const auto& kinds = base_.model->kinds;
+    plan.model = model;
+    const auto& kinds = model->kinds;
     const auto some = [&kinds](const auto& has) { return std::any_of(kinds.begin(), kinds.end(), has); };
     unsigned modules = layernorm | core_attn;
     if (some([](const LayerKind& k) {
@@ -132,11 +132,11 @@ std::vector<unsigned> SearchSpace::every_set() const {
     if (some([](const LayerKind& k) { return !k.moe; })) modules |= mlp;
     if (has_experts(plan)) modules |= moe_act | moe;
     if (some([](const LayerKind& k) { return k.moe && k.moe->shared_ffn > 0; })) modules |= shared_experts;
-    modules &= stack_.recompute_modules;
+    modules &= stack.recompute_modules;
     std::vector<unsigned> sets;
     for (unsigned set = 0; set < full; ++set)
         if ((set & ~modules) == 0 && ((set & moe) == 0 || (set & (moe_act | shared_experts)) == 0)) sets.push_back(set);
-    if ((stack_.recompute_modules & full) != 0) sets.push_back(full);
+    if ((stack.recompute_modules & full) != 0) sets.push_back(full);
     return sets;
 }
 

@@ -91,6 +91,10 @@ void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& 
     const auto others = [&](const std::string& but) {
         return most->first == but ? std::string() : fmt::format("; {} fail '{}'", most->second.count, most->first);
     };
+    // These fit into the GPUs, so that none of the larger ones is what is in the way.
+    if (const auto host = reasons.find("offload > host memory"); host != reasons.end())
+        refuse("no plan for {} GPUs fits: {} of {} candidates fail '{}' ({}): unfix offload, or use more GPUs", gpus,
+               host->second.count, total, host->first, host->second.message);
     if (failure.smallest) {
         const Plan& p = *failure.smallest;
         refuse(

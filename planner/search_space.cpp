@@ -123,7 +123,7 @@ void SearchSpace::pin(const SearchRequest& request, const Stack& stack) {
     }
     if (pinned("recompute"))
         if (const PlanFault fault = check_recompute(base_)) refuse("{}: change --fix recompute", fault.message);
-    sets_ = pinned("recompute") ? std::vector<unsigned>{base_.recompute} : every_set();
+    sets_ = pinned("recompute") ? std::vector<unsigned>{base_.recompute} : every_set(base_.model, stack_);
     std::sort(sets_.begin(), sets_.end(), [](unsigned a, unsigned b) {
         const auto key = [](unsigned set) { return std::tuple((set & recompute::full) != 0, std::popcount(set), set); };
         return key(a) < key(b);

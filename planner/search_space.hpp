@@ -83,6 +83,8 @@ public:
     static constexpr std::int64_t every_mbs_to = 16;
     const std::vector<Cut>& cuts(int pp, int vpp) const;                  // at least one
     const std::vector<unsigned>& recompute_sets() const { return sets_; } // fewer modules first; sound for the model
+    // Every set of the stack's modules that differs in what it repeats of the model.
+    static std::vector<unsigned> every_set(const std::shared_ptr<const Model>& model, const Stack& stack);
     const std::vector<OptimizerChoice>& optimizers() const { return optimizers_; } // the one with fewer bytes first
     // Every combination of the options that plans with these degrees have: plans of those fields alone.
     const std::vector<Plan>& roots(int tp, int cp, int ep, int etp, int pp) const;
@@ -125,7 +127,6 @@ private:
     RootSets sets_of(Plan root) const;
     std::vector<PlanFault> faults(Plan plan) const;
     Plan mildest(Plan plan) const;
-    std::vector<unsigned> every_set() const;
     // cuts: ways to cut the layers into pp stages.
     std::vector<Dense> sound_dense(Precision precision, int pp, std::int64_t cuts, const std::vector<Expert>& experts);
 

@@ -61,8 +61,8 @@ struct Stack {
     std::vector<Dispatcher> dispatchers;
     std::vector<CudaGraph> cuda_graphs;
     bool ep_overlap = false;
-    std::vector<ScheduleKind> split_schedules; // with backwards in two slots: search tries them on the plans it found
-    bool offloads = false; // of activations and optimizer states: search tries it on the plans it found
+    std::vector<ScheduleKind> split_schedules; // with backwards in two slots: tried on the plans found
+    bool offloads = false;                     // of activations and optimizer states: tried on the plans found
     std::vector<unsigned> recompute_sets;      // the sets that search tries
     unsigned recompute_modules = 0;            // all modules that a plan may name (a superset of the sets above)
     std::vector<Dispatcher> host_synced;       // dispatchers that read routed counts on the host

@@ -214,8 +214,6 @@ bool needs_ops(const Plan& plan) {
            plan.delay_wgrad || splits_backward(plan.schedule);
 }
 
-constexpr std::int64_t played_whole = 600; // micro-batches times ranks: 0.3 s
-
 // Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly.
 Estimate played_by_ops(const Plan& plan, const Stack& stack) {
     Plan few = plan;
@@ -244,6 +242,8 @@ Estimate played_by_ops(const Plan& plan, const Stack& stack) {
     e.breakdown.host += late;
     return e;
 }
+
+constexpr std::int64_t played_whole = 600; // micro-batches times ranks: a fraction of a second
 
 } // namespace
 

@@ -84,6 +84,21 @@ TEST_CASE("a request that only offload brings into memory has plans, unless it i
           }).find("no plan for 4 GPUs fits") != std::string::npos);
 }
 
+TEST_CASE("pinned offload that the host has no memory for is refused, with what it needs") {
+    Searcher searcher({"Llama3-8B", "h200", "moe-plan", 1, 8, 32768});
+    auto small = std::make_shared<Hardware>(*searcher.request().base.hardware);
+    small->host_memory_bytes = 1e9;
+    searcher.request().base.hardware = small;
+    const auto said = [&](const char* modules) {
+        return fault_of([&] { searcher.refined({{"recompute", "mlp"}, {"offload", modules}}); });
+    };
+    CHECK(said("attn_norm+qkv_linear+core_attn+attn_proj").find("fail 'offload > host memory'") != std::string::npos);
+    // 8.03 billion parameters with 8 bytes of masters and moments in BF16.
+    searcher.request().base.seq = 2048;
+    CHECK(said("optimizer").find("needs 59.8 GiB of the host's memory for each, of 0.9") != std::string::npos);
+    CHECK(searcher.best().first.offload == 0);
+}
+
 TEST_CASE("stacks that do not offload, and pinned fields, are left as they are") {
     Searcher before({"Llama2-7B", "h100", "bridge-25.11", 1, 8, 4096});
     CHECK(before.best().first.offload == 0);
