@@ -117,7 +117,7 @@ struct Slice {
         if (threadIdx.x != 0) return;
         for (int slot = 0; slot < slots; ++slot) {
             ptx::init_barrier(ptx::shared_address(&barriers[slot].arrived), 1);
-            ptx::init_barrier(ptx::shared_address(&barriers[slot].taken), warps);
+            ptx::init_barrier(ptx::shared_address(&barriers[slot].taken), threads);
         }
     }
     // Of a row, if there is one; one thread calls.
@@ -149,8 +149,7 @@ struct Slice {
             const Src row{memory + first, sizeof(typename A::Storage) == 4 ? Type::f32 : Type::bf16};
             of_column = load(row, column - std::int64_t{begin} * W);
         }
-        __syncwarp();
-        if (threadIdx.x % warp_size == 0) ptx::arrive(ptx::shared_address(&barriers[slot].taken));
+        ptx::arrive(ptx::shared_address(&barriers[slot].taken));
     }
     __device__ int pack(int p) const { return begin + static_cast<int>(threadIdx.x) + p * threads; }
     __device__ bool has(int p) const { return pack(p) < end; }

@@ -41,7 +41,7 @@ struct Config {
     static constexpr int tile_k = wgrad ? gradient_k : 64; // of a stage
     static constexpr int box_bytes = tile_k * 128, a_boxes = tile_m / 64, b_boxes = tile_n / 64;
     static constexpr int stage_bytes = (a_boxes + b_boxes) * box_bytes;
-    static constexpr int consumers = 2, threads = 128 * (1 + consumers), readers = 1 + 4 * consumers; // warps
+    static constexpr int consumers = 2, threads = 128 * (1 + consumers), readers = 1 + 128 * consumers;
     static constexpr int buffer_bytes = 8192, result_columns = wgrad ? 32 : 64;
     static constexpr int parts = tile_n / result_columns;
     static constexpr int ring_bytes = stages * stage_bytes, result_bytes = consumers * buffers * buffer_bytes;
@@ -127,8 +127,8 @@ __device__ void announce(const Grouped& p, const Shared<C>& shared, typename C::
     }
 }
 
-// The tiles as a reader has seen them: a whole warp, or one thread that counts as one.
-template <class C, bool whole_warp>
+// The tiles as a reader has seen them.
+template <class C>
 class Tiles {
 public:
     __device__ explicit Tiles(const Shared<C>& shared) : shared_(shared) {}
@@ -137,8 +137,7 @@ public:
         const int4 low = ptx::read_shared(shared_.tile(at_.stage)),
                    high = ptx::read_shared(shared_.tile(at_.stage) + 16);
         tile = {low.x, low.y, low.z, low.w, high.x, high.y};
-        if (whole_warp) __syncwarp();
-        if (!whole_warp || threadIdx.x % warp_size == 0) ptx::arrive(shared_.taken(at_.stage));
+        ptx::arrive(shared_.taken(at_.stage));
         at_.advance();
         return tile.group >= 0;
     }

@@ -35,7 +35,7 @@ __device__ void load_operand(const CUtensorMap& map, Box box, unsigned to, unsig
 
 template <class C>
 __device__ void produce(const Maps& maps, const Shared<C>& shared, int rank) {
-    Tiles<C, false> tiles(shared);
+    Tiles<C> tiles(shared);
     Ring<C::stages> ring;
     Tile tile;
     while (tiles.next(tile)) {
@@ -166,7 +166,7 @@ __device__ void skip_tile(const Shared<C>& shared, Ring<C::stages>& ring, const 
 // Multiplies tile by tile and writes the sums. In turn, a warpgroup writes while the other multiplies.
 template <class C>
 __device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& shared, int consumer, Dst c) {
-    Tiles<C, true> tiles(shared);
+    Tiles<C> tiles(shared);
     Ring<C::stages> ring;
     Writer<C> writer(maps, p, shared, c, consumer);
     Tile tile;

@@ -89,7 +89,7 @@ __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales&
                                int consumer, Dst c) {
     constexpr int count = C::width / 2, pieces = ScalesOfTile<C>::pieces_of_pass;
     const int blocks = ceil_div(p.depth, C::tile_k);
-    Tiles<C, true> tiles(shared);
+    Tiles<C> tiles(shared);
     Ring<C::stages> ring;
     Writer<C> writer(maps, p, shared, c, consumer);
     ScalesOfTile<C> ahead;
