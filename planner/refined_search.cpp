@@ -28,6 +28,8 @@ constexpr int mappings_of_each = 4;
 // Plans of the list that are tried with less recomputation, and with how many sets of modules.
 constexpr std::size_t lighter_plans = 2, lighter_sets = 12;
 constexpr std::size_t played_together = 8;
+// Plans that are refined at least, so that the first one does not depend on how many are asked for.
+constexpr int fewest_refined = 5;
 // What a variant has to gain over the plan of its mapping: less is not worth another choice, and within what plays
 // know.
 constexpr double least_gain = 0.002;
@@ -36,10 +38,13 @@ class Refinement {
 public:
     Refinement(const SearchRequest& request, const Stack& stack, Estimator& estimator)
         : request_(request),
+          shown_(request.top),
           stack_(stack),
           estimator_(estimator),
           threads_(thread_count(request.threads)),
-          podium_(static_cast<std::size_t>(request.top), request.similar) {}
+          podium_(static_cast<std::size_t>(std::max(request.top, fewest_refined)), request.similar) {
+        if (shown_ >= 1) request_.top = std::max(shown_, fewest_refined);
+    }
 
     SearchResult run() {
         const Clock::time_point start = Clock::now();
@@ -61,6 +66,7 @@ public:
         }
         play(with_delayed_wgrad());
         result_.plans = podium_.plans();
+        while (result_.plans.size() > static_cast<std::size_t>(shown_)) result_.plans.pop_back();
         result_.seconds = std::chrono::duration<double>(Clock::now() - start).count();
         return std::move(result_);
     }
@@ -228,7 +234,8 @@ private:
         play(batch);
     }
 
-    const SearchRequest& request_;
+    SearchRequest request_;
+    int shown_;
     const Stack& stack_;
     Estimator& estimator_;
     std::size_t threads_;

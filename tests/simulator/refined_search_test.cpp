@@ -99,6 +99,15 @@ TEST_CASE("pinned offload that the host has no memory for is refused, with what 
     CHECK(searcher.best().first.offload == 0);
 }
 
+TEST_CASE("the first plan does not depend on how many are asked for") {
+    Searcher searcher({"Qwen3-30B-A3B", "h100", "moe-plan", 8, 64, 4096});
+    const Plan of_five = searcher.best().first;
+    searcher.request().top = 1;
+    const std::vector<std::pair<Plan, Estimate>> alone = searcher.refined().plans;
+    REQUIRE(alone.size() == 1);
+    CHECK(differences(alone.front().first, of_five).empty());
+}
+
 TEST_CASE("stacks that do not offload, and pinned fields, are left as they are") {
     Searcher before({"Llama2-7B", "h100", "bridge-25.11", 1, 8, 4096});
     CHECK(before.best().first.offload == 0);

@@ -70,7 +70,7 @@ TEST_CASE("gpu-check: without a device it is skipped and says so") {
     }
 }
 
-TEST_CASE("gpu-check: what a sanitizer reports, of libraries and of what is explained left out") {
+TEST_CASE("gpu-check: what a sanitizer reports, of libraries left out") {
     const Folder folder;
     set_up(folder, "printf '[doctest] all cases\n====\ngemm: one, two\nrope: heads\ncross_entropy: rows\n'", "10.0");
     folder.write("compute-sanitizer", R"(#!/bin/sh
@@ -80,7 +80,7 @@ case "$*" in
 *memcheck*) echo '========= ERROR SUMMARY: 0 errors' ;;
 *tc=gemm*) race 'sm90_gemm_kernel(int)'; echo '========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)' ;;
 *tc=rope*) race 'moe::cuda::rope_kernel(int)'; echo '========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)' ;;
-*) race 'moe::cuda::cross_entropy_kernel(int)'; echo '========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)' ;;
+*) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
 esac
 )");
     REQUIRE(folder.run("chmod +x compute-sanitizer").status == 0);
