@@ -70,7 +70,13 @@ int Builder::open(SlotKind kind, int chunk) {
 
 TensorId Builder::tensor(std::string name, Dtype dtype, std::int64_t rows, std::int64_t cols, double expected_rows) {
     Tensor t;
-    t.name = layer >= 0 ? fmt::format("layer{}.{}", layer, name) : std::move(name);
+    if (layer >= 0) {
+        const std::string number = std::to_string(layer); // searches name millions of tensors
+        t.name.reserve(number.size() + name.size() + 6);
+        t.name.append("layer").append(number).append(".").append(name);
+    } else {
+        t.name = std::move(name);
+    }
     t.dtype = dtype;
     t.rows = rows;
     t.cols = cols;

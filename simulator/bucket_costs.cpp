@@ -24,22 +24,28 @@ double quantize_seconds(const CostModel& model, const BucketSize& b) {
 } // namespace
 
 OpCost price_op(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group, Attr attr) {
-    Program program;
-    Tensor tensor;
-    tensor.dtype = dtype;
-    program.tensors.push_back(tensor);
-    Op op;
+    // A search asks a million times: what it asks with is allocated once.
+    struct Asked {
+        Program program;
+        Op op;
+        Asked() {
+            program.tensors.emplace_back();
+            op.in = {0};
+        }
+    };
+    thread_local Asked asked;
+    asked.program.tensors.front().dtype = dtype;
+    Op& op = asked.op;
     op.kind = kind;
-    op.in = {0};
     op.bytes = bytes;
-    if (kind == OpKind::sum_squares) // as the lowering states it: measured calls go by FLOPs where an op has them
-        op.flops = 2.0 * bytes / static_cast<double>(bytes_of(dtype, 1));
+    // As the lowering states it: measured calls go by FLOPs where an op has them.
+    op.flops = kind == OpKind::sum_squares ? 2.0 * bytes / static_cast<double>(bytes_of(dtype, 1)) : 0.0;
     op.group = group;
     op.attr = std::move(attr);
     const bool message = kind == OpKind::send || kind == OpKind::recv;
     op.module = message ? Module::pipeline : Module::data_parallel;
     op.phase = message ? Phase::forward : Phase::step;
-    return model(op, program);
+    return model(op, asked.program);
 }
 
 double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group, Attr attr) {

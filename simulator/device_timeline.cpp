@@ -1,5 +1,6 @@
 // Plays Programs on GPUs: every op starts when its host has issued it, its stream is free and its tensors are ready.
 #include "simulator/beside.hpp"
+#include "simulator/op_access.hpp"
 #include "simulator/ranks.hpp"
 
 #include "planner/error.hpp"
@@ -28,11 +29,6 @@ struct Exchange {
     static std::int64_t key(const PeerAttr& peer, int micro_batch) {
         return (static_cast<std::int64_t>(peer.stage) * 64 + peer.tag) << 32 | static_cast<std::int64_t>(micro_batch);
     }
-};
-
-// Tensors of an op by clock, without repetitions.
-struct Access {
-    std::vector<int> reads, writes;
 };
 
 class Device {
@@ -144,7 +140,7 @@ private:
         for (const Slot& slot : program_.slots) used[static_cast<std::size_t>(slot.index)] = true;
         for (std::size_t t = 0; t < program_.templates.size(); ++t) {
             if (!used[t]) continue;
-            for (const Op& op : program_.templates[t].ops) access_[t].push_back({roots(op.in), roots(op.out)});
+            access_[t] = OpAccess(program_, program_.templates[t]);
         }
     }
     // Computing between an op and the next communication of its template, and the number of layers in a template.
@@ -164,17 +160,6 @@ private:
             }
         }
     }
-    std::vector<int> roots(const std::vector<TensorId>& ids) const {
-        std::vector<int> result;
-        for (TensorId id : ids) {
-            if (id == no_tensor) continue;
-            const TensorId base = program_.tensors[static_cast<std::size_t>(id)].base;
-            result.push_back(base == no_tensor ? id : base);
-        }
-        std::sort(result.begin(), result.end());
-        result.erase(std::unique(result.begin(), result.end()), result.end());
-        return result;
-    }
     std::size_t clock(int root, int micro_batch) const {
         const auto id = static_cast<std::size_t>(root);
         return static_cast<std::size_t>(first_clock_[id] + (instances_[id] > 1 ? micro_batch % instances_[id] : 0));
@@ -190,14 +175,14 @@ private:
         const Template& tmpl = program_.templates[t];
         if (tmpl.ops.empty()) return next_slot(lane);
         const Op& op = tmpl.ops[position.op];
-        const Access& access = access_[t][position.op];
         const OpCost& cost = (*run_.costs)[t][position.op];
         Candidate c{&op, lane, 0.0, host_, 0.0};
         double inputs = 0.0;
-        for (const int root : access.reads) inputs = std::max(inputs, written_[clock(root, slot.micro_batch)]);
+        for (const int root : access_[t].read(position.op))
+            inputs = std::max(inputs, written_[clock(root, slot.micro_batch)]);
         if (cost.waits_for_counts) c.issue = std::max(host_, inputs) + stack_.costs.sync_seconds;
         double ready = std::max(inputs, stream_free_[static_cast<std::size_t>(op.stream)]);
-        for (const int root : access.writes) {
+        for (const int root : access_[t].written(position.op)) {
             const std::size_t i = clock(root, slot.micro_batch);
             ready = std::max({ready, written_[i], read_[i]});
         }
@@ -296,12 +281,11 @@ private:
         host_ = c.issue + cost.host;
         run_.host_seconds = host_;
         stream_free_[static_cast<std::size_t>(c.op->stream)] = end;
-        const Access& access = access_[t][position.op];
-        for (const int root : access.reads) {
+        for (const int root : access_[t].read(position.op)) {
             double& last = read_[clock(root, slot.micro_batch)];
             last = std::max(last, end);
         }
-        for (const int root : access.writes) written_[clock(root, slot.micro_batch)] = end;
+        for (const int root : access_[t].written(position.op)) written_[clock(root, slot.micro_batch)] = end;
         if (c.op->kind == OpKind::send)
             exchange_.sent[Exchange::key(std::get<PeerAttr>(c.op->attr), slot.micro_batch)] = end;
         else if (c.op->kind == OpKind::recv)
@@ -347,7 +331,7 @@ private:
     Beside beside_;
     std::vector<int> first_clock_, instances_;
     std::vector<double> written_, read_;
-    std::vector<std::vector<Access>> access_;
+    std::vector<OpAccess> access_; // by template
     std::vector<std::vector<double>> until_;
     std::vector<std::size_t> silent_from_; // by template: the first op that no communication follows
     std::vector<int> layers_;

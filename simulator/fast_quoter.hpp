@@ -8,6 +8,7 @@
 #include <array>
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -39,9 +40,11 @@ private:
     static bool offloads(const Plan& plan) { return (plan.offload & ~offload::optimizer) != 0; }
 
     struct Layers {
-        std::vector<const Terms*> terms; // by segment of the model
+        std::vector<const Terms*> terms; // by segment of the model; none of those that few cuts have, see complete()
         std::vector<double> pool_bytes;  // of the saved activations of the segments of each pool
         int pools = 0;                   // which segments share pools
+        // Of coarse_layers(): the early terms of its segments, which give way to coarse ones.
+        std::vector<Terms>* early = nullptr;
         Plan plan;
         double message_bytes = 0.0;
     };
@@ -76,6 +79,7 @@ private:
         Plan plan;
         const Shape* shape = nullptr;
         std::vector<std::vector<std::pair<int, int>>> parts; // by distinct stage: segment of the model, count
+        bool rare = false;                                   // some of them are segments that few cuts have
         std::vector<StageMemory> memory;                     // states and groups; the rest is the layers'
         std::vector<std::vector<Moved>> moved;               // by distinct stage, of those that a step begins with
         double zero = 0.0;                                   // seconds that the first rank zeroes gradients
@@ -102,13 +106,17 @@ private:
     Passing least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const;
     double resharding_seconds(const std::vector<const Terms*>& terms) const;
     std::vector<Terms> early_terms(const Plan& plan);
-    // terms: of each segment of the model, which stay until forget().
-    int add_layers(const Plan& plan, std::vector<const Terms*> terms);
+    int add_layers(const Plan& plan, std::vector<Terms>* early);
+    void find_terms(Layers& layers, std::size_t segment);
+    // Works out what the model has in one place and these stages in another: most layers are never asked for it.
+    void complete(Layers& layers, const Stages& stages);
+    void find_pools(Layers& layers);
     int pools_of(std::vector<int> pools);
     int segment(SegmentId id) const {
         return static_cast<int>(std::find(segments_.begin(), segments_.end(), id) - segments_.begin());
     }
     std::vector<BucketSize> buckets(const Plan& plan, const Stage& stage, const Segments& segments);
+    Stages stages_of(const Plan& plan);
     std::vector<Moved> moved_of(const Plan& plan, const CostModel& costs, const StageShape& shape);
     void sum_chunks(const Layers& layers, const Stages& stages);
     static void add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk);
@@ -133,7 +141,11 @@ private:
     std::vector<int> counts_;         // how often the model has each
     SegmentTerms terms_;
     std::vector<Layers> layers_;
-    std::vector<Stages> stages_;
+    // By what a search varies of it: branches of a family that differ in the micro-batch ask for the same.
+    using StagesKey = std::tuple<Precision, std::array<int, 7>, ScheduleKind, bool, bool, std::string>;
+    static constexpr std::size_t most_stages = 8192; // known between branches, some KB each
+    std::map<StagesKey, std::unique_ptr<Stages>> known_stages_;
+    std::vector<Stages*> stages_;
     std::vector<std::array<Placement, 5>> placements_;
     // Parts of the segments by what a search varies, dense and routed: early_terms() is asked often.
     struct WordsHash {

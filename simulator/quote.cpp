@@ -204,8 +204,9 @@ double FastQuoter::composed(const Layers& layers, const Stages& stages, const st
 }
 
 Quote FastQuoter::quote(int layers_handle, int stages_handle) {
-    const Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
-    Stages& stages = stages_[static_cast<std::size_t>(stages_handle)];
+    Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
+    Stages& stages = *stages_[static_cast<std::size_t>(stages_handle)];
+    complete(layers, stages);
     sum_chunks(layers, stages);
     Plan& plan = stages.plan;
     plan.mbs = layers.plan.mbs;
@@ -240,7 +241,8 @@ double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& ter
     const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
     const double share = micro_batches * plan.tp * plan.cp / plan.gpus;
     double saved = 0.0; // by the first backward of every layer
-    for (std::size_t i = 0; i < counts_.size(); ++i) saved += counts_[i] * terms[i]->first_saves;
+    for (std::size_t i = 0; i < counts_.size(); ++i)
+        if (counts_[i] > 0) saved += counts_[i] * terms[i]->first_saves;
     const Passing least = least_of_all(plan, terms);
     const double even = std::max(share * least.computing - saved / plan.pp, share * least.other);
     return (even + least_visit(plan) + sources_.segments.stack().costs.step_seconds) *
@@ -253,6 +255,7 @@ double FastQuoter::resharding_seconds(const std::vector<const Terms*>& terms) co
     constexpr auto data = static_cast<std::size_t>(Stream::data);
     double sum = 0.0;
     for (std::size_t i = 0; i < counts_.size(); ++i) {
+        if (counts_[i] == 0) continue;
         const Terms& t = *terms[i];
         sum += counts_[i] * t.sides[0].busy[data] + std::max(0, counts_[i] - 1) * t.sides[1].busy[data];
     }
@@ -264,6 +267,7 @@ FastQuoter::Passing FastQuoter::least_of_all(const Plan& plan, const std::vector
     Busy busy{};
     constexpr auto compute = static_cast<std::size_t>(Stream::compute);
     for (std::size_t i = 0; i < counts_.size(); ++i) {
+        if (counts_[i] == 0) continue;
         const Terms& t = *terms[i];
         device += counts_[i] * (t.sides[0].device + t.sides[1].device);
         for (std::size_t s = 0; s < stream_count; ++s)

@@ -81,18 +81,7 @@ int FastQuoter::coarse_layers(const Plan& plan) {
     // What is stashed or offloaded depends on what is recomputed, so that sets share nothing.
     if (!plan.reshards() || plan.paged_stash || plan.offload != 0) return layers(plan);
     list_segments(plan.model);
-    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
-    const int place = placement(plan);
-    std::vector<Terms>& terms = own_terms_.emplace_back(early_terms(plan));
-    constexpr auto data = static_cast<std::size_t>(Stream::data);
-    std::vector<const Terms*> pointers;
-    for (std::size_t i = 0; i < terms.size(); ++i) {
-        Terms t = terms_.coarse(plan, segments_[i], place, costs);
-        for (int side = 0; side < 2; ++side) t.sides[side].busy[data] = terms[i].sides[side].busy[data];
-        terms[i] = t;
-        pointers.push_back(&terms[i]);
-    }
-    return add_layers(plan, std::move(pointers));
+    return add_layers(plan, &own_terms_.emplace_back(early_terms(plan)));
 }
 
 } // namespace moe

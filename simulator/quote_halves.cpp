@@ -24,6 +24,7 @@ void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
     if (model_ == model) return;
     forget();
     for (auto& known : known_) known.clear();
+    known_stages_.clear();
     model_ = model;
     segments_.clear();
     counts_.clear();
@@ -66,33 +67,58 @@ void FastQuoter::forget() {
     layers_.clear();
     own_terms_.clear();
     stages_.clear();
+    if (known_stages_.size() > most_stages) known_stages_.clear();
 }
 
-int FastQuoter::layers(const Plan& plan) {
+int FastQuoter::layers(const Plan& plan) { return add_layers(plan, nullptr); }
+
+int FastQuoter::add_layers(const Plan& plan, std::vector<Terms>* early) {
     list_segments(plan.model);
-    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
-    const int place = placement(plan);
-    std::vector<const Terms*> terms;
-    for (const SegmentId id : segments_) terms.push_back(&terms_.of(plan, id, place, costs));
-    return add_layers(plan, std::move(terms));
-}
-
-int FastQuoter::add_layers(const Plan& plan, std::vector<const Terms*> terms) {
     Layers result;
     result.plan = plan;
-    result.terms = std::move(terms);
-    std::vector<int> pools;
-    for (const Terms* t : result.terms) {
-        const auto bytes = static_cast<double>(t->saved);
-        const auto pool = std::find(result.pool_bytes.begin(), result.pool_bytes.end(), bytes);
-        pools.push_back(bytes > 0.0 ? static_cast<int>(pool - result.pool_bytes.begin()) : -1);
-        if (bytes > 0.0 && pool == result.pool_bytes.end()) result.pool_bytes.push_back(bytes);
-    }
-    result.pools = pools_of(std::move(pools));
+    result.early = early;
+    result.terms.assign(segments_.size(), nullptr);
+    for (std::size_t i = 0; i < segments_.size(); ++i)
+        if (counts_[i] > 0) find_terms(result, i);
+    find_pools(result);
     result.message_bytes =
         static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
     layers_.push_back(std::move(result));
     return static_cast<int>(layers_.size()) - 1;
+}
+
+void FastQuoter::find_terms(Layers& layers, std::size_t segment) {
+    const Plan& plan = layers.plan;
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    if (layers.early == nullptr) {
+        layers.terms[segment] = &terms_.of(plan, segments_[segment], placement(plan), costs);
+        return;
+    }
+    constexpr auto data = static_cast<std::size_t>(Stream::data);
+    Terms& early = (*layers.early)[segment];
+    Terms coarse = terms_.coarse(plan, segments_[segment], placement(plan), costs);
+    for (int side = 0; side < 2; ++side) coarse.sides[side].busy[data] = early.sides[side].busy[data];
+    early = std::move(coarse);
+    layers.terms[segment] = &early;
+}
+
+void FastQuoter::complete(Layers& layers, const Stages& stages) {
+    if (!stages.rare || std::find(layers.terms.begin(), layers.terms.end(), nullptr) == layers.terms.end()) return;
+    for (std::size_t i = 0; i < segments_.size(); ++i)
+        if (layers.terms[i] == nullptr) find_terms(layers, i);
+    find_pools(layers);
+}
+
+void FastQuoter::find_pools(Layers& layers) {
+    layers.pool_bytes.clear();
+    std::vector<int> pools;
+    for (const Terms* t : layers.terms) {
+        const double bytes = t == nullptr ? 0.0 : static_cast<double>(t->saved);
+        const auto pool = std::find(layers.pool_bytes.begin(), layers.pool_bytes.end(), bytes);
+        pools.push_back(bytes > 0.0 ? static_cast<int>(pool - layers.pool_bytes.begin()) : -1);
+        if (bytes > 0.0 && pool == layers.pool_bytes.end()) layers.pool_bytes.push_back(bytes);
+    }
+    layers.pools = pools_of(std::move(pools));
 }
 
 int FastQuoter::pools_of(std::vector<int> pools) {
@@ -121,6 +147,18 @@ std::vector<BucketSize> FastQuoter::buckets(const Plan& plan, const Stage& stage
 
 int FastQuoter::stages(const Plan& plan) {
     list_segments(plan.model);
+    std::unique_ptr<Stages>& known = known_stages_[{plan.precision,
+                                                    {plan.tp, plan.cp, plan.ep, plan.etp, plan.pp, plan.vpp, plan.dp},
+                                                    plan.schedule,
+                                                    plan.fsdp,
+                                                    plan.optimizer.bf16_moments,
+                                                    plan.layout}];
+    if (!known) known = std::make_unique<Stages>(stages_of(plan)); // again where that was refused
+    stages_.push_back(known.get());
+    return static_cast<int>(stages_.size()) - 1;
+}
+
+FastQuoter::Stages FastQuoter::stages_of(const Plan& plan) {
     Stages result;
     result.plan = plan;
     result.shape = &sources_.shapes.of(plan);
@@ -136,7 +174,10 @@ int FastQuoter::stages(const Plan& plan) {
         }
     for (const StageShape& stage : result.shape->distinct) {
         std::vector<std::pair<int, int>> parts;
-        for (const auto& [id, count] : stage.segments) parts.emplace_back(segment(id), count);
+        for (const auto& [id, count] : stage.segments) {
+            parts.emplace_back(segment(id), count);
+            result.rare = result.rare || counts_[static_cast<std::size_t>(parts.back().first)] == 0;
+        }
         result.parts.push_back(std::move(parts));
         StageMemory memory;
         double updated = 0.0, summed = 0.0, zero = 0.0;
@@ -186,20 +227,23 @@ int FastQuoter::stages(const Plan& plan) {
         result.message_per_byte =
             (price_bytes(costs, OpKind::send, far, Dtype::bf16, groups::pipeline) - result.message_start) / far;
     }
-    stages_.push_back(std::move(result));
-    return static_cast<int>(stages_.size()) - 1;
+    return result;
 }
 
+// What few cuts have in place of the model's own segments consists of ops of these, and is no slower where they are
+// not.
 std::vector<double> FastQuoter::slowness(int handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(handle)];
     std::vector<double> list;
-    for (const Terms* t : layers.terms) list.push_back(-t->first_saves);
-    for (const Terms* t : layers.terms)
-        for (const SideTerms& side : t->sides) {
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+        if (counts_[i] == 0) continue;
+        list.push_back(-layers.terms[i]->first_saves);
+        for (const SideTerms& side : layers.terms[i]->sides) {
             list.insert(list.end(), {side.device, side.device - side.before_input, side.host, side.together,
                                      side.waits ? -side.lead_after : -far_ahead});
             if (layers.plan.ep_overlap) list.insert(list.end(), side.busy.begin(), side.busy.end());
         }
+    }
     return list;
 }
 

@@ -58,8 +58,9 @@ Turns turns_of(const Plan& plan, const Shape& shape, Orders& orders, int rank) {
 double FastQuoter::merged_seconds(const Plan& plan) {
     if (!plan.ep_overlap || splits_backward(plan.schedule)) return 0.0;
     const int layers_handle = layers(plan), stages_handle = stages(plan);
-    const Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
-    Stages& stages = stages_[static_cast<std::size_t>(stages_handle)];
+    Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
+    Stages& stages = *stages_[static_cast<std::size_t>(stages_handle)];
+    complete(layers, stages);
     sum_chunks(layers, stages);
     const Shape& shape = *stages.shape;
     std::vector<Turns> turns;
