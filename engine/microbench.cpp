@@ -3,12 +3,12 @@
 
 #include "engine/apart.hpp"
 #include "engine/backend.hpp"
+#include "engine/measured_calls.hpp"
 #include "engine/microbench_grid.hpp"
 #include "engine/trainer.hpp"
 #include "kernels/tiles.hpp"
 #include "planner/error.hpp"
 #include "planner/library_memory.hpp"
-#include "planner/measured.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -20,13 +20,10 @@
 #include <iterator>
 #include <limits>
 #include <span>
-#include <tuple>
 
 namespace moe {
 
 namespace {
-
-using Samples = std::map<std::string, std::vector<MeasuredCall>>; // by measured_key()
 
 double median(std::vector<double> values) {
     const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -53,12 +50,8 @@ const Program& program_of(const Trainer& trainer, const Mesh& mesh, int rank) {
     return trainer.programs()[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))];
 }
 
-void add_sample(Samples& samples, const std::string& key, CostPoint at, double seconds) {
-    if (at.work > 0.0) samples[key].push_back({at.work, seconds, std::move(at.sides)});
-}
-
 // The median over steps of every op of every rank: a step that another process disturbed does not count.
-void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, Samples& samples) {
+void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, CallSamples& samples) {
     const Mesh mesh(plan);
     for (int rank = 0; rank < plan.gpus; ++rank) {
         const Program& program = program_of(trainer, mesh, rank);
@@ -66,8 +59,7 @@ void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, Sample
         std::vector<double> busy(rows.size());
         for (std::size_t i = 0; i < rows[0].size(); ++i) {
             for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
-            const CostPoint at = cost_point(op_of(program, rows[0][i]), program);
-            add_sample(samples, at.key, at, median(busy));
+            add_sample(samples, op_of(program, rows[0][i]), program, median(busy));
         }
     }
 }
@@ -138,7 +130,7 @@ int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend)
 
 // What the training of one point says.
 struct Measured {
-    Samples samples;
+    CallSamples samples;
     std::string device;
     double stamp_seconds = 0.0;
     double beside_arena = 0.0; // bytes taken on the device beside the arena and the libraries' scratch
@@ -191,32 +183,6 @@ double launch_seconds(const Backend& backend) {
     return seconds;
 }
 
-// One call for all samples between which `alike` sees no difference: their mean, because predictions add ops up.
-template <class Alike>
-std::vector<MeasuredCall> merged(const std::vector<MeasuredCall>& samples, const Alike& alike) {
-    std::vector<MeasuredCall> calls;
-    for (std::size_t first = 0, last = 0; first < samples.size(); first = last) {
-        MeasuredCall sum{0.0, 0.0, samples[first].sides};
-        for (; last < samples.size() && alike(samples[first], samples[last]); ++last) {
-            sum.work += samples[last].work;
-            sum.seconds += samples[last].seconds;
-        }
-        const double count = static_cast<double>(last - first);
-        calls.push_back({sum.work / count, std::max(sum.seconds / count, 1e-9), sum.sides});
-    }
-    return calls;
-}
-
-// On a device of its own an op's time hardly scatters, and its shape decides. Ranks that share cores disturb each other
-// by more than that: their calls are averaged over bins of like work.
-std::vector<MeasuredCall> calls_of(std::vector<MeasuredCall> samples, bool by_shape) {
-    const auto order = [](const MeasuredCall& c) { return std::tie(c.work, c.sides); };
-    std::sort(samples.begin(), samples.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
-    if (by_shape) return merged(samples, [&](const auto& a, const auto& b) { return order(a) == order(b); });
-    for (MeasuredCall& sample : samples) sample.sides.clear();
-    return merged(samples, [](const auto& first, const auto& other) { return other.work <= 1.25 * first.work; });
-}
-
 // Best rate among the largest quarter of the calls of the families whose key begins with `kind`, in one storage type:
 // "" FP32, "bf16" or "fp8-blockwise".
 double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measured, const std::string& kind,
@@ -263,7 +229,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     const auto run = [&](const std::function<std::string()>& work) { return options.apart ? apart(work) : work(); };
     result.launch_seconds =
         std::stod(run([&] { return fmt::format("{}", launch_seconds(backend_named(options.backend))); }));
-    Samples samples;
+    CallSamples samples;
     std::size_t done = 0;
     double longest = 0.0;
     std::array<double, precision_count> beside_arena{};

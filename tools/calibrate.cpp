@@ -7,6 +7,7 @@
 #include "planner/files.hpp"
 #include "planner/measured.hpp"
 #include "tools/console.hpp"
+#include "tools/feedback.hpp"
 #include "tools/in_step.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
@@ -132,6 +133,35 @@ Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench
     return hardware;
 }
 
+// By family: how many calls there are, and the ends of them.
+Table calls_table(const std::map<std::string, std::vector<MeasuredCall>>& measured) {
+    Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
+    for (const auto& [kind, calls] : measured) {
+        if (calls.empty()) continue;
+        const MeasuredCall& largest = calls.back();
+        table.add({kind, count_text(static_cast<double>(calls.size())), seconds_text(calls.front().seconds),
+                   seconds_text(largest.seconds),
+                   largest.seconds > 0.0 ? fmt::format("{:.2f}", largest.work / largest.seconds / 1e9) : "-"});
+    }
+    return table;
+}
+
+void feed_back(const CalibrateOptions& options) {
+    if (options.gpus != 0) refuse("--gpus {}: --runs measures nothing now: leave it out", options.gpus);
+    Feedback fed = fed_back(options.runs, options.from);
+    fed.hardware.measured_by += fmt::format("; {}, {} run{}, moe-plan calibrate --runs", today(), options.runs.size(),
+                                            options.runs.size() == 1 ? "" : "s");
+    const std::string profile = to_json(fed.hardware);
+    write_file(options.out, profile);
+    if (options.json) return print(profile);
+    Console console(false);
+    console.say("{}", fed.hardware.measured_by);
+    console.say("{} ops of {} run{}:", count_text(static_cast<double>(fed.ops)), options.runs.size(),
+                options.runs.size() == 1 ? "" : "s");
+    console.line(calls_table(fed.measured).text());
+    console.say("Profile in {0}; next: moe-plan search --hardware {0} ...", options.out);
+}
+
 void print_profile(Console& console, const Hardware& hardware, const Microbench& bench) {
     console.say("{}", hardware.measured_by);
     if (bench.fp32_flops > 0.0)
@@ -145,25 +175,18 @@ void print_profile(Console& console, const Hardware& hardware, const Microbench&
         console.say("One for messages takes {:.0f} MiB, the first of all {:.0f} more, the first that sends {:.0f} more",
                     taken.messages / (1 << 20), taken.first / (1 << 20), taken.first_pairwise / (1 << 20));
     }
-    Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
-    for (const auto& [kind, calls] : bench.measured) {
-        if (calls.empty()) continue;
-        const MeasuredCall& largest = calls.back();
-        table.add({kind, count_text(static_cast<double>(calls.size())), seconds_text(calls.front().seconds),
-                   seconds_text(largest.seconds),
-                   largest.seconds > 0.0 ? fmt::format("{:.2f}", largest.work / largest.seconds / 1e9) : "-"});
-    }
-    console.line(table.text());
+    console.line(calls_table(bench.measured).text());
 }
 
 } // namespace
 
 void calibrate_verb(const CalibrateOptions& options) {
-    // In another process, because this one must not have begun to use a GPU when its trainings are (apart.hpp).
-    const int gpus = std::stoi(apart([&] { return std::to_string(gpus_of(options)); }));
     // Known now rather than after the measurement.
     const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
     if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
+    if (!options.runs.empty()) return feed_back(options);
+    // In another process, because this one must not have begun to use a GPU when its trainings are (apart.hpp).
+    const int gpus = std::stoi(apart([&] { return std::to_string(gpus_of(options)); }));
     Console console(options.json);
     MicrobenchOptions how;
     how.backend = options.backend;

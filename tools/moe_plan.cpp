@@ -135,7 +135,10 @@ void add_calibrate(CLI::App& app, CalibrateOptions& o) {
     verb->add_option("--gpus", o.gpus, "cuda: communication is measured among 2, 4, .. of so many (0: all there are)")
         ->capture_default_str();
     verb->add_option("--from", o.from,
-                     "cuda: a profile measured on one GPU of this kind; only communication is measured");
+                     "cuda: a profile measured on one GPU of this kind; only communication is measured. With --runs: "
+                     "the profile to add to (default: that of the first run's plan)");
+    verb->add_option("--runs", o.runs,
+                     "RUN_DIR.. of execute: what their ops took joins the profile, and nothing is measured now");
     verb->add_option("--out", o.out, "the hardware profile")->required();
     add_json(verb, o.json);
 }

@@ -69,8 +69,10 @@ void compare_verb(const CompareOptions& options);
 
 struct CalibrateOptions {
     std::string backend = "cpu";
-    int gpus = 0;     // of this machine, 0 = all
-    std::string from; // a profile measured on one such GPU: only what lies between GPUs is measured
+    int gpus = 0; // of this machine, 0 = all
+    // A profile measured on one such GPU: only what lies between GPUs is measured. With runs: what they are added to.
+    std::string from;
+    std::vector<std::string> runs; // folders of execute: nothing else is measured
     std::string out;
     bool json = false;
 };
