@@ -117,10 +117,10 @@ TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all
         steps += name.ends_with(": step");
         memory += name.ends_with(": memory");
     }
-    CHECK(document["plans"].size() == 12);
+    CHECK(document["plans"].size() == 13);
     CHECK(document["plans"][0]["by_kind"].size() == 2);
-    CHECK(steps == 12);
-    CHECK(memory == 12);
+    CHECK(steps == 13);
+    CHECK(memory == 13);
     CHECK(outcome.out.find("step in blockwise FP8 beside BF16") != std::string::npos);
     CHECK(outcome.out.find("300 steps of text, loss 1.000 to 1.000") != std::string::npos);
     CHECK(outcome.out.find("1,000 steps in blockwise FP8, loss 1.000 to 1.0000, BF16's 1.0000") != std::string::npos);
