@@ -110,6 +110,8 @@ private:
     void find_terms(Layers& layers, std::size_t segment);
     // Works out what the model has in one place and these stages in another: most layers are never asked for it.
     void complete(Layers& layers, const Stages& stages);
+    // The stages of a handle, filled with these layers.
+    Stages& filled_with(Layers& layers, int stages_handle);
     void find_pools(Layers& layers);
     int pools_of(std::vector<int> pools);
     int segment(SegmentId id) const {

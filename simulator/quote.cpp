@@ -203,14 +203,20 @@ double FastQuoter::composed(const Layers& layers, const Stages& stages, const st
     return m < plan.pp || offloads(layers.plan) ? seconds * tiers_apart : seconds;
 }
 
-Quote FastQuoter::quote(int layers_handle, int stages_handle) {
-    Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
+FastQuoter::Stages& FastQuoter::filled_with(Layers& layers, int stages_handle) {
     Stages& stages = *stages_[static_cast<std::size_t>(stages_handle)];
     complete(layers, stages);
+    stages.plan.mbs = layers.plan.mbs;
+    stages.plan.dispatcher = layers.plan.dispatcher; // of its communicators
+    stages.plan.ep_overlap = layers.plan.ep_overlap;
     sum_chunks(layers, stages);
-    Plan& plan = stages.plan;
-    plan.mbs = layers.plan.mbs;
-    plan.ep_overlap = layers.plan.ep_overlap;
+    return stages;
+}
+
+Quote FastQuoter::quote(int layers_handle, int stages_handle) {
+    Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
+    Stages& stages = filled_with(layers, stages_handle);
+    const Plan& plan = stages.plan;
     const int m = plan.micro_batches();
     if (splits_backward(plan.schedule)) return split_quote(layers, stages, m);
     slots_.clear();

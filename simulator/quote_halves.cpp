@@ -153,7 +153,17 @@ int FastQuoter::stages(const Plan& plan) {
                                                     plan.fsdp,
                                                     plan.optimizer.bf16_moments,
                                                     plan.layout}];
-    if (!known) known = std::make_unique<Stages>(stages_of(plan)); // again where that was refused
+    if (!known) {
+        // Without what layers alone depend on: who asks first must not matter.
+        Plan bare = plan;
+        bare.mbs = 1;
+        bare.recompute = 0;
+        bare.dispatcher = Plan{}.dispatcher;
+        bare.cuda_graph = CudaGraph::none;
+        bare.cp_comm = Plan{}.cp_comm;
+        bare.ep_overlap = bare.tp_overlap = false;
+        known = std::make_unique<Stages>(stages_of(bare)); // again where this is refused
+    }
     stages_.push_back(known.get());
     return static_cast<int>(stages_.size()) - 1;
 }

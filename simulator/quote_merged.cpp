@@ -59,9 +59,7 @@ double FastQuoter::merged_seconds(const Plan& plan) {
     if (!plan.ep_overlap || splits_backward(plan.schedule)) return 0.0;
     const int layers_handle = layers(plan), stages_handle = stages(plan);
     Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
-    Stages& stages = *stages_[static_cast<std::size_t>(stages_handle)];
-    complete(layers, stages);
-    sum_chunks(layers, stages);
+    Stages& stages = filled_with(layers, stages_handle);
     const Shape& shape = *stages.shape;
     std::vector<Turns> turns;
     std::map<Pair, double> all;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 
 TEST_CASE("quotes of 300 random plans are not above their estimates, and hold memory within 5 % for most") {
     const std::uint64_t seed = seed_of_run();
@@ -151,6 +152,53 @@ TEST_CASE("quotes hold gathers and reductions, and what tokens beside it cost a 
             CHECK(quote <= estimate * (1.0 + moe::quote_time_margin));
             CHECK(quote > estimate * 0.9); // 0.88 and 0.85 without
         }
+}
+
+TEST_CASE(
+    "a quoter that has quoted other plans of a mesh quotes as a fresh one, MTP apart from the loss or beside it") {
+    moe::Plan plan = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 4096);
+    plan.gpus = 1024;
+    plan.pp = 4;
+    plan.vpp = 8;
+    plan.dp = 256;
+    plan.ep = 64;
+    plan.edp = 4;
+    plan.gbs = 8192;
+    plan.schedule = moe::ScheduleKind::interleaved;
+    plan.precision = moe::Precision::bf16;
+    std::vector<moe::Plan> plans;
+    for (const char* layout : {"Et*3|(tt|)*29m|L", ""}) { // "": even, MTP beside the loss
+        plan.layout = layout;
+        for (const std::int64_t mbs : {1, 2})
+            for (const moe::Dispatcher dispatcher : {moe::Dispatcher::alltoall, moe::Dispatcher::hybridep})
+                for (const bool overlap : {true, false}) {
+                    plan.mbs = mbs;
+                    plan.dispatcher = dispatcher;
+                    plan.ep_overlap = overlap;
+                    REQUIRE(!check_plan(plan));
+                    plans.push_back(plan);
+                }
+    }
+    moe::FastEstimator estimator(plan.hardware, moe::load_stack(plan.stack, *plan.hardware));
+    const auto quoted = [](moe::Quoter& quoter, const moe::Plan& p) {
+        const moe::Quote quote = quoter.quote(quoter.layers(p), quoter.stages(p));
+        return std::tuple(quote.step_seconds, quote.memory_bytes, quoter.merged_seconds(p));
+    };
+    const std::unique_ptr<moe::Quoter> used = estimator.quoter();
+    for (const moe::Plan& p : plans) quoted(*used, p);
+    used->forget();
+    for (const moe::Plan& p : plans) {
+        CAPTURE(p.layout);
+        CAPTURE(p.mbs);
+        const std::unique_ptr<moe::Quoter> fresh = estimator.quoter();
+        const auto expected = quoted(*fresh, p);
+        CHECK(quoted(*used, p) == expected);
+        // As a search asks: floors first, other sizes between.
+        quoted(*used, plans.front());
+        const int stages = used->stages(p), layers = used->layers(p);
+        CHECK(used->merged_seconds(p) == std::get<2>(expected));
+        CHECK(used->quote(layers, stages).step_seconds == std::get<0>(expected));
+    }
 }
 
 TEST_CASE(
