@@ -167,8 +167,7 @@ TEST_CASE(
     plan.schedule = moe::ScheduleKind::interleaved;
     plan.precision = moe::Precision::bf16;
     std::vector<moe::Plan> plans;
-    for (const char* layout : {"Et*3|(tt|)*29m|L", ""}) { // "": even, MTP beside the loss
-        plan.layout = layout;
+    const auto add_all = [&plans](moe::Plan plan) {
         for (const std::int64_t mbs : {1, 2})
             for (const moe::Dispatcher dispatcher : {moe::Dispatcher::alltoall, moe::Dispatcher::hybridep})
                 for (const bool overlap : {true, false}) {
@@ -178,7 +177,16 @@ TEST_CASE(
                     REQUIRE(!check_plan(plan));
                     plans.push_back(plan);
                 }
+    };
+    for (const char* layout : {"Et*3|(tt|)*29m|L", ""}) { // "": even, MTP beside the loss
+        plan.layout = layout;
+        add_all(plan);
     }
+    // As many micro-batches as stages, or half as many, with which a pipeline is never full.
+    plan.schedule = moe::ScheduleKind::one_f_one_b;
+    plan.vpp = 1;
+    plan.gbs = 1024;
+    add_all(plan);
     moe::FastEstimator estimator(plan.hardware, moe::load_stack(plan.stack, *plan.hardware));
     const auto quoted = [](moe::Quoter& quoter, const moe::Plan& p) {
         const moe::Quote quote = quoter.quote(quoter.layers(p), quoter.stages(p));
@@ -194,7 +202,9 @@ TEST_CASE(
         const auto expected = quoted(*fresh, p);
         CHECK(quoted(*used, p) == expected);
         // As a search asks: floors first, other sizes between.
-        quoted(*used, plans.front());
+        moe::Plan other = p;
+        other.mbs = 3 - p.mbs;
+        quoted(*used, other);
         const int stages = used->stages(p), layers = used->layers(p);
         CHECK(used->merged_seconds(p) == std::get<2>(expected));
         CHECK(used->quote(layers, stages).step_seconds == std::get<0>(expected));
