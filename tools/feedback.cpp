@@ -37,10 +37,16 @@ bool merged(const Program& program, std::size_t slot) {
     return program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
 }
 
+// How many rows these have is up to the router.
+bool is_routed(Module module) {
+    return module == Module::dispatch || module == Module::experts || module == Module::moe_act ||
+           module == Module::combine;
+}
+
 // Between GPUs it is in a message's time that others come later; ranks on cores leave it out.
 bool tells(const Plan& plan, const Program& program, const Op& op, std::size_t slot) {
     if ((is_communication(op.kind) && !plan.hardware->cpu) || merged(program, slot)) return false;
-    return plan.router.forced || op.kind != OpKind::grouped_gemm;
+    return plan.router.forced || !is_routed(op.module);
 }
 
 void gather(const Run& run, const std::string& folder, CallSamples& samples) {
