@@ -56,7 +56,8 @@ void gather(const Run& run, const std::string& folder, CallSamples& samples) {
         stage[run.timeline.ranks[i]] = run.timeline.pipeline_rank[i];
     for (const TimelineRow& row : run.timeline.rows) {
         const auto at = stage.find(row.rank);
-        if (at == stage.end()) refuse("--runs {}: rows of rank {}, which its list of ranks lacks", folder, row.rank);
+        if (at == stage.end() || at->second < 0 || at->second >= run.plan.pp)
+            refuse("--runs {}: rows of rank {}, which its list of ranks has no pipeline rank for", folder, row.rank);
         auto known = programs.find(at->second);
         if (known == programs.end()) known = programs.emplace(at->second, lower(run.plan, at->second)).first;
         const Program& program = known->second;
