@@ -41,11 +41,6 @@ StepRows last_rows(const Trainer& trainer, int rank, std::int64_t steps) {
     return rows;
 }
 
-const Op& op_of(const Program& program, const TimelineRow& row) {
-    const Slot& slot = program.slots[static_cast<std::size_t>(row.slot)];
-    return program.templates[static_cast<std::size_t>(slot.index)].ops[static_cast<std::size_t>(row.op)];
-}
-
 const Program& program_of(const Trainer& trainer, const Mesh& mesh, int rank) {
     return trainer.programs()[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))];
 }
@@ -59,7 +54,7 @@ void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, CallSa
         std::vector<double> busy(rows.size());
         for (std::size_t i = 0; i < rows[0].size(); ++i) {
             for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
-            add_sample(samples, op_of(program, rows[0][i]), program, median(busy));
+            add_sample(samples, *op_of(program, rows[0][i]), program, median(busy));
         }
     }
 }

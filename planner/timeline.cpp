@@ -112,6 +112,13 @@ void check_rows(const Timeline& t) {
 
 } // namespace
 
+const Op* op_of(const Program& program, const TimelineRow& row) {
+    const auto slot = static_cast<std::size_t>(row.slot), op = static_cast<std::size_t>(row.op);
+    if (slot >= program.slots.size()) return nullptr;
+    const std::vector<Op>& ops = program.templates[static_cast<std::size_t>(program.slots[slot].index)].ops;
+    return op < ops.size() && ops[op].kind == row.kind ? &ops[op] : nullptr;
+}
+
 void write_trace(const Timeline& timeline, const std::string& path) {
     check_rows(timeline);
     write_file(path, [&timeline](const Append& append) {

@@ -25,6 +25,9 @@ struct TimelineRow {
     double busy = 0.0;             // seconds of it spent working: without waiting for peers, a core or the host
 };
 
+// The op of a row in its rank's Program; none where the Program has no such op, because the row is of another one.
+const Op* op_of(const Program& program, const TimelineRow& row);
+
 struct Timeline {
     bool predicted = true;
     std::string plan_json;          // the plan it belongs to

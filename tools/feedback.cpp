@@ -61,15 +61,12 @@ void gather(const Run& run, const std::string& folder, CallSamples& samples) {
         auto known = programs.find(at->second);
         if (known == programs.end()) known = programs.emplace(at->second, lower(run.plan, at->second)).first;
         const Program& program = known->second;
-        const auto slot = static_cast<std::size_t>(row.slot), number = static_cast<std::size_t>(row.op);
-        const std::vector<Op>* ops = slot < program.slots.size()
-                                         ? &program.templates[static_cast<std::size_t>(program.slots[slot].index)].ops
-                                         : nullptr;
-        if (ops == nullptr || number >= ops->size() || (*ops)[number].kind != row.kind)
+        const Op* op = op_of(program, row);
+        if (op == nullptr)
             refuse("--runs {}: slot {} op {} is no {} in its plan's program: execute it with this version of moe-plan",
                    folder, row.slot, row.op, to_string(row.kind));
-        const Op& op = (*ops)[number];
-        if (tells(run.plan, program, op, slot)) add_sample(samples, op, program, row.busy);
+        if (tells(run.plan, program, *op, static_cast<std::size_t>(row.slot)))
+            add_sample(samples, *op, program, row.busy);
     }
 }
 

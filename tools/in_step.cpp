@@ -42,10 +42,6 @@ Recorded record(Point point, const Sharing& sharing, const Hardware& hardware, c
 const Slot& slot_of(const Program& program, const TimelineRow& row) {
     return program.slots[static_cast<std::size_t>(row.slot)];
 }
-const Op& op_of(const Program& program, const TimelineRow& row) {
-    return program.templates[static_cast<std::size_t>(slot_of(program, row).index)]
-        .ops[static_cast<std::size_t>(row.op)];
-}
 
 // Calls visit(op, price, seconds by rank) for every op of the step.
 template <class Visit>
@@ -57,7 +53,7 @@ void compare(const Recorded& recorded, Visit visit) {
     const Program program = lower(plan, 0);
     std::vector<double> seconds(recorded.ranks.size());
     for (std::size_t i = 0; i < recorded.ranks.front().size(); ++i) {
-        const Op& op = op_of(program, recorded.ranks.front()[i]);
+        const Op& op = *op_of(program, recorded.ranks.front()[i]);
         for (std::size_t r = 0; r < seconds.size(); ++r) seconds[r] = recorded.ranks[r][i].busy;
         visit(op, model(op, program).device, seconds);
     }
@@ -133,7 +129,7 @@ void add_losses(const Recorded& apart, const Recorded& overlapped, MeasuredCall&
         Known<std::pair<int, int>> known; // template, op: the same in both
         for (const TimelineRow& row : apart.ranks[r]) known.add({slot_of(alone, row).index, row.op}, row.busy);
         const auto travels =
-            travels_of(overlapped.ranks[r], [&](const TimelineRow& row) { return moves_tokens(op_of(program, row)); });
+            travels_of(overlapped.ranks[r], [&](const TimelineRow& row) { return moves_tokens(*op_of(program, row)); });
         for (const TimelineRow& row : overlapped.ranks[r]) {
             const auto slot = static_cast<std::size_t>(row.slot);
             const bool merged = program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
