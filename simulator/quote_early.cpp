@@ -34,7 +34,7 @@ std::vector<Terms> FastQuoter::early_terms(const Plan& asked) {
             return dense[i] != nullptr && routed[i] != nullptr;
         };
         if (!look()) {
-            const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+            const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
             sources_.parts.learn(plan, id, places, terms_.priced(plan, id, place, costs));
             look();
         }

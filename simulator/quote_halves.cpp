@@ -89,7 +89,7 @@ int FastQuoter::add_layers(const Plan& plan, std::vector<Terms>* early) {
 
 void FastQuoter::find_terms(Layers& layers, std::size_t segment) {
     const Plan& plan = layers.plan;
-    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
     if (layers.early == nullptr) {
         layers.terms[segment] = &terms_.of(plan, segments_[segment], placement(plan), costs);
         return;
@@ -172,7 +172,7 @@ FastQuoter::Stages FastQuoter::stages_of(const Plan& plan) {
     Stages result;
     result.plan = plan;
     result.shape = &sources_.shapes.of(plan);
-    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
     result.lost = costs.beside_communication().to_collectives;
     std::vector<double> update, squares, zeroed, visits;
     result.moved.resize(result.shape->distinct.size());
@@ -277,7 +277,7 @@ double FastQuoter::least_bytes(const Plan& plan) {
 
 double FastQuoter::least_visit(const Plan& plan) {
     if ((plan.offload & offload::optimizer) == 0) return 0.0;
-    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
     return visit_seconds(costs, whole_model(plan).visiting / plan.pp);
 }
 

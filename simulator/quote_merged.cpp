@@ -74,7 +74,7 @@ double FastQuoter::merged_seconds(const Plan& plan) {
     const auto segments = [&](int d) -> const Segments& {
         return shape.distinct[static_cast<std::size_t>(d)].segments;
     };
-    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.routes());
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
     MergedPlayer player(costs);
     // A pair that does not begin together takes no longer than one behind the other.
     const double apart =

@@ -15,7 +15,7 @@ constexpr std::size_t timing_only[] = {12, 13, 15, 16, 17, 18};
 
 } // namespace
 
-SegmentCache::SegmentCache(const Hardware& hardware, Stack stack) : routes_(hardware), stack_(std::move(stack)) {}
+SegmentCache::SegmentCache(const Hardware& hardware, Stack stack) : machine_(hardware), stack_(std::move(stack)) {}
 
 int SegmentCache::model_number(const Plan& plan) {
     const auto it = std::find(models_.begin(), models_.end(), plan.model);
@@ -77,9 +77,9 @@ SegmentCache::Key SegmentCache::key(const Plan& plan, SegmentId id) {
 }
 
 std::array<Placement, 5> SegmentCache::placements(const Plan& plan) const {
-    return {routes_.placement(plan, groups::tensor), routes_.placement(plan, groups::context),
-            routes_.placement(plan, groups::expert), routes_.placement(plan, groups::expert_tensor),
-            routes_.placement(plan, groups::dispatch)};
+    return {machine_.routes.placement(plan, groups::tensor), machine_.routes.placement(plan, groups::context),
+            machine_.routes.placement(plan, groups::expert), machine_.routes.placement(plan, groups::expert_tensor),
+            machine_.routes.placement(plan, groups::dispatch)};
 }
 
 SegmentSize SegmentCache::size(const Plan& plan, SegmentId id) {
@@ -131,7 +131,7 @@ const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
         const auto it = costs_.find(k);
         if (it != costs_.end()) return *it->second;
     }
-    const CostModel model(plan, stack_, routes_);
+    const CostModel model(plan, stack_, machine_);
     auto result = std::make_unique<SegmentCost>(segment_cost(model, id));
     const std::lock_guard<std::mutex> lock(mutex_);
     return *costs_.emplace(k, std::move(result)).first->second;

@@ -49,7 +49,7 @@ public:
     const std::vector<BucketSize>& buckets(const Plan& plan, SegmentId id);
     // Buckets of a whole stage, cut as the lowering cuts them.
     const std::vector<BucketSize>& stage_buckets(const Plan& plan, const Stage& stage);
-    const Routes& routes() const { return routes_; }
+    const Machine& machine() const { return machine_; }
     const Stack& stack() const { return stack_; }
 
 private:
@@ -59,7 +59,7 @@ private:
     Key key(const Plan& plan, SegmentId id);
     int model_number(const Plan& plan);
 
-    Routes routes_;
+    Machine machine_;
     Stack stack_;
     std::mutex mutex_;
     std::map<Key, std::unique_ptr<SegmentSize>> sizes_;

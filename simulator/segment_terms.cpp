@@ -191,7 +191,8 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
     std::vector<OpCost>& cheapest =
         cheapest_[{base.program.templates.data(), place, whole.cuda_graph, whole.ep_overlap}];
     if (cheapest.empty()) {
-        std::vector<OpCost> ops = prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.routes())).ops;
+        std::vector<OpCost> ops =
+            prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.machine())).ops;
         const Plain& sharded = plain(bare, id);
         const std::vector<OpCost>& others = prices(sharded, bare, id, place, costs).ops;
         std::size_t i = 0, j = 0;

@@ -146,8 +146,8 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
         result.planned = at_memory_load(plan, loads, point);
     }
     const Plan& timed = result.timed;
-    const Routes routes(*plan.hardware);
-    const CostModel model(timed, stack, routes);
+    const Machine machine(*plan.hardware);
+    const CostModel model(timed, stack, machine);
     const StagePrograms lowered = lower_all(timed, model);
     std::vector<RankRun> runs = representatives(timed, lowered, model.beside_communication());
     if (plan.hardware->cpu)

@@ -174,7 +174,7 @@ std::vector<MergedTime> merged_pairs(SegmentCache& cache, const CostModel& costs
 } // namespace
 
 StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, Orders& orders) {
-    const CostModel costs(plan, cache.stack(), cache.routes());
+    const CostModel costs(plan, cache.stack(), cache.machine());
     StepModel model;
     for (const StageShape& stage : shape.distinct) model.chunks.push_back(model_chunk(cache, costs, plan, stage));
     model.ranks.resize(static_cast<std::size_t>(plan.pp));

@@ -48,8 +48,8 @@ template <class Visit>
 void compare(const Recorded& recorded, Visit visit) {
     const Plan& plan = recorded.plan;
     const Stack stack = load_stack(plan.stack, *plan.hardware);
-    const Routes routes(*plan.hardware);
-    const CostModel model(plan, stack, routes);
+    const Machine machine(*plan.hardware);
+    const CostModel model(plan, stack, machine);
     const Program program = lower(plan, 0);
     std::vector<double> seconds(recorded.ranks.size());
     for (std::size_t i = 0; i < recorded.ranks.front().size(); ++i) {

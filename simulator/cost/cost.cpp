@@ -13,8 +13,8 @@
 
 namespace moe {
 
-CostModel::CostModel(const Plan& plan, const Stack& stack, const Routes& routes)
-    : plan_(plan), stack_(stack), routes_(routes) {
+CostModel::CostModel(const Plan& plan, const Stack& stack, const Machine& machine)
+    : plan_(plan), stack_(stack), machine_(machine) {
     const Routing routing = routing_from_string(plan.routing);
     if (routing.kind != RoutingKind::balanced && routing.kind != RoutingKind::load)
         fail("routing {}: a distribution has no price, only the loads that it gives (simulator/routing)", plan.routing);
@@ -22,16 +22,12 @@ CostModel::CostModel(const Plan& plan, const Stack& stack, const Routes& routes)
 }
 
 GroupLinks CostModel::links(Group group) const {
-    const Placement placement = routes_.placement(plan_, group);
-    return {placement, routes_.of(placement), plan_.hardware->nvlink, plan_.hardware->nic, stack_.costs.collective};
+    const Placement placement = machine_.routes.placement(plan_, group);
+    return {placement, machine_.routes.of(placement), plan_.hardware->nvlink, plan_.hardware->nic,
+            stack_.costs.collective};
 }
 
 namespace {
-
-const std::vector<MeasuredCall>* measured_calls(const Hardware& hardware, const std::string& key) {
-    const auto it = hardware.measured.find(key);
-    return it == hardware.measured.end() || it->second.empty() ? nullptr : &it->second;
-}
 
 struct MeasuredGroup {
     int members = 0;
@@ -176,12 +172,11 @@ double CostModel::measured_among_devices(const Op& op, const CostPoint& at, bool
     if (known.calls == nullptr) return -1.0;
     const MeasuredGroup waits = nearest_group(*plan_.hardware, waits_key, members);
     const double wait = waits.calls == nullptr ? 0.0 : waits.calls->front().seconds;
-    const CostPoint among{group_key(family, known.members), "", at.work, at.sides};
-    const double seconds = measured_seconds(*plan_.hardware, *known.calls, among);
+    const double seconds = machine_.measured.find(group_key(family, known.members))->seconds(at.work, at.sides);
     if (known.members == members) return seconds + wait;
     GroupLinks other = group;
     other.placement = {known.members, 1, known.members};
-    other.routes = routes_.of(other.placement);
+    other.routes = machine_.routes.of(other.placement);
     return seconds * communication_seconds(op, group) / communication_seconds(op, other) + wait;
 }
 
@@ -229,9 +224,9 @@ double CostModel::device_seconds(const Op& op, const Program& program, bool merg
     const bool to_myself = op.kind == OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
     if (!hardware.measured.empty()) {
         const CostPoint at = cost_point(op, program);
-        const auto* calls = measured_calls(hardware, at.key);
-        if (calls == nullptr && !at.adding.empty()) calls = measured_calls(hardware, at.adding);
-        if (calls != nullptr) return among_others(op, measured_seconds(hardware, *calls, at));
+        const MeasuredFamily* family = machine_.measured.find(at.key);
+        if (family == nullptr && !at.adding.empty()) family = machine_.measured.find(at.adding);
+        if (family != nullptr) return among_others(op, family->seconds(at.work, at.sides));
         if (!hardware.cpu && is_communication(op.kind) && !to_myself)
             if (const double seconds = measured_among_devices(op, at, merged); seconds > 0.0) return seconds;
     }

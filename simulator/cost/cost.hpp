@@ -5,6 +5,7 @@
 #include "planner/program.hpp"
 #include "planner/stack.hpp"
 #include "simulator/collective.hpp"
+#include "simulator/cost/measured.hpp"
 
 #include <memory>
 #include <vector>
@@ -27,11 +28,18 @@ struct BesideCommunication {
     bool none() const { return lost == 0.0 && to_collectives == 0.0; }
 };
 
+// What is worked out once of a machine, which must outlive it. Thread-safe.
+struct Machine {
+    explicit Machine(const Hardware& hardware) : routes(hardware), measured(hardware) {}
+    Routes routes;
+    MeasuredFamilies measured;
+};
+
 // Prices ops of one plan. Sound for Programs and segments lowered from the plan alone.
 class CostModel {
 public:
-    // `routes` must be of the plan's hardware and outlive the model.
-    CostModel(const Plan& plan, const Stack& stack, const Routes& routes);
+    // `machine` must be of the plan's hardware and outlive the model.
+    CostModel(const Plan& plan, const Stack& stack, const Machine& machine);
 
     OpCost operator()(const Op& op, const Program& program) const;
     GroupLinks links(Group group) const;
@@ -51,7 +59,7 @@ private:
 
     const Plan& plan_;
     const Stack& stack_;
-    const Routes& routes_;
+    const Machine& machine_;
     double spread_ = 0.0; // of rows over the experts of a rank
 };
 
@@ -73,13 +81,6 @@ double gemm_seconds(const Rates& rates, double flop_rate, double groups, double 
 Precision gemm_precision(const Op& op, const Program& program);
 double attention_seconds(const Rates& rates, const Op& op, Precision precision);
 double memory_bound_seconds(const Rates& rates, const Op& op);
-// Seconds of a call from measured ones of its family. Where they have no sides: log-log between neighbours of like
-// work, beyond the last at its rate. Else a start, a rate of work (of grouped products, of their tiles on so many
-// multiprocessors, Hardware::product_tiles) and one of what lies beside it (beside_work()), fitted to all
-// calls of the family, times what calls near by take of that: its logarithm over those of work and sides, locally
-// linear with weights that fall with distance (Cleveland, JASA 74, 1979) and slopes drawn to zero, so that where
-// neighbours say nothing the nearest one's share holds. Empty list: negative.
-double measured_seconds(const Hardware& hardware, const std::vector<MeasuredCall>& calls, const CostPoint& at);
 // Kernels behind an op of a kind, over those of most kinds.
 double launches(const StackCosts& costs, OpKind kind);
 // Host time to issue one op, and whether it makes the host wait for routed counts.

@@ -1,6 +1,7 @@
 // Costs from measured calls: between their points and shapes, of groups of several devices, and what a step adds.
 #include "kernels/tiles.hpp"
 #include "simulator/cost/cost.hpp"
+#include "tests/nearly.hpp"
 #include "tests/simulator/priced.hpp"
 
 #include <doctest/doctest.h>
@@ -18,9 +19,12 @@ moe::Hardware gpu() {
     return hardware;
 }
 
-double curve(const std::vector<moe::MeasuredCall>& calls, double work) {
-    return moe::measured_seconds(gpu(), calls, {"adamw", "", work, {}});
+double seconds_of(const char* key, const std::vector<moe::MeasuredCall>& calls, double work,
+                  const std::vector<double>& sides) {
+    return moe::MeasuredFamily(gpu(), key, calls).seconds(work, sides);
 }
+
+double curve(const std::vector<moe::MeasuredCall>& calls, double work) { return seconds_of("adamw", calls, work, {}); }
 
 // A kernel that starts in 5 us, reaches 100 TFLOP/s, and less where n is small.
 double kernel_seconds(double m, double n, double k) { return 5e-6 + 2.0 * m * n * k / (1e14 * n / (n + 300.0)); }
@@ -29,12 +33,19 @@ double kernel_seconds(double m, double n, double k) { return 5e-6 + 2.0 * m * n 
 
 TEST_CASE("measured calls: points are met, between them a power law, beyond the last its rate") {
     const std::vector<moe::MeasuredCall> calls{{1e6, 1e-3}, {4e6, 2e-3}, {16e6, 8e-3}};
-    for (const moe::MeasuredCall& call : calls) CHECK(curve(calls, call.work) == doctest::Approx(call.seconds));
-    CHECK(curve(calls, 2e6) == doctest::Approx(1e-3 * std::sqrt(2.0)));
-    CHECK(curve(calls, 64e6) == doctest::Approx(32e-3));
-    CHECK(curve(calls, 0.25e6) == doctest::Approx(0.5e-3)); // slope of the first two points
-    CHECK(curve({{2e6, 1e-3}}, 1e6) == doctest::Approx(0.5e-3));
-    CHECK(curve({}, 1.0) < 0.0);
+    for (const moe::MeasuredCall& call : calls) CHECK(curve(calls, call.work) == nearly(call.seconds));
+    CHECK(curve(calls, 2e6) == nearly(1e-3 * std::sqrt(2.0)));
+    CHECK(curve(calls, 64e6) == nearly(32e-3));
+    CHECK(curve(calls, 0.25e6) == nearly(0.5e-3)); // slope of the first two points
+    CHECK(curve({{2e6, 1e-3}}, 1e6) == nearly(0.5e-3));
+    moe::Hardware hardware = gpu();
+    hardware.measured["adamw"] = calls;
+    hardware.measured["add"] = {};
+    const moe::MeasuredFamilies families(hardware);
+    CHECK(families.find("adamw")->seconds(4e6, {}) == nearly(2e-3));
+    CHECK(families.find("adamw") == families.find("adamw")); // fitted once
+    CHECK(families.find("add") == nullptr);
+    CHECK(families.find("zero") == nullptr);
 }
 
 TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the rate of the nearest") {
@@ -44,19 +55,34 @@ TEST_CASE("measured calls with sides: between shapes within 5 %, beyond them the
             for (const double k : {512.0, 2048.0})
                 calls.push_back({2.0 * m * n * k, kernel_seconds(m, n, k), {m, n, k}});
     const auto predicted = [&](double m, double n, double k) {
-        return moe::measured_seconds(gpu(), calls, {"gemm.nt", "", 2.0 * m * n * k, {m, n, k}});
+        return seconds_of("gemm.nt", calls, 2.0 * m * n * k, {m, n, k});
     };
     for (const moe::MeasuredCall& call : calls)
-        CHECK(moe::measured_seconds(gpu(), calls, {"gemm.nt", "", call.work, call.sides}) ==
-              doctest::Approx(call.seconds).epsilon(0.05));
+        CHECK(seconds_of("gemm.nt", calls, call.work, call.sides) == nearly(call.seconds).epsilon(0.05));
     for (const double m : {1500.0, 3000.0, 6000.0})
         for (const double n : {700.0, 1536.0})
             for (const double k : {768.0, 1024.0})
-                CHECK(predicted(m, n, k) == doctest::Approx(kernel_seconds(m, n, k)).epsilon(0.05));
-    CHECK(predicted(65536, 2048, 2048) == doctest::Approx(kernel_seconds(65536, 2048, 2048)).epsilon(0.1));
+                CHECK(predicted(m, n, k) == nearly(kernel_seconds(m, n, k)).epsilon(0.05));
+    CHECK(predicted(65536, 2048, 2048) == nearly(kernel_seconds(65536, 2048, 2048)).epsilon(0.1));
     // Sides that the calls do not have count for nothing.
-    CHECK(moe::measured_seconds(gpu(), {{1e6, 1e-3}, {4e6, 2e-3}}, {"rmsnorm", "", 1e6, {10.0, 10.0}}) ==
-          doctest::Approx(1e-3));
+    CHECK(seconds_of("rmsnorm", {{1e6, 1e-3}, {4e6, 2e-3}}, 1e6, {10.0, 10.0}) == nearly(1e-3));
+}
+
+TEST_CASE("measured products: operands that move while they are multiplied cost the longer of the two") {
+    const auto seconds = [](double m, double n, double k) {
+        return 4e-6 + std::hypot(2.0 * m * n * k / 7e14, (m * n + m * k + n * k) * 2.0 / 3e12);
+    };
+    std::vector<moe::MeasuredCall> calls;
+    for (const double m : {512.0, 16384.0})
+        for (const double n : {256.0, 8192.0})
+            for (const double k : {64.0, 512.0, 4096.0})
+                calls.push_back({2.0 * m * n * k, seconds(m, n, k), {m, n, k}});
+    std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    for (const double m : {4096.0, 65536.0}) // added up, up to 12 % off
+        for (const double n : {1024.0, 3072.0})
+            for (const double k : {192.0, 1024.0})
+                CHECK(seconds_of("gemm.nt.bf16", calls, 2.0 * m * n * k, {m, n, k}) ==
+                      nearly(seconds(m, n, k)).epsilon(0.01));
 }
 
 TEST_CASE("measured attention: short sequences cost their rows, long ones their pairs") {
@@ -70,10 +96,9 @@ TEST_CASE("measured attention: short sequences cost their rows, long ones their 
     std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
     for (const double heads : {24.0, 128.0}) // by a start and the pairs alone up to 10 % off
         for (const double seq : {1024.0, 3072.0}) {
-            const double predicted = moe::measured_seconds(
-                gpu(), calls,
-                {"attention_grad.bf16", "", 640.0 * heads * seq * seq, {heads, seq, seq / 2, 128, 128, heads / 4}});
-            CHECK(predicted == doctest::Approx(seconds(heads, seq)).epsilon(0.03));
+            const double predicted = seconds_of("attention_grad.bf16", calls, 640.0 * heads * seq * seq,
+                                                {heads, seq, seq / 2, 128, 128, heads / 4});
+            CHECK(predicted == nearly(seconds(heads, seq)).epsilon(0.03));
         }
 }
 
@@ -92,8 +117,8 @@ TEST_CASE("measured dispatch and combine: a token travels once to a member, howe
     for (const double choices : {2.0, 4.0, 6.0}) { // by all choices alike up to 32 % off
         const moe::MeasuredCall at = call(16384, 4096, choices);
         for (const char* key : {"dispatch_tokens.x4", "combine_tokens.values.x4"}) {
-            const double predicted = moe::measured_seconds(gpu(), calls, {key, "", at.work, at.sides});
-            CHECK(predicted == doctest::Approx(at.seconds).epsilon(0.03));
+            const double predicted = seconds_of(key, calls, at.work, at.sides);
+            CHECK(predicted == nearly(at.seconds).epsilon(0.03));
         }
     }
 }
@@ -122,12 +147,12 @@ TEST_CASE("measured grouped products: widths that leave tiles part empty cost wh
                 for (const double k : {512.0, 1024.0, 2048.0})
                     calls.push_back({32 * rows * n * k, seconds(kinds, product(key, rows, n, k)), {rows, n, k, 16}});
         std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+        const moe::MeasuredFamily family(hardware, key, calls);
         for (const double rows : {700.0, 1024.0})
             for (const double n : {640.0, 896.0, 1152.0})
                 for (const double k : {640.0, 1408.0}) {
-                    const moe::CostPoint at{key, "", 32 * rows * n * k, {rows, n, k, 16}};
                     const double expected = seconds(kinds, product(key, rows, n, k));
-                    CHECK(moe::measured_seconds(hardware, calls, at) == doctest::Approx(expected).epsilon(1e-3));
+                    CHECK(family.seconds(32 * rows * n * k, {rows, n, k, 16}) == nearly(expected).epsilon(1e-3));
                 }
     };
     check("grouped_gemm.forward.bf16", moe::row_tiles);
@@ -149,7 +174,7 @@ TEST_CASE("measured profiles replace physics, op kind by op kind") {
     op.in = {0, 1};
     op.flops = 1e9;
     op.attr = moe::GemmAttr{1000, 1000, 500};
-    CHECK(model(op, program).device == doctest::Approx(1.0));
+    CHECK(model(op, program).device == nearly(1.0));
     CHECK(model(op, program).host == 0.0);
     program.tensors[0].dtype = moe::Dtype::bf16; // not measured: back to physics
     CHECK(model(op, program).device < 0.5);
@@ -171,14 +196,14 @@ TEST_CASE("measured collectives: groups of that size cost what was measured, oth
         return Priced("moe-plan", hardware, gpus)(op, program).device;
     };
     const moe::Hardware datasheet = moe::load_hardware("h200");
-    CHECK(seconds(measured, 2) == doctest::Approx(5e-3));
-    CHECK(seconds(measured, 4) / 5e-3 == doctest::Approx(seconds(datasheet, 4) / seconds(datasheet, 2)).epsilon(0.01));
+    CHECK(seconds(measured, 2) == nearly(5e-3));
+    CHECK(seconds(measured, 4) / 5e-3 == nearly(seconds(datasheet, 4) / seconds(datasheet, 2)).epsilon(0.01));
     CHECK(seconds(measured, 16) == seconds(datasheet, 16)); // over two NVLink domains: the formula
     program.tensors[0].dtype = moe::Dtype::f32;             // bytes are bytes
-    CHECK(seconds(measured, 2) == doctest::Approx(5e-3));
+    CHECK(seconds(measured, 2) == nearly(5e-3));
     measured.measured["all_gather.x4"] = {{1e6, 30e-6}, {1e9, 7e-3}};
-    CHECK(seconds(measured, 4) == doctest::Approx(7e-3));
-    CHECK(seconds(measured, 8) / 7e-3 == doctest::Approx(seconds(datasheet, 8) / seconds(datasheet, 4)).epsilon(0.01));
+    CHECK(seconds(measured, 4) == nearly(7e-3));
+    CHECK(seconds(measured, 8) / 7e-3 == nearly(seconds(datasheet, 8) / seconds(datasheet, 4)).epsilon(0.01));
     op.kind = moe::OpKind::reduce_scatter; // not measured
     CHECK(seconds(measured, 2) == seconds(datasheet, 2));
 }
@@ -220,22 +245,22 @@ TEST_CASE("measured dispatch: by what a call takes along and by the multiprocess
     op.bytes = 1e6;
     const auto cost = [&] { return priced(op, program); };
     const auto seconds = [&] { return cost().device; };
-    CHECK(seconds() == doctest::Approx(2e-3));
+    CHECK(seconds() == nearly(2e-3));
     plan.ep_overlap = true; // few multiprocessors in merged slots, as many as ever in the others
-    CHECK(cost().merged == doctest::Approx(3e-3));
-    CHECK(seconds() == doctest::Approx(2e-3));
+    CHECK(cost().merged == nearly(3e-3));
+    CHECK(seconds() == nearly(2e-3));
     plan.ep_overlap = false;
-    CHECK(cost().merged == doctest::Approx(2e-3));
+    CHECK(cost().merged == nearly(2e-3));
     std::get<moe::RowsAttr>(op.attr).beside = true; // a shared expert computes meanwhile
-    CHECK(seconds() == doctest::Approx(3e-3));
+    CHECK(seconds() == nearly(3e-3));
     std::get<moe::RowsAttr>(op.attr).beside = false;
     op.in = {x, numbers, numbers, moe::no_tensor, numbers}; // the gradient's way: places are known
-    CHECK(seconds() == doctest::Approx(1e-3));
+    CHECK(seconds() == nearly(1e-3));
     op.kind = moe::OpKind::combine_tokens;
     op.attr = moe::RowsAttr{2048, 256, 128, 2, 1, true};
     op.in = {rows, numbers, numbers, numbers, values};
     op.out = {x, rows, values};
-    CHECK(seconds() == doctest::Approx(4e-3));
+    CHECK(seconds() == nearly(4e-3));
 
     moe::Op gather; // of counts, which go where the tokens go
     gather.kind = moe::OpKind::all_gather;
@@ -246,10 +271,10 @@ TEST_CASE("measured dispatch: by what a call takes along and by the multiprocess
         gather.bytes = bytes;
         return priced(gather, program).device;
     };
-    CHECK(of_bytes(1024.0) == doctest::Approx(6e-3 * 1024.0 / 1e6));
-    CHECK(of_bytes(1e6) == doctest::Approx(5e-3));
+    CHECK(of_bytes(1024.0) == nearly(6e-3 * 1024.0 / 1e6));
+    CHECK(of_bytes(1e6) == nearly(5e-3));
     plan.dispatcher = moe::Dispatcher::alltoall;
-    CHECK(of_bytes(1024.0) == doctest::Approx(5e-3 * 1024.0 / 1e6));
+    CHECK(of_bytes(1024.0) == nearly(5e-3 * 1024.0 / 1e6));
 }
 
 TEST_CASE("what a step adds: large products at the pace of the slowest GPU, communication with its wait") {
@@ -273,17 +298,17 @@ TEST_CASE("what a step adds: large products at the pace of the slowest GPU, comm
     const auto seconds = [&] { return priced(op, program).device; };
     op.attr = moe::GemmAttr{4096, 4096, 4096};
     op.flops = 0.8 * peak * 1e-3;
-    CHECK(seconds() == doctest::Approx(1.1e-3));
+    CHECK(seconds() == nearly(1.1e-3));
     plan.gpus = plan.dp = plan.edp = 1;
-    CHECK(seconds() == doctest::Approx(1e-3));
+    CHECK(seconds() == nearly(1e-3));
     plan.gpus = plan.dp = plan.edp = 2;
     std::get<moe::GemmAttr>(op.attr).transpose_b = true; // far from the limit of power
     op.flops = 0.3 * peak * 1e-3;
-    CHECK(seconds() == doctest::Approx(1e-3));
+    CHECK(seconds() == nearly(1e-3));
     op = {};
     op.kind = moe::OpKind::all_gather;
     op.in = {0};
     op.bytes = 1e9;
     op.group = {moe::Domain::dense, moe::axis::data};
-    CHECK(seconds() == doctest::Approx(7e-3));
+    CHECK(seconds() == nearly(7e-3));
 }

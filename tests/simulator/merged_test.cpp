@@ -3,6 +3,7 @@
 #include "simulator/estimate.hpp"
 #include "simulator/ranks.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -67,8 +68,8 @@ TEST_CASE("merged slots: products that leave multiprocessors take longer, others
     const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
     const moe::Simulation played = moe::simulate(plan, stack);
     const moe::Program program = moe::lower(plan, 0);
-    const moe::Routes routes(*plan.hardware);
-    const moe::ProgramCosts costs = moe::price(moe::CostModel(plan, stack, routes), program);
+    const moe::Machine machine(*plan.hardware);
+    const moe::ProgramCosts costs = moe::price(moe::CostModel(plan, stack, machine), program);
     std::vector<std::vector<moe::TimelineRow>> rows(program.slots.size()); // by op
     std::vector<std::pair<double, double>> travels; // of tokens that have left, from when until when
     for (const moe::TimelineRow& row : played.timeline.rows) rows[static_cast<std::size_t>(row.slot)].push_back(row);
@@ -79,25 +80,24 @@ TEST_CASE("merged slots: products that leave multiprocessors take longer, others
         const moe::TimelineRow& row = rows[walk.slot_number()][walk.index()];
         const moe::OpCost& cost = costs[static_cast<std::size_t>(walk.slot().index)][walk.index()];
         if (!walk.merged()) {
-            REQUIRE(row.busy == doctest::Approx(cost.device));
+            REQUIRE(row.busy == nearly(cost.device));
             continue;
         }
         if (moves_tokens(row.kind)) travels.emplace_back(row.start, row.end);
         if (row.stream != moe::Stream::compute) continue;
-        const double longer = row.busy - cost.merged;
         double beside = 0.0, wait = 0.0;
         for (const auto& [from, until] : travels) {
             beside += std::max(0.0, std::min(until, row.end) - std::max(from, row.start));
             if (from <= row.start) wait = std::max(wait, until - row.start);
         }
         if (walk.spared() > 0) {
-            REQUIRE(row.busy == doctest::Approx(cost.merged * 132 / 108));
+            REQUIRE(row.busy == nearly(cost.merged * 132 / 108));
             ++sparing;
         } else if (row.kind == moe::OpKind::grouped_gemm) {
-            REQUIRE(longer == doctest::Approx(wait).epsilon(1e-6));
+            REQUIRE(row.busy == nearly(cost.merged + wait).epsilon(1e-9));
             waiting += wait > 0.0 ? 1 : 0;
         } else {
-            REQUIRE(longer == doctest::Approx(lost * beside).epsilon(1e-6));
+            REQUIRE(row.busy == nearly(cost.merged + lost * beside).epsilon(1e-9));
             losing += beside > 0.0 ? 1 : 0;
         }
     }
@@ -115,7 +115,7 @@ TEST_CASE("merged slots: the fast estimate follows the order and the losses") {
         const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
         const moe::Simulation full = moe::simulate(plan, stack, false);
         const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
-        CHECK(fast == doctest::Approx(full.estimate.step_seconds).epsilon(0.02));
+        CHECK(fast == nearly(full.estimate.step_seconds).epsilon(0.02));
     }
 }
 
@@ -134,16 +134,16 @@ TEST_CASE("a shared expert loses to the tokens of its layer, which the fast esti
     for (std::size_t i = 0; i < with.timeline.rows.size(); ++i) {
         const moe::TimelineRow& row = with.timeline.rows[i];
         if (moves_tokens(row.kind)) exchanged += row.busy;
-        const double more = row.busy - without.timeline.rows[i].busy;
+        const double before_it = without.timeline.rows[i].busy;
         if (row.module == moe::Module::shared_experts)
-            longer += more;
+            longer += row.busy - before_it;
         else
-            CHECK(more == doctest::Approx(0.0));
+            CHECK(row.busy == nearly(before_it).epsilon(1e-9));
     }
     CHECK(longer > 0.02 * exchanged);
     CHECK(longer < 0.25 * exchanged);
-    CHECK(before == doctest::Approx(without.estimate.step_seconds).epsilon(0.005));
-    CHECK(after == doctest::Approx(with.estimate.step_seconds).epsilon(0.005));
+    CHECK(before == nearly(without.estimate.step_seconds).epsilon(0.005));
+    CHECK(after == nearly(with.estimate.step_seconds).epsilon(0.005));
 }
 
 TEST_CASE("merged slots: tokens take multiprocessors from what computes, of all but products what was measured") {
@@ -154,22 +154,22 @@ TEST_CASE("merged slots: tokens take multiprocessors from what computes, of all 
     const auto beside = [&] {
         plan.hardware = std::make_shared<const moe::Hardware>(hardware);
         const moe::Stack stack = moe::load_stack(plan.stack, hardware);
-        const moe::Routes routes(*plan.hardware);
-        return moe::CostModel(plan, stack, routes).beside_communication();
+        const moe::Machine machine(*plan.hardware);
+        return moe::CostModel(plan, stack, machine).beside_communication();
     };
     plan.stack = "moe-plan";
     CHECK(beside().lost == 0.0); // no tokens travel
     plan.ep = 2;
     plan.edp = 1;
-    CHECK(beside().lost == doctest::Approx(24.0 / 132));
-    CHECK(beside().sparing == doctest::Approx(132.0 / 108));
+    CHECK(beside().lost == nearly(24.0 / 132));
+    CHECK(beside().sparing == nearly(132.0 / 108));
     hardware.measured["lost_beside_exchange.x4"] = {{2e-3, 1e-3}};
-    CHECK(beside().lost == doctest::Approx(0.5)); // of the nearest size
-    CHECK(beside().sparing == doctest::Approx(132.0 / 108));
+    CHECK(beside().lost == nearly(0.5)); // of the nearest size
+    CHECK(beside().sparing == nearly(132.0 / 108));
     plan.pp = 2;
     plan.gpus = 4;
-    CHECK(beside().sparing == doctest::Approx(116.0 / 108)); // 16 are left to messages by every product
-    plan.stack = "bridge-26.08";                             // states a share of its own
+    CHECK(beside().sparing == nearly(116.0 / 108)); // 16 are left to messages by every product
+    plan.stack = "bridge-26.08";                    // states a share of its own
     CHECK(beside().none());
 }
 

@@ -2,7 +2,7 @@
 // family. Build target bench-calibration; bench-calibration PROFILE, by default h200-measured.
 #include "planner/error.hpp"
 #include "planner/hardware.hpp"
-#include "simulator/cost/cost.hpp"
+#include "simulator/cost/measured.hpp"
 #include "tools/table.hpp"
 
 #include <fmt/core.h>
@@ -23,8 +23,8 @@ std::vector<double> errors(const Hardware& hardware, const std::string& key, con
     for (std::size_t left = 0; left < calls.size(); ++left) {
         std::vector<MeasuredCall> others = calls;
         others.erase(others.begin() + static_cast<std::ptrdiff_t>(left));
-        const CostPoint at{key, "", calls[left].work, calls[left].sides};
-        out.push_back(std::log(measured_seconds(hardware, others, at) / calls[left].seconds));
+        const MeasuredFamily family(hardware, key, others);
+        out.push_back(std::log(family.seconds(calls[left].work, calls[left].sides) / calls[left].seconds));
     }
     return out;
 }

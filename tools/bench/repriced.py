@@ -26,6 +26,11 @@ def gpu_check():
     return module
 
 
+def name_of(plan):  # as tools/gpu-check writes it
+    kind, changed, seq, _, fields = plan
+    return " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq}", fields])
+
+
 def kinds(trace):
     seconds = collections.Counter()
     for event in json.loads(trace.read_text())["traceEvents"]:
@@ -40,12 +45,17 @@ def main():
     program, document = pathlib.Path(sys.argv[1]).resolve(), json.loads(pathlib.Path(sys.argv[2]).read_text())
     os.environ.setdefault("MOE_PLAN_PROFILES", str(ROOT / "profiles"))
     hardware, check = sys.argv[3] if len(sys.argv) == 4 else "h200-measured", gpu_check()
-    plans = [(*plan, "bf16") for plan in check.PLANS] + [(*check.LOW_PLAN, p) for p in ("bf16", "fp8-blockwise")]
+    low = ("bf16", "fp8-blockwise")
+    plans = [(*plan, "bf16", name_of(plan)) for plan in check.PLANS]
+    plans += [(*check.LOW_PLAN, precision, f"{name_of(check.LOW_PLAN)} {precision}") for precision in low]
+    measured_of = {plan["name"]: plan for plan in document["plans"]}
     reached = {row["name"]: row["reference"] for row in document["rows"]}
     steps, ratios = [], []
     with tempfile.TemporaryDirectory() as folder:
         one = check.Check(pathlib.Path(program).parents[1], pathlib.Path(folder), 3600.0)
-        for (kind, changed, seq, gbs, fields, precision), measured in zip(plans, document["plans"]):
+        for kind, changed, seq, gbs, fields, precision, name in plans:
+            if (measured := measured_of.get(name)) is None:  # did not fit, or is younger than the document
+                continue
             if one.searched(one.model(kind, changed), seq, gbs, "cuda_graph=full " + fields, hardware=hardware,
                             precision=precision) is None:
                 sys.exit(one.rows.list[-1]["name"])

@@ -1,0 +1,52 @@
+// Seconds of ops from measured calls of their families, whatever their size: what is fitted to a family once.
+#pragma once
+
+#include "simulator/cost/formula.hpp"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// Where calls have no sides: log-log between neighbours of like work, beyond the last at its rate. Else the Formula of
+// the family, times what calls near by take of that: its logarithm over those of work and sides, locally linear with
+// weights that fall with distance (Cleveland, JASA 74, 1979) and slopes drawn to zero, so that where neighbours say
+// nothing the nearest one's share holds.
+class MeasuredFamily {
+public:
+    // `key`: of Hardware::measured. At least one call, sorted by work; they must outlive the family.
+    MeasuredFamily(const Hardware& hardware, const std::string& key, const std::vector<MeasuredCall>& calls);
+    double seconds(double work, const std::vector<double>& sides) const;
+
+private:
+    static constexpr std::size_t most_sides = 6, most_unknowns = most_sides + 2; // a constant, work and sides
+    using Place = std::array<double, most_unknowns>;                             // [1, log2 work, log2 sides..]
+    static Place place_of(double work, const std::vector<double>& sides);
+    double on_curve(double work) const;
+    double on_surface(double work, const std::vector<double>& sides) const;
+
+    const std::vector<MeasuredCall>& calls_;
+    std::size_t sides_; // of every call
+    std::optional<Formula> formula_;
+    std::vector<Place> places_;  // by call
+    std::vector<double> shares_; // by call: logarithm of its seconds over the formula's
+};
+
+// The families of one machine, which must outlive them; each is fitted when it is first asked for. Thread-safe.
+class MeasuredFamilies {
+public:
+    explicit MeasuredFamilies(const Hardware& hardware) : hardware_(hardware) {}
+    const MeasuredFamily* find(const std::string& key) const; // nullptr: no call was measured
+    const Hardware& hardware() const { return hardware_; }
+
+private:
+    const Hardware& hardware_;
+    mutable std::mutex mutex_;
+    mutable std::map<std::string, std::unique_ptr<const MeasuredFamily>, std::less<>> fitted_;
+};
+
+} // namespace moe
