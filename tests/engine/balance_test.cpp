@@ -3,6 +3,7 @@
 #include "planner/lower.hpp"
 #include "tests/draws.hpp"
 #include "tests/engine/samples.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -110,7 +111,7 @@ TEST_CASE("the micro-batch loss follows its formula, the global one starts a ste
     CHECK(parts.step(same).aux_loss() == 0.0);
     const StepResult second = parts.step(same);
     for (std::size_t i = 0; i < 4; ++i)
-        CHECK(second.routers[i].aux_loss == doctest::Approx(first.routers[i].aux_loss).epsilon(1e-5));
+        CHECK(second.routers[i].aux_loss == nearly(first.routers[i].aux_loss).epsilon(1e-5));
 }
 
 TEST_CASE("no expert takes more than its capacity, and a generous one drops nothing") {
@@ -158,7 +159,7 @@ TEST_CASE("experts that are filled up to their capacity with zero rows learn wha
                 Trainer with(small_plan(model, 4, filled), TrainOptions{});
                 for (int step = 0; step < 2; ++step) {
                     const StepResult want = train_steps(without, 1).back(), got = train_steps(with, 1).back();
-                    CHECK(got.loss == doctest::Approx(want.loss).epsilon(1e-5));
+                    CHECK(got.loss == nearly(want.loss).epsilon(1e-5));
                     REQUIRE(got.routers.size() == want.routers.size());
                     for (std::size_t r = 0; r < got.routers.size(); ++r)
                         CHECK(got.routers[r].tokens == want.routers[r].tokens); // real copies only

@@ -1,5 +1,6 @@
 // What readings of power and clocks come to.
 #include "engine/draw.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -22,15 +23,15 @@ TEST_CASE("draw: the mean is that of the last seconds, and nothing is said of le
         const double t = 0.1 * i, joules = 10.0 + (t < 5.0 ? 100.0 * t : 500.0 + 700.0 * (t - 5.0));
         log.add(after(t), {joules, 700.0, t < 5.0 ? 2e9 : 1e9, 2e9});
         if (i == 9) CHECK(log.mean().seconds == 0.0);
-        if (i == 20) CHECK(log.mean().watts == doctest::Approx(100.0));
+        if (i == 20) CHECK(log.mean().watts == nearly(100.0));
     }
     CHECK_FALSE(log.due(after(10.1)));
     CHECK(log.due(after(10.3)));
     const MeanDraw mean = log.mean();
-    CHECK(mean.seconds == doctest::Approx(DrawLog::kept_seconds));
-    CHECK(mean.watts == doctest::Approx(700.0));
+    CHECK(mean.seconds == nearly(DrawLog::kept_seconds));
+    CHECK(mean.watts == nearly(700.0));
     CHECK(mean.limit_watts == 700.0);
-    CHECK(mean.clock_hz == doctest::Approx(1e9));
+    CHECK(mean.clock_hz == nearly(1e9));
     CHECK(mean.top_clock_hz == 2e9);
 }
 

@@ -9,6 +9,7 @@
 #include "tests/engine/parity.hpp"
 #include "tests/engine/prompt.hpp"
 #include "tests/engine/random_cases.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -65,7 +66,7 @@ TEST_CASE("a recorded step's ops take what they do without stamps, the launch be
     for (int step = 0; step < 6; ++step) trainer.step(source);
     const Timeline timeline = trainer.timeline();
     REQUIRE_FALSE(timeline.rows.empty());
-    for (const TimelineRow& row : timeline.rows) CHECK(row.busy / clocked.op == doctest::Approx(1.0));
+    for (const TimelineRow& row : timeline.rows) CHECK(row.busy / clocked.op == nearly(1.0));
 }
 
 TEST_CASE("queued communication: random plans") {

@@ -7,6 +7,7 @@
 #include "planner/lower.hpp"
 #include "tests/draws.hpp"
 #include "tests/engine/samples.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -48,7 +49,7 @@ TEST_CASE("eight ranks learn the rule behind made-up tokens, in FP32 and in BF16
         const std::vector<StepResult> results =
             train(trainer, options, made_up_tokens(61), [&](const StepResult& r) { CHECK(r.step == ++calls); });
         REQUIRE(results.size() == 60);
-        CHECK(results.front().loss == doctest::Approx(std::log(61.0)).epsilon(0.05));
+        CHECK(results.front().loss == nearly(std::log(61.0)).epsilon(0.05));
         // Guessing by frequency reaches ln 61 = 4.11; knowing the successor three times in four about 1.6.
         CHECK(results.back().loss < 2.6);
         CHECK(results.back().tokens == 8 * 32);
@@ -109,7 +110,7 @@ TEST_CASE("clipping scales the update, not the reported norm") {
     const auto [norm, free] = update(0.0);
     const auto [clipped_norm, clipped] = update(norm / 4);
     CHECK(clipped_norm == norm);
-    CHECK(clipped / free == doctest::Approx(0.25).epsilon(1e-3));
+    CHECK(clipped / free == nearly(0.25).epsilon(1e-3));
 }
 
 TEST_CASE("initial weights do not depend on the plan") {
@@ -126,7 +127,7 @@ TEST_CASE("initial weights do not depend on the plan") {
         square += static_cast<double>(x) * x / static_cast<double>(w.size());
     }
     CHECK(std::abs(mean) < 4 * 0.02 / std::sqrt(static_cast<double>(w.size())));
-    CHECK(std::sqrt(square) == doctest::Approx(0.02).epsilon(0.15));
+    CHECK(std::sqrt(square) == nearly(0.02).epsilon(0.15));
     CHECK_THROWS_AS(one.read_weight("model.layers.9.mlp.gate.weight"), Error);
     CHECK_THROWS_AS(one.write_weight("lm_head.weight", std::vector<float>(3)), Error);
 }
@@ -175,13 +176,13 @@ TEST_CASE("learning rates follow their schedule") {
     CHECK(learning_rate(o, 0) == 1.0);
     CHECK(learning_rate(o, 100) == 1.0);
     o.warmup = 10;
-    CHECK(learning_rate(o, 0) == doctest::Approx(0.1));
-    CHECK(learning_rate(o, 9) == doctest::Approx(1.0));
+    CHECK(learning_rate(o, 0) == nearly(0.1));
+    CHECK(learning_rate(o, 9) == nearly(1.0));
     o.schedule = LearningRate::cosine;
-    CHECK(learning_rate(o, 10) == doctest::Approx(1.0));
-    CHECK(learning_rate(o, 55) == doctest::Approx(0.55));
-    CHECK(learning_rate(o, 100) == doctest::Approx(0.1));
-    CHECK(learning_rate(o, 500) == doctest::Approx(0.1));
+    CHECK(learning_rate(o, 10) == nearly(1.0));
+    CHECK(learning_rate(o, 55) == nearly(0.55));
+    CHECK(learning_rate(o, 100) == nearly(0.1));
+    CHECK(learning_rate(o, 500) == nearly(0.1));
 }
 
 TEST_CASE("options outside their range are refused by name") {

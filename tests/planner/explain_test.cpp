@@ -2,6 +2,7 @@
 #include "planner/explain.hpp"
 #include "planner/feasibility.hpp"
 
+#include "tests/nearly.hpp"
 #include "tests/planner/fault_of.hpp"
 #include "tests/planner/sample_plans.hpp"
 
@@ -141,7 +142,7 @@ TEST_CASE("what-ifs: figures, order and soundness") {
         CHECK(field_text(w.plan, w.change.field) == w.change.to);
         CHECK(field_text(plan, w.change.field) == w.change.from);
         CHECK(w.estimate.step_seconds == formula.estimate(w.plan).step_seconds);
-        CHECK(w.gain == doctest::Approx(w.estimate.tflops_per_gpu / base.tflops_per_gpu - 1.0));
+        CHECK(w.gain == nearly(w.estimate.tflops_per_gpu / base.tflops_per_gpu - 1.0));
         CHECK(differences(plan, w.plan).size() == w.along.size() + 1);
         if (i == 0 || !list[i - 1].impossible.empty()) continue;
         const WhatIf& before = list[i - 1];

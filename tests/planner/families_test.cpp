@@ -1,6 +1,7 @@
 // Families beside those that have profiles: their config.json as published, less what no reader looks at, against the
 // published numbers of parameters.
 #include "planner/model.hpp"
+#include "tests/nearly.hpp"
 #include "tests/planner/fault_of.hpp"
 
 #include <doctest/doctest.h>
@@ -114,8 +115,8 @@ TEST_CASE("published configs: as many parameters as the model cards say") {
         CAPTURE(std::string(p.name));
         const moe::Model model = moe::model_from_json(p.config, "config.json");
         const moe::ParameterCount count = moe::count_parameters(model);
-        CHECK(static_cast<double>(count.total_no_mtp) / 1e9 == doctest::Approx(p.total).epsilon(0.01));
-        CHECK(static_cast<double>(count.active) / 1e9 == doctest::Approx(p.active).epsilon(0.03));
+        CHECK(static_cast<double>(count.total_no_mtp) / 1e9 == nearly(p.total).epsilon(0.01));
+        CHECK(static_cast<double>(count.active) / 1e9 == nearly(p.active).epsilon(0.03));
         CHECK(model.not_executable.empty() == p.executable);
     }
 }
@@ -195,7 +196,7 @@ TEST_CASE("GLM-4.7-Flash: 30 billion parameters, latent attention, a layer for M
         "num_nextn_predict_layers": 1, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
         "routed_scaling_factor": 1.8, "v_head_dim": 256, "vocab_size": 154880})",
         "config.json");
-    CHECK(static_cast<double>(moe::count_parameters(model).total_no_mtp) / 1e9 == doctest::Approx(30).epsilon(0.01));
+    CHECK(static_cast<double>(moe::count_parameters(model).total_no_mtp) / 1e9 == nearly(30).epsilon(0.01));
     CHECK(model.kind_of(1).attention.kind == moe::AttentionKind::mla);
     CHECK(model.kind_of(1).moe->router.expert_bias);
     CHECK(model.mtp.size() == 1);
@@ -212,10 +213,10 @@ TEST_CASE("Llama 4: layers with rotary positions see their chunk alone, every fo
     // Of 131,072 positions three layers of four see 4,096 on the average and one 65,536.
     const double pair = 40.0 * 2 * 128, seen = 36 * 4096.0 + 12 * 65536.0, all = 48 * 65536.0;
     CHECK(moe::model_flops_per_token(whole, 131072) - moe::model_flops_per_token(scout, 131072) ==
-          doctest::Approx(6.0 * pair * (all - seen)));
+          nearly(6.0 * pair * (all - seen)));
     moe::Attention chunked;
     chunked.chunk = 4;
-    CHECK(moe::keys_seen(chunked, 10) == doctest::Approx((2 * 4.0 * 4 / 2 + 2.0 * 2 / 2) / 10));
+    CHECK(moe::keys_seen(chunked, 10) == nearly((2 * 4.0 * 4 / 2 + 2.0 * 2 / 2) / 10));
 }
 
 TEST_CASE("what an architecture's reader does not know of a layer is refused, not priced as something else") {

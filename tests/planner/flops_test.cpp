@@ -3,6 +3,7 @@
 #include "planner/files.hpp"
 #include "planner/json_object.hpp"
 #include "planner/model.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -55,14 +56,14 @@ TEST_CASE("FLOPs per token match the published tables within 0.1 %") {
     for (const Published& row : published) {
         CAPTURE(row.model);
         CAPTURE(row.seq);
-        CHECK(gflop(moe::load_model(row.model), row.seq) == doctest::Approx(row.gflop).epsilon(1e-3));
+        CHECK(gflop(moe::load_model(row.model), row.seq) == nearly(row.gflop).epsilon(1e-3));
     }
     for (const Published& row : without_mtp) {
         CAPTURE(row.model);
         moe::Model model = moe::load_model(row.model);
         REQUIRE(model.mtp.size() == 1);
         model.mtp.clear();
-        CHECK(gflop(model, row.seq) == doctest::Approx(row.gflop).epsilon(1e-3));
+        CHECK(gflop(model, row.seq) == nearly(row.gflop).epsilon(1e-3));
     }
 }
 
@@ -83,12 +84,11 @@ TEST_CASE("parameter counts match every profile's own within 0.5 %") {
         if (!json.has("param_counts")) continue; // our own small models carry none
         ++models;
         const moe::JsonObject known = json.object("param_counts");
-        CHECK(static_cast<double>(count.total) == doctest::Approx(known.number("total", 1, 1e15)).epsilon(5e-3));
-        CHECK(static_cast<double>(count.total_no_mtp) ==
-              doctest::Approx(known.number("total_no_mtp", 1, 1e15)).epsilon(5e-3));
-        CHECK(static_cast<double>(count.active) == doctest::Approx(known.number("active", 1, 1e15)).epsilon(5e-3));
+        CHECK(static_cast<double>(count.total) == nearly(known.number("total", 1, 1e15)).epsilon(5e-3));
+        CHECK(static_cast<double>(count.total_no_mtp) == nearly(known.number("total_no_mtp", 1, 1e15)).epsilon(5e-3));
+        CHECK(static_cast<double>(count.active) == nearly(known.number("active", 1, 1e15)).epsilon(5e-3));
         CHECK(static_cast<double>(count.active_no_embed) ==
-              doctest::Approx(known.number("active_no_embed", 1, 1e15)).epsilon(5e-3));
+              nearly(known.number("active_no_embed", 1, 1e15)).epsilon(5e-3));
     }
     CHECK(models >= 41);
     CHECK(hybrids >= 5);
@@ -105,9 +105,9 @@ TEST_CASE("a small dense model by hand") {
     // Attention at half: 100 / 2 keys, each one multiply-accumulate per column in QK and in PV. Vocabulary padded to
     // 256.
     const double macs = 2.0 * (static_cast<double>(matrices) + 50.0 * (64 + 64)) + 64.0 * 256.0;
-    CHECK(moe::model_flops_per_token(model, 100) == doctest::Approx(6.0 * macs).epsilon(1e-12));
+    CHECK(moe::model_flops_per_token(model, 100) == nearly(6.0 * macs).epsilon(1e-12));
     // TP 4 pads the vocabulary to a multiple of 512.
-    CHECK(moe::model_flops_per_token(model, 100, 4) == doctest::Approx(6.0 * (macs + 64.0 * 256.0)).epsilon(1e-12));
+    CHECK(moe::model_flops_per_token(model, 100, 4) == nearly(6.0 * (macs + 64.0 * 256.0)).epsilon(1e-12));
     CHECK(model.padded_vocab(1) == 256);
     CHECK(model.padded_vocab(4) == 512);
 }

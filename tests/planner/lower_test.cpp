@@ -3,6 +3,7 @@
 #include "planner/lower.hpp"
 #include "planner/measured.hpp"
 #include "planner/memory.hpp"
+#include "tests/nearly.hpp"
 #include "tests/planner/sample_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -107,7 +108,7 @@ TEST_CASE("Shards of parameters add up to the model") {
         const bool exact = plan.model->kinds.front().attention.kind == AttentionKind::gqa ||
                            plan.model->kinds.front().attention.kind == AttentionKind::mla;
         const auto expected = static_cast<double>(count_parameters(*plan.model).total);
-        CHECK(static_cast<double>(total) == doctest::Approx(expected).epsilon(exact ? 0.001 : 0.03));
+        CHECK(static_cast<double>(total) == nearly(expected).epsilon(exact ? 0.001 : 0.03));
     }
 }
 
@@ -132,7 +133,7 @@ TEST_CASE("Executed FLOPs are the model's, plus router and vocabulary padding") 
         }
         const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
         const double per_token = (executed + model_attention) * plan.stage_ranks() / tokens;
-        CHECK(per_token == doctest::Approx(model_flops_per_token(*plan.model, plan.seq, plan.tp)).epsilon(0.005));
+        CHECK(per_token == nearly(model_flops_per_token(*plan.model, plan.seq, plan.tp)).epsilon(0.005));
     }
 }
 

@@ -2,6 +2,7 @@
 #include "planner/error.hpp"
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -118,7 +119,7 @@ TEST_CASE("DeepSeek-V3's 199.5 GiB by component, within 2 %") {
     CHECK(module(Module::router) < 0.3);
     const double named = std::accumulate(parts.saved.begin(), parts.saved.end(), 0.0,
                                          [](double sum, const auto& part) { return sum + part.second / gib; });
-    CHECK(named == doctest::Approx(activations).epsilon(1e-9));
+    CHECK(named == nearly(activations).epsilon(1e-9));
 }
 
 TEST_CASE("DeepSeek-V3: what each technique of section 4.1 saves, within 15 %") {
@@ -163,7 +164,7 @@ TEST_CASE("DeepSeek-V3: what offload saves") {
     };
     const double before = peak("none"), after = peak("moe_act");
     check_rows("arXiv 2603.07685 Table 5", {{"without offload", 169.0, before}, {"with offload", 151.0, after}}, 0.05);
-    CHECK((before - after) / before == doctest::Approx(0.107).epsilon(0.15));
+    CHECK((before - after) / before == nearly(0.107).epsilon(0.15));
     // Section 4.1.6: optimizer states between steps, 15 to 20 GB, moments in BF16.
     const Fields bf16 = with(efficient, {{"optimizer", "adamw+bf16_moments"}});
     const double states = size(held(example(bf16)), MemoryClass::optimizer) -
@@ -218,6 +219,6 @@ TEST_CASE("Saved activations of one layer follow the element counts of the field
         plan.schedule = ScheduleKind::one_f_one_b;
         const int kind = plan.model->layers.back();
         const SegmentMemory layer = segment_memory(lower_segment(plan, SegmentKind::layer, kind));
-        CHECK(static_cast<double>(layer.saved) / (2.0 * 4096.0) == doctest::Approx(c.elements).epsilon(0.03));
+        CHECK(static_cast<double>(layer.saved) / (2.0 * 4096.0) == nearly(c.elements).epsilon(0.03));
     }
 }

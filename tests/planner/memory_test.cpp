@@ -1,6 +1,7 @@
 // Planned memory: no two things that live at once overlap, recompute frees what it should, and the arena is used well.
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "tests/nearly.hpp"
 #include "tests/planner/sample_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -226,7 +227,7 @@ TEST_CASE(
     const auto exact = memory(0.0, false), planned = memory(1.5, false), paged = memory(1.5, true);
     const auto over = [&](const auto& sizes) { return static_cast<double>(sizes[saved] - exact[saved]); };
     REQUIRE(over(planned) > 0.0);
-    CHECK(over(paged) / over(planned) == doctest::Approx(0.2 / 0.5).epsilon(1e-3));
+    CHECK(over(paged) / over(planned) == nearly(0.2 / 0.5).epsilon(1e-3));
     // One layer's buffers of the experts' products wait for nobody else: the workspace holds them once more.
     CHECK(paged[work] > planned[work]);
     CHECK(paged[saved] + paged[work] < planned[saved] + planned[work]);
@@ -291,5 +292,5 @@ TEST_CASE("A segment's saved bytes are its share of the whole chunk") {
         if (stage.loss) chunk += segment_memory(lower_segment(plan, SegmentKind::head)).saved;
         sum += chunk * whole.in_flight[c];
     }
-    CHECK(static_cast<double>(sum) == doctest::Approx(static_cast<double>(saved)).epsilon(0.01));
+    CHECK(static_cast<double>(sum) == nearly(static_cast<double>(saved)).epsilon(0.01));
 }

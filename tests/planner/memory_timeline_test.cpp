@@ -2,6 +2,7 @@
 #include "planner/memory_timeline.hpp"
 
 #include "planner/lower.hpp"
+#include "tests/nearly.hpp"
 #include "tests/planner/sample_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -78,7 +79,7 @@ TEST_CASE("memory over time: saved from first write to last read, workspace insi
         CHECK(at(uses[i], MemoryClass::weights) == kib);
         CHECK(at(uses[i], MemoryClass::saved) == saved[i]);
         CHECK(at(uses[i], MemoryClass::transient) == work[i]);
-        CHECK(uses[i].from == doctest::Approx(static_cast<double>(i)));
+        CHECK(uses[i].from == nearly(static_cast<double>(i)));
     }
 }
 

@@ -2,6 +2,7 @@
 // activations.
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -83,7 +84,7 @@ TEST_CASE("routed rows: twice the capacity moves twice the bytes under moe-plan,
         if (ours) plan.stack = "moe-plan";
         const double once = copies(plan).bytes;
         plan.capacity = 2.0;
-        CHECK(copies(plan).bytes == doctest::Approx(ours ? 2.0 * once : once));
+        CHECK(copies(plan).bytes == nearly(ours ? 2.0 * once : once));
     }
 }
 
@@ -111,5 +112,5 @@ TEST_CASE("offloaded optimizer states lie where activations lay") {
     const Program program = lower(away, 0);
     for (const Op& op : program.templates.back().ops)
         if (op.kind == OpKind::copy_from_host) copied += op.bytes;
-    CHECK(copied == doctest::Approx(12.0 * 30.53e9 / 8).epsilon(0.002));
+    CHECK(copied == nearly(12.0 * 30.53e9 / 8).epsilon(0.002));
 }

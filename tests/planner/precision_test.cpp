@@ -1,6 +1,7 @@
 // Precision by module: which products, saved activations and weights change, in bytes counted by hand.
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -61,7 +62,7 @@ TEST_CASE("the LM head in MXFP8: its products, its weights twice in one byte, it
     CHECK(products(low, Module::mlp, Dtype::mxfp8) == 0);
     // 525.3 M weights: two copies of 33/32 bytes instead of one of 2.
     CHECK(static_cast<double>(bytes(low, MemoryClass::weights) - bytes(bf16, MemoryClass::weights)) ==
-          doctest::Approx(525'336'576 / 16.0).epsilon(1e-4));
+          nearly(525'336'576 / 16.0).epsilon(1e-4));
     // The final norm's output (4,096 columns for 4,096 tokens) is kept column-wise in 33/32 bytes, not in 2.
     CHECK(bytes(bf16, MemoryClass::saved) - bytes(low, MemoryClass::saved) == 4096LL * 4096 * 31 / 32);
     low.model = std::make_shared<const Model>([] {
@@ -83,8 +84,7 @@ TEST_CASE("experts may stay in BF16 beside MXFP8 linears, or the reverse") {
     CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 48 * 3);
     // 48 layers of 128 experts of 3 x 2048 x 768 weights, kept once in two bytes.
     const double experts = 48.0 * 128 * 3 * 2048 * 768;
-    CHECK(static_cast<double>(low - bytes(plan, MemoryClass::weights)) ==
-          doctest::Approx(experts / 16.0).epsilon(1e-4));
+    CHECK(static_cast<double>(low - bytes(plan, MemoryClass::weights)) == nearly(experts / 16.0).epsilon(1e-4));
     plan.precision = Precision::bf16;
     plan.expert_precision = Precision::mxfp8;
     CHECK(products(plan, Module::experts, Dtype::mxfp8) == 48 * 6);

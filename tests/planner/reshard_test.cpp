@@ -1,6 +1,7 @@
 // FSDP: what a rank keeps, what it gathers and reduces per layer, and that no more than two layers are whole at once.
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
+#include "tests/nearly.hpp"
 #include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
@@ -45,9 +46,9 @@ TEST_CASE("FSDP gathers each layer before its forward and its backward and reduc
     CHECK(counts(forward)[OpKind::all_gather] == 34);  // 32 layers, embedding, final norm with LM head
     CHECK(counts(backward)[OpKind::all_gather] == 32); // the head is still there, the embedding is not read
     CHECK(counts(backward)[OpKind::reduce_scatter] == 34);
-    CHECK(bytes(forward, OpKind::all_gather) == doctest::Approx(2.0 * all).epsilon(1e-4));
-    CHECK(bytes(backward, OpKind::all_gather) == doctest::Approx(2.0 * 32 * layer).epsilon(1e-4));
-    CHECK(bytes(backward, OpKind::reduce_scatter) == doctest::Approx(4.0 * all).epsilon(1e-4));
+    CHECK(bytes(forward, OpKind::all_gather) == nearly(2.0 * all).epsilon(1e-4));
+    CHECK(bytes(backward, OpKind::all_gather) == nearly(2.0 * 32 * layer).epsilon(1e-4));
+    CHECK(bytes(backward, OpKind::reduce_scatter) == nearly(4.0 * all).epsilon(1e-4));
     // The step's ends neither gather nor reduce any more.
     for (const Template& tmpl : program.templates)
         if (tmpl.kind == SlotKind::begin || tmpl.kind == SlotKind::finish) {
@@ -61,12 +62,12 @@ TEST_CASE("FSDP keeps shards: 2 + 4 + 12 bytes of every parameter over the group
     const auto of = [](const Plan& p, MemoryClass c) {
         return static_cast<double>(plan_memory(lower(p, 0)).class_bytes[static_cast<std::size_t>(c)]);
     };
-    CHECK(of(plan, MemoryClass::weights) == doctest::Approx(2.0 * all / 8).epsilon(1e-3));
-    CHECK(of(plan, MemoryClass::gradients) == doctest::Approx(4.0 * all / 8).epsilon(1e-3));
-    CHECK(of(plan, MemoryClass::optimizer) == doctest::Approx(12.0 * all / 8).epsilon(1e-3));
+    CHECK(of(plan, MemoryClass::weights) == nearly(2.0 * all / 8).epsilon(1e-3));
+    CHECK(of(plan, MemoryClass::gradients) == nearly(4.0 * all / 8).epsilon(1e-3));
+    CHECK(of(plan, MemoryClass::optimizer) == nearly(12.0 * all / 8).epsilon(1e-3));
     Plan bf16 = plan;
     bf16.gradients = Precision::bf16;
-    CHECK(of(bf16, MemoryClass::gradients) == doctest::Approx(2.0 * all / 8).epsilon(1e-3));
+    CHECK(of(bf16, MemoryClass::gradients) == nearly(2.0 * all / 8).epsilon(1e-3));
     // Under full recomputation a layer's own work is small beside two layers' weights and gradients in one pass.
     Plan whole = plan, sharded = plan;
     whole.fsdp = false;

@@ -2,6 +2,7 @@
 #include "planner/error.hpp"
 #include "planner/lower.hpp"
 #include "planner/program.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -38,13 +39,13 @@ TEST_CASE("DeepSeek-V3's YaRN: pairs up to 10 kept, from 23 on slowed 40 times, 
     Model model = model_from_json(config.insert(config.find('{') + 1, scaling), "config.json");
     const FrequencyScale s = frequency_scale(model, 64);
     // 64 ln(4096 / 64 pi) / (2 ln 10000) = 10.47 and 64 ln(4096 / 2 pi) / (2 ln 10000) = 22.51, rounded outwards.
-    CHECK(kept(s, 10000.0, 64, 0) == doctest::Approx(1.0));
-    CHECK(kept(s, 10000.0, 64, 10) == doctest::Approx(1.0));
-    CHECK(kept(s, 10000.0, 64, 11) == doctest::Approx(12.0 / 13 + 1.0 / 13 / 40));
-    CHECK(kept(s, 10000.0, 64, 22) == doctest::Approx(1.0 / 13 + 12.0 / 13 / 40));
-    CHECK(kept(s, 10000.0, 64, 23) == doctest::Approx(1.0 / 40));
-    CHECK(kept(s, 10000.0, 64, 31) == doctest::Approx(1.0 / 40));
-    CHECK(s.magnitude == doctest::Approx(1.0)); // mscale and mscale_all_dim are equal
+    CHECK(kept(s, 10000.0, 64, 0) == nearly(1.0));
+    CHECK(kept(s, 10000.0, 64, 10) == nearly(1.0));
+    CHECK(kept(s, 10000.0, 64, 11) == nearly(12.0 / 13 + 1.0 / 13 / 40));
+    CHECK(kept(s, 10000.0, 64, 22) == nearly(1.0 / 13 + 12.0 / 13 / 40));
+    CHECK(kept(s, 10000.0, 64, 23) == nearly(1.0 / 40));
+    CHECK(kept(s, 10000.0, 64, 31) == nearly(1.0 / 40));
+    CHECK(s.magnitude == nearly(1.0)); // mscale and mscale_all_dim are equal
 
     Plan plan;
     model.mtp.clear();
@@ -58,7 +59,7 @@ TEST_CASE("DeepSeek-V3's YaRN: pairs up to 10 kept, from 23 on slowed 40 times, 
         for (const Op& op : tmpl.ops) {
             if (const auto* attention = std::get_if<AttentionAttr>(&op.attr)) {
                 const double m = 0.1 * std::log(40.0) + 1.0;
-                if (attention->scale != doctest::Approx(m * m / std::sqrt(192.0))) FAIL(attention->scale);
+                if (attention->scale != nearly(m * m / std::sqrt(192.0))) FAIL(attention->scale);
                 ++found;
             } else if (const auto* rope = std::get_if<MlaRopeAttr>(&op.attr)) {
                 if (rope->scale.factor != 40.0) FAIL(rope->scale.factor);
@@ -79,7 +80,7 @@ TEST_CASE("Llama 3.1's scaling by wavelength") {
         const double smooth = (8192.0 / wavelength - 1.0) / 3.0;
         const double want = wavelength < 2048.0 ? 1.0 : wavelength > 8192.0 ? 1.0 / 8 : smooth + (1.0 - smooth) / 8;
         CAPTURE(i);
-        CHECK(kept(s, 500000.0, 128, i) == doctest::Approx(want));
+        CHECK(kept(s, 500000.0, 128, i) == nearly(want));
     }
     CHECK(s.magnitude == 1.0);
 }
@@ -87,7 +88,7 @@ TEST_CASE("Llama 3.1's scaling by wavelength") {
 TEST_CASE("YaRN without mscale multiplies the rotated columns; linear scaling slows every pair; none changes nothing") {
     const Model yarn = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0,
         "original_max_position_embeddings": 32768})");
-    CHECK(frequency_scale(yarn, 128).magnitude == doctest::Approx(0.1 * std::log(4.0) + 1.0));
+    CHECK(frequency_scale(yarn, 128).magnitude == nearly(0.1 * std::log(4.0) + 1.0));
     const Model given = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 0.7,
         "original_max_position_embeddings": 32768})");
     CHECK(frequency_scale(given, 128).magnitude == 0.7);

@@ -1,5 +1,6 @@
 // Search against brute force on small spaces with an analytic estimator: the best plans and every count.
 #include "planner/error.hpp"
+#include "tests/nearly.hpp"
 #include "tests/planner/small_space.hpp"
 
 #include <doctest/doctest.h>
@@ -118,7 +119,7 @@ std::int64_t sum(const std::map<std::string, std::int64_t>& pruned) {
 void check_same(const SearchResult& result, const std::vector<Priced>& expected, std::size_t top) {
     REQUIRE(result.plans.size() == std::min(top, expected.size()));
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
-        CHECK(result.plans[i].second.step_seconds == doctest::Approx(expected[i].seconds).epsilon(1e-12));
+        CHECK(result.plans[i].second.step_seconds == nearly(expected[i].seconds).epsilon(1e-12));
         // Where two plans cost exactly the same, either may stand here.
         const bool tied = (i > 0 && expected[i - 1].seconds == expected[i].seconds) ||
                           (i + 1 < expected.size() && expected[i + 1].seconds == expected[i].seconds);
@@ -130,7 +131,7 @@ void check_same(const SearchResult& result, const std::vector<Priced>& expected,
 void check_same_times(const SearchResult& result, const std::vector<Priced>& expected, std::size_t top) {
     REQUIRE(result.plans.size() == std::min(top, expected.size()));
     for (std::size_t i = 0; i < result.plans.size(); ++i)
-        CHECK(result.plans[i].second.step_seconds == doctest::Approx(expected[i].seconds).epsilon(1e-12));
+        CHECK(result.plans[i].second.step_seconds == nearly(expected[i].seconds).epsilon(1e-12));
 }
 
 std::vector<std::string> texts(const SearchResult& result) {

@@ -1,6 +1,7 @@
 // Costs of single ops against published kernel figures and against arithmetic by hand.
 #include "planner/error.hpp"
 #include "simulator/cost/cost.hpp"
+#include "tests/nearly.hpp"
 #include "tests/simulator/priced.hpp"
 
 #include <doctest/doctest.h>
@@ -55,15 +56,15 @@ TEST_CASE("attention reaches the published rates within 5 %") {
         CAPTURE(row.machine);
         CAPTURE(row.seq);
         CAPTURE(row.forward);
-        CHECK(attention_tflops(row.machine, row.forward, row.seq) == doctest::Approx(row.tflops).epsilon(0.05));
+        CHECK(attention_tflops(row.machine, row.forward, row.seq) == nearly(row.tflops).epsilon(0.05));
     }
 }
 
 // FlashAttention-3, arXiv 2407.08608, abstract: up to 740 TFLOPS in FP16 and close to 1.2 PFLOPS in FP8 on H100.
 TEST_CASE("attention in FP8 gains less than its products alone would") {
     const double fp8 = attention_tflops("h100", true, 16384, moe::Precision::fp8_tensor);
-    CHECK(fp8 == doctest::Approx(1200).epsilon(0.15));
-    CHECK(fp8 / attention_tflops("h100", true, 16384) == doctest::Approx(1200.0 / 740.0).epsilon(0.02));
+    CHECK(fp8 == nearly(1200).epsilon(0.15));
+    CHECK(fp8 / attention_tflops("h100", true, 16384) == nearly(1200.0 / 740.0).epsilon(0.02));
 }
 
 TEST_CASE("products: whole waves run at the rate, a tile more costs a wave, splitting the inner loop helps few tiles") {
@@ -73,18 +74,18 @@ TEST_CASE("products: whole waves run at the rate, a tile more costs a wave, spli
         return moe::gemm_seconds(rates(h, costs), 800e12, 1, m, n, k, 0.0);
     };
     const double wave = 132 * 2.0 * 256 * 128 * 8192 / 800e12;
-    CHECK(seconds(256 * 132, 128, 8192) == doctest::Approx(wave));
-    CHECK(seconds(256 * 264, 128, 8192) == doctest::Approx(2 * wave));
+    CHECK(seconds(256 * 132, 128, 8192) == nearly(wave));
+    CHECK(seconds(256 * 264, 128, 8192) == nearly(2 * wave));
     CHECK(seconds(256 * 133, 128, 8192) > 1.05 * wave);
     CHECK(seconds(256 * 133, 128, 8192) <= 2 * wave);
     CHECK(seconds(256, 128, 8192) < 0.25 * wave); // one tile, its inner loop on several SMs
     // Bytes are the floor.
     CHECK(moe::gemm_seconds(rates(h, costs), 800e12, 1, 128, 128, 128, 3.35e12) >= 1.0);
     // Many small groups fill the machine as one large product does.
-    CHECK(moe::gemm_seconds(rates(h, costs), 800e12, 132, 256, 128, 8192, 0.0) == doctest::Approx(wave));
+    CHECK(moe::gemm_seconds(rates(h, costs), 800e12, 132, 256, 128, 8192, 0.0) == nearly(wave));
     moe::StackCosts slow = costs;
     slow.tile_seconds = 1e-6;
-    CHECK(moe::gemm_seconds(rates(h, slow), 800e12, 1, 256 * 132, 128, 8192, 0.0) == doctest::Approx(wave + 1e-6));
+    CHECK(moe::gemm_seconds(rates(h, slow), 800e12, 1, 256 * 132, 128, 8192, 0.0) == nearly(wave + 1e-6));
 }
 
 TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less and starts no kernel") {
@@ -94,13 +95,13 @@ TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less
     moe::Op op;
     op.kind = moe::OpKind::rmsnorm;
     op.bytes = 3.35e9;
-    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(1e-3 + 1e-6));
+    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == nearly(1e-3 + 1e-6));
     op.kind = moe::OpKind::permute;
-    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(2e-3 + 1e-6));
+    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == nearly(2e-3 + 1e-6));
     op.kind = moe::OpKind::quantize;
-    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(1e-3 + 1e-6));
+    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == nearly(1e-3 + 1e-6));
     costs.quantize_share = 0.5;
-    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == doctest::Approx(0.5e-3));
+    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == nearly(0.5e-3));
 }
 
 TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {

@@ -4,6 +4,7 @@
 #include "simulator/estimate.hpp"
 #include "simulator/simulate.hpp"
 #include "tests/draws.hpp"
+#include "tests/nearly.hpp"
 #include "tests/published_plan.hpp"
 #include "tests/simulator/random_plans.hpp"
 
@@ -43,8 +44,8 @@ TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, mem
         CHECK(std::abs(error) < 0.03);
         CHECK(std::abs(fast.memory_bytes / full.estimate.memory_bytes - 1.0) < 0.01);
         CHECK(estimator.memory_bytes(drawn.plan) == fast.memory_bytes);
-        CHECK(sum(full.estimate.breakdown) == doctest::Approx(full.estimate.step_seconds).epsilon(1e-6));
-        CHECK(sum(fast.breakdown) == doctest::Approx(fast.step_seconds).epsilon(1e-6));
+        CHECK(sum(full.estimate.breakdown) == nearly(full.estimate.step_seconds).epsilon(1e-6));
+        CHECK(sum(fast.breakdown) == nearly(fast.step_seconds).epsilon(1e-6));
         CHECK(least(full.estimate.breakdown) >= 0.0);
         CHECK(least(fast.breakdown) >= 0.0);
     }
@@ -88,8 +89,8 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
         plan.recompute = moe::recompute::moe_act;
         moe::FastEstimator estimator(plan.hardware, stack);
         const moe::Estimate fast = estimator.estimate(plan), full = moe::simulate(plan, stack, false).estimate;
-        CHECK(fast.step_seconds == doctest::Approx(full.step_seconds).epsilon(0.005));
-        CHECK(fast.memory_bytes == doctest::Approx(full.memory_bytes).epsilon(0.03));
+        CHECK(fast.step_seconds == nearly(full.step_seconds).epsilon(0.005));
+        CHECK(fast.memory_bytes == nearly(full.memory_bytes).epsilon(0.03));
         const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
         const moe::Quote quote = quoter->quote(quoter->layers(plan), quoter->stages(plan));
         CHECK(quote.step_seconds <= fast.step_seconds * (1.0 + moe::quote_time_margin));
@@ -113,7 +114,7 @@ TEST_CASE("fast and event-driven agree where hosts wait for counts in the merged
         plan.gpus = 32 * pp;
         plan.gbs = plan.dp * plan.mbs * 12 * pp;
         const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
-        CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.01));
+        CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.01));
     }
 }
 
@@ -150,7 +151,7 @@ TEST_CASE("fast and event-driven agree in memory of pairs, of the model's ends a
         plan.recompute = c.recompute;
         REQUIRE(!check_plan(plan));
         const double fast = moe::FastEstimator(plan.hardware, stack).memory_bytes(plan);
-        CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.memory_bytes).epsilon(0.002));
+        CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.memory_bytes).epsilon(0.002));
     }
 }
 
@@ -166,7 +167,7 @@ TEST_CASE("fast and event-driven agree where both ends of the model share a buck
         plan.tp = tp;
         plan.dp = 1024 / tp;
         const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
-        CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.002));
+        CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.002));
     }
 }
 
@@ -180,7 +181,7 @@ TEST_CASE("fast and event-driven agree where one micro-batch sets gradients and 
     plan.recompute = moe::recompute::full;
     plan.cuda_graph = moe::CudaGraph::full;
     const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
-    CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+    CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
 }
 
 TEST_CASE("fast and event-driven agree where ops are priced by measured calls of their shape") {
@@ -198,7 +199,7 @@ TEST_CASE("fast and event-driven agree where ops are priced by measured calls of
             plan.mbs = mbs;
             plan.optimizer.bf16_moments = bf16_moments;
             const double fast = moe::FastEstimator(hardware, stack).estimate(plan).step_seconds;
-            CHECK(fast == doctest::Approx(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+            CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
         }
 }
 

@@ -1,6 +1,7 @@
 // FSDP on the clock: gathers priced by hand, under the layer before and no further ahead.
 #include "planner/lower.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/nearly.hpp"
 #include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
@@ -45,7 +46,7 @@ TEST_CASE("a layer's weights come under the layer before it, and not before the 
     }
     // 218.1 M parameters in BF16 over 8 GPUs: 7/8 of 436 MB at the ring's share of 450 GB/s.
     const double seconds = 0.875 * 2.0 * 218'112'000 / (450e9 * stack.costs.collective);
-    CHECK(gather[5].end - gather[5].start == doctest::Approx(seconds).epsilon(0.03));
+    CHECK(gather[5].end - gather[5].start == nearly(seconds).epsilon(0.03));
 }
 
 TEST_CASE("where links are slow, a micro-batch takes two gathers and one reduction of every layer") {
@@ -62,5 +63,5 @@ TEST_CASE("where links are slow, a micro-batch takes two gathers and one reducti
     const double layers = 32 * 218'112'000.0, ends = 2 * 525'336'576.0;
     const double bytes = 0.875 * (2.0 * (2.0 * layers + ends) + 4.0 * (layers + ends));
     const double expected = bytes / (4.5e9 * stack.costs.collective);
-    CHECK(four.estimate.step_seconds - three.estimate.step_seconds == doctest::Approx(expected).epsilon(0.02));
+    CHECK(four.estimate.step_seconds - three.estimate.step_seconds == nearly(expected).epsilon(0.02));
 }

@@ -4,6 +4,7 @@
 #include "planner/error.hpp"
 #include "planner/files.hpp"
 #include "simulator/run_plan.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -71,14 +72,14 @@ TEST_CASE("residual range: quantiles of the kind, tier C left out, wider for wha
     const auto seen = residual_range(rows, "MoE", "a", "x");
     REQUIRE(seen);
     CHECK(seen->rows == 11);
-    CHECK(seen->low == doctest::Approx(0.01)); // 10 % of 11 rows is within the second
-    CHECK(seen->high == doctest::Approx(0.09));
+    CHECK(seen->low == nearly(0.01)); // 10 % of 11 rows is within the second
+    CHECK(seen->high == nearly(0.09));
     // A new family: a and b weigh the same, so b's row is half of all.
     const auto family = residual_range(rows, "MoE", "c", "x");
-    CHECK(family->low == doctest::Approx(-0.30));
+    CHECK(family->low == nearly(-0.30));
     CHECK(family->high >= seen->high);
     const auto system = residual_range(rows, "MoE", "a", "z");
-    CHECK(system->low == doctest::Approx(-0.30));
+    CHECK(system->low == nearly(-0.30));
     CHECK(!residual_range(rows, "linear", "a", "x"));
 }
 
@@ -90,8 +91,8 @@ TEST_CASE("interval: the bounds are rates, and what was never measured has none"
     const IntervalResult here = interval_of(plan_on("Qwen3-30B-A3B", "h100"), estimate, rows);
     REQUIRE(here.interval);
     // The second-highest prediction was e^0.08 times the truth, the second-lowest e^-0.08 times.
-    CHECK(here.interval->low == doctest::Approx(100.0 * std::exp(-0.08)));
-    CHECK(here.interval->high == doctest::Approx(100.0 * std::exp(0.08)));
+    CHECK(here.interval->low == nearly(100.0 * std::exp(-0.08)));
+    CHECK(here.interval->high == nearly(100.0 * std::exp(0.08)));
     CHECK(!here.interval->new_family);
     CHECK(!here.interval->new_system);
     CHECK(interval_of(plan_on("Mixtral-8x7B", "b200"), estimate, rows).interval->new_family);

@@ -2,6 +2,7 @@
 #include "planner/error.hpp"
 #include "planner/stack.hpp"
 #include "simulator/estimate.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -136,5 +137,5 @@ TEST_CASE("ladder: each rung's sign, the order of the gains (tau 0.7), the top w
         CHECK(predicted[i] > 0.0);
     }
     CHECK(tau >= 0.7);
-    CHECK(top == doctest::Approx(970.0).epsilon(0.15));
+    CHECK(top == nearly(970.0).epsilon(0.15));
 }

@@ -1,6 +1,7 @@
 // The network and the collectives on it: rates of groups inside and across NVLink domains, worked out by hand.
 #include "planner/error.hpp"
 #include "simulator/collective.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -52,16 +53,16 @@ TEST_CASE("a group of several instances lies like the one that touches most doma
 
 TEST_CASE("routes: the fullest of a member's own links sets the rate") {
     const moe::Hardware h = moe::load_hardware("h100"); // NVLink 450 GB/s, NIC 50 GB/s
-    CHECK(moe::exchange_route(h, {8, 1, 8}).bandwidth == doctest::Approx(450e9));
+    CHECK(moe::exchange_route(h, {8, 1, 8}).bandwidth == nearly(450e9));
     // 16 ranks on two nodes: 8 of 15 messages leave the node.
-    CHECK(moe::exchange_route(h, {16, 2, 8}).bandwidth == doctest::Approx(50e9 * 15 / 8));
-    CHECK(moe::exchange_route(h, {8, 8, 1}).bandwidth == doctest::Approx(50e9));
-    CHECK(moe::ring_route(h, {8, 1, 8}).bandwidth == doctest::Approx(450e9));
+    CHECK(moe::exchange_route(h, {16, 2, 8}).bandwidth == nearly(50e9 * 15 / 8));
+    CHECK(moe::exchange_route(h, {8, 8, 1}).bandwidth == nearly(50e9));
+    CHECK(moe::ring_route(h, {8, 1, 8}).bandwidth == nearly(450e9));
     // Eight rings over eight NICs: 8 x 50 GB/s is below what NVLink passes on.
-    CHECK(moe::ring_route(h, {16, 2, 8}).bandwidth == doctest::Approx(400e9));
-    CHECK(moe::ring_route(h, {4, 4, 1}).bandwidth == doctest::Approx(50e9));
-    CHECK(moe::exchange_route(h, {8, 1, 8}).latency == doctest::Approx(h.nvlink.latency));
-    CHECK(moe::exchange_route(h, {16, 2, 8}).latency == doctest::Approx(h.nic.latency));
+    CHECK(moe::ring_route(h, {16, 2, 8}).bandwidth == nearly(400e9));
+    CHECK(moe::ring_route(h, {4, 4, 1}).bandwidth == nearly(50e9));
+    CHECK(moe::exchange_route(h, {8, 1, 8}).latency == nearly(h.nvlink.latency));
+    CHECK(moe::exchange_route(h, {16, 2, 8}).latency == nearly(h.nic.latency));
     moe::Hardware lonely = h;
     lonely.nic.bandwidth = 0.0;
     CHECK_THROWS_AS(moe::exchange_route(lonely, {16, 2, 8}), moe::Error);
@@ -72,10 +73,10 @@ TEST_CASE("routes: a NIC that answers sooner takes no message from NVLink") {
     const moe::Route far = moe::ring_route(h, {16, 2, 8});
     for (const double latency : {0.0, h.nvlink.latency / 2, h.nvlink.latency}) {
         h.nic.latency = latency;
-        CHECK(moe::exchange_route(h, {8, 1, 8}).bandwidth == doctest::Approx(h.nvlink.bandwidth));
-        CHECK(moe::pair_route(h, {2, 1, 2}).latency == doctest::Approx(h.nvlink.latency));
-        CHECK(moe::ring_route(h, {16, 2, 8}).bandwidth == doctest::Approx(far.bandwidth));
-        CHECK(moe::domain_route(h, {16, 2, 8}).latency == doctest::Approx(latency));
+        CHECK(moe::exchange_route(h, {8, 1, 8}).bandwidth == nearly(h.nvlink.bandwidth));
+        CHECK(moe::pair_route(h, {2, 1, 2}).latency == nearly(h.nvlink.latency));
+        CHECK(moe::ring_route(h, {16, 2, 8}).bandwidth == nearly(far.bandwidth));
+        CHECK(moe::domain_route(h, {16, 2, 8}).latency == nearly(latency));
     }
 }
 
@@ -83,14 +84,14 @@ TEST_CASE("collectives: (n-1)/n of the bytes at the ring's rate, small ones by l
     const moe::Hardware h = moe::load_hardware("h100");
     const moe::GroupLinks node = links(h, {8, 1, 8});
     const double big = 8e9;
-    CHECK(moe::all_gather_seconds(node, big) == doctest::Approx(big * 7 / 8 / 450e9).epsilon(0.01));
-    CHECK(moe::reduce_scatter_seconds(node, big) == doctest::Approx(moe::all_gather_seconds(node, big)));
-    CHECK(moe::all_reduce_seconds(node, big) == doctest::Approx(2 * moe::all_gather_seconds(node, big)));
+    CHECK(moe::all_gather_seconds(node, big) == nearly(big * 7 / 8 / 450e9).epsilon(0.01));
+    CHECK(moe::reduce_scatter_seconds(node, big) == nearly(moe::all_gather_seconds(node, big)));
+    CHECK(moe::all_reduce_seconds(node, big) == nearly(2 * moe::all_gather_seconds(node, big)));
     CHECK(moe::all_gather_seconds(node, 8.0) < 7.5 * h.nvlink.latency);
     CHECK(moe::all_gather_seconds(node, 8.0) >= 3 * h.nvlink.latency);
     CHECK(moe::all_reduce_seconds(links(h, {16, 2, 8}), big) > moe::all_reduce_seconds(node, big));
     CHECK(moe::all_gather_seconds(links(h, {1, 1, 1}), big) == 0.0);
-    CHECK(moe::pair_seconds(links(h, {2, 2, 1}), 50e6) == doctest::Approx(1e-3 + h.nic.latency));
+    CHECK(moe::pair_seconds(links(h, {2, 2, 1}), 50e6) == nearly(1e-3 + h.nic.latency));
 }
 
 // Copies per token, K 8 of 256 experts: 5.29/6.52/7.27/7.68 ranks of 8/16/32/64 and 1.99/3.61/5.29 nodes of 2/4/8 under
@@ -98,16 +99,16 @@ TEST_CASE("collectives: (n-1)/n of the bytes at the ring's rate, small ones by l
 TEST_CASE("distinct destinations of a token") {
     moe::Router uniform;
     CHECK(moe::distinct_destinations(256, 8, 1, uniform) == 1.0);
-    CHECK(moe::distinct_destinations(256, 8, 8, uniform) == doctest::Approx(5.29).epsilon(0.002));
-    CHECK(moe::distinct_destinations(256, 8, 16, uniform) == doctest::Approx(6.52).epsilon(0.002));
-    CHECK(moe::distinct_destinations(256, 8, 64, uniform) == doctest::Approx(7.68).epsilon(0.002));
+    CHECK(moe::distinct_destinations(256, 8, 8, uniform) == nearly(5.29).epsilon(0.002));
+    CHECK(moe::distinct_destinations(256, 8, 16, uniform) == nearly(6.52).epsilon(0.002));
+    CHECK(moe::distinct_destinations(256, 8, 64, uniform) == nearly(7.68).epsilon(0.002));
     const moe::Router limited = deepseek().router;
     CHECK(limited.groups == 8);
-    CHECK(moe::distinct_destinations(256, 8, 2, limited) == doctest::Approx(1.97).epsilon(0.005));
-    CHECK(moe::distinct_destinations(256, 8, 4, limited) == doctest::Approx(3.14).epsilon(0.005));
-    CHECK(moe::distinct_destinations(256, 8, 8, limited) == doctest::Approx(4.0).epsilon(0.005));
+    CHECK(moe::distinct_destinations(256, 8, 2, limited) == nearly(1.97).epsilon(0.005));
+    CHECK(moe::distinct_destinations(256, 8, 4, limited) == nearly(3.14).epsilon(0.005));
+    CHECK(moe::distinct_destinations(256, 8, 8, limited) == nearly(4.0).epsilon(0.005));
     // Every expert chosen: every part is met.
-    CHECK(moe::distinct_destinations(8, 8, 4, uniform) == doctest::Approx(4.0));
+    CHECK(moe::distinct_destinations(8, 8, 4, uniform) == nearly(4.0));
 }
 
 // arXiv 2603.07685 Table 7: microseconds of dispatch at h 7168, 4096 tokens, 256 experts, top 8, BF16.

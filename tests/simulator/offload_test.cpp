@@ -1,6 +1,7 @@
 // Offload on the clock: hidden copies cost nothing, a narrow host link sets the pace, optimizer states go and come
 // once.
 #include "simulator/simulate.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -30,14 +31,14 @@ TEST_CASE("activations: hidden on a wide host link, a micro-batch's copies out a
     plan.gbs = 32;
     const double without = step(plan);
     plan.offload = moe::offload::attn_proj; // 4096 tokens x 4096 columns in BF16, 48 layers
-    CHECK(step(plan) == doctest::Approx(without).epsilon(0.01));
+    CHECK(step(plan) == nearly(without).epsilon(0.01));
     auto narrow = std::make_shared<moe::Hardware>(*plan.hardware);
     narrow->host.bandwidth = 2e9;
     plan.hardware = narrow;
     const double four = step(plan);
     plan.gbs = 24;
     const double copies = 2.0 * 48 * 4096 * 4096 * 2 / 2e9;
-    CHECK(four - step(plan) == doctest::Approx(copies).epsilon(0.03));
+    CHECK(four - step(plan) == nearly(copies).epsilon(0.03));
 }
 
 // arXiv 2603.07685 section 4.1.6: 0.1 to 0.2 s per iteration for DeepSeek-V3 on GB200.
@@ -73,7 +74,7 @@ TEST_CASE("what is offloaded has to fit into the host's memory") {
     // One copy of every layer's rows: the host's are as many as the micro-batches under way.
     const double bytes = 48.0 * 4096 * 4096 * 2;
     const moe::Estimate e = moe::simulate(plan, stack, false).estimate;
-    CHECK(e.host_bytes == doctest::Approx(bytes).epsilon(0.001));
+    CHECK(e.host_bytes == nearly(bytes).epsilon(0.001));
     CHECK(e.fits);
     auto small = std::make_shared<moe::Hardware>(*plan.hardware);
     small->host_memory_bytes = 0.9 * bytes;

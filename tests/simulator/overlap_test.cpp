@@ -1,5 +1,6 @@
 // Products beside their ring over TP on the clock: whichever of the two is slower sets the pace.
 #include "simulator/simulate.hpp"
+#include "tests/nearly.hpp"
 #include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
@@ -42,11 +43,11 @@ TEST_CASE("a ring slower than its product is waited for, a faster one is hidden 
         std::vector<Span> gemm = spans(simulation.timeline, moe::OpKind::gemm, module);
         REQUIRE(ring.size() == 3);
         REQUIRE(gemm.size() >= 4);
-        gemm.resize(4);                                                  // FC2's four pieces follow those of FC1
-        CHECK(ring[0].seconds() == doctest::Approx(step).epsilon(0.25)); // latency and start beside the wire
+        gemm.resize(4);                                         // FC2's four pieces follow those of FC1
+        CHECK(ring[0].seconds() == nearly(step).epsilon(0.25)); // latency and start beside the wire
         const double r = ring[0].seconds(), g = gemm[0].seconds();
         const double expected = r > g ? 3 * r + g : 4 * g;
         CHECK((r > g) == (module == moe::Module::attn_in)); // QKV is a quarter of FC1's work
-        CHECK(gemm[3].end - gemm[0].start == doctest::Approx(expected).epsilon(1e-6));
+        CHECK(gemm[3].end - gemm[0].start == nearly(expected).epsilon(1e-6));
     }
 }

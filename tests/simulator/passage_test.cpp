@@ -1,5 +1,6 @@
 // Passages: the clocks of host and device through pieces of work in a row.
 #include "simulator/passage.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -29,25 +30,25 @@ TEST_CASE("a host that is ahead stays ahead, one that is late stays late") {
         many_slow = many_slow.then(slow);
     }
     const moe::Clocks ahead = many_fast.after({}, never), late = many_slow.after({}, never);
-    CHECK(ahead.device == doctest::Approx(60.0)); // the device sets the pace
-    CHECK(ahead.host == doctest::Approx(20.0));
-    CHECK(late.host == doctest::Approx(100.0)); // the host does
-    CHECK(late.device == doctest::Approx(98.0));
+    CHECK(ahead.device == nearly(60.0)); // the device sets the pace
+    CHECK(ahead.host == nearly(20.0));
+    CHECK(late.host == nearly(100.0)); // the host does
+    CHECK(late.device == nearly(98.0));
     // With a lead of 50 seconds the slow host is not late yet.
-    CHECK(many_slow.after({-50.0, 0.0, 0.0}, never).device == doctest::Approx(60.0));
+    CHECK(many_slow.after({-50.0, 0.0, 0.0}, never).device == nearly(60.0));
 }
 
 TEST_CASE("a host that waits loses its lead, however long it was") {
     const moe::Passage p = two_kernels(1.0, 3.0, true);
     REQUIRE(p.waits());
-    CHECK(p.after({-100.0, 0.0, 0.0}, never).host == doctest::Approx(4.0));
-    CHECK(p.then(p).after({-100.0, 0.0, 0.0}, never).host == doctest::Approx(10.0));
+    CHECK(p.after({-100.0, 0.0, 0.0}, never).host == nearly(4.0));
+    CHECK(p.then(p).after({-100.0, 0.0, 0.0}, never).host == nearly(10.0));
 }
 
 TEST_CASE("only the first piece of a row waits for the neighbour's message") {
     const moe::Passage p = two_kernels(1.0, 3.0, false), both = p.then(p);
-    CHECK(both.after({}, 2.0).device == doctest::Approx(12.0)); // there before it is needed
-    CHECK(both.after({}, 7.0).device == doctest::Approx(16.0));
+    CHECK(both.after({}, 2.0).device == nearly(12.0)); // there before it is needed
+    CHECK(both.after({}, 7.0).device == nearly(16.0));
     const moe::Passage nothing;
-    CHECK(nothing.then(p).after({}, 7.0).device == doctest::Approx(13.0)); // the empty work ends when the message comes
+    CHECK(nothing.then(p).after({}, 7.0).device == nearly(13.0)); // the empty work ends when the message comes
 }

@@ -6,6 +6,7 @@
 #include "planner/schedule.hpp"
 #include "simulator/estimate.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/nearly.hpp"
 #include "tests/planner/fault_of.hpp"
 
 #include <doctest/doctest.h>
@@ -68,8 +69,8 @@ TEST_CASE("offload takes the place of recomputation where the host's link has ti
     CHECK(estimate.memory_bytes <= plan.hardware->memory_bytes);
     CHECK(estimate.host_bytes > 0.0);
     // The figures are those of a replay.
-    CHECK(estimate.step_seconds == doctest::Approx(searcher.replayed(plan).step_seconds).epsilon(0.002));
-    CHECK(slower.step_seconds == doctest::Approx(searcher.replayed(kept).step_seconds).epsilon(0.002));
+    CHECK(estimate.step_seconds == nearly(searcher.replayed(plan).step_seconds).epsilon(0.002));
+    CHECK(slower.step_seconds == nearly(searcher.replayed(kept).step_seconds).epsilon(0.002));
 }
 
 TEST_CASE("a request that only offload brings into memory has plans, unless it is pinned off") {

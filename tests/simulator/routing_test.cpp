@@ -6,6 +6,7 @@
 #include "simulator/cost/cost.hpp"
 #include "simulator/skew.hpp"
 #include "tests/folder.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -76,34 +77,32 @@ double play(const std::vector<double>& forward, int micro_batches) {
 TEST_CASE("layer loads: balanced limits, one rank, all experts chosen") {
     for (const char* routing : {"zipf:0", "dirichlet:1000000"}) {
         const LayerLoads loads = drawn(routing, 64, 8, 8);
-        for (const float load : loads.hottest) CHECK(load == doctest::Approx(1.0).epsilon(0.01));
+        for (const float load : loads.hottest) CHECK(load == nearly(1.0).epsilon(0.01));
         CHECK(loads.spread < 0.01);
     }
     const LayerLoads one = drawn("dirichlet:0.5", 16, 2, 1);
-    for (const float load : one.hottest) CHECK(load == doctest::Approx(1.0));
+    for (const float load : one.hottest) CHECK(load == nearly(1.0));
     CHECK(one.spread > 0.5); // the experts of the rank still differ
-    for (const float load : drawn("zipf:2", 8, 8, 4).hottest) CHECK(load == doctest::Approx(1.0));
+    for (const float load : drawn("zipf:2", 8, 8, 4).hottest) CHECK(load == nearly(1.0));
 }
 
 TEST_CASE("layer loads: Zipf and Dirichlet by hand") {
     // Eight experts on eight ranks, one choice: the hottest takes 1 / H_8 = 0.36794 of the tokens, 8 times the mean's.
-    for (const float load : drawn("zipf:1", 8, 1, 8).hottest)
-        CHECK(load == doctest::Approx(8.0 * 0.367937).epsilon(1e-4));
+    for (const float load : drawn("zipf:1", 8, 1, 8).hottest) CHECK(load == nearly(8.0 * 0.367937).epsilon(1e-4));
     // Two choices: the first expert is full at 2 * 0.368 < 1, so shares only double and loads stay.
-    for (const float load : drawn("zipf:1", 8, 2, 8).hottest)
-        CHECK(load == doctest::Approx(8.0 * 0.367937).epsilon(1e-4));
+    for (const float load : drawn("zipf:1", 8, 2, 8).hottest) CHECK(load == nearly(8.0 * 0.367937).epsilon(1e-4));
     // Four choices: 4 * 0.368 > 1; a token takes an expert once, the hottest rank gets 1 of 4 choices, twice the mean.
-    for (const float load : drawn("zipf:1", 8, 4, 8).hottest) CHECK(load == doctest::Approx(2.0).epsilon(1e-4));
+    for (const float load : drawn("zipf:1", 8, 4, 8).hottest) CHECK(load == nearly(2.0).epsilon(1e-4));
     // Dirichlet(1, 1): the larger of two shares is uniform on [1/2, 1], 1.5 of the mean on average.
-    CHECK(mean(drawn("dirichlet:1", 2, 1, 2).hottest) == doctest::Approx(1.5).epsilon(0.02));
+    CHECK(mean(drawn("dirichlet:1", 2, 1, 2).hottest) == nearly(1.5).epsilon(0.02));
     // The largest of n exponentials over their sum is H_n / n on average: 16 experts on 16 ranks, H_16 = 3.3807.
-    CHECK(mean(drawn("dirichlet:1", 16, 1, 16).hottest) == doctest::Approx(3.3807).epsilon(0.03));
+    CHECK(mean(drawn("dirichlet:1", 16, 1, 16).hottest) == nearly(3.3807).epsilon(0.03));
     // Every draw's loads average to one.
     const LayerLoads loads = drawn("dirichlet:0.3", 64, 6, 16);
     for (std::size_t d = 0; d < loads.hottest.size(); ++d) {
         double sum = 0.0;
         for (std::size_t r = 0; r < 16; ++r) sum += loads.loads[d * 16 + r];
-        CHECK(sum == doctest::Approx(16.0).epsilon(1e-4));
+        CHECK(sum == nearly(16.0).epsilon(1e-4));
         CHECK(loads.hottest[d] <= 16.0f * 4.0f / 6.0f + 1e-3f); // at most all four of its experts by every token
     }
     // The same numbers each time.
@@ -119,7 +118,7 @@ TEST_CASE("histograms: CSV and JSON, and what is wrong with them") {
     // Two ranks: either the first or the second holds 40 of 60 tokens.
     Routing routing = routing_from_string(csv);
     for (const float load : draw_layer_loads(routing, 4, 1, 2, load_histogram(csv)).hottest)
-        CHECK(load == doctest::Approx(80.0 / 60.0));
+        CHECK(load == nearly(80.0 / 60.0));
     CHECK_THROWS_WITH_AS(draw_layer_loads(routing, 8, 1, 2, load_histogram(csv)),
                          doctest::Contains("4 experts, but the model has 8"), Error);
     const auto refused = [&](const std::string& text, const char* words) {
@@ -136,8 +135,8 @@ TEST_CASE("histograms: CSV and JSON, and what is wrong with them") {
 }
 
 TEST_CASE("step load: equal loads are kept, the formula follows a pipeline that is played") {
-    CHECK(pipeline_load({0.6, 0.6}, {2, 2}, 0.2) == doctest::Approx(1.3));
-    CHECK(pipeline_load({0.6, 0.3}, {2, 1}, 0.0) == doctest::Approx(1.3)); // half the layers, half the work
+    CHECK(pipeline_load({0.6, 0.6}, {2, 2}, 0.2) == nearly(1.3));
+    CHECK(pipeline_load({0.6, 0.3}, {2, 1}, 0.0) == nearly(1.3)); // half the layers, half the work
     CHECK(pipeline_load({0.0, 0.0}, {0, 0}, 0.2) == 1.0);
     std::mt19937 random(1);
     std::uniform_real_distribution<double> load(1.0, 2.5);
@@ -172,14 +171,14 @@ TEST_CASE("a given load: routed rows and their ops scale, the rest stays") {
             const Op &x = a.templates[t].ops[i], &y = b.templates[t].ops[i];
             REQUIRE(x.kind == y.kind);
             if (x.kind == OpKind::grouped_gemm) {
-                CHECK(y.flops == doctest::Approx(1.5 * x.flops));
+                CHECK(y.flops == nearly(1.5 * x.flops));
                 ++grouped;
             } else if (x.kind == OpKind::gemm || x.kind == OpKind::attention) {
                 CHECK(y.flops == x.flops);
                 CHECK(y.bytes == x.bytes);
                 ++others;
             } else if (x.kind == OpKind::all_to_all_rows) {
-                CHECK(y.bytes == doctest::Approx(1.5 * x.bytes));
+                CHECK(y.bytes == nearly(1.5 * x.bytes));
             }
         }
     CHECK(grouped > 0);
@@ -191,7 +190,7 @@ TEST_CASE("a given load: routed rows and their ops scale, the rest stays") {
     for (std::size_t t = 0; t < a.templates.size(); ++t)
         for (std::size_t i = 0; i < a.templates[t].ops.size(); ++i)
             if (a.templates[t].ops[i].kind == OpKind::grouped_gemm)
-                CHECK(c.templates[t].ops[i].flops == doctest::Approx(1.25 * a.templates[t].ops[i].flops));
+                CHECK(c.templates[t].ops[i].flops == nearly(1.25 * a.templates[t].ops[i].flops));
 }
 
 TEST_CASE("skew: more of it is slower, p99 above p50, both tiers agree") {
@@ -212,8 +211,8 @@ TEST_CASE("skew: more of it is slower, p99 above p50, both tiers agree") {
         for (const SkewPoint point : {SkewPoint::mean, SkewPoint::p99}) {
             SkewedEstimator fast(plan.hardware, stack, point);
             const Estimate quick = fast.estimate(plan), slow = simulate(plan, stack, false, point).estimate;
-            CHECK(quick.step_seconds == doctest::Approx(slow.step_seconds).epsilon(0.03));
-            CHECK(quick.memory_bytes == doctest::Approx(slow.memory_bytes).epsilon(0.01));
+            CHECK(quick.step_seconds == nearly(slow.step_seconds).epsilon(0.03));
+            CHECK(quick.memory_bytes == nearly(slow.memory_bytes).epsilon(0.01));
         }
     }
 }
@@ -234,7 +233,7 @@ TEST_CASE("skew: both tiers see a load fill tiles in steps") {
     const Stack stack = stack_of(plan);
     SkewedEstimator quick(plan.hardware, stack);
     const double seconds = quick.estimate(plan).step_seconds;
-    CHECK(seconds == doctest::Approx(simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+    CHECK(seconds == nearly(simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
     const std::unique_ptr<Quoter> quoter = quick.quoter();
     CHECK(quoter->quote(quoter->layers(plan), quoter->stages(plan)).step_seconds <=
           seconds * (1.0 + quote_time_margin));

@@ -2,6 +2,7 @@
 #include "planner/error.hpp"
 #include "simulator/run_plan.hpp"
 #include "simulator/run_recipe.hpp"
+#include "tests/nearly.hpp"
 #include "tests/simulator/published_run.hpp"
 
 #include <doctest/doctest.h>
@@ -69,10 +70,10 @@ TEST_CASE("a complete recipe becomes its very plan") {
     CHECK(p.plan.dispatcher == moe::Dispatcher::hybridep);
     CHECK(p.plan.ep_overlap);
     CHECK(p.plan.optimizer.bf16_moments);
-    CHECK(p.plan.capacity == doctest::Approx(1.5));
+    CHECK(p.plan.capacity == nearly(1.5));
     CHECK(p.plan.layout == "Et*4|(tttt|)*14tmL");
     CHECK(p.plan.model->mtp.size() == 1);
-    CHECK(p.flops_per_token == doctest::Approx(259.993e9));
+    CHECK(p.flops_per_token == nearly(259.993e9));
     CHECK_FALSE(p.open_mbs);
     CHECK_FALSE(p.open_recompute);
     CHECK(p.routed);
@@ -176,7 +177,7 @@ TEST_CASE("mtp_layers overrides the model's own count, and the layout follows") 
     CHECK(p.plan.model->mtp.empty());
     CHECK(p.plan.layout == "Et*4|(tttt|)*14tL");
     run.gflop_per_token_std.reset();
-    CHECK(planned(run).flops_per_token == doctest::Approx(249.81e9).epsilon(1e-3)); // GFLOP/token without MTP
+    CHECK(planned(run).flops_per_token == nearly(249.81e9).epsilon(1e-3)); // GFLOP/token without MTP
     moe::Run dense = llama();
     dense.mtp_layers = 1;
     CHECK(skipped(dense).find("no multi-token prediction") != std::string::npos);

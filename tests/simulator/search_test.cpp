@@ -4,6 +4,7 @@
 #include "planner/search.hpp"
 #include "simulator/estimate.hpp"
 #include "tests/draws.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -80,8 +81,7 @@ TEST_CASE("pruning loses none of the true top ten on small spaces") {
         REQUIRE(!all.plans.empty());
         for (std::size_t i = 0; i < all.plans.size(); ++i) {
             CAPTURE(i);
-            CHECK(pruned.plans[i].second.step_seconds ==
-                  doctest::Approx(all.plans[i].second.step_seconds).epsilon(1e-9));
+            CHECK(pruned.plans[i].second.step_seconds == nearly(all.plans[i].second.step_seconds).epsilon(1e-9));
         }
         CHECK(pruned.priced < all.priced);
         std::int64_t weighed[2] = {pruned.evaluated, all.evaluated};

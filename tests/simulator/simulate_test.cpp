@@ -4,6 +4,7 @@
 #include "planner/lower.hpp"
 #include "simulator/ranks.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/nearly.hpp"
 #include "tests/simulator/random_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -125,8 +126,8 @@ TEST_CASE("a pipeline's bubble is near (pp-1)/m, and interleaving divides it") {
         return s.estimate.step_seconds / busiest - 1.0;
     };
     const double plain = bubble(1, 16), deep = bubble(1, 32), interleaved = bubble(4, 16);
-    CHECK(plain == doctest::Approx(3.0 / 16).epsilon(0.25));
-    CHECK(deep == doctest::Approx(3.0 / 32).epsilon(0.3));
+    CHECK(plain == nearly(3.0 / 16).epsilon(0.25));
+    CHECK(deep == nearly(3.0 / 32).epsilon(0.3));
     CHECK(interleaved < 0.45 * plain);
 }
 
@@ -148,7 +149,7 @@ TEST_CASE("EP overlap hides dispatch behind the other micro-batch") {
     const moe::Simulation merged = moe::simulate(plan, stack, false);
     CHECK(merged.estimate.breakdown.expert < 0.4 * apart.estimate.breakdown.expert);
     CHECK(merged.estimate.step_seconds < apart.estimate.step_seconds);
-    CHECK(merged.estimate.breakdown.compute == doctest::Approx(apart.estimate.breakdown.compute).epsilon(0.01));
+    CHECK(merged.estimate.breakdown.compute == nearly(apart.estimate.breakdown.compute).epsilon(0.01));
 }
 
 TEST_CASE("recomputation and slower links cost time, never memory") {
@@ -194,7 +195,7 @@ TEST_CASE("DeepSeek-V3 on 256 GB200 is played in seconds, and its trace comes ba
     CHECK(s.timeline.ranks == std::vector<int>{0, 64, 128, 192});
     CHECK(s.timeline.represents == std::vector<int>{64, 64, 64, 64});
     // Megatron-Bridge 26.08 publishes 1277 for this plan.
-    CHECK(s.estimate.tflops_per_gpu == doctest::Approx(1277.0).epsilon(0.2));
+    CHECK(s.estimate.tflops_per_gpu == nearly(1277.0).epsilon(0.2));
     const std::string path = "simulate_test_trace.json";
     moe::write_trace(s.timeline, path);
     const moe::Timeline back = moe::read_trace(path);
@@ -204,7 +205,7 @@ TEST_CASE("DeepSeek-V3 on 256 GB200 is played in seconds, and its trace comes ba
     for (std::size_t i = 0; i < back.rows.size(); i += 997) {
         CHECK(back.rows[i].kind == s.timeline.rows[i].kind);
         CHECK(back.rows[i].slot == s.timeline.rows[i].slot);
-        CHECK(back.rows[i].start == doctest::Approx(s.timeline.rows[i].start).epsilon(1e-6));
+        CHECK(back.rows[i].start == nearly(s.timeline.rows[i].start).epsilon(1e-6));
     }
 }
 
@@ -216,8 +217,8 @@ TEST_CASE("cores: with one for all ranks the work adds up, with one each it runs
     check_rows(shared, one);
     check_rows(own, four);
     CHECK(one.timeline.ranks == std::vector<int>{0, 1, 2, 3});
-    CHECK(one.estimate.step_seconds == doctest::Approx(work(one)).epsilon(1e-6));
-    CHECK(four.estimate.step_seconds == doctest::Approx(work(four) / 4).epsilon(1e-6));
+    CHECK(one.estimate.step_seconds == nearly(work(one)).epsilon(1e-6));
+    CHECK(four.estimate.step_seconds == nearly(work(four) / 4).epsilon(1e-6));
 }
 
 TEST_CASE("cores: pipelines with fewer cores than ranks end, and no sooner than the work allows") {

@@ -1,6 +1,7 @@
 // Schedules with split backwards on the clock: what they gain over 1F1B, and the fast estimate against the timeline.
 #include "simulator/estimate.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/nearly.hpp"
 #include "tests/published_plan.hpp"
 
 #include <doctest/doctest.h>
@@ -61,8 +62,8 @@ TEST_CASE("split schedules: the fast estimate against the timeline, in time and 
             CAPTURE(m);
             FastEstimator fast(plan.hardware, stack_of(plan));
             const Estimate quick = fast.estimate(plan), played = simulate(plan, stack_of(plan), false).estimate;
-            CHECK(quick.step_seconds == doctest::Approx(played.step_seconds).epsilon(0.01));
-            CHECK(quick.memory_bytes == doctest::Approx(played.memory_bytes).epsilon(1e-6));
+            CHECK(quick.step_seconds == nearly(played.step_seconds).epsilon(0.01));
+            CHECK(quick.memory_bytes == nearly(played.memory_bytes).epsilon(1e-6));
         }
 }
 

@@ -2,6 +2,7 @@
 #include "planner/files.hpp"
 #include "planner/stack.hpp"
 #include "tests/folder.hpp"
+#include "tests/nearly.hpp"
 #include "tests/planner/fault_of.hpp"
 
 #include <doctest/doctest.h>
@@ -85,7 +86,7 @@ TEST_CASE("a stack with a base states only what differs") {
     CHECK(mine.name == "mine");
     CHECK(mine.source == "a test");
     CHECK(mine.release == base.release);
-    CHECK(mine.costs.memory == doctest::Approx(0.25));
+    CHECK(mine.costs.memory == nearly(0.25));
     CHECK(mine.costs.permute == base.costs.permute);
     CHECK(mine.costs.gemm == base.costs.gemm);
     CHECK(mine.precisions == base.precisions); // of the base on this machine
@@ -119,9 +120,9 @@ TEST_CASE("costs name coefficients, alone or multiplied, and unknown ones are re
     const moe::Coefficients all{{"x", {0.5, 0.5, 0.1, 0.0, "", ""}}, {"y", {0.4, 0.4, 0.0, 0.0, "", ""}}};
     const std::string plain = R"("base": "moe-plan", "costs": {"memory": )";
     profiles.stack("alone", plain + R"("@x"}, "cost_sources": {})");
-    CHECK(moe::load_stack("alone", any, all).costs.memory == doctest::Approx(0.5));
+    CHECK(moe::load_stack("alone", any, all).costs.memory == nearly(0.5));
     profiles.stack("product", plain + R"(["@x", "@y", 1.5]}, "cost_sources": {"memory": "the factor is a test's"})");
-    CHECK(moe::load_stack("product", any, all).costs.memory == doctest::Approx(0.3));
+    CHECK(moe::load_stack("product", any, all).costs.memory == nearly(0.3));
     profiles.stack("bare", plain + R"(["@x", 1.5]}, "cost_sources": {})");
     CHECK(fault("bare", any).find("costs.memory has no entry in \"cost_sources\"") != std::string::npos);
     profiles.stack("lost", plain + R"("@z"}, "cost_sources": {})");
@@ -136,7 +137,7 @@ TEST_CASE("features are dropped and added behind a stack's name, at their cost")
     const moe::Stack bare = moe::load_stack("bridge-26.04,no-fused_router,no-programmatic_launch", gb200);
     CHECK(bare.name == "bridge-26.04,no-fused_router,no-programmatic_launch");
     CHECK(whole.costs.router_launches == 1.0);
-    CHECK(bare.costs.router_launches == doctest::Approx(72.0 / 31.0).epsilon(0.01));
+    CHECK(bare.costs.router_launches == nearly(72.0 / 31.0).epsilon(0.01));
     CHECK(bare.costs.kernel_seconds > 1.2 * whole.costs.kernel_seconds);
     CHECK(bare.costs.launch_seconds == whole.costs.launch_seconds);
     CHECK(moe::load_stack("bridge-26.04,no-fused_router,fused_router", gb200).costs.router_launches == 1.0);

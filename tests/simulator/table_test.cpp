@@ -1,6 +1,7 @@
 // The embedding table on several stages: copies of its gradient are added up once per step.
 #include "planner/lower.hpp"
 #include "simulator/simulate.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -49,7 +50,7 @@ TEST_CASE("tied embeddings: each holder sends its gradient to the other and adds
         if (row.slot_kind != moe::SlotKind::finish) continue;
         const int rank = row.rank == simulation.timeline.ranks[0] ? 0 : 1;
         if (row.kind == moe::OpKind::send) {
-            CHECK(row.busy == doctest::Approx(way).epsilon(0.01));
+            CHECK(row.busy == nearly(way).epsilon(0.01));
             sent[rank] = row.end;
         }
         if (row.kind == moe::OpKind::add) added[rank] = row.start;

@@ -3,6 +3,7 @@
 #include "simulator/estimate.hpp"
 #include "simulator/simulate.hpp"
 #include "tests/draws.hpp"
+#include "tests/nearly.hpp"
 #include "tests/simulator/random_plans.hpp"
 
 #include <doctest/doctest.h>
@@ -47,7 +48,7 @@ TEST_CASE("random plans: twice the rate of any part of the machine makes no step
             CAPTURE(i);
             const Estimate other = played(others[i], drawn.stack);
             CHECK(other.step_seconds <= base.step_seconds * anomaly);
-            CHECK(other.memory_bytes == doctest::Approx(base.memory_bytes).epsilon(1e-12));
+            CHECK(other.memory_bytes == nearly(base.memory_bytes).epsilon(1e-12));
             gains[i] += base.step_seconds / other.step_seconds - 1.0;
         }
     }

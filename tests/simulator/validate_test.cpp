@@ -2,6 +2,7 @@
 #include "planner/files.hpp"
 #include "simulator/validate.hpp"
 #include "tests/draws.hpp"
+#include "tests/nearly.hpp"
 #include "tests/simulator/published_run.hpp"
 
 #include <doctest/doctest.h>
@@ -46,15 +47,15 @@ TEST_CASE("summary: mean and signed errors, share within a tenth, rank order") {
     CHECK(s.rows == 5);
     CHECK(s.predicted == 4);
     CHECK(s.skipped == 1);
-    CHECK(s.mape == doctest::Approx((0.09 + 0.09 + 12.0 / 102.0 + 0.25) / 4.0));
-    CHECK(s.bias == doctest::Approx((0.09 - 0.09 - 12.0 / 102.0 + 0.25) / 4.0));
-    CHECK(s.within_10_percent == doctest::Approx(0.5));
+    CHECK(s.mape == nearly((0.09 + 0.09 + 12.0 / 102.0 + 0.25) / 4.0));
+    CHECK(s.bias == nearly((0.09 - 0.09 - 12.0 / 102.0 + 0.25) / 4.0));
+    CHECK(s.within_10_percent == nearly(0.5));
     CHECK(s.pairs == 2);
-    CHECK(s.kendall_tau == doctest::Approx(1.0));
+    CHECK(s.kendall_tau == nearly(1.0));
     rows[1] = prediction("a", 200.0, 50.0); // now below both others
-    CHECK(moe::summarize(rows).kendall_tau == doctest::Approx(-1.0));
+    CHECK(moe::summarize(rows).kendall_tau == nearly(-1.0));
     rows[1] = prediction("a", 200.0, 109.0); // a tie with the first, above the third
-    CHECK(moe::summarize(rows).kendall_tau == doctest::Approx(0.5));
+    CHECK(moe::summarize(rows).kendall_tau == nearly(0.5));
     const auto groups = moe::summarize_by(rows, &moe::Prediction::model);
     REQUIRE(groups.size() == 3); // the skipped row has a blank model
     CHECK(groups[1].first == "a");
@@ -67,9 +68,9 @@ TEST_CASE("a predicted run counts FLOPs as the published figure does") {
     *twice.gflop_per_token_std *= 2.0;
     const auto rows = moe::predict_runs({mixtral(), twice}, moe::load_coefficients(), {});
     REQUIRE(rows[0].skipped == "");
-    CHECK(rows[0].predicted == doctest::Approx(rows[0].estimate.tokens_per_second_per_gpu * 242.17e9 / 1e12));
-    CHECK(rows[1].predicted == doctest::Approx(2.0 * rows[0].predicted));
-    CHECK(rows[0].error == doctest::Approx(rows[0].predicted / 487.7 - 1.0));
+    CHECK(rows[0].predicted == nearly(rows[0].estimate.tokens_per_second_per_gpu * 242.17e9 / 1e12));
+    CHECK(rows[1].predicted == nearly(2.0 * rows[0].predicted));
+    CHECK(rows[0].error == nearly(rows[0].predicted / 487.7 - 1.0));
     CHECK(rows[0].family == "MixtralForCausalLM");
     CHECK(rows[0].kind == "MoE");
 }

@@ -1,4 +1,5 @@
 // Lining up two timelines: sums by op kind against hand-made rows, and what is refused.
+#include "tests/nearly.hpp"
 #include "tools/comparison.hpp"
 
 #include "planner/error.hpp"
@@ -63,13 +64,13 @@ TEST_CASE("sums by kind are means over the ranks that rows stand for") {
     REQUIRE(c.kinds.size() == 2);
     CHECK(c.kinds[0].kind == OpKind::gemm);
     CHECK(c.kinds[0].count == 4);
-    CHECK(c.kinds[0].predicted == doctest::Approx((3 * 1.0 + 3.0) / 4));
-    CHECK(c.kinds[0].measured == doctest::Approx(2.0));
+    CHECK(c.kinds[0].predicted == nearly((3 * 1.0 + 3.0) / 4));
+    CHECK(c.kinds[0].measured == nearly(2.0));
     CHECK(c.kinds[1].kind == OpKind::add);
     CHECK(c.kinds[1].count == 3);
-    CHECK(c.kinds[1].predicted == doctest::Approx(3 * 0.5 / 4));
-    CHECK(c.kinds[1].measured == doctest::Approx(3 * 0.25 / 4));
-    CHECK(c.error() == doctest::Approx(2.0 / 2.5 - 1));
+    CHECK(c.kinds[1].predicted == nearly(3 * 0.5 / 4));
+    CHECK(c.kinds[1].measured == nearly(3 * 0.25 / 4));
+    CHECK(c.error() == nearly(2.0 / 2.5 - 1));
     // Ranks 0 and 3 are in both: three ops line up, the furthest apart first.
     CHECK(c.matched == 3);
     REQUIRE(c.widest.size() == 3);

@@ -1,4 +1,5 @@
 // The verb explain: walls, deltas and front of a small plan, two plans against each other, refusals.
+#include "tests/nearly.hpp"
 #include "tests/tools/command.hpp"
 
 #include <doctest/doctest.h>
@@ -31,12 +32,12 @@ TEST_CASE("explain: the walls add up to the replay's figures") {
     const Json explained = document(folder.run("moe-plan explain plan.json --json"));
     CHECK(explained["step_seconds"] == replay["step_seconds"]);
     const Json& memory = explained["walls"]["memory"];
-    CHECK(memory["memory_gib"].get<double>() == doctest::Approx(replay["memory_gib"].get<double>()));
-    CHECK(sum(memory["classes"], "gib") == doctest::Approx(memory["memory_gib"].get<double>()));
+    CHECK(memory["memory_gib"].get<double>() == nearly(replay["memory_gib"].get<double>()));
+    CHECK(sum(memory["classes"], "gib") == nearly(memory["memory_gib"].get<double>()));
     double exposed = 0.0;
     for (const char* axis : {"tensor", "context", "expert", "pipeline", "data"})
         exposed += replay["breakdown"][axis].get<double>();
-    CHECK(sum(explained["walls"]["communication"]["axes"], "exposed_seconds") == doctest::Approx(exposed));
+    CHECK(sum(explained["walls"]["communication"]["axes"], "exposed_seconds") == nearly(exposed));
     const Json& interval = replay["interval"];
     CHECK(interval["low"] < replay["tflops_per_gpu"]);
     CHECK(interval["high"] > interval["low"]);
@@ -44,9 +45,9 @@ TEST_CASE("explain: the walls add up to the replay's figures") {
     const Json& compute = explained["walls"]["compute"];
     // Computing and the optimizer fill the compute stream: the classes hold what the breakdown calls so.
     const Json& b = replay["breakdown"];
-    CHECK(sum(compute["classes"], "busy_seconds") ==
-          doctest::Approx(b["compute"].get<double>() + b["recompute"].get<double>() + b["optimizer"].get<double>())
-              .epsilon(0.05));
+    CHECK(
+        sum(compute["classes"], "busy_seconds") ==
+        nearly(b["compute"].get<double>() + b["recompute"].get<double>() + b["optimizer"].get<double>()).epsilon(0.05));
     CHECK(compute["mfu"].get<double>() > 0.05);
     CHECK(compute["mfu"].get<double>() < 1.0);
     for (const Json& c : compute["classes"])
@@ -62,7 +63,7 @@ TEST_CASE("explain: deltas name plans that replay to about their figures") {
     for (const Json& delta : deltas) {
         const double gain =
             delta["tflops_per_gpu"].get<double>() / explained["base"]["tflops_per_gpu"].get<double>() - 1;
-        CHECK(delta["gain"].get<double>() == doctest::Approx(gain));
+        CHECK(delta["gain"].get<double>() == nearly(gain));
         if (delta["field"] != "recompute" && delta["field"] != "precision") continue;
         Json plan = Json::parse(folder.read("plan.json"));
         if (delta["field"] == "precision")
@@ -75,8 +76,7 @@ TEST_CASE("explain: deltas name plans that replay to about their figures") {
             continue;
         folder.write("other.json", plan.dump());
         const Json replay = document(folder.run("moe-plan replay other.json --json"));
-        CHECK(delta["step_seconds"].get<double>() ==
-              doctest::Approx(replay["step_seconds"].get<double>()).epsilon(0.03));
+        CHECK(delta["step_seconds"].get<double>() == nearly(replay["step_seconds"].get<double>()).epsilon(0.03));
         ++replayed;
     }
     CHECK(replayed >= 3);
@@ -94,9 +94,9 @@ TEST_CASE("explain --versus: the parts of both plans stand side by side") {
     const Json explained = document(folder.run("moe-plan explain plan.json --versus other.json --json"));
     const Json other = document(folder.run("moe-plan replay other.json --json"));
     const Json& versus = explained["versus"];
-    CHECK(sum(versus["breakdown"], "here_seconds") == doctest::Approx(explained["step_seconds"].get<double>()));
-    CHECK(sum(versus["breakdown"], "there_seconds") == doctest::Approx(other["step_seconds"].get<double>()));
-    CHECK(sum(versus["memory"], "there_gib") == doctest::Approx(other["memory_gib"].get<double>()));
+    CHECK(sum(versus["breakdown"], "here_seconds") == nearly(explained["step_seconds"].get<double>()));
+    CHECK(sum(versus["breakdown"], "there_seconds") == nearly(other["step_seconds"].get<double>()));
+    CHECK(sum(versus["memory"], "there_gib") == nearly(other["memory_gib"].get<double>()));
     bool pp = false, sends = false;
     for (const Json& f : versus["fields"]) pp = pp || (f["field"] == "pp" && f["from"] == "1" && f["to"] == "2");
     for (const Json& k : versus["by_kind"])

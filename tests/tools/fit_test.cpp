@@ -1,5 +1,6 @@
 // The fit: its solver on problems with known answers, and its stored figures held to what is predicted today.
 #include "planner/files.hpp"
+#include "tests/nearly.hpp"
 #include "tools/fit/accuracy.hpp"
 #include "tools/fit/problem.hpp"
 
@@ -30,18 +31,18 @@ LeastSquares line(double spread) {
 
 TEST_CASE("least squares: a line is found in spite of an outlier, priors pull where nothing is known") {
     const Solution loose = solve(line(1e3), {0.0, 0.0}, nullptr);
-    CHECK(loose.x[0] == doctest::Approx(1.0).epsilon(0.05));
-    CHECK(loose.x[1] == doctest::Approx(0.5).epsilon(0.01));
+    CHECK(loose.x[0] == nearly(1.0).epsilon(0.05));
+    CHECK(loose.x[1] == nearly(0.5).epsilon(0.01));
     CHECK(loose.error[1] > 0.0);
     const Solution tight = solve(line(1e-3), {0.0, 0.0}, nullptr);
     CHECK(std::abs(tight.x[0]) < 0.01);
     LeastSquares without = line(1e3);
     without.weight[7] = 0.0;
     const Solution exact = solve(without, {0.0, 0.0}, nullptr);
-    CHECK(exact.x[0] == doctest::Approx(1.0).epsilon(1e-4));
+    CHECK(exact.x[0] == nearly(1.0).epsilon(1e-4));
     CHECK(exact.objective < 1e-4);
     const Solution refit = solve(without, exact.x, &loose.jacobian);
-    CHECK(refit.x[1] == doctest::Approx(0.5).epsilon(1e-4));
+    CHECK(refit.x[1] == nearly(0.5).epsilon(1e-4));
 }
 
 TEST_CASE("the written section of profiles/runs/README.md is what the stored residuals and today's predictions say") {

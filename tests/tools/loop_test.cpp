@@ -1,5 +1,6 @@
 // The main job end to end through the command: search, replay, tokenize, execute, compare, with the promised JSON
 // fields.
+#include "tests/nearly.hpp"
 #include "tests/tools/command.hpp"
 
 #include <doctest/doctest.h>
@@ -31,7 +32,7 @@ void check_estimate(const Json& json) {
     check_numbers(json, {"tflops_per_gpu", "tokens_per_second_per_gpu", "step_seconds", "memory_gib"});
     double sum = 0.0;
     for (const auto& part : json["breakdown"]) sum += part.get<double>();
-    CHECK(sum == doctest::Approx(json["step_seconds"].get<double>()).epsilon(1e-6));
+    CHECK(sum == nearly(json["step_seconds"].get<double>()).epsilon(1e-6));
 }
 
 // The rules of the Chrome trace event format that viewers depend on: known phases, complete events with time and
@@ -147,8 +148,8 @@ TEST_CASE("a GPU plan: representatives stand for all ranks") {
     for (const char* part : {"weights", "gradients", "optimizer", "saved", "workspace", "inputs", "outside"})
         sum += memory[part]["gib"].get<double>();
     for (const auto& module : memory["saved"]["by_module_gib"]) saved += module.get<double>();
-    CHECK(sum == doctest::Approx(replayed["memory_gib"].get<double>()).epsilon(1e-9));
-    CHECK(saved == doctest::Approx(memory["saved"]["gib"].get<double>()).epsilon(1e-9));
+    CHECK(sum == nearly(replayed["memory_gib"].get<double>()).epsilon(1e-9));
+    CHECK(saved == nearly(memory["saved"]["gib"].get<double>()).epsilon(1e-9));
     CHECK(check_trace(Json::parse(folder.read("t.json"))) == replayed["ops"].get<std::size_t>());
 }
 
@@ -182,7 +183,7 @@ TEST_CASE("tokenize, execute and compare") {
         check_numbers(step, {"loss", "grad_norm", "seconds", "tflops_per_gpu"});
     }
     // Starts near ln 256 and learns.
-    CHECK(run["steps"][0]["loss"].get<double>() == doctest::Approx(std::log(256.0)).epsilon(0.05));
+    CHECK(run["steps"][0]["loss"].get<double>() == nearly(std::log(256.0)).epsilon(0.05));
     CHECK(run["steps"][11]["loss"].get<double>() < run["steps"][0]["loss"].get<double>() - 1.0);
 
     CHECK(Json::parse(folder.read("run/run.json"))["steps"] == run["steps"]);
@@ -203,10 +204,10 @@ TEST_CASE("tokenize, execute and compare") {
     check_numbers(compared, {"predicted_tflops_per_gpu", "measured_tflops_per_gpu", "predicted_memory_gib",
                              "measured_memory_gib"});
     const double predicted = compared["predicted_tflops_per_gpu"], real = compared["measured_tflops_per_gpu"];
-    CHECK(compared["error"].get<double>() == doctest::Approx(predicted / real - 1));
+    CHECK(compared["error"].get<double>() == nearly(predicted / real - 1));
     // Planned memory is what runs.
     CHECK(compared["predicted_memory_gib"].get<double>() ==
-          doctest::Approx(compared["measured_memory_gib"].get<double>()).epsilon(0.01));
+          nearly(compared["measured_memory_gib"].get<double>()).epsilon(0.01));
     std::size_t ops = 0;
     for (const Json& kind : compared["by_kind"]) {
         check_numbers(kind, {"count", "predicted_seconds", "measured_seconds"});

@@ -1,6 +1,7 @@
 // Runs that end before their time: SIGTERM, Ctrl-C, SIGKILL at any moment, damaged checkpoints, and going on after
 // each.
 #include "tests/draws.hpp"
+#include "tests/nearly.hpp"
 #include "tests/tools/command.hpp"
 
 #include <doctest/doctest.h>
@@ -63,7 +64,7 @@ TEST_CASE("a resumed run takes the steps that the whole run takes") {
     // Another plan, from the same checkpoint.
     std::filesystem::remove_all(folder.file("c/step-00000006"));
     const Json other = document(folder.run(execute("other.json", 6, "--checkpoint c --resume")));
-    CHECK(loss(other, 0) == doctest::Approx(loss(whole, 0)).epsilon(1e-5));
+    CHECK(loss(other, 0) == nearly(loss(whole, 0)).epsilon(1e-5));
     // Nothing is left to do.
     const Outcome done = folder.run(execute("plan.json", 6, "--checkpoint c --resume --run-dir run"));
     CHECK(document(done)["steps"].empty());

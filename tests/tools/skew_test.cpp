@@ -1,4 +1,5 @@
 // Skewed routing through the command: search for slow steps, replay's figures, histograms, what is refused.
+#include "tests/nearly.hpp"
 #include "tests/tools/command.hpp"
 
 #include <doctest/doctest.h>
@@ -30,7 +31,7 @@ TEST_CASE("search and replay under skewed routing") {
     CHECK(skew["step_seconds"]["p99"] > skew["step_seconds"]["p50"]);
     CHECK(skew["tflops_per_gpu"]["p99"] < skew["tflops_per_gpu"]["mean"]);
     CHECK(skew["memory_gib"]["p99"] >= skew["memory_gib"]["p50"]);
-    CHECK(step(mean) == doctest::Approx(replay["step_seconds"].get<double>()).epsilon(0.03));
+    CHECK(step(mean) == nearly(replay["step_seconds"].get<double>()).epsilon(0.03));
     CHECK(folder.run("moe-plan replay plan.json --report r.html").out.find("Routing dirichlet:1") != std::string::npos);
     CHECK(folder.read("r.html").find("<h2>Routing skew</h2>") != std::string::npos);
     CHECK(folder.run("moe-plan explain plan.json").out.find("Routing dirichlet:1") != std::string::npos);
@@ -48,10 +49,10 @@ TEST_CASE("a recorded histogram is a routing; a wrong one is refused") {
         return document(folder.run("moe-plan replay plan.json --json"));
     };
     const Json balanced = replayed("balanced"), same = replayed("flat.csv"), skewed = replayed("hot.csv");
-    CHECK(same["step_seconds"].get<double>() == doctest::Approx(balanced["step_seconds"].get<double>()));
+    CHECK(same["step_seconds"].get<double>() == nearly(balanced["step_seconds"].get<double>()));
     // The first of eight ranks holds 16 experts of weight 9 beside 112 of weight 1: 144/256 of the tokens, 4.5 times
     // the mean; 9 * 8 / 256 of the tokens choose each, below one.
-    CHECK(skewed["skew"]["load"]["mean"].get<double>() == doctest::Approx(4.5));
+    CHECK(skewed["skew"]["load"]["mean"].get<double>() == nearly(4.5));
     CHECK(skewed["step_seconds"] > balanced["step_seconds"]);
     check_line(folder.run(request + "--fix routing=short.csv"), 2, "3 experts, but the model has 128");
     check_line(folder.run(request + "--fix routing=absent.csv"), 2, "absent.csv");

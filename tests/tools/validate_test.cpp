@@ -1,4 +1,5 @@
 // The verb validate: the fields of its document, runs of one's own, and bad files.
+#include "tests/nearly.hpp"
 #include "tests/tools/command.hpp"
 
 #include <doctest/doctest.h>
@@ -32,7 +33,7 @@ TEST_CASE("validate: rows and summary of one's own file") {
     CHECK(row["skipped"].is_null());
     CHECK(row["published_tflops_per_gpu"] == 250.0);
     const double predicted = row["predicted_tflops_per_gpu"].get<double>();
-    CHECK(row["error"].get<double>() == doctest::Approx(predicted / 250.0 - 1.0));
+    CHECK(row["error"].get<double>() == nearly(predicted / 250.0 - 1.0));
     CHECK(row["warnings"].size() == 1); // no stack stands for "my notes"
     const Json& skipped = json["rows"][1];
     CHECK(skipped["skipped"].get<std::string>().find("unknown model 'NoSuchModel-7B'") == 0);
@@ -42,7 +43,7 @@ TEST_CASE("validate: rows and summary of one's own file") {
     CHECK(summary["rows"] == 2);
     CHECK(summary["predicted"] == 1);
     CHECK(summary["skipped"] == 1);
-    CHECK(summary["mape"].get<double>() == doctest::Approx(std::abs(row["error"].get<double>())));
+    CHECK(summary["mape"].get<double>() == nearly(std::abs(row["error"].get<double>())));
     for (const char* field : {"bias", "within_10_percent", "kendall_tau"}) CHECK(summary[field].is_number());
 }
 
