@@ -15,12 +15,10 @@ double slowed(const Travels& travels, double lost, double start, double seconds)
     const double rate = 1.0 - lost;
     double now = start, left = seconds; // work, at full rate
     for (const auto& [from, until] : travels) {
-        const double before = std::min(left, std::max(0.0, from - now));
+        if (from >= now + left) break; // done before they leave
+        const double before = std::max(0.0, from - now);
         const double beside = std::min((left - before) / rate, until - now - before);
-        if (beside <= 0.0) {
-            if (from > now) break; // done before they leave
-            continue;              // they have come before it begins
-        }
+        if (beside <= 0.0) continue; // they have come before it begins, or take no time
         left -= before + beside * rate;
         now += before + beside;
     }

@@ -258,6 +258,7 @@ private:
             const ChunkModel& model = chunk(r, turn.chunk);
             for (const std::size_t i : model.reductions) {
                 const BucketTime& bucket = model.buckets[i];
+                if (bucket.reduce == 0.0) continue;
                 double ready = std::min(bucket.until_final.after(before, message).device + waited, end);
                 // Those of other buckets beside what comes before.
                 ready += slowed(rank.collectives, model_.lost * computes, start, ready - start);

@@ -48,6 +48,7 @@ TEST_CASE("beside communication work goes on at a lower rate") {
     CHECK(moe::slowed(travels, 0.5, 0.0, 2.5) == nearly(0.5)); // not to the second
     CHECK(moe::slowed(travels, 0.5, 1.5, 2.0) == nearly(1.0)); // 0.5 beside one, 1 between, 1.5 beside others
     CHECK(moe::slowed(travels, 0.5, 3.0, 4.0) == nearly(1.0)); // beyond the last
+    CHECK(moe::slowed({{0.5, 0.5}, {1.0, 2.0}}, 0.5, 0.0, 1.5) == nearly(0.5)); // what takes no time stops nothing
     CHECK(moe::slowed(travels, 0.5, 2.0, 1.0) == 0.0);
     CHECK(moe::slowed(travels, 0.0, 0.0, 9.0) == 0.0);
     CHECK(moe::slowed({}, 0.5, 0.0, 9.0) == 0.0);
@@ -101,8 +102,10 @@ TEST_CASE("fast and event-driven agree on what gathers and reductions take") {
                     CHECK(fast[loses] == nearly(full[loses]).epsilon(0.005));
                 }
                 CHECK(full[1] > full[0] * 1.0005);
+                // A reduction's first half millisecond is beside an exchange of the next layer, which loses nothing to
+                // it; the fast estimate counts as much of that as a backward has in the mean.
                 const double lost = full[1] - full[0];
-                CHECK(std::abs(fast[1] - fast[0] - lost) < std::max(0.2 * lost, 0.003 * full[0]));
+                CHECK(std::abs(fast[1] - fast[0] - lost) < std::max(0.2 * lost, 0.002 * full[0]));
             }
 }
 
