@@ -49,21 +49,25 @@ double MeasuredFamily::on_surface(double work, const std::vector<double>& sides)
     // counts as thirty.
     constexpr double same_reach = 0.05, same_weight = 30.0;
     constexpr std::size_t near = 4;
+    constexpr double farthest = 9.2; // squares of the reach: what is there counts for 1e-4
     const std::size_t unknowns = sides.size() + 2;
     const Place at = place_of(work, sides);
     std::vector<double> distances(places_.size());
     for (std::size_t c = 0; c < places_.size(); ++c)
         for (std::size_t i = 1; i < unknowns; ++i) distances[c] += (places_[c][i] - at[i]) * (places_[c][i] - at[i]);
-    std::vector<double> sorted = distances;
-    const auto nth = sorted.begin() + static_cast<std::ptrdiff_t>(std::min(near, sorted.size() - 1));
-    std::nth_element(sorted.begin(), nth, sorted.end());
-    const double reach = std::max(least_reach * least_reach, *nth);
+    std::array<double, near + 1> least; // of the distances, in order
+    least.fill(std::numeric_limits<double>::infinity());
+    for (double distance : distances)
+        for (double& known : least)
+            if (distance < known) std::swap(distance, known);
+    const double reach = std::max(least_reach * least_reach, least[std::min(near, places_.size() - 1)]);
     Normal<most_unknowns> normal;
     double low = std::numeric_limits<double>::infinity(), high = -low;
     for (std::size_t c = 0; c < places_.size(); ++c) {
-        const double weight =
-            std::exp(-distances[c] / reach) + same_weight * std::exp(-distances[c] / (same_reach * same_reach));
-        if (weight < 1e-4) continue;
+        if (distances[c] > farthest * reach) continue;
+        double weight = std::exp(-distances[c] / reach);
+        if (distances[c] < 50.0 * same_reach * same_reach) // beyond, it is less than rounding
+            weight += same_weight * std::exp(-distances[c] / (same_reach * same_reach));
         Place x = places_[c];
         for (std::size_t i = 1; i < unknowns; ++i) x[i] -= at[i];
         normal.add(x, unknowns, shares_[c], weight);
