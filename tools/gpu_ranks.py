@@ -45,6 +45,17 @@ PLANS = [
 CHOICE = ("Qwen3-30B-A3B", {"num_hidden_layers": 4}, 4096, 8, 6)
 
 
+def filled(fields, gpus):
+    heads = min(gpus, 4)
+    degrees = {"N": gpus, "H": heads, "D": gpus // heads}
+    return "cuda_graph=full " + re.sub(r"=([NHD])\b", lambda found: f"={degrees[found[1]]}", fields)
+
+
+def name_of(kind, changed, seq, fields, gpus):
+    """What rows and plans of a document are called."""
+    return " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq} over {gpus} GPUs:", fields])
+
+
 def mapping(plan):
     """Degrees above one, micro-batch and dispatcher of a plan."""
     degrees = [f"{k}={v}" for k, v in plan["mesh"].items() if k != "gpus" and isinstance(v, int) and v > 1]
@@ -211,10 +222,10 @@ class Ranks:
         errors = []
         for kind, changed, seq, samples, fields, bar in LARGE[self.gpus] + PLANS:
             start = time.monotonic()
-            fields = "cuda_graph=full " + self.filled(fields)
+            fields = filled(fields, self.gpus)
             if "num_hidden_layers" in changed and changed["num_hidden_layers"] is None:
                 changed = self.deepest(kind, seq, samples, fields)
-            name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq} over {self.gpus} GPUs:", fields])
+            name = name_of(kind, changed, seq, fields, self.gpus)
             compared = self.check.trained(self.check.model(kind, changed), seq, samples * self.gpus, fields, gpus=self.gpus,
                                           fewest=6, more=("--balance", "forced"))
             if compared is not None:
@@ -225,11 +236,6 @@ class Ranks:
         if errors:
             self.rows.below(f"mean error of {len(errors)} predicted steps over {self.gpus} GPUs", "relative", sum(errors) / len(errors), 0.05)
         self.choices()
-
-    def filled(self, fields):
-        heads = min(self.gpus, 4)
-        degrees = {"N": self.gpus, "H": heads, "D": self.gpus // heads}
-        return re.sub(r"=([NHD])\b", lambda found: f"={degrees[found[1]]}", fields)
 
     def deepest(self, kind, seq, samples, fields):
         """The configuration with as many layers as have room, in pairs."""

@@ -3,7 +3,7 @@
 
     tools/bench/repriced.py build/tools/moe-plan profiles/measured/CHECK.json [HARDWARE, by default h200-measured]
 
-Of one GPU. Prints how far steps are off, and the ratio of every op kind that holds more than 5 % of a step.
+Prints how far steps are off, and the farthest ratios of op kinds that compute for more than 5 % of a step.
 """
 import collections
 import importlib.machinery
@@ -11,11 +11,14 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 
 sys.dont_write_bytecode = True
+# Measured, these hold what a rank waits for others.
+WAITS = ("all_", "reduce_scatter", "dispatch_tokens", "combine_tokens", "expert_counts", "ring_exchange", "send", "recv")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -26,16 +29,25 @@ def gpu_check():
     return module
 
 
-def name_of(plan):  # as tools/gpu-check writes it
-    kind, changed, seq, _, fields = plan
-    return " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq}", fields])
+def plans_of(check, gpus):
+    """What tools/gpu-check predicts and trains on so many GPUs: (name, model, changed configuration, sequence, samples, fields, precision)."""
+    if gpus > 1:
+        for kind, changed, seq, samples, fields, _ in check.gpu_ranks.LARGE[gpus] + check.gpu_ranks.PLANS:
+            fields = check.gpu_ranks.filled(fields, gpus)
+            yield check.gpu_ranks.name_of(kind, changed, seq, fields, gpus), kind, changed, seq, samples * gpus, fields, "bf16"
+        return
+    low = [(*check.LOW_PLAN, precision) for precision in ("bf16", "fp8-blockwise")]
+    for kind, changed, seq, gbs, fields, *precision in check.PLANS + low:
+        name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq}", fields, *precision])
+        yield name, kind, changed, seq, gbs, "cuda_graph=full " + fields, *(precision or ["bf16"])
 
 
 def kinds(trace):
-    seconds = collections.Counter()
-    for event in json.loads(trace.read_text())["traceEvents"]:
-        if event.get("ph") == "X":
-            seconds[event["name"]] += event["args"]["busy"] / 1e6
+    """Busy seconds by kind, the mean of the ranks that were played."""
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("ph") == "X"]
+    ranks, seconds = len({event["pid"] for event in events}), collections.Counter()
+    for event in events:
+        seconds[event["name"]] += event["args"]["busy"] / 1e6 / ranks
     return seconds
 
 
@@ -45,28 +57,27 @@ def main():
     program, document = pathlib.Path(sys.argv[1]).resolve(), json.loads(pathlib.Path(sys.argv[2]).read_text())
     os.environ.setdefault("MOE_PLAN_PROFILES", str(ROOT / "profiles"))
     hardware, check = sys.argv[3] if len(sys.argv) == 4 else "h200-measured", gpu_check()
-    low = ("bf16", "fp8-blockwise")
-    plans = [(*plan, "bf16", name_of(plan)) for plan in check.PLANS]
-    plans += [(*check.LOW_PLAN, precision, f"{name_of(check.LOW_PLAN)} {precision}") for precision in low]
-    measured_of = {plan["name"]: plan for plan in document["plans"]}
+    over = re.match(r"(\d+) x ", document["device"])
+    gpus = int(over[1]) if over else 1
+    by_kind = {plan["name"]: plan["by_kind"] for plan in document["plans"]}
     reached = {row["name"]: row["reference"] for row in document["rows"]}
     steps, ratios = [], []
     with tempfile.TemporaryDirectory() as folder:
         one = check.Check(pathlib.Path(program).parents[1], pathlib.Path(folder), 3600.0)
-        for kind, changed, seq, gbs, fields, precision, name in plans:
-            if (measured := measured_of.get(name)) is None:  # did not fit, or is younger than the document
+        for name, kind, changed, seq, gbs, fields, precision in plans_of(check, gpus):
+            if (rate := reached.get(name + ": step")) is None:  # did not fit, or is younger than the document
                 continue
-            if one.searched(one.model(kind, changed), seq, gbs, "cuda_graph=full " + fields, hardware=hardware,
-                            precision=precision) is None:
+            if one.searched(one.model(kind, changed), seq, gbs, fields, hardware=hardware, gpus=gpus, precision=precision) is None:
                 sys.exit(one.rows.list[-1]["name"])
             trace = pathlib.Path(folder) / "trace.json"
             replayed = json.loads(subprocess.run([program, "replay", "plan.json", "--trace", trace, "--json"], cwd=folder, check=True,
                                                  capture_output=True, text=True).stdout)
-            steps.append(replayed["tflops_per_gpu"] / reached[measured["name"] + ": step"] - 1)
-            print(f"{measured['name']:<96} {steps[-1]:+.1%}", flush=True)
-            priced, whole = kinds(trace), sum(k["measured_seconds"] for k in measured["by_kind"])
-            ratios += [(priced[k["kind"]] / k["measured_seconds"], k["kind"], measured["name"]) for k in measured["by_kind"]
-                       if k["measured_seconds"] > 0.05 * whole]
+            steps.append(replayed["tflops_per_gpu"] / rate - 1)
+            print(f"{name:<96} {steps[-1]:+.1%}", flush=True)
+            priced, measured = kinds(trace), by_kind.get(name, [])
+            whole = sum(k["measured_seconds"] for k in measured)
+            ratios += [(priced[k["kind"]] / k["measured_seconds"], k["kind"], name) for k in measured
+                       if k["measured_seconds"] > 0.05 * whole and not k["kind"].startswith(WAITS)]
     for ratio, kind, name in sorted(ratios)[:3] + sorted(ratios)[-3:]:
         print(f"{ratio:.3f} {kind}, {name}")
     far = sum(not 1 / 1.1 <= ratio <= 1.1 for ratio, _, _ in ratios)
