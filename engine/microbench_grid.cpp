@@ -42,7 +42,7 @@ std::vector<Point> grid_of_cores() {
 // blockwise FP8 have heads and sequences of their own, since their attention is in BF16 too: from a launch that leaves
 // multiprocessors idle to many waves of them. Three have long sequences: from 4,096 tokens attention was predicted up
 // to 15 % too fast at 32,768 (profiles/measured/h200-2026-11-23-offload.json). They are as wide as such models are:
-// beside small products the same attention is 10 to 18 % faster, since the card holds a higher clock
+// beside small products the gradient of the same attention is 9 to 18 % faster, since the card holds a higher clock
 // (profiles/measured/h200-2026-11-23-clocks.json). One sends activations to the host and back, 8 to 67 MB at a time.
 std::vector<Point> grid_of_gpus() {
     constexpr Precision fp32 = Precision::fp32, bf16 = Precision::bf16, fp8 = Precision::fp8_blockwise;

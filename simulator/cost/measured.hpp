@@ -41,12 +41,11 @@ class MeasuredFamilies {
 public:
     explicit MeasuredFamilies(const Hardware& hardware) : hardware_(hardware) {}
     const MeasuredFamily* find(const std::string& key) const; // nullptr: no call was measured
-    const Hardware& hardware() const { return hardware_; }
 
 private:
     const Hardware& hardware_;
     mutable std::mutex mutex_;
-    mutable std::map<std::string, std::unique_ptr<const MeasuredFamily>, std::less<>> fitted_;
+    mutable std::map<std::string, std::unique_ptr<const MeasuredFamily>> fitted_;
 };
 
 } // namespace moe

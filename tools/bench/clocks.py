@@ -5,7 +5,7 @@
 
 Fits the watts of a step to its rates: a start, W per TFLOPS of BF16 and of blockwise FP8 (times the clock to a power, since voltage
 rises with it), W of time in ops that move memory, W of time in attention. The clock at which that is what the cards held is then
-compared with the one that was measured, each card's by a fit to the others. Steps with recomputation or copies to the host are left
+compared with the one that was measured, each document's by a fit to the others. Steps with recomputation or copies to the host are left
 out: their rate is not that of their products.
 """
 import glob
@@ -31,7 +31,7 @@ def steps_of(path):
 
         def share(says):
             return sum(kind["measured_seconds"] for kind in plan["by_kind"] if says(kind["kind"])) / whole
-        yield {"card": path, "name": name, "watts": draw["watts"], "clock": draw["clock_mhz"] / TOP_MHZ,
+        yield {"document": path, "name": name, "watts": draw["watts"], "clock": draw["clock_mhz"] / TOP_MHZ,
                "rate": reached[name + ": step"] / 1000, "fp8": name.endswith("fp8-blockwise"),
                "attention": share(lambda kind: "attention" in kind),
                "moves": share(lambda kind: "attention" not in kind and "gemm" not in kind)}
@@ -83,12 +83,12 @@ def main():
     steps = [step for path in paths for step in steps_of(path)]
     held = statistics.mean(step["watts"] for step in steps if step["clock"] < 0.98)
     off, power, found = fitted(steps)
-    print(f"{len(steps)} steps of {len({step['card'] for step in steps})} documents; cards below their top clock drew {held:.0f} W")
+    print(f"{len(steps)} steps of {len({step['document'] for step in steps})} documents; cards below their top clock drew {held:.0f} W")
     print("W: start {:.0f}; per PFLOPS of BF16 {:.0f}, of FP8 {:.0f}; in ops that move memory {:.0f}, in attention {:.0f}".format(*found)
           + f"; rates times clock^{power:g}; off by {off:.0f} W")
     errors = []
     for step in steps:
-        _, power, found = fitted([other for other in steps if other["card"] != step["card"]])
+        _, power, found = fitted([other for other in steps if other["document"] != step["document"]])
         errors.append((clock_of(step, power, found, held) / step["clock"] - 1, step))
     worst, step = max(errors, key=lambda error: abs(error[0]))
     usual = statistics.mean(step["clock"] for step in steps)

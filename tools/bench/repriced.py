@@ -30,7 +30,7 @@ def gpu_check():
 
 
 def plans_of(check, gpus):
-    """What tools/gpu-check predicts and trains on so many GPUs: (name, model, changed configuration, sequence, samples, fields, precision)."""
+    """What tools/gpu-check predicts and trains on so many GPUs: (name, model, changed configuration, sequence, batch, fields, precision)."""
     if gpus > 1:
         for kind, changed, seq, samples, fields, _ in check.gpu_ranks.LARGE[gpus] + check.gpu_ranks.PLANS:
             fields = check.gpu_ranks.filled(fields, gpus)
@@ -38,7 +38,7 @@ def plans_of(check, gpus):
         return
     low = [(*check.LOW_PLAN, precision) for precision in ("bf16", "fp8-blockwise")]
     for kind, changed, seq, gbs, fields, *precision in check.PLANS + low:
-        name = " ".join([kind, *(f"{k}={v}" for k, v in changed.items()), f"seq={seq}", fields, *precision])
+        name = " ".join([check.name_of(kind, changed, seq, fields), *precision])
         yield name, kind, changed, seq, gbs, "cuda_graph=full " + fields, *(precision or ["bf16"])
 
 
