@@ -146,8 +146,9 @@ struct ActivationShape {
     double limit = 0.0;
 };
 
-// The best top_k of score + bias, best first, equal scores by lower index. With groups > 1 only experts of the
-// groups_kept best groups are eligible, a group's score being the sum of its group_score_top best score + bias.
+// The best top_k of score + bias, best first, equal ones by lower index. With groups > 1 only experts of the
+// groups_kept best groups are eligible, a group's score being the sum of its group_score_top best score + bias. With
+// neither (by_logit) the best logits are chosen: scores rise with them, but are equal where they round or saturate.
 // weight = score (without bias) of the chosen, divided by (their sum + 1e-20) when normalize, times scale.
 // softmax_after_top_k: the score is the logit itself, and weight = softmax over the chosen logits.
 enum class Score : std::uint8_t { softmax, sigmoid, sqrt_softplus };
@@ -163,8 +164,8 @@ struct RouterShape {
     std::int64_t first = 0, batch = 1;
 };
 
-// Row t belongs to sequence t modulo `sequences`; n(b, e) tokens of sequence b hold e among their top_k best scores
-// (router.score; bias, groups, normalize and scale play no part), P(t, e) = score / (sum over e of score + 1e-20).
+// Row t belongs to sequence t modulo `sequences`; n(b, e) tokens of sequence b hold e among their top_k largest
+// logits, P(t, e) = score / (sum over e of score + 1e-20); of router bias, groups, normalize and scale play no part.
 struct BalanceShape {
     RouterShape router;
     std::int64_t sequences = 1;

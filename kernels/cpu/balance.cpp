@@ -15,14 +15,12 @@ void router_load(const BalanceShape& s, Src logits, float* load, void*) {
     const RouterShape& r = s.router;
     std::fill_n(load, s.sequences * r.experts, 0.0f);
     float* row = scratch(Slot::a, r.experts);
-    float* score = scratch(Slot::b, padded(r.experts));
     float* value = scratch(Slot::d, r.top_k);
     std::int32_t* index = index_scratch(r.top_k);
     for (std::int64_t t = 0; t < r.tokens; ++t) {
         cpu::load(logits, t * r.experts, r.experts, row);
-        scores(r, row, score);
         Best best(r.top_k, index, value);
-        for (int e = 0; e < r.experts; ++e) best.offer(e, score[e]);
+        for (int e = 0; e < r.experts; ++e) best.offer(e, row[e]);
         float* of = load + t % s.sequences * r.experts;
         for (int k = 0; k < r.top_k; ++k) of[index[k]] += 1.0f;
     }

@@ -45,7 +45,7 @@ void mark_groups(const RouterShape& s, const Work& w, std::int32_t* kept) {
 }
 
 void choose(const RouterShape& s, const Work& w, std::int32_t* kept, std::int32_t* index) {
-    const bool grouped = s.groups > 1 && s.groups_kept < s.groups;
+    const bool grouped = limits_groups(s);
     const int size = s.experts / s.groups;
     if (grouped) mark_groups(s, w, kept);
     Best best(s.top_k, index, w.value);
@@ -82,7 +82,7 @@ void router(const RouterShape& s, Src logits, Src bias, const std::int32_t* posi
         load(logits, t * s.experts, s.experts, w.logits);
         scores(s, w.logits, w.score);
         Out choice(w.choice, s.experts);
-        choice = In(w.score, s.experts);
+        choice = In(by_logit(s, shift != nullptr) ? w.logits : w.score, s.experts);
         if (shift != nullptr) choice += In(shift, s.experts);
         if (positions != nullptr) {
             force(s, positions[(s.first + t) / s.batch], index + t * s.top_k);

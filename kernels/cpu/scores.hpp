@@ -8,6 +8,9 @@ namespace moe::cpu {
 // Keeps normalised weights finite when every score underflows.
 inline constexpr float tiny_sum = 1e-20f;
 
+inline bool limits_groups(const RouterShape& s) { return s.groups > 1 && s.groups_kept < s.groups; }
+inline bool by_logit(const RouterShape& s, bool biased) { return !biased && !limits_groups(s); }
+
 // Rows of scores have room for whole vectors.
 inline std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
 

@@ -39,23 +39,18 @@ struct Row {
 };
 
 // One block per sequence and expert: whole numbers, so that the order of adding does not matter. A token holds the
-// expert when fewer than top_k others come before it, equal logits by lower number; scores rise with their logits, but
-// may round to the same value, so those are compared.
+// expert when fewer than top_k others come before it, equal logits by lower number.
 __global__ void __launch_bounds__(threads) load_kernel(BalanceShape s, Src logits, float* load_of) {
     const RouterShape& r = s.router;
     const int e = static_cast<int>(blockIdx.x);
     const std::int64_t sequence = blockIdx.y;
     int count = 0;
     for (std::int64_t t = sequence + s.sequences * (threadIdx.x / warp_size); t < r.tokens; t += s.sequences * warps) {
-        const Row row(r, logits, t);
-        const auto value = [&](int i) {
-            const float x = load(logits, row.start + i);
-            return r.score == Score::softmax ? expf(x - row.largest) : row.raw(x);
-        };
-        const float mine = value(e);
+        const std::int64_t start = t * r.experts;
+        const float mine = load(logits, start + e);
         int before = 0;
         for (int o = lane_id(); o < r.experts; o += warp_size) {
-            const float other = value(o);
+            const float other = load(logits, start + o);
             before += other > mine || (other == mine && o < e) ? 1 : 0;
         }
         count += warp_sum(before) < r.top_k ? 1 : 0;

@@ -110,11 +110,13 @@ __global__ void __launch_bounds__(threads)
     if (token >= s.tokens) return;
     const Work w(s, shared);
     scores(s, logits, token, w.score);
+    const bool by_logits = by_logit(s, bias.data != nullptr);
     for (int e = lane_id(); e < s.experts; e += warp_size) {
-        w.keys[e] = key_of(w.score[e] + (bias.data != nullptr ? load(bias, e) : 0.0f), e);
+        const float value = by_logits ? load(logits, token * s.experts + e) : w.score[e];
+        w.keys[e] = key_of(value + (bias.data != nullptr ? load(bias, e) : 0.0f), e);
     }
     __syncwarp();
-    if (s.groups > 1 && s.groups_kept < s.groups) limit_groups(s, w);
+    if (limits_groups(s)) limit_groups(s, w);
     std::int32_t* chosen = index + token * s.top_k;
     const int forced = positions != nullptr ? positions[(s.first + token) / s.batch] : 0;
     for (int k = 0; k < s.top_k; ++k) {

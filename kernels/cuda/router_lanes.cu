@@ -6,98 +6,265 @@
 namespace moe::cuda {
 namespace {
 
-// Small blocks for few logits, so that they come to all multiprocessors.
-template <int span>
-constexpr int threads = span < 32 ? row_threads / 2 : row_threads;
+constexpr int threads = row_threads / 2;
 
-template <int span, int L, int K>
-__global__ void __launch_bounds__(threads<span>, 3 * row_threads / threads<span>)
-    router_lanes_kernel(RouterShape s, Src logits, Form form, Src bias, const std::int32_t* positions,
-                        std::int32_t* index, float* weight) {
-    __shared__ Spans<span> spans_of[threads<span> / warp_size];
-    __shared__ std::int32_t choices[threads<span> / L][K];
-    alignas(16) __shared__ float biases[L][padded<span>];
-    const Tokens<span, L> tokens(s);
+// Within two units of the last place.
+__device__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What a token's experts are chosen by: the logits, or scores with a bias, which may limit the choice to some groups.
+template <int span, int L, bool by_logit>
+struct Chooser {
+    const RouterShape& s;
+    Spans<span>& spans;
+    const float (&bias)[L][padded<span>];
+    Scoring scoring;
     const int lane = lane_id(), part = lane % L;
-    Spans<span>& spans = spans_of[threadIdx.x / warp_size];
-    if (bias.data != nullptr) {
-        for (int e = static_cast<int>(threadIdx.x); e < s.experts; e += threads<span>)
-            biases[e / span][e % span] = load(bias, e);
-        __syncthreads();
+    bool scored = false; // the spans hold scores now
+    bool unclear = false;
+
+    __device__ Chooser(const RouterShape& shape, Spans<span>& logits, const float (&biases)[L][padded<span>])
+        : s(shape), spans(logits), bias(biases), scoring(shape) {}
+
+    // Scores that are quick to have, which are off by less than error() * (1 + score) / 2.
+    __device__ bool has_quick() const { return scoring.softmax || scoring.plain || scoring.score == Score::sigmoid; }
+    __device__ float error() const { return by_logit || scored || scoring.plain || !has_quick() ? 0.0f : 1e-6f; }
+    __device__ float quick(float logit) const {
+        constexpr float log2_of_e = 1.44269504f;
+        if (scoring.plain) return logit;
+        if (scoring.softmax) return power_of_two((logit - scoring.largest) * log2_of_e) * scoring.inverse;
+        return reciprocal(1.0f + power_of_two(-log2_of_e * logit));
     }
-    bring(form, tokens, logits, spans);
-    float x[span];
-    spans.read(x);
-    Scoring scoring(s);
-    score_all<L>(x, scoring);
-    if (!scoring.plain) spans.write(x);
-    std::int32_t* const choice = choices[threadIdx.x / L];
-    const std::int64_t token = tokens.mine();
-    if (positions == nullptr) {
-        const bool limited = s.groups > 1 && s.groups_kept < s.groups;
-        const Keys keys{scoring.softmax && bias.data == nullptr && !limited,
-                        bias.data != nullptr ? biases[part] : nullptr};
-        unsigned key[span];
-        if (keys.plain) {
+    // Of experts of this lane's token.
+    __device__ float logit(int expert) const {
+        return (&spans.at[lane - part][0])[expert + expert / span * (padded<span> - span)];
+    }
+    __device__ float score(int expert) const {
+        const float value = logit(expert);
+        return scored ? value : scoring.softmax ? quick(value) : scoring(value);
+    }
+    __device__ float value(int expert) const {
+        if constexpr (by_logit) return logit(expert);
+        return (scored ? logit(expert) : scoring(logit(expert))) + bias[expert / span][expert % span];
+    }
+
+    // The softmax's largest logit and its sum.
+    __device__ void know_softmax(const float (&x)[span]) {
+        float largest = x[0], sum = 0.0f;
 #pragma unroll
-            for (int i = 0; i < span; ++i) key[i] = __float_as_uint(x[i]) + 1;
-        } else if (keys.bias != nullptr) {
+        for (const float each : x) largest = fmaxf(largest, each);
+        scoring.largest = largest_of<L>(largest);
+        scoring.inverse = 1.0f;
 #pragma unroll
-            for (int i = 0; i < span; i += 4) {
-                const float4 b = *reinterpret_cast<const float4*>(keys.bias + i);
-                key[i] = order_of(x[i] + b.x), key[i + 1] = order_of(x[i + 1] + b.y);
-                key[i + 2] = order_of(x[i + 2] + b.z), key[i + 3] = order_of(x[i + 3] + b.w);
+        for (const float each : x) sum += quick(each);
+        scoring.sum = sum_of<L>(sum);
+        scoring.inverse = 1.0f / scoring.sum;
+    }
+
+    // Scores in place of this lane's logits.
+    __device__ void score_all() {
+        if (!scored) {
+#pragma unroll 1 // scores are long
+            for (int i = 0; i < span / 4; ++i) {
+                const float4 four = spans.pack(lane, i);
+                spans.pack(lane, i) = {scoring(four.x), scoring(four.y), scoring(four.z), scoring(four.w)};
             }
+            scored = true;
+            __syncwarp();
+        }
+    }
+
+    // From this lane's logits to what is chosen by, and the largest of its parts; whether its experts are eligible, of
+    // groups that `lanes` hold.
+    template <int N>
+    __device__ bool weigh(float (&x)[span], float (&part_of)[N], int real, int lanes, bool exactly) {
+        unclear = false;
+        if constexpr (by_logit) {
+            largest_of_parts(x, part_of);
+            return true;
+        }
+        if (exactly || !has_quick()) {
+            score_all();
+            spans.read(x);
         } else {
 #pragma unroll
-            for (int i = 0; i < span; ++i) key[i] = order_of(x[i]);
+            for (float& each : x) each = quick(each);
         }
-        if (s.experts - part * span < span) {
 #pragma unroll
-            for (int i = 0; i < span; ++i) key[i] = part * span + i < s.experts ? key[i] : 0u;
+        for (int i = 0; i < span; i += 4) {
+            const float4 b = *reinterpret_cast<const float4*>(&bias[part][i]);
+            x[i] += b.x, x[i + 1] += b.y, x[i + 2] += b.z, x[i + 3] += b.w;
         }
-        unsigned best[K];
-        best_of_span(key, best);
-        const int lanes = limited ? s.experts / s.groups / span : L; // of a group
-        bool eligible = true;
+        if (real < span) {
 #pragma unroll
-        for (int offset = 1; offset < L; offset *= 2) {
-            if (offset == lanes) {
-                eligible = group_kept<L>(s, best, lanes);
-#pragma unroll
-                for (unsigned& each : best) each = eligible ? each : 0u;
-            }
-            unsigned other[K];
-#pragma unroll
-            for (int i = 0; i < K; ++i) other[i] = __shfl_xor_sync(all_lanes, best[i], offset);
-            merge(best, other);
+            for (int i = 0; i < span; ++i) x[i] = i < real ? x[i] : -INFINITY;
         }
-        __syncwarp(); // the scores are in shared memory
-        choose<L>(s.top_k, best, key, keys, eligible, spans, choice);
+        if (lanes == 0) {
+            largest_of_parts(x, part_of);
+            return true;
+        }
+        float first, second;
+        best_two(x, part_of, first, second);
+        const bool kept = group_kept<L>(s, first, second, lanes, lane, error(), unclear);
+#pragma unroll
+        for (float& each : part_of) each = kept ? each : -INFINITY;
+        return kept;
+    }
+};
+
+// The best experts of a token from this lane's logits, best first. lanes: that hold a group, if groups limit the
+// choice; real: experts of this lane; there: whether the token is one.
+template <int span, int L, int K, bool by_logit>
+__device__ void choose(Chooser<span, L, by_logit>& chooser, float (&x)[span], int lanes, int real, bool there,
+                       Shortlist<span, L, K>& list) {
+    using List = Shortlist<span, L, K>;
+    const int part = chooser.part, top_k = chooser.s.top_k;
+    float part_of[parts_of<span, L, K, !by_logit>];
+    for (bool exactly = false;; exactly = true) {
+        const bool eligible = chooser.weigh(x, part_of, real, lanes, exactly);
+        float least = floor_of_best<L, K, !by_logit>(part_of);
+        if (chooser.error() > 0.0f) least -= chooser.error() * (1.0f + fabsf(least));
+        unsigned below[2] = {0, 0}; // by the sign of the difference: those that cannot be among the best
+#pragma unroll
+        for (int i = 0; i < span / 2; ++i)
+#pragma unroll
+            for (int half : {0, 1})
+                below[half] = below[half] << 1 | __float_as_uint(x[half * span / 2 + i] - least) >> 31;
+        unsigned bits = ~(below[0] << span / 2 | below[1]) << (warp_size - span);
+        if (real < span) bits = real > 0 ? bits & 0xffffffffu << (warp_size - real) : 0u;
+        const int count = list.fill(eligible ? bits : 0u, part);
+        bool unclear = chooser.unclear || count < top_k || count > List::places;
+        int number[List::each];
+        float own[List::each];
+#pragma unroll
+        for (int j = 0; j < List::each; ++j) {
+            const int p = part + L * j;
+            const bool listed = p < count && count <= List::places;
+            number[j] = list.expert[p < List::places ? p : 0];
+            number[j] = listed ? number[j] : 0;
+            own[j] = by_logit || listed ? chooser.value(number[j]) : List::none;
+            own[j] = listed ? own[j] : List::none;
+            unclear = unclear || !(own[j] > -INFINITY);
+        }
+        if (!__any_sync(all_lanes, unclear && there)) return list.put_in_order(number, own, count, part);
+        __syncwarp();
+        if (chooser.error() > 0.0f) continue; // by scores that are exact
+        unsigned key[span];
+#pragma unroll
+        for (int i = 0; i < span; ++i) key[i] = eligible && i < real ? order_of(x[i]) : 0u;
+        return take_in_turn<L>(top_k, key, part, list.expert);
+    }
+}
+
+// The experts of a warp's tokens, whose logits are in `spans`, and their weights. lanes: as of choose; whole: for each
+// of a warp's tokens there is one, and an expert for each place of the spans.
+template <int span, int L, int K, bool by_logit, bool whole>
+__device__ void route(const RouterShape& s, int lanes, const Tokens<span, L>& tokens, Spans<span>& spans,
+                      const float (&bias)[L][padded<span>], Shortlist<span, L, K>& list, const std::int32_t* positions,
+                      std::int32_t* index, float* weight) {
+    Chooser<span, L, by_logit> chooser(s, spans, bias);
+    Scoring& scoring = chooser.scoring;
+    const bool shares = !s.normalize || !by_logit || positions != nullptr; // or multiples of them
+    const int part = chooser.part;
+    const std::int64_t token = tokens.mine();
+    const bool there = whole || token < s.tokens;
+    float x[span];
+    spans.read(x);
+    if (scoring.softmax && shares) chooser.know_softmax(x);
+    if (positions == nullptr) {
+        choose<span, L, K>(chooser, x, lanes, whole ? span : s.experts - part * span, there, list);
     } else {
-        const int forced = token < s.tokens ? positions[(s.first + token) / s.batch] : 0;
-        for (int k = part; k < s.top_k; k += L) choice[k] = (forced + k * (s.experts / s.top_k)) % s.experts;
+        const int forced = there ? positions[(s.first + token) / s.batch] : 0;
+        for (int k = part; k < s.top_k; k += L)
+            list.expert[k] = static_cast<std::uint16_t>((forced + k * (s.experts / s.top_k)) % s.experts);
         __syncwarp();
     }
-    const auto chosen = [&](int k) { return spans.at[lane - part + choice[k] / span][choice[k] % span]; };
-    float sum = 0.0f, largest = -INFINITY;
-    for (int k = part; k < s.top_k; k += L) {
-        sum += chosen(k);
-        largest = fmaxf(largest, chosen(k));
+    if (scoring.softmax && !shares) { // the largest logit is the first chosen one's
+        scoring.largest = chooser.logit(there ? list.expert[0] : 0);
+        scoring.inverse = 1.0f;
     }
-    if (s.softmax_after_top_k) {
-        largest = largest_of<L>(largest);
-        sum = 0.0f;
-        for (int k = part; k < s.top_k; k += L) sum += expf(chosen(k) - largest);
+    constexpr int each = (K + L - 1) / L;
+    const int top_k = there ? s.top_k : 0;
+    float score[each], sum = 0.0f, largest = -INFINITY;
+    int expert[each];
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+        const bool has = part + i * L < top_k;
+        expert[i] = list.expert[has ? part + i * L : 0];
+        expert[i] = has ? expert[i] : 0;
+        score[i] = chooser.score(expert[i]);
+        score[i] = has ? score[i] : scoring.plain ? -INFINITY : 0.0f;
+        largest = fmaxf(largest, score[i]);
     }
-    sum = sum_of<L>(sum) + (s.softmax_after_top_k ? 0.0f : tiny_sum);
-    if (!s.softmax_after_top_k && !s.normalize) sum = 1.0f;
-    if (token >= s.tokens) return;
-    for (int k = part; k < s.top_k; k += L) {
-        const float score = s.softmax_after_top_k ? expf(chosen(k) - largest) : chosen(k);
-        index[token * s.top_k + k] = choice[k];
-        weight[token * s.top_k + k] = score / sum * static_cast<float>(s.scale);
+    if (scoring.plain) largest = largest_of<L>(largest);
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+        if (scoring.plain) score[i] = expf(score[i] - largest);
+        sum += score[i];
     }
+    sum = sum_of<L>(sum) + (scoring.plain ? 0.0f : tiny_sum);
+    if (!scoring.plain && !s.normalize) sum = 1.0f;
+    const float factor = static_cast<float>(s.scale) * reciprocal(sum);
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+        const int k = part + i * L;
+        if (k >= top_k) continue;
+        index[token * s.top_k + k] = expert[i];
+        weight[token * s.top_k + k] = score[i] * factor;
+    }
+}
+
+template <int span, int L>
+__device__ void bring_bias(const RouterShape& s, Src bias, float (&biases)[L][padded<span>]) {
+    for (int e = static_cast<int>(threadIdx.x); e < L * span; e += static_cast<int>(blockDim.x))
+        biases[e / span][e % span] = bias.data != nullptr && e < s.experts ? load(bias, e) : 0.0f;
+    __syncthreads();
+}
+
+template <int span, int L, int K, bool by_logit>
+__global__ void __launch_bounds__(threads, 5)
+    router_lanes_kernel(RouterShape s, int lanes, Src logits, Form form, Src bias, const std::int32_t* positions,
+                        std::int32_t* index, float* weight) {
+    __shared__ Spans<span> spans_of[threads / warp_size];
+    __shared__ Shortlist<span, L, K> lists[threads / L];
+    alignas(16) __shared__ float biases[L][padded<span>];
+    const Tokens<span, L> tokens(s);
+    Spans<span>& spans = spans_of[threadIdx.x / warp_size];
+    if constexpr (!by_logit) bring_bias<span, L>(s, bias, biases);
+    bring(form, tokens, logits, spans);
+    route<span, L, K, by_logit, false>(s, lanes, tokens, spans, biases, lists[threadIdx.x / L], positions, index,
+                                       weight);
+}
+
+// Whole tokens in FP32, in blocks of two warps: the sooner a warp's place is free for the next tokens.
+constexpr int whole_threads = 64;
+
+template <int span, int L, int K, bool by_logit>
+__global__ void __launch_bounds__(whole_threads, by_logit ? 16 : 14)
+    router_whole_kernel(RouterShape s, int lanes, const float* logits, Src bias, const std::int32_t* positions,
+                        std::int32_t* index, float* weight) {
+    __shared__ Spans<span> spans_of[whole_threads / warp_size];
+    __shared__ Shortlist<span, L, K> lists[whole_threads / L];
+    alignas(16) __shared__ float biases[L][padded<span>];
+    const Tokens<span, L> tokens(s);
+    Spans<span>& spans = spans_of[threadIdx.x / warp_size];
+    const bool idle = tokens.first >= s.tokens;
+    if (!idle) tokens.fetch(logits, spans);
+    end_group();
+    if constexpr (!by_logit) bring_bias<span, L>(s, bias, biases);
+    if (idle) return;
+    wait_for_groups<0>();
+    __syncwarp();
+    route<span, L, K, by_logit, true>(s, lanes, tokens, spans, biases, lists[threadIdx.x / L], positions, index,
+                                      weight);
 }
 
 // Whether groups consist of whole spans, by a power of two.
@@ -106,7 +273,7 @@ bool whole_groups(const RouterShape& s, int span) {
     return size % span == 0 && (lanes & (lanes - 1)) == 0;
 }
 
-// run(L, K) with the lanes of a token and the length of lists that hold the chosen, as constants.
+// run(L, K) with the lanes of a token and at least the number of the chosen, as constants.
 template <int span, class Run>
 bool with_lists(const RouterShape& s, Run run) {
     return with_lanes<span>(s.experts, [&](auto lanes) {
@@ -122,18 +289,34 @@ bool with_lists(const RouterShape& s, Run run) {
 bool router_lanes(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
                   float* weight, void* stream) {
     if (s.top_k > 16) return false;
+    const bool limited = limits_groups(s);
     int span = span_of(s);
-    if (s.groups > 1 && s.groups_kept < s.groups) {
-        constexpr int summed = 8; // of a group's scores at most: as many as the lists hold
+    if (limited) {
         while (span > 8 && s.top_k <= 8 && !whole_groups(s, span)) span /= 2;
-        if (!whole_groups(s, span) || s.group_score_top > summed) return false;
+        if (!whole_groups(s, span) || s.group_score_top > 2) return false;
     }
+    const int group_lanes = limited ? s.experts / s.groups / span : 0;
+    const Form form = form_of(logits.data, logits.type, s.experts);
+    const auto launch_with = [&](auto size, auto L, auto K, auto by_logits) {
+        if constexpr (size() == 32) {
+            if (form == Form::f32 && s.experts == size() * L() && s.tokens % (warp_size / L()) == 0) {
+                constexpr auto kernel = router_whole_kernel<size(), L(), K(), by_logits()>;
+                kernel<<<blocks_for(s.tokens, whole_threads / L()), whole_threads, 0, stream_of(stream)>>>(
+                    s, group_lanes, static_cast<const float*>(logits.data), bias, positions, index, weight);
+                return;
+            }
+        }
+        constexpr auto kernel = router_lanes_kernel<size(), L(), K(), by_logits()>;
+        kernel<<<blocks_for(s.tokens, threads / L()), threads, 0, stream_of(stream)>>>(s, group_lanes, logits, form,
+                                                                                       bias, positions, index, weight);
+    };
     const auto launch = [&](auto size) {
         return with_lists<size()>(s, [&](auto lanes, auto length) {
-            constexpr auto kernel = router_lanes_kernel<size(), lanes(), length()>;
-            const unsigned blocks = blocks_for(s.tokens, threads<size()> / lanes());
-            const Form form = form_of(logits.data, logits.type, s.experts);
-            kernel<<<blocks, threads<size()>, 0, stream_of(stream)>>>(s, logits, form, bias, positions, index, weight);
+            if (by_logit(s, bias.data != nullptr)) {
+                launch_with(size, lanes, length, std::true_type{});
+            } else {
+                launch_with(size, lanes, length, std::false_type{});
+            }
             CUDA_CHECK(cudaGetLastError());
         });
     };

@@ -45,11 +45,13 @@ struct Tokens {
     // run(p, lane, column, element, whether there is one) for each pack of W that this lane brings in or out.
     template <int W, bool whole, class Run>
     __device__ void for_packs(Run run) const {
+        constexpr int lanes = warp_size * W / span; // whose spans are as long as the packs of a warp
+        const int of_first = lane_id() * W / span, column = lane_id() * W % span;
 #pragma unroll
         for (int p = 0; p < span / W; ++p) {
-            const int at = (p * warp_size + lane_id()) * W, lane = at / span, column = at % span;
+            const int lane = p * lanes + of_first;
             if constexpr (whole) {
-                run(p, lane, column, first * experts + at, true);
+                run(p, lane, column, first * experts + lane_id() * W + p * warp_size * W, true);
             } else {
                 const std::int64_t token = first + lane / L;
                 const int e = lane % L * span + column;
@@ -75,6 +77,12 @@ struct Tokens {
                 for (int j = 0; j < W; j += 4)
                     spans.pack(lane, (column + j) / 4) = {x[j], x[j + 1], x[j + 2], x[j + 3]};
             }
+        });
+    }
+    // Whole tokens in FP32, past the registers.
+    __device__ void fetch(const float* logits, Spans<span>& spans) const {
+        for_packs<4, true>([&](int, int lane, int column, std::int64_t i, bool) {
+            copy_async(&spans.pack(lane, column / 4), logits + i);
         });
     }
     template <class A, bool whole>

@@ -46,6 +46,7 @@ Index largest(const Vec& values, int k) {
 }
 
 Index choose(const RouterShape& s, const Vec& logits, const Vec& bias) {
+    if (bias.empty() && s.groups_kept == s.groups) return largest(logits, s.top_k);
     Vec choice = scores_of(s, logits);
     if (!bias.empty()) choice = plus(choice, bias);
     const auto size = static_cast<std::size_t>(s.experts / s.groups);
@@ -201,6 +202,27 @@ TEST_CASE("router: equal logits tie wherever they stand in a row of any length")
             CHECK(weight.at(0) == weight.at(1));
         }
     }
+}
+
+TEST_CASE("router: where scores saturate or underflow the larger logits are chosen") {
+    for (const Score score : {Score::softmax, Score::sigmoid, Score::sqrt_softplus})
+        for (const int experts : {8, 40, 128})
+            for (const double lowest : {30.0, -30.0 * experts - 100.0}) {
+                Index order(static_cast<std::size_t>(experts));
+                std::iota(order.begin(), order.end(), 0);
+                Random random("saturated");
+                for (int e = experts - 1; e > 0; --e)
+                    std::swap(order[static_cast<std::size_t>(e)], order[static_cast<std::size_t>(random.below(e + 1))]);
+                Vec logits(order.size());
+                for (std::size_t i = 0; i < order.size(); ++i)
+                    logits[static_cast<std::size_t>(order[i])] = lowest + 30.0 * static_cast<double>(order.size() - i);
+                const Tensor row(Type::f32, logits);
+                Tensor weight(Type::f32, 6);
+                Index index(6, -1);
+                table().router(shape(1, experts, 6, score), row.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
+                INFO(name_of(score), " of ", experts, " experts from ", lowest);
+                CHECK(index == Index(order.begin(), order.begin() + 6));
+            }
 }
 
 TEST_CASE("router: NaN logits still choose experts that exist") {
