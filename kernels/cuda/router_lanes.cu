@@ -140,7 +140,7 @@ __device__ void choose(Chooser<span, L, by_logit>& chooser, float (&x)[span], in
                 below[half] = below[half] << 1 | __float_as_uint(x[half * span / 2 + i] - least) >> 31;
         unsigned bits = ~(below[0] << span / 2 | below[1]) << (warp_size - span);
         if (real < span) bits = real > 0 ? bits & 0xffffffffu << (warp_size - real) : 0u;
-        const int count = list.fill(eligible ? bits : 0u, part);
+        const int count = list.fill(eligible && there ? bits : 0u, part);
         bool unclear = chooser.unclear || count < top_k || count > List::places;
         int number[List::each];
         float own[List::each];
