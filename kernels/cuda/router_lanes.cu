@@ -132,12 +132,13 @@ __device__ void choose(Chooser<span, L, by_logit>& chooser, float (&x)[span], in
         const bool eligible = chooser.weigh(x, part_of, real, lanes, exactly);
         float least = floor_of_best<L, K, !by_logit>(part_of);
         if (chooser.error() > 0.0f) least -= chooser.error() * (1.0f + fabsf(least));
-        unsigned below[2] = {0, 0}; // by the sign of the difference: those that cannot be among the best
+        const float negated = 0.0f - least; // +0 where the floor is 0, whatever its sign: a logit of -0 is not below it
+        unsigned below[2] = {0, 0};         // by the sign of the difference: those that cannot be among the best
 #pragma unroll
         for (int i = 0; i < span / 2; ++i)
 #pragma unroll
             for (int half : {0, 1})
-                below[half] = below[half] << 1 | __float_as_uint(x[half * span / 2 + i] - least) >> 31;
+                below[half] = below[half] << 1 | __float_as_uint(x[half * span / 2 + i] + negated) >> 31;
         unsigned bits = ~(below[0] << span / 2 | below[1]) << (warp_size - span);
         if (real < span) bits = real > 0 ? bits & 0xffffffffu << (warp_size - real) : 0u;
         const int count = list.fill(eligible && there ? bits : 0u, part);

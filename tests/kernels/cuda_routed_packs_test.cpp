@@ -250,7 +250,7 @@ TEST_CASE("packs: router where many scores are equal, with few and many chosen")
             for (const auto& [tokens, experts, top_k, groups, kept] :
                  {Size{301, 128, 8, 1, 1}, Size{301, 512, 10, 1, 1}, Size{301, 64, 3, 1, 1}, Size{301, 33, 16, 1, 1},
                   Size{301, 128, 20, 1, 1}, Size{301, 256, 8, 4, 2}, Size{301, 96, 6, 3, 2}, Size{301, 8, 2, 1, 1},
-                  Size{4111, 128, 8, 1, 1}, Size{8211, 128, 8, 1, 1}, Size{8200, 128, 8, 1, 1},
+                  Size{301, 16, 8, 1, 1}, Size{4111, 128, 8, 1, 1}, Size{8211, 128, 8, 1, 1}, Size{8200, 128, 8, 1, 1},
                   Size{4116, 256, 8, 4, 2}, Size{64, 32, 10, 1, 1}, Size{64, 64, 10, 1, 1}, Size{64, 128, 10, 1, 1},
                   Size{64, 256, 10, 8, 4}, Size{64, 512, 10, 1, 1}}) { // whole tokens, the last
                 RouterShape s;
