@@ -93,20 +93,16 @@ __device__ void largest_of_parts(const float (&x)[span], float (&parts)[N]) {
     }
 }
 
-// Parts of a lane's values: with 4 K of them in all few values are not below the K-th largest of their largest (8.8 of
-// 128 in the mean for K = 8; 10.2 with 2 K).
+// How many parts a lane's values have. With 32 of a token few values are not below the K-th largest of their largest
+// (8.8 of 128 in the mean for K = 8; 10.2 with 16). Where groups limit the choice half of them may be out.
 template <int span, int L, int K, bool limited>
-inline constexpr int parts_of = std::min({std::max((limited ? 8
-                                                    : K > 8 ? 2
-                                                            : 4) *
-                                                       K / L,
-                                                   1),
-                                          2 * K, span});
-
-// A value which K of a token's are not below, and few others: the K-th largest of the largest of their parts.
-// A lane gives some of them away at most, since few have more and a lower floor only lets more in.
+inline constexpr int parts_of = std::clamp((limited ? 8 * K : 32) / L, 1, std::min(2 * K, span));
+// How many of its parts' largest a lane gives away: few lanes have more among the best, and without them the floor is
+// only lower.
 template <int L, int K, bool limited>
 inline constexpr int given_of = std::clamp((limited || L > 4 ? 4 : 2) * K / L, 2, K);
+
+// A value which K of a token's are not below, and few others: the K-th largest of the largest of their parts.
 template <int L, int K, bool limited, int N>
 __device__ float floor_of_best(float (&parts)[N]) {
     constexpr int given = given_of<L, K, limited>;
