@@ -1,12 +1,12 @@
 """What compute-sanitizer says of the kernels' tests, case by case: accesses outside of memory and races in shared memory."""
-import concurrent.futures
 import fnmatch
 import os
 import re
 import shutil
 
+import gpu_kernels
+
 TOOLS = ("memcheck", "racecheck")
-AT_ONCE = 8  # processes on the GPU; each has little to do for it
 SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (\d+) ", re.MULTILINE)
 RACE = re.compile(r"^========= (?:Error|Warning): Race reported between \w+ access at (.*?)\+0x", re.MULTILINE)
 
@@ -21,10 +21,9 @@ def sanitized(check, program, patterns):
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.access(sanitizer, os.X_OK):
         return check.rows.failed("compute-sanitizer", "not found: it comes with the CUDA Toolkit")
-    listed = check.run("the kernels' cases", program, "--list-test-cases")
-    if listed is None:
+    names = gpu_kernels.cases(check, program)
+    if names is None:
         return
-    names = [line for line in listed.stdout.splitlines() if line and not line.startswith(("[doctest]", "===="))]
     names = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
     if not names:
         return check.rows.failed("sanitizers", f"no case is called {' or '.join(patterns)}")
@@ -32,20 +31,19 @@ def sanitized(check, program, patterns):
     def one(job):
         tool, name = job
         return check.run(f"{tool}: {name}", sanitizer, "--tool", tool, "--print-limit", "1000", program,
-                         "-tc=" + name.replace(",", "?"))  # a comma would begin another pattern
+                         gpu_kernels.only(name))
 
     jobs = [(tool, name) for name in names for tool in TOOLS]
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        for (tool, name), done in zip(jobs, pool.map(one, jobs)):
-            if done is None:
-                continue
-            summary = SUMMARY.search(done.stdout)
-            if summary is None or done.returncode != 0:
-                print(f"{tool}: {name}:\n{done.stdout[-4000:]}{done.stderr[-1000:]}")
-                check.rows.failed(f"{tool}: {name}", f"exit status {done.returncode}")
-                continue
-            racing = races(done.stdout)
-            reports = len(racing) if tool == "racecheck" else int(summary[1])
-            if reports > 0:
-                print(f"{tool}: {name}: {'; '.join(sorted(set(racing))) or done.stdout[:4000]}")
-            check.rows.below(f"{tool}: {name}", "reports", reports, 0)
+    for (tool, name), done in gpu_kernels.at_once(jobs, one):
+        if done is None:
+            continue
+        summary = SUMMARY.search(done.stdout)
+        if summary is None or done.returncode != 0:
+            print(f"{tool}: {name}:\n{done.stdout[-4000:]}{done.stderr[-1000:]}")
+            check.rows.failed(f"{tool}: {name}", f"exit status {done.returncode}")
+            continue
+        racing = races(done.stdout)
+        reports = len(racing) if tool == "racecheck" else int(summary[1])
+        if reports > 0:
+            print(f"{tool}: {name}: {'; '.join(sorted(set(racing))) or done.stdout[:4000]}")
+        check.rows.below(f"{tool}: {name}", "reports", reports, 0)

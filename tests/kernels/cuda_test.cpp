@@ -153,6 +153,7 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
     file << nlohmann::ordered_json{{"device", device.name},
                                    {"gemm", cuda_gemm_library()},
                                    {"attention", cuda_attention_library()},
+                                   {"cases", all_checked().size()},
                                    {"passed", passed},
                                    {"rows", rows}}
                 .dump(1)
@@ -161,12 +162,15 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
     return !file.fail();
 }
 
-// Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone) and "--ring" (of ring attention's
-// steps alone) out of the arguments; the rest is doctest's. Who chooses cases gets those alone, on the kernels that
-// run.
+// What libraries and kernels of one architecture take is also run on the plain kernels behind them.
+constexpr const char* plain_cases = "*gemm:*,attention*";
+
+// Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone), "--ring" (of ring attention's steps
+// alone) and "--plain" (what has plain kernels, on those) out of the arguments; the rest is doctest's. Who chooses
+// cases gets those alone, on the kernels that run or on the plain ones.
 struct Options {
     std::string out;
-    bool bench = false, bandwidth = false, ring = false, chosen = false;
+    bool bench = false, bandwidth = false, ring = false, plain = false, chosen = false;
     std::vector<char*> rest;
 
     Options(int argc, char** argv) {
@@ -180,6 +184,8 @@ struct Options {
                 bandwidth = true;
             } else if (argument == "--ring") {
                 ring = true;
+            } else if (argument == "--plain") {
+                plain = true;
             } else {
                 chosen = chosen || argument.rfind("-tc=", 0) == 0 || argument.rfind("--test-case=", 0) == 0;
                 rest.push_back(argv[i]);
@@ -306,13 +312,15 @@ int main(int argc, char** argv) {
     }
     const Options options(argc, argv);
     doctest::Context context(static_cast<int>(options.rest.size()), options.rest.data());
+    if (options.plain && !options.chosen) context.addFilter("test-case", plain_cases);
+    staged_plain() = options.plain;
     bool passed = context.run() == 0;
-    if (!context.shouldExit() && !options.chosen) { // what libraries and kernels of one architecture have taken above
+    if (!context.shouldExit() && !options.chosen && !options.plain) {
         staged_plain() = true;
         doctest::Context again;
-        again.addFilter("test-case", "*gemm:*,attention*");
+        again.addFilter("test-case", plain_cases);
         passed = again.run() == 0 && passed;
-        staged_plain() = false;
     }
+    staged_plain() = false;
     return context.shouldExit() ? (passed ? 0 : 1) : report(options, passed);
 }

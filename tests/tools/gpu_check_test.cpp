@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -13,16 +14,23 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-// A build whose programs are scripts: the kernels' test ends with `kernels`, compare says what was measured.
+// A build whose programs are scripts: the kernels' test begins with `kernels` and has three cases, of which the first
+// has plain kernels too and reports what is nearest to its bar there; compare says what was measured.
 void set_up(const Folder& folder, const std::string& kernels, const std::string& memory_gib) {
     REQUIRE(folder.run("mkdir -p build/tests/kernels build/tests/engine build/tools").status == 0);
     const auto script = [&](const std::string& name, const std::string& text) {
         folder.write("build/" + name, "#!/bin/sh\n" + text + "\n");
     };
-    script("tests/kernels/kernels_cuda_test",
-           "echo '{\"device\": \"a GPU\", \"rows\": [{\"name\": \"gemm\", \"unit\": \"us\", \"ours\": 1.0, "
-           "\"reference\": 2.0, \"ratio\": 0.5, \"bar\": 1.0, \"ok\": true}]}' > \"$3\"\n" +
-               kernels);
+    script("tests/kernels/kernels_cuda_test", kernels + R"(
+row='"name": "gemm", "unit": "relative error", "ratio": 0.25'
+case "$*" in
+"--plain --list-test-cases") printf '[doctest] all cases\n====\ngemm: one, two\n' && exit ;;
+*--list-test-cases) printf '[doctest] all cases\n====\ngemm: one, two\nrope: heads\ncross_entropy: rows\n' && exit ;;
+*--plain*) row='"name": "gemm", "unit": "relative error", "ratio": 0.75' ;;
+*--bench*) row='"name": "gemm: beside a copy", "unit": "us", "ratio": 0.5' ;;
+esac
+echo "{\"device\": \"a GPU\", \"gemm\": \"a library\", \"attention\": \"another\", \"cases\": 5,
+    \"rows\": [{$row, \"ours\": 1.0, \"reference\": 2.0, \"bar\": 1.0, \"ok\": true}]}" > "$2")");
     script("tests/engine/engine_cuda_test", "exit 0");
     // Plans that save memory take 8 GiB less; every run learns the same.
     script("tools/moe-plan", R"(case $1 in
@@ -72,7 +80,7 @@ TEST_CASE("gpu-check: without a device it is skipped and says so") {
 
 TEST_CASE("gpu-check: what a sanitizer reports, of libraries left out") {
     const Folder folder;
-    set_up(folder, "printf '[doctest] all cases\n====\ngemm: one, two\nrope: heads\ncross_entropy: rows\n'", "10.0");
+    set_up(folder, "", "10.0");
     folder.write("compute-sanitizer", R"(#!/bin/sh
 echo "$*" >> asked_for
 race() { echo "========= Error: Race reported between Write access at $1+0x520 in a.cu:13"; }
@@ -102,11 +110,14 @@ esac
 
 TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all are met") {
     const Folder folder;
-    set_up(folder, "echo passed", "10.1");
+    set_up(folder, "", "10.1");
     const Outcome outcome = check(folder);
     CHECK(outcome.status == 0);
     const Json document = Json::parse(folder.read("out.json"));
     CHECK(document["device"] == "a GPU");
+    CHECK(outcome.out.find("a GPU, a library, another: 20 comparisons in 4 cases") != std::string::npos);
+    CHECK(document["rows"][0]["ratio"] == 0.75); // of the four cases that report this row
+    CHECK(document["rows"][2]["name"] == "gemm: beside a copy");
     CHECK(document["passed"] == true);
     int steps = 0, memory = 0;
     for (const Json& row : document["rows"]) {
@@ -129,13 +140,19 @@ TEST_CASE("gpu-check: one table and one document of all bars, status 0 where all
 
 TEST_CASE("gpu-check: a bar that is missed, a test that fails and a time that is over are rows and status 1") {
     const Folder folder;
-    set_up(folder, "echo passed", "9.7"); // 3 % off
+    set_up(folder, "", "9.7"); // 3 % off
     CHECK(check(folder).status == 1);
     CHECK(folder.read("out.json").find("\"ok\": false") != std::string::npos);
-    set_up(folder, "exit 1", "10.0");
-    CHECK(check(folder).out.find("kernels: all cases") != std::string::npos);
-    CHECK(Json::parse(folder.read("out.json"))["passed"] == false);
-    set_up(folder, "echo passed", "10.0");
+    for (const char* failing : {"case \"$*\" in *rope*) echo far off; exit 1 ;; esac", "exit 1"}) {
+        set_up(folder, failing, "10.0");
+        CHECK((check(folder).out.find("rope: heads:\nfar off") == std::string::npos) ==
+              (std::string(failing) == "exit 1"));
+        const Json document = Json::parse(folder.read("out.json"));
+        CHECK(document["passed"] == false);
+        CHECK(std::any_of(document["rows"].begin(), document["rows"].end(),
+                          [](const Json& row) { return row["name"] == "kernels: all cases" && row["ok"] == false; }));
+    }
+    set_up(folder, "", "10.0");
     const Outcome late = check(folder, "--seconds 5");
     CHECK(late.status == 1);
     CHECK(late.out.find("not run, the time was over") != std::string::npos);
@@ -173,7 +190,7 @@ attention 4x4096, heads 32/4, 128/128, causal, backward deterministic|400.0|445.
 
 TEST_CASE("gpu-check --gpus: what several GPUs are held to, on as many as there are") {
     const Folder folder;
-    set_up(folder, "echo passed", "10.0");
+    set_up(folder, "", "10.0");
     folder.write("build/tests/engine/engine_cuda_test", R"(#!/bin/sh
 case $1 in
 *collectives*) echo '[{"name": "all_gather", "unit": "us", "ours": 1.0, "reference": 1.0, "ratio": 1.0, "bar": 1.05, "ok": true}]' \

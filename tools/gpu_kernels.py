@@ -1,0 +1,67 @@
+"""The kernels' tests and timings on a GPU: the tests several at once, since most of their time is the host's, then the timings alone."""
+import concurrent.futures
+import json
+
+AT_ONCE = 8  # processes on the GPU; each has little to do for it
+
+
+def cases(check, program, *options):
+    """Names of the tests' cases, None with a row where the program does not say them. check: of tools/gpu-check."""
+    listed = check.run("the kernels' cases", program, *options, "--list-test-cases")
+    if listed is None:
+        return None
+    return [line for line in listed.stdout.splitlines() if line and not line.startswith(("[doctest]", "===="))]
+
+
+def only(name):
+    """What has the program run this case alone. A comma would begin another pattern."""
+    return "-tc=" + name.replace(",", "?")
+
+
+def at_once(jobs, run):
+    """Pairs of a job and what run made of it, in the order of the jobs."""
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from zip(jobs, pool.map(run, jobs))
+
+
+class Worst:
+    """Of the rows of one name, which every case with such an op reports, the one nearest to its bar."""
+
+    def __init__(self):
+        self.rows, self.cases = {}, 0
+
+    def add(self, report):
+        self.cases += report["cases"]
+        for row in report["rows"]:
+            if row["ratio"] >= self.rows.setdefault(row["name"], row)["ratio"]:
+                self.rows[row["name"]] = row
+
+
+def tested(check, program):
+    """Rows of errors and times; the device's name, None where nothing was timed."""
+    both = [[(name, options) for name in cases(check, program, *options) or []] for options in ([], ["--plain"])]
+    jobs = [(f"report-{at}.json", *job) for at, job in enumerate(both[0] + both[1])]
+    worst, failed = Worst(), 0
+
+    def one(job):
+        file, name, options = job
+        return check.run(f"kernels: {name}", program, "--out", file, *options, only(name))
+
+    for (file, name, _), done in at_once(jobs, one):
+        if done is not None and done.returncode != 0:
+            print(f"{name}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+        if done is None or done.returncode != 0 or not (check.folder / file).exists():
+            failed += 1
+            continue
+        worst.add(json.loads((check.folder / file).read_text()))
+    check.rows.list += worst.rows.values()
+    check.rows.add("kernels: all cases", "failed", failed, 0, None, failed == 0 < len(jobs))
+    done = check.run("kernels: timings", program, "--out", "timings.json", "--bench", only("none"))
+    if done is None:
+        return None
+    if done.returncode != 0:
+        return check.rows.failed("kernels: timings", f"exit status {done.returncode}: {done.stderr[-300:]}")
+    report = json.loads((check.folder / "timings.json").read_text())
+    check.rows.list += report["rows"]
+    print(f"{report['device']}, {report['gemm']}, {report['attention']}: {worst.cases} comparisons in {len(jobs)} cases")
+    return report["device"]
