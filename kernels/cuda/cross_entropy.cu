@@ -95,67 +95,73 @@ struct Exchange {
     }
 };
 
-// The slice of a row that a CTA holds: P packs in every thread, which come to shared memory, one or two rows ahead.
-// Those that the thread does not have, and elements that are no real vocabulary entries, are minus infinity there.
+// The slice of a row that a CTA holds: P packs in every thread, which come to shared memory as soon as all threads have
+// read those of the row before. Those that the thread does not have, and elements that are no real vocabulary entries,
+// are minus infinity there.
 template <class A, int P>
 struct Slice {
-    static constexpr int W = A::width, packs = P * threads, bytes = packs * 16, slots = bytes <= 48 * 1024 ? 2 : 1;
+    static constexpr int W = A::width, packs = P * threads, bytes = packs * 16;
     using Held = typename A::Held;
-    struct Barriers {
-        std::uint64_t arrived, taken;
+    struct Arrival {
+        std::uint64_t arrived, taken; // barriers, a phase per round
+        int asked;                    // the round whose row was asked for last
     };
     Held* const memory;
-    Barriers* const barriers; // of the slots
+    Arrival& arrival;
     int begin, end, real,
         odd; // packs of the row; its first without real elements; elements of the one before, if not W
 
-    __device__ Slice(const LossShape& s, int part, int parts, void* slot_memory, Barriers* of_slots)
-        : memory(static_cast<Held*>(slot_memory)), barriers(of_slots) {
+    __device__ Slice(const LossShape& s, int part, int parts, void* arriving, Arrival& shared)
+        : memory(static_cast<Held*>(arriving)), arrival(shared) {
         const int row = static_cast<int>(s.vocab_local / W), each = (row + parts - 1) / parts;
         const int vocab = static_cast<int>(s.vocab), real_packs = ceil_div(vocab, W);
         begin = part * each < row ? part * each : row;
         end = begin + each < row ? begin + each : row;
         real = real_packs < begin ? begin : real_packs < end ? real_packs : end;
         odd = real == real_packs && real > begin ? vocab % W : 0;
-        for (int i = static_cast<int>(threadIdx.x); i < slots * packs; i += threads) {
-            if (begin + i % packs >= real) hide(memory[i], 0);
+        for (int i = static_cast<int>(threadIdx.x); i < packs; i += threads) {
+            if (begin + i >= real) hide(memory[i], 0);
         }
         if (threadIdx.x != 0) return;
-        for (int slot = 0; slot < slots; ++slot) {
-            ptx::init_barrier(ptx::shared_address(&barriers[slot].arrived), 1);
-            ptx::init_barrier(ptx::shared_address(&barriers[slot].taken), threads);
-        }
+        ptx::init_barrier(ptx::shared_address(&arrival.arrived), 1);
+        ptx::init_barrier(ptx::shared_address(&arrival.taken), threads);
+        arrival.asked = 0;
     }
     // Of a row, if there is one; one thread calls.
-    __device__ void fetch(const LossShape& s, std::int64_t row, Src logits, int round) const {
+    __device__ void fetch(const LossShape& s, std::int64_t row, Src logits) const {
         if (row >= s.rows) return;
-        const int slot = round % slots;
-        if (round >= slots) ptx::wait(ptx::shared_address(&barriers[slot].taken), (round / slots - 1) % 2);
         const unsigned size = static_cast<unsigned>(real - begin) * 16;
-        const unsigned arrived = ptx::shared_address(&barriers[slot].arrived);
+        const unsigned arrived = ptx::shared_address(&arrival.arrived);
         ptx::arrive_expecting(arrived, size);
         const auto* const from = static_cast<const typename A::Storage*>(logits.data) + row * s.vocab_local + begin * W;
-        if (size > 0) ptx::load_bytes(ptx::shared_address(memory + slot * packs), from, size, arrived);
+        if (size > 0) ptx::load_bytes(ptx::shared_address(memory), from, size, arrived);
     }
-    // The thread's elements, and the one of `column` if it is among them. The next row may come in their place.
+    // The next row, once all warps have read this round's: one of those that find it so asks, and the last one does. A
+    // warp that waited for the others would keep its own exponentials waiting.
+    __device__ void replace(const LossShape& s, std::int64_t row, Src logits, int round) const {
+        __syncwarp();
+        if (threadIdx.x % warp_size == 0 && ptx::complete(ptx::shared_address(&arrival.taken), round % 2) &&
+            atomicCAS(&arrival.asked, round, round + 1) == round)
+            fetch(s, row, logits);
+    }
+    // The thread's elements, and the one of `column` if it is among them.
     __device__ void read(int round, float (&value)[P][W], int column, float& of_column) const {
-        const int slot = round % slots, first = slot * packs;
-        ptx::wait(ptx::shared_address(&barriers[slot].arrived), round / slots % 2);
+        ptx::wait(ptx::shared_address(&arrival.arrived), round % 2);
         if (odd != 0 && owns((real - 1) * W)) {
-            hide(memory[first + real - 1 - begin], odd);
+            hide(memory[real - 1 - begin], odd);
             ptx::fence_async_proxy();
         }
 #pragma unroll
         for (int p = 0; p < P; ++p) {
-            const Held held = memory[first + threadIdx.x + p * threads];
+            const Held held = memory[threadIdx.x + p * threads];
 #pragma unroll
             for (int j = 0; j < W; ++j) value[p][j] = held[j];
         }
         if (owns(column)) {
-            const Src row{memory + first, sizeof(typename A::Storage) == 4 ? Type::f32 : Type::bf16};
+            const Src row{memory, sizeof(typename A::Storage) == 4 ? Type::f32 : Type::bf16};
             of_column = load(row, column - std::int64_t{begin} * W);
         }
-        ptx::arrive(ptx::shared_address(&barriers[slot].taken));
+        ptx::arrive(ptx::shared_address(&arrival.taken));
     }
     __device__ int pack(int p) const { return begin + static_cast<int>(threadIdx.x) + p * threads; }
     __device__ bool has(int p) const { return pack(p) < end; }
@@ -186,15 +192,15 @@ __global__ void __launch_bounds__(threads, resident<A, P>)
     using Part = Slice<A, P>;
     extern __shared__ __align__(128) uint4 arriving[];
     __shared__ Exchange exchange;
-    __shared__ typename Part::Barriers barriers[Part::slots];
+    __shared__ typename Part::Arrival arrival;
     const int part = static_cast<int>(ptx::cluster_rank()), parts = static_cast<int>(ptx::cluster_ctas());
     const std::int64_t clusters = gridDim.x / parts, first = blockIdx.x / parts;
     const auto columns = static_cast<int>(s.vocab);
-    const Part slice(s, part, parts, arriving, barriers);
+    const Part slice(s, part, parts, arriving, arrival);
     if (threadIdx.x == 0) {
         exchange.init(parts);
         ptx::fence_barrier_init();
-        for (int slot = 0; slot < Part::slots; ++slot) slice.fetch(s, first + slot * clusters, logits, slot);
+        slice.fetch(s, first, logits);
     }
     ptx::cluster_sync();
     int round = 0;
@@ -203,6 +209,7 @@ __global__ void __launch_bounds__(threads, resident<A, P>)
         const bool counts = label >= 0 && label < columns;
         float value[P][W], of_label = 0.0f;
         slice.read(round, value, counts ? label : -1, of_label);
+        slice.replace(s, row + clusters, logits, round);
         Stat own{lowest, 0.0f};
 #pragma unroll
         for (int p = 0; p < P; ++p) {
@@ -218,7 +225,6 @@ __global__ void __launch_bounds__(threads, resident<A, P>)
             }
         }
         exchange.send(round, part, parts, Stat::of_warp(own));
-        if (threadIdx.x == 0) slice.fetch(s, row + Part::slots * clusters, logits, round + Part::slots);
         const Stat all = exchange.receive(round, parts);
         const float scale = label < 0 ? 0.0f : gradient_scale / all.sum,
                     factor = scale * power_of_2(own.base() - all.base());
@@ -248,7 +254,7 @@ template <class A, int P>
 void launch(int ctas, const LossShape& s, float gradient_scale, Src logits, const std::int32_t* labels, float* max,
             float* stat, Dst dlogits, void* stream) {
     constexpr auto kernel = cross_entropy_kernel<A, P>;
-    constexpr int shared = Slice<A, P>::slots * Slice<A, P>::bytes;
+    constexpr int shared = Slice<A, P>::bytes;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;

@@ -158,28 +158,35 @@ __global__ void __launch_bounds__(threads, resident)
         const std::int64_t row = first + token;
         for (int begin = begins; begin < s.heads && row < s.tokens; begin += shares.of_token * shares.heads) {
             const Part<A> part(s, row, begin, shares.heads);
+            const std::int64_t start = (part.head + part.mine) * qk + s.nope;
+            TwoPacks<A> query, key;
             if (part.has_head()) {
-                const std::int64_t start = (part.head + part.mine) * qk + s.nope;
-                TwoPacks<A> query, key;
                 query.read(q, start, part);
                 key.read(kv_down, row * (s.kv_lora + s.rope) + s.kv_lora, part);
+            }
+            move_heads<12>(
+                part, static_cast<int>(source + (q.data != q_out.data ? s.nope : 0)) / W,
+                [&](std::int64_t head, int pack) {
+                    const std::int64_t column = pack * W;
+                    return column < source ? A::take(kv, head * source + column)
+                                           : A::take(q, head * qk + column - source);
+                },
+                [&](std::int64_t head, int pack, const typename A::Held& held) {
+                    const std::int64_t column = pack * W;
+                    if (column < s.nope) {
+                        A::put(k, head * qk + column, held);
+                    } else if (column < source) {
+                        A::put(v, head * s.v + column - s.nope, held);
+                    } else {
+                        A::put(q_out, head * qk + column - source, held);
+                    }
+                });
+            if (part.has_head()) {
                 Turn turn[W];
                 take_turns(all, part, turn);
                 turn_into(query, turn, 1.0f, s.interleaved, q_out, start, part);
                 turn_into(key, turn, 1.0f, s.interleaved, k, start, part);
             }
-            move_heads<8>(
-                part, static_cast<int>(source) / W,
-                [&](std::int64_t head, int pack) { return A::take(kv, head * source + pack * W); },
-                [&](std::int64_t head, int pack, const typename A::Held& held) {
-                    const int column = pack * W;
-                    if (column < s.nope) {
-                        A::put(k, head * qk + column, held);
-                    } else {
-                        A::put(v, head * s.v + column - s.nope, held);
-                    }
-                });
-            if (q.data != q_out.data) move_plain(part, s.nope, qk, q, q_out);
         }
     }
 }
@@ -193,17 +200,19 @@ struct LaneSums {
 #pragma unroll
         for (int j = 0; j < W; ++j) a[j] += held.a[j], b[j] += held.b[j];
     }
-    // sums[rope] = those of the warp's lanes that have the same columns.
+    // Those of the warp's lanes that have the same columns, turned back: the angle is the same for all heads.
     template <class A>
-    __device__ void gather(const Part<A>& part, float* sums) {
+    __device__ void gather(const Part<A>& part, const Turn* all, bool interleaved) {
 #pragma unroll
         for (int j = 0; j < W; ++j) {
             for (int offset = part.pairs; offset < warp_size; offset *= 2) {
                 a[j] += __shfl_xor_sync(all_lanes, a[j], offset);
                 b[j] += __shfl_xor_sync(all_lanes, b[j], offset);
             }
-            if (part.mine == 0) sums[part.first + j] = a[j], sums[part.second + j] = b[j];
         }
+        Turn turn[W];
+        take_turns(all, part, turn);
+        apply_all(turn, -1.0f, interleaved, a, b);
     }
 };
 
@@ -216,13 +225,12 @@ __global__ void __launch_bounds__(threads, resident)
     __shared__ float sums[warps][most_rope];
     const std::int64_t qk = s.nope + s.rope, source = s.nope + s.v;
     const int warp = static_cast<int>(threadIdx.x) / warp_size, token = warp / shares.of_token,
-              begins = warp % shares.of_token * shares.heads, half = s.rope / 2;
+              begins = warp % shares.of_token * shares.heads;
     turns.begin(s);
     int parity = 0;
     for (std::int64_t first = std::int64_t{blockIdx.x} * shares.tokens; first < s.tokens;
          first += std::int64_t{gridDim.x} * shares.tokens, parity ^= 1) {
-        const auto* const of_tokens = turns.at(s, positions, first, shares.tokens, parity); // `sums` has been read
-        const Turn* const all = of_tokens[token];
+        const Turn* const all = turns.at(s, positions, first, shares.tokens, parity)[token]; // `sums` has been read
         const std::int64_t row = first + token;
         LaneSums<W> keys;
         for (int begin = begins; begin < s.heads && row < s.tokens; begin += shares.of_token * shares.heads) {
@@ -249,23 +257,28 @@ __global__ void __launch_bounds__(threads, resident)
                 });
             if (dq.data != dq_out.data) move_plain(part, s.nope, qk, dq_out, dq);
         }
-        keys.gather(Part<A>(s, row, 0, 0), sums[warp]);
+        const Part<A> part(s, row, 0, 1);
+        const std::int64_t start = row * (s.kv_lora + s.rope) + s.kv_lora;
+        keys.gather(part, all, s.interleaved);
+        if (shares.of_token == 1) {
+            if (part.has_head() && row < s.tokens)
+                A::put(dkv_down, start + part.first, keys.a), A::put(dkv_down, start + part.second, keys.b);
+            continue;
+        }
+        if (part.has_head()) {
+#pragma unroll
+            for (int j = 0; j < W; ++j) sums[warp][part.first + j] = keys.a[j], sums[warp][part.second + j] = keys.b[j];
+        }
         __syncthreads();
-        // The angle is the same for all heads: turning their sum back is turning each back.
-        for (int i = static_cast<int>(threadIdx.x); i < shares.tokens * half; i += threads) {
-            const int of = i / half, pair = i - of * half;
+        for (int i = static_cast<int>(threadIdx.x); i < shares.tokens * static_cast<int>(s.rope); i += threads) {
+            const int of = i / static_cast<int>(s.rope), column = i - of * static_cast<int>(s.rope);
             if (first + of >= s.tokens) break;
-            const Pair at(pair, half, s.interleaved);
-            float x = 0.0f, y = 0.0f;
+            float sum = 0.0f;
 #pragma unroll
             for (int w = 0; w < warps; ++w) {
-                if (w >= shares.of_token) continue;
-                x += sums[of * shares.of_token + w][at.first], y += sums[of * shares.of_token + w][at.second];
+                if (w < shares.of_token) sum += sums[of * shares.of_token + w][column];
             }
-            apply(of_tokens[of][pair], -1.0f, x, y);
-            const std::int64_t start = (first + of) * (s.kv_lora + s.rope) + s.kv_lora;
-            store(dkv_down, start + at.first, x);
-            store(dkv_down, start + at.second, y);
+            store(dkv_down, (first + of) * (s.kv_lora + s.rope) + s.kv_lora + column, sum);
         }
     }
 }
@@ -302,7 +315,7 @@ bool mla_rope_packs(const MlaRopeShape& s, Src q, Src kv, Src kv_down, const std
 
 bool mla_rope_grad_packs(const MlaRopeShape& s, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq,
                          Dst dkv, Dst dkv_down, void* stream) {
-    return with_parts(s, {dq_out, dk, dv, dq, dkv}, 0, [&](auto access) {
+    return with_parts(s, {dq_out, dk, dv, dq, dkv, dkv_down}, s.kv_lora, [&](auto access) {
         constexpr auto kernel = mla_grad_packs_kernel<decltype(access)>;
         const Shares shares = Part<decltype(access)>::shares(s, true);
         kernel<<<resident_blocks<kernel>(threads, s.tokens, shares.tokens), threads, 0, stream_of(stream)>>>(

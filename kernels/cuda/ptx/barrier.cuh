@@ -50,6 +50,20 @@ __device__ inline void wait(unsigned barrier, unsigned parity) {
                  : "memory");
 }
 
+// Whether that phase is complete.
+__device__ inline bool complete(unsigned barrier, unsigned parity) {
+    unsigned done;
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n"
+                 "}\n"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
 __device__ inline unsigned cluster_rank() {
     unsigned rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
