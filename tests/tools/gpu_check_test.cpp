@@ -188,6 +188,22 @@ attention 4x4096, heads 32/4, 128/128, causal, backward deterministic|400.0|445.
 )");
 }
 
+TEST_CASE("the measurements' table is that of their documents, and a document says what it missed") {
+    const Folder folder;
+    const auto measured = [&](const std::string& arguments) {
+        return folder.run("python3 -B \"$(dirname \"$GPU_CHECK\")/bench/measured.py\" " + arguments);
+    };
+    const Outcome table = measured("--check");
+    CHECK(table.status == 0);
+    CHECK_MESSAGE(table.out == "profiles/measured/README.md holds this table\n", table.out);
+    const Outcome one = measured("h200-2026-11-24-whole-check");
+    CHECK(one.status == 0);
+    CHECK(one.out.find("commit: 5af7433\n") != std::string::npos);
+    CHECK(one.out.find("2048x768, wgrad: beside PyTorch: ours 544, reference 505, ratio 1.077, bar 1.1 TFLOPS") !=
+          std::string::npos);
+    CHECK(measured("nothing").status == 2);
+}
+
 TEST_CASE("gpu-check --gpus: what several GPUs are held to, on as many as there are") {
     const Folder folder;
     set_up(folder, "", "10.0");
