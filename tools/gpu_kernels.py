@@ -1,8 +1,10 @@
 """The kernels' tests and timings on a GPU: the tests several at once, since most of their time is the host's, then the timings alone."""
 import concurrent.futures
 import json
+import re
 
 AT_ONCE = 8  # processes on the GPU; each has little to do for it
+RAN = re.compile(r"test cases: +[1-9]")  # what a name stands for, and not nothing: that would pass
 
 
 def cases(check, program, *options):
@@ -48,10 +50,11 @@ def tested(check, program):
         return check.run(f"kernels: {name}", program, "--out", file, *options, only(name))
 
     for (file, name, _), done in at_once(jobs, one):
-        if done is not None and done.returncode != 0:
-            print(f"{name}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
-        if done is None or done.returncode != 0 or not (check.folder / file).exists():
+        if done is None or done.returncode != 0 or not RAN.search(done.stdout):
             failed += 1
+            if done is not None:  # else a row says why
+                print(f"{name}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+                check.rows.failed(f"kernels: {name}", f"exit status {done.returncode}" if done.returncode else "ran no case")
             continue
         worst.add(json.loads((check.folder / file).read_text()))
     check.rows.list += worst.rows.values()

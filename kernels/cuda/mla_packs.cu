@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(threads, resident)
         for (int begin = begins; begin < s.heads && row < s.tokens; begin += shares.of_token * shares.heads) {
             const Part<A> part(s, row, begin, shares.heads);
             const std::int64_t start = (part.head + part.mine) * qk + s.nope;
-            TwoPacks<A> query, key;
+            TwoPacks<A> query, key; // on their way with the first of the others
             if (part.has_head()) {
                 query.read(q, start, part);
                 key.read(kv_down, row * (s.kv_lora + s.rope) + s.kv_lora, part);
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(threads, resident)
         const Part<A> part(s, row, 0, 1);
         const std::int64_t start = row * (s.kv_lora + s.rope) + s.kv_lora;
         keys.gather(part, all, s.interleaved);
-        if (shares.of_token == 1) {
+        if (shares.of_token == 1) { // a warp that has its token alone waits for no other
             if (part.has_head() && row < s.tokens)
                 A::put(dkv_down, start + part.first, keys.a), A::put(dkv_down, start + part.second, keys.b);
             continue;

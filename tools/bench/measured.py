@@ -2,7 +2,7 @@
 """The measurements of profiles/measured at a glance: the table of its README, or what one of its documents says.
 
     tools/bench/measured.py                       # a row per document; profiles/measured/README.md holds this table
-    tools/bench/measured.py --check               # exit status 1 and the rows that differ, where the README holds another one
+    tools/bench/measured.py --check               # exit status 1 and the rows that differ, where that is another one
     tools/bench/measured.py NAME                  # its note, and every row that missed its bar
 """
 import json
@@ -52,10 +52,13 @@ def missed(run):
 
 def main(arguments):
     if arguments == ["--check"]:
-        there = (FOLDER / "README.md").read_text().splitlines()
-        wrong = [row for row in table() if row not in there]
-        print("\n".join(["not in profiles/measured/README.md:", *wrong]) if wrong else "profiles/measured/README.md holds this table")
-        return 1 if wrong else 0
+        there = [row for row in (FOLDER / "README.md").read_text().splitlines() if row.startswith("|")]
+        if there == table():
+            print("profiles/measured/README.md holds this table")
+            return 0
+        wrong = sorted(set(there) ^ set(table())) or ["the order of the rows"]
+        print("\n".join(["what differs between profiles/measured/README.md and its documents:", *wrong]))
+        return 1
     if not arguments:
         print("\n".join(table()))
         return 0
