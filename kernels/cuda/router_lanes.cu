@@ -43,17 +43,17 @@ struct Chooser {
         if (scoring.softmax) return power_of_two((logit - scoring.largest) * log2_of_e) * scoring.inverse;
         return reciprocal(1.0f + power_of_two(-log2_of_e * logit));
     }
-    // Of experts of this lane's token.
-    __device__ float logit(int expert) const {
-        return (&spans.at[lane - part][0])[expert + expert / span * (padded<span> - span)];
+    // At a place of the spans of this lane's token.
+    __device__ float logit(int place) const {
+        return (&spans.at[lane - part][0])[place + place / span * (padded<span> - span)];
     }
-    __device__ float score(int expert) const {
-        const float value = logit(expert);
+    __device__ float score(int place) const {
+        const float value = logit(place);
         return scored ? value : scoring.softmax ? quick(value) : scoring(value);
     }
-    __device__ float value(int expert) const {
-        if constexpr (by_logit) return logit(expert);
-        return (scored ? logit(expert) : scoring(logit(expert))) + bias[expert / span][expert % span];
+    __device__ float value(int place) const {
+        if constexpr (by_logit) return logit(place);
+        return (scored ? logit(place) : scoring(logit(place))) + bias[place / span][place % span];
     }
 
     // The softmax's largest logit and its sum.
@@ -120,8 +120,8 @@ struct Chooser {
     }
 };
 
-// The best experts of a token from this lane's logits, best first. lanes: that hold a group, if groups limit the
-// choice; real: experts of this lane; there: whether the token is one.
+// The places of a token's best experts from this lane's logits, best first. lanes: that hold a group, if groups limit
+// the choice; real: experts of this lane; there: whether the token is one.
 template <int span, int L, int K, bool by_logit>
 __device__ void choose(Chooser<span, L, by_logit>& chooser, float (&x)[span], int lanes, int real, bool there,
                        Shortlist<span, L, K>& list) {
@@ -181,11 +181,12 @@ __device__ void route(const RouterShape& s, int lanes, const Tokens<span, L>& to
     spans.read(x);
     if (scoring.softmax && shares) chooser.know_softmax(x);
     if (positions == nullptr) {
-        choose<span, L, K>(chooser, x, lanes, whole ? span : s.experts - part * span, there, list);
+        choose<span, L, K>(chooser, x, lanes, whole ? span : tokens.real(), there, list);
     } else {
         const int forced = there ? positions[(s.first + token) / s.batch] : 0;
         for (int k = part; k < s.top_k; k += L)
-            list.expert[k] = static_cast<std::uint16_t>((forced + k * (s.experts / s.top_k)) % s.experts);
+            list.expert[k] =
+                static_cast<std::uint16_t>(tokens.place_of((forced + k * (s.experts / s.top_k)) % s.experts));
         __syncwarp();
     }
     if (scoring.softmax && !shares) { // the largest logit is the first chosen one's
@@ -195,13 +196,13 @@ __device__ void route(const RouterShape& s, int lanes, const Tokens<span, L>& to
     constexpr int each = (K + L - 1) / L;
     const int top_k = there ? s.top_k : 0;
     float score[each], sum = 0.0f, largest = -INFINITY;
-    int expert[each];
+    int place[each];
 #pragma unroll
     for (int i = 0; i < each; ++i) {
         const bool has = part + i * L < top_k;
-        expert[i] = list.expert[has ? part + i * L : 0];
-        expert[i] = has ? expert[i] : 0;
-        score[i] = chooser.score(expert[i]);
+        place[i] = list.expert[has ? part + i * L : 0];
+        place[i] = has ? place[i] : 0;
+        score[i] = chooser.score(place[i]);
         score[i] = has ? score[i] : scoring.plain ? -INFINITY : 0.0f;
         largest = fmaxf(largest, score[i]);
     }
@@ -218,28 +219,31 @@ __device__ void route(const RouterShape& s, int lanes, const Tokens<span, L>& to
     for (int i = 0; i < each; ++i) {
         const int k = part + i * L;
         if (k >= top_k) continue;
-        index[token * s.top_k + k] = expert[i];
+        index[token * s.top_k + k] = whole ? place[i] : tokens.expert_of(place[i]);
         weight[token * s.top_k + k] = score[i] * factor;
     }
 }
 
 template <int span, int L>
-__device__ void bring_bias(const RouterShape& s, Src bias, float (&biases)[L][padded<span>]) {
-    for (int e = static_cast<int>(threadIdx.x); e < L * span; e += static_cast<int>(blockDim.x))
-        biases[e / span][e % span] = bias.data != nullptr && e < s.experts ? load(bias, e) : 0.0f;
+__device__ void bring_bias(const Tokens<span, L>& tokens, Src bias, float (&biases)[L][padded<span>]) {
+    for (int i = static_cast<int>(threadIdx.x); i < L * span; i += static_cast<int>(blockDim.x)) {
+        const int e = tokens.expert_of(i), column = i % span;
+        biases[i / span][column] =
+            bias.data != nullptr && column < tokens.each && e < tokens.experts ? load(bias, e) : 0.0f;
+    }
     __syncthreads();
 }
 
 template <int span, int L, int K, bool by_logit>
 __global__ void __launch_bounds__(threads, 5)
-    router_lanes_kernel(RouterShape s, int lanes, Src logits, Form form, Src bias, const std::int32_t* positions,
-                        std::int32_t* index, float* weight) {
+    router_lanes_kernel(RouterShape s, int lanes, int experts_of_lane, Src logits, Form form, Src bias,
+                        const std::int32_t* positions, std::int32_t* index, float* weight) {
     __shared__ Spans<span> spans_of[threads / warp_size];
     __shared__ Shortlist<span, L, K> lists[threads / L];
     alignas(16) __shared__ float biases[L][padded<span>];
-    const Tokens<span, L> tokens(s);
+    const Tokens<span, L> tokens(s, by_logit ? span : experts_of_lane); // by scores groups may count
     Spans<span>& spans = spans_of[threadIdx.x / warp_size];
-    if constexpr (!by_logit) bring_bias<span, L>(s, bias, biases);
+    if constexpr (!by_logit) bring_bias(tokens, bias, biases);
     bring(form, tokens, logits, spans);
     route<span, L, K, by_logit, false>(s, lanes, tokens, spans, biases, lists[threadIdx.x / L], positions, index,
                                        weight);
@@ -260,7 +264,7 @@ __global__ void __launch_bounds__(whole_threads, by_logit ? 16 : 14)
     const bool idle = tokens.first >= s.tokens;
     if (!idle) tokens.fetch(logits, spans);
     end_group();
-    if constexpr (!by_logit) bring_bias<span, L>(s, bias, biases);
+    if constexpr (!by_logit) bring_bias(tokens, bias, biases);
     if (idle) return;
     wait_for_groups<0>();
     __syncwarp();
@@ -268,16 +272,33 @@ __global__ void __launch_bounds__(whole_threads, by_logit ? 16 : 14)
                                       weight);
 }
 
-// Whether groups consist of whole spans, by a power of two.
-bool whole_groups(const RouterShape& s, int span) {
-    const int size = s.experts / s.groups, lanes = size / span;
-    return size % span == 0 && (lanes & (lanes - 1)) == 0;
+// How a token's experts lie in spans: where groups limit the choice all of a lane's are in one group, whose lanes are a
+// power of two.
+struct Layout {
+    int span = 0, lanes = 0, each = 0; // lanes of a group, 0 where groups do not count; experts of a lane
+};
+// For groups of any size: a span of at least the usual length that is more than half full and takes whole packs, or the
+// shortest.
+Layout layout_of(const RouterShape& s) {
+    const int least = span_of(s), size = s.experts / s.groups;
+    if (!limits_groups(s)) return {least, 0, least};
+    Layout found;
+    for (const int span : {8, 16, 32}) {
+        if (s.top_k > 8 && span < 32) continue; // longer lists
+        int lanes = 1;
+        while (lanes < warp_size && (size % lanes != 0 || size / lanes > span)) lanes *= 2;
+        const int each = size / lanes;
+        const bool fits = size % lanes == 0 && each <= span && lanes * s.groups <= warp_size;
+        const bool better = (found.span < least || found.each % 4 != 0) && each % 4 == 0 && 2 * each > span;
+        if (fits && (found.span == 0 || better)) found = {span, lanes, each};
+    }
+    return found;
 }
 
 // run(L, K) with the lanes of a token and at least the number of the chosen, as constants.
 template <int span, class Run>
-bool with_lists(const RouterShape& s, Run run) {
-    return with_lanes<span>(s.experts, [&](auto lanes) {
+bool with_lists(const RouterShape& s, int experts_of_lane, Run run) {
+    return with_lanes<span>(ceil_div(s.experts, experts_of_lane) * span, [&](auto lanes) {
         if constexpr (span == 32) {
             if (s.top_k > 8) return run(lanes, std::integral_constant<int, 16>{});
         }
@@ -290,29 +311,25 @@ bool with_lists(const RouterShape& s, Run run) {
 bool router_lanes(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
                   float* weight, void* stream) {
     if (s.top_k > 16) return false;
-    const bool limited = limits_groups(s);
-    int span = span_of(s);
-    if (limited) {
-        while (span > 8 && s.top_k <= 8 && !whole_groups(s, span)) span /= 2;
-        if (!whole_groups(s, span) || s.group_score_top > 2) return false;
-    }
-    const int group_lanes = limited ? s.experts / s.groups / span : 0;
-    const Form form = form_of(logits.data, logits.type, s.experts);
+    if (limits_groups(s) && s.group_score_top > 2) return false;
+    const Layout layout = layout_of(s);
+    const Form form = form_of(logits.data, logits.type, s.experts, layout.each);
     const auto launch_with = [&](auto size, auto L, auto K, auto by_logits) {
         if constexpr (size() == 32) {
-            if (form == Form::f32 && s.experts == size() * L() && s.tokens % (warp_size / L()) == 0) {
+            if (form == Form::f32 && layout.each == size() && s.experts == size() * L() &&
+                s.tokens % (warp_size / L()) == 0) {
                 constexpr auto kernel = router_whole_kernel<size(), L(), K(), by_logits()>;
                 kernel<<<blocks_for(s.tokens, whole_threads / L()), whole_threads, 0, stream_of(stream)>>>(
-                    s, group_lanes, static_cast<const float*>(logits.data), bias, positions, index, weight);
+                    s, layout.lanes, static_cast<const float*>(logits.data), bias, positions, index, weight);
                 return;
             }
         }
         constexpr auto kernel = router_lanes_kernel<size(), L(), K(), by_logits()>;
-        kernel<<<blocks_for(s.tokens, threads / L()), threads, 0, stream_of(stream)>>>(s, group_lanes, logits, form,
-                                                                                       bias, positions, index, weight);
+        kernel<<<blocks_for(s.tokens, threads / L()), threads, 0, stream_of(stream)>>>(
+            s, layout.lanes, layout.each, logits, form, bias, positions, index, weight);
     };
     const auto launch = [&](auto size) {
-        return with_lists<size()>(s, [&](auto lanes, auto length) {
+        return with_lists<size()>(s, layout.each, [&](auto lanes, auto length) {
             if (by_logit(s, bias.data != nullptr)) {
                 launch_with(size, lanes, length, std::true_type{});
             } else {
@@ -321,9 +338,9 @@ bool router_lanes(const RouterShape& s, Src logits, Src bias, const std::int32_t
             CUDA_CHECK(cudaGetLastError());
         });
     };
-    if (span == 8) return launch(std::integral_constant<int, 8>{});
-    if (span == 16) return launch(std::integral_constant<int, 16>{});
-    return launch(std::integral_constant<int, 32>{});
+    if (layout.span == 8) return launch(std::integral_constant<int, 8>{});
+    if (layout.span == 16) return launch(std::integral_constant<int, 16>{});
+    return layout.span == 32 && launch(std::integral_constant<int, 32>{});
 }
 
 } // namespace moe::cuda

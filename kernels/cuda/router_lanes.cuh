@@ -28,19 +28,27 @@ struct alignas(16) Spans {
     }
 };
 
-// The tokens of a warp, L lanes each.
+// The tokens of a warp, L lanes each. A lane has `each` experts in the first places of its span.
 template <int span, int L>
 struct Tokens {
     static constexpr int count = warp_size / L;
     std::int64_t first, all;
-    int experts;
-    __device__ explicit Tokens(const RouterShape& s)
+    int experts, each;
+    __device__ explicit Tokens(const RouterShape& s, int experts_of_lane = span)
         : first((std::int64_t{blockIdx.x} * (blockDim.x / warp_size) + threadIdx.x / warp_size) * count),
           all(s.tokens),
-          experts(s.experts) {}
+          experts(s.experts),
+          each(experts_of_lane) {}
     __device__ std::int64_t mine() const { return first + lane_id() / L; }
     // Whether there is an expert for every place of the spans, so that they lie in memory as they do here.
     __device__ bool whole() const { return experts == L * span && first + count <= all; }
+    // Between an expert and its place in its token's spans, which are in the same order.
+    __device__ int place_of(int expert) const { return expert + expert / each * (span - each); }
+    __device__ int expert_of(int place) const { return place - place / span * (span - each); }
+    __device__ int real() const { // experts of this lane
+        const int left = experts - lane_id() % L * each;
+        return left < each ? left : each;
+    }
 
     // run(p, lane, column, element, whether there is one) for each pack of W that this lane brings in or out.
     template <int W, bool whole, class Run>
@@ -54,8 +62,8 @@ struct Tokens {
                 run(p, lane, column, first * experts + lane_id() * W + p * warp_size * W, true);
             } else {
                 const std::int64_t token = first + lane / L;
-                const int e = lane % L * span + column;
-                run(p, lane, column, token * experts + e, token < all && e < experts);
+                const int e = lane % L * each + column;
+                run(p, lane, column, token * experts + e, token < all && column < each && e < experts);
             }
         }
     }
@@ -185,8 +193,9 @@ __device__ void bring(Form form, const Tokens<span, L>& tokens, Src logits, Span
     }
 }
 
-inline Form form_of(const void* data, Type type, std::int64_t experts) {
-    if (!whole_packs(type, {Src{data, type}}, {experts})) return Form::any;
+// experts_of_lane: any number that packs divide where lanes have whole spans
+inline Form form_of(const void* data, Type type, std::int64_t experts, std::int64_t experts_of_lane = 8) {
+    if (!whole_packs(type, {Src{data, type}}, {experts, experts_of_lane})) return Form::any;
     return type == Type::f32 ? Form::f32 : Form::bf16;
 }
 

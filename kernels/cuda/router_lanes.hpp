@@ -1,5 +1,5 @@
-// The router for up to 512 experts, of which up to 16 are chosen, and whose groups, if any limit the choice, have 8
-// experts (32 where more than 8 are chosen) or that times a power of two, and are scored by their best one or two.
+// The router for up to 512 experts, of which up to 16 are chosen. Groups, if they limit the choice, are scored by their
+// best one or two and fit into 32 lanes, a power of two of them per group, of at most 32 experts each.
 #pragma once
 
 #include "kernels/kernels.hpp"

@@ -286,15 +286,18 @@ private:
         struct Size {
             Row tokens;
             int experts, top_k, groups;
+            Score score;
         };
-        for (const auto& [n, experts, top_k, groups] :
-             {Size{65536, 128, 8, 1}, Size{65536, 256, 8, 8}, Size{4096, 8, 2, 1}}) {
+        for (const auto& [n, experts, top_k, groups, score] :
+             {Size{65536, 128, 8, 1, Score::softmax}, Size{65536, 256, 8, 8, Score::sigmoid},
+              Size{65536, 160, 6, 8, Score::softmax}, Size{4096, 8, 2, 1, Score::softmax}}) {
             RouterShape shape;
             shape.tokens = n, shape.experts = experts, shape.top_k = top_k, shape.normalize = true;
-            shape.score = groups > 1 ? Score::sigmoid : Score::softmax;
-            if (groups > 1) shape.groups = groups, shape.groups_kept = groups / 2, shape.group_score_top = 2;
+            const bool biased = score == Score::sigmoid; // as DeepSeek-V3's; DeepSeek-V2's has groups and no bias
+            shape.score = score, shape.groups = groups;
+            if (groups > 1) shape.groups_kept = biased ? 4 : 3, shape.group_score_top = biased ? 2 : 1;
             const Dst logits = pool_.take(Type::f32, n * experts), out = pool_.take(Type::f32, n * experts);
-            const Dst bias = groups > 1 ? pool_.take(Type::f32, experts) : Dst{};
+            const Dst bias = biased ? pool_.take(Type::f32, experts) : Dst{};
             auto* const index = static_cast<std::int32_t*>(pool_.take(Type::f32, n * top_k).data);
             float *const weight = pool_.floats(n * top_k), *const dweight = pool_.floats(n * top_k);
             const std::string name = fmt::format(" {} tokens, {} experts{}", n, experts, groups > 1 ? ", groups" : "");

@@ -214,7 +214,8 @@ TEST_CASE("packs: router over few and many experts of a lane, groups of whole la
             for (const auto& [tokens, experts, groups, kept, top] :
                  {Size{37, 128, 1, 1, 1}, Size{37, 256, 8, 4, 2}, Size{37, 160, 8, 3, 1}, Size{37, 384, 1, 1, 1},
                   Size{37, 512, 4, 1, 2}, Size{37, 600, 1, 1, 1}, Size{37, 64, 2, 1, 2}, Size{37, 64, 8, 3, 2},
-                  Size{2111, 128, 1, 1, 1}, Size{2111, 128, 8, 2, 1}, Size{4111, 256, 8, 4, 2},
+                  Size{37, 16, 4, 2, 2}, Size{37, 24, 8, 4, 2}, Size{37, 240, 12, 4, 2}, Size{2111, 128, 1, 1, 1},
+                  Size{2111, 128, 8, 2, 1}, Size{4111, 256, 8, 4, 2}, Size{2111, 160, 8, 3, 1},
                   Size{16411, 64, 1, 1, 1}, Size{8200, 128, 1, 1, 1},
                   Size{4116, 256, 8, 4, 2}}) { // whole tokens, the last
                 RouterShape s;
