@@ -76,7 +76,8 @@ def gpus_here():
 
 
 def name_here():
-    return listed()[0].split(": ", 1)[1].split(" (")[0]
+    """Of the first GPU, None where there is none."""
+    return listed()[0].split(": ", 1)[1].split(" (")[0] if listed() else None
 
 
 def usable(asked):

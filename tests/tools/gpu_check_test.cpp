@@ -92,7 +92,8 @@ case "$*" in
 *) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
 esac
 )");
-    REQUIRE(folder.run("chmod +x compute-sanitizer").status == 0);
+    folder.write("nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA X (UUID: u)'\n");
+    REQUIRE(folder.run("chmod +x compute-sanitizer nvidia-smi").status == 0);
     const auto sanitizers = [&](const std::string& cases) {
         const std::string program = std::getenv("GPU_CHECK");
         return folder.run("PATH=\"$PWD:$PATH\" python3 " + program + " --build \"$PWD/build\" --out \"$PWD/out.json\"" +
@@ -103,6 +104,8 @@ esac
     CHECK(folder.read("asked_for").find("-tc=gemm: one? two") != std::string::npos);
     CHECK(sanitizers("*").status == 1);
     const Json document = Json::parse(folder.read("out.json"));
+    CHECK(document["device"] == "NVIDIA X");
+    CHECK(document["command"] == "tools/gpu-check --parts sanitizers");
     for (const Json& row : document["rows"]) CHECK(row["ok"] == (row["name"] != "racecheck: rope: heads"));
     const Outcome none = sanitizers("attention*");
     CHECK(none.status == 1);
@@ -256,6 +259,7 @@ echo '{}')");
     CHECK(outcome.out.find("8 GPUs asked for, 3 here: measured on 2") == 0);
     const Json document = Json::parse(folder.read("out.json"));
     CHECK(document["device"] == "2 x NVIDIA X");
+    CHECK(document["command"] == "tools/gpu-check --gpus 2");
     int memory = 0, faults = 0;
     for (const Json& row : document["rows"]) {
         const std::string name = row["name"];
