@@ -9,29 +9,30 @@ namespace moe {
 
 class DecoderLayer {
 public:
-    DecoderLayer(const Model& model, const LayerKind& kind, const std::string& key, const std::string& hf, int index)
-        : attention_(model, kind.attention, key + ".attn", hf, index) {
-        if (kind.moe)
-            moe_.emplace(model, kind, key + ".moe", hf, index);
-        else
-            mlp_.emplace(model, kind, kind.dense_ffn, false, key + ".mlp", hf, index);
+    DecoderLayer(const Model& model, const LayerKind& kind, const std::string& key, const std::string& hf, int index) {
+        if (kind.attention.kind != AttentionKind::none)
+            attention_.emplace(model, kind.attention, key + ".attn", hf, index);
+        if (kind.moe) moe_.emplace(model, kind, key + ".moe", hf, index);
+        if (kind.dense()) mlp_.emplace(model, kind, kind.dense_ffn, false, key + ".mlp", hf, index);
     }
     void declare(ParameterSet& set, const Plan& plan) const {
-        attention_.declare(set);
+        if (attention_) attention_->declare(set);
         if (moe_) moe_->declare(set, plan);
         if (mlp_) mlp_->declare(set);
     }
     TensorId forward(Builder& b, TensorId x) {
-        x = attention_.forward(b, x);
-        return moe_ ? moe_->forward(b, x) : mlp_->forward(b, x);
+        if (attention_) x = attention_->forward(b, x);
+        if (moe_) x = moe_->forward(b, x);
+        return mlp_ ? mlp_->forward(b, x) : x;
     }
     TensorId backward(Builder& b, TensorId dy) {
-        dy = moe_ ? moe_->backward(b, dy) : mlp_->backward(b, dy);
-        return attention_.backward(b, dy);
+        if (mlp_) dy = mlp_->backward(b, dy);
+        if (moe_) dy = moe_->backward(b, dy);
+        return attention_ ? attention_->backward(b, dy) : dy;
     }
 
 private:
-    AttentionLayer attention_;
+    std::optional<AttentionLayer> attention_;
     std::optional<MoeLayer> moe_;
     std::optional<MlpLayer> mlp_;
 };

@@ -52,6 +52,17 @@ Count gated_delta(const Attention& a, double h) {
     return {matrices + 2.0 * a.value_heads + a.value_dim, matrices + state};
 }
 
+// Megatron counts the scan with an inner width of twice the model's, whatever heads there are (training.py,
+// mamba_layer_flops), and 3.5 multiply-accumulates per element of the state.
+Count mamba(const Attention& a, double h) {
+    const double inner = static_cast<double>(a.value_heads) * a.value_dim, counted = 2.0 * h;
+    const double groups = static_cast<double>(a.key_heads) * a.key_dim;
+    const double convolved = inner + 2.0 * groups;
+    const double vectors = (a.conv_kernel + 1.0) * convolved + 3.0 * a.value_heads + inner;
+    const auto projections = [&](double width) { return h * (2.0 * width + 2.0 * groups + a.value_heads) + width * h; };
+    return {projections(inner) + vectors, projections(counted) + 3.5 * counted * a.key_dim};
+}
+
 // Keys compressed 4:1 (overlapping, so two projections wide) are selected by an indexer; 128:1 all take part.
 Count compressor(const Attention& a, double h, double seq) {
     const double width = a.v_dim;
@@ -90,6 +101,10 @@ Count attention(const Attention& a, double h, double seq) {
         return gated_delta(a, h);
     case AttentionKind::compressed:
         return compressed(a, h, seq);
+    case AttentionKind::mamba:
+        return mamba(a, h);
+    case AttentionKind::none:
+        return {};
     }
     return {};
 }
@@ -110,22 +125,26 @@ LayerCount layer(const Model& model, const LayerKind& kind, double seq) {
     const auto h = static_cast<double>(model.hidden);
     const double matrices = kind.gated ? 3.0 : 2.0;
     const Count core = attention(kind.attention, h, seq);
-    const double norms = 2.0 * h * (model.layer_norm_bias ? 2.0 : 1.0);
+    const double parts =
+        (kind.attention.kind != AttentionKind::none ? 1.0 : 0.0) + (kind.moe || kind.dense() ? 1.0 : 0.0);
+    const double norms = parts * h * (model.layer_norm_bias ? 2.0 : 1.0);
     const double outside = core.weights + norms + hyper_connections(model.residual_streams, h);
     if (!kind.moe) {
         const auto width = static_cast<double>(kind.dense_ffn);
         const double weights = matrices * h * width;
-        const double bias = kind.mlp_bias ? (matrices - 1.0) * width + h : 0.0;
+        const double bias = kind.mlp_bias && kind.dense() ? (matrices - 1.0) * width + h : 0.0;
         return {outside + weights + bias, outside + weights + bias, core.macs + weights};
     }
     const Moe& moe = *kind.moe;
-    const double routed = matrices * h * static_cast<double>(moe.ffn);
-    const double bias = moe.expert_bias ? (matrices - 1.0) * static_cast<double>(moe.ffn) + h : 0.0;
+    const double width = moe.latent > 0 ? static_cast<double>(moe.latent) : h; // of an expert's tokens
+    const double latent = moe.latent > 0 ? 2.0 * h * width : 0.0;
+    const double routed = matrices * width * static_cast<double>(moe.ffn);
+    const double bias = moe.expert_bias ? (matrices - 1.0) * static_cast<double>(moe.ffn) + width : 0.0;
     const double shared = matrices * h * static_cast<double>(moe.shared_ffn);
     const double vectors = (moe.router.linear_bias ? 1.0 : 0.0) + (moe.router.expert_bias ? 1.0 : 0.0);
-    const double always = outside + shared + moe.experts * (h + vectors) + (moe.shared_gate ? h : 0.0);
+    const double always = outside + shared + latent + moe.experts * (h + vectors) + (moe.shared_gate ? h : 0.0);
     return {always + moe.experts * (routed + bias), always + moe.top_k * (routed + bias),
-            core.macs + moe.top_k * routed + shared};
+            core.macs + moe.top_k * routed + shared + latent};
 }
 
 // Projection of [hidden, embedding] to the hidden width, with the norms of both and the one behind the layer.
@@ -170,7 +189,9 @@ double model_flops_per_token(const Model& model, std::int64_t seq, int tp) {
     const double head = h * static_cast<double>(model.padded_vocab(tp));
     double sum = head;
     for (const int kind : model.layers) sum += macs[static_cast<std::size_t>(kind)];
-    for (const int kind : model.mtp) sum += macs[static_cast<std::size_t>(kind)] + mtp_projection(h) + head;
+    // Of hybrids Megatron counts the layers of an MTP depth and its head alone.
+    const double projection = model.hybrid ? 0.0 : mtp_projection(h);
+    for (const int kind : model.mtp) sum += macs[static_cast<std::size_t>(kind)] + projection + head;
     constexpr double flops_per_mac = 6.0;
     return flops_per_mac * sum;
 }

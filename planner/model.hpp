@@ -14,6 +14,8 @@ enum class AttentionKind : std::uint8_t {
     mla,         // multi-head latent attention (DeepSeek-V2/V3, Kimi-K2)
     gated_delta, // gated delta net, the linear attention of Qwen3-Next
     compressed,  // DeepSeek-V4: window plus compressed keys, with an indexer
+    mamba,       // Mamba-2, a state space model with a short convolution (Nemotron-H, Nemotron 3)
+    none,        // a layer of a hybrid that is nothing but its MLP or experts
 };
 
 enum class Activation : std::uint8_t { silu, gelu, quick_gelu, relu2 };
@@ -34,8 +36,9 @@ struct Attention {
     bool qk_norm = false;     // RMSNorm over each query and key head (Qwen3)
     bool sinks = false;       // one learned sink logit per head (GPT-OSS)
     bool output_gate = false; // sigmoid gate on the attention output (Qwen3-Next)
-    // gated_delta
+    // gated_delta; mamba: groups, heads, state and width of a head
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
+    int scan_chunk = 0; // mamba: positions whose products are made at once
     // compressed
     int compress_ratio = 0; // 0 = window only
     int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
@@ -65,6 +68,7 @@ struct Moe {
     int top_k = 0;
     std::int64_t ffn = 0;        // width of one routed expert
     std::int64_t shared_ffn = 0; // total width of the shared expert(s), 0 = none
+    std::int64_t latent = 0;     // width that tokens travel and experts work in (LatentMoE), 0 = the model's
     bool shared_gate = false;    // sigmoid gate on the shared expert's output (Qwen2-MoE)
     bool expert_bias = false;    // bias in the experts' linear layers (GPT-OSS)
     bool probs_on_input = false; // routing weight multiplies the expert's input (Llama 4)
@@ -76,14 +80,15 @@ struct Moe {
 // One distinct kind of transformer layer; layers of one kind cost the same.
 struct LayerKind {
     Attention attention;
-    std::optional<Moe> moe; // empty: a dense MLP of width dense_ffn
-    std::int64_t dense_ffn = 0;
+    std::optional<Moe> moe;     // empty: a dense MLP
+    std::int64_t dense_ffn = 0; // its width; 0: none, attention alone
     Activation activation = Activation::silu;
     bool gated = true; // gate * up (SwiGLU and kin) against a plain two-matrix MLP
     bool mlp_bias = false;
     // GPT-OSS: the gate is cut at the limit, up at plus and minus the limit (0: none), and 1 is added to up.
     double swiglu_limit = 0.0;
 
+    bool dense() const { return !moe && dense_ffn > 0; }
     bool operator==(const LayerKind&) const = default;
 };
 
@@ -114,6 +119,7 @@ struct Model {
     std::vector<int> layers;  // kind of every decoder layer, in order
     std::vector<int> mtp;     // kind of every multi-token-prediction layer
     int residual_streams = 1; // hyper-connections (DeepSeek-V4)
+    bool hybrid = false;      // layers of one part each, by a pattern (Nemotron-H)
     // Empty when execute can train it; otherwise the config field and value that it cannot run.
     std::string not_executable;
     // Fields of the config whose modules beside the language model (towers of vision, of audio) are in no figure here.

@@ -54,6 +54,7 @@ constexpr std::array families{
     Family{"MistralForCausalLM", "mistral", "MistralForCausalLM", read_mistral},
     Family{"MixtralForCausalLM", "mixtral", "MixtralForCausalLM", read_mixtral},
     Family{"NemotronForCausalLM", "nemotron", "NemotronForCausalLM", read_nemotron},
+    Family{"NemotronHForCausalLM", "nemotron_h", "NemotronHForCausalLM", read_nemotron_h},
     Family{"OlmoeForCausalLM", "olmoe", "OlmoeForCausalLM", read_olmoe},
     Family{"PhiMoEForCausalLM", "phimoe", "PhiMoEForCausalLM", read_phimoe},
     Family{"PhimoeForCausalLM", "phimoe", "PhiMoEForCausalLM", read_phimoe},
@@ -69,16 +70,15 @@ constexpr std::array families{
 
 // Families whose layers are of two natures, of which this program knows one; as written, in small letters and without
 // marks.
-constexpr std::array<std::pair<const char*, const char*>, 10> hybrids{{{"bamba", "Mamba"},
-                                                                       {"falconh1", "Mamba"},
-                                                                       {"granitemoehybrid", "Mamba"},
-                                                                       {"jamba", "Mamba"},
-                                                                       {"lfm2", "convolution"},
-                                                                       {"minimaxforcausallm", "linear attention"},
-                                                                       {"minimaxm1", "linear attention"},
-                                                                       {"minimaxtext01", "linear attention"},
-                                                                       {"nemotronh", "Mamba"},
-                                                                       {"zamba", "Mamba"}}};
+constexpr std::array<std::pair<const char*, const char*>, 9> hybrids{{{"bamba", "Mamba"},
+                                                                      {"falconh1", "Mamba"},
+                                                                      {"granitemoehybrid", "Mamba"},
+                                                                      {"jamba", "Mamba"},
+                                                                      {"lfm2", "convolution"},
+                                                                      {"minimaxforcausallm", "linear attention"},
+                                                                      {"minimaxm1", "linear attention"},
+                                                                      {"minimaxtext01", "linear attention"},
+                                                                      {"zamba", "Mamba"}}};
 
 void refuse_hybrid(const JsonObject& json, const std::string& written) {
     std::string plain;
@@ -89,7 +89,7 @@ void refuse_hybrid(const JsonObject& json, const std::string& written) {
         if (plain.starts_with(begin))
             refuse("{}: architectures = \"{}\": hybrid {} layers are not supported", json.place(), shown(written),
                    layers);
-    if (json.has("hybrid_override_pattern"))
+    if (json.has("hybrid_override_pattern") && !plain.starts_with("nemotronh"))
         refuse("{}: architectures = \"{}\": hybrid Mamba layers are not supported", json.place(), shown(written));
 }
 

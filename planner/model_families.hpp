@@ -38,6 +38,9 @@ void read_nemotron(const JsonObject& json, Model& model);
 void read_megatron_gpt(const JsonObject& json, Model& model);
 void read_gpt3(const JsonObject& json, Model& model);
 
+// family_nemotron_h.cpp
+void read_nemotron_h(const JsonObject& json, Model& model);
+
 // family_mixtral.cpp
 void read_mixtral(const JsonObject& json, Model& model);
 void read_grok(const JsonObject& json, Model& model);

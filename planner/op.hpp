@@ -74,6 +74,8 @@ enum class OpKind : std::uint8_t {
                // k, v may be one packed tensor)
     attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before] -> dq, dk, dv, [+dsinks] (packed like
                     // q, k, v)
+    scan,           // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2; ScanAttr (cost only)
+    scan_grad,      // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]
     activation,     // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
     activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
     sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
@@ -255,6 +257,14 @@ struct AttentionAttr {
     bool merge = false; // the steps before are carried on: o and lse, or dq
     bool deterministic = false;
 };
+// Mamba-2's convolution, scan and gated norm, over chunks of the sequence (arXiv 2405.21060 section 7).
+struct ScanAttr {
+    std::int64_t rows = 0;
+    int heads = 0, head_dim = 0, groups = 0, state = 0, chunk = 0;
+
+    double forward_bytes() const;
+    double backward_bytes() const;
+};
 // Columns [from, from + cols) of x are copied to, or added to, columns [to, to + cols) of y.
 struct ColumnsAttr {
     std::int64_t cols = 0, from = 0, to = 0;
@@ -340,10 +350,10 @@ struct AllToAllAttr {
 struct CopyAttr {
     std::int64_t elements = 0;
 };
-using Attr =
-    std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr, ColumnsAttr,
-                 ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr, ReduceAttr, PeerAttr,
-                 AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr, GroupedBiasAttr, QuantizeAttr>;
+using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
+                          ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
+                          ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr,
+                          GroupedBiasAttr, QuantizeAttr, ScanAttr>;
 
 struct Op {
     OpKind kind{};

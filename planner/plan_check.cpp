@@ -77,6 +77,15 @@ PlanFault check_attention(const Plan& plan, const Attention& attention) {
         if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
             return found;
         return divides(attention.out_groups, "o_groups", plan.tp, "tp", "heads % tp");
+    case AttentionKind::mamba:
+        if (plan.cp > 1)
+            return fault("cp of mamba",
+                         "cp = {}: {} has Mamba layers, whose exchange over cp is not priced: use cp = 1", plan.cp,
+                         plan.model->name);
+        if (PlanFault found = divides(attention.key_heads, "n_groups", plan.tp, "tp", "heads % tp")) return found;
+        return divides(attention.value_heads, "mamba_num_heads", plan.tp, "tp", "heads % tp");
+    case AttentionKind::none:
+        return {};
     }
     return {};
 }

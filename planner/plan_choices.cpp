@@ -209,7 +209,7 @@ PlanFault check_widths(const Plan& plan) {
                            {"width of the rotary key", a.rope_dim},
                            {"width of queries per rank", heads * a.qk_dim},
                            {"width of keys and values per rank", heads * (a.qk_dim - a.rope_dim + a.v_dim)}});
-        if (!kind.moe) widths.push_back({"width of the MLP per rank", kind.dense_ffn / plan.tp});
+        if (kind.dense()) widths.push_back({"width of the MLP per rank", kind.dense_ffn / plan.tp});
         if (kind.moe) widths.push_back({"width of an expert per rank", kind.moe->ffn / plan.etp});
         if (kind.moe) widths.push_back({"width of the shared experts per rank", kind.moe->shared_ffn / plan.tp});
     }

@@ -115,6 +115,10 @@ const char* to_string(OpKind kind) {
         return "attention";
     case OpKind::attention_grad:
         return "attention_grad";
+    case OpKind::scan:
+        return "scan";
+    case OpKind::scan_grad:
+        return "scan_grad";
     case OpKind::activation:
         return "activation";
     case OpKind::activation_grad:

@@ -129,7 +129,7 @@ std::vector<unsigned> SearchSpace::every_set(const std::shared_ptr<const Model>&
             return k.attention.kind == AttentionKind::mla || k.attention.kind == AttentionKind::compressed;
         }))
         modules |= mla_up_proj;
-    if (some([](const LayerKind& k) { return !k.moe; })) modules |= mlp;
+    if (some([](const LayerKind& k) { return k.dense(); })) modules |= mlp;
     if (has_experts(plan)) modules |= moe_act | moe;
     if (some([](const LayerKind& k) { return k.moe && k.moe->shared_ffn > 0; })) modules |= shared_experts;
     modules &= stack.recompute_modules;

@@ -66,6 +66,7 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.attention_half_length = costs.number("attention_half_length", c.attention_half_length, 0.0, 1e6);
     c.memory = costs.number("memory", c.memory, 0.01, 1.0);
     c.permute = costs.number("permute", c.permute, 0.01, 1.0);
+    c.scan = costs.number("scan", c.scan, 0.01, 1.0);
     c.kernel_seconds = costs.number("kernel_seconds", c.kernel_seconds, 0.0, longest);
     c.launch_seconds = costs.number("launch_seconds", c.launch_seconds, 0.0, longest);
     c.graph_launch_seconds = costs.number("graph_launch_seconds", c.graph_launch_seconds, 0.0, longest);

@@ -24,6 +24,7 @@ struct StackCosts {
     double attention_forward = 0.6, attention_backward = 0.45; // of the BF16 peak, long sequences
     double memory = 0.8;                          // of memory bandwidth, fused elementwise and norm kernels
     double permute = 0.5;                         // of memory bandwidth, gathers of rows
+    double scan = 0.16;                           // of memory bandwidth, Mamba-2's scan; as fitted for Megatron
     double kernel_seconds = 2e-6;                 // device time of an empty kernel (tail and start)
     double launch_seconds = 5e-6;                 // host time to launch one op without CUDA graphs
     double graph_launch_seconds = 0.5e-6;         // per op inside a CUDA graph

@@ -63,12 +63,6 @@ std::vector<const Residual*> of_kind(const std::vector<Residual>& residuals, con
     return rows;
 }
 
-std::string kind_of(const Model& model) {
-    return std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerKind& k) { return k.moe.has_value(); })
-               ? "MoE"
-               : "dense";
-}
-
 // The name of the rows' system whose profile the plan's hardware is; the profile's own name when there is none.
 std::string system_of(const Hardware& hardware, const std::vector<const Residual*>& rows) {
     if (hardware.cpu) return measured_system;
@@ -111,12 +105,14 @@ std::optional<ResidualRange> residual_range(const std::vector<Residual>& residua
                                             const std::string& family, const std::string& system) {
     const std::vector<const Residual*> rows = of_kind(residuals, kind);
     if (rows.empty()) return std::nullopt;
+    const bool one_family =
+        std::all_of(rows.begin(), rows.end(), [&](const Residual* r) { return r->family == rows.front()->family; });
+    const auto left_out = one_family ? &Residual::system_left_out : &Residual::family_left_out;
     std::vector<Weighted> equal;
-    for (const Residual* r : rows) equal.push_back({r->family_left_out, 1.0});
+    for (const Residual* r : rows) equal.push_back({r->*left_out, 1.0});
     ResidualRange range{INFINITY, -INFINITY, static_cast<int>(rows.size())};
     widen(range, equal, tail);
-    if (!among(rows, &Residual::family, family))
-        widen(range, balanced(rows, &Residual::family, &Residual::family_left_out), new_tail);
+    if (!among(rows, &Residual::family, family)) widen(range, balanced(rows, &Residual::family, left_out), new_tail);
     if (!among(rows, &Residual::system, system))
         widen(range, balanced(rows, &Residual::system, &Residual::system_left_out), new_tail);
     return range;

@@ -11,7 +11,7 @@ namespace moe {
 
 // log(predicted / published TFLOPS) of one run, predicted by fits that did not see its model family, or its system.
 struct Residual {
-    std::string run_id, family, system, kind, tier; // as in Prediction; kind: "MoE" or "dense"
+    std::string run_id, family, system, kind, tier; // as in Prediction; kind: as of kind_of
     double family_left_out = 0.0, system_left_out = 0.0;
 };
 
@@ -29,9 +29,10 @@ struct ResidualRange {
 };
 inline constexpr double interval_coverage = 0.8; // nominal: quantiles 10 % and 90 %
 
-// Quantiles over the rows of tiers A and B of one kind, each row left out by family. For a family that has no row among
-// them, each family counts as much as any other and the wider of both bounds holds; for such a system the same over
-// systems, each row left out by system. Empty without rows of the kind.
+// Quantiles over the rows of tiers A and B of one kind, each row left out by family, or by system where the kind has
+// one family alone, whose absence leaves out what only this kind needs. For a family that has no row among them, each
+// family counts as much as any other and the wider of both bounds holds; for such a system the same over systems, each
+// row left out by system. Empty without rows of the kind.
 std::optional<ResidualRange> residual_range(const std::vector<Residual>& residuals, const std::string& kind,
                                             const std::string& family, const std::string& system);
 

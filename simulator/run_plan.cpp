@@ -29,7 +29,6 @@ std::vector<std::int64_t> numbers_of(const std::string& text) {
 // Reasons that need nothing but the row itself.
 std::string row_fault(const Run& run) {
     if (run.status != "current") return fmt::format("status is {}", run.status.empty() ? "blank" : shown(run.status));
-    if (run.hybrid.value_or(false)) return "hybrid model (Mamba layers)";
     if (!run.gbs) return "no gbs";
     if (!run.seq_len) return "no seq_len";
     if (!run.gpus) return "no gpus";
@@ -67,12 +66,14 @@ void fill_mesh(const Run& run, Plan& plan) {
     plan.edp = remaining(remaining(plan.gpus, plan.pp, "pp"), expert, "ep * etp (times pp)");
 }
 
-bool has_experts(const Model& model) {
-    return std::any_of(model.kinds.begin(), model.kinds.end(),
-                       [](const LayerKind& kind) { return kind.moe.has_value(); });
-}
-
 } // namespace
+
+std::string kind_of(const Model& model) {
+    if (model.hybrid) return "hybrid";
+    return std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerKind& k) { return k.moe.has_value(); })
+               ? "MoE"
+               : "dense";
+}
 
 std::string hardware_profile_of(const std::string& system) {
     std::string name;
@@ -161,7 +162,7 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
     Plan& plan = planned.plan;
     plan.model = model(run);
     planned.family = plan.model->architecture;
-    planned.routed = has_experts(*plan.model);
+    planned.kind = kind_of(*plan.model);
     plan.hardware = hardware(run.system);
     std::string name = stack_of(published_, run.source, run.release);
     if (name.empty()) {

@@ -19,7 +19,7 @@ struct PlannedRun {
     bool open_mbs = false, open_vpp = false, open_recompute = false; // the row leaves them to the planner
     double flops_per_token = 0.0;                                    // as the published TFLOPS count them
     std::string family;                // architecture of the model; empty when it has no config
-    bool routed = false;               // the model has experts
+    std::string kind;                  // of the model, see kind_of
     std::vector<std::string> warnings; // what the row says and the plan does not
 };
 
@@ -56,5 +56,8 @@ std::string stack_of(const std::vector<std::pair<std::string, Publication>>& pub
 
 // Negative, zero or positive as release `a` is older than, equal to or newer than `b`, number by number.
 int compare_releases(const std::string& a, const std::string& b);
+
+// What rows are grouped by: "MoE", "dense" or, of layers of one part each, "hybrid".
+std::string kind_of(const Model& model);
 
 } // namespace moe

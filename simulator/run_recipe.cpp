@@ -55,12 +55,13 @@ CudaGraph cuda_graph_of(const std::string& text) {
     if (holds(words, "full_iteration")) return CudaGraph::full;
     if (holds(words, "per layer") || holds(words, "transformer_engine:all")) return CudaGraph::partial;
     CudaGraph graph = CudaGraph::none;
-    if (holds(words, "attn")) graph = graph | CudaGraph::attn;
+    // Mamba layers are in the scope of attention here.
+    if (holds(words, "attn") || holds(words, "mamba")) graph = graph | CudaGraph::attn;
     if (holds(words, "mlp")) graph = graph | CudaGraph::mlp;
     // Megatron's scope of the router holds the shared experts, where they do not run beside the dispatch.
     if (holds(words, "moe_router")) graph = graph | CudaGraph::moe_router | CudaGraph::shared_experts;
     if (holds(words, "moe_preprocess")) graph = graph | CudaGraph::moe_preprocess;
-    if (graph != CudaGraph::none || holds(words, "mamba")) return graph;
+    if (graph != CudaGraph::none) return graph;
     refuse("cuda_graph '{}': name none, full_iteration or modules of a layer", shown(text));
 }
 
@@ -124,7 +125,8 @@ Precision recipe_precision(const std::string& text) {
 unsigned applicable_recompute(unsigned set, const Model& model) {
     bool routed = false, dense = false, latent = false;
     for (const LayerKind& kind : model.kinds) {
-        (kind.moe ? routed : dense) = true;
+        routed = routed || kind.moe;
+        dense = dense || kind.dense();
         const AttentionKind attention = kind.attention.kind;
         latent = latent || attention == AttentionKind::mla || attention == AttentionKind::compressed;
     }

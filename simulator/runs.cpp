@@ -181,7 +181,6 @@ const std::vector<Column>& columns() {
         {"ep_overlap", false, flag(&Run::ep_overlap)},
         {"pipeline_layout", false, text(&Run::pipeline_layout)},
         {"optimizer", false, text(&Run::optimizer)},
-        {"hybrid", false, flag(&Run::hybrid)},
         {"mtp_layers", false, count(&Run::mtp_layers, 0)},
         {"moe_balance", false, text(&Run::moe_balance)},
         {"status", true, text(&Run::status)},

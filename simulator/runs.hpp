@@ -14,7 +14,7 @@ struct Run {
     std::string run_id, source, release, model, system, precision;
     std::optional<std::int64_t> gpus, gbs, mbs, seq_len; // gbs: sequences per step; mbs: per micro-batch
     std::optional<std::int64_t> tp, pp, vpp, cp, ep, etp;
-    std::optional<bool> fsdp, ep_overlap, hybrid;
+    std::optional<bool> fsdp, ep_overlap;
     std::optional<std::int64_t> mtp_layers;
     std::string recompute_modules, offload_modules, cuda_graph, dispatcher, pipeline_layout, optimizer;
     std::string moe_balance, other_settings, status, tier, mapping_check;

@@ -155,7 +155,7 @@ std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const Coeffic
         p.published = run.tflops_std ? *run.tflops_std : run.tflops_per_gpu.value_or(0.0);
         p.model = run.model;
         p.family = planned.family;
-        p.kind = planned.family.empty() ? "" : planned.routed ? "MoE" : "dense";
+        p.kind = planned.family.empty() ? "" : planned.kind;
         p.system = run.system;
         p.precision = run.precision;
         p.stack = planned.plan.stack;

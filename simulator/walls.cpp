@@ -43,6 +43,12 @@ const char* class_of(OpKind kind) {
     case OpKind::sort_rows:
     case OpKind::unsort_rows:
         return "rows";
+    case OpKind::scan:
+    case OpKind::scan_grad:
+        return "scans";
+    case OpKind::copy_to_host:
+    case OpKind::copy_from_host:
+        return "copies to the host and back";
     default:
         return "other";
     }
@@ -50,6 +56,8 @@ const char* class_of(OpKind kind) {
 
 double ideal_seconds(const Plan& plan, const Op& op, const Program& program) {
     const Hardware& hardware = *plan.hardware;
+    const bool copies = op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host;
+    if (copies && !hardware.cpu) return op.bytes / std::max(1.0, hardware.host.bandwidth);
     const bool product = op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm;
     const Precision precision = product ? gemm_precision(op, program) : plan.core_attention();
     const double peak = hardware.peak_flops[static_cast<std::size_t>(precision)];

@@ -19,11 +19,13 @@ struct CommunicationWall {
     std::int64_t ops = 0;
 };
 
-// Ops of one class on that rank's compute stream.
+// Ops of one class on that rank, communication apart.
 struct ComputeWall {
-    std::string name;    // "products", "grouped products", "attention", "rows" (moved by index), "other"
-    double busy = 0.0;   // seconds
-    double ideal = 0.0;  // seconds at the machine's peak: FLOPs at peak_flops, or bytes at memory_bandwidth if longer
+    std::string name;  // "products", "grouped products", "attention", "scans", "rows" (moved by index), "copies to the
+                       // host and back", "other"
+    double busy = 0.0; // seconds
+    // Seconds at the machine's peak: FLOPs at peak_flops, or bytes at memory_bandwidth (at the host link's) if longer.
+    double ideal = 0.0;
     double repeated = 0; // of `busy`, seconds of recomputation
     std::int64_t ops = 0;
 };

@@ -70,6 +70,10 @@ void AttentionLayer::declare(ParameterSet& set) const {
                     true);
         break;
     }
+    case AttentionKind::mamba:
+        return declare_mamba(set);
+    case AttentionKind::none:
+        return;
     case AttentionKind::gated_delta:
     case AttentionKind::compressed: {
         const auto [in, out] = mixer_rows();
@@ -96,6 +100,9 @@ TensorId AttentionLayer::forward(Builder& b, TensorId x) {
         break;
     case AttentionKind::mla:
         o = mla_core(b, normed);
+        break;
+    case AttentionKind::mamba:
+        o = mamba_core(b, normed);
         break;
     default:
         o = mixer_core(b, normed);
@@ -133,6 +140,9 @@ TensorId AttentionLayer::backward(Builder& b, TensorId dy) {
         break;
     case AttentionKind::mla:
         dnormed = mla_core_backward(b, doutput);
+        break;
+    case AttentionKind::mamba:
+        dnormed = mamba_core_backward(b, doutput);
         break;
     default:
         dnormed = mixer_core_backward(b, doutput);

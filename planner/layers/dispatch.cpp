@@ -113,7 +113,7 @@ TensorId MoeLayer::gather_counts(Builder& b, TensorId counts) const {
 bool MoeLayer::quantizes_tokens(const Builder& b) const {
     const Plan& plan = b.plan();
     if (!plan.blocks_by_rows() || plan.experts() != Precision::fp8_blockwise) return false;
-    if (over_peers(b)) return model_.hidden % (4 * fp8_block_size) == 0;
+    if (over_peers(b)) return width() % (4 * fp8_block_size) == 0;
     return !exchanges(b) && plan.memory_efficient_permutation;
 }
 
@@ -134,7 +134,7 @@ TensorId MoeLayer::permute_low(Builder& b, TensorId x, const PermuteAttr& attr, 
 
 MoeLayer::Rows MoeLayer::dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name) {
     const Plan& plan = b.plan();
-    const std::int64_t tokens = b.local_tokens(), copies = tokens * moe_.top_k, h = model_.hidden;
+    const std::int64_t tokens = b.local_tokens(), copies = tokens * moe_.top_k, h = width();
     const bool forward = weight != no_tensor;
     b.module = forward ? Module::dispatch : Module::combine;
     const PermuteAttr whole{tokens, h, moe_.top_k, moe_.experts, false, false, padded(b)},
@@ -206,7 +206,7 @@ MoeLayer::Rows MoeLayer::combine(Builder& b, Rows rows, const std::string& name)
 
 TensorId MoeLayer::combine_rows(Builder& b, TensorId rows, const std::string& name) {
     const Plan& plan = b.plan();
-    const std::int64_t tokens = b.local_tokens(), h = model_.hidden;
+    const std::int64_t tokens = b.local_tokens(), h = width();
     if (gathers(b)) return combine_gathered(b, rows, h, false, name);
     const TensorId y = b.activation(name, tokens, h);
     if (exchanges(b) && plan.dispatcher != Dispatcher::alltoall) {
@@ -248,7 +248,7 @@ TensorId MoeLayer::combine_probs(Builder& b, TensorId dprobs) {
 // belong.
 MoeLayer::Rows MoeLayer::dispatch_over_peers(Builder& b, TensorId x, TensorId weight, const std::string& name) {
     const bool forward = weight != no_tensor;
-    const std::int64_t cap = capacity(b), h = model_.hidden;
+    const std::int64_t cap = capacity(b), h = width();
     const double expected = routed_rows(b);
     // What wgrad reads of a gradient is not quantized.
     const bool low = forward && quantizes_tokens(b);
@@ -271,7 +271,7 @@ MoeLayer::Rows MoeLayer::dispatch_over_peers(Builder& b, TensorId x, TensorId we
 }
 
 MoeLayer::Rows MoeLayer::combine_over_peers(Builder& b, Rows rows, const std::string& name) {
-    const std::int64_t tokens = b.local_tokens(), h = model_.hidden;
+    const std::int64_t tokens = b.local_tokens(), h = width();
     const std::int64_t parts = tokens * std::min(moe_.top_k, b.plan().ep);
     Rows out{b.activation(name, tokens, h), no_tensor};
     std::vector<TensorId> in{rows.rows, all_counts_, row_of_, places_},
@@ -298,7 +298,7 @@ TensorId MoeLayer::gather_group(Builder& b, TensorId x, const std::string& name)
 // counts to exchange, but every token goes everywhere (arXiv 2603.07685 section 2.1.3).
 MoeLayer::Rows MoeLayer::dispatch_gathered(Builder& b, TensorId x, TensorId weight, const std::string& name) {
     const Plan& plan = b.plan();
-    const std::int64_t tokens = b.local_tokens() * plan.ep * plan.etp, h = model_.hidden;
+    const std::int64_t tokens = b.local_tokens() * plan.ep * plan.etp, h = width();
     const int local = moe_.experts / plan.ep;
     const PermuteAttr whole{tokens, h, moe_.top_k, local, false, true},
         single{tokens, 1, moe_.top_k, local, true, true};

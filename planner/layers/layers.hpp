@@ -39,6 +39,9 @@ private:
     TensorId gqa_core_backward(Builder& b, TensorId doutput);
     TensorId mla_core(Builder& b, TensorId normed);
     TensorId mla_core_backward(Builder& b, TensorId doutput);
+    void declare_mamba(ParameterSet& set) const;
+    TensorId mamba_core(Builder& b, TensorId normed);
+    TensorId mamba_core_backward(Builder& b, TensorId doutput);
     TensorId mixer_core(Builder& b, TensorId normed); // gated delta net and compressed attention: priced, not executed
     TensorId mixer_core_backward(Builder& b, TensorId doutput);
     TensorId attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks);
@@ -62,6 +65,7 @@ private:
     AttentionAttr attr_;
     RopeAttr rope_;
     MlaRopeAttr mla_rope_;
+    ScanAttr scan_;
 };
 
 // Dense MLP: x -> x + down(act(gate, up)(norm(x))). Also the shared expert, which takes the MoE layer's normed input.
@@ -110,7 +114,8 @@ private:
     std::int64_t expert_capacity(const Builder& b) const; // tokens that one expert keeps of this rank's
     std::int64_t padded(const Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
     std::int64_t sent_rows(const Builder& b) const;       // rows of this rank for all experts
-    Rows dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name); // also backward of combine
+    std::int64_t width() const { return moe_.latent > 0 ? moe_.latent : model_.hidden; } // of what travels
+    Rows dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name);     // also backward of combine
     // Also backward of dispatch: the sums, and where `rows` has gradients of the routing weights, these by copy.
     Rows combine(Builder& b, Rows rows, const std::string& name);
     TensorId combine_rows(Builder& b, TensorId rows, const std::string& name);
@@ -149,7 +154,7 @@ private:
     int layer_;
     Norm norm_;
     std::optional<MlpLayer> shared_;
-    Linear gate_;
+    Linear gate_, latent_down_, latent_up_;
     Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
     TensorId logits_ = no_tensor, index_ = no_tensor, weight_ = no_tensor, row_of_ = no_tensor, counts_ = no_tensor,
              all_counts_ = no_tensor, places_ = no_tensor;

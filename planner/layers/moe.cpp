@@ -14,7 +14,7 @@ MoeLayer::MoeLayer(const Model& model, const LayerKind& kind, std::string key, s
 }
 
 void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
-    const std::int64_t h = model_.hidden, f = moe_.ffn;
+    const std::int64_t h = model_.hidden, f = moe_.ffn, w = width();
     const double out_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(1, model_.layers.size())));
     const bool mixtral = model_.architecture.rfind("Mixtral", 0) == 0;
     const std::string gate = model_.architecture == "GptOssForCausalLM" ? "router" : "gate";
@@ -34,18 +34,24 @@ void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
                             int dim, double std) {
         list.push_back(matrix(at + "experts.{}." + name, Domain::expert, rows, cols, dim, std));
     };
-    if (kind_.gated) expert(in, mixtral ? "w1.weight" : "gate_proj.weight", f, h, 0, 0.02);
-    expert(in, mixtral ? "w3.weight" : "up_proj.weight", f, h, 0, 0.02);
-    expert(out, mixtral ? "w2.weight" : "down_proj.weight", h, f, 1, out_std);
+    if (kind_.gated) expert(in, mixtral ? "w1.weight" : "gate_proj.weight", f, w, 0, 0.02);
+    expert(in, mixtral ? "w3.weight" : "up_proj.weight", f, w, 0, 0.02);
+    expert(out, mixtral ? "w2.weight" : "down_proj.weight", w, f, 1, out_std);
     const int local_experts = moe_.experts / plan.ep;
     set.declare(key_ + ".fc1", in, true, true, local_experts);
     set.declare(key_ + ".fc2", out, true, true, local_experts);
     if (moe_.expert_bias) {
         if (kind_.gated) expert(in_bias, "gate_proj.bias", f, 1, 0, 0.0);
         expert(in_bias, "up_proj.bias", f, 1, 0, 0.0);
-        expert(out_bias, "down_proj.bias", h, 1, -1, 0.0);
+        expert(out_bias, "down_proj.bias", w, 1, -1, 0.0);
         set.declare(key_ + ".fc1_bias", in_bias, false, false, local_experts);
         set.declare(key_ + ".fc2_bias", out_bias, false, false, local_experts);
+    }
+    if (moe_.latent > 0) {
+        set.declare(key_ + ".latent_down", {matrix(at + "fc1_latent_proj.weight", Domain::dense, w, h, -1, 0.02)},
+                    true);
+        set.declare(key_ + ".latent_up", {matrix(at + "fc2_latent_proj.weight", Domain::dense, h, w, -1, out_std)},
+                    true);
     }
     if (shared_) shared_->declare(set);
 }
@@ -57,10 +63,21 @@ TensorId MoeLayer::forward(Builder& b, TensorId x) {
     norm_.key = key_ + ".norm";
     const TensorId normed = norm_.forward(b, x, model_.hidden, "moe_norm");
     route(b, normed);
-    const Rows rows = dispatch(b, normed, weight_, "expert_in");
+    TensorId travels = normed;
+    if (moe_.latent > 0) {
+        latent_down_.weight = b.weight(key_ + ".latent_down", width(), model_.hidden);
+        latent_down_.name = "latent_down";
+        travels = linear_forward(b, latent_down_, normed, b.activation_dtype());
+    }
+    const Rows rows = dispatch(b, travels, weight_, "expert_in");
     TensorId shared = no_tensor;
     if (shared_) shared = shared_->forward(b, normed);
     TensorId y = combine(b, {experts(b, rows), no_tensor}, "expert_sum").rows;
+    if (moe_.latent > 0) {
+        latent_up_.weight = b.weight(key_ + ".latent_up", model_.hidden, width());
+        latent_up_.name = "latent_up";
+        y = linear_forward(b, latent_up_, y, b.activation_dtype());
+    }
     b.module = Module::residual;
     if (shared != no_tensor) y = b.add(y, shared, "moe_out");
     return b.residual(x, y, "moe_residual");
@@ -69,7 +86,9 @@ TensorId MoeLayer::forward(Builder& b, TensorId x) {
 TensorId MoeLayer::backward(Builder& b, TensorId dy) {
     b.layer = layer_;
     b.phase = Phase::dgrad;
-    const Rows drows_out = dispatch(b, dy, no_tensor, "expert_dout");
+    b.module = Module::combine;
+    const TensorId dsum = moe_.latent > 0 ? linear_backward(b, latent_up_, dy) : dy;
+    const Rows drows_out = dispatch(b, dsum, no_tensor, "expert_dout");
     TensorId dshared = no_tensor;
     if (shared_) dshared = shared_->backward(b, dy);
     const Rows drows = experts_backward(b, drows_out);
@@ -85,7 +104,8 @@ TensorId MoeLayer::backward(Builder& b, TensorId dy) {
         b.emit(OpKind::bias_grad, {dbalanced}, {gate_bias_.gradient});
         b.phase = Phase::dgrad;
     }
-    TensorId dnormed = b.add(din.rows, linear_backward(b, gate_, dbalanced), "drouter_sum");
+    const TensorId dtravels = moe_.latent > 0 ? linear_backward(b, latent_down_, din.rows) : din.rows;
+    TensorId dnormed = b.add(dtravels, linear_backward(b, gate_, dbalanced), "drouter_sum");
     if (dshared != no_tensor) {
         b.module = Module::shared_experts;
         dnormed = b.add(dnormed, dshared, "dmoe_norm");
@@ -153,20 +173,20 @@ TensorId factor(Builder& b, TensorId kept, const std::string& name, TensorId cou
 TensorId MoeLayer::experts(Builder& b, Rows rows) {
     const int local_experts = moe_.experts / b.plan().ep;
     const TensorId any = rows.low != no_tensor ? rows.low : rows.rows;
-    const std::int64_t f = moe_.ffn / b.plan().etp, width = kind_.gated ? 2 * f : f, cap = b.at(any).rows;
+    const std::int64_t f = moe_.ffn / b.plan().etp, inner = kind_.gated ? 2 * f : f, cap = b.at(any).rows;
     const double expected = b.expected_rows(any);
     b.module = Module::experts;
-    fc1_ = b.weight(key_ + ".fc1", local_experts * width, model_.hidden);
-    fc2_ = b.weight(key_ + ".fc2", local_experts * model_.hidden, f);
+    fc1_ = b.weight(key_ + ".fc1", local_experts * inner, width());
+    fc2_ = b.weight(key_ + ".fc2", local_experts * width(), f);
     const Quantized in = copies(b, rows.rows, rows.low, "expert_in", counts_);
     in_saved_ = kept(b, in);
     probs_ = rows.probs;
-    TensorId h = b.activation("expert_fc1", cap, width, expected);
+    TensorId h = b.activation("expert_fc1", cap, inner, expected);
     grouped(b, GroupedMode::forward, in.row, fc1_.value, counts_, h,
-            {GroupedMode::forward, local_experts, width, model_.hidden, cap});
+            {GroupedMode::forward, local_experts, inner, width(), cap});
     if (moe_.expert_bias) {
-        fc1_bias_ = b.weight(key_ + ".fc1_bias", local_experts, width);
-        const TensorId biased = b.activation("expert_fc1_bias", cap, width, expected);
+        fc1_bias_ = b.weight(key_ + ".fc1_bias", local_experts, inner);
+        const TensorId biased = b.activation("expert_fc1_bias", cap, inner, expected);
         b.emit(OpKind::grouped_bias_add, {h, fc1_bias_.value, counts_}, {biased}, GroupedBiasAttr{});
         h = biased;
     }
@@ -179,12 +199,12 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     const Quantized mid = copies(b, act, b.by_rows() ? act : no_tensor, "expert_act", counts_);
     act_saved_ = mid.column;
     b.module = Module::experts;
-    TensorId y = b.activation("expert_fc2", cap, model_.hidden, expected);
+    TensorId y = b.activation("expert_fc2", cap, width(), expected);
     grouped(b, GroupedMode::forward, mid.row, fc2_.value, counts_, y,
-            {GroupedMode::forward, local_experts, model_.hidden, f, cap});
+            {GroupedMode::forward, local_experts, width(), f, cap});
     if (moe_.expert_bias) {
-        fc2_bias_ = b.weight(key_ + ".fc2_bias", local_experts, model_.hidden);
-        const TensorId biased = b.activation("expert_fc2_bias", cap, model_.hidden, expected);
+        fc2_bias_ = b.weight(key_ + ".fc2_bias", local_experts, width());
+        const TensorId biased = b.activation("expert_fc2_bias", cap, width(), expected);
         b.emit(OpKind::grouped_bias_add, {y, fc2_bias_.value, counts_, early ? probs_ : no_tensor}, {biased},
                GroupedBiasAttr{1.0 / b.plan().etp});
         y = biased;
@@ -192,7 +212,7 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
     if (early) return y;
     b.module = Module::combine;
     fc2_out_ = y;
-    const TensorId scaled = b.activation("expert_scaled", cap, model_.hidden, expected);
+    const TensorId scaled = b.activation("expert_scaled", cap, width(), expected);
     const double bytes = b.at(y).expected_bytes() + b.at(probs_).expected_bytes() + b.at(scaled).expected_bytes();
     b.emit(OpKind::scale_rows, {y, probs_, counts_}, {scaled}).bytes = bytes;
     return scaled;
@@ -202,23 +222,23 @@ TensorId MoeLayer::experts(Builder& b, Rows rows) {
 TensorId MoeLayer::wide_input(Builder& b) {
     if (tokens_low_ == no_tensor) return factor(b, in_saved_, "expert_in_wide", counts_);
     const TensorId tokens = dequantize(b, tokens_low_, "expert_in_tokens");
-    const TensorId rows = b.activation("expert_in_wide", sent_rows(b), model_.hidden);
+    const TensorId rows = b.activation("expert_in_wide", sent_rows(b), width());
     b.emit(OpKind::permute, {tokens, row_of_}, {rows},
-           PermuteAttr{b.local_tokens(), model_.hidden, moe_.top_k, moe_.experts, false, false, padded(b)});
+           PermuteAttr{b.local_tokens(), width(), moe_.top_k, moe_.experts, false, false, padded(b)});
     return rows;
 }
 
 MoeLayer::Rows MoeLayer::experts_backward(Builder& b, const Rows& rows) {
     TensorId dy = rows.rows;
     const int local_experts = moe_.experts / b.plan().ep;
-    const std::int64_t f = moe_.ffn / b.plan().etp, width = kind_.gated ? 2 * f : f, cap = b.at(dy).rows;
+    const std::int64_t f = moe_.ffn / b.plan().etp, inner = kind_.gated ? 2 * f : f, cap = b.at(dy).rows;
     const double expected = b.expected_rows(dy);
     const bool early = fc2_out_ == no_tensor;
     TensorId dprobs = b.tensor("dprobs", Dtype::f32, cap, 1, expected);
     if (!early) {
         b.module = Module::combine;
         const TensorId scaled = dy;
-        dy = b.activation("expert_dscaled", cap, model_.hidden, expected);
+        dy = b.activation("expert_dscaled", cap, width(), expected);
         const double bytes = 3.0 * b.at(dy).expected_bytes() + 2.0 * b.at(dprobs).expected_bytes();
         b.emit(OpKind::scale_rows_grad, {scaled, fc2_out_, probs_, counts_}, {dy, dprobs}).bytes = bytes;
     }
@@ -236,8 +256,8 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, const Rows& rows) {
     b.phase = Phase::dgrad;
     const Quantized dout = copies(b, dy, rows.low, "expert_dout", counts_);
     const TensorId dact = b.activation("expert_dact", cap, f, expected);
-    const GroupedGemmAttr fc2{GroupedMode::dgrad, local_experts, model_.hidden, f, cap};
-    const GroupedGemmAttr fc1{GroupedMode::dgrad, local_experts, width, model_.hidden, cap};
+    const GroupedGemmAttr fc2{GroupedMode::dgrad, local_experts, width(), f, cap};
+    const GroupedGemmAttr fc1{GroupedMode::dgrad, local_experts, inner, width(), cap};
     grouped(b, GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
     const auto fc2_wgrad = [&](TensorId act) {
         b.phase = Phase::wgrad;
@@ -246,13 +266,13 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, const Rows& rows) {
     };
     if (!b.by_rows()) fc2_wgrad(act_saved_);
     b.module = Module::moe_act;
-    const TensorId dh = b.activation("expert_dfc1", cap, width, expected);
+    const TensorId dh = b.activation("expert_dfc1", cap, inner, expected);
     std::vector<TensorId> out{dh, early ? dprobs : no_tensor};
     TensorId act = no_tensor, dh_low = no_tensor;
     if (b.by_rows()) { // the activation again, for wgrad: written once, where widening would read and write
         act = b.activation("expert_act_again", cap, f, expected);
         if (quantizes_as_written(b, f, kind_.gated ? 2 : 1))
-            dh_low = b.tensor("expert_dfc1.row", b.quantized_dtype(), cap, width, expected);
+            dh_low = b.tensor("expert_dfc1.row", b.quantized_dtype(), cap, inner, expected);
         out.insert(out.end(), {act, dh_low});
     }
     b.emit(OpKind::activation_grad, {dact, fc1_out_, early ? probs_ : no_tensor, counts_}, out, act_);
@@ -265,7 +285,7 @@ MoeLayer::Rows MoeLayer::experts_backward(Builder& b, const Rows& rows) {
         b.phase = Phase::dgrad;
     }
     const Quantized dpre = copies(b, dh, dh_low, "expert_dfc1", counts_);
-    const TensorId drows = b.activation("expert_din", cap, model_.hidden, expected);
+    const TensorId drows = b.activation("expert_din", cap, width(), expected);
     grouped(b, GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
     b.phase = Phase::wgrad;
     grouped(b, GroupedMode::wgrad, dpre.column, wide_input(b), counts_, fc1_.gradient, fc1);

@@ -54,6 +54,10 @@ double launches(const StackCosts& costs, OpKind kind) {
     case OpKind::sort_rows:
     case OpKind::unsort_rows:
         return costs.permute_launches;
+    case OpKind::scan: // of mamba_ssm: see ScanAttr
+        return 7.0;
+    case OpKind::scan_grad:
+        return 17.0;
     case OpKind::quantize:
         return costs.quantize_launches;
     default:

@@ -29,7 +29,8 @@ double memory_bound_seconds(const Rates& rates, const Op& op) {
         return bytes / (rates.hardware->memory_bandwidth * c.memory) +
                (c.quantize_share < 1.0 ? 0.0 : c.kernel_seconds);
     }
-    const double share = gathers_rows(op.kind) ? c.permute : c.memory;
+    const bool scans = op.kind == OpKind::scan || op.kind == OpKind::scan_grad;
+    const double share = scans ? c.scan : gathers_rows(op.kind) ? c.permute : c.memory;
     return op.bytes / (rates.hardware->memory_bandwidth * share) + c.kernel_seconds * launches(c, op.kind);
 }
 

@@ -33,14 +33,16 @@ constexpr Published published[] = {
     {"Llama4-Maverick", 8192, 108.89},  {"Llama4-Scout", 8192, 108.89},
     {"Grok-1", 8192, 521.74},           {"Nemotron-4-15B", 4096, 89.16},
     {"Nemotron-4-340B", 4096, 2061.31}, {"GPT3-175B", 2048, 1061.95},
+    {"Nemotron-3-Nano", 8192, 22.28},   {"Nemotron-3-Super", 8192, 84.73},
+    {"Nemotron-3-Ultra", 8192, 358.91}, {"Nemotron-3.5-Lightning", 8192, 28.15},
+    {"Nemotron-H-56B", 8192, 340.24},
 };
 
 // The same without MTP layers, where the model has some.
 constexpr Published without_mtp[] = {
-    {"DeepSeek-V3", 4096, 249.81},
-    {"DeepSeek-V4-Flash", 4096, 85.70},
-    {"DeepSeek-V4-Pro", 4096, 311.80},
-    {"Qwen3-Next-80B-A3B", 4096, 22.74},
+    {"DeepSeek-V3", 4096, 249.81},           {"DeepSeek-V4-Flash", 4096, 85.70}, {"DeepSeek-V4-Pro", 4096, 311.80},
+    {"Qwen3-Next-80B-A3B", 4096, 22.74},     {"Nemotron-3-Super", 8192, 75.37},  {"Nemotron-3-Ultra", 8192, 335.61},
+    {"Nemotron-3.5-Lightning", 8192, 22.28},
 };
 
 double gflop(const moe::Model& model, std::int64_t seq, int tp = 1) {
@@ -61,26 +63,22 @@ TEST_CASE("FLOPs per token match the published tables within 0.1 %") {
     for (const Published& row : without_mtp) {
         CAPTURE(row.model);
         moe::Model model = moe::load_model(row.model);
-        REQUIRE(model.mtp.size() == 1);
+        REQUIRE(!model.mtp.empty());
         model.mtp.clear();
         CHECK(gflop(model, row.seq) == nearly(row.gflop).epsilon(1e-3));
     }
 }
 
 TEST_CASE("parameter counts match every profile's own within 0.5 %") {
-    int models = 0, hybrids = 0;
+    int models = 0;
     for (const auto& entry : fs::directory_iterator(fs::path(moe::profiles_folder()) / "models")) {
         if (entry.path().extension() != ".json") continue;
         const std::string path = entry.path().string();
         CAPTURE(path);
         const moe::JsonObject json = moe::JsonObject::parse(moe::read_file(path), path);
-        if (json.has("hybrid_override_pattern")) {
-            ++hybrids;
-            CHECK_THROWS_WITH_AS(moe::load_model(path), doctest::Contains("hybrid Mamba layers are not supported"),
-                                 moe::Error);
-            continue;
-        }
-        const moe::ParameterCount count = moe::count_parameters(moe::load_model(path));
+        moe::Model model = moe::load_model(path);
+        if (model.hybrid && model.mtp.size() > 1) model.mtp.resize(1); // published depths share one layer, ours do not
+        const moe::ParameterCount count = moe::count_parameters(model);
         if (!json.has("param_counts")) continue; // our own small models carry none
         ++models;
         const moe::JsonObject known = json.object("param_counts");
@@ -90,8 +88,7 @@ TEST_CASE("parameter counts match every profile's own within 0.5 %") {
         CHECK(static_cast<double>(count.active_no_embed) ==
               nearly(known.number("active_no_embed", 1, 1e15)).epsilon(5e-3));
     }
-    CHECK(models >= 41);
-    CHECK(hybrids >= 5);
+    CHECK(models >= 46);
 }
 
 TEST_CASE("a small dense model by hand") {

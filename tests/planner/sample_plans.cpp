@@ -47,6 +47,10 @@ std::vector<moe::Plan> sample_plans() {
                           {"recompute", "mla_up_proj+mlp"}}));
     plans.push_back(
         make("DeepSeek-V2-Lite", "h100", 8, 32, {{"tp", "2"}, {"ep", "4"}, {"etp", "2"}, {"dispatcher", "allgather"}}));
+    plans.push_back(make("Nemotron-3-Super", "gb200-nvl72", 64, 512,
+                         {{"tp", "2"}, {"ep", "64"}, {"precision", "mxfp8"}, {"dispatcher", "hybridep"}}));
+    plans.push_back(make("Nemotron-3-Nano", "h100", 16, 32,
+                         {{"pp", "2"}, {"ep", "8"}, {"recompute", "layernorm+moe_act"}, {"dispatcher", "deepep"}}));
     plans.push_back(make("Mixtral-8x7B", "h100", 16, 64,
                          {{"tp", "2"}, {"ep", "8"}, {"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}}));
     plans.push_back(make("Qwen2-57B-A14B", "b200", 16, 64,

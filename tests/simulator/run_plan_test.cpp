@@ -76,7 +76,7 @@ TEST_CASE("a complete recipe becomes its very plan") {
     CHECK(p.flops_per_token == nearly(259.993e9));
     CHECK_FALSE(p.open_mbs);
     CHECK_FALSE(p.open_recompute);
-    CHECK(p.routed);
+    CHECK(p.kind == "MoE");
     CHECK(p.warnings.empty());
     CHECK(moe::check_plan(p.plan).message == "");
 }
@@ -210,7 +210,6 @@ TEST_CASE("rows that cannot be planned say why") {
         return skipped(run);
     };
     CHECK(reason([](moe::Run& r) { r.status = "superseded"; }) == "status is superseded");
-    CHECK(reason([](moe::Run& r) { r.hybrid = true; }) == "hybrid model (Mamba layers)");
     CHECK(reason([](moe::Run& r) { r.gbs.reset(); }) == "no gbs");
     CHECK(reason([](moe::Run& r) { r.seq_len.reset(); }) == "no seq_len");
     CHECK(reason([](moe::Run& r) { r.tp.reset(); }).find("mapping is incomplete") == 0);

@@ -46,7 +46,7 @@ std::string classes(const CrossValidation& rows) {
     std::string text =
         "| rows | | MAPE | bias | within 10 % | Kendall tau | MAPE, family left out | MAPE, system left out |\n"
         "|---|---|---|---|---|---|---|---|\n";
-    for (const char* name : {"A MoE", "A dense", "B MoE", "B dense", "C MoE", "C dense"})
+    for (const char* name : {"A MoE", "A dense", "B MoE", "B dense", "C MoE", "C dense", "A hybrid", "B hybrid"})
         text += line(name, only(rows.fitted, &Prediction::tier_and_kind, name),
                      only(rows.left_family, &Prediction::tier_and_kind, name),
                      only(rows.left_system, &Prediction::tier_and_kind, name));
@@ -95,22 +95,44 @@ std::string misses(const Rows& fitted) {
 
 } // namespace
 
-CrossValidation stored_rows(const Rows& predictions, const std::string& residuals, const std::string& place) {
+namespace {
+
+std::map<std::string, nlohmann::json> by_run(const std::string& residuals) {
     std::map<std::string, nlohmann::json> stored;
     for (const nlohmann::json& row : nlohmann::json::parse(residuals)) stored[row.at("run_id")] = row;
+    return stored;
+}
+
+// Rounded as residuals.json is.
+void set_error(Prediction& p, double log_error) {
+    p.error = std::expm1(std::round(log_error * 1e4) / 1e4);
+    p.predicted = p.published * (1.0 + p.error);
+}
+
+void set_left_out(CrossValidation& rows, std::size_t i, const nlohmann::json& stored) {
+    set_error(rows.left_family[i], stored.at("log_residual").get<double>());
+    set_error(rows.left_system[i], stored.at("system_left_out").get<double>());
+}
+
+} // namespace
+
+CrossValidation stored_rows(const Rows& predictions, const std::string& residuals, const std::string& place) {
+    const std::map<std::string, nlohmann::json> stored = by_run(residuals);
     CrossValidation rows{predictions, predictions, predictions};
-    const auto set = [](Prediction& p, double log_error) {
-        p.error = std::expm1(std::round(log_error * 1e4) / 1e4);
-        p.predicted = p.published * (1.0 + p.error);
-    };
     for (std::size_t i = 0; i < predictions.size(); ++i) {
         const auto found = stored.find(predictions[i].run_id);
         if (found == stored.end()) refuse("{}: has no row {}: run fit-stacks", place, predictions[i].run_id);
-        set(rows.fitted[i], std::log1p(predictions[i].error));
-        set(rows.left_family[i], found->second.at("log_residual").get<double>());
-        set(rows.left_system[i], found->second.at("system_left_out").get<double>());
+        set_error(rows.fitted[i], std::log1p(predictions[i].error));
+        set_left_out(rows, i, found->second);
     }
     return rows;
+}
+
+void keep_stored(CrossValidation& rows, const std::string& residuals) {
+    const std::map<std::string, nlohmann::json> stored = by_run(residuals);
+    for (std::size_t i = 0; i < rows.fitted.size(); ++i)
+        if (const auto found = stored.find(rows.fitted[i].run_id); found != stored.end())
+            set_left_out(rows, i, found->second);
 }
 
 std::string residuals_json(const CrossValidation& rows) {

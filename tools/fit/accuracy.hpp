@@ -18,6 +18,8 @@ struct CrossValidation {
 // are made of. Throws Error (bad_input) for a row without a residual.
 CrossValidation stored_rows(const std::vector<Prediction>& predictions, const std::string& residuals,
                             const std::string& place);
+// What left_family and left_system hold of rows that residuals.json knows, as they stand there.
+void keep_stored(CrossValidation& rows, const std::string& residuals);
 // JSON for profiles/runs/residuals.json: log(predicted / published) of every row, three ways.
 std::string residuals_json(const CrossValidation& rows);
 // Markdown: errors by class three ways, by system and family, the coefficients, and every row off by more than 15 %.

@@ -48,9 +48,10 @@ void write_tables(const Coefficients& coefficients, const CrossValidation& rows)
     write_file(readme, text);
 }
 
-void fit(bool dry) {
+// only: the coefficients to fit while the others stay, with which what is stored of rows stays as well.
+void fit(const std::vector<std::string>& only, bool dry) {
     Console console(false);
-    const FitProblem problem;
+    const FitProblem problem(only);
     const LeastSquares squares = problem.squares(&Prediction::family, "");
     const Solution all = solve(squares, problem.stored(), nullptr);
     Coefficients coefficients = problem.coefficients(all.x);
@@ -71,6 +72,8 @@ void fit(bool dry) {
     }
     rows.left_family = leave_out(console, problem, all, &Prediction::family);
     rows.left_system = leave_out(console, problem, all, &Prediction::system);
+    const std::string residuals = profiles_folder() + "/runs/residuals.json";
+    if (!only.empty()) keep_stored(rows, read_file(residuals));
     save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
     rows.fitted = FitProblem().rows(); // by the coefficients as they are written, with fewer digits
     write_tables(load_coefficients(), rows);
@@ -87,6 +90,9 @@ int main(int argc, char** argv) {
     bool dry = false;
     app.add_flag("--dry", dry, "fit and show, without the refits and without writing");
     bool tables = false;
+    std::vector<std::string> only;
+    app.add_option("--only", only, "fit these coefficients alone; what residuals.json holds of rows stays")
+        ->delimiter(',');
     app.add_flag("--tables", tables, "no fit: write the tables anew from the stored coefficients and residuals");
     CLI11_PARSE(app, argc, argv);
     try {
@@ -97,7 +103,7 @@ int main(int argc, char** argv) {
                                      moe::tools::stored_rows(problem.rows(), moe::read_file(path), path));
             return 0;
         }
-        moe::tools::fit(dry);
+        moe::tools::fit(only, dry);
     } catch (const moe::Error& error) {
         fmt::print(stderr, "fit-stacks: {}\n", error.what());
         return error.fault() == moe::Fault::bad_input ? 2 : 1;

@@ -21,9 +21,13 @@ bool alike(const Prediction& a, const Prediction& b) {
 
 } // namespace
 
-FitProblem::FitProblem() : base_(load_coefficients()) {
+FitProblem::FitProblem(const std::vector<std::string>& only) : base_(load_coefficients()) {
+    for (const std::string& name : only)
+        if (base_.count(name) == 0 || base_.at(name).spread <= 0.0)
+            refuse("'{}': no coefficient with a spread in profiles/coefficients.json", name);
     for (const auto& [name, c] : base_)
-        if (c.spread > 0.0) names_.push_back(name);
+        if (c.spread > 0.0 && (only.empty() || std::find(only.begin(), only.end(), name) != only.end()))
+            names_.push_back(name);
     const std::vector<Run> all = load_runs(profiles_folder() + "/runs");
     const std::vector<Prediction> predictions = predict_runs(all, base_, {});
     for (std::size_t i = 0; i < all.size(); ++i) {

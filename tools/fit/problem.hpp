@@ -14,8 +14,9 @@ namespace moe::tools {
 // Rows that have a prediction, and the coefficients with a spread as parameters: x = log(value / prior).
 class FitProblem {
 public:
-    // All runs of profiles/runs with the coefficients of profiles/coefficients.json. Throws Error (bad_input).
-    FitProblem();
+    // All runs of profiles/runs with the coefficients of profiles/coefficients.json; of these `only` are parameters, or
+    // all where it is empty. Throws Error (bad_input).
+    explicit FitProblem(const std::vector<std::string>& only = {});
 
     const std::vector<Prediction>& rows() const { return rows_; } // as predicted with the stored coefficients
     const std::vector<std::string>& names() const { return names_; }
