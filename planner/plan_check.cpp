@@ -78,12 +78,13 @@ PlanFault check_attention(const Plan& plan, const Attention& attention) {
             return found;
         return divides(attention.out_groups, "o_groups", plan.tp, "tp", "heads % tp");
     case AttentionKind::mamba:
-        if (plan.cp > 1)
-            return fault("cp of mamba",
-                         "cp = {}: {} has Mamba layers, whose exchange over cp is not priced: use cp = 1", plan.cp,
-                         plan.model->name);
-        if (PlanFault found = divides(attention.key_heads, "n_groups", plan.tp, "tp", "heads % tp")) return found;
-        return divides(attention.value_heads, "mamba_num_heads", plan.tp, "tp", "heads % tp");
+        for (const auto& [heads, name] :
+             {std::pair{attention.key_heads, "n_groups"}, std::pair{attention.value_heads, "mamba_num_heads"}})
+            if (heads % (plan.tp * plan.cp) != 0)
+                return fault("heads % tp cp",
+                             "{} = {} of {} is not divisible by tp * cp = {} * {}: Mamba layers trade tokens for heads",
+                             name, heads, plan.model->name, plan.tp, plan.cp);
+        return {};
     case AttentionKind::none:
         return {};
     }

@@ -102,6 +102,7 @@ PlanFault check_communication(const Plan& plan) {
     const std::int64_t parts = static_cast<std::int64_t>(plan.tp) * plan.cp;
     for (const LayerKind& kind : plan.model->kinds) {
         const Attention& a = kind.attention;
+        if (a.kind == AttentionKind::mamba || a.kind == AttentionKind::none) continue;
         if (a.kind != AttentionKind::gqa && a.kind != AttentionKind::mla)
             return fault("cp_comm", "cp_comm = alltoall: {} has attention without heads to split, use ring",
                          plan.model->name);

@@ -7,6 +7,12 @@
 
 namespace moe {
 
+void exchange_heads(Builder& b, TensorId x, TensorId y, bool to_heads, HeadPieces pieces) {
+    if (pieces[0] == 0) pieces[0] = to_heads ? b.at(x).cols : b.at(y).cols;
+    b.communicate(OpKind::all_to_all, groups::context, Stream::tensor, {x}, {y},
+                  AllToAllAttr{to_heads, b.plan().cp, b.at(x).rows, b.at(x).cols, pieces});
+}
+
 namespace {
 
 double core_flops(const AttentionAttr& a, bool backward) {
@@ -23,28 +29,19 @@ TensorId like(Builder& b, TensorId x, const std::string& name) {
     return b.activation(name, b.at(x).rows, b.at(x).cols);
 }
 
-// Columns of heads that lie side by side in a row; none: the row is one piece.
-using Pieces = std::array<std::int64_t, 3>;
-
-void exchange(Builder& b, TensorId x, TensorId y, bool to_heads, Pieces pieces = {}) {
-    if (pieces[0] == 0) pieces[0] = to_heads ? b.at(x).cols : b.at(y).cols;
-    b.communicate(OpKind::all_to_all, groups::context, Stream::tensor, {x}, {y},
-                  AllToAllAttr{to_heads, b.plan().cp, b.at(x).rows, b.at(x).cols, pieces});
-}
-
 // [S/cp, W] -> [S, W/cp] and back; the identity where CP is a ring or absent.
-TensorId to_heads(Builder& b, TensorId x, const std::string& name, const Pieces& pieces = {}) {
+TensorId to_heads(Builder& b, TensorId x, const std::string& name, const HeadPieces& pieces = {}) {
     if (!by_heads(b)) return x;
     const int cp = b.plan().cp;
     const TensorId y = b.tensor(name + ".heads", b.at(x).dtype, b.at(x).rows * cp, b.at(x).cols / cp);
-    exchange(b, x, y, true, pieces);
+    exchange_heads(b, x, y, true, pieces);
     return y;
 }
 TensorId to_tokens(Builder& b, TensorId x, const std::string& name) {
     if (!by_heads(b)) return x;
     const int cp = b.plan().cp;
     const TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows / cp, b.at(x).cols * cp);
-    exchange(b, x, y, false);
+    exchange_heads(b, x, y, false);
     return y;
 }
 
@@ -52,7 +49,7 @@ std::int64_t key_columns(const AttentionAttr& a) { return static_cast<std::int64
 std::int64_t value_columns(const AttentionAttr& a) { return static_cast<std::int64_t>(a.kv_heads) * a.v_dim; }
 
 // Queries, keys and values as they lie in a packed row.
-Pieces packed_pieces(const AttentionAttr& a) {
+HeadPieces packed_pieces(const AttentionAttr& a) {
     return {static_cast<std::int64_t>(a.heads) * a.qk_dim, key_columns(a), value_columns(a)};
 }
 
@@ -100,7 +97,7 @@ TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, 
     attr_ = attr;
     attr_.deterministic = b.plan().deterministic;
     const TensorId rotated = q; // packed queries, keys and values are quantized once
-    const Pieces pieces = k == rotated ? packed_pieces(attr) : Pieces{};
+    const HeadPieces pieces = k == rotated ? packed_pieces(attr) : HeadPieces{};
     const auto operand = [&](TensorId x, const char* name) { return to_heads(b, low(b, x, name), name, pieces); };
     q_ = operand(q, "attn_q");
     k_ = k == rotated ? q_ : operand(k, "attn_k");
@@ -182,11 +179,11 @@ void AttentionLayer::attend_backward(Builder& b, TensorId doutput, TensorId dq, 
     if (packed != no_tensor) {
         AttentionAttr whole = attr_;
         whole.heads *= b.plan().cp, whole.kv_heads *= b.plan().cp;
-        return exchange(b, dq, outside[0], false, packed_pieces(whole));
+        return exchange_heads(b, dq, outside[0], false, packed_pieces(whole));
     }
-    exchange(b, dq, outside[0], false);
-    exchange(b, dk, outside[1], false);
-    exchange(b, dv, outside[2], false);
+    exchange_heads(b, dq, outside[0], false);
+    exchange_heads(b, dk, outside[1], false);
+    exchange_heads(b, dv, outside[2], false);
 }
 
 } // namespace moe

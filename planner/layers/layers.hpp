@@ -4,6 +4,7 @@
 
 #include "planner/linear.hpp"
 
+#include <array>
 #include <optional>
 #include <string>
 
@@ -25,6 +26,11 @@ struct Norm {
 // y[attr.rows, attr.ffn] of an activation, quantized as it is written where products read it so.
 TensorId emit_activation(Builder& b, const ActivationAttr& attr, const std::vector<TensorId>& in,
                          const std::string& name, double expected_rows);
+
+// Columns of heads that lie side by side in a row; none: the row is one piece.
+using HeadPieces = std::array<std::int64_t, 3>;
+// All-to-all over CP: x[S/cp, W] -> y[S, W/cp], or back.
+void exchange_heads(Builder& b, TensorId x, TensorId y, bool to_heads, HeadPieces pieces = {});
 
 // Self-attention: x -> x + out_proj(attention(norm(x))).
 class AttentionLayer {

@@ -20,6 +20,18 @@ Widths widths_of(const Attention& a, int tp) {
             static_cast<std::int64_t>(a.key_heads) * a.key_dim / tp, a.value_heads / tp};
 }
 
+// All tokens of a share of the heads, since a state passes through the whole sequence, or back; the identity without
+// CP.
+TensorId over_context(Builder& b, TensorId x, const std::string& name, bool to_heads) {
+    const int cp = b.plan().cp;
+    if (cp == 1) return x;
+    const Tensor of = b.at(x);
+    const TensorId y = to_heads ? b.tensor(name, of.dtype, of.rows * cp, of.cols / cp)
+                                : b.tensor(name, of.dtype, of.rows / cp, of.cols * cp);
+    exchange_heads(b, x, y, to_heads);
+    return y;
+}
+
 } // namespace
 
 // What the kernels of state-spaces/mamba (mamba_ssm, ops/triton/ssd_combined.py: mamba_split_conv1d_scan_combined) read
@@ -54,26 +66,28 @@ void AttentionLayer::declare_mamba(ParameterSet& set) const {
 }
 
 TensorId AttentionLayer::mamba_core(Builder& b, TensorId normed) {
-    const int tp = b.plan().tp;
+    const int tp = b.plan().tp, cp = b.plan().cp;
     const Widths w = widths_of(a_, tp);
-    const std::int64_t tokens = b.gathered_tokens();
+    const std::int64_t tokens = b.gathered_tokens() * cp;
     b.module = Module::attn_in;
     qkv_.weight = b.weight(key_ + ".in", w.projected(), model_.hidden);
     qkv_.name = "mamba_in";
     qkv_.gather = tp > 1;
     q_ = linear_forward(b, qkv_, normed, b.activation_dtype());
-    scan_ = {tokens, a_.value_heads / tp, a_.value_dim, a_.key_heads / tp, a_.key_dim, a_.scan_chunk};
-    v_ = b.activation("scan_out", tokens, w.inner);
-    o_ = b.activation("mamba_out", tokens, w.inner);
+    q_ = over_context(b, q_, "mamba_in.heads", true);
+    scan_ = {tokens, a_.value_heads / (tp * cp), a_.value_dim, a_.key_heads / (tp * cp), a_.key_dim, a_.scan_chunk};
+    v_ = b.activation("scan_out", tokens, w.inner / cp);
+    o_ = b.activation("mamba_out", tokens, w.inner / cp);
     b.emit(OpKind::scan, {q_}, {v_, o_}, scan_).bytes = scan_.forward_bytes();
-    return o_;
+    return over_context(b, o_, "mamba_out.tokens", false);
 }
 
 TensorId AttentionLayer::mamba_core_backward(Builder& b, TensorId doutput) {
     b.module = Module::attn_in;
-    const TensorId dprojected = b.activation("dmamba_in", b.gathered_tokens(), b.at(q_).cols);
-    b.emit(OpKind::scan_grad, {doutput, q_, v_}, {dprojected}, scan_).bytes = scan_.backward_bytes();
-    return linear_backward(b, qkv_, dprojected);
+    const TensorId dmixed = over_context(b, doutput, "dmamba_out.heads", true);
+    const TensorId dprojected = b.activation("dmamba_in", scan_.rows, b.at(q_).cols);
+    b.emit(OpKind::scan_grad, {dmixed, q_, v_}, {dprojected}, scan_).bytes = scan_.backward_bytes();
+    return linear_backward(b, qkv_, over_context(b, dprojected, "dmamba_in.tokens", false));
 }
 
 } // namespace moe

@@ -70,9 +70,10 @@ TEST_CASE("hybrid: what contradicts itself is refused by field") {
           std::string::npos);
     Plan plan = plan_of(config("ME*M-E"));
     REQUIRE(check_plan(plan).message == "");
-    plan.cp = 2;
+    plan.tp = 1;
+    plan.cp = 4;
     plan.dp = 1;
-    CHECK(check_plan(plan).message.find("Mamba layers, whose exchange over cp is not priced") != std::string::npos);
+    CHECK(check_plan(plan).message.find("n_groups = 2") != std::string::npos);
     plan = plan_of(config("MMMMMM"));
     CHECK(check_plan(plan).message.find("has no experts") != std::string::npos);
 }
@@ -125,4 +126,25 @@ TEST_CASE("hybrid: a scan moves its tokens, its chunks' states and their product
         if (op.kind == OpKind::scan_grad) CHECK(op.bytes == nearly(512.0 * (42 * 128 + 42 * 16 + 38 * 32 + 28 * 64)));
     }
     CHECK(gradients == 2);
+}
+
+TEST_CASE("hybrid: under context parallelism a scan has all tokens of some heads") {
+    Plan plan = plan_of(config("ME*M-E"));
+    plan.tp = 1;
+    plan.cp = 2;
+    REQUIRE(check_plan(plan).message == "");
+    const Program program = lower(plan, 0);
+    for (const auto& [index, kind] : {std::pair{0, OpKind::scan}, std::pair{1, OpKind::scan_grad}}) {
+        int scans = 0, exchanges = 0;
+        for (const Op& op : program.templates[static_cast<std::size_t>(index)].ops) {
+            exchanges += op.kind == OpKind::all_to_all;
+            if (op.kind != kind) continue;
+            ++scans;
+            CHECK(std::get<ScanAttr>(op.attr).rows == 512);
+            CHECK(std::get<ScanAttr>(op.attr).heads == 4);
+            CHECK(std::get<ScanAttr>(op.attr).groups == 1);
+        }
+        CHECK(scans == 2);
+        CHECK(exchanges == 4); // attention's ring has none
+    }
 }
