@@ -10,6 +10,7 @@
 #include "simulator/step_parts.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace moe {
 
@@ -214,7 +215,15 @@ bool needs_ops(const Plan& plan) {
            plan.delay_wgrad || splits_backward(plan.schedule);
 }
 
-// Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly.
+// Seconds by which the host's work grows beyond the step's from one play to a longer one: then it comes to be the limit
+// only after the lead that it had from the start (weights being gathered).
+double catches_up(const Simulation& shorter, const Simulation& longer) {
+    const double host = longer.host_seconds - shorter.host_seconds;
+    return host - (longer.estimate.step_seconds - shorter.estimate.step_seconds) * 1.001;
+}
+
+// Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly. Where the
+// host has yet to catch up, for twice as many, up to three times.
 Estimate played_by_ops(const Plan& plan, const Stack& stack) {
     Plan few = plan;
     const auto played = [&](int micro_batches) {
@@ -225,7 +234,13 @@ Estimate played_by_ops(const Plan& plan, const Stack& stack) {
     if (plan.pp == 1) probe.shorter = 2, probe.longer = 3;
     const int m = plan.micro_batches();
     if (m <= probe.longer) return played(m).estimate;
-    const Simulation shorter = played(probe.shorter), longer = played(probe.longer);
+    Simulation shorter = played(probe.shorter), longer = played(probe.longer);
+    for (int more = 0; more < 3 && catches_up(shorter, longer) > 0.0; ++more) {
+        const int round = probe.longer - probe.shorter;
+        probe.shorter = std::exchange(probe.longer, probe.longer + (probe.longer + round - 1) / round * round);
+        if (m <= probe.longer) return played(m).estimate;
+        shorter = std::exchange(longer, played(probe.longer));
+    }
     const Estimate &a = shorter.estimate, &b = longer.estimate;
     const double times = static_cast<double>(m - probe.longer) / (probe.longer - probe.shorter);
     Estimate e = b;
@@ -235,7 +250,7 @@ Estimate played_by_ops(const Plan& plan, const Stack& stack) {
         e.breakdown = Breakdown{};
         add_difference(e.breakdown, b.breakdown, Breakdown{}, e.step_seconds / b.step_seconds);
     }
-    // The lead that a host had from the start (weights being gathered) may be used up only later than was played.
+    // A lead that was used up later than was played.
     const double issued = longer.host_seconds + times * (longer.host_seconds - shorter.host_seconds);
     const double late = std::max(0.0, issued + stack.costs.step_seconds - e.step_seconds);
     e.step_seconds += late;

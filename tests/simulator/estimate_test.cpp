@@ -52,6 +52,29 @@ TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, mem
     MESSAGE("worst step time: ", 100.0 * worst, " %");
 }
 
+TEST_CASE("fast and event-driven agree where the host catches up only after some micro-batches") {
+    // Weights take 4 s to be gathered, in which the host issues three micro-batches of 1.4 s; devices need 0.4 s for
+    // each.
+    moe::Plan plan = published_plan("DeepSeek-V3", "h200", "bridge-26.04", 2048);
+    for (const auto& [field, value] :
+         {std::pair{"tp", "4"}, std::pair{"cp", "4"}, std::pair{"ep", "8"}, std::pair{"etp", "2"},
+          std::pair{"precision", "fp8-tensor"}, std::pair{"dispatcher", "hybridep"}, std::pair{"capacity", "1.5"},
+          std::pair{"ep_overlap", "on"}, std::pair{"delay_wgrad", "on"}, std::pair{"cuda_graph", "none"}})
+        moe::set_field(plan, field, value);
+    plan.gpus = 256;
+    plan.dp = plan.edp = 16;
+    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    for (const int micro_batches : {4, 8, 40}) {
+        CAPTURE(micro_batches);
+        plan.gbs = plan.dp * micro_batches;
+        REQUIRE(moe::check_plan(plan).message == "");
+        moe::FastEstimator estimator(plan.hardware, stack);
+        const moe::Simulation full = moe::simulate(plan, stack, false);
+        CHECK(full.host_seconds > 0.5 * full.estimate.step_seconds);
+        CHECK(estimator.estimate(plan).step_seconds == nearly(full.estimate.step_seconds).epsilon(1e-3));
+    }
+}
+
 TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's stage, or before the loss's") {
     struct Case {
         const char *model, *hardware, *stack, *layout;
