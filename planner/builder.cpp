@@ -130,7 +130,8 @@ Op& Builder::communicate(OpKind kind, Group group, Stream stream, std::vector<Te
 
 Op& Builder::gemm(TensorId a, TensorId b, TensorId c, GemmAttr attr) {
     Op& op = emit(OpKind::gemm, {a, b}, {c}, attr);
-    op.flops = 2.0 * static_cast<double>(attr.m) * static_cast<double>(attr.n) * static_cast<double>(attr.k);
+    op.flops =
+        2.0 * attr.batch * static_cast<double>(attr.m) * static_cast<double>(attr.n) * static_cast<double>(attr.k);
     return op;
 }
 

@@ -20,8 +20,9 @@ public:
         if (moe_) moe_->declare(set, plan);
         if (mlp_) mlp_->declare(set);
     }
-    TensorId forward(Builder& b, TensorId x) {
-        if (attention_) x = attention_->forward(b, x);
+    // `keys`: those that the last indexer has picked.
+    TensorId forward(Builder& b, TensorId x, TensorId& keys) {
+        if (attention_) x = attention_->forward(b, x, keys);
         if (moe_) x = moe_->forward(b, x);
         return mlp_ ? mlp_->forward(b, x) : x;
     }
@@ -110,7 +111,8 @@ void Chunk::forward(Builder& b) {
     for (int i = 0; i < spec_.branches; ++i)
         branches_.push_back(spec_.receives ? receive(b, branch_name("in", i), spec_.previous, 2 + 2 * i, spec_.stage)
                                            : b.activation(branch_name("in", i), b.local_tokens(), model_.hidden));
-    for (auto& layer : layers_) x = layer->forward(b, x);
+    TensorId keys = no_tensor;
+    for (auto& layer : layers_) x = layer->forward(b, x, keys);
     if (norm_with_mtp()) {
         b.layer = -1;
         b.module = Module::head;
@@ -128,7 +130,8 @@ void Chunk::forward(Builder& b) {
 void Chunk::forward_mtp(Builder& b, TensorId h) {
     for (std::size_t i = 0; i < mtp_.size(); ++i) {
         MtpLayer& mtp = *mtp_[i];
-        h = mtp.layer.forward(b, mtp.input.forward(b, h, embedding_.forward(b, mtp_ids(b, i))));
+        TensorId keys = no_tensor;
+        h = mtp.layer.forward(b, mtp.input.forward(b, h, embedding_.forward(b, mtp_ids(b, i))), keys);
         if (spec_.heads_behind)
             branches_.push_back(h);
         else

@@ -1,7 +1,8 @@
-// The DeepSeek family, and GLM-4.5, GLM-4.7-Flash and dots.llm1, which share its experts' field names: latent
-// attention, groups, shared experts.
+// The DeepSeek family, and GLM-4.5 to GLM-5 and dots.llm1, which share its experts' field names: latent attention,
+// sparse attention, groups, shared experts.
 #include "planner/error.hpp"
 #include "planner/model_families.hpp"
+#include "planner/names.hpp"
 
 #include <algorithm>
 
@@ -52,23 +53,80 @@ Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
     return moe;
 }
 
-// Dense below first_k_dense_replace and where moe_layer_freq does not divide the layer's index.
-void add_deepseek_layers(const JsonObject& json, Model& model, const Attention& attention, const Moe* moe,
-                         int first_dense) {
-    const int layers = layer_count(json);
+// Entries of a list with one for each layer: true where it says `yes`, false where `no`.
+std::vector<bool> by_layer(const JsonObject& json, const std::string& key, const std::string& yes,
+                           const std::string& no) {
+    std::vector<bool> found;
+    for (const std::string& entry : json.strings(key)) {
+        if (entry != yes && entry != no)
+            refuse("{}: {}: \"{}\" is neither {} nor {}", json.place(), key, shown(entry), yes, no);
+        found.push_back(entry == yes);
+    }
+    if (static_cast<int>(found.size()) != layer_count(json))
+        json.refuse_value(key, fmt::format("must have num_hidden_layers = {} entries", layer_count(json)));
+    return found;
+}
+
+// Layers with experts: as listed, else those behind first_k_dense_replace whose index moe_layer_freq divides.
+std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense) {
+    if (json.is_array("mlp_layer_types")) return by_layer(json, "mlp_layer_types", "sparse", "dense");
     const int first = integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers);
     const int step = integer_or(json, "moe_layer_freq", 1, 1, max_layers);
-    for (int layer = 0; layer < layers; ++layer) {
-        LayerKind kind;
-        kind.attention = attention;
-        kind.activation = read_activation(json, "silu");
-        if (moe != nullptr && layer >= first && layer % step == 0)
-            kind.moe = *moe;
-        else
-            kind.dense_ffn = ffn(json, "intermediate_size");
+    std::vector<bool> sparse;
+    for (int layer = 0; layer < layer_count(json); ++layer) sparse.push_back(layer >= first && layer % step == 0);
+    return sparse;
+}
+
+// Layers that take the keys which one before them has picked (GLM-5.2's IndexShare): as listed or as a pattern of
+// letters says, else every one but each `index_topk_freq`-th behind the first few. Source: transformers 5.23,
+// configuration_glm_moe_dsa.py; Megatron-LM's is_dsa_skip_topk_layer() counts layers from 1.
+std::vector<bool> layers_that_share(const JsonObject& json) {
+    std::vector<bool> shared;
+    if (json.is_array("indexer_types")) {
+        shared = by_layer(json, "indexer_types", "shared", "full");
+    } else if (json.is_array("index_topk_pattern")) {
+        shared = by_layer(json, "index_topk_pattern", "S", "F");
+    } else if (json.has("index_topk_pattern")) {
+        const std::string key = "index_topk_pattern", pattern = json.string(key);
+        if (pattern.find_first_not_of("FS") != std::string::npos ||
+            static_cast<int>(pattern.size()) != layer_count(json))
+            json.refuse_value(key,
+                              fmt::format("must be {} letters, F (picks keys) or S (shares them)", layer_count(json)));
+        for (const char letter : pattern) shared.push_back(letter == 'S');
+    } else {
+        const int step = integer_or(json, "index_topk_freq", 1, 1, max_layers);
+        const int offset = integer_or(json, "index_skip_topk_offset", 2, 0, max_layers);
+        for (int layer = 0; layer < layer_count(json); ++layer)
+            shared.push_back(std::max(layer - offset + 1, 0) % step != 0);
+    }
+    if (shared.front()) refuse("{}: the first layer cannot share the keys of one before it", json.place());
+    return shared;
+}
+
+// DeepSeek sparse attention: an indexer picks the keys that latent attention sees.
+void read_indexer(const JsonObject& json, Attention& attention, int heads) {
+    attention.indexer_heads = integer_or(json, "index_n_heads", heads, 1, max_heads);
+    attention.indexer_dim = integer_or(json, "index_head_dim", 128, 1, max_dim);
+    attention.indexer_top_k = integer_or(json, "index_topk", 2048, 1, max_window);
+}
+
+void add_deepseek_layers(const JsonObject& json, Model& model, const Attention& attention, const Moe* moe,
+                         int first_dense) {
+    const std::vector<bool> sparse = layers_with_experts(json, first_dense);
+    const std::vector<bool> shared =
+        attention.sparse() ? layers_that_share(json) : std::vector<bool>(sparse.size(), false);
+    LayerKind kind;
+    kind.activation = read_activation(json, "silu");
+    kind.attention = attention;
+    for (std::size_t layer = 0; layer < sparse.size(); ++layer) {
+        const bool experts = moe != nullptr && sparse[layer];
+        kind.attention.shares_index = shared[layer];
+        kind.moe = experts ? std::optional<Moe>(*moe) : std::nullopt;
+        kind.dense_ffn = experts ? 0 : ffn(json, "intermediate_size");
         add_layer(model, kind);
     }
-    repeat_last_as_mtp(json, model);
+    kind.attention.shares_index = false; // an MTP layer picks its own
+    for (int depth = integer_or(json, "num_nextn_predict_layers", 0, 0, 64); depth > 0; --depth) add_mtp(model, kind);
 }
 
 void read_deepseek(const JsonObject& json, Model& model, bool third_generation) {
@@ -76,6 +134,7 @@ void read_deepseek(const JsonObject& json, Model& model, bool third_generation) 
     model.rope_interleaved = json.boolean_or("rope_interleave", true);
     Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    if (third_generation && json.has("index_topk")) read_indexer(json, attention, 64);
     Moe moe;
     const bool sparse = json.has("n_routed_experts");
     if (sparse && third_generation) moe = read_deepseek_experts(json, {"sigmoid", "noaux_tc", 1, 2.5, 8, 4});
@@ -107,15 +166,30 @@ void read_glm4_moe(const JsonObject& json, Model& model) {
     add_deepseek_layers(json, model, attention, &moe, 1);
 }
 
-// GLM-4.7-Flash: GLM-4.5's experts under DeepSeek's latent attention.
-void read_glm4_moe_lite(const JsonObject& json, Model& model) {
+namespace {
+
+// GLM-4.5's experts under DeepSeek's latent attention.
+void read_latent_glm(const JsonObject& json, Model& model, bool picks_keys, const Defaults& defaults, int first_dense) {
     read_common(json, model, 1e-5, 10000.0);
     model.rope_interleaved = json.boolean_or("rope_interleave", true);
     Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    const Moe moe = read_deepseek_experts(json, {});
-    add_deepseek_layers(json, model, attention, &moe, 1);
+    if (picks_keys) read_indexer(json, attention, 32);
+    const Moe moe = read_deepseek_experts(json, defaults);
+    add_deepseek_layers(json, model, attention, &moe, first_dense);
+}
+
+} // namespace
+
+// GLM-4.7-Flash.
+void read_glm4_moe_lite(const JsonObject& json, Model& model) {
+    read_latent_glm(json, model, false, {}, 1);
     model.not_executable = "Glm4MoeLite: weights go by names that export does not know yet";
+}
+
+// GLM-5, 5.1 and 5.2.
+void read_glm_moe_dsa(const JsonObject& json, Model& model) {
+    read_latent_glm(json, model, true, {"sigmoid", "noaux_tc", 1, 2.5}, 3);
 }
 
 void read_dots1(const JsonObject& json, Model& model) {

@@ -30,16 +30,31 @@ Count gqa(const Attention& a, double h, double seq) {
     return {matrices + vectors, matrices + keys_seen(a, static_cast<std::int64_t>(seq)) * (query + out)};
 }
 
+// Lightning indexer: queries of the query latent, one key and a weight per head of the token, a LayerNorm of the key.
+// It is trained by a loss of its own over the keys that it picked: the projections have no gradient of their input, the
+// scores of all keys before a token are made once and have gradients at those picked (Megatron-LM pull requests 6753
+// and 7157). One multiply-accumulate here stands for three.
+Count indexer(const Attention& a, double h, double seq) {
+    const double width = static_cast<double>(a.indexer_heads) * a.indexer_dim;
+    const double matrices = (a.q_lora > 0 ? a.q_lora : h) * width + h * (a.indexer_dim + a.indexer_heads);
+    const double scores = width * (seq / 2.0 + 2.0 * keys_seen(a, static_cast<std::int64_t>(seq)));
+    return {matrices + 2.0 * a.indexer_dim, (2.0 * matrices + scores) / 3.0};
+}
+
+// Over picked keys the core works on the latent itself, for all heads the same, with the up projections of keys and
+// values moved to its query and output side, where they cost as much (Megatron-LM pull request 6753).
 Count mla(const Attention& a, double h, double seq) {
     const double heads = a.heads;
     const double query = a.q_lora > 0 ? a.q_lora * (h + heads * a.qk_dim + 1.0) : h * heads * a.qk_dim;
     const double up = heads * (a.qk_dim - a.rope_dim + a.v_dim);
     const double projections = query + a.kv_lora * (h + up + 1.0) + h * a.rope_dim + heads * a.v_dim * h;
-    const double core = seq / 2.0 * heads * (a.qk_dim + a.v_dim);
+    const double per_key = heads * (a.sparse() ? 2.0 * a.kv_lora + a.rope_dim : 1.0 * a.qk_dim + a.v_dim);
+    const double core = keys_seen(a, static_cast<std::int64_t>(seq)) * per_key;
     double bias = 0.0; // of the two down projections and the output projection
     if (a.qkv_bias) bias += a.q_lora + a.kv_lora + a.rope_dim;
     if (a.out_bias) bias += h;
-    return {projections + bias, projections + core};
+    const Count picks = a.indexes() ? indexer(a, h, seq) : Count{};
+    return {projections + bias + picks.weights, projections + core + picks.macs};
 }
 
 // Projections with their two gates per value head, the short convolution, and four d x d state products per value head.
@@ -157,6 +172,10 @@ double keys_seen(const Attention& attention, std::int64_t seq) {
     if (attention.chunk > 0 && attention.chunk < seq) {
         const auto chunk = static_cast<double>(attention.chunk), rest = static_cast<double>(seq % attention.chunk);
         return ((s - rest) * chunk + rest * rest) / (2.0 * s);
+    }
+    if (attention.sparse()) {
+        const double picked = std::min(static_cast<double>(attention.indexer_top_k), s);
+        return picked * (1.0 - picked / (2.0 * s));
     }
     if (attention.window <= 0 || attention.window >= seq) return s / 2.0;
     return window - window * (window - 1.0) / (2.0 * s);

@@ -291,11 +291,30 @@ std::vector<std::int64_t> stage_weights(const Model& model, std::int64_t seq, co
     return result;
 }
 
+bool may_begin_stage(const Model& model, int layer) { return !model.kind_of(layer).attention.shares_index; }
+
+int cut_units(const Model& model) {
+    int units = (model.mtp.empty() ? 0 : 1) + 1;
+    for (int layer = 0; layer < static_cast<int>(model.layers.size()); ++layer) units += may_begin_stage(model, layer);
+    return units;
+}
+
 std::vector<Stage> balanced_stages(const Model& model, std::int64_t seq, int count) {
     const UnitWeights weights = unit_weights(model, seq);
-    std::vector<std::int64_t> units = weights.layer;
-    const int layers = static_cast<int>(units.size());
-    const int mtp = static_cast<int>(model.mtp.size());
+    std::vector<std::int64_t> units;
+    std::vector<int> begins; // first layer of each run, and the end
+    const int layers = static_cast<int>(weights.layer.size());
+    for (int layer = 0; layer < layers; ++layer) {
+        const std::int64_t weight = weights.layer[static_cast<std::size_t>(layer)];
+        if (may_begin_stage(model, layer)) {
+            units.push_back(weight);
+            begins.push_back(layer);
+        } else {
+            units.back() += weight;
+        }
+    }
+    begins.push_back(layers);
+    const int runs = static_cast<int>(units.size()), mtp = static_cast<int>(model.mtp.size());
     if (mtp > 0) units.push_back(weights.mtp);
     units.push_back(weights.head);
     if (count < 1 || count > static_cast<int>(units.size()))
@@ -305,9 +324,9 @@ std::vector<Stage> balanced_stages(const Model& model, std::int64_t seq, int cou
     int from = 0;
     for (const int to : ends) {
         Stage stage;
-        stage.first_layer = std::min(from, layers);
-        stage.layers = std::min(to, layers) - stage.first_layer;
-        stage.mtp = mtp > 0 && from <= layers && to > layers ? mtp : 0;
+        stage.first_layer = begins[static_cast<std::size_t>(std::min(from, runs))];
+        stage.layers = begins[static_cast<std::size_t>(std::min(to, runs))] - stage.first_layer;
+        stage.mtp = mtp > 0 && from <= runs && to > runs ? mtp : 0;
         result.push_back(stage);
         from = to;
     }

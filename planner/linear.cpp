@@ -159,6 +159,13 @@ TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy, TensorId
     return dx;
 }
 
+void linear_wgrad(Builder& b, const Linear& linear, TensorId dy) {
+    b.phase = Phase::wgrad;
+    const bool low = b.quantized() && linear.quantize;
+    const TensorId column = low ? quantize(b, dy, linear.name + ".grad", false, true).column : dy;
+    wgrad(b, linear, {column}, factor_of(b, linear, saved_of(b, linear)));
+}
+
 TensorId linear_forward_scattered(Builder& b, Linear& linear, TensorId x, Dtype out_dtype, const std::string& name) {
     if (!b.pipelined()) return b.scatter_tokens(linear_forward(b, linear, x, out_dtype), name);
     const TensorId operand = operand_of(b, linear, x);

@@ -36,6 +36,8 @@ TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype)
 // dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well. `low`:
 // dy by rows where the op before has quantized it.
 TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy, TensorId low = no_tensor);
+// wgrad alone, of an input that has no gradient.
+void linear_wgrad(Builder& b, const Linear& linear, TensorId dy);
 
 // The same for row-parallel weights: y is summed over TP and scattered along tokens (tensor `name`), dy is gathered.
 TensorId linear_forward_scattered(Builder& b, Linear& linear, TensorId x, Dtype out_dtype, const std::string& name);

@@ -28,16 +28,18 @@ const Tensor* first_tensor(const Op& op, const Program& program) {
 std::string form(const Op& op) {
     if (const auto* g = std::get_if<GemmAttr>(&op.attr))
         return std::string(".") + (g->transpose_a ? 't' : 'n') + (g->transpose_b ? 't' : 'n') +
-               (g->accumulate ? "+" : "");
+               (g->accumulate ? "+" : "") + (g->batch > 1 ? ".heads" : "");
     if (const auto* g = std::get_if<GroupedGemmAttr>(&op.attr)) {
         if (g->mode == GroupedMode::wgrad) return g->accumulate ? ".wgrad" : ".wgrad.set";
         return g->mode == GroupedMode::forward ? ".forward" : ".dgrad";
     }
     if (const auto* a = std::get_if<AttentionAttr>(&op.attr)) {
         const std::size_t sinks = op.kind == OpKind::attention ? 3 : 6;
-        const bool sunk = op.in.size() > sinks && op.in[sinks] != no_tensor;
-        return std::string(a->window > 0 ? ".window" : "") + (sunk ? ".sinks" : "") +
-               (op.kind == OpKind::attention_grad && a->deterministic ? ".deterministic" : "");
+        const bool sunk = a->picked == 0 && op.in.size() > sinks && op.in[sinks] != no_tensor;
+        return std::string(a->picked > 0   ? ".picked"
+                           : a->window > 0 ? ".window"
+                                           : "") +
+               (sunk ? ".sinks" : "") + (op.kind == OpKind::attention_grad && a->deterministic ? ".deterministic" : "");
     }
     if (const auto* r = std::get_if<RopeAttr>(&op.attr)) return r->norm ? ".norm" : "";
     if (const auto* p = std::get_if<PermuteAttr>(&op.attr)) return p->per_copy ? ".copy" : "";

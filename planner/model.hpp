@@ -41,9 +41,13 @@ struct Attention {
     int scan_chunk = 0; // mamba: positions whose products are made at once
     // compressed
     int compress_ratio = 0; // 0 = window only
-    int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
     int out_groups = 0, out_lora = 0;
+    // compressed; mla: keys are picked by an indexer (DeepSeek-V3.2, GLM-5), 0 = all take part
+    int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
+    bool shares_index = false; // mla: takes the keys that the last layer before it with an indexer has picked (GLM-5.2)
 
+    bool sparse() const { return kind == AttentionKind::mla && indexer_top_k > 0; }
+    bool indexes() const { return sparse() && !shares_index; }
     bool operator==(const Attention&) const = default;
 };
 
@@ -139,7 +143,8 @@ Model model_from_json(const std::string& text, const std::string& place);
 // `name_or_path`: a path to a config.json (or a folder holding one), or a name in profiles/models.
 Model load_model(const std::string& name_or_path);
 
-// Average number of keys that a query of `seq` positions sees under the causal mask with its window or chunks.
+// Average number of keys that a query of `seq` positions sees under the causal mask with its window, its chunks or the
+// keys that an indexer picks.
 double keys_seen(const Attention& attention, std::int64_t seq);
 
 struct ParameterCount {

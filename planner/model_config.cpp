@@ -102,6 +102,8 @@ std::string attention_obstacle(const Attention& attention) {
     if (attention.kind == AttentionKind::compressed) return "compress_ratios: no compressed sparse attention yet";
     if (attention.kind == AttentionKind::mamba) return "hybrid_override_pattern: no Mamba layers yet";
     if (attention.output_gate) return "attention output gate: not trained yet";
+    if (attention.sparse())
+        return fmt::format("index_topk = {}: no attention that picks its keys yet", attention.indexer_top_k);
     return {};
 }
 
@@ -235,9 +237,12 @@ void check_natures(const JsonObject& json, const Model& model) {
                            [nature](const LayerKind& kind) { return kind.attention.kind == nature; });
     };
     if (any(AttentionKind::compressed)) return; // its layers go by compress_ratios
-    if (json.has("index_topk"))
-        json.refuse_value("index_topk", "attention that picks its keys is not supported; without the field dense "
-                                        "attention would be priced");
+    const bool picks = std::any_of(model.kinds.begin(), model.kinds.end(),
+                                   [](const LayerKind& kind) { return kind.attention.sparse(); });
+    if (json.has("index_topk") && !picks)
+        json.refuse_value("index_topk", fmt::format("attention that picks its keys is not known of {}; without the "
+                                                    "field dense attention would be priced",
+                                                    model.architecture));
     if (json.is_array("attn_type_list"))
         for (const std::int64_t type : json.integers("attn_type_list", 0, 1))
             if (type != 1) json.refuse_value("attn_type_list", "linear attention (0) is not supported");

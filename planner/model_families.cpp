@@ -38,7 +38,7 @@ constexpr std::array families{
     Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
     Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite},
     Family{"Glm4vMoeForConditionalGeneration", "glm4v_moe", "Glm4MoeForCausalLM", read_glm4_moe},
-    Family{"GlmMoeDsaForCausalLM", "glm_moe_dsa", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite},
+    Family{"GlmMoeDsaForCausalLM", "glm_moe_dsa", "GlmMoeDsaForCausalLM", read_glm_moe_dsa},
     Family{"GptOssForCausalLM", "gpt_oss", "GptOssForCausalLM", read_gpt_oss},
     Family{"GraniteMoeForCausalLM", "granitemoe", "GraniteMoeForCausalLM", read_granite_moe},
     Family{"GraniteMoeSharedForCausalLM", "granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite_moe},

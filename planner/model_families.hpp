@@ -22,6 +22,7 @@ void read_deepseek_v3(const JsonObject& json, Model& model);
 void read_deepseek_v4(const JsonObject& json, Model& model);
 void read_glm4_moe(const JsonObject& json, Model& model);
 void read_glm4_moe_lite(const JsonObject& json, Model& model);
+void read_glm_moe_dsa(const JsonObject& json, Model& model);
 void read_dots1(const JsonObject& json, Model& model);
 
 // family_ernie.cpp

@@ -74,9 +74,14 @@ enum class OpKind : std::uint8_t {
                // k, v may be one packed tensor)
     attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before] -> dq, dk, dv, [+dsinks] (packed like
                     // q, k, v)
-    scan,           // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2; ScanAttr (cost only)
-    scan_grad,      // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]
-    activation,     // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
+    // Sparse attention (cost only): its ops `attention` and `attention_grad` read keys behind q, k, v and behind lse.
+    pick_keys, // index q[S, n d], index k[Sk, d], w[S, n] -> keys[S, top k] i32: those of the largest sum over heads
+               // of w * relu(q k); AttentionAttr
+    pick_keys_grad,     // q, k, lse, index q, index k, w, keys -> dindex q, dindex k, dw: of the divergence between the
+                        // indexer's and the attention's distribution over the keys that were picked
+    scan,               // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2; ScanAttr (cost only)
+    scan_grad,          // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]
+    activation,         // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
     activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
     sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
     sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
@@ -191,6 +196,7 @@ struct GemmAttr {
     // tp_overlap, where a reduction takes the sequence in pieces: rows of A in as many runs, one of every TP member's,
     // so many elements apart.
     std::int64_t runs = 1, run_stride = 0;
+    int batch = 1; // as many products side by side, one for every head, on columns of A and C and rows of B (cost only)
 };
 enum class GroupedMode : std::uint8_t { forward, dgrad, wgrad };
 // forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] (+)= dy_e^T x_e.
@@ -248,9 +254,11 @@ struct AttentionAttr {
     std::int64_t window = 0;
     double scale = 1.0;
     bool causal = true;
-    bool gathered = false;  // keys are picked by index (cost only)
-    std::int64_t chunk = 0; // see Attention (cost only)
-    double visible = 0.5;   // share of the seq_q x seq_k square that the mask leaves (cost only)
+    bool gathered = false;   // keys are compressed and picked by index (cost only)
+    std::int64_t picked = 0; // keys that an indexer picks for each query, 0 = none (cost only)
+    bool kept = false;       // pick_keys: layers behind this one read the choice as well, so that it is not made again
+    std::int64_t chunk = 0;  // see Attention (cost only)
+    double visible = 0.5;    // share of the seq_q x seq_k square that the mask leaves (cost only)
     // Step `step` of a CP ring: keys and values are those of the member `step` places before this rank. Each member
     // holds two runs of the sequence, r and 2 ring - 1 - r of 2 ring (zigzag): every step sees half of its square.
     int ring = 1, step = 0;

@@ -173,14 +173,21 @@ PlanFault check_schedule(const Plan& plan) {
 PlanFault check_stages(const Plan& plan) {
     const std::int64_t stage_count = static_cast<std::int64_t>(plan.pp) * plan.vpp;
     const auto layers = static_cast<std::int64_t>(plan.model->layers.size());
-    if (plan.layout.empty()) {
-        if (stage_count <= layers) return {};
+    if (plan.layout.empty() && stage_count > layers)
         return fault("pp*vpp > layers",
                      "pp * vpp = {} * {} = {} stages, but {} has {} layers: use fewer stages or give a layout", plan.pp,
                      plan.vpp, stage_count, plan.model->name, layers);
-    }
+    const auto& kinds = plan.model->kinds;
+    const bool together = std::any_of(kinds.begin(), kinds.end(),
+                                      [](const LayerKind& kind) { return kind.attention.shares_index; });
+    if (plan.layout.empty() && !together) return {};
     try {
-        stages(plan);
+        for (const Stage& stage : stages(plan))
+            if (stage.first_layer > 0 && stage.layers > 0 && !may_begin_stage(*plan.model, stage.first_layer))
+                return fault("layout: shared keys",
+                             "a stage begins with layer {} of {}, which shares the keys that an earlier layer picks: "
+                             "begin it with one that has an indexer",
+                             stage.first_layer, plan.model->name);
     } catch (const Error& error) {
         return {"layout", error.what()};
     }

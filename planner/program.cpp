@@ -115,6 +115,10 @@ const char* to_string(OpKind kind) {
         return "attention";
     case OpKind::attention_grad:
         return "attention_grad";
+    case OpKind::pick_keys:
+        return "pick_keys";
+    case OpKind::pick_keys_grad:
+        return "pick_keys_grad";
     case OpKind::scan:
         return "scan";
     case OpKind::scan_grad:

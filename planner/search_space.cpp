@@ -138,7 +138,7 @@ void SearchSpace::pin(const SearchRequest& request, const Stack& stack) {
 
 void SearchSpace::make_cuts() {
     const Model& model = *base_.model;
-    const int units = static_cast<int>(model.layers.size()) + (model.mtp.empty() ? 0 : 1) + 1;
+    const int units = cut_units(model);
     std::map<int, std::vector<Stage>> balanced; // by stage count: the same for every split into pp and vpp
     for (const int pp : choices_of(base_.gpus, pinned("pp"), base_.pp)) {
         for (const int vpp : chunk_counts(pp)) {

@@ -33,9 +33,11 @@ struct StackCosts {
     double step_seconds = 0.0;                    // fixed host work per step
     double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host
     double attention_gathered = 1.0;              // of these rates, where keys are picked by index
-    double attention_half_length = 1200.0;        // sequence length at which attention reaches half of its rate, tokens
-    double overlap_sm_share = 0.0;                // share of the SMs that communication takes while EP overlap is on
-    double fsdp_sm_share = 0.0;                   // the same of FSDP, whose collectives run all the time
+    // The same of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
+    double attention_picked_forward = 0.65, attention_picked_backward = 0.28, attention_picked_half_length = 183.0;
+    double attention_half_length = 1200.0; // sequence length at which attention reaches half of its rate, tokens
+    double overlap_sm_share = 0.0;         // share of the SMs that communication takes while EP overlap is on
+    double fsdp_sm_share = 0.0;            // the same of FSDP, whose collectives run all the time
     // Kernels behind an op of the router, a gather of rows and a quantization, over those behind others.
     double routed_launches = 1.0; // host time of an op on routed rows, over that of other ops
     double router_launches = 1.0, permute_launches = 1.0, quantize_launches = 1.0;

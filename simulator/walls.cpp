@@ -36,6 +36,8 @@ const char* class_of(OpKind kind) {
         return "grouped products";
     case OpKind::attention:
     case OpKind::attention_grad:
+    case OpKind::pick_keys:
+    case OpKind::pick_keys_grad:
         return "attention";
     case OpKind::permute_map:
     case OpKind::permute:

@@ -67,7 +67,8 @@ void AttentionLayer::declare(ParameterSet& set) const {
                     true);
         Norm::declare(set, key_ + ".kv_norm", at + "kv_a_layernorm.weight", a_.kv_lora);
         set.declare(key_ + ".kv_up", {dense(at + "kv_b_proj.weight", heads * (nope + a_.v_dim), a_.kv_lora, 0, 0.02)},
-                    true);
+                    !a_.sparse()); // products head by head stay in BF16
+        if (a_.indexes()) declare_indexer(set);
         break;
     }
     case AttentionKind::mamba:
@@ -87,7 +88,7 @@ void AttentionLayer::declare(ParameterSet& set) const {
     if (a_.out_bias) set.declare(key_ + ".out_bias", {dense(at + "o_proj.bias", h, 1, -1, 0.0)}, false, false);
 }
 
-TensorId AttentionLayer::forward(Builder& b, TensorId x) {
+TensorId AttentionLayer::forward(Builder& b, TensorId x, TensorId& keys) {
     b.layer = layer_;
     b.phase = Phase::forward;
     b.module = Module::layernorm;
@@ -99,7 +100,7 @@ TensorId AttentionLayer::forward(Builder& b, TensorId x) {
         o = gqa_core(b, normed);
         break;
     case AttentionKind::mla:
-        o = mla_core(b, normed);
+        o = a_.sparse() ? sparse_core(b, normed, keys) : mla_core(b, normed);
         break;
     case AttentionKind::mamba:
         o = mamba_core(b, normed);
@@ -139,7 +140,7 @@ TensorId AttentionLayer::backward(Builder& b, TensorId dy) {
         dnormed = gqa_core_backward(b, doutput);
         break;
     case AttentionKind::mla:
-        dnormed = mla_core_backward(b, doutput);
+        dnormed = a_.sparse() ? sparse_core_backward(b, doutput) : mla_core_backward(b, doutput);
         break;
     case AttentionKind::mamba:
         dnormed = mamba_core_backward(b, doutput);

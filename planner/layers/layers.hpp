@@ -37,7 +37,8 @@ class AttentionLayer {
 public:
     AttentionLayer(const Model& model, const Attention& shape, std::string key, std::string hf_prefix, int layer);
     void declare(ParameterSet& set) const;
-    TensorId forward(Builder& b, TensorId x);
+    // `keys`: picked by the layers before; a layer with an indexer puts its own there.
+    TensorId forward(Builder& b, TensorId x, TensorId& keys);
     TensorId backward(Builder& b, TensorId dy);
 
 private:
@@ -45,6 +46,15 @@ private:
     TensorId gqa_core_backward(Builder& b, TensorId doutput);
     TensorId mla_core(Builder& b, TensorId normed);
     TensorId mla_core_backward(Builder& b, TensorId doutput);
+    // Inputs of the up projections: of queries [T, q_lora] (or what came in), of keys and values [S, kv_lora].
+    std::pair<TensorId, TensorId> mla_latents(Builder& b, TensorId normed);
+    TensorId mla_latents_backward(Builder& b, TensorId dq_in, TensorId dkv_in, TensorId dkv_down_full);
+    TensorId mla_queries(Builder& b, TensorId q_in); // [S, heads of this rank * qk]
+    void declare_indexer(ParameterSet& set) const;
+    TensorId sparse_core(Builder& b, TensorId normed, TensorId& keys); // MLA over keys that an indexer picks
+    TensorId sparse_core_backward(Builder& b, TensorId doutput);
+    TensorId pick_keys(Builder& b, TensorId normed, TensorId q_in);
+    void pick_keys_backward(Builder& b);
     void declare_mamba(ParameterSet& set) const;
     TensorId mamba_core(Builder& b, TensorId normed);
     TensorId mamba_core_backward(Builder& b, TensorId doutput);
@@ -72,6 +82,11 @@ private:
     RopeAttr rope_;
     MlaRopeAttr mla_rope_;
     ScanAttr scan_;
+    // Sparse attention: the indexer's projections, what it compares, what it picked.
+    Linear index_q_, index_k_, index_weights_;
+    Norm index_norm_;
+    TensorId index_queries_ = no_tensor, index_keys_ = no_tensor, head_weights_ = no_tensor, picked_ = no_tensor;
+    AttentionAttr index_attr_;
 };
 
 // Dense MLP: x -> x + down(act(gate, up)(norm(x))). Also the shared expert, which takes the MoE layer's normed input.

@@ -20,9 +20,7 @@ double softmax_scale(const RopeScaling& scaling) {
 // Latents are projected from the local tokens (replicated weights) and gathered over TP before the head-sharded
 // up-projections. The key/value latent is gathered before its norm, one collective for latent and rotary key together:
 // the norm's weight gradient is then a partial sum over heads, which the gradient group (it holds TP) adds up.
-TensorId AttentionLayer::mla_core(Builder& b, TensorId normed) {
-    const int tp = b.plan().tp;
-    const std::int64_t tokens = b.gathered_tokens(), heads = a_.heads / tp, nope = a_.qk_dim - a_.rope_dim;
+std::pair<TensorId, TensorId> AttentionLayer::mla_latents(Builder& b, TensorId normed) {
     b.module = Module::attn_in;
     TensorId q_in = normed;
     if (a_.q_lora > 0) {
@@ -40,13 +38,23 @@ TensorId AttentionLayer::mla_core(Builder& b, TensorId normed) {
     kv_down_full_ = b.gather_tokens(kv_down, "kv_down_full");
     kv_norm_.key = key_ + ".kv_norm";
     kv_norm_.eps = latent_eps;
-    const TensorId kv_in = kv_norm_.forward(b, kv_down_full_, a_.kv_lora, "kv_norm");
+    return {q_in, kv_norm_.forward(b, kv_down_full_, a_.kv_lora, "kv_norm")};
+}
 
+TensorId AttentionLayer::mla_queries(Builder& b, TensorId q_in) {
+    const int tp = b.plan().tp;
     b.module = Module::mla_up_proj;
-    q_up_.weight = b.weight(key_ + ".q_up", heads * a_.qk_dim, a_.q_lora > 0 ? a_.q_lora : model_.hidden);
+    q_up_.weight = b.weight(key_ + ".q_up", static_cast<std::int64_t>(a_.heads / tp) * a_.qk_dim,
+                            a_.q_lora > 0 ? a_.q_lora : model_.hidden);
     q_up_.name = "q_up";
     q_up_.gather = tp > 1;
-    const TensorId q = linear_forward(b, q_up_, q_in, b.activation_dtype());
+    return linear_forward(b, q_up_, q_in, b.activation_dtype());
+}
+
+TensorId AttentionLayer::mla_core(Builder& b, TensorId normed) {
+    const std::int64_t tokens = b.gathered_tokens(), heads = a_.heads / b.plan().tp, nope = a_.qk_dim - a_.rope_dim;
+    const auto [q_in, kv_in] = mla_latents(b, normed);
+    const TensorId q = mla_queries(b, q_in);
     kv_up_.weight = b.weight(key_ + ".kv_up", heads * (nope + a_.v_dim), a_.kv_lora);
     kv_up_.name = "kv_up";
     const TensorId kv = linear_forward(b, kv_up_, kv_in, b.activation_dtype());
@@ -85,8 +93,10 @@ TensorId AttentionLayer::mla_core_backward(Builder& b, TensorId doutput) {
     const TensorId dkv_down_full = b.activation("dkv_down_full", tokens, a_.kv_lora + a_.rope_dim);
     b.emit(OpKind::mla_rope_grad, {dq_rope, dk, dv, b.program().io.positions}, {dq, dkv, dkv_down_full}, mla_rope_);
     const TensorId dkv_in = linear_backward(b, kv_up_, dkv);
-    const TensorId dq_in = linear_backward(b, q_up_, dq);
+    return mla_latents_backward(b, linear_backward(b, q_up_, dq), dkv_in, dkv_down_full);
+}
 
+TensorId AttentionLayer::mla_latents_backward(Builder& b, TensorId dq_in, TensorId dkv_in, TensorId dkv_down_full) {
     b.module = Module::attn_in;
     kv_norm_.backward(b, dkv_in, no_tensor, dkv_down_full);
     const TensorId dkv_down = b.scatter_tokens(dkv_down_full, "dkv_down");

@@ -12,6 +12,7 @@ namespace moe {
 
 bool recomputes(unsigned set, const Op& op) {
     if (op.layer < 0 || op.phase != Phase::forward) return false;
+    if (op.kind == OpKind::pick_keys && std::get<AttentionAttr>(op.attr).kept) return false;
     if (set & recompute::full) return true;
     switch (op.module) {
     case Module::layernorm:

@@ -8,23 +8,31 @@ namespace moe {
 
 // rate = limit * s / (s + half): prologue, masked blocks on the diagonal and tails cost a fixed number of keys. With
 // half = 1200 tokens, 0.72 forward and 0.57 backward this gives cuDNN's figures of arXiv 2603.07685 Table 9 within 4 %:
-// Hopper 553/422 TFLOPS at 4K and 638/523 at 16K, Blackwell 1324/1083 and 1698/1298.
+// Hopper 553/422 TFLOPS at 4K and 638/523 at 16K, Blackwell 1324/1083 and 1698/1298. Over picked keys the rate grows
+// with their number: 0.28 and half = 183 give cuDNN's backward of NVIDIA/cudnn-frontend pull request 318 on a B200 with
+// 128 to 2,048 of 4,096 keys within 8 % (before it 292, 504, 572, 611 TFLOPS, with it 307, 557, 638, 684).
 double attention_seconds(const Rates& rates, const Op& op, Precision precision) {
     // On H100 FlashAttention-3 reaches 740 TFLOPS in FP16 and close to 1200 in FP8, where the softmax between the two
     // products gains nothing (arXiv 2407.08608, abstract); taken for every kernel, machine and direction.
     constexpr double fp8_gain = 1200.0 / 740.0;
     const auto* attr = std::get_if<AttentionAttr>(&op.attr);
     const StackCosts& c = *rates.costs;
-    double limit = op.kind == OpKind::attention ? c.attention_forward : c.attention_backward;
+    const bool forward = op.kind == OpKind::attention || op.kind == OpKind::pick_keys;
+    const bool picked = attr != nullptr && attr->picked > 0;
+    double limit = forward ? c.attention_forward : c.attention_backward;
     if (attr != nullptr && attr->gathered) limit *= c.attention_gathered;
+    if (picked) limit = forward ? c.attention_picked_forward : c.attention_picked_backward;
+    const double half = picked ? c.attention_picked_half_length : c.attention_half_length;
     double keys = 1.0;
-    if (attr != nullptr) {
+    if (picked) {
+        keys = static_cast<double>(attr->picked);
+    } else if (attr != nullptr) {
         keys = static_cast<double>(attr->seq_k);
         for (const std::int64_t most : {attr->window, attr->chunk})
             if (most > 0) keys = std::min(keys, static_cast<double>(most));
     }
     const double narrow = attr == nullptr ? 1.0 : std::min(1.0, std::sqrt(attr->v_dim / 128.0));
-    const double share = narrow * std::max(keys, 1.0) / (std::max(keys, 1.0) + c.attention_half_length);
+    const double share = narrow * std::max(keys, 1.0) / (std::max(keys, 1.0) + half);
     const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(Precision::bf16)];
     const double gain = precision > Precision::bf16 ? fp8_gain : 1.0;
     const double compute = op.flops / (gain * peak * limit * std::sqrt(c.clock) * share * rates.sm_share);

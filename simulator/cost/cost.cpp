@@ -98,7 +98,7 @@ double CostModel::compute_seconds(const Op& op, const Program& program) const {
     const Rates rates{&hardware, &stack_.costs, 1.0 - taken};
     if (const auto* gemm = std::get_if<GemmAttr>(&op.attr)) {
         const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, gemm_precision(op, program));
-        return gemm_seconds(rates, rate, 1.0, static_cast<double>(gemm->m), static_cast<double>(gemm->n),
+        return gemm_seconds(rates, rate, gemm->batch, static_cast<double>(gemm->m), static_cast<double>(gemm->n),
                             static_cast<double>(gemm->k), op.bytes);
     }
     if (const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr)) {
@@ -116,7 +116,7 @@ double CostModel::compute_seconds(const Op& op, const Program& program) const {
             return gemm_seconds(rates, rate, groups, n, k, rows, op.bytes);
         }
     }
-    if (op.kind == OpKind::attention || op.kind == OpKind::attention_grad)
+    if (std::holds_alternative<AttentionAttr>(op.attr))
         return attention_seconds(rates, op, gemm_precision(op, program));
     return memory_bound_seconds(rates, op);
 }

@@ -165,27 +165,18 @@ TEST_CASE(
     CHECK(moe::count_parameters(model).total == moe::count_parameters(air).total_no_mtp);
 }
 
-TEST_CASE("DeepSeek-V3.2: its choice of keys is refused, and priced as dense attention without the field") {
+TEST_CASE("DeepSeek-V3.2: V3 with an indexer in every layer, and V3 itself without the field") {
     const std::string config = R"({"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32",
         "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "moe_intermediate_size": 2048,
         "n_routed_experts": 256, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
         "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280)";
-    CHECK(fault_of([&] {
-              moe::model_from_json(config + R"(, "index_topk": 2048})", "config.json");
-          }).find("attention that picks its keys is not supported") != std::string::npos);
     CHECK(moe::model_from_json(config + "}", "config.json").kinds == moe::load_model("DeepSeek-V3").kinds);
-}
-
-TEST_CASE("GLM-5 and its kin: the same of their choice of keys") {
-    CHECK(fault_of([] {
-              moe::model_from_json(
-                  R"({"architectures": ["GlmMoeDsaForCausalLM"], "first_k_dense_replace": 3, "hidden_size": 6144,
-                  "index_topk": 2048, "intermediate_size": 12288, "kv_lora_rank": 512, "moe_intermediate_size": 2048,
-                  "n_routed_experts": 256, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 78,
-                  "q_lora_rank": 2048, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
-                  "vocab_size": 154880})",
-                  "config.json");
-          }).find("attention that picks its keys is not supported") != std::string::npos);
+    const moe::Model sparse = moe::model_from_json(config + R"(, "index_topk": 2048})", "config.json");
+    CHECK(sparse.kinds == moe::load_model("DeepSeek-V3.2").kinds);
+    const double indexer = 1536.0 * 64 * 128 + 7168.0 * (128 + 64) + 2 * 128;
+    CHECK(static_cast<double>(moe::count_parameters(sparse).total_no_mtp -
+                              moe::count_parameters(moe::load_model("DeepSeek-V3")).total_no_mtp) ==
+          nearly(61 * indexer));
 }
 
 TEST_CASE("GLM-4.7-Flash: 30 billion parameters, latent attention, a layer for MTP") {

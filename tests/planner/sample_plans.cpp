@@ -47,6 +47,14 @@ std::vector<moe::Plan> sample_plans() {
                           {"recompute", "mla_up_proj+mlp"}}));
     plans.push_back(
         make("DeepSeek-V2-Lite", "h100", 8, 32, {{"tp", "2"}, {"ep", "4"}, {"etp", "2"}, {"dispatcher", "allgather"}}));
+    plans.push_back(make("GLM-5.2", "gb200-nvl72", 192, 3072,
+                         {{"pp", "6"},
+                          {"ep", "32"},
+                          {"layout", "Et*10|t*12|t*12|t*12|t*16|t*16mL"},
+                          {"precision", "mxfp8"},
+                          {"dispatcher", "hybridep"}}));
+    plans.push_back(make("DeepSeek-V3.2", "h100", 256, 512,
+                         {{"tp", "2"}, {"cp", "2"}, {"ep", "64"}, {"pp", "2"}, {"recompute", "full"}}));
     plans.push_back(make("Nemotron-3-Super", "gb200-nvl72", 64, 512,
                          {{"tp", "2"}, {"ep", "64"}, {"precision", "mxfp8"}, {"dispatcher", "hybridep"}}));
     plans.push_back(make("Nemotron-3-Nano", "h100", 16, 32,

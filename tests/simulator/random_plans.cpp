@@ -32,9 +32,10 @@ private:
     std::uint64_t state_;
 };
 
-constexpr const char* models[] = {"DeepSeek-V3",  "DeepSeek-V2-Lite", "Qwen3-30B-A3B",   "Qwen3-235B-A22B",
-                                  "Mixtral-8x7B", "Qwen2-57B-A14B",   "Llama3-8B",       "GPT-OSS-20B",
-                                  "Kimi-K2",      "Nemotron-3-Nano",  "Nemotron-3-Super"};
+constexpr const char* models[] = {"DeepSeek-V3",  "DeepSeek-V2-Lite", "Qwen3-30B-A3B",    "Qwen3-235B-A22B",
+                                  "Mixtral-8x7B", "Qwen2-57B-A14B",   "Llama3-8B",        "GPT-OSS-20B",
+                                  "Kimi-K2",      "Nemotron-3-Nano",  "Nemotron-3-Super", "DeepSeek-V3.2",
+                                  "GLM-5.2"};
 constexpr const char* machines[] = {"h100", "h200", "b200", "gb200-nvl72", "gb300-nvl72"};
 constexpr const char* stacks[] = {"bridge-26.08", "bridge-26.04", "mcore-2603.07685", "moe-plan"};
 
