@@ -22,7 +22,8 @@ Count gqa(const Attention& a, double h, double seq) {
     const double keys = static_cast<double>(a.kv_heads) * a.qk_dim;
     const double values = static_cast<double>(a.kv_heads) * a.v_dim;
     const double out = static_cast<double>(a.heads) * a.v_dim;
-    const double matrices = h * (query + keys + values) + out * h + (a.output_gate ? h * out : 0.0);
+    const double matrices =
+        h * (query + keys + values) + out * h + (a.output_gate ? h * out : 0.0) + (a.head_gate ? h * a.heads : 0.0);
     double vectors = a.qkv_bias ? query + keys + values : 0.0;
     if (a.out_bias) vectors += h;
     if (a.sinks) vectors += a.heads;
@@ -142,7 +143,7 @@ LayerCount layer(const Model& model, const LayerKind& kind, double seq) {
     const Count core = attention(kind.attention, h, seq);
     const double parts =
         (kind.attention.kind != AttentionKind::none ? 1.0 : 0.0) + (kind.moe || kind.dense() ? 1.0 : 0.0);
-    const double norms = parts * h * (model.layer_norm_bias ? 2.0 : 1.0);
+    const double norms = parts * h * (model.layer_norm_bias ? 2.0 : 1.0) * (model.post_norms ? 2.0 : 1.0);
     const double outside = core.weights + norms + hyper_connections(model.residual_streams, h);
     if (!kind.moe) {
         const auto width = static_cast<double>(kind.dense_ffn);

@@ -186,6 +186,25 @@ std::vector<std::int64_t> JsonObject::integers(const std::string& key, std::int6
     return result;
 }
 
+std::vector<double> JsonObject::numbers(const std::string& key, double low, double high) const {
+    const Json& value = need(key);
+    std::vector<double> result;
+    if (!value.is_array()) refuse_value(key, "must be an array of numbers");
+    for (const Json& element : value) result.push_back(checked_number(element, low, high, *this, key));
+    return result;
+}
+
+std::vector<bool> JsonObject::booleans(const std::string& key) const {
+    const Json& value = need(key);
+    std::vector<bool> result;
+    if (!value.is_array()) refuse_value(key, "must be an array of true and false");
+    for (const Json& element : value) {
+        if (!element.is_boolean()) refuse_value(key, "must be an array of true and false");
+        result.push_back(element.get<bool>());
+    }
+    return result;
+}
+
 std::vector<std::string> JsonObject::strings(const std::string& key) const {
     const Json& value = need(key);
     std::vector<std::string> result;

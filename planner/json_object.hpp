@@ -37,6 +37,8 @@ public:
     std::string string(const std::string& key) const;
     std::string string_or(const std::string& key, const std::string& fallback) const;
     std::vector<std::int64_t> integers(const std::string& key, std::int64_t low, std::int64_t high) const;
+    std::vector<double> numbers(const std::string& key, double low, double high) const;
+    std::vector<bool> booleans(const std::string& key) const;
     std::vector<std::string> strings(const std::string& key) const;
     std::vector<std::vector<double>> number_rows(const std::string& key) const; // array of arrays of finite numbers
     JsonObject object(const std::string& key) const;

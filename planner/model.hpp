@@ -36,6 +36,7 @@ struct Attention {
     bool qk_norm = false;     // RMSNorm over each query and key head (Qwen3)
     bool sinks = false;       // one learned sink logit per head (GPT-OSS)
     bool output_gate = false; // sigmoid gate on the attention output (Qwen3-Next)
+    bool head_gate = false;   // one such gate per head (Step-3.5)
     // gated_delta; mamba: groups, heads, state and width of a head
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
     int scan_chunk = 0; // mamba: positions whose products are made at once
@@ -115,6 +116,7 @@ struct Model {
     std::int64_t vocab_divisor = 128; // Megatron's make_vocab_size_divisible_by
     bool tied_embeddings = false;
     bool layer_norm_bias = false; // LayerNorm with bias instead of RMSNorm (GPT-3, Nemotron-4)
+    bool post_norms = false;      // RMSNorm behind attention and behind the MLP too, before their sums (AFMoE)
     double norm_eps = 1e-6;
     double rope_theta = 10000.0;
     bool rope_interleaved = false; // adjacent pairs (DeepSeek) against half-split (Llama, Qwen)

@@ -101,7 +101,7 @@ std::string attention_obstacle(const Attention& attention) {
     if (attention.kind == AttentionKind::gated_delta) return "layer_types = linear_attention: no gated delta net yet";
     if (attention.kind == AttentionKind::compressed) return "compress_ratios: no compressed sparse attention yet";
     if (attention.kind == AttentionKind::mamba) return "hybrid_override_pattern: no Mamba layers yet";
-    if (attention.output_gate) return "attention output gate: not trained yet";
+    if (attention.output_gate || attention.head_gate) return "attention output gate: not trained yet";
     if (attention.sparse())
         return fmt::format("index_topk = {}: no attention that picks its keys yet", attention.indexer_top_k);
     return {};
@@ -146,7 +146,8 @@ void read_common(const JsonObject& json, Model& model, double eps, double theta)
     model.tied_embeddings = json.boolean_or("tie_word_embeddings", false);
     for (const char* key : {"norm_eps", "layer_norm_eps", "rms_norm_eps"}) eps = json.number_or(key, eps, 0.0, 1.0);
     model.norm_eps = eps;
-    model.rope_theta = json.number_or("rope_theta", theta, 1.0, 1e12);
+    // A base for every layer (Step-3.5) is its reader's: of the model there is none.
+    model.rope_theta = json.is_array("rope_theta") ? theta : json.number_or("rope_theta", theta, 1.0, 1e12);
     if (json.has("rope_scaling")) read_rope_scaling(json.object("rope_scaling"), json, model.rope_scaling);
     if (json.is_object("rope_parameters")) { // where transformers 5 keeps base and scaling
         const JsonObject rope = json.object("rope_parameters");
@@ -249,6 +250,7 @@ void check_natures(const JsonObject& json, const Model& model) {
     if (!json.is_array("layer_types")) return;
     std::vector<std::string> known{"full_attention", "sliding_attention"};
     if (any(AttentionKind::gated_delta)) known.emplace_back("linear_attention");
+    if (model.architecture == "GraniteMoeHybridForCausalLM") known = {"mamba", "attention"};
     if (model.architecture == "Llama4ForCausalLM") known.emplace_back("chunked_attention");
     for (const std::string& type : json.strings("layer_types"))
         if (std::find(known.begin(), known.end(), type) == known.end())
@@ -271,6 +273,7 @@ std::string obstacle(const JsonObject& json, const Model& model) {
         if (std::string text = layer_obstacle(json, kind); !text.empty()) return text;
     }
     if (model.layer_norm_bias) return "LayerNorm with bias: only RMSNorm is trained yet";
+    if (model.post_norms) return "norms behind attention and MLP: not trained yet";
     if (model.residual_streams > 1)
         return fmt::format("{} residual streams: no hyper-connections yet", model.residual_streams);
     if (json.number_or("attention_dropout", 0.0, 0.0, 1.0) > 0.0) return "attention_dropout: must be 0";

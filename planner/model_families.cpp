@@ -22,6 +22,7 @@ struct Family {
 };
 
 constexpr std::array families{
+    Family{"AfmoeForCausalLM", "afmoe", "AfmoeForCausalLM", read_afmoe},
     Family{"BailingMoeForCausalLM", "bailing_moe", "BailingMoeForCausalLM", read_bailing},
     Family{"BailingMoeV2ForCausalLM", "bailing_moe_v2", "BailingMoeV2ForCausalLM", read_bailing},
     Family{"DbrxForCausalLM", "dbrx", "DbrxForCausalLM", read_dbrx},
@@ -34,6 +35,8 @@ constexpr std::array families{
     Family{"DeepseekV4ForCausalLM", "deepseek_v4", "DeepseekV4ForCausalLM", read_deepseek_v4},
     Family{"Dots1ForCausalLM", "dots1", "Dots1ForCausalLM", read_dots1},
     Family{"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
+    Family{"ExaoneMoEForCausalLM", "exaone_moe", "ExaoneMoeForCausalLM", read_exaone_moe},
+    Family{"ExaoneMoeForCausalLM", "exaone_moe", "ExaoneMoeForCausalLM", read_exaone_moe},
     Family{"GPT-3", "", "GPT-3", read_gpt3},
     Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
     Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite},
@@ -41,15 +44,20 @@ constexpr std::array families{
     Family{"GlmMoeDsaForCausalLM", "glm_moe_dsa", "GlmMoeDsaForCausalLM", read_glm_moe_dsa},
     Family{"GptOssForCausalLM", "gpt_oss", "GptOssForCausalLM", read_gpt_oss},
     Family{"GraniteMoeForCausalLM", "granitemoe", "GraniteMoeForCausalLM", read_granite_moe},
+    Family{"GraniteMoeHybridForCausalLM", "granitemoehybrid", "GraniteMoeHybridForCausalLM", read_granite_hybrid},
     Family{"GraniteMoeSharedForCausalLM", "granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite_moe},
     Family{"Grok-1", "", "Grok-1", read_grok},
     Family{"Grok1ModelForCausalLM", "grok-1", "Grok-1", read_grok},
+    Family{"HYV3ForCausalLM", "hy_v3", "HYV3ForCausalLM", read_hy_v3},
     Family{"HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", read_hunyuan_moe},
+    Family{"LagunaForCausalLM", "laguna", "LagunaForCausalLM", read_laguna},
     Family{"Llama3-70B upcycled MoE", "", "MixtralForCausalLM", read_mixtral},
     Family{"Llama4ForCausalLM", "llama4_text", "Llama4ForCausalLM", read_llama4},
     Family{"Llama4ForConditionalGeneration", "llama4", "Llama4ForCausalLM", read_llama4},
     Family{"LlamaForCausalLM", "llama", "LlamaForCausalLM", read_llama},
     Family{"Megatron GPT", "", "Megatron GPT", read_megatron_gpt},
+    Family{"MiMoV2FlashForCausalLM", "mimo_v2_flash", "MiMoV2ForCausalLM", read_mimo_v2},
+    Family{"MiMoV2ForCausalLM", "mimo_v2", "MiMoV2ForCausalLM", read_mimo_v2},
     Family{"MiniMaxM2ForCausalLM", "minimax_m2", "MiniMaxM2ForCausalLM", read_minimax_m2},
     Family{"MistralForCausalLM", "mistral", "MistralForCausalLM", read_mistral},
     Family{"MixtralForCausalLM", "mixtral", "MixtralForCausalLM", read_mixtral},
@@ -66,13 +74,14 @@ constexpr std::array families{
     Family{"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "Qwen3NextForCausalLM", read_qwen3_next},
     Family{"Qwen3NextForCausalLM", "qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next},
     Family{"Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
+    Family{"SolarOpenForCausalLM", "solar_open", "SolarOpenForCausalLM", read_solar_open},
+    Family{"Step3p5ForCausalLM", "step3p5", "Step3p5ForCausalLM", read_step3p5},
 };
 
 // Families whose layers are of two natures, of which this program knows one; as written, in small letters and without
 // marks.
-constexpr std::array<std::pair<const char*, const char*>, 9> hybrids{{{"bamba", "Mamba"},
+constexpr std::array<std::pair<const char*, const char*>, 8> hybrids{{{"bamba", "Mamba"},
                                                                       {"falconh1", "Mamba"},
-                                                                      {"granitemoehybrid", "Mamba"},
                                                                       {"jamba", "Mamba"},
                                                                       {"lfm2", "convolution"},
                                                                       {"minimaxforcausallm", "linear attention"},

@@ -39,6 +39,13 @@ void read_nemotron(const JsonObject& json, Model& model);
 void read_megatron_gpt(const JsonObject& json, Model& model);
 void read_gpt3(const JsonObject& json, Model& model);
 
+// family_granite.cpp
+void read_granite_hybrid(const JsonObject& json, Model& model);
+
+// family_hy.cpp
+void read_solar_open(const JsonObject& json, Model& model);
+void read_hy_v3(const JsonObject& json, Model& model);
+
 // family_nemotron_h.cpp
 void read_nemotron_h(const JsonObject& json, Model& model);
 
@@ -50,5 +57,12 @@ void read_phimoe(const JsonObject& json, Model& model);
 void read_granite_moe(const JsonObject& json, Model& model);
 void read_minimax_m2(const JsonObject& json, Model& model);
 void read_dbrx(const JsonObject& json, Model& model);
+
+// family_sliding.cpp
+void read_mimo_v2(const JsonObject& json, Model& model);
+void read_step3p5(const JsonObject& json, Model& model);
+void read_afmoe(const JsonObject& json, Model& model);
+void read_exaone_moe(const JsonObject& json, Model& model);
+void read_laguna(const JsonObject& json, Model& model);
 
 } // namespace moe::config

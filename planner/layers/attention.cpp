@@ -32,16 +32,18 @@ void AttentionLayer::declare(ParameterSet& set) const {
         return matrix(std::move(name), Domain::dense, rows, cols, dim, std);
     };
     Norm::declare(set, key_ + ".norm", hf_ + "input_layernorm.weight", h);
+    if (model_.post_norms) Norm::declare(set, key_ + ".post_norm", hf_ + "post_attention_layernorm.weight", h);
     switch (a_.kind) {
     case AttentionKind::gqa: {
         const std::int64_t q = heads * a_.qk_dim, k = static_cast<std::int64_t>(a_.kv_heads) * a_.qk_dim,
                            v = static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim;
         // The output gate of Qwen3-Next doubles the query projection.
         const std::int64_t q_rows = a_.output_gate ? 2 * q : q;
-        set.declare(key_ + ".qkv",
-                    {dense(at + "q_proj.weight", q_rows, h, 0, 0.02), dense(at + "k_proj.weight", k, h, 0, 0.02),
-                     dense(at + "v_proj.weight", v, h, 0, 0.02)},
-                    true);
+        std::vector<Parameter> in{dense(at + "q_proj.weight", q_rows, h, 0, 0.02),
+                                  dense(at + "k_proj.weight", k, h, 0, 0.02),
+                                  dense(at + "v_proj.weight", v, h, 0, 0.02)};
+        if (a_.head_gate) in.push_back(dense(at + "g_proj.weight", heads, h, 0, 0.02));
+        set.declare(key_ + ".qkv", std::move(in), true);
         if (a_.qkv_bias)
             set.declare(key_ + ".qkv_bias",
                         {dense(at + "q_proj.bias", q_rows, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
@@ -120,6 +122,11 @@ TensorId AttentionLayer::forward(Builder& b, TensorId x, TensorId& keys) {
         b.emit(OpKind::bias_add, {y, out_bias_.value}, {biased});
         y = biased;
     }
+    if (model_.post_norms) {
+        b.module = Module::layernorm;
+        post_norm_.key = key_ + ".post_norm";
+        y = post_norm_.forward(b, y, model_.hidden, "attn_post_norm");
+    }
     b.module = Module::residual;
     return b.residual(x, y, "attn_residual");
 }
@@ -127,13 +134,18 @@ TensorId AttentionLayer::forward(Builder& b, TensorId x, TensorId& keys) {
 TensorId AttentionLayer::backward(Builder& b, TensorId dy) {
     b.layer = layer_;
     b.phase = Phase::dgrad;
+    TensorId dprojected = dy;
+    if (model_.post_norms) {
+        b.module = Module::layernorm;
+        dprojected = post_norm_.backward(b, dy);
+    }
     b.module = Module::attn_out;
     if (a_.out_bias) {
         b.phase = Phase::wgrad;
-        b.emit(OpKind::bias_grad, {dy}, {out_bias_.gradient});
+        b.emit(OpKind::bias_grad, {dprojected}, {out_bias_.gradient});
         b.phase = Phase::dgrad;
     }
-    const TensorId doutput = linear_backward_gathered(b, out_, dy, "attn_dproj");
+    const TensorId doutput = linear_backward_gathered(b, out_, dprojected, "attn_dproj");
     TensorId dnormed = no_tensor;
     switch (a_.kind) {
     case AttentionKind::gqa:
@@ -155,7 +167,8 @@ TensorId AttentionLayer::backward(Builder& b, TensorId dy) {
 
 TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
     const int tp = b.plan().tp;
-    const std::int64_t gate = a_.output_gate ? static_cast<std::int64_t>(a_.heads) * a_.qk_dim / tp : 0;
+    const std::int64_t gate = (a_.output_gate ? static_cast<std::int64_t>(a_.heads) * a_.qk_dim / tp : 0) +
+                              (a_.head_gate ? a_.heads / tp : 0);
     const std::int64_t width = packed_width(a_, tp) + gate, tokens = b.gathered_tokens();
     b.module = Module::attn_in;
     qkv_.weight = b.weight(key_ + ".qkv", width, model_.hidden);

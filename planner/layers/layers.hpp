@@ -73,7 +73,7 @@ private:
     const Attention& a_;
     std::string key_, hf_;
     int layer_;
-    Norm norm_, q_norm_, kv_norm_;
+    Norm norm_, post_norm_, q_norm_, kv_norm_;
     Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
     Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_;
     TensorId qkv_raw_ = no_tensor, head_rstd_ = no_tensor, kv_down_full_ = no_tensor;
@@ -106,7 +106,7 @@ private:
     bool shared_;
     std::string key_, hf_;
     int layer_;
-    Norm norm_;
+    Norm norm_, post_norm_;
     Linear in_, out_, gate_;
     Weight in_bias_, out_bias_;
     TensorId pre_ = no_tensor, y_ = no_tensor, gate_logit_ = no_tensor;
@@ -173,7 +173,7 @@ private:
     const Moe& moe_;
     std::string key_, hf_;
     int layer_;
-    Norm norm_;
+    Norm norm_, post_norm_;
     std::optional<MlpLayer> shared_;
     Linear gate_, latent_down_, latent_up_;
     Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
@@ -242,5 +242,7 @@ private:
 
 Parameter matrix(std::string name, Domain domain, std::int64_t rows, std::int64_t cols, int shard_dim, double std);
 Parameter norm_weight(std::string name, std::int64_t cols);
+// The norms before and behind the MLP or experts; a model without the latter has the former's other name.
+void declare_mlp_norms(ParameterSet& set, const Model& model, const std::string& key, const std::string& hf);
 
 } // namespace moe

@@ -32,7 +32,7 @@ void MlpLayer::declare(ParameterSet& set) const {
     const std::string at =
         shared_ ? hf_ + (kind_.moe && kind_.moe->shared_gate ? "mlp.shared_expert." : "mlp.shared_experts.")
                 : hf_ + "mlp.";
-    if (!shared_) Norm::declare(set, key_ + ".norm", hf_ + "post_attention_layernorm.weight", h);
+    if (!shared_) declare_mlp_norms(set, model_, key_, hf_);
     std::vector<Parameter> in, in_bias;
     if (kind_.gated) in.push_back(matrix(at + "gate_proj.weight", Domain::dense, ffn_, h, 0, 0.02));
     in.push_back(matrix(at + "up_proj.weight", Domain::dense, ffn_, h, 0, 0.02));
@@ -100,6 +100,11 @@ TensorId MlpLayer::forward(Builder& b, TensorId x) {
         b.emit(OpKind::sigmoid_scale, {y, gate_logit_}, {scaled});
         return scaled;
     }
+    if (model_.post_norms) {
+        b.module = Module::layernorm;
+        post_norm_.key = key_ + ".post_norm";
+        y = post_norm_.forward(b, y, model_.hidden, "mlp_post_norm");
+    }
     b.module = Module::residual;
     return b.residual(x, y, "mlp_residual");
 }
@@ -114,8 +119,12 @@ TensorId MlpLayer::backward(Builder& b, TensorId dy) {
     };
     b.layer = layer_;
     b.phase = Phase::dgrad;
-    b.module = shared_ ? Module::shared_experts : Module::mlp;
     TensorId d = dy, dgate_input = no_tensor;
+    if (model_.post_norms && !shared_) {
+        b.module = Module::layernorm;
+        d = post_norm_.backward(b, dy);
+    }
+    b.module = shared_ ? Module::shared_experts : Module::mlp;
     if (gate_logit_ != no_tensor) {
         const TensorId dscaled = d, dlogit = b.activation("dshared_gate", b.at(gate_logit_).rows, 1);
         d = b.activation("dshared", b.at(y_).rows, model_.hidden);

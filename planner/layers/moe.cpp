@@ -19,7 +19,7 @@ void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
     const bool mixtral = model_.architecture.rfind("Mixtral", 0) == 0;
     const std::string gate = model_.architecture == "GptOssForCausalLM" ? "router" : "gate";
     const std::string at = hf_ + (mixtral ? "block_sparse_moe." : "mlp.");
-    Norm::declare(set, key_ + ".norm", hf_ + "post_attention_layernorm.weight", h);
+    declare_mlp_norms(set, model_, key_, hf_);
     set.declare(key_ + ".gate", {matrix(at + gate + ".weight", Domain::dense, moe_.experts, h, -1, 0.02)}, false);
     if (moe_.router.linear_bias)
         set.declare(key_ + ".gate_bias", {matrix(at + gate + ".bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
@@ -80,17 +80,28 @@ TensorId MoeLayer::forward(Builder& b, TensorId x) {
     }
     b.module = Module::residual;
     if (shared != no_tensor) y = b.add(y, shared, "moe_out");
+    if (model_.post_norms) {
+        b.module = Module::layernorm;
+        post_norm_.key = key_ + ".post_norm";
+        y = post_norm_.forward(b, y, model_.hidden, "moe_post_norm");
+        b.module = Module::residual;
+    }
     return b.residual(x, y, "moe_residual");
 }
 
 TensorId MoeLayer::backward(Builder& b, TensorId dy) {
     b.layer = layer_;
     b.phase = Phase::dgrad;
+    TensorId dout = dy;
+    if (model_.post_norms) {
+        b.module = Module::layernorm;
+        dout = post_norm_.backward(b, dy);
+    }
     b.module = Module::combine;
-    const TensorId dsum = moe_.latent > 0 ? linear_backward(b, latent_up_, dy) : dy;
+    const TensorId dsum = moe_.latent > 0 ? linear_backward(b, latent_up_, dout) : dout;
     const Rows drows_out = dispatch(b, dsum, no_tensor, "expert_dout");
     TensorId dshared = no_tensor;
-    if (shared_) dshared = shared_->backward(b, dy);
+    if (shared_) dshared = shared_->backward(b, dout);
     const Rows drows = experts_backward(b, drows_out);
     const Rows din = combine(b, drows, "expert_din_sum");
 

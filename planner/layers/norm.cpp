@@ -23,6 +23,12 @@ Parameter norm_weight(std::string name, std::int64_t cols) {
     return p;
 }
 
+void declare_mlp_norms(ParameterSet& set, const Model& model, const std::string& key, const std::string& hf) {
+    const char* before = model.post_norms ? "pre_mlp_layernorm.weight" : "post_attention_layernorm.weight";
+    Norm::declare(set, key + ".norm", hf + before, model.hidden);
+    if (model.post_norms) Norm::declare(set, key + ".post_norm", hf + "post_mlp_layernorm.weight", model.hidden);
+}
+
 void Norm::declare(ParameterSet& set, const std::string& key, const std::string& name, std::int64_t cols) {
     set.declare(key, {norm_weight(name, cols)}, false, false);
 }

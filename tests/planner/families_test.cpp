@@ -244,7 +244,7 @@ TEST_CASE("architectures of two natures are refused as such, near names alone ar
     };
     holds(fault("JambaForCausalLM"), "hybrid Mamba layers are not supported");
     holds(fault("MiniMaxM1ForCausalLM"), "hybrid linear attention layers are not supported");
-    holds(fault("GraniteMoeHybridForCausalLM"), "hybrid Mamba layers are not supported");
+    holds(fault("BambaForCausalLM"), "hybrid Mamba layers are not supported");
     holds(fault("Dots2ForCausalLM"), "did you mean Dots1ForCausalLM?");
     CHECK(fault("GemmaForCausalLM").find("did you mean") == std::string::npos); // all but the name is alike
 }

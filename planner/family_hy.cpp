@@ -1,0 +1,55 @@
+// Families of plain attention over DeepSeek-V3's kind of experts, under names of their own: Solar-Open and Hunyuan 3.
+#include "planner/family_parts.hpp"
+#include "planner/model_families.hpp"
+
+namespace moe::config {
+namespace {
+
+// Dense below first_k_dense_replace, or as mlp_layer_types says.
+void add_plain_layers(const JsonObject& json, Model& model, const Attention& attention, const Moe& moe,
+                      int first_dense) {
+    const int layers = layer_count(json);
+    const std::vector<bool> sparse =
+        json.has("mlp_layer_types")
+            ? sparse_of_types(json, layers)
+            : after(integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers), layers);
+    for (const bool here : sparse) {
+        LayerKind kind;
+        kind.attention = attention;
+        kind.activation = read_activation(json, "silu");
+        if (here)
+            kind.moe = moe;
+        else
+            kind.dense_ffn = ffn(json, "intermediate_size");
+        add_layer(model, kind);
+    }
+    repeat_last_as_mtp(json, model);
+}
+
+} // namespace
+
+// GLM-4.5 with experts in every layer and whole heads turned.
+void read_solar_open(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 1e6);
+    Attention attention = read_gqa(json, model);
+    attention.qkv_bias = json.boolean_or("attention_bias", false);
+    Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
+    moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
+    add_plain_layers(json, model, attention, moe, 0);
+}
+
+void read_hy_v3(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 11158840.0);
+    Attention attention = read_gqa(json, model);
+    attention.qk_norm = json.boolean_or("qk_norm", true);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    Moe moe = read_experts(json, "num_experts", "num_shared_experts", 1);
+    moe.router = selecting_router(json, "route_norm", "router_scaling_factor", 1.0);
+    moe.router.expert_bias = json.boolean_or("moe_router_enable_expert_bias", true);
+    if (!json.boolean_or("moe_router_use_sigmoid", true))
+        json.refuse_value("moe_router_use_sigmoid", "only true is known");
+    add_plain_layers(json, model, attention, moe, 1);
+    model.not_executable = "Hunyuan 3: weights go by names that export does not know yet";
+}
+
+} // namespace moe::config

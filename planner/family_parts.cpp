@@ -1,0 +1,60 @@
+// What several families' readers of experts share.
+#include "planner/family_parts.hpp"
+
+#include "planner/error.hpp"
+
+#include <algorithm>
+
+namespace moe::config {
+
+void check_length(const JsonObject& json, const std::string& key, std::size_t found, int layers) {
+    if (found != static_cast<std::size_t>(layers))
+        json.refuse_value(key, fmt::format("must have num_hidden_layers = {} entries, found {}", layers, found));
+}
+
+std::vector<bool> after(int first, int layers) {
+    std::vector<bool> list(static_cast<std::size_t>(layers), true);
+    std::fill(list.begin(), list.begin() + std::min(first, layers), false);
+    return list;
+}
+
+std::vector<bool> sparse_of_types(const JsonObject& json, int layers) {
+    const std::string key = "mlp_layer_types";
+    std::vector<bool> list;
+    for (const std::string& type : json.strings(key)) {
+        if (type != "dense" && type != "sparse") json.refuse_value(key, "must be made of dense and sparse");
+        list.push_back(type == "sparse");
+    }
+    check_length(json, key, list.size(), layers);
+    return list;
+}
+
+void must_be(const JsonObject& json, const std::string& key, const std::string& only) {
+    if (json.has(key) && json.string(key) != only) json.refuse_value(key, "only " + only + " is known");
+}
+
+Router selecting_router(const JsonObject& json, const char* normalize, const char* scale, double fallback_scale) {
+    Router router;
+    router.scoring = Scoring::sigmoid;
+    router.expert_bias = true;
+    router.normalize = json.boolean_or(normalize, true);
+    router.scale = json.number_or(scale, fallback_scale, 0.0, 1e6);
+    router.groups = integer_or(json, "n_group", 1, 1, max_experts);
+    router.groups_kept = integer_or(json, "topk_group", 1, 1, max_experts);
+    router.group_score_top = 2;
+    return router;
+}
+
+Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared, std::int64_t fallback_shared) {
+    Moe moe;
+    moe.experts = integer(json, routed, max_experts);
+    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
+    moe.ffn = ffn(json, "moe_intermediate_size");
+    if (shared.empty()) return moe;
+    moe.shared_ffn = moe.ffn * json.integer_or(shared, fallback_shared, 0, 1024);
+    if (moe.shared_ffn > max_ffn)
+        json.refuse_value(shared, fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
+    return moe;
+}
+
+} // namespace moe::config
