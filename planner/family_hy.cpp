@@ -1,4 +1,4 @@
-// Families of plain attention over DeepSeek-V3's kind of experts, under names of their own: Solar-Open and Hunyuan 3.
+// Families of one attention in all layers over DeepSeek's kind of experts: Solar-Open, Hunyuan 3 and Mistral 4.
 #include "planner/family_parts.hpp"
 #include "planner/model_families.hpp"
 
@@ -50,6 +50,20 @@ void read_hy_v3(const JsonObject& json, Model& model) {
         json.refuse_value("moe_router_use_sigmoid", "only true is known");
     add_plain_layers(json, model, attention, moe, 1);
     model.not_executable = "Hunyuan 3: weights go by names that export does not know yet";
+}
+
+// Latent attention, and a softmax over all experts of which the chosen are divided by their sum.
+void read_mistral4(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    model.rope_interleaved = json.boolean_or("rope_interleave", true);
+    Attention attention = read_mla(json);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
+    moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
+    moe.router.scoring = Scoring::softmax;
+    moe.router.expert_bias = false;
+    add_plain_layers(json, model, attention, moe, 0);
+    model.not_executable = "Mistral 4: queries scaled by their position (llama_4_scaling_beta) are not trained yet";
 }
 
 } // namespace moe::config

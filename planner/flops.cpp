@@ -22,8 +22,8 @@ Count gqa(const Attention& a, double h, double seq) {
     const double keys = static_cast<double>(a.kv_heads) * a.qk_dim;
     const double values = static_cast<double>(a.kv_heads) * a.v_dim;
     const double out = static_cast<double>(a.heads) * a.v_dim;
-    const double matrices =
-        h * (query + keys + values) + out * h + (a.output_gate ? h * out : 0.0) + (a.head_gate ? h * a.heads : 0.0);
+    const double matrices = h * (query + keys + (a.k_eq_v ? 0.0 : values)) + out * h + (a.output_gate ? h * out : 0.0) +
+                            (a.head_gate ? h * a.heads : 0.0);
     double vectors = a.qkv_bias ? query + keys + values : 0.0;
     if (a.out_bias) vectors += h;
     if (a.sinks) vectors += a.heads;
@@ -158,7 +158,10 @@ LayerCount layer(const Model& model, const LayerKind& kind, double seq) {
     const double bias = moe.expert_bias ? (matrices - 1.0) * static_cast<double>(moe.ffn) + width : 0.0;
     const double shared = matrices * h * static_cast<double>(moe.shared_ffn);
     const double vectors = (moe.router.linear_bias ? 1.0 : 0.0) + (moe.router.expert_bias ? 1.0 : 0.0);
-    const double always = outside + shared + latent + moe.experts * (h + vectors) + (moe.shared_gate ? h : 0.0);
+    // Of inputs of router and experts, of outputs of both branches, and a factor for each expert.
+    const double branches = moe.branch_norms ? 4.0 * h + moe.experts : 0.0;
+    const double always =
+        outside + shared + latent + branches + moe.experts * (h + vectors) + (moe.shared_gate ? h : 0.0);
     return {always + moe.experts * (routed + bias), always + moe.top_k * (routed + bias),
             core.macs + moe.top_k * routed + shared + latent};
 }

@@ -37,6 +37,7 @@ struct Attention {
     bool sinks = false;       // one learned sink logit per head (GPT-OSS)
     bool output_gate = false; // sigmoid gate on the attention output (Qwen3-Next)
     bool head_gate = false;   // one such gate per head (Step-3.5)
+    bool k_eq_v = false;      // no projection of values: keys serve as such (Gemma 4)
     // gated_delta; mamba: groups, heads, state and width of a head
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
     int scan_chunk = 0; // mamba: positions whose products are made at once
@@ -76,6 +77,7 @@ struct Moe {
     std::int64_t latent = 0;     // width that tokens travel and experts work in (LatentMoE), 0 = the model's
     bool shared_gate = false;    // sigmoid gate on the shared expert's output (Qwen2-MoE)
     bool expert_bias = false;    // bias in the experts' linear layers (GPT-OSS)
+    bool branch_norms = false;   // shared MLP, router and experts have norms of their own (Gemma 4)
     bool probs_on_input = false; // routing weight multiplies the expert's input (Llama 4)
     Router router;
 

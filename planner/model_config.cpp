@@ -101,6 +101,7 @@ std::string attention_obstacle(const Attention& attention) {
     if (attention.kind == AttentionKind::gated_delta) return "layer_types = linear_attention: no gated delta net yet";
     if (attention.kind == AttentionKind::compressed) return "compress_ratios: no compressed sparse attention yet";
     if (attention.kind == AttentionKind::mamba) return "hybrid_override_pattern: no Mamba layers yet";
+    if (attention.k_eq_v) return "attention_k_eq_v = true: not trained yet";
     if (attention.output_gate || attention.head_gate) return "attention output gate: not trained yet";
     if (attention.sparse())
         return fmt::format("index_topk = {}: no attention that picks its keys yet", attention.indexer_top_k);
@@ -109,6 +110,7 @@ std::string attention_obstacle(const Attention& attention) {
 
 std::string moe_obstacle(const Moe& moe) {
     if (moe.latent > 0) return fmt::format("moe_latent_size = {}: no experts of a width of their own yet", moe.latent);
+    if (moe.branch_norms) return "norms of experts and of the MLP beside them: not trained yet";
     if (moe.probs_on_input) return "routing weight on the experts' input: not trained yet";
     if (moe.router.scoring == Scoring::sqrt_softplus) return "scoring_func = sqrtsoftplus: not trained yet";
     return {};

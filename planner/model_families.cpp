@@ -38,6 +38,8 @@ constexpr std::array families{
     Family{"ExaoneMoEForCausalLM", "exaone_moe", "ExaoneMoeForCausalLM", read_exaone_moe},
     Family{"ExaoneMoeForCausalLM", "exaone_moe", "ExaoneMoeForCausalLM", read_exaone_moe},
     Family{"GPT-3", "", "GPT-3", read_gpt3},
+    Family{"Gemma4ForCausalLM", "gemma4_text", "Gemma4ForCausalLM", read_gemma4},
+    Family{"Gemma4ForConditionalGeneration", "gemma4", "Gemma4ForCausalLM", read_gemma4},
     Family{"Glm4MoeForCausalLM", "glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
     Family{"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_glm4_moe_lite},
     Family{"Glm4vMoeForConditionalGeneration", "glm4v_moe", "Glm4MoeForCausalLM", read_glm4_moe},
@@ -59,6 +61,7 @@ constexpr std::array families{
     Family{"MiMoV2FlashForCausalLM", "mimo_v2_flash", "MiMoV2ForCausalLM", read_mimo_v2},
     Family{"MiMoV2ForCausalLM", "mimo_v2", "MiMoV2ForCausalLM", read_mimo_v2},
     Family{"MiniMaxM2ForCausalLM", "minimax_m2", "MiniMaxM2ForCausalLM", read_minimax_m2},
+    Family{"Mistral4ForCausalLM", "mistral4", "Mistral4ForCausalLM", read_mistral4},
     Family{"MistralForCausalLM", "mistral", "MistralForCausalLM", read_mistral},
     Family{"MixtralForCausalLM", "mixtral", "MixtralForCausalLM", read_mixtral},
     Family{"NemotronForCausalLM", "nemotron", "NemotronForCausalLM", read_nemotron},
@@ -80,14 +83,19 @@ constexpr std::array families{
 
 // Families whose layers are of two natures, of which this program knows one; as written, in small letters and without
 // marks.
-constexpr std::array<std::pair<const char*, const char*>, 8> hybrids{{{"bamba", "Mamba"},
-                                                                      {"falconh1", "Mamba"},
-                                                                      {"jamba", "Mamba"},
-                                                                      {"lfm2", "convolution"},
-                                                                      {"minimaxforcausallm", "linear attention"},
-                                                                      {"minimaxm1", "linear attention"},
-                                                                      {"minimaxtext01", "linear attention"},
-                                                                      {"zamba", "Mamba"}}};
+constexpr std::array<std::pair<const char*, const char*>, 13> hybrids{{{"bailinghybrid", "linear attention"},
+                                                                       {"bailingmoelinear", "linear attention"},
+                                                                       {"bailingmoev25", "linear attention"},
+                                                                       {"bamba", "Mamba"},
+                                                                       {"falconh1", "Mamba"},
+                                                                       {"jamba", "Mamba"},
+                                                                       {"kimik3", "linear attention"},
+                                                                       {"kimilinear", "linear attention"},
+                                                                       {"lfm2", "convolution"},
+                                                                       {"minimaxforcausallm", "linear attention"},
+                                                                       {"minimaxm1", "linear attention"},
+                                                                       {"minimaxtext01", "linear attention"},
+                                                                       {"zamba", "Mamba"}}};
 
 void refuse_hybrid(const JsonObject& json, const std::string& written) {
     std::string plain;

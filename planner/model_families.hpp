@@ -39,12 +39,16 @@ void read_nemotron(const JsonObject& json, Model& model);
 void read_megatron_gpt(const JsonObject& json, Model& model);
 void read_gpt3(const JsonObject& json, Model& model);
 
+// family_gemma.cpp
+void read_gemma4(const JsonObject& json, Model& model);
+
 // family_granite.cpp
 void read_granite_hybrid(const JsonObject& json, Model& model);
 
 // family_hy.cpp
 void read_solar_open(const JsonObject& json, Model& model);
 void read_hy_v3(const JsonObject& json, Model& model);
+void read_mistral4(const JsonObject& json, Model& model);
 
 // family_nemotron_h.cpp
 void read_nemotron_h(const JsonObject& json, Model& model);

@@ -40,8 +40,8 @@ void AttentionLayer::declare(ParameterSet& set) const {
         // The output gate of Qwen3-Next doubles the query projection.
         const std::int64_t q_rows = a_.output_gate ? 2 * q : q;
         std::vector<Parameter> in{dense(at + "q_proj.weight", q_rows, h, 0, 0.02),
-                                  dense(at + "k_proj.weight", k, h, 0, 0.02),
-                                  dense(at + "v_proj.weight", v, h, 0, 0.02)};
+                                  dense(at + "k_proj.weight", k, h, 0, 0.02)};
+        if (!a_.k_eq_v) in.push_back(dense(at + "v_proj.weight", v, h, 0, 0.02));
         if (a_.head_gate) in.push_back(dense(at + "g_proj.weight", heads, h, 0, 0.02));
         set.declare(key_ + ".qkv", std::move(in), true);
         if (a_.qkv_bias)
@@ -170,8 +170,10 @@ TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
     const std::int64_t gate = (a_.output_gate ? static_cast<std::int64_t>(a_.heads) * a_.qk_dim / tp : 0) +
                               (a_.head_gate ? a_.heads / tp : 0);
     const std::int64_t width = packed_width(a_, tp) + gate, tokens = b.gathered_tokens();
+    // Keys that serve as values become both where they are turned.
+    const std::int64_t projected = a_.k_eq_v ? width - static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim / tp : width;
     b.module = Module::attn_in;
-    qkv_.weight = b.weight(key_ + ".qkv", width, model_.hidden);
+    qkv_.weight = b.weight(key_ + ".qkv", projected, model_.hidden);
     qkv_.name = "qkv";
     qkv_.gather = tp > 1;
     TensorId qkv = linear_forward(b, qkv_, normed, b.activation_dtype());
@@ -226,7 +228,7 @@ TensorId AttentionLayer::gqa_core_backward(Builder& b, TensorId doutput) {
     const TensorId drotated = b.activation("dqkv_rope", tokens, width);
     attend_backward(b, doutput, drotated, drotated, drotated);
     b.module = Module::attn_in;
-    const TensorId dqkv = b.activation("dqkv", tokens, width);
+    const TensorId dqkv = b.activation("dqkv", tokens, b.at(qkv_raw_).cols);
     std::vector<TensorId> in{drotated, b.program().io.positions}, out{dqkv};
     if (a_.qk_norm) {
         in.insert(in.end(), {qkv_raw_, q_head_norm_.value, k_head_norm_.value, head_rstd_});

@@ -174,6 +174,7 @@ private:
     std::string key_, hf_;
     int layer_;
     Norm norm_, post_norm_;
+    Norm router_norm_, expert_norm_, expert_post_, shared_post_; // where branches have their own
     std::optional<MlpLayer> shared_;
     Linear gate_, latent_down_, latent_up_;
     Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;

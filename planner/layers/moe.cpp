@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace moe {
 
@@ -20,6 +21,14 @@ void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
     const std::string gate = model_.architecture == "GptOssForCausalLM" ? "router" : "gate";
     const std::string at = hf_ + (mixtral ? "block_sparse_moe." : "mlp.");
     declare_mlp_norms(set, model_, key_, hf_);
+    if (moe_.branch_norms) {
+        Norm::declare(set, key_ + ".router_norm", hf_ + "router.scale", h);
+        Norm::declare(set, key_ + ".expert_norm", hf_ + "pre_feedforward_layernorm_2.weight", h);
+        Norm::declare(set, key_ + ".shared_post", hf_ + "post_feedforward_layernorm_1.weight", h);
+        Norm::declare(set, key_ + ".expert_post", hf_ + "post_feedforward_layernorm_2.weight", h);
+        set.declare(key_ + ".expert_scale",
+                    {matrix(hf_ + "router.per_expert_scale", Domain::dense, moe_.experts, 1, -1, 0.0)}, false, false);
+    }
     set.declare(key_ + ".gate", {matrix(at + gate + ".weight", Domain::dense, moe_.experts, h, -1, 0.02)}, false);
     if (moe_.router.linear_bias)
         set.declare(key_ + ".gate_bias", {matrix(at + gate + ".bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
@@ -62,22 +71,31 @@ TensorId MoeLayer::forward(Builder& b, TensorId x) {
     b.module = Module::layernorm;
     norm_.key = key_ + ".norm";
     const TensorId normed = norm_.forward(b, x, model_.hidden, "moe_norm");
-    route(b, normed);
-    TensorId travels = normed;
+    const auto branch = [&](Norm& norm, TensorId in, const char* name) {
+        if (!moe_.branch_norms) return in;
+        const Module module = std::exchange(b.module, Module::layernorm);
+        norm.key = key_ + "." + name;
+        const TensorId out = norm.forward(b, in, model_.hidden, std::string("moe_") + name);
+        b.module = module;
+        return out;
+    };
+    route(b, branch(router_norm_, moe_.branch_norms ? x : normed, "router_norm"));
+    TensorId travels = branch(expert_norm_, moe_.branch_norms ? x : normed, "expert_norm");
     if (moe_.latent > 0) {
         latent_down_.weight = b.weight(key_ + ".latent_down", width(), model_.hidden);
         latent_down_.name = "latent_down";
-        travels = linear_forward(b, latent_down_, normed, b.activation_dtype());
+        travels = linear_forward(b, latent_down_, travels, b.activation_dtype());
     }
     const Rows rows = dispatch(b, travels, weight_, "expert_in");
     TensorId shared = no_tensor;
-    if (shared_) shared = shared_->forward(b, normed);
+    if (shared_) shared = branch(shared_post_, shared_->forward(b, normed), "shared_post");
     TensorId y = combine(b, {experts(b, rows), no_tensor}, "expert_sum").rows;
     if (moe_.latent > 0) {
         latent_up_.weight = b.weight(key_ + ".latent_up", model_.hidden, width());
         latent_up_.name = "latent_up";
         y = linear_forward(b, latent_up_, y, b.activation_dtype());
     }
+    y = branch(expert_post_, y, "expert_post");
     b.module = Module::residual;
     if (shared != no_tensor) y = b.add(y, shared, "moe_out");
     if (model_.post_norms) {
@@ -97,11 +115,17 @@ TensorId MoeLayer::backward(Builder& b, TensorId dy) {
         b.module = Module::layernorm;
         dout = post_norm_.backward(b, dy);
     }
+    const auto branch = [&](const Norm& norm, TensorId d, TensorId residual) {
+        if (!moe_.branch_norms) return d;
+        b.module = Module::layernorm;
+        return norm.backward(b, d, residual);
+    };
+    const TensorId dexperts = branch(expert_post_, dout, no_tensor);
     b.module = Module::combine;
-    const TensorId dsum = moe_.latent > 0 ? linear_backward(b, latent_up_, dout) : dout;
+    const TensorId dsum = moe_.latent > 0 ? linear_backward(b, latent_up_, dexperts) : dexperts;
     const Rows drows_out = dispatch(b, dsum, no_tensor, "expert_dout");
     TensorId dshared = no_tensor;
-    if (shared_) dshared = shared_->backward(b, dout);
+    if (shared_) dshared = shared_->backward(b, branch(shared_post_, dout, no_tensor));
     const Rows drows = experts_backward(b, drows_out);
     const Rows din = combine(b, drows, "expert_din_sum");
 
@@ -116,7 +140,12 @@ TensorId MoeLayer::backward(Builder& b, TensorId dy) {
         b.phase = Phase::dgrad;
     }
     const TensorId dtravels = moe_.latent > 0 ? linear_backward(b, latent_down_, din.rows) : din.rows;
-    TensorId dnormed = b.add(dtravels, linear_backward(b, gate_, dbalanced), "drouter_sum");
+    const TensorId drouter = linear_backward(b, gate_, dbalanced);
+    if (moe_.branch_norms) { // three norms of one input: what each hands on joins the next
+        const TensorId dx = branch(expert_norm_, dtravels, branch(router_norm_, drouter, dy));
+        return shared_ ? norm_.backward(b, dshared, dx) : dx;
+    }
+    TensorId dnormed = b.add(dtravels, drouter, "drouter_sum");
     if (dshared != no_tensor) {
         b.module = Module::shared_experts;
         dnormed = b.add(dnormed, dshared, "dmoe_norm");

@@ -245,6 +245,9 @@ TEST_CASE("architectures of two natures are refused as such, near names alone ar
     holds(fault("JambaForCausalLM"), "hybrid Mamba layers are not supported");
     holds(fault("MiniMaxM1ForCausalLM"), "hybrid linear attention layers are not supported");
     holds(fault("BambaForCausalLM"), "hybrid Mamba layers are not supported");
+    holds(fault("KimiLinearForCausalLM"), "hybrid linear attention layers are not supported");
+    holds(fault("BailingMoeV2_5ForCausalLM"), "hybrid linear attention layers are not supported");
+    holds(fault("Lfm2MoeForCausalLM"), "hybrid convolution layers are not supported");
     holds(fault("Dots2ForCausalLM"), "did you mean Dots1ForCausalLM?");
-    CHECK(fault("GemmaForCausalLM").find("did you mean") == std::string::npos); // all but the name is alike
+    CHECK(fault("BloomForCausalLM").find("did you mean") == std::string::npos); // all but the name is alike
 }

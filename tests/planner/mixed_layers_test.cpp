@@ -43,6 +43,8 @@ std::vector<std::string> small_ones() {
         named("MiMoV2FlashForCausalLM", R"("v_head_dim": 32, "num_nextn_predict_layers": 1, "mlp_layer_types": ["dense",
             "sparse", "sparse", "sparse"])"),
         named("LagunaForCausalLM", R"("num_attention_heads_per_layer": [8, 8, 8, 4])"),
+        named("Gemma4ForCausalLM", R"("attention_k_eq_v": true, "enable_moe_block": true, "global_head_dim": 128,
+            "num_global_key_value_heads": 1, "top_k_experts": 2)"),
         named("HYV3ForCausalLM", R"("num_nextn_predict_layers": 1)"),
         named("SolarOpenForCausalLM", ""),
         named("Step3p5ForCausalLM", R"("attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
@@ -126,8 +128,26 @@ TEST_CASE("norms behind attention and MLP: two more a layer, forward and backwar
               }) == 4);
 }
 
+TEST_CASE("Gemma 4, lowered: norms of both branches, values made of keys") {
+    const Model model = read(small_ones()[4]);
+    REQUIRE(model.architecture == "Gemma4ForCausalLM");
+    const Program program = lower(small_plan(model, 512), 0);
+    int forward = 0, backward = 0;
+    for (const Op& op : program.templates[0].ops) forward += op.kind == OpKind::rmsnorm;
+    for (const Op& op : program.templates[1].ops) backward += op.kind == OpKind::rmsnorm_grad;
+    CHECK(forward == 4 * 8 + 1); // a layer has 8, the model one at its end
+    CHECK(backward == 4 * 8 + 1);
+    int made = 0;
+    for (const Op& op : program.templates[0].ops) {
+        if (op.kind != OpKind::rope) continue;
+        const auto cols = [&](TensorId id) { return program.tensors[static_cast<std::size_t>(id)].cols; };
+        made += cols(op.out[0]) - cols(op.in[0]) == 128; // one head of values, of the last layer alone
+    }
+    CHECK(made == 1);
+}
+
 TEST_CASE("gates of heads: one column a head beside the queries, under tensor and context parallelism as well") {
-    const Model model = read(small_ones()[6]);
+    const Model model = read(small_ones().back());
     Plan plan = small_plan(model, 512);
     plan.tp = 2;
     plan.dp = 1;

@@ -146,6 +146,30 @@ std::string granite_small() {
     100352})";
 }
 
+std::string gemma4() {
+    return R"({"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": {"attention_bias":
+    false, "attention_k_eq_v": true, "enable_moe_block": true, "final_logit_softcapping": 30.0, "global_head_dim": 512,
+    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2816, "hidden_size_per_layer_input": 0,
+    "intermediate_size": 2112, "layer_types": )" +
+           list(30, 5, 6, full, window) + R"(, "model_type": "gemma4_text", "moe_intermediate_size": 704,
+    "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads": 2, "num_hidden_layers": 30,
+    "num_key_value_heads": 8, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6, "rope_parameters": {"full_attention":
+    {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"}, "sliding_attention":
+    {"rope_theta": 10000.0, "rope_type": "default"}}, "sliding_window": 1024, "tie_word_embeddings": true, "top_k_experts": 8,
+    "use_double_wide_mlp": false, "vocab_size": 262144}, "vision_config": {"depth": 27}})";
+}
+
+std::string mistral_small4() {
+    return R"({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config":
+    {"first_k_dense_replace": 0, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288, "kv_lora_rank": 256,
+    "model_type": "mistral4", "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+    "norm_topk_prob": true, "num_attention_heads": 32, "num_experts_per_tok": 4, "num_hidden_layers": 36,
+    "num_key_value_heads": 32, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "rope_parameters":
+    {"type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}, "routed_scaling_factor": 1.0, "tie_word_embeddings": false,
+    "topk_group": 1, "v_head_dim": 128, "vocab_size": 131072}, "vision_config": {"depth": 24}})";
+}
+
 struct Published {
     const char* name;
     double total, active; // billions, as model cards say, MTP not counted; active: some cards leave out the embedding
@@ -154,11 +178,18 @@ struct Published {
 };
 
 constexpr Published published[] = {
-    {"Granite-4.0-H-Small", 32.2, 9, false, granite_small}, {"Hy3", 295, 21, false, hy3},
-    {"K-EXAONE-236B-A23B", 236, 23, false, k_exaone},       {"Laguna-S-2.1", 118, 8, false, laguna_s},
-    {"MiMo-V2-Flash", 309, 15, false, mimo_flash},          {"MiMo-V2.5-Pro", 1020, 42, false, mimo_pro},
-    {"Solar-Open-100B", 102.6, 12, true, solar_open},       {"Step-3.5-Flash", 196, 11, false, step_flash},
-    {"Trinity-Large", 400, 13, false, trinity_large},       {"Trinity-Mini", 26, 3, false, trinity_mini},
+    {"Gemma-4-26B-A4B", 25.2, 3.8, false, gemma4},
+    {"Granite-4.0-H-Small", 32.2, 9, false, granite_small},
+    {"Hy3", 295, 21, false, hy3},
+    {"K-EXAONE-236B-A23B", 236, 23, false, k_exaone},
+    {"Laguna-S-2.1", 118, 8, false, laguna_s},
+    {"MiMo-V2-Flash", 309, 15, false, mimo_flash},
+    {"MiMo-V2.5-Pro", 1020, 42, false, mimo_pro},
+    {"Mistral-Small-4", 119, 6.5, false, mistral_small4},
+    {"Solar-Open-100B", 102.6, 12, true, solar_open},
+    {"Step-3.5-Flash", 196, 11, false, step_flash},
+    {"Trinity-Large", 400, 13, false, trinity_large},
+    {"Trinity-Mini", 26, 3, false, trinity_mini},
 };
 
 Model read(const std::string& config) { return model_from_json(config, "config.json"); }
@@ -278,6 +309,39 @@ TEST_CASE("Granite 4: every layer has a mixer, and experts or the shared MLP alo
     CHECK_FALSE(dense.kind_of(0).moe.has_value());
     CHECK(dense.kind_of(0).dense_ffn == 1536);
     CHECK(dense.kind_of(5).attention.rope_dim == 128);
+}
+
+TEST_CASE("Gemma 4: keys serve as values where all is seen, the MLP beside the experts is no expert of theirs") {
+    const Model model = read(gemma4());
+    CHECK(model.kind_of(0).attention.window == 1024);
+    CHECK(model.kind_of(0).attention.rope_dim == 256);
+    CHECK_FALSE(model.kind_of(0).attention.k_eq_v);
+    CHECK(model.kind_of(5).attention.k_eq_v);
+    CHECK(model.kind_of(5).attention.kv_heads == 2);
+    CHECK(model.kind_of(5).attention.v_dim == 512);
+    CHECK(model.kind_of(5).attention.rope_dim == 128);
+    CHECK(model.kind_of(5).moe->shared_ffn == 2112);
+    CHECK(model.kind_of(5).moe->branch_norms);
+    CHECK(model.kind_of(5).activation == Activation::gelu);
+    CHECK(model.tied_embeddings);
+    CHECK(model.left_out == std::vector<std::string>{"vision_config"});
+    const std::string small = R"({"architectures": ["Gemma4ForCausalLM"], "global_head_dim": 512, "head_dim": 256,
+        "hidden_size": 1536, "intermediate_size": 6144, "layer_types": ["sliding_attention", "full_attention"],
+        "num_attention_heads": 8, "num_hidden_layers": 2, "num_key_value_heads": 1, "sliding_window": 512, "vocab_size":
+        262144})";
+    CHECK_FALSE(read(small).kind_of(1).moe.has_value());
+    CHECK_FALSE(read(small).kind_of(1).attention.k_eq_v);
+    for (const char* field : {R"("hidden_size_per_layer_input": 256)", R"("num_kv_shared_layers": 20)"})
+        CHECK(fault_of([&] { read(with(small, field)); }).find("are not supported") != std::string::npos);
+}
+
+TEST_CASE("Mistral 4: latent attention and a softmax over all experts") {
+    const Model model = read(mistral_small4());
+    CHECK(model.kind_of(0).attention.kind == AttentionKind::mla);
+    CHECK(model.kind_of(0).attention.kv_lora == 256);
+    CHECK(model.kind_of(0).moe->router.scoring == Scoring::softmax);
+    CHECK(model.kind_of(0).moe->router.normalize);
+    CHECK_FALSE(model.kind_of(0).moe->router.expert_bias);
 }
 
 TEST_CASE("mixed layers: what contradicts itself, or is not known, is refused by field") {
