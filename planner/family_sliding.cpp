@@ -293,7 +293,15 @@ void read_laguna(const JsonObject& json, Model& model) {
     const int layers = layer_count(json);
     const std::vector<bool> none(static_cast<std::size_t>(layers));
     const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, none);
-    const std::vector<bool> sparse = json.has("mlp_layer_types") ? sparse_of_types(json, layers) : after(1, layers);
+    std::vector<bool> sparse = after(json.has("mlp_only_layers") ? 0 : 1, layers);
+    if (json.has("mlp_layer_types")) {
+        sparse = sparse_of_types(json, layers);
+    } else if (json.has("mlp_only_layers")) { // as first published
+        if (json.integer_or("decoder_sparse_step", 1, 1, max_layers) != 1)
+            json.refuse_value("decoder_sparse_step", "only 1 is known");
+        for (const std::int64_t layer : json.integers("mlp_only_layers", 0, layers - 1))
+            sparse[static_cast<std::size_t>(layer)] = false;
+    }
     std::vector<std::int64_t> heads(static_cast<std::size_t>(layers));
     integer(json, "head_dim", max_dim); // has no default that follows from other sizes
     Attention attention = read_gqa(json, model);

@@ -1,5 +1,6 @@
 // Families of mixed layers, a few layers deep: what they are lowered to is what is counted.
 #include "planner/lower.hpp"
+#include "tests/mixed_models.hpp"
 #include "tests/nearly.hpp"
 #include "tests/published_plan.hpp"
 
@@ -25,41 +26,6 @@ Plan small_plan(const Model& model, std::int64_t seq) {
     return plan;
 }
 
-// The same architectures, a few layers of each kind deep.
-std::vector<std::string> small_ones() {
-    const std::string sizes =
-        R"("hidden_size": 256, "head_dim": 64, "intermediate_size": 384, "moe_intermediate_size": 128,
-        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "n_routed_experts": 8,
-        "num_experts_per_tok": 2, "sliding_window": 128, "vocab_size": 512, "tie_word_embeddings": false)";
-    const std::string types = R"("layer_types": ["sliding_attention", "sliding_attention", "sliding_attention",
-        "full_attention"])";
-    const auto named = [&](const std::string& name, const std::string& rest) {
-        return "{\"architectures\": [\"" + name + "\"], " + sizes + ", " + types + (rest.empty() ? "" : ", " + rest) +
-               "}";
-    };
-    return {
-        named("AfmoeForCausalLM", R"("num_dense_layers": 1, "num_shared_experts": 1)"),
-        named("ExaoneMoeForCausalLM", R"("num_nextn_predict_layers": 1)"),
-        named("MiMoV2FlashForCausalLM", R"("v_head_dim": 32, "num_nextn_predict_layers": 1, "mlp_layer_types": ["dense",
-            "sparse", "sparse", "sparse"])"),
-        named("LagunaForCausalLM", R"("num_attention_heads_per_layer": [8, 8, 8, 4])"),
-        named("Gemma4ForCausalLM", R"("attention_k_eq_v": true, "enable_moe_block": true, "global_head_dim": 128,
-            "num_global_key_value_heads": 1, "top_k_experts": 2)"),
-        named("HYV3ForCausalLM", R"("num_nextn_predict_layers": 1)"),
-        named("SolarOpenForCausalLM", ""),
-        named("Step3p5ForCausalLM", R"("attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
-            "num_attention_groups": 2, "moe_num_experts": 8, "moe_top_k": 2, "share_expert_dim": 128,
-            "use_head_wise_attn_gate": true, "num_nextn_predict_layers": 2)"),
-    };
-}
-
-std::string small_granite() {
-    return R"({"architectures": ["GraniteMoeHybridForCausalLM"], "hidden_size": 256, "intermediate_size": 128, "layer_types":
-        ["mamba", "attention", "mamba"], "mamba_d_state": 16, "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_chunk_size":
-        64, "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2,
-        "num_local_experts": 8, "shared_intermediate_size": 192, "vocab_size": 512, "tie_word_embeddings": false})";
-}
-
 std::int64_t declared(const Program& program) {
     std::int64_t sum = 0;
     for (const Parameter& parameter : program.parameters) sum += parameter.local_elements();
@@ -69,7 +35,7 @@ std::int64_t declared(const Program& program) {
 } // namespace
 
 TEST_CASE("mixed layers, lowered: declared weights are the counted ones, products of a forward the model's FLOPs") {
-    for (const std::string& config : small_ones()) {
+    for (const std::string& config : small_mixed_models()) {
         CAPTURE(config);
         const Model model = read(config);
         const Plan plan = small_plan(model, 512);
@@ -106,7 +72,7 @@ TEST_CASE("Granite 4, lowered: scans and experts in one layer, the counted weigh
 }
 
 TEST_CASE("norms behind attention and MLP: two more a layer, forward and backward, and their weights") {
-    const Model model = read(small_ones()[0]);
+    const Model model = read(small_mixed_models()[0]);
     Model without = model;
     without.post_norms = false;
     const auto norms = [](const Model& of) {
@@ -129,7 +95,7 @@ TEST_CASE("norms behind attention and MLP: two more a layer, forward and backwar
 }
 
 TEST_CASE("Gemma 4, lowered: norms of both branches, values made of keys") {
-    const Model model = read(small_ones()[4]);
+    const Model model = read(small_mixed_models()[4]);
     REQUIRE(model.architecture == "Gemma4ForCausalLM");
     const Program program = lower(small_plan(model, 512), 0);
     int forward = 0, backward = 0;
@@ -147,7 +113,7 @@ TEST_CASE("Gemma 4, lowered: norms of both branches, values made of keys") {
 }
 
 TEST_CASE("gates of heads: one column a head beside the queries, under tensor and context parallelism as well") {
-    const Model model = read(small_ones().back());
+    const Model model = read(small_mixed_models().back());
     Plan plan = small_plan(model, 512);
     plan.tp = 2;
     plan.dp = 1;

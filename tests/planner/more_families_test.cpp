@@ -267,6 +267,16 @@ TEST_CASE("Step-3.5, Laguna: query heads by layer, a gate for each") {
     CHECK(laguna.kind_of(47).attention.head_gate);
     CHECK(read(with(laguna_s(), R"("gating": "per-element")")).kind_of(47).attention.output_gate);
     CHECK_FALSE(read(with(laguna_s(), R"("gating": false)")).kind_of(47).attention.head_gate);
+    const Model older = read(with(laguna_s(), R"("mlp_layer_types": null, "mlp_only_layers": [0, 1])"));
+    CHECK_FALSE(older.kind_of(1).moe.has_value());
+    CHECK(older.kind_of(2).moe.has_value());
+    // A vision-language model around it.
+    const std::string config = step_flash();
+    const Model wrapped = read(R"({"architectures": ["Step3p7ForConditionalGeneration"], "text_config": {"model_type":
+        "step3p5", )" + config.substr(config.find("\"att_impl_type\"")) +
+                               R"(, "vision_config": {"depth": 2}})");
+    CHECK(wrapped.kinds == step.kinds);
+    CHECK(wrapped.layers == step.layers);
 }
 
 TEST_CASE("AFMoE, EXAONE-MoE: layers that see everything turn nothing") {
