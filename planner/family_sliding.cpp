@@ -101,22 +101,22 @@ void read_mimo_v2(const JsonObject& json, Model& model) {
 
 namespace {
 
-// Step-3.5 lists its layers with experts in one string, "3,4,5".
+// Step-3.5 lists its layers with experts in one string, "3,4,5", or as numbers.
 std::vector<bool> read_step_sparse(const JsonObject& json, int layers) {
     const std::string key = "moe_layers_enum";
-    if (!json.has(key)) return after(1, layers);
     std::vector<std::int64_t> indices;
     if (json.is_array(key)) {
         indices = json.integers(key, 0, layers - 1);
     } else {
-        const std::string text = json.string(key);
+        std::string text = json.string(key);
+        std::erase(text, ' ');
         for (const char *at = text.data(), *end = at + text.size(); at < end;) {
             int index = 0;
             const auto [next, fault] = std::from_chars(at, end, index);
             if (fault != std::errc() || index < 0 || index >= layers || (next < end && *next != ','))
                 json.refuse_value(key, fmt::format("must list indices below num_hidden_layers = {}", layers));
             indices.push_back(index);
-            at = next + 1;
+            at = next < end ? next + 1 : end;
         }
     }
     std::vector<bool> sparse(static_cast<std::size_t>(layers));
@@ -131,7 +131,7 @@ Attention read_step_attention(const JsonObject& sizes, const JsonObject& json) {
     attention.qk_dim = attention.v_dim = attention.rope_dim =
         integer(sizes.has("head_dim") ? sizes : json, "head_dim", max_dim);
     attention.qk_norm = json.boolean_or("use_qk_norm", true);
-    attention.head_gate = json.boolean_or("use_head_wise_attn_gate", false);
+    attention.head_gate = json.boolean_or("use_head_wise_attn_gate", true);
     attention.sinks = json.boolean_or("sink", false);
     return attention;
 }

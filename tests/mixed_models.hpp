@@ -26,7 +26,7 @@ inline std::vector<std::string> small_mixed_models() {
         named("HYV3ForCausalLM", R"("num_nextn_predict_layers": 1)"),
         named("SolarOpenForCausalLM", ""),
         named("Step3p5ForCausalLM", R"("attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
-            "num_attention_groups": 2, "moe_num_experts": 8, "moe_top_k": 2, "share_expert_dim": 128,
+            "num_attention_groups": 2, "moe_layers_enum": "1,2,3", "moe_num_experts": 8, "moe_top_k": 2, "share_expert_dim": 128,
             "use_head_wise_attn_gate": true, "num_nextn_predict_layers": 2)"),
     };
 }

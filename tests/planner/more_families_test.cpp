@@ -256,6 +256,8 @@ TEST_CASE("Step-3.5, Laguna: query heads by layer, a gate for each") {
     CHECK(step.kind_of(1).attention.window == 512);
     CHECK(step.kind_of(1).attention.head_gate);
     CHECK_FALSE(step.kind_of(2).moe.has_value());
+    CHECK_FALSE(read(with(step_flash(), R"("moe_layers_enum": "4, 5 ")")).kind_of(3).moe.has_value());
+    CHECK(read(with(step_flash(), R"("moe_layers_enum": [2, 5])")).kind_of(2).moe.has_value());
     CHECK(step.kind_of(3).moe->router.scale == 3.0);
     REQUIRE(step.mtp.size() == 3);
     CHECK(step.kinds[static_cast<std::size_t>(step.mtp[2])].attention == step.kind_of(1).attention);
@@ -366,6 +368,7 @@ TEST_CASE("mixed layers: what contradicts itself, or is not known, is refused by
     refused(step_flash(), R"("layer_types": ["full_attention"])", "must have an entry for each of the 45 layers");
     refused(step_flash(), R"("moe_layers_enum": "3,45")", "must list indices below num_hidden_layers = 45");
     refused(step_flash(), R"("moe_layers_enum": "3;4")", "must list indices");
+    refused(step_flash(), R"("moe_layers_enum": null)", "moe_layers_enum");
     refused(step_flash(), R"("att_impl_type": "MLA")", "only GQA is known");
     refused(k_exaone(), R"("is_moe_layer": [true])", "is_moe_layer");
     refused(k_exaone(), R"("is_moe_layer": [1, 2])", "must be an array of true and false");
