@@ -1,8 +1,8 @@
 // The DeepSeek family, and GLM-4.5 to GLM-5 and dots.llm1, which share its experts' field names: latent attention,
 // sparse attention, groups, shared experts.
 #include "planner/error.hpp"
+#include "planner/family_parts.hpp"
 #include "planner/model_families.hpp"
-#include "planner/names.hpp"
 
 #include <algorithm>
 
@@ -53,23 +53,9 @@ Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
     return moe;
 }
 
-// Entries of a list with one for each layer: true where it says `yes`, false where `no`.
-std::vector<bool> by_layer(const JsonObject& json, const std::string& key, const std::string& yes,
-                           const std::string& no) {
-    std::vector<bool> found;
-    for (const std::string& entry : json.strings(key)) {
-        if (entry != yes && entry != no)
-            refuse("{}: {}: \"{}\" is neither {} nor {}", json.place(), key, shown(entry), yes, no);
-        found.push_back(entry == yes);
-    }
-    if (static_cast<int>(found.size()) != layer_count(json))
-        json.refuse_value(key, fmt::format("must have num_hidden_layers = {} entries", layer_count(json)));
-    return found;
-}
-
 // Layers with experts: as listed, else those behind first_k_dense_replace whose index moe_layer_freq divides.
 std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense) {
-    if (json.is_array("mlp_layer_types")) return by_layer(json, "mlp_layer_types", "sparse", "dense");
+    if (json.is_array("mlp_layer_types")) return sparse_of_types(json, layer_count(json));
     const int first = integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers);
     const int step = integer_or(json, "moe_layer_freq", 1, 1, max_layers);
     std::vector<bool> sparse;
@@ -82,22 +68,20 @@ std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense) {
 // configuration_glm_moe_dsa.py; Megatron-LM's is_dsa_skip_topk_layer() counts layers from 1.
 std::vector<bool> layers_that_share(const JsonObject& json) {
     std::vector<bool> shared;
+    const int layers = layer_count(json);
     if (json.is_array("indexer_types")) {
-        shared = by_layer(json, "indexer_types", "shared", "full");
+        shared = layers_that_are(json, "indexer_types", "shared", "full", layers);
     } else if (json.is_array("index_topk_pattern")) {
-        shared = by_layer(json, "index_topk_pattern", "S", "F");
+        shared = layers_that_are(json, "index_topk_pattern", "S", "F", layers);
     } else if (json.has("index_topk_pattern")) {
         const std::string key = "index_topk_pattern", pattern = json.string(key);
-        if (pattern.find_first_not_of("FS") != std::string::npos ||
-            static_cast<int>(pattern.size()) != layer_count(json))
-            json.refuse_value(key,
-                              fmt::format("must be {} letters, F (picks keys) or S (shares them)", layer_count(json)));
+        if (pattern.find_first_not_of("FS") != std::string::npos || static_cast<int>(pattern.size()) != layers)
+            json.refuse_value(key, fmt::format("must be {} letters, F (picks keys) or S (shares them)", layers));
         for (const char letter : pattern) shared.push_back(letter == 'S');
     } else {
         const int step = integer_or(json, "index_topk_freq", 1, 1, max_layers);
         const int offset = integer_or(json, "index_skip_topk_offset", 2, 0, max_layers);
-        for (int layer = 0; layer < layer_count(json); ++layer)
-            shared.push_back(std::max(layer - offset + 1, 0) % step != 0);
+        for (int layer = 0; layer < layers; ++layer) shared.push_back(std::max(layer - offset + 1, 0) % step != 0);
     }
     if (shared.front()) refuse("{}: the first layer cannot share the keys of one before it", json.place());
     return shared;

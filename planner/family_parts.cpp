@@ -18,15 +18,20 @@ std::vector<bool> after(int first, int layers) {
     return list;
 }
 
-std::vector<bool> sparse_of_types(const JsonObject& json, int layers) {
-    const std::string key = "mlp_layer_types";
+std::vector<bool> layers_that_are(const JsonObject& json, const std::string& key, const std::string& word,
+                                  const std::string& other, int layers) {
     std::vector<bool> list;
-    for (const std::string& type : json.strings(key)) {
-        if (type != "dense" && type != "sparse") json.refuse_value(key, "must be made of dense and sparse");
-        list.push_back(type == "sparse");
+    for (const std::string& entry : json.strings(key)) {
+        if (entry != word && entry != other)
+            json.refuse_value(key, fmt::format("must be made of {} and {}", word, other));
+        list.push_back(entry == word);
     }
     check_length(json, key, list.size(), layers);
     return list;
+}
+
+std::vector<bool> sparse_of_types(const JsonObject& json, int layers) {
+    return layers_that_are(json, "mlp_layer_types", "sparse", "dense", layers);
 }
 
 void must_be(const JsonObject& json, const std::string& key, const std::string& only) {

@@ -12,6 +12,9 @@ namespace moe::config {
 void check_length(const JsonObject& json, const std::string& key, std::size_t found, int layers);
 // False for the first so many layers.
 std::vector<bool> after(int first, int layers);
+// A list with one of two words for each layer: where it is the first.
+std::vector<bool> layers_that_are(const JsonObject& json, const std::string& key, const std::string& word,
+                                  const std::string& other, int layers);
 // "dense" or "sparse" for each layer in mlp_layer_types, as transformers 5 writes it.
 std::vector<bool> sparse_of_types(const JsonObject& json, int layers);
 // Refuses any other value of a field that may be missing.

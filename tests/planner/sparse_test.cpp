@@ -79,8 +79,9 @@ TEST_CASE("sparse attention: a choice that cannot be is refused by field") {
     };
     holds(refused(config(R"(, "index_topk_pattern": "SFFFFF")")), "the first layer cannot share");
     holds(refused(config(R"(, "index_topk_pattern": "FSX")")), "index_topk_pattern = \"FSX\"");
-    holds(refused(config(R"(, "indexer_types": ["full"])")), "must have num_hidden_layers = 6 entries");
-    holds(refused(config(R"(, "indexer_types": ["full", "full", "half", "full", "full", "full"])")), "\"half\"");
+    holds(refused(config(R"(, "indexer_types": ["full"])")), "must have num_hidden_layers = 6 entries, found 1");
+    holds(refused(config(R"(, "indexer_types": ["full", "full", "half", "full", "full", "full"])")),
+          "must be made of shared and full");
     holds(refused(config(R"(, "mlp_layer_types": ["dense"])")), "mlp_layer_types");
     holds(refused(config(R"(, "index_n_heads": 0)")), "index_n_heads");
 }
