@@ -47,6 +47,7 @@ Builder::Builder(const Plan& plan, Program& program, ParameterSet& parameters)
       gathered_(plan.tokens_gathered()) {}
 
 Dtype Builder::quantized_dtype() const {
+    if (bf16) return moe::quantized_dtype(plan_.activations());
     switch (module) {
     case Module::core_attn:
         return moe::quantized_dtype(plan_.core_attention());

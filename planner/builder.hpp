@@ -47,6 +47,7 @@ public:
     Module module = Module::residual;
     Phase phase = Phase::forward;
     int layer = -1;
+    bool bf16 = false; // of a layer that is not quantized
 
     Dtype activation_dtype() const { return activations_; }
     // What operands of the open module's products are quantized to; bf16: as they are.

@@ -9,30 +9,40 @@ namespace moe {
 
 class DecoderLayer {
 public:
-    DecoderLayer(const Model& model, const LayerKind& kind, const std::string& key, const std::string& hf, int index) {
+    DecoderLayer(const Model& model, const LayerKind& kind, const std::string& key, const std::string& hf, int index)
+        : bf16_(kind.bf16) {
         if (kind.attention.kind != AttentionKind::none)
             attention_.emplace(model, kind.attention, key + ".attn", hf, index);
         if (kind.moe) moe_.emplace(model, kind, key + ".moe", hf, index);
         if (kind.dense()) mlp_.emplace(model, kind, kind.dense_ffn, false, key + ".mlp", hf, index);
     }
     void declare(ParameterSet& set, const Plan& plan) const {
+        set.keep_bf16(bf16_);
         if (attention_) attention_->declare(set);
         if (moe_) moe_->declare(set, plan);
         if (mlp_) mlp_->declare(set);
+        set.keep_bf16(false);
     }
     // `keys`: those that the last indexer has picked.
     TensorId forward(Builder& b, TensorId x, TensorId& keys) {
+        b.bf16 = bf16_;
         if (attention_) x = attention_->forward(b, x, keys);
         if (moe_) x = moe_->forward(b, x);
-        return mlp_ ? mlp_->forward(b, x) : x;
+        if (mlp_) x = mlp_->forward(b, x);
+        b.bf16 = false;
+        return x;
     }
     TensorId backward(Builder& b, TensorId dy) {
+        b.bf16 = bf16_;
         if (mlp_) dy = mlp_->backward(b, dy);
         if (moe_) dy = moe_->backward(b, dy);
-        return attention_ ? attention_->backward(b, dy) : dy;
+        if (attention_) dy = attention_->backward(b, dy);
+        b.bf16 = false;
+        return dy;
     }
 
 private:
+    bool bf16_;
     std::optional<AttentionLayer> attention_;
     std::optional<MoeLayer> moe_;
     std::optional<MlpLayer> mlp_;

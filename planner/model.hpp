@@ -94,6 +94,7 @@ struct LayerKind {
     bool mlp_bias = false;
     // GPT-OSS: the gate is cut at the limit, up at plus and minus the limit (0: none), and 1 is added to up.
     double swiglu_limit = 0.0;
+    bool bf16 = false; // a plan's choice, not the architecture's: its products are not quantized (keep_in_bf16())
 
     bool dense() const { return !moe && dense_ffn > 0; }
     bool operator==(const LayerKind&) const = default;

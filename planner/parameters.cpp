@@ -46,6 +46,7 @@ void ParameterSet::declare(const std::string& key, std::vector<Parameter> parame
     const int degree = domain == Domain::dense ? tp : etp;
     const bool sharded = parameters.front().shard_dim >= 0 && degree > 1;
     const Precision module = domain == Domain::expert ? plan_.experts() : plan_.precision;
+    if (bf16_) quantized = false;
     Dtype low = quantized ? quantized_dtype(precision.value_or(module)) : Dtype::bf16;
     // What stays FP32 in a BF16 run lies in a bucket of its own.
     if (precision == Precision::fp32 && plan_.precision != Precision::fp32) low = Dtype::f32;

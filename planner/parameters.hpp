@@ -33,6 +33,8 @@ public:
     // What follows belongs to decoder layer `layer`, -1 for the ends of the model. Behind a layer, a bucket that has
     // grown past the cut size ends (PP = 1 only, where finer buckets overlap); under FSDP every bucket does.
     void boundary(int layer);
+    // Whether what follows is of a layer that is not quantized.
+    void keep_bf16(bool keep) { bf16_ = keep; }
     // `list` false leaves Program::parameters empty: sizes need no names.
     void seal(Program& program, bool list = true);
     bool has(const std::string& key) const { return keys_.count(key) > 0 || (lender_ && lender_->has(key)); }
@@ -64,7 +66,7 @@ private:
     int chunk_;
     ParameterSet* lender_;
     int layer_ = -1;
-    bool sealed_ = false;
+    bool sealed_ = false, bf16_ = false;
     std::vector<Parameter> parameters_;
     std::vector<Bucket> buckets_;
     std::vector<bool> sharded_, closed_;

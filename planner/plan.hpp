@@ -127,6 +127,8 @@ struct Plan {
     Precision precision = Precision::bf16; // of the linear layers
     // What departs from it: the core of attention and the LM head are not quantized by default, experts as `precision`.
     std::optional<Precision> attention_precision, expert_precision, head_precision;
+    int bf16_first = 0,
+        bf16_last = 0; // decoder layers that stay in BF16; set by keep_in_bf16(), which marks the model's
     Fp8Scaling fp8_scaling = Fp8Scaling::current;
     Precision gradients = Precision::fp32; // in which gradients are summed and reduced: fp32 or bf16
     unsigned recompute = 0;                // set of recompute:: modules

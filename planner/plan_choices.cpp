@@ -63,6 +63,9 @@ PlanFault check_precision(const Plan& plan) {
     if (plan.head_precision && plan.model->tied_embeddings)
         return fault("head_precision", "head_precision = {}: {} ties its head to the embedding, which is not quantized",
                      to_string(*plan.head_precision), plan.model->name);
+    if (plan.bf16_first + plan.bf16_last > 0 && plan.precision <= Precision::bf16 && plan.experts() <= Precision::bf16)
+        return fault("bf16_layers", "bf16_layers = {}+{}: nothing else is quantized, precision = {}", plan.bf16_first,
+                     plan.bf16_last, to_string(plan.precision));
     if (plan.fp8_scaling == Fp8Scaling::delayed && plan.precision != Precision::fp8_tensor &&
         plan.expert_precision != Precision::fp8_tensor)
         return fault("fp8_scaling", "fp8_scaling = delayed: only fp8-tensor has it, precision = {}",

@@ -1,6 +1,7 @@
 // The fields of a plan by name: setting one from text, and reading it as the text that sets it.
 #include "planner/plan_fields.hpp"
 
+#include "planner/bf16_layers.hpp"
 #include "planner/error.hpp"
 #include "planner/names.hpp"
 #include "planner/plan_limits.hpp"
@@ -100,6 +101,7 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return word(plan.expert_precision); }},
         {"head_precision", [](Plan& plan, const std::string& v) { plan.head_precision = precision_or_default(v); },
          [](const Plan& plan) -> std::string { return word(plan.head_precision); }},
+        {"bf16_layers", bf16_layers_from_string, bf16_layers_to_string},
         {"fp8_scaling", [](Plan& plan, const std::string& v) { plan.fp8_scaling = fp8_scaling_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.fp8_scaling); }},
         {"gradients", [](Plan& plan, const std::string& v) { plan.gradients = precision_from_string(v); },

@@ -1,4 +1,5 @@
 // plan.json: the choices first, then the model and the hardware in full, so that the file needs nothing else.
+#include "planner/bf16_layers.hpp"
 #include "planner/error.hpp"
 #include "planner/files.hpp"
 #include "planner/json_object.hpp"
@@ -93,6 +94,16 @@ Json router_json(const RouterTraining& router) {
             {"pad_to_capacity", router.pad_to_capacity}};
 }
 
+void read_bf16_layers(const JsonObject& json, Plan& plan) {
+    if (!json.has("bf16_layers")) return;
+    const auto layers = static_cast<std::int64_t>(plan.model->layers.size());
+    const std::vector<std::int64_t> ends = json.integers("bf16_layers", 0, layers);
+    if (ends.size() != 2 || ends[0] + ends[1] > layers)
+        json.refuse_value("bf16_layers",
+                          fmt::format("must be two numbers, of layers at the start and at the end of {}", layers));
+    keep_in_bf16(plan, static_cast<int>(ends[0]), static_cast<int>(ends[1]));
+}
+
 void read_choices(const JsonObject& json, Plan& plan) {
     plan.mbs = json.integer("mbs", 1, limits::max_gbs);
     plan.schedule = named(json, json.string("schedule"), schedule_from_string);
@@ -135,6 +146,7 @@ Json choices(const Plan& plan) {
     if (plan.attention_precision) json["attention_precision"] = to_string(*plan.attention_precision);
     if (plan.expert_precision) json["expert_precision"] = to_string(*plan.expert_precision);
     if (plan.head_precision) json["head_precision"] = to_string(*plan.head_precision);
+    if (plan.bf16_first + plan.bf16_last > 0) json["bf16_layers"] = {plan.bf16_first, plan.bf16_last};
     json["fp8_scaling"] = to_string(plan.fp8_scaling);
     json["gradients"] = to_string(plan.gradients);
     json["recompute"] = split_list(recompute::to_string(plan.recompute));
@@ -182,6 +194,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
                "attention_precision",
                "expert_precision",
                "head_precision",
+               "bf16_layers",
                "fp8_scaling",
                "gradients",
                "recompute",
@@ -211,6 +224,7 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
     if (json.has("router")) read_router(json.object("router"), plan.router);
     read_choices(json, plan);
     plan.model = std::make_shared<const Model>(model_from_json(json.object("model").dump(), place + ": model"));
+    read_bf16_layers(json, plan);
     plan.hardware =
         std::make_shared<const Hardware>(hardware_from_json(json.object("hardware").dump(), place + ": hardware"));
     if (const PlanFault found = check_plan(plan)) refuse("{}: {}", place, found.message);

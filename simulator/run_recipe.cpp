@@ -1,6 +1,7 @@
 // Reads recipe words by their meaning: sources spell one setting in several ways.
 #include "simulator/run_recipe.hpp"
 
+#include "planner/bf16_layers.hpp"
 #include "planner/error.hpp"
 #include "planner/names.hpp"
 #include "planner/schedule.hpp"
@@ -88,6 +89,13 @@ void module_precisions(const Run& run, Plan& plan) {
     plan.fp8_scaling = scaling_of(run.precision);
     if (holds(run.other_settings, "fp8_attention")) plan.attention_precision = Precision::fp8_tensor;
     if (holds(run.other_settings, "fp8_lm_head") && !plan.model->tied_embeddings) plan.head_precision = plan.precision;
+    // "first/last layers bf16 (0/14)"
+    const std::string words = "layers bf16 (";
+    const std::size_t at = run.other_settings.find(words);
+    int first = 0, last = 0;
+    if (at != std::string::npos &&
+        std::sscanf(run.other_settings.c_str() + at + words.size(), "%d/%d)", &first, &last) == 2)
+        keep_in_bf16(plan, first, last);
 }
 
 // "expert_rank_capacity=1.5", "moe_expert_rank_capacity_factor=1.2": buffers of a sync-free dispatch. 0 = as many rows

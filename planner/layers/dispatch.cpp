@@ -112,7 +112,7 @@ TensorId MoeLayer::gather_counts(Builder& b, TensorId counts) const {
 // travels so: over peer memory scales move in whole 16 bytes.
 bool MoeLayer::quantizes_tokens(const Builder& b) const {
     const Plan& plan = b.plan();
-    if (!plan.blocks_by_rows() || plan.experts() != Precision::fp8_blockwise) return false;
+    if (!plan.blocks_by_rows() || plan.experts() != Precision::fp8_blockwise || b.bf16) return false;
     if (over_peers(b)) return width() % (4 * fp8_block_size) == 0;
     return !exchanges(b) && plan.memory_efficient_permutation;
 }

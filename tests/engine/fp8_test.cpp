@@ -179,6 +179,26 @@ TEST_CASE("fp8: experts or all other linears alone, and the LM head") {
     }
 }
 
+TEST_CASE("fp8: layers that stay in BF16 train as in BF16, all of them to the bit; over ranks as alone") {
+    const auto trained = [](const Fields& fields) {
+        return train_three(small_plan(wide_model("qwen3"), 1, fields, {16, 8}));
+    };
+    const Trained bf16 = trained({{"precision", "bf16"}}), all = trained({{"precision", "fp8-blockwise"}});
+    const Trained none = trained({{"precision", "fp8-blockwise"}, {"bf16_layers", "1+1"}}); // of two layers
+    CHECK(none.losses == bf16.losses);
+    CHECK(none.gradients == bf16.gradients);
+    CHECK(none.weights == bf16.weights);
+    const double off = total_distance(all.gradients, bf16.gradients);
+    for (const char* layers : {"1+0", "0+1"}) {
+        INFO(layers);
+        const Trained some = trained({{"precision", "fp8-blockwise"}, {"bf16_layers", layers}});
+        CHECK(some.losses != bf16.losses);
+        CHECK(some.losses != all.losses);
+        CHECK(total_distance(some.gradients, bf16.gradients) < off);
+    }
+    check_same("qwen3", 2, {{{"ep", "2"}}, {{"pp", "2"}}}, {{"bf16_layers", "1+0"}});
+}
+
 TEST_CASE(
     "fp8: inputs of products are saved in one byte, those of experts by token; their activations are made again") {
     const Plan bf16 = small_plan(wide_model("qwen3"), 1, {{"precision", "bf16"}, {"mbs", "2"}}, {16, 8});

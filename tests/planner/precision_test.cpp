@@ -2,8 +2,11 @@
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
 #include "tests/nearly.hpp"
+#include "tests/planner/fault_of.hpp"
 
 #include <doctest/doctest.h>
+
+#include <string>
 
 using namespace moe;
 
@@ -138,4 +141,49 @@ TEST_CASE("current scaling reads a tensor twice before it is FP8, delayed scalin
     // The first: the attention norm's output, 4,096 x 4,096 in BF16, into a row-wise and a column-wise copy.
     CHECK(quantized(Fp8Scaling::delayed) == 4096.0 * 4096 * (2 + 1 + 1));
     CHECK(quantized(Fp8Scaling::current) == 4096.0 * 4096 * (2 + 2 + 1 + 1));
+}
+
+TEST_CASE("first and last layers may stay in BF16: their products, their weights, their attention") {
+    Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", Precision::mxfp8);
+    const std::size_t kinds = plan.model->kinds.size();
+    const std::int64_t low = bytes(plan, MemoryClass::weights);
+    set_field(plan, "bf16_layers", "1+2");
+    REQUIRE(check_plan(plan).message == "");
+    CHECK(plan.model->kinds.size() == 2 * kinds);
+    CHECK(plan.model->kind_of(0).bf16);
+    CHECK_FALSE(plan.model->kind_of(1).bf16);
+    CHECK_FALSE(plan.model->kind_of(45).bf16);
+    CHECK(plan.model->kind_of(46).bf16);
+    CHECK(products(plan, Module::experts, Dtype::mxfp8) == 45 * 6);
+    CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 45 * 3);
+    CHECK(products(plan, Module::experts, Dtype::bf16) == 3 * 6);
+    // Weights of three layers once in two bytes instead of twice in 33/32 bytes each.
+    const double layer = 128.0 * 3 * 2048 * 768 + 2048.0 * (32 + 4 + 4) * 128 + 32 * 128 * 2048.0;
+    CHECK(static_cast<double>(low - bytes(plan, MemoryClass::weights)) == nearly(3 * layer / 16.0).epsilon(1e-3));
+    plan.attention_precision = Precision::fp8_tensor;
+    CHECK(products(plan, Module::core_attn, Dtype::fp8_tensor) == 45 * 2);
+    CHECK(plan_to_json(plan_from_json(plan_to_json(plan), "plan.json")) == plan_to_json(plan));
+    CHECK(plan_from_json(plan_to_json(plan), "plan.json").model->kinds == plan.model->kinds);
+    set_field(plan, "bf16_layers", "none");
+    CHECK(plan.model->kinds == load_model("Qwen3-30B-A3B").kinds);
+    CHECK(plan_to_json(plan).find("bf16_layers") == std::string::npos);
+}
+
+TEST_CASE("layers that stay in BF16: what cannot be is refused") {
+    Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", Precision::mxfp8);
+    for (const char* wrong : {"1", "1+", "+1", "1+x", "-1+1", "47+2", "1+2+3", ""}) {
+        CAPTURE(std::string(wrong));
+        CHECK(fault_of([&] { set_field(plan, "bf16_layers", wrong); }).find("bf16_layers=") != std::string::npos);
+    }
+    set_field(plan, "bf16_layers", "24+24");
+    CHECK(check_plan(plan).message == "");
+    plan.precision = Precision::bf16;
+    CHECK(check_plan(plan).message.find("nothing else is quantized") != std::string::npos);
+    set_field(plan, "bf16_layers", "1+1");
+    plan.precision = Precision::mxfp8;
+    std::string text = plan_to_json(plan);
+    const std::size_t at = text.find("\"bf16_layers\": [");
+    REQUIRE(at != std::string::npos);
+    text.replace(text.find('[', at), text.find(']', at) - text.find('[', at) + 1, "[40, 9]");
+    CHECK(fault_of([&] { plan_from_json(text, "plan.json"); }).find("bf16_layers") != std::string::npos);
 }

@@ -1,6 +1,7 @@
 // Draws models, machines, stacks, degrees and features until a plan passes the checks.
 #include "tests/simulator/random_plans.hpp"
 
+#include "planner/bf16_layers.hpp"
 #include "tests/draws.hpp"
 
 #include <map>
@@ -101,6 +102,10 @@ bool draw(Random& random, RandomPlan& out) {
                                      moe::offload::expert_fc1 | moe::offload::optimizer};
         p.offload = random.of(sets);
     }
+    Random apart = random;
+    apart.next();
+    if (!out.stack.executable && p.precision > moe::Precision::bf16 && apart.next() % 4 == 0)
+        moe::keep_in_bf16(p, 1, static_cast<int>(p.model->layers.size()) / 8);
     Random aside = random; // a draw that leaves the other plans of a seed as they are
     p.delay_wgrad = !out.stack.executable && (p.ep_overlap || p.pp > 1) && aside.next() % 8 == 0;
     if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
