@@ -104,7 +104,8 @@ bool draw(Random& random, RandomPlan& out) {
     }
     Random apart = random;
     apart.next();
-    if (!out.stack.executable && p.precision > moe::Precision::bf16 && apart.next() % 4 == 0)
+    // Under FSDP closed forms count the buffers of both kinds of layers all the time.
+    if (!out.stack.executable && !p.reshards() && p.precision > moe::Precision::bf16 && apart.next() % 4 == 0)
         moe::keep_in_bf16(p, 1, static_cast<int>(p.model->layers.size()) / 8);
     Random aside = random; // a draw that leaves the other plans of a seed as they are
     p.delay_wgrad = !out.stack.executable && (p.ep_overlap || p.pp > 1) && aside.next() % 8 == 0;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -131,6 +132,26 @@ TEST_CASE("every model has a prediction on every machine") {
             p.skipped.empty() ? p.plan.hardware->peak_flops[static_cast<std::size_t>(moe::Precision::bf16)] : 0.0;
         CHECK(p.predicted * 1e12 < peak);
     }
+}
+
+TEST_CASE("held-out runs: no fitted row is among them, those with complete recipes are met within 10 % in the mean") {
+    const std::string folder = moe::profiles_folder() + "/runs";
+    const std::vector<moe::Run> runs = moe::load_runs(folder + "/held-out");
+    CHECK(runs.size() == 50);
+    std::set<std::string> fitted;
+    for (const moe::Run& run : moe::load_runs(folder)) fitted.insert(run.run_id);
+    double off = 0.0;
+    int complete = 0, predicted = 0;
+    for (const moe::Prediction& p : moe::predict_runs(runs, moe::load_coefficients(), {})) {
+        CHECK(fitted.count(p.run_id) == 0);
+        predicted += p.skipped.empty();
+        if (!p.skipped.empty() || p.tier != "A") continue;
+        off += std::abs(p.error);
+        ++complete;
+    }
+    CHECK(predicted == 47);
+    REQUIRE(complete == 22);
+    CHECK(off / complete < 0.1);
 }
 
 TEST_CASE("the shipped runs: most are predicted, and in the right order") {
