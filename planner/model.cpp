@@ -3,7 +3,7 @@
 
 #include "planner/error.hpp"
 #include "planner/files.hpp"
-#include "planner/model_config.hpp"
+#include "planner/families/config.hpp"
 #include "planner/profile.hpp"
 
 #include <filesystem>

@@ -1,6 +1,6 @@
 // Families that name routed and shared experts in ways of their own: ERNIE-4.5, Hunyuan and Ling.
 #include "planner/error.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
 
 namespace moe::config {
 namespace {

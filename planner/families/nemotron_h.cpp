@@ -1,6 +1,6 @@
 // Nemotron-H and Nemotron 3, hybrids whose layers are one part each: a Mamba-2 mixer, attention, experts or an MLP.
 #include "planner/error.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
 
 #include <map>
 

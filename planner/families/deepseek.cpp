@@ -1,8 +1,8 @@
 // The DeepSeek family, and GLM-4.5 to GLM-5 and dots.llm1, which share its experts' field names: latent attention,
 // sparse attention, groups, shared experts.
 #include "planner/error.hpp"
-#include "planner/family_parts.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
+#include "planner/families/parts.hpp"
 
 #include <algorithm>
 

@@ -4,18 +4,18 @@
 // sizes have none: a config without its sizes is refused.
 #pragma once
 
-#include "planner/model_config.hpp"
+#include "planner/families/config.hpp"
 
 namespace moe::config {
 
-// family_qwen.cpp
+// qwen.cpp
 void read_qwen2(const JsonObject& json, Model& model);
 void read_qwen3(const JsonObject& json, Model& model);
 void read_qwen2_moe(const JsonObject& json, Model& model);
 void read_qwen3_moe(const JsonObject& json, Model& model);
 void read_qwen3_next(const JsonObject& json, Model& model);
 
-// family_deepseek.cpp
+// deepseek.cpp
 void read_deepseek_v1(const JsonObject& json, Model& model);
 void read_deepseek_v2(const JsonObject& json, Model& model);
 void read_deepseek_v3(const JsonObject& json, Model& model);
@@ -25,12 +25,12 @@ void read_glm4_moe_lite(const JsonObject& json, Model& model);
 void read_glm_moe_dsa(const JsonObject& json, Model& model);
 void read_dots1(const JsonObject& json, Model& model);
 
-// family_ernie.cpp
+// ernie.cpp
 void read_ernie(const JsonObject& json, Model& model);
 void read_hunyuan_moe(const JsonObject& json, Model& model);
 void read_bailing(const JsonObject& json, Model& model);
 
-// family_llama.cpp
+// llama.cpp
 void read_llama(const JsonObject& json, Model& model);
 void read_mistral(const JsonObject& json, Model& model);
 void read_llama4(const JsonObject& json, Model& model);
@@ -39,21 +39,21 @@ void read_nemotron(const JsonObject& json, Model& model);
 void read_megatron_gpt(const JsonObject& json, Model& model);
 void read_gpt3(const JsonObject& json, Model& model);
 
-// family_gemma.cpp
+// gemma.cpp
 void read_gemma4(const JsonObject& json, Model& model);
 
-// family_granite.cpp
+// granite.cpp
 void read_granite_hybrid(const JsonObject& json, Model& model);
 
-// family_hy.cpp
+// hy.cpp
 void read_solar_open(const JsonObject& json, Model& model);
 void read_hy_v3(const JsonObject& json, Model& model);
 void read_mistral4(const JsonObject& json, Model& model);
 
-// family_nemotron_h.cpp
+// nemotron_h.cpp
 void read_nemotron_h(const JsonObject& json, Model& model);
 
-// family_mixtral.cpp
+// mixtral.cpp
 void read_mixtral(const JsonObject& json, Model& model);
 void read_grok(const JsonObject& json, Model& model);
 void read_olmoe(const JsonObject& json, Model& model);
@@ -62,7 +62,7 @@ void read_granite_moe(const JsonObject& json, Model& model);
 void read_minimax_m2(const JsonObject& json, Model& model);
 void read_dbrx(const JsonObject& json, Model& model);
 
-// family_sliding.cpp
+// sliding.cpp
 void read_mimo_v2(const JsonObject& json, Model& model);
 void read_step3p5(const JsonObject& json, Model& model);
 void read_afmoe(const JsonObject& json, Model& model);

@@ -1,7 +1,7 @@
 // Gemma 4 without embeddings by layer: layers of windows, and layers that see everything with wider heads; norms on
 // both sides; experts beside an MLP.
 #include "planner/error.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
 
 namespace moe::config {
 namespace {

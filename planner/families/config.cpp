@@ -1,5 +1,5 @@
 // Reading of the config.json fields that all transformer architectures have in common, and their cross-checks.
-#include "planner/model_config.hpp"
+#include "planner/families/config.hpp"
 
 #include "planner/error.hpp"
 #include "planner/names.hpp"

@@ -1,7 +1,7 @@
 // What several families' readers of experts share: which layers have them, their sizes, DeepSeek-V3's router.
 #pragma once
 
-#include "planner/model_config.hpp"
+#include "planner/families/config.hpp"
 
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 // Families of one attention in all layers over DeepSeek's kind of experts: Solar-Open, Hunyuan 3 and Mistral 4.
-#include "planner/family_parts.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
+#include "planner/families/parts.hpp"
 
 namespace moe::config {
 namespace {

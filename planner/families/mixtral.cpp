@@ -1,7 +1,7 @@
 // Mixtral and those that, like it, send every token through routed experts alone: Grok-1, OLMoE, Phi-3.5-MoE, DBRX,
 // Granite, MiniMax-M2. What of them the engine does not train is named in not_executable.
 #include "planner/error.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
 
 namespace moe::config {
 namespace {

@@ -1,6 +1,6 @@
 // The Qwen family: Qwen2 and Qwen3, dense and with experts, and Qwen3-Next and Qwen3.5 with their linear attention.
 #include "planner/error.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
 
 namespace moe::config {
 namespace {

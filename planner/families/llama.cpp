@@ -1,6 +1,6 @@
 // Llama and its relatives with grouped-query attention: Mistral, GPT-OSS, Llama 4, Nemotron, the GPT series.
 #include "planner/error.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Which architecture a config.json names, and the reader that belongs to it.
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
 
 #include "planner/error.hpp"
 #include "planner/names.hpp"

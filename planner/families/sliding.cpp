@@ -1,8 +1,8 @@
 // Families whose layers see a window of the sequence or all of it, in a pattern: MiMo-V2, Step-3.5, AFMoE (Trinity),
 // EXAONE-MoE and Laguna.
 #include "planner/error.hpp"
-#include "planner/family_parts.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
+#include "planner/families/parts.hpp"
 
 #include <algorithm>
 #include <charconv>

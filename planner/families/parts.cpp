@@ -1,5 +1,5 @@
 // What several families' readers of experts share.
-#include "planner/family_parts.hpp"
+#include "planner/families/parts.hpp"
 
 #include "planner/error.hpp"
 

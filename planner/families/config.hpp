@@ -1,4 +1,4 @@
-// The parts of a config.json reader that every architecture shares; the family_*.cpp files add what differs.
+// The parts of a config.json reader that every architecture shares; the other files here add what differs.
 #pragma once
 
 #include "planner/json_object.hpp"

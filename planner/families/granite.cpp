@@ -1,6 +1,6 @@
 // Granite 4: layers of a Mamba-2 mixer or attention, each with routed experts and a shared MLP, or the latter alone.
 #include "planner/error.hpp"
-#include "planner/model_families.hpp"
+#include "planner/families/families.hpp"
 
 #include <algorithm>
 
