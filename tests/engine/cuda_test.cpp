@@ -110,6 +110,31 @@ TEST_CASE("cuda: blockwise FP8 is the CPU's within its rounding, op by op and as
     }
 }
 
+TEST_CASE("cuda: layers that stay in BF16 beside FP8 train as in BF16, op by op and as a graph") {
+    const auto model = wide_model("qwen3"); // of two layers
+    const auto trained = [&](Fields fields, const char* backend) {
+        fields.insert(fields.end(), {{"deterministic", "on"}, {"balance", "forced"}});
+        return train_on(small_plan(model, 1, fields, {16, 8}), backend);
+    };
+    const CudaResult bf16 = trained({{"precision", "bf16"}}, "cuda");
+    const Fields kept{{"precision", "fp8-blockwise"}, {"bf16_layers", "1+1"}},
+        half{{"precision", "fp8-blockwise"}, {"bf16_layers", "1+0"}};
+    const CudaResult expected = trained(half, "cpu");
+    for (const char* graph : {"none", "full"}) {
+        INFO(graph);
+        Fields all = kept, some = half;
+        all.emplace_back("cuda_graph", graph);
+        some.emplace_back("cuda_graph", graph);
+        const CudaResult got = trained(all, "cuda"), mixed = trained(some, "cuda");
+        CHECK(got.losses[0] == bf16.losses[0]); // norms are summed over other buckets
+        for (std::size_t i = 0; i < 3; ++i) {
+            CHECK(std::abs(got.losses[i] / bf16.losses[i] - 1.0) < 1e-6);
+            CHECK(std::abs(mixed.losses[i] / expected.losses[i] - 1.0) < 2e-3);
+        }
+        CHECK(mixed.losses[0] != bf16.losses[0]);
+    }
+}
+
 TEST_CASE("cuda: deterministic runs repeat bit for bit, as a graph too") {
     for (const char* precision : {"fp32", "bf16", "fp8-blockwise"}) {
         const auto model = precision == std::string("fp8-blockwise") ? wide_model("qwen2") : small_model("qwen2");

@@ -100,7 +100,8 @@ TEST_CASE("published stacks: combinations that their engines exclude, and what H
     CHECK(hopper([](moe::Plan& p) { p.precision = moe::Precision::bf16, p.cuda_graph = moe::CudaGraph::full; }) ==
           "stack: cuda_graph");
     CHECK(hopper.stack.costs.gemm != check.stack.costs.gemm);
-    CHECK(hopper.stack.costs.scan > check.stack.costs.scan); // Triton kernels that do not grow with Blackwell's bandwidth
+    // Triton kernels, which do not grow with Blackwell's bandwidth.
+    CHECK(hopper.stack.costs.scan > check.stack.costs.scan);
 }
 
 TEST_CASE("costs of every shipped stack are fractions and seconds of a sensible size") {
