@@ -53,16 +53,6 @@ Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
     return moe;
 }
 
-// Layers with experts: as listed, else those behind first_k_dense_replace whose index moe_layer_freq divides.
-std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense) {
-    if (json.is_array("mlp_layer_types")) return sparse_of_types(json, layer_count(json));
-    const int first = integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers);
-    const int step = integer_or(json, "moe_layer_freq", 1, 1, max_layers);
-    std::vector<bool> sparse;
-    for (int layer = 0; layer < layer_count(json); ++layer) sparse.push_back(layer >= first && layer % step == 0);
-    return sparse;
-}
-
 // Layers that take the keys which one before them has picked (GLM-5.2's IndexShare): as listed or as a pattern of
 // letters says, else every one but each `index_topk_freq`-th behind the first few. Source: transformers 5.23,
 // configuration_glm_moe_dsa.py; Megatron-LM's is_dsa_skip_topk_layer() counts layers from 1.

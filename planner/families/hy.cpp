@@ -5,15 +5,9 @@
 namespace moe::config {
 namespace {
 
-// Dense below first_k_dense_replace, or as mlp_layer_types says.
 void add_plain_layers(const JsonObject& json, Model& model, const Attention& attention, const Moe& moe,
                       int first_dense) {
-    const int layers = layer_count(json);
-    const std::vector<bool> sparse =
-        json.has("mlp_layer_types")
-            ? sparse_of_types(json, layers)
-            : after(integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers), layers);
-    for (const bool here : sparse) {
+    for (const bool here : layers_with_experts(json, first_dense)) {
         LayerKind kind;
         kind.attention = attention;
         kind.activation = read_activation(json, "silu");

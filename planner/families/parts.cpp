@@ -34,6 +34,15 @@ std::vector<bool> sparse_of_types(const JsonObject& json, int layers) {
     return layers_that_are(json, "mlp_layer_types", "sparse", "dense", layers);
 }
 
+std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense) {
+    if (json.is_array("mlp_layer_types")) return sparse_of_types(json, layer_count(json));
+    const int first = integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers);
+    const int step = integer_or(json, "moe_layer_freq", 1, 1, max_layers);
+    std::vector<bool> sparse;
+    for (int layer = 0; layer < layer_count(json); ++layer) sparse.push_back(layer >= first && layer % step == 0);
+    return sparse;
+}
+
 void must_be(const JsonObject& json, const std::string& key, const std::string& only) {
     if (json.has(key) && json.string(key) != only) json.refuse_value(key, "only " + only + " is known");
 }

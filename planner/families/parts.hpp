@@ -17,6 +17,9 @@ std::vector<bool> layers_that_are(const JsonObject& json, const std::string& key
                                   const std::string& other, int layers);
 // "dense" or "sparse" for each layer in mlp_layer_types, as transformers 5 writes it.
 std::vector<bool> sparse_of_types(const JsonObject& json, int layers);
+// Layers with experts in DeepSeek's words: as mlp_layer_types says, else those behind first_k_dense_replace whose index
+// moe_layer_freq divides.
+std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense);
 // Refuses any other value of a field that may be missing.
 void must_be(const JsonObject& json, const std::string& key, const std::string& only);
 

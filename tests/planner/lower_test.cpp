@@ -47,7 +47,12 @@ std::string wrong_gemm(const Program& program, bool overlap) {
             const auto elements = [&](TensorId id) { return tensor(program, id).elements(); };
             if (op.kind == OpKind::gemm) {
                 const auto& g = std::get<GemmAttr>(op.attr);
-                if (g.batch > 1) continue; // of a share of the columns, and of one half of what B or C holds
+                if (g.batch > 1) { // on some of the columns of A, and on one of the two matrices in B or C
+                    if (elements(op.in[0]) < g.batch * g.m * g.k || elements(op.in[1]) < g.batch * g.n * g.k ||
+                        elements(op.out[0]) < g.batch * g.m * g.n)
+                        return tensor(program, op.out[0]).name;
+                    continue;
+                }
                 // Quantized weights keep a row-wise and a column-wise copy in one bucket; views name one of them. Under
                 // tp_overlap a product computes some rows, and the first operand of wgrad comes in pieces.
                 std::int64_t a = elements(op.in[0]);
