@@ -16,14 +16,17 @@ PORT = 29571
 # for the number of GPUs, H for as many of them as some head counts allow, 4, D for the number of such groups. None is in the calibration, which times communication alone and ops on one GPU. LARGE holds whole layers
 # of published models by the number of GPUs, at the sizes that other software was measured at; layers None: as many as have room. Buffers
 # for what 8 ranks might at worst send to one would make room by recomputing whole layers, so a capacity bounds them there.
+DEEPEST = ("Mixtral-8x22B", {"num_hidden_layers": None}, 4096, 8, "ep=N dp=N mbs=1 capacity=1.25 recompute=moe_act offload=none", 0.52 * 989)
 LARGE = {
     2: [("Qwen3-30B-A3B", {"num_hidden_layers": 8}, 4096, 16, "ep=N dp=N mbs=4", 400),
-        ("Mixtral-8x7B", {"num_hidden_layers": 4}, 4096, 8, "ep=N dp=N mbs=2", 540)],
+        ("Mixtral-8x7B", {"num_hidden_layers": 4}, 4096, 8, "ep=N dp=N mbs=2", 540),
+        DEEPEST],
     4: [("Qwen3-30B-A3B", {"num_hidden_layers": 16}, 4096, 16, "ep=N dp=N mbs=4", 400),
-        ("Mixtral-8x7B", {"num_hidden_layers": 8}, 4096, 8, "ep=N dp=N mbs=2", 540)],
+        ("Mixtral-8x7B", {"num_hidden_layers": 8}, 4096, 8, "ep=N dp=N mbs=2", 540),
+        DEEPEST],
     8: [("Qwen3-30B-A3B", {"num_hidden_layers": 16}, 4096, 16, "ep=N dp=N mbs=4 capacity=1.25", 400),
         ("Qwen3-30B-A3B", {"num_hidden_layers": 48}, 4096, 8, "ep=N dp=N mbs=2 capacity=1.25 recompute=layernorm+moe_act", 350),
-        ("Mixtral-8x22B", {"num_hidden_layers": None}, 4096, 8, "ep=N dp=N mbs=1 capacity=1.25 recompute=moe_act", 0.52 * 989)],
+        DEEPEST],
 }
 ROOM = {("Qwen3-30B-A3B", 48): 110}  # GiB that a plan of so many layers may take
 PLANS = [
