@@ -147,8 +147,9 @@ struct ActivationShape {
 };
 
 // The best top_k of score + bias, best first, equal ones by lower index. With groups > 1 only experts of the
-// groups_kept best groups are eligible, a group's score being the sum of its group_score_top best score + bias. With
-// neither (by_logit) the best logits are chosen: scores rise with them, but are equal where they round or saturate.
+// groups_kept best groups are eligible, a group's score being the sum of its group_score_top best score + bias. Without
+// bias and such sums (by_logit) the best logits are chosen: scores rise with them, but are equal where they round or
+// saturate.
 // weight = score (without bias) of the chosen, divided by (their sum + 1e-20) when normalize, times scale.
 // softmax_after_top_k: the score is the logit itself, and weight = softmax over the chosen logits.
 enum class Score : std::uint8_t { softmax, sigmoid, sqrt_softplus };

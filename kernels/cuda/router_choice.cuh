@@ -81,15 +81,13 @@ __device__ float least_of_best(const float (&value)[N]) {
     }
 }
 
-// parts[p] = the largest of the p-th of N equal parts of a lane's values.
+// parts[p] = the largest of the p-th of N parts of a lane's values, as equal as can be.
 template <int span, int N>
 __device__ void largest_of_parts(const float (&x)[span], float (&parts)[N]) {
-    constexpr int size = span / N;
 #pragma unroll
-    for (int p = 0; p < N; ++p) {
-        parts[p] = x[p * size];
-#pragma unroll
-        for (int i = 1; i < size; ++i) parts[p] = fmaxf(parts[p], x[p * size + i]);
+    for (int i = 0; i < span; ++i) { // one loop, so that no value is found by an index
+        const int p = i * N / span;
+        parts[p] = i == 0 || (i - 1) * N / span < p ? x[i] : fmaxf(parts[p], x[i]);
     }
 }
 
@@ -126,7 +124,7 @@ __device__ inline float next_below(float x) {
     return x == 0.0f ? __int_as_float(static_cast<int>(0x80000001u)) : __int_as_float(bits + (bits < 0 ? 1 : -1));
 }
 
-// The best two of a lane's values, and the largest of each of N parts.
+// The best two of a lane's values, whose number is a power of two, and the largest of each of N parts.
 template <int span, int N>
 __device__ void best_two(const float (&x)[span], float (&parts)[N], float& first, float& second) {
     constexpr int size = span / N;

@@ -112,21 +112,30 @@ __global__ void __launch_bounds__(threads, 4)
 bool router_grad_lanes(const RouterShape& s, const float* dweight, Src logits, const std::int32_t* index, Dst dlogits,
                        void* stream) {
     if (s.top_k > 16) return false;
+    const auto launch_with = [&](auto span, auto lanes, auto length) {
+        constexpr auto kernel = router_grad_lanes_kernel<span(), lanes(), length()>;
+        const unsigned blocks = blocks_for(s.tokens, threads / lanes());
+        const Form form = form_of(logits.data, logits.type, s.experts, span()),
+                   out = form_of(dlogits.data, dlogits.type, s.experts, span());
+        kernel<<<blocks, threads, 0, stream_of(stream)>>>(s, dweight, logits, form, index, dlogits, out);
+        CUDA_CHECK(cudaGetLastError());
+    };
     const auto launch = [&](auto span, auto length) {
-        return with_lanes<span()>(s.experts, [&](auto lanes) {
-            constexpr auto kernel = router_grad_lanes_kernel<span(), lanes(), length()>;
-            const unsigned blocks = blocks_for(s.tokens, threads / lanes());
-            const Form form = form_of(logits.data, logits.type, s.experts),
-                       out = form_of(dlogits.data, dlogits.type, s.experts);
-            kernel<<<blocks, threads, 0, stream_of(stream)>>>(s, dweight, logits, form, index, dlogits, out);
-            CUDA_CHECK(cudaGetLastError());
-        });
+        return with_lanes<span()>(s.experts, [&](auto lanes) { launch_with(span, lanes, length); });
+    };
+    const auto fill = [&](auto span) {
+        using K = std::integral_constant<int, 8>;
+        with_filled_lanes<span()>(s.experts, [&](auto lanes) { launch_with(span, lanes, K{}); });
+        return true;
     };
     using std::integral_constant;
     if (s.top_k > 8) return launch(integral_constant<int, 32>{}, integral_constant<int, 16>{});
     const bool narrow = span_of(s) == 8;
     if (s.top_k <= 4 && narrow) return launch(integral_constant<int, 8>{}, integral_constant<int, 4>{});
     if (narrow) return launch(integral_constant<int, 8>{}, integral_constant<int, 8>{});
+    const bool f32 = logits.type == Type::f32 && dlogits.type == Type::f32; // 20 are no whole packs of BF16
+    if (fills_lanes(s.experts, 20) && f32) return fill(integral_constant<int, 20>{});
+    if (fills_lanes(s.experts, 24)) return fill(integral_constant<int, 24>{});
     return launch(integral_constant<int, 16>{}, integral_constant<int, 8>{});
 }
 

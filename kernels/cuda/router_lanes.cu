@@ -20,9 +20,13 @@ __device__ float reciprocal(float x) {
     return y;
 }
 
-// What a token's experts are chosen by: the logits, or scores with a bias, which may limit the choice to some groups.
-template <int span, int L, bool by_logit>
+// What a token's experts are chosen by: the logits, of all groups or of those whose best are the best, or scores with a
+// bias, which may limit the choice to some groups.
+enum class By { logit, logit_in_groups, score };
+
+template <int span, int L, By by>
 struct Chooser {
+    static constexpr bool by_logit = by != By::score;
     const RouterShape& s;
     Spans<span>& spans;
     const float (&bias)[L][padded<span>];
@@ -87,9 +91,16 @@ struct Chooser {
     template <int N>
     __device__ bool weigh(float (&x)[span], float (&part_of)[N], int real, int lanes, bool exactly) {
         unclear = false;
-        if constexpr (by_logit) {
+        if constexpr (by == By::logit) {
             largest_of_parts(x, part_of);
             return true;
+        }
+        if constexpr (by == By::logit_in_groups) {
+            largest_of_parts(x, part_of);
+            float best = part_of[0];
+#pragma unroll
+            for (const float each : part_of) best = fmaxf(best, each);
+            return keep(group_kept<L>(s, best, -INFINITY, lanes, lane, 0.0f, unclear), part_of);
         }
         if (exactly || !has_quick()) {
             score_all();
@@ -111,9 +122,15 @@ struct Chooser {
             largest_of_parts(x, part_of);
             return true;
         }
-        float first, second;
-        best_two(x, part_of, first, second);
-        const bool kept = group_kept<L>(s, first, second, lanes, lane, error(), unclear);
+        if constexpr ((span & (span - 1)) == 0) {
+            float first, second;
+            best_two(x, part_of, first, second);
+            return keep(group_kept<L>(s, first, second, lanes, lane, error(), unclear), part_of);
+        }
+        return true;
+    }
+    template <int N>
+    __device__ static bool keep(bool kept, float (&part_of)[N]) {
 #pragma unroll
         for (float& each : part_of) each = kept ? each : -INFINITY;
         return kept;
@@ -122,15 +139,16 @@ struct Chooser {
 
 // The places of a token's best experts from this lane's logits, best first. lanes: that hold a group, if groups limit
 // the choice; real: experts of this lane; there: whether the token is one.
-template <int span, int L, int K, bool by_logit>
-__device__ void choose(Chooser<span, L, by_logit>& chooser, float (&x)[span], int lanes, int real, bool there,
+template <int span, int L, int K, By by>
+__device__ void choose(Chooser<span, L, by>& chooser, float (&x)[span], int lanes, int real, bool there,
                        Shortlist<span, L, K>& list) {
     using List = Shortlist<span, L, K>;
+    constexpr bool limited = by != By::logit; // by scores it may be
     const int part = chooser.part, top_k = chooser.s.top_k;
-    float part_of[parts_of<span, L, K, !by_logit>];
+    float part_of[parts_of<span, L, K, limited>];
     for (bool exactly = false;; exactly = true) {
         const bool eligible = chooser.weigh(x, part_of, real, lanes, exactly);
-        float least = floor_of_best<L, K, !by_logit>(part_of);
+        float least = floor_of_best<L, K, limited>(part_of);
         if (chooser.error() > 0.0f) least -= chooser.error() * (1.0f + fabsf(least));
         const float negated = 0.0f - least; // +0 where the floor is 0, whatever its sign: a logit of -0 is not below it
         unsigned below[2] = {0, 0};         // by the sign of the difference: those that cannot be among the best
@@ -151,7 +169,7 @@ __device__ void choose(Chooser<span, L, by_logit>& chooser, float (&x)[span], in
             const bool listed = p < count && count <= List::places;
             number[j] = list.expert[p < List::places ? p : 0];
             number[j] = listed ? number[j] : 0;
-            own[j] = by_logit || listed ? chooser.value(number[j]) : List::none;
+            own[j] = chooser.by_logit || listed ? chooser.value(number[j]) : List::none;
             own[j] = listed ? own[j] : List::none;
             unclear = unclear || !(own[j] > -INFINITY);
         }
@@ -167,13 +185,13 @@ __device__ void choose(Chooser<span, L, by_logit>& chooser, float (&x)[span], in
 
 // The experts of a warp's tokens, whose logits are in `spans`, and their weights. lanes: as of choose; whole: for each
 // of a warp's tokens there is one, and an expert for each place of the spans.
-template <int span, int L, int K, bool by_logit, bool whole>
+template <int span, int L, int K, By by, bool whole>
 __device__ void route(const RouterShape& s, int lanes, const Tokens<span, L>& tokens, Spans<span>& spans,
                       const float (&bias)[L][padded<span>], Shortlist<span, L, K>& list, const std::int32_t* positions,
                       std::int32_t* index, float* weight) {
-    Chooser<span, L, by_logit> chooser(s, spans, bias);
+    Chooser<span, L, by> chooser(s, spans, bias);
     Scoring& scoring = chooser.scoring;
-    const bool shares = !s.normalize || !by_logit || positions != nullptr; // or multiples of them
+    const bool shares = !s.normalize || by == By::score || positions != nullptr; // or multiples of them
     const int part = chooser.part;
     const std::int64_t token = tokens.mine();
     const bool there = whole || token < s.tokens;
@@ -234,26 +252,25 @@ __device__ void bring_bias(const Tokens<span, L>& tokens, Src bias, float (&bias
     __syncthreads();
 }
 
-template <int span, int L, int K, bool by_logit>
+template <int span, int L, int K, By by>
 __global__ void __launch_bounds__(threads, 5)
     router_lanes_kernel(RouterShape s, int lanes, int experts_of_lane, Src logits, Form form, Src bias,
                         const std::int32_t* positions, std::int32_t* index, float* weight) {
     __shared__ Spans<span> spans_of[threads / warp_size];
     __shared__ Shortlist<span, L, K> lists[threads / L];
     alignas(16) __shared__ float biases[L][padded<span>];
-    const Tokens<span, L> tokens(s, by_logit ? span : experts_of_lane); // by scores groups may count
+    const Tokens<span, L> tokens(s, by == By::logit ? span : experts_of_lane); // otherwise groups may count
     Spans<span>& spans = spans_of[threadIdx.x / warp_size];
-    if constexpr (!by_logit) bring_bias(tokens, bias, biases);
+    if constexpr (by == By::score) bring_bias(tokens, bias, biases);
     bring(form, tokens, logits, spans);
-    route<span, L, K, by_logit, false>(s, lanes, tokens, spans, biases, lists[threadIdx.x / L], positions, index,
-                                       weight);
+    route<span, L, K, by, false>(s, lanes, tokens, spans, biases, lists[threadIdx.x / L], positions, index, weight);
 }
 
 // Whole tokens in FP32, in blocks of two warps: the sooner a warp's place is free for the next tokens.
 constexpr int whole_threads = 64;
 
-template <int span, int L, int K, bool by_logit>
-__global__ void __launch_bounds__(whole_threads, by_logit ? 16 : 14)
+template <int span, int L, int K, By by>
+__global__ void __launch_bounds__(whole_threads, by == By::score ? 14 : 16)
     router_whole_kernel(RouterShape s, int lanes, const float* logits, Src bias, const std::int32_t* positions,
                         std::int32_t* index, float* weight) {
     __shared__ Spans<span> spans_of[whole_threads / warp_size];
@@ -264,12 +281,11 @@ __global__ void __launch_bounds__(whole_threads, by_logit ? 16 : 14)
     const bool idle = tokens.first >= s.tokens;
     if (!idle) tokens.fetch(logits, spans);
     end_group();
-    if constexpr (!by_logit) bring_bias(tokens, bias, biases);
+    if constexpr (by == By::score) bring_bias(tokens, bias, biases);
     if (idle) return;
     wait_for_groups<0>();
     __syncwarp();
-    route<span, L, K, by_logit, true>(s, lanes, tokens, spans, biases, lists[threadIdx.x / L], positions, index,
-                                      weight);
+    route<span, L, K, by, true>(s, lanes, tokens, spans, biases, lists[threadIdx.x / L], positions, index, weight);
 }
 
 // How a token's experts lie in spans: where groups limit the choice all of a lane's are in one group, whose lanes are a
@@ -306,41 +322,83 @@ bool with_lists(const RouterShape& s, int experts_of_lane, Run run) {
     });
 }
 
+// The span that whole tokens in FP32 fill all lanes with, 0: none does. Lanes of a group are a power of two.
+int whole_span(const RouterShape& s, bool by_logits) {
+    const auto power_of_two = [](int n) { return n > 0 && (n & (n - 1)) == 0; };
+    const int size = s.experts / s.groups;
+    for (const int span : {32, 24, 20}) {
+        const int lanes = s.experts / span;
+        const bool fills = span == 32 ? s.experts % span == 0 && power_of_two(lanes) && lanes <= 16
+                                      : s.top_k <= 8 && fills_lanes(s.experts, span);
+        const bool groups =
+            !limits_groups(s) || (size % span == 0 && power_of_two(size / span) && (by_logits || span == 32));
+        if (fills && groups && s.tokens * lanes % warp_size == 0) return span;
+    }
+    return 0;
+}
+
+struct Operands {
+    Src logits, bias;
+    const std::int32_t* positions;
+    std::int32_t* index;
+    float* weight;
+    cudaStream_t stream;
+};
+
+template <int span, By by>
+void launch_whole(const RouterShape& s, const Operands& o) {
+    const auto launch = [&](auto L, auto K) {
+        const int lanes_of_group = limits_groups(s) ? s.experts / s.groups / span : 0;
+        router_whole_kernel<span, L(), K(), by>
+            <<<blocks_for(s.tokens, whole_threads / L()), whole_threads, 0, o.stream>>>(
+                s, lanes_of_group, static_cast<const float*>(o.logits.data), o.bias, o.positions, o.index, o.weight);
+    };
+    if constexpr (span == 32) {
+        with_lists<span>(s, span, launch);
+    } else {
+        with_filled_lanes<span>(s.experts, [&](auto L) { launch(L, std::integral_constant<int, 8>{}); });
+    }
+}
+
+template <By by>
+bool launch_by(const RouterShape& s, const Operands& o) {
+    const Layout layout = layout_of(s);
+    const Form form = form_of(o.logits.data, o.logits.type, s.experts, 4);
+    const int whole = form == Form::f32 && span_of(s) == 32 ? whole_span(s, by != By::score) : 0;
+    const auto launch = [&](auto span) {
+        return with_lists<span()>(s, layout.each, [&](auto L, auto K) {
+            router_lanes_kernel<span(), L(), K(), by><<<blocks_for(s.tokens, threads / L()), threads, 0, o.stream>>>(
+                s, layout.lanes, layout.each, o.logits, form_of(o.logits.data, o.logits.type, s.experts, layout.each),
+                o.bias, o.positions, o.index, o.weight);
+        });
+    };
+    bool launched = true;
+    if (whole == 32) {
+        launch_whole<32, by>(s, o);
+    } else if (whole == 24) {
+        launch_whole<24, by>(s, o);
+    } else if (whole == 20) {
+        launch_whole<20, by>(s, o);
+    } else if (layout.span == 8) {
+        launched = launch(std::integral_constant<int, 8>{});
+    } else if (layout.span == 16) {
+        launched = launch(std::integral_constant<int, 16>{});
+    } else {
+        launched = layout.span == 32 && launch(std::integral_constant<int, 32>{});
+    }
+    CUDA_CHECK(cudaGetLastError());
+    return launched;
+}
+
 } // namespace
 
 bool router_lanes(const RouterShape& s, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
                   float* weight, void* stream) {
     if (s.top_k > 16) return false;
     if (limits_groups(s) && s.group_score_top > 2) return false;
-    const Layout layout = layout_of(s);
-    const Form form = form_of(logits.data, logits.type, s.experts, layout.each);
-    const auto launch_with = [&](auto size, auto L, auto K, auto by_logits) {
-        if constexpr (size() == 32) {
-            if (form == Form::f32 && layout.each == size() && s.experts == size() * L() &&
-                s.tokens % (warp_size / L()) == 0) {
-                constexpr auto kernel = router_whole_kernel<size(), L(), K(), by_logits()>;
-                kernel<<<blocks_for(s.tokens, whole_threads / L()), whole_threads, 0, stream_of(stream)>>>(
-                    s, layout.lanes, static_cast<const float*>(logits.data), bias, positions, index, weight);
-                return;
-            }
-        }
-        constexpr auto kernel = router_lanes_kernel<size(), L(), K(), by_logits()>;
-        kernel<<<blocks_for(s.tokens, threads / L()), threads, 0, stream_of(stream)>>>(
-            s, layout.lanes, layout.each, logits, form, bias, positions, index, weight);
-    };
-    const auto launch = [&](auto size) {
-        return with_lists<size()>(s, layout.each, [&](auto lanes, auto length) {
-            if (by_logit(s, bias.data != nullptr)) {
-                launch_with(size, lanes, length, std::true_type{});
-            } else {
-                launch_with(size, lanes, length, std::false_type{});
-            }
-            CUDA_CHECK(cudaGetLastError());
-        });
-    };
-    if (layout.span == 8) return launch(std::integral_constant<int, 8>{});
-    if (layout.span == 16) return launch(std::integral_constant<int, 16>{});
-    return layout.span == 32 && launch(std::integral_constant<int, 32>{});
+    const Operands operands{logits, bias, positions, index, weight, stream_of(stream)};
+    if (!by_logit(s, bias.data != nullptr)) return launch_by<By::score>(s, operands);
+    return limits_groups(s) ? launch_by<By::logit_in_groups>(s, operands) : launch_by<By::logit>(s, operands);
 }
 
 } // namespace moe::cuda

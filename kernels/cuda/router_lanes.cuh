@@ -6,8 +6,10 @@
 
 namespace moe::cuda {
 
-template <int span>                     // experts of a lane
-inline constexpr int padded = span + 4; // from one lane's to the next: packs of eight lanes lie in all banks
+// From one lane's experts to the next's, of which there are span: an odd number of packs, so that those of eight lanes
+// lie in all banks.
+template <int span>
+inline constexpr int padded = span / 4 % 2 == 1 ? span : span + 4;
 
 // What a warp works on in shared memory: a span per lane.
 template <int span>
@@ -53,11 +55,12 @@ struct Tokens {
     // run(p, lane, column, element, whether there is one) for each pack of W that this lane brings in or out.
     template <int W, bool whole, class Run>
     __device__ void for_packs(Run run) const {
+        constexpr bool even = warp_size * W % span == 0;
         constexpr int lanes = warp_size * W / span; // whose spans are as long as the packs of a warp
-        const int of_first = lane_id() * W / span, column = lane_id() * W % span;
 #pragma unroll
         for (int p = 0; p < span / W; ++p) {
-            const int lane = p * lanes + of_first;
+            const int at = (even ? 0 : p * warp_size * W) + lane_id() * W;
+            const int lane = (even ? p * lanes : 0) + at / span, column = at % span;
             if constexpr (whole) {
                 run(p, lane, column, first * experts + lane_id() * W + p * warp_size * W, true);
             } else {
@@ -228,6 +231,18 @@ bool with_lanes(int experts, Run run) {
         return false;
     }
     return true;
+}
+
+// Whether so many experts fill 4, 8 or 16 lanes, where shorter or longer spans would leave some idle.
+inline bool fills_lanes(int experts, int span) {
+    return experts == 4 * span || experts == 8 * span || experts == 16 * span;
+}
+// run(L) for those.
+template <int span, class Run>
+void with_filled_lanes(int experts, Run run) {
+    if (experts == 4 * span) return run(std::integral_constant<int, 4>{});
+    if (experts == 8 * span) return run(std::integral_constant<int, 8>{});
+    run(std::integral_constant<int, 16>{});
 }
 
 } // namespace moe::cuda

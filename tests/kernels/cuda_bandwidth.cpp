@@ -30,6 +30,7 @@ std::vector<std::int32_t> random_ints(Row n, int below) {
 
 class Cases {
 public:
+    explicit Cases(std::string part) : part_(std::move(part)) {}
     std::vector<Moved> run() {
         flat(Type::bf16);
         flat(Type::f32);
@@ -51,6 +52,7 @@ public:
 
 private:
     void add(const std::string& name, double bytes, const Call& call) {
+        if (name.find(part_) == std::string::npos) return;
         moved_.push_back({name, seconds_of(call), copy_seconds(bytes)});
     }
     void time(const std::string& name, double bytes, const Call& call) {
@@ -359,11 +361,12 @@ private:
 
     const Kernels& k_ = *cuda_kernels();
     DevicePool pool_;
+    std::string part_;
     std::vector<Moved> moved_;
 };
 
 } // namespace
 
-std::vector<Moved> bandwidth_of_kernels() { return Cases().run(); }
+std::vector<Moved> bandwidth_of_kernels(const std::string& part) { return Cases(part).run(); }
 
 } // namespace moe::test

@@ -114,14 +114,14 @@ void add_cross_entropy(const std::vector<Moved>& all, std::vector<Line>& lines) 
 }
 
 // Kernels that only move bytes, held to 0.85 of what a copy of as many bytes moves in the same run.
-std::vector<Line> bandwidth_lines() {
+std::vector<Line> bandwidth_lines(const std::string& part) {
     constexpr double bar = 1.0 / 0.85; // of the time
     const double large = 4.0 * 1024 * 1024 * 1024, copied = 1e-9 * large / copy_seconds(large);
     std::vector<Line> lines{{"copy of 4 GiB, GB/s read and written", "GB/s", copied, copied, std::nullopt}};
-    const std::vector<Moved> all = bandwidth_of_kernels();
+    const std::vector<Moved> all = bandwidth_of_kernels(part);
     for (const Moved& m : all)
         lines.push_back({m.name + ": beside a copy", "us", m.seconds * 1e6, m.copy_seconds * 1e6, bar});
-    add_cross_entropy(all, lines);
+    if (part.empty()) add_cross_entropy(all, lines);
     return lines;
 }
 
@@ -165,11 +165,12 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
 // What libraries and kernels of one architecture take is also run on the plain kernels behind them.
 constexpr const char* plain_cases = "*gemm:*,attention*";
 
-// Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone), "--ring" (of ring attention's steps
+// Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone; "--bandwidth=PART": of those with that in
+// their names), "--ring" (of ring attention's steps
 // alone) and "--plain" (what has plain kernels, on those) out of the arguments; the rest is doctest's. Who chooses
 // cases gets those alone, on the kernels that run or on the plain ones.
 struct Options {
-    std::string out;
+    std::string out, part;
     bool bench = false, bandwidth = false, ring = false, plain = false, chosen = false;
     std::vector<char*> rest;
 
@@ -182,6 +183,9 @@ struct Options {
                 bench = bandwidth = ring = true;
             } else if (argument == "--bandwidth") {
                 bandwidth = true;
+            } else if (argument.rfind("--bandwidth=", 0) == 0) {
+                bandwidth = true;
+                part = argument.substr(argument.find('=') + 1);
             } else if (argument == "--ring") {
                 ring = true;
             } else if (argument == "--plain") {
@@ -200,7 +204,7 @@ int report(const Options& options, bool passed) {
     const auto append = [&](const std::vector<Line>& times) { lines.insert(lines.end(), times.begin(), times.end()); };
     if (options.bench) append(time_lines(device));
     if (options.ring) append(ring_lines());
-    if (options.bandwidth) append(bandwidth_lines());
+    if (options.bandwidth) append(bandwidth_lines(options.part));
     print(lines);
     if (!options.out.empty() && !write(options.out, device, lines, passed)) {
         fmt::print(stderr, "cannot write {}\n", options.out);

@@ -46,16 +46,19 @@ Index largest(const Vec& values, int k) {
 }
 
 Index choose(const RouterShape& s, const Vec& logits, const Vec& bias) {
-    if (bias.empty() && s.groups_kept == s.groups) return largest(logits, s.top_k);
-    Vec choice = scores_of(s, logits);
+    // Where only the order of scores counts it is that of the logits, which differ where scores saturate.
+    const bool ordered = bias.empty() && (s.groups_kept == s.groups || s.group_score_top == 1 || s.groups == s.experts);
+    Vec choice = ordered ? logits : scores_of(s, logits);
     if (!bias.empty()) choice = plus(choice, bias);
+    if (s.groups_kept == s.groups) return largest(choice, s.top_k);
     const auto size = static_cast<std::size_t>(s.experts / s.groups);
     Vec group_scores;
     for (std::size_t g = 0; g < static_cast<std::size_t>(s.groups); ++g) {
         Vec members(choice.begin() + static_cast<std::ptrdiff_t>(g * size),
                     choice.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
         std::sort(members.rbegin(), members.rend());
-        group_scores.push_back(std::accumulate(members.begin(), members.begin() + s.group_score_top, 0.0));
+        const auto counted = static_cast<std::ptrdiff_t>(std::min(static_cast<std::size_t>(s.group_score_top), size));
+        group_scores.push_back(std::accumulate(members.begin(), members.begin() + counted, 0.0));
     }
     const Index kept = largest(group_scores, s.groups_kept);
     for (std::size_t e = 0; e < choice.size(); ++e) {
@@ -223,6 +226,17 @@ TEST_CASE("router: where scores saturate or underflow the larger logits are chos
                 INFO(name_of(score), " of ", experts, " experts from ", lowest);
                 CHECK(index == Index(order.begin(), order.begin() + 6));
             }
+}
+
+TEST_CASE("router: where scores saturate groups go by their largest logit") {
+    // Groups of two: the softmax of all but the largest logit is 0, the sigmoid of all is 1.
+    const Tensor row(Type::f32, Vec{400.0, 30.0, 410.0, 31.0, 420.0, 32.0, 800.0, 33.0});
+    for (const Score score : {Score::softmax, Score::sigmoid}) {
+        Tensor weight(Type::f32, 3);
+        Index index(3, -1);
+        table().router(grouped(shape(1, 8, 3, score, true), 4, 2, 1), row.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
+        CHECK(index == Index{6, 4, 7});
+    }
 }
 
 TEST_CASE("router: NaN logits still choose experts that exist") {
