@@ -1,6 +1,8 @@
-// What Megatron Core holds where our own engine does not: buffers of its dispatcher.
+// What Megatron Core holds where our own engine does not: FP32 copies of its optimizer, buffers of its dispatcher.
 #include "planner/library_memory.hpp"
-#include "planner/plan.hpp"
+#include "planner/lower.hpp"
+#include "planner/memory.hpp"
+#include "tests/nearly.hpp"
 
 #include <doctest/doctest.h>
 
@@ -26,6 +28,43 @@ Plan plan_of(const char* model, const char* stack, int ep) {
 }
 
 } // namespace
+
+TEST_CASE("Megatron's optimizer copies BF16 gradients and moments to FP32") {
+    Plan plan = plan_of("Qwen3-30B-A3B", "bridge-26.08", 8);
+    const auto copies = [&plan](Precision precision, Precision gradients, bool bf16_moments) {
+        plan.precision = precision;
+        plan.gradients = gradients;
+        plan.optimizer.bf16_moments = bf16_moments;
+        return plan.optimizer_copy_bytes();
+    };
+    CHECK(copies(Precision::bf16, Precision::fp32, false) == 0);
+    CHECK(copies(Precision::bf16, Precision::bf16, false) == 4);
+    CHECK(copies(Precision::bf16, Precision::bf16, true) == 8); // gradients are read as they are
+    CHECK(copies(Precision::mxfp8, Precision::bf16, true) == 12);
+    CHECK(copies(Precision::fp8_tensor, Precision::bf16, true) == 12); // current scaling
+    plan.fp8_scaling = Fp8Scaling::delayed;
+    CHECK(copies(Precision::fp8_tensor, Precision::bf16, true) == 8);
+    CHECK(copies(Precision::mxfp8, Precision::fp32, true) == 8);
+    plan.fsdp = true;
+    CHECK(plan.optimizer_copy_bytes() == 0);
+    plan.fsdp = false;
+    plan.stack = "moe-plan";
+    CHECK(plan.optimizer_copy_bytes() == 0);
+
+    // Beside the states, where activations lay: what a rank holds where layers are computed again and copies are the
+    // larger part. Gradients in FP32 take the place of their copies.
+    plan = plan_of("Qwen3-30B-A3B", "bridge-26.08", 8);
+    plan.seq = 64;
+    plan.recompute = recompute::full;
+    plan.gradients = Precision::bf16;
+    const Program program = lower(plan, 0);
+    double own = 0.0, states = 0.0;
+    for (const Bucket& b : program.buckets) {
+        own += static_cast<double>(b.elements / b.group_size);
+        states += 4.0 * static_cast<double>(b.elements);
+    }
+    CHECK(static_cast<double>(plan_memory(program).arena_bytes) == nearly(states + 16.0 * own).epsilon(1e-3));
+}
 
 TEST_CASE("HybridEP holds room for every token of its group") {
     // csrc/hybrid_ep/buffer/intranode.cu: tokens in BF16, probabilities of all 256 experts, scales of 128 columns.
