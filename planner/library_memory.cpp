@@ -1,4 +1,4 @@
-// The scratch that attention takes of a GPU, by the shapes of a plan's layers.
+// The scratch that attention takes of a GPU and the buffers of a dispatcher, by the shapes of a plan's layers.
 #include "planner/library_memory.hpp"
 
 #include <algorithm>
@@ -70,6 +70,37 @@ double ring_scratch(const AttentionWork& w) {
 
 } // namespace
 
+double hybrid_ep_buffers(const HybridEpGroup& g) {
+    const std::int64_t tokens = std::max<std::int64_t>(rounded(g.tokens, 16), 512), all = tokens * g.ranks * g.domains;
+    const std::int64_t experts = g.experts * g.ranks, token = 2 * g.width + 4 * experts; // experts of a domain
+    // Scales have their room whether tokens are quantized or not.
+    std::int64_t bytes = all * (token + g.width / 128 * 4);
+    if (g.domains == 1) return static_cast<double>(bytes); // dispatch and combine share it
+    bytes += all * token;
+    bytes += tokens * (2 * g.width + 4 * experts * g.domains); // that leave
+    bytes += 3 * tokens * (g.domains - 1) * token;             // of other domains: dispatched, summed up here, combined
+    return static_cast<double>(bytes);
+}
+
+namespace {
+
+double dispatcher_memory(const Plan& plan) {
+    double most = 0.0;
+    const int group = plan.ep * plan.etp;
+    if (plan.stack == "moe-plan" || plan.hardware->cpu || plan.dispatcher != Dispatcher::hybridep || group == 1)
+        return most;
+    int ranks = std::min(group, std::max(1, plan.hardware->nvlink_domain_used));
+    while (group % ranks != 0) --ranks;
+    for (const LayerKind& kind : plan.model->kinds)
+        if (kind.moe)
+            most = std::max(most, hybrid_ep_buffers({plan.tokens_local(),
+                                                     kind.moe->latent > 0 ? kind.moe->latent : plan.model->hidden,
+                                                     kind.moe->experts / plan.ep, ranks, group / ranks}));
+    return most;
+}
+
+} // namespace
+
 double library_memory(const Plan& plan) {
     double scratch = 0.0;
     const bool library = plan.stack == "moe-plan" && !plan.hardware->cpu && plan.precision != Precision::fp32;
@@ -93,7 +124,7 @@ double library_memory(const Plan& plan) {
     // (profiles/measured/h200-2026-11-21-check).
     constexpr double copying = 7 << 20;
     const bool copies = plan.offload != 0 && plan.stack == "moe-plan" && !plan.hardware->cpu;
-    return plan.hardware->context_bytes + scratch + (copies ? copying : 0.0);
+    return plan.hardware->context_bytes + scratch + (copies ? copying : 0.0) + dispatcher_memory(plan);
 }
 
 } // namespace moe

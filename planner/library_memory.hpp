@@ -5,10 +5,22 @@
 
 namespace moe {
 
-// Bytes: the hardware's context_bytes and, where this project's engine trains a plan in BF16 on a GPU, the scratch of
-// the attention library, which keeps a backward's score gradients where every run shall have the same bits
-// (kernels/README.md), and what copies of offloaded tensors take.
+// Bytes: the hardware's context_bytes; where this project's engine trains a plan in BF16 on a GPU, the scratch of the
+// attention library, which keeps a backward's score gradients where every run shall have the same bits
+// (kernels/README.md), and what copies of offloaded tensors take; under other stacks, HybridEP's buffers.
 double library_memory(const Plan& plan);
+
+// An EP group (with its ETP) that exchanges tokens by HybridEP: tokens of a rank before the exchange, their width,
+// experts of a rank, NVLink domains that the group spans and its ranks in each.
+struct HybridEpGroup {
+    std::int64_t tokens = 0, width = 0, experts = 0, ranks = 1, domains = 1;
+};
+
+// Bytes of the buffers that HybridEP registers on a rank, outside of PyTorch's allocator and as long as the run lasts:
+// room for every token of the group in BF16, as if all chose this rank, with FP32 probabilities for the experts of its
+// domain; twice across domains, with what leaves and reaches them. Source: DeepEP, branch hybrid-ep,
+// csrc/hybrid_ep/buffer/intranode.cu and internode.cu (allocate_dispatch_buffers, allocate_combine_buffers).
+double hybrid_ep_buffers(const HybridEpGroup& group);
 
 // One backward of causal attention: sequences and heads of a rank, widths, length, window (0: none).
 struct AttentionWork {

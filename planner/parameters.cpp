@@ -171,6 +171,8 @@ void ParameterSet::seal(Program& program, bool list) {
         b.master = flat(".master", Dtype::f32, states, own);
         b.exp_avg = flat(".exp_avg", moments, states, own);
         b.exp_avg_sq = flat(".exp_avg_sq", moments, states, own);
+        if (const int bytes = plan_.optimizer_copy_bytes(); bytes > 0)
+            b.copies = flat(".copies", Dtype::f32, Storage::activation, own * bytes / 4);
         if (low == Dtype::fp8_block && plan_.blocks_by_rows() && !b.resharded()) add_matrices(program, i);
         if (states == Storage::optimizer) continue;
         b.host_master = flat(".host_master", Dtype::f32, Storage::host, own);

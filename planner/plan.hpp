@@ -169,6 +169,15 @@ struct Plan {
     // output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of two. Published
     // stacks keep a second form, scaled along the tokens, and multiply in FP8.
     bool blocks_by_rows() const { return stack == "moe-plan"; }
+    // Megatron Core with Transformer Engine: every published stack but those that are PyTorch's own or one paper's.
+    bool on_megatron() const;
+    // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
+    // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in
+    // BF16 and FP8 with delayed scaling); moments that are kept in BF16. 0 under FSDP, whose optimizer is another one.
+    // Source: Megatron-LM, megatron/core/optimizer/distrib_optimizer.py (_copy_model_grads_to_main_grads) and
+    // optimizer_config.py (use_precision_aware_optimizer_no_fp8_or_ds_fp8); TransformerEngine,
+    // pytorch/optimizers/fused_adam.py (get_unscaled_state, for every parameter of a group before its kernel runs).
+    int optimizer_copy_bytes() const;
     // Tokens of one micro-batch on one rank: inside the TP region (sequence gathered over TP) and outside of it.
     std::int64_t tokens_gathered() const { return mbs * seq / cp; }
     std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }

@@ -55,6 +55,7 @@ struct Bucket {
     // `matrices` are quantized, the step starts by rounding master into it (a group of one rank has neither).
     TensorId staging = no_tensor;
     TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
+    TensorId copies = no_tensor; // FP32, of what finish reads: Plan::optimizer_copy_bytes()
     // Where they wait between steps when they are offloaded; those above are then on the device only in finish.
     TensorId host_master = no_tensor, host_exp_avg = no_tensor, host_exp_avg_sq = no_tensor;
     TensorId kept_master() const { return host_master == no_tensor ? master : host_master; }

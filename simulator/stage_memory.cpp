@@ -43,6 +43,7 @@ bool merges(const std::vector<Kept>& kept) {
 void StageMemory::add_states(const Plan& plan, const BucketSize& bucket) {
     states += state_bytes(plan, bucket);
     ((plan.offload & offload::optimizer) != 0 ? visiting : states) += optimizer_bytes(plan, bucket);
+    copies += plan.optimizer_copy_bytes() * static_cast<double>(bucket.elements) / bucket.group_size;
 }
 
 void StageMemory::add_tables(const Plan& plan, const Stage& stage) {
@@ -171,7 +172,7 @@ double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, cons
             const StageMemory& stage = stages[static_cast<std::size_t>(
                 of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, c))])];
             bytes += stage.states;
-            visiting += stage.visiting;
+            visiting += stage.visiting + stage.copies;
             tables = std::max(tables, stage.tables);
             activations -= stage.counted_twice;
             workspace.forward = std::max(workspace.forward, stage.workspace.forward);

@@ -164,7 +164,8 @@ Template finish_template(const Program& program, const Plan& plan) {
         all_reduce({Domain::dense, axis::tensor | axis::context | axis::data}, io.router_sums);
     for (const Bucket& b : program.buckets) {
         if (b.copy) continue;
-        Op op = make(OpKind::sum_squares, Stream::compute, Module::optimizer, {b.gradient_shard}, {io.gradient_norm});
+        Op op = make(OpKind::sum_squares, Stream::compute, Module::optimizer, {b.gradient_shard},
+                     {io.gradient_norm, b.copies}); // the copies of all buckets are there before the first one steps
         op.bytes = bytes(program, b.gradient_shard);
         op.flops = 2.0 * static_cast<double>(b.elements / b.group_size);
         finish.ops.push_back(std::move(op));
@@ -186,9 +187,10 @@ Template finish_template(const Program& program, const Plan& plan) {
         for (const Bucket& b : program.buckets) copy(OpKind::copy_from_host, b);
     for (const Bucket& b : program.buckets) {
         const TensorId weights = b.matrices.empty() ? b.weight_shard : no_tensor; // or rounded as the next step begins
-        Op op = make(OpKind::adamw, Stream::compute, Module::optimizer,
-                     {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq, io.overflow},
-                     {b.master, b.exp_avg, b.exp_avg_sq, weights}, AdamAttr{b.elements / b.group_size, b.decayed});
+        Op op = make(
+            OpKind::adamw, Stream::compute, Module::optimizer,
+            {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq, io.overflow, b.copies},
+            {b.master, b.exp_avg, b.exp_avg_sq, weights}, AdamAttr{b.elements / b.group_size, b.decayed});
         op.bytes = bytes(program, b.gradient_shard) + bytes(program, weights) +
                    2.0 * (bytes(program, b.master) + bytes(program, b.exp_avg) + bytes(program, b.exp_avg_sq));
         finish.ops.push_back(std::move(op));
