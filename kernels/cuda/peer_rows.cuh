@@ -59,7 +59,7 @@ private:
 
 // Rows that a warp sums for the tokens of a tile: those of token t are from[end[t - 1]] up to from[end[t]].
 struct Sums {
-    static constexpr int most_rows = warp_size, most_tokens = 16; // a copy here or a sum from elsewhere is a lane's
+    static constexpr int most_rows = warp_size, most_tokens = 4; // a copy here or a sum from elsewhere is a lane's
     const char* from[most_rows];
     char* to[most_tokens]; // null: nowhere
     int end[most_tokens];
