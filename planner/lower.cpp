@@ -136,7 +136,7 @@ EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spe
     const int backward = builder.open(SlotKind::backward, spec.chunk);
     chunk.backward(builder);
     recompute_pass(program, program.templates[static_cast<std::size_t>(forward)],
-                   program.templates[static_cast<std::size_t>(backward)], plan.recompute);
+                   program.templates[static_cast<std::size_t>(backward)], plan.recompute, plan.on_megatron());
     if (plan.paged_stash)
         stash_pass(program, program.templates[static_cast<std::size_t>(forward)],
                    program.templates[static_cast<std::size_t>(backward)]);

@@ -223,6 +223,7 @@ struct QuantizeAttr {
 struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
     double eps = 1e-6;
+    Module within = Module::layernorm; // else the module whose first product keeps its output, see Norm::within
 };
 // Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with
 // u = f * turns, or i where turns is 0; queries and keys are multiplied by `magnitude` as they turn.

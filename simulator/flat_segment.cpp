@@ -264,6 +264,8 @@ std::vector<std::int32_t> signature(const Program& segment) {
             text.push_back(static_cast<std::int32_t>(op.kind) << 16 | static_cast<std::int32_t>(op.stream) << 8 |
                            static_cast<std::int32_t>(op.module));
             text.push_back(static_cast<std::int32_t>(op.group.axes) << 8 | static_cast<std::int32_t>(op.group.domain));
+            if (const NormAttr* norm = std::get_if<NormAttr>(&op.attr)) // which recomputation reaches it
+                text.push_back(static_cast<std::int32_t>(norm->within));
             for (const std::vector<TensorId>* ids : {&op.in, &op.out}) {
                 for (const TensorId id : *ids) text.push_back(id == no_tensor ? no_tensor : root(segment, id));
                 text.push_back(-3);

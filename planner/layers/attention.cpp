@@ -95,6 +95,8 @@ TensorId AttentionLayer::forward(Builder& b, TensorId x, TensorId& keys) {
     b.phase = Phase::forward;
     b.module = Module::layernorm;
     norm_.key = key_ + ".norm";
+    const bool latent = a_.kind == AttentionKind::mla || a_.kind == AttentionKind::compressed;
+    if (b.plan().on_megatron() && !latent) norm_.within = Module::attn_in;
     const TensorId normed = norm_.forward(b, x, model_.hidden, "attn_norm");
     TensorId o = no_tensor;
     switch (a_.kind) {

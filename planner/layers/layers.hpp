@@ -16,6 +16,12 @@ struct Norm {
     TensorId x = no_tensor, y = no_tensor, rstd = no_tensor;
     std::int64_t cols = 0;
     double eps = 0.0; // 0 = the model's
+    // Megatron makes a norm one module with the product behind it (TELayerNormColumnParallelLinear) where that is the
+    // projection of grouped queries, of Mamba or of a gated delta net, or an MLP's first: recomputation of norms does
+    // not reach it, only that of the module around it does. Norms of MLA and of experts are modules of their own.
+    // Source: Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py and hybrid/hybrid_layer_specs.py; the norms that
+    // are recomputed: transformer_layer.py, recompute_input_layernorm (not where input_layernorm is IdentityOp).
+    Module within = Module::layernorm;
 
     static void declare(ParameterSet& set, const std::string& key, const std::string& name, std::int64_t cols);
     TensorId forward(Builder& b, TensorId input, std::int64_t width, const std::string& name);

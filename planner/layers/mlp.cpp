@@ -60,6 +60,7 @@ TensorId MlpLayer::forward(Builder& b, TensorId x) {
     if (!shared_) {
         b.module = Module::layernorm;
         norm_.key = key_ + ".norm";
+        if (b.plan().on_megatron()) norm_.within = Module::mlp;
         normed = norm_.forward(b, x, model_.hidden, "mlp_norm");
     }
     b.module = module;

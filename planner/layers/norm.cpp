@@ -40,7 +40,7 @@ TensorId Norm::forward(Builder& b, TensorId input, std::int64_t width, const std
     y = b.activation(name, rows, cols);
     rstd = b.tensor(name + ".rstd", Dtype::f32, rows, 1);
     b.emit(OpKind::rmsnorm, {x, b.weight(key, cols, 1).value}, {y, rstd},
-           NormAttr{rows, cols, b.at(x).cols, eps > 0.0 ? eps : b.model().norm_eps});
+           NormAttr{rows, cols, b.at(x).cols, eps > 0.0 ? eps : b.model().norm_eps, within});
     return y;
 }
 

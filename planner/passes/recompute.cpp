@@ -14,7 +14,8 @@ bool recomputes(unsigned set, const Op& op) {
     if (op.layer < 0 || op.phase != Phase::forward) return false;
     if (op.kind == OpKind::pick_keys && std::get<AttentionAttr>(op.attr).kept) return false;
     if (set & recompute::full) return true;
-    switch (op.module) {
+    const NormAttr* norm = std::get_if<NormAttr>(&op.attr);
+    switch (norm != nullptr && op.module == Module::layernorm ? norm->within : op.module) {
     case Module::layernorm:
         return set & recompute::layernorm;
     case Module::core_attn:
@@ -42,7 +43,8 @@ namespace {
 
 class Repeater {
 public:
-    Repeater(Program& program, const Template& forward, unsigned set) : program_(program), forward_(forward) {
+    Repeater(Program& program, const Template& forward, unsigned set, bool keeps_core)
+        : program_(program), forward_(forward), keeps_core_(keeps_core && (set & recompute::full) == 0) {
         for (std::size_t i = 0; i < forward.ops.size(); ++i)
             if (recomputes(set, forward.ops[i]) || quantizes_repeated(forward.ops[i]))
                 for (TensorId id : forward.ops[i].out)
@@ -52,7 +54,7 @@ public:
 
     // `op` with every operand replaced that has to be recomputed; the repeated ops are appended to `out` first.
     Op rewrite(Op op, std::vector<Op>& out) {
-        for (TensorId& id : op.in) id = demand(id, op.layer, out);
+        for (TensorId& id : op.in) id = demand(id, op, out);
         return op;
     }
 
@@ -62,13 +64,18 @@ private:
     bool quantizes_repeated(const Op& op) const {
         if (op.kind != OpKind::quantize || op.layer < 0) return false;
         const auto found = producers_.find(op.in.front());
-        return found != producers_.end() && forward_.ops[found->second.front()].layer == op.layer;
+        if (found == producers_.end()) return false;
+        const Op& producer = forward_.ops[found->second.front()];
+        const bool kept = keeps_core_ && producer.module == Module::core_attn && op.module != Module::core_attn;
+        return producer.layer == op.layer && !kept;
     }
 
-    TensorId demand(TensorId id, std::int16_t layer, std::vector<Op>& out) {
+    TensorId demand(TensorId id, const Op& reader, std::vector<Op>& out) {
         const auto found = producers_.find(id);
         if (id == no_tensor || found == producers_.end()) return id;
-        if (forward_.ops[found->second.front()].layer != layer) return id;
+        const Op& producer = forward_.ops[found->second.front()];
+        if (producer.layer != reader.layer) return id;
+        if (keeps_core_ && producer.module == Module::core_attn && reader.module != Module::core_attn) return id;
         const auto done = renamed_.find(id);
         if (done != renamed_.end()) return done->second;
         // A ring writes its output once per step: all its writers are repeated, in order.
@@ -98,15 +105,16 @@ private:
 
     Program& program_;
     const Template& forward_;
+    bool keeps_core_;
     std::unordered_map<TensorId, std::vector<std::size_t>> producers_;
     std::unordered_map<TensorId, TensorId> renamed_;
 };
 
 } // namespace
 
-void recompute_pass(Program& program, const Template& forward, Template& backward, unsigned set) {
+void recompute_pass(Program& program, const Template& forward, Template& backward, unsigned set, bool keeps_core) {
     if (set == 0) return;
-    Repeater repeater(program, forward, set);
+    Repeater repeater(program, forward, set, keeps_core);
     std::vector<Op> ops;
     ops.reserve(backward.ops.size() * 3 / 2);
     for (Op& op : backward.ops) {

@@ -1,4 +1,5 @@
-// What Megatron Core holds where our own engine does not: FP32 copies of its optimizer, buffers of its dispatcher.
+// What Megatron Core holds where our own engine does not: outputs that its recomputation keeps, FP32 copies of its
+// optimizer, buffers of its dispatcher.
 #include "planner/library_memory.hpp"
 #include "planner/lower.hpp"
 #include "planner/memory.hpp"
@@ -27,7 +28,50 @@ Plan plan_of(const char* model, const char* stack, int ep) {
     return plan;
 }
 
+std::int64_t saved(Plan plan, unsigned recomputed) {
+    plan.recompute = recomputed;
+    return plan_memory(lower(plan, 0)).class_bytes[static_cast<std::size_t>(MemoryClass::saved)];
+}
+
+// Saved bytes that recomputation of a set spares.
+std::int64_t spared(const Plan& plan, unsigned set) { return saved(plan, 0) - saved(plan, set); }
+
+// Of one norm in every layer: its output in BF16.
+double norms(const Plan& plan) {
+    return 2.0 * static_cast<double>(plan.tokens_local() * plan.model->hidden) *
+           static_cast<double>(plan.model->layers.size());
+}
+
 } // namespace
+
+TEST_CASE("Megatron recomputes norms that are modules of their own, not those within a projection") {
+    const Plan theirs = plan_of("Qwen3-30B-A3B", "bridge-26.04", 8), ours = plan_of("Qwen3-30B-A3B", "moe-plan", 8);
+    CHECK(static_cast<double>(spared(theirs, recompute::layernorm)) == nearly(norms(theirs)).epsilon(0.01)); // experts'
+    CHECK(static_cast<double>(spared(ours, recompute::layernorm)) == nearly(2.0 * norms(ours)).epsilon(0.01));
+    const Plan latent = plan_of("DeepSeek-V3", "bridge-26.04", 16); // MLA's is one; not those of the 3 dense MLPs
+    const double layers = static_cast<double>(latent.model->layers.size());
+    CHECK(static_cast<double>(spared(latent, recompute::layernorm)) ==
+          nearly((2.0 * layers - 3.0) / layers * norms(latent)).epsilon(0.03));
+    // Mamba's projection has its norm within as well: only the experts' are left.
+    const Plan hybrid = plan_of("Nemotron-3-Nano", "bridge-26.08", 8);
+    CHECK(static_cast<double>(spared(hybrid, recompute::layernorm)) ==
+          nearly(23.0 / 52.0 * norms(hybrid)).epsilon(0.03));
+}
+
+TEST_CASE("Megatron: the norm within an MLP is recomputed with the MLP") {
+    const Plan theirs = plan_of("Llama3-8B", "bridge-26.04", 1), ours = plan_of("Llama3-8B", "moe-plan", 1);
+    CHECK(spared(theirs, recompute::layernorm) == 0);
+    CHECK(static_cast<double>(spared(theirs, recompute::mlp) - spared(ours, recompute::mlp)) ==
+          nearly(norms(ours)).epsilon(0.01));
+}
+
+TEST_CASE("Megatron: a recomputed attention core leaves its output with the projection behind it") {
+    const Plan theirs = plan_of("Llama3-8B", "bridge-26.04", 1), ours = plan_of("Llama3-8B", "moe-plan", 1);
+    const double heads = 32.0, rows = static_cast<double>(theirs.tokens_local()) * 32.0; // tokens of all layers
+    CHECK(static_cast<double>(spared(ours, recompute::core_attn)) ==
+          nearly(rows * heads * (2 * 128 + 4)).epsilon(0.01));
+    CHECK(static_cast<double>(spared(theirs, recompute::core_attn)) == nearly(rows * heads * 4).epsilon(0.01));
+}
 
 TEST_CASE("Megatron's optimizer copies BF16 gradients and moments to FP32") {
     Plan plan = plan_of("Qwen3-30B-A3B", "bridge-26.08", 8);

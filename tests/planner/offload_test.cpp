@@ -90,7 +90,9 @@ TEST_CASE("routed rows: twice the capacity moves twice the bytes under moe-plan,
 
 TEST_CASE("what is recomputed or small stays; a set leaves together") {
     Plan plan = qwen(offload::qkv_linear);
-    plan.recompute = recompute::layernorm; // the projections' input is computed again from the norm's
+    plan.recompute = recompute::layernorm;
+    CHECK(copies(plan).out == layers); // Megatron's norm lies within the projection
+    plan.stack = "moe-plan";           // the projection's input is computed again from the norm's
     CHECK(copies(plan).out == 0);
     plan = qwen(offload::attn_norm);
     plan.seq = 256; // 0.5 M elements
