@@ -291,8 +291,9 @@ private:
             Score score;
         };
         for (const auto& [n, experts, top_k, groups, score] :
-             {Size{65536, 128, 8, 1, Score::softmax}, Size{65536, 256, 8, 8, Score::sigmoid},
-              Size{65536, 160, 6, 8, Score::softmax}, Size{4096, 8, 2, 1, Score::softmax}}) {
+             {Size{65536, 128, 8, 1, Score::softmax}, Size{262144, 128, 8, 1, Score::softmax},
+              Size{65536, 256, 8, 8, Score::sigmoid}, Size{65536, 160, 6, 8, Score::softmax},
+              Size{4096, 8, 2, 1, Score::softmax}}) {
             RouterShape shape;
             shape.tokens = n, shape.experts = experts, shape.top_k = top_k, shape.normalize = true;
             const bool biased = score == Score::sigmoid; // as DeepSeek-V3's; DeepSeek-V2's has groups and no bias
