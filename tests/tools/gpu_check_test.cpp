@@ -269,10 +269,10 @@ echo '{}')");
         faults += name.find("a process of 2 is ") == 0 || name.find("a plan that has no room on 2 GPUs") == 0 ||
                   name.find("1 of 6 steps over 2 GPUs") == 0;
     }
-    CHECK(memory == 15);
+    CHECK(memory == 16);
     CHECK(faults == 4);
     CHECK(outcome.out.find("24 drawn plans over 2 GPUs") != std::string::npos);
-    CHECK(outcome.out.find("mean error of 15 predicted steps") != std::string::npos);
+    CHECK(outcome.out.find("mean error of 16 predicted steps") != std::string::npos);
     CHECK(outcome.out.find("choice 2: 505.0 predicted, 500.0 TFLOPS/GPU reached, ep=2 mbs=4 dispatcher=hybridep") !=
           std::string::npos);
     CHECK(outcome.out.find("the planner's first choice beside the best of its first 2") != std::string::npos);
