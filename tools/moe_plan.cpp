@@ -57,6 +57,11 @@ void add_search(CLI::App& app, SearchOptions& o) {
     verb->add_option("--optimize-for", o.optimize_for,
                      "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
         ->capture_default_str();
+    verb->add_option(
+            "--memory-headroom", o.memory_headroom,
+            "share of a GPU's memory that plans leave free, such as 0.1: memory under --stack moe-plan is exact, "
+            "that of published stacks is met within about a tenth")
+        ->capture_default_str();
     verb->add_option("--out", o.out, "write the best plan to this file");
     add_json(verb, o.json);
 }

@@ -54,6 +54,19 @@ SkewPoint point_of(const std::string& name) {
     refuse("--optimize-for {}: must be mean, p50 or p99", name);
 }
 
+// The hardware with as much less memory; a plan needs what the library and the driver take in any case.
+std::shared_ptr<const Hardware> with_headroom(const std::shared_ptr<const Hardware>& hardware, double headroom) {
+    if (headroom == 0.0) return hardware;
+    if (!(headroom > 0.0 && headroom < 1.0))
+        refuse("--memory-headroom {}: must be a share of the memory, from 0 to below 1", headroom);
+    Hardware less = *hardware;
+    less.memory_bytes *= 1.0 - headroom;
+    if (less.context_bytes >= less.memory_bytes)
+        refuse("--memory-headroom {}: leaves {:.3g} GiB, and the context alone takes {:.3g}", headroom,
+               less.memory_bytes / 0x1p30, less.context_bytes / 0x1p30);
+    return std::make_shared<const Hardware>(std::move(less));
+}
+
 } // namespace
 
 Request request_of(const SearchOptions& options) {
@@ -64,7 +77,8 @@ Request request_of(const SearchOptions& options) {
     Request request;
     Plan& base = request.search.base;
     base.model = std::make_shared<const Model>(load_model(options.model));
-    base.hardware = std::make_shared<const Hardware>(load_hardware(options.hardware));
+    request.hardware = std::make_shared<const Hardware>(load_hardware(options.hardware));
+    base.hardware = with_headroom(request.hardware, options.memory_headroom);
     request.stack = load_stack(options.stack, *base.hardware);
     base.stack = request.stack.name;
     base.gpus = static_cast<int>(options.gpus);

@@ -9,7 +9,8 @@
 namespace moe::tools {
 
 struct Request {
-    SearchRequest search;
+    SearchRequest search; // its plans have `hardware` less the headroom
+    std::shared_ptr<const Hardware> hardware;
     Stack stack;
     SkewPoint point = SkewPoint::mean;
 };

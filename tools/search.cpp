@@ -69,7 +69,7 @@ void search_verb(const SearchOptions& options) {
     refuse_overwriting("--out", options.out, options.hardware);
     Request request = request_of(options);
     const Model& model = *request.search.base.model;
-    const Hardware& hardware = *request.search.base.hardware;
+    const Hardware& hardware = *request.hardware;
 
     Console console(options.json);
     request.search.progress = [&console](std::int64_t evaluated, std::int64_t pruned) {
@@ -77,7 +77,8 @@ void search_verb(const SearchOptions& options) {
                                      count_text(static_cast<double>(pruned))));
     };
     SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
-    const SearchResult result = refined_search(request.search, request.stack, estimator);
+    SearchResult result = refined_search(request.search, request.stack, estimator);
+    for (auto& ranked : result.plans) ranked.first.hardware = request.hardware;
     if (!options.out.empty()) write_file(options.out, plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
 

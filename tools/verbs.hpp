@@ -17,6 +17,7 @@ struct SearchOptions {
     std::vector<std::string> fix;            // FIELD=VALUE
     std::int64_t top = 5;
     std::string optimize_for = "mean"; // of skewed routing: mean, p50 or p99
+    double memory_headroom = 0.0;      // share of a GPU's memory that plans leave free
     std::string out;                   // plan.json of the best plan, empty = not written
     bool json = false;
 };

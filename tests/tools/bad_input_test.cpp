@@ -41,6 +41,27 @@ struct Prepared : Folder {
 
 } // namespace
 
+TEST_CASE("search leaves as much memory free as it is told to") {
+    const Folder folder;
+    const std::string request =
+        "moe-plan search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 256 --seq 4096 --top 1 ";
+    const auto memory_of = [&](const std::string& options) {
+        return Json::parse(folder.run(request + options + "--json --out plan.json").out)["plans"][0]["memory_gib"]
+            .get<double>();
+    };
+    const double whole =
+        Json::parse(moe::read_file(moe::profiles_folder() + "/hardware/h100.json"))["memory_bytes"].get<double>();
+    const double all = memory_of(""), less = memory_of("--memory-headroom 0.4 ");
+    CHECK(all > 0.6 * whole / 0x1p30); // else this tells nothing
+    CHECK(less <= 0.6 * whole / 0x1p30);
+    CHECK(Json::parse(folder.read("plan.json"))["hardware"]["memory_bytes"] ==
+          whole); // the plan is for the GPU as it is
+    check_line(folder.run(request + "--memory-headroom 1"), 2, "--memory-headroom 1: must be a share of the memory");
+    check_line(folder.run(request + "--memory-headroom -0.1"), 2, "--memory-headroom -0.1: must be");
+    check_line(folder.run(request + "--memory-headroom nan"), 2, "--memory-headroom");
+    check_line(folder.run(request + "--memory-headroom 0.999"), 2, "and the context alone takes");
+}
+
 TEST_CASE("command line: what does not parse") {
     const Folder folder;
     check_line(folder.run("moe-plan"), 2, "a verb is needed: search, ");
