@@ -82,20 +82,34 @@ double hybrid_ep_buffers(const HybridEpGroup& g) {
     return static_cast<double>(bytes);
 }
 
+double deep_ep_buffers(std::int64_t width, std::int64_t ranks) {
+    constexpr std::int64_t channels = 10, peers = 8, choices = 128;
+    const std::int64_t nodes = divided_up(ranks, peers);
+    const std::int64_t near = ranks <= 8 ? 256 : ranks <= 64 ? 288 : ranks <= 96 ? 480 : ranks <= 128 ? 560 : 720;
+    const std::int64_t far = ranks <= 16 ? 140 : ranks <= 64 ? 128 : 132; // whole chunks
+    const std::int64_t token = 2 * width + 8 + choices * (8 + 4 + 4); // with its source, choices, weights and scales
+    std::int64_t bytes = channels * std::min(ranks, peers) * (4 * (2 * nodes + 3) + near * token);
+    if (nodes > 1) bytes += channels * nodes * 2 * (4 * (2 * peers + 2) + far * (token + 16)) + (1 << 20);
+    return static_cast<double>(rounded(bytes, 128) + (32 << 20)); // and a workspace
+}
+
 namespace {
 
 double dispatcher_memory(const Plan& plan) {
     double most = 0.0;
     const int group = plan.ep * plan.etp;
-    if (plan.stack == "moe-plan" || plan.hardware->cpu || plan.dispatcher != Dispatcher::hybridep || group == 1)
-        return most;
+    if (plan.stack == "moe-plan" || plan.hardware->cpu || group == 1) return most;
     int ranks = std::min(group, std::max(1, plan.hardware->nvlink_domain_used));
     while (group % ranks != 0) --ranks;
-    for (const LayerKind& kind : plan.model->kinds)
-        if (kind.moe)
-            most = std::max(most, hybrid_ep_buffers({plan.tokens_local(),
-                                                     kind.moe->latent > 0 ? kind.moe->latent : plan.model->hidden,
-                                                     kind.moe->experts / plan.ep, ranks, group / ranks}));
+    for (const LayerKind& kind : plan.model->kinds) {
+        if (!kind.moe) continue;
+        const std::int64_t width = kind.moe->latent > 0 ? kind.moe->latent : plan.model->hidden;
+        if (plan.dispatcher == Dispatcher::deepep && plan.on_megatron())
+            most = std::max(most, deep_ep_buffers(width, group));
+        if (plan.dispatcher == Dispatcher::hybridep)
+            most = std::max(most, hybrid_ep_buffers(
+                                      {plan.tokens_local(), width, kind.moe->experts / plan.ep, ranks, group / ranks}));
+    }
     return most;
 }
 

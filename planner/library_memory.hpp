@@ -7,7 +7,8 @@ namespace moe {
 
 // Bytes: the hardware's context_bytes; where this project's engine trains a plan in BF16 on a GPU, the scratch of the
 // attention library, which keeps a backward's score gradients where every run shall have the same bits
-// (kernels/README.md), and what copies of offloaded tensors take; under other stacks, HybridEP's buffers.
+// (kernels/README.md), and what copies of offloaded tensors take; under other stacks HybridEP's buffers, under
+// those on Megatron Core DeepEP's as well.
 double library_memory(const Plan& plan);
 
 // An EP group (with its ETP) that exchanges tokens by HybridEP: tokens of a rank before the exchange, their width,
@@ -21,6 +22,14 @@ struct HybridEpGroup {
 // domain; twice across domains, with what leaves and reaches them. Source: DeepEP, branch hybrid-ep,
 // csrc/hybrid_ep/buffer/intranode.cu and internode.cu (allocate_dispatch_buffers, allocate_combine_buffers).
 double hybrid_ep_buffers(const HybridEpGroup& group);
+
+// The same of DeepEP for tokens of this width in an EP group (with its ETP) of so many ranks, whatever their number of
+// tokens: chunks on their way in 20 / 2 channels over NVLink and, behind eight ranks, as many to and from every node;
+// a token comes with room for 128 choices and as many scales. Source: DeepEP, csrc/config.hpp
+// (get_nvl_buffer_size_hint, get_rdma_buffer_size_hint) and deep_ep/buffer.py (get_dispatch_config,
+// get_combine_config), which are asked with these in Megatron-LM, megatron/core/transformer/moe/fused_a2a.py
+// (get_buffer); 20: moe_deepep_num_sms.
+double deep_ep_buffers(std::int64_t width, std::int64_t ranks);
 
 // One backward of causal attention: sequences and heads of a rank, widths, length, window (0: none).
 struct AttentionWork {

@@ -133,10 +133,23 @@ TEST_CASE("HybridEP holds room for every token of its group") {
     CHECK(library_memory(plan) == context + hybrid_ep_buffers({2048, 1024, 32, 16, 1}));
     plan.dispatcher = Dispatcher::alltoall;
     CHECK(library_memory(plan) == context);
+    plan.dispatcher = Dispatcher::deepep;
+    CHECK(library_memory(plan) == context + deep_ep_buffers(1024, 16));
     plan.dispatcher = Dispatcher::hybridep;
     plan.ep = 1, plan.edp = 16;
     CHECK(library_memory(plan) == context);
     plan.model = std::make_shared<Model>(load_model("Llama3-8B"));
     plan.ep = 16, plan.edp = 1;
     CHECK(library_memory(plan) == context);
+}
+
+TEST_CASE("DeepEP holds chunks of tokens on their way, however many there are") {
+    constexpr double token = 2 * 7168 + 8 + 128 * 16, workspace = 32 << 20; // csrc/config.hpp, 7168 of DeepSeek-V3
+    CHECK(deep_ep_buffers(7168, 8) == nearly(10 * 8 * (5 * 4 + 256 * token) + workspace).epsilon(1e-6));
+    CHECK(deep_ep_buffers(7168, 4) == nearly(10 * 4 * (5 * 4 + 256 * token) + workspace).epsilon(1e-6));
+    // Eight nodes: to and from each of them besides.
+    CHECK(deep_ep_buffers(7168, 64) ==
+          nearly(10 * 8 * (19 * 4 + 288 * token) + (1 << 20) + workspace + 10 * 8 * 2 * (18 * 4 + 128 * (token + 16)))
+              .epsilon(1e-6));
+    CHECK(deep_ep_buffers(7168, 160) > deep_ep_buffers(7168, 128));
 }
