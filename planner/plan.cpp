@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <vector>
 
 namespace moe {
-
 namespace {
 
 constexpr std::array<const char*, 5> schedule_names{"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"};
@@ -64,15 +64,17 @@ unsigned set_from_string(const std::array<const char*, size>& names, const char*
 
 int Plan::optimizer_copy_bytes() const {
     if (!on_megatron() || reshards()) return 0;
-    const bool plain = precision == Precision::bf16 ||
-                       (precision == Precision::fp8_tensor && fp8_scaling == Fp8Scaling::delayed);
+    const bool plain =
+        precision == Precision::bf16 || (precision == Precision::fp8_tensor && fp8_scaling == Fp8Scaling::delayed);
     const bool read_as_they_are = optimizer.bf16_moments && plain;
     return (gradients == Precision::bf16 && !read_as_they_are ? 4 : 0) + (optimizer.bf16_moments ? 8 : 0);
 }
 
 bool Plan::on_megatron() const {
-    constexpr std::array others{"moe-plan", "torchtitan", "automodel", "deepseek-v3", "llama3-paper"};
-    return std::find(others.begin(), others.end(), stack) == others.end();
+    constexpr std::array<std::string_view, 5> others{"moe-plan", "torchtitan", "automodel", "deepseek-v3",
+                                                     "llama3-paper"};
+    const std::string_view name = std::string_view(stack).substr(0, stack.find(',')); // without features
+    return std::find(others.begin(), others.end(), name) == others.end();
 }
 
 const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std::size_t>(kind)]; }

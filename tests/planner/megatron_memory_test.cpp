@@ -92,8 +92,12 @@ TEST_CASE("Megatron's optimizer copies BF16 gradients and moments to FP32") {
     plan.fsdp = true;
     CHECK(plan.optimizer_copy_bytes() == 0);
     plan.fsdp = false;
-    plan.stack = "moe-plan";
-    CHECK(plan.optimizer_copy_bytes() == 0);
+    for (const char* other : {"moe-plan", "torchtitan", "torchtitan,no-fused_router"}) {
+        plan.stack = other;
+        CHECK(plan.optimizer_copy_bytes() == 0);
+    }
+    plan.stack = "bridge-26.04,no-fused_router";
+    CHECK(plan.optimizer_copy_bytes() == 8);
 
     // Beside the states, where activations lay: what a rank holds where layers are computed again and copies are the
     // larger part. Gradients in FP32 take the place of their copies.
