@@ -115,15 +115,14 @@ struct Chooser {
 #pragma unroll
             for (int i = 0; i < span; ++i) x[i] = i < real ? x[i] : -INFINITY;
         }
-        if (lanes == 0) {
-            largest_of_parts(x, part_of);
-            return true;
-        }
         if constexpr ((span & (span - 1)) == 0) {
-            float first, second;
-            best_two(x, part_of, first, second);
-            return keep(group_kept<L>(s, first, second, lanes, lane, error(), unclear), part_of);
+            if (lanes != 0) {
+                float first, second;
+                best_two(x, part_of, first, second);
+                return keep(group_kept<L>(s, first, second, lanes, lane, error(), unclear), part_of);
+            }
         }
+        largest_of_parts(x, part_of); // other spans hold no groups that go by scores (whole_span)
         return true;
     }
     template <int N>

@@ -293,10 +293,11 @@ private:
         for (const auto& [n, experts, top_k, groups, score] :
              {Size{65536, 128, 8, 1, Score::softmax}, Size{262144, 128, 8, 1, Score::softmax},
               Size{65536, 256, 8, 8, Score::sigmoid}, Size{65536, 160, 6, 8, Score::softmax},
+              Size{65536, 160, 8, 1, Score::sigmoid}, Size{65536, 384, 8, 1, Score::sigmoid},
               Size{4096, 8, 2, 1, Score::softmax}}) {
             RouterShape shape;
             shape.tokens = n, shape.experts = experts, shape.top_k = top_k, shape.normalize = true;
-            const bool biased = score == Score::sigmoid; // as DeepSeek-V3's; DeepSeek-V2's has groups and no bias
+            const bool biased = score == Score::sigmoid; // as DeepSeek-V3's, GLM-4.5's and Kimi-K2's; DeepSeek-V2's not
             shape.score = score, shape.groups = groups;
             if (groups > 1) shape.groups_kept = biased ? 4 : 3, shape.group_score_top = biased ? 2 : 1;
             const Dst logits = pool_.take(Type::f32, n * experts), out = pool_.take(Type::f32, n * experts);
