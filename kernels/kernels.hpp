@@ -14,7 +14,7 @@
 //   independent. `stream` orders the work of a device back end; the CPU ignores it and returns when the work is done.
 #pragma once
 
-#include "kernels/shapes.hpp"
+#include "kernels/kernel_args.hpp"
 
 #include <cstdint>
 #include <string>

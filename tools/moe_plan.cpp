@@ -1,7 +1,7 @@
 // The command moe-plan: reads the command line, runs one verb, and turns every error into one line and an exit status.
-#include "planner/error.hpp"
-#include "planner/names.hpp"
-#include "tools/verbs.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
+#include "tools/verbs/verbs.hpp"
 
 #include <CLI/CLI.hpp>
 

@@ -1,7 +1,7 @@
 // Plays all ranks' communication ops without data until every rank is through or nobody can go on.
 #include "engine/comm/check.hpp"
 
-#include "planner/error.hpp"
+#include "planner/base/error.hpp"
 
 #include <deque>
 #include <map>

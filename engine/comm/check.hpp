@@ -1,7 +1,7 @@
 // Static proof, before a run, that the communication of all ranks lines up and cannot hang.
 #pragma once
 
-#include "planner/program.hpp"
+#include "planner/program/program.hpp"
 
 #include <vector>
 

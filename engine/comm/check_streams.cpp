@@ -2,7 +2,7 @@
 // on.
 #include "engine/comm/check_streams.hpp"
 
-#include "planner/error.hpp"
+#include "planner/base/error.hpp"
 
 #include <deque>
 #include <map>

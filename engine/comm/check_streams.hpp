@@ -1,7 +1,7 @@
 // Static proof, before a run on devices, that streams side by side cannot wait for each other in a circle.
 #pragma once
 
-#include "engine/streams.hpp"
+#include "engine/device/streams.hpp"
 
 #include <vector>
 

@@ -5,13 +5,13 @@
 // Error (failure) with the numbers that disagree, or Aborted when another rank has failed.
 #pragma once
 
-#include "planner/program.hpp"
+#include "planner/program/program.hpp"
 
 #include <cstdint>
 
 namespace moe {
 
-// Operands of dispatch_tokens and combine_tokens (planner/op.hpp); absent ones are null.
+// Operands of dispatch_tokens and combine_tokens (planner/program/op.hpp); absent ones are null.
 struct TokenOperands {
     std::int64_t tokens = 0;
     int top_k = 0;

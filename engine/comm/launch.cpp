@@ -1,8 +1,8 @@
 // Reads the variables by which launchers tell a process its place.
 #include "engine/comm/launch.hpp"
 
-#include "planner/error.hpp"
-#include "planner/names.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
 
 #include <charconv>
 #include <cstdlib>

@@ -1,8 +1,8 @@
 // Handles of arenas and boards handed round, and the group that the kernels are called with.
 #include "engine/comm/peers.hpp"
 
-#include "planner/error.hpp"
-#include "planner/peer_blocks.hpp"
+#include "planner/base/error.hpp"
+#include "planner/program/peer_blocks.hpp"
 
 #include <cstring>
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "engine/comm/communicator.hpp"
-#include "engine/device.hpp"
+#include "engine/device/device.hpp"
 #include "kernels/peers.hpp"
 
 #include <array>

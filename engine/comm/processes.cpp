@@ -3,7 +3,7 @@
 
 #include "engine/comm/rows.hpp"
 #include "kernels/kernels.hpp"
-#include "planner/error.hpp"
+#include "planner/base/error.hpp"
 
 #include <cstring>
 

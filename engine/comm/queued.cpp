@@ -1,10 +1,10 @@
 // Collectives as calls of the library, with kernels that pack and unpack what the host cannot size.
 #include "engine/comm/queued.hpp"
 
+#include "engine/base/cores.hpp"
 #include "engine/comm/rows.hpp"
-#include "engine/cores.hpp"
-#include "planner/communicators.hpp"
-#include "planner/error.hpp"
+#include "planner/base/error.hpp"
+#include "planner/program/communicators.hpp"
 
 #include <algorithm>
 #include <set>
@@ -13,7 +13,8 @@ namespace moe {
 
 namespace {
 
-// What may wait for other ranks at one time fits the multiprocessors of an H100 or H200 (planner/peer_blocks.hpp).
+// What may wait for other ranks at one time fits the multiprocessors of an H100 or H200
+// (planner/program/peer_blocks.hpp).
 constexpr int multiprocessors = 132;
 static_assert(peer_blocks_beside <= peer_blocks_in_pipeline && peer_blocks_in_pipeline <= peer_blocks_alone);
 static_assert(peer_blocks_alone + 2 * most_collective_blocks <= multiprocessors);

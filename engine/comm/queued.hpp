@@ -8,10 +8,10 @@
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/peers.hpp"
 #include "engine/comm/transport.hpp"
-#include "engine/device.hpp"
-#include "engine/streams.hpp"
+#include "engine/device/device.hpp"
+#include "engine/device/streams.hpp"
 #include "kernels/kernels.hpp"
-#include "planner/peer_blocks.hpp"
+#include "planner/program/peer_blocks.hpp"
 
 #include <array>
 #include <atomic>

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels/kernels.hpp"
-#include "planner/error.hpp"
-#include "planner/mesh.hpp"
-#include "planner/program.hpp"
+#include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/program/program.hpp"
 
 #include <cstdint>
 

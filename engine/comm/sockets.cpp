@@ -1,7 +1,7 @@
 // Rendezvous over TCP: a listener at rank 0, hellos with rank and fingerprint, and a table of everybody's place.
 #include "engine/comm/sockets.hpp"
 
-#include "planner/error.hpp"
+#include "planner/base/error.hpp"
 
 #include <netdb.h>
 #include <netinet/in.h>

@@ -1,8 +1,8 @@
 // Communicator between the threads of one process: members read each other's buffers directly between two meetings.
 #pragma once
 
+#include "engine/base/cores.hpp"
 #include "engine/comm/communicator.hpp"
-#include "engine/cores.hpp"
 
 #include <deque>
 #include <map>

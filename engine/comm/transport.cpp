@@ -1,9 +1,9 @@
 // A reader thread that sorts what comes into mailboxes, and the judgement of who can still send.
 #include "engine/comm/transport.hpp"
 
+#include "engine/base/cores.hpp"
 #include "engine/comm/sockets.hpp"
-#include "engine/cores.hpp"
-#include "planner/error.hpp"
+#include "planner/base/error.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>

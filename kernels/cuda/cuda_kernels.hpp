@@ -5,7 +5,7 @@
 // a CUDA graph. What differs from the CPU:
 // * reduce_sum and reduce_max read the array `srcs` (at most 64 device pointers) on the host when they are called.
 // * Sums have a fixed order, and what adds in memory adds once to an element, but for dq of attention where the shape
-//   is not `deterministic` (kernels/shapes.hpp).
+//   is not `deterministic` (kernels/kernel_args.hpp).
 // * Dense products are cuBLASLt's where libcublasLt.so.13 can be opened when the table is made.
 // * Attention of BF16 operands is cuDNN's where libcudnn.so.9 can be opened then. The first call of a shape makes its
 //   plan and, where a stream has too little, allocates scratch; both may happen while the stream is being captured.

@@ -1,11 +1,11 @@
 // Chooses the formula of an op: measured calls where the hardware has them, else physics.
 #include "simulator/cost/cost.hpp"
 
-#include "planner/communicators.hpp"
-#include "planner/error.hpp"
-#include "planner/measured.hpp"
-#include "planner/peer_blocks.hpp"
-#include "planner/routing.hpp"
+#include "planner/base/error.hpp"
+#include "planner/plan/routing.hpp"
+#include "planner/program/communicators.hpp"
+#include "planner/program/measured.hpp"
+#include "planner/program/peer_blocks.hpp"
 
 #include <algorithm>
 #include <cmath>

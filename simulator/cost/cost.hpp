@@ -1,10 +1,10 @@
 // What one op costs: seconds of its device (or core), and seconds of the host that issues it.
 #pragma once
 
-#include "planner/measured.hpp"
-#include "planner/program.hpp"
-#include "planner/stack.hpp"
-#include "simulator/collective.hpp"
+#include "planner/program/measured.hpp"
+#include "planner/program/program.hpp"
+#include "planner/stack/stack.hpp"
+#include "simulator/cost/collective.hpp"
 #include "simulator/cost/measured.hpp"
 
 #include <memory>

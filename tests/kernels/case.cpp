@@ -2,7 +2,7 @@
 #include "tests/kernels/case.hpp"
 
 #include "kernels/bf16.hpp"
-#include "tests/draws.hpp"
+#include "tests/support/draws.hpp"
 
 #include <doctest/doctest.h>
 

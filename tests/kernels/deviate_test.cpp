@@ -2,7 +2,7 @@
 #include "kernels/bf16.hpp"
 #include "kernels/deviate.hpp"
 #include "tests/kernels/case.hpp"
-#include "tests/nearly.hpp"
+#include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times attention beside PyTorch's scaled_dot_product_attention (cuDNN back end), in turn, in TFLOPS.
 
-    tools/bench/attention.py build/tools/libbench-attention.so [REPEATS]
+    tools/bench/attention.py build/tools/bench/libbench-attention.so [REPEATS]
 
 Needs PyTorch 2.9 or later on a Hopper GPU; both take the cuDNN that PyTorch brings. Before it is timed every result is
 held to the plain FP32 kernels and the deterministic backward to its own bits in two further runs. Times are medians of

@@ -1,9 +1,9 @@
 // How well a profile's measured calls say what they take themselves: every call predicted from the others of its
 // family. Build target bench-calibration; bench-calibration PROFILE, by default h200-measured.
-#include "planner/error.hpp"
-#include "planner/hardware.hpp"
+#include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "simulator/cost/measured.hpp"
-#include "tools/table.hpp"
+#include "tools/print/table.hpp"
 
 #include <fmt/core.h>
 

@@ -3,9 +3,9 @@
 // bench-dispatch [BLOCKS..]: on the GPUs of this machine (2, 4 or 8 of them, a rank each), for each limit of
 // multiprocessors. GB/s of the link count the rows that a rank sends to others, one per token and rank, those of NCCL's
 // exchange too, although it sends one per copy: times compare by them. `rows` counts every row that is delivered.
-#include "engine/cuda/backend.hpp"
+#include "engine/backends/cuda/backend.hpp"
 #include "kernels/cuda/check.hpp"
-#include "planner/error.hpp"
+#include "planner/base/error.hpp"
 #include "tools/bench/peer_ranks.hpp"
 
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times the grouped products beside PyTorch's, in turn, on the same data, in TFLOPS: BF16, and E4M3 with scales.
 
-    tools/bench/grouped_gemm.py build/tools/libbench-grouped-gemm.so [REPEATS]
+    tools/bench/grouped_gemm.py build/tools/bench/libbench-grouped-gemm.so [REPEATS]
 
 Needs PyTorch 2.9 or later on a Hopper GPU. Rows per expert are drawn from a Dirichlet distribution (alpha 8). Every
 result is first held to FP32 products of PyTorch per expert. Times are medians of CUDA events, one call each, the

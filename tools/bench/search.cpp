@@ -1,10 +1,10 @@
 // How fast plans are searched: whole requests on two threads, and single quotes on one. Build target bench-search.
-#include "planner/error.hpp"
-#include "planner/files.hpp"
-#include "simulator/estimate.hpp"
-#include "simulator/run_recipe.hpp"
-#include "tools/request.hpp"
-#include "tools/table.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "simulator/pricing/fast_estimator.hpp"
+#include "simulator/published/run_recipe.hpp"
+#include "tools/print/table.hpp"
+#include "tools/verbs/request.hpp"
 
 #include <fmt/core.h>
 

@@ -1,11 +1,12 @@
 // What a process's earlier trainings change of a later one: the same two layers trained three times over on one GPU,
 // and once more in a process of its own. Build target bench-trainings; no arguments.
-#include "engine/apart.hpp"
-#include "engine/backend.hpp"
-#include "engine/microbench.hpp"
-#include "engine/microbench_grid.hpp"
-#include "planner/error.hpp"
-#include "tools/table.hpp"
+#include "engine/backends/backends.hpp"
+#include "engine/base/run_in_subprocess.hpp"
+#include "engine/bench/microbench.hpp"
+#include "engine/bench/microbench_grid.hpp"
+#include "engine/ops/backend.hpp"
+#include "planner/base/error.hpp"
+#include "tools/print/table.hpp"
 
 #include <fmt/core.h>
 

@@ -1,7 +1,7 @@
 // Writes tables whose every figure comes from the rows that it is handed.
 #include "tools/fit/accuracy.hpp"
 
-#include "planner/error.hpp"
+#include "planner/base/error.hpp"
 
 #include <nlohmann/json.hpp>
 

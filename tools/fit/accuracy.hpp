@@ -1,8 +1,8 @@
 // What the fit leaves behind: residuals of every row as data, and the accuracy section of profiles/runs/README.md.
 #pragma once
 
-#include "planner/coefficients.hpp"
-#include "simulator/validate.hpp"
+#include "planner/machine/coefficients.hpp"
+#include "simulator/published/validate.hpp"
 
 #include <string>
 #include <vector>

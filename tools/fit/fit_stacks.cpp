@@ -1,10 +1,10 @@
 // Fits the coefficients of the published stacks to the published runs, and reports how far unseen model families and
 // systems are off.
-#include "planner/error.hpp"
-#include "planner/files.hpp"
-#include "tools/console.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
 #include "tools/fit/accuracy.hpp"
 #include "tools/fit/problem.hpp"
+#include "tools/print/console.hpp"
 
 #include <CLI/CLI.hpp>
 

@@ -1,8 +1,8 @@
 // Chooses rows and weights once, so that every refit of a cross-validation is the same problem with fewer rows.
 #include "tools/fit/problem.hpp"
 
-#include "planner/error.hpp"
-#include "planner/files.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 // The fit of the stacks' coefficients to published runs: which rows count how much, and what is left out in turn.
 #pragma once
 
-#include "planner/coefficients.hpp"
-#include "simulator/validate.hpp"
+#include "planner/machine/coefficients.hpp"
+#include "simulator/published/validate.hpp"
 #include "tools/fit/least_squares.hpp"
 
 #include <string>

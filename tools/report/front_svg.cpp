@@ -2,8 +2,8 @@
 // other.
 #include "tools/report/front_svg.hpp"
 
+#include "tools/print/table.hpp"
 #include "tools/report/svg.hpp"
-#include "tools/table.hpp"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 // Draws the front of memory against throughput around a plan.
 #pragma once
 
-#include "planner/explain.hpp"
+#include "planner/search/whatif.hpp"
 
 #include <string>
 #include <vector>

@@ -1,13 +1,13 @@
 // Writes the HTML report: figures first, then the three walls, then what could be changed.
 #include "tools/report/html.hpp"
 
-#include "planner/lower.hpp"
+#include "planner/lower/lower.hpp"
+#include "tools/print/table.hpp"
 #include "tools/report/front_svg.hpp"
 #include "tools/report/memory_svg.hpp"
 #include "tools/report/pipeline_svg.hpp"
 #include "tools/report/style.hpp"
 #include "tools/report/svg.hpp"
-#include "tools/table.hpp"
 
 #include <fmt/format.h>
 

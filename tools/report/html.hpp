@@ -1,7 +1,7 @@
 // The HTML report of a replay: one self-contained page, no network, no script.
 #pragma once
 
-#include "tools/explanation.hpp"
+#include "tools/report/explanation.hpp"
 
 #include <string>
 

@@ -1,8 +1,8 @@
 // Stacked areas over time, one colour per class, with a legend and the values of each moment on hover.
 #include "tools/report/memory_svg.hpp"
 
+#include "tools/print/table.hpp"
 #include "tools/report/svg.hpp"
-#include "tools/table.hpp"
 
 #include <fmt/format.h>
 

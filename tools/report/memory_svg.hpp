@@ -1,7 +1,7 @@
 // Draws a rank's memory in use over the step, stacked by class, below what the plan reserves and the machine has.
 #pragma once
 
-#include "planner/memory_timeline.hpp"
+#include "planner/memory/memory_timeline.hpp"
 
 #include <string>
 #include <vector>

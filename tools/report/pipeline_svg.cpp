@@ -1,8 +1,8 @@
 // Draws the slots of one rank per pipeline rank over time.
 #include "tools/report/pipeline_svg.hpp"
 
+#include "tools/print/table.hpp"
 #include "tools/report/svg.hpp"
-#include "tools/table.hpp"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 // The timeline of one pipeline as SVG: a line per pipeline rank, a box per slot.
 #pragma once
 
-#include "planner/timeline.hpp"
+#include "planner/program/timeline.hpp"
 
 #include <string>
 

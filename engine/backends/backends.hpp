@@ -1,0 +1,14 @@
+// The choice of a back end by name.
+#pragma once
+
+#include "engine/ops/backend.hpp"
+
+#include <string>
+
+namespace moe {
+
+// The back end of a --backend option. Throws Error: bad_input for a name that this build does not have or whose device
+// this machine lacks, failure for a processor without the instructions that the kernels are compiled for.
+const Backend& backend_named(const std::string& name);
+
+} // namespace moe

@@ -1,0 +1,40 @@
+// The CPU back end: the CPU kernels, memory of this process, any number of ranks.
+#include "engine/backends/cpu/table.hpp"
+
+#include "planner/base/error.hpp"
+
+#include <cstring>
+
+namespace moe {
+
+namespace {
+
+// What is offloaded stays in this process' memory: the last inputs go to the outputs, one each.
+void copy_bytes(const OpContext& c) {
+    const std::size_t count = c.op.out.size(), first = c.op.in.size() - count;
+    for (std::size_t i = 0; i < count; ++i)
+        std::memcpy(c.out[i], c.in[first + i], static_cast<std::size_t>(c.output(i).bytes()));
+}
+
+Backend make() {
+    std::string why;
+    if (!cpu_supported(why)) fail("the cpu back end cannot run here: {}", why);
+    Backend b;
+    b.name = "cpu";
+    b.kernels = &cpu_kernels();
+    b.open = [](bool, int) { return open_host(); };
+    add_kernels(b);
+    add_communication(b);
+    for (const OpKind kind : {OpKind::copy_to_host, OpKind::copy_from_host})
+        b.table[static_cast<std::size_t>(kind)] = copy_bytes;
+    return b;
+}
+
+} // namespace
+
+const Backend& cpu_backend() {
+    static const Backend backend = make();
+    return backend;
+}
+
+} // namespace moe

@@ -1,0 +1,12 @@
+// The CPU back end: op kinds on the CPU kernels, any number of ranks.
+#pragma once
+
+#include "engine/ops/backend.hpp"
+
+namespace moe {
+
+// Every op kind that plans of the stack "moe-plan" contain. Throws Error (failure) on a processor that lacks the
+// instructions the kernels are compiled for.
+const Backend& cpu_backend();
+
+} // namespace moe

@@ -1,0 +1,13 @@
+// What takes the place of the CUDA back end in builds without nvcc.
+#include "engine/backends/cuda/backend.hpp"
+
+#include "planner/base/error.hpp"
+
+namespace moe {
+
+const Backend& cuda_backend() {
+    refuse("--backend cuda: this build has no CUDA kernels: build it where nvcc is found, with -Dcuda=enabled, or use "
+           "--backend cpu");
+}
+
+} // namespace moe

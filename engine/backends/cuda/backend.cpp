@@ -1,0 +1,66 @@
+// The CUDA back end's table, made once a GPU has been found.
+#include "engine/backends/cuda/backend.hpp"
+#include "engine/device/streams.hpp"
+
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "planner/base/error.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+
+namespace moe {
+
+namespace {
+
+// Offloaded tensors, in the order of the queue: the last inputs go to the outputs, one each. Which side is the host's
+// pinned memory the driver knows by the address.
+void copy_bytes(const OpContext& c) {
+    const std::size_t count = c.op.out.size(), first = c.op.in.size() - count;
+    for (std::size_t i = 0; i < count; ++i) {
+        const cudaError_t status =
+            cudaMemcpyAsync(c.out[i], c.in[first + i], static_cast<std::size_t>(c.output(i).bytes()), cudaMemcpyDefault,
+                            static_cast<cudaStream_t>(c.stream));
+        if (status != cudaSuccess) fail("cuda: copying to or from the host: {}", cudaGetErrorString(status));
+    }
+}
+
+int count_devices() {
+    int devices = 0;
+    const cudaError_t status = cudaGetDeviceCount(&devices);
+    if (status != cudaSuccess) fail("cuda: counting GPUs: {}", cudaGetErrorString(status));
+    return devices;
+}
+
+Backend make() {
+    // More streams than the driver's default of 8 hardware queues would wait for each other; read at its first use. No
+    // more than are needed: on an H200, with this variable set before, a process begins in 0.29 s with 8, in 0.42 with
+    // 16 and in 0.64 with 32.
+    static_assert(queue_streams < 16);
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
+    std::string why;
+    if (!cuda_supported(why)) refuse("--backend cuda: {}; use --backend cpu", why);
+    Backend b;
+    b.name = "cuda";
+    b.kernels = cuda_kernels();
+    b.open = open_cuda;
+    b.devices = count_devices;
+    b.collectives = nccl_library;
+    b.peers = cuda_peers;
+    b.tiled = cuda_has_tiles;
+    b.can_replay = true;
+    add_kernels(b);
+    add_communication(b);
+    for (const OpKind kind : {OpKind::copy_to_host, OpKind::copy_from_host})
+        b.table[static_cast<std::size_t>(kind)] = copy_bytes;
+    return b;
+}
+
+} // namespace
+
+const Backend& cuda_backend() {
+    static const Backend backend = make();
+    return backend;
+}
+
+} // namespace moe

@@ -1,0 +1,67 @@
+// Samples of one shape, or of like work, become one call.
+#include "engine/bench/measured_calls.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/program/measured.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+namespace moe {
+
+namespace {
+
+constexpr double bin = 1.25; // work of one bin, over its smallest
+
+auto order(const MeasuredCall& call) { return std::tie(call.work, call.sides); }
+bool sooner(const MeasuredCall& a, const MeasuredCall& b) { return order(a) < order(b); }
+
+template <class Alike>
+std::vector<MeasuredCall> merged(const std::vector<MeasuredCall>& samples, const Alike& alike) {
+    std::vector<MeasuredCall> calls;
+    for (std::size_t first = 0, last = 0; first < samples.size(); first = last) {
+        MeasuredCall sum{0.0, 0.0, samples[first].sides};
+        for (; last < samples.size() && alike(samples[first], samples[last]); ++last) {
+            sum.work += samples[last].work;
+            sum.seconds += samples[last].seconds;
+        }
+        const double count = static_cast<double>(last - first);
+        calls.push_back({sum.work / count, std::max(sum.seconds / count, 1e-9), sum.sides});
+    }
+    return calls;
+}
+
+} // namespace
+
+void add_sample(CallSamples& samples, const Op& op, const Program& program, double seconds) {
+    CostPoint at = cost_point(op, program);
+    if (at.work > 0.0) samples[at.key].push_back({at.work, seconds, std::move(at.sides)});
+}
+
+std::vector<MeasuredCall> calls_of(std::vector<MeasuredCall> samples, bool by_shape) {
+    std::sort(samples.begin(), samples.end(), sooner);
+    if (by_shape) return merged(samples, [](const auto& a, const auto& b) { return order(a) == order(b); });
+    for (MeasuredCall& sample : samples) sample.sides.clear();
+    return merged(samples, [](const auto& first, const auto& other) { return other.work <= bin * first.work; });
+}
+
+std::vector<MeasuredCall> with_later(const std::string& key, std::vector<MeasuredCall> calls,
+                                     const std::vector<MeasuredCall>& later) {
+    for (const MeasuredCall& call : later) {
+        if (!calls.empty() && calls.front().sides.size() != call.sides.size())
+            refuse(
+                "calls of {} have {} sides in the profile and {} in the run: calibrate with this version of moe-plan",
+                key, calls.front().sides.size(), call.sides.size());
+        std::erase_if(calls, [&call](const MeasuredCall& known) {
+            if (!call.sides.empty()) return order(known) == order(call);
+            return known.work <= bin * call.work && call.work <= bin * known.work;
+        });
+    }
+    calls.insert(calls.end(), later.begin(), later.end());
+    std::sort(calls.begin(), calls.end(), sooner);
+    return calls;
+}
+
+} // namespace moe

@@ -1,0 +1,285 @@
+// Measured op costs: runs of models of growing size, op times gathered by kind and size of work.
+#include "engine/bench/microbench.hpp"
+
+#include "engine/backends/backends.hpp"
+#include "engine/base/run_in_subprocess.hpp"
+#include "engine/bench/measured_calls.hpp"
+#include "engine/bench/microbench_grid.hpp"
+#include "engine/ops/backend.hpp"
+#include "engine/train/trainer.hpp"
+#include "kernels/tiles.hpp"
+#include "planner/base/error.hpp"
+#include "planner/memory/library_memory.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <span>
+
+namespace moe {
+
+namespace {
+
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+// Rows of the last steps, of one op of one rank after the other: [step][op].
+using StepRows = std::vector<std::vector<TimelineRow>>;
+
+StepRows last_rows(const Trainer& trainer, int rank, std::int64_t steps) {
+    StepRows rows;
+    for (std::int64_t step = trainer.steps_done() - steps; step < trainer.steps_done(); ++step)
+        rows.push_back(trainer.recorder(rank).rows(static_cast<std::size_t>(step)));
+    return rows;
+}
+
+const Program& program_of(const Trainer& trainer, const Mesh& mesh, int rank) {
+    return trainer.programs()[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))];
+}
+
+// The median over steps of every op of every rank: a step that another process disturbed does not count.
+void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, CallSamples& samples) {
+    const Mesh mesh(plan);
+    for (int rank = 0; rank < plan.gpus; ++rank) {
+        const Program& program = program_of(trainer, mesh, rank);
+        const StepRows rows = last_rows(trainer, rank, steps);
+        std::vector<double> busy(rows.size());
+        for (std::size_t i = 0; i < rows[0].size(); ++i) {
+            for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
+            add_sample(samples, *op_of(program, rows[0][i]), program, median(busy));
+        }
+    }
+}
+
+constexpr int most_steps = 9, fewest_steps = 3;
+
+TrainOptions options_of(const std::string& backend, int permits) {
+    TrainOptions options;
+    options.permits = permits;
+    options.backend = backend;
+    options.steps = std::numeric_limits<int>::max(); // record_from_now() says which are recorded
+    options.kept_steps = most_steps;
+    options.lr = 1e-4;
+    return options;
+}
+
+// A GPU at the limit of its power needs a while to come to the clock that it can hold: an H200 begins at 1,980 MHz and
+// trains large models at 1,300 to 1,700. One that draws clearly less has its top clock from the start.
+void step_until_warm(Trainer& trainer, const SampleSource& source) {
+    using Clock = std::chrono::steady_clock;
+    constexpr double first_seconds = 0.2, calm_seconds = 0.4, warm_seconds = 1.5, calm_share = 0.9;
+    const Clock::time_point start = Clock::now();
+    const auto passed = [&start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+    const auto step_until = [&](double seconds) {
+        while (passed() < seconds) trainer.step(source);
+        return passed();
+    };
+    const double first = step_until(first_seconds);
+    const Draw before = trainer.draw();
+    const double calm = step_until(calm_seconds);
+    const Draw now = trainer.draw();
+    const double watts = (now.joules - before.joules) / (calm - first);
+    if (watts > 0.0 && watts < calm_share * now.limit_watts && now.clock_hz == now.top_clock_hz) return;
+    step_until(warm_seconds);
+}
+
+// Trains, and records the last steps; how many.
+int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend) {
+    using Clock = std::chrono::steady_clock;
+    constexpr double enough_seconds = 0.8;
+    const double log_vocab = std::log(static_cast<double>(plan.model->vocab) + 1.0);
+    const SampleSource source = [&](std::int64_t sample, std::span<std::int32_t> tokens) {
+        std::uint64_t x = static_cast<std::uint64_t>(sample) * 0x9e3779b97f4a7c15u + 1;
+        for (std::int32_t& token : tokens) {
+            x = x * 6364136223846793005u + 1442695040888963407u;
+            // As often as in text, by Zipf's law: the logarithms of their ranks are spread evenly.
+            const double rank = std::exp(static_cast<double>(x >> 11) * 0x1p-53 * log_vocab);
+            token =
+                static_cast<std::int32_t>(std::min<std::int64_t>(static_cast<std::int64_t>(rank), plan.model->vocab)) -
+                1;
+        }
+    };
+    // Steps that are not recorded. The first one touches memory for the first time and fills the message pools; on a
+    // device they say what the others would take without stamps.
+    const bool device = backend_named(backend).devices != nullptr;
+    for (int step = 0; step < (device ? 4 : 1); ++step) trainer.step(source);
+    if (device) step_until_warm(trainer, source);
+    trainer.record_from_now();
+    const Clock::time_point start = Clock::now();
+    const auto passed = [&start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+    int steps = 0;
+    while (steps < fewest_steps || (steps < most_steps && passed() < enough_seconds)) {
+        trainer.step(source);
+        ++steps;
+    }
+    return steps;
+}
+
+// What the training of one point says.
+struct Measured {
+    CallSamples samples;
+    std::string device;
+    double stamp_seconds = 0.0;
+    double beside_arena = 0.0; // bytes taken on the device beside the arena and the libraries' scratch
+};
+
+Measured measure(const Point& point, const MicrobenchOptions& options) {
+    const Plan plan = plan_of(point, backend_named(options.backend));
+    Trainer trainer(plan, options_of(options.backend, options.permits));
+    Measured result;
+    gather(trainer, plan, record_steps(trainer, plan, options.backend), result.samples);
+    result.stamp_seconds = trainer.queued_step().stamp_seconds;
+    result.device = trainer.device_name();
+    result.beside_arena = (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
+    return result;
+}
+
+std::string to_text(const Measured& measured) {
+    nlohmann::json families = nlohmann::json::object();
+    for (const auto& [key, calls] : measured.samples)
+        for (const MeasuredCall& call : calls) families[key].push_back({call.work, call.seconds, call.sides});
+    return nlohmann::json{families, measured.device, measured.stamp_seconds, measured.beside_arena}.dump();
+}
+
+Measured measured_from(const std::string& text) {
+    const nlohmann::json from = nlohmann::json::parse(text);
+    Measured result{{}, from[1], from[2], from[3]};
+    for (const auto& [key, calls] : from[0].items())
+        for (const nlohmann::json& call : calls) result.samples[key].push_back({call[0], call[1], call[2]});
+    return result;
+}
+
+// The host's time for a launch.
+double launch_seconds(const Backend& backend) {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::size_t calls = 1000;
+    const std::unique_ptr<Device> device = backend.open(backend.can_replay, 0);
+    Queue* queue = device->queue();
+    if (queue == nullptr) return 0.0;
+    char* memory = device->allocate(256);
+    if (memory == nullptr) fail("microbench: {} has not 256 bytes free", device->name());
+    double seconds = 0.0;
+    for (int round = 0; round < 2; ++round) { // the first loads the kernel
+        queue->wait();
+        const Clock::time_point start = Clock::now();
+        for (std::size_t i = 0; i < calls; ++i) backend.kernels->zero({memory, Type::f32}, 64, queue->stream());
+        seconds = std::chrono::duration<double>(Clock::now() - start).count() / calls;
+    }
+    queue->wait();
+    device->release(memory);
+    return seconds;
+}
+
+// Best rate among the largest quarter of the calls of the families whose key begins with `kind`, in one storage type:
+// "" FP32, "bf16" or "fp8-blockwise".
+double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measured, const std::string& kind,
+                 const std::string& type) {
+    const auto type_of_key = [](const std::string& key) -> std::string {
+        for (const char* type : {"bf16", "fp8-blockwise"})
+            if (key.find(std::string(".") + type) != std::string::npos) return type;
+        return "";
+    };
+    double best = 0.0;
+    for (const auto& [key, calls] : measured) {
+        const bool of_kind = key == kind || key.rfind(kind + ".", 0) == 0;
+        if (!of_kind || type_of_key(key) != type) continue;
+        for (std::size_t i = calls.size() - (calls.size() + 3) / 4; i < calls.size(); ++i)
+            best = std::max(best, calls[i].work / calls[i].seconds);
+    }
+    return best;
+}
+
+// The tiles that the kernels choose from for a family of grouped products; none for other families.
+std::vector<ProductTile> tiles_of(const std::string& key) {
+    const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
+    if (key.rfind("grouped_gemm.", 0) != 0) return {};
+    std::span<const TileKind> kinds;
+    if (has(".fp8-blockwise"))
+        kinds = scaled_tiles;
+    else if (has(".bf16"))
+        kinds = has(".wgrad") ? std::span<const TileKind>(gradient_tiles) : std::span<const TileKind>(row_tiles);
+    std::vector<ProductTile> tiles;
+    for (const TileKind& k : kinds)
+        tiles.push_back({tile_multiprocessors, k.down, k.across, k.depth, k.step_cycles, k.tile_cycles, k.swapped});
+    return tiles;
+}
+
+} // namespace
+
+Microbench run_microbench(const MicrobenchOptions& options) {
+    using Clock = std::chrono::steady_clock;
+    if (!(options.seconds > 0.0)) refuse("microbench: a budget of {} seconds measures nothing", options.seconds);
+    const Clock::time_point start = Clock::now();
+    const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+    const std::vector<Point> points = options.one_rank ? grid_of_gpus() : grid_of_cores();
+    Microbench result;
+    const auto run = [&](const std::function<std::string()>& work) { return options.apart ? apart(work) : work(); };
+    result.launch_seconds =
+        std::stod(run([&] { return fmt::format("{}", launch_seconds(backend_named(options.backend))); }));
+    CallSamples samples;
+    std::size_t done = 0;
+    double longest = 0.0;
+    std::array<double, precision_count> beside_arena{};
+    for (const Point& point : points) {
+        // The next run takes about as long as the longest so far, or twice that where sizes grow.
+        const double before = elapsed();
+        if (done > 0 && (before + 1.5 * longest > options.seconds || done == options.most)) break;
+        if (options.progress)
+            options.progress(fmt::format("measuring {} of {}: hidden {}, seq {}, mbs {}, {}", done + 1, points.size(),
+                                         point.hidden, point.seq, point.mbs, to_string(point.precision)));
+        Measured measured = measured_from(run([&] { return to_text(measure(point, options)); }));
+        for (auto& [key, calls] : measured.samples) {
+            std::vector<MeasuredCall>& all = samples[key];
+            all.insert(all.end(), std::make_move_iterator(calls.begin()), std::make_move_iterator(calls.end()));
+        }
+        result.device = measured.device;
+        result.stamp_seconds = measured.stamp_seconds;
+        double& first = beside_arena[static_cast<std::size_t>(point.precision)];
+        // Of the smallest run: in one process, later ones hold fragments of freed arenas.
+        if (first == 0.0) first = measured.beside_arena;
+        longest = std::max(longest, elapsed() - before);
+        ++done;
+    }
+    for (auto& [key, list] : samples) result.measured[key] = calls_of(std::move(list), options.one_rank);
+    const Backend& backend = backend_named(options.backend);
+    if (backend.tiled != nullptr && backend.tiled()) {
+        for (const auto& [key, calls] : result.measured)
+            if (std::vector<ProductTile> tiles = tiles_of(key); !tiles.empty())
+                result.product_tiles[key] = std::move(tiles);
+    }
+    result.context_bytes = std::max(0.0, *std::max_element(beside_arena.begin(), beside_arena.end()));
+    result.fp32_flops = best_rate(result.measured, "gemm", "");
+    result.bf16_flops = best_rate(result.measured, "gemm", "bf16");
+    result.fp8_flops = best_rate(result.measured, "gemm", "fp8-blockwise");
+    result.memory_bandwidth =
+        std::max({best_rate(result.measured, "add", ""), best_rate(result.measured, "add", "bf16"),
+                  best_rate(result.measured, "zero", "")});
+    return result;
+}
+
+std::vector<std::vector<TimelineRow>> record_training(const Plan& plan, const std::string& backend) {
+    Trainer trainer(plan, options_of(backend, 0));
+    const int steps = record_steps(trainer, plan, backend);
+    std::vector<std::vector<TimelineRow>> ranks;
+    for (int rank = 0; rank < plan.gpus; ++rank) {
+        const StepRows recorded = last_rows(trainer, rank, steps);
+        ranks.push_back(recorded.front());
+        std::vector<double> busy(recorded.size());
+        for (std::size_t i = 0; i < recorded.front().size(); ++i) {
+            for (std::size_t s = 0; s < recorded.size(); ++s) busy[s] = recorded[s][i].busy;
+            ranks.back()[i].busy = median(busy);
+        }
+    }
+    return ranks;
+}
+
+} // namespace moe

@@ -1,0 +1,86 @@
+// Training data: Megatron's indexed datasets (PREFIX.bin and PREFIX.idx) by memory map, and samples drawn from them.
+#pragma once
+
+#include "engine/base/mapped_file.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// Index, little endian: "MMIDIDX\0\0", u64 version 1, u8 element type (1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 8 u16), u64
+// sequences S, u64 entries D of the document index, i32[S] lengths, i64[S] byte offsets in .bin, i64[D] first sequence
+// of each document. Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py. Nothing in the file is aligned.
+class IndexedDataset {
+public:
+    // Checks both files completely; throws Error (bad_input) that names the file and the numbers that disagree.
+    explicit IndexedDataset(const std::string& prefix);
+
+    const std::string& prefix() const { return prefix_; }
+    std::int64_t tokens() const { return tokens_; }
+    std::int64_t documents() const { return documents_; }
+    // Tokens [first, first + out.size()) of the concatenated documents. Throws Error (bad_input) for an id that is
+    // negative or not below `vocab`.
+    void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const;
+
+private:
+    std::int64_t token(std::size_t byte) const;
+
+    std::string prefix_;
+    MappedFile index_, data_;
+    std::int64_t tokens_ = 0, documents_ = 0;
+    int type_ = 0;
+    std::size_t width_ = 0;
+    // Empty where sequences lie back to back in the .bin, which is the rule; else the first token of each sequence.
+    std::vector<std::int64_t> first_token_;
+    std::size_t offsets_at_ = 0; // of the i64[S] in the index
+};
+
+struct BlendEntry {
+    std::string prefix;
+    double weight = 1.0;
+};
+
+// Samples of seq + 1 tokens, sample k = tokens k*seq ... k*seq+seq. Past its last sample a dataset starts again.
+// Several datasets are drawn from by weight: always the one furthest behind its share.
+class SampleData {
+public:
+    // shuffle: each pass through a dataset takes its samples in a new order, a permutation keyed by (seed, pass).
+    // Throws Error (bad_input) when a dataset holds fewer than global_batch * seq + 1 tokens.
+    SampleData(const std::vector<BlendEntry>& blend, std::int64_t seq, std::int64_t global_batch, std::int64_t vocab,
+               bool shuffle, std::uint64_t seed);
+
+    std::int64_t seq() const { return seq_; }
+    std::int64_t tokens() const; // of all datasets
+    const IndexedDataset& dataset(std::size_t i) const { return *entries_[i].data; }
+    // Writes seq + 1 tokens of sample `sample` of the blend; samples are numbered from 0 over the whole run.
+    void read(std::int64_t sample, std::span<std::int32_t> out);
+    // Entropy in nats of the distribution of single tokens: what a model that ignores context can reach.
+    double unigram_entropy(std::int64_t most_tokens = 1 << 24) const;
+
+private:
+    struct Entry {
+        std::unique_ptr<IndexedDataset> data;
+        double share = 1.0; // of the samples
+        std::int64_t samples = 0;
+    };
+    std::pair<std::size_t, std::int64_t> locate(std::int64_t sample);
+
+    std::vector<Entry> entries_;
+    std::int64_t seq_, vocab_;
+    bool shuffle_;
+    std::uint64_t seed_;
+    // Where the walk through the blend stands, so that samples in order cost O(1).
+    std::int64_t walked_ = 0;
+    std::vector<std::int64_t> drawn_;
+};
+
+// Position of `index` in the permutation of [0, size) with this key: a Feistel network on the next power of four,
+// walked until it lands inside (Black and Rogaway, CT-RSA 2002).
+std::int64_t permuted(std::int64_t index, std::int64_t size, std::uint64_t key);
+
+} // namespace moe

@@ -1,0 +1,51 @@
+// Byte-level byte-pair encoding as a Hugging Face tokenizer.json describes it.
+#pragma once
+
+#include "engine/data/text/split.hpp"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace moe {
+
+// Text to ids like the `tokenizers` package without special tokens around it: added tokens that stand in the text are
+// taken out first, the rest is normalized, cut into pieces and merged pair by pair (Sennrich et al., arXiv:1508.07909,
+// over bytes as in GPT-2). Understood are the models, normalizers (none, NFC) and pre-tokenizers (ByteLevel, Split,
+// Digits, sequences of them) of GPT-2, Llama 3, Qwen, DeepSeek-V3 and GPT-OSS; everything else is refused by its name.
+class BytePairEncoder {
+public:
+    // Throws Error (bad_input) naming the file and the field.
+    explicit BytePairEncoder(const std::string& path);
+
+    std::int64_t vocabulary() const { return vocabulary_; } // one more than the highest id
+    // Appends the ids of a text. `place` names its file in errors. Not for several threads at once: pieces are
+    // remembered.
+    void encode(std::string_view text, const std::string& place, std::vector<std::int32_t>& ids);
+
+private:
+    struct Merge {
+        std::int32_t rank = 0, id = 0;
+    };
+    struct Added {
+        std::string text;
+        std::int32_t id = 0;
+    };
+    friend class TokenizerFile;
+    void encode_plain(std::string_view text, const std::string& place, std::vector<std::int32_t>& ids);
+    void encode_piece(const std::string& piece, std::vector<std::int32_t>& ids);
+    std::vector<std::int32_t> merged(const std::string& piece) const;
+
+    std::int64_t vocabulary_ = 0;
+    std::int32_t byte_id_[256] = {};
+    std::unordered_map<std::string, std::int32_t> whole_; // bytes of every token, where whole pieces are looked up
+    std::unordered_map<std::uint64_t, Merge> merges_;     // by left id << 32 | right id
+    std::vector<Added> added_;                            // longest first
+    bool ignore_merges_ = false;
+    std::unique_ptr<Splitter> splitter_;
+    std::unordered_map<std::string, std::vector<std::int32_t>> known_; // pieces seen, up to a limit
+};
+
+} // namespace moe

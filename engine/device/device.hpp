@@ -1,0 +1,99 @@
+// Where a rank's memory lies and how its work is queued: in this process, or on an accelerator that runs behind it.
+#pragma once
+
+#include "engine/device/power_sample.hpp"
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace moe {
+
+// A step as it is replayed.
+struct QueuedStep {
+    std::size_t nodes = 0;            // of the record: kernels, copies, fills, waits; 0 where steps are not replayed
+    std::size_t host_copies = 0;      // of them, copies between the host's memory and the device's
+    std::size_t fills = 0;            // of them, the device's own fills, which make a graph slow to queue
+    double host_seconds = 0.0;        // that the host took to queue it: the median of the last 64
+    double stamp_seconds = 0.0;       // taken out of the recorded step for each of its stamps (engine/run/stamps.hpp)
+    double usual_stamp_seconds = 0.0; // what one costs behind kernels that do next to nothing
+};
+
+// The work of an accelerator: calls return at once, the work follows, on each stream in the order of the calls. Streams
+// are numbered from 0, as moe::Stream is; those above 0 run only between fork() and join().
+class Queue {
+public:
+    virtual ~Queue() = default;
+
+    virtual void* stream(int number = 0) const = 0; // what kernels take
+
+    // A step, queued by the function `enqueue`. Where steps are replayed, prepare() records what `enqueue` queues and
+    // play() runs the record; elsewhere prepare() does nothing and play() calls `enqueue`. A step with and one without
+    // stamps are two records. At least `stamps` stamps and `signals` signals must have been reserved when a step sets
+    // them.
+    virtual bool replays() const = 0;
+    virtual void reserve(std::size_t stamps, std::size_t signals) = 0;
+    virtual void prepare(bool stamped, const std::function<void()>& enqueue) = 0;
+    virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
+    virtual void forget() = 0;                            // the records
+    virtual QueuedStep queued_step() const { return {}; } // the one without stamps
+    // What the last play() took on the device, its stamps included; to be asked when it is done. 0 if nobody knows.
+    virtual double played_seconds() { return 0.0; }
+    // Loads what a step needs without running it. Kernels are loaded at their first use, which can wait for all work of
+    // the device: where that is communication which waits for another rank that loads kernels too, for ever.
+    virtual void rehearse(const std::function<void()>& enqueue) = 0;
+    // Stream `number` waits for all work of stream 0 before, and the other way round.
+    virtual void fork(int number) = 0;
+    virtual void join(int number) = 0;
+    // Signal `index` is given when all work of stream `number` before is done; await: the stream goes on behind that.
+    virtual void signal(std::size_t index, int number) = 0;
+    virtual void await(std::size_t index, int number) = 0;
+    // Time stamp `index`: taken when everything queued before it on the stream is done.
+    virtual void stamp(std::size_t index, int number = 0) = 0;
+    virtual double seconds(std::size_t index) = 0; // from stamp 0; after wait()
+
+    // Progress that the host can see while the queue runs: mark() writes `value` when the stream has come there.
+    virtual void mark(int value, int number) = 0;
+    virtual int marked(int number) const = 0; // for any thread
+    virtual bool idle() = 0;                  // whether everything queued on stream 0 is done or has failed
+
+    // Returns when everything queued is done. Throws Error (failure) where some of it failed.
+    virtual void wait() = 0;
+};
+
+class Device;
+// This process' memory, without a queue.
+std::unique_ptr<Device> open_host();
+
+// Used by one thread at a time. Everything throws Error (failure) where the device reports one.
+class Device {
+public:
+    virtual ~Device() = default;
+
+    virtual std::string name() const = 0;
+    virtual Queue* queue() { return nullptr; } // null: ops are done when their function returns
+
+    // Memory aligned to 256 bytes; null where there is not enough.
+    virtual char* allocate(std::size_t bytes) = 0;
+    virtual void release(char* memory) noexcept = 0;
+    // Bytes free now, for messages; 0 where that is not known.
+    virtual double free_bytes() const { return 0.0; }
+    // Bytes of the device that are taken now, by whomever: arena, context, loaded kernels, libraries and other
+    // programs; 0 where that is not known.
+    virtual double used_bytes() const { return 0.0; }
+
+    virtual Draw draw() const { return {}; }
+
+    // The host's memory that ops of this device copy to and from, where offloaded tensors wait. read() and write() take
+    // its addresses as well.
+    virtual std::unique_ptr<Device> open_offload() const { return open_host(); }
+
+    // In the order of the queue. `source` of write() may change as soon as it returns; read() returns when the bytes
+    // are there.
+    virtual void fill(void* target, int byte, std::size_t bytes) = 0;
+    virtual void write(void* target, const void* source, std::size_t bytes) = 0;
+    virtual void read(void* target, const void* source, std::size_t bytes) = 0;
+};
+
+} // namespace moe

@@ -1,0 +1,265 @@
+// Op kinds as calls of a back end's kernels: attributes and operand order of the Program on one side, kernel shapes on
+// the other.
+#include "engine/ops/operands.hpp"
+
+namespace moe {
+
+namespace {
+
+void embedding(const OpContext& c) {
+    const Tensor& table = c.input(1);
+    c.kernels.embedding(ints(c, 0), src(c, 1), dst(c, 0), c.output(0).rows, table.cols, c.position.tensor * table.rows,
+                        table.rows, c.stream);
+}
+
+void embedding_grad(const OpContext& c) {
+    const Tensor& table = c.output(0);
+    c.kernels.embedding_grad(ints(c, 0), src(c, 1), floats_out(c, 0), c.input(1).rows, table.cols,
+                             c.position.tensor * table.rows, table.rows, c.stream);
+}
+
+void rmsnorm(const OpContext& c) {
+    const NormAttr& a = std::get<NormAttr>(c.op.attr);
+    c.kernels.rmsnorm(src(c, 0), src(c, 1), dst(c, 0), floats_out(c, 1), a.rows, a.cols, a.stride, a.eps, c.stream);
+}
+
+void rmsnorm_grad(const OpContext& c) {
+    const NormAttr& a = std::get<NormAttr>(c.op.attr);
+    c.kernels.rmsnorm_grad(src(c, 0), src(c, 1), src(c, 2), floats(c, 3), src(c, 4), dst(c, 0), floats_out(c, 1),
+                           a.rows, a.cols, a.stride, c.stream);
+}
+
+void add(const OpContext& c) { c.kernels.add(src(c, 0), src(c, 1), dst(c, 0), c.output(0).elements(), c.stream); }
+
+void bias_add(const OpContext& c) {
+    const std::int64_t cols = c.input(1).elements();
+    c.kernels.bias_add(src(c, 0), src(c, 1), dst(c, 0), rows_of(c.input(0), cols), cols, c.stream);
+}
+
+void copy_columns(const OpContext& c) {
+    const ColumnsAttr& a = std::get<ColumnsAttr>(c.op.attr);
+    c.kernels.copy_columns({c.input(0).rows, a.cols, c.input(0).cols, a.from, c.output(0).cols, a.to, a.accumulate},
+                           src(c, 0), dst(c, 0), c.stream);
+}
+
+void bias_grad(const OpContext& c) {
+    const std::int64_t cols = c.output(0).elements();
+    c.kernels.bias_grad(src(c, 0), floats_out(c, 0), rows_of(c.input(0), cols), cols, c.stream);
+}
+
+// Which TP member's part of the sequence a ring has brought after `step` steps.
+std::int64_t member_of(const OpContext& c, int ring, int step) { return (c.position.tensor + ring - step) % ring; }
+
+// A wgrad whose first operand comes in the pieces of a ring.
+void gemm_of_pieces(const OpContext& c, GemmShape shape) {
+    const int pieces = static_cast<int>(c.op.in.size()) - 1;
+    shape.k /= pieces;
+    const std::int64_t first = shape.b_offset;
+    for (int step = 0; step < pieces; ++step) {
+        shape.b_offset = first + member_of(c, pieces, step) * shape.k * shape.n;
+        c.kernels.gemm(shape, src(c, step == 0 ? 0 : static_cast<std::size_t>(step) + 1), src(c, 1), dst(c, 0),
+                       c.stream);
+        shape.accumulate = true;
+    }
+}
+
+void gemm(const OpContext& c) {
+    const GemmAttr& a = std::get<GemmAttr>(c.op.attr);
+    GemmShape shape{a.m,   a.n,   a.k,   a.transpose_a, a.transpose_b, a.accumulate,
+                    a.lda, a.ldb, a.ldc, a.a_offset,    a.b_offset,    a.c_offset};
+    if (c.op.in.size() > 2) return gemm_of_pieces(c, shape);
+    if (a.ring > 1) shape.c_offset += member_of(c, a.ring, a.step) * a.m * a.n;
+    shape.m /= a.runs;
+    for (std::int64_t run = 0; run < a.runs; ++run) {
+        if (is_fp8(c, 0))
+            fp8_gemm(c, shape);
+        else
+            c.kernels.gemm(shape, src(c, 0), src(c, 1), dst(c, 0), c.stream);
+        shape.a_offset += a.run_stride;
+        shape.c_offset += shape.m * shape.n;
+    }
+}
+
+RopeScale rope_scale(const FrequencyScale& s) { return {s.factor, s.low, s.high, s.turns, s.magnitude}; }
+
+RopeShape rope_shape(const OpContext& c) {
+    const RopeAttr& a = std::get<RopeAttr>(c.op.attr);
+    return {a.tokens, a.batch, a.heads,       a.kv_heads, a.head_dim,         a.rotary_dim,
+            a.theta,  a.eps,   a.interleaved, a.norm,     rope_scale(a.scale)};
+}
+
+void rope(const OpContext& c) {
+    c.kernels.rope(rope_shape(c), src(c, 0), ints(c, 1), src(c, 2), src(c, 3), dst(c, 0), floats_out(c, 1), c.stream);
+}
+
+void rope_grad(const OpContext& c) {
+    c.kernels.rope_grad(rope_shape(c), src(c, 0), ints(c, 1), src(c, 2), src(c, 3), src(c, 4), floats(c, 5), dst(c, 0),
+                        floats_out(c, 1), floats_out(c, 2), c.stream);
+}
+
+MlaRopeShape mla_shape(const OpContext& c) {
+    const MlaRopeAttr& a = std::get<MlaRopeAttr>(c.op.attr);
+    return {a.tokens, a.batch, a.heads, a.nope, a.rope, a.v, a.kv_lora, a.theta, a.interleaved, rope_scale(a.scale)};
+}
+
+void mla_rope(const OpContext& c) {
+    c.kernels.mla_rope(mla_shape(c), src(c, 0), src(c, 1), src(c, 2), ints(c, 3), dst(c, 0), dst(c, 1), dst(c, 2),
+                       c.stream);
+}
+
+void mla_rope_grad(const OpContext& c) {
+    c.kernels.mla_rope_grad(mla_shape(c), src(c, 0), src(c, 1), src(c, 2), ints(c, 3), dst(c, 0), dst(c, 1), dst(c, 2),
+                            c.stream);
+}
+
+AttentionShape attention_shape(const OpContext& c) {
+    const AttentionAttr& a = std::get<AttentionAttr>(c.op.attr);
+    AttentionShape s{a.batch,    a.seq_q,    a.seq_k,    a.heads,    a.kv_heads, a.qk_dim, a.v_dim, a.q_stride,
+                     a.k_stride, a.v_stride, a.q_offset, a.k_offset, a.v_offset, a.window, a.scale, a.causal};
+    s.spread = a.ring > 1;
+    s.merge = a.merge;
+    s.deterministic = a.deterministic;
+    for (const int run : {0, 1}) {
+        s.q_start[run] = run_start(c.position.context, run, a.ring, a.seq_q);
+        s.k_start[run] = run_start((c.position.context + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);
+    }
+    return s;
+}
+
+// CP by heads leaves each member its part of the heads, and of their sinks.
+std::int64_t first_sink(const OpContext& c, std::size_t sinks) {
+    const std::int64_t heads = std::get<AttentionAttr>(c.op.attr).heads;
+    return c.has_input(sinks) && c.input(sinks).elements() > heads ? c.position.context * heads : 0;
+}
+
+void attention(const OpContext& c) {
+    c.kernels.attention(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), src(c, 3) + first_sink(c, 3), dst(c, 0),
+                        floats_out(c, 1), c.stream);
+}
+
+void attention_grad(const OpContext& c) {
+    float* dsinks = floats_out(c, 3);
+    if (dsinks != nullptr) dsinks += first_sink(c, 6);
+    c.kernels.attention_grad(attention_shape(c), src(c, 0), src(c, 1), src(c, 2), src(c, 3), src(c, 4), floats(c, 5),
+                             src(c, 6) + first_sink(c, 6), dst(c, 0), dst(c, 1), dst(c, 2), dsinks, c.stream);
+}
+
+Curve curve(Activation function) {
+    switch (function) {
+    case Activation::silu:
+        return Curve::silu;
+    case Activation::gelu:
+        return Curve::gelu;
+    case Activation::quick_gelu:
+        return Curve::quick_gelu;
+    case Activation::relu2:
+        return Curve::relu2;
+    }
+    return Curve::silu;
+}
+
+ActivationShape activation_shape(const OpContext& c, std::size_t counts) {
+    const ActivationAttr& a = std::get<ActivationAttr>(c.op.attr);
+    return {a.rows, a.ffn, curve(a.function), a.gated, groups_of(c, counts), a.limit};
+}
+
+void activation(const OpContext& c) {
+    c.kernels.activation(activation_shape(c, 2), src(c, 0), floats(c, 1), ints(c, 2), dst(c, 0), fp8_out(c, 1),
+                         c.stream);
+}
+
+void activation_grad(const OpContext& c) {
+    c.kernels.activation_grad(activation_shape(c, 3), src(c, 0), src(c, 1), floats(c, 2), ints(c, 3), dst(c, 0),
+                              floats_out(c, 1), dst(c, 2), fp8_out(c, 3), c.stream);
+}
+
+void sigmoid_scale(const OpContext& c) {
+    c.kernels.sigmoid_scale(src(c, 0), src(c, 1), dst(c, 0), c.output(0).rows, c.output(0).cols, c.stream);
+}
+
+void sigmoid_scale_grad(const OpContext& c) {
+    c.kernels.sigmoid_scale_grad(src(c, 0), src(c, 1), src(c, 2), dst(c, 0), dst(c, 1), c.input(0).rows,
+                                 c.input(0).cols, c.stream);
+}
+
+void scale_rows(const OpContext& c) {
+    c.kernels.scale_rows(src(c, 0), floats(c, 1), ints(c, 2), dst(c, 0), groups_of(c, 2), c.output(0).rows,
+                         c.output(0).cols, c.stream);
+}
+
+void scale_rows_grad(const OpContext& c) {
+    c.kernels.scale_rows_grad(src(c, 0), src(c, 1), floats(c, 2), ints(c, 3), dst(c, 0), floats_out(c, 1),
+                              groups_of(c, 3), c.input(0).rows, c.input(0).cols, c.stream);
+}
+
+LossShape loss_shape(const OpContext& c) {
+    const LossAttr& a = std::get<LossAttr>(c.op.attr);
+    return {a.rows, a.vocab_local, a.vocab, c.position.tensor * a.vocab_local, a.scale};
+}
+
+void ce_max(const OpContext& c) { c.kernels.ce_max(loss_shape(c), src(c, 0), floats_out(c, 0), c.stream); }
+void ce_sum(const OpContext& c) {
+    c.kernels.ce_sum(loss_shape(c), src(c, 0), floats(c, 1), ints(c, 2), floats_out(c, 0), c.stream);
+}
+void ce_loss(const OpContext& c) {
+    c.kernels.ce_loss(loss_shape(c), floats(c, 0), floats(c, 1), floats_out(c, 0), c.stream);
+}
+void ce_grad(const OpContext& c) {
+    c.kernels.ce_grad(loss_shape(c), src(c, 0), floats(c, 1), floats(c, 2), ints(c, 3), dst(c, 0), c.stream);
+}
+void cross_entropy(const OpContext& c) {
+    c.kernels.cross_entropy(loss_shape(c), std::get<LossAttr>(c.op.attr).gradient_scale, src(c, 0), ints(c, 1),
+                            floats_out(c, 1), floats_out(c, 2), floats_out(c, 3), dst(c, 0), c.stream);
+}
+
+void zero(const OpContext& c) { c.kernels.zero(dst(c, 0), c.output(0).elements(), c.stream); }
+void sum_squares(const OpContext& c) {
+    c.kernels.sum_squares(src(c, 0), floats_out(c, 0), c.input(0).elements(), c.stream);
+}
+
+void adamw(const OpContext& c) {
+    const AdamAttr& a = std::get<AdamAttr>(c.op.attr);
+    c.kernels.adamw({a.elements, c.shard_offset, a.decayed}, floats(c, 0), floats(c, 1), floats(c, 2), floats(c, 6),
+                    floats_out(c, 0), dst(c, 1), dst(c, 2), dst(c, 3), c.stream);
+}
+
+} // namespace
+
+void add_kernels(Backend& backend) {
+    add_routed_kernels(backend);
+    add_fp8_kernels(backend);
+    const auto set = [&](OpKind kind, OpFunction function) {
+        backend.table[static_cast<std::size_t>(kind)] = function;
+    };
+    set(OpKind::embedding, embedding);
+    set(OpKind::embedding_grad, embedding_grad);
+    set(OpKind::rmsnorm, rmsnorm);
+    set(OpKind::rmsnorm_grad, rmsnorm_grad);
+    set(OpKind::add, add);
+    set(OpKind::bias_add, bias_add);
+    set(OpKind::copy_columns, copy_columns);
+    set(OpKind::bias_grad, bias_grad);
+    set(OpKind::gemm, gemm);
+    set(OpKind::rope, rope);
+    set(OpKind::rope_grad, rope_grad);
+    set(OpKind::mla_rope, mla_rope);
+    set(OpKind::mla_rope_grad, mla_rope_grad);
+    set(OpKind::attention, attention);
+    set(OpKind::attention_grad, attention_grad);
+    set(OpKind::activation, activation);
+    set(OpKind::activation_grad, activation_grad);
+    set(OpKind::sigmoid_scale, sigmoid_scale);
+    set(OpKind::sigmoid_scale_grad, sigmoid_scale_grad);
+    set(OpKind::scale_rows, scale_rows);
+    set(OpKind::scale_rows_grad, scale_rows_grad);
+    set(OpKind::ce_max, ce_max);
+    set(OpKind::ce_sum, ce_sum);
+    set(OpKind::ce_loss, ce_loss);
+    set(OpKind::ce_grad, ce_grad);
+    set(OpKind::cross_entropy, cross_entropy);
+    set(OpKind::zero, zero);
+    set(OpKind::sum_squares, sum_squares);
+    set(OpKind::adamw, adamw);
+}
+
+} // namespace moe

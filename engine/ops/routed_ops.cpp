@@ -1,0 +1,188 @@
+// Op kinds of routed tokens as calls of a back end's kernels: router and its losses, permutation, experts.
+#include "engine/ops/operands.hpp"
+
+namespace moe {
+
+namespace {
+
+Score score_of(const Router& router) {
+    return router.scoring == Scoring::softmax   ? Score::softmax
+           : router.scoring == Scoring::sigmoid ? Score::sigmoid
+                                                : Score::sqrt_softplus;
+}
+
+RouterShape router_shape(const OpContext& c) {
+    const RouterAttr& a = std::get<RouterAttr>(c.op.attr);
+    const Router& r = a.router;
+    const Score score = score_of(r);
+    return {a.tokens,
+            a.experts,
+            a.top_k,
+            score,
+            r.softmax_after_top_k,
+            r.normalize,
+            r.scale,
+            r.groups,
+            r.groups_kept,
+            r.group_score_top,
+            c.position.tensor * a.tokens,
+            a.batch};
+}
+
+void router(const OpContext& c) {
+    c.kernels.router(router_shape(c), src(c, 0), src(c, 1), ints(c, 2), ints_out(c, 0), floats_out(c, 1), c.stream);
+}
+
+void router_grad(const OpContext& c) {
+    c.kernels.router_grad(router_shape(c), floats(c, 0), src(c, 1), ints(c, 2), dst(c, 0), c.stream);
+}
+
+BalanceShape balance_shape(const OpContext& c) {
+    const BalanceAttr& a = std::get<BalanceAttr>(c.op.attr);
+    BalanceShape shape;
+    shape.router.tokens = a.tokens;
+    shape.router.experts = a.experts;
+    shape.router.top_k = a.top_k;
+    shape.router.score = score_of(a.router);
+    shape.sequences = a.sequences;
+    shape.aux = a.aux;
+    shape.z = a.z;
+    return shape;
+}
+
+void router_load(const OpContext& c) { c.kernels.router_load(balance_shape(c), src(c, 0), floats_out(c, 0), c.stream); }
+void router_loss(const OpContext& c) {
+    c.kernels.router_loss(balance_shape(c), src(c, 0), floats(c, 1), floats_out(c, 0), c.stream);
+}
+void router_loss_grad(const OpContext& c) {
+    c.kernels.router_loss_grad(balance_shape(c), src(c, 0), floats(c, 1), src(c, 2), dst(c, 0), c.stream);
+}
+void add_counts(const OpContext& c) {
+    c.kernels.add_counts(ints(c, 0), floats_out(c, 0), static_cast<int>(c.output(0).elements()), c.stream);
+}
+void expert_bias(const OpContext& c) {
+    const ExpertBiasAttr& a = std::get<ExpertBiasAttr>(c.op.attr);
+    c.kernels.expert_bias({a.experts, a.offset, c.shard_offset, c.output(0).elements(), a.rate}, floats(c, 0),
+                          floats(c, 1), floats_out(c, 0), dst(c, 1), c.stream);
+}
+void local_experts(const OpContext& c) {
+    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    const int local = a.experts / a.ep;
+    c.kernels.local_experts(ints(c, 0), ints_out(c, 0), c.input(0).elements(), c.position.expert * local, local,
+                            c.stream);
+}
+void drop_copies(const OpContext& c) {
+    const DropAttr& a = std::get<DropAttr>(c.op.attr);
+    c.kernels.drop_copies({a.tokens, a.capacity, a.experts, a.top_k, a.policy == DropPolicy::probs}, ints(c, 0),
+                          floats(c, 1), ints_out(c, 0), floats_out(c, 1), c.stream);
+}
+
+void permute_map(const OpContext& c) {
+    const PermuteAttr& a = std::get<PermuteAttr>(c.op.attr);
+    std::int32_t* filled = a.padded > 0 ? ints_out(c, 2) : nullptr;
+    c.kernels.permute_map(ints(c, 0), ints_out(c, 0), ints_out(c, 1), filled, a.tokens, a.top_k, a.experts, a.padded,
+                          c.stream);
+}
+
+PermuteShape permute_shape(const OpContext& c) {
+    const PermuteAttr& a = std::get<PermuteAttr>(c.op.attr);
+    return {a.tokens, a.cols, a.top_k, a.per_copy, a.padded * a.experts};
+}
+
+// Quantized rows move four elements at a time, their scales behind them.
+void permute_quantized(const OpContext& c) {
+    const Fp8Rows from = fp8(c, 0), to = fp8_out(c, 0);
+    PermuteShape shape = permute_shape(c);
+    const std::int64_t blocks = scale_blocks(shape.cols);
+    shape.cols /= 4;
+    c.kernels.permute(shape, {from.data, Type::f32}, ints(c, 1), {to.data, Type::f32}, c.stream);
+    shape.cols = blocks;
+    c.kernels.permute(shape, {from.scale, Type::f32}, ints(c, 1), {to.scale, Type::f32}, c.stream);
+}
+
+void permute(const OpContext& c) {
+    if (is_fp8(c, 0)) return permute_quantized(c);
+    c.kernels.permute(permute_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream);
+}
+void unpermute(const OpContext& c) {
+    c.kernels.unpermute(permute_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream);
+}
+
+RowsShape rows_shape(const OpContext& c) {
+    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    const int local = a.experts / a.ep;
+    return {a.cols, c.input(0).rows, a.experts, a.ep, a.etp, c.position.expert * local, local};
+}
+
+void expert_counts(const OpContext& c) {
+    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    const int local = a.experts / a.ep;
+    c.kernels.expert_counts(ints(c, 0), ints_out(c, 0), a.ep * a.etp, a.experts, c.position.expert * local, local,
+                            c.stream);
+}
+
+void fit_rows(const OpContext& c) {
+    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    c.kernels.fit_rows({c.input(1).elements(), a.capacity, a.experts, a.ep, a.etp}, ints(c, 0), ints(c, 1),
+                       ints_out(c, 0), ints_out(c, 1), floats_out(c, 2), c.stream);
+}
+
+void sort_rows(const OpContext& c) { c.kernels.sort_rows(rows_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream); }
+void unsort_rows(const OpContext& c) {
+    c.kernels.unsort_rows(rows_shape(c), src(c, 0), ints(c, 1), dst(c, 0), c.stream);
+}
+
+void grouped_gemm(const OpContext& c) {
+    if (is_fp8(c, 0)) return fp8_grouped_gemm(c);
+    const GroupedGemmAttr& a = std::get<GroupedGemmAttr>(c.op.attr);
+    const GroupedProduct product = a.mode == GroupedMode::forward ? GroupedProduct::forward
+                                   : a.mode == GroupedMode::dgrad ? GroupedProduct::dgrad
+                                                                  : GroupedProduct::wgrad;
+    const GroupedShape shape{product, a.groups, a.n, a.k, a.capacity, a.accumulate, c.spared};
+    c.kernels.grouped_gemm(shape, src(c, 0), src(c, 1), ints(c, 2), dst(c, 0), c.stream);
+}
+
+float bias_share(const OpContext& c) { return static_cast<float>(std::get<GroupedBiasAttr>(c.op.attr).share); }
+
+void grouped_bias_add(const OpContext& c) {
+    const int groups = static_cast<int>(c.input(2).elements());
+    const Tensor& y = c.output(0);
+    c.kernels.grouped_bias_add(src(c, 0), src(c, 1), ints(c, 2), floats(c, 3), dst(c, 0), groups, y.cols, y.rows,
+                               bias_share(c), c.stream);
+}
+
+void grouped_bias_grad(const OpContext& c) {
+    const int groups = static_cast<int>(c.input(1).elements());
+    const Tensor& dy = c.input(0);
+    c.kernels.grouped_bias_grad(src(c, 0), ints(c, 1), src(c, 2), floats(c, 3), floats_out(c, 0), floats_out(c, 1),
+                                groups, dy.cols, dy.rows, bias_share(c), c.stream);
+}
+
+} // namespace
+
+void add_routed_kernels(Backend& backend) {
+    const auto set = [&](OpKind kind, OpFunction function) {
+        backend.table[static_cast<std::size_t>(kind)] = function;
+    };
+    set(OpKind::router, router);
+    set(OpKind::router_grad, router_grad);
+    set(OpKind::router_load, router_load);
+    set(OpKind::router_loss, router_loss);
+    set(OpKind::router_loss_grad, router_loss_grad);
+    set(OpKind::add_counts, add_counts);
+    set(OpKind::expert_bias, expert_bias);
+    set(OpKind::drop_copies, drop_copies);
+    set(OpKind::local_experts, local_experts);
+    set(OpKind::permute_map, permute_map);
+    set(OpKind::permute, permute);
+    set(OpKind::unpermute, unpermute);
+    set(OpKind::expert_counts, expert_counts);
+    set(OpKind::fit_rows, fit_rows);
+    set(OpKind::sort_rows, sort_rows);
+    set(OpKind::unsort_rows, unsort_rows);
+    set(OpKind::grouped_gemm, grouped_gemm);
+    set(OpKind::grouped_bias_add, grouped_bias_add);
+    set(OpKind::grouped_bias_grad, grouped_bias_grad);
+}
+
+} // namespace moe

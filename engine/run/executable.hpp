@@ -1,0 +1,14 @@
+// Whether the engine can run a plan, decided before anything is allocated.
+#pragma once
+
+#include "engine/ops/backend.hpp"
+
+#include <vector>
+
+namespace moe {
+
+// Throws Error (bad_input) naming the plan field or model field, and the op, that the back end cannot run; or the ranks
+// and ops whose communication does not line up. programs: by pipeline rank.
+void check_executable(const Plan& plan, const std::vector<Program>& programs, const Backend& backend);
+
+} // namespace moe

@@ -1,0 +1,99 @@
+// Interprets a Program for one rank, op by op in the order that OpWalk goes.
+#pragma once
+
+#include "engine/device/arena.hpp"
+#include "engine/device/streams.hpp"
+#include "engine/ops/backend.hpp"
+#include "engine/run/recorder.hpp"
+#include "engine/run/stamps.hpp"
+#include "engine/run/watchdog.hpp"
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace moe {
+
+// On the CPU a rank is one thread, and the listed order satisfies every dependency. On a device with a queue every op
+// goes to the stream that the Program names, behind those that StreamOrder says. Without `replayed`, the queue is given
+// a step op by op whatever it can do: it holds the record of one Program.
+class Executor {
+public:
+    Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
+             Communicator& communicator, bool replayed = true);
+
+    // On a device with a queue: records the step, or loads what it needs. To be called once, before any rank's first
+    // step: ranks that are not alone must come to their communication with everything loaded.
+    void prepare();
+
+    // Runs every slot once; returns when the work is done. Errors name rank, op, layer and slot. On a device with a
+    // queue, ops are stamped only where `timed`, because stamps between ops cost time there; record() reads the stamps,
+    // which takes a microsecond each and is no part of the step.
+    void step(Recorder& recorder, bool timed);
+    void record(Recorder& recorder);
+
+    // Tokens of this rank that chose each expert in the last step: [global layer][expert], empty for layers that this
+    // rank does not run or that have no experts. Only where ops run as they are called: a queue's results lie on its
+    // device, which no op of a step waits for.
+    const std::vector<std::vector<std::int64_t>>& routed_tokens() const { return routed_tokens_; }
+
+    // From now on until step() has ended this rank has work: a thread that never takes it up hangs as well.
+    void begin() { busy_ = true; }
+
+    // On a device with a queue, by the last recorded step: what a stamp cost, and all of them. Neither is in the
+    // record.
+    double stamp_seconds() const { return stamp_; }
+    double usual_stamp_seconds() const { return usual_stamp_; }
+    double removed_seconds() const { return removed_; }
+
+    // For any thread. On a device with a queue only communication says how far the step is; a rank that is alone there
+    // counts as waiting.
+    Standing standing() const;
+
+private:
+    std::string place(const Op& op, std::size_t slot) const;
+    void enqueue(Queue& queue, bool timed);
+    void await_end(Queue& queue);
+    double plain_seconds() const;
+    StampClock clock_of_stamps(Queue& queue);
+    int stuck() const;
+    std::string others(const Op& op) const;
+    void play(Queue& queue, Recorder& recorder, bool timed);
+    void call(const OpWalk& at, int stream = 0, bool boxes = false);
+    void run(const OpWalk& at, void* stream, bool boxes);
+    [[noreturn]] void report(const Op& op, std::size_t slot, const std::exception& error) const;
+    std::int64_t shard_offset(const Op& op) const;
+    void count_tokens(const Op& op);
+
+    const Program& program_;
+    const Arena& arena_;
+    const Backend& backend_;
+    Communicator& communicator_;
+    const Mesh& mesh_;
+    RankPosition position_;
+    std::vector<std::int64_t> bucket_offset_; // by bucket: elements before this rank's shard
+    std::vector<void*> in_, out_;             // operands of the current op
+    std::vector<std::vector<std::int64_t>> routed_tokens_;
+    Queue* queue_ = nullptr;
+    std::optional<StreamOrder> order_;        // with a queue
+    std::vector<const Op*> ops_;              // likewise: by number, in the order of OpWalk
+    std::vector<std::size_t> slots_;          // of those
+    bool marked_ = false;                     // communication marks its way, as the rank is not alone
+    int spared_ = 0;                          // spared_multiprocessors() of the Program
+    std::atomic<std::uint64_t> calls_{0};     // begun and ended
+    std::atomic<const Op*> current_{nullptr}; // the last one begun
+    std::atomic<std::size_t> current_slot_{0};
+    std::atomic<bool> busy_{false};
+    bool replayed_ = true; // by a queue that can
+    // What the last steps without stamps took on the device.
+    static constexpr std::size_t kept_plain = 64;
+    std::array<double, kept_plain> plain_{};
+    std::size_t plain_steps_ = 0;
+    double zero_ = 0.0; // when the last step was given to the queue, by its recorder
+    double usual_stamp_ = 0.0, stamp_ = 0.0, removed_ = 0.0;
+};
+
+} // namespace moe

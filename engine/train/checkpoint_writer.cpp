@@ -1,0 +1,43 @@
+// One thread that writes the last snapshot while the trainer goes on.
+#include "engine/train/checkpoint_writer.hpp"
+
+#include "engine/train/trainer.hpp"
+#include "planner/base/error.hpp"
+
+#include <filesystem>
+#include <utility>
+
+namespace moe {
+
+CheckpointWriter::CheckpointWriter(std::string folder, std::string run) : folder_(std::move(folder)) {
+    snapshot_.run = std::move(run);
+    std::error_code error;
+    std::filesystem::create_directories(folder_, error);
+    if (error || !std::filesystem::is_directory(folder_))
+        fail("cannot make the folder {}: {}", folder_, error.message());
+}
+
+CheckpointWriter::~CheckpointWriter() {
+    if (writing_.joinable()) writing_.join();
+}
+
+void CheckpointWriter::save(const Trainer& trainer) {
+    finish();
+    trainer.snapshot(snapshot_);
+    writing_ = std::thread([this] {
+        try {
+            write_checkpoint(folder_, snapshot_);
+        } catch (...) {
+            failure_ = std::current_exception();
+        }
+    });
+}
+
+void CheckpointWriter::finish() {
+    if (!writing_.joinable()) return;
+    writing_.join();
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    saved_ = snapshot_.state.step;
+}
+
+} // namespace moe

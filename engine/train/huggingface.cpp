@@ -1,0 +1,335 @@
+// How the model's parameters are called and shaped in Hugging Face checkpoints.
+#include "engine/train/huggingface.hpp"
+
+#include "engine/weights/safetensors.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/json_object.hpp"
+#include "planner/base/names.hpp"
+#include "planner/model/families/load_model.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <set>
+
+namespace moe {
+
+namespace {
+
+using WeightReader = std::function<std::vector<float>(const std::string& name)>;
+
+// Where a parameter lies in a checkpoint: its element (r, c) is element offset + r * row_stride + c * col_stride of a
+// stored tensor of the given shape.
+struct Source {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    std::int64_t offset = 0, row_stride = 0, col_stride = 1;
+};
+
+// "model.layers.2.mlp.experts.5.up_proj.weight" taken apart.
+struct ExpertName {
+    std::string prefix; // "model.layers.2.mlp.experts."
+    std::int64_t expert = 0;
+    std::string leaf; // "up_proj.weight"
+};
+
+std::optional<ExpertName> expert_name(const std::string& name) {
+    const std::string marker = ".experts.";
+    const std::size_t at = name.find(marker);
+    if (at == std::string::npos) return std::nullopt;
+    const std::size_t number = at + marker.size(), end = name.find('.', number);
+    if (end == std::string::npos || end == number || end - number > 9) return std::nullopt;
+    std::int64_t expert = 0;
+    for (std::size_t i = number; i < end; ++i) {
+        if (name[i] < '0' || name[i] > '9') return std::nullopt;
+        expert = 10 * expert + (name[i] - '0');
+    }
+    return ExpertName{name.substr(0, number), expert, name.substr(end + 1)};
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    const std::size_t at = text.find(from);
+    return at == std::string::npos ? text : text.replace(at, from.size(), to);
+}
+
+// GPT-OSS keeps the experts of a layer in one tensor per matrix, transposed, gate and up in turns: "gate_up_proj"
+// [E, h, 2f], "gate_up_proj_bias" [E, 2f], "down_proj" [E, f, h], "down_proj_bias" [E, h].
+Source gpt_oss_source(const ExpertName& part, const Trainer::Shape& shape, std::int64_t experts) {
+    const bool bias = part.leaf.ends_with(".bias"), down = part.leaf.starts_with("down_proj");
+    const std::int64_t turns = down ? 1 : 2, row = turns * shape.rows;
+    Source source{
+        part.prefix + (down ? "down_proj" : "gate_up_proj") + (bias ? "_bias" : ""), {experts}, 0, turns, row};
+    if (!bias) source.shape.push_back(shape.cols);
+    source.shape.push_back(row);
+    source.offset = part.expert * row * (bias ? 1 : shape.cols) + (part.leaf.starts_with("up_proj") ? 1 : 0);
+    return source;
+}
+
+// The places where a parameter may lie, the usual one first.
+std::vector<Source> sources(const Model& model, const std::string& name, const Trainer::Shape& shape,
+                            std::int64_t experts) {
+    std::vector<Source> list;
+    const std::vector<std::int64_t> own =
+        shape.cols == 1 ? std::vector{shape.rows} : std::vector{shape.rows, shape.cols};
+    const std::optional<ExpertName> part = expert_name(name);
+    if (part && model.architecture == "GptOssForCausalLM") return {gpt_oss_source(*part, shape, experts)};
+    // MTP's projection of [embedding; hidden state] is one matrix there and two halves here.
+    for (const char* half : {".embedding", ".hidden"})
+        if (name.ends_with(std::string(".eh_proj.weight") + half))
+            return {{name.substr(0, name.size() - std::string(half).size()),
+                     {shape.rows, 2 * shape.cols},
+                     half == std::string(".hidden") ? shape.cols : 0,
+                     2 * shape.cols}};
+    const auto plain = [&shape](std::string at, std::vector<std::int64_t> stored, std::int64_t offset) {
+        return Source{std::move(at), std::move(stored), offset, shape.cols};
+    };
+    list.push_back(plain(name, own, 0));
+    // Mixtral's block is called "mlp" inside transformers 5, which may save it so.
+    const std::string renamed = replaced(name, ".block_sparse_moe.", ".mlp.");
+    if (renamed != name) list.push_back(plain(renamed, own, 0));
+    if (!part) return list;
+    const bool gate = part->leaf == "gate_proj.weight" || part->leaf == "w1.weight",
+               up = part->leaf == "up_proj.weight" || part->leaf == "w3.weight",
+               down = part->leaf == "down_proj.weight" || part->leaf == "w2.weight";
+    const std::int64_t matrix = shape.rows * shape.cols;
+    for (const std::string& prefix : {part->prefix, replaced(part->prefix, ".block_sparse_moe.", ".mlp.")}) {
+        if (gate || up)
+            list.push_back(plain(prefix + "gate_up_proj", {experts, 2 * shape.rows, shape.cols},
+                                 (2 * part->expert + (up ? 1 : 0)) * matrix));
+        if (down) list.push_back(plain(prefix + "down_proj", {experts, shape.rows, shape.cols}, part->expert * matrix));
+    }
+    return list;
+}
+
+// Experts of the layer that a parameter belongs to, by the names themselves: one more than the highest number.
+template <class Shapes>
+std::map<std::string, std::int64_t> expert_counts(const Shapes& parameters) {
+    std::map<std::string, std::int64_t> counts;
+    for (const auto& [name, shape] : parameters) {
+        if (const std::optional<ExpertName> part = expert_name(name)) {
+            std::int64_t& count = counts[part->prefix];
+            count = std::max(count, part->expert + 1);
+        }
+    }
+    return counts;
+}
+
+struct Found {
+    const StoredTensor* tensor = nullptr;
+    Source source;
+    std::int64_t cols = 1; // of the parameter
+};
+
+// Elements [first, first + out.size()) of a parameter. Rows that lie whole are read at once; where neighbours in a row
+// are far apart in the file, so are the rows close together: a column of them is read at once and its elements picked.
+void read_part(const Found& found, std::int64_t first, std::span<float> out) {
+    const Source& s = found.source;
+    if (s.col_stride == 1 && s.row_stride == found.cols)
+        return read_floats(*found.tensor, s.name, s.offset + first, out);
+    const auto count = static_cast<std::int64_t>(out.size());
+    const std::int64_t row0 = first / found.cols, row1 = (first + count - 1) / found.cols;
+    if (s.col_stride == 1) {
+        for (std::int64_t at = first; at < first + count;) {
+            const std::int64_t row = at / found.cols, col = at % found.cols;
+            const std::int64_t run = std::min(first + count - at, found.cols - col);
+            read_floats(*found.tensor, s.name, s.offset + row * s.row_stride + col,
+                        out.subspan(static_cast<std::size_t>(at - first), static_cast<std::size_t>(run)));
+            at += run;
+        }
+        return;
+    }
+    std::vector<float> column(static_cast<std::size_t>((row1 - row0) * s.row_stride + 1));
+    for (std::int64_t c = 0; c < found.cols; ++c) {
+        read_floats(*found.tensor, s.name, s.offset + row0 * s.row_stride + c * s.col_stride, column);
+        for (std::int64_t r = row0; r <= row1; ++r) {
+            const std::int64_t at = r * found.cols + c - first;
+            if (at >= 0 && at < count)
+                out[static_cast<std::size_t>(at)] = column[static_cast<std::size_t>((r - row0) * s.row_stride)];
+        }
+    }
+}
+
+Found locate(const StoredWeights& weights, const Model& model, const std::string& parameter,
+             const Trainer::Shape& shape, std::int64_t experts) {
+    const std::vector<Source> list = sources(model, parameter, shape, experts);
+    for (const Source& source : list) {
+        const StoredTensor* tensor = weights.find(source.name);
+        if (tensor == nullptr) continue;
+        const bool column = shape.cols == 1 && tensor->shape == std::vector<std::int64_t>{shape.rows, 1};
+        if (tensor->shape != source.shape && !column)
+            refuse("{}: {} has shape [{}], the plan's model needs [{}]", weights.folder(), shown(source.name),
+                   fmt::join(tensor->shape, ", "), fmt::join(source.shape, ", "));
+        if (tensor->dtype != "F32" && tensor->dtype != "BF16" && tensor->dtype != "F16")
+            refuse("{}: {} is stored as {}; only F32, BF16 and F16 weights can be read: convert the checkpoint",
+                   weights.folder(), shown(source.name), tensor->dtype);
+        return {tensor, source, shape.cols};
+    }
+    if (weights.find(list.front().name + "_blocks") != nullptr)
+        refuse("{}: {} is stored as MXFP4 ({}_blocks); only F32, BF16 and F16 weights can be read: convert the "
+               "checkpoint",
+               weights.folder(), list.front().name, shown(list.front().name));
+    std::string also;
+    for (std::size_t i = 1; i < list.size(); ++i) {
+        if (also.find(list[i].name) == std::string::npos) also += (i == 1 ? ", nor is " : ", ") + list[i].name;
+    }
+    refuse("{}: tensor {} is missing{}{}", weights.folder(), parameter, also, did_you_mean(parameter, weights.names()));
+}
+
+// Fields of two models that change what is computed.
+std::vector<std::string> differences(const Model& plan, const Model& stored) {
+    std::vector<std::string> list;
+    const auto compare = [&](const char* field, auto ours, auto theirs) {
+        if (ours != theirs)
+            list.push_back(fmt::format("{} ({} in the plan, {} in the checkpoint)", field, ours, theirs));
+    };
+    compare("rms_norm_eps", plan.norm_eps, stored.norm_eps);
+    compare("rope_theta", plan.rope_theta, stored.rope_theta);
+    compare("rope_scaling", plan.rope_scaling.type, stored.rope_scaling.type);
+    compare("rope_scaling.factor", plan.rope_scaling.factor, stored.rope_scaling.factor);
+    compare("tie_word_embeddings", plan.tied_embeddings, stored.tied_embeddings);
+    compare("num_hidden_layers", plan.layers.size(), stored.layers.size());
+    compare("num_nextn_predict_layers", plan.mtp.size(), stored.mtp.size());
+    for (std::size_t layer = 0; layer < std::min(plan.layers.size(), stored.layers.size()); ++layer) {
+        const int index = static_cast<int>(layer);
+        if (plan.kind_of(index) == stored.kind_of(index)) continue;
+        list.push_back(fmt::format("attention, MLP or router of layer {}", layer));
+        break;
+    }
+    return list;
+}
+
+std::vector<std::string> check_config(const Model& model, const std::string& folder) {
+    const std::string path = (std::filesystem::path(folder) / "config.json").string();
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) return {};
+    const Model stored = model_from_json(read_file(path), path);
+    if (stored.architecture != model.architecture)
+        refuse("{}: architectures = {}, but the plan's model is {}", path, stored.architecture, model.architecture);
+    return differences(model, stored);
+}
+
+// Tensors of a checkpoint that repeat another under MTP's own names: what to write, and what loading need not name.
+std::map<std::string, std::string> repeated(const Model& model) {
+    std::map<std::string, std::string> names;
+    for (std::size_t i = 0; i < model.mtp.size(); ++i) {
+        const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
+        names[at + "embed_tokens.weight"] = "model.embed_tokens.weight";
+        names[at + "shared_head.head.weight"] = model.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+    }
+    return names;
+}
+
+} // namespace
+
+LoadReport load_weights(Trainer& trainer, const std::string& folder) {
+    LoadReport report;
+    const Model& model = *trainer.plan().model;
+    const StoredWeights weights(folder);
+    report.difference = check_config(model, folder);
+    const std::map<std::string, std::int64_t> experts = expert_counts(trainer.parameters());
+    std::map<std::string, Found> found;
+    std::set<std::string> used;
+    if (model.tied_embeddings) used.insert("lm_head.weight"); // older files repeat the embedding under this name
+    for (const auto& [copy, original] : repeated(model)) used.insert(copy);
+    for (const auto& [name, shape] : trainer.parameters()) {
+        const std::optional<ExpertName> part = expert_name(name);
+        const Found place = locate(weights, model, name, shape, part ? experts.at(part->prefix) : 0);
+        used.insert(place.source.name);
+        found.emplace(name, place);
+    }
+    for (const auto& [name, place] : found) {
+        trainer.fill_weight(
+            name, [&place = place](std::int64_t first, std::span<float> out) { read_part(place, first, out); });
+        ++report.loaded;
+    }
+    for (const std::string& name : weights.names())
+        if (!used.count(name)) report.unused.push_back(name);
+    return report;
+}
+
+std::string describe(const LoadReport& report) {
+    std::string text;
+    if (!report.unused.empty()) {
+        constexpr std::size_t named = 8;
+        const std::vector<std::string> first(report.unused.begin(),
+                                             report.unused.begin() +
+                                                 static_cast<std::ptrdiff_t>(std::min(named, report.unused.size())));
+        text =
+            fmt::format("{} tensors of the checkpoint are not used: {}{}", report.unused.size(),
+                        shown(fmt::format("{}", fmt::join(first, ", "))), report.unused.size() > named ? ", ..." : "");
+    }
+    if (!report.difference.empty())
+        text += fmt::format("{}the checkpoint's config.json differs in {}", text.empty() ? "" : "; ",
+                            fmt::join(report.difference, ", "));
+    return text;
+}
+
+namespace {
+
+struct PartOf { // a parameter that lies in a stored tensor
+    std::string name;
+    Trainer::Shape shape;
+    Source source;
+};
+
+// The values of a stored tensor from the parameters that lie in it.
+std::vector<float> gathered(const std::vector<PartOf>& parts, const WeightReader& read) {
+    const std::vector<std::int64_t>& stored = parts.front().source.shape;
+    if (parts.size() == 1 && parts.front().source.col_stride == 1) return read(parts.front().name);
+    std::vector<float> all(
+        static_cast<std::size_t>(std::accumulate(stored.begin(), stored.end(), std::int64_t{1}, std::multiplies<>())));
+    for (const auto& [name, shape, source] : parts) {
+        const std::vector<float> values = read(name);
+        for (std::int64_t r = 0; r < shape.rows; ++r)
+            for (std::int64_t c = 0; c < shape.cols; ++c)
+                all[static_cast<std::size_t>(source.offset + r * source.row_stride + c * source.col_stride)] =
+                    values[static_cast<std::size_t>(r * shape.cols + c)];
+    }
+    return all;
+}
+
+void write_folder(const Model& model, const std::map<std::string, Trainer::Shape>& shapes, const WeightReader& read,
+                  const std::string& folder, const ExportOptions& options) {
+    const std::map<std::string, std::int64_t> experts = expert_counts(shapes);
+    std::map<std::string, std::vector<PartOf>> stored;
+    for (const auto& [name, shape] : shapes) {
+        const std::optional<ExpertName> part = expert_name(name);
+        const Source source = sources(model, name, shape, part ? experts.at(part->prefix) : 0).front();
+        stored[source.name].push_back({name, shape, source});
+    }
+    for (const auto& [copy, original] : repeated(model)) stored[copy] = stored.at(original);
+    std::vector<TensorToWrite> tensors;
+    for (const auto& [name, parts] : stored) tensors.push_back({name, parts.front().source.shape});
+    write_weights(folder, tensors, options.dtype, options.shard_bytes,
+                  [&](const TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });
+    const std::string path = (std::filesystem::path(folder) / "config.json").string();
+    const char* dtype = options.dtype == Dtype::bf16 ? "bfloat16" : "float32";
+    const JsonObject config = JsonObject::parse(model.config_json, path);
+    write_file(path, config.with_string("dtype", dtype).with_string("torch_dtype", dtype).dump() + "\n");
+}
+
+} // namespace
+
+void export_weights(const Trainer& trainer, const std::string& folder, const ExportOptions& options) {
+    write_folder(
+        *trainer.plan().model, trainer.parameters(), [&](const std::string& name) { return trainer.read_weight(name); },
+        folder, options);
+}
+
+void export_weights(const StoredCheckpoint& checkpoint, const std::string& folder, const ExportOptions& options) {
+    std::map<std::string, Trainer::Shape> shapes;
+    for (const auto& [name, shape] : checkpoint.shapes()) shapes[name] = {shape.rows, shape.cols};
+    const Model model = model_from_json(checkpoint.state().config, checkpoint.path() + ": config");
+    const auto read = [&](const std::string& name) {
+        const Trainer::Shape& shape = shapes.at(name);
+        std::vector<float> values(static_cast<std::size_t>(shape.rows * shape.cols));
+        checkpoint.read(name, StateKind::weight, 0, values);
+        return values;
+    };
+    write_folder(model, shapes, read, folder, options);
+}
+
+} // namespace moe

@@ -1,0 +1,39 @@
+// The bridge to Hugging Face folders: a checkpoint's weights into the ranks of any plan, and back.
+#pragma once
+
+#include "engine/train/trainer.hpp"
+
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// What loading found beside the weights it needed.
+struct LoadReport {
+    std::int64_t loaded = 0;             // parameters of the model
+    std::vector<std::string> unused;     // tensors of the checkpoint that no parameter takes
+    std::vector<std::string> difference; // fields in which the checkpoint's config.json differs from the plan's model
+};
+
+// Fills every parameter of the trainer from HF_DIR (model.safetensors or shards in F32, BF16 or F16), each rank's
+// slices straight from the memory map; rows of vocabulary padding stay zero. Experts may lie in one tensor per matrix
+// ("experts.3.gate_proj.weight", Mixtral: "experts.3.w1.weight") or fused by layer ("experts.gate_up_proj" [E, 2f, h],
+// "experts.down_proj" [E, h, f]), as transformers 4 and 5 name them; GPT-OSS's in its own layout (not in MXFP4).
+// Nothing is changed before all are found. Throws Error (bad_input) naming the tensor that is missing or has another
+// shape, and for a checkpoint of another architecture.
+LoadReport load_weights(Trainer& trainer, const std::string& folder);
+// One line about unused tensors and differing fields, empty when there is nothing to say.
+std::string describe(const LoadReport& report);
+
+struct ExportOptions {
+    Dtype dtype = Dtype::f32;                 // F32 keeps the master weights bit for bit; BF16 rounds them
+    std::int64_t shard_bytes = 5'000'000'000; // a file grows no larger, a single tensor excepted
+};
+// Writes the master weights and config.json in the layout that both transformers 4 and 5 load (experts one by
+// one; GPT-OSS's as its own class has them; MTP with its copies of embedding and head).
+// Throws Error (bad_input) when the folder holds weights already, Error (failure) when writing fails.
+void export_weights(const Trainer& trainer, const std::string& folder, const ExportOptions& options = {});
+// The same from a checkpoint, without ranks.
+void export_weights(const StoredCheckpoint& checkpoint, const std::string& folder, const ExportOptions& options = {});
+
+} // namespace moe

@@ -1,0 +1,62 @@
+// The training loop over a trainer's steps, with its options and learning-rate schedule.
+#include "engine/train/trainer.hpp"
+#include "planner/base/error.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace moe {
+
+namespace {
+
+void require(bool sound, const char* option, double value, const char* range) {
+    if (!sound || !std::isfinite(value)) refuse("{} {}: must be {}", option, value, range);
+}
+
+} // namespace
+
+void check_options(const TrainOptions& o) {
+    require(o.steps >= 1, "--steps", static_cast<double>(o.steps), "at least 1");
+    require(o.lr >= 0.0, "--lr", o.lr, "0 or more");
+    require(o.warmup >= 0, "--warmup", static_cast<double>(o.warmup), "0 or more");
+    require(o.final_fraction >= 0.0 && o.final_fraction <= 1.0, "final learning rate fraction", o.final_fraction,
+            "between 0 and 1");
+    require(o.beta1 >= 0.0 && o.beta1 < 1.0, "--betas", o.beta1, "at least 0 and below 1");
+    require(o.beta2 >= 0.0 && o.beta2 < 1.0, "--betas", o.beta2, "at least 0 and below 1");
+    require(o.eps > 0.0, "--eps", o.eps, "positive");
+    require(o.weight_decay >= 0.0, "--weight-decay", o.weight_decay, "0 or more");
+    require(o.hang_timeout >= 0.0, "--hang-timeout", o.hang_timeout, "0 (never) or more");
+    require(o.clip >= 0.0, "--grad-clip", o.clip, "0 (off) or more");
+}
+
+double learning_rate(const TrainOptions& options, std::int64_t step) {
+    if (step < options.warmup) return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup);
+    if (options.schedule == LearningRate::constant) return options.lr;
+    const double span = static_cast<double>(std::max<std::int64_t>(1, options.steps - options.warmup - 1));
+    const double progress = std::min(1.0, static_cast<double>(step - options.warmup) / span);
+    return options.lr * (options.final_fraction +
+                         (1.0 - options.final_fraction) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
+}
+
+std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,
+                              const std::function<void(const StepResult&)>& on_step, const Saving* saving) {
+    std::vector<StepResult> results;
+    while (trainer.steps_done() < options.steps) {
+        results.push_back(trainer.step(source));
+        const StepResult& result = results.back();
+        if (on_step) on_step(result);
+        if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+            fail("step {}: loss {} and gradient norm {} are not finite; lower --lr (it is {}) or raise --warmup",
+                 result.step, result.loss, result.grad_norm, result.lr);
+        if (saving == nullptr) continue;
+        const bool stop = trainer.any(saving->stop && saving->stop());
+        const bool due = saving->interval > 0 && result.step % saving->interval == 0;
+        if (stop || due || result.step == options.steps) saving->writer.save(trainer);
+        if (stop) break;
+    }
+    if (saving != nullptr) saving->writer.finish();
+    return results;
+}
+
+} // namespace moe

@@ -1,0 +1,366 @@
+// Set-up of the ranks of one process, the step they take together, and global views of their weights.
+#include "engine/backends/backends.hpp"
+#include "engine/train/trainer_processes.hpp"
+#include "planner/plan/overflow_retry.hpp"
+
+#include "engine/run/executable.hpp"
+#include "planner/base/error.hpp"
+#include "planner/lower/lower.hpp"
+#include "planner/memory/memory.hpp"
+#include "planner/memory/retry_memory.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <thread>
+
+namespace moe {
+
+namespace {
+
+Plan sound(const Plan& plan) {
+    if (const PlanFault fault = check_plan(plan)) refuse("execute: {}", fault.message);
+    return plan;
+}
+
+} // namespace
+
+Trainer::Trainer(const Plan& plan, const TrainOptions& options)
+    : plan_(sound(plan)),
+      options_(options),
+      mesh_(plan),
+      backend_(options.table != nullptr ? options.table : &backend_named(options.backend)) {
+    check_options(options);
+    if (!plan_.model->not_executable.empty())
+        refuse("execute: the model cannot be trained here: {}", plan_.model->not_executable);
+    if (transport() != nullptr && transport()->world() != plan_.gpus)
+        refuse("execute: {} processes, but the plan has {} ranks: start one for each", transport()->world(),
+               plan_.gpus);
+    std::vector<MemoryPlan> memory;
+    for (int stage = 0; stage < plan_.pp; ++stage) programs_.push_back(lower(plan_, stage));
+    check_executable(plan_, programs_, *backend_);
+    if (const std::optional<Plan> again = rerun_plan(plan_)) {
+        for (int stage = 0; stage < plan_.pp; ++stage) reruns_.push_back(lower(*again, stage));
+        check_executable(*again, reruns_, *backend_);
+    }
+    for (const Program& program : programs_) {
+        memory.push_back(plan_memory_with_rerun(plan_, program));
+        arena_bytes_ = std::max(arena_bytes_, memory.back().arena_bytes);
+    }
+
+    ranks_.resize(static_cast<std::size_t>(transport() != nullptr ? 1 : plan_.gpus));
+    // The thread of a rank with a device mostly waits for that: all may run.
+    const int places = static_cast<int>(ranks_.size());
+    cores_ = std::make_unique<Cores>(places, backend_->devices != nullptr ? places : options_.permits);
+    device_of(places - 1); // refuses what this machine has not
+    if (transport() == nullptr) fabric_ = std::make_unique<ThreadFabric>(mesh_, *cores_);
+    tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
+    kept_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
+    // On the ranks' own threads: filling the arenas takes as long as a step and touches the memory where it will be
+    // used.
+    run_ranks([&](Rank& rank, int place) { build_rank(rank, place, memory); });
+    if (backend_->collectives != nullptr && plan_.gpus > 1) join_devices(memory);
+    run_ranks([&](Rank& rank, int) { start_rank(rank); });
+    index_parameters();
+    // Stamps between ops cost a GPU time; on the CPU the clock is read anyway. One of three steps is not disturbed.
+    constexpr std::int64_t recorded = 3;
+    if (ranks_.front().device->queue() != nullptr)
+        first_timed_ = options_.steps - (options_.steps >= 3 * recorded ? recorded : 1);
+    for (int rank = 0; rank < plan_.gpus; ++rank) {
+        const std::vector<Stage>& chunks = programs_[static_cast<std::size_t>(stage_of_rank(rank))].chunks;
+        if (std::any_of(chunks.begin(), chunks.end(), [](const Stage& stage) { return stage.loss; })) loss_rank_ = rank;
+    }
+    if (options_.on_hang && options_.hang_timeout > 0.0)
+        watchdog_ = std::make_unique<Watchdog>(
+            static_cast<int>(ranks_.size()), options_.hang_timeout,
+            [this](int place) {
+                const Rank& rank = ranks_[static_cast<std::size_t>(place)];
+                return (again_ ? rank.rerun_executor : rank.executor)->standing();
+            },
+            options_.on_hang);
+}
+
+int Trainer::stage_of_rank(int rank) const { return mesh_.coordinate(Domain::dense, axis::pipeline, rank); }
+
+// Throws as well when the rank of another process has failed.
+void Trainer::run_ranks(const std::function<void(Rank&, int)>& job) {
+    cores_->run([&](int place) {
+        try {
+            job(ranks_[static_cast<std::size_t>(place)], place);
+        } catch (...) {
+            if (queued_fabric_) queued_fabric_->fail();
+            throw;
+        }
+    });
+    if (transport() == nullptr) return;
+    if (const std::string why = transport()->aborted(); !why.empty()) fail("{}", why);
+}
+
+void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memory) {
+    const int rank = r.rank = transport() != nullptr ? transport()->rank() : place;
+    ::pthread_setname_np(::pthread_self(), fmt::format("rank {}", rank).c_str()); // for debuggers and `top -H`
+    r.stage = stage_of_rank(rank);
+    r.data = mesh_.coordinate(Domain::dense, axis::data, rank);
+    const Program& program = program_of(r);
+    r.device = backend_->open(plan_.cuda_graph == CudaGraph::full, device_of(place));
+    r.arena = std::make_unique<Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank, *r.device);
+    if (transport() != nullptr)
+        r.communicator = std::make_unique<ProcessCommunicator>(*transport(), mesh_);
+    else
+        r.communicator = std::make_unique<ThreadCommunicator>(*fabric_, rank);
+    r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
+    r.parameters = local_parameters(program, mesh_, rank);
+    const int cores = static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(ranks_.size());
+    initialize_parameters(program, r.parameters, *r.arena, *backend_->kernels, options_.seed, std::max(cores, 1));
+    r.positions.resize(static_cast<std::size_t>(plan_.seq / plan_.cp));
+    const int member = mesh_.coordinate(Domain::dense, axis::context, rank);
+    const auto half = static_cast<std::ptrdiff_t>(plan_.cp > 1 ? r.positions.size() / 2 : r.positions.size());
+    const auto start = [&](int run) {
+        return plan_.cp > 1 ? static_cast<std::int32_t>(run_start(member, run, plan_.cp, plan_.seq / plan_.cp)) : 0;
+    };
+    std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
+    std::iota(r.positions.begin() + half, r.positions.end(), start(1));
+    r.device->write(r.arena->at(program.io.positions), r.positions.data(), r.positions.size() * sizeof r.positions[0]);
+    r.tokens.resize(static_cast<std::size_t>(plan_.mbs) * r.positions.size());
+}
+
+void Trainer::start_rank(Rank& r) {
+    r.executor = std::make_unique<Executor>(program_of(r), *r.arena, mesh_, r.rank, *backend_, *r.communicator);
+    r.executor->prepare();
+    if (!reruns_.empty()) build_rerun(r);
+}
+
+void Trainer::build_rerun(Rank& r) {
+    const Program &program = program_of(r), &again = reruns_[static_cast<std::size_t>(r.stage)];
+    const MemoryPlan memory = plan_memory(again);
+    if (!same_states(program, plan_memory(program), again, memory))
+        fail("rank {}: the Program of a step that is run again has its weights elsewhere", r.rank);
+    r.rerun_arena = std::make_unique<Arena>(again, memory, mesh_, r.rank, *r.arena);
+    r.rerun_executor =
+        std::make_unique<Executor>(again, *r.rerun_arena, mesh_, r.rank, *backend_, *r.communicator, false);
+    r.rerun_executor->prepare();
+    r.rerun_recorder = std::make_unique<Recorder>(again, r.rank, 1);
+}
+
+void Trainer::index_parameters() {
+    std::map<std::string, std::int64_t> held;
+    const auto count = [&](const LocalParameter& p) {
+        shapes_[p.name] = {p.rows, p.cols};
+        if (p.copy) return;
+        for (const Piece& piece : p.pieces) held[p.name] += piece.count;
+    };
+    for (std::size_t place = 0; place < ranks_.size(); ++place)
+        for (std::size_t i = 0; i < ranks_[place].parameters.size(); ++i) {
+            const LocalParameter& p = ranks_[place].parameters[i];
+            count(p);
+            if (!p.pieces.empty()) holders_[p.name].push_back({static_cast<int>(place), i});
+        }
+    for (int rank = 0; transport() != nullptr && rank < plan_.gpus; ++rank) { // those of the other processes
+        if (rank == transport()->rank()) continue;
+        const Program& program = programs_[static_cast<std::size_t>(stage_of_rank(rank))];
+        for (const LocalParameter& p : local_parameters(program, mesh_, rank)) count(p);
+    }
+    for (const auto& [name, shape] : shapes_)
+        if (held[name] != shape.rows * shape.cols)
+            fail("the ranks hold {} elements of {}, which has {} x {}", held[name], name, shape.rows, shape.cols);
+}
+
+StepResult Trainer::step(const SampleSource& source) {
+    const std::int64_t row = plan_.seq + 1;
+    for (std::int64_t s = 0; s < plan_.gbs; ++s)
+        source(samples_ + s,
+               std::span(tokens_).subspan(static_cast<std::size_t>(s * row), static_cast<std::size_t>(row)));
+    const double lr = learning_rate(options_, done_);
+    set_hyper(lr);
+    zero_ = Recorder::Clock::now();
+    for (Rank& r : ranks_) r.executor->begin();
+    const bool timed = done_ >= first_timed_;
+    run_ranks([&](Rank& r, int) {
+        begin_rank(r);
+        r.executor->step(*r.recorder, timed);
+    });
+    const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
+    if (timed && ranks_.front().device->queue() != nullptr)
+        run_ranks([](Rank& r, int) { r.executor->record(*r.recorder); });
+    // What the timeline's rows add up to: a recorded step is as long as those that are not.
+    const double stamps = timed ? ranks_.front().executor->removed_seconds() : 0.0;
+    kept_[static_cast<std::size_t>(done_) % kept_.size()] = {seconds, seconds - stamps};
+    const double too_many = overflow();
+    if (too_many > 0.0) run_again();
+    ++done_;
+    samples_ += plan_.gbs;
+    const auto [loss, norm, mtp_loss] = step_sums();
+    StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, {}};
+    if (too_many > 0.0) result.seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
+    if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
+    result.routers = read_routers(too_many > 0.0);
+    return result;
+}
+
+// Every rank has the sum over all of them.
+double Trainer::overflow() const {
+    const Rank& rank = ranks_.front();
+    return reruns_.empty() ? 0.0 : read_scalar(rank, program_of(rank).io.overflow);
+}
+
+// Inputs and scalars of both Programs lie at the same places, and no weight has changed.
+void Trainer::run_again() {
+    for (Rank& rank : ranks_) rank.rerun_executor->begin();
+    again_ = true;
+    run_ranks([&](Rank& r, int) {
+        begin_rank(r);
+        r.rerun_recorder->begin_step(0, zero_);
+        r.rerun_executor->step(*r.rerun_recorder, false);
+    });
+    again_ = false;
+    if (const double left = overflow(); left > 0.0)
+        fail("step {}: {} routed rows have no place in buffers for the worst case", done_ + 1, left);
+}
+
+// As the rank that computes the loss has them.
+std::array<double, 3> Trainer::step_sums() const {
+    std::array<double, 3> values{};
+    const bool here = transport() == nullptr || transport()->rank() == loss_rank_;
+    if (here) {
+        const Rank& rank = ranks_[transport() == nullptr ? static_cast<std::size_t>(loss_rank_) : 0];
+        const ProgramIo& io = program_of(rank).io;
+        values = {read_scalar(rank, io.loss), read_scalar(rank, io.gradient_norm),
+                  io.mtp_loss != no_tensor ? read_scalar(rank, io.mtp_loss) : 0.0};
+    }
+    if (transport() != nullptr)
+        among_processes([&](Transport& t) {
+            t.broadcast(loss_rank_, {reinterpret_cast<char*>(values.data()), sizeof values});
+            return 0;
+        });
+    return values;
+}
+
+bool Trainer::any(bool here) const {
+    return transport() == nullptr ? here : among_processes([here](Transport& t) { return t.any(here); });
+}
+
+double Trainer::read_scalar(const Rank& rank, TensorId id) const {
+    float value = 0.0f;
+    rank.device->read(&value, rank.arena->at(id), sizeof value);
+    return value;
+}
+
+void Trainer::begin_rank(Rank& r) {
+    const Program& program = program_of(r);
+    r.recorder->begin_step(static_cast<std::size_t>(done_), zero_);
+    for (std::size_t id = 0; id < program.tensors.size(); ++id) {
+        const Tensor& tensor = program.tensors[id];
+        if (tensor.storage == Storage::scalar)
+            r.device->fill(r.arena->at(static_cast<TensorId>(id)), 0, static_cast<std::size_t>(tensor.bytes()));
+    }
+    r.device->write(r.arena->at(program.io.hyper), hyper_.data(), sizeof hyper_);
+    for (const RouterIo& io : program.io.routers) {
+        if (io.last_load == no_tensor) continue;
+        const auto known = last_load_.find(io.layer);
+        const auto bytes = static_cast<std::size_t>(io.experts) * sizeof(float);
+        if (known == last_load_.end())
+            r.device->fill(r.arena->at(io.last_load), 0, bytes);
+        else
+            r.device->write(r.arena->at(io.last_load), known->second.data(), bytes);
+    }
+    fill_inputs(r);
+}
+
+// Micro-batch j of data-parallel rank d holds samples (j * DP + d) * mbs and following; rows are (place in this rank's
+// positions) * mbs + sequence.
+void Trainer::fill_inputs(Rank& r) {
+    const Program& program = program_of(r);
+    const bool embedding =
+        std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.embedding; });
+    const bool labels =
+        std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss || s.mtp > 0; });
+    if (!embedding && !labels) return;
+    for (int j = 0; j < plan_.micro_batches(); ++j) {
+        if (embedding) write_tokens(r, program.io.ids, j, 0);
+        if (labels) write_tokens(r, program.io.labels, j, 1);
+        for (std::size_t d = 0; labels && d < program.io.mtp_labels.size(); ++d)
+            write_tokens(r, program.io.mtp_labels[d], j, static_cast<std::int64_t>(d) + 2);
+    }
+}
+
+void Trainer::write_tokens(Rank& r, TensorId input, int micro_batch, std::int64_t ahead) {
+    const std::int64_t mbs = plan_.mbs;
+    for (std::int64_t b = 0; b < mbs; ++b) {
+        const std::int64_t first = (micro_batch * plan_.dp + r.data) * mbs;
+        const std::int32_t* sample = tokens_.data() + (first + b) * (plan_.seq + 1);
+        for (std::size_t i = 0; i < r.positions.size(); ++i) {
+            const std::int64_t from = r.positions[i] + ahead;
+            r.tokens[i * static_cast<std::size_t>(mbs) + static_cast<std::size_t>(b)] =
+                from <= plan_.seq ? sample[from] : -1;
+        }
+    }
+    r.device->write(r.arena->at(input, micro_batch), r.tokens.data(), r.tokens.size() * sizeof r.tokens[0]);
+}
+
+void Trainer::set_hyper(double lr) {
+    const double t = static_cast<double>(done_ + 1);
+    const double values[8] = {lr,
+                              options_.beta1,
+                              options_.beta2,
+                              options_.eps,
+                              options_.weight_decay,
+                              options_.clip,
+                              1.0 - std::pow(options_.beta1, t),
+                              1.0 - std::pow(options_.beta2, t)};
+    std::transform(values, values + 8, hyper_.begin(), [](double v) { return static_cast<float>(v); });
+}
+
+Timeline Trainer::timeline() const {
+    if (done_ <= std::max(first_timed_, begun_)) fail("no step has been recorded");
+    const auto kept = static_cast<std::int64_t>(kept_.size());
+    std::vector<std::pair<KeptStep, std::int64_t>> steps;
+    const std::int64_t first = begun_ + (done_ - begun_ > 1 && kept > 1 ? 1 : 0);
+    for (std::int64_t s = std::max({first, done_ - kept, first_timed_}); s < done_; ++s)
+        steps.emplace_back(kept_[static_cast<std::size_t>(s % kept)], s);
+    std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.first.taken < b.first.taken; });
+    std::pair<KeptStep, std::int64_t> median = steps[(steps.size() - 1) / 2];
+    if (transport() != nullptr) // all of one step
+        among_processes([&](Transport& t) {
+            t.broadcast(0, {reinterpret_cast<char*>(&median), sizeof median});
+            return 0;
+        });
+    const double seconds = median.first.seconds;
+    const std::int64_t step = median.second;
+    Timeline timeline;
+    timeline.predicted = false;
+    timeline.plan_json = plan_to_json(plan_);
+    timeline.step_seconds = seconds;
+    timeline.tflops_per_gpu = model_flops_per_token(*plan_.model, plan_.seq, plan_.tp) *
+                              static_cast<double>(plan_.gbs * plan_.seq) / seconds / plan_.gpus / 1e12;
+    timeline.memory_gib = memory_gib();
+    std::vector<std::vector<TimelineRow>> rows;
+    for (const Rank& rank : ranks_) rows.push_back(rank.recorder->rows(static_cast<std::size_t>(step)));
+    if (transport() != nullptr) rows = gathered(rows.front());
+    for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+        timeline.ranks.push_back(static_cast<int>(rank));
+        timeline.pipeline_rank.push_back(stage_of_rank(static_cast<int>(rank)));
+        timeline.represents.push_back(1);
+        timeline.rows.insert(timeline.rows.end(), rows[rank].begin(), rows[rank].end());
+    }
+    return timeline;
+}
+
+QueuedStep Trainer::queued_step() const {
+    const Queue* queue = ranks_.front().device->queue();
+    if (queue == nullptr) return {};
+    QueuedStep step = queue->queued_step();
+    step.stamp_seconds = ranks_.front().executor->stamp_seconds();
+    step.usual_stamp_seconds = ranks_.front().executor->usual_stamp_seconds();
+    return step;
+}
+
+double Trainer::arena_gib() const { return static_cast<double>(arena_bytes_) / (1 << 30); }
+double Trainer::memory_gib() const {
+    double most = arena_gib();
+    for (const Rank& rank : ranks_) most = std::max(most, rank.device->used_bytes() / (1 << 30));
+    return most;
+}
+
+} // namespace moe

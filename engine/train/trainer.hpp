@@ -1,0 +1,238 @@
+// Training with exactly one plan: a rank per thread of one process, or per process, each with its arena, stepping
+// through its Program.
+#pragma once
+
+#include "engine/comm/processes.hpp"
+#include "engine/comm/queued.hpp"
+#include "engine/comm/threads.hpp"
+#include "engine/run/executor.hpp"
+#include "engine/train/checkpoint_writer.hpp"
+#include "engine/weights/parameters.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+enum class LearningRate : std::uint8_t { constant, cosine };
+
+struct TrainOptions {
+    std::int64_t steps = 10;
+    double lr = 1e-3;
+    LearningRate schedule = LearningRate::constant;
+    std::int64_t warmup = 0;     // steps of linear warm-up
+    double final_fraction = 0.1; // cosine: of lr, reached at the last step
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+    double weight_decay = 0.1; // matrices only, decoupled
+    double clip = 1.0;         // of the global gradient norm, 0 = off
+    std::uint64_t seed = 1;
+    int permits = 0; // ranks that run at once, 0 = the machine's cores
+    // Recorded steps from which timeline() takes the median one. On a GPU only the last three of `steps` are recorded,
+    // of fewer than nine the last one, and those behind them.
+    int kept_steps = 9;
+    std::string backend = "cpu";
+    const Backend* table = nullptr; // in place of the back end of that name
+    int device = 0; // of this machine, that a single rank of this process uses; several take one each from the first
+    Transport* transport = nullptr; // to the processes of the other ranks; none: all ranks live here
+    // Called, on another thread, when a rank has been in one op for longer than hang_timeout seconds without waiting
+    // for others; the run cannot be ended from inside, so it should end the process. None: nobody watches.
+    std::function<void(const std::string& line)> on_hang;
+    double hang_timeout = 20.0; // 0: nobody watches
+};
+
+// Throws Error (bad_input) for values outside their range, by the name of the command-line option.
+void check_options(const TrainOptions& options);
+// Learning rate of step `step` (from 0).
+double learning_rate(const TrainOptions& options, std::int64_t step);
+
+// What a layer's router did in a step, over the whole global batch.
+struct RouterStep {
+    int layer = 0;                       // global; MTP layers come behind the model's
+    double aux_loss = 0.0, z_loss = 0.0; // with their coefficients; 0 where the plan has none
+    std::vector<std::int64_t> tokens;    // sent to each expert
+    double max_over_mean() const;        // of tokens; 1 = balanced
+};
+
+struct StepResult {
+    std::int64_t step = 0;  // from 1
+    double loss = 0.0;      // mean cross-entropy over the global batch before the update, nats per token
+    double grad_norm = 0.0; // global, before clipping
+    double lr = 0.0;
+    double seconds = 0.0;
+    std::int64_t tokens = 0;
+    double mtp_loss = 0.0; // mean over MTP layers of their cross-entropy, without weight; 0 without MTP
+    // Routed rows, over all layers and ranks, for which the planned capacity had no place. Above 0 the step was run a
+    // second time with the worst case's buffers, whose results these are.
+    double overflow = 0.0;
+    // By layer, at process 0; empty on back ends with a queue and over processes unless the plan counts loads.
+    std::vector<RouterStep> routers;
+    double aux_loss() const; // sum over layers of the routers' losses, auxiliary and z
+};
+
+// Writes seq + 1 tokens of a sample; samples of step s are s * gbs ... s * gbs + gbs - 1.
+using SampleSource = std::function<void(std::int64_t sample, std::span<std::int32_t> tokens)>;
+
+class Trainer {
+public:
+    // Lowers and checks the plan, allocates every arena and sets initial weights. Throws Error.
+    Trainer(const Plan& plan, const TrainOptions& options);
+    Trainer(const Trainer&) = delete;
+    Trainer& operator=(const Trainer&) = delete;
+
+    StepResult step(const SampleSource& source);
+    // On devices only the last of options.steps are recorded, because that costs time; from now on all are.
+    void record_from_now() { first_timed_ = std::min(first_timed_, done_); }
+
+    // Global tensors by Hugging Face name, row-major [rows, cols]: the gradient of the last step (summed over ranks,
+    // before clipping), the FP32 master weights, and setting weights. Between steps only. Throws Error (bad_input) for
+    // a name the model does not have.
+    struct Shape {
+        std::int64_t rows = 0, cols = 1;
+    };
+    const std::map<std::string, Shape>& parameters() const { return shapes_; }
+    std::vector<float> read_gradient(const std::string& name) const;
+    std::vector<float> read_weight(const std::string& name) const;
+    void write_weight(const std::string& name, std::span<const float> values);
+    // Sets a weight without a copy of the whole: read(first, out) delivers the elements [first, first + out.size()) of
+    // the global tensor that some rank holds, in runs of at most 2^20.
+    void fill_weight(const std::string& name,
+                     const std::function<void(std::int64_t first, std::span<float> out)>& read);
+    const Plan& plan() const { return plan_; }
+
+    // Copies what a checkpoint holds; `out` is used again, so that only the first copy allocates. Between steps only.
+    void snapshot(Snapshot& out) const;
+    // Goes on where the checkpoint of any plan of the same model stands. Throws Error (bad_input) where its parameters
+    // are not this model's, or its seed is not the run's.
+    void restore(const StoredCheckpoint& checkpoint);
+
+    // Whether any process says so. Called by all processes in turn with steps.
+    bool any(bool here) const;
+
+    // Of several processes, the one of rank 0 has the rows, and the tokens below, of all; all of them must call.
+    // Rows of the recorded step whose duration is the median of the last kept ones (the first step, which touches
+    // memory for the first time, is left out when there are others).
+    Timeline timeline() const;
+    // Largest arena of a rank; on a device that can tell, all that is taken there, which counts context and libraries.
+    double memory_gib() const;
+    double arena_gib() const; // as planned
+    // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
+    std::vector<std::vector<std::int64_t>> routed_tokens() const;
+    int permits() const { return cores_->permits(); }
+    std::string device_name() const; // with their number, where there are several
+    Draw draw() const;               // of the devices here
+    QueuedStep queued_step() const;  // of the first rank here; all zero on back ends without a queue
+    // What joins ranks on devices; empty elsewhere.
+    const Joined& joined() const { return joined_; }
+    std::int64_t steps_done() const { return done_; }
+    std::int64_t steps_taken() const { return done_ - begun_; } // by this process
+    const Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }
+    const std::vector<Program>& programs() const { return programs_; }
+
+private:
+    struct Rank {
+        std::unique_ptr<Device> device; // outlives the arena
+        std::unique_ptr<Arena> arena;
+        std::unique_ptr<Communicator> communicator;
+        std::unique_ptr<Executor> executor;
+        std::unique_ptr<Recorder> recorder;
+        // Of a step that is run again; null where none can be.
+        std::unique_ptr<Arena> rerun_arena;
+        std::unique_ptr<Executor> rerun_executor;
+        std::unique_ptr<Recorder> rerun_recorder;
+        std::vector<LocalParameter> parameters;
+        std::vector<std::int32_t> positions; // of this rank's tokens in their sequence
+        std::vector<std::int32_t> tokens;    // of one micro-batch, on their way to the device
+        int rank = 0, stage = 0, data = 0;   // stage, data: coordinates along PP and DP
+    };
+    struct Holder {    // of pieces of a global tensor
+        int place = 0; // in ranks_
+        std::size_t parameter = 0;
+    };
+
+    const Program& program_of(const Rank& rank) const { return programs_[static_cast<std::size_t>(rank.stage)]; }
+    Transport* transport() const { return options_.transport; }
+    int stage_of_rank(int rank) const;
+    void build_rank(Rank& rank, int place, const std::vector<MemoryPlan>& memory);
+    void start_rank(Rank& rank);
+    void build_rerun(Rank& rank);
+    int device_of(int place) const;
+    void join_devices(const std::vector<MemoryPlan>& memory);
+    std::vector<MeetingPoint> meeting_points(std::size_t count) const;
+    double overflow() const; // of the step just done
+    void run_again();
+    void index_parameters();
+    void run_ranks(const std::function<void(Rank&, int place)>& job);
+    template <class Talk>
+    auto among_processes(Talk talk) const;
+    template <class T>
+    std::vector<std::vector<T>> gathered(const std::vector<T>& mine) const; // by rank, at rank 0
+    void begin_rank(Rank& rank);
+    void fill_inputs(Rank& rank);
+    // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample.
+    void write_tokens(Rank& r, TensorId input, int micro_batch, std::int64_t ahead);
+    std::array<double, 3> step_sums() const; // loss, square of the gradients' norm, sum of MTP's losses
+    void count_routed(const std::vector<std::vector<std::int64_t>>& routed, std::map<int, RouterStep>& steps) const;
+    void gather_routers(std::map<int, RouterStep>& steps);
+    double read_scalar(const Rank& rank, TensorId id) const;
+    std::vector<RouterStep> read_routers(bool again);
+    void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
+    void set_hyper(double lr);
+    std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers empty
+    template <class Visit>
+    void for_each_piece(const std::string& name, Visit visit) const;
+    std::vector<float> assemble(const std::string& name, TensorId (*tensor)(const Bucket&)) const;
+
+    Plan plan_;
+    TrainOptions options_;
+    Mesh mesh_;
+    const Backend* backend_ = nullptr;
+    std::vector<Program> programs_; // by pipeline rank
+    std::vector<Program> reruns_;   // likewise, where a step may have to be run again
+    std::unique_ptr<Cores> cores_;
+    std::unique_ptr<ThreadFabric> fabric_;
+    std::unique_ptr<QueuedFabric> queued_fabric_; // in its place, where ranks have devices
+    Joined joined_;
+    int places_ = 1;               // of the boxes that messages leave through
+    std::vector<Rank> ranks_;      // of this process
+    std::int64_t arena_bytes_ = 0; // of the fullest rank
+    std::map<std::string, Shape> shapes_;
+    std::map<std::string, std::vector<Holder>> holders_;
+    std::vector<std::int32_t> tokens_; // [gbs, seq + 1] of the current step
+    std::array<float, 8> hyper_{};
+    std::map<int, std::vector<float>> last_load_;   // by layer: RouterIo::last_load of the next step
+    std::vector<std::vector<std::int64_t>> routed_; // tokens of this process' ranks by layer, all steps
+    std::int64_t done_ = 0, begun_ = 0;             // steps; begun_: when this process began
+    std::int64_t samples_ = 0;                      // taken by all steps
+    std::int64_t first_timed_ = 0;
+    struct KeptStep {
+        double taken = 0.0, seconds = 0.0; // with its stamps, and without
+    };
+    std::vector<KeptStep> kept_; // by step modulo their number
+    Recorder::Clock::time_point zero_;
+    int loss_rank_ = 0;
+    std::atomic<bool> again_{false};     // a step is being run again
+    std::unique_ptr<Watchdog> watchdog_; // last: it looks at the others
+};
+
+// When train() saves, and where: every `interval` steps (0: never in between), behind the last step, and when `stop`
+// says so, which also ends the run.
+struct Saving {
+    CheckpointWriter& writer;
+    std::int64_t interval = 0;
+    std::function<bool()> stop;
+};
+
+// Runs until options.steps steps are done; on_step is called after each on the caller's thread. Throws Error (failure)
+// when the loss is no longer finite.
+std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,
+                              const std::function<void(const StepResult&)>& on_step, const Saving* saving = nullptr);
+
+} // namespace moe

@@ -1,0 +1,90 @@
+// Ranks on devices: which device each one has, and how they are joined.
+#include "engine/train/trainer_processes.hpp"
+
+#include "engine/comm/check_streams.hpp"
+#include "planner/base/error.hpp"
+#include "planner/memory/memory.hpp"
+
+#include <algorithm>
+
+namespace moe {
+
+// Where a launcher shows a process only its own device, that is number 0.
+int Trainer::device_of(int place) const {
+    if (backend_->devices == nullptr) return 0;
+    const int devices = backend_->devices(), device = options_.device + place;
+    if (transport() != nullptr && devices == 1) return 0;
+    if (device >= devices)
+        refuse("execute: {} ranks on this machine, but it has {} GPU{}, and every rank needs one of its own: search "
+               "again with --gpus {}, start the processes on more machines, or use --backend cpu",
+               transport() != nullptr ? device + 1 : plan_.gpus, devices, devices == 1 ? "" : "s", devices);
+    return device;
+}
+
+std::vector<MeetingPoint> Trainer::meeting_points(std::size_t count) const {
+    std::vector<MeetingPoint> points(count);
+    if (transport() == nullptr || transport()->rank() == 0)
+        for (MeetingPoint& point : points) point = backend_->collectives().meeting_point();
+    if (transport() != nullptr)
+        among_processes([&](Transport& t) {
+            t.broadcast(0, {points.front().data(), points.size() * sizeof(MeetingPoint)});
+            return 0;
+        });
+    return points;
+}
+
+// All ranks are built by now: none can fail where the others wait for it to come.
+void Trainer::join_devices(const std::vector<MemoryPlan>& memory) {
+    std::vector<const Program*> programs;
+    for (const Program& program : programs_) programs.push_back(&program);
+    for (const Program& program : reruns_) programs.push_back(&program);
+    std::vector<Circle> circles = circles_of(programs, mesh_);
+    std::vector<MeetingPoint> points = meeting_points(circles.size());
+    queued_fabric_ = std::make_unique<QueuedFabric>(backend_->collectives(), mesh_, std::move(circles),
+                                                    std::move(points), transport());
+    check_streams(programs_, memory, mesh_);
+    if (!reruns_.empty()) {
+        std::vector<MemoryPlan> again;
+        for (const Program& program : reruns_) again.push_back(plan_memory(program));
+        check_streams(reruns_, again, mesh_);
+    }
+    std::vector<double> before(ranks_.size()), after(ranks_.size());
+    run_ranks([&](Rank& rank, int place) {
+        std::vector<const Program*> mine{&program_of(rank)};
+        if (!reruns_.empty()) mine.push_back(&reruns_[static_cast<std::size_t>(rank.stage)]);
+        before[static_cast<std::size_t>(place)] = rank.device->used_bytes();
+        auto joined =
+            std::make_unique<QueuedCommunicator>(*queued_fabric_, rank.rank, *rank.device, *backend_->kernels, mine);
+        if (backend_->peers != nullptr)
+            joined->reach_peers(backend_->peers(), rank.arena->memory(),
+                                static_cast<std::int64_t>(rank.arena->bytes()));
+        if (place == 0)
+            for (const auto& [circle, bytes] : joined->taken())
+                joined_.each.push_back({queued_fabric_->circles()[circle], bytes});
+        if (place == 0) joined_.buffer_bytes = static_cast<double>(joined->buffer_bytes());
+        rank.communicator = std::move(joined);
+        after[static_cast<std::size_t>(place)] = rank.device->used_bytes();
+    });
+    for (std::size_t place = 0; place < ranks_.size(); ++place) {
+        joined_.bytes = std::max(joined_.bytes, after[place] - before[place]);
+        const int rank = ranks_[place].rank;
+        const auto& all = queued_fabric_->circles();
+        const auto mine = std::count_if(all.begin(), all.end(), [rank](const Circle& circle) {
+            return std::find(circle.ranks.begin(), circle.ranks.end(), rank) != circle.ranks.end();
+        });
+        joined_.communicators = std::max(joined_.communicators, static_cast<std::size_t>(mine));
+    }
+}
+
+Draw Trainer::draw() const {
+    std::vector<Draw> devices;
+    for (const Rank& rank : ranks_) devices.push_back(rank.device->draw());
+    return combined(devices);
+}
+
+std::string Trainer::device_name() const {
+    const std::string name = ranks_.front().device->name();
+    return ranks_.size() > 1 ? fmt::format("{} x {}", ranks_.size(), name) : name;
+}
+
+} // namespace moe

@@ -1,0 +1,133 @@
+// What the routers did in a step: tokens by expert, losses and loads, brought together from all stages and processes.
+#include "engine/train/trainer_processes.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moe {
+
+namespace {
+
+// Adds counts to those of a global layer.
+void add_tokens(std::vector<std::vector<std::int64_t>>& sum, std::size_t layer, std::span<const std::int64_t> tokens) {
+    if (sum.size() <= layer) sum.resize(layer + 1);
+    sum[layer].resize(std::max(sum[layer].size(), tokens.size()), 0);
+    for (std::size_t e = 0; e < tokens.size(); ++e) sum[layer][e] += tokens[e];
+}
+
+} // namespace
+
+double RouterStep::max_over_mean() const {
+    if (tokens.empty()) return 1.0;
+    const auto sum = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0}));
+    const auto most = static_cast<double>(*std::max_element(tokens.begin(), tokens.end()));
+    return sum > 0.0 ? most * static_cast<double>(tokens.size()) / sum : 1.0;
+}
+
+double StepResult::aux_loss() const {
+    double sum = 0.0;
+    for (const RouterStep& router : routers) sum += router.aux_loss + router.z_loss;
+    return sum;
+}
+
+// Every rank of a pipeline stage holds the same sums: one speaks for it.
+std::vector<RouterStep> Trainer::read_routers(bool again) {
+    std::map<int, RouterStep> steps;
+    for (int stage = 0; stage < plan_.pp; ++stage) {
+        const auto speaker =
+            std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.stage == stage; });
+        if (speaker != ranks_.end()) read_router_sums(*speaker, steps);
+    }
+    const std::vector<std::vector<std::int64_t>> routed = routed_in_step(again);
+    for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(routed_, layer, routed[layer]);
+    if (transport() == nullptr)
+        count_routed(routed, steps);
+    else if (plan_.router.counts_load())
+        gather_routers(steps);
+    std::vector<RouterStep> list;
+    for (auto& [layer, step] : steps) list.push_back(std::move(step));
+    return list;
+}
+
+void Trainer::count_routed(const std::vector<std::vector<std::int64_t>>& routed,
+                           std::map<int, RouterStep>& steps) const {
+    for (std::size_t layer = 0; layer < routed.size(); ++layer) {
+        if (routed[layer].empty()) continue;
+        RouterStep& step = steps[static_cast<int>(layer)];
+        step.layer = static_cast<int>(layer);
+        step.tokens = routed[layer];
+    }
+}
+
+// Process 0, which reports and writes the index of checkpoints, gets those of all stages.
+void Trainer::gather_routers(std::map<int, RouterStep>& steps) {
+    std::vector<double> flat; // by layer: layer, losses, number of experts, their tokens, whether loads follow, loads
+    for (const auto& [layer, step] : steps) {
+        const auto load = last_load_.find(layer);
+        flat.insert(flat.end(),
+                    {static_cast<double>(layer), step.aux_loss, step.z_loss, static_cast<double>(step.tokens.size())});
+        flat.insert(flat.end(), step.tokens.begin(), step.tokens.end());
+        flat.push_back(load != last_load_.end() ? 1.0 : 0.0);
+        if (load != last_load_.end()) flat.insert(flat.end(), load->second.begin(), load->second.end());
+    }
+    for (const std::vector<double>& part : gathered(flat))
+        for (auto at = part.begin(); at != part.end();) {
+            RouterStep step{static_cast<int>(at[0]), at[1], at[2], {}};
+            const auto experts = static_cast<std::ptrdiff_t>(at[3]);
+            step.tokens.assign(at + 4, at + 4 + experts);
+            at += 4 + experts;
+            const bool loads = *at++ != 0.0;
+            if (loads) last_load_[step.layer].assign(at, at + experts);
+            if (loads) at += experts;
+            steps[step.layer] = std::move(step);
+        }
+}
+
+void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps) {
+    const auto read = [&](TensorId id, std::size_t count) {
+        std::vector<float> values(count);
+        rank.device->read(values.data(), rank.arena->at(id), count * sizeof(float));
+        return values;
+    };
+    for (const RouterIo& io : program_of(rank).io.routers) {
+        RouterStep& step = steps[io.layer];
+        step.layer = io.layer;
+        const std::vector<float> loss = read(io.loss, 2), load = read(io.load, static_cast<std::size_t>(io.experts));
+        step.aux_loss = static_cast<double>(loss[0]);
+        step.z_loss = static_cast<double>(loss[1]);
+        step.tokens.assign(load.begin(), load.end());
+        if (io.score_load != no_tensor)
+            last_load_[io.layer] = read(io.score_load, static_cast<std::size_t>(io.experts));
+    }
+}
+
+std::vector<std::vector<std::int64_t>> Trainer::routed_tokens() const {
+    std::vector<std::vector<std::int64_t>> sum = routed_;
+    if (transport() != nullptr) { // each layer's counts behind their number
+        std::vector<std::int64_t> flat;
+        for (const std::vector<std::int64_t>& layer : sum) {
+            flat.push_back(static_cast<std::int64_t>(layer.size()));
+            flat.insert(flat.end(), layer.begin(), layer.end());
+        }
+        sum.clear();
+        for (const std::vector<std::int64_t>& part : gathered(flat))
+            for (std::size_t at = 0, layer = 0; at < part.size(); ++layer) {
+                const auto count = static_cast<std::size_t>(part[at]);
+                add_tokens(sum, layer, std::span(part).subspan(at + 1, count));
+                at += 1 + count;
+            }
+    }
+    std::erase_if(sum, [](const auto& layer) { return layer.empty(); }); // dense layers
+    return sum;
+}
+
+std::vector<std::vector<std::int64_t>> Trainer::routed_in_step(bool again) const {
+    std::vector<std::vector<std::int64_t>> sum;
+    for (const Rank& rank : ranks_) {
+        const auto& routed = (again ? rank.rerun_executor : rank.executor)->routed_tokens();
+        for (std::size_t layer = 0; layer < routed.size(); ++layer) add_tokens(sum, layer, routed[layer]);
+    }
+    return sum;
+}
+
+} // namespace moe

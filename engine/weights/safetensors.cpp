@@ -1,0 +1,312 @@
+// The safetensors format: header checks, element conversion, shards and their index.
+#include "engine/weights/safetensors.hpp"
+
+#include "kernels/bf16.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/names.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+namespace moe {
+
+namespace {
+
+using Json = nlohmann::json; // sorted: look-ups among tens of thousands of tensors stay cheap
+
+// Bits of one element; 0 for a type that the format does not know.
+std::int64_t bits_of(const std::string& dtype) {
+    static const std::map<std::string, std::int64_t> bits = {
+        {"BOOL", 8}, {"U8", 8},   {"I8", 8},    {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"I16", 16},
+        {"U16", 16}, {"F16", 16}, {"BF16", 16}, {"I32", 32},    {"U32", 32},    {"F32", 32},    {"I64", 64},
+        {"U64", 64}, {"F64", 64}, {"C64", 64},  {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}};
+    const auto found = bits.find(dtype);
+    return found == bits.end() ? 0 : found->second;
+}
+
+float float_of_half(std::uint16_t half) {
+    const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
+    const std::uint32_t exponent = (half >> 10) & 0x1fu, fraction = half & 0x3ffu;
+    if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
+    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
+    const float tiny = static_cast<float>(fraction) * 0x1p-24f; // subnormal
+    return sign != 0 ? -tiny : tiny;
+}
+
+Json parse(const char* text, std::size_t length, const std::string& place) {
+    std::set<std::string> seen;
+    std::string twice;
+    bool too_deep = false;
+    const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
+        too_deep = too_deep || depth > 16;
+        if (event == Json::parse_event_t::key && depth == 1 && !seen.insert(value.get<std::string>()).second)
+            twice = value.get<std::string>();
+        return !too_deep;
+    };
+    Json json;
+    try {
+        json = Json::parse(text, text + length, watch);
+    } catch (const Json::parse_error& error) {
+        refuse("{}: the JSON is damaged at byte {}", place, error.byte);
+    } catch (const Json::exception&) {
+        refuse("{}: the JSON holds a number beyond all bounds", place);
+    }
+    if (too_deep || !json.is_object()) refuse("{}: the JSON is not an object of tensors", place);
+    if (!twice.empty()) refuse("{}: {} is listed twice", place, shown(twice));
+    return json;
+}
+
+std::int64_t whole_number(const Json& value, const std::string& place) {
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > (1ull << 62)) ||
+        value.get<std::int64_t>() < 0)
+        refuse("{}: shape and data_offsets must be whole numbers that are not negative", place);
+    return value.get<std::int64_t>();
+}
+
+// Elements of a shape, or -1 when they pass 2^56, which no file can hold.
+std::int64_t product(const std::vector<std::int64_t>& shape) {
+    constexpr std::int64_t most = std::int64_t{1} << 56;
+    std::int64_t elements = 1;
+    for (const std::int64_t n : shape) {
+        if (n == 0) return 0;
+        if (elements > most / n) return -1;
+        elements *= n;
+    }
+    return elements;
+}
+
+struct Extent {
+    std::int64_t begin = 0, end = 0;
+    std::string name;
+};
+
+// One entry of the header; `data` is where the data area starts and `room` its length in bytes.
+StoredTensor read_entry(const Json& entry, const std::string& place, std::size_t data, std::int64_t room,
+                        Extent& extent) {
+    if (!entry.is_object()) refuse("{}: must be an object with dtype, shape and data_offsets", place);
+    StoredTensor tensor;
+    const auto dtype = entry.find("dtype"), shape = entry.find("shape"), offsets = entry.find("data_offsets");
+    if (dtype == entry.end() || !dtype->is_string()) refuse("{}: dtype is missing", place);
+    if (shape == entry.end() || !shape->is_array()) refuse("{}: shape is missing", place);
+    if (offsets == entry.end() || !offsets->is_array() || offsets->size() != 2)
+        refuse("{}: data_offsets must be two numbers", place);
+    tensor.dtype = dtype->get<std::string>();
+    const std::int64_t bits = bits_of(tensor.dtype);
+    if (bits == 0) refuse("{}: dtype {} is not known", place, shown(tensor.dtype));
+    for (const Json& n : *shape) tensor.shape.push_back(whole_number(n, place));
+    tensor.elements = product(tensor.shape);
+    extent.begin = whole_number((*offsets)[0], place);
+    extent.end = whole_number((*offsets)[1], place);
+    if (extent.begin > extent.end || extent.end > room)
+        refuse("{}: bytes {} to {}, but the file holds {} bytes of data; it is cut off or damaged", place, extent.begin,
+               extent.end, room);
+    if (tensor.elements < 0 || tensor.elements * bits != (extent.end - extent.begin) * 8)
+        refuse("{}: shape [{}] of {} does not fill {} bytes", place, fmt::join(tensor.shape, ", "), tensor.dtype,
+               extent.end - extent.begin);
+    tensor.offset = data + static_cast<std::size_t>(extent.begin);
+    return tensor;
+}
+
+void check_tiling(std::vector<Extent>& extents, std::int64_t room, const std::string& path) {
+    std::sort(extents.begin(), extents.end(),
+              [](const Extent& a, const Extent& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+    std::int64_t at = 0;
+    for (const Extent& extent : extents) {
+        if (extent.begin != at)
+            refuse("{}: {} begins at byte {} of the data, the tensor before it ends at {}", path, shown(extent.name),
+                   extent.begin, at);
+        at = extent.end;
+    }
+    if (at != room) refuse("{}: the tensors end at byte {} of {} bytes of data", path, at, room);
+}
+
+std::string header_of(const std::vector<TensorToWrite>& tensors, Dtype dtype) {
+    Json header;
+    header["__metadata__"] = {{"format", "pt"}}; // transformers refuses files without it
+    std::int64_t at = 0;
+    for (const TensorToWrite& tensor : tensors) {
+        const std::int64_t bytes = bytes_of(dtype, product(tensor.shape));
+        header[tensor.name] = {{"dtype", dtype == Dtype::bf16 ? "BF16" : "F32"},
+                               {"shape", tensor.shape},
+                               {"data_offsets", {at, at + bytes}}};
+        at += bytes;
+    }
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' '); // keeps the data area aligned
+    return text;
+}
+
+std::string encoded(const std::vector<float>& values, Dtype dtype) {
+    if (values.empty()) return {};
+    std::string bytes(values.size() * (dtype == Dtype::bf16 ? 2 : 4), '\0');
+    if (dtype == Dtype::f32) {
+        std::memcpy(bytes.data(), values.data(), bytes.size());
+        return bytes;
+    }
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::uint16_t half = bf16_of_float(values[i]);
+        std::memcpy(bytes.data() + 2 * i, &half, 2);
+    }
+    return bytes;
+}
+
+std::string in_folder(const std::string& folder, const std::string& name) {
+    return (std::filesystem::path(folder) / name).string();
+}
+
+} // namespace
+
+void read_floats(const StoredTensor& tensor, const std::string& name, std::int64_t first, std::span<float> out) {
+    const auto count = static_cast<std::int64_t>(out.size());
+    if (first < 0 || first > tensor.elements - count)
+        fail("elements {} to {} of {} were asked for, it has {}", first, first + count, name, tensor.elements);
+    if (out.empty()) return;
+    if (tensor.dtype == "F32") {
+        std::memcpy(out.data(), tensor.file->at(tensor.offset + 4 * static_cast<std::size_t>(first)), 4 * out.size());
+        return;
+    }
+    const bool half = tensor.dtype == "F16";
+    if (!half && tensor.dtype != "BF16")
+        refuse("{}: {} is stored as {}; only F32, BF16 and F16 weights can be read: convert the checkpoint",
+               tensor.file->path(), name, tensor.dtype);
+    const char* from = tensor.file->at(tensor.offset + 2 * static_cast<std::size_t>(first));
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, from + 2 * i, 2);
+        out[i] = half ? float_of_half(bits) : float_of_bf16(bits);
+    }
+}
+
+Safetensors::Safetensors(const std::string& path) : file_(path) {
+    if (file_.size() < 8) refuse("{}: {} bytes are too few for a safetensors file", path, file_.size());
+    std::uint64_t length = 0;
+    std::memcpy(&length, file_.at(0), 8);
+    if (length > longest_header)
+        refuse("{}: a header of {} bytes; at most {} are allowed: not a safetensors file, or damaged", path, length,
+               longest_header);
+    if (length > file_.size() - 8)
+        refuse("{}: a header of {} bytes in a file of {}; it is cut off", path, length, file_.size());
+    const Json header = parse(file_.at(8), static_cast<std::size_t>(length), path + ": header");
+    const std::size_t data = 8 + static_cast<std::size_t>(length);
+    const auto room = static_cast<std::int64_t>(file_.size() - data);
+    std::vector<Extent> extents;
+    for (const auto& [name, entry] : header.items()) {
+        if (name == "__metadata__") continue;
+        Extent& extent = extents.emplace_back();
+        extent.name = name;
+        StoredTensor tensor = read_entry(entry, fmt::format("{}: {}", path, shown(name)), data, room, extent);
+        tensor.file = &file_;
+        tensors_.emplace(name, std::move(tensor));
+    }
+    check_tiling(extents, room, path);
+}
+
+StoredWeights::StoredWeights(const std::string& folder) : folder_(folder) {
+    const std::string single = in_folder(folder, "model.safetensors"),
+                      index = in_folder(folder, "model.safetensors.index.json");
+    std::error_code error;
+    if (std::filesystem::exists(index, error)) {
+        open_shards(index);
+        return;
+    }
+    if (!std::filesystem::exists(single, error))
+        refuse("{}: holds neither model.safetensors nor model.safetensors.index.json", folder);
+    files_.push_back(std::make_unique<Safetensors>(single));
+    for (const auto& [name, tensor] : files_.back()->tensors()) tensors_.emplace(name, &tensor);
+}
+
+void StoredWeights::open_shards(const std::string& index_path) {
+    const std::string text = read_file(index_path);
+    const Json index = parse(text.data(), text.size(), index_path);
+    const auto map = index.find("weight_map");
+    if (map == index.end() || !map->is_object()) refuse("{}: weight_map is missing", index_path);
+    std::map<std::string, const Safetensors*> shards;
+    for (const auto& [name, file] : map->items()) {
+        if (!file.is_string()) refuse("{}: weight_map: {}: must name a file", index_path, shown(name));
+        const std::string shard = file.get<std::string>();
+        if (shard.empty() || shard.find('/') != std::string::npos || shard == "..")
+            refuse("{}: weight_map: {} = {}: must be a file of the same folder", index_path, shown(name), shown(shard));
+        const Safetensors*& open = shards[shard];
+        if (open == nullptr) {
+            files_.push_back(std::make_unique<Safetensors>(in_folder(folder_, shard)));
+            open = files_.back().get();
+        }
+        const auto found = open->tensors().find(name);
+        if (found == open->tensors().end())
+            refuse("{}: weight_map puts {} into {}, which does not hold it", index_path, shown(name), shown(shard));
+        tensors_.emplace(name, &found->second);
+    }
+}
+
+const StoredTensor* StoredWeights::find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? nullptr : found->second;
+}
+
+std::vector<std::string> StoredWeights::names() const {
+    std::vector<std::string> list;
+    for (const auto& [name, tensor] : tensors_) list.push_back(name);
+    return list;
+}
+
+void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors, Dtype dtype,
+                       const TensorValues& values) {
+    if (dtype != Dtype::f32 && dtype != Dtype::bf16) fail("{}: weights are written as F32 or BF16", path);
+    const std::string header = header_of(tensors, dtype);
+    const std::uint64_t length = header.size();
+    write_file(path, [&](const std::function<void(std::string_view)>& append) {
+        append({reinterpret_cast<const char*>(&length), sizeof length});
+        append(header);
+        for (const TensorToWrite& tensor : tensors) {
+            const std::vector<float> floats = values(tensor);
+            if (static_cast<std::int64_t>(floats.size()) != product(tensor.shape))
+                fail("{}: {} has {} elements, its shape [{}] asks for {}", path, tensor.name, floats.size(),
+                     fmt::join(tensor.shape, ", "), product(tensor.shape));
+            append(encoded(floats, dtype));
+        }
+    });
+}
+
+void write_weights(const std::string& folder, const std::vector<TensorToWrite>& tensors, Dtype dtype,
+                   std::int64_t shard_bytes, const TensorValues& values) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    fs::create_directories(folder, error);
+    if (error || !fs::is_directory(folder)) fail("cannot make the folder {}: {}", folder, error.message());
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
+        if (entry.path().string().find(".safetensors") != std::string::npos)
+            refuse("{}: holds weights already ({}); choose another folder", folder, entry.path().filename().string());
+    std::vector<std::vector<TensorToWrite>> shards(1);
+    std::int64_t bytes = 0, total = 0;
+    for (const TensorToWrite& tensor : tensors) {
+        const std::int64_t size = bytes_of(dtype, product(tensor.shape));
+        if (bytes > 0 && bytes + size > shard_bytes) {
+            shards.emplace_back();
+            bytes = 0;
+        }
+        shards.back().push_back(tensor);
+        bytes += size;
+        total += size;
+    }
+    if (shards.size() == 1) {
+        write_safetensors(in_folder(folder, "model.safetensors"), tensors, dtype, values);
+        return;
+    }
+    Json map = Json::object();
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+        const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+        write_safetensors(in_folder(folder, name), shards[i], dtype, values);
+        for (const TensorToWrite& tensor : shards[i]) map[tensor.name] = name;
+    }
+    const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
+    write_file(in_folder(folder, "model.safetensors.index.json"), index.dump(2) + "\n");
+}
+
+} // namespace moe

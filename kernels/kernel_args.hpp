@@ -1,0 +1,250 @@
+// Operands and shapes of the kernels: what each computes, in formulas.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moe {
+
+enum class Type : std::uint8_t { f32, bf16 };
+inline std::size_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
+
+struct Src {
+    const void* data = nullptr;
+    Type type = Type::f32;
+};
+struct Dst {
+    void* data = nullptr;
+    Type type = Type::f32;
+    operator Src() const { return {data, type}; }
+};
+// The operand `elements` further on; a null operand stays null.
+inline Src operator+(Src s, std::int64_t elements) {
+    if (s.data != nullptr)
+        s.data = static_cast<const char*>(s.data) + elements * static_cast<std::int64_t>(size_of(s.type));
+    return s;
+}
+inline Dst operator+(Dst d, std::int64_t elements) {
+    if (d.data != nullptr) d.data = static_cast<char*>(d.data) + elements * static_cast<std::int64_t>(size_of(d.type));
+    return d;
+}
+
+// C[m, n] (+)= op(A) op(B); transpose_a: A is stored [k, m]; transpose_b: B is stored [n, k].
+struct GemmShape {
+    std::int64_t m = 0, n = 0, k = 0;
+    bool transpose_a = false, transpose_b = false, accumulate = false;
+    std::int64_t lda = 0, ldb = 0, ldc = 0;
+    std::int64_t a_offset = 0, b_offset = 0, c_offset = 0;
+};
+
+// forward: C[r, n] = A[r, k] B_e[n, k]^T; dgrad: C[r, k] = A[r, n] B_e[n, k]; wgrad: C_e[n, k] (+)= A_e[r, n]^T B_e[r,
+// k]. Rows r of expert e follow those of expert e-1.
+enum class GroupedProduct : std::uint8_t { forward, dgrad, wgrad };
+struct GroupedShape {
+    GroupedProduct product = GroupedProduct::forward;
+    int groups = 0;
+    std::int64_t n = 0, k = 0, capacity = 0;
+    bool accumulate = true; // of a wgrad; false sets C, also of experts without rows
+    int spared = 0;         // multiprocessors of a device that something else holds meanwhile
+};
+
+// The forward product of E4M3 operands (kernels/fp8.hpp), one byte each, with FP32 scales: those of A per row and block
+// of 128 contracted elements, those of B per block of 128 x 128 (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+//   C[r, n] = sum over blocks b of a_scale[r, b] * b_scale[e, n / 128, b] * A[r, k in b] B_e[n, k in b]^T
+// A dgrad is the forward of a weight that is stored transposed: tensor cores take 8-bit operands only with the
+// contracted index last. A dense product has one group and no counts: all rows are its own.
+inline constexpr int scale_block = 128;
+inline constexpr std::int64_t scale_blocks(std::int64_t elements) { return (elements + scale_block - 1) / scale_block; }
+struct ScaledShape {
+    int groups = 0;
+    std::int64_t n = 0, k = 0, capacity = 0;
+};
+
+// Rows in E4M3, [rows, cols], and their scales, [rows, ceil(cols / 128)], as quantize_rows leaves them. Where a kernel
+// writes its result so, it is what quantize_rows makes of the result in BF16, bit for bit.
+struct Fp8Rows {
+    std::uint8_t* data = nullptr;
+    float* scale = nullptr;
+};
+
+struct FilledRows {
+    std::int64_t rows = 0, cols = 0;
+    int groups = 0; // of counts
+};
+struct QuantizedWeights {
+    int groups = 1;
+    std::int64_t n = 0, k = 0;
+};
+
+// Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with
+// u = f * turns, or i where turns is 0; cosines and sines are multiplied by `magnitude` (YaRN, arXiv:2309.00071).
+struct RopeScale {
+    double factor = 1.0, low = 0.0, high = 1.0, turns = 0.0, magnitude = 1.0;
+};
+
+// A row of qkv is heads query heads, kv_heads key heads and kv_heads value heads of head_dim each. The first rotary_dim
+// columns of query and key heads turn by positions[row / batch] * theta^(-2i/rotary_dim): pairs (i, i + rotary_dim/2),
+// or (2i, 2i + 1) when interleaved (Su et al., arXiv:2104.09864). With norm, each query and key head is first divided
+// by its root mean square (eps inside the root) and scaled by wq or wk.
+struct RopeShape {
+    std::int64_t tokens = 0, batch = 1;
+    int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
+    double theta = 10000.0, eps = 1e-6;
+    bool interleaved = false, norm = false;
+    RopeScale scale{};
+};
+
+// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): per head q = [nope, rope], kv = [nope, v]; the rotary
+// key of all heads is the last `rope` columns of kv_down's row of kv_lora + rope.
+struct MlaRopeShape {
+    std::int64_t tokens = 0, batch = 1;
+    int heads = 0, nope = 0, rope = 0, v = 0, kv_lora = 0;
+    double theta = 10000.0;
+    bool interleaved = true;
+    RopeScale scale{};
+};
+
+// softmax(scale * q k^T) v per head. Rows are position * batch + sequence; head h of q starts at column
+// q_offset + h * qk_dim of a row, its key and value head is h / (heads / kv_heads). Query i sees keys j <= i + seq_k -
+// seq_q when causal, and of those the last `window` if it is not 0. lse[h * batch * seq_q + row] = log of the softmax's
+// sum.
+//
+// Where a sequence is spread over ranks, its rows here are two runs of equal length (seq_q and seq_k are even) that
+// begin at `q_start` and `k_start` of the whole; a query at position p then sees keys at p' <= p, and of those the ones
+// above p - window. `merge`: more keys of queries whose result over others exists: o and lse are carried on, and dq is
+// added to (the online softmax of Milakov & Gimelshein, arXiv:1805.02867).
+//
+// `deterministic`: the gradients have the same bits every time; where it is not set a library may add dq up in any
+// order.
+struct AttentionShape {
+    std::int64_t batch = 1, seq_q = 0, seq_k = 0;
+    int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
+    std::int64_t q_stride = 0, k_stride = 0, v_stride = 0; // 0: heads * qk_dim, kv_heads * qk_dim, kv_heads * v_dim
+    std::int64_t q_offset = 0, k_offset = 0, v_offset = 0;
+    std::int64_t window = 0;
+    double scale = 1.0;
+    bool causal = true;
+    bool spread = false, merge = false, deterministic = false;
+    std::int64_t q_start[2] = {0, 0}, k_start[2] = {0, 0}; // increasing; of spread sequences
+};
+
+// Columns [from, from + cols) of rows that are x_stride long go to (are added to: accumulate) columns [to, to + cols)
+// of rows that are y_stride long; the others keep what they hold.
+struct ColumnsShape {
+    std::int64_t rows = 0, cols = 0;
+    std::int64_t x_stride = 0, from = 0, y_stride = 0, to = 0;
+    bool accumulate = false;
+};
+
+// silu x*sigmoid(x); gelu exact (erf); quick_gelu x*sigmoid(1.702x); relu2 max(x, 0)^2.
+enum class Curve : std::uint8_t { silu, gelu, quick_gelu, relu2 };
+struct ActivationShape {
+    std::int64_t rows = 0, ffn = 0;
+    Curve curve = Curve::silu;
+    bool gated = true; // x is [rows, 2 ffn], gate first; else [rows, ffn]
+    int groups = 0;    // length of counts, when given
+    // GPT-OSS, gated only; 0 is none: y = curve(min(gate, limit)) * (1 + clamp(up, -limit, limit)).
+    double limit = 0.0;
+};
+
+// The best top_k of score + bias, best first, equal ones by lower index. With groups > 1 only experts of the
+// groups_kept best groups are eligible, a group's score being the sum of its group_score_top best score + bias. Without
+// bias and such sums (by_logit) the best logits are chosen: scores rise with them, but are equal where they round or
+// saturate.
+// weight = score (without bias) of the chosen, divided by (their sum + 1e-20) when normalize, times scale.
+// softmax_after_top_k: the score is the logit itself, and weight = softmax over the chosen logits.
+enum class Score : std::uint8_t { softmax, sigmoid, sqrt_softplus };
+struct RouterShape {
+    std::int64_t tokens = 0;
+    int experts = 0, top_k = 0;
+    Score score = Score::softmax;
+    bool softmax_after_top_k = false, normalize = false;
+    double scale = 1.0;
+    int groups = 1, groups_kept = 1, group_score_top = 1;
+    // With positions the choice is forced: token t of position p = positions[(first + t) / batch] goes to the experts
+    // (p + k floor(experts / top_k)) mod experts.
+    std::int64_t first = 0, batch = 1;
+};
+
+// Row t belongs to sequence t modulo `sequences`; n(b, e) tokens of sequence b hold e among their top_k largest
+// logits, P(t, e) = score / (sum over e of score + 1e-20); of router bias, groups, normalize and scale play no part.
+struct BalanceShape {
+    RouterShape router;
+    std::int64_t sequences = 1;
+    double aux = 0.0, z = 0.0;
+};
+
+// The bias lies at [bias, bias + experts) of its bucket, this shard at [offset, offset + elements).
+struct ExpertBiasShape {
+    int experts = 0;
+    std::int64_t bias = 0, offset = 0, elements = 0;
+    double rate = 0.0;
+};
+
+// Of each expert's copies `capacity` are kept: the heaviest (equal ones by lower token) or the first.
+struct DropShape {
+    std::int64_t tokens = 0, capacity = 0;
+    int experts = 0, top_k = 0;
+    bool by_weight = true;
+};
+
+// Copies (t, k) of tokens and their place row_of[t * top_k + k] in expert-major order. per_copy: the token side holds
+// one row of `cols` per copy, [tokens * top_k, cols], instead of one per token.
+struct PermuteShape {
+    std::int64_t tokens = 0, cols = 0;
+    int top_k = 0;
+    bool per_copy = false;
+    std::int64_t padded_rows = 0; // of `rows`, where permute zeroes those that no copy takes; 0: there are none
+};
+
+// all_counts[etp * ep, experts]: row p * etp + m counts the rows that source (expert rank p, ETP member m) sends to
+// each expert. Rows arrive member by member, within a member source by source, within a source expert by expert; of the
+// experts, [first, first + local) live here. Expert-major order keeps the arrival order within an expert.
+struct RowsShape {
+    std::int64_t cols = 0, capacity = 0;
+    int experts = 0, ep = 1, etp = 1;
+    int first = 0, local = 0;
+};
+
+// Routed rows on their way through slots of a fixed size, as exchanges between devices need them, whose sizes the host
+// must know: slots[parts, slot_rows, cols]. Part p of the buffer is, by all_counts of RowsShape, for expert rank
+// `rank`, member `member`: `sent`, what it sends to expert rank p; `arriving`, what expert rank p sends to it (over the
+// same member); `gathered`, what arrives at member p of its expert rank.
+enum class RowParts { sent, arriving, gathered };
+struct SlotShape {
+    RowParts parts = RowParts::sent;
+    std::int64_t cols = 0, slot_rows = 0;
+    std::int64_t capacity = 0; // rows of the buffer
+    int experts = 0, ep = 1, etp = 1, rank = 0, member = 0;
+    int count() const { return parts == RowParts::gathered ? etp : ep; }
+};
+
+// `pieces` of columns side by side, each cut into `parts`: part p of all rows holds its share of every piece.
+struct PartsShape {
+    std::int64_t rows = 0;
+    std::int64_t pieces[3] = {0, 0, 0}; // columns, multiples of parts; unused ones are 0
+    int parts = 1;
+    std::int64_t cols() const { return pieces[0] + pieces[1] + pieces[2]; }
+};
+
+// counts[etp * ep, experts] are all_counts of RowsShape; the buffer of every expert rank and ETP member has `capacity`
+// rows for what its sources send to its experts.
+struct FitShape {
+    std::int64_t copies = 0, capacity = 0; // copies: length of row_of
+    int experts = 0, ep = 1, etp = 1;
+};
+
+// Columns of this rank's slice are vocabulary entries first + j; entries >= vocab are padding and take no part.
+struct LossShape {
+    std::int64_t rows = 0, vocab_local = 0, vocab = 0, first = 0;
+    double scale = 1.0;
+};
+
+// hyper[8]: lr, beta1, beta2, eps, weight decay, clip, 1 - beta1^t, 1 - beta2^t.
+struct AdamShape {
+    std::int64_t elements = 0; // of this shard
+    std::int64_t offset = 0;   // elements of the bucket before this shard
+    std::int64_t decayed = 0;  // elements of the bucket, from its start, that take weight decay
+};
+
+} // namespace moe

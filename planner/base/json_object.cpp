@@ -1,0 +1,251 @@
+// JSON objects on nlohmann_json, with one-line faults instead of its exceptions.
+#include "planner/base/json_object.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <limits>
+
+namespace moe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The value as the message shows it: long text and containers cut short.
+std::string shown_value(const Json& value) {
+    if (value.is_object()) return fmt::format("an object of {} fields", value.size());
+    if (value.is_array()) return fmt::format("an array of {} elements", value.size());
+    return shown(value.dump(-1, ' ', true, Json::error_handler_t::replace));
+}
+
+// nlohmann's message without its exception number and position, which we print ourselves.
+std::string reason_of(const Json::parse_error& error) {
+    std::string text = error.what();
+    for (const char* marker : {" column ", "] parse error: ", "] "}) {
+        const std::size_t at = text.find(marker);
+        if (at == std::string::npos) continue;
+        const std::size_t colon = text.find(": ", at);
+        if (colon != std::string::npos) text = text.substr(colon + 2);
+        break;
+    }
+    // What was read last may be a whole paragraph.
+    const std::size_t quote = text.find("last read: '");
+    const std::size_t end = text.rfind('\'');
+    constexpr std::size_t lead = 12, longest = 40;
+    if (quote != std::string::npos && end > quote + lead + longest)
+        text.replace(quote + lead, end - quote - lead, "..." + text.substr(end - longest, longest));
+    for (char& letter : text) {
+        if (static_cast<unsigned char>(letter) < 0x20) letter = ' ';
+    }
+    return text;
+}
+
+double checked_number(const Json& value, double low, double high, const JsonObject& at, const std::string& key) {
+    if (!value.is_number()) at.refuse_value(key, "must be a number");
+    const double number = value.get<double>();
+    if (!std::isfinite(number) || number < low || number > high)
+        at.refuse_value(key, fmt::format("must be a number from {} to {}", low, high));
+    return number;
+}
+
+std::int64_t checked_integer(const Json& value, std::int64_t low, std::int64_t high, const JsonObject& at,
+                             const std::string& key) {
+    const auto refuse_range = [&] {
+        at.refuse_value(key, fmt::format("must be a whole number from {} to {}", low, high));
+    };
+    if (!value.is_number()) refuse_range();
+    std::int64_t number = 0;
+    if (value.is_number_unsigned()) {
+        const auto wide = value.get<std::uint64_t>();
+        if (wide > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) refuse_range();
+        number = static_cast<std::int64_t>(wide);
+    } else if (value.is_number_integer()) {
+        number = value.get<std::int64_t>();
+    } else {
+        const double real = value.get<double>();
+        constexpr double exact = 9007199254740992.0; // 2^53: doubles beyond it are not reliably whole
+        if (!(std::fabs(real) < exact) || real != std::floor(real)) refuse_range();
+        number = static_cast<std::int64_t>(real);
+    }
+    if (number < low || number > high) refuse_range();
+    return number;
+}
+
+} // namespace
+
+JsonObject JsonObject::parse(const std::string& text, const std::string& place) {
+    constexpr int deepest = 100; // far beyond any real file, and shallow enough for recursive code
+    bool too_deep = false;
+    const auto watch = [&](int depth, Json::parse_event_t, Json&) {
+        too_deep = too_deep || depth > deepest;
+        return !too_deep;
+    };
+    std::shared_ptr<const Json> root;
+    try {
+        root = std::make_shared<const Json>(Json::parse(text, watch));
+    } catch (const Json::parse_error& error) {
+        refuse("{}: not valid JSON: {} at byte {}", place, reason_of(error), error.byte);
+    } catch (const Json::exception& error) { // a number beyond double's range
+        const std::string text = error.what();
+        refuse("{}: not valid JSON: {}", place, text.substr(text.find("] ") + 2));
+    }
+    if (too_deep) refuse("{}: JSON nested more than {} deep", place, deepest);
+    if (!root->is_object()) refuse("{}: must be a JSON object, but is {}", place, root->type_name());
+    const Json* node = root.get();
+    return JsonObject(std::move(root), node, place);
+}
+
+std::vector<std::string> JsonObject::keys() const {
+    std::vector<std::string> result;
+    for (const auto& [key, value] : node_->items()) result.push_back(key);
+    return result;
+}
+
+std::string JsonObject::dump() const { return node_->dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+JsonObject JsonObject::with_string(const std::string& key, const std::string& value) const {
+    Json copy = *node_;
+    copy[key] = value;
+    auto root = std::make_shared<const Json>(std::move(copy));
+    const Json* node = root.get();
+    return JsonObject(std::move(root), node, place_);
+}
+
+const Json* JsonObject::find(const std::string& key) const {
+    const auto found = node_->find(key);
+    return found == node_->end() || found->is_null() ? nullptr : &*found;
+}
+
+const Json& JsonObject::need(const std::string& key) const {
+    const Json* value = find(key);
+    if (value == nullptr) refuse("{}: field \"{}\" is missing{}", place_, key, did_you_mean(key, keys()));
+    return *value;
+}
+
+bool JsonObject::has(const std::string& key) const { return find(key) != nullptr; }
+
+bool JsonObject::is_string(const std::string& key) const {
+    const Json* value = find(key);
+    return value != nullptr && value->is_string();
+}
+
+bool JsonObject::is_array(const std::string& key) const {
+    const Json* value = find(key);
+    return value != nullptr && value->is_array();
+}
+
+bool JsonObject::is_object(const std::string& key) const {
+    const Json* value = find(key);
+    return value != nullptr && value->is_object();
+}
+
+std::int64_t JsonObject::integer(const std::string& key, std::int64_t low, std::int64_t high) const {
+    return checked_integer(need(key), low, high, *this, key);
+}
+
+std::int64_t JsonObject::integer_or(const std::string& key, std::int64_t fallback, std::int64_t low,
+                                    std::int64_t high) const {
+    const Json* value = find(key);
+    return value == nullptr ? fallback : checked_integer(*value, low, high, *this, key);
+}
+
+double JsonObject::number(const std::string& key, double low, double high) const {
+    return checked_number(need(key), low, high, *this, key);
+}
+
+double JsonObject::number_or(const std::string& key, double fallback, double low, double high) const {
+    const Json* value = find(key);
+    return value == nullptr ? fallback : checked_number(*value, low, high, *this, key);
+}
+
+bool JsonObject::boolean_or(const std::string& key, bool fallback) const {
+    const Json* value = find(key);
+    if (value == nullptr) return fallback;
+    if (!value->is_boolean()) refuse_value(key, "must be true or false");
+    return value->get<bool>();
+}
+
+std::string JsonObject::string(const std::string& key) const {
+    const Json& value = need(key);
+    if (!value.is_string()) refuse_value(key, "must be a string");
+    return value.get<std::string>();
+}
+
+std::string JsonObject::string_or(const std::string& key, const std::string& fallback) const {
+    return has(key) ? string(key) : fallback;
+}
+
+std::vector<std::int64_t> JsonObject::integers(const std::string& key, std::int64_t low, std::int64_t high) const {
+    const Json& value = need(key);
+    if (!value.is_array()) refuse_value(key, "must be an array of whole numbers");
+    std::vector<std::int64_t> result;
+    for (const Json& element : value) result.push_back(checked_integer(element, low, high, *this, key));
+    return result;
+}
+
+std::vector<double> JsonObject::numbers(const std::string& key, double low, double high) const {
+    const Json& value = need(key);
+    std::vector<double> result;
+    if (!value.is_array()) refuse_value(key, "must be an array of numbers");
+    for (const Json& element : value) result.push_back(checked_number(element, low, high, *this, key));
+    return result;
+}
+
+std::vector<bool> JsonObject::booleans(const std::string& key) const {
+    const Json& value = need(key);
+    std::vector<bool> result;
+    if (!value.is_array()) refuse_value(key, "must be an array of true and false");
+    for (const Json& element : value) {
+        if (!element.is_boolean()) refuse_value(key, "must be an array of true and false");
+        result.push_back(element.get<bool>());
+    }
+    return result;
+}
+
+std::vector<std::string> JsonObject::strings(const std::string& key) const {
+    const Json& value = need(key);
+    std::vector<std::string> result;
+    if (!value.is_array()) refuse_value(key, "must be an array of strings");
+    for (const Json& element : value) {
+        if (!element.is_string()) refuse_value(key, "must be an array of strings");
+        result.push_back(element.get<std::string>());
+    }
+    return result;
+}
+
+std::vector<std::vector<double>> JsonObject::number_rows(const std::string& key) const {
+    const Json& value = need(key);
+    if (!value.is_array()) refuse_value(key, "must be an array of arrays of numbers");
+    constexpr double huge = std::numeric_limits<double>::max();
+    std::vector<std::vector<double>> result;
+    for (const Json& row : value) {
+        if (!row.is_array()) refuse_value(key, "must be an array of arrays of numbers");
+        std::vector<double>& numbers = result.emplace_back();
+        for (const Json& element : row) numbers.push_back(checked_number(element, -huge, huge, *this, key));
+    }
+    return result;
+}
+
+JsonObject JsonObject::object(const std::string& key) const {
+    const Json& value = need(key);
+    if (!value.is_object()) refuse_value(key, "must be an object");
+    return JsonObject(root_, &value, fmt::format("{}: {}", place_, key));
+}
+
+void JsonObject::only(const std::vector<std::string>& known) const {
+    for (const auto& [key, value] : node_->items()) {
+        bool found = false;
+        for (const std::string& name : known) found = found || name == key;
+        if (!found) refuse("{}: unknown field \"{}\"{}", place_, shown(key), did_you_mean(key, known));
+    }
+}
+
+void JsonObject::refuse_value(const std::string& key, const std::string& why) const {
+    const Json* value = find(key);
+    refuse("{}: {} = {}: {}", place_, key, value == nullptr ? "null" : shown_value(*value), why);
+}
+
+} // namespace moe

@@ -1,0 +1,92 @@
+// Which weights a chunk holds: their names, shards and places in flat buckets, one bucket per gradient group.
+#pragma once
+
+#include "planner/program/program.hpp"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+struct Weight;
+
+// Declared first, segment by segment; seal() then cuts buckets and creates their tensors; views come last. Parameters
+// declared under one key lie next to each other, so that q|k|v or gate|up of every expert are one matrix to a GEMM
+// while checkpoints keep the Hugging Face names.
+class ParameterSet {
+public:
+    // What `lender`, a chunk of the same rank, has declared (the embedding table at the open end of a V, or where MTP
+    // came to lie) is shared with it: one weight, one gradient. Megatron-LM's interleaved chunks are models of their
+    // own.
+    ParameterSet(const Plan& plan, int chunk, ParameterSet* lender = nullptr)
+        : plan_(plan), chunk_(chunk), lender_(in_a_v(plan.schedule) || plan.stack == "moe-plan" ? lender : nullptr) {}
+
+    // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
+    // the same parameters once for every local expert, one expert's behind the other's. `precision`: what they are
+    // quantized to where that is not the plan's choice for their domain; fp32: they stay FP32.
+    void declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay = true,
+                 int copies = 1, std::optional<Precision> precision = {});
+    // What follows belongs to decoder layer `layer`, -1 for the ends of the model. Behind a layer, a bucket that has
+    // grown past the cut size ends (PP = 1 only, where finer buckets overlap); under FSDP every bucket does.
+    void boundary(int layer);
+    // Whether what follows is of a layer that is not quantized.
+    void keep_bf16(bool keep) { bf16_ = keep; }
+    // `list` false leaves Program::parameters empty: sizes need no names.
+    void seal(Program& program, bool list = true);
+    bool has(const std::string& key) const { return keys_.count(key) > 0 || (lender_ && lender_->has(key)); }
+
+    // View of a key's parameters as [n, k]; Error (failure) if the sizes disagree, which would be a fault of an
+    // emitter.
+    Weight weight(Program& program, const std::string& key, std::int64_t n, std::int64_t k);
+
+    // Buckets before tensors exist: what bucket_sizes() reports.
+    const std::vector<Bucket>& buckets() const { return buckets_; }
+
+private:
+    struct Key {
+        int bucket = -1;
+        bool decay = true;
+        std::int64_t offset = 0; // within the decayed or the undecayed part
+        std::int64_t elements = 0;
+        std::size_t first = 0, count = 0; // in parameters_: matrices of one width
+        int copies = 1;
+        std::map<std::pair<std::int64_t, std::int64_t>, std::pair<TensorId, TensorId>> views;
+    };
+    void add_buffers(Program& program);                     // of resharded buckets
+    void add_matrices(Program& program, std::size_t index); // of a bucket that is quantized in blocks
+    void list_parameters(Program& program, int first_bucket) const;
+    int bucket_for(Domain domain, bool sharded, bool quantized, Dtype low);
+    std::int64_t cut_elements(const Bucket& bucket) const;
+
+    const Plan& plan_;
+    int chunk_;
+    ParameterSet* lender_;
+    int layer_ = -1;
+    bool sealed_ = false, bf16_ = false;
+    std::vector<Parameter> parameters_;
+    std::vector<Bucket> buckets_;
+    std::vector<bool> sharded_, closed_;
+    std::vector<Dtype> low_; // of weights as products read them; bf16: as they are
+    std::vector<std::int64_t> undecayed_;
+    std::map<std::string, Key> keys_;
+};
+
+// A flat tensor of a Program.
+TensorId add_flat(Program& program, std::string name, Dtype dtype, Storage storage, std::int64_t elements,
+                  int chunk = -1);
+
+// Pipeline ranks that hold a copy of the embedding table, in order: the first stage, that of MTP, and the last where
+// the head is tied to the table. Two or more have to add their gradients to each other's.
+std::vector<int> table_holders(const Plan& plan);
+// Whether they are several and the stack is ours, which adds up only the shards of the optimizer; the published ones
+// add up whole gradients (Megatron-LM's embedding group).
+bool shares_table(const Plan& plan);
+
+// Group that a parameter's gradient is summed over: the complement of its sharding inside its domain.
+Group gradient_group(const Plan& plan, Domain domain, bool sharded);
+
+} // namespace moe

@@ -1,0 +1,253 @@
+// Attention layers: grouped-query attention, and what all kinds share (norm, output projection, the core and its CP
+// ring).
+#include "planner/lower/layers/layers.hpp"
+
+#include "planner/base/error.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe {
+
+AttentionLayer::AttentionLayer(const Model& model, const Attention& shape, std::string key, std::string hf_prefix,
+                               int layer)
+    : model_(model), a_(shape), key_(std::move(key)), hf_(std::move(hf_prefix)), layer_(layer) {}
+
+namespace {
+
+// Width of the packed query|key|value row of one TP rank.
+std::int64_t packed_width(const Attention& a, int tp) {
+    return (static_cast<std::int64_t>(a.heads) * a.qk_dim +
+            static_cast<std::int64_t>(a.kv_heads) * (a.qk_dim + a.v_dim)) /
+           tp;
+}
+
+} // namespace
+
+void AttentionLayer::declare(ParameterSet& set) const {
+    const std::int64_t h = model_.hidden, heads = a_.heads;
+    const std::string at = hf_ + "self_attn.";
+    const double out_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(1, model_.layers.size())));
+    const auto dense = [](std::string name, std::int64_t rows, std::int64_t cols, int dim, double std) {
+        return matrix(std::move(name), Domain::dense, rows, cols, dim, std);
+    };
+    Norm::declare(set, key_ + ".norm", hf_ + "input_layernorm.weight", h);
+    if (model_.post_norms) Norm::declare(set, key_ + ".post_norm", hf_ + "post_attention_layernorm.weight", h);
+    switch (a_.kind) {
+    case AttentionKind::gqa: {
+        const std::int64_t q = heads * a_.qk_dim, k = static_cast<std::int64_t>(a_.kv_heads) * a_.qk_dim,
+                           v = static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim;
+        // The output gate of Qwen3-Next doubles the query projection.
+        const std::int64_t q_rows = a_.output_gate ? 2 * q : q;
+        std::vector<Parameter> in{dense(at + "q_proj.weight", q_rows, h, 0, 0.02),
+                                  dense(at + "k_proj.weight", k, h, 0, 0.02)};
+        if (!a_.k_eq_v) in.push_back(dense(at + "v_proj.weight", v, h, 0, 0.02));
+        if (a_.head_gate) in.push_back(dense(at + "g_proj.weight", heads, h, 0, 0.02));
+        set.declare(key_ + ".qkv", std::move(in), true);
+        if (a_.qkv_bias)
+            set.declare(key_ + ".qkv_bias",
+                        {dense(at + "q_proj.bias", q_rows, 1, 0, 0.0), dense(at + "k_proj.bias", k, 1, 0, 0.0),
+                         dense(at + "v_proj.bias", v, 1, 0, 0.0)},
+                        false, false);
+        if (a_.qk_norm) {
+            Norm::declare(set, key_ + ".q_norm", at + "q_norm.weight", a_.qk_dim);
+            Norm::declare(set, key_ + ".k_norm", at + "k_norm.weight", a_.qk_dim);
+        }
+        if (a_.sinks) set.declare(key_ + ".sinks", {dense(at + "sinks", heads, 1, 0, 0.0)}, false, false);
+        break;
+    }
+    case AttentionKind::mla: {
+        const std::int64_t q = heads * a_.qk_dim, nope = a_.qk_dim - a_.rope_dim;
+        if (a_.q_lora > 0) {
+            set.declare(key_ + ".q_down", {dense(at + "q_a_proj.weight", a_.q_lora, h, -1, 0.02)}, true);
+            Norm::declare(set, key_ + ".q_norm", at + "q_a_layernorm.weight", a_.q_lora);
+            set.declare(key_ + ".q_up", {dense(at + "q_b_proj.weight", q, a_.q_lora, 0, 0.02)}, true);
+        } else {
+            set.declare(key_ + ".q_up", {dense(at + "q_proj.weight", q, h, 0, 0.02)}, true);
+        }
+        set.declare(key_ + ".kv_down", {dense(at + "kv_a_proj_with_mqa.weight", a_.kv_lora + a_.rope_dim, h, -1, 0.02)},
+                    true);
+        Norm::declare(set, key_ + ".kv_norm", at + "kv_a_layernorm.weight", a_.kv_lora);
+        set.declare(key_ + ".kv_up", {dense(at + "kv_b_proj.weight", heads * (nope + a_.v_dim), a_.kv_lora, 0, 0.02)},
+                    !a_.sparse()); // products head by head stay in BF16
+        if (a_.indexes()) declare_indexer(set);
+        break;
+    }
+    case AttentionKind::mamba:
+        return declare_mamba(set);
+    case AttentionKind::none:
+        return;
+    case AttentionKind::gated_delta:
+    case AttentionKind::compressed: {
+        const auto [in, out] = mixer_rows();
+        set.declare(key_ + ".qkv", {dense(at + "in_proj.weight", in, h, 0, 0.02)}, true);
+        set.declare(key_ + ".out", {dense(at + "o_proj.weight", out, h, 0, out_std)}, true);
+        return;
+    }
+    }
+    const std::int64_t o = heads * a_.v_dim;
+    set.declare(key_ + ".out", {dense(at + "o_proj.weight", h, o, 1, out_std)}, true);
+    if (a_.out_bias) set.declare(key_ + ".out_bias", {dense(at + "o_proj.bias", h, 1, -1, 0.0)}, false, false);
+}
+
+TensorId AttentionLayer::forward(Builder& b, TensorId x, TensorId& keys) {
+    b.layer = layer_;
+    b.phase = Phase::forward;
+    b.module = Module::layernorm;
+    norm_.key = key_ + ".norm";
+    const bool latent = a_.kind == AttentionKind::mla || a_.kind == AttentionKind::compressed;
+    if (b.plan().on_megatron() && !latent) norm_.within = Module::attn_in;
+    const TensorId normed = norm_.forward(b, x, model_.hidden, "attn_norm");
+    TensorId o = no_tensor;
+    switch (a_.kind) {
+    case AttentionKind::gqa:
+        o = gqa_core(b, normed);
+        break;
+    case AttentionKind::mla:
+        o = a_.sparse() ? sparse_core(b, normed, keys) : mla_core(b, normed);
+        break;
+    case AttentionKind::mamba:
+        o = mamba_core(b, normed);
+        break;
+    default:
+        o = mixer_core(b, normed);
+        break;
+    }
+    b.module = Module::attn_out;
+    out_.weight = b.weight(key_ + ".out", model_.hidden, b.at(o).cols);
+    out_.name = "attn_proj";
+    out_.shared_input = true; // attention's backward keeps its BF16 output anyway
+    TensorId y = linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
+    if (a_.out_bias) {
+        out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
+        const TensorId biased = b.activation("attn_proj_bias", b.at(y).rows, b.at(y).cols);
+        b.emit(OpKind::bias_add, {y, out_bias_.value}, {biased});
+        y = biased;
+    }
+    if (model_.post_norms) {
+        b.module = Module::layernorm;
+        post_norm_.key = key_ + ".post_norm";
+        y = post_norm_.forward(b, y, model_.hidden, "attn_post_norm");
+    }
+    b.module = Module::residual;
+    return b.residual(x, y, "attn_residual");
+}
+
+TensorId AttentionLayer::backward(Builder& b, TensorId dy) {
+    b.layer = layer_;
+    b.phase = Phase::dgrad;
+    TensorId dprojected = dy;
+    if (model_.post_norms) {
+        b.module = Module::layernorm;
+        dprojected = post_norm_.backward(b, dy);
+    }
+    b.module = Module::attn_out;
+    if (a_.out_bias) {
+        b.phase = Phase::wgrad;
+        b.emit(OpKind::bias_grad, {dprojected}, {out_bias_.gradient});
+        b.phase = Phase::dgrad;
+    }
+    const TensorId doutput = linear_backward_gathered(b, out_, dprojected, "attn_dproj");
+    TensorId dnormed = no_tensor;
+    switch (a_.kind) {
+    case AttentionKind::gqa:
+        dnormed = gqa_core_backward(b, doutput);
+        break;
+    case AttentionKind::mla:
+        dnormed = a_.sparse() ? sparse_core_backward(b, doutput) : mla_core_backward(b, doutput);
+        break;
+    case AttentionKind::mamba:
+        dnormed = mamba_core_backward(b, doutput);
+        break;
+    default:
+        dnormed = mixer_core_backward(b, doutput);
+        break;
+    }
+    b.module = Module::layernorm;
+    return norm_.backward(b, dnormed, dy);
+}
+
+TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
+    const int tp = b.plan().tp;
+    const std::int64_t gate = (a_.output_gate ? static_cast<std::int64_t>(a_.heads) * a_.qk_dim / tp : 0) +
+                              (a_.head_gate ? a_.heads / tp : 0);
+    const std::int64_t width = packed_width(a_, tp) + gate, tokens = b.gathered_tokens();
+    // Keys that serve as values become both where they are turned.
+    const std::int64_t projected = a_.k_eq_v ? width - static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim / tp : width;
+    b.module = Module::attn_in;
+    qkv_.weight = b.weight(key_ + ".qkv", projected, model_.hidden);
+    qkv_.name = "qkv";
+    qkv_.gather = tp > 1;
+    TensorId qkv = linear_forward(b, qkv_, normed, b.activation_dtype());
+    if (a_.qkv_bias) {
+        qkv_bias_ = b.weight(key_ + ".qkv_bias", width, 1);
+        const TensorId biased = b.activation("qkv_bias", tokens, width);
+        b.emit(OpKind::bias_add, {qkv, qkv_bias_.value}, {biased});
+        qkv = biased;
+    }
+    qkv_raw_ = qkv;
+    rope_ = {tokens,
+             b.plan().mbs,
+             a_.heads / tp,
+             a_.kv_heads / tp,
+             a_.qk_dim,
+             a_.rope_dim,
+             model_.rope_theta,
+             model_.norm_eps,
+             model_.rope_interleaved,
+             a_.qk_norm,
+             frequency_scale(model_, a_.rope_dim)};
+    const TensorId rotated = b.activation("qkv_rope", tokens, width);
+    std::vector<TensorId> in{qkv, b.program().io.positions}, out{rotated};
+    if (a_.qk_norm) {
+        q_head_norm_ = b.weight(key_ + ".q_norm", a_.qk_dim, 1);
+        k_head_norm_ = b.weight(key_ + ".k_norm", a_.qk_dim, 1);
+        head_rstd_ = b.tensor("qk_rstd", Dtype::f32, tokens, rope_.heads + rope_.kv_heads);
+        in.insert(in.end(), {q_head_norm_.value, k_head_norm_.value});
+        out.push_back(head_rstd_);
+    }
+    b.emit(OpKind::rope, in, out, rope_);
+    AttentionAttr attr;
+    attr.batch = b.plan().mbs;
+    attr.seq_q = attr.seq_k = b.plan().seq / b.plan().cp;
+    attr.heads = rope_.heads;
+    attr.kv_heads = rope_.kv_heads;
+    attr.qk_dim = a_.qk_dim;
+    attr.v_dim = a_.v_dim;
+    attr.q_stride = attr.k_stride = attr.v_stride = width;
+    attr.k_offset = static_cast<std::int64_t>(rope_.heads) * a_.qk_dim;
+    attr.v_offset = attr.k_offset + static_cast<std::int64_t>(rope_.kv_heads) * a_.qk_dim;
+    attr.window = a_.window;
+    attr.scale = 1.0 / std::sqrt(static_cast<double>(a_.qk_dim));
+    attr.chunk = a_.chunk;
+    attr.visible = keys_seen(a_, b.plan().seq) / static_cast<double>(b.plan().seq);
+    if (a_.sinks) sinks_ = b.weight(key_ + ".sinks", attr.heads, 1);
+    return attend(b, rotated, rotated, rotated, attr, sinks_.value);
+}
+
+TensorId AttentionLayer::gqa_core_backward(Builder& b, TensorId doutput) {
+    const std::int64_t tokens = b.gathered_tokens(), width = b.at(q_).elements() / tokens;
+    const TensorId drotated = b.activation("dqkv_rope", tokens, width);
+    attend_backward(b, doutput, drotated, drotated, drotated);
+    b.module = Module::attn_in;
+    const TensorId dqkv = b.activation("dqkv", tokens, b.at(qkv_raw_).cols);
+    std::vector<TensorId> in{drotated, b.program().io.positions}, out{dqkv};
+    if (a_.qk_norm) {
+        in.insert(in.end(), {qkv_raw_, q_head_norm_.value, k_head_norm_.value, head_rstd_});
+        out.insert(out.end(), {q_head_norm_.gradient, k_head_norm_.gradient});
+    }
+    b.emit(OpKind::rope_grad, in, out, rope_);
+    if (a_.qkv_bias) {
+        b.phase = Phase::wgrad;
+        b.emit(OpKind::bias_grad, {dqkv}, {qkv_bias_.gradient});
+        b.phase = Phase::dgrad;
+    }
+    return linear_backward(b, qkv_, dqkv);
+}
+
+// An operand of the core in its precision.
+TensorId AttentionLayer::low(Builder& b, TensorId x, const std::string& name) const {
+    return b.quantized() ? quantize(b, x, name, true, false).row : x;
+}
+
+} // namespace moe

@@ -1,0 +1,189 @@
+// The attention core under context parallelism: heads traded for tokens, or keys and values round a ring.
+#include "planner/lower/layers/layers.hpp"
+
+#include "planner/base/error.hpp"
+
+#include <array>
+
+namespace moe {
+
+void exchange_heads(Builder& b, TensorId x, TensorId y, bool to_heads, HeadPieces pieces) {
+    if (pieces[0] == 0) pieces[0] = to_heads ? b.at(x).cols : b.at(y).cols;
+    b.communicate(OpKind::all_to_all, groups::context, Stream::tensor, {x}, {y},
+                  AllToAllAttr{to_heads, b.plan().cp, b.at(x).rows, b.at(x).cols, pieces});
+}
+
+namespace {
+
+double core_flops(const AttentionAttr& a, bool backward) {
+    // Two matrix products forward (QK, PV); five backward (QK again, dV, dP, dQ, dK).
+    const double pairs = static_cast<double>(a.batch) * a.heads * static_cast<double>(a.seq_q) *
+                         static_cast<double>(a.seq_k) * a.visible;
+    return 2.0 * pairs * (backward ? 3.0 * a.qk_dim + 2.0 * a.v_dim : 1.0 * a.qk_dim + a.v_dim);
+}
+
+// CP by all-to-all: tokens of all members, heads of one.
+bool by_heads(const Builder& b) { return b.plan().cp > 1 && b.plan().cp_comm == ContextComm::alltoall; }
+
+TensorId like(Builder& b, TensorId x, const std::string& name) {
+    return b.activation(name, b.at(x).rows, b.at(x).cols);
+}
+
+// [S/cp, W] -> [S, W/cp] and back; the identity where CP is a ring or absent.
+TensorId to_heads(Builder& b, TensorId x, const std::string& name, const HeadPieces& pieces = {}) {
+    if (!by_heads(b)) return x;
+    const int cp = b.plan().cp;
+    const TensorId y = b.tensor(name + ".heads", b.at(x).dtype, b.at(x).rows * cp, b.at(x).cols / cp);
+    exchange_heads(b, x, y, true, pieces);
+    return y;
+}
+TensorId to_tokens(Builder& b, TensorId x, const std::string& name) {
+    if (!by_heads(b)) return x;
+    const int cp = b.plan().cp;
+    const TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows / cp, b.at(x).cols * cp);
+    exchange_heads(b, x, y, false);
+    return y;
+}
+
+std::int64_t key_columns(const AttentionAttr& a) { return static_cast<std::int64_t>(a.kv_heads) * a.qk_dim; }
+std::int64_t value_columns(const AttentionAttr& a) { return static_cast<std::int64_t>(a.kv_heads) * a.v_dim; }
+
+// Queries, keys and values as they lie in a packed row.
+HeadPieces packed_pieces(const AttentionAttr& a) {
+    return {static_cast<std::int64_t>(a.heads) * a.qk_dim, key_columns(a), value_columns(a)};
+}
+
+// A step of the ring: keys and values side by side, as they travel.
+AttentionAttr ring_step(AttentionAttr a, int ring, int step, bool merge) {
+    a.ring = ring, a.step = step, a.merge = merge;
+    if (step == 0) return a; // where they were computed
+    a.k_stride = a.v_stride = key_columns(a) + value_columns(a);
+    a.k_offset = 0;
+    a.v_offset = key_columns(a);
+    return a;
+}
+
+void columns(Builder& b, TensorId x, TensorId y, const ColumnsAttr& attr) {
+    const double share = static_cast<double>(attr.cols);
+    b.emit(OpKind::copy_columns, {x}, {y}, attr).bytes =
+        share * (b.at(x).expected_bytes() / static_cast<double>(b.at(x).cols) +
+                 (attr.accumulate ? 2.0 : 1.0) * b.at(y).expected_bytes() / static_cast<double>(b.at(y).cols));
+}
+
+TensorId next_of_ring(Builder& b, TensorId x, const std::string& name) {
+    const TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows, b.at(x).cols);
+    b.communicate(OpKind::ring_exchange, groups::context, Stream::tensor, {x}, {y});
+    return y;
+}
+
+} // namespace
+
+// Keys and values side by side, as the ring takes them: [S/cp, kv heads * (qk + v)].
+TensorId AttentionLayer::travelling(Builder& b) const {
+    const TensorId kv = b.tensor("kv_ring0", b.at(k_).dtype, b.at(k_).rows, key_columns(attr_) + value_columns(attr_));
+    if (k_ == v_) { // neighbours in the packed row
+        columns(b, k_, kv, {b.at(kv).cols, attr_.k_offset, 0, false});
+    } else {
+        columns(b, k_, kv, {key_columns(attr_), attr_.k_offset, 0, false});
+        columns(b, v_, kv, {value_columns(attr_), attr_.v_offset, key_columns(attr_), false});
+    }
+    return kv;
+}
+
+// The attention core; over a ring of CP the keys and values travel round a ring and every step sees half of its square
+// (zigzag). The online softmax carries output and log-sum-exp from step to step (arXiv 2310.01889).
+TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks) {
+    b.module = Module::core_attn;
+    attr_ = attr;
+    attr_.deterministic = b.plan().deterministic;
+    const TensorId rotated = q; // packed queries, keys and values are quantized once
+    const HeadPieces pieces = k == rotated ? packed_pieces(attr) : HeadPieces{};
+    const auto operand = [&](TensorId x, const char* name) { return to_heads(b, low(b, x, name), name, pieces); };
+    q_ = operand(q, "attn_q");
+    k_ = k == rotated ? q_ : operand(k, "attn_k");
+    v_ = v == rotated ? q_ : operand(v, "attn_v");
+    if (by_heads(b)) {
+        const int cp = b.plan().cp;
+        attr_.seq_q = attr_.seq_k = b.plan().seq;
+        attr_.heads /= cp, attr_.kv_heads /= cp;
+        for (std::int64_t* of :
+             {&attr_.q_stride, &attr_.k_stride, &attr_.v_stride, &attr_.q_offset, &attr_.k_offset, &attr_.v_offset})
+            *of /= cp;
+    }
+    attr = attr_;
+    o_ = b.activation("attn_out", b.at(q_).rows, static_cast<std::int64_t>(attr.heads) * attr.v_dim);
+    lse_ = b.tensor("attn_lse", Dtype::f32, b.at(q_).rows, attr.heads);
+    const int steps = by_heads(b) ? 1 : b.plan().cp;
+    TensorId kv = steps > 1 ? travelling(b) : no_tensor;
+    for (int step = 0; step < steps; ++step) {
+        const TensorId next = step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : no_tensor;
+        std::vector<TensorId> in{q_, step == 0 ? k_ : kv, step == 0 ? v_ : kv};
+        if (step > 0)
+            in.insert(in.end(), {no_tensor, o_, lse_}); // sinks join the sum once
+        else if (sinks != no_tensor)
+            in.push_back(sinks);
+        Op& op = b.emit(OpKind::attention, std::move(in), {o_, lse_}, ring_step(attr, steps, step, step > 0));
+        op.flops = core_flops(attr, false);
+        kv = next;
+    }
+    return to_tokens(b, o_, "attn_out_tokens");
+}
+
+// The steps with other members' keys and values: dq is summed here, gradients of keys and values follow them one step
+// behind and come home last. A step's own part is added to what arrives, so that its arrival runs under the product.
+TensorId AttentionLayer::ring_backward(Builder& b, TensorId doutput, TensorId dq) {
+    const int steps = b.plan().cp;
+    TensorId kv = next_of_ring(b, travelling(b), "kv_ring1"), arrived = no_tensor;
+    for (int step = 1; step < steps; ++step) {
+        const TensorId next = step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : no_tensor;
+        TensorId dkv = b.activation("dkv", b.at(kv).rows, b.at(kv).cols);
+        std::vector<TensorId> in{doutput, q_, kv, kv, o_, lse_};
+        if (step > 1) in.insert(in.end(), {no_tensor, dq});
+        b.emit(OpKind::attention_grad, std::move(in), {dq, dkv, dkv}, ring_step(attr_, steps, step, step > 1)).flops =
+            core_flops(attr_, true);
+        if (arrived != no_tensor) dkv = b.add(arrived, dkv, "dkv_sum");
+        arrived = next_of_ring(b, dkv, fmt::format("dkv_ring{}", step + 1));
+        kv = next;
+    }
+    return arrived;
+}
+
+void AttentionLayer::attend_backward(Builder& b, TensorId doutput, TensorId dq, TensorId dk, TensorId dv) {
+    b.module = Module::core_attn;
+    doutput = to_heads(b, low(b, doutput, "attn_dout"), "attn_dout");
+    const TensorId packed = dq == dk ? dq : no_tensor;
+    const TensorId outside[] = {dq, dk, dv};
+    if (by_heads(b)) { // gradients of this rank's heads, sent back below
+        dq = like(b, q_, "attn_dq");
+        dk = packed != no_tensor ? dq : like(b, k_, "attn_dk");
+        dv = packed != no_tensor ? dq : like(b, v_, "attn_dv");
+    }
+    const int steps = by_heads(b) ? 1 : b.plan().cp;
+    const TensorId arrived = steps > 1 ? ring_backward(b, doutput, dq) : no_tensor;
+    std::vector<TensorId> in{doutput, q_, k_, v_, o_, lse_}, out{dq, dk, dv};
+    if (a_.sinks || steps > 1) in.push_back(a_.sinks ? sinks_.value : no_tensor);
+    if (steps > 1) in.push_back(dq);
+    if (a_.sinks) out.push_back(sinks_.gradient);
+    b.emit(OpKind::attention_grad, std::move(in), std::move(out), ring_step(attr_, steps, 0, steps > 1)).flops =
+        core_flops(attr_, true);
+    if (steps > 1) {
+        const std::int64_t k = key_columns(attr_), v = value_columns(attr_);
+        if (packed != no_tensor) {
+            columns(b, arrived, dk, {k + v, 0, attr_.k_offset, true});
+        } else {
+            columns(b, arrived, dk, {k, 0, attr_.k_offset, true});
+            columns(b, arrived, dv, {v, k, attr_.v_offset, true});
+        }
+    }
+    if (!by_heads(b)) return;
+    if (packed != no_tensor) {
+        AttentionAttr whole = attr_;
+        whole.heads *= b.plan().cp, whole.kv_heads *= b.plan().cp;
+        return exchange_heads(b, dq, outside[0], false, packed_pieces(whole));
+    }
+    exchange_heads(b, dq, outside[0], false);
+    exchange_heads(b, dk, outside[1], false);
+    exchange_heads(b, dv, outside[2], false);
+}
+
+} // namespace moe

@@ -1,0 +1,34 @@
+// Lowering: a plan becomes the Program of each kind of rank, or the ops of one layer alone.
+#pragma once
+
+#include "planner/program/program.hpp"
+
+namespace moe {
+
+// The Program of every rank of pipeline stage `pipeline_rank` of a sound plan (check_plan). Throws Error (bad_input)
+// for a combination that has no lowering, naming the field.
+Program lower(const Plan& plan, int pipeline_rank);
+
+// What lies between two stage boundaries, for the fast estimate: one decoder layer of a kind, or the ends of the model.
+// Where a layout puts MTP on a stage before the loss, it is an mtp_body, without its pass of the LM head, which
+// all_heads makes behind that of the model itself.
+enum class SegmentKind : std::uint8_t { embedding, layer, mtp, mtp_body, head, all_heads };
+inline bool is_mtp(SegmentKind kind) { return kind == SegmentKind::mtp || kind == SegmentKind::mtp_body; }
+inline bool is_head(SegmentKind kind) { return kind == SegmentKind::head || kind == SegmentKind::all_heads; }
+// A Program with one chunk that holds only the segment: template 0 is its forward, template 1 its backward, no slots.
+Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind = 0);
+
+// Sizes of the flat buckets of a stage, for the fast estimate: what begin and finish move, without lowering any layer.
+struct BucketSize {
+    Domain domain = Domain::dense;
+    std::int64_t elements = 0;
+    Group group; // axes 0 when its size is 1
+    int group_size = 1;
+    Dtype weight_dtype = Dtype::bf16; // as products read them
+    int layer = -1;                   // FSDP: see Bucket
+    int matrices = 0;                 // quantized one by one, see Bucket
+    bool quantizable = false;         // see Bucket
+};
+std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
+
+} // namespace moe

@@ -1,0 +1,131 @@
+// Finds the ops of a backward that nothing but gradients of weights depends on.
+#include "planner/lower/passes/split_backward.hpp"
+
+#include "planner/base/error.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+namespace {
+
+const Tensor& tensor(const Program& program, TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; }
+
+TensorId root_of(const Program& program, TensorId id) {
+    while (tensor(program, id).base != no_tensor) id = tensor(program, id).base;
+    return id;
+}
+
+template <class Visit>
+void for_each(const std::vector<TensorId>& ids, Visit visit) {
+    for (const TensorId id : ids)
+        if (id != no_tensor) visit(id);
+}
+
+using Readers = std::unordered_map<TensorId, std::vector<std::size_t>>; // root -> ops
+
+Readers readers_of(const Program& program, const Template& tmpl) {
+    Readers readers;
+    for (std::size_t i = 0; i < tmpl.ops.size(); ++i)
+        for_each(tmpl.ops[i].in, [&](TensorId id) { readers[root_of(program, id)].push_back(i); });
+    return readers;
+}
+
+// Readers follow writers, so that one pass from the end settles every op.
+std::vector<bool> deferred_ops(const Program& program, const Template& backward) {
+    const Readers readers = readers_of(program, backward);
+    std::vector<bool> deferred(backward.ops.size(), false);
+    const auto only_deferred_read = [&](TensorId id, std::size_t writer) {
+        const auto found = readers.find(root_of(program, id));
+        if (found == readers.end()) return false;
+        return std::all_of(found->second.begin(), found->second.end(),
+                           [&](std::size_t reader) { return reader == writer || deferred[reader]; });
+    };
+    for (std::size_t i = backward.ops.size(); i-- > 0;) {
+        const Op& op = backward.ops[i];
+        bool waits = std::any_of(op.out.begin(), op.out.end(), [](TensorId id) { return id != no_tensor; });
+        for_each(op.out, [&](TensorId id) {
+            const Storage storage = tensor(program, root_of(program, id)).storage;
+            waits =
+                waits && (storage == Storage::gradient ? op.phase == Phase::wgrad
+                                                       : storage == Storage::activation && only_deferred_read(id, i));
+        });
+        deferred[i] = waits;
+    }
+    return deferred;
+}
+
+// What waits must find its inputs as they were.
+void check_inputs(const Program& program, const Template& backward, const std::vector<bool>& deferred) {
+    std::unordered_map<TensorId, std::size_t> last_writer;
+    for (std::size_t i = 0; i < backward.ops.size(); ++i)
+        if (!deferred[i]) for_each(backward.ops[i].out, [&](TensorId id) { last_writer[root_of(program, id)] = i; });
+    for (std::size_t i = 0; i < backward.ops.size(); ++i) {
+        if (!deferred[i]) continue;
+        for_each(backward.ops[i].in, [&](TensorId id) {
+            const auto writer = last_writer.find(root_of(program, id));
+            if (writer != last_writer.end() && writer->second > i)
+                fail("{} of layer {} reads {}, which a later {} overwrites", to_string(backward.ops[i].kind),
+                     backward.ops[i].layer, tensor(program, id).name, to_string(backward.ops[writer->second].kind));
+        });
+    }
+}
+
+// Copies of what the backward itself writes, views included.
+class Copies {
+public:
+    Copies(Program& program, const Template& forward, const Template& backward) : program_(program) {
+        std::unordered_map<TensorId, bool> saved;
+        for (const Op& op : forward.ops)
+            for (const auto* list : {&op.in, &op.out})
+                for_each(*list, [&](TensorId id) { saved[root_of(program, id)] = true; });
+        for (const Op& op : backward.ops)
+            for_each(op.out, [&](TensorId id) {
+                const TensorId root = root_of(program, id);
+                if (tensor(program, root).storage == Storage::activation && !saved.count(root)) own_[root] = true;
+            });
+    }
+    void rename(Template& tmpl) {
+        for (Op& op : tmpl.ops) {
+            for (TensorId& id : op.in) id = copy_of(id);
+            for (TensorId& id : op.out) id = copy_of(id);
+        }
+    }
+
+private:
+    TensorId copy_of(TensorId id) {
+        if (id == no_tensor || !own_.count(root_of(program_, id))) return id;
+        const auto known = copies_.find(id);
+        if (known != copies_.end()) return known->second;
+        Tensor copy = tensor(program_, id);
+        copy.name += ".split";
+        copy.base = copy_of(copy.base);
+        program_.tensors.push_back(std::move(copy));
+        return copies_[id] = static_cast<TensorId>(program_.tensors.size() - 1);
+    }
+
+    Program& program_;
+    std::unordered_map<TensorId, bool> own_; // roots
+    std::unordered_map<TensorId, TensorId> copies_;
+};
+
+} // namespace
+
+SplitBackward split_backward(Program& program, const Template& forward, const Template& backward, bool keep_whole) {
+    const std::vector<bool> deferred = deferred_ops(program, backward);
+    check_inputs(program, backward, deferred);
+    SplitBackward split{{SlotKind::dgrad, backward.chunk, {}}, {SlotKind::wgrad, backward.chunk, {}}};
+    for (std::size_t i = 0; i < backward.ops.size(); ++i)
+        (deferred[i] ? split.wgrad : split.dgrad).ops.push_back(backward.ops[i]);
+    if (keep_whole) {
+        Copies copies(program, forward, backward);
+        copies.rename(split.dgrad);
+        copies.rename(split.wgrad);
+    }
+    return split;
+}
+
+} // namespace moe

@@ -1,0 +1,12 @@
+// Paged stashing of routed rows: what backward needs of them is kept as rows that hold data, not as planned capacity.
+#pragma once
+
+#include "planner/program/program.hpp"
+
+namespace moe {
+
+// For every activation that forward writes, backward reads and that has more planned than expected rows: a copy into
+// pages behind its writer, and a copy back before the layer's backward. The tensors themselves become transient.
+void stash_pass(Program& program, Template& forward, Template& backward);
+
+} // namespace moe

@@ -1,0 +1,278 @@
+// Hardware profiles: reading, checking, resolving what depends on this machine, and writing.
+#include "planner/machine/hardware.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/json_object.hpp"
+#include "planner/base/names.hpp"
+#include "planner/base/profile.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace moe {
+namespace {
+
+constexpr std::array<const char*, precision_count> precision_names{"fp32",          "bf16",  "fp8-tensor",
+                                                                   "fp8-blockwise", "mxfp8", "nvfp4"};
+
+// Upper bounds that no machine reaches and that keep products of them finite.
+constexpr double max_rate = 1e19, max_bytes = 1e15, max_seconds = 1e3, max_cycles = 1e9;
+constexpr int max_count = 1 << 20;
+
+Link read_link(const JsonObject& json, const std::string& key) {
+    if (!json.has(key)) return {};
+    const JsonObject link = json.object(key);
+    link.only({"bandwidth", "latency"});
+    return {link.number("bandwidth", 1.0, max_rate), link.number("latency", 0.0, max_seconds)};
+}
+
+void read_peaks(const JsonObject& json, Hardware& hardware) {
+    const JsonObject peaks = json.object("peak_flops");
+    peaks.only({precision_names.begin(), precision_names.end()});
+    double best = 0.0;
+    for (std::size_t i = 0; i < precision_names.size(); ++i) {
+        hardware.peak_flops[i] = peaks.number_or(precision_names[i], 0.0, 0.0, max_rate);
+        best = std::max(best, hardware.peak_flops[i]);
+    }
+    if (best == 0.0) json.refuse_value("peak_flops", "must give the rate of at least one precision");
+}
+
+void read_measured(const JsonObject& json, Hardware& hardware) {
+    if (!json.has("measured")) return;
+    const JsonObject kinds = json.object("measured");
+    for (const std::string& kind : kinds.keys()) {
+        std::vector<MeasuredCall>& calls = hardware.measured[kind];
+        for (const std::vector<double>& row : kinds.number_rows(kind)) {
+            const bool whole = row.size() >= 2 && row[0] >= 0.0 && row[1] > 0.0;
+            if (!whole || std::any_of(row.begin() + 2, row.end(), [](double side) { return side < 1.0; }))
+                kinds.refuse_value(kind, "must hold rows [work, seconds, sides..], work >= 0, seconds > 0, sides >= 1");
+            calls.push_back({row[0], row[1], {row.begin() + 2, row.end()}});
+            if (calls.back().sides.size() != calls.front().sides.size())
+                kinds.refuse_value(kind, "must give the same number of sides in every row");
+        }
+        std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
+    }
+}
+
+// Rows of seven numbers, by family.
+void read_tiles(const JsonObject& json, Hardware& hardware) {
+    if (!json.has("product_tiles")) return;
+    const JsonObject families = json.object("product_tiles");
+    for (const std::string& family : families.keys()) {
+        if (!hardware.measured.contains(family)) families.refuse_value(family, "must name a family of \"measured\"");
+        std::vector<ProductTile>& tiles = hardware.product_tiles[family];
+        for (const std::vector<double>& row : families.number_rows(family)) {
+            const auto count = [&](std::size_t i) { return row[i] >= 1.0 && row[i] <= max_count; };
+            const bool whole = row.size() == 7 && count(0) && count(1) && count(2) && count(3) && row[4] > 0.0 &&
+                               row[4] <= max_cycles && row[5] >= 0.0 && row[5] <= max_cycles &&
+                               (row[6] == 0.0 || row[6] == 1.0);
+            if (!whole)
+                families.refuse_value(family, "must hold rows [multiprocessors, down, across, depth, step cycles, "
+                                              "tile cycles, swapped (0 or 1)], all but the last two above 0");
+            const auto whole_number = [&](std::size_t i) { return static_cast<int>(row[i]); };
+            tiles.push_back(
+                {whole_number(0), whole_number(1), whole_number(2), whole_number(3), row[4], row[5], row[6] == 1.0});
+            if (tiles.back().multiprocessors > hardware.sm_count)
+                families.refuse_value(family, fmt::format("must keep to sm_count = {}", hardware.sm_count));
+        }
+    }
+}
+
+// Rows [members, bytes], or one number for any.
+std::map<int, double> read_by_members(const JsonObject& json, const std::string& key) {
+    if (!json.is_array(key)) return {{2, json.number(key, 0.0, max_bytes)}};
+    std::map<int, double> bytes;
+    for (const std::vector<double>& row : json.number_rows(key)) {
+        if (row.size() != 2 || row[0] < 2.0 || row[0] > max_count || row[1] < 0.0 || row[1] > max_bytes)
+            json.refuse_value(key, "must be a number of bytes or hold rows [members, bytes], members >= 2");
+        bytes[static_cast<int>(row[0])] = row[1];
+    }
+    return bytes;
+}
+
+// One number, of any communicator, or one for each use.
+CommunicatorBytes read_communicators(const JsonObject& json) {
+    const std::string key = "communicator_bytes";
+    if (!json.is_object(key)) {
+        const double each = json.number_or(key, 0.0, 0.0, max_bytes);
+        return {0.0, 0.0, each, {{2, each}}, {{2, each}}};
+    }
+    const JsonObject bytes = json.object(key);
+    bytes.only({"first", "first_pairwise", "collective", "pairwise", "messages"});
+    return {bytes.number("first", 0.0, max_bytes), bytes.number_or("first_pairwise", 0.0, 0.0, max_bytes),
+            bytes.number("messages", 0.0, max_bytes), read_by_members(bytes, "collective"),
+            read_by_members(bytes, "pairwise")};
+}
+
+std::string read_source(const JsonObject& json) {
+    if (!json.is_array("source")) return json.string_or("source", "");
+    return fmt::format("{}", fmt::join(json.strings("source"), "; "));
+}
+
+// A CPU profile may leave cores and memory to the machine that reads it.
+void resolve_machine(Hardware& hardware) {
+    if (!hardware.cpu) return;
+    if (hardware.cores == 0) hardware.cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    if (hardware.memory_bytes > 0.0) return;
+    const long pages = ::sysconf(_SC_PHYS_PAGES);
+    const long page = ::sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || page <= 0) fail("cannot ask this machine for its memory: give memory_bytes in the profile");
+    hardware.memory_bytes = static_cast<double>(pages) * static_cast<double>(page);
+}
+
+void check(const JsonObject& json, const Hardware& hardware) {
+    if (!hardware.cpu && hardware.memory_bytes <= 0.0) json.refuse_value("memory_bytes", "must be above 0");
+    if (!hardware.cpu && hardware.sm_count <= 0) json.refuse_value("sm_count", "must be above 0");
+    if (hardware.nvlink_domain_used > hardware.nvlink_domain)
+        json.refuse_value("nvlink_domain_used",
+                          fmt::format("must not exceed nvlink_domain = {}", hardware.nvlink_domain));
+    if (hardware.nvlink_domain > 1 && hardware.nvlink.bandwidth == 0.0)
+        refuse("{}: field \"nvlink\" is missing, but nvlink_domain = {}", json.place(), hardware.nvlink_domain);
+    if (hardware.context_bytes >= hardware.memory_bytes && hardware.memory_bytes > 0.0)
+        json.refuse_value("context_bytes", fmt::format("must be below memory_bytes = {}", hardware.memory_bytes));
+}
+
+nlohmann::ordered_json by_members_json(const std::map<int, double>& bytes) {
+    auto rows = nlohmann::ordered_json::array();
+    for (const auto& [members, each] : bytes) rows.push_back({members, each});
+    return rows;
+}
+
+nlohmann::ordered_json communicators_json(const CommunicatorBytes& bytes) {
+    const std::map<int, double> any{{2, bytes.messages}};
+    if (bytes.first == 0.0 && bytes.collective == any && bytes.pairwise == any) return bytes.messages;
+    return {{"first", bytes.first},
+            {"first_pairwise", bytes.first_pairwise},
+            {"collective", by_members_json(bytes.collective)},
+            {"pairwise", by_members_json(bytes.pairwise)},
+            {"messages", bytes.messages}};
+}
+
+nlohmann::ordered_json link_json(const Link& link) {
+    return {{"bandwidth", link.bandwidth}, {"latency", link.latency}};
+}
+
+} // namespace
+
+double bytes_among(const std::map<int, double>& measured, int members) {
+    if (measured.empty()) return 0.0;
+    const auto found = measured.lower_bound(members);
+    return found != measured.end() ? found->second : measured.rbegin()->second;
+}
+
+const char* to_string(Precision precision) { return precision_names[static_cast<std::size_t>(precision)]; }
+
+Precision precision_from_string(const std::string& text) {
+    const std::vector<std::string> known{precision_names.begin(), precision_names.end()};
+    const auto found = std::find(known.begin(), known.end(), text);
+    if (found == known.end())
+        refuse("precision '{}' is unknown{}; known are {}", shown(text), did_you_mean(text, known),
+               fmt::join(known, ", "));
+    return static_cast<Precision>(found - known.begin());
+}
+
+Hardware hardware_from_json(const std::string& text, const std::string& place) {
+    const JsonObject json = JsonObject::parse(text, place);
+    json.only({"name",
+               "cpu",
+               "cores",
+               "sm_count",
+               "peak_flops",
+               "memory_bytes",
+               "memory_bandwidth",
+               "nvlink_domain",
+               "nvlink_domain_used",
+               "nvlink",
+               "nic",
+               "host",
+               "host_memory_bytes",
+               "context_bytes",
+               "communicator_bytes",
+               "default_stack",
+               "like",
+               "source",
+               "measured",
+               "product_tiles",
+               "measured_by"});
+    Hardware hardware;
+    hardware.name = json.string("name");
+    if (hardware.name.empty()) json.refuse_value("name", "must name the machine");
+    hardware.cpu = json.boolean_or("cpu", false);
+    hardware.cores = static_cast<int>(json.integer_or("cores", 0, 0, max_count));
+    hardware.sm_count = static_cast<int>(json.integer_or("sm_count", 0, 0, max_count));
+    read_peaks(json, hardware);
+    hardware.memory_bytes = json.number("memory_bytes", 0.0, max_bytes);
+    hardware.memory_bandwidth = json.number("memory_bandwidth", 1.0, max_rate);
+    hardware.nvlink_domain = static_cast<int>(json.integer_or("nvlink_domain", 1, 1, max_count));
+    hardware.nvlink_domain_used =
+        static_cast<int>(json.integer_or("nvlink_domain_used", hardware.nvlink_domain, 1, max_count));
+    hardware.nvlink = read_link(json, "nvlink");
+    hardware.nic = read_link(json, "nic");
+    hardware.host = read_link(json, "host");
+    hardware.host_memory_bytes = json.number_or("host_memory_bytes", 0.0, 0.0, max_bytes);
+    hardware.context_bytes = json.number_or("context_bytes", 0.0, 0.0, max_bytes);
+    hardware.communicators = read_communicators(json);
+    hardware.default_stack = json.string_or("default_stack", "moe-plan");
+    hardware.like = json.string_or("like", "");
+    hardware.source = read_source(json);
+    read_measured(json, hardware);
+    read_tiles(json, hardware);
+    hardware.measured_by = json.string_or("measured_by", "");
+    check(json, hardware);
+    resolve_machine(hardware);
+    hardware.json = to_json(hardware);
+    return hardware;
+}
+
+Hardware load_hardware(const std::string& name_or_path) {
+    const ProfileFile file = find_profile(name_or_path, "hardware", "hardware", "");
+    return hardware_from_json(read_file(file.path), file.path);
+}
+
+std::string to_json(const Hardware& hardware) {
+    nlohmann::ordered_json json;
+    json["name"] = hardware.name;
+    if (hardware.cpu) {
+        json["cpu"] = true;
+        json["cores"] = hardware.cores;
+    }
+    if (hardware.sm_count > 0) json["sm_count"] = hardware.sm_count;
+    for (std::size_t i = 0; i < precision_names.size(); ++i) {
+        if (hardware.peak_flops[i] > 0.0) json["peak_flops"][precision_names[i]] = hardware.peak_flops[i];
+    }
+    json["memory_bytes"] = hardware.memory_bytes;
+    json["memory_bandwidth"] = hardware.memory_bandwidth;
+    json["nvlink_domain"] = hardware.nvlink_domain;
+    json["nvlink_domain_used"] = hardware.nvlink_domain_used;
+    if (hardware.nvlink.bandwidth > 0.0) json["nvlink"] = link_json(hardware.nvlink);
+    if (hardware.nic.bandwidth > 0.0) json["nic"] = link_json(hardware.nic);
+    if (hardware.host.bandwidth > 0.0) json["host"] = link_json(hardware.host);
+    if (hardware.host_memory_bytes > 0.0) json["host_memory_bytes"] = hardware.host_memory_bytes;
+    json["context_bytes"] = hardware.context_bytes;
+    json["communicator_bytes"] = communicators_json(hardware.communicators);
+    json["default_stack"] = hardware.default_stack;
+    if (!hardware.like.empty()) json["like"] = hardware.like;
+    json["source"] = hardware.source;
+    for (const auto& [kind, calls] : hardware.measured) {
+        auto& rows = json["measured"][kind] = nlohmann::ordered_json::array();
+        for (const MeasuredCall& call : calls) {
+            auto& row = rows.emplace_back(nlohmann::ordered_json::array({call.work, call.seconds}));
+            for (const double side : call.sides) row.push_back(side);
+        }
+    }
+    for (const auto& [family, tiles] : hardware.product_tiles) {
+        auto& rows = json["product_tiles"][family] = nlohmann::ordered_json::array();
+        for (const ProductTile& t : tiles)
+            rows.push_back(
+                {t.multiprocessors, t.down, t.across, t.depth, t.step_cycles, t.tile_cycles, t.swapped ? 1 : 0});
+    }
+    if (!hardware.measured_by.empty()) json["measured_by"] = hardware.measured_by;
+    return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+} // namespace moe

@@ -1,0 +1,82 @@
+// Planned memory: every tensor of a Program gets its place before the run; the arena's size is the predicted peak.
+#pragma once
+
+#include "planner/program/program.hpp"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace moe {
+
+enum class MemoryClass : std::uint8_t { weights, gradients, optimizer, saved, transient, inputs };
+inline constexpr int memory_class_count = 6;
+const char* to_string(MemoryClass memory_class);
+
+// Places start at multiples of 256 bytes.
+constexpr std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+struct Place {
+    MemoryClass memory_class{};
+    std::int64_t offset = 0; // bytes from the arena's start, instance 0
+    std::int64_t stride = 0; // bytes between instances
+    int instances = 1;       // inputs: one per micro-batch; saved: as many as the pool of its block has
+    int block = -1;          // saved: index into MemoryPlan::blocks
+};
+
+// The saved activations of one layer of one chunk, which come and go together. Blocks of one size share a pool of
+// instances, since the chunks of a rank are not all full at one time.
+struct SavedBlock {
+    int chunk = 0, layer = -1; // layer: that of the backward ops which read them, -1 = outside of layers
+    bool from_dgrad = false;   // written by dgrad for wgrad; else by the forward
+    bool until_wgrad = false;  // where a backward runs in two slots: kept for the second; else free behind the first
+    std::vector<TensorId> tensors;
+    std::int64_t bytes = 0;
+    int pool = 0;              // blocks of one pool lie in the same instances
+    std::vector<int> instance; // by micro-batch
+};
+
+struct MemoryPlan {
+    std::vector<Place> places; // by TensorId; views resolved to their base
+    std::vector<SavedBlock> blocks;
+    std::int64_t arena_bytes = 0;
+    std::array<std::int64_t, memory_class_count> class_bytes{};
+    std::int64_t host_bytes = 0; // of Storage::host, outside of the arena: places of such tensors count from its start
+};
+
+// Activations written in a chunk's forward and read in its backward are saved, from the chunk's first slot of a
+// micro-batch to its last; where a backward runs in two slots, until the last of them that reads them, and so is what
+// the first writes for the second. The others live inside one template and share one workspace, packed by first-fit
+// over their lifetimes. Of merged slots the forward takes a layer's place with its first op that touches it, the
+// backward gives one free behind its last, and each has its own workspace. Every place is aligned to 256 bytes.
+// Deterministic.
+MemoryPlan plan_memory(const Program& program);
+
+// By template and op: the ops of the template, the latest of every other stream, that must have ended before the op may
+// write, because a transient tensor that begins with it has bytes of one that ended with them: plan_memory() gives
+// memory on in the order of the ops, and streams that could run ahead of that order wait.
+using Reuses = std::vector<std::vector<std::vector<int>>>;
+Reuses reuses_of(const Program& program);
+
+// What fills one rank's arena, component by component; all in bytes, instances in flight and alignment included.
+struct MemoryBreakdown {
+    std::array<std::int64_t, memory_class_count> classes{}; // as MemoryPlan::class_bytes; they add up to the arena
+    // Share of the experts in weights, gradients and optimizer (the rest is attention, dense and shared MLPs, norms,
+    // routers, embedding and head); 0 for the other classes.
+    std::array<std::int64_t, memory_class_count> expert{};
+    // Saved activations by the module whose op writes them: a linear's quantized input belongs to the linear, a norm's
+    // output to the norm.
+    std::map<Module, std::int64_t> saved;
+    int kept = 0; // pairs of chunk and micro-batch that are saved together before a backward, at most
+};
+MemoryBreakdown memory_breakdown(const Program& program, const MemoryPlan& plan);
+
+// Saved bytes and workspace peaks of a lowered segment (lower_segment), the terms of the closed form.
+struct SegmentMemory {
+    std::int64_t saved = 0;   // one micro-batch
+    std::int64_t forward = 0; // peak of transients, forward
+    std::int64_t backward = 0;
+};
+SegmentMemory segment_memory(const Program& segment);
+
+} // namespace moe

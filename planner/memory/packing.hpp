@@ -1,0 +1,57 @@
+// Lifetimes of a template's activations and their packing into one workspace: what plan_memory() and reuses_of() share.
+#pragma once
+
+#include "planner/memory/memory.hpp"
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+// First and last access of an activation within one template.
+struct Lifetime {
+    int first = std::numeric_limits<int>::max(), last = -1;
+};
+
+// By which kinds of templates an activation is touched.
+struct Use {
+    bool forward = false, backward = false; // backward: whole or either half
+    bool dgrad = false, wgrad = false;
+    bool saved() const { return (forward && backward) || (dgrad && wgrad); }
+};
+std::vector<Use> uses(const Program& program); // by TensorId
+
+inline TensorId root(const Program& program, TensorId id) {
+    const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
+    return base == no_tensor ? id : base;
+}
+
+// visit(root, op, written) for every activation that an op of the template touches.
+template <class Visit>
+void for_each_access(const Program& program, const Template& tmpl, Visit visit) {
+    const auto each = [&](const std::vector<TensorId>& ids, std::size_t op, bool written) {
+        for (const TensorId id : ids)
+            if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].storage == Storage::activation)
+                visit(root(program, id), static_cast<int>(op), written);
+    };
+    for (std::size_t i = 0; i < tmpl.ops.size(); ++i) {
+        each(tmpl.ops[i].in, i, false);
+        each(tmpl.ops[i].out, i, true);
+    }
+}
+
+// Lifetimes of one template's transients. What nobody in the template writes came from outside and is alive from the
+// start.
+std::vector<std::pair<TensorId, Lifetime>> transients(const Program& program, const Template& tmpl,
+                                                      const std::vector<Use>& use);
+
+struct Packed {
+    TensorId id;
+    Lifetime life;
+    std::int64_t offset, bytes;
+};
+// Largest first at the lowest offset that is free over the whole lifetime; returns the height.
+std::int64_t pack(const Program& program, std::vector<std::pair<TensorId, Lifetime>> list, std::vector<Packed>& placed);
+
+} // namespace moe

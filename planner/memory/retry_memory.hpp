@@ -1,0 +1,15 @@
+// Memory of a step and of the one that is run in its place when routed rows overflow (planner/plan/overflow_retry.hpp).
+#pragma once
+
+#include "planner/memory/memory.hpp"
+
+namespace moe {
+
+// plan_memory() of a Program that was lowered from `plan`, with room in the same arena for the Program that is run in
+// its place, counted as workspace.
+MemoryPlan plan_memory_with_rerun(const Plan& plan, const Program& program);
+
+// Whether both have weights, gradients, optimizer states, inputs and scalars at the same places.
+bool same_states(const Program& a, const MemoryPlan& memory_a, const Program& b, const MemoryPlan& memory_b);
+
+} // namespace moe

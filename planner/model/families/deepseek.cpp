@@ -1,0 +1,248 @@
+// The DeepSeek family, and GLM-4.5 to GLM-5 and dots.llm1, which share its experts' field names: latent attention,
+// sparse attention, groups, shared experts.
+#include "planner/base/error.hpp"
+#include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
+
+#include <algorithm>
+
+namespace moe::config {
+namespace {
+
+Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
+    const std::string name = json.string_or("scoring_func", fallback);
+    if (name == "softmax") return Scoring::softmax;
+    if (name == "sigmoid" || name == "noaux_tc") return Scoring::sigmoid; // the latter: dots.llm1's own word
+    if (name == "sqrtsoftplus") return Scoring::sqrt_softplus;
+    json.refuse_value("scoring_func", "must be softmax, sigmoid or sqrtsoftplus");
+}
+
+// What the configuration classes fill in where a file is silent.
+struct Defaults {
+    const char* scoring = "sigmoid";
+    const char* method = "noaux_tc";
+    std::int64_t shared = 1; // n_shared_experts
+    double scale = 1.0;      // routed_scaling_factor
+    int groups = 1, kept = 1;
+    bool normalizes = true; // reads norm_topk_prob at all: DeepSeek-V2's class does not (transformers 5.23)
+};
+
+// Routed and shared experts under DeepSeek's field names.
+Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
+    Moe moe;
+    moe.experts = integer(json, "n_routed_experts", max_experts);
+    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
+    moe.ffn = ffn(json, "moe_intermediate_size");
+    moe.shared_ffn = moe.ffn * json.integer_or("n_shared_experts", defaults.shared, 0, 1024);
+    if (moe.shared_ffn > max_ffn)
+        json.refuse_value("n_shared_experts",
+                          fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
+    Router& router = moe.router;
+    router.scoring = scoring_of(json, defaults.scoring);
+    router.normalize = defaults.normalizes && json.boolean_or("norm_topk_prob", true);
+    router.scale = json.number_or("routed_scaling_factor", defaults.scale, 0.0, 1e6);
+    const std::string chosen = json.string_or("topk_method", defaults.method);
+    if (chosen != "greedy" && chosen != "group_limited_greedy" && chosen != "noaux_tc")
+        json.refuse_value("topk_method", "must be greedy, group_limited_greedy or noaux_tc");
+    router.expert_bias = chosen == "noaux_tc";
+    router.group_score_top = router.expert_bias ? 2 : 1;
+    if (chosen != "greedy") {
+        router.groups = integer_or(json, "n_group", defaults.groups, 1, max_experts);
+        router.groups_kept = integer_or(json, "topk_group", std::min(router.groups, defaults.kept), 1, max_experts);
+    }
+    return moe;
+}
+
+// Layers that take the keys which one before them has picked (GLM-5.2's IndexShare): as listed or as a pattern of
+// letters says, else every one but each `index_topk_freq`-th behind the first few. Source: transformers 5.23,
+// configuration_glm_moe_dsa.py; Megatron-LM's is_dsa_skip_topk_layer() counts layers from 1.
+std::vector<bool> layers_that_share(const JsonObject& json) {
+    std::vector<bool> shared;
+    const int layers = layer_count(json);
+    if (json.is_array("indexer_types")) {
+        shared = layers_that_are(json, "indexer_types", "shared", "full", layers);
+    } else if (json.is_array("index_topk_pattern")) {
+        shared = layers_that_are(json, "index_topk_pattern", "S", "F", layers);
+    } else if (json.has("index_topk_pattern")) {
+        const std::string key = "index_topk_pattern", pattern = json.string(key);
+        if (pattern.find_first_not_of("FS") != std::string::npos || static_cast<int>(pattern.size()) != layers)
+            json.refuse_value(key, fmt::format("must be {} letters, F (picks keys) or S (shares them)", layers));
+        for (const char letter : pattern) shared.push_back(letter == 'S');
+    } else {
+        const int step = integer_or(json, "index_topk_freq", 1, 1, max_layers);
+        const int offset = integer_or(json, "index_skip_topk_offset", 2, 0, max_layers);
+        for (int layer = 0; layer < layers; ++layer) shared.push_back(std::max(layer - offset + 1, 0) % step != 0);
+    }
+    if (shared.front()) refuse("{}: the first layer cannot share the keys of one before it", json.place());
+    return shared;
+}
+
+// DeepSeek sparse attention: an indexer picks the keys that latent attention sees.
+void read_indexer(const JsonObject& json, Attention& attention, int heads) {
+    attention.indexer_heads = integer_or(json, "index_n_heads", heads, 1, max_heads);
+    attention.indexer_dim = integer_or(json, "index_head_dim", 128, 1, max_dim);
+    attention.indexer_top_k = integer_or(json, "index_topk", 2048, 1, max_window);
+}
+
+void add_deepseek_layers(const JsonObject& json, Model& model, const Attention& attention, const Moe* moe,
+                         int first_dense) {
+    const std::vector<bool> sparse = layers_with_experts(json, first_dense);
+    const std::vector<bool> shared =
+        attention.sparse() ? layers_that_share(json) : std::vector<bool>(sparse.size(), false);
+    LayerKind kind;
+    kind.activation = read_activation(json, "silu");
+    kind.attention = attention;
+    for (std::size_t layer = 0; layer < sparse.size(); ++layer) {
+        const bool experts = moe != nullptr && sparse[layer];
+        kind.attention.shares_index = shared[layer];
+        kind.moe = experts ? std::optional<Moe>(*moe) : std::nullopt;
+        kind.dense_ffn = experts ? 0 : ffn(json, "intermediate_size");
+        add_layer(model, kind);
+    }
+    kind.attention.shares_index = false; // an MTP layer picks its own
+    for (int depth = integer_or(json, "num_nextn_predict_layers", 0, 0, 64); depth > 0; --depth) add_mtp(model, kind);
+}
+
+void read_deepseek(const JsonObject& json, Model& model, bool third_generation) {
+    read_common(json, model, 1e-6, 10000.0);
+    model.rope_interleaved = json.boolean_or("rope_interleave", true);
+    Attention attention = read_mla(json);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    if (third_generation && json.has("index_topk")) read_indexer(json, attention, 64);
+    Moe moe;
+    const bool sparse = json.has("n_routed_experts");
+    if (sparse && third_generation) moe = read_deepseek_experts(json, {"sigmoid", "noaux_tc", 1, 2.5, 8, 4});
+    if (sparse && !third_generation) moe = read_deepseek_experts(json, {"softmax", "greedy", 2, 1.0, 1, 1, false});
+    add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, third_generation ? 3 : 0);
+}
+
+} // namespace
+
+// DeepSeekMoE-16B: the experts of V2 under plain multi-head attention.
+void read_deepseek_v1(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    const bool sparse = json.has("n_routed_experts");
+    const Moe moe = sparse ? read_deepseek_experts(json, {"softmax", "greedy", 0}) : Moe{};
+    add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, 0);
+    model.not_executable = "DeepSeekMoE: weights go by names that export does not know yet";
+}
+void read_deepseek_v2(const JsonObject& json, Model& model) { read_deepseek(json, model, false); }
+void read_deepseek_v3(const JsonObject& json, Model& model) { read_deepseek(json, model, true); }
+
+void read_glm4_moe(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    Attention attention = read_gqa(json, model, 0.5);
+    attention.qkv_bias = json.boolean_or("attention_bias", false);
+    attention.qk_norm = json.boolean_or("use_qk_norm", false);
+    const Moe moe = read_deepseek_experts(json, {});
+    add_deepseek_layers(json, model, attention, &moe, 1);
+}
+
+namespace {
+
+// GLM-4.5's experts under DeepSeek's latent attention.
+void read_latent_glm(const JsonObject& json, Model& model, bool picks_keys, const Defaults& defaults, int first_dense) {
+    read_common(json, model, 1e-5, 10000.0);
+    model.rope_interleaved = json.boolean_or("rope_interleave", true);
+    Attention attention = read_mla(json);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    if (picks_keys) read_indexer(json, attention, 32);
+    const Moe moe = read_deepseek_experts(json, defaults);
+    add_deepseek_layers(json, model, attention, &moe, first_dense);
+}
+
+} // namespace
+
+// GLM-4.7-Flash.
+void read_glm4_moe_lite(const JsonObject& json, Model& model) {
+    read_latent_glm(json, model, false, {}, 1);
+    model.not_executable = "Glm4MoeLite: weights go by names that export does not know yet";
+}
+
+// GLM-5, 5.1 and 5.2.
+void read_glm_moe_dsa(const JsonObject& json, Model& model) {
+    read_latent_glm(json, model, true, {"sigmoid", "noaux_tc", 1, 2.5}, 3);
+}
+
+void read_dots1(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    attention.qk_norm = true;
+    Moe moe = read_deepseek_experts(json, {});
+    moe.router.normalize = json.boolean_or("norm_topk_prob", false);
+    const int layers = layer_count(json);
+    const std::vector<bool> none(static_cast<std::size_t>(layers));
+    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, none);
+    if (std::find(sliding.begin(), sliding.end(), true) != sliding.end())
+        json.refuse_value("layer_types", "only full_attention is known of dots.llm1");
+    add_deepseek_layers(json, model, attention, &moe, 0);
+}
+
+namespace {
+
+// A field of DeepSeek-V4 under its Hugging Face name, or under Megatron's in the "megatron" block.
+struct V4Fields {
+    const JsonObject& json;
+    int integer(const std::string& name, const std::string& megatron, std::int64_t high) const {
+        if (json.has(name) || !json.is_object("megatron")) return config::integer(json, name, high);
+        return config::integer(json.object("megatron"), megatron, high);
+    }
+    std::vector<std::int64_t> ratios() const {
+        if (json.has("compress_ratios") || !json.is_object("megatron")) return json.integers("compress_ratios", 0, 128);
+        return json.object("megatron").integers("csa_compress_ratios", 0, 128);
+    }
+};
+
+Attention read_compressed(const JsonObject& json, std::int64_t ratio) {
+    const V4Fields fields{json};
+    Attention attention;
+    attention.kind = AttentionKind::compressed;
+    attention.heads = integer(json, "num_attention_heads", max_heads);
+    attention.kv_heads = 1;
+    attention.qk_dim = attention.v_dim = integer(json, "head_dim", max_dim);
+    attention.rope_dim = integer(json, "qk_rope_head_dim", max_dim);
+    attention.q_lora = integer(json, "q_lora_rank", max_hidden);
+    attention.sinks = true;
+    attention.window = fields.integer("sliding_window", "csa_window_size", max_window);
+    attention.out_groups = fields.integer("o_groups", "o_groups", max_heads);
+    attention.out_lora = fields.integer("o_lora_rank", "o_lora_rank", max_hidden);
+    attention.compress_ratio = static_cast<int>(ratio);
+    if (ratio != 4) return attention; // only the finely compressed layers select their keys
+    attention.indexer_heads = fields.integer("index_n_heads", "dsa_indexer_n_heads", max_heads);
+    attention.indexer_dim = fields.integer("index_head_dim", "dsa_indexer_head_dim", max_dim);
+    attention.indexer_top_k = fields.integer("index_topk", "dsa_indexer_topk", max_window);
+    return attention;
+}
+
+} // namespace
+
+void read_deepseek_v4(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    model.rope_interleaved = true;
+    const V4Fields fields{json};
+    model.residual_streams = fields.integer("hc_mult", "num_residual_streams", 64);
+    const int layers = layer_count(json);
+    const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
+    const std::vector<std::int64_t> ratios = fields.ratios();
+    if (ratios.size() < static_cast<std::size_t>(layers + depths))
+        refuse("{}: compress_ratios has {} entries: must have one for each of the {} layers and {} MTP layers",
+               json.place(), ratios.size(), layers, depths);
+    LayerKind kind;
+    kind.activation = read_activation(json, "silu");
+    kind.moe = read_deepseek_experts(json, {"sqrtsoftplus", "noaux_tc", 1, 1.5});
+    for (int layer = 0; layer < layers + depths; ++layer) {
+        const std::int64_t ratio = ratios[static_cast<std::size_t>(layer)];
+        if (ratio != 0 && ratio != 4 && ratio != 128)
+            refuse("{}: compress_ratios[{}] = {}: must be 0, 4 or 128", json.place(), layer, ratio);
+        kind.attention = read_compressed(json, ratio);
+        if (layer < layers)
+            add_layer(model, kind);
+        else
+            add_mtp(model, kind);
+    }
+}
+
+} // namespace moe::config

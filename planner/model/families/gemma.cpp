@@ -1,0 +1,70 @@
+// Gemma 4 without embeddings by layer: layers of windows, and layers that see everything with wider heads; norms on
+// both sides; experts beside an MLP.
+#include "planner/base/error.hpp"
+#include "planner/model/families/families.hpp"
+
+namespace moe::config {
+namespace {
+
+// Columns that a kind of layer turns, of its own width of a head.
+int rotary(const JsonObject& json, const std::string& type, int dim, double fallback) {
+    double share = fallback;
+    if (json.is_object("rope_parameters") && json.object("rope_parameters").is_object(type))
+        share = json.object("rope_parameters").object(type).number_or("partial_rotary_factor", fallback, 0.0, 1.0);
+    return static_cast<int>(dim * share);
+}
+
+// What a layer of the smaller models does that this structure has no place for.
+void refuse_others(const JsonObject& json) {
+    if (json.integer_or("hidden_size_per_layer_input", 0, 0, max_hidden) > 0)
+        json.refuse_value("hidden_size_per_layer_input", "embeddings by layer are not supported");
+    if (json.integer_or("num_kv_shared_layers", 0, 0, max_layers) > 0)
+        json.refuse_value("num_kv_shared_layers", "keys and values of other layers are not supported");
+}
+
+} // namespace
+
+// The MLP stands where others have a shared expert, under norms of its own as the experts are.
+void read_gemma4(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    refuse_others(json);
+    model.tied_embeddings = json.boolean_or("tie_word_embeddings", true);
+    model.post_norms = true;
+    const int layers = layer_count(json);
+    if (!json.has("layer_types")) refuse("{}: field \"layer_types\" is missing", json.place());
+    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, {});
+    integer(json, "head_dim", max_dim); // has no default that follows from other sizes
+    Attention window = read_gqa(json, model);
+    window.qk_norm = true;
+    window.qkv_bias = window.out_bias = json.boolean_or("attention_bias", false);
+    Attention full = window;
+    window.rope_dim = rotary(json, "sliding_attention", window.qk_dim, 1.0);
+    window.window = json.integer("sliding_window", 1, max_window);
+    full.qk_dim = full.v_dim = integer(json, "global_head_dim", max_dim);
+    full.rope_dim = rotary(json, "full_attention", full.qk_dim, 0.25);
+    full.k_eq_v = json.boolean_or("attention_k_eq_v", false);
+    if (full.k_eq_v && full.qkv_bias)
+        json.refuse_value("attention_bias", "must be false where attention_k_eq_v is true");
+    if (full.k_eq_v) full.kv_heads = integer_or(json, "num_global_key_value_heads", full.kv_heads, 1, max_heads);
+    LayerKind kind;
+    kind.activation = read_activation(json, "gelu_pytorch_tanh");
+    if (json.boolean_or("enable_moe_block", false)) {
+        Moe& moe = kind.moe.emplace();
+        moe.experts = integer(json, "num_experts", max_experts);
+        moe.top_k = integer(json, "top_k_experts", max_experts);
+        moe.ffn = ffn(json, "moe_intermediate_size");
+        moe.shared_ffn = ffn(json, "intermediate_size");
+        moe.branch_norms = true;
+        moe.router.normalize = true;
+    } else {
+        kind.dense_ffn = ffn(json, "intermediate_size");
+    }
+    for (const bool here : sliding) {
+        kind.attention = here ? window : full;
+        add_layer(model, kind);
+    }
+    model.not_executable =
+        "Gemma 4: norms behind attention and MLP, and bases of rotation by layer are not trained yet";
+}
+
+} // namespace moe::config

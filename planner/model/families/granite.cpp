@@ -1,0 +1,68 @@
+// Granite 4: layers of a Mamba-2 mixer or attention, each with routed experts and a shared MLP, or the latter alone.
+#include "planner/base/error.hpp"
+#include "planner/model/families/families.hpp"
+
+#include <algorithm>
+
+namespace moe::config {
+namespace {
+
+Attention read_mamba(const JsonObject& json, const Model& model) {
+    Attention mamba;
+    mamba.kind = AttentionKind::mamba;
+    mamba.value_heads = integer_or(json, "mamba_n_heads", 128, 1, max_heads);
+    const std::int64_t inner = model.hidden * integer_or(json, "mamba_expand", 2, 1, 64);
+    const bool stated = json.has("mamba_d_head") && !json.is_string("mamba_d_head"); // else "auto"
+    if (inner % mamba.value_heads != 0)
+        json.refuse_value("mamba_n_heads", fmt::format("must divide mamba_expand * hidden_size = {}", inner));
+    mamba.value_dim = stated ? integer(json, "mamba_d_head", max_dim) : static_cast<int>(inner / mamba.value_heads);
+    if (static_cast<std::int64_t>(mamba.value_heads) * mamba.value_dim != inner)
+        json.refuse_value(
+            "mamba_d_head",
+            fmt::format("times mamba_n_heads = {} must be mamba_expand * hidden_size = {}", mamba.value_heads, inner));
+    mamba.key_heads = integer_or(json, "mamba_n_groups", 1, 1, max_heads);
+    mamba.key_dim = integer_or(json, "mamba_d_state", 256, 1, max_dim);
+    mamba.conv_kernel = integer_or(json, "mamba_d_conv", 4, 1, 1024);
+    mamba.scan_chunk = integer_or(json, "mamba_chunk_size", 256, 1, 1 << 16);
+    if (mamba.value_heads % mamba.key_heads != 0)
+        json.refuse_value("mamba_n_heads", fmt::format("must be a multiple of mamba_n_groups = {}", mamba.key_heads));
+    if (!json.boolean_or("mamba_conv_bias", true))
+        json.refuse_value("mamba_conv_bias", "only convolutions with a bias are known");
+    if (json.boolean_or("mamba_proj_bias", false))
+        json.refuse_value("mamba_proj_bias", "only projections without a bias are known");
+    return mamba;
+}
+
+} // namespace
+
+// Without layer_types all layers are Mamba's. Attention turns nothing unless position_embedding_type says "rope".
+void read_granite_hybrid(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    const int layers = layer_count(json);
+    const std::vector<bool> all(static_cast<std::size_t>(layers), true);
+    const std::vector<bool> is_mamba = layers_of_type(json, "mamba", layers, all);
+    const bool rotates = json.string_or("position_embedding_type", "nope") == "rope";
+    LayerKind kind;
+    kind.activation = read_activation(json, "silu");
+    const std::int64_t shared = json.integer_or("shared_intermediate_size", 1024, 0, max_ffn);
+    if (json.integer_or("num_local_experts", 8, 0, max_experts) > 0) {
+        Moe& moe = kind.moe.emplace();
+        moe.experts = integer_or(json, "num_local_experts", 8, 1, max_experts);
+        moe.top_k = integer_or(json, "num_experts_per_tok", 2, 1, max_experts);
+        moe.ffn = ffn(json, "intermediate_size");
+        moe.shared_ffn = shared;
+        moe.router.softmax_after_top_k = true;
+    } else {
+        kind.dense_ffn = shared;
+    }
+    LayerKind mamba = kind, attention = kind;
+    if (std::find(is_mamba.begin(), is_mamba.end(), true) != is_mamba.end()) mamba.attention = read_mamba(json, model);
+    if (std::find(is_mamba.begin(), is_mamba.end(), false) != is_mamba.end()) {
+        attention.attention = read_gqa(json, model, rotates ? 1.0 : 0.0);
+        attention.attention.qkv_bias = attention.attention.out_bias = json.boolean_or("attention_bias", false);
+    }
+    for (const bool here : is_mamba) add_layer(model, here ? mamba : attention);
+    model.not_executable = "Granite 4: no Mamba layers, and no factors on embeddings, scores and sums yet";
+}
+
+} // namespace moe::config

@@ -1,0 +1,136 @@
+// Llama and its relatives with grouped-query attention: Mistral, GPT-OSS, Llama 4, Nemotron, the GPT series.
+#include "planner/base/error.hpp"
+#include "planner/model/families/families.hpp"
+
+#include <algorithm>
+
+namespace moe::config {
+namespace {
+
+// Llama and its dense relatives.
+void read_dense(const JsonObject& json, Model& model, const Attention& attention) {
+    refuse_experts(json, model);
+    LayerKind kind;
+    kind.attention = attention;
+    kind.dense_ffn = ffn(json, "intermediate_size");
+    kind.activation = read_activation(json, "silu");
+    kind.mlp_bias = json.boolean_or("mlp_bias", false);
+    const int layers = layer_count(json);
+    for (int layer = 0; layer < layers; ++layer) add_layer(model, kind);
+}
+
+} // namespace
+
+void read_llama(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    read_dense(json, model, attention);
+}
+
+// Llama with a window in every layer, or none.
+void read_mistral(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    if (json.has("sliding_window")) attention.window = json.integer("sliding_window", 1, max_window);
+    read_dense(json, model, attention);
+}
+
+// Attention sinks and biases everywhere; every second layer sees a window; the gate is a clamped quick-GELU whatever
+// hidden_act says (the field reads "silu" in the published files).
+void read_gpt_oss(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 150000.0);
+    LayerKind kind;
+    kind.attention = read_gqa(json, model);
+    kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", true);
+    kind.attention.sinks = true;
+    kind.activation = Activation::quick_gelu;
+    kind.swiglu_limit = json.number_or("swiglu_limit", 7.0, 1e-6, 1e6);
+    if (const double alpha = json.number_or("swiglu_alpha", 1.702, 0.0, 1e6); alpha != 1.702)
+        refuse("{}: swiglu_alpha = {}: only 1.702 is known", json.place(), alpha);
+    Moe moe;
+    moe.experts = integer(json, "num_local_experts", max_experts);
+    moe.top_k =
+        integer(json, json.has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token", max_experts);
+    moe.ffn = ffn(json, "intermediate_size");
+    moe.expert_bias = true;
+    moe.router.softmax_after_top_k = true;
+    moe.router.linear_bias = true;
+    kind.moe = moe;
+    const int layers = layer_count(json);
+    std::vector<bool> alternating;
+    for (int layer = 0; layer < layers; ++layer) alternating.push_back(layer % 2 == 0);
+    for (const bool sliding : layers_of_type(json, "sliding_attention", layers, alternating)) {
+        kind.attention.window = sliding ? json.integer_or("sliding_window", 128, 1, max_window) : 0;
+        add_layer(model, kind);
+    }
+}
+
+// One routed expert per token weighted by a sigmoid on the expert's input, beside a shared expert of the same width.
+// Layers with rotary positions see their chunk of the sequence alone; every fourth has none and sees all of it.
+void read_llama4(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 500000.0);
+    model.rope_interleaved = true;
+    Moe moe;
+    moe.experts = integer(json, "num_local_experts", max_experts);
+    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
+    moe.ffn = moe.shared_ffn = ffn(json, "intermediate_size");
+    moe.probs_on_input = true;
+    moe.router.scoring = Scoring::sigmoid;
+    const int layers = layer_count(json);
+    const int step = integer_or(json, "interleave_moe_layer_step", 1, 1, max_layers);
+    std::vector<bool> sparse;
+    for (int layer = 0; layer < layers; ++layer) sparse.push_back((layer + 1) % step == 0);
+    if (json.is_array("moe_layers")) {
+        std::fill(sparse.begin(), sparse.end(), false);
+        for (const std::int64_t layer : json.integers("moe_layers", 0, layers - 1))
+            sparse[static_cast<std::size_t>(layer)] = true;
+    }
+    std::vector<bool> chunked;
+    const int whole = integer_or(json, "no_rope_layer_interval", 4, 1, max_layers);
+    for (int layer = 0; layer < layers; ++layer) chunked.push_back((layer + 1) % whole != 0);
+    const auto listed = json.is_array("no_rope_layers") ? json.integers("no_rope_layers", 0, 1)
+                                                        : std::vector<std::int64_t>{}; // 1: has rotary positions
+    if (!listed.empty() && listed.size() != chunked.size())
+        json.refuse_value("no_rope_layers", fmt::format("must have num_hidden_layers = {} entries", layers));
+    if (!listed.empty()) chunked.assign(listed.begin(), listed.end());
+    chunked = layers_of_type(json, "chunked_attention", layers, chunked);
+    const std::int64_t chunk = json.integer_or("attention_chunk_size", 8192, 1, max_window);
+    for (std::size_t layer = 0; layer < sparse.size(); ++layer) {
+        LayerKind kind;
+        kind.attention = read_gqa(json, model);
+        if (chunked[layer]) kind.attention.chunk = chunk;
+        kind.activation = read_activation(json, "silu");
+        if (sparse[layer])
+            kind.moe = moe;
+        else
+            kind.dense_ffn = ffn(json, "intermediate_size_mlp");
+        add_layer(model, kind);
+    }
+}
+
+namespace {
+
+// Plain two-matrix MLPs with LayerNorm: Nemotron-4 (squared ReLU, no biases) and the GPT series (GELU).
+void read_ungated(const JsonObject& json, Model& model, const std::string& activation, bool linear_bias,
+                  double rotary) {
+    read_common(json, model, 1e-5, 10000.0);
+    model.layer_norm_bias = true;
+    LayerKind kind;
+    kind.attention = read_gqa(json, model, rotary);
+    kind.attention.qkv_bias = kind.attention.out_bias = linear_bias;
+    kind.dense_ffn = ffn(json, "intermediate_size");
+    kind.activation = read_activation(json, activation);
+    kind.gated = json.boolean_or("mlp_gated", false);
+    kind.mlp_bias = linear_bias;
+    const int layers = layer_count(json);
+    for (int layer = 0; layer < layers; ++layer) add_layer(model, kind);
+}
+
+} // namespace
+
+void read_nemotron(const JsonObject& json, Model& model) { read_ungated(json, model, "relu2", false, 0.5); }
+void read_megatron_gpt(const JsonObject& json, Model& model) { read_ungated(json, model, "gelu", false, 1.0); }
+void read_gpt3(const JsonObject& json, Model& model) { read_ungated(json, model, "gelu", true, 0.0); }
+
+} // namespace moe::config

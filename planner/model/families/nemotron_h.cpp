@@ -1,0 +1,96 @@
+// Nemotron-H and Nemotron 3, hybrids whose layers are one part each: a Mamba-2 mixer, attention, experts or an MLP.
+#include "planner/base/error.hpp"
+#include "planner/model/families/families.hpp"
+
+#include <map>
+
+namespace moe::config {
+namespace {
+
+Attention read_mamba(const JsonObject& json) {
+    Attention mamba;
+    mamba.kind = AttentionKind::mamba;
+    mamba.value_heads = integer(json, "mamba_num_heads", max_heads);
+    mamba.value_dim = integer(json, "mamba_head_dim", max_dim);
+    mamba.key_heads = integer(json, "n_groups", max_heads);
+    mamba.key_dim = integer(json, "ssm_state_size", max_dim);
+    mamba.conv_kernel = integer_or(json, "conv_kernel", 4, 1, 1024);
+    mamba.scan_chunk = integer_or(json, "chunk_size", 128, 1, 1 << 16);
+    if (mamba.value_heads % mamba.key_heads != 0)
+        json.refuse_value("mamba_num_heads", fmt::format("must be a multiple of n_groups = {}", mamba.key_heads));
+    return mamba;
+}
+
+// Attention without any rotation: the state space layers tell positions.
+Attention read_attention(const JsonObject& json, const Model& model) {
+    Attention attention = read_gqa(json, model, 0.0);
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    return attention;
+}
+
+Moe read_experts(const JsonObject& json) {
+    Moe moe;
+    moe.experts = integer(json, "n_routed_experts", max_experts);
+    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
+    moe.ffn = ffn(json, "moe_intermediate_size");
+    moe.shared_ffn = json.integer_or("moe_shared_expert_intermediate_size", 0, 0, max_ffn);
+    if (json.has("moe_latent_size")) moe.latent = json.integer("moe_latent_size", 1, max_hidden);
+    Router& router = moe.router;
+    router.scoring = Scoring::sigmoid;
+    router.expert_bias = true;
+    router.normalize = json.boolean_or("norm_topk_prob", true);
+    router.scale = json.number_or("routed_scaling_factor", 1.0, 0.0, 1e6);
+    router.groups = integer_or(json, "n_group", 1, 1, max_experts);
+    router.groups_kept = integer_or(json, "topk_group", 1, 1, max_experts);
+    router.group_score_top = 2;
+    return moe;
+}
+
+// What the letters of a pattern stand for, of those that the pattern has.
+std::map<char, LayerKind> read_parts(const JsonObject& json, const Model& model, const std::string& pattern) {
+    const auto has = [&pattern](char letter) { return pattern.find(letter) != std::string::npos; };
+    LayerKind plain;
+    plain.attention.kind = AttentionKind::none;
+    plain.activation = read_activation(json, "relu2");
+    plain.gated = false;
+    std::map<char, LayerKind> parts{{'M', plain}, {'*', plain}, {'E', plain}, {'-', plain}};
+    if (has('M')) parts['M'].attention = read_mamba(json);
+    if (has('*')) parts['*'].attention = read_attention(json, model);
+    if (has('E')) parts['E'].moe = read_experts(json);
+    if (has('-')) {
+        parts['-'].dense_ffn = ffn(json, "intermediate_size");
+        parts['-'].mlp_bias = json.boolean_or("mlp_bias", false);
+    }
+    return parts;
+}
+
+void check_pattern(const JsonObject& json, const std::string& key, const std::string& pattern) {
+    const std::size_t wrong = pattern.find_first_not_of("M*E-");
+    if (pattern.empty() || wrong != std::string::npos)
+        json.refuse_value(key, "must be made of M (Mamba), * (attention), E (experts) and - (MLP)");
+}
+
+} // namespace
+
+// A depth of MTP has the parts of a pattern of its own, attention and experts where it is not given.
+void read_nemotron_h(const JsonObject& json, Model& model) {
+    read_common(json, model, json.number_or("layer_norm_epsilon", 1e-5, 0.0, 1.0), 10000.0);
+    model.hybrid = true;
+    const std::string key = "hybrid_override_pattern", pattern = json.string(key);
+    check_pattern(json, key, pattern);
+    if (static_cast<int>(pattern.size()) != layer_count(json))
+        json.refuse_value(key, fmt::format("must have num_hidden_layers = {} letters", layer_count(json)));
+    const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
+    const std::string mtp = depths > 0 ? json.string_or("mtp_hybrid_override_pattern", "*E") : "";
+    if (depths > 0 && mtp != "*E")
+        json.refuse_value("mtp_hybrid_override_pattern", "must be *E, an attention layer and experts");
+    const std::map<char, LayerKind> parts = read_parts(json, model, pattern + mtp);
+    for (const char letter : pattern) add_layer(model, parts.at(letter));
+    for (int depth = 0; depth < depths; ++depth) {
+        LayerKind kind = parts.at('E');
+        kind.attention = parts.at('*').attention;
+        add_mtp(model, kind);
+    }
+}
+
+} // namespace moe::config

@@ -1,0 +1,74 @@
+// What several families' readers of experts share.
+#include "planner/model/families/parts.hpp"
+
+#include "planner/base/error.hpp"
+
+#include <algorithm>
+
+namespace moe::config {
+
+void check_length(const JsonObject& json, const std::string& key, std::size_t found, int layers) {
+    if (found != static_cast<std::size_t>(layers))
+        json.refuse_value(key, fmt::format("must have num_hidden_layers = {} entries, found {}", layers, found));
+}
+
+std::vector<bool> after(int first, int layers) {
+    std::vector<bool> list(static_cast<std::size_t>(layers), true);
+    std::fill(list.begin(), list.begin() + std::min(first, layers), false);
+    return list;
+}
+
+std::vector<bool> layers_that_are(const JsonObject& json, const std::string& key, const std::string& word,
+                                  const std::string& other, int layers) {
+    std::vector<bool> list;
+    for (const std::string& entry : json.strings(key)) {
+        if (entry != word && entry != other)
+            json.refuse_value(key, fmt::format("must be made of {} and {}", word, other));
+        list.push_back(entry == word);
+    }
+    check_length(json, key, list.size(), layers);
+    return list;
+}
+
+std::vector<bool> sparse_of_types(const JsonObject& json, int layers) {
+    return layers_that_are(json, "mlp_layer_types", "sparse", "dense", layers);
+}
+
+std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense) {
+    if (json.is_array("mlp_layer_types")) return sparse_of_types(json, layer_count(json));
+    const int first = integer_or(json, "first_k_dense_replace", first_dense, 0, max_layers);
+    const int step = integer_or(json, "moe_layer_freq", 1, 1, max_layers);
+    std::vector<bool> sparse;
+    for (int layer = 0; layer < layer_count(json); ++layer) sparse.push_back(layer >= first && layer % step == 0);
+    return sparse;
+}
+
+void must_be(const JsonObject& json, const std::string& key, const std::string& only) {
+    if (json.has(key) && json.string(key) != only) json.refuse_value(key, "only " + only + " is known");
+}
+
+Router selecting_router(const JsonObject& json, const char* normalize, const char* scale, double fallback_scale) {
+    Router router;
+    router.scoring = Scoring::sigmoid;
+    router.expert_bias = true;
+    router.normalize = json.boolean_or(normalize, true);
+    router.scale = json.number_or(scale, fallback_scale, 0.0, 1e6);
+    router.groups = integer_or(json, "n_group", 1, 1, max_experts);
+    router.groups_kept = integer_or(json, "topk_group", 1, 1, max_experts);
+    router.group_score_top = 2;
+    return router;
+}
+
+Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared, std::int64_t fallback_shared) {
+    Moe moe;
+    moe.experts = integer(json, routed, max_experts);
+    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
+    moe.ffn = ffn(json, "moe_intermediate_size");
+    if (shared.empty()) return moe;
+    moe.shared_ffn = moe.ffn * json.integer_or(shared, fallback_shared, 0, 1024);
+    if (moe.shared_ffn > max_ffn)
+        json.refuse_value(shared, fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
+    return moe;
+}
+
+} // namespace moe::config

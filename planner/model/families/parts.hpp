@@ -1,0 +1,32 @@
+// What several families' readers of experts share: which layers have them, their sizes, DeepSeek-V3's router.
+#pragma once
+
+#include "planner/model/families/config.hpp"
+
+#include <string>
+#include <vector>
+
+namespace moe::config {
+
+// Refuses a list with another number of entries than there are layers.
+void check_length(const JsonObject& json, const std::string& key, std::size_t found, int layers);
+// False for the first so many layers.
+std::vector<bool> after(int first, int layers);
+// A list with one of two words for each layer: where it is the first.
+std::vector<bool> layers_that_are(const JsonObject& json, const std::string& key, const std::string& word,
+                                  const std::string& other, int layers);
+// "dense" or "sparse" for each layer in mlp_layer_types, as transformers 5 writes it.
+std::vector<bool> sparse_of_types(const JsonObject& json, int layers);
+// Layers with experts in DeepSeek's words: as mlp_layer_types says, else those behind first_k_dense_replace whose index
+// moe_layer_freq divides.
+std::vector<bool> layers_with_experts(const JsonObject& json, int first_dense);
+// Refuses any other value of a field that may be missing.
+void must_be(const JsonObject& json, const std::string& key, const std::string& only);
+
+// Sigmoid scores, a bias that only selects, chosen scores divided by their sum and scaled; fields of the family's
+// names.
+Router selecting_router(const JsonObject& json, const char* normalize, const char* scale, double fallback_scale);
+// Routed and shared experts of one width, their numbers under the family's names; no name: no shared ones here.
+Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared, std::int64_t fallback_shared);
+
+} // namespace moe::config

@@ -1,0 +1,144 @@
+// The Qwen family: Qwen2 and Qwen3, dense and with experts, and Qwen3-Next and Qwen3.5 with their linear attention.
+#include "planner/base/error.hpp"
+#include "planner/model/families/families.hpp"
+
+namespace moe::config {
+namespace {
+
+// The window of Qwen models: off unless use_sliding_window; then on the layers from max_window_layers on.
+std::vector<LayerKind> with_qwen_windows(const JsonObject& json, std::vector<LayerKind> kinds) {
+    if (!json.boolean_or("use_sliding_window", false) || !json.has("sliding_window")) return kinds;
+    const auto layers = static_cast<int>(kinds.size());
+    const int first = integer_or(json, "max_window_layers", 28, 0, max_layers);
+    std::vector<bool> fallback(kinds.size());
+    for (int layer = 0; layer < layers; ++layer) fallback[static_cast<std::size_t>(layer)] = layer >= first;
+    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, fallback);
+    for (std::size_t layer = 0; layer < kinds.size(); ++layer) {
+        if (sliding[layer]) kinds[layer].attention.window = json.integer("sliding_window", 1, max_window);
+    }
+    return kinds;
+}
+
+void read_qwen_dense(const JsonObject& json, Model& model, bool third_generation) {
+    read_common(json, model, 1e-6, 10000.0);
+    refuse_experts(json, model);
+    LayerKind kind;
+    kind.attention = read_gqa(json, model);
+    kind.attention.qk_norm = third_generation;
+    kind.attention.qkv_bias = third_generation ? json.boolean_or("attention_bias", false) : true;
+    kind.attention.out_bias = third_generation && kind.attention.qkv_bias;
+    kind.dense_ffn = ffn(json, "intermediate_size");
+    kind.activation = read_activation(json, "silu");
+    const std::vector<LayerKind> kinds(static_cast<std::size_t>(layer_count(json)), kind);
+    for (const LayerKind& layer : with_qwen_windows(json, kinds)) add_layer(model, layer);
+}
+
+} // namespace
+
+void read_qwen2(const JsonObject& json, Model& model) { read_qwen_dense(json, model, false); }
+void read_qwen3(const JsonObject& json, Model& model) { read_qwen_dense(json, model, true); }
+
+namespace {
+
+// Routed experts of the Qwen family, and the shared expert with its sigmoid gate where there is one.
+Moe read_qwen_experts(const JsonObject& json, bool shared, bool normalize) {
+    Moe moe;
+    // transformers 5 writes Qwen3-MoE's count under the name that its experts' code uses.
+    const bool renamed = !json.has("num_experts") && json.has("num_local_experts");
+    moe.experts = integer(json, renamed ? "num_local_experts" : "num_experts", max_experts);
+    moe.top_k = integer(json, "num_experts_per_tok", max_experts);
+    moe.ffn = ffn(json, "moe_intermediate_size");
+    moe.router.normalize = json.boolean_or("norm_topk_prob", normalize);
+    if (!shared) return moe;
+    moe.shared_ffn = json.integer("shared_expert_intermediate_size", 0, max_ffn);
+    moe.shared_gate = moe.shared_ffn > 0;
+    return moe;
+}
+
+// Which layers hold experts: every decoder_sparse_step-th, less mlp_only_layers.
+std::vector<bool> qwen_sparse_layers(const JsonObject& json, int layers) {
+    const int step = integer_or(json, "decoder_sparse_step", 1, 1, max_layers);
+    std::vector<bool> sparse(static_cast<std::size_t>(layers));
+    for (int layer = 0; layer < layers; ++layer) sparse[static_cast<std::size_t>(layer)] = (layer + 1) % step == 0;
+    if (!json.has("mlp_only_layers")) return sparse;
+    for (const std::int64_t layer : json.integers("mlp_only_layers", 0, layers - 1))
+        sparse[static_cast<std::size_t>(layer)] = false;
+    return sparse;
+}
+
+std::vector<LayerKind> qwen_layers(const JsonObject& json, const Attention& attention, const Moe& moe) {
+    std::vector<LayerKind> kinds;
+    for (const bool sparse : qwen_sparse_layers(json, layer_count(json))) {
+        LayerKind& kind = kinds.emplace_back();
+        kind.attention = attention;
+        kind.activation = read_activation(json, "silu");
+        if (sparse)
+            kind.moe = moe;
+        else
+            kind.dense_ffn = ffn(json, "intermediate_size");
+    }
+    return kinds;
+}
+
+} // namespace
+
+void read_qwen2_moe(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    attention.qkv_bias = json.boolean_or("qkv_bias", true);
+    const Moe moe = read_qwen_experts(json, true, false);
+    for (const LayerKind& kind : with_qwen_windows(json, qwen_layers(json, attention, moe))) add_layer(model, kind);
+    repeat_last_as_mtp(json, model);
+}
+
+void read_qwen3_moe(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention attention = read_gqa(json, model);
+    attention.qk_norm = true;
+    attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
+    const Moe moe = read_qwen_experts(json, false, false);
+    for (const LayerKind& kind : with_qwen_windows(json, qwen_layers(json, attention, moe))) add_layer(model, kind);
+    repeat_last_as_mtp(json, model);
+}
+
+namespace {
+
+Attention read_gated_delta(const JsonObject& json) {
+    Attention attention;
+    attention.kind = AttentionKind::gated_delta;
+    attention.key_heads = integer(json, "linear_num_key_heads", max_heads);
+    attention.value_heads = integer(json, "linear_num_value_heads", max_heads);
+    attention.key_dim = integer(json, "linear_key_head_dim", max_dim);
+    attention.value_dim = integer(json, "linear_value_head_dim", max_dim);
+    attention.conv_kernel = integer_or(json, "linear_conv_kernel_dim", 4, 1, 1024);
+    attention.heads = attention.value_heads;
+    attention.kv_heads = attention.key_heads;
+    attention.qk_dim = attention.key_dim;
+    attention.v_dim = attention.value_dim;
+    return attention;
+}
+
+} // namespace
+
+// Gated delta net on three layers of four, gated softmax attention on the fourth.
+void read_qwen3_next(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 10000.0);
+    Attention full = read_gqa(json, model, 0.25);
+    full.qk_norm = true;
+    full.output_gate = true;
+    const Attention linear = read_gated_delta(json);
+    std::vector<LayerKind> kinds = qwen_layers(json, full, read_qwen_experts(json, true, true));
+    std::vector<bool> is_linear;
+    const int interval = integer_or(json, "full_attention_interval", 4, 1, max_layers);
+    for (std::size_t layer = 0; layer < kinds.size(); ++layer)
+        is_linear.push_back((static_cast<int>(layer) + 1) % interval != 0);
+    is_linear = layers_of_type(json, "linear_attention", static_cast<int>(kinds.size()), is_linear);
+    for (std::size_t layer = 0; layer < kinds.size(); ++layer) {
+        if (is_linear[layer]) kinds[layer].attention = linear;
+        add_layer(model, kinds[layer]);
+    }
+    if (json.has("mtp_num_hidden_layers")) return repeat_last_as_mtp(json, model, "mtp_num_hidden_layers"); // Qwen3.5
+    repeat_last_as_mtp(json, model);
+}
+
+} // namespace moe::config

@@ -1,0 +1,339 @@
+// Families whose layers see a window of the sequence or all of it, in a pattern: MiMo-V2, Step-3.5, AFMoE (Trinity),
+// EXAONE-MoE and Laguna.
+#include "planner/base/error.hpp"
+#include "planner/model/families/families.hpp"
+#include "planner/model/families/parts.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+namespace moe::config {
+namespace {
+
+// What the layer at an index is: one of a window, one with experts.
+struct Pattern {
+    std::vector<bool> sliding, sparse;
+};
+
+// A list of zeros and ones, one for each layer.
+std::vector<bool> flags(const JsonObject& json, const std::string& key, int layers) {
+    const std::vector<std::int64_t> list = json.integers(key, 0, 1);
+    check_length(json, key, list.size(), layers);
+    return {list.begin(), list.end()};
+}
+
+// Every layer but each `step`-th.
+std::vector<bool> all_but_every(int step, int layers) {
+    std::vector<bool> list;
+    for (int layer = 0; layer < layers; ++layer) list.push_back((layer + 1) % step != 0);
+    return list;
+}
+
+void add_pattern(Model& model, const Pattern& pattern, const LayerKind& base, const Attention& full,
+                 const Attention& window, const Moe& moe, std::int64_t dense_ffn) {
+    for (std::size_t layer = 0; layer < pattern.sliding.size(); ++layer) {
+        LayerKind kind = base;
+        kind.attention = pattern.sliding[layer] ? window : full;
+        if (pattern.sparse[layer])
+            kind.moe = moe;
+        else
+            kind.dense_ffn = dense_ffn;
+        add_layer(model, kind);
+    }
+}
+
+// Layers of windows have heads of their own. A file of transformers 5 names their number of key/value heads nowhere:
+// its class takes twice those of the other layers.
+Attention read_mimo_attention(const JsonObject& json, bool sliding) {
+    const auto size = [&](const std::string& key, std::int64_t high) {
+        return integer(json, sliding && json.has("swa_" + key) ? "swa_" + key : key, high);
+    };
+    Attention attention;
+    attention.heads = size("num_attention_heads", max_heads);
+    attention.kv_heads = size("num_key_value_heads", max_heads / 2);
+    if (sliding && !json.has("swa_num_key_value_heads")) attention.kv_heads *= 2;
+    attention.qk_dim = size("head_dim", max_dim);
+    attention.v_dim = size("v_head_dim", max_dim);
+    attention.qkv_bias = json.boolean_or("attention_bias", false);
+    const double share = json.number_or("partial_rotary_factor", 0.334, 0.0, 1.0);
+    attention.rope_dim = static_cast<int>(attention.qk_dim * share) / 2 * 2;
+    attention.sinks = sliding ? json.boolean_or("add_swa_attention_sink_bias", true)
+                              : json.boolean_or("add_full_attention_sink_bias", false);
+    if (sliding)
+        attention.window =
+            json.integer(json.has("sliding_window") ? "sliding_window" : "sliding_window_size", 1, max_window);
+    return attention;
+}
+
+} // namespace
+
+// A depth of MTP has a window and a dense MLP. The published V2-Flash holds three depths and mentions none.
+void read_mimo_v2(const JsonObject& json, Model& model) {
+    read_common(json, model, json.number_or("layernorm_epsilon", 1e-5, 0.0, 1.0), 5e6);
+    must_be(json, "scoring_func", "sigmoid");
+    must_be(json, "topk_method", "noaux_tc");
+    const int layers = layer_count(json);
+    Pattern pattern;
+    if (json.has("hybrid_layer_pattern"))
+        pattern.sliding = flags(json, "hybrid_layer_pattern", layers);
+    else if (json.has("layer_types"))
+        pattern.sliding = layers_of_type(json, "sliding_attention", layers, {});
+    else
+        refuse("{}: field \"hybrid_layer_pattern\" is missing", json.place());
+    pattern.sparse =
+        json.has("mlp_layer_types") ? sparse_of_types(json, layers) : flags(json, "moe_layer_freq", layers);
+    LayerKind base;
+    base.activation = read_activation(json, "silu");
+    Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 0);
+    moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
+    const Attention window = read_mimo_attention(json, true);
+    const std::int64_t wide = ffn(json, "intermediate_size");
+    add_pattern(model, pattern, base, read_mimo_attention(json, false), window, moe, wide);
+    LayerKind depth = base;
+    depth.attention = window;
+    depth.dense_ffn = wide;
+    const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
+    for (int i = 0; i < depths; ++i) add_mtp(model, depth);
+    for (const char* tower : {"vision_config", "audio_config"}) // beside the language model's own fields
+        if (json.is_object(tower)) model.left_out.emplace_back(tower);
+    model.not_executable = "swa_rope_theta: bases of rotation by layer are not trained yet";
+}
+
+namespace {
+
+// Step-3.5 lists its layers with experts in one string, "3,4,5", or as numbers.
+std::vector<bool> read_step_sparse(const JsonObject& json, int layers) {
+    const std::string key = "moe_layers_enum";
+    std::vector<std::int64_t> indices;
+    if (json.is_array(key)) {
+        indices = json.integers(key, 0, layers - 1);
+    } else {
+        std::string text = json.string(key);
+        std::erase(text, ' ');
+        for (const char *at = text.data(), *end = at + text.size(); at < end;) {
+            int index = 0;
+            const auto [next, fault] = std::from_chars(at, end, index);
+            if (fault != std::errc() || index < 0 || index >= layers || (next < end && *next != ','))
+                json.refuse_value(key, fmt::format("must list indices below num_hidden_layers = {}", layers));
+            indices.push_back(index);
+            at = next < end ? next + 1 : end;
+        }
+    }
+    std::vector<bool> sparse(static_cast<std::size_t>(layers));
+    for (const std::int64_t index : indices) sparse[static_cast<std::size_t>(index)] = true;
+    return sparse;
+}
+
+Attention read_step_attention(const JsonObject& sizes, const JsonObject& json) {
+    Attention attention;
+    attention.heads = integer(sizes, "num_attention_heads", max_heads);
+    attention.kv_heads = integer(sizes, "num_attention_groups", max_heads);
+    attention.qk_dim = attention.v_dim = attention.rope_dim =
+        integer(sizes.has("head_dim") ? sizes : json, "head_dim", max_dim);
+    attention.qk_norm = json.boolean_or("use_qk_norm", true);
+    attention.head_gate = json.boolean_or("use_head_wise_attn_gate", true);
+    attention.sinks = json.boolean_or("sink", false);
+    return attention;
+}
+
+} // namespace
+
+// Layers of windows have more query heads, and turn all of each; the others half, as partial_rotary_factors says. The
+// list of layer_types goes on over the depths of MTP, whose MLPs are dense.
+void read_step3p5(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    must_be(json, "att_impl_type", "GQA");
+    must_be(json, "moe_router_activation", "sigmoid");
+    const int layers = layer_count(json), depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
+    const auto whole = static_cast<std::size_t>(layers + depths);
+    const std::vector<std::string> types = json.strings("layer_types");
+    if (types.size() < static_cast<std::size_t>(layers) || types.size() > whole)
+        json.refuse_value("layer_types", fmt::format("must have an entry for each of the {} layers, and may have one "
+                                                     "for each of the {} MTP layers",
+                                                     layers, depths));
+    Attention full = read_step_attention(json, json);
+    Attention window = read_step_attention(json.object("attention_other_setting"), json);
+    window.window = json.integer("sliding_window", 1, max_window);
+    if (json.has("partial_rotary_factors")) {
+        const std::vector<double> shares = json.numbers("partial_rotary_factors", 0.0, 1.0);
+        for (std::size_t layer = 0; layer < std::min(shares.size(), types.size()); ++layer) {
+            Attention& of = types[layer] == "sliding_attention" ? window : full;
+            of.rope_dim = static_cast<int>(of.qk_dim * shares[layer]);
+        }
+    }
+    LayerKind base;
+    base.activation = read_activation(json, "silu");
+    Moe moe;
+    moe.experts = integer(json, "moe_num_experts", max_experts);
+    moe.top_k = integer(json, "moe_top_k", max_experts);
+    moe.ffn = ffn(json, "moe_intermediate_size");
+    moe.shared_ffn = json.integer("share_expert_dim", 0, max_ffn);
+    moe.router = selecting_router(json, "norm_expert_weight", "moe_router_scaling_factor", 1.0);
+    moe.router.expert_bias = json.boolean_or("use_moe_router_bias", true);
+    const std::int64_t wide = ffn(json, "intermediate_size");
+    Pattern pattern{{}, read_step_sparse(json, layers)};
+    for (int layer = 0; layer < layers; ++layer)
+        pattern.sliding.push_back(types[static_cast<std::size_t>(layer)] == "sliding_attention");
+    add_pattern(model, pattern, base, full, window, moe, wide);
+    LayerKind depth = base;
+    depth.dense_ffn = wide;
+    for (std::size_t i = static_cast<std::size_t>(layers); i < whole; ++i) {
+        depth.attention = i < types.size() && types[i] == "full_attention" ? full : window;
+        add_mtp(model, depth);
+    }
+    model.not_executable = "rope_theta by layer and one gate per head: not trained yet";
+}
+
+// Arcee's Trinity: gated attention, norms on both sides of attention and MLP; layers that see everything turn nothing.
+void read_afmoe(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    must_be(json, "score_func", "sigmoid");
+    model.post_norms = true;
+    const int layers = layer_count(json);
+    Pattern pattern;
+    pattern.sliding =
+        layers_of_type(json, "sliding_attention", layers,
+                       all_but_every(integer_or(json, "global_attn_every_n_layers", 4, 1, max_layers), layers));
+    pattern.sparse = after(integer_or(json, "num_dense_layers", 1, 0, max_layers), layers);
+    integer(json, "head_dim", max_dim); // has no default that follows from other sizes
+    Attention full = read_gqa(json, model);
+    full.qk_norm = full.output_gate = true;
+    Attention window = full;
+    window.window = json.integer_or("sliding_window", 1024, 1, max_window);
+    full.rope_dim = 0;
+    LayerKind base;
+    base.activation = read_activation(json, "silu");
+    Moe moe = read_experts(json, "num_experts", "num_shared_experts", 2);
+    moe.router = selecting_router(json, "route_norm", "route_scale", 1.0);
+    add_pattern(model, pattern, base, full, window, moe, ffn(json, "intermediate_size"));
+}
+
+namespace {
+
+// "LLLG" over and over, or the step between layers that see everything; the last layer always does.
+std::vector<bool> read_exaone_windows(const JsonObject& json, int layers) {
+    const std::string key = "sliding_window_pattern";
+    if (json.is_array("layer_types")) return layers_of_type(json, "sliding_attention", layers, {});
+    std::vector<bool> sliding;
+    if (json.is_string(key)) {
+        const std::string pattern = json.string(key);
+        if (pattern.empty() || pattern.find_first_not_of("LG") != std::string::npos)
+            json.refuse_value(key, "must be made of L (local) and G (global)");
+        for (std::size_t layer = 0; layer < static_cast<std::size_t>(layers); ++layer)
+            sliding.push_back(pattern[layer % pattern.size()] == 'L');
+    } else {
+        sliding = all_but_every(integer_or(json, key, 4, 1, max_layers), layers);
+    }
+    sliding.back() = false;
+    return sliding;
+}
+
+} // namespace
+
+// K-EXAONE: the experts of DeepSeek-V3; layers that see everything turn nothing.
+void read_exaone_moe(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-5, 10000.0);
+    must_be(json, "scoring_func", "sigmoid");
+    must_be(json, "topk_method", "noaux_tc");
+    const int layers = layer_count(json);
+    Pattern pattern{read_exaone_windows(json, layers), {}};
+    if (json.has("mlp_layer_types")) {
+        pattern.sparse = sparse_of_types(json, layers);
+    } else if (json.has("is_moe_layer")) { // as first published
+        pattern.sparse = json.booleans("is_moe_layer");
+        check_length(json, "is_moe_layer", pattern.sparse.size(), layers);
+    } else {
+        pattern.sparse = after(integer_or(json, "first_k_dense_replace", 1, 0, max_layers), layers);
+    }
+    Attention full = read_gqa(json, model);
+    full.qk_norm = true;
+    full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
+    Attention window = full;
+    window.window = json.integer_or("sliding_window", 4096, 1, max_window);
+    full.rope_dim = 0;
+    LayerKind base;
+    base.activation = read_activation(json, "silu");
+    Moe moe = read_experts(json, "num_experts", "num_shared_experts", 1);
+    moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 2.5);
+    add_pattern(model, pattern, base, full, window, moe, ffn(json, "intermediate_size"));
+    repeat_last_as_mtp(json, model);
+    model.not_executable = "EXAONE-MoE: weights go by names that export does not know yet";
+}
+
+namespace {
+
+// One gate per head, one per column of each, or none.
+void read_laguna_gate(const JsonObject& json, Attention& attention) {
+    const std::string key = "gating";
+    if (!json.is_string(key)) {
+        attention.head_gate = json.boolean_or(key, true);
+        return;
+    }
+    const std::string gate = json.string(key);
+    if (gate != "per-head" && gate != "per-element")
+        json.refuse_value(key, "must be true, false, per-head or per-element");
+    (gate == "per-head" ? attention.head_gate : attention.output_gate) = true;
+}
+
+// Columns that a kind of layer turns, whose share transformers 5 keeps under the kind's name.
+int laguna_rotary(const JsonObject& json, const std::string& type, int dim, double fallback) {
+    double share = fallback;
+    if (json.is_object("rope_parameters") && json.object("rope_parameters").is_object(type))
+        share = json.object("rope_parameters").object(type).number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
+    return static_cast<int>(dim * share);
+}
+
+} // namespace
+
+// Poolside's Laguna: every layer may have a number of query heads of its own.
+void read_laguna(const JsonObject& json, Model& model) {
+    read_common(json, model, 1e-6, 500000.0);
+    if (json.boolean_or("moe_apply_router_weight_on_input", false))
+        json.refuse_value("moe_apply_router_weight_on_input", "only false is known");
+    const int layers = layer_count(json);
+    const std::vector<bool> none(static_cast<std::size_t>(layers));
+    const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, none);
+    std::vector<bool> sparse = after(json.has("mlp_only_layers") ? 0 : 1, layers);
+    if (json.has("mlp_layer_types")) {
+        sparse = sparse_of_types(json, layers);
+    } else if (json.has("mlp_only_layers")) { // as first published
+        if (json.integer_or("decoder_sparse_step", 1, 1, max_layers) != 1)
+            json.refuse_value("decoder_sparse_step", "only 1 is known");
+        for (const std::int64_t layer : json.integers("mlp_only_layers", 0, layers - 1))
+            sparse[static_cast<std::size_t>(layer)] = false;
+    }
+    std::vector<std::int64_t> heads(static_cast<std::size_t>(layers));
+    integer(json, "head_dim", max_dim); // has no default that follows from other sizes
+    Attention attention = read_gqa(json, model);
+    std::fill(heads.begin(), heads.end(), attention.heads);
+    if (json.has("num_attention_heads_per_layer")) {
+        heads = json.integers("num_attention_heads_per_layer", 1, max_heads);
+        check_length(json, "num_attention_heads_per_layer", heads.size(), layers);
+    }
+    attention.qk_norm = true;
+    attention.qkv_bias = json.boolean_or("attention_bias", false);
+    read_laguna_gate(json, attention);
+    Moe moe = read_experts(json, "num_experts", "", 0);
+    moe.shared_ffn = json.integer_or("shared_expert_intermediate_size", 512, 0, max_ffn);
+    moe.router = selecting_router(json, "norm_topk_prob", "moe_routed_scaling_factor", 1.0);
+    for (std::size_t layer = 0; layer < heads.size(); ++layer) {
+        LayerKind kind;
+        kind.activation = read_activation(json, "silu");
+        kind.attention = attention;
+        kind.attention.heads = static_cast<int>(heads[layer]);
+        const char* type = sliding[layer] ? "sliding_attention" : "full_attention";
+        kind.attention.rope_dim = laguna_rotary(json, type, attention.qk_dim, sliding[layer] ? 1.0 : 0.5);
+        if (sliding[layer]) {
+            kind.attention.window = json.integer_or("sliding_window", 512, 1, max_window);
+            kind.attention.sinks = json.boolean_or("swa_attention_sink_enabled", false);
+        }
+        if (sparse[layer])
+            kind.moe = moe;
+        else
+            kind.dense_ffn = ffn(json, "intermediate_size");
+        add_layer(model, kind);
+    }
+    model.not_executable = "Laguna: bases of rotation by layer and gates of attention are not trained yet";
+}
+
+} // namespace moe::config

@@ -1,0 +1,188 @@
+// Rank order strings turned into strides, and the communication groups that follow from them.
+#include "planner/plan/mesh.hpp"
+
+#include "planner/base/error.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace moe {
+namespace {
+
+// One word of an order string with its degree in each factoring. The words shared by both (tp, dp, pp) name ETP, EDP
+// and the same PP in the expert one; cp and ep each exist in one factoring only and have size 1 in the other.
+struct Word {
+    const char* name;
+    std::uint8_t bit;
+    int size[2]; // by Domain
+};
+
+std::array<Word, 5> words(const Plan& p) {
+    return {{{"tp", axis::tensor, {p.tp, p.etp}},
+             {"cp", axis::context, {p.cp, 1}},
+             {"ep", axis::expert, {1, p.ep}},
+             {"dp", axis::data, {p.dp, p.edp}},
+             {"pp", axis::pipeline, {p.pp, p.pp}}}};
+}
+
+std::vector<std::string> split(const std::string& order) {
+    std::vector<std::string> parts;
+    std::string::size_type begin = 0;
+    for (;;) {
+        const auto end = order.find('-', begin);
+        parts.push_back(order.substr(begin, end == std::string::npos ? end : end - begin));
+        if (end == std::string::npos) return parts;
+        begin = end + 1;
+    }
+}
+
+// The words in the order's sequence. As in Megatron, a word that the order leaves out is appended where its degree
+// is 1.
+std::vector<Word> sequence(const Plan& plan) {
+    const auto known = words(plan);
+    std::vector<Word> result;
+    std::array<bool, 5> seen{};
+    for (const std::string& part : split(plan.rank_order)) {
+        const auto it = std::find_if(known.begin(), known.end(), [&](const Word& w) { return part == w.name; });
+        if (it == known.end())
+            refuse("rank_order \"{}\": unknown axis \"{}\": write tp, cp, ep, dp and pp joined by '-'", plan.rank_order,
+                   part);
+        const auto position = static_cast<std::size_t>(it - known.begin());
+        if (seen[position]) refuse("rank_order \"{}\": axis \"{}\" appears twice: name it once", plan.rank_order, part);
+        seen[position] = true;
+        result.push_back(*it);
+    }
+    for (std::size_t i = 0; i < known.size(); ++i) {
+        if (seen[i]) continue;
+        const int degree = std::max(known[i].size[0], known[i].size[1]);
+        if (degree != 1)
+            refuse("rank_order \"{}\": axis \"{}\" is missing though its degree is {}: add it", plan.rank_order,
+                   known[i].name, degree);
+        result.push_back(known[i]);
+    }
+    return result;
+}
+
+std::int64_t product(const Plan& plan, Domain domain) {
+    std::int64_t world = 1;
+    for (const Word& word : words(plan)) {
+        const int size = word.size[static_cast<int>(domain)];
+        if (size < 1) refuse("{} is {}: must be 1 or more", word.name, size);
+        world *= size;
+        if (world > plan.gpus) break; // also keeps the product within 64 bits
+    }
+    return world;
+}
+
+} // namespace
+
+std::string to_string(Group group) {
+    static constexpr struct {
+        std::uint8_t bit;
+        const char* dense;
+        const char* expert;
+    } names[] = {{axis::tensor, "tp", "etp"},
+                 {axis::expert, "", "ep"},
+                 {axis::data, "dp", "edp"},
+                 {axis::context, "cp", ""},
+                 {axis::pipeline, "pp", "pp"}};
+    std::string text;
+    for (const auto& name : names) {
+        const char* word = group.domain == Domain::dense ? name.dense : name.expert;
+        if ((group.axes & name.bit) == 0 || *word == '\0') continue;
+        if (!text.empty()) text += '+';
+        text += word;
+    }
+    return text.empty() ? "none" : text;
+}
+
+int group_size(const Plan& plan, Group group) {
+    const bool dense = group.domain == Domain::dense;
+    int size = 1;
+    if (group.axes & axis::tensor) size *= dense ? plan.tp : plan.etp;
+    if (group.axes & axis::context) size *= dense ? plan.cp : 1;
+    if (group.axes & axis::expert) size *= dense ? 1 : plan.ep;
+    if (group.axes & axis::data) size *= dense ? plan.dp : plan.edp;
+    if (group.axes & axis::pipeline) size *= plan.pp;
+    return size;
+}
+
+Mesh::Mesh(const Plan& plan) : world_(plan.gpus) {
+    for (const Domain domain : {Domain::dense, Domain::expert}) {
+        const std::int64_t world = product(plan, domain);
+        if (world != plan.gpus)
+            refuse("mesh: {} = {} ranks for {} GPUs: make them equal",
+                   domain == Domain::dense ? "tp*cp*dp*pp" : "etp*ep*edp*pp",
+                   world > plan.gpus ? fmt::format("more than {}", plan.gpus) : fmt::format("{}", world), plan.gpus);
+    }
+    int pipeline_stride[2] = {1, 1};
+    int stride[2] = {1, 1};
+    for (const Word& word : sequence(plan)) {
+        for (int d = 0; d < 2; ++d) {
+            if (word.bit == axis::pipeline) pipeline_stride[d] = stride[d];
+            axes_[d].push_back({word.bit, word.size[d], stride[d]});
+            stride[d] *= word.size[d];
+        }
+    }
+    // Equal degree and equal stride over the same ranks are the same groups.
+    if (plan.pp > 1 && pipeline_stride[0] != pipeline_stride[1])
+        refuse("rank_order \"{}\": pipeline neighbours are {} ranks apart in the dense mesh and {} in the expert mesh: "
+               "put pp last, or choose degrees that agree",
+               plan.rank_order, pipeline_stride[0], pipeline_stride[1]);
+}
+
+int Mesh::group_size(Group group) const {
+    int size = 1;
+    for (const Axis& a : axes_[static_cast<int>(group.domain)])
+        if ((a.bit & group.axes) != 0) size *= a.size;
+    return size;
+}
+
+std::vector<int> Mesh::members(Group group, int rank) const {
+    std::vector<int> result{rank};
+    for (const Axis& a : axes_[static_cast<int>(group.domain)])
+        if ((a.bit & group.axes) != 0) result[0] -= (rank / a.stride) % a.size * a.stride;
+    for (const Axis& a : axes_[static_cast<int>(group.domain)]) {
+        if ((a.bit & group.axes) == 0) continue;
+        const std::size_t inner = result.size(); // members along the axes to the left, which vary faster
+        for (int i = 1; i < a.size; ++i)
+            for (std::size_t k = 0; k < inner; ++k) result.push_back(result[k] + i * a.stride);
+    }
+    return result;
+}
+
+std::vector<int> Mesh::first_members(Group group, int modulus) const {
+    std::vector<bool> found(static_cast<std::size_t>(modulus), false);
+    found[0] = true;
+    for (const Axis& a : axes_[static_cast<int>(group.domain)]) {
+        if ((a.bit & group.axes) != 0) continue;
+        const std::vector<bool> before = found;
+        for (int i = 1; i < std::min(a.size, modulus); ++i) // more of them come round again
+            for (int r = 0; r < modulus; ++r)
+                if (before[static_cast<std::size_t>(r)])
+                    found[static_cast<std::size_t>((r + std::int64_t{i} * a.stride) % modulus)] = true;
+    }
+    std::vector<int> remainders;
+    for (int r = 0; r < modulus; ++r)
+        if (found[static_cast<std::size_t>(r)]) remainders.push_back(r);
+    return remainders;
+}
+
+int Mesh::index(Group group, int rank) const {
+    int position = 0;
+    int weight = 1;
+    for (const Axis& a : axes_[static_cast<int>(group.domain)]) {
+        if ((a.bit & group.axes) == 0) continue;
+        position += (rank / a.stride) % a.size * weight;
+        weight *= a.size;
+    }
+    return position;
+}
+
+int Mesh::coordinate(Domain domain, std::uint8_t one_axis, int rank) const {
+    for (const Axis& a : axes_[static_cast<int>(domain)])
+        if (a.bit == one_axis) return (rank / a.stride) % a.size;
+    return 0;
+}
+
+} // namespace moe

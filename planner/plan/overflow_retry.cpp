@@ -1,0 +1,23 @@
+// Which plan takes the place of one that overflowed.
+#include "planner/plan/overflow_retry.hpp"
+
+#include "planner/plan/plan_choices.hpp"
+#include "planner/plan/plan_limits.hpp"
+
+namespace moe {
+
+bool may_overflow(const Plan& plan) {
+    return plan.stack == "moe-plan" && plan.capacity > 0.0 && plan.ep > 1 && has_experts(plan);
+}
+
+std::optional<Plan> rerun_plan(const Plan& plan) {
+    if (!may_overflow(plan)) return std::nullopt;
+    Plan again = plan;
+    again.capacity = limits::most_capacity; // the worst case caps it, and scalars stay where they are
+    again.recompute = recompute::full;
+    again.offload &= offload::optimizer;
+    again.ep_overlap = false; // a merged pair needs the workspace of both
+    return again;
+}
+
+} // namespace moe

@@ -1,0 +1,134 @@
+// Names of a plan's choices and their way back from text.
+#include "planner/plan/plan.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+namespace moe {
+namespace {
+
+constexpr std::array<const char*, 5> schedule_names{"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"};
+constexpr std::array<const char*, 4> dispatcher_names{"alltoall", "allgather", "deepep", "hybridep"};
+constexpr std::array<const char*, 2> context_comm_names{"ring", "alltoall"};
+constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
+constexpr std::array<const char*, 3> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss"};
+constexpr std::array<const char*, 2> drop_names{"probs", "position"};
+constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_router", "moe_preprocess",
+                                                 "shared_experts", "full"};
+constexpr std::array<const char*, 8> recompute_names{"layernorm", "core_attn",      "mla_up_proj", "moe_act",
+                                                     "mlp",       "shared_experts", "moe",         "full"};
+constexpr std::array<const char*, 8> offload_names{"attn_norm", "qkv_linear", "core_attn", "attn_proj",
+                                                   "mlp_norm",  "expert_fc1", "moe_act",   "optimizer"};
+
+// Position of `text` in the names of a choice; refuses others with the known ones.
+template <std::size_t size>
+std::size_t position(const std::array<const char*, size>& names, const char* what, const std::string& text) {
+    const std::vector<std::string> known(names.begin(), names.end());
+    const auto found = std::find(known.begin(), known.end(), text);
+    if (found == known.end())
+        refuse("{} '{}' is unknown{}; known are {}", what, shown(text), did_you_mean(text, known),
+               fmt::join(known, ", "));
+    return static_cast<std::size_t>(found - known.begin());
+}
+
+// Names of the bits of a set, joined by '+'.
+template <std::size_t size>
+std::string set_to_string(const std::array<const char*, size>& names, unsigned set) {
+    std::string text;
+    for (std::size_t i = 0; i < size; ++i) {
+        if ((set >> i & 1U) == 0) continue;
+        if (!text.empty()) text += '+';
+        text += names[i];
+    }
+    return text.empty() ? "none" : text;
+}
+
+template <std::size_t size>
+unsigned set_from_string(const std::array<const char*, size>& names, const char* what, const std::string& text) {
+    if (text == "none" || text.empty()) return 0;
+    unsigned set = 0;
+    for (std::size_t at = 0; at <= text.size();) {
+        const std::size_t plus = std::min(text.find('+', at), text.size());
+        set |= 1U << position(names, what, text.substr(at, plus - at));
+        at = plus + 1;
+    }
+    return set;
+}
+
+} // namespace
+
+int Plan::optimizer_copy_bytes() const {
+    if (!on_megatron() || reshards()) return 0;
+    const bool plain =
+        precision == Precision::bf16 || (precision == Precision::fp8_tensor && fp8_scaling == Fp8Scaling::delayed);
+    const bool read_as_they_are = optimizer.bf16_moments && plain;
+    return (gradients == Precision::bf16 && !read_as_they_are ? 4 : 0) + (optimizer.bf16_moments ? 8 : 0);
+}
+
+bool Plan::on_megatron() const {
+    constexpr std::array<std::string_view, 5> others{"moe-plan", "torchtitan", "automodel", "deepseek-v3",
+                                                     "llama3-paper"};
+    const std::string_view name = std::string_view(stack).substr(0, stack.find(',')); // without features
+    return std::find(others.begin(), others.end(), name) == others.end();
+}
+
+const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std::size_t>(kind)]; }
+const char* to_string(Dispatcher dispatcher) { return dispatcher_names[static_cast<std::size_t>(dispatcher)]; }
+const char* to_string(ContextComm comm) { return context_comm_names[static_cast<std::size_t>(comm)]; }
+const char* to_string(Fp8Scaling scaling) { return scaling_names[static_cast<std::size_t>(scaling)]; }
+const char* to_string(LoadBalancing balancing) { return balancing_names[static_cast<std::size_t>(balancing)]; }
+const char* to_string(DropPolicy policy) { return drop_names[static_cast<std::size_t>(policy)]; }
+std::string to_string(CudaGraph graph) {
+    return graph == CudaGraph::partial ? "partial" : set_to_string(graph_names, static_cast<unsigned>(graph));
+}
+
+ScheduleKind schedule_from_string(const std::string& text) {
+    return static_cast<ScheduleKind>(position(schedule_names, "schedule", text));
+}
+Dispatcher dispatcher_from_string(const std::string& text) {
+    return static_cast<Dispatcher>(position(dispatcher_names, "dispatcher", text));
+}
+ContextComm context_comm_from_string(const std::string& text) {
+    return static_cast<ContextComm>(position(context_comm_names, "cp_comm", text));
+}
+Fp8Scaling fp8_scaling_from_string(const std::string& text) {
+    return static_cast<Fp8Scaling>(position(scaling_names, "fp8_scaling", text));
+}
+LoadBalancing load_balancing_from_string(const std::string& text) {
+    return static_cast<LoadBalancing>(position(balancing_names, "load_balancing", text));
+}
+DropPolicy drop_policy_from_string(const std::string& text) {
+    return static_cast<DropPolicy>(position(drop_names, "drop_policy", text));
+}
+CudaGraph cuda_graph_from_string(const std::string& text) {
+    if (text == "partial") return CudaGraph::partial;
+    return static_cast<CudaGraph>(set_from_string(graph_names, "cuda_graph scope", text));
+}
+
+std::string to_string(const OptimizerChoice& choice) { return choice.bf16_moments ? "adamw+bf16_moments" : "adamw"; }
+
+OptimizerChoice optimizer_from_string(const std::string& text) {
+    constexpr std::array names{"adamw", "adamw+bf16_moments"};
+    return {position(names, "optimizer", text) == 1};
+}
+
+namespace recompute {
+
+std::string to_string(unsigned set) { return set_to_string(recompute_names, set); }
+unsigned from_string(const std::string& text) { return set_from_string(recompute_names, "recompute module", text); }
+
+} // namespace recompute
+
+namespace offload {
+
+std::string to_string(unsigned set) { return set_to_string(offload_names, set); }
+unsigned from_string(const std::string& text) { return set_from_string(offload_names, "offload module", text); }
+
+} // namespace offload
+
+} // namespace moe

@@ -1,0 +1,220 @@
+// A plan: every choice for a run. plan.json is this, versioned, with its model and hardware inside.
+#pragma once
+
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace moe {
+
+// zero_bubble: ZB-H1 (arXiv 2401.10241), 1F1B whose weight gradients are slots of their own. In a V a rank holds a
+// chunk on the way down the pipeline and one on the way back: zb_v (ZB-V, the same paper) splits every backward,
+// dualpipe_v (the half of DeepSeek's DualPipe that keeps one copy of the weights) runs a forward of one chunk beside a
+// backward of the other and splits backwards where it starts and ends.
+enum class ScheduleKind : std::uint8_t { one_f_one_b, interleaved, zero_bubble, zb_v, dualpipe_v };
+constexpr bool splits_backward(ScheduleKind kind) {
+    return kind == ScheduleKind::zero_bubble || kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v;
+}
+constexpr bool in_a_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
+enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
+enum class ContextComm : std::uint8_t { ring, alltoall };  // how context parallelism brings keys and queries together
+enum class Fp8Scaling : std::uint8_t { current, delayed }; // of fp8-tensor: scales of this tensor, or of its history
+
+// What CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...), all that
+// has static shapes (partial), or the whole step (full).
+enum class CudaGraph : std::uint8_t {
+    none = 0,
+    attn = 1,
+    mlp = 2,
+    moe_router = 4,
+    moe_preprocess = 8,
+    shared_experts = 16,
+    partial = attn | mlp | moe_router | moe_preprocess | shared_experts,
+    full = 32,
+};
+constexpr CudaGraph operator|(CudaGraph a, CudaGraph b) {
+    return static_cast<CudaGraph>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
+}
+constexpr bool holds(CudaGraph set, CudaGraph scope) { return (set | scope) == set; }
+
+// Modules that can be recomputed in the backward pass, by Megatron's names; a plan holds a set of them.
+namespace recompute {
+inline constexpr unsigned layernorm = 1, core_attn = 2, mla_up_proj = 4, moe_act = 8, mlp = 16, shared_experts = 32,
+                          moe = 64, full = 128;
+std::string to_string(unsigned set);           // "layernorm+moe_act", "none"
+unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
+} // namespace recompute
+
+// Modules whose input activations wait in host memory for their backward, by Megatron's fine-grained names, and the
+// optimizer states, which wait there between steps; a plan holds a set of them.
+namespace offload {
+inline constexpr unsigned attn_norm = 1, qkv_linear = 2, core_attn = 4, attn_proj = 8, mlp_norm = 16, expert_fc1 = 32,
+                          moe_act = 64, optimizer = 128;
+std::string to_string(unsigned set);           // "expert_fc1+moe_act", "none"
+unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
+} // namespace offload
+
+// Over which tokens the auxiliary loss wants experts equally loaded; by Megatron's names aux_loss, seq_aux_loss and
+// global_aux_loss.
+enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global };
+// Which of the tokens beyond an expert's capacity are dropped: those of the lowest weight or those that come last.
+enum class DropPolicy : std::uint8_t { probs, position };
+
+// How the router is trained; everything is off by default.
+//
+// With P(t, e) the score of expert e divided by the sum over all experts (for softmax that sum is 1) and n(e) the
+// tokens among T whose K best scores hold e, selection bias and groups left aside, a layer adds
+//   aux_loss * E / (K T^2) * sum over e of n(e) * (sum over t of P(t, e))
+// to the loss: averaged over micro-batches and data-parallel ranks (micro_batch) or over sequences (sequence), so that
+// only the former depends on the plan. For the global batch n is that of the step before (nothing in the first step):
+// the present one is not known before the last forward, and what Megatron takes instead, the micro-batches so far,
+// depends on the plan. z_loss adds its coefficient times the mean over tokens of logsumexp(logits)^2.
+// Sources: Megatron-LM moe_utils.py; arXiv 2412.19437 section 2.1.2; z-loss arXiv 2202.08906 section 2.2.
+struct RouterTraining {
+    LoadBalancing load_balancing = LoadBalancing::sequence;
+    double aux_loss = 0.0, z_loss = 0.0; // coefficients
+    // The selection bias of an expert moves by this much per step, up where it got fewer tokens than the mean and down
+    // where it got more (arXiv 2408.15664).
+    double bias_update = 0.0;
+    // The choice is made for the router, position by position, so that every expert gets as many tokens; weights are
+    // still its own. For benchmarks.
+    bool forced = false;
+    // Factor over the balanced load that an expert takes from one rank's micro-batch, ceil(T K factor / E) tokens;
+    // those beyond are dropped and only the residual carries them on. 0: none are. Not Plan::capacity, which drops
+    // nothing.
+    double expert_capacity = 0.0;
+    DropPolicy drop_policy = DropPolicy::probs;
+    // With expert_capacity: every expert gets exactly that many rows of every rank, those without a token zero, so that
+    // all shapes are known before the step.
+    bool pad_to_capacity = false;
+    bool has_loss() const { return aux_loss > 0.0 || z_loss > 0.0; }
+    bool counts_load() const { return has_loss() || bias_update > 0.0; }
+    bool operator==(const RouterTraining&) const = default;
+};
+
+struct OptimizerChoice {
+    bool bf16_moments = false; // exp_avg and exp_avg_sq stored as BF16 instead of FP32
+    bool operator==(const OptimizerChoice&) const = default;
+};
+
+struct Plan {
+    std::shared_ptr<const Model> model;
+    std::shared_ptr<const Hardware> hardware;
+    std::string stack; // software generation; "moe-plan" is what execute runs
+
+    // workload
+    std::int64_t seq = 0; // tokens per sequence
+    std::int64_t gbs = 0; // sequences per step
+    // Distribution of tokens over experts: "balanced", "dirichlet:A" (A > 0), "zipf:S" (S >= 0) or the path of a
+    // histogram that a run recorded.
+    std::string routing = "balanced";
+    RouterTraining router;
+
+    // mesh: gpus = tp*cp*dp*pp = etp*ep*edp*pp
+    int gpus = 1;
+    int tp = 1, cp = 1, dp = 1, pp = 1, vpp = 1;
+    int ep = 1, etp = 1, edp = 1;
+    std::string rank_order = "tp-cp-ep-dp-pp"; // left varies fastest
+
+    std::int64_t mbs = 1; // sequences per micro-batch
+    ScheduleKind schedule = ScheduleKind::one_f_one_b;
+    std::string layout; // "" = stages cut as evenly as possible; else Megatron's layout string
+
+    Precision precision = Precision::bf16; // of the linear layers
+    // What departs from it: the core of attention and the LM head are not quantized by default, experts as `precision`.
+    std::optional<Precision> attention_precision, expert_precision, head_precision;
+    int bf16_first = 0,
+        bf16_last = 0; // decoder layers that stay in BF16; set by keep_in_bf16(), which marks the model's
+    Fp8Scaling fp8_scaling = Fp8Scaling::current;
+    Precision gradients = Precision::fp32; // in which gradients are summed and reduced: fp32 or bf16
+    unsigned recompute = 0;                // set of recompute:: modules
+    unsigned offload = 0;                  // set of offload:: modules
+    OptimizerChoice optimizer;
+    // Weights, gradients and optimizer states are sharded over the data-parallel group: see reshards().
+    bool fsdp = false;
+    Dispatcher dispatcher = Dispatcher::alltoall;
+    ContextComm cp_comm = ContextComm::ring;
+    double capacity = 0.0; // factor over the balanced load; 0 = worst case, never overflows
+    // With a capacity: what backward needs of routed rows waits in pages that hold the rows there are, not the planned.
+    bool paged_stash = false;
+    // Routing weights multiply the activation before FC2, so that FC2's output need not be kept; off: they multiply
+    // that output (arXiv 2603.07685 section 4.1.2).
+    bool memory_efficient_permutation = true;
+    bool tp_overlap = false; // products pipelined with their all-gather or reduce-scatter over TP
+    bool ep_overlap = false;
+    bool delay_wgrad = false; // weight gradients wait for the next window of communication
+    CudaGraph cuda_graph = CudaGraph::none;
+    // A step has the same bits every time it is run. Off: a GPU adds up attention's query gradients in any order, which
+    // is faster and takes less memory. CPUs always sum in one order.
+    bool deterministic = false;
+
+    // Rows of experts are known before the step, whatever is routed where.
+    bool fixed_rows() const { return capacity > 0.0 || router.pad_to_capacity; }
+    int micro_batches() const { return static_cast<int>(gbs / (mbs * dp)); }
+    // FSDP without a pipeline: a layer's weights are gathered before its forward and again before its backward, its
+    // gradients reduced behind its backward. In a pipeline, weights stay gathered and gradients whole until the last
+    // micro-batch (arXiv 2407.21783 section 3.3.2), which is what the distributed optimizer does anyway.
+    bool reshards() const { return fsdp && pp == 1; }
+    int stage_ranks() const { return tp * cp * dp; } // ranks of one pipeline stage
+    Precision activations() const { return precision == Precision::fp32 ? Precision::fp32 : Precision::bf16; }
+    Precision core_attention() const { return attention_precision.value_or(activations()); }
+    Precision experts() const { return expert_precision.value_or(precision); }
+    Precision head() const { return head_precision.value_or(activations()); }
+    // Ours, where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its rows, which the
+    // forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the gradient of the
+    // output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of two. Published
+    // stacks keep a second form, scaled along the tokens, and multiply in FP8.
+    bool blocks_by_rows() const { return stack == "moe-plan"; }
+    // Megatron Core with Transformer Engine: every published stack but those that are PyTorch's own or one paper's.
+    bool on_megatron() const;
+    // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
+    // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in
+    // BF16 and FP8 with delayed scaling); moments that are kept in BF16. 0 under FSDP, whose optimizer is another one.
+    // Source: Megatron-LM, megatron/core/optimizer/distrib_optimizer.py (_copy_model_grads_to_main_grads) and
+    // optimizer_config.py (use_precision_aware_optimizer_no_fp8_or_ds_fp8); TransformerEngine,
+    // pytorch/optimizers/fused_adam.py (get_unscaled_state, for every parameter of a group before its kernel runs).
+    int optimizer_copy_bytes() const;
+    // Tokens of one micro-batch on one rank: inside the TP region (sequence gathered over TP) and outside of it.
+    std::int64_t tokens_gathered() const { return mbs * seq / cp; }
+    std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }
+};
+
+const char* to_string(ScheduleKind kind);
+const char* to_string(Dispatcher dispatcher);
+const char* to_string(ContextComm comm);
+const char* to_string(Fp8Scaling scaling);
+const char* to_string(LoadBalancing balancing);
+const char* to_string(DropPolicy policy);
+std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_router"
+ScheduleKind schedule_from_string(const std::string& text);
+Dispatcher dispatcher_from_string(const std::string& text);
+ContextComm context_comm_from_string(const std::string& text);
+Fp8Scaling fp8_scaling_from_string(const std::string& text);
+LoadBalancing load_balancing_from_string(const std::string& text);
+DropPolicy drop_policy_from_string(const std::string& text);
+CudaGraph cuda_graph_from_string(const std::string& text);
+// "adamw" (FP32 moments) or "adamw+bf16_moments".
+std::string to_string(const OptimizerChoice& choice);
+OptimizerChoice optimizer_from_string(const std::string& text);
+
+// The reason why a plan is impossible, empty when it is sound: divisibility of every axis, both factorings equal to
+// gpus, layers against stages, experts against EP, heads against TP, batch against DP*MBS, and so on. `counter` is a
+// short key under which search counts the rejection ("experts % ep", ...); `message` names the numbers.
+struct PlanFault {
+    std::string counter, message;
+    explicit operator bool() const { return !counter.empty(); }
+};
+PlanFault check_plan(const Plan& plan);
+
+// plan.json. from_json throws Error (bad_input) for anything that is not a sound plan, naming the field.
+std::string plan_to_json(const Plan& plan);
+Plan plan_from_json(const std::string& text, const std::string& place);
+Plan load_plan(const std::string& path);
+// Pins or sets one field by the names of the CLI's --fix (tp, cp, ..., cuda_graph). Throws Error (bad_input).
+void set_field(Plan& plan, const std::string& field, const std::string& value);
+
+} // namespace moe

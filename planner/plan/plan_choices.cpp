@@ -1,0 +1,307 @@
+// The choices of a plan against its model, its machine and each other.
+#include "planner/plan/plan_choices.hpp"
+
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/routing.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace moe {
+
+PlanFault check_recompute(const Plan& plan) {
+    using namespace recompute;
+    constexpr unsigned all = layernorm | core_attn | mla_up_proj | moe_act | mlp | shared_experts | moe | full;
+    if ((plan.recompute & ~all) != 0)
+        return fault("recompute", "recompute: set {} holds unknown modules", plan.recompute);
+    if ((plan.recompute & full) != 0 && plan.recompute != full)
+        return fault("recompute", "recompute = {}: full already holds the other modules",
+                     recompute::to_string(plan.recompute));
+    const auto latent = [](const LayerKind& kind) {
+        return kind.attention.kind == AttentionKind::mla || kind.attention.kind == AttentionKind::compressed;
+    };
+    const auto& kinds = plan.model->kinds;
+    if ((plan.recompute & mla_up_proj) != 0 && std::none_of(kinds.begin(), kinds.end(), latent))
+        return fault("recompute", "recompute = mla_up_proj: {} has no latent attention", plan.model->name);
+    const unsigned routed = plan.recompute & (moe_act | moe | shared_experts);
+    if (routed != 0 && !has_experts(plan))
+        return fault("recompute", "recompute = {}: {} has no experts", recompute::to_string(routed), plan.model->name);
+    return {};
+}
+
+namespace {
+
+bool runs(const Hardware& hardware, Precision precision) {
+    return hardware.peak_flops[static_cast<std::size_t>(precision)] > 0.0;
+}
+
+PlanFault check_precision(const Plan& plan) {
+    const Hardware& hardware = *plan.hardware;
+    struct Choice {
+        const char* field;
+        std::optional<Precision> precision;
+    };
+    const std::array choices{
+        Choice{"precision", plan.precision}, Choice{"attention_precision", plan.attention_precision},
+        Choice{"expert_precision", plan.expert_precision}, Choice{"head_precision", plan.head_precision}};
+    for (const auto& [field, precision] : choices) {
+        if (!precision) continue;
+        if (!runs(hardware, *precision))
+            return fault(field, "{} = {}: {} cannot run it", field, to_string(*precision), hardware.name);
+        if ((*precision == Precision::fp32) != (plan.precision == Precision::fp32))
+            return fault(field, "{} = {}: FP32 and other precisions do not mix (precision = {})", field,
+                         to_string(*precision), to_string(plan.precision));
+    }
+    if (plan.attention_precision == Precision::nvfp4 || plan.attention_precision == Precision::fp8_blockwise)
+        return fault("attention_precision", "attention_precision = {}: no attention kernel takes it, use fp8-tensor",
+                     to_string(*plan.attention_precision));
+    if (plan.expert_precision && !has_experts(plan))
+        return fault("expert_precision", "expert_precision = {}: {} has no experts", to_string(*plan.expert_precision),
+                     plan.model->name);
+    if (plan.head_precision && plan.model->tied_embeddings)
+        return fault("head_precision", "head_precision = {}: {} ties its head to the embedding, which is not quantized",
+                     to_string(*plan.head_precision), plan.model->name);
+    if (plan.bf16_first + plan.bf16_last > 0 && plan.precision <= Precision::bf16 && plan.experts() <= Precision::bf16)
+        return fault("bf16_layers", "bf16_layers = {}+{}: nothing else is quantized, precision = {}", plan.bf16_first,
+                     plan.bf16_last, to_string(plan.precision));
+    if (plan.fp8_scaling == Fp8Scaling::delayed && plan.precision != Precision::fp8_tensor &&
+        plan.expert_precision != Precision::fp8_tensor)
+        return fault("fp8_scaling", "fp8_scaling = delayed: only fp8-tensor has it, precision = {}",
+                     to_string(plan.precision));
+    if (plan.gradients != Precision::fp32 && plan.gradients != Precision::bf16)
+        return fault("gradients", "gradients = {}: must be fp32 or bf16", to_string(plan.gradients));
+    return {};
+}
+
+PlanFault check_offload(const Plan& plan) {
+    using namespace offload;
+    constexpr unsigned all =
+        attn_norm | qkv_linear | core_attn | attn_proj | mlp_norm | expert_fc1 | moe_act | offload::optimizer;
+    if ((plan.offload & ~all) != 0) return fault("offload", "offload: set {} holds unknown modules", plan.offload);
+    if ((plan.offload & (expert_fc1 | moe_act)) != 0 && !has_experts(plan))
+        return fault("offload", "offload = {}: {} has no experts",
+                     offload::to_string(plan.offload & (expert_fc1 | moe_act)), plan.model->name);
+    if (plan.paged_stash && (plan.offload & (expert_fc1 | moe_act)) != 0)
+        return fault("offload", "offload = {}: paged_stash = on keeps routed rows on the device already",
+                     offload::to_string(plan.offload & (expert_fc1 | moe_act)));
+    return {};
+}
+
+PlanFault check_communication(const Plan& plan) {
+    if (plan.fsdp && plan.hardware->cpu)
+        return fault("fsdp", "fsdp = on: ranks of {} share one memory, use off", plan.hardware->name);
+    if (plan.reshards() && plan.ep_overlap)
+        return fault("fsdp",
+                     "fsdp = on: without a pipeline it excludes ep_overlap = on, whose merged layers would need "
+                     "both weights at once");
+    if (plan.ep_overlap && plan.ep == 1) return fault("ep_overlap", "ep_overlap = on needs ep > 1, but ep = 1");
+    if (plan.tp_overlap && plan.tp == 1) return fault("tp_overlap", "tp_overlap = on needs tp > 1, but tp = 1");
+    if (plan.delay_wgrad && plan.ep == 1 && plan.pp == 1)
+        return fault("delay_wgrad", "delay_wgrad = on needs communication to fill: ep > 1 or pp > 1");
+    if (plan.cp_comm != ContextComm::alltoall) return {};
+    if (plan.cp == 1) return fault("cp_comm", "cp_comm = alltoall needs cp > 1, but cp = 1");
+    const std::int64_t parts = static_cast<std::int64_t>(plan.tp) * plan.cp;
+    for (const LayerKind& kind : plan.model->kinds) {
+        const Attention& a = kind.attention;
+        if (a.kind == AttentionKind::mamba || a.kind == AttentionKind::none) continue;
+        if (a.kind != AttentionKind::gqa && a.kind != AttentionKind::mla)
+            return fault("cp_comm", "cp_comm = alltoall: {} has attention without heads to split, use ring",
+                         plan.model->name);
+        const std::int64_t kv_heads = a.kind == AttentionKind::gqa ? a.kv_heads : a.heads;
+        if (a.heads % parts != 0 || kv_heads % parts != 0)
+            return fault("cp_comm",
+                         "cp_comm = alltoall: heads = {}, kv heads = {} are not divisible by tp * cp = {} * {} = {}",
+                         a.heads, kv_heads, plan.tp, plan.cp, parts);
+    }
+    return {};
+}
+
+PlanFault check_routed_rows(const Plan& plan) {
+    if (plan.paged_stash && (!has_experts(plan) || plan.capacity == 0.0))
+        return fault("paged_stash", "paged_stash = on needs experts with a planned capacity, but capacity = {}",
+                     plan.capacity == 0.0 ? std::string("none") : fmt::format("{}", plan.capacity));
+    if (plan.memory_efficient_permutation) return {};
+    if (!has_experts(plan))
+        return fault("memory_efficient_permutation", "memory_efficient_permutation = off: {} has no experts",
+                     plan.model->name);
+    return {};
+}
+
+PlanFault check_routing(const Plan& plan) {
+    try {
+        routing_from_string(plan.routing);
+    } catch (const Error& error) {
+        return {"routing", error.what()};
+    }
+    return {};
+}
+
+// Every value of RouterTraining that its model cannot follow.
+PlanFault check_router(const Plan& plan) {
+    const RouterTraining& r = plan.router;
+    struct Amount {
+        const char* field;
+        double value;
+    };
+    const std::array amounts{Amount{"aux_loss", r.aux_loss}, Amount{"z_loss", r.z_loss},
+                             Amount{"bias_update", r.bias_update}, Amount{"expert_capacity", r.expert_capacity}};
+    for (const auto& [field, value] : amounts) {
+        if (!std::isfinite(value) || value < 0.0) return fault(field, "{} = {}: must be 0 (off) or more", field, value);
+        if (value > 0.0 && !has_experts(plan))
+            return fault(field, "{} = {}: {} has no experts", field, value, plan.model->name);
+    }
+    if (r.pad_to_capacity && r.expert_capacity == 0.0)
+        return fault("pad_to_capacity",
+                     "pad_to_capacity = on: there is no capacity to fill up to: set expert_capacity");
+    if (r.pad_to_capacity && plan.dispatcher != Dispatcher::alltoall)
+        return fault("pad_to_capacity", "pad_to_capacity = on: dispatcher = {} moves tokens, not rows: set alltoall",
+                     to_string(plan.dispatcher));
+    if (r.pad_to_capacity && plan.capacity > 0.0)
+        return fault("pad_to_capacity", "pad_to_capacity = on: its rows are known, capacity = {} must be none",
+                     plan.capacity);
+    if (r.forced && !has_experts(plan))
+        return fault("balance", "balance = forced: {} has no experts", plan.model->name);
+    const auto has_bias = [](const LayerKind& kind) { return kind.moe && kind.moe->router.expert_bias; };
+    const auto& kinds = plan.model->kinds;
+    if (r.bias_update > 0.0 && std::none_of(kinds.begin(), kinds.end(), has_bias))
+        return fault("bias_update", "bias_update = {}: the router of {} has no selection bias", r.bias_update,
+                     plan.model->name);
+    if (r.bias_update > 0.0 && (plan.offload & offload::optimizer) != 0)
+        return fault("bias_update", "bias_update = {}: excludes offload = optimizer, behind which the bias is moved",
+                     r.bias_update);
+    return {};
+}
+
+} // namespace
+
+bool has_experts(const Plan& plan) {
+    return std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(),
+                       [](const LayerKind& kind) { return kind.moe.has_value(); });
+}
+
+PlanFault check_choices(const Plan& plan) {
+    constexpr std::array rules{check_precision,   check_recompute, check_offload, check_communication,
+                               check_routed_rows, check_routing,   check_router};
+    for (const auto rule : rules) {
+        if (PlanFault found = rule(plan)) return found;
+    }
+    return {};
+}
+
+namespace {
+
+// Kernels of FP8 products take 16 bytes at a time, so that every width of theirs must be a multiple of 16.
+PlanFault check_widths(const Plan& plan) {
+    struct Width {
+        const char* name;
+        std::int64_t elements;
+    };
+    std::vector<Width> widths{{"hidden_size", plan.model->hidden}};
+    for (const LayerKind& kind : plan.model->kinds) {
+        const Attention& a = kind.attention;
+        const std::int64_t heads = a.heads / plan.tp;
+        widths.push_back({"width of the attention's output per rank", heads * a.v_dim});
+        if (a.kind == AttentionKind::gqa)
+            widths.push_back({"width of queries, keys and values per rank",
+                              heads * a.qk_dim + a.kv_heads / plan.tp * (a.qk_dim + a.v_dim)});
+        if (a.kind == AttentionKind::mla)
+            widths.insert(widths.end(),
+                          {{"q_lora_rank", a.q_lora},
+                           {"kv_lora_rank", a.kv_lora},
+                           {"width of the rotary key", a.rope_dim},
+                           {"width of queries per rank", heads * a.qk_dim},
+                           {"width of keys and values per rank", heads * (a.qk_dim - a.rope_dim + a.v_dim)}});
+        if (kind.dense()) widths.push_back({"width of the MLP per rank", kind.dense_ffn / plan.tp});
+        if (kind.moe) widths.push_back({"width of an expert per rank", kind.moe->ffn / plan.etp});
+        if (kind.moe) widths.push_back({"width of the shared experts per rank", kind.moe->shared_ffn / plan.tp});
+    }
+    for (const Width& width : widths)
+        if (width.elements % 16 != 0)
+            return fault("fp8 widths",
+                         "precision = fp8-blockwise: the {} is {}, products in FP8 take multiples of 16: "
+                         "use another degree or --precision bf16",
+                         width.name, width.elements);
+    return {};
+}
+
+PlanFault check_executable_precision(const Plan& plan) {
+    const auto runs = [](Precision p) { return p <= Precision::bf16 || p == Precision::fp8_blockwise; };
+    struct Choice {
+        const char* field;
+        Precision precision;
+    };
+    const std::array choices{Choice{"precision", plan.precision}, Choice{"attention_precision", plan.core_attention()},
+                             Choice{"expert_precision", plan.experts()}, Choice{"head_precision", plan.head()}};
+    bool fp8 = false;
+    for (const auto& [field, precision] : choices) {
+        if (!runs(precision) || (precision == Precision::fp32) != (plan.precision == Precision::fp32))
+            return fault(field, "{} = {}: execute has fp32 throughout, or bf16 and fp8-blockwise", field,
+                         to_string(precision));
+        fp8 = fp8 || precision == Precision::fp8_blockwise;
+    }
+    if (!fp8) return {};
+    if ((plan.offload & offload::optimizer) != 0)
+        return fault("offload",
+                     "offload = {}: weights of fp8-blockwise are quantized from their masters as a step begins, which "
+                     "must lie on the device: leave optimizer out",
+                     offload::to_string(plan.offload));
+    return check_widths(plan);
+}
+
+// What dispatch over peer memory takes: a warp holds all that there is to know of a token, 16 bytes move at a time, and
+// every rank reaches the memory of the others.
+PlanFault check_over_peers(const Plan& plan) {
+    constexpr int most_ranks = 8, most_choices = 24, most_experts = 896;
+    if (plan.dispatcher != Dispatcher::hybridep || plan.ep * plan.etp == 1) return {};
+    const auto refused = [](const std::string& why) {
+        return fault("dispatcher", "dispatcher = hybridep: {}: set dispatcher=alltoall", why);
+    };
+    if (plan.etp > 1) return refused(fmt::format("etp = {}, experts must be whole", plan.etp));
+    if (plan.ep > most_ranks) return refused(fmt::format("ep = {}, at most {} are supported", plan.ep, most_ranks));
+    for (const LayerKind& kind : plan.model->kinds) {
+        if (!kind.moe) continue;
+        if (kind.moe->top_k > most_choices || kind.moe->experts > most_experts)
+            return refused(fmt::format("{} of {} experts per token, at most {} of {} are supported", kind.moe->top_k,
+                                       kind.moe->experts, most_choices, most_experts));
+    }
+    if (plan.model->hidden % 8 != 0) return refused(fmt::format("width {} is no multiple of 8", plan.model->hidden));
+    // Degrees that search has not settled yet, or that do not fit, are no mesh; other checks say so.
+    const bool settled =
+        plan.tp * plan.cp * plan.dp * plan.pp == plan.gpus && plan.etp * plan.ep * plan.edp * plan.pp == plan.gpus;
+    if (plan.hardware->cpu || !settled) return {};
+    const Mesh mesh(plan);
+    const int domain = std::max(1, plan.hardware->nvlink_domain_used);
+    for (int rank = 0; rank < mesh.size(); ++rank)
+        for (const int other : mesh.members({Domain::expert, axis::expert}, rank))
+            if (other / domain != rank / domain)
+                return refused(fmt::format("ranks {} and {} of an EP group are in different NVLink domains of {}", rank,
+                                           other, domain));
+    return {};
+}
+
+} // namespace
+
+PlanFault check_executable(const Plan& plan) {
+    if (const PlanFault found = check_executable_precision(plan)) return found;
+    struct Choice {
+        bool made;
+        const char* field;
+        std::string value, otherwise;
+    };
+    const std::array choices{
+        Choice{plan.fsdp, "fsdp", "on", "off"},
+        Choice{plan.dispatcher == Dispatcher::deepep, "dispatcher", "deepep", "hybridep"},
+        Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
+        Choice{plan.gradients != Precision::fp32, "gradients", to_string(plan.gradients), "fp32"},
+        Choice{plan.paged_stash, "paged_stash", "on", "off"},
+        // One queue of a GPU hides nothing.
+        Choice{plan.tp_overlap && !plan.hardware->cpu, "tp_overlap", "on", "off"},
+    };
+    for (const auto& [made, field, value, otherwise] : choices)
+        if (made) return fault(field, "{} = {} is not supported: set {}={}", field, value, field, otherwise);
+    return check_over_peers(plan);
+}
+
+} // namespace moe

@@ -1,0 +1,27 @@
+// Rules of a plan's choices: what runs on the machine, what excludes what, and what execute cannot run.
+#pragma once
+
+#include "planner/base/error.hpp"
+#include "planner/plan/plan.hpp"
+
+#include <utility>
+
+namespace moe {
+
+template <class... Args>
+PlanFault fault(const char* counter, fmt::format_string<Args...> text, Args&&... args) {
+    return {counter, fmt::format(text, std::forward<Args>(args)...)};
+}
+
+bool has_experts(const Plan& plan);
+
+// Precision, recomputation, offload, communication and graphs: the part of check_plan() behind mesh and schedule.
+PlanFault check_choices(const Plan& plan);
+
+// The recomputed modules against the model's alone, which search asks before it looks at any mapping.
+PlanFault check_recompute(const Plan& plan);
+
+// The first choice that only the simulator knows, empty when execute runs them all.
+PlanFault check_executable(const Plan& plan);
+
+} // namespace moe

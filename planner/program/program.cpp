@@ -1,0 +1,318 @@
+// Names, sizes and keys of the Program's vocabulary.
+#include "planner/program/program.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe {
+
+std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
+    const auto blocks = [elements](std::int64_t size) { return (elements + size - 1) / size; };
+    switch (dtype) {
+    case Dtype::f32:
+    case Dtype::i32:
+        return 4 * elements;
+    case Dtype::bf16:
+        return 2 * elements;
+    case Dtype::fp8_tensor:
+        return elements;
+    case Dtype::fp8_block:
+        return elements + 4 * blocks(128);
+    case Dtype::mxfp8:
+        return elements + blocks(32);
+    case Dtype::nvfp4:
+        return (elements + 1) / 2 + blocks(16);
+    }
+    return 0;
+}
+
+std::int64_t Tensor::bytes() const {
+    if (dtype != Dtype::fp8_block || cols == 1) return bytes_of(dtype, elements());
+    return scale_offset() + 4 * rows * ((cols + fp8_block_size - 1) / fp8_block_size);
+}
+
+std::int64_t QuantizeAttr::scales() const {
+    const auto blocks = [](std::int64_t side) { return (side + fp8_block_size - 1) / fp8_block_size; };
+    return groups * blocks(n) * blocks(k);
+}
+
+int OpWalk::spared() const {
+    const auto* product = std::get_if<GroupedGemmAttr>(&op().attr);
+    return std::max(product != nullptr ? product->spared : 0, merged() ? merge().spared[at_[0] + at_[1]] : 0);
+}
+
+void OpWalk::settle() {
+    for (; !done(); ++first_, at_[0] = at_[1] = 0) {
+        const Slot& slot = program_->slots[first_];
+        if (slot.merge < 0) {
+            if (at_[0] < program_->templates[static_cast<std::size_t>(slot.index)].ops.size()) return;
+            continue;
+        }
+        const std::vector<bool>& order = merge().from_backward;
+        if (at_[0] + at_[1] < order.size()) {
+            backward_ = order[at_[0] + at_[1]];
+            return;
+        }
+        ++first_;
+        backward_ = false;
+    }
+}
+
+double Tensor::expected_bytes() const {
+    const double share = rows > 0 ? expected_rows / static_cast<double>(rows) : 0.0;
+    return static_cast<double>(bytes()) * share;
+}
+
+const char* to_string(Dtype dtype) {
+    switch (dtype) {
+    case Dtype::f32:
+        return "f32";
+    case Dtype::bf16:
+        return "bf16";
+    case Dtype::fp8_tensor:
+        return "fp8-tensor";
+    case Dtype::fp8_block:
+        return "fp8-blockwise";
+    case Dtype::mxfp8:
+        return "mxfp8";
+    case Dtype::nvfp4:
+        return "nvfp4";
+    case Dtype::i32:
+        return "i32";
+    }
+    return "?";
+}
+
+const char* to_string(OpKind kind) {
+    switch (kind) {
+    case OpKind::embedding:
+        return "embedding";
+    case OpKind::embedding_grad:
+        return "embedding_grad";
+    case OpKind::rmsnorm:
+        return "rmsnorm";
+    case OpKind::rmsnorm_grad:
+        return "rmsnorm_grad";
+    case OpKind::add:
+        return "add";
+    case OpKind::bias_add:
+        return "bias_add";
+    case OpKind::copy_columns:
+        return "copy_columns";
+    case OpKind::bias_grad:
+        return "bias_grad";
+    case OpKind::gemm:
+        return "gemm";
+    case OpKind::rope:
+        return "rope";
+    case OpKind::rope_grad:
+        return "rope_grad";
+    case OpKind::mla_rope:
+        return "mla_rope";
+    case OpKind::mla_rope_grad:
+        return "mla_rope_grad";
+    case OpKind::attention:
+        return "attention";
+    case OpKind::attention_grad:
+        return "attention_grad";
+    case OpKind::pick_keys:
+        return "pick_keys";
+    case OpKind::pick_keys_grad:
+        return "pick_keys_grad";
+    case OpKind::scan:
+        return "scan";
+    case OpKind::scan_grad:
+        return "scan_grad";
+    case OpKind::activation:
+        return "activation";
+    case OpKind::activation_grad:
+        return "activation_grad";
+    case OpKind::sigmoid_scale:
+        return "sigmoid_scale";
+    case OpKind::sigmoid_scale_grad:
+        return "sigmoid_scale_grad";
+    case OpKind::scale_rows:
+        return "scale_rows";
+    case OpKind::scale_rows_grad:
+        return "scale_rows_grad";
+    case OpKind::router:
+        return "router";
+    case OpKind::router_grad:
+        return "router_grad";
+    case OpKind::router_load:
+        return "router_load";
+    case OpKind::router_loss:
+        return "router_loss";
+    case OpKind::router_loss_grad:
+        return "router_loss_grad";
+    case OpKind::add_counts:
+        return "add_counts";
+    case OpKind::drop_copies:
+        return "drop_copies";
+    case OpKind::local_experts:
+        return "local_experts";
+    case OpKind::expert_bias:
+        return "expert_bias";
+    case OpKind::permute_map:
+        return "permute_map";
+    case OpKind::permute:
+        return "permute";
+    case OpKind::unpermute:
+        return "unpermute";
+    case OpKind::expert_counts:
+        return "expert_counts";
+    case OpKind::fit_rows:
+        return "fit_rows";
+    case OpKind::sort_rows:
+        return "sort_rows";
+    case OpKind::unsort_rows:
+        return "unsort_rows";
+    case OpKind::grouped_gemm:
+        return "grouped_gemm";
+    case OpKind::grouped_bias_add:
+        return "grouped_bias_add";
+    case OpKind::grouped_bias_grad:
+        return "grouped_bias_grad";
+    case OpKind::quantize:
+        return "quantize";
+    case OpKind::dequantize:
+        return "dequantize";
+    case OpKind::cast:
+        return "cast";
+    case OpKind::ce_max:
+        return "ce_max";
+    case OpKind::ce_sum:
+        return "ce_sum";
+    case OpKind::ce_loss:
+        return "ce_loss";
+    case OpKind::ce_grad:
+        return "ce_grad";
+    case OpKind::cross_entropy:
+        return "cross_entropy";
+    case OpKind::zero:
+        return "zero";
+    case OpKind::sum_squares:
+        return "sum_squares";
+    case OpKind::adamw:
+        return "adamw";
+    case OpKind::all_gather:
+        return "all_gather";
+    case OpKind::reduce_scatter:
+        return "reduce_scatter";
+    case OpKind::all_reduce:
+        return "all_reduce";
+    case OpKind::all_to_all_rows:
+        return "all_to_all_rows";
+    case OpKind::dispatch_tokens:
+        return "dispatch_tokens";
+    case OpKind::combine_tokens:
+        return "combine_tokens";
+    case OpKind::all_gather_rows:
+        return "all_gather_rows";
+    case OpKind::reduce_scatter_rows:
+        return "reduce_scatter_rows";
+    case OpKind::all_to_all:
+        return "all_to_all";
+    case OpKind::ring_exchange:
+        return "ring_exchange";
+    case OpKind::send:
+        return "send";
+    case OpKind::recv:
+        return "recv";
+    case OpKind::stash_rows:
+        return "stash_rows";
+    case OpKind::unstash_rows:
+        return "unstash_rows";
+    case OpKind::copy_to_host:
+        return "copy_to_host";
+    case OpKind::copy_from_host:
+        return "copy_from_host";
+    }
+    return "?";
+}
+
+bool is_communication(OpKind kind) { return kind >= OpKind::all_gather && kind <= OpKind::recv; }
+
+const char* to_string(Stream stream) {
+    switch (stream) {
+    case Stream::compute:
+        return "compute";
+    case Stream::tensor:
+        return "tensor";
+    case Stream::expert:
+        return "expert";
+    case Stream::data:
+        return "data";
+    case Stream::pipeline_in:
+        return "pipeline_in";
+    case Stream::pipeline_out:
+        return "pipeline_out";
+    case Stream::host:
+        return "host";
+    }
+    return "?";
+}
+
+const char* to_string(Module module) {
+    switch (module) {
+    case Module::embedding:
+        return "embedding";
+    case Module::layernorm:
+        return "layernorm";
+    case Module::attn_in:
+        return "attn_in";
+    case Module::mla_up_proj:
+        return "mla_up_proj";
+    case Module::core_attn:
+        return "core_attn";
+    case Module::attn_out:
+        return "attn_out";
+    case Module::mlp:
+        return "mlp";
+    case Module::moe_act_dense:
+        return "mlp_act";
+    case Module::router:
+        return "router";
+    case Module::dispatch:
+        return "dispatch";
+    case Module::experts:
+        return "experts";
+    case Module::moe_act:
+        return "moe_act";
+    case Module::combine:
+        return "combine";
+    case Module::shared_experts:
+        return "shared_experts";
+    case Module::residual:
+        return "residual";
+    case Module::head:
+        return "head";
+    case Module::mtp:
+        return "mtp";
+    case Module::pipeline:
+        return "pipeline";
+    case Module::data_parallel:
+        return "data_parallel";
+    case Module::optimizer:
+        return "optimizer";
+    }
+    return "?";
+}
+
+const char* to_string(Phase phase) {
+    switch (phase) {
+    case Phase::forward:
+        return "forward";
+    case Phase::dgrad:
+        return "dgrad";
+    case Phase::wgrad:
+        return "wgrad";
+    case Phase::recompute:
+        return "recompute";
+    case Phase::step:
+        return "step";
+    }
+    return "?";
+}
+
+} // namespace moe

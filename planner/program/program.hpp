@@ -1,0 +1,167 @@
+// The Program: one training step of one kind of rank as data, read alike by the simulator and by the engine.
+//
+// A Program is templates (the ops of one model chunk's forward, backward or half of it, or of the optimizer) and a list
+// of slots (which template runs next, for which micro-batch). Ranks that differ only in their peers share one Program:
+// groups are named by axes, and whatever depends on a rank's position is looked up when an op runs. Op id = (slot,
+// index in template).
+#pragma once
+
+#include "planner/plan/schedule.hpp"
+#include "planner/program/op.hpp"
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// A weight by its Hugging Face name. Local shape = global with shard_dim divided by the shard axis' degree.
+struct Parameter {
+    std::string name;      // "{}" stands for the global expert index
+    int local_expert = -1; // expert parameters: global index = ep coordinate * experts per rank + local_expert
+    Domain domain = Domain::dense;
+    std::int64_t rows = 0, cols = 1; // global shape of the matrix (vectors: cols = 1)
+    int shard_dim = -1;              // -1 replicated, 0 rows, 1 columns; over TP (dense) or ETP (expert)
+    std::int64_t padded_rows = 0;    // embedding and head: rows after padding to the TP degree; = rows otherwise
+    double init_std = 0.02;          // 0 with ones = true: a norm weight
+    bool ones = false;
+    bool copy = false; // another pipeline rank holds the same weight and speaks for it (tied embeddings)
+    int bucket = -1;
+    std::int64_t offset = 0; // of the local slice in its bucket, elements
+    std::int64_t local_rows = 0, local_cols = 1;
+    std::int64_t local_elements() const { return local_rows * local_cols; }
+};
+
+// Parameters of one chunk that share a gradient group: one flat buffer each of weights, gradients and optimizer shards.
+// The group is the complement of the axes that shard the weights inside their domain (ZeRO-1 over exactly that group).
+struct Bucket {
+    Domain domain = Domain::dense;
+    Group group; // axes 0 when its size is 1
+    int group_size = 1;
+    int chunk = 0;
+    std::int64_t elements = 0; // padded to a multiple of group_size
+    std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not
+    bool copy = false;         // of weights that another pipeline rank counts in the norm
+    bool quantizable = false;  // holds matrices that low precisions quantize, which lie apart from everything else
+    // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
+    // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
+    TensorId weights = no_tensor, gradients = no_tensor; // gradients: the whole bucket, partial sums of this rank
+    TensorId gradient_shard = no_tensor; // own slice of gradients (in place), = gradients when group_size is 1
+    TensorId weight_shard = no_tensor;   // own slice of weights (in place), = weights when group_size is 1
+    // Quantized buckets only: BF16 view of the gradient buffer, free between the optimizer and the first backward,
+    // through which new weights are gathered before they are quantized; weight_shard is then a slice of it. Where
+    // `matrices` are quantized, the step starts by rounding master into it (a group of one rank has neither).
+    TensorId staging = no_tensor;
+    TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
+    TensorId copies = no_tensor; // FP32, of what finish reads: Plan::optimizer_copy_bytes()
+    // Where they wait between steps when they are offloaded; those above are then on the device only in finish.
+    TensorId host_master = no_tensor, host_exp_avg = no_tensor, host_exp_avg_sq = no_tensor;
+    TensorId kept_master() const { return host_master == no_tensor ? master : host_master; }
+    // FSDP (Plan::reshards) and a group of several ranks: weights and gradients above are only this rank's shards; the
+    // templates gather the whole weights and write whole gradients into these activations, which layers take turns with
+    // (kept from forward to backward outside of decoder layers). staging then is where BF16 weights arrive.
+    TensorId gathered = no_tensor, whole_gradients = no_tensor;
+    // FP8 in blocks as our kernels read it (Plan::blocks_by_rows()): the matrices of the bucket, each quantized at the
+    // start of a step from `source`, this rank's master where the group is one rank, else what staging has gathered.
+    struct Matrix {
+        TensorId source = no_tensor, value = no_tensor;
+        int copies = 1; // local experts
+        std::int64_t n = 0, k = 0;
+    };
+    std::vector<Matrix> matrices;
+    int layer = -1; // FSDP: the decoder layer that the bucket belongs to, -1 for the ends of the model
+    bool resharded() const { return gathered != no_tensor; }
+};
+
+struct Template {
+    SlotKind kind{};
+    int chunk = -1;
+    std::vector<Op> ops;
+};
+
+struct Slot {
+    int index = 0;       // into Program::templates
+    int micro_batch = 0; // begin, finish: 0
+    int merge = -1;      // into Program::merges: a forward beside which the slot behind it, a backward, runs
+};
+
+// EP overlap: in which order one rank runs the ops of a forward and of the backward beside it.
+struct Merge {
+    int forward = 0, backward = 0;   // templates
+    std::vector<bool> from_backward; // by op of both: whose it is; the ops of either come in their own order
+    // By op of both: multiprocessors that a product leaves to the tokens on their way over peer memory beside it.
+    std::vector<std::uint8_t> spared;
+};
+
+// What one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
+struct RouterIo {
+    int layer = 0;
+    int experts = 0;
+    TensorId load = no_tensor;       // [E] f32: copies sent to each expert, of the whole group of samples after finish
+    TensorId loss = no_tensor;       // [2] f32: auxiliary loss and z-loss, likewise
+    TensorId score_load = no_tensor; // global_aux_loss: n(e) of this step, likewise
+    TensorId last_load = no_tensor;  // global_aux_loss: input, score_load of the step before
+    TensorId bias = no_tensor;       // bias_update: view of the selection bias
+};
+
+// Scalars and inputs that the trainer reads and writes by role.
+struct ProgramIo {
+    // labels[i] is the token behind position i; mtp_labels[d] that d + 1 positions further on, -1 beyond the sample.
+    TensorId ids = no_tensor, labels = no_tensor, positions = no_tensor;
+    std::vector<TensorId> mtp_labels;
+    TensorId mtp_loss = no_tensor; // sum over MTP layers of their mean cross-entropy, without weight
+    std::vector<RouterIo> routers;
+    TensorId router_sums = no_tensor;   // all routers' load, loss and score_load, one behind the other
+    TensorId loss = no_tensor;          // summed over the step, already divided by the global token count
+    TensorId gradient_norm = no_tensor; // square of the global norm after finish
+    // Plans whose routed rows may overflow: rows too many, over all layers and ranks after finish. Above 0 the step has
+    // changed no weight and must be run again (planner/memory/retry_memory.hpp).
+    TensorId overflow = no_tensor;
+    TensorId step_sums = no_tensor; // gradient_norm, and overflow behind it: summed over all ranks at once
+    TensorId hyper = no_tensor;     // [8]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t
+};
+
+struct Program {
+    int pipeline_rank = 0;
+    std::vector<Tensor> tensors;
+    std::vector<Template> templates;
+    std::vector<Slot> slots;
+    std::vector<Parameter> parameters;
+    std::vector<Bucket> buckets;
+    std::vector<Stage> chunks;  // what each chunk holds
+    std::vector<int> in_flight; // by chunk
+    std::vector<Merge> merges;  // EP overlap, one for every two templates that run side by side
+    ProgramIo io;
+};
+
+// Goes through a Program's ops in the order in which one rank (a thread, a queue) runs them: slot by slot, merged slots
+// together.
+class OpWalk {
+public:
+    explicit OpWalk(const Program& program) : program_(&program) { settle(); }
+    bool done() const { return first_ >= program_->slots.size(); }
+    std::size_t slot_number() const { return first_ + (backward_ ? 1 : 0); } // into Program::slots
+    std::size_t index() const { return at_[backward_ ? 1 : 0]; }             // into the slot's template
+    const Slot& slot() const { return program_->slots[slot_number()]; }
+    const Template& ops() const { return program_->templates[static_cast<std::size_t>(slot().index)]; }
+    const Op& op() const { return ops().ops[index()]; }
+    bool merged() const { return program_->slots[first_].merge >= 0; } // another slot's ops run beside it
+    int spared() const; // multiprocessors that the op leaves to tokens on their way beside it
+    void next() {
+        ++at_[backward_ ? 1 : 0];
+        settle();
+    }
+
+private:
+    void settle();
+    const Merge& merge() const { return program_->merges[static_cast<std::size_t>(program_->slots[first_].merge)]; }
+
+    const Program* program_;
+    std::size_t first_ = 0;      // slot, or the forward of two merged ones
+    std::size_t at_[2] = {0, 0}; // next op of it and of the backward beside it
+    bool backward_ = false;
+};
+
+} // namespace moe

@@ -1,0 +1,45 @@
+// How a model's rope_scaling bends the frequencies of its rotary embedding.
+#include "planner/program/program.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace moe {
+
+namespace {
+
+// Column pair that turns `rotations` times over the original context.
+double correction(double rotations, int dim, double theta, double positions) {
+    return dim * std::log(positions / (rotations * 2.0 * std::numbers::pi)) / (2.0 * std::log(theta));
+}
+
+FrequencyScale yarn(const RopeScaling& r, int dim, double theta) {
+    const auto positions = static_cast<double>(r.original_positions);
+    double first = correction(r.beta_fast, dim, theta, positions),
+           last = correction(r.beta_slow, dim, theta, positions);
+    if (r.truncate) {
+        first = std::floor(first);
+        last = std::ceil(last);
+    }
+    first = std::max(first, 0.0);
+    last = std::min(last, dim - 1.0);
+    if (first == last) last += 0.001;
+    // Pairs before `first` keep their frequency, those after `last` are interpolated.
+    return {r.factor, last, first, 0.0, r.attention_factor};
+}
+
+} // namespace
+
+FrequencyScale frequency_scale(const Model& model, int rotary_dim) {
+    const RopeScaling& r = model.rope_scaling;
+    if (r.factor == 1.0 || rotary_dim == 0) return {};
+    if (r.type == "yarn" && r.original_positions > 0) return yarn(r, rotary_dim, model.rope_theta);
+    if (r.type == "llama3" && r.original_positions > 0)
+        return {r.factor, r.low_freq_factor, r.high_freq_factor,
+                static_cast<double>(r.original_positions) / (2.0 * std::numbers::pi), 1.0};
+    if (r.type == "linear") return {r.factor, 1e9, 2e9, 0.0, 1.0}; // bounds beyond every pair: none is kept
+    return {};
+}
+
+} // namespace moe

@@ -1,0 +1,240 @@
+// Looks for the thriftiest plan of a request, of every mapping of it, and of requests one change away.
+#include "planner/search/feasibility.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/plan/plan_fields.hpp"
+#include "planner/plan/plan_limits.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace moe {
+namespace {
+
+constexpr int most_looked_at = 2000; // mappings; each costs one closed form
+constexpr std::size_t most_shown = 10;
+
+// Bytes of a sound plan; empty for what has no price.
+std::optional<double> bytes_of_plan(const Plan& plan, Estimator& estimator) {
+    try {
+        return estimator.memory_bytes(plan);
+    } catch (const Error& error) {
+        if (error.fault() != Fault::bad_input) throw;
+        return std::nullopt;
+    }
+}
+
+// The plan of a changed request, empty where the change is impossible in itself.
+std::optional<Plan> plan_of(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+    try {
+        return fitting_plan(request, stack, estimator);
+    } catch (const Error& error) {
+        if (error.fault() != Fault::bad_input) throw;
+        return std::nullopt;
+    }
+}
+
+class Remedies {
+public:
+    Remedies(const SearchRequest& request, const Stack& stack, Estimator& estimator)
+        : request_(request), stack_(stack), estimator_(estimator) {
+        request_.progress = nullptr;
+    }
+
+    std::vector<Remedy> find() {
+        gpus();
+        fixed();
+        number("gbs", &Plan::gbs, limits::max_gbs);
+        shorter();
+        other_precision();
+        for (const auto& [field, value] : {std::pair{"optimizer", "adamw+bf16_moments"},
+                                           {"gradients", "bf16"},
+                                           {"fsdp", "on"},
+                                           {"offload", "optimizer"},
+                                           {"cuda_graph", "none"}})
+            choice(field, value);
+        return std::move(found_);
+    }
+
+private:
+    bool try_it(SearchRequest request, const std::string& what, const std::string& from, const std::string& to) {
+        const std::optional<Plan> plan = plan_of(request, stack_, estimator_);
+        if (!plan) return false;
+        found_.push_back({what, from, to, *plan, estimator_.memory_bytes(*plan)});
+        return true;
+    }
+
+    // Memory needs a multiple, divisibility a neighbour.
+    void gpus() {
+        const std::int64_t now = request_.base.gpus;
+        for (std::int64_t times = 2; times <= 64 && now * times <= limits::max_gpus; times *= 2)
+            if (try_it(with_gpus(request_, now * times), "gpus", fmt::format("{}", now),
+                       fmt::format("{}", now * times)))
+                break;
+        if (has_plan(request_, stack_)) return;
+        for (std::int64_t distance = 1; distance <= 64; ++distance)
+            for (const std::int64_t near : {now - distance, now + distance})
+                if (near >= 1 && near <= limits::max_gpus && has_plan(with_gpus(request_, near), stack_) &&
+                    try_it(with_gpus(request_, near), "gpus", fmt::format("{}", now), fmt::format("{}", near)))
+                    return;
+    }
+
+    void fixed() {
+        for (std::size_t i = 0; i < request_.fixed.size(); ++i) {
+            SearchRequest open = request_;
+            open.fixed.erase(open.fixed.begin() + static_cast<std::ptrdiff_t>(i));
+            try_it(open, "fix " + request_.fixed[i].first, request_.fixed[i].second, "open");
+        }
+    }
+
+    // A workload's number that divisibility may want otherwise: the nearest that does.
+    void number(const char* name, std::int64_t Plan::*field, std::int64_t most) {
+        if (has_plan(request_, stack_)) return;
+        const std::int64_t now = request_.base.*field;
+        for (std::int64_t distance = 1; distance <= 64; ++distance)
+            for (const std::int64_t near : {now + distance, now - distance}) {
+                SearchRequest other = request_;
+                other.base.*field = near;
+                if (near >= 1 && near <= most && has_plan(other, stack_) &&
+                    try_it(other, name, fmt::format("{}", now), fmt::format("{}", near)))
+                    return;
+            }
+    }
+
+    void shorter() {
+        for (std::int64_t seq = request_.base.seq / 2; seq >= 256; seq /= 2) {
+            SearchRequest other = request_;
+            other.base.seq = seq;
+            if (try_it(other, "seq", fmt::format("{}", request_.base.seq), fmt::format("{}", seq))) return;
+        }
+    }
+
+    void other_precision() {
+        for (const Precision precision : stack_.precisions) {
+            if (precision == Precision::fp32) continue;
+            if (std::count(request_.precisions.begin(), request_.precisions.end(), precision) != 0) continue;
+            if (request_.precisions.empty() && precision == Precision::bf16) continue;
+            SearchRequest other = request_;
+            other.precisions = {precision};
+            const std::string from = request_.precisions.empty() ? "bf16" : to_string(request_.precisions.front());
+            try_it(other, "precision", from, to_string(precision));
+        }
+    }
+
+    void choice(const std::string& field, const std::string& value) {
+        for (const auto& [name, fixed] : request_.fixed)
+            if (name == field) return;
+        SearchRequest other = request_;
+        other.fixed.emplace_back(field, value);
+        try_it(other, field, field_text(request_.base, field), value);
+    }
+
+    SearchRequest request_;
+    const Stack& stack_;
+    Estimator& estimator_;
+    std::vector<Remedy> found_;
+};
+
+} // namespace
+
+SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus) {
+    SearchRequest other = request;
+    other.base.gpus = static_cast<int>(gpus);
+    other.progress = nullptr;
+    return other;
+}
+
+std::optional<Plan> thriftiest(const SearchSpace& space, const Family& family, const Mapping& mapping,
+                               PlanFault& fault) {
+    const int vpp = space.chunk_counts(mapping.pp).front();
+    Plan plan = space.candidate(family, mapping, vpp, space.micro_batch_sizes(mapping.dp).front());
+    plan.layout = space.cuts(mapping.pp, vpp).front().layout;
+    plan.recompute = space.recompute_sets().back();
+    if (!space.optimizers().empty()) plan.optimizer = space.optimizers().front();
+    fault = space.check(plan);
+    if (fault) return std::nullopt;
+    return plan;
+}
+
+namespace {
+
+// The first thriftiest plan that fits, in the order of `families` or against it.
+std::optional<Plan> first_fitting(const SearchSpace& space, Estimator& estimator, bool forward) {
+    const auto n = static_cast<std::ptrdiff_t>(space.families().size());
+    int left = most_looked_at;
+    for (std::ptrdiff_t i = 0; i < n; ++i) {
+        const Family& family = space.families()[static_cast<std::size_t>(forward ? i : n - 1 - i)];
+        for (const Mapping& mapping : family.mappings) {
+            PlanFault fault;
+            const std::optional<Plan> plan = thriftiest(space, family, mapping, fault);
+            if (!plan) continue;
+            if (left-- == 0) return std::nullopt;
+            const std::optional<double> bytes = bytes_of_plan(*plan, estimator);
+            if (bytes && *bytes <= plan->hardware->memory_bytes) return plan;
+        }
+    }
+    return std::nullopt;
+}
+
+} // namespace
+
+std::optional<Plan> fitting_plan(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+    const SearchSpace space(request, stack);
+    // Families that split most come last and tell soonest whether anything fits; the first ones tend to be fast.
+    const std::optional<Plan> any = first_fitting(space, estimator, false);
+    if (!any) return std::nullopt;
+    const std::optional<Plan> fast = first_fitting(space, estimator, true);
+    return fast ? fast : any;
+}
+
+bool has_plan(const SearchRequest& request, const Stack& stack) {
+    const SearchSpace space(request, stack);
+    for (const Family& family : space.families())
+        for (const Mapping& mapping : family.mappings)
+            for (const std::int64_t mbs : space.micro_batch_sizes(mapping.dp)) {
+                const int vpp = space.chunk_counts(mapping.pp).front();
+                Plan plan = space.candidate(family, mapping, vpp, mbs);
+                plan.layout = space.cuts(mapping.pp, vpp).front().layout;
+                if (!space.check(plan)) return true;
+            }
+    return false;
+}
+
+Infeasibility explain_request(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+    const SearchSpace space(request, stack);
+    Infeasibility result;
+    Rejections rejected = space.rejected();
+    for (const Family& family : space.families())
+        for (const Mapping& mapping : family.mappings) {
+            std::int64_t candidates = 0;
+            for (const int vpp : space.chunk_counts(mapping.pp))
+                candidates += static_cast<std::int64_t>(space.cuts(mapping.pp, vpp).size());
+            candidates *= static_cast<std::int64_t>(space.micro_batch_sizes(mapping.dp).size()) *
+                          space.choices(family.tp, family.cp, family.ep, family.etp, mapping.pp);
+            PlanFault fault;
+            const std::optional<Plan> plan = thriftiest(space, family, mapping, fault);
+            if (!plan) {
+                rejected.add(fault, candidates);
+                continue;
+            }
+            const std::optional<double> bytes = bytes_of_plan(*plan, estimator);
+            if (!bytes || *bytes <= plan->hardware->memory_bytes) continue;
+            rejected.add({"memory", fmt::format("tp {} cp {} pp {} ep {} etp {} needs {:.1f} GiB at least, the machine "
+                                                "has {:.1f}",
+                                                plan->tp, plan->cp, plan->pp, plan->ep, plan->etp, *bytes / 0x1p30,
+                                                plan->hardware->memory_bytes / 0x1p30)},
+                         candidates);
+            result.closest.push_back({*plan, *bytes});
+        }
+    std::stable_sort(result.closest.begin(), result.closest.end(),
+                     [](const TightMapping& a, const TightMapping& b) { return a.memory_bytes < b.memory_bytes; });
+    if (result.closest.size() > most_shown) result.closest.resize(most_shown);
+    for (const auto& [constraint, reason] : rejected.reasons)
+        result.obstacles.push_back({constraint, reason.count, reason.message});
+    std::stable_sort(result.obstacles.begin(), result.obstacles.end(),
+                     [](const Obstacle& a, const Obstacle& b) { return a.candidates > b.candidates; });
+    result.remedies = Remedies(request, stack, estimator).find();
+    return result;
+}
+
+} // namespace moe

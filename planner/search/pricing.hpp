@@ -1,0 +1,85 @@
+// Prices of a plan: the figures of an estimate, and the two interfaces by which search asks for them.
+#pragma once
+
+#include "planner/plan/plan.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace moe {
+
+struct Breakdown { // seconds of the step on the pipeline rank that waits least; they add up to step_seconds
+    double compute = 0.0, tensor = 0.0, context = 0.0, expert = 0.0, pipeline = 0.0, bubble = 0.0, data = 0.0,
+           optimizer = 0.0, recompute = 0.0, host = 0.0;
+};
+
+struct Estimate {
+    double step_seconds = 0.0;
+    double tflops_per_gpu = 0.0; // model FLOPs
+    double tokens_per_second_per_gpu = 0.0;
+    double memory_bytes = 0.0; // peak over ranks, constants included
+    double host_bytes = 0.0;   // of a rank's offloaded tensors on the host; 0 in closed forms
+    bool fits = true;          // both are within the hardware's memories
+    Breakdown breakdown;
+};
+
+// The closed form of an estimate: neither number lies above the estimate's by more than the margins below.
+struct Quote {
+    double step_seconds = 0.0;
+    double memory_bytes = 0.0; // as Estimator::memory_bytes()
+};
+
+// Shares of themselves by which quotes may lie above estimates; tests hold the simulator's to them.
+inline constexpr double quote_time_margin = 0.0075, quote_memory_margin = 0.002;
+
+// Quotes plans from two parts that are worked out once each: what one micro-batch costs in each kind of layer, and how
+// layers and batch are cut. Handles hold until forget(). For one thread and one search: its plans differ in what
+// SearchSpace varies. All throw Error (bad_input) for what cannot be priced.
+class Quoter {
+public:
+    virtual ~Quoter() = default;
+    // Of every field but pp, vpp, dp, edp, layout, schedule and optimizer; of those only as far as they place the
+    // groups of the layers' communication, see placement().
+    virtual int layers(const Plan& plan) = 0;
+    // Of pp, vpp, dp, edp, layout, schedule, optimizer, and what weights depend on: degrees and precisions.
+    virtual int stages(const Plan& plan) = 0;
+    virtual Quote quote(int layers, int stages) = 0;
+    // Nearer to the estimate of a plan whose forwards and backwards run side by side than quote(), and dearer: step
+    // seconds; 0 where that tells no more.
+    virtual double merged_seconds(const Plan& plan) = 0;
+
+    // Step seconds below which no cut of these layers goes, all ranks being busy all the time.
+    virtual double floor(int layers) = 0;
+    // The same with any CUDA graphs and any recomputation, cheaper and lower.
+    virtual double early_floor(const Plan& plan) = 0;
+    // A handle as from layers(), as cheap: its quotes are floors with any CUDA graphs and any recomputation.
+    virtual int early_layers(const Plan& plan) = 0;
+    // A handle as from layers(), cheaper for FSDP: its quotes are no greater.
+    virtual int coarse_layers(const Plan& plan) = 0;
+    // Numbers that make plans slower: of two plans without recomputation and with the same EP overlap the one for which
+    // none is greater is no slower with any cut.
+    virtual std::vector<double> slowness(int layers) = 0;
+    // Bytes below which no cut with the plan's pp, dp and edp goes: weights, gradients and optimizer states spread
+    // evenly over the ranks.
+    virtual double least_bytes(const Plan& plan) = 0;
+    // Bytes that the plan keeps of each decoder layer and micro-batch under way, whatever is recomputed: its input.
+    virtual double kept_bytes(const Plan& plan) = 0;
+    // Plans of equal number that differ in pp, dp and edp alone have the same layers().
+    virtual int placement(const Plan& plan) = 0;
+    virtual void forget() = 0;
+};
+
+// Prices a sound plan. The planner knows no durations: the simulator implements this. Search calls its functions from
+// several threads at once.
+class Estimator {
+public:
+    virtual ~Estimator() = default;
+    virtual double memory_bytes(const Plan& plan) = 0; // closed form, cheap
+    virtual Estimate estimate(const Plan& plan) = 0;   // throws Error (bad_input) for what it cannot price
+    // The same event by event, dearer, for the few plans that are shown. By default the estimate.
+    virtual Estimate play(const Plan& plan) { return estimate(plan); }
+    // Quotes of this estimator's plans; it must outlive the quoter. By default they are its estimates.
+    virtual std::unique_ptr<Quoter> quoter();
+};
+
+} // namespace moe

@@ -1,0 +1,238 @@
+// Search: families of plans in rounds over the machine's cores, the best plans of all kept, nothing uncounted.
+#include "planner/search/search.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/parallel.hpp"
+#include "planner/search/search_branch.hpp"
+#include "planner/search/search_refusal.hpp"
+#include "planner/search/search_space.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <set>
+
+namespace moe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Calls the request's progress function at most ten times a second, whichever thread finished a family.
+class Progress {
+public:
+    Progress(const SearchRequest& request, std::int64_t rejected) : call_(request.progress), rejected_(rejected) {}
+
+    void add(const Found& result) {
+        if (!call_) return;
+        const std::lock_guard lock(mutex_);
+        evaluated_ += result.evaluated;
+        rejected_ += result.rejected.total();
+        const Clock::time_point now = Clock::now();
+        if (now - last_ < std::chrono::milliseconds(100)) return;
+        last_ = now;
+        call_(evaluated_, rejected_);
+    }
+
+private:
+    const std::function<void(std::int64_t, std::int64_t)>& call_;
+    std::mutex mutex_;
+    Clock::time_point last_ = Clock::now();
+    std::int64_t evaluated_ = 0;
+    std::int64_t rejected_;
+};
+
+// Prices candidates, several at a time, and keeps the podium and the counts of those that turn out not to fit.
+class Pricer {
+public:
+    Pricer(const SearchSpace& space, Estimator& estimator, const std::vector<std::unique_ptr<Quoter>>& quoters,
+           SearchResult& result, SearchFailure& failure)
+        : space_(space), estimator_(estimator), quoters_(quoters), result_(result), failure_(failure) {}
+
+    // The results do not depend on the number of threads: the podium changes when all are priced.
+    void price(const std::vector<Candidate>& candidates, Podium& podium) {
+        std::vector<Priced> priced(candidates.size());
+        in_parallel(candidates.size(), quoters_.size(), [&](std::size_t worker, std::size_t i) {
+            const Candidate& c = candidates[i];
+            priced[i] = price(plan_of(space_, c), [&](const Plan& plan) {
+                return c.seconds > 0.0 &&
+                       least_seconds(quoters_[worker]->merged_seconds(plan)) > podium.limit(mapping_of(c));
+            });
+        });
+        take(priced, podium);
+    }
+
+private:
+    struct Priced {
+        Plan plan;
+        std::optional<Estimate> estimate;
+        PlanFault fault{"memory", "memory"};
+        double bytes = 0.0;  // of a plan that does not fit
+        bool beaten = false; // by what its mapping or the podium has already
+    };
+
+    template <class Beaten>
+    Priced price(Plan plan, const Beaten& beaten) {
+        Priced p;
+        p.plan = std::move(plan);
+        try {
+            p.beaten = beaten(p.plan);
+            if (p.beaten) return p;
+            p.bytes = estimator_.memory_bytes(p.plan);
+            if (p.bytes > p.plan.hardware->memory_bytes) return p;
+            p.estimate = estimator_.estimate(p.plan);
+            if (p.estimate->fits) return p;
+            constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+            p.fault = {"offload > host memory",
+                       fmt::format("offload {} takes {:.1f} GiB of the host's {:.1f} for a GPU",
+                                   offload::to_string(p.plan.offload), p.estimate->host_bytes / gib,
+                                   p.plan.hardware->host_memory_bytes / gib)};
+            p.bytes = 0.0;
+        } catch (const Error& error) {
+            if (error.fault() != Fault::bad_input) throw;
+            p.fault = {"not priced", error.what()};
+            p.bytes = 0.0;
+        }
+        return p;
+    }
+
+    void take(std::vector<Priced>& priced, Podium& podium) {
+        for (Priced& p : priced) {
+            if (p.beaten) continue;
+            result_.priced += p.estimate ? 1 : 0;
+            if (p.estimate && p.estimate->fits) {
+                podium.add({std::move(p.plan), *p.estimate});
+                continue;
+            }
+            --result_.evaluated;
+            failure_.rejected.add(p.fault, 1);
+            if (p.bytes > 0.0) failure_.note(p.plan, p.bytes);
+        }
+    }
+
+    const SearchSpace& space_;
+    Estimator& estimator_;
+    const std::vector<std::unique_ptr<Quoter>>& quoters_; // one for each thread
+    SearchResult& result_;
+    SearchFailure& failure_;
+};
+
+constexpr std::size_t priced_together = 16;
+
+// Prices the candidates of lowest quotes, and drops those that are above their mapping's limit on the way: they give
+// later rounds something to beat. At first one of each mapping.
+void price_best(std::vector<Candidate>& candidates, Pricer& pricer, Podium& podium) {
+    const bool few = podium.worst() == std::numeric_limits<double>::infinity();
+    std::sort(candidates.begin(), candidates.end(), sooner);
+    std::set<MappingKey> seen;
+    std::vector<Candidate> batch;
+    auto kept = candidates.begin(), next = kept;
+    for (; next != candidates.end() && batch.size() < priced_together; ++next) {
+        const MappingKey mapping = mapping_of(*next);
+        if (few && !seen.insert(mapping).second)
+            *kept++ = *next;
+        else if (least_seconds(next->seconds) <= podium.limit(mapping))
+            batch.push_back(*next);
+    }
+    candidates.erase(kept, next);
+    pricer.price(batch, podium);
+}
+
+// From the soonest on, until no quote is below the limit of its mapping.
+void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, Podium& podium) {
+    std::sort(candidates.begin(), candidates.end(), sooner);
+    std::vector<Candidate> batch;
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+        const double least = least_seconds(candidates[i].seconds);
+        if (least > podium.worst()) break;
+        if (least <= podium.limit(mapping_of(candidates[i]))) batch.push_back(candidates[i]);
+        if (batch.size() < priced_together && i + 1 < candidates.size()) continue;
+        pricer.price(batch, podium);
+        batch.clear();
+    }
+    pricer.price(batch, podium);
+}
+
+// What is often near the best: it comes first, so that there is something to beat.
+bool usual(const Branch& branch) {
+    return branch.family->cp == 1 && branch.family->etp == 1 && branch.family->tp <= 8 && branch.mbs <= 2;
+}
+
+// All branches, the usual ones first, then the lowest floor first.
+template <class Merge>
+std::vector<Branch> survey_all(const SearchSpace& space, const std::vector<std::unique_ptr<Quoter>>& quoters,
+                               const SearchRequest& request, const Merge& merge) {
+    const std::vector<Family>& families = space.families();
+    std::vector<Found> found(families.size());
+    std::vector<std::vector<Branch>> parts(families.size());
+    in_parallel(families.size(), quoters.size(), [&](std::size_t worker, std::size_t i) {
+        parts[i] = survey(space, families[i], *quoters[worker], request.exhaustive, found[i]);
+    });
+    merge(found);
+    std::vector<Branch> branches;
+    for (std::vector<Branch>& part : parts) std::move(part.begin(), part.end(), std::back_inserter(branches));
+    std::stable_sort(branches.begin(), branches.end(), [](const Branch& a, const Branch& b) {
+        return std::pair(!usual(a), a.floor) < std::pair(!usual(b), b.floor);
+    });
+    return branches;
+}
+
+} // namespace
+
+SearchResult search(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+    const Clock::time_point start = Clock::now();
+    if (request.top < 1) refuse("top {}: must be 1 or more", request.top);
+    const SearchSpace space(request, stack);
+    SearchResult result;
+    SearchFailure failure;
+    failure.rejected = space.rejected();
+    Podium podium(static_cast<std::size_t>(request.top), request.similar);
+    Progress progress(request, failure.rejected.total());
+    const std::size_t threads = thread_count(request.threads);
+    std::vector<std::unique_ptr<Quoter>> quoters(threads);
+    for (std::unique_ptr<Quoter>& quoter : quoters) quoter = estimator.quoter();
+
+    Pricer pricer(space, estimator, quoters, result, failure);
+    std::vector<Candidate> candidates;
+
+    const auto merge = [&](const std::vector<Found>& parts) {
+        for (const Found& part : parts) {
+            result.evaluated += part.evaluated;
+            failure.rejected.merge(part.rejected);
+            if (part.smallest) failure.note(*part.smallest, part.least_memory);
+        }
+    };
+    const std::vector<Branch> branches = survey_all(space, quoters, request, merge);
+
+    // Branches of a round see the plans found in earlier rounds only, so that neither the plans nor the counts depend
+    // on the number of threads. The most promising come first; rounds grow as there is more to go by.
+    constexpr std::size_t first_round = 4, largest_round = 64;
+    std::size_t done = 0;
+    for (std::size_t round = first_round; done < branches.size(); round = std::min(2 * round, largest_round)) {
+        if (!usual(branches[done]) && least_seconds(branches[done].floor) > podium.worst()) break;
+        std::vector<Found> found(std::min(round, branches.size() - done));
+        in_parallel(found.size(), threads, [&](std::size_t worker, std::size_t i) {
+            found[i] = search_branch(space, branches[done + i], *quoters[worker], podium, request.exhaustive);
+            progress.add(found[i]);
+        });
+        done += found.size();
+        merge(found);
+        for (const Found& part : found)
+            candidates.insert(candidates.end(), part.candidates.begin(), part.candidates.end());
+        if (!request.exhaustive) price_best(candidates, pricer, podium);
+    }
+    std::int64_t bound = 0;
+    for (; done < branches.size(); ++done) bound += candidates_of(space, branches[done], branches[done].roots.size());
+    failure.rejected.add({"bound", "bound"}, bound);
+    price_in_order(std::move(candidates), pricer, podium);
+    if (failure.smallest) failure.least_memory = estimator.memory_bytes(*failure.smallest);
+    if (podium.plans().empty()) refuse_search(request, stack, estimator, space, failure);
+    for (const auto& [counter, reason] : failure.rejected.reasons) result.pruned[counter] = reason.count;
+    result.plans = podium.plans();
+    result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    return result;
+}
+
+} // namespace moe

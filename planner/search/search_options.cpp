@@ -1,0 +1,143 @@
+// What search chooses besides degrees and cuts: one line per field, and every set of modules to recompute.
+#include "planner/search/search_space.hpp"
+
+#include "planner/plan/plan_choices.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+namespace moe {
+namespace {
+
+template <class T>
+std::vector<std::string> usual_first(const std::vector<T>& offered, T usual) {
+    std::vector<std::string> words{std::string(to_string(usual))};
+    for (const T value : offered)
+        if (value != usual) words.emplace_back(to_string(value));
+    return words;
+}
+
+unsigned degrees_above_one(int tp, int cp, int ep, int etp, int pp) {
+    return (tp > 1 ? 1U : 0U) | (cp > 1 ? 2U : 0U) | (ep > 1 ? 4U : 0U) | (etp > 1 ? 8U : 0U) | (pp > 1 ? 16U : 0U);
+}
+
+bool same_but_graphs(const Plan& a, const Plan& b) {
+    return std::tie(a.ep_overlap, a.dispatcher, a.tp_overlap, a.cp_comm, a.fsdp) ==
+           std::tie(b.ep_overlap, b.dispatcher, b.tp_overlap, b.cp_comm, b.fsdp);
+}
+
+} // namespace
+
+// A further choice is a further line. check_plan() and check_stack() drop the combinations that do not go together.
+std::vector<Option> SearchSpace::options() const {
+    const std::vector<std::string> off{"off"}, switched{"off", "on"};
+    // A rank of ours is one thread on a CPU, which overlap does not make faster.
+    const bool published = !stack_.executable, merges = stack_.ep_overlap && !base_.hardware->cpu;
+    // Ranks of one process have nothing to gain from reaching each other's memory: they do already.
+    std::vector<Dispatcher> dispatchers = stack_.dispatchers;
+    if (!published && base_.hardware->cpu) std::erase(dispatchers, Dispatcher::hybridep);
+    return {
+        {"ep_overlap", merges ? switched : off, [](const Plan& p) { return p.ep > 1; }},
+        {"dispatcher", usual_first(dispatchers, stack_.usual_dispatcher),
+         [](const Plan& p) { return p.ep * p.etp > 1; }},
+        {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph), [](const Plan&) { return true; }},
+        {"tp_overlap", published ? switched : off, [](const Plan& p) { return p.tp > 1; }},
+        {"cp_comm", published ? std::vector<std::string>{"ring", "alltoall"} : std::vector<std::string>{"ring"},
+         [](const Plan& p) { return p.cp > 1; }},
+        // In a pipeline FSDP is the distributed optimizer, see Plan::reshards().
+        {"fsdp", published ? switched : off, [](const Plan& p) { return p.pp == 1; }},
+    };
+}
+
+void SearchSpace::combine_options() {
+    const std::vector<Option> all = options();
+    for (unsigned bits = 0; bits < roots_.size(); ++bits) {
+        std::vector<Plan>& roots = roots_[bits];
+        Plan degrees = base_;
+        degrees.tp = bits & 1U ? 2 : 1;
+        degrees.cp = bits & 2U ? 2 : 1;
+        degrees.ep = bits & 4U ? 2 : 1;
+        degrees.etp = bits & 8U ? 2 : 1;
+        degrees.pp = bits & 16U ? 2 : 1;
+        roots = {degrees};
+        for (const Option& option : all) {
+            if (pinned(option.field)) continue;
+            std::vector<Plan> more;
+            for (const Plan& root : roots)
+                for (const std::string& value : option.values) {
+                    more.push_back(root);
+                    set_field(more.back(), option.field, value);
+                    if (!option.applies(degrees)) break;
+                }
+            roots = std::move(more);
+        }
+        for (const Plan& root : roots)
+            without_graphs_[bits].push_back(
+                static_cast<std::size_t>(std::find_if(roots.begin(), roots.end(),
+                                                      [&](const Plan& other) { return same_but_graphs(other, root); }) -
+                                         roots.begin()));
+        for (const bool chunks : {false, true})
+            for (Plan& root : roots) {
+                root.recompute = 0;
+                root.vpp = chunks ? 2 : 1;
+                sets_of_roots_[2 * bits + (chunks ? 1 : 0)].push_back(sets_of(root));
+            }
+    }
+}
+
+// Sets that the stack excludes beside a root that is sound without any; the degrees only count as above 1.
+RootSets SearchSpace::sets_of(Plan root) const {
+    const bool sound = !check_stack(root, stack_);
+    RootSets result;
+    for (std::size_t i = 0; i < sets_.size(); ++i) {
+        root.recompute = sets_[i];
+        const PlanFault fault = sound ? check_stack(root, stack_) : PlanFault{};
+        if (fault)
+            result.rejected.add(fault, 1);
+        else
+            result.sound.push_back(i);
+    }
+    return result;
+}
+
+const std::vector<Plan>& SearchSpace::roots(int tp, int cp, int ep, int etp, int pp) const {
+    return roots_[degrees_above_one(tp, cp, ep, etp, pp)];
+}
+
+const std::vector<std::size_t>& SearchSpace::without_graphs(int tp, int cp, int ep, int etp, int pp) const {
+    return without_graphs_[degrees_above_one(tp, cp, ep, etp, pp)];
+}
+
+const std::vector<RootSets>& SearchSpace::sets_of_roots(int tp, int cp, int ep, int etp, int pp, bool chunks) const {
+    return sets_of_roots_[2 * degrees_above_one(tp, cp, ep, etp, pp) + (chunks ? 1 : 0)];
+}
+
+std::int64_t SearchSpace::choices(int tp, int cp, int ep, int etp, int pp) const {
+    return static_cast<std::int64_t>(roots(tp, cp, ep, etp, pp).size() * sets_.size() * optimizers_.size());
+}
+
+// Every set of the stack's modules that differs in what it repeats: `moe` holds the experts' activation and the shared
+// experts, `full` everything; modules that the model does not have repeat nothing.
+std::vector<unsigned> SearchSpace::every_set(const std::shared_ptr<const Model>& model, const Stack& stack) {
+    using namespace recompute;
+    Plan plan;
+    plan.model = model;
+    const auto& kinds = model->kinds;
+    const auto some = [&kinds](const auto& has) { return std::any_of(kinds.begin(), kinds.end(), has); };
+    unsigned modules = layernorm | core_attn;
+    if (some([](const LayerKind& k) {
+            return k.attention.kind == AttentionKind::mla || k.attention.kind == AttentionKind::compressed;
+        }))
+        modules |= mla_up_proj;
+    if (some([](const LayerKind& k) { return k.dense(); })) modules |= mlp;
+    if (has_experts(plan)) modules |= moe_act | moe;
+    if (some([](const LayerKind& k) { return k.moe && k.moe->shared_ffn > 0; })) modules |= shared_experts;
+    modules &= stack.recompute_modules;
+    std::vector<unsigned> sets;
+    for (unsigned set = 0; set < full; ++set)
+        if ((set & ~modules) == 0 && ((set & moe) == 0 || (set & (moe_act | shared_experts)) == 0)) sets.push_back(set);
+    if ((stack.recompute_modules & full) != 0) sets.push_back(full);
+    return sets;
+}
+
+} // namespace moe

@@ -1,0 +1,27 @@
+// The one line for a request that no plan satisfies: which reason excluded most, and the smallest change that would
+// help.
+#pragma once
+
+#include "planner/search/search_space.hpp"
+
+#include <optional>
+
+namespace moe {
+
+struct SearchFailure {
+    Rejections rejected;
+    double least_memory = 0.0;    // bytes of the smallest candidate that did not fit
+    std::optional<Plan> smallest; // that candidate, if memory excluded any
+
+    void note(const Plan& plan, double bytes) {
+        if (smallest && bytes >= least_memory) return;
+        least_memory = bytes;
+        smallest = plan;
+    }
+};
+
+// Throws Error (bad_input). Looks for a number of GPUs that would do, hence the estimator.
+[[noreturn]] void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& estimator,
+                                const SearchSpace& space, const SearchFailure& failure);
+
+} // namespace moe

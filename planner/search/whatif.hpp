@@ -1,0 +1,41 @@
+// What-ifs: the plans that differ from a given one in a single choice, and the front of memory against time around it.
+#pragma once
+
+#include "planner/plan/plan_fields.hpp"
+#include "planner/search/search.hpp"
+
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// A plan one choice away from another.
+struct WhatIf {
+    FieldChange change;
+    // What moved along so that the plan stays sound: the other axis of the same factoring, the cut into stages.
+    std::vector<FieldChange> along;
+    Plan plan;
+    Estimate estimate;
+    double gain = 0.0;      // tflops_per_gpu over that of the plan asked about, minus 1
+    std::string impossible; // why there is no such plan; empty: `plan` and `estimate` hold
+};
+
+// A degree goes to the nearest value above and below that gives a sound plan, another axis of the same factoring taking
+// up the difference (TP: DP, else CP; CP: DP, else TP; PP: DP and EDP, else EP; EP: EDP, else ETP; ETP: EDP, else EP);
+// every other choice takes each of its other values, sets gain or lose one member. Where the stages change, the even
+// and the balanced cut are tried and the faster one counts. Plans that the stack does not offer are left out, degrees
+// without a sound neighbour are kept with the reason. Sorted: plans that fit first, by gain.
+std::vector<WhatIf> what_ifs(const Plan& plan, const Stack& stack, Estimator& estimator);
+
+// A point of the memory-time plane: the plan's mapping with other choices of what is kept, recomputed or moved away.
+struct FrontPoint {
+    std::vector<FieldChange> changes; // against the plan asked about, empty = itself
+    Plan plan;
+    Estimate estimate;
+};
+// Of the plan's mapping with every recompute set of the stack, optimizer moments, optimizer offload, FSDP and
+// micro-batch size up to four times its own, and with each activation offloaded alone: those that no other one beats in
+// both memory and step time; ascending in memory.
+std::vector<FrontPoint> memory_front(const Plan& plan, const Stack& stack, Estimator& estimator);
+
+} // namespace moe

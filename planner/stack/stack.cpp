@@ -1,0 +1,327 @@
+// Reads stacks from profiles/stacks and applies what they say of one machine.
+#include "planner/stack/stack.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/names.hpp"
+#include "planner/plan/plan_choices.hpp"
+#include "planner/stack/stack_reader.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+namespace moe {
+namespace {
+
+using Json = nlohmann::json;
+using Reader = StackReader;
+
+// Whether a cost holds a number of its own; coefficients carry their source themselves.
+bool states_figure(const Json& cost) {
+    if (cost.is_object() || cost.is_array()) return std::any_of(cost.begin(), cost.end(), states_figure);
+    return cost.is_number();
+}
+
+constexpr double longest = 10.0; // seconds; no single cost of a stack is near it
+
+std::array<double, precision_count> by_precision(Reader& costs, const std::string& key) {
+    Reader object(costs.at(key), costs.place() + "." + key, costs.coefficients());
+    std::array<double, precision_count> result{};
+    for (int i = 0; i < precision_count; ++i)
+        result[static_cast<std::size_t>(i)] = object.number(to_string(static_cast<Precision>(i)), 0.0, 0.0, 1.0);
+    object.finish();
+    return result;
+}
+
+// "dispatcher": {name: share of both tiers' bandwidth, or {"nvlink": share, "nic": share}}.
+void read_dispatchers(Reader& costs, StackCosts& c) {
+    const Json& dispatchers = costs.at("dispatcher");
+    const std::string place = costs.place() + ".dispatcher";
+    if (!dispatchers.is_object()) refuse("{}: must be a JSON object, found {}", place, dispatchers.type_name());
+    for (const auto& item : dispatchers.items()) {
+        LinkShares& shares = c.dispatcher[to_string(dispatcher_from_string(item.key()))];
+        if (item.value().is_object()) {
+            Reader one(item.value(), place + "." + item.key(), costs.coefficients());
+            shares.nvlink = one.checked(one.at("nvlink"), "nvlink", 0.01, 1.5);
+            shares.nic = one.checked(one.at("nic"), "nic", 0.01, 1.5);
+            one.finish();
+        } else {
+            shares.nvlink = shares.nic = costs.checked(item.value(), "dispatcher." + item.key(), 0.01, 1.5);
+        }
+    }
+}
+
+StackCosts read_costs(const Json& json, const Json& sources, const std::string& place,
+                      const Coefficients& coefficients) {
+    Reader costs(json, place + ": costs", coefficients);
+    StackCosts c;
+    c.gemm = by_precision(costs, "gemm");
+    c.grouped_gemm = by_precision(costs, "grouped_gemm");
+    c.attention_forward = costs.number("attention_forward", c.attention_forward, 0.01, 1.5);
+    c.attention_backward = costs.number("attention_backward", c.attention_backward, 0.01, 1.5);
+    c.attention_gathered = costs.number("attention_gathered", c.attention_gathered, 0.01, 1.0);
+    c.attention_picked_forward = costs.number("attention_picked_forward", c.attention_picked_forward, 0.01, 1.5);
+    c.attention_picked_backward = costs.number("attention_picked_backward", c.attention_picked_backward, 0.01, 1.5);
+    c.attention_picked_half_length =
+        costs.number("attention_picked_half_length", c.attention_picked_half_length, 0.0, 1e6);
+    c.attention_half_length = costs.number("attention_half_length", c.attention_half_length, 0.0, 1e6);
+    c.memory = costs.number("memory", c.memory, 0.01, 1.0);
+    c.permute = costs.number("permute", c.permute, 0.01, 1.0);
+    c.scan = costs.number("scan", c.scan, 0.01, 1.0);
+    c.kernel_seconds = costs.number("kernel_seconds", c.kernel_seconds, 0.0, longest);
+    c.launch_seconds = costs.number("launch_seconds", c.launch_seconds, 0.0, longest);
+    c.graph_launch_seconds = costs.number("graph_launch_seconds", c.graph_launch_seconds, 0.0, longest);
+    c.collective = costs.number("collective", c.collective, 0.01, 1.0);
+    c.step_seconds = costs.number("step_seconds", c.step_seconds, 0.0, longest);
+    c.sync_seconds = costs.number("sync_seconds", c.sync_seconds, 0.0, longest);
+    c.overlap_sm_share = costs.number("overlap_sm_share", c.overlap_sm_share, 0.0, 0.9);
+    c.routed_launches = costs.number("routed_launches", c.routed_launches, 0.1, 100.0);
+    c.router_launches = costs.number("router_launches", c.router_launches, 1.0, 100.0);
+    c.quantize_launches = costs.number("quantize_launches", c.quantize_launches, 1.0, 100.0);
+    c.recompute_launches = costs.number("recompute_launches", c.recompute_launches, 1.0, 100.0);
+    c.permute_launches = costs.number("permute_launches", c.permute_launches, 1.0, 100.0);
+    c.fsdp_sm_share = costs.number("fsdp_sm_share", c.fsdp_sm_share, 0.0, 0.9);
+    c.tile_seconds = costs.number("tile_seconds", c.tile_seconds, 0.0, 1e-3);
+    c.expert_launch_seconds = costs.number("expert_launch_seconds", c.expert_launch_seconds, 0.0, longest);
+    c.quantize_share = costs.number("quantize_share", c.quantize_share, 0.0, 2.0);
+    c.clock = costs.number("clock", c.clock, 0.1, 2.0);
+    c.host_machine = costs.number("host_machine", c.host_machine, 0.1, 10.0);
+    c.host_software = costs.number("host_software", c.host_software, 0.1, 10.0);
+    c.launch_seconds *= c.host_machine * c.host_software;
+    c.expert_launch_seconds *= c.host_machine * c.host_software;
+    read_dispatchers(costs, c);
+    costs.finish();
+    // A figure without its evidence cannot be checked by anybody: every cost names where it comes from.
+    for (const auto& item : json.items())
+        if (states_figure(item.value()) &&
+            (!sources.is_object() || !sources.contains(item.key()) || !sources[item.key()].is_string()))
+            refuse("{}: costs.{} has no entry in \"cost_sources\": say where the figure comes from", place, item.key());
+    return c;
+}
+
+std::vector<Publication> read_published(const Json* list, const std::string& place, const Coefficients& none) {
+    std::vector<Publication> result;
+    if (list == nullptr) return result;
+    if (!list->is_array()) refuse("{}: \"published\" must be a list, found {}", place, list->type_name());
+    for (const Json& item : *list) {
+        Reader in(item, place + ": published", none);
+        Publication publication;
+        publication.source = in.text("source");
+        publication.releases = in.list("releases", [](std::string release) { return release; });
+        in.finish();
+        result.push_back(std::move(publication));
+    }
+    return result;
+}
+
+Stack read_stack(const Json& json, const std::string& place, const Coefficients& coefficients) {
+    Reader in(json, place, coefficients);
+    Stack s;
+    s.name = in.text("name");
+    s.release = in.text("release");
+    s.source = in.text("source");
+    s.executable = in.flag("executable", false);
+    s.tensor = in.flag("tensor", true);
+    s.context = in.flag("context", true);
+    s.expert_tensor = in.flag("expert_tensor", true);
+    s.interleaved = in.flag("interleaved", true);
+    s.ep_overlap = in.flag("ep_overlap", false);
+    s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
+    s.bf16_moments = in.flag("bf16_moments", false);
+    s.paged_stash = in.flag("paged_stash", false);
+    if (in.find("usual_gradients") != nullptr) s.usual_gradients = precision_from_string(in.text("usual_gradients"));
+    s.precisions = in.list("precisions", precision_from_string);
+    s.dispatchers = in.list("dispatchers", dispatcher_from_string);
+    s.host_synced = in.list("host_synced", dispatcher_from_string);
+    s.cuda_graphs = in.list("cuda_graphs", cuda_graph_from_string);
+    if (in.find("split_schedules") != nullptr) s.split_schedules = in.list("split_schedules", schedule_from_string);
+    s.offloads = in.flag("offloads", false);
+    s.recompute_sets = in.list("recompute_sets", recompute::from_string);
+    s.recompute_modules = recompute::from_string(in.text("recompute_modules"));
+    s.usual_dispatcher = dispatcher_from_string(in.text("usual_dispatcher"));
+    s.usual_cuda_graph = cuda_graph_from_string(in.text("usual_cuda_graph"));
+    if (in.find("features") != nullptr) s.features = in.list("features", [](std::string name) { return name; });
+    s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place, coefficients);
+    s.published = read_published(in.find("published"), place, coefficients);
+    in.finish();
+    for (const unsigned set : s.recompute_sets)
+        if ((set & ~s.recompute_modules) != 0)
+            refuse("{}: recompute set \"{}\" names modules outside recompute_modules \"{}\"", place,
+                   recompute::to_string(set), recompute::to_string(s.recompute_modules));
+    return s;
+}
+
+std::string stacks_folder() { return profiles_folder() + "/stacks"; }
+
+Json parse_file(const std::string& path) {
+    try {
+        return Json::parse(read_file(path));
+    } catch (const Json::parse_error& error) {
+        refuse("{}: not valid JSON near byte {}", path, error.byte);
+    }
+}
+
+// Multiplies a cost, or every figure inside it, by a further factor.
+void multiply(Json& cost, const Json& factor) {
+    if (cost.is_object())
+        for (auto& item : cost.items()) multiply(item.value(), factor);
+    else
+        cost = Json::array({cost, factor});
+}
+
+// Features behind the stack's name, and the costs of those that it lacks. A stack without the field "features" states
+// its costs as they are.
+void apply_features(Json& json, const std::vector<std::string>& changes, const std::string& place) {
+    const std::string path = stacks_folder() + "/base/features.json";
+    if (!json.contains("features")) {
+        if (!changes.empty()) refuse("{}: names no features, so that \"{}\" cannot change one", place, changes.front());
+        return;
+    }
+    const Json all = parse_file(path);
+    std::set<std::string> has;
+    for (const Json& name : json["features"]) has.insert(name.is_string() ? name.get<std::string>() : "");
+    for (const std::string& change : changes) {
+        const bool drop = change.rfind("no-", 0) == 0;
+        const std::string name = drop ? change.substr(3) : change;
+        if (!all.contains(name)) refuse("{}: unknown feature \"{}\": see {}", place, name, path);
+        if (drop)
+            has.erase(name);
+        else
+            has.insert(name);
+    }
+    for (const auto& item : all.items()) {
+        if (has.erase(item.key()) > 0) continue;
+        for (const auto& cost : item.value().at("without").items()) {
+            Json& stated = json["costs"][cost.key()]; // a cost that is 1 unless stated is not
+            if (stated.is_null()) stated = 1.0;
+            multiply(stated, cost.value());
+            json["cost_sources"][cost.key()] = item.value().at("source");
+        }
+    }
+    if (!has.empty()) refuse("{}: unknown feature \"{}\": see {}", place, *has.begin(), path);
+}
+
+// What differs on some machines, as a JSON merge patch.
+struct Variant {
+    std::vector<std::string> machines;
+    Json set;
+};
+
+// "on": [{"hardware": [names], "set": {...}}], taken out of the stack.
+std::vector<Variant> take_variants(Json& json, const std::string& place) {
+    static const Coefficients none; // lists of names hold no costs
+    const auto on = json.find("on");
+    if (on == json.end()) return {};
+    const Json list = *on;
+    json.erase(on);
+    if (!list.is_array()) refuse("{}: \"on\" must be a list, found {}", place, list.type_name());
+    std::vector<Variant> variants;
+    for (const Json& item : list) {
+        Reader in(item, place + ": on", none);
+        Variant variant{in.list("hardware", [](std::string name) { return name; }), in.at("set")};
+        in.finish();
+        if (!variant.set.is_object())
+            refuse("{}: on.set must be a JSON object, found {}", place, variant.set.type_name());
+        variants.push_back(std::move(variant));
+    }
+    return variants;
+}
+
+// `calibrate` names a GPU's profile after the datasheet's.
+std::string own_name(const Hardware& hardware) { return hardware.name.substr(0, hardware.name.rfind("-measured")); }
+
+// The machine, of those that a stack has figures for, whose figures this one gets, see load_stack().
+std::string known_machine(const Hardware& hardware, const std::vector<Variant>& variants) {
+    std::set<std::string> known;
+    for (const Variant& variant : variants) known.insert(variant.machines.begin(), variant.machines.end());
+    if (known.empty() || hardware.name.empty()) return own_name(hardware); // no machine in particular
+    if (!hardware.like.empty()) {
+        if (known.contains(hardware.like)) return hardware.like;
+        refuse("hardware {}: like = \"{}\": no machine that the stack has figures for{}; these are {}", hardware.name,
+               shown(hardware.like), did_you_mean(hardware.like, {known.begin(), known.end()}), fmt::join(known, ", "));
+    }
+    if (hardware.cpu || known.contains(own_name(hardware))) return own_name(hardware);
+    const auto computes = [&hardware](Precision precision) {
+        return hardware.peak_flops[static_cast<std::size_t>(precision)] > 0.0;
+    };
+    if (!computes(Precision::mxfp8) && !computes(Precision::nvfp4)) return "h100";
+    return hardware.nvlink_domain > 8 ? "gb200-nvl72" : "b200";
+}
+
+constexpr int longest_chain = 8; // of bases; more is a circle
+
+// A stack's file with its bases below it: objects merge field by field, "on" lists follow each other. A cost that a
+// file changes needs that file's own entry in cost_sources, since its base speaks of another figure.
+Json read_with_bases(const std::string& name, int depth) {
+    const std::string path = stacks_folder() + "/" + name + ".json";
+    const bool plain = name.find('/') == std::string::npos || (depth > 0 && name.rfind("base/", 0) == 0);
+    if (!plain || !std::filesystem::is_regular_file(path)) {
+        const std::vector<std::string> known = stack_names();
+        refuse("unknown stack '{}': known are {}", name,
+               known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
+    }
+    Json json = parse_file(path);
+    if (!json.is_object() || !json.contains("base")) return json;
+    if (!json["base"].is_string()) refuse("{}: \"base\" must be a string, found {}", path, json["base"].type_name());
+    if (depth >= longest_chain)
+        refuse("{}: more than {} bases follow each other: is it a circle?", path, longest_chain);
+    if (json.contains("costs") && json["costs"].is_object())
+        for (const auto& item : json["costs"].items())
+            if (states_figure(item.value()) &&
+                (!json.contains("cost_sources") || !json["cost_sources"].contains(item.key())))
+                refuse("{}: costs.{} has no entry in \"cost_sources\": say where the figure comes from", path,
+                       item.key());
+    Json whole = read_with_bases(json["base"].get<std::string>(), depth + 1);
+    Json on = whole.contains("on") ? whole["on"] : Json::array();
+    if (json.contains("on") && json["on"].is_array()) on.insert(on.end(), json["on"].begin(), json["on"].end());
+    whole.erase("published"); // what the base stands for
+    json.erase("base");
+    whole.merge_patch(json);
+    if (!on.empty() && whole["on"].is_array()) whole["on"] = on;
+    return whole;
+}
+
+} // namespace
+
+std::vector<std::string> stack_names() {
+    std::vector<std::string> names;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(stacks_folder(), ignored))
+        if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+Stack load_stack(const std::string& name, const Hardware& hardware) {
+    return load_stack(name, hardware, load_coefficients());
+}
+
+Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients) {
+    const std::string wanted = name.empty() ? hardware.default_stack : name;
+    if (wanted.empty()) refuse("hardware {}: has no default_stack: name one with --stack", hardware.name);
+    std::vector<std::string> words; // the stack, then its changed features
+    for (std::size_t at = 0; at <= wanted.size();) {
+        const std::size_t comma = std::min(wanted.find(',', at), wanted.size());
+        words.push_back(wanted.substr(at, comma - at));
+        at = comma + 1;
+    }
+    const std::string path = stacks_folder() + "/" + words.front() + ".json";
+    Json json = read_with_bases(words.front(), 0);
+    const std::vector<Variant> variants = take_variants(json, path);
+    const std::string machine = known_machine(hardware, variants);
+    for (const Variant& variant : variants)
+        if (std::find(variant.machines.begin(), variant.machines.end(), machine) != variant.machines.end())
+            json.merge_patch(variant.set);
+    apply_features(json, {words.begin() + 1, words.end()}, path);
+    Stack stack = read_stack(json, path, coefficients);
+    if (stack.name != words.front())
+        refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
+    stack.name = wanted;
+    if (machine != own_name(hardware)) stack.figures_of = machine;
+    return stack;
+}
+
+} // namespace moe

@@ -1,0 +1,106 @@
+// A stack: a software generation with what it can do and how efficiently. "moe-plan" is exactly what execute runs.
+#pragma once
+
+#include "planner/machine/coefficients.hpp"
+#include "planner/plan/plan.hpp"
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// Fractions of a link's bandwidth by tier; between domains an exchange also uses the links inside.
+struct LinkShares {
+    double nvlink = 1.0, nic = 1.0;
+};
+
+// Efficiencies are fractions of the hardware's rate that large operations reach; times are seconds. Few and physical;
+// each carries its source in the stack's JSON.
+struct StackCosts {
+    std::array<double, precision_count> gemm{};                // of peak_flops, large dense GEMM
+    std::array<double, precision_count> grouped_gemm{};        // of peak_flops, many rows per expert
+    double attention_forward = 0.6, attention_backward = 0.45; // of the BF16 peak, long sequences
+    double memory = 0.8;                          // of memory bandwidth, fused elementwise and norm kernels
+    double permute = 0.5;                         // of memory bandwidth, gathers of rows
+    double scan = 0.16;                           // of memory bandwidth, Mamba-2's scan; as fitted for Megatron
+    double kernel_seconds = 2e-6;                 // device time of an empty kernel (tail and start)
+    double launch_seconds = 5e-6;                 // host time to launch one op without CUDA graphs
+    double graph_launch_seconds = 0.5e-6;         // per op inside a CUDA graph
+    std::map<std::string, LinkShares> dispatcher; // by the dispatcher's name
+    double collective = 0.8;                      // NCCL ring collectives, fraction of link bandwidth
+    double step_seconds = 0.0;                    // fixed host work per step
+    double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host
+    double attention_gathered = 1.0;              // of these rates, where keys are picked by index
+    // The same of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
+    double attention_picked_forward = 0.65, attention_picked_backward = 0.28, attention_picked_half_length = 183.0;
+    double attention_half_length = 1200.0; // sequence length at which attention reaches half of its rate, tokens
+    double overlap_sm_share = 0.0;         // share of the SMs that communication takes while EP overlap is on
+    double fsdp_sm_share = 0.0;            // the same of FSDP, whose collectives run all the time
+    // Kernels behind an op of the router, a gather of rows and a quantization, over those behind others.
+    double routed_launches = 1.0; // host time of an op on routed rows, over that of other ops
+    double router_launches = 1.0, permute_launches = 1.0, quantize_launches = 1.0;
+    double recompute_launches = 1.0;    // host time of a recomputed op over that of the same op in the forward
+    double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out
+    double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
+    double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read
+    double clock = 1.0;          // of the machine under full load, over the clock that its peak FLOP/s assume
+    double quantize_share = 1.0; // of the bytes of a quantize op that are moved; below 1 it is fused into its producer
+};
+
+// Published figures that a stack stands for: a word of their source and its releases, newest last.
+struct Publication {
+    std::string source;
+    std::vector<std::string> releases; // empty: every release of the source
+};
+
+struct Stack {
+    std::string name;        // "moe-plan", "bridge-26.08", ...
+    std::string release;     // as the source names it
+    bool executable = false; // execute can run what it offers
+    bool tensor = true, context = true, expert_tensor = true, interleaved = true;
+    std::vector<Precision> precisions;
+    std::vector<Dispatcher> dispatchers;
+    std::vector<CudaGraph> cuda_graphs;
+    bool ep_overlap = false;
+    std::vector<ScheduleKind> split_schedules; // with backwards in two slots: tried on the plans found
+    bool offloads = false;                     // of activations and optimizer states: tried on the plans found
+    std::vector<unsigned> recompute_sets;      // the sets that search tries
+    unsigned recompute_modules = 0;            // all modules that a plan may name (a superset of the sets above)
+    std::vector<Dispatcher> host_synced;       // dispatchers that read routed counts on the host
+    bool bf16_moments = false;
+    bool paged_stash = false;                    // see Plan
+    Precision usual_gradients = Precision::fp32; // in which its recipes sum and reduce gradients
+    // usual choices of the generation, taken by search unless fixed
+    Dispatcher usual_dispatcher = Dispatcher::alltoall;
+    CudaGraph usual_cuda_graph = CudaGraph::none;
+    bool usual_ep_overlap = false;
+    std::string figures_of; // the machine whose figures these are where the hardware is another one, else ""
+    // Named capabilities whose absence costs something: profiles/stacks/base/features.json. Empty: costs are as stated.
+    std::vector<std::string> features;
+    StackCosts costs;
+    std::string source;
+    std::vector<Publication> published;
+};
+
+// By name from profiles/stacks, where a file may state only what differs from its "base"; an empty name gives the
+// hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped" or
+// "bridge-26.04,no-fused_router". What a stack states for some machines goes by the profile's `like`, else by its name;
+// a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if it
+// computes in MXFP8 or NVFP4, else those of h100. Throws Error (bad_input).
+Stack load_stack(const std::string& name, const Hardware& hardware);
+// The same with other coefficients than those in profiles/coefficients.json.
+Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients);
+
+// Names in profiles/stacks, sorted.
+std::vector<std::string> stack_names();
+
+// Whether the stack offers the plan: like check_plan(), empty when it does.
+PlanFault check_stack(const Plan& plan, const Stack& stack);
+// Whether neither check_plan() nor check_stack() has anything against it.
+bool sound(const Plan& plan, const Stack& stack);
+// Those that are sound of the plan with its stages cut evenly and by balanced_stages().
+std::vector<Plan> sound_cuts(Plan plan, const Stack& stack);
+
+} // namespace moe

@@ -1,0 +1,124 @@
+// Whether a stack can do what a plan asks for: what it offers, and which combinations its engine excludes.
+#include "planner/base/error.hpp"
+#include "planner/plan/plan_choices.hpp"
+#include "planner/plan/schedule.hpp"
+#include "planner/stack/stack.hpp"
+
+#include <algorithm>
+
+namespace moe {
+
+namespace {
+
+template <class T>
+bool offers(const std::vector<T>& list, T value) {
+    return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+template <class T>
+std::string names(const std::vector<T>& list) {
+    std::vector<std::string> words;
+    for (const T value : list) words.emplace_back(to_string(value));
+    return fmt::format("{}", fmt::join(words, ", "));
+}
+
+// The scopes of a set are offered one by one; no graph at all only where the stack says so.
+bool offers_graph(const Stack& s, CudaGraph wanted) {
+    if (wanted == CudaGraph::none) return offers(s.cuda_graphs, wanted);
+    CudaGraph all = CudaGraph::none;
+    for (const CudaGraph graph : s.cuda_graphs) all = all | graph;
+    return holds(all, wanted);
+}
+
+PlanFault check_mesh(const Plan& p, const Stack& s) {
+    if (p.tp > 1 && !s.tensor)
+        return {"stack: tp", fmt::format("tp {}: stack {} has no tensor parallelism", p.tp, s.name)};
+    if (p.cp > 1 && !s.context)
+        return {"stack: cp", fmt::format("cp {}: stack {} has no context parallelism: set cp 1", p.cp, s.name)};
+    if (p.etp > 1 && !s.expert_tensor)
+        return {"stack: etp",
+                fmt::format("etp {}: stack {} does not split experts over ranks: set etp 1", p.etp, s.name)};
+    if (p.vpp > 1 && !s.interleaved)
+        return {"stack: vpp", fmt::format("vpp {}: stack {} has no interleaved schedule: set vpp 1", p.vpp, s.name)};
+    return {};
+}
+
+PlanFault check_features(const Plan& p, const Stack& s) {
+    if (!offers(s.precisions, p.precision))
+        return {"stack: precision",
+                fmt::format("precision {}: stack {} offers {}", to_string(p.precision), s.name, names(s.precisions))};
+    for (const std::optional<Precision>& module : {p.attention_precision, p.expert_precision, p.head_precision})
+        if (module && !offers(s.precisions, *module))
+            return {"stack: module precision", fmt::format("precision {} of a module: stack {} offers {}",
+                                                           to_string(*module), s.name, names(s.precisions))};
+    if (p.ep * p.etp > 1 && !offers(s.dispatchers, p.dispatcher))
+        return {"stack: dispatcher", fmt::format("dispatcher {}: stack {} offers {} on {}", to_string(p.dispatcher),
+                                                 s.name, names(s.dispatchers), p.hardware->name)};
+    if (!offers_graph(s, p.cuda_graph))
+        return {"stack: cuda_graph", fmt::format("cuda_graph {}: stack {} offers {} on {}", to_string(p.cuda_graph),
+                                                 s.name, names(s.cuda_graphs), p.hardware->name)};
+    if ((p.recompute & ~s.recompute_modules) != 0)
+        return {"stack: recompute", fmt::format("recompute {}: stack {} recomputes only {}",
+                                                recompute::to_string(p.recompute & ~s.recompute_modules), s.name,
+                                                recompute::to_string(s.recompute_modules))};
+    if (p.paged_stash && !s.paged_stash)
+        return {"stack: paged_stash", fmt::format("paged_stash on: stack {} has none: set it off", s.name)};
+    if (p.optimizer.bf16_moments && !s.bf16_moments)
+        return {"stack: optimizer", fmt::format("optimizer bf16 moments: stack {} keeps FP32 moments only", s.name)};
+    if (p.ep_overlap && !s.ep_overlap)
+        return {"stack: ep_overlap",
+                fmt::format("ep_overlap on: stack {} has none on {}: set it off", s.name, p.hardware->name)};
+    return {};
+}
+
+// Combinations that the published engines exclude (Megatron-LM's merged schedule and CUDA-graph documents).
+PlanFault check_combinations(const Plan& p, const Stack& s) {
+    if (s.executable) return {};
+    if (p.ep_overlap && p.pp > 1 && p.vpp == 1)
+        return {"stack: ep_overlap", fmt::format("ep_overlap on: with pp {} needs vpp > 1, found vpp 1", p.pp)};
+    if (p.ep_overlap && (p.recompute & (recompute::full | recompute::moe)) != 0)
+        return {"stack: ep_overlap",
+                fmt::format("ep_overlap on: excludes recompute {}", recompute::to_string(p.recompute))};
+    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && !p.fixed_rows() && offers(s.host_synced, p.dispatcher) &&
+        p.dispatcher != Dispatcher::hybridep)
+        return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
+                                                 to_string(p.dispatcher))};
+    if (p.cuda_graph != CudaGraph::none && (p.offload & (offload::attn_norm | offload::mlp_norm)) != 0)
+        return {"stack: cuda_graph",
+                fmt::format("cuda_graph {}: excludes offload {}", to_string(p.cuda_graph),
+                            offload::to_string(p.offload & (offload::attn_norm | offload::mlp_norm)))};
+    if (p.cuda_graph != CudaGraph::none && p.cuda_graph != CudaGraph::full && (p.recompute & recompute::full) != 0)
+        return {"stack: cuda_graph", fmt::format("cuda_graph {}: excludes recompute full", to_string(p.cuda_graph))};
+    return {};
+}
+
+} // namespace
+
+PlanFault check_stack(const Plan& plan, const Stack& stack) {
+    if (stack.executable && !plan.model->not_executable.empty())
+        return {"stack: model", fmt::format("model {}: stack {} offers only what execute runs: {}", plan.model->name,
+                                            stack.name, plan.model->not_executable)};
+    if (stack.executable)
+        if (const PlanFault fault = check_executable(plan))
+            return {"stack: " + fault.counter, fmt::format("stack {}: {}", stack.name, fault.message)};
+    if (PlanFault fault = check_mesh(plan, stack)) return fault;
+    if (PlanFault fault = check_features(plan, stack)) return fault;
+    return check_combinations(plan, stack);
+}
+
+bool sound(const Plan& plan, const Stack& stack) { return !check_plan(plan) && !check_stack(plan, stack); }
+
+std::vector<Plan> sound_cuts(Plan plan, const Stack& stack) {
+    std::vector<Plan> result;
+    plan.layout.clear();
+    if (sound(plan, stack)) result.push_back(plan);
+    try {
+        plan.layout = layout_to_string(balanced_stages(*plan.model, plan.seq, plan.pp * plan.vpp));
+    } catch (const Error&) {
+        return result; // fewer units than stages
+    }
+    if (sound(plan, stack)) result.push_back(plan);
+    return result;
+}
+
+} // namespace moe

@@ -1,0 +1,175 @@
+// The quoter of FastEstimator: layers and stages worked out once each, composed in a fraction of a microsecond.
+#pragma once
+
+#include "planner/plan/schedule.hpp"
+#include "simulator/bound/bound.hpp"
+#include "simulator/estimate/stage_memory.hpp"
+
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+class FastQuoter : public Quoter {
+public:
+    explicit FastQuoter(QuoteSources sources) : sources_(sources), terms_(sources.segments, sources.library) {}
+
+    int layers(const Plan& plan) override;
+    int stages(const Plan& plan) override;
+    Quote quote(int layers, int stages) override;
+    double merged_seconds(const Plan& plan) override;
+    double floor(int layers) override;
+    double early_floor(const Plan& plan) override;
+    int early_layers(const Plan& plan) override;
+    int coarse_layers(const Plan& plan) override;
+    std::vector<double> slowness(int layers) override;
+    double least_bytes(const Plan& plan) override;
+    double kept_bytes(const Plan& plan) override;
+    int placement(const Plan& plan) override;
+    void forget() override;
+
+private:
+    static constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
+    static bool offloads(const Plan& plan) { return (plan.offload & ~offload::optimizer) != 0; }
+
+    struct Layers {
+        std::vector<const Terms*> terms; // by segment of the model; none of those that few cuts have, see complete()
+        std::vector<double> pool_bytes;  // of the saved activations of the segments of each pool
+        int pools = 0;                   // which segments share pools
+        // Of coarse_layers(): the early terms of its segments, which give way to coarse ones.
+        std::vector<Terms>* early = nullptr;
+        Plan plan;
+        double message_bytes = 0.0;
+    };
+
+    // What a pipeline rank keeps at most: segments by pool, those of equal size sharing one, see most_kept().
+    struct RankKept {
+        std::vector<int> most;
+        bool merges = false;
+    };
+    using KeptSegments = std::vector<RankKept>;
+
+    struct Chunk {                                        // sums over the segments of a stage
+        double forward = 0.0, backward = 0.0;             // the host being far ahead
+        double early_forward = 0.0, early_backward = 0.0; // at the start, before the message is needed
+        double host = 0.0;                                // both, where it does not wait
+        double first_saves = 0.0;                         // of the first backward
+        // Seconds before a step's first forward and behind its last backward: by stream where backwards run in two
+        // slots, else of whole slots, under Stream::compute.
+        Busy opening{}, behind{};
+        Busy busy_forward{}, busy_backward{};
+    };
+
+    // What some segments of a chunk have moved as a step begins and ends, at least: those up to a segment of a part of
+    // Stages::parts, itself included, that others before them have not.
+    struct Moved {
+        int part = 0, segments = 0;
+        double gather = 0.0, reduce = 0.0; // seconds
+        double quantize = 0.0;             // of the gather's, that no collective takes
+    };
+
+    struct Stages {
+        Plan plan;
+        const Shape* shape = nullptr;
+        std::vector<std::vector<std::pair<int, int>>> parts; // by distinct stage: segment of the model, count
+        bool rare = false;                                   // some of them are segments that few cuts have
+        std::vector<StageMemory> memory;                     // states and groups; the rest is the layers'
+        std::vector<std::vector<Moved>> moved;               // by distinct stage, of those that a step begins with
+        double zero = 0.0;                                   // seconds that the first rank zeroes gradients
+        double lost = 0.0;    // part of its rate that what computes loses to gathers and reductions beside it
+        double closing = 0.0; // seconds of norm and optimizer behind the last slot, and of the stack
+        double message_start = 0.0, message_per_byte = 0.0;
+        std::map<std::array<int, 3>, const KeptSegments*> kept; // by micro-batches, EP overlap, pools
+    };
+
+    void list_segments(const std::shared_ptr<const Model>& model);
+    int find_placement(const Plan& plan);
+    // Step seconds where every rank has an even share of all layers, which have these terms.
+    double spread(const Plan& plan, const std::vector<const Terms*>& terms);
+    // States of all layers and both ends, as one rank without a pipeline has them.
+    StageMemory whole_model(const Plan& plan);
+    // Seconds behind the last slot that offloaded optimizer states travel, spread evenly over the ranks.
+    double least_visit(const Plan& plan);
+    // Seconds in which one micro-batch passes all layers at least, all of them on one rank: of what computes, which a
+    // step's first backwards may do faster, and of what does not.
+    struct Passing {
+        double computing = 0.0, other = 0.0;
+    };
+    // terms: of each segment of the model.
+    Passing least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const;
+    double resharding_seconds(const std::vector<const Terms*>& terms) const;
+    std::vector<Terms> early_terms(const Plan& plan);
+    int add_layers(const Plan& plan, std::vector<Terms>* early);
+    void find_terms(Layers& layers, std::size_t segment);
+    // Works out what the model has in one place and these stages in another: most layers are never asked for it.
+    void complete(Layers& layers, const Stages& stages);
+    // The stages of a handle, filled with these layers.
+    Stages& filled_with(Layers& layers, int stages_handle);
+    void find_pools(Layers& layers);
+    int pools_of(std::vector<int> pools);
+    int segment(SegmentId id) const {
+        return static_cast<int>(std::find(segments_.begin(), segments_.end(), id) - segments_.begin());
+    }
+    std::vector<BucketSize> buckets(const Plan& plan, const Stage& stage, const Segments& segments);
+    Stages stages_of(const Plan& plan);
+    std::vector<Moved> moved_of(const Plan& plan, const CostModel& costs, const StageShape& shape);
+    void sum_chunks(const Layers& layers, const Stages& stages);
+    static void add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk);
+    const Chunk& chunk(const Stages& stages, int rank, int c) const {
+        const Plan& plan = stages.plan;
+        return chunks_[static_cast<std::size_t>(
+            stages.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, c))])];
+    }
+    Quote split_quote(const Layers& layers, Stages& stages, int micro_batches);
+    double filled(const Layers& layers, Stages& stages);
+    // Step seconds of ranks whose slots take so long, one after another.
+    double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots);
+    // Seconds that the first backwards of a rank's chunks are shorter than others, at most.
+    double first_saves(const Stages& stages, int rank) const;
+    double issue(const Stages& stages, int rank, int micro_batches) const;
+    double slots(const Layers& layers, const Stages& stages, int rank, int micro_batches) const;
+    const KeptSegments& kept(const Layers& layers, Stages& stages);
+
+    QuoteSources sources_;
+    std::shared_ptr<const Model> model_;
+    std::vector<SegmentId> segments_; // of the model
+    std::vector<int> counts_;         // how often the model has each
+    SegmentTerms terms_;
+    std::vector<Layers> layers_;
+    // By what a search varies of it: branches of a family that differ in the micro-batch ask for the same.
+    using StagesKey = std::tuple<Precision, std::array<int, 7>, ScheduleKind, bool, bool, std::string>;
+    static constexpr std::size_t most_stages = 8192; // known between branches, some KB each
+    std::map<StagesKey, std::unique_ptr<Stages>> known_stages_;
+    std::vector<Stages*> stages_;
+    std::vector<std::array<Placement, 5>> placements_;
+    // Parts of the segments by what a search varies, dense and routed: early_terms() is asked often.
+    struct WordsHash {
+        std::size_t operator()(const std::array<std::uint64_t, 2>& words) const {
+            const std::uint64_t mixed = (words[0] * 0x9E3779B97F4A7C15U) ^ words[1];
+            return static_cast<std::size_t>(mixed * 0xD6E8FEB86659FD93U >> 7);
+        }
+    };
+    using Parts = std::vector<const LayerPart*>;
+    std::unordered_map<std::array<std::uint64_t, 2>, Parts, WordsHash> known_[2];
+    std::deque<std::vector<Terms>> own_terms_;    // behind handles
+    std::vector<std::array<int, 2>> part_places_; // by placement: numbers of its dense and its expert groups'
+    std::array<int, 8> last_mesh_{};              // of placement()
+    std::string last_order_;
+    int last_place_ = -1;
+    std::vector<Chunk> chunks_; // scratch
+    std::vector<StageMemory> memory_;
+    std::vector<KeptActivations> saved_;
+    std::vector<double> slots_, ends_;
+    std::vector<std::vector<int>> pools_; // pool of each segment
+    std::map<std::tuple<const Shape*, ScheduleKind, int, bool, int>, KeptSegments>
+        kept_; // as Stages::kept, of any stages
+};
+
+} // namespace moe

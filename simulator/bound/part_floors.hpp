@@ -1,0 +1,56 @@
+// Floors of layers from their parts: what is known of one part holds for every plan that shares it, without lowering.
+#pragma once
+
+#include "simulator/bound/segment_terms.hpp"
+
+#include <array>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace moe {
+
+// A layer's ops in two parts: those on routed rows (router to combine), which depend on the number of a rank's tokens
+// and on the expert degrees, and all others, which depend on the dense degrees.
+//
+// Why the parts' times add up. The routed part's first op reads what the other part has computed, and what follows it
+// reads what combine returns; each stream keeps its order. So each direction takes at least as long as both parts
+// played alone, shared experts left out, since they may run beside dispatch and combine. And it takes at least as long
+// as each stream is busy in both parts and in the shared experts.
+struct LayerPart {
+    double alone[2]{}; // seconds by direction, the host being far ahead, without shared experts
+    Busy busy[2]{};
+    double first_saves = 0.0; // as Terms::first_saves
+    double held_up[2]{};      // as SegmentTerms::Priced::held_up
+    // Bytes that some op of either direction has in its hands beside the layer's input: alive at one time, whatever is
+    // recomputed.
+    double work[2]{};
+};
+enum class PartKind : std::uint8_t { dense, routed };
+
+// Seconds of one direction at least, played alone.
+double least_seconds(const LayerPart& dense, const LayerPart& routed, int side);
+
+// Thread-safe; entries live as long as the object.
+class PartFloors {
+public:
+    // Numbers of the placements of dense and of expert groups, out of SegmentCache::placements().
+    std::array<int, 2> places(const std::array<Placement, 5>& groups);
+    // nullptr while it is unknown. place: as numbered above.
+    const LayerPart* find(PartKind kind, const Plan& plan, SegmentId id, int place) const;
+    // segment, prices: of the plan's segment without recomputation.
+    void learn(const Plan& plan, SegmentId id, std::array<int, 2> places, const SegmentTerms::Priced& segment);
+
+private:
+    using Key = SegmentCache::Fields;
+    struct Hash {
+        std::size_t operator()(const Key& key) const;
+    };
+    static Key key(PartKind kind, Plan plan, SegmentId id, int place);
+
+    mutable std::mutex mutex_;
+    std::unordered_map<Key, LayerPart, Hash> parts_;
+    std::vector<std::vector<Placement>> places_;
+};
+
+} // namespace moe

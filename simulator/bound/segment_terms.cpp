@@ -1,0 +1,262 @@
+// Lowers plain segments, prices their ops once, and plays them with every recomputation on those prices.
+#include "simulator/bound/segment_terms.hpp"
+
+#include "planner/lower/passes/first_gradients.hpp"
+#include "planner/lower/passes/merge.hpp"
+#include "planner/lower/passes/recompute.hpp"
+#include "simulator/replay/contention.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moe {
+namespace {
+
+// The plan whose ops a plan's own repeat. What is stashed, offloaded or gathered in turns depends on what is
+// recomputed: such plans share nothing with others.
+Plan plain_of(Plan plan) {
+    if (!plan.paged_stash && plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
+    return plan;
+}
+
+// Seconds of a layer behind another: what does not need the other's message may run while the message is on its way.
+double among_others(const FlatSegment::Play& alone) { return alone.end - alone.before_input; }
+
+std::vector<OpCost> without_waits(std::vector<OpCost> prices) {
+    for (OpCost& price : prices) price.waits_for_counts = false;
+    return prices;
+}
+
+std::vector<OpCost> without_early(const Program& plain, std::vector<OpCost> prices) {
+    std::size_t i = 0;
+    for (const Template& tmpl : plain.templates)
+        for (const Op& op : tmpl.ops) {
+            if (runs_early(op)) prices[i] = OpCost{};
+            ++i;
+        }
+    return prices;
+}
+
+// In merged slots products that leave multiprocessors to tokens are longer (in either direction the same ones as side
+// by side, where an exchange follows every piece of the other direction that has products), and where none does so
+// tokens hold up what is not a product and keep products waiting.
+std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& prices,
+                              const BesideCommunication& beside) {
+    std::array<double, 2> seconds{};
+    if (beside.none()) return seconds;
+    auto price = prices.begin();
+    for (std::size_t side = 0; side < 2; ++side) {
+        SparingProducts sparing;
+        for (const Op& op : plain.templates[side].ops) {
+            const double device = (price++)->device;
+            if (sparing.next(op)) seconds[side] += device * (beside.sparing - 1.0);
+            const bool by_peers = op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens;
+            if (exchanges_rows(plain, op) && !by_peers) seconds[side] += device * beside.lost;
+        }
+    }
+    return seconds;
+}
+
+} // namespace
+
+Plan priced_as(Plan plan, const Stack& stack) {
+    if (stack.costs.overlap_sm_share == 0.0) plan.ep_overlap = false;
+    return plan;
+}
+
+bool runs_early(const Op& op) {
+    return op.kind == OpKind::ring_exchange || op.stream == Stream::data || op.stream == Stream::host;
+}
+
+FlatLibrary::Shape& FlatLibrary::shape_of(const Program& plain) {
+    std::vector<std::int32_t> text = signature(plain);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<Shape>& shape = shapes_[std::move(text)];
+    if (shape) return *shape;
+    shape = std::make_unique<Shape>();
+    for (unsigned module = 1; module <= recompute::full; module *= 2)
+        for (const Op& op : plain.templates[0].ops)
+            if (recomputes(module, op)) shape->modules |= module;
+    return *shape;
+}
+
+const FlatSegment& FlatLibrary::flat(Shape& shape, const Program& plain, const Plan& plan, SegmentId id) {
+    const unsigned modules = plan.recompute & shape.modules;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto known = shape.flat.find(modules);
+        if (known != shape.flat.end()) return *known->second;
+    }
+    const bool same = plain_of(plan).recompute == plan.recompute || modules == 0;
+    auto flat = same ? std::make_unique<FlatSegment>(plain, plain)
+                     : std::make_unique<FlatSegment>(plain, lower_segment(plan, id.kind, id.layer_kind));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *shape.flat.emplace(modules, std::move(flat)).first->second;
+}
+
+void SegmentTerms::forget() {
+    plains_.clear();
+    prices_.clear();
+    devices_.clear();
+    terms_.clear();
+    cheapest_.clear();
+}
+
+// Neither EP overlap nor CUDA graphs change what a segment consists of, only what its ops cost.
+SegmentTerms::Plain& SegmentTerms::plain(const Plan& plan, SegmentId id) {
+    Plan bare = plain_of(plan);
+    bare.ep_overlap = false;
+    bare.cuda_graph = CudaGraph::none;
+    const Key key = SegmentCache::fields(bare, id);
+    if (const auto known = plains_.find(key); known != plains_.end()) return known->second;
+    Program program = lower_segment(bare, id.kind, id.layer_kind); // what is refused here leaves no entry behind
+    Plain& found = plains_[key];
+    found.program = std::move(program);
+    found.shape = &library_.shape_of(found.program);
+    found.bytes = activation_bytes(found.program);
+    return found;
+}
+
+const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
+                                                 const CostModel& costs) {
+    Plan same = priced_as(plain_of(plan), cache_.stack());
+    Key key = SegmentCache::fields(same, id);
+    key.back() = place;
+    if (const auto known = prices_.find(key); known != prices_.end()) return known->second;
+    // CUDA graphs change what the host does alone.
+    same.cuda_graph = CudaGraph::none;
+    Key device_key = SegmentCache::fields(same, id);
+    device_key.back() = place;
+    auto device = devices_.find(device_key); // what is refused here leaves no entry behind
+    if (device == devices_.end()) device = devices_.emplace(device_key, device_prices(plain, plan, costs)).first;
+    Prices prices = device->second;
+    std::size_t i = 0;
+    for (const Template& tmpl : plain.program.templates)
+        for (const Op& op : tmpl.ops) {
+            prices.ops[i].host = host_seconds(plan, cache_.stack(), op);
+            prices.ops[i++].waits_for_counts = host_waits(plan, cache_.stack(), op);
+        }
+    return prices_[key] = std::move(prices);
+}
+
+SegmentTerms::Prices SegmentTerms::device_prices(const Plain& plain, const Plan& plan, const CostModel& costs) {
+    Prices prices;
+    for (const Template& tmpl : plain.program.templates)
+        for (const Op& op : tmpl.ops) prices.ops.push_back(costs(op, plain.program));
+    const std::size_t forward = plain.program.templates[0].ops.size(), backward = plain.program.templates[1].ops.size();
+    prices.first_saves.assign(backward, 0.0);
+    const auto setting =
+        sets_first_gradients(plan) ? FirstGradients(plain.program).next(plain.program.templates[1]) : std::nullopt;
+    if (setting)
+        for (std::size_t i = 0; i < backward; ++i)
+            if (setting->ops[i].bytes != plain.program.templates[1].ops[i].bytes)
+                prices.first_saves[i] =
+                    std::max(0.0, prices.ops[forward + i].device - costs(setting->ops[i], plain.program).device);
+    prices.held_up = held_up(plain.program, prices.ops, costs.beside_communication());
+    return prices;
+}
+
+SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
+    plan.recompute = 0;
+    const Plain& base = plain(plan, id);
+    const Prices& known = prices(base, plan, id, place, costs);
+    return {base.program,  library_.flat(*base.shape, base.program, plan, id),
+            known.ops,     known.first_saves,
+            known.held_up, base.bytes};
+}
+
+const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
+    const Plain& base = plain(plan, id);
+    Plan named = priced_as(plan, cache_.stack());
+    named.recompute &= base.shape->modules;
+    Key key = SegmentCache::fields(named, id);
+    key.back() = place;
+    if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
+    const Prices& priced = prices(base, plan, id, place, costs);
+    Terms terms = played(base, named, id, priced.ops, priced.held_up, begins_early(plan, id));
+    terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
+    return terms_[key] = std::move(terms);
+}
+
+const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
+    Plan whole = priced_as(plan, cache_.stack()), bare = whole;
+    whole.fsdp = false;
+    bare.recompute = 0;
+    const Plain& base = plain(whole, id);
+    whole.recompute &= base.shape->modules;
+    Key key = SegmentCache::fields(whole, id);
+    key.front() = 1; // apart from of()
+    key.back() = place;
+    if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
+    std::vector<OpCost>& cheapest =
+        cheapest_[{base.program.templates.data(), place, whole.cuda_graph, whole.ep_overlap}];
+    if (cheapest.empty()) {
+        std::vector<OpCost> ops =
+            prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.machine())).ops;
+        const Plain& sharded = plain(bare, id);
+        const std::vector<OpCost>& others = prices(sharded, bare, id, place, costs).ops;
+        std::size_t i = 0, j = 0;
+        for (std::size_t t = 0; t < 2; ++t)
+            for (const Op& op : sharded.program.templates[t].ops) {
+                const OpCost& other = others[j++];
+                if (op.stream == Stream::data) continue;
+                OpCost& cost = ops.at(i++);
+                cost.device = std::min(cost.device, other.device);
+                cost.host = std::min(cost.host, other.host);
+            }
+        cheapest = std::move(ops);
+    }
+    return terms_[key] = played(base, whole, id, cheapest, {}, true);
+}
+
+// Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among others,
+// such a layer may be as short as its busiest stream.
+bool SegmentTerms::begins_early(const Plan& plan, SegmentId id) {
+    const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
+    return plan.reshards() || (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || offloaded));
+}
+
+Terms SegmentTerms::played(const Plain& base, const Plan& plan, SegmentId id, const std::vector<OpCost>& ops,
+                           const std::array<double, 2>& held_up, bool early) {
+    Terms terms;
+    const FlatSegment& flat = library_.flat(*base.shape, base.program, plan, id);
+    const double sync = cache_.stack().costs.sync_seconds;
+    constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
+    const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
+    const std::vector<OpCost> timely = early ? without_early(base.program, ops) : std::vector<OpCost>{};
+    for (int side = 0; side < 2; ++side) {
+        SideTerms& t = terms.sides[side];
+        FlatSegment::Play ahead = flat.play(side, ops, far_ahead, sync, ends_);
+        // Counts that are recomputed are there before the neighbour's message, and while that is on its way the host
+        // makes up for having waited.
+        if (side == 1 && ahead.waits) {
+            const double host = ahead.host;
+            ahead = flat.play(side, without_waits(ops), far_ahead, sync, ends_);
+            ahead.waits = true;
+            ahead.host = host;
+        }
+        t.busy = flat.busy(side, ops);
+        // What leaves in one slot may still be on its way in the next.
+        if (offloaded) t.busy[static_cast<std::size_t>(Stream::host)] = 0.0;
+        Busy busy = t.busy;
+        busy[static_cast<std::size_t>(Stream::data)] = 0.0; // asked of all layers together
+        const double least = *std::max_element(busy.begin(), busy.end());
+        t.device = std::max(least, among_others(ahead));
+        if (early)
+            t.device =
+                std::min(t.device, std::max(least, among_others(flat.play(side, timely, far_ahead, sync, ends_))));
+        t.merged = std::min(t.device, t.busy[static_cast<std::size_t>(Stream::compute)] +
+                                          held_up[static_cast<std::size_t>(side)]);
+        t.before_input = ahead.before_input;
+        t.waits = ahead.waits;
+        t.host = ahead.host;
+        t.together = early || plan.recompute != 0 ? t.device : flat.play(side, ops, 0.0, sync, ends_).end;
+        t.lead_after = early ? far_ahead : ahead.end - ahead.issued;
+    }
+    terms.saved = flat.saved(base.bytes);
+    terms.workspace = {flat.least_workspace(0, base.bytes), flat.least_workspace(1, base.bytes)};
+    terms.groups = flat.groups();
+    return terms;
+}
+
+} // namespace moe

@@ -1,0 +1,160 @@
+// Alpha-beta formulas of the collectives and the expected copies of token-based dispatch.
+#include "simulator/cost/collective.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe {
+
+const Routes::Set& Routes::of(const Placement& placement) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = sets_.find(placement);
+    if (it != sets_.end()) return it->second;
+    Set set;
+    if (placement.size > 1) {
+        set.exchange = exchange_route(hardware_, placement);
+        set.ring = ring_route(hardware_, placement);
+        set.pair = pair_route(hardware_, placement);
+        if (placement.domains > 1) set.domains = domain_route(hardware_, placement);
+    }
+    return sets_.emplace(placement, set).first->second;
+}
+
+namespace {
+
+Placement find_placement(const Plan& plan, Group group) {
+    const int domain = domain_of_job(*plan.hardware, plan.gpus);
+    const Mesh mesh(plan);
+    if (group.axes == axis::pipeline) {
+        const std::vector<int> ranks = mesh.members(group, 0);
+        for (std::size_t i = 0; i + 1 < ranks.size(); ++i)
+            if (ranks[i] / domain != ranks[i + 1] / domain) return {2, 2, 1};
+        return {2, 1, 2};
+    }
+    Placement worst = place(mesh.members(group, 0), domain);
+    // When stages and domains nest, every pipeline rank's group lies like rank 0's.
+    const int stage = plan.stage_ranks();
+    if (stage % domain == 0 || domain % stage == 0) return worst;
+    // How it lies depends on where in a domain it begins.
+    std::vector<int> ranks = mesh.members(group, 0);
+    for (const int first : mesh.first_members(group, domain)) {
+        const int shift = first - ranks.front();
+        for (int& rank : ranks) rank += shift;
+        const Placement p = place(ranks, domain);
+        if (p.domains > worst.domains || (p.domains == worst.domains && p.per_domain < worst.per_domain)) worst = p;
+    }
+    return worst;
+}
+
+} // namespace
+
+Placement Routes::placement(const Plan& plan, Group group) const {
+    const MeshKey mesh{{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp}, plan.rank_order};
+    const std::pair<int, int> key{static_cast<int>(group.domain), group.axes};
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto& known = placements_[mesh];
+        const auto it = known.find(key);
+        if (it != known.end()) return it->second;
+    }
+    const Placement found = find_placement(plan, group);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    placements_[mesh][key] = found;
+    return found;
+}
+
+namespace {
+
+// Latency of the n-1 steps of a ring: most stay inside a domain, one per further domain crosses the fabric.
+double ring_latency(const GroupLinks& g) {
+    const int crossings = g.placement.domains - 1;
+    return crossings * g.nic.latency + (g.placement.size - 1 - crossings) * g.nvlink.latency;
+}
+
+double tree_latency(const GroupLinks& g) {
+    const double inside = std::ceil(std::log2(std::max(1, g.placement.per_domain)));
+    const double across = std::ceil(std::log2(std::max(1, g.placement.domains)));
+    return inside * g.nvlink.latency + across * g.nic.latency;
+}
+
+double gather_seconds(const GroupLinks& g, double bytes) {
+    if (g.placement.size <= 1) return 0.0;
+    const double wire = bytes * (g.placement.size - 1) / g.placement.size / (g.routes.ring.bandwidth * g.efficiency);
+    return std::min(ring_latency(g) + wire, tree_latency(g) + 2.0 * wire);
+}
+
+} // namespace
+
+double all_gather_seconds(const GroupLinks& group, double bytes) { return gather_seconds(group, bytes); }
+double reduce_scatter_seconds(const GroupLinks& group, double bytes) { return gather_seconds(group, bytes); }
+double all_reduce_seconds(const GroupLinks& group, double bytes) { return 2.0 * gather_seconds(group, bytes); }
+
+double all_to_all_seconds(const GroupLinks& g, double bytes) {
+    if (g.placement.size <= 1) return 0.0;
+    const double sent = bytes * (g.placement.size - 1) / g.placement.size;
+    return g.routes.exchange.latency + sent / (g.routes.exchange.bandwidth * g.efficiency);
+}
+
+double ring_step_seconds(const GroupLinks& g, double bytes) {
+    if (g.placement.size <= 1) return 0.0;
+    // The slowest hop sets the pace of the ring; between domains it is one NIC.
+    const double bandwidth = g.placement.domains > 1 ? g.nic.bandwidth : g.nvlink.bandwidth;
+    return g.routes.ring.latency + bytes / (bandwidth * g.efficiency);
+}
+
+double pair_seconds(const GroupLinks& g, double bytes) {
+    if (g.placement.size <= 1) return 0.0;
+    return g.routes.pair.latency + bytes / (g.routes.pair.bandwidth * g.efficiency);
+}
+
+namespace {
+
+double log_choose(double n, double k) {
+    if (k < 0.0 || k > n) return -INFINITY;
+    return std::lgamma(n + 1.0) - std::lgamma(k + 1.0) - std::lgamma(n - k + 1.0);
+}
+
+// Chance that none of `draws` distinct ones out of `all` falls among `marked`.
+double miss(double all, double marked, double draws) {
+    return std::exp(log_choose(all - marked, draws) - log_choose(all, draws));
+}
+
+} // namespace
+
+double distinct_destinations(int experts, int top_k, int buckets, const Router& router) {
+    if (buckets <= 1) return 1.0;
+    const double per_bucket = static_cast<double>(experts) / buckets;
+    const int groups = std::max(1, router.groups), kept = std::clamp(router.groups_kept, 1, groups);
+    const double per_group = static_cast<double>(experts) / groups, pool = per_group * kept;
+    double missed = 0.0;
+    if (kept == groups) {
+        missed = miss(experts, per_bucket, top_k);
+    } else if (buckets >= groups) { // a bucket lies within one group, and a kept group holds at least one choice
+        const double share = static_cast<double>(kept) / groups, unused = miss(pool, per_group, top_k);
+        const double missed_in_kept = (miss(pool, per_bucket, top_k) - unused) / (1.0 - unused);
+        missed = (1.0 - share) + share * missed_in_kept;
+    } else { // a bucket holds several groups and is missed when none of them is kept
+        const double inside = static_cast<double>(groups) / buckets;
+        missed = std::exp(log_choose(groups - inside, kept) - log_choose(groups, kept));
+    }
+    return buckets * (1.0 - missed);
+}
+
+double token_exchange_seconds(const GroupLinks& g, const LinkShares& shares, double copy_bytes, const Moe& moe) {
+    if (g.placement.size <= 1) return 0.0;
+    const int n = g.placement.size, domains = g.placement.domains;
+    const double ranks = distinct_destinations(moe.experts, moe.top_k, n, moe.router);
+    double seconds = 0.0;
+    if (g.placement.per_domain > 1) {
+        const double remote = static_cast<double>(g.placement.per_domain - 1) / g.placement.per_domain;
+        seconds = copy_bytes * ranks * remote / (g.nvlink.bandwidth * shares.nvlink);
+    }
+    if (domains > 1) {
+        const double copies = distinct_destinations(moe.experts, moe.top_k, domains, moe.router);
+        const double sent = copy_bytes * copies * (domains - 1) / domains;
+        seconds = std::max(seconds, sent / (g.routes.domains.bandwidth * shares.nic));
+    }
+    return g.routes.exchange.latency + seconds;
+}
+
+} // namespace moe

@@ -1,0 +1,70 @@
+// Seconds of one collective over a group that lies somewhere on the machine: alpha-beta costs over the network's
+// routes.
+#pragma once
+
+#include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/stack/stack.hpp"
+#include "simulator/cost/network.hpp"
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace moe {
+
+// Routes of one machine by placement, worked out once each. Thread-safe.
+class Routes {
+public:
+    explicit Routes(const Hardware& hardware) : hardware_(hardware) {}
+    struct Set {
+        Route exchange, ring, pair, domains;
+    };
+    const Set& of(const Placement& placement) const;
+    // Where a group of the plan lies: the worst of its instances. Pipeline alone: the neighbours that are farthest
+    // apart.
+    Placement placement(const Plan& plan, Group group) const;
+    const Hardware& hardware() const { return hardware_; }
+
+private:
+    const Hardware& hardware_;
+    mutable std::mutex mutex_;
+    mutable std::map<Placement, Set> sets_;
+    using MeshKey = std::pair<std::array<int, 8>, std::string>;
+    mutable std::map<MeshKey, std::map<std::pair<int, int>, Placement>> placements_; // by mesh, then domain and axes
+};
+
+// A group as a collective sees it; `efficiency` is the fraction of link bandwidth that the library reaches.
+struct GroupLinks {
+    Placement placement;
+    Routes::Set routes;
+    Link nvlink, nic;
+    double efficiency = 1.0;
+};
+
+// Ring: (n-1) steps of latency, (n-1)/n of the bytes through the fullest link; or a tree: log2(n) steps at half the
+// rate, whichever is sooner, as NCCL chooses by size. `bytes`: output of the gather, input of the scatter, the reduced
+// tensor.
+double all_gather_seconds(const GroupLinks& group, double bytes);
+double reduce_scatter_seconds(const GroupLinks& group, double bytes);
+double all_reduce_seconds(const GroupLinks& group, double bytes);
+// `bytes`: all that one member holds, its own share included.
+double all_to_all_seconds(const GroupLinks& group, double bytes);
+// One hop of a ring of context-parallel ranks, and a message between pipeline neighbours.
+double ring_step_seconds(const GroupLinks& group, double bytes);
+double pair_seconds(const GroupLinks& group, double bytes);
+
+// How a token's K experts spread over `buckets` equal parts of the experts: the expected number of distinct parts,
+// under uniform routing within the kept expert groups. Hypergeometric; e.g. 256 experts, K 8, 8 of 8 parts: 5.29; with
+// DeepSeek-V3's 4 of 8 groups: 4.00 (DeepEP and HybridEP send one copy per distinct destination).
+double distinct_destinations(int experts, int top_k, int buckets, const Router& router);
+
+// Dispatch or combine that sends one copy of a token per distinct destination: over the NIC once per domain, to the
+// peer of the same index there, and over NVLink once per rank; both at the same time. copy_bytes: all local tokens
+// once.
+double token_exchange_seconds(const GroupLinks& group, const LinkShares& shares, double copy_bytes, const Moe& moe);
+
+} // namespace moe

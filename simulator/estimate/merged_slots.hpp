@@ -1,0 +1,37 @@
+// Segments strung together and played op by op: layers in a row, and under EP overlap a forward beside a backward.
+#pragma once
+
+#include "simulator/cost/cost.hpp"
+#include "simulator/estimate/stage_layouts.hpp"
+
+#include <memory>
+
+namespace moe {
+
+// Seconds of one merged pair among others like it. `lead` seconds that the host is ahead at the start make it
+// max(ahead, together - lead) long.
+struct MergedTime {
+    double ahead = 0.0, together = 0.0;
+    double forward_end = 0.0, backward_end = 0.0; // when each lane is through, the host being far ahead
+    double forward_start = 0.0;                   // when it begins to compute
+    bool waits = false;                           // the host waits for routed counts on the way,
+    double lead_after = 0.0;                      // and at the end it is so far ahead
+    double issue = 0.0;                           // that the host works, what it waits for left out
+};
+
+// Plays pairs of chunks of one plan; each segment is lowered and priced once.
+class MergedPlayer {
+public:
+    explicit MergedPlayer(const CostModel& model); // which must outlive the player
+    ~MergedPlayer();
+
+    // Segments in forward order, with counts.
+    MergedTime play(const Segments& forward, const Segments& backward);
+
+private:
+    struct State;
+    const CostModel& model_;
+    std::unique_ptr<State> state_; // since the first pair
+};
+
+} // namespace moe

@@ -1,0 +1,72 @@
+// Segments of plans (one layer of a kind, the ends of the model), lowered, measured in memory and played once each.
+#pragma once
+
+#include "planner/lower/lower.hpp"
+#include "planner/memory/memory.hpp"
+#include "simulator/estimate/merged_slots.hpp"
+#include "simulator/estimate/segment_cost.hpp"
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace moe {
+
+// Each group of either domain has a bit of its own, since axes are five bits.
+inline std::uint64_t group_bit(Group group) {
+    return group.axes == 0 ? 0 : std::uint64_t{1} << (32 * static_cast<int>(group.domain) + group.axes);
+}
+
+// What the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
+struct SegmentSize {
+    SegmentMemory memory;
+    std::uint64_t groups = 0; // that its communication uses, see group_bit()
+    std::int64_t slots = 0;   // bytes that its exchanges pack rows into
+};
+
+// Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.
+class SegmentCache {
+public:
+    SegmentCache(const Hardware& hardware, Stack stack);
+
+    // Fields of a plan that a segment depends on, the first and the last left free. Segments without experts name no
+    // expert degrees.
+    using Fields = std::array<std::int64_t, 38>;
+    static Fields fields(const Plan& plan, SegmentId id);
+    // Where the groups of layers' communication lie.
+    std::array<Placement, 5> placements(const Plan& plan) const;
+
+    SegmentSize size(const Plan& plan, SegmentId id);
+    const SegmentCost& cost(const Plan& plan, SegmentId id);
+    // EP overlap: a chunk's forward beside a chunk's backward. `player` must be of the plan.
+    MergedTime merged(const Plan& plan, MergedPlayer& player, const Segments& forward, const Segments& backward);
+    // Buckets of the segment alone; elements only, groups as in this plan.
+    const std::vector<BucketSize>& buckets(const Plan& plan, SegmentId id);
+    // Buckets of a whole stage, cut as the lowering cuts them.
+    const std::vector<BucketSize>& stage_buckets(const Plan& plan, const Stage& stage);
+    const Machine& machine() const { return machine_; }
+    const Stack& stack() const { return stack_; }
+
+private:
+    const SegmentSize& lowered(const Plan& plan, SegmentId id, std::int64_t mbs);
+    using Key = Fields;
+    using CostKey = std::pair<Key, std::array<Placement, 5>>;
+    Key key(const Plan& plan, SegmentId id);
+    int model_number(const Plan& plan);
+
+    Machine machine_;
+    Stack stack_;
+    std::mutex mutex_;
+    std::map<Key, std::unique_ptr<SegmentSize>> sizes_;
+    std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
+    std::map<std::tuple<CostKey, Segments, Segments>, MergedTime> merged_;
+    std::map<Key, std::unique_ptr<std::vector<BucketSize>>> buckets_, stage_buckets_;
+    std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by position
+};
+
+} // namespace moe

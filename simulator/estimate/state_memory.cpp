@@ -1,0 +1,120 @@
+// Closed forms of what a rank keeps of its parameters, whole or sharded, and of the buffers that FSDP works in.
+#include "simulator/estimate/state_memory.hpp"
+
+#include "planner/lower/emit/parameters.hpp"
+
+#include <algorithm>
+
+namespace moe {
+
+bool is_quantized(Dtype dtype) { return dtype != Dtype::f32 && dtype != Dtype::bf16; }
+
+double weight_bytes(const BucketSize& b) {
+    return static_cast<double>(bytes_of(b.weight_dtype, is_quantized(b.weight_dtype) ? 2 * b.elements : b.elements));
+}
+
+Dtype gradient_dtype(const Plan& plan) { return plan.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32; }
+double gradient_bytes(const Plan& plan) { return plan.gradients == Precision::bf16 ? 2.0 : 4.0; }
+
+double passed_table_bytes(const Plan& plan) {
+    const double table = gradient_bytes(plan) * static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
+                         static_cast<double>(plan.model->hidden);
+    return shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // reduced before
+}
+
+namespace {
+
+// FSDP: bytes of a kind's gathered weights and whole gradients.
+struct Buffers {
+    std::int64_t weights = 0, gradients = 0;
+    std::int64_t staging = 0; // BF16 weights of a bucket between their gather and their quantization
+};
+
+// The buffers that layers of even or of odd places take turns with, each as large as its largest user.
+Buffers largest_of(const Plan& plan, const std::vector<BucketSize>& buckets) {
+    std::vector<const BucketSize*> largest;
+    for (const BucketSize& b : buckets) {
+        if (b.group_size == 1) continue;
+        const auto same = std::find_if(largest.begin(), largest.end(), [&b](const BucketSize* other) {
+            return other->domain == b.domain && other->group == b.group && other->weight_dtype == b.weight_dtype;
+        });
+        if (same == largest.end())
+            largest.push_back(&b);
+        else if ((*same)->elements < b.elements)
+            *same = &b;
+    }
+    Buffers sum;
+    for (const BucketSize* b : largest) {
+        sum.weights += static_cast<std::int64_t>(weight_bytes(*b));
+        sum.gradients += static_cast<std::int64_t>(gradient_bytes(plan)) * b->elements;
+        if (is_quantized(b->weight_dtype)) sum.staging = std::max(sum.staging, 2 * b->elements);
+    }
+    return sum;
+}
+
+std::vector<BucketSize> buckets_of_layer(SegmentCache& cache, const Plan& plan, SegmentId id) {
+    std::vector<BucketSize> list = cache.buckets(plan, id);
+    std::erase_if(list, [](const BucketSize& b) { return b.layer < 0; });
+    return list;
+}
+
+// Gathered weights and whole gradients of what lies outside of layers.
+Buffers ends_of(SegmentCache& cache, const Plan& plan, SegmentKind kind) {
+    return largest_of(plan, cache.buckets(plan, {kind, 0}));
+}
+
+} // namespace
+
+ReshardedMemory resharded_memory(SegmentCache& cache, const Plan& plan, const Segments& segments) {
+    std::vector<BucketSize> places[2]; // users of either turn
+    int place = 0, mtp = 0;
+    for (const auto& [id, times] : segments) {
+        const std::vector<BucketSize> own = buckets_of_layer(cache, plan, id);
+        for (int i = 0; i < (own.empty() ? 0 : std::min(times, 2)); ++i) {
+            std::vector<BucketSize>& users = places[(place + i) % 2];
+            users.insert(users.end(), own.begin(), own.end());
+        }
+        place += own.empty() ? 0 : times;
+        mtp += is_mtp(id.kind) ? times : 0;
+    }
+    const Buffers even = largest_of(plan, places[0]), odd = largest_of(plan, places[1]);
+    const Buffers& last = place % 2 == 1 ? even : odd;
+    const std::int64_t forward = even.weights + odd.weights, backward = forward + even.gradients + odd.gradients;
+    ReshardedMemory memory;
+    // MTP adds to the embedding's gradient before the layers' backward, the embedding itself behind it.
+    const std::int64_t table = mtp > 0 ? ends_of(cache, plan, SegmentKind::embedding).gradients : 0;
+    // MTP reads the LM head's weights, which are there once.
+    memory.counted_twice = mtp * ends_of(cache, plan, SegmentKind::head).weights;
+    // Where one layer's backward ends and the next one's weights arrive, only the gradient between them is alive.
+    memory.workspace.backward =
+        backward + table + std::max(even.staging, odd.staging) + 2 * plan.tokens_local() * plan.model->hidden;
+    const auto raise = [](std::int64_t& height, std::int64_t to) { height = std::max(height, to); };
+    for (const auto& [id, times] : segments) {
+        const SegmentMemory alone = cache.size(plan, id).memory;
+        const Buffers own = largest_of(plan, buckets_of_layer(cache, plan, id));
+        if (own.weights > 0) {
+            const std::int64_t around = backward + (id.kind == SegmentKind::layer ? table : 0);
+            raise(memory.workspace.forward, alone.forward - own.weights + forward);
+            raise(memory.workspace.backward, alone.backward - own.weights - own.gradients + around);
+        } else { // the loss lies between the layers and MTP, or behind the last layer, whose weights are on their way
+            raise(memory.workspace.forward, alone.forward + (mtp > 0 ? forward : last.weights));
+            raise(memory.workspace.backward, alone.backward + (mtp > 0 ? backward : last.weights));
+        }
+    }
+    return memory;
+}
+
+double state_bytes(const Plan& plan, const BucketSize& b) {
+    const auto n = static_cast<double>(b.elements);
+    if (plan.reshards() && b.group_size > 1) {
+        const double weights = plan.precision == Precision::fp32 ? 4.0 : 2.0;
+        return (weights + gradient_bytes(plan)) * n / b.group_size;
+    }
+    return weight_bytes(b) + gradient_bytes(plan) * n;
+}
+
+double optimizer_bytes(const Plan& plan, const BucketSize& b) {
+    return (plan.optimizer.bf16_moments ? 8.0 : 12.0) * static_cast<double>(b.elements) / b.group_size;
+}
+
+} // namespace moe

@@ -1,0 +1,74 @@
+// The closed form of a step: slot times that add up from segments, played over the pipeline slot by slot.
+#pragma once
+
+#include "planner/plan/schedule.hpp"
+#include "simulator/estimate/segment_cache.hpp"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace moe {
+
+// A bucket of gradients: what its gather, reduction and update cost, and when the chunk uses it.
+struct BucketTime {
+    double round = 0.0, gather = 0.0, quantize = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
+    double reload = 0.0, store = 0.0; // offloaded optimizer states, before and behind the update
+    bool late_zero = false;           // its gradients are zeroed behind the gathers, which pass through the same memory
+    // The chunk's clocks at the end of its forward when the weights are there at 0 and everything else long before;
+    // those at the end of its backward when the gradients are zeroed at 0.
+    Clocks after_weights{Passage::never, Passage::never, Passage::never}, after_zero = after_weights;
+    Passage until_final; // of the chunk's backward, the device's clock: until the gradients are complete
+};
+
+struct ChunkModel {
+    Passage forward, backward, first_backward;       // of its segments in order
+    double computes[2] = {1.0, 1.0};                 // part of the time of its forward and its backward
+    std::vector<std::pair<SegmentId, int>> segments; // with counts
+    std::vector<BucketTime> buckets;                 // in the order of their gathers
+    std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished
+};
+
+struct StepModel {
+    std::vector<ChunkModel> chunks;      // distinct ones
+    std::vector<std::vector<int>> ranks; // [pipeline rank][chunk]: index into chunks
+    // EP overlap, [forward * chunks.size() + backward]: the pairs that the schedule merges, zero for others.
+    std::vector<MergedTime> merged;
+    double message = 0.0;        // seconds of one activation between stages
+    double receive = 0.0;        // seconds of the kernel that takes it
+    double message_launch = 0.0; // host seconds of an op that sends or receives one
+    double step_launch = 0.0;    // host seconds of an op of the step: gathers, reductions, the optimizer
+    double norm = 0.0;           // all-reduce of the gradient norm
+    double lost = 0.0;           // part of its rate that what computes loses to gathers and reductions beside it
+    double per_step = 0.0;       // the stack's fixed time
+    // Pipeline ranks that add up their copies of the embedding's gradient, and seconds of one copy's way and addition.
+    std::vector<int> table_holders;
+    double table_message = 0.0, table_add = 0.0;
+};
+
+// What playing a number of micro-batches gives, for one pipeline rank.
+struct RankPlay {
+    double end = 0.0;
+    double issued = 0.0;                                         // when the host had issued the last slot
+    double closing = 0.0;                                        // from the last slot to the end
+    double host = 0.0, saved = 0.0, data = 0.0, optimizer = 0.0; // of the step, see Breakdown; saved: by overlap
+};
+
+// Orders of turns by (schedule, pp, vpp, micro-batches, rank, overlap), worked out once each. Thread-safe.
+class Orders {
+public:
+    struct Order {
+        std::vector<Turn> turns;
+        std::vector<Kept> kept; // see kept_together()
+    };
+    const Order& of(const Plan& plan, int micro_batches, int rank);
+
+private:
+    std::mutex mutex_;
+    std::map<std::array<int, 6>, std::unique_ptr<Order>> orders_;
+};
+
+std::vector<RankPlay> play_step(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches);
+
+} // namespace moe

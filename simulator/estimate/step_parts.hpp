@@ -1,0 +1,25 @@
+// A plan's step model from cached segments and buckets.
+#pragma once
+
+#include "simulator/estimate/step_model.hpp"
+
+#include <vector>
+
+namespace moe {
+
+// Micro-batches to play of a plan that has many: two numbers, from which the rest follows linearly.
+struct Probe {
+    int shorter, longer;
+    explicit Probe(const Plan& plan)
+        : shorter(3 * plan.pp + plan.micro_batches() % plan.pp), longer(shorter + plan.pp) {}
+};
+
+// Buckets of a stage of several. A bucket holds a whole chunk, so those of the segments add up, except where an MTP
+// layer shares embedding or head with its neighbours.
+std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
+                                      const Segments& segments);
+
+// Slot times of every distinct stage, messages, and what opens and closes the step.
+StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, Orders& orders);
+
+} // namespace moe

@@ -1,0 +1,139 @@
+// Weighted quantiles of residuals, and the interval that they give around a rate.
+#include "simulator/published/interval.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "simulator/published/run_plan.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+namespace moe {
+namespace {
+
+constexpr const char* measured_system = "cpu"; // rows of machines that were calibrated just before
+
+struct Weighted {
+    double value, weight;
+};
+
+// The smallest value that at least `share` of the weight does not exceed.
+double quantile(std::vector<Weighted> rows, double share) {
+    std::sort(rows.begin(), rows.end(), [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
+    double all = 0.0, sum = 0.0;
+    for (const Weighted& row : rows) all += row.weight;
+    for (const Weighted& row : rows) {
+        sum += row.weight;
+        if (sum >= share * all) return row.value;
+    }
+    return rows.back().value;
+}
+
+constexpr double tail = (1.0 - interval_coverage) / 2.0;
+// Of groups that were never seen: among a handful of groups the next one lies outside more often than a row among many.
+constexpr double new_tail = tail / 4.0;
+
+void widen(ResidualRange& range, const std::vector<Weighted>& rows, double tail) {
+    range.low = std::min(range.low, quantile(rows, tail));
+    range.high = std::max(range.high, quantile(rows, 1.0 - tail));
+}
+
+// Every group weighs the same, whatever its number of rows.
+std::vector<Weighted> balanced(const std::vector<const Residual*>& rows, const std::string Residual::*group,
+                               double Residual::*value) {
+    std::map<std::string, int> count;
+    for (const Residual* r : rows) ++count[r->*group];
+    std::vector<Weighted> result;
+    for (const Residual* r : rows) result.push_back({r->*value, 1.0 / count[r->*group]});
+    return result;
+}
+
+bool among(const std::vector<const Residual*>& rows, const std::string Residual::*field, const std::string& value) {
+    return std::any_of(rows.begin(), rows.end(), [&](const Residual* r) { return r->*field == value; });
+}
+
+std::vector<const Residual*> of_kind(const std::vector<Residual>& residuals, const std::string& kind) {
+    std::vector<const Residual*> rows;
+    for (const Residual& r : residuals)
+        if (r.kind == kind && r.tier != "C") rows.push_back(&r);
+    return rows;
+}
+
+// The name of the rows' system whose profile the plan's hardware is; the profile's own name when there is none.
+std::string system_of(const Hardware& hardware, const std::vector<const Residual*>& rows) {
+    if (hardware.cpu) return measured_system;
+    for (const Residual* r : rows)
+        if (hardware_profile_of(r->system) == hardware.name) return r->system;
+    return hardware.name;
+}
+
+} // namespace
+
+std::vector<Residual> residuals_from_json(const std::string& text, const std::string& place) {
+    std::vector<Residual> residuals;
+    try {
+        for (const auto& row : nlohmann::json::parse(text)) {
+            Residual r;
+            r.run_id = row.at("run_id").get<std::string>();
+            r.family = row.at("family").get<std::string>();
+            r.system = row.at("system").get<std::string>();
+            r.kind = row.at("kind").get<std::string>();
+            r.tier = row.at("tier").get<std::string>();
+            r.family_left_out = row.at("log_residual").get<double>();
+            r.system_left_out = row.at("system_left_out").get<double>();
+            residuals.push_back(std::move(r));
+        }
+    } catch (const nlohmann::json::exception& error) {
+        refuse("{}: row {}: {}", place, residuals.size() + 1, error.what());
+    }
+    return residuals;
+}
+
+std::vector<Residual> load_residuals(const Plan& plan, bool executable) {
+    const bool measured = executable && plan.hardware->cpu && !plan.hardware->measured.empty();
+    if (executable && !measured) return {};
+    const std::string path = profiles_folder() + (measured ? "/measured/cpu-residuals.json" : "/runs/residuals.json");
+    if (!std::filesystem::exists(path)) return {};
+    return residuals_from_json(read_file(path), path);
+}
+
+std::optional<ResidualRange> residual_range(const std::vector<Residual>& residuals, const std::string& kind,
+                                            const std::string& family, const std::string& system) {
+    const std::vector<const Residual*> rows = of_kind(residuals, kind);
+    if (rows.empty()) return std::nullopt;
+    const bool one_family =
+        std::all_of(rows.begin(), rows.end(), [&](const Residual* r) { return r->family == rows.front()->family; });
+    const auto left_out = one_family ? &Residual::system_left_out : &Residual::family_left_out;
+    std::vector<Weighted> equal;
+    for (const Residual* r : rows) equal.push_back({r->*left_out, 1.0});
+    ResidualRange range{INFINITY, -INFINITY, static_cast<int>(rows.size())};
+    widen(range, equal, tail);
+    if (!among(rows, &Residual::family, family)) widen(range, balanced(rows, &Residual::family, left_out), new_tail);
+    if (!among(rows, &Residual::system, system))
+        widen(range, balanced(rows, &Residual::system, &Residual::system_left_out), new_tail);
+    return range;
+}
+
+IntervalResult interval_of(const Plan& plan, const Estimate& estimate, const std::vector<Residual>& residuals) {
+    if (residuals.empty())
+        return {std::nullopt,
+                fmt::format("no measured runs of stack {} on {} to compare with", plan.stack, plan.hardware->name)};
+    const std::string kind = kind_of(*plan.model);
+    const std::vector<const Residual*> rows = of_kind(residuals, kind);
+    const std::string system = system_of(*plan.hardware, rows), &family = plan.model->architecture;
+    const std::optional<ResidualRange> range = residual_range(residuals, kind, family, system);
+    if (!range) return {std::nullopt, fmt::format("no measured runs of {} models to compare with", kind)};
+    Interval interval;
+    interval.low = estimate.tflops_per_gpu * std::exp(-range->high);
+    interval.high = estimate.tflops_per_gpu * std::exp(-range->low);
+    interval.rows = range->rows;
+    interval.new_family = !among(rows, &Residual::family, family);
+    interval.new_system = !among(rows, &Residual::system, system);
+    return {interval, {}};
+}
+
+} // namespace moe

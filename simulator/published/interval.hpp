@@ -1,0 +1,50 @@
+// How far a predicted rate may be off: quantiles of cross-validated residuals of published runs.
+#pragma once
+
+#include "planner/search/search.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+// log(predicted / published TFLOPS) of one run, predicted by fits that did not see its model family, or its system.
+struct Residual {
+    std::string run_id, family, system, kind, tier; // as in Prediction; kind: as of kind_of
+    double family_left_out = 0.0, system_left_out = 0.0;
+};
+
+// A list of objects {run_id, family, system, kind, tier, log_residual, system_left_out}; other fields are ignored.
+// Throws Error (bad_input).
+std::vector<Residual> residuals_from_json(const std::string& text, const std::string& place);
+// profiles/runs/residuals.json for published stacks; for the executable stack on a calibrated CPU profile the residuals
+// measured with tools/bench/predictions, profiles/measured/cpu-residuals.json; else none.
+std::vector<Residual> load_residuals(const Plan& plan, bool executable);
+
+// Bounds of log(predicted / true).
+struct ResidualRange {
+    double low = 0.0, high = 0.0;
+    int rows = 0;
+};
+inline constexpr double interval_coverage = 0.8; // nominal: quantiles 10 % and 90 %
+
+// Quantiles over the rows of tiers A and B of one kind, each row left out by family, or by system where the kind has
+// one family alone, whose absence leaves out what only this kind needs. For a family that has no row among them, each
+// family counts as much as any other and the wider of both bounds holds; for such a system the same over systems, each
+// row left out by system. Empty without rows of the kind.
+std::optional<ResidualRange> residual_range(const std::vector<Residual>& residuals, const std::string& kind,
+                                            const std::string& family, const std::string& system);
+
+struct Interval {
+    double low = 0.0, high = 0.0; // TFLOPS/GPU
+    int rows = 0;                 // that it rests on
+    bool new_family = false, new_system = false;
+};
+struct IntervalResult {
+    std::optional<Interval> interval;
+    std::string reason; // why there is none
+};
+IntervalResult interval_of(const Plan& plan, const Estimate& estimate, const std::vector<Residual>& residuals);
+
+} // namespace moe

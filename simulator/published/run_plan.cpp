@@ -1,0 +1,205 @@
+// Builds plans from rows: model, machine and stack by name, the mesh by its degrees, the recipe by its words.
+#include "simulator/published/run_plan.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "simulator/published/run_recipe.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cctype>
+
+namespace moe {
+namespace {
+
+// Numbers of "v25.04.02" or "26.04", in order.
+std::vector<std::int64_t> numbers_of(const std::string& text) {
+    std::vector<std::int64_t> numbers;
+    bool inside = false;
+    for (const char c : text) {
+        const bool digit = c >= '0' && c <= '9';
+        if (digit && !inside) numbers.push_back(0);
+        if (digit) numbers.back() = std::min<std::int64_t>(numbers.back() * 10 + (c - '0'), 1'000'000'000);
+        inside = digit;
+    }
+    return numbers;
+}
+
+// Reasons that need nothing but the row itself.
+std::string row_fault(const Run& run) {
+    if (run.status != "current") return fmt::format("status is {}", run.status.empty() ? "blank" : shown(run.status));
+    if (!run.gbs) return "no gbs";
+    if (!run.seq_len) return "no seq_len";
+    if (!run.gpus) return "no gpus";
+    if (!run.tp || !run.pp) return "mapping is incomplete: tp and pp must be given";
+    if (!run.mapping_check.empty() && run.mapping_check != "ok") return shown(run.mapping_check);
+    if (run.system.find("power-limited") != std::string::npos)
+        return fmt::format("system {}: its clocks are not known", shown(run.system));
+    if (!run.tflops_std && !run.tflops_per_gpu) return "no TFLOPS published";
+    return {};
+}
+
+int degree(const std::optional<std::int64_t>& value) { return static_cast<int>(value.value_or(1)); }
+
+// The axis that the row leaves out is what remains of the GPUs.
+int remaining(int gpus, std::int64_t others, const char* factors) {
+    if (others < 1 || gpus % others != 0)
+        refuse("impossible mapping: {} GPUs are not a multiple of {} = {}", gpus, factors, others);
+    return static_cast<int>(gpus / others);
+}
+
+void fill_mesh(const Run& run, Plan& plan) {
+    plan.gpus = static_cast<int>(*run.gpus);
+    plan.tp = degree(run.tp);
+    plan.pp = degree(run.pp);
+    plan.cp = degree(run.cp);
+    plan.ep = degree(run.ep);
+    plan.etp = degree(run.etp);
+    plan.vpp = plan.pp > 1 ? degree(run.vpp) : 1;
+    plan.schedule = plan.vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
+    // Products of three degrees up to 1e9 would pass 64 bits; none above gpus can divide it.
+    for (const int part : {plan.tp, plan.pp, plan.cp, plan.ep, plan.etp, plan.vpp})
+        if (part > plan.gpus) refuse("impossible mapping: a degree of {} on {} GPUs", part, plan.gpus);
+    const std::int64_t dense = std::int64_t{plan.tp} * plan.cp, expert = std::int64_t{plan.etp} * plan.ep;
+    plan.dp = remaining(remaining(plan.gpus, plan.pp, "pp"), dense, "tp * cp (times pp)");
+    plan.edp = remaining(remaining(plan.gpus, plan.pp, "pp"), expert, "ep * etp (times pp)");
+}
+
+} // namespace
+
+std::string kind_of(const Model& model) {
+    if (model.hybrid) return "hybrid";
+    return std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerKind& k) { return k.moe.has_value(); })
+               ? "MoE"
+               : "dense";
+}
+
+std::string hardware_profile_of(const std::string& system) {
+    std::string name;
+    for (const char c : system) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (name == "h100(hbm2e,500w)") return "h100-hbm2e";
+    if (name == "gb200" || name == "gb300") return name + "-nvl72";
+    return name;
+}
+
+int compare_releases(const std::string& a, const std::string& b) {
+    const std::vector<std::int64_t> x = numbers_of(a), y = numbers_of(b);
+    if (x == y) return a.compare(b) == 0 || !x.empty() ? 0 : a.compare(b);
+    return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end()) ? -1 : 1;
+}
+
+std::string stack_of(const std::vector<std::pair<std::string, Publication>>& published, const std::string& source,
+                     const std::string& release) {
+    std::size_t longest = 0;
+    for (const auto& [name, publication] : published)
+        if (source.find(publication.source) != std::string::npos)
+            longest = std::max(longest, publication.source.size());
+    std::string oldest, best, oldest_release, best_release;
+    for (const auto& [name, publication] : published) {
+        if (longest == 0 || publication.source.size() != longest) continue;
+        if (source.find(publication.source) == std::string::npos) continue;
+        if (publication.releases.empty()) return name;
+        for (const std::string& candidate : publication.releases) {
+            if (candidate == release) return name;
+            if (oldest.empty() || compare_releases(candidate, oldest_release) < 0)
+                oldest = name, oldest_release = candidate;
+            if (compare_releases(candidate, release) <= 0 &&
+                (best.empty() || compare_releases(candidate, best_release) > 0))
+                best = name, best_release = candidate;
+        }
+    }
+    return best.empty() ? oldest : best;
+}
+
+RunPlanner::RunPlanner(Coefficients coefficients) : coefficients_(std::move(coefficients)) {
+    // What a stack stands for does not depend on the machine; any that has a profile will do.
+    const Hardware any = load_hardware("h100");
+    for (const std::string& name : stack_names())
+        for (const Publication& publication : load_stack(name, any, coefficients_).published)
+            published_.emplace_back(name, publication);
+}
+
+std::shared_ptr<const Model> RunPlanner::model(const Run& run) {
+    const std::string key = run.model + (run.mtp_layers ? fmt::format(" mtp {}", *run.mtp_layers) : "");
+    auto& slot = models_[key];
+    if (slot) return slot;
+    if (run.model.empty() || run.model.find('/') != std::string::npos)
+        refuse("model '{}': must be the name of a profile", shown(run.model));
+    Model model = load_model(run.model);
+    if (run.mtp_layers && *run.mtp_layers != static_cast<std::int64_t>(model.mtp.size())) {
+        auto json = nlohmann::ordered_json::parse(model.config_json);
+        json["num_nextn_predict_layers"] = *run.mtp_layers;
+        const std::string name = model.name;
+        model = model_from_json(json.dump(), run.model);
+        model.name = name;
+        if (*run.mtp_layers != static_cast<std::int64_t>(model.mtp.size()))
+            refuse("mtp_layers {}: {} has no multi-token prediction", *run.mtp_layers, run.model);
+    }
+    slot = std::make_shared<const Model>(std::move(model));
+    return slot;
+}
+
+std::shared_ptr<const Hardware> RunPlanner::hardware(const std::string& system) {
+    auto& slot = machines_[system];
+    if (slot) return slot;
+    const std::string name = hardware_profile_of(system);
+    if (name.empty() || name.find('/') != std::string::npos) refuse("system '{}': must be a name", shown(system));
+    slot = std::make_shared<const Hardware>(load_hardware(name));
+    return slot;
+}
+
+const Stack& RunPlanner::stack(const std::string& name, const Hardware& hardware) {
+    const std::pair<std::string, std::string> key{name, hardware.name};
+    auto found = stacks_.find(key);
+    if (found == stacks_.end()) found = stacks_.emplace(key, load_stack(name, hardware, coefficients_)).first;
+    return found->second;
+}
+
+const Stack& RunPlanner::stack(const Plan& plan) { return stack(plan.stack, *plan.hardware); }
+
+void RunPlanner::fill(const Run& run, PlannedRun& planned) {
+    Plan& plan = planned.plan;
+    plan.model = model(run);
+    planned.family = plan.model->architecture;
+    planned.kind = kind_of(*plan.model);
+    plan.hardware = hardware(run.system);
+    std::string name = stack_of(published_, run.source, run.release);
+    if (name.empty()) {
+        name = plan.hardware->default_stack;
+        planned.warnings.push_back("no stack stands for this source: priced as " + name);
+    }
+    const Stack& s = stack(name, *plan.hardware);
+    plan.stack = s.name;
+    plan.seq = *run.seq_len;
+    plan.gbs = *run.gbs;
+    plan.precision = recipe_precision(run.precision);
+    plan.fsdp = run.fsdp.value_or(false);
+    plan.mbs = run.mbs.value_or(1);
+    planned.open_mbs = !run.mbs;
+    planned.open_recompute = run.recompute_modules.empty();
+    fill_mesh(run, plan);
+    planned.open_vpp = !run.mbs && !run.vpp && run.pipeline_layout.empty() && plan.pp > 1;
+    apply_recipe(run, s, plan, planned.warnings);
+    plan.layout = recipe_layout(run, plan, planned.warnings);
+    if (const PlanFault fault = check_plan(plan)) refuse("{}", fault.message);
+    if (const PlanFault fault = check_stack(plan, s)) refuse("{}", fault.message);
+    planned.flops_per_token = run.gflop_per_token_std ? *run.gflop_per_token_std * 1e9
+                                                      : model_flops_per_token(*plan.model, plan.seq, plan.tp);
+}
+
+PlannedRun RunPlanner::plan(const Run& run) {
+    PlannedRun planned;
+    planned.skipped = row_fault(run);
+    if (!planned.skipped.empty()) return planned;
+    try {
+        fill(run, planned);
+    } catch (const Error& error) {
+        if (error.fault() != Fault::bad_input) throw;
+        planned.skipped = error.what();
+    }
+    return planned;
+}
+
+} // namespace moe

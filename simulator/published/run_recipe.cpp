@@ -1,0 +1,195 @@
+// Reads recipe words by their meaning: sources spell one setting in several ways.
+#include "simulator/published/run_recipe.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
+#include "planner/plan/bf16_layers.hpp"
+#include "planner/plan/schedule.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+namespace moe {
+namespace {
+
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(),
+                   [](char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); });
+    return text;
+}
+
+bool begins(const std::string& text, const char* word) { return text.rfind(word, 0) == 0; }
+bool holds(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
+
+unsigned recompute_set(const std::string& text, const Model& model, std::vector<std::string>& warnings) {
+    if (!begins(text, "selective")) return applicable_recompute(recompute::from_string(text), model);
+    // torchtitan's per-op selection keeps every second product and the attention core: half of the products again.
+    warnings.push_back("recompute " + text + " is taken as layernorm+mlp, which repeats about as much");
+    return recompute::layernorm | recompute::mlp;
+}
+
+// "expert_fc1+moe_act", "optimizer states+expert_fc1"; other sources' words as a warning.
+unsigned offload_set(const std::string& text, const Model& model, std::vector<std::string>& warnings) {
+    if (text.empty() || begins(text, "none")) return 0;
+    unsigned set = 0;
+    if (holds(text, "optimizer states")) set |= offload::optimizer;
+    for (unsigned module = 1; module < offload::optimizer; module <<= 1)
+        if (holds(text, offload::to_string(module).c_str())) set |= module;
+    const bool routed =
+        std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerKind& kind) { return kind.moe.has_value(); });
+    if (!routed) set &= ~(offload::expert_fc1 | offload::moe_act);
+    if (set == 0) warnings.push_back("offload of " + text + " is not priced: its copies count as hidden");
+    return set;
+}
+
+Dispatcher dispatcher_of(const std::string& text) {
+    std::string word = lower(text);
+    word.resize(std::min({word.size(), word.find('('), word.find("-like")}));
+    while (!word.empty() && word.back() == ' ') word.pop_back();
+    return dispatcher_from_string(word);
+}
+
+CudaGraph cuda_graph_of(const std::string& text) {
+    const std::string words = lower(text);
+    if (begins(words, "none")) return CudaGraph::none;
+    if (holds(words, "full_iteration")) return CudaGraph::full;
+    if (holds(words, "per layer") || holds(words, "transformer_engine:all")) return CudaGraph::partial;
+    CudaGraph graph = CudaGraph::none;
+    // Mamba layers are in the scope of attention here.
+    if (holds(words, "attn") || holds(words, "mamba")) graph = graph | CudaGraph::attn;
+    if (holds(words, "mlp")) graph = graph | CudaGraph::mlp;
+    // Megatron's scope of the router holds the shared experts, where they do not run beside the dispatch.
+    if (holds(words, "moe_router")) graph = graph | CudaGraph::moe_router | CudaGraph::shared_experts;
+    if (holds(words, "moe_preprocess")) graph = graph | CudaGraph::moe_preprocess;
+    if (graph != CudaGraph::none) return graph;
+    refuse("cuda_graph '{}': name none, full_iteration or modules of a layer", shown(text));
+}
+
+bool bf16_moments(const std::string& optimizer) {
+    const std::string words = lower(optimizer);
+    return holds(words, "exp_avg=bf") || holds(words, "precision_aware(bf16");
+}
+
+// "main_grads=bfloat16", "main_grads=fp32"; otherwise the usual choice of the generation.
+Precision gradients_of(const std::string& optimizer, const Stack& stack) {
+    const std::string words = lower(optimizer);
+    if (holds(words, "main_grads=bf")) return Precision::bf16;
+    return holds(words, "main_grads=f") ? Precision::fp32 : stack.usual_gradients;
+}
+
+// "FP8" alone is Transformer Engine's default recipe of its time, which scales by history.
+Fp8Scaling scaling_of(const std::string& precision) {
+    const std::string word = lower(precision);
+    return word == "fp8" || begins(word, "fp8-delayed") ? Fp8Scaling::delayed : Fp8Scaling::current;
+}
+
+// Modules whose precision is not that of the linear layers.
+void module_precisions(const Run& run, Plan& plan) {
+    plan.fp8_scaling = scaling_of(run.precision);
+    if (holds(run.other_settings, "fp8_attention")) plan.attention_precision = Precision::fp8_tensor;
+    if (holds(run.other_settings, "fp8_lm_head") && !plan.model->tied_embeddings) plan.head_precision = plan.precision;
+    // "first/last layers bf16 (0/14)"
+    const std::string words = "layers bf16 (";
+    const std::size_t at = run.other_settings.find(words);
+    int first = 0, last = 0;
+    if (at != std::string::npos &&
+        std::sscanf(run.other_settings.c_str() + at + words.size(), "%d/%d)", &first, &last) == 2)
+        keep_in_bf16(plan, first, last);
+}
+
+// "expert_rank_capacity=1.5", "moe_expert_rank_capacity_factor=1.2": buffers of a sync-free dispatch. 0 = as many rows
+// as there are, which the host knows.
+double capacity_of(const Run& run) {
+    if (holds(run.moe_balance, "capacity 1")) return 1.0;
+    const std::size_t word = run.other_settings.find("expert_rank_capacity");
+    if (word == std::string::npos) return 0.0;
+    const std::size_t equals = run.other_settings.find('=', word);
+    if (equals == std::string::npos) return 0.0;
+    const double factor = std::strtod(run.other_settings.c_str() + equals + 1, nullptr);
+    return factor >= 1.0 && factor <= 1e6 ? factor : 0.0;
+}
+
+// The stack's usual choices hold for plans that can use them: what excludes them is left off.
+void usual_graphs(const Stack& stack, Plan& plan) {
+    plan.cuda_graph = stack.usual_cuda_graph;
+    if (check_stack(plan, stack)) plan.cuda_graph = CudaGraph::none;
+}
+
+void usual_overlap(const Stack& stack, Plan& plan) {
+    plan.ep_overlap = stack.usual_ep_overlap && plan.ep > 1;
+    if (plan.ep_overlap && check_stack(plan, stack)) plan.ep_overlap = false;
+}
+
+} // namespace
+
+Precision recipe_precision(const std::string& text) {
+    const std::string word = lower(text);
+    if (word == "fp8" || begins(word, "fp8-delayed") || begins(word, "fp8-tensor") || begins(word, "fp8-rowwise"))
+        return Precision::fp8_tensor;
+    return precision_from_string(word);
+}
+
+unsigned applicable_recompute(unsigned set, const Model& model) {
+    bool routed = false, dense = false, latent = false;
+    for (const LayerKind& kind : model.kinds) {
+        routed = routed || kind.moe;
+        dense = dense || kind.dense();
+        const AttentionKind attention = kind.attention.kind;
+        latent = latent || attention == AttentionKind::mla || attention == AttentionKind::compressed;
+    }
+    if (!routed) set &= ~(recompute::moe | recompute::moe_act | recompute::shared_experts);
+    if (!latent) set &= ~recompute::mla_up_proj;
+    return (set & recompute::full) != 0 ? recompute::full : set;
+}
+
+void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<std::string>& warnings) {
+    if (!run.recompute_modules.empty()) plan.recompute = recompute_set(run.recompute_modules, *plan.model, warnings);
+    plan.offload = offload_set(run.offload_modules, *plan.model, warnings);
+    plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
+    plan.gradients = gradients_of(run.optimizer, stack);
+    if (holds(run.moe_balance, "natural"))
+        warnings.push_back("natural routing of unknown distribution: priced as balanced");
+    plan.capacity = capacity_of(run);
+    module_precisions(run, plan);
+    // torchtitan's name of the same is asyncTP.
+    plan.tp_overlap =
+        plan.tp > 1 && (holds(run.other_settings, "tp_comm_overlap") || holds(run.other_settings, "asyncTP"));
+    plan.paged_stash = plan.capacity > 0.0 && stack.paged_stash && holds(run.other_settings, "paged_stash") &&
+                       (plan.offload & (offload::expert_fc1 | offload::moe_act)) == 0; // one or the other
+    plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
+    if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
+    if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;
+    if (run.cuda_graph.empty()) usual_graphs(stack, plan);
+    if (!run.ep_overlap) usual_overlap(stack, plan);
+    plan.delay_wgrad = holds(run.other_settings, "delay_wgrad") && (plan.ep_overlap || plan.pp > 1);
+}
+
+std::string recipe_layout(const Run& run, const Plan& plan, std::vector<std::string>& warnings) {
+    std::string layout = run.pipeline_layout;
+    if (layout.find_first_not_of("EtmL|()*0123456789, ") != std::string::npos) {
+        warnings.push_back("pipeline layout " + layout + " is no layout string: priced as " + to_string(plan.schedule));
+        layout.clear();
+    }
+    if (!layout.empty()) {
+        if (plan.model->mtp.empty()) layout.erase(std::remove(layout.begin(), layout.end(), 'm'), layout.end());
+        return layout;
+    }
+    const auto layers = static_cast<std::int64_t>(plan.model->layers.size());
+    const std::int64_t count = std::int64_t{plan.pp} * plan.vpp; // not checked yet: any two degrees
+    if (layers % count == 0 || (layers + 2) % count != 0) return {};
+    const int units = static_cast<int>((layers + 2) / count);
+    std::vector<Stage> cut(static_cast<std::size_t>(count));
+    int next = 0;
+    for (Stage& stage : cut) {
+        stage.embedding = &stage == &cut.front();
+        stage.loss = &stage == &cut.back();
+        stage.first_layer = next;
+        stage.layers = units - (stage.embedding ? 1 : 0) - (stage.loss ? 1 : 0);
+        next += stage.layers;
+    }
+    cut.back().mtp = static_cast<int>(plan.model->mtp.size());
+    return layout_to_string(cut);
+}
+
+} // namespace moe

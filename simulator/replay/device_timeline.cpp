@@ -1,0 +1,384 @@
+// Plays Programs on GPUs: every op starts when its host has issued it, its stream is free and its tensors are ready.
+#include "simulator/replay/contention.hpp"
+#include "simulator/replay/op_access.hpp"
+#include "simulator/replay/ranks.hpp"
+
+#include "planner/base/error.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <unordered_map>
+
+namespace moe {
+
+namespace {
+
+constexpr double unknown = -1.0;
+
+// Messages between stages and meetings of all stages, by what both sides know.
+struct Exchange {
+    std::unordered_map<std::int64_t, double> sent; // (stage, tag, micro-batch) -> arrival
+    struct Meeting {
+        int arrived = 0;
+        double ready = 0.0;
+    };
+    std::vector<Meeting> meetings; // collectives over the pipeline, in Program order
+    int ranks = 1;
+
+    static std::int64_t key(const PeerAttr& peer, int micro_batch) {
+        return (static_cast<std::int64_t>(peer.stage) * 64 + peer.tag) << 32 | static_cast<std::int64_t>(micro_batch);
+    }
+};
+
+class Device {
+public:
+    Device(const Stack& stack, RankRun& run, std::vector<Unit> units, Exchange& exchange, const Clocks& start = {})
+        : stack_(stack),
+          run_(run),
+          program_(*run.program),
+          units_(std::move(units)),
+          exchange_(exchange),
+          beside_(run.beside),
+          host_(start.host) {
+        number_clocks();
+        std::fill(std::begin(stream_free_), std::end(stream_free_), start.device);
+        for (const Stream s : {Stream::tensor, Stream::host}) stream_free_[static_cast<std::size_t>(s)] = start.ring;
+        for (std::size_t id = 0; id < program_.tensors.size(); ++id)
+            if (is_buffer(program_.tensors[id]) && program_.tensors[id].base == no_tensor)
+                read_[static_cast<std::size_t>(first_clock_[id])] = start.ring;
+        look_ahead();
+        begin_unit();
+        std::size_t rows = 0;
+        for (const Slot& slot : program_.slots)
+            rows += program_.templates[static_cast<std::size_t>(slot.index)].ops.size();
+        run_.rows.reserve(rows);
+        run_.host_bound.reserve(rows);
+    }
+
+    // Nothing reads or overwrites `tensor`, which is no view, before `when`.
+    void delay(TensorId tensor, double when) {
+        const auto id = static_cast<std::size_t>(tensor);
+        std::fill_n(written_.begin() + first_clock_[id], instances_[id], when);
+    }
+
+    bool done() const { return unit_ == units_.size(); }
+
+    // Goes on until the end (true) or until a message is missing. `guess`: go past a missing message in one lane with
+    // the other lane's next op (once), which is what a device does that has not heard of the message yet.
+    bool advance(bool guess) {
+        bool moved = false;
+        while (!done()) {
+            const Unit& unit = units_[unit_];
+            Candidate best;
+            bool missing = false;
+            const auto passed = static_cast<std::size_t>(position_[0].passed + position_[1].passed);
+            for (int lane = 0; lane < 2; ++lane) {
+                const bool turn = passed >= unit.second.size() || unit.second[passed] == (lane == 1);
+                if (!turn || position_[lane].slot >= unit.lanes[lane].size()) continue;
+                const Candidate c = candidate(lane);
+                if (c.start == unknown)
+                    missing = true;
+                else if (!best.op || c.start < best.start || (c.start == best.start && preferred(lane)))
+                    best = c;
+            }
+            if (missing && !(guess && best.op)) return moved;
+            if (missing) guess = false;
+            if (!best.op) {
+                ++unit_;
+                begin_unit();
+                continue;
+            }
+            execute(best);
+            moved = true;
+        }
+        return moved;
+    }
+
+    std::string waiting_for() const {
+        for (int lane = 0; lane < 2; ++lane) {
+            if (done() || position_[lane].slot >= units_[unit_].lanes[lane].size()) continue;
+            const Slot& slot = program_.slots[slot_index(lane)];
+            const Template& t = program_.templates[static_cast<std::size_t>(slot.index)];
+            return fmt::format("rank {}: {} of chunk {} micro-batch {}, op {} ({})", run_.rank, to_string(t.kind),
+                               t.chunk, slot.micro_batch, position_[lane].op,
+                               to_string(t.ops[position_[lane].op].kind));
+        }
+        return {};
+    }
+
+private:
+    struct Position {
+        std::size_t slot = 0, op = 0;
+        double passed = 0.0, ops = 0.0, layers = 0.0; // ops done, and ops and layers of the whole lane
+        std::vector<double> ended;                    // ops of the slot that are done
+    };
+    struct Candidate {
+        const Op* op = nullptr;
+        int lane = 0;
+        double start = 0.0, issue = 0.0, arrival = 0.0;
+    };
+
+    // Activations have one clock per micro-batch in flight, everything else one in all.
+    void number_clocks() {
+        const std::size_t n = program_.tensors.size();
+        first_clock_.assign(n, 0);
+        instances_.assign(n, 1);
+        int clocks = 0;
+        for (std::size_t id = 0; id < n; ++id) {
+            const Tensor& t = program_.tensors[id];
+            if (t.base != no_tensor) continue;
+            if (t.storage == Storage::activation && t.chunk >= 0)
+                instances_[id] = std::max(1, program_.in_flight[static_cast<std::size_t>(t.chunk)]);
+            first_clock_[id] = clocks;
+            clocks += instances_[id];
+        }
+        written_.assign(static_cast<std::size_t>(clocks), 0.0);
+        read_.assign(static_cast<std::size_t>(clocks), 0.0);
+        access_.resize(program_.templates.size());
+        std::vector<bool> used(program_.templates.size(), false);
+        for (const Slot& slot : program_.slots) used[static_cast<std::size_t>(slot.index)] = true;
+        for (std::size_t t = 0; t < program_.templates.size(); ++t) {
+            if (!used[t]) continue;
+            access_[t] = OpAccess(program_, program_.templates[t]);
+        }
+    }
+    // Computing between an op and the next communication of its template, and the number of layers in a template.
+    void look_ahead() {
+        until_.resize(program_.templates.size());
+        silent_from_.assign(program_.templates.size(), 0);
+        layers_.assign(program_.templates.size(), 0);
+        for (std::size_t t = 0; t < program_.templates.size(); ++t) {
+            const std::vector<Op>& ops = program_.templates[t].ops;
+            until_[t].assign(ops.size(), 0.0);
+            double seconds = 0.0;
+            for (std::size_t i = ops.size(); i-- > 0;) {
+                seconds = is_communication(ops[i].kind) ? 0.0 : seconds + (*run_.costs)[t][i].device;
+                until_[t][i] = seconds;
+                if (is_communication(ops[i].kind) && silent_from_[t] == 0) silent_from_[t] = i + 1;
+                if (i + 1 == ops.size() || ops[i].layer != ops[i + 1].layer) ++layers_[t];
+            }
+        }
+    }
+    std::size_t clock(int root, int micro_batch) const {
+        const auto id = static_cast<std::size_t>(root);
+        return static_cast<std::size_t>(first_clock_[id] + (instances_[id] > 1 ? micro_batch % instances_[id] : 0));
+    }
+    std::size_t slot_index(int lane) const {
+        return static_cast<std::size_t>(units_[unit_].lanes[lane][position_[lane].slot]);
+    }
+
+    Candidate candidate(int lane) {
+        const Slot& slot = program_.slots[slot_index(lane)];
+        const auto t = static_cast<std::size_t>(slot.index);
+        Position& position = position_[lane];
+        const Template& tmpl = program_.templates[t];
+        if (tmpl.ops.empty()) return next_slot(lane);
+        const Op& op = tmpl.ops[position.op];
+        const OpCost& cost = (*run_.costs)[t][position.op];
+        Candidate c{&op, lane, 0.0, host_, 0.0};
+        double inputs = 0.0;
+        for (const int root : access_[t].read(position.op))
+            inputs = std::max(inputs, written_[clock(root, slot.micro_batch)]);
+        if (cost.waits_for_counts) c.issue = std::max(host_, inputs) + stack_.costs.sync_seconds;
+        double ready = std::max(inputs, stream_free_[static_cast<std::size_t>(op.stream)]);
+        for (const int root : access_[t].written(position.op)) {
+            const std::size_t i = clock(root, slot.micro_batch);
+            ready = std::max({ready, written_[i], read_[i]});
+        }
+        if (run_.reuses != nullptr)
+            for (const int other : (*run_.reuses)[t][position.op])
+                ready = std::max(ready, position.ended[static_cast<std::size_t>(other)]);
+        c.start = std::max(ready, c.issue);
+        if (op.kind == OpKind::recv) {
+            const auto message = exchange_.sent.find(Exchange::key(std::get<PeerAttr>(op.attr), slot.micro_batch));
+            if (message == exchange_.sent.end()) return {&op, lane, unknown, 0.0, 0.0};
+            c.arrival = message->second;
+        } else if (op.group.axes & axis::pipeline && op.kind != OpKind::send) {
+            if (!meet(c)) return {&op, lane, unknown, 0.0, 0.0};
+        }
+        return c;
+    }
+    // Both lanes could go on: the one that reaches its next communication sooner does, so that the links are busy as
+    // early as possible, unless it is a layer ahead already: both should end together and hide each other to the end
+    // (the merged schedule of arXiv 2603.07685 section 4.2.3 pairs layer by layer).
+    bool preferred(int lane) const {
+        const double ahead = progress(lane) - progress(1 - lane);
+        if (std::abs(ahead) * std::max(1.0, position_[lane].layers) > 1.0) return ahead < 0.0;
+        return until_communication(lane) < until_communication(1 - lane);
+    }
+    double until_communication(int lane) const {
+        const std::vector<int>& slots = units_[unit_].lanes[lane];
+        if (position_[lane].slot >= slots.size()) return std::numeric_limits<double>::infinity();
+        double seconds = 0.0;
+        std::size_t op = position_[lane].op;
+        for (std::size_t i = position_[lane].slot; i < slots.size(); ++i, op = 0) {
+            const std::size_t t = template_of(slots[i]);
+            if (op < until_[t].size()) seconds += until_[t][op];
+            if (op < silent_from_[t]) break;
+        }
+        return seconds;
+    }
+    std::size_t template_of(int slot) const {
+        return static_cast<std::size_t>(program_.slots[static_cast<std::size_t>(slot)].index);
+    }
+    void begin_unit() {
+        for (int lane = 0; lane < 2; ++lane) {
+            position_[lane] = Position{};
+            if (done()) continue;
+            for (const int slot : units_[unit_].lanes[lane]) {
+                position_[lane].ops += static_cast<double>(program_.templates[template_of(slot)].ops.size());
+                position_[lane].layers += layers_[template_of(slot)];
+            }
+        }
+    }
+    double progress(int lane) const {
+        const Position& p = position_[lane];
+        return p.slot >= units_[unit_].lanes[lane].size() ? 1.0 : p.passed / p.ops;
+    }
+    Candidate next_slot(int lane) {
+        ++position_[lane].slot;
+        position_[lane].op = 0;
+        return position_[lane].slot < units_[unit_].lanes[lane].size() ? candidate(lane) : Candidate{};
+    }
+
+    // Collectives over all stages begin when the last stage has come.
+    bool meet(Candidate& c) {
+        if (exchange_.ranks == 1) return true;
+        if (exchange_.meetings.size() <= meeting_) exchange_.meetings.resize(meeting_ + 1);
+        Exchange::Meeting& meeting = exchange_.meetings[meeting_];
+        if (!arrived_) {
+            ++meeting.arrived;
+            meeting.ready = std::max(meeting.ready, c.start);
+            arrived_ = true;
+        }
+        if (meeting.arrived < exchange_.ranks) return false;
+        c.arrival = meeting.ready;
+        return true;
+    }
+
+    // Tokens on their way and a collective of tensor parallelism beside them share the links: each gets half while both
+    // last. What has begun is not put off any more.
+    double shared_seconds(const Op& op, double start, double seconds) {
+        const bool tokens = op.stream == Stream::expert;
+        if (run_.reuses == nullptr || !is_communication(op.kind) || (!tokens && op.stream != Stream::tensor))
+            return 0.0;
+        const double other = stream_free_[static_cast<std::size_t>(tokens ? Stream::tensor : Stream::expert)];
+        return std::clamp(other - start, 0.0, seconds);
+    }
+
+    void execute(const Candidate& c) {
+        const std::size_t s = slot_index(c.lane);
+        const Slot& slot = program_.slots[s];
+        const auto t = static_cast<std::size_t>(slot.index);
+        const Template& tmpl = program_.templates[t];
+        Position& position = position_[c.lane];
+        const OpCost& cost = (*run_.costs)[t][position.op];
+        double busy = units_[unit_].merged() ? cost.merged : cost.device;
+        busy += shared_seconds(*c.op, c.start, busy);
+        busy += beside_.longer(program_, *c.op, std::max(c.start, c.arrival), busy, units_[unit_].merged());
+        const double end = std::max(c.start, c.arrival) + busy;
+        host_ = c.issue + cost.host;
+        run_.host_seconds = host_;
+        stream_free_[static_cast<std::size_t>(c.op->stream)] = end;
+        for (const int root : access_[t].read(position.op)) {
+            double& last = read_[clock(root, slot.micro_batch)];
+            last = std::max(last, end);
+        }
+        for (const int root : access_[t].written(position.op)) written_[clock(root, slot.micro_batch)] = end;
+        if (c.op->kind == OpKind::send)
+            exchange_.sent[Exchange::key(std::get<PeerAttr>(c.op->attr), slot.micro_batch)] = end;
+        else if (c.op->kind == OpKind::recv)
+            exchange_.sent.erase(Exchange::key(std::get<PeerAttr>(c.op->attr), slot.micro_batch));
+        else if (c.op->group.axes & axis::pipeline)
+            ++meeting_, arrived_ = false;
+        record(c, s, tmpl, end, busy);
+        position.ended.push_back(end);
+        position.passed += 1.0;
+        if (++position.op == tmpl.ops.size()) {
+            position.op = 0;
+            position.ended.clear();
+            ++position.slot;
+        }
+    }
+
+    void record(const Candidate& c, std::size_t s, const Template& tmpl, double end, double busy) {
+        const Slot& slot = program_.slots[s];
+        TimelineRow row;
+        row.rank = run_.rank;
+        row.slot = static_cast<std::int32_t>(s);
+        row.op = static_cast<std::int32_t>(position_[c.lane].op);
+        row.layer = c.op->layer;
+        row.kind = c.op->kind;
+        row.stream = c.op->stream;
+        row.module = c.op->module;
+        row.phase = c.op->phase;
+        row.slot_kind = tmpl.kind;
+        row.chunk = static_cast<std::int16_t>(tmpl.chunk);
+        row.micro_batch = slot.micro_batch;
+        row.start = c.start;
+        row.end = end;
+        row.busy = busy;
+        run_.rows.push_back(row);
+        run_.host_bound.push_back(c.start == c.issue ? 1 : 0);
+    }
+
+    const Stack& stack_;
+    RankRun& run_;
+    const Program& program_;
+    std::vector<Unit> units_;
+    Exchange& exchange_;
+    Beside beside_;
+    std::vector<int> first_clock_, instances_;
+    std::vector<double> written_, read_;
+    std::vector<OpAccess> access_; // by template
+    std::vector<std::vector<double>> until_;
+    std::vector<std::size_t> silent_from_; // by template: the first op that no communication follows
+    std::vector<int> layers_;
+    double stream_free_[stream_count] = {};
+    double host_;
+    std::size_t unit_ = 0, meeting_ = 0;
+    Position position_[2];
+    bool arrived_ = false;
+};
+
+void play(std::vector<Device>& devices) {
+    for (;;) {
+        bool moved = false, all_done = true;
+        for (Device& device : devices) {
+            moved = device.advance(false) || moved;
+            all_done = all_done && device.done();
+        }
+        if (all_done) return;
+        if (moved) continue;
+        for (Device& device : devices)
+            if (!device.done() && (moved = device.advance(true))) break;
+        if (moved) continue;
+        std::string waits;
+        for (const Device& device : devices)
+            if (!device.done()) waits += (waits.empty() ? "" : "; ") + device.waiting_for();
+        fail("the schedule deadlocks: {}", waits);
+    }
+}
+
+} // namespace
+
+void play_devices(const Stack& stack, std::vector<RankRun>& runs) {
+    Exchange exchange;
+    exchange.ranks = static_cast<int>(runs.size());
+    std::vector<Device> devices;
+    devices.reserve(runs.size());
+    for (RankRun& run : runs) devices.emplace_back(stack, run, units_of(*run.program, run.reuses != nullptr), exchange);
+    play(devices);
+}
+
+void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, const Clocks& start, TensorId late,
+                  double when) {
+    Exchange exchange;
+    std::vector<Device> devices;
+    devices.emplace_back(stack, run, units, exchange, start);
+    if (late != no_tensor) devices.front().delay(late, when);
+    play(devices);
+}
+
+} // namespace moe

@@ -1,0 +1,167 @@
+// Plans over several GPUs of this machine against the CPU back end; each case is skipped by name where there are fewer.
+#include "engine/backends/backends.hpp"
+#include "engine/ops/backend.hpp"
+#include "engine/train/checkpoint_writer.hpp"
+#include "planner/base/error.hpp"
+#include "tests/engine/train/cuda_parity.hpp"
+#include "tests/support/folder.hpp"
+#include "tests/support/nearly.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+
+using namespace moe;
+
+TEST_CASE("cuda ranks 2: data parallel with sharded optimizer states") { check_ranks(2, "qwen3", {{"mbs", "2"}}); }
+
+TEST_CASE("cuda ranks 2: tensor parallel with sequence parallelism") {
+    check_ranks(2, "llama", {{"tp", "2"}});
+    check_ranks(2, "deepseek3", {{"tp", "2"}, {"etp", "2"}});
+}
+
+TEST_CASE("cuda ranks 2: expert parallel, worst case and planned capacity, and folded over tensor parallel") {
+    check_ranks(2, "qwen3", {{"ep", "2"}});
+    check_ranks(2, "qwen3", {{"ep", "2"}, {"capacity", "1"}});
+    check_ranks(2, "qwen3", {{"tp", "2"}, {"ep", "2"}, {"etp", "1"}});
+    check_ranks(2, "mixtral", {{"ep", "2"}, {"dispatcher", "allgather"}});
+}
+
+TEST_CASE("cuda ranks 2: tokens over peers' memory") {
+    check_ranks(2, "qwen3", {{"ep", "2"}, {"dispatcher", "hybridep"}});
+    check_ranks(2, "deepseek3", {{"ep", "2"}, {"dispatcher", "hybridep"}, {"capacity", "1"}, {"recompute", "full"}});
+    check_ranks(2, "mixtral", {{"tp", "2"}, {"ep", "2"}, {"etp", "1"}, {"dispatcher", "hybridep"}});
+    check_ranks(2, "qwen3", {{"ep", "2"}, {"dispatcher", "hybridep"}, {"ep_overlap", "on"}});
+}
+
+// As on one GPU (cuda_test.cpp): beside what TP 2, which rounds other sums, changes on the CPU.
+TEST_CASE("cuda ranks 2: tokens that are quantized before they travel over peers' memory") {
+    if (!has_gpus(2)) return;
+    const auto model = wide_model("qwen3", {{"hidden_size", "512"}, {"num_experts_per_tok", "8"}});
+    const Fields fields{{"precision", "fp8-blockwise"}, {"mbs", "2"}, {"ep", "2"}, {"dispatcher", "hybridep"}};
+    const auto trained = [&](const Fields& more, const char* backend) {
+        Fields all = fields;
+        all.insert(all.end(), more.begin(), more.end());
+        return train_on(small_plan(model, 2, all, {16, 8}), backend);
+    };
+    const CudaResult expected = trained({}, "cpu"), other = trained({{"tp", "2"}, {"etp", "1"}}, "cpu");
+    const CudaResult queued = trained({}, "cuda"), replayed = trained({{"cuda_graph", "full"}}, "cuda");
+    for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(queued.losses[i] / expected.losses[i] - 1.0) < 2e-3);
+    compare_beside("qwen3 on 2 GPUs: precision=fp8-blockwise ep=2 dispatcher=hybridep", queued, expected, other, 2.0);
+    CHECK(replayed.losses == queued.losses);
+    CHECK(replayed.gradients == queued.gradients);
+    CHECK(replayed.weights == queued.weights);
+}
+
+TEST_CASE("cuda ranks 2: context parallel by a ring and by heads") {
+    check_ranks(2, "qwen3", {{"cp", "2"}, {"cp_comm", "ring"}});
+    check_ranks(2, "qwen3", {{"cp", "2"}, {"cp_comm", "alltoall"}, {"ep", "2"}});
+}
+
+TEST_CASE("cuda ranks 2: pipelines, interleaved, and a V with split backwards") {
+    check_ranks(2, "qwen3", {{"pp", "2"}});
+    check_ranks(2, "deepseek3-mtp", {{"pp", "2"}});
+    check_ranks(2, "qwen2", {{"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}});
+    check_ranks(2, "qwen2", {{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}});
+}
+
+TEST_CASE("cuda ranks 2: EP and TP overlap") {
+    check_ranks(2, "qwen3", {{"tp", "2"}, {"ep", "2"}, {"etp", "1"}, {"ep_overlap", "on"}});
+    check_ranks(2, "qwen3", {{"tp", "2"}, {"etp", "2"}, {"tp_overlap", "on"}});
+}
+
+TEST_CASE("cuda ranks 4: everything at once") {
+    check_ranks(4, "qwen3", {{"tp", "2"}, {"ep", "4"}, {"etp", "1"}});
+    check_ranks(4, "qwen3", {{"pp", "2"}, {"ep", "2"}});
+    check_ranks(4, "qwen3", {{"pp", "2"}, {"ep", "2"}, {"dispatcher", "hybridep"}});
+    check_ranks(4, "qwen3", {{"tp", "2"}, {"ep", "4"}, {"etp", "1"}, {"dispatcher", "hybridep"}});
+    check_ranks(4, "deepseek3", {{"cp", "2"}, {"tp", "2"}, {"ep", "2"}, {"etp", "2"}});
+}
+
+TEST_CASE("cuda ranks 2: BF16 with every expert chosen") {
+    if (!has_gpus(2)) return;
+    check_model("qwen3", {{"precision", "bf16"}, {"ep", "2"}}, 2e-2, true, 3, 2);
+    check_model("qwen3", {{"precision", "bf16"}, {"ep", "2"}, {"dispatcher", "hybridep"}}, 2e-2, true, 3, 2);
+    check_model("qwen3", {{"precision", "bf16"}, {"tp", "2"}, {"etp", "2"}, {"cuda_graph", "full"}}, 2e-2, true, 3, 2);
+}
+
+TEST_CASE("cuda ranks 2: the last step is recorded on every rank, op by op") {
+    if (!has_gpus(2)) return;
+    TrainOptions options;
+    options.steps = 2;
+    options.backend = "cuda";
+    Trainer trainer(small_plan("qwen3", 2, {{"ep", "2"}, {"cuda_graph", "full"}}), options);
+    trainer.step(made_up_tokens(61));
+    const double seconds = trainer.step(made_up_tokens(61)).seconds;
+    const Timeline timeline = trainer.timeline();
+    REQUIRE(timeline.rows.size() == trainer.recorder(0).ops() + trainer.recorder(1).ops());
+    for (const TimelineRow& row : timeline.rows) {
+        CHECK(row.start >= 0.0);
+        CHECK(row.end <= seconds);
+        CHECK(row.end >= row.start);
+    }
+    std::printf("%zu communicators took %.3f GiB of a GPU:", trainer.joined().communicators,
+                trainer.joined().bytes / (1 << 30));
+    for (const Joined::Member& member : trainer.joined().each) {
+        CHECK(member.bytes > 0.0);
+        std::printf(" %s %.0f MiB", member.circle.pairwise ? "pairwise" : "", member.bytes / (1 << 20));
+    }
+    std::printf("\n");
+}
+
+TEST_CASE("cuda ranks 2: a rank that fails ends the run with its own line") {
+    if (!has_gpus(2)) return;
+    static std::atomic<bool> armed;
+    armed = false;
+    Backend failing = backend_named("cuda");
+    failing.table[static_cast<std::size_t>(OpKind::adamw)] = [](const OpContext& c) {
+        if (armed && c.position.rank == 1) fail("no kernel for this");
+    };
+    TrainOptions options;
+    options.table = &failing;
+    Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}, {"etp", "2"}}), options);
+    trainer.step(made_up_tokens(61));
+    armed = true;
+    CHECK_THROWS_WITH_AS(trainer.step(made_up_tokens(61)), doctest::Contains("rank 1: adamw (layer -1"), Error);
+}
+
+TEST_CASE("cuda ranks 2: a checkpoint goes on on one GPU and on the CPU") {
+    if (!has_gpus(2)) return;
+    const Folder folder;
+    TrainOptions options;
+    options.lr = 1e-3;
+    options.eps = 1e-3; // see train_on()
+    const SampleSource source = made_up_tokens(61);
+    const auto on = [&](const char* backend, int ranks, const Fields& fields) {
+        options.backend = backend;
+        return std::make_unique<Trainer>(small_plan("qwen3", ranks, fields), options);
+    };
+    const auto two = on("cuda", 2, {{"ep", "2"}, {"cuda_graph", "full"}});
+    for (int i = 0; i < 2; ++i) two->step(source);
+    CheckpointWriter writer(folder.path.string(), "-test");
+    writer.save(*two);
+    writer.finish();
+    REQUIRE(writer.saved_step() == 2);
+    const double loss = two->step(source).loss;
+    const auto goes_on = [&](Trainer& trainer) {
+        std::vector<std::string> skipped;
+        const auto saved = newest_checkpoint(folder.path.string(), skipped);
+        REQUIRE(saved);
+        trainer.restore(*saved);
+        return trainer.step(source).loss;
+    };
+    CHECK(goes_on(*on("cuda", 1, {})) == nearly(loss).epsilon(1e-4));
+    CHECK(goes_on(*on("cpu", 2, {{"tp", "2"}})) == nearly(loss).epsilon(1e-4));
+    CHECK(goes_on(*on("cuda", 2, {{"ep", "2"}, {"cuda_graph", "full"}})) == loss); // to the bit
+}
+
+TEST_CASE("cuda ranks 2: a plan that has no room says so before anybody waits") {
+    if (!has_gpus(2)) return;
+    TrainOptions options;
+    options.backend = "cuda";
+    const Plan plan =
+        small_plan(small_model("qwen3", {{"vocab_size", "134217728"}, {"hidden_size", "256"}}), 2, {{"ep", "2"}});
+    CHECK_THROWS_WITH_AS(Trainer(plan, options), doctest::Contains("GiB"), Error);
+}

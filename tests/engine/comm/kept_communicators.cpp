@@ -1,0 +1,145 @@
+// A library of collectives over NCCL's whose members are handed from run to run; all its other functions are NCCL's
+// own.
+#include "tests/engine/comm/kept_communicators.hpp"
+
+#include "engine/backends/backends.hpp"
+#include "planner/base/error.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+using namespace moe;
+
+namespace {
+
+struct Made {
+    std::vector<int> devices; // by index
+    int blocks = 0;           // that were asked for
+    std::vector<CollectiveLibrary::Member> members;
+    std::size_t left = 0; // members that nobody uses
+};
+
+// Members that look for each other: the last one to come knows all their devices, and so whether one is kept for them.
+struct Hall {
+    std::vector<int> devices;
+    std::size_t come = 0, gone = 0;
+    std::shared_ptr<Made> made;
+    MeetingPoint point{}; // NCCL's, where it is new
+    bool fresh = false;
+};
+
+class Keeper {
+public:
+    explicit Keeper(const CollectiveLibrary& library) : library_(library) {}
+
+    MeetingPoint meeting_point() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        MeetingPoint point{};
+        std::memcpy(point.data(), &++points_, sizeof points_);
+        return point;
+    }
+
+    CollectiveLibrary::Member join(const MeetingPoint& point, int members, int index, int blocks) {
+        const auto mine = static_cast<std::size_t>(index);
+        const Hall hall = meet(point, static_cast<std::size_t>(members), mine, blocks);
+        if (!hall.fresh) return hall.made->members[mine];
+        const CollectiveLibrary::Member member = library_.join(hall.point, members, index, blocks);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        made_of_[member] = hall.made;
+        return hall.made->members[mine] = member;
+    }
+
+    void leave(CollectiveLibrary::Member member) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ++made_of_.at(member)->left;
+    }
+    // Its work may be unfinished, and the other members will not be used again either.
+    void abandon(CollectiveLibrary::Member member) {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            std::erase(kept_, made_of_.at(member));
+        }
+        library_.abandon(member);
+    }
+
+private:
+    Hall meet(const MeetingPoint& point, std::size_t members, std::size_t index, int blocks) {
+        int device = 0;
+        if (cudaGetDevice(&device) != cudaSuccess) fail("which GPU is this thread's?");
+        std::uint64_t number = 0;
+        std::memcpy(&number, point.data(), sizeof number);
+        std::unique_lock<std::mutex> lock(mutex_);
+        Hall& hall = halls_[number];
+        hall.devices.resize(members);
+        hall.devices[index] = device;
+        if (++hall.come == members) {
+            find(hall, blocks);
+            wake_.notify_all();
+        }
+        wake_.wait(lock, [&] { return hall.made != nullptr; });
+        const Hall found = hall;
+        if (++hall.gone == members) halls_.erase(number);
+        return found;
+    }
+    void find(Hall& hall, int blocks) {
+        const auto fits = [&](const std::shared_ptr<Made>& made) {
+            return made->left == hall.devices.size() && made->blocks == blocks && made->devices == hall.devices;
+        };
+        const auto found = std::find_if(kept_.begin(), kept_.end(), fits);
+        if (found != kept_.end()) {
+            hall.made = *found;
+            hall.made->left = 0;
+            return;
+        }
+        hall.fresh = true;
+        hall.point = library_.meeting_point();
+        hall.made = std::make_shared<Made>(Made{hall.devices, blocks, {}, 0});
+        hall.made->members.resize(hall.devices.size());
+        kept_.push_back(hall.made);
+    }
+
+    const CollectiveLibrary& library_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::uint64_t points_ = 0;
+    std::map<std::uint64_t, Hall> halls_;
+    std::vector<std::shared_ptr<Made>> kept_;
+    std::map<CollectiveLibrary::Member, std::shared_ptr<Made>> made_of_;
+};
+
+// Never taken down: NCCL may be gone before it when the process ends.
+Keeper& keeper() {
+    static Keeper& all = *new Keeper(backend_named("cuda").collectives());
+    return all;
+}
+
+const CollectiveLibrary& keeping_library() {
+    static const CollectiveLibrary library = [] {
+        CollectiveLibrary l = backend_named("cuda").collectives();
+        l.meeting_point = [] { return keeper().meeting_point(); };
+        l.join = [](const MeetingPoint& point, int members, int index, int blocks) {
+            return keeper().join(point, members, index, blocks);
+        };
+        l.leave = [](CollectiveLibrary::Member member) { keeper().leave(member); };
+        l.abandon = [](CollectiveLibrary::Member member) { keeper().abandon(member); };
+        return l;
+    }();
+    return library;
+}
+
+} // namespace
+
+const Backend& cuda_keeping() {
+    static const Backend backend = [] {
+        Backend b = backend_named("cuda");
+        b.collectives = keeping_library;
+        return b;
+    }();
+    return backend;
+}

@@ -1,0 +1,8 @@
+// The CUDA back end with communicators that outlive their run: making one takes longer than a small model's steps.
+#pragma once
+
+#include "engine/ops/backend.hpp"
+
+// What a rank leaves, the next ranks of this process on the same GPUs, in the same order, get again when they join.
+// Runs come one after another. Throws Error (bad_input) where there is no such back end.
+const moe::Backend& cuda_keeping();

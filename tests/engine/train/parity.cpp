@@ -1,0 +1,86 @@
+// Runs three steps and compares tensor by tensor.
+#include "tests/engine/train/parity.hpp"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+using namespace moe;
+
+namespace {
+
+double norm(const std::vector<float>& x) {
+    double sum = 0.0;
+    for (const float v : x) sum += static_cast<double>(v) * static_cast<double>(v);
+    return std::sqrt(sum);
+}
+
+std::string tensor_disagreement(const char* what, const std::map<std::string, std::vector<float>>& got,
+                                const std::map<std::string, std::vector<float>>& want, double tolerance,
+                                double smallest) {
+    if (got.size() != want.size()) return fmt::format("{} tensors of {}, not {}", got.size(), what, want.size());
+    for (const auto& [name, values] : want) {
+        const auto found = got.find(name);
+        if (found == got.end() || found->second.size() != values.size())
+            return fmt::format("{} of {} is missing or has another size", what, name);
+        const double size = norm(values), off = relative_distance(found->second, values) * (size > 0.0 ? size : 1.0);
+        if (!(off <= tolerance * std::max(size, smallest)))
+            return fmt::format("{} of {} is off by {:.2e} of {:.2e}", what, name, off, size);
+    }
+    return {};
+}
+
+} // namespace
+
+Trained train_three(const Plan& plan, std::uint64_t seed, const Backend* table) {
+    TrainOptions options;
+    options.steps = 3;
+    options.lr = 1e-3;
+    options.seed = seed;
+    options.permits = 2;
+    options.table = table;
+    // Adam divides by the root of the squared gradient: an epsilon of the gradients' own size keeps the update from
+    // turning rounding errors of vanishing gradients into full-size steps.
+    options.eps = 1e-3;
+    Trainer trainer(plan, options);
+    const SampleSource source = made_up_tokens(plan.model->vocab);
+    Trained result;
+    for (int step = 0; step < 3; ++step) {
+        const StepResult r = trainer.step(source);
+        result.losses.push_back(r.loss);
+        result.overflow.push_back(r.overflow);
+        result.aux_losses.push_back(r.aux_loss() + r.mtp_loss);
+        if (step > 0) continue;
+        result.grad_norm = r.grad_norm;
+        for (const auto& [name, shape] : trainer.parameters()) result.gradients[name] = trainer.read_gradient(name);
+    }
+    for (const auto& [name, shape] : trainer.parameters()) result.weights[name] = trainer.read_weight(name);
+    result.routed = trainer.routed_tokens();
+    return result;
+}
+
+std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights) {
+    const auto close = [tolerance](double a, double b) { return std::abs(a / b - 1.0) < tolerance; };
+    if (got.losses.size() != want.losses.size()) return "another number of steps";
+    for (std::size_t i = 0; i < want.losses.size(); ++i)
+        if (!close(got.losses[i], want.losses[i]))
+            return fmt::format("loss of step {} is {:.9f}, not {:.9f}", i + 1, got.losses[i], want.losses[i]);
+    for (std::size_t i = 0; i < want.aux_losses.size(); ++i)
+        if (!(std::abs(got.aux_losses[i] - want.aux_losses[i]) <= tolerance * want.aux_losses[i]))
+            return fmt::format("auxiliary loss of step {} is {:.9f}, not {:.9f}", i + 1, got.aux_losses[i],
+                               want.aux_losses[i]);
+    if (!close(got.grad_norm, want.grad_norm))
+        return fmt::format("gradient norm is {:.9f}, not {:.9f}", got.grad_norm, want.grad_norm);
+    std::string text = tensor_disagreement("gradient", got.gradients, want.gradients, tolerance, 1e-3 * want.grad_norm);
+    if (text.empty()) text = tensor_disagreement("weight", got.weights, want.weights, of_weights, 0.0);
+    return text;
+}
+
+void check_bits(const Trained& got, const Trained& want) {
+    CHECK(got.losses == want.losses);
+    CHECK(got.aux_losses == want.aux_losses);
+    CHECK(got.grad_norm == want.grad_norm);
+    CHECK(got.gradients == want.gradients);
+    CHECK(got.weights == want.weights);
+}

@@ -1,0 +1,31 @@
+// What three optimizer steps of a plan leave behind, and whether two such runs are the same training.
+#pragma once
+
+#include "tests/engine/train/samples.hpp"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+// Parity as stated for the project: norm-wise per tensor, FP32.
+inline constexpr double parity_tolerance = 1e-5;
+
+struct Trained {
+    std::vector<double> losses, aux_losses; // aux_losses: of the routers and of multi-token prediction
+    double grad_norm = 0.0;                 // of the first step
+    std::map<std::string, std::vector<float>> gradients, weights; // of the first step, after the last
+    std::vector<std::vector<std::int64_t>> routed;                // tokens by MoE layer and expert, all steps
+    std::vector<double> overflow;                                 // rows without a place, by step
+};
+
+// seed: of the initial weights; table: a back end other than the CPU's.
+Trained train_three(const moe::Plan& plan, std::uint64_t seed = 1, const moe::Backend* table = nullptr);
+
+// Losses, auxiliary losses, gradient norm, every gradient and every weight: the first that differs by more than
+// `tolerance` (weights: `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a
+// thousandth of the whole one is held to that thousandth.
+std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights);
+
+// The same bits: losses, auxiliary losses, gradient norm, gradients and weights.
+void check_bits(const Trained& got, const Trained& want);

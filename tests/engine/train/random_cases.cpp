@@ -1,0 +1,275 @@
+// Draws models and plans field by field; a case is the list of fields that were drawn, so that shrinking removes
+// fields.
+#include "tests/engine/train/random_cases.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/stack/stack.hpp"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+using namespace moe;
+
+namespace {
+
+// SplitMix64: the standard distributions differ between libraries.
+class Dice {
+public:
+    explicit Dice(std::uint64_t seed) : state_(seed) {}
+    std::uint64_t next() {
+        state_ += 0x9e3779b97f4a7c15ULL;
+        std::uint64_t z = state_;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+        return z ^ (z >> 31);
+    }
+    int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
+    bool one_in(int n) { return below(n) == 0; }
+    template <class T>
+    T of(std::initializer_list<T> list) {
+        return list.begin()[below(static_cast<int>(list.size()))];
+    }
+    int divisor(int n) {
+        std::vector<int> all;
+        for (int d = 1; d <= n; ++d)
+            if (n % d == 0) all.push_back(d);
+        return all[static_cast<std::size_t>(below(static_cast<int>(all.size())))];
+    }
+
+private:
+    std::uint64_t state_;
+};
+
+std::string number(std::int64_t value) { return fmt::format("{}", value); }
+
+// What is trained, so that the one-rank plan has it as well.
+constexpr std::array trained_fields{"optimizer", "precision",   "balance", "load_balancing",
+                                    "aux_loss",  "bias_update", "z_loss"};
+
+void draw_balance(Dice& dice, RandomCase& c) {
+    if (dice.one_in(3)) {
+        c.plan.emplace_back("aux_loss", "0.1");
+        c.plan.emplace_back("load_balancing", dice.of({"seq_aux_loss", "global_aux_loss"}));
+    }
+    if (dice.one_in(6)) c.plan.emplace_back("z_loss", "0.01");
+    if (dice.one_in(8)) c.plan.emplace_back("balance", "forced");
+    if (c.model.rfind("deepseek3", 0) == 0 && dice.one_in(3)) c.plan.emplace_back("bias_update", "0.01");
+}
+
+void draw_model(Dice& dice, RandomCase& c) {
+    c.model = dice.of({"qwen3", "qwen2", "deepseek3", "deepseek3-mtp", "deepseek2", "mixtral", "gptoss", "llama"});
+    const int layers = dice.of({1, 2, 3, 4});
+    c.config.emplace_back("num_hidden_layers", number(layers));
+    const int heads = dice.of({4, 8, 16});
+    const bool latent = c.model.rfind("deepseek", 0) == 0;
+    c.config.emplace_back("num_attention_heads", number(heads));
+    c.config.emplace_back("num_key_value_heads", number(latent ? heads : heads / dice.of({1, 2, 4})));
+    if (!latent) c.config.emplace_back("head_dim", dice.of({"4", "6", "8"}));
+    if (dice.one_in(3)) c.config.emplace_back("tie_word_embeddings", "true");
+    if (dice.one_in(2)) c.config.emplace_back("vocab_size", dice.of({"17", "64", "83"}));
+    if (c.model == "llama") return;
+    const int experts = dice.of({4, 8, 16});
+    c.config.emplace_back(c.model == "mixtral" || c.model == "gptoss" ? "num_local_experts"
+                          : latent                                    ? "n_routed_experts"
+                                                                      : "num_experts",
+                          number(experts));
+    c.config.emplace_back("num_experts_per_tok", dice.of({"1", "2", "3"}));
+    if (latent) c.config.emplace_back("first_k_dense_replace", number(dice.below(layers)));
+    if (latent) c.config.emplace_back("n_shared_experts", dice.of({"1", "2"}));
+    draw_balance(dice, c);
+}
+
+// Layers spread over the stages anyhow; the ends hold the embedding and the loss, MTP lies behind the last layer.
+std::string draw_layout(Dice& dice, int layers, int mtp, int stages) {
+    std::vector<int> cut;
+    for (int i = 0; i + 1 < stages; ++i) cut.push_back(dice.below(layers + 1));
+    std::sort(cut.begin(), cut.end());
+    cut.push_back(layers);
+    const int last = static_cast<int>(std::find(cut.begin(), cut.end(), layers) - cut.begin());
+    const int predicts = last + dice.below(stages - last);
+    std::string text = "E";
+    int at = 0;
+    for (int stage = 0; stage < stages; ++stage) {
+        const int next = cut[static_cast<std::size_t>(stage)];
+        text += std::string(static_cast<std::size_t>(next - at), 't');
+        if (stage == predicts) text += std::string(static_cast<std::size_t>(mtp), 'm');
+        text += stage + 1 < stages ? "|" : "L";
+        at = next;
+    }
+    return text;
+}
+
+void draw_passes(Dice& dice, RandomCase& c) {
+    const auto maybe = [&](int n, const char* field, const char* value) {
+        if (dice.one_in(n)) c.plan.emplace_back(field, value);
+    };
+    if (dice.one_in(3)) {
+        const unsigned all = recompute::layernorm | recompute::core_attn | recompute::mla_up_proj | recompute::moe_act |
+                             recompute::mlp | recompute::shared_experts | recompute::moe;
+        const unsigned set = dice.one_in(4) ? recompute::full : static_cast<unsigned>(dice.next()) & all;
+        c.plan.emplace_back("recompute", recompute::to_string(set));
+    }
+    if (dice.one_in(6)) {
+        const unsigned all = offload::attn_norm | offload::qkv_linear | offload::core_attn | offload::attn_proj |
+                             offload::mlp_norm | offload::expert_fc1 | offload::moe_act | offload::optimizer;
+        c.plan.emplace_back("offload", offload::to_string(static_cast<unsigned>(dice.next()) & all));
+    }
+    maybe(8, "optimizer", "adamw+bf16_moments");
+    maybe(4, "dispatcher", dice.of({"allgather", "hybridep"}));
+    maybe(4, "capacity", dice.of({"1", "1.25"}));
+    maybe(8, "memory_efficient_permutation", "off");
+    if (dice.one_in(8)) { // of every token of a rank, so that none is dropped and the rest are zero rows
+        c.plan.emplace_back("expert_capacity", "64");
+        c.plan.emplace_back("pad_to_capacity", "on");
+    }
+    maybe(8, "tp_overlap", "on");
+    maybe(6, "ep_overlap", "on");
+    maybe(6, "delay_wgrad", "on");
+}
+
+void draw_schedule(Dice& dice, RandomCase& c, int pp, int layers) {
+    if (pp == 1) return;
+    const std::string schedule = dice.of({"1f1b", "1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"});
+    const int vpp = schedule == "interleaved" ? dice.of({2, 3}) : schedule.find("-v") != std::string::npos ? 2 : 1;
+    if (schedule != "1f1b") c.plan.emplace_back("schedule", schedule);
+    if (vpp > 1) c.plan.emplace_back("vpp", number(vpp));
+    if (pp * vpp > layers || dice.one_in(3)) {
+        const int mtp = c.model == "deepseek3-mtp" ? 2 : 0;
+        c.plan.emplace_back("layout", draw_layout(dice, layers, mtp, pp * vpp));
+    }
+}
+
+void draw_plan(Dice& dice, RandomCase& c, int ranks) {
+    c.ranks = ranks > 0 ? ranks : 1 + dice.below(16);
+    const int layers = std::stoi(c.config.front().second);
+    const int pp = dice.one_in(2) ? 1 : std::min(dice.divisor(c.ranks), 4);
+    if (c.ranks % pp != 0) return;
+    const int stage = c.ranks / pp, tp = dice.divisor(stage), cp = dice.one_in(2) ? 1 : dice.divisor(stage / tp);
+    const auto degree = [&](const char* field, int value) {
+        if (value > 1) c.plan.emplace_back(field, number(value));
+    };
+    degree("pp", pp);
+    degree("tp", tp);
+    degree("cp", cp);
+    if (cp > 1 && dice.one_in(2)) c.plan.emplace_back("cp_comm", "alltoall");
+    if (c.model != "llama") {
+        const int ep = dice.divisor(stage);
+        degree("ep", ep);
+        degree("etp", dice.one_in(2) ? 1 : dice.divisor(stage / ep));
+    }
+    degree("mbs", dice.of({1, 1, 2, 4}));
+    draw_schedule(dice, c, pp, layers);
+    if (dice.one_in(4)) {
+        std::vector<std::string> order{"tp", "cp", "ep", "dp", "pp"};
+        for (std::size_t i = order.size(); i > 1; --i)
+            std::swap(order[i - 1], order[static_cast<std::size_t>(dice.below(static_cast<int>(i)))]);
+        c.plan.emplace_back("rank_order", fmt::format("{}", fmt::join(order, "-")));
+    }
+    draw_passes(dice, c);
+    // In BF16 near ties of the router fall either way: only models without a choice.
+    if (c.model == "llama" && dice.one_in(4)) c.plan.emplace_back("precision", "bf16");
+}
+
+bool accepted(const RandomCase& c) {
+    try {
+        plan_of(c);
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+// The case without field `i` of `fields`, then with its number halved, where it is one.
+void smaller_fields(const RandomCase& c, Fields RandomCase::*fields, std::vector<RandomCase>& out) {
+    for (std::size_t i = 0; i < (c.*fields).size(); ++i) {
+        out.push_back(c);
+        (out.back().*fields).erase((out.back().*fields).begin() + static_cast<std::ptrdiff_t>(i));
+        const std::string& value = (c.*fields)[i].second;
+        const auto plus = value.find('+');
+        if (plus != std::string::npos) {
+            for (const std::string& part : {value.substr(0, plus), value.substr(plus + 1)}) {
+                out.push_back(c);
+                (out.back().*fields)[i].second = part;
+            }
+        }
+        if (value.find_first_not_of("0123456789") != std::string::npos || value.size() > 6) continue;
+        for (const int less : {std::stoi(value) / 2, std::stoi(value) - 1}) {
+            out.push_back(c);
+            (out.back().*fields)[i].second = number(less);
+        }
+    }
+}
+
+} // namespace
+
+std::string RandomCase::text() const {
+    std::string out = model;
+    for (const auto& [field, value] : config) out += " " + field + "=" + value;
+    out += fmt::format(" | ranks {} gbs {}", ranks, gbs);
+    for (const auto& [field, value] : plan) out += " " + field + "=" + value;
+    return out;
+}
+
+Plan plan_of(const RandomCase& c) {
+    static const Stack stack = load_stack("moe-plan", load_hardware("cpu-local"));
+    Plan plan = small_plan(small_model(c.model, c.config), c.ranks, c.plan, {16, c.gbs});
+    if (const PlanFault fault = check_stack(plan, stack)) refuse("{}", fault.message);
+    return plan;
+}
+
+RandomCase one_rank_of(const RandomCase& c) {
+    RandomCase one{c.model, c.config, {}, 1, c.gbs};
+    for (const auto& [field, value] : c.plan)
+        if (std::find(trained_fields.begin(), trained_fields.end(), field) != trained_fields.end())
+            one.plan.emplace_back(field, value);
+    return one;
+}
+
+std::vector<RandomCase> random_cases(std::uint64_t seed, std::size_t count, std::size_t per_model, int ranks) {
+    Dice dice(seed);
+    std::vector<RandomCase> cases;
+    RandomCase model;
+    constexpr int most_refused = 2000; // one behind another
+    int refused = 0;
+    while (cases.size() < count) {
+        if (cases.size() % per_model == 0) {
+            model = {};
+            draw_model(dice, model);
+            model.gbs = dice.of({4, 6, 8, 12, 16});
+        }
+        RandomCase next = model;
+        draw_plan(dice, next, ranks);
+        if (accepted(next)) {
+            cases.push_back(std::move(next));
+            refused = 0;
+        } else if (++refused == most_refused) {
+            plan_of(next); // says why
+        }
+    }
+    return cases;
+}
+
+RandomCase shrunk(RandomCase c, const std::function<bool(const RandomCase&)>& fails) {
+    for (bool progress = true; progress;) {
+        progress = false;
+        std::vector<RandomCase> candidates;
+        for (int ranks = 1; ranks < c.ranks; ++ranks) {
+            candidates.push_back(c);
+            candidates.back().ranks = ranks;
+        }
+        smaller_fields(c, &RandomCase::plan, candidates);
+        smaller_fields(c, &RandomCase::config, candidates);
+        for (std::int64_t gbs = 1; gbs < c.gbs; ++gbs) {
+            candidates.push_back(c);
+            candidates.back().gbs = gbs;
+        }
+        for (const RandomCase& candidate : candidates) {
+            if (!accepted(candidate) || !fails(candidate)) continue;
+            c = candidate;
+            progress = true;
+            break;
+        }
+    }
+    return c;
+}

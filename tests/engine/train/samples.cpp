@@ -1,0 +1,127 @@
+// Configurations of the small models, in Hugging Face's own fields.
+#include "tests/engine/train/samples.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/model/families/load_model.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <map>
+
+using namespace moe;
+
+namespace {
+
+// Tied to nothing: enough heads, experts and width for 8 ranks along any axis.
+const char* common = R"("vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "max_position_embeddings": 4096, "rope_theta": 10000.0, "hidden_act": "silu",)";
+
+const std::map<std::string, std::string>& configs() {
+    static const std::map<std::string, std::string> all = {
+        {"qwen3",
+         R"("architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_key_value_heads": 4, "head_dim": 8,
+            "intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": true,
+            "decoder_sparse_step": 1, "mlp_only_layers": [])"},
+        {"qwen2", R"("architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_key_value_heads": 8,
+            "intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 32, "norm_topk_prob": false, "decoder_sparse_step": 1, "mlp_only_layers": [])"},
+        {"deepseek3",
+         R"("architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+            "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1, "routed_scaling_factor": 2.5,
+            "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "q_lora_rank": 24, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_nextn_predict_layers": 0)"},
+        {"deepseek2",
+         R"("architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_key_value_heads": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
+            "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1, "routed_scaling_factor": 1.0,
+            "norm_topk_prob": false, "scoring_func": "softmax", "topk_method": "group_limited_greedy", "q_lora_rank": null,
+            "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8)"},
+        {"mixtral", R"("architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_key_value_heads": 4,
+            "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2)"},
+        // Two layers of multi-token prediction, one of them behind the other.
+        {"deepseek3-mtp",
+         R"("architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 8,
+            "intermediate_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+            "n_group": 4, "topk_group": 2, "first_k_dense_replace": 3, "moe_layer_freq": 1, "routed_scaling_factor": 2.5,
+            "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "q_lora_rank": 24, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_nextn_predict_layers": 2)"},
+        {"gptoss",
+         R"("architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_key_value_heads": 4, "head_dim": 8,
+            "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": true, "sliding_window": 5,
+            "swiglu_limit": 2.5, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": false, "original_max_position_embeddings": 16})"},
+        {"llama",
+         R"("architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 4, "intermediate_size": 64)"},
+    };
+    return all;
+}
+
+} // namespace
+
+std::shared_ptr<const Model> small_model(const std::string& kind, const Fields& changed) {
+    const std::string text =
+        std::string("{") + common + configs().at(kind) + R"(, "megatron": {"vocab_size_divisor": 4}})";
+    nlohmann::json config = nlohmann::json::parse(text);
+    for (const auto& [field, value] : changed) config[field] = nlohmann::json::parse(value);
+    return std::make_shared<const Model>(model_from_json(config.dump(), kind));
+}
+
+std::shared_ptr<const Model> wide_model(const std::string& kind, const Fields& changed) {
+    Fields fields{{"hidden_size", "256"}, {"num_hidden_layers", "2"}, {"intermediate_size", "256"}};
+    if (kind != "mixtral") fields.emplace_back("moe_intermediate_size", "256");
+    if (kind == "deepseek3")
+        fields.insert(fields.end(), {{"q_lora_rank", "128"},
+                                     {"kv_lora_rank", "128"},
+                                     {"qk_nope_head_dim", "32"},
+                                     {"qk_rope_head_dim", "16"},
+                                     {"v_head_dim", "32"}});
+    else
+        fields.insert(fields.end(), {{"head_dim", "32"}, {"num_key_value_heads", "8"}});
+    fields.insert(fields.end(), changed.begin(), changed.end());
+    return small_model(kind, fields);
+}
+
+Plan small_plan(const std::string& model, int ranks, const Fields& fields) {
+    return small_plan(small_model(model), ranks, fields);
+}
+
+Plan small_plan(std::shared_ptr<const Model> model, int ranks, const Fields& fields, SmallBatch batch) {
+    Plan plan;
+    plan.model = std::move(model);
+    plan.hardware = std::make_shared<const Hardware>(load_hardware("cpu-local"));
+    plan.stack = "moe-plan";
+    plan.gpus = ranks;
+    plan.seq = batch.seq;
+    plan.gbs = batch.gbs;
+    plan.precision = Precision::fp32;
+    for (const auto& [field, value] : fields) set_field(plan, field, value);
+    plan.dp = ranks / (plan.tp * plan.cp * plan.pp);
+    plan.edp = ranks / (plan.ep * plan.etp * plan.pp);
+    if (const PlanFault fault = check_plan(plan)) refuse("test plan: {}", fault.message);
+    return plan;
+}
+
+SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed) {
+    return [vocab, seed](std::int64_t sample, std::span<std::int32_t> tokens) {
+        std::uint64_t x = seed + 1000003u * static_cast<std::uint64_t>(sample);
+        std::int64_t token = static_cast<std::int64_t>(x % static_cast<std::uint64_t>(vocab));
+        for (std::int32_t& out : tokens) {
+            x = x * 6364136223846793005u + 1442695040888963407u;
+            // Three times in four the successor is fixed.
+            token = x >> 62 == 0 ? static_cast<std::int64_t>((x >> 33) % static_cast<std::uint64_t>(vocab))
+                                 : (7 * token + 3) % vocab;
+            out = static_cast<std::int32_t>(token);
+        }
+    };
+}
+
+double relative_distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double difference = 0.0, norm = 0.0;
+    for (std::size_t i = 0; i < b.size(); ++i) {
+        difference += std::pow(static_cast<double>(a.at(i)) - static_cast<double>(b[i]), 2);
+        norm += std::pow(static_cast<double>(b[i]), 2);
+    }
+    return norm > 0.0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+}

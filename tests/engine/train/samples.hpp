@@ -1,0 +1,36 @@
+// Small models of every router and attention kind, plans for them on this machine, and made-up tokens.
+#pragma once
+
+#include "engine/train/trainer.hpp"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+// (field, value): of a plan, or of a model's configuration with its value in JSON.
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+// "qwen3" (GQA, QK-norm, softmax router), "qwen2" (GQA with bias, gated shared expert), "deepseek3" (MLA with query
+// latent, sigmoid group-limited router, shared experts, first layer dense), "deepseek2" (MLA without query latent,
+// group-limited softmax), "deepseek3-mtp" (two layers of multi-token prediction), "gptoss" (windows in turns, sinks,
+// biases everywhere, clamped gates), "mixtral", "llama" (dense). All have 4 layers, hidden 32 and 61 tokens of
+// vocabulary, which no TP degree divides.
+std::shared_ptr<const moe::Model> small_model(const std::string& kind, const Fields& changed = {});
+
+// Of two layers whose widths are 128 and its multiples on every rank of TP 2 and ETP 2, so that blocks of FP8 are the
+// same under all plans; not "gptoss", "llama" and "deepseek3-mtp".
+std::shared_ptr<const moe::Model> wide_model(const std::string& kind, const Fields& changed = {});
+
+// One-rank FP32 plan of 32 tokens per sequence, 8 sequences per step, changed by fields ("tp", "2"); dp and edp follow.
+moe::Plan small_plan(const std::string& model, int ranks, const Fields& fields = {});
+struct SmallBatch {
+    std::int64_t seq = 32, gbs = 8;
+};
+moe::Plan small_plan(std::shared_ptr<const moe::Model> model, int ranks, const Fields& fields, SmallBatch batch = {});
+
+// Deterministic tokens with some structure to learn: each depends on its predecessor.
+moe::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed = 7);
+
+// |a - b| / |b| in double, over whole tensors.
+double relative_distance(const std::vector<float>& a, const std::vector<float>& b);

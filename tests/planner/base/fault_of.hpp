@@ -1,0 +1,17 @@
+// The message with which a call is refused, for tests of bad input.
+#pragma once
+
+#include "planner/base/error.hpp"
+
+#include <string>
+
+// "2: message" for a refused request, "1: message" for a failure while running, "" when the call returns.
+template <class Call>
+std::string fault_of(Call call) {
+    try {
+        call();
+    } catch (const moe::Error& error) {
+        return fmt::format("{}: {}", static_cast<int>(error.fault()), error.what());
+    }
+    return {};
+}

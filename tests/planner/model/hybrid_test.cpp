@@ -1,0 +1,151 @@
+// Hybrids of Mamba-2, attention, experts and MLPs: what a pattern is read as, what its layers are lowered to.
+#include "planner/lower/lower.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "tests/planner/base/fault_of.hpp"
+#include "tests/support/nearly.hpp"
+#include "tests/support/published_plan.hpp"
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <string>
+
+using namespace moe;
+
+namespace {
+
+std::string config(const std::string& pattern, const std::string& rest = "") {
+    return R"({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": ")" + pattern +
+           R"(", "hidden_size": 256,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 384,
+        "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 64,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "moe_latent_size": 64,
+        "moe_shared_expert_intermediate_size": 192, "vocab_size": 512)" +
+           rest + "}";
+}
+
+Plan plan_of(const std::string& text) {
+    Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06");
+    plan.model = std::make_shared<const Model>(model_from_json(text, "config.json"));
+    plan.gpus = 4;
+    plan.tp = plan.dp = 2;
+    plan.ep = 4;
+    plan.edp = 1;
+    plan.gbs = 4;
+    plan.seq = 512;
+    return plan;
+}
+
+std::string refused(const std::string& text) {
+    return fault_of([&] { model_from_json(text, "config.json"); });
+}
+
+} // namespace
+
+TEST_CASE("hybrid: every letter is a layer of one part, an MTP depth has two") {
+    const Model model = model_from_json(config("ME*M-E", R"(, "num_nextn_predict_layers": 2)"), "config.json");
+    REQUIRE(model.layers.size() == 6);
+    CHECK(model.hybrid);
+    CHECK(model.kind_of(0).attention.kind == AttentionKind::mamba);
+    CHECK(!model.kind_of(0).moe);
+    CHECK(!model.kind_of(0).dense());
+    CHECK(model.layers[0] == model.layers[3]);
+    CHECK(model.kind_of(1).attention.kind == AttentionKind::none);
+    CHECK(model.kind_of(1).moe->latent == 64);
+    CHECK(model.kind_of(1).moe->router.scoring == Scoring::sigmoid);
+    CHECK(model.kind_of(2).attention.rope_dim == 0);
+    CHECK(model.kind_of(4).dense_ffn == 384);
+    REQUIRE(model.mtp.size() == 2);
+    const LayerKind& depth = model.kinds[static_cast<std::size_t>(model.mtp[0])];
+    CHECK(depth.attention.kind == AttentionKind::gqa);
+    CHECK(depth.moe.has_value());
+    CHECK(model.not_executable == "hybrid_override_pattern: no Mamba layers yet");
+}
+
+TEST_CASE("hybrid: what contradicts itself is refused by field") {
+    CHECK(refused(config("MEXM-E")).find("hybrid_override_pattern = \"MEXM-E\"") != std::string::npos);
+    CHECK(refused(config("ME*M-")).find("must have num_hidden_layers = 6 letters") != std::string::npos);
+    CHECK(refused(config("ME*M-E", R"(, "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "ME")"))
+              .find("mtp_hybrid_override_pattern") != std::string::npos);
+    CHECK(refused(config("ME*M-E", R"(, "mamba_expand": 2, "mamba_num_heads": 9)")).find("mamba_num_heads") !=
+          std::string::npos);
+    Plan plan = plan_of(config("ME*M-E"));
+    REQUIRE(check_plan(plan).message == "");
+    plan.tp = 1;
+    plan.cp = 4;
+    plan.dp = 1;
+    CHECK(check_plan(plan).message.find("n_groups = 2") != std::string::npos);
+    plan = plan_of(config("MMMMMM"));
+    CHECK(check_plan(plan).message.find("has no experts") != std::string::npos);
+}
+
+TEST_CASE("hybrid: products of a forward are the model's FLOPs, experts work and tokens travel in the latent width") {
+    const Plan plan = plan_of(config("ME*M-E"));
+    const Program program = lower(plan, 0);
+    std::map<OpKind, int> count;
+    int moved = 0;
+    double products = 0.0;
+    for (const Op& op : program.templates[0].ops) {
+        ++count[op.kind];
+        if (op.kind == OpKind::gemm && op.module != Module::router) products += op.flops;
+        if (op.kind == OpKind::grouped_gemm) products += op.flops;
+        if (op.kind == OpKind::all_to_all_rows && std::get<RowsAttr>(op.attr).cols > 1) { // not the routing weights
+            ++moved;
+            CHECK(op.bytes == nearly(256.0 * 2 * 64 * 2)); // two copies of each of 256 tokens
+        }
+    }
+    CHECK(moved == 4);
+    CHECK(count[OpKind::scan] == 2);
+    CHECK(count[OpKind::attention] == 1);
+    CHECK(count[OpKind::grouped_gemm] == 4);
+    // Multiply-accumulates per token, of one rank of tp = 2. Per Mamba layer: 8 heads of 32, 2 groups of 16, 8 steps.
+    const double mamba = 256.0 * (2 * 256 + 2 * 32 + 8) + 256.0 * 256;
+    const double attention = 256.0 * (256 + 2 * 128) + 256.0 * 256, mlp = 2.0 * 256 * 384;
+    const double shared = 2.0 * 256 * 192, experts = 2.0 * 2 * 64 * 128; // without the router's down projection
+    const double up = 64.0 * 256;
+    const double tokens = 512.0 * plan.mbs;
+    const double split = 2 * mamba + attention + mlp + 2 * (shared + experts + up) + 256.0 * 512;
+    CHECK(products == nearly(2.0 * tokens * split / 2).epsilon(1e-9));
+}
+
+TEST_CASE("hybrid: a scan moves its tokens, its chunks' states and their products") {
+    const Program program = lower(plan_of(config("ME*M-E")), 0);
+    int scans = 0;
+    for (const Op& op : program.templates[0].ops) {
+        if (op.kind != OpKind::scan) continue;
+        ++scans;
+        const auto& scan = std::get<ScanAttr>(op.attr);
+        CHECK(scan.rows == 512);
+        CHECK(scan.heads == 4); // of one rank of tp = 2
+        // Elements of a row: 128 of the heads, 16 of the groups, 128 * 16 / 64 of states, 64 of products.
+        CHECK(op.bytes == nearly(512.0 * (16 * 128 + 16 * 16 + 12 * 32 + 8 * 64)));
+    }
+    CHECK(scans == 2);
+    int gradients = 0;
+    for (const Op& op : program.templates[1].ops) {
+        gradients += op.kind == OpKind::scan_grad;
+        if (op.kind == OpKind::scan_grad) CHECK(op.bytes == nearly(512.0 * (42 * 128 + 42 * 16 + 38 * 32 + 28 * 64)));
+    }
+    CHECK(gradients == 2);
+}
+
+TEST_CASE("hybrid: under context parallelism a scan has all tokens of some heads") {
+    Plan plan = plan_of(config("ME*M-E"));
+    plan.tp = 1;
+    plan.cp = 2;
+    REQUIRE(check_plan(plan).message == "");
+    const Program program = lower(plan, 0);
+    for (const auto& [index, kind] : {std::pair{0, OpKind::scan}, std::pair{1, OpKind::scan_grad}}) {
+        int scans = 0, exchanges = 0;
+        for (const Op& op : program.templates[static_cast<std::size_t>(index)].ops) {
+            exchanges += op.kind == OpKind::all_to_all;
+            if (op.kind != kind) continue;
+            ++scans;
+            CHECK(std::get<ScanAttr>(op.attr).rows == 512);
+            CHECK(std::get<ScanAttr>(op.attr).heads == 4);
+            CHECK(std::get<ScanAttr>(op.attr).groups == 1);
+        }
+        CHECK(scans == 2);
+        CHECK(exchanges == 4); // attention's ring has none
+    }
+}

@@ -1,0 +1,388 @@
+// Families of 2025 and 2026 whose layers differ from each other: their config.json as published, less what no reader
+// looks at, against the published numbers of parameters.
+#include "planner/model/families/load_model.hpp"
+#include "planner/model/model.hpp"
+#include "tests/planner/base/fault_of.hpp"
+#include "tests/support/nearly.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+using namespace moe;
+
+namespace {
+
+// A JSON list of so many entries; `odd` where the index is a multiple of `step` after `first`.
+std::string list(int count, int first, int step, const std::string& odd, const std::string& usual) {
+    std::string text = "[";
+    for (int i = 0; i < count; ++i) text += (i > 0 ? ", " : "") + (i >= first && (i - first) % step == 0 ? odd : usual);
+    return text + "]";
+}
+
+const std::string full = "\"full_attention\"", window = "\"sliding_attention\"";
+
+std::string mimo_flash() { // every sixth layer and the first see everything
+    return R"({"architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "add_full_attention_sink_bias":
+    false, "add_swa_attention_sink_bias": true, "attention_bias": false, "head_dim": 192, "hidden_act": "silu",
+    "hidden_size": 4096, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0,
+    1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0], "intermediate_size": 16384,
+    "layernorm_epsilon": 1e-5, "moe_intermediate_size": 2048, "moe_layer_freq": )" +
+           list(48, 0, 48, "0", "1") + R"(, "n_group": 1, "n_routed_experts": 256, "n_shared_experts": null,
+    "norm_topk_prob": true, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "partial_rotary_factor": 0.334, "rope_theta": 5000000, "routed_scaling_factor": null,
+    "scoring_func": "sigmoid", "sliding_window": 128, "swa_head_dim": 192, "swa_num_attention_heads": 64,
+    "swa_num_key_value_heads": 8, "swa_rope_theta": 10000, "swa_v_head_dim": 128, "topk_group": 1, "topk_method":
+    "noaux_tc", "v_head_dim": 128, "vocab_size": 152576})";
+}
+
+std::string mimo_pro() {
+    return R"({"architectures": ["MiMoV2ForCausalLM"], "model_type": "mimo_v2", "add_full_attention_sink_bias": false,
+    "add_swa_attention_sink_bias": true, "head_dim": 192, "hidden_size": 6144, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 1,
+    1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1,
+    1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0], "intermediate_size": 16384,
+    "layernorm_epsilon": 1e-5, "moe_intermediate_size": 2048, "moe_layer_freq": )" +
+           list(70, 0, 70, "0", "1") +
+           R"(, "n_routed_experts": 384, "num_attention_heads": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 70, "num_key_value_heads": 8, "num_nextn_predict_layers": 3, "partial_rotary_factor": 0.334,
+    "routed_scaling_factor": null, "scoring_func": "sigmoid", "sliding_window": 128, "swa_head_dim": 192,
+    "swa_num_attention_heads": 128, "swa_num_key_value_heads": 8, "swa_v_head_dim": 128, "topk_method": "noaux_tc",
+    "v_head_dim": 128, "vocab_size": 152576})";
+}
+
+std::string step_flash() {
+    std::string experts;
+    for (int layer = 3; layer < 45; ++layer) experts += (layer > 3 ? "," : "") + std::to_string(layer);
+    return R"({"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "att_impl_type": "GQA",
+    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 96, "num_attention_groups":
+    8, "head_dim": 128}, "head_dim": 128, "hidden_size": 4096, "intermediate_size": 11264, "layer_types": )" +
+           list(48, 0, 4, full, window) + R"(, "moe_intermediate_size": 1280, "moe_layers_enum": ")" + experts +
+           R"(", "moe_num_experts": 288, "moe_router_activation": "sigmoid", "moe_router_scaling_factor": 3.0, "moe_top_k":
+    8, "norm_expert_weight": true, "num_attention_groups": 8, "num_attention_heads": 64, "num_hidden_layers": 45,
+    "num_nextn_predict_layers": 3, "partial_rotary_factors": )" +
+           list(48, 0, 4, "0.5", "1.0") + R"(, "rope_theta": )" + list(48, 0, 4, "5000000.0", "10000.0") +
+           R"(, "share_expert_dim": 1280, "sliding_window": 512, "use_head_wise_attn_gate": true, "use_moe_router_bias":
+    true, "use_qk_norm": true, "vocab_size": 128896})";
+}
+
+std::string trinity(const std::string& sizes, int layers) {
+    return R"({"architectures": ["AfmoeForCausalLM"], "model_type": "afmoe", "global_attn_every_n_layers": 4, "head_dim":
+    128, "hidden_act": "silu", "layer_types": )" +
+           list(layers, 3, 4, full, window) + R"(, "mup_enabled": true, "n_group": 1, "num_hidden_layers": )" +
+           std::to_string(layers) +
+           R"(, "num_shared_experts": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000, "route_norm":
+    true, "route_scale": 2.826, "score_func": "sigmoid", "topk_group": 1, "tie_word_embeddings": false, "vocab_size":
+    200192, )" +
+           sizes + "}";
+}
+
+std::string trinity_mini() {
+    return trinity(
+        R"("hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1024, "num_attention_heads":
+    32, "num_dense_layers": 2, "num_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 4, "sliding_window":
+    2048)",
+        32);
+}
+
+std::string trinity_large() {
+    return trinity(R"("hidden_size": 3072, "intermediate_size": 12288, "moe_intermediate_size": 3072,
+    "num_attention_heads": 48, "num_dense_layers": 6, "num_experts": 256, "num_experts_per_tok": 4, "num_key_value_heads":
+    8, "sliding_window": 4096)",
+                   60);
+}
+
+std::string k_exaone() {
+    return R"({"architectures": ["ExaoneMoEForCausalLM"], "model_type": "exaone_moe", "attention_dropout": 0.0,
+    "first_last_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144, "intermediate_size": 18432,
+    "is_moe_layer": )" +
+           list(48, 0, 48, "false", "true") + R"(, "layer_types": )" + list(48, 3, 4, full, window) +
+           R"(, "moe_intermediate_size": 2048, "n_group": 1, "norm_topk_prob": true, "num_attention_heads": 64,
+    "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 8, "num_shared_experts":
+    1, "rms_norm_eps": 1e-5, "rope_theta": 1000000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "sliding_window": 128, "sliding_window_pattern": "LLLG", "tie_word_embeddings": false, "topk_group": 1, "topk_method":
+    "noaux_tc", "vocab_size": 153600})";
+}
+
+std::string solar_open() {
+    return R"({"architectures": ["SolarOpenForCausalLM"], "model_type": "solar_open", "head_dim": 128, "hidden_size": 4096,
+    "intermediate_size": 10240, "moe_intermediate_size": 1280, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+    "norm_topk_prob": true, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 8, "routed_scaling_factor": 1.0, "topk_group": 1, "vocab_size": 196608})";
+}
+
+std::string hy3() {
+    return R"({"architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "first_k_dense_replace": 1, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 13312, "moe_intermediate_size": 1536,
+    "moe_router_enable_expert_bias": true, "moe_router_use_sigmoid": true, "num_attention_heads": 64, "num_experts": 192,
+    "num_experts_per_tok": 8, "num_hidden_layers": 80, "num_key_value_heads": 8, "num_nextn_predict_layers": 1,
+    "num_shared_experts": 1, "qk_norm": true, "rms_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 11158840.0,
+    "rope_type": "default"}, "route_norm": true, "router_scaling_factor": 2.826, "tie_word_embeddings": false, "vocab_size":
+    120832})";
+}
+
+std::string laguna_s() {
+    return R"({"architectures": ["LagunaForCausalLM"], "model_type": "laguna", "gating": "per-head", "head_dim": 128,
+    "hidden_size": 3072, "intermediate_size": 12288, "layer_types": )" +
+           list(48, 0, 4, full, window) + R"(, "mlp_layer_types": )" + list(48, 0, 48, "\"dense\"", "\"sparse\"") +
+           R"(, "moe_intermediate_size": 1024, "moe_routed_scaling_factor": 2.5, "norm_topk_prob": true,
+    "num_attention_heads": 48, "num_attention_heads_per_layer": )" +
+           list(48, 0, 4, "48", "72") + R"(, "num_experts": 256, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+    "num_key_value_heads": 8, "rope_parameters": {"full_attention": {"rope_theta": 500000.0, "rope_type": "yarn", "factor":
+    128.0, "original_max_position_embeddings": 8192, "partial_rotary_factor": 0.5}, "sliding_attention": {"rope_type":
+    "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}, "shared_expert_intermediate_size": 1024,
+    "sliding_window": 512, "vocab_size": 100352})";
+}
+
+std::string granite_small() {
+    return R"({"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_size": 4096,
+    "intermediate_size": 768, "layer_types": )" +
+           list(40, 5, 10, "\"attention\"", "\"mamba\"") +
+           R"(, "mamba_chunk_size": 256, "mamba_d_conv": 4, "mamba_d_head":
+    64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "num_attention_heads": 32,
+    "num_experts_per_tok": 10, "num_hidden_layers": 40, "num_key_value_heads": 8, "num_local_experts": 72,
+    "position_embedding_type": "nope", "shared_intermediate_size": 1536, "tie_word_embeddings": true, "vocab_size":
+    100352})";
+}
+
+std::string gemma4() {
+    return R"({"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": {"attention_bias":
+    false, "attention_k_eq_v": true, "enable_moe_block": true, "final_logit_softcapping": 30.0, "global_head_dim": 512,
+    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2816, "hidden_size_per_layer_input": 0,
+    "intermediate_size": 2112, "layer_types": )" +
+           list(30, 5, 6, full, window) + R"(, "model_type": "gemma4_text", "moe_intermediate_size": 704,
+    "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads": 2, "num_hidden_layers": 30,
+    "num_key_value_heads": 8, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6, "rope_parameters": {"full_attention":
+    {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"}, "sliding_attention":
+    {"rope_theta": 10000.0, "rope_type": "default"}}, "sliding_window": 1024, "tie_word_embeddings": true, "top_k_experts": 8,
+    "use_double_wide_mlp": false, "vocab_size": 262144}, "vision_config": {"depth": 27}})";
+}
+
+std::string mistral_small4() {
+    return R"({"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config":
+    {"first_k_dense_replace": 0, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288, "kv_lora_rank": 256,
+    "model_type": "mistral4", "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+    "norm_topk_prob": true, "num_attention_heads": 32, "num_experts_per_tok": 4, "num_hidden_layers": 36,
+    "num_key_value_heads": 32, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "rope_parameters":
+    {"type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}, "routed_scaling_factor": 1.0, "tie_word_embeddings": false,
+    "topk_group": 1, "v_head_dim": 128, "vocab_size": 131072}, "vision_config": {"depth": 24}})";
+}
+
+struct Published {
+    const char* name;
+    double total, active; // billions, as model cards say, MTP not counted; active: some cards leave out the embedding
+    bool executable;
+    std::string (*config)();
+};
+
+constexpr Published published[] = {
+    {"Gemma-4-26B-A4B", 25.2, 3.8, false, gemma4},
+    {"Granite-4.0-H-Small", 32.2, 9, false, granite_small},
+    {"Hy3", 295, 21, false, hy3},
+    {"K-EXAONE-236B-A23B", 236, 23, false, k_exaone},
+    {"Laguna-S-2.1", 118, 8, false, laguna_s},
+    {"MiMo-V2-Flash", 309, 15, false, mimo_flash},
+    {"MiMo-V2.5-Pro", 1020, 42, false, mimo_pro},
+    {"Mistral-Small-4", 119, 6.5, false, mistral_small4},
+    {"Solar-Open-100B", 102.6, 12, true, solar_open},
+    {"Step-3.5-Flash", 196, 11, false, step_flash},
+    {"Trinity-Large", 400, 13, false, trinity_large},
+    {"Trinity-Mini", 26, 3, false, trinity_mini},
+};
+
+Model read(const std::string& config) { return model_from_json(config, "config.json"); }
+
+std::string with(std::string config, const std::string& more) {
+    config.back() = ',';
+    return config + more + "}";
+}
+
+} // namespace
+
+TEST_CASE("published configs of mixed layers: as many parameters as the model cards say") {
+    for (const Published& p : published) {
+        CAPTURE(std::string(p.name));
+        const Model model = read(p.config());
+        const ParameterCount count = count_parameters(model);
+        CHECK(static_cast<double>(count.total_no_mtp) / 1e9 == nearly(p.total).epsilon(0.005));
+        const double all = static_cast<double>(count.active) / 1e9,
+                     rest = static_cast<double>(count.active_no_embed) / 1e9;
+        CHECK(std::min(std::abs(all - p.active), std::abs(rest - p.active)) <= 0.5); // whole billions are published
+        CHECK(model.not_executable.empty() == p.executable);
+    }
+}
+
+TEST_CASE("MiMo-V2.5-Pro: every weight of the published files, which list 1,023,244,718,976 with the scales of FP8") {
+    const std::int64_t scales =
+        73 * 216 * 48 + 4 * 3 * 48 * 128 + std::int64_t{69} * 384 * 3 * 48 * 16; // attention, MLPs, experts
+    CHECK(count_parameters(read(mimo_pro())).total == 1'023'244'718'976 - scales);
+}
+
+TEST_CASE("MiMo-V2: layers of windows have key/value heads and sinks of their own") {
+    const Model model = read(mimo_pro());
+    CHECK(model.kind_of(0).attention.window == 0);
+    CHECK_FALSE(model.kind_of(0).attention.sinks);
+    CHECK(model.kind_of(0).dense_ffn == 16384);
+    CHECK(model.kind_of(1).attention.window == 128);
+    CHECK(model.kind_of(1).attention.sinks);
+    CHECK(model.kind_of(1).attention.rope_dim == 64);
+    CHECK(model.kind_of(7).attention.window == 0);
+    CHECK(model.kind_of(69).attention.window == 0);
+    REQUIRE(model.mtp.size() == 3);
+    const LayerKind& depth = model.kinds[static_cast<std::size_t>(model.mtp[0])];
+    CHECK(depth.attention == model.kind_of(1).attention);
+    CHECK(depth.dense_ffn == 16384);
+    const Model flash = read(mimo_flash());
+    CHECK(flash.kind_of(0).attention.kv_heads == 4);
+    CHECK(flash.kind_of(1).attention.kv_heads == 8);
+    // As transformers 5 saves it: types of layers, and no field for the windows' heads.
+    const Model saved = read(R"({"architectures": ["MiMoV2FlashForCausalLM"], "head_dim": 192, "hidden_size": 4096,
+        "intermediate_size": 16384, "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense",
+        "sparse"], "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_attention_heads": 64,
+        "num_experts_per_tok": 8, "num_hidden_layers": 2, "num_key_value_heads": 4, "sliding_window": 128, "v_head_dim":
+        128, "vocab_size": 152576})");
+    CHECK(saved.kind_of(0) == flash.kind_of(0));
+    CHECK(saved.kind_of(1) == flash.kind_of(1));
+}
+
+TEST_CASE("Step-3.5, Laguna: query heads by layer, a gate for each") {
+    const Model step = read(step_flash());
+    CHECK(step.kind_of(0).attention.heads == 64);
+    CHECK(step.kind_of(0).attention.rope_dim == 64);
+    CHECK(step.kind_of(1).attention.heads == 96);
+    CHECK(step.kind_of(1).attention.rope_dim == 128);
+    CHECK(step.kind_of(1).attention.window == 512);
+    CHECK(step.kind_of(1).attention.head_gate);
+    CHECK_FALSE(step.kind_of(2).moe.has_value());
+    CHECK_FALSE(read(with(step_flash(), R"("moe_layers_enum": "4, 5 ")")).kind_of(3).moe.has_value());
+    CHECK(read(with(step_flash(), R"("moe_layers_enum": [2, 5])")).kind_of(2).moe.has_value());
+    CHECK(step.kind_of(3).moe->router.scale == 3.0);
+    REQUIRE(step.mtp.size() == 3);
+    CHECK(step.kinds[static_cast<std::size_t>(step.mtp[2])].attention == step.kind_of(1).attention);
+    CHECK(step.kinds[static_cast<std::size_t>(step.mtp[2])].dense_ffn == 11264);
+    const Model laguna = read(laguna_s());
+    CHECK(laguna.kind_of(0).attention.heads == 48);
+    CHECK(laguna.kind_of(0).attention.rope_dim == 64);
+    CHECK(laguna.kind_of(47).attention.heads == 72);
+    CHECK(laguna.kind_of(47).attention.head_gate);
+    CHECK(read(with(laguna_s(), R"("gating": "per-element")")).kind_of(47).attention.output_gate);
+    CHECK_FALSE(read(with(laguna_s(), R"("gating": false)")).kind_of(47).attention.head_gate);
+    const Model older = read(with(laguna_s(), R"("mlp_layer_types": null, "mlp_only_layers": [0, 1])"));
+    CHECK_FALSE(older.kind_of(1).moe.has_value());
+    CHECK(older.kind_of(2).moe.has_value());
+    // A vision-language model around it.
+    const std::string config = step_flash();
+    const Model wrapped = read(R"({"architectures": ["Step3p7ForConditionalGeneration"], "text_config": {"model_type":
+        "step3p5", )" + config.substr(config.find("\"att_impl_type\"")) +
+                               R"(, "vision_config": {"depth": 2}})");
+    CHECK(wrapped.kinds == step.kinds);
+    CHECK(wrapped.layers == step.layers);
+}
+
+TEST_CASE("AFMoE, EXAONE-MoE: layers that see everything turn nothing") {
+    const Model trinity = read(trinity_large());
+    CHECK(trinity.post_norms);
+    CHECK(trinity.kind_of(0).attention.window == 4096);
+    CHECK(trinity.kind_of(0).attention.rope_dim == 128);
+    CHECK(trinity.kind_of(3).attention.window == 0);
+    CHECK(trinity.kind_of(3).attention.rope_dim == 0);
+    CHECK(trinity.kind_of(3).attention.output_gate);
+    CHECK_FALSE(trinity.kind_of(5).moe.has_value());
+    CHECK(trinity.kind_of(6).moe->router.scoring == Scoring::sigmoid);
+    const Model exaone = read(k_exaone());
+    CHECK(exaone.kind_of(47).attention.rope_dim == 0);
+    CHECK(exaone.kind_of(46).attention.window == 128);
+    CHECK_FALSE(exaone.kind_of(0).moe.has_value());
+    // The later form of the same config says the same.
+    const auto later = [](const std::string& rest) {
+        return read(
+            R"({"architectures": ["ExaoneMoeForCausalLM"], "head_dim": 128, "hidden_size": 6144, "intermediate_size":
+            18432, "moe_intermediate_size": 2048, "num_attention_heads": 64, "num_experts": 128, "num_experts_per_tok": 8,
+            "num_hidden_layers": 48, "num_key_value_heads": 8, "sliding_window": 128, "vocab_size": 153600, )" +
+            rest + "}");
+    };
+    for (const char* pattern : {R"("sliding_window_pattern": "LLLG")", R"("sliding_window_pattern": 4)"}) {
+        const Model same = later(pattern);
+        CHECK(same.kinds == exaone.kinds);
+        CHECK(same.layers == exaone.layers);
+    }
+}
+
+TEST_CASE("Granite 4: every layer has a mixer, and experts or the shared MLP alone") {
+    const Model small = read(granite_small());
+    CHECK(small.kind_of(0).attention.kind == AttentionKind::mamba);
+    CHECK(small.kind_of(0).moe->shared_ffn == 1536);
+    CHECK(small.kind_of(5).attention.kind == AttentionKind::gqa);
+    CHECK(small.kind_of(5).attention.rope_dim == 0);
+    CHECK(small.kind_of(5).moe->router.softmax_after_top_k);
+    const Model dense = read(with(granite_small(), R"("num_local_experts": 0, "position_embedding_type": "rope")"));
+    CHECK_FALSE(dense.kind_of(0).moe.has_value());
+    CHECK(dense.kind_of(0).dense_ffn == 1536);
+    CHECK(dense.kind_of(5).attention.rope_dim == 128);
+}
+
+TEST_CASE("Gemma 4: keys serve as values where all is seen, the MLP beside the experts is no expert of theirs") {
+    const Model model = read(gemma4());
+    CHECK(model.kind_of(0).attention.window == 1024);
+    CHECK(model.kind_of(0).attention.rope_dim == 256);
+    CHECK_FALSE(model.kind_of(0).attention.k_eq_v);
+    CHECK(model.kind_of(5).attention.k_eq_v);
+    CHECK(model.kind_of(5).attention.kv_heads == 2);
+    CHECK(model.kind_of(5).attention.v_dim == 512);
+    CHECK(model.kind_of(5).attention.rope_dim == 128);
+    CHECK(model.kind_of(5).moe->shared_ffn == 2112);
+    CHECK(model.kind_of(5).moe->branch_norms);
+    CHECK(model.kind_of(5).activation == Activation::gelu);
+    CHECK(model.tied_embeddings);
+    CHECK(model.left_out == std::vector<std::string>{"vision_config"});
+    const std::string small = R"({"architectures": ["Gemma4ForCausalLM"], "global_head_dim": 512, "head_dim": 256,
+        "hidden_size": 1536, "intermediate_size": 6144, "layer_types": ["sliding_attention", "full_attention"],
+        "num_attention_heads": 8, "num_hidden_layers": 2, "num_key_value_heads": 1, "sliding_window": 512, "vocab_size":
+        262144})";
+    CHECK_FALSE(read(small).kind_of(1).moe.has_value());
+    CHECK_FALSE(read(small).kind_of(1).attention.k_eq_v);
+    for (const char* field : {R"("hidden_size_per_layer_input": 256)", R"("num_kv_shared_layers": 20)"})
+        CHECK(fault_of([&] { read(with(small, field)); }).find("are not supported") != std::string::npos);
+}
+
+TEST_CASE("Mistral 4: latent attention and a softmax over all experts") {
+    const Model model = read(mistral_small4());
+    CHECK(model.kind_of(0).attention.kind == AttentionKind::mla);
+    CHECK(model.kind_of(0).attention.kv_lora == 256);
+    CHECK(model.kind_of(0).moe->router.scoring == Scoring::softmax);
+    CHECK(model.kind_of(0).moe->router.normalize);
+    CHECK_FALSE(model.kind_of(0).moe->router.expert_bias);
+}
+
+TEST_CASE("mixed layers: what contradicts itself, or is not known, is refused by field") {
+    const auto refused = [](const std::string& config, const std::string& more, const std::string& words) {
+        const std::string line = fault_of([&] { read(with(config, more)); });
+        CAPTURE(line);
+        CHECK(line.find(words) != std::string::npos);
+    };
+    refused(mimo_flash(), R"("hybrid_layer_pattern": [0, 1])", "must have num_hidden_layers = 48 entries, found 2");
+    refused(mimo_flash(), R"("scoring_func": "softmax")", "scoring_func = \"softmax\": only sigmoid is known");
+    refused(mimo_flash(), R"("swa_num_key_value_heads": 7)", "num_key_value_heads");
+    refused(step_flash(), R"("layer_types": ["full_attention"])", "must have an entry for each of the 45 layers");
+    refused(step_flash(), R"("moe_layers_enum": "3,45")", "must list indices below num_hidden_layers = 45");
+    refused(step_flash(), R"("moe_layers_enum": "3;4")", "must list indices");
+    refused(step_flash(), R"("moe_layers_enum": null)", "moe_layers_enum");
+    refused(step_flash(), R"("att_impl_type": "MLA")", "only GQA is known");
+    refused(k_exaone(), R"("is_moe_layer": [true])", "is_moe_layer");
+    refused(k_exaone(), R"("is_moe_layer": [1, 2])", "must be an array of true and false");
+    refused(k_exaone(), R"("layer_types": null, "sliding_window_pattern": "LXG")", "sliding_window_pattern");
+    refused(trinity_mini(), R"("score_func": "softmax")", "only sigmoid is known");
+    refused(laguna_s(), R"("gating": "per-token")", "gating");
+    refused(laguna_s(), R"("moe_apply_router_weight_on_input": true)", "only false is known");
+    refused(laguna_s(), R"("num_attention_heads_per_layer": [48])",
+            "must have num_hidden_layers = 48 entries, found 1");
+    refused(hy3(), R"("moe_router_use_sigmoid": false)", "only true is known");
+    refused(granite_small(), R"("mamba_n_heads": 100)", "mamba_n_heads = 100: must divide mamba_expand * hidden_size");
+    refused(granite_small(), R"("mamba_d_head": 32)", "mamba_d_head = 32: times mamba_n_heads");
+    refused(granite_small(), R"("mamba_proj_bias": true)", "only projections without a bias");
+    const std::string other = list(40, 5, 10, "\"attention\"", "\"linear_attention\"");
+    refused(granite_small(), "\"layer_types\": " + other, "\"linear_attention\" is not known of GraniteMoeHybrid");
+}

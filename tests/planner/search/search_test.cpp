@@ -1,0 +1,269 @@
+// Search against brute force on small spaces with an analytic estimator: the best plans and every count.
+#include "planner/base/error.hpp"
+#include "tests/planner/search/small_space.hpp"
+#include "tests/support/nearly.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+namespace {
+
+using namespace small_space;
+
+bool divides(int part, int whole) { return whole % part == 0; }
+
+std::vector<std::int64_t> micro_batches(const Plan& plan) {
+    if (plan.gbs % plan.dp != 0) return {1};
+    std::vector<std::int64_t> result;
+    for (const std::int64_t mbs : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 48, 64, 96, 128})
+        if (plan.gbs / plan.dp % mbs == 0) result.push_back(mbs);
+    return result;
+}
+
+// Calls visit(plan) for every point of the space, sound or not, by plain loops.
+template <class Visit>
+void every_plan(const SearchRequest& request, const Stack& stack, const Visit& visit) {
+    const int n = request.base.gpus;
+    const int layers = static_cast<int>(request.base.model->layers.size());
+    Plan p = request.base;
+    p.precision = Precision::bf16;
+    for (p.pp = 1; p.pp <= n; ++p.pp)
+        for (p.tp = 1; p.tp <= n; ++p.tp)
+            for (p.cp = 1; p.cp <= n; ++p.cp)
+                for (p.etp = 1; p.etp <= n; ++p.etp)
+                    for (p.ep = 1; p.ep <= n; ++p.ep) {
+                        if (!divides(p.pp * p.tp * p.cp, n) || !divides(p.pp * p.etp * p.ep, n)) continue;
+                        p.dp = n / (p.pp * p.tp * p.cp);
+                        p.edp = n / (p.pp * p.etp * p.ep);
+                        const auto largest = [&](int vpp) { return (layers + p.pp * vpp - 1) / (p.pp * vpp); };
+                        for (p.vpp = 1; p.vpp <= std::max(1, p.pp == 1 ? 1 : layers / p.pp); ++p.vpp) {
+                            if (p.vpp > 1 && largest(p.vpp) == largest(p.vpp - 1)) continue; // the fewest chunks
+                            for (const std::int64_t mbs : micro_batches(p)) {
+                                p.mbs = mbs;
+                                p.schedule = p.vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
+                                std::vector<std::string> layouts{""};
+                                const int units = layers + static_cast<int>(p.model->mtp.size()) + 1;
+                                if (p.pp * p.vpp > 1 && p.pp * p.vpp <= units) {
+                                    Plan even = p;
+                                    even.layout.clear();
+                                    const std::string text =
+                                        layout_to_string(balanced_stages(*p.model, p.seq, p.pp * p.vpp));
+                                    if (p.pp * p.vpp > layers || text != layout_to_string(stages(even)))
+                                        layouts.push_back(text);
+                                }
+                                for (const std::string& layout : layouts)
+                                    for (const unsigned set : stack.recompute_sets)
+                                        for (const bool bf16 : {true, false}) {
+                                            p.layout = layout;
+                                            p.recompute = set;
+                                            p.optimizer.bf16_moments = bf16;
+                                            visit(p);
+                                        }
+                            }
+                        }
+                    }
+}
+
+std::string text_of(const Plan& p) {
+    return fmt::format("pp{} vpp{} tp{} cp{} dp{} etp{} ep{} edp{} mbs{} rec{} {} {}", p.pp, p.vpp, p.tp, p.cp, p.dp,
+                       p.etp, p.ep, p.edp, p.mbs, recompute::to_string(p.recompute), p.optimizer.bf16_moments,
+                       p.layout);
+}
+
+struct Priced {
+    Plan plan;
+    double seconds;
+};
+
+// All plans that fit, fastest first; `total` counts all candidates.
+std::vector<Priced> brute_force(const SearchRequest& request, const Stack& stack, std::int64_t& total) {
+    Analytic estimator;
+    std::vector<Priced> result;
+    total = 0;
+    every_plan(request, stack, [&](const Plan& plan) {
+        ++total;
+        if (check_plan(plan) || check_stack(plan, stack)) return;
+        if (estimator.memory_bytes(plan) > plan.hardware->memory_bytes) return;
+        result.push_back({plan, estimator.estimate(plan).step_seconds});
+    });
+    std::sort(result.begin(), result.end(), [](const Priced& a, const Priced& b) { return a.seconds < b.seconds; });
+    return result;
+}
+
+// The best of each mapping.
+std::vector<Priced> one_per_mapping(const std::vector<Priced>& all) {
+    std::set<std::array<int, 6>> seen;
+    std::vector<Priced> result;
+    for (const Priced& p : all) {
+        const Plan& m = p.plan;
+        if (seen.insert({m.tp, m.cp, m.dp, m.pp, m.ep, m.etp}).second) result.push_back(p);
+    }
+    return result;
+}
+
+std::int64_t sum(const std::map<std::string, std::int64_t>& pruned) {
+    std::int64_t total = 0;
+    for (const auto& [reason, count] : pruned) {
+        CAPTURE(reason);
+        CHECK(count > 0);
+        total += count;
+    }
+    return total;
+}
+
+void check_same(const SearchResult& result, const std::vector<Priced>& expected, std::size_t top) {
+    REQUIRE(result.plans.size() == std::min(top, expected.size()));
+    for (std::size_t i = 0; i < result.plans.size(); ++i) {
+        CHECK(result.plans[i].second.step_seconds == nearly(expected[i].seconds).epsilon(1e-12));
+        // Where two plans cost exactly the same, either may stand here.
+        const bool tied = (i > 0 && expected[i - 1].seconds == expected[i].seconds) ||
+                          (i + 1 < expected.size() && expected[i + 1].seconds == expected[i].seconds);
+        if (!tied) CHECK(text_of(result.plans[i].first) == text_of(expected[i].plan));
+    }
+}
+
+// Plans of one mapping that cost the same are many.
+void check_same_times(const SearchResult& result, const std::vector<Priced>& expected, std::size_t top) {
+    REQUIRE(result.plans.size() == std::min(top, expected.size()));
+    for (std::size_t i = 0; i < result.plans.size(); ++i)
+        CHECK(result.plans[i].second.step_seconds == nearly(expected[i].seconds).epsilon(1e-12));
+}
+
+std::vector<std::string> texts(const SearchResult& result) {
+    std::vector<std::string> list;
+    for (const auto& [plan, estimate] : result.plans)
+        list.push_back(fmt::format("{} {:.17g}", text_of(plan), estimate.step_seconds));
+    return list;
+}
+
+} // namespace
+
+TEST_CASE("search: the exhaustive list equals brute force, and every candidate is counted once") {
+    for (const auto& [gpus, gbs, memory] :
+         {std::tuple(8, 32, 1.0), {8, 32, 0.45}, {6, 30, 0.6}, {12, 12, 1.0}, {1, 14, 4.0}}) {
+        CAPTURE(gpus);
+        CAPTURE(memory);
+        SearchRequest request = small_request(gpus, gbs);
+        request.base.hardware = small_hardware(memory * gib);
+        request.exhaustive = request.similar = true;
+        request.top = 20;
+        const Stack stack = small_stack();
+        std::int64_t total = 0;
+        const std::vector<Priced> expected = brute_force(request, stack, total);
+        REQUIRE(!expected.empty());
+        Analytic estimator;
+        const SearchResult result = search(request, stack, estimator);
+        check_same(result, expected, 20);
+        CHECK(result.evaluated == static_cast<std::int64_t>(expected.size()));
+        CHECK(result.evaluated == estimator.calls);
+        CHECK(result.evaluated + sum(result.pruned) == total);
+    }
+}
+
+TEST_CASE("search: bounds and dominance lose no plan of the list and leave most candidates unpriced") {
+    for (const auto& [gpus, gbs, memory] :
+         {std::tuple(8, 32, 1.0), {8, 32, 0.45}, {8, 96, 0.6}, {6, 30, 0.6}, {16, 80, 0.3}}) {
+        CAPTURE(gpus);
+        CAPTURE(memory);
+        SearchRequest request = small_request(gpus, gbs);
+        request.base.hardware = small_hardware(memory * gib);
+        request.top = 5;
+        const Stack stack = small_stack();
+        std::int64_t total = 0;
+        const std::vector<Priced> all = brute_force(request, stack, total);
+        REQUIRE(!all.empty());
+        Analytic estimator;
+        const SearchResult result = search(request, stack, estimator);
+        check_same_times(result, one_per_mapping(all), 5);
+        CHECK(result.evaluated + sum(result.pruned) == total);
+        CHECK(result.evaluated < static_cast<std::int64_t>(all.size()) / 2);
+        CHECK(result.priced < static_cast<std::int64_t>(all.size()) / 10);
+        CHECK(result.pruned.count("dominated") == 1);
+    }
+}
+
+TEST_CASE("search: the result does not depend on the number of threads") {
+    SearchRequest request = small_request(16, 96);
+    request.base.hardware = small_hardware(0.4 * gib);
+    request.top = 7;
+    Analytic estimator;
+    const SearchResult one = search(request, small_stack(), estimator);
+    for (const int threads : {2, 5, 0}) {
+        request.threads = threads;
+        const SearchResult several = search(request, small_stack(), estimator);
+        CHECK(texts(several) == texts(one));
+        CHECK(several.evaluated == one.evaluated);
+        CHECK(several.pruned == one.pruned);
+    }
+}
+
+TEST_CASE("search: pinned fields hold in every plan and shrink the space") {
+    const std::vector<std::pair<std::string, std::string>> pins{
+        {"tp", "2"},           {"pp", "2"},          {"vpp", "2"},
+        {"ep", "4"},           {"etp", "1"},         {"cp", "1"},
+        {"mbs", "2"},          {"schedule", "1f1b"}, {"recompute", "core_attn"},
+        {"precision", "fp32"}, {"dp", "4"},          {"layout", "Ett|ttt|ttmL|"},
+        {"optimizer", "adamw"}};
+    Analytic estimator;
+    SearchRequest free = small_request();
+    const SearchResult open = search(free, small_stack(), estimator);
+    const std::int64_t whole = open.evaluated + sum(open.pruned);
+    for (const auto& [field, value] : pins) {
+        if (field == "layout") continue; // below: the string must fit
+        CAPTURE(field);
+        SearchRequest request = small_request();
+        request.fixed = {{field, value}};
+        const SearchResult result = search(request, small_stack(), estimator);
+        REQUIRE(!result.plans.empty());
+        for (const auto& [plan, estimate] : result.plans) {
+            Plan same = plan;
+            set_field(same, field, value);
+            CHECK(text_of(same) == text_of(plan));
+            CHECK(same.precision == plan.precision);
+            CHECK(same.schedule == plan.schedule);
+        }
+        // Cuts that are no use unless asked for are not in the open space.
+        if (field != "precision" && field != "vpp") CHECK(result.evaluated + sum(result.pruned) < whole);
+    }
+    SearchRequest request = small_request();
+    request.fixed = {{"layout", "Ett|tt|tt|tmL"}};
+    const SearchResult result = search(request, small_stack(), estimator);
+    for (const auto& [plan, estimate] : result.plans) {
+        CHECK(plan.pp * plan.vpp == 4);
+        CHECK(plan.layout == "Ett|tt|tt|tmL");
+    }
+}
+
+TEST_CASE("search: several precisions are all explored") {
+    SearchRequest request = small_request(4, 8); // small: every plan of it has a place
+    request.precisions = {Precision::fp32, Precision::bf16};
+    request.exhaustive = request.similar = true;
+    request.top = 100000;
+    Analytic estimator;
+    std::set<Precision> seen;
+    const SearchResult result = search(request, small_stack(), estimator);
+    for (const auto& [plan, estimate] : result.plans) seen.insert(plan.precision);
+    CHECK(seen.size() == 2);
+    CHECK(result.plans.front().first.precision == Precision::bf16);
+}
+
+TEST_CASE("search: progress is reported from counts that never fall") {
+    SearchRequest request = small_request(16, 96);
+    request.exhaustive = true;
+    std::int64_t last = 0;
+    int calls = 0;
+    request.progress = [&](std::int64_t evaluated, std::int64_t pruned) {
+        CHECK(evaluated + pruned >= last);
+        last = evaluated + pruned;
+        ++calls;
+    };
+    Analytic estimator;
+    const SearchResult result = search(request, small_stack(), estimator);
+    CHECK(last <= result.evaluated + sum(result.pruned));
+    CHECK(calls <= 1 + static_cast<int>(result.seconds * 10.0));
+}

@@ -1,0 +1,135 @@
+// Draws models, machines, stacks, degrees and features until a plan passes the checks.
+#include "tests/simulator/pricing/random_plans.hpp"
+
+#include "planner/model/families/load_model.hpp"
+#include "planner/plan/bf16_layers.hpp"
+#include "tests/support/draws.hpp"
+
+#include <map>
+#include <utility>
+
+namespace {
+
+// A small generator of our own: the standard distributions differ between libraries.
+class Random {
+public:
+    explicit Random(std::uint64_t seed) : state_(seed * 2 + 1) {}
+    std::uint64_t next() {
+        state_ += 0x9e3779b97f4a7c15ULL;
+        std::uint64_t z = state_;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+        return z ^ (z >> 31);
+    }
+    template <class T, std::size_t N>
+    const T& of(const T (&list)[N]) {
+        return list[next() % N];
+    }
+    template <class T>
+    const T& of(const std::vector<T>& list) {
+        return list[next() % list.size()];
+    }
+
+private:
+    std::uint64_t state_;
+};
+
+constexpr const char* models[] = {"DeepSeek-V3",  "DeepSeek-V2-Lite", "Qwen3-30B-A3B",    "Qwen3-235B-A22B",
+                                  "Mixtral-8x7B", "Qwen2-57B-A14B",   "Llama3-8B",        "GPT-OSS-20B",
+                                  "Kimi-K2",      "Nemotron-3-Nano",  "Nemotron-3-Super", "DeepSeek-V3.2",
+                                  "GLM-5.2"};
+constexpr const char* machines[] = {"h100", "h200", "b200", "gb200-nvl72", "gb300-nvl72"};
+constexpr const char* stacks[] = {"bridge-26.08", "bridge-26.04", "mcore-2603.07685", "moe-plan"};
+
+std::shared_ptr<const moe::Model> model(const std::string& name) {
+    static std::map<std::string, std::shared_ptr<const moe::Model>> known;
+    auto& entry = known[name];
+    if (!entry) entry = std::make_shared<const moe::Model>(moe::load_model(name));
+    return entry;
+}
+
+std::shared_ptr<const moe::Hardware> machine(const std::string& name) {
+    static std::map<std::string, std::shared_ptr<const moe::Hardware>> known;
+    auto& entry = known[name];
+    if (!entry) entry = std::make_shared<const moe::Hardware>(moe::load_hardware(name));
+    return entry;
+}
+
+bool draw(Random& random, RandomPlan& out) {
+    constexpr int small[] = {1, 1, 2, 4}, wide[] = {1, 2, 4, 8, 16, 32}, pipeline[] = {1, 1, 2, 3, 4, 8},
+                  chunks[] = {1, 1, 2, 3, 4};
+    constexpr int batches[] = {2, 4, 8, 16, 24, 32}, lengths[] = {2048, 4096, 8192};
+    moe::Plan p;
+    p.model = model(random.of(models));
+    p.hardware = machine(random.of(machines));
+    out.stack = moe::load_stack(random.of(stacks), *p.hardware);
+    p.stack = out.stack.name;
+    p.tp = random.of(small);
+    p.cp = random.of(small);
+    p.pp = random.of(pipeline);
+    p.dp = random.of(wide);
+    p.ep = random.of(wide);
+    p.etp = random.of(small);
+    p.vpp = random.of(chunks);
+    p.mbs = random.of(small);
+    p.seq = random.of(lengths);
+    p.gpus = p.tp * p.cp * p.pp * p.dp;
+    if (p.gpus / p.pp % (p.ep * p.etp) != 0) return false;
+    p.edp = p.gpus / p.pp / (p.ep * p.etp);
+    p.schedule = p.vpp > 1 ? moe::ScheduleKind::interleaved : moe::ScheduleKind::one_f_one_b;
+    p.gbs = p.dp * p.mbs * random.of(batches) * (p.vpp > 1 ? p.pp : 1);
+    p.precision = random.of(out.stack.precisions);
+    p.recompute = random.of(out.stack.recompute_sets);
+    p.dispatcher = random.of(out.stack.dispatchers);
+    p.cuda_graph = random.of(out.stack.cuda_graphs);
+    p.ep_overlap = random.next() % 8 == 0;
+    p.fsdp = !out.stack.executable && random.next() % 4 == 0;
+    p.gradients = !out.stack.executable && random.next() % 8 == 0 ? moe::Precision::bf16 : moe::Precision::fp32;
+    if (random.next() % 4 == 0) p.capacity = 1.5;
+    p.paged_stash = p.capacity > 0.0 && random.next() % 2 == 0;
+    p.memory_efficient_permutation = p.fsdp || random.next() % 8 != 0;
+    if (!out.stack.executable && random.next() % 4 == 0) {
+        p.attention_precision = moe::Precision::fp8_tensor;
+        if (p.precision != moe::Precision::bf16) p.head_precision = p.precision;
+        p.expert_precision = random.of(out.stack.precisions);
+        p.fp8_scaling = random.next() % 2 == 0 ? moe::Fp8Scaling::current : moe::Fp8Scaling::delayed;
+    }
+    p.tp_overlap = !out.stack.executable && p.tp > 1 && random.next() % 3 == 0;
+    if (!out.stack.executable && p.cp > 1 && random.next() % 3 == 0) p.cp_comm = moe::ContextComm::alltoall;
+    if (!out.stack.executable && random.next() % 3 == 0) {
+        constexpr unsigned sets[] = {moe::offload::optimizer, moe::offload::expert_fc1 | moe::offload::moe_act,
+                                     moe::offload::attn_norm | moe::offload::core_attn | moe::offload::attn_proj,
+                                     moe::offload::qkv_linear | moe::offload::mlp_norm | moe::offload::optimizer,
+                                     moe::offload::expert_fc1 | moe::offload::optimizer};
+        p.offload = random.of(sets);
+    }
+    Random apart = random;
+    apart.next();
+    // Under FSDP closed forms count the buffers of both kinds of layers all the time.
+    if (!out.stack.executable && !p.reshards() && p.precision > moe::Precision::bf16 && apart.next() % 4 == 0)
+        moe::keep_in_bf16(p, 1, static_cast<int>(p.model->layers.size()) / 8);
+    Random aside = random; // a draw that leaves the other plans of a seed as they are
+    p.delay_wgrad = !out.stack.executable && (p.ep_overlap || p.pp > 1) && aside.next() % 8 == 0;
+    if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
+    // The choices of plan.json, which ends with the whole model and hardware.
+    out.text = moe::plan_to_json(p);
+    out.text.resize(out.text.find("\"model\":"));
+    std::erase_if(out.text, [](char c) { return c == ' ' || c == '\n' || c == '"'; });
+    out.text = p.model->name + " " + p.hardware->name + " " + out.text;
+    out.plan = std::move(p);
+    return true;
+}
+
+} // namespace
+
+std::vector<RandomPlan> random_plans(std::uint64_t seed, std::size_t count) {
+    Random random(seed);
+    std::vector<RandomPlan> plans;
+    while (plans.size() < count) {
+        RandomPlan next;
+        if (draw(random, next)) plans.push_back(std::move(next));
+    }
+    return plans;
+}
+
+std::uint64_t seed_of_run() { return environment("MOE_PLAN_SEED", 1); }

@@ -1,0 +1,20 @@
+// Plans of published models on published machines, for tests that set what they are about.
+#pragma once
+
+#include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+// All degrees 1, no batch yet.
+inline moe::Plan published_plan(const std::string& model, const std::string& hardware, const std::string& stack,
+                                std::int64_t seq = 4096) {
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model(model));
+    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware(hardware));
+    plan.stack = stack;
+    plan.seq = seq;
+    return plan;
+}

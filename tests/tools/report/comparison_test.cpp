@@ -1,0 +1,117 @@
+// Lining up two timelines: sums by op kind against hand-made rows, and what is refused.
+#include "tests/support/nearly.hpp"
+#include "tools/report/comparison.hpp"
+
+#include "planner/base/error.hpp"
+#include "tools/report/pipeline_svg.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+using namespace moe;
+using namespace moe::tools;
+
+namespace {
+
+TimelineRow row(int rank, int op, OpKind kind, double start, double busy) {
+    TimelineRow r;
+    r.rank = rank;
+    r.op = op;
+    r.kind = kind;
+    r.start = start;
+    r.end = start + 2 * busy; // half of it waiting
+    r.busy = busy;
+    return r;
+}
+
+// Rank 0 stands for three ranks, rank 3 for itself.
+Timeline predicted_timeline() {
+    Timeline t;
+    t.plan_json = "{}";
+    t.ranks = {0, 3};
+    t.pipeline_rank = {0, 1};
+    t.represents = {3, 1};
+    t.step_seconds = 10.0;
+    t.tflops_per_gpu = 2.0;
+    t.memory_gib = 4.0;
+    t.rows = {row(0, 0, OpKind::gemm, 0.0, 1.0), row(0, 1, OpKind::add, 2.0, 0.5), row(3, 0, OpKind::gemm, 0.0, 3.0)};
+    return t;
+}
+
+Timeline measured_timeline() {
+    Timeline t = predicted_timeline();
+    t.predicted = false;
+    t.step_seconds = 8.0;
+    t.tflops_per_gpu = 2.5;
+    t.memory_gib = 4.5;
+    t.ranks = {0, 1, 2, 3};
+    t.pipeline_rank = {0, 0, 0, 1};
+    t.represents = {1, 1, 1, 1};
+    t.rows.clear();
+    for (int rank = 0; rank < 3; ++rank) {
+        t.rows.push_back(row(rank, 0, OpKind::gemm, 0.0, 2.0));
+        t.rows.push_back(row(rank, 1, OpKind::add, 4.0, 0.25));
+    }
+    t.rows.push_back(row(3, 0, OpKind::gemm, 0.0, 2.0));
+    return t;
+}
+
+} // namespace
+
+TEST_CASE("sums by kind are means over the ranks that rows stand for") {
+    const Comparison c = compare_timelines(predicted_timeline(), measured_timeline());
+    REQUIRE(c.kinds.size() == 2);
+    CHECK(c.kinds[0].kind == OpKind::gemm);
+    CHECK(c.kinds[0].count == 4);
+    CHECK(c.kinds[0].predicted == nearly((3 * 1.0 + 3.0) / 4));
+    CHECK(c.kinds[0].measured == nearly(2.0));
+    CHECK(c.kinds[1].kind == OpKind::add);
+    CHECK(c.kinds[1].count == 3);
+    CHECK(c.kinds[1].predicted == nearly(3 * 0.5 / 4));
+    CHECK(c.kinds[1].measured == nearly(3 * 0.25 / 4));
+    CHECK(c.error() == nearly(2.0 / 2.5 - 1));
+    // Ranks 0 and 3 are in both: three ops line up, the furthest apart first.
+    CHECK(c.matched == 3);
+    REQUIRE(c.widest.size() == 3);
+    CHECK(c.widest[2].measured.kind == OpKind::add);
+    CHECK(c.widest[0].predicted.kind == OpKind::gemm);
+}
+
+TEST_CASE("timelines that do not belong together are refused") {
+    const Timeline predicted = predicted_timeline(), measured = measured_timeline();
+    CHECK_THROWS_AS(compare_timelines(measured, predicted), Error);
+    CHECK_THROWS_AS(compare_timelines(predicted, predicted), Error);
+    Timeline other = measured;
+    other.plan_json = "{\"tp\": 2}";
+    CHECK_THROWS_AS(compare_timelines(predicted, other), Error);
+    other = measured;
+    other.rows[0].kind = OpKind::rope;
+    CHECK_THROWS_AS(compare_timelines(predicted, other), Error);
+    other = measured;
+    other.rows.pop_back();
+    CHECK_THROWS_AS(compare_timelines(predicted, other), Error);
+    other = measured;
+    other.rows[0].rank = 77;
+    CHECK_THROWS_AS(compare_timelines(predicted, other), Error);
+}
+
+TEST_CASE("the pipeline's picture has a box per slot, and stays small") {
+    Timeline t = predicted_timeline();
+    const auto boxes = [](const std::string& svg) {
+        int count = 0;
+        for (std::size_t at = svg.find("<rect"); at != std::string::npos; at = svg.find("<rect", at + 1)) ++count;
+        return count;
+    };
+    CHECK(boxes(pipeline_svg(t)) == 2); // two stages, one slot each
+    t.rows.clear();
+    for (int slot = 0; slot < 50'000; ++slot) {
+        TimelineRow r = row(0, 0, OpKind::gemm, slot * 1.0, 0.4);
+        r.slot = slot;
+        t.rows.push_back(r);
+    }
+    const std::string svg = pipeline_svg(t);
+    CHECK(boxes(svg) > 1000);
+    CHECK(boxes(svg) < 7000);
+    CHECK(boxes(pipeline_svg(Timeline{})) == 0);
+}

@@ -1,0 +1,122 @@
+// Job files: what they say, and that each one runs the plan's ranks, with stand-ins for the cluster's own commands.
+#include "tests/tools/verbs/command.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <string>
+
+using moe::test::check_line;
+using moe::test::document;
+using moe::test::Folder;
+using moe::test::Outcome;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+const std::string arguments = " --data text --arguments '--lr 0.01 --steps 2 --json' ";
+
+// A plan of 8 ranks, its data, and a folder "bin" in which job files find moe-plan.
+void set_up(const Folder& folder) {
+    moe::test::write_dataset(folder, "Pack my box with five dozen liquor jugs. ");
+    moe::test::write_plan(folder, "--fix tp=2 --fix ep=4 --fix pp=2", "plan.json");
+    REQUIRE(folder.run("mkdir bin && ln -s \"$MOE_PLAN\" bin/moe-plan").status == 0);
+}
+
+void stand_in(const Folder& folder, const std::string& command, const std::string& script) {
+    folder.write("bin/" + command, "#!/bin/bash\n" + script);
+    REQUIRE(folder.run("chmod +x bin/" + command).status == 0);
+}
+
+std::string port() {
+    static int next = 30000 + static_cast<int>(::getpid() % 2000);
+    return std::to_string(next++);
+}
+
+// Runs it where "bin" comes first, and holds its losses to those of threads.
+void check_losses(const Folder& folder, const std::string& command) {
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
+    const Json ranks = document(folder.run("export PATH=\"$PWD/bin:$PATH\"; " + command));
+    REQUIRE(ranks["steps"].size() == 2);
+    for (int i = 0; i < 2; ++i) CHECK(ranks["steps"][i]["loss"] == threads["steps"][i]["loss"]);
+    CHECK(ranks["ranks"] == 8);
+}
+
+} // namespace
+
+TEST_CASE("launch --slurm: two nodes of four processes each train what threads train") {
+    const Folder folder;
+    set_up(folder);
+    const Json job =
+        document(folder.run("moe-plan launch plan.json --slurm --gpus-per-node 4 --out job.sh --json" + arguments));
+    CHECK(job["nodes"] == 2);
+    CHECK(job["processes_per_node"] == 4);
+    CHECK(job["text"] == folder.read("job.sh"));
+    for (const char* line : {"#SBATCH --nodes=2\n", "#SBATCH --ntasks-per-node=4\n"})
+        CHECK(folder.read("job.sh").find(line) != std::string::npos);
+    CHECK(folder.read("job.sh").find("gpus-per-node") == std::string::npos); // a plan for cores
+    stand_in(folder, "scontrol", "echo 127.0.0.1; sleep 0.1; echo node2\n");
+    stand_in(folder, "srun", R"(shift
+for rank in 0 1 2 3 4 5 6 7; do
+  SLURM_PROCID=$rank SLURM_LOCALID=$((rank % 4)) SLURM_NTASKS=8 SLURM_NNODES=2 "$@" &
+done
+wait
+)");
+    check_losses(folder, "SLURM_JOB_ID=" + port() + " SLURM_JOB_NODELIST='node[1-2]' ./job.sh");
+}
+
+TEST_CASE("launch --mpi: mpirun is told how many processes, and how many on a node") {
+    const Folder folder;
+    set_up(folder);
+    REQUIRE(folder.run("moe-plan launch plan.json --mpi --out job.sh" + arguments).status == 0);
+    stand_in(folder, "mpirun", R"(printf '%s ' "$@" > words
+while [ "$1" != moe-plan ]; do shift; done
+for rank in 0 1 2 3 4 5 6 7; do
+  OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_SIZE=8 "$@" &
+done
+wait
+)");
+    check_losses(folder, "MASTER_PORT=" + port() + " ./job.sh");
+    CHECK(folder.read("words").find("-n 8 --map-by ppr:8:node") == 0);
+}
+
+TEST_CASE("launch --k8s: a pod per node runs that node's ranks") {
+    const Folder folder;
+    set_up(folder);
+    const Outcome text = folder.run("moe-plan launch plan.json --k8s --gpus-per-node 4 --image here/moe:1" + arguments);
+    REQUIRE(text.status == 0);
+    for (const char* line : {"  completions: 2\n", "          image: here/moe:1\n", "  completionMode: Indexed\n"})
+        CHECK(text.out.find(line) != std::string::npos);
+    // The script and the plan as they stand in the manifest, without their indentation.
+    folder.write("job.yaml", text.out);
+    folder.run("sed -n '/^            - |/,/^          volumeMounts/p' job.yaml | sed '1d;$d;s/^ *//;"
+               "s|/plan/plan.json|carried.json|' > pod.sh");
+    folder.run("sed -n '/^  plan.json: |/,/^---/p' job.yaml | sed '1d;$d;s/^    //' > carried.json");
+    CHECK(folder.read("carried.json") == folder.read("plan.json"));
+    check_losses(folder, "export MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port() +
+                             "; JOB_COMPLETION_INDEX=1 bash pod.sh & JOB_COMPLETION_INDEX=0 bash pod.sh && wait");
+}
+
+TEST_CASE("launch: GPUs of a node as the hardware has them; bad requests are one line") {
+    const Folder folder;
+    REQUIRE(folder.run("moe-plan " + moe::test::gpu_search + "--out h100.json").status == 0);
+    const Json job = document(folder.run("moe-plan launch h100.json --slurm --json"));
+    CHECK(job["nodes"] == 2);
+    CHECK(job["text"].get<std::string>().find("#SBATCH --gpus-per-node=8\n") != std::string::npos);
+    CHECK(job["text"].get<std::string>().find(" --backend cuda ") != std::string::npos);
+    check_line(folder.run("moe-plan launch h100.json"), 2, "one of --slurm, --mpi and --k8s");
+    check_line(folder.run("moe-plan launch h100.json --slurm --mpi"), 2, "one of --slurm, --mpi and --k8s");
+    check_line(folder.run("moe-plan launch h100.json --k8s"), 2, "needs --image");
+    check_line(folder.run("moe-plan launch h100.json --mpi --gpus-per-node 5"), 2,
+               "the plan's 16 ranks do not fill whole nodes: use a divisor of 16");
+    check_line(folder.run("moe-plan launch none.json --mpi"), 2, "none.json");
+    REQUIRE(folder
+                .run("moe-plan search --model Qwen3-30B-A3B --hardware gb200-nvl72 --gpus 8 --gbs 64 --seq 4096 "
+                     "--precision mxfp8 --top 1 --out mxfp8.json")
+                .status == 0);
+    const Outcome warned = folder.run("moe-plan launch mxfp8.json --slurm --json");
+    CHECK(document(warned)["nodes"] == 2);
+    CHECK(warned.err.find("execute cannot run this plan: ") != std::string::npos);
+}

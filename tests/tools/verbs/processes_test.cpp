@@ -1,0 +1,250 @@
+// One process per rank: the same losses as threads, under every launcher's variables, and one line when a rank is gone.
+#include "tests/tools/verbs/command.hpp"
+#include "tests/tools/verbs/stopped_thread.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+using moe::test::await_end;
+using moe::test::check_line;
+using moe::test::document;
+using moe::test::Folder;
+using moe::test::Outcome;
+using moe::test::stop_thread;
+using moe::test::thread_named;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+void set_up(const Folder& folder) {
+    moe::test::write_dataset(folder, "Pack my box with five dozen liquor jugs. ");
+    moe::test::write_plan(folder, "--fix tp=2 --fix ep=4 --fix pp=2", "plan.json");
+}
+
+// A port of this test's own, most likely: below those that the system gives to whoever calls.
+std::string port() {
+    static int next = 10000 + static_cast<int>(::getpid() % 20000);
+    return std::to_string(next++);
+}
+
+// Starts a process per rank behind `rank` and `world` set to the variables of a launcher; pids in "pids", output of
+// rank r in out.r and err.r. Ends when all have ended, with their exit statuses one behind the other in "statuses".
+std::string start(const std::string& rank, const std::string& world, const std::string& arguments,
+                  const std::string& meanwhile = "") {
+    return "rm -f pids; for r in 0 1 2 3 4 5 6 7; do env " + rank + "=$r " + world + "=8 MASTER_PORT=" + port() +
+           " moe-plan execute plan.json --data text --lr 0.01 " + arguments +
+           " > out.$r 2> err.$r & echo $! >> pids; done; " + meanwhile +
+           " for p in $(cat pids); do wait $p; echo $?; done > statuses";
+}
+
+const std::string when_under_way = "for i in $(seq 600); do grep -q 'step 2/' err.0 && break; sleep 0.1; done; ";
+
+} // namespace
+
+TEST_CASE("processes take the steps that threads take, under the variables of every launcher") {
+    const Folder folder;
+    set_up(folder);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 3 --json"));
+    const std::pair<const char*, const char*> launchers[] = {
+        {"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
+    for (const auto& [rank, world] : launchers) {
+        CAPTURE(rank);
+        folder.run(start(rank, world, "--steps 3 --json --run-dir run"));
+        CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+        const Json processes = Json::parse(folder.read("out.0"));
+        for (int i = 0; i < 3; ++i) {
+            CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
+            CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
+        }
+        for (int r = 1; r < 8; ++r)
+            CHECK((folder.read("out." + std::to_string(r)) + folder.read("err." + std::to_string(r))).empty());
+    }
+    // The timeline has the rows of all processes.
+    const Json compared = document(folder.run("moe-plan compare run --json"));
+    std::size_t ops = 0;
+    for (const Json& kind : compared["by_kind"]) ops += kind["count"].get<std::size_t>();
+    CHECK(compared["matched_ops"].get<std::size_t>() == ops);
+    CHECK(!folder.read("run/routing.csv").empty());
+}
+
+TEST_CASE("mpirun starts a process per rank, with the losses of threads") {
+    const Folder folder;
+    const std::string mpirun =
+        "env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none ";
+    if (folder.run(mpirun + "-n 2 true").status != 0) {
+        MESSAGE("skipped: no mpirun that starts processes here (Debian's openmpi-bin)");
+        return;
+    }
+    set_up(folder);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 3 --json"));
+    const Outcome run = folder.run("MASTER_PORT=" + port() + " " + mpirun +
+                                   "-n 8 moe-plan execute plan.json --data text --lr 0.01 --steps 3 --json");
+    const Json processes = document(run);
+    REQUIRE(processes["steps"].size() == 3);
+    for (int i = 0; i < 3; ++i) {
+        CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
+        CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
+    }
+    CHECK(run.err.find("8 processes") != std::string::npos);
+}
+
+// Two hosts are two network namespaces with a cable between them: nothing else leads from one to the other.
+TEST_CASE("processes on two hosts take the steps that threads take") {
+    const Folder folder;
+    const std::string a = "moe-plan-a-" + std::to_string(::getpid()), b = "moe-plan-b-" + std::to_string(::getpid());
+    const std::string cable = std::to_string(::getpid() % 100000);
+    const std::string made = "ip netns add " + a + " && ip netns add " + b + " && ip link add va" + cable + " netns " +
+                             a + " type veth peer name vb" + cable + " netns " + b + " && ip -n " + a +
+                             " addr add 10.77.0.1/24 dev va" + cable + " && ip -n " + b +
+                             " addr add 10.77.0.2/24 dev vb" + cable + " && ip -n " + a + " link set va" + cable +
+                             " up && ip -n " + b + " link set vb" + cable + " up && ip -n " + a +
+                             " link set lo up && ip -n " + b + " link set lo up";
+    const std::string gone = "ip netns del " + a + "; ip netns del " + b;
+    if (folder.run(made).status != 0) {
+        folder.run(gone);
+        MESSAGE("skipped: no network namespaces here (they need root and iproute2)");
+        return;
+    }
+    set_up(folder);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
+    // Half of the ranks on each.
+    folder.run(
+        "rm -f pids; for r in 0 1 2 3 4 5 6 7; do host=" + a + "; if [ $r -ge 4 ]; then host=" + b +
+        "; fi; ip netns exec $host env RANK=$r WORLD_SIZE=8 MASTER_ADDR=10.77.0.1 MASTER_PORT=" + port() +
+        " \"$(command -v moe-plan)\" execute plan.json --data text --lr 0.01 --steps 2 --json"
+        " > out.$r 2> err.$r & echo $! >> pids; done; for p in $(cat pids); do wait $p; echo $?; done > statuses");
+    folder.run(gone);
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+    const Json processes = Json::parse(folder.read("out.0"));
+    for (int i = 0; i < 2; ++i) {
+        CHECK(processes["steps"][i]["loss"] == threads["steps"][i]["loss"]);
+        CHECK(processes["steps"][i]["grad_norm"] == threads["steps"][i]["grad_norm"]);
+    }
+}
+
+TEST_CASE("processes run a step again where routed rows overflow, as threads do") {
+    const Folder folder;
+    set_up(folder);
+    REQUIRE(folder
+                .run("moe-plan search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 256 "
+                     "--precision fp32 --fix tp=1 --fix ep=4 --fix pp=2 --fix mbs=1 --fix capacity=1 --out plan.json")
+                .status == 0);
+    const Json threads = document(folder.run("moe-plan execute plan.json --data text --lr 0.01 --steps 2 --json"));
+    folder.run(start("RANK", "WORLD_SIZE", "--steps 2 --json"));
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+    const Json processes = Json::parse(folder.read("out.0"));
+    for (int i = 0; i < 2; ++i) {
+        CHECK(threads["steps"][i]["overflow"] > 0.0);
+        for (const char* figure : {"loss", "grad_norm", "overflow"})
+            CHECK(processes["steps"][i][figure] == threads["steps"][i][figure]);
+    }
+    CHECK(folder.read("err.0").find("too many for the planned capacity: the step was run again") != std::string::npos);
+}
+
+TEST_CASE("processes save together, and a run of threads goes on from it") {
+    const Folder folder;
+    set_up(folder);
+    folder.run(start("RANK", "WORLD_SIZE", "--steps 100000 --checkpoint c --json",
+                     when_under_way + "kill -TERM $(sed -n 4p pids);"));
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+    const Json run = Json::parse(folder.read("out.0"));
+    const int last = run["steps"].back()["step"];
+    const Outcome more = folder.run("moe-plan execute plan.json --data text --lr 0.01 --json --checkpoint c --resume "
+                                    "--steps " +
+                                    std::to_string(last + 1));
+    CHECK(document(more)["steps"][0]["step"] == last + 1);
+    CHECK(more.err.find("skipped") == std::string::npos);
+}
+
+TEST_CASE("when a rank is killed or stopped, the others end within 30 s with one line that names it and the op") {
+    const Folder folder;
+    set_up(folder);
+    for (const char* signal : {"KILL", "STOP"}) {
+        CAPTURE(signal);
+        // The victim is not waited for while it is stopped.
+        folder.run(start("RANK", "WORLD_SIZE", "--steps 100000 --json",
+                         when_under_way + "v=$(sed -n 6p pids); date +%s > begin; kill -" + signal +
+                             " $v; for p in $(grep -v \"^$v$\" pids); do wait $p; echo $?; done > others; "
+                             "date +%s > end; kill -KILL $v;"));
+        CHECK(std::stol(folder.read("end")) - std::stol(folder.read("begin")) <= 30);
+        CHECK(folder.read("others") == "1\n1\n1\n1\n1\n1\n1\n");
+        const std::string gone = std::string(signal) == "KILL" ? "rank 5 has died" : "rank 5 has stopped";
+        for (const int r : {1, 2, 3, 4, 6, 7}) {
+            const std::string line = folder.read("err." + std::to_string(r));
+            CAPTURE(line);
+            CHECK(std::count(line.begin(), line.end(), '\n') == 1);
+            CHECK(line.find("slot ") != std::string::npos); // the op and where it stands
+            CHECK(line.find(gone) != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("a rank that hangs in an op ends the run, its own process included, with one line that names it and the op") {
+    const Folder folder;
+    set_up(folder);
+    for (const bool processes : {true, false}) {
+        CAPTURE(processes);
+        const std::string arguments = "--steps 100000 --json --hang-timeout 3";
+        const std::string command = processes
+                                        ? start("RANK", "WORLD_SIZE", arguments)
+                                        : "rm -f pids; moe-plan execute plan.json --data text --lr 0.01 " + arguments +
+                                              " > out.0 2> err.0 & echo $! > pids; wait $!; echo $? > statuses";
+        folder.run("rm -f err.0 pids"); // of the case before
+        std::thread run([&] { folder.run(command); });
+        const auto under_way = [&] { return folder.read("err.0").find("step 2/") != std::string::npos; };
+        for (int i = 0; i < 600 && !under_way(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        std::istringstream pids(folder.read("pids"));
+        std::vector<pid_t> all{std::istream_iterator<pid_t>(pids), {}};
+        const pid_t process = all.empty() ? 0 : all.at(processes ? 5 : 0), thread = thread_named(process, "rank 5");
+        const bool stopped = thread != 0 && stop_thread(thread);
+        const bool ended = stopped && await_end(process, thread, 30.0);
+        for (const pid_t pid : all)
+            if (!ended) ::kill(pid, SIGKILL);
+        run.join();
+        REQUIRE(thread != 0);
+        if (!stopped) {
+            MESSAGE("skipped: this system does not allow one process to trace another");
+            return;
+        }
+        CHECK(ended);
+        const std::string statuses = folder.read("statuses");
+        CHECK(statuses == (processes ? "1\n1\n1\n1\n1\n1\n1\n1\n" : "1\n"));
+        for (int r = 0; r < (processes ? 8 : 1); ++r) {
+            const std::string log = folder.read("err." + std::to_string(r));
+            CAPTURE(log);
+            // A thread may be stopped while it holds the lock of all ranks, as no computation does: others hang at it.
+            CHECK(log.find(processes ? "moe-plan: rank 5: " : "moe-plan: rank ") != std::string::npos);
+            CHECK(log.find("slot ") != std::string::npos);
+            CHECK(log.find("hangs: nothing has ended for 3 s") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("an op that takes longer than the limit, but whose rank waits for others, is no hang") {
+    const Folder folder;
+    set_up(folder);
+    // The whole run is suspended for longer than the limit: no rank gets on, and none is to blame.
+    folder.run(start("RANK", "WORLD_SIZE", "--steps 40 --json --hang-timeout 2",
+                     when_under_way + "kill -STOP $(cat pids); sleep 4; kill -CONT $(cat pids); "));
+    CHECK(folder.read("statuses") == "0\n0\n0\n0\n0\n0\n0\n0\n");
+}
+
+TEST_CASE("processes that do not fit the plan are refused") {
+    const Folder folder;
+    set_up(folder);
+    check_line(folder.run("env RANK=1 WORLD_SIZE=4 moe-plan execute plan.json --data text"), 2,
+               "has 8 ranks, but 4 processes were started");
+    check_line(folder.run("env RANK=9 WORLD_SIZE=8 moe-plan execute plan.json --data text"), 2, "RANK = 9");
+}

@@ -1,0 +1,151 @@
+// Runs that end before their time: SIGTERM, Ctrl-C, SIGKILL at any moment, damaged checkpoints, and going on after
+// each.
+#include "tests/support/draws.hpp"
+#include "tests/support/nearly.hpp"
+#include "tests/tools/verbs/command.hpp"
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+
+using moe::test::check_line;
+using moe::test::document;
+using moe::test::Folder;
+using moe::test::Outcome;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+// A folder with a dataset and two plans for the same model.
+void set_up(const Folder& folder) {
+    moe::test::write_dataset(folder, "Sphinx of black quartz, judge my vow. ");
+    moe::test::write_plan(folder, "--fix pp=2 --fix ep=4", "plan.json");
+    moe::test::write_plan(folder, "--fix tp=2 --fix pp=1", "other.json");
+}
+
+std::string execute(const std::string& plan, int steps, const std::string& more) {
+    return "moe-plan execute " + plan + " --data text --lr 0.01 --json --steps " + std::to_string(steps) + " " + more;
+}
+
+double loss(const Json& run, std::size_t from_the_end) {
+    const Json& steps = run["steps"];
+    return steps[steps.size() - 1 - from_the_end]["loss"];
+}
+
+// Of the folders that carry a checkpoint's final name; 0 without any.
+int newest_step(const std::string& path) {
+    int newest = 0;
+    std::error_code missing;
+    for (const auto& entry : std::filesystem::directory_iterator(path, missing)) {
+        const std::string name = entry.path().filename().string();
+        if (name.find('.') == std::string::npos) newest = std::max(newest, std::stoi(name.substr(5)));
+    }
+    return newest;
+}
+
+} // namespace
+
+TEST_CASE("a resumed run takes the steps that the whole run takes") {
+    const Folder folder;
+    set_up(folder);
+    const Json whole = document(folder.run(execute("plan.json", 6, "")));
+    document(folder.run(execute("plan.json", 4, "--checkpoint c --save-interval 3")));
+    CHECK(folder.holds("c/step-00000003/index.json"));
+    CHECK(folder.holds("c/step-00000004/rank-00007.safetensors"));
+    const Json rest = document(folder.run(execute("plan.json", 6, "--checkpoint c --resume")));
+    REQUIRE(rest["steps"].size() == 2);
+    CHECK(rest["steps"][0]["step"] == 5);
+    CHECK(rest["steps"][1]["loss"] == whole["steps"][5]["loss"]);
+    // Another plan, from the same checkpoint.
+    std::filesystem::remove_all(folder.file("c/step-00000006"));
+    const Json other = document(folder.run(execute("other.json", 6, "--checkpoint c --resume")));
+    CHECK(loss(other, 0) == nearly(loss(whole, 0)).epsilon(1e-5));
+    // Nothing is left to do.
+    const Outcome done = folder.run(execute("plan.json", 6, "--checkpoint c --resume --run-dir run"));
+    CHECK(document(done)["steps"].empty());
+    CHECK(done.err.find("nothing to train") != std::string::npos);
+    CHECK(folder.holds("run/run.json"));
+}
+
+TEST_CASE("an exported checkpoint starts a run where it stands") {
+    const Folder folder;
+    set_up(folder);
+    const Json whole = document(folder.run(execute("plan.json", 3, "")));
+    document(folder.run(execute("plan.json", 2, "--checkpoint c")));
+    const Json exported = document(folder.run("moe-plan export --checkpoint c --out hf --json"));
+    CHECK(exported["step"] == 2);
+    CHECK(folder.holds("hf/model.safetensors"));
+    // Same weights, no moments; the samples begin anew, so that only a resumed run sees the third step's.
+    const Json first = document(folder.run(execute("other.json", 1, "--init-from hf")));
+    CHECK(loss(first, 0) < loss(whole, 0));
+    check_line(folder.run("moe-plan export --checkpoint c --out hf"), 2, "hf");
+}
+
+TEST_CASE("SIGTERM or Ctrl-C saves and ends the run with exit status 0") {
+    for (const std::string signal : {"TERM", "INT"}) {
+        CAPTURE(signal);
+        const Folder folder;
+        set_up(folder);
+        // A shell makes what it starts in the background deaf to SIGINT; env gives it its ears back.
+        const Outcome ended = folder.run(
+            "env --default-signal=INT " + execute("plan.json", 100000, "--checkpoint c --run-dir run") +
+            " & pid=$!; for i in $(seq 1200); do grep -q 'step 2/' ../$(basename $PWD).err && break; sleep 0.05; "
+            "done; kill -" +
+            signal + " $pid; wait $pid");
+        const Json run = document(ended);
+        const int last = run["steps"].back()["step"];
+        CHECK(ended.err.find("Saved step " + std::to_string(last)) != std::string::npos);
+        CHECK(folder.holds("run/measured.json"));
+        const Json more = document(folder.run(execute("plan.json", last + 1, "--checkpoint c --resume")));
+        CHECK(more["steps"][0]["step"] == last + 1);
+    }
+}
+
+TEST_CASE("a run killed at any moment goes on where its last whole checkpoint stands") {
+    const Folder folder;
+    set_up(folder);
+    constexpr int steps = 100000; // more than any run before its end takes
+    const int kills = static_cast<int>(environment("MOE_PLAN_KILLS", 4));
+    std::mt19937 random(5);
+    int reached = 0, progressed = 0;
+    for (int i = 0; i < kills; ++i) {
+        const double seconds = std::uniform_real_distribution<>(0.05, 0.7)(random);
+        const Outcome killed = folder.run("timeout -s KILL " + std::to_string(seconds) + " " +
+                                          execute("plan.json", steps, "--checkpoint c --save-interval 1 --resume"));
+        // Whatever it was doing, nothing that carries a final name is damaged.
+        CAPTURE(killed.err);
+        CHECK(killed.err.find("skipped") == std::string::npos);
+        CHECK((killed.status == 137 || killed.status == 0));
+        const int newest = newest_step(folder.file("c"));
+        CHECK(newest >= reached);
+        progressed += newest > reached ? 1 : 0;
+        reached = newest;
+    }
+    MESSAGE(kills, " kills, ", progressed, " of them behind a new checkpoint; step ", reached);
+    const Json rest = document(folder.run(execute("plan.json", reached + 1, "--checkpoint c --resume")));
+    REQUIRE(rest["steps"].size() == 1);
+    const Json whole = document(folder.run(execute("plan.json", reached + 1, "")));
+    CHECK(loss(rest, 0) == loss(whole, 0));
+}
+
+TEST_CASE("damaged checkpoints are named and skipped; senseless requests are refused") {
+    const Folder folder;
+    set_up(folder);
+    document(folder.run(execute("plan.json", 3, "--checkpoint c --save-interval 1")));
+    std::ofstream(folder.file("c/step-00000003/rank-00002.safetensors"), std::ios::trunc) << "short";
+    const Outcome resumed = folder.run(execute("plan.json", 3, "--checkpoint c --resume"));
+    CHECK(document(resumed)["steps"][0]["step"] == 3);
+    CHECK(resumed.err.find("skipped: c/step-00000003/rank-00002.safetensors") != std::string::npos);
+    check_line(folder.run("moe-plan execute plan.json --data text --checkpoint c"), 2, "add --resume to go on");
+    check_line(folder.run("moe-plan execute plan.json --data text --resume"), 2, "--resume: needs --checkpoint");
+    check_line(folder.run("moe-plan execute plan.json --data text --save-interval 2"), 2, "needs --checkpoint");
+    check_line(folder.run("moe-plan execute plan.json --data text --checkpoint d --save-interval -2"), 2,
+               "--save-interval -2");
+    check_line(folder.run("moe-plan execute plan.json --data text --steps 9 --seed 2 --checkpoint c --resume"), 2,
+               "was made with --seed 1, this run has 2");
+}

@@ -1,0 +1,274 @@
+// Builds the JSON documents of the verbs.
+#include "tools/report/documents.hpp"
+
+#include "planner/plan/plan.hpp"
+#include "tools/print/table.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace moe::tools {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string finish(const Json& document) { return document.dump(2) + "\n"; }
+
+Json breakdown(const Breakdown& b) {
+    return {{"compute", b.compute}, {"recompute", b.recompute}, {"tensor", b.tensor},
+            {"context", b.context}, {"expert", b.expert},       {"pipeline", b.pipeline},
+            {"bubble", b.bubble},   {"data", b.data},           {"optimizer", b.optimizer},
+            {"host", b.host}};
+}
+
+void add_estimate(Json& document, const Estimate& estimate) {
+    document["tflops_per_gpu"] = estimate.tflops_per_gpu;
+    document["tokens_per_second_per_gpu"] = estimate.tokens_per_second_per_gpu;
+    document["step_seconds"] = estimate.step_seconds;
+    document["memory_gib"] = gib(estimate.memory_bytes);
+    document["fits"] = estimate.fits;
+    document["breakdown"] = breakdown(estimate.breakdown);
+}
+
+Json quantiles_json(const Quantiles& q, double scale = 1.0) {
+    return {{"mean", q.mean * scale}, {"p50", q.p50 * scale}, {"p99", q.p99 * scale}};
+}
+
+Json skew_json(const Skew& skew) {
+    return {{"load", quantiles_json(skew.loads.time)},
+            {"step_seconds", quantiles_json(skew.step_seconds)},
+            {"tflops_per_gpu", quantiles_json(skew.tflops_per_gpu)},
+            {"memory_gib", quantiles_json(skew.memory_bytes, gib(1.0))},
+            {"overflow_probability", skew.loads.overflow}};
+}
+
+Json interval_json(const IntervalResult& result) {
+    if (!result.interval) return nullptr;
+    const Interval& i = *result.interval;
+    return {{"low", i.low},
+            {"high", i.high},
+            {"coverage", interval_coverage},
+            {"rows", i.rows},
+            {"new_family", i.new_family},
+            {"new_system", i.new_system}};
+}
+
+Json summary_json(const ValidationSummary& s) {
+    return {{"rows", s.rows},
+            {"predicted", s.predicted},
+            {"skipped", s.skipped},
+            {"mape", s.mape},
+            {"bias", s.bias},
+            {"within_10_percent", s.within_10_percent},
+            {"kendall_tau", s.kendall_tau},
+            {"pairs", s.pairs}};
+}
+
+// Published figures stand in skipped rows too, where there are any; predictions and errors only where there is one.
+Json prediction_json(const Prediction& p) {
+    const bool predicted = p.skipped.empty();
+    const auto or_null = [](bool known, double value) { return known ? Json(value) : Json(nullptr); };
+    return {{"run_id", p.run_id},
+            {"published_tflops_per_gpu", or_null(p.published > 0.0, p.published)},
+            {"predicted_tflops_per_gpu", or_null(predicted, p.predicted)},
+            {"error", or_null(predicted, p.error)},
+            {"skipped", predicted ? Json(nullptr) : Json(p.skipped)},
+            {"warnings", p.warnings}};
+}
+
+} // namespace
+
+std::string search_document(const SearchResult& result) {
+    Json document = {{"evaluated", result.evaluated}};
+    document["pruned"] = Json::object();
+    for (const auto& [reason, count] : result.pruned) document["pruned"][reason] = count;
+    document["seconds"] = result.seconds;
+    document["plans"] = Json::array();
+    for (const auto& [plan, estimate] : result.plans) {
+        Json entry = {{"plan", Json::parse(plan_to_json(plan))}};
+        add_estimate(entry, estimate);
+        document["plans"].push_back(std::move(entry));
+    }
+    return finish(document);
+}
+
+namespace {
+
+// Sizes in GiB. The classes and "outside" (context and communicators) add up to memory_gib.
+Json memory_of(const Simulation& simulation) {
+    const auto fullest = std::max_element(simulation.memory_bytes.begin(), simulation.memory_bytes.end());
+    const auto rank = static_cast<std::size_t>(fullest - simulation.memory_bytes.begin());
+    const MemoryBreakdown& held = simulation.held[rank];
+    const auto at = [](MemoryClass c) { return static_cast<std::size_t>(c); };
+    Json memory = Json::object();
+    memory["pipeline_rank"] = rank;
+    for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gradients, MemoryClass::optimizer})
+        memory[to_string(c)] = {{"gib", gib(static_cast<double>(held.classes[at(c)]))},
+                                {"experts_gib", gib(static_cast<double>(held.expert[at(c)]))}};
+    Json modules = Json::object();
+    for (const auto& [module, bytes] : held.saved) modules[to_string(module)] = gib(static_cast<double>(bytes));
+    memory["saved"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::saved)]))},
+                       {"kept", held.kept},
+                       {"by_module_gib", std::move(modules)}};
+    memory["workspace"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::transient)]))}};
+    memory["inputs"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::inputs)]))}};
+    memory["outside"] = {{"gib", gib(*fullest - static_cast<double>(simulation.memory[rank].arena_bytes))}};
+    return memory;
+}
+
+} // namespace
+
+std::string replay_document(const Simulation& simulation, const Skew& skew, const IntervalResult& interval,
+                            const std::string& trace, const std::string& report) {
+    Json document = Json::object();
+    add_estimate(document, simulation.estimate);
+    document["memory"] = memory_of(simulation);
+    document["skew"] = skew_json(skew);
+    document["interval"] = interval_json(interval);
+    if (!interval.interval) document["interval_reason"] = interval.reason;
+    document["ops"] = simulation.ops;
+    document["ranks"] = simulation.ranks;
+    if (!trace.empty()) document["trace"] = trace;
+    if (!report.empty()) document["report"] = report;
+    return finish(document);
+}
+
+namespace {
+
+Json joined_json(const Joined& joined) {
+    Json document = {{"bytes", joined.bytes}, {"buffer_bytes", joined.buffer_bytes}, {"each", Json::array()}};
+    for (const auto& [circle, bytes] : joined.each)
+        document["each"].push_back(
+            {{"members", circle.ranks.size()},
+             {"for", circle.messages() ? "messages" : to_string(static_cast<Stream>(circle.purpose))},
+             {"pairwise", circle.pairwise},
+             {"bytes", bytes}});
+    return document;
+}
+
+} // namespace
+
+std::string run_document(const RunRecord& run) {
+    Json document = Json::object();
+    document["steps"] = Json::array();
+    for (const StepRecord& step : run.steps) {
+        document["steps"].push_back({{"step", step.step},
+                                     {"loss", step.loss},
+                                     {"grad_norm", step.grad_norm},
+                                     {"seconds", step.seconds},
+                                     {"tflops_per_gpu", step.tflops_per_gpu},
+                                     {"tokens", step.tokens}});
+        if (step.overflow > 0.0) document["steps"].back()["overflow"] = step.overflow;
+        Json routers = Json::array();
+        for (const RouterRecord& router : step.routers)
+            routers.push_back({{"layer", router.layer},
+                               {"aux_loss", router.aux_loss},
+                               {"z_loss", router.z_loss},
+                               {"load_max_over_mean", router.load_max_over_mean}});
+        if (!routers.empty()) document["steps"].back()["routers"] = std::move(routers);
+    }
+    document["peak_memory_gib"] = run.peak_memory_gib;
+    document["backend"] = run.backend;
+    document["ranks"] = run.ranks;
+    document["unigram_entropy"] = run.unigram_entropy;
+    document["predicted_step_seconds"] = run.predicted_step_seconds;
+    document["measured_step_seconds"] = run.measured_step_seconds;
+    if (run.queued.nodes > 0)
+        document["graph"] = {{"nodes", run.queued.nodes},
+                             {"host_copies", run.queued.host_copies},
+                             {"fills", run.queued.fills},
+                             {"host_seconds", run.queued.host_seconds},
+                             {"stamp_seconds", run.queued.stamp_seconds},
+                             {"usual_stamp_seconds", run.queued.usual_stamp_seconds}};
+    if (run.draw.seconds > 0.0)
+        document["draw"] = {{"seconds", run.draw.seconds},
+                            {"watts", run.draw.watts},
+                            {"limit_watts", run.draw.limit_watts},
+                            {"clock_mhz", run.draw.clock_hz / 1e6},
+                            {"top_clock_mhz", run.draw.top_clock_hz / 1e6}};
+    if (!run.joined.each.empty()) document["communicators"] = joined_json(run.joined);
+    if (!run.command.empty()) document["command"] = run.command;
+    return finish(document);
+}
+
+std::string comparison_document(const Comparison& comparison) {
+    Json document = {{"predicted_tflops_per_gpu", comparison.predicted_tflops},
+                     {"measured_tflops_per_gpu", comparison.measured_tflops},
+                     {"error", comparison.error()},
+                     {"predicted_step_seconds", comparison.predicted_seconds},
+                     {"measured_step_seconds", comparison.measured_seconds},
+                     {"predicted_memory_gib", comparison.predicted_memory_gib},
+                     {"measured_memory_gib", comparison.measured_memory_gib},
+                     {"predicted_exposed_communication_seconds", comparison.predicted_exposed},
+                     {"measured_exposed_communication_seconds", comparison.measured_exposed},
+                     {"matched_ops", comparison.matched}};
+    document["by_kind"] = Json::array();
+    for (const ComparedKind& kind : comparison.kinds)
+        document["by_kind"].push_back({{"kind", to_string(kind.kind)},
+                                       {"count", kind.count},
+                                       {"predicted_seconds", kind.predicted},
+                                       {"measured_seconds", kind.measured}});
+    document["widest"] = Json::array();
+    for (const ComparedOp& op : comparison.widest)
+        document["widest"].push_back({{"kind", to_string(op.measured.kind)},
+                                      {"rank", op.measured.rank},
+                                      {"slot", op.measured.slot},
+                                      {"op", op.measured.op},
+                                      {"layer", op.measured.layer},
+                                      {"phase", to_string(op.measured.phase)},
+                                      {"predicted_seconds", op.predicted.busy},
+                                      {"measured_seconds", op.measured.busy}});
+    return finish(document);
+}
+
+std::string validation_document(const std::vector<Prediction>& predictions,
+                                const std::vector<Improvement>* improvements) {
+    Json document = {{"rows", Json::array()}};
+    for (const Prediction& p : predictions) {
+        Json row = prediction_json(p);
+        if (p.skipped.empty()) {
+            row["stack"] = p.stack;
+            row["mbs"] = p.plan.mbs;
+            row["recompute"] = recompute::to_string(p.plan.recompute);
+            row["step_seconds"] = p.estimate.step_seconds;
+            row["memory_gib"] = gib(p.estimate.memory_bytes);
+            row["breakdown"] = breakdown(p.estimate.breakdown);
+        }
+        document["rows"].push_back(std::move(row));
+    }
+    document["summary"] = summary_json(summarize(predictions));
+    for (const auto& [name, field] : validation_groups) {
+        Json& groups = document["groups"][name] = Json::object();
+        for (const auto& [value, summary] : summarize_by(predictions, field)) groups[value] = summary_json(summary);
+    }
+    if (improvements == nullptr) return finish(document);
+    Json& list = document["improvements"] = Json::array();
+    for (const Improvement& i : *improvements) {
+        Json changes = Json::array();
+        for (const FieldChange& c : i.changes) changes.push_back({{"field", c.field}, {"from", c.from}, {"to", c.to}});
+        list.push_back({{"run_id", i.run_id},
+                        {"published_plan_tflops_per_gpu", i.published_tflops},
+                        {"tflops_per_gpu", i.estimate.tflops_per_gpu},
+                        {"candidates", i.candidates},
+                        {"seconds", i.seconds},
+                        {"changes", changes},
+                        {"plan", Json::parse(plan_to_json(i.best))}});
+    }
+    return finish(document);
+}
+
+std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out) {
+    return finish({{"step", step}, {"parameters", parameters}, {"out", out}});
+}
+
+std::string launch_document(int nodes, int per_node, const std::string& out, const std::string& text) {
+    return finish({{"nodes", nodes}, {"processes_per_node", per_node}, {"out", out}, {"text", text}});
+}
+
+std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix) {
+    return finish(Json{{"documents", documents}, {"tokens", tokens}, {"prefix", prefix}});
+}
+
+} // namespace moe::tools

@@ -1,0 +1,64 @@
+// The JSON documents that the verbs print with --json and keep in run directories; one function each.
+#pragma once
+
+#include "engine/comm/queued.hpp"
+#include "engine/device/device.hpp"
+#include "planner/search/search.hpp"
+#include "simulator/pricing/skewed_estimator.hpp"
+#include "simulator/published/improve.hpp"
+#include "simulator/published/interval.hpp"
+#include "simulator/replay/simulate.hpp"
+#include "tools/report/comparison.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+std::string search_document(const SearchResult& result);
+
+// `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
+// skew: figures at the mean, p50 and p99 of the plan's routing.
+// interval: of tflops_per_gpu at its nominal coverage, null with a reason where nothing was measured.
+std::string replay_document(const Simulation& simulation, const Skew& skew, const IntervalResult& interval,
+                            const std::string& trace, const std::string& report);
+
+struct RouterRecord {
+    int layer = 0;
+    double aux_loss = 0.0, z_loss = 0.0;
+    double load_max_over_mean = 1.0; // of the tokens sent to its experts
+};
+struct StepRecord {
+    std::int64_t step = 0; // from 1
+    double loss = 0.0;     // nats per token
+    double grad_norm = 0.0;
+    double seconds = 0.0;
+    double tflops_per_gpu = 0.0;
+    std::int64_t tokens = 0;
+    double overflow = 0.0;             // routed rows too many for the planned capacity; above 0 the step was run again
+    std::vector<RouterRecord> routers; // by MoE layer
+};
+struct RunRecord {
+    std::vector<StepRecord> steps;
+    double peak_memory_gib = 0.0; // of the rank that holds most
+    std::string backend;
+    int ranks = 0;
+    double unigram_entropy = 0.0;                                     // of the data, nats per token
+    double predicted_step_seconds = 0.0, measured_step_seconds = 0.0; // measured: median without the first step
+    QueuedStep queued;                                                // of plans with cuda_graph = full on a GPU
+    Joined joined;                                                    // of ranks on devices
+    MeanDraw draw;                                                    // of the devices of this process
+    std::string command;                                              // run.json: how the run was started
+};
+std::string run_document(const RunRecord& run);
+
+std::string comparison_document(const Comparison& comparison);
+// improvements: nullptr where none were asked for.
+std::string validation_document(const std::vector<Prediction>& predictions,
+                                const std::vector<Improvement>* improvements);
+std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out);
+std::string launch_document(int nodes, int per_node, const std::string& out, const std::string& text);
+std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix);
+
+} // namespace moe::tools

@@ -1,0 +1,132 @@
+// The JSON document of explain.
+#include "tools/print/table.hpp"
+#include "tools/report/explanation.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace moe::tools {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json changes_json(const std::vector<FieldChange>& changes) {
+    Json list = Json::array();
+    for (const FieldChange& c : changes) list.push_back({{"field", c.field}, {"from", c.from}, {"to", c.to}});
+    return list;
+}
+
+Json figures(const Estimate& e) {
+    return {{"tflops_per_gpu", e.tflops_per_gpu},
+            {"step_seconds", e.step_seconds},
+            {"memory_gib", gib(e.memory_bytes)},
+            {"fits", e.fits}};
+}
+
+Json delta_json(const WhatIf& w, const Estimate& base) {
+    Json delta = {{"field", w.change.field}, {"from", w.change.from}, {"to", w.change.to}};
+    delta["along"] = changes_json(w.along);
+    delta.update(figures(w.estimate));
+    delta["gain"] = w.gain;
+    delta["step_seconds_delta"] = w.estimate.step_seconds - base.step_seconds;
+    delta["memory_gib_delta"] = gib(w.estimate.memory_bytes - base.memory_bytes);
+    return delta;
+}
+
+Json walls_json(const Explanation& e) {
+    const Walls& w = e.walls;
+    Json memory = {{"stage", w.fullest}, {"memory_gib", gib(w.memory_bytes)}, {"limit_gib", gib(w.memory_limit)}};
+    memory["classes"] = Json::array();
+    for (const auto& [name, bytes] : w.memory) memory["classes"].push_back({{"class", name}, {"gib", gib(bytes)}});
+    Json communication = {{"stage", w.stage},
+                          {"axes", Json::array()},
+                          {"sparing_products", w.sparing},
+                          {"spared_multiprocessors", w.spared}};
+    for (const CommunicationWall& c : w.communication)
+        communication["axes"].push_back({{"axis", c.axis},
+                                         {"busy_seconds", c.busy},
+                                         {"exposed_seconds", c.exposed},
+                                         {"bytes", c.bytes},
+                                         {"ops", c.ops}});
+    Json compute = {{"stage", w.stage},
+                    {"seconds_at_peak", w.model_seconds},
+                    {"mfu", w.model_seconds / e.simulation.estimate.step_seconds},
+                    {"host_issue_seconds", w.issue_seconds},
+                    {"host_exposed_seconds", e.simulation.estimate.breakdown.host},
+                    {"launches", w.launches},
+                    {"classes", Json::array()}};
+    for (const ComputeWall& c : w.compute)
+        compute["classes"].push_back({{"class", c.name},
+                                      {"busy_seconds", c.busy},
+                                      {"seconds_at_peak", c.ideal},
+                                      {"recompute_seconds", c.repeated},
+                                      {"ops", c.ops}});
+    Json walls = {{"memory", memory}, {"communication", communication}, {"compute", compute}};
+    walls["losses"] = Json::array();
+    for (const auto& [cause, seconds] : losses(e)) walls["losses"].push_back({{"cause", cause}, {"seconds", seconds}});
+    return walls;
+}
+
+Json differences_json(const std::vector<Difference>& list, const char* name, const char* unit, double scale) {
+    Json result = Json::array();
+    for (const Difference& d : list)
+        result.push_back({{name, d.name},
+                          {fmt::format("here_{}", unit), d.here * scale},
+                          {fmt::format("there_{}", unit), d.there * scale}});
+    return result;
+}
+
+} // namespace
+
+std::string infeasibility_document(const Infeasibility& why, const std::string& line) {
+    Json document = {{"feasible", false}, {"reason", line}};
+    document["constraints"] = Json::array();
+    for (const Obstacle& o : why.obstacles)
+        document["constraints"].push_back(
+            {{"constraint", o.constraint}, {"candidates", o.candidates}, {"example", o.example}});
+    document["closest"] = Json::array();
+    for (const TightMapping& m : why.closest)
+        document["closest"].push_back({{"memory_gib", gib(m.memory_bytes)},
+                                       {"limit_gib", gib(m.plan.hardware->memory_bytes)},
+                                       {"plan", Json::parse(plan_to_json(m.plan))}});
+    document["remedies"] = Json::array();
+    for (const Remedy& r : why.remedies)
+        document["remedies"].push_back({{"change", r.what},
+                                        {"from", r.from},
+                                        {"to", r.to},
+                                        {"memory_gib", gib(r.memory_bytes)},
+                                        {"plan", Json::parse(plan_to_json(r.plan))}});
+    return document.dump(2) + "\n";
+}
+
+std::string explanation_document(const Explanation& e, const Versus* versus) {
+    Json document = {{"feasible", true}};
+    document.update(figures(e.simulation.estimate));
+    document["plan"] = Json::parse(plan_to_json(e.plan));
+    document["walls"] = walls_json(e);
+    document["base"] = figures(e.base);
+    document["deltas"] = Json::array();
+    document["impossible"] = Json::array();
+    for (const WhatIf& w : e.deltas)
+        if (w.impossible.empty())
+            document["deltas"].push_back(delta_json(w, e.base));
+        else
+            document["impossible"].push_back(
+                {{"field", w.change.field}, {"from", w.change.from}, {"to", w.change.to}, {"reason", w.impossible}});
+    document["front"] = Json::array();
+    for (const FrontPoint& point : e.front) {
+        Json entry = {{"changes", changes_json(point.changes)}};
+        entry.update(figures(point.estimate));
+        document["front"].push_back(std::move(entry));
+    }
+    if (versus != nullptr)
+        document["versus"] = {{"fields", changes_json(versus->fields)},
+                              {"there", figures(versus->there)},
+                              {"breakdown", differences_json(versus->parts, "part", "seconds", 1.0)},
+                              {"by_kind", differences_json(versus->kinds, "kind", "seconds", 1.0)},
+                              {"memory", differences_json(versus->memory, "class", "gib", gib(1.0))}};
+    return document.dump(2) + "\n";
+}
+
+} // namespace moe::tools

@@ -1,0 +1,116 @@
+// Works out explanations and what differs between two of them.
+#include "tools/report/explanation.hpp"
+
+#include "simulator/pricing/skewed_estimator.hpp"
+#include "tools/print/table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace moe::tools {
+
+namespace {
+
+void sort_widest(std::vector<Difference>& list) {
+    std::stable_sort(list.begin(), list.end(), [](const Difference& a, const Difference& b) {
+        return std::abs(a.there - a.here) > std::abs(b.there - b.here);
+    });
+}
+
+// Joins two lists by name: names of either one stand in the result.
+template <class List, class Name, class Value>
+std::vector<Difference> joined(const List& here, const List& there, Name name, Value value) {
+    std::vector<Difference> result;
+    const auto entry = [&](const std::string& wanted) -> Difference& {
+        for (Difference& d : result)
+            if (d.name == wanted) return d;
+        result.push_back({wanted, 0.0, 0.0});
+        return result.back();
+    };
+    for (const auto& item : here) entry(name(item)).here = value(item);
+    for (const auto& item : there) entry(name(item)).there = value(item);
+    return result;
+}
+
+} // namespace
+
+Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simulation) {
+    Explanation e;
+    e.plan = plan;
+    e.simulation = std::move(simulation);
+    e.walls = walls(plan, stack, e.simulation);
+    e.interval = interval_of(plan, e.simulation.estimate, load_residuals(plan, stack.executable));
+    e.skew = skew_of(plan, stack, e.simulation);
+    SkewedEstimator estimator(plan.hardware, stack);
+    e.base = estimator.play(plan);
+    e.deltas = what_ifs(plan, stack, estimator);
+    e.front = memory_front(plan, stack, estimator);
+    return e;
+}
+
+std::vector<std::pair<const char*, double>> parts_of(const Breakdown& b) {
+    return {{"compute", b.compute},         {"recompute", b.recompute},
+            {"TP communication", b.tensor}, {"CP communication", b.context},
+            {"EP communication", b.expert}, {"PP communication", b.pipeline},
+            {"bubble", b.bubble},           {"DP communication", b.data},
+            {"optimizer", b.optimizer},     {"host", b.host}};
+}
+
+std::string interval_text(const IntervalResult& result) {
+    if (!result.interval) return fmt::format("No interval: {}", result.reason);
+    const Interval& i = *result.interval;
+    const char* unseen = i.new_family && i.new_system ? ", this model family and this system not among them"
+                         : i.new_family               ? ", this model family not among them"
+                         : i.new_system               ? ", this system not among them"
+                                                      : "";
+    return fmt::format("{:.0f}% interval {:.4g} to {:.4g} TFLOPS/GPU (cross-validated on {} measured runs{})",
+                       100.0 * interval_coverage, i.low, i.high, i.rows, unseen);
+}
+
+std::string skew_text(const Plan& plan, const Skew& skew) {
+    Table table({"<", "load", "step", "TFLOPS/GPU", "GiB"});
+    for (const auto& [name, value] :
+         {std::pair{"mean", &Quantiles::mean}, {"p50", &Quantiles::p50}, {"p99", &Quantiles::p99}})
+        table.add({name, fmt::format("{:.2f}", skew.loads.time.*value), seconds_text(skew.step_seconds.*value),
+                   fmt::format("{:.4g}", skew.tflops_per_gpu.*value), gib_text(skew.memory_bytes.*value)});
+    std::string text = fmt::format("Routing {}, over steps (load: of the hottest ranks over the mean rank):\n{}",
+                                   plan.routing, table.text(2));
+    if (plan.capacity > 0.0)
+        text += fmt::format("\n  {} of the steps exceed the capacity {} and are run again",
+                            percent_text(skew.loads.overflow), plan.capacity);
+    return text;
+}
+
+std::vector<std::pair<std::string, double>> losses(const Explanation& e) {
+    std::vector<std::pair<std::string, double>> result;
+    for (const ComputeWall& wall : e.walls.compute)
+        if (wall.busy - wall.repeated > wall.ideal)
+            result.emplace_back(wall.name + " below peak", wall.busy - wall.repeated - wall.ideal);
+    for (const auto& [name, seconds] : parts_of(e.simulation.estimate.breakdown))
+        if (std::string(name) != "compute" && std::string(name) != "optimizer" && seconds > 0.0)
+            result.emplace_back(name, seconds);
+    std::stable_sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+    return result;
+}
+
+Versus compare_plans(const Explanation& here, const Explanation& there) {
+    Versus v;
+    v.fields = differences(here.plan, there.plan);
+    v.there = there.simulation.estimate;
+    const auto first = [](const auto& item) { return std::string(item.first); };
+    const auto second = [](const auto& item) { return item.second; };
+    v.parts = joined(parts_of(here.simulation.estimate.breakdown), parts_of(there.simulation.estimate.breakdown), first,
+                     second);
+    v.kinds = joined(
+        totals_by_kind(here.simulation.timeline), totals_by_kind(there.simulation.timeline),
+        [](const KindTotal& total) { return std::string(to_string(total.kind)); },
+        [](const KindTotal& total) { return total.seconds; });
+    v.memory = joined(here.walls.memory, there.walls.memory, first, second);
+    sort_widest(v.kinds);
+    return v;
+}
+
+} // namespace moe::tools

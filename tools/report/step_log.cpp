@@ -1,0 +1,55 @@
+// A line and a record for every step.
+#include "tools/report/step_log.hpp"
+
+#include "tools/print/table.hpp"
+
+#include <algorithm>
+
+namespace moe::tools {
+
+namespace {
+
+double median(std::vector<double> values) {
+    if (values.empty()) return 0.0;
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+} // namespace
+
+StepLog::StepLog(Console& console, const Plan& plan, std::int64_t steps, RunRecord& run)
+    : console_(console),
+      steps_(steps),
+      run_(run),
+      flops_per_token_(model_flops_per_token(*plan.model, plan.seq, plan.tp)),
+      gpus_(plan.gpus) {}
+
+void StepLog::add(const StepResult& step) {
+    const double rate = static_cast<double>(step.tokens) / step.seconds;
+    const double tflops = flops_per_token_ * rate / gpus_ / 1e12;
+    run_.steps.push_back({step.step, step.loss, step.grad_norm, step.seconds, tflops, step.tokens, step.overflow, {}});
+    double worst = 1.0;
+    for (const RouterStep& router : step.routers) {
+        worst = std::max(worst, router.max_over_mean());
+        run_.steps.back().routers.push_back({router.layer, router.aux_loss, router.z_loss, router.max_over_mean()});
+    }
+    std::string routers;
+    if (!step.routers.empty())
+        routers = fmt::format(" | aux loss {:.3g}, hottest expert {:.2f} of the mean", step.aux_loss(), worst);
+    if (step.overflow > 0.0)
+        console_.say("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
+                     step.step, steps_, step.overflow);
+    // The first step touches all memory for the first time.
+    if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
+    run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);
+    console_.say("step {}/{} | loss {:.4f} | grad norm {:.3f}{} | {} tokens/s | {:.3g} TFLOPS/GPU | {}, predicted {} "
+                 "(predicted/measured {:.2f})",
+                 step.step, steps_, step.loss, step.grad_norm, routers, count_text(rate), tflops,
+                 seconds_text(step.seconds), seconds_text(run_.predicted_step_seconds),
+                 run_.predicted_step_seconds / run_.measured_step_seconds);
+    console_.progress(fmt::format("{}/{} steps, {:.0f} s left", step.step, steps_,
+                                  static_cast<double>(steps_ - step.step) * run_.measured_step_seconds));
+}
+
+} // namespace moe::tools

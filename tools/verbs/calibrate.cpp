@@ -1,0 +1,211 @@
+// The verb calibrate: measures this machine and writes a hardware profile that search and replay price with.
+#include "engine/backends/backends.hpp"
+#include "engine/base/run_in_subprocess.hpp"
+#include "engine/bench/collective_bench.hpp"
+#include "engine/bench/microbench.hpp"
+#include "engine/ops/backend.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/program/measured.hpp"
+#include "tools/calibrate/overlap_calibration.hpp"
+#include "tools/calibrate/profile_update.hpp"
+#include "tools/print/console.hpp"
+#include "tools/print/table.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <array>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+
+namespace moe::tools {
+
+namespace {
+
+// As the kernel names it; other architectures than x86 have no such line.
+std::string processor_name() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);)
+        if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
+            return line.substr(line.find(": ") + 2);
+    return "processor without a name in /proc/cpuinfo";
+}
+
+std::string today() {
+    const std::time_t now = std::time(nullptr);
+    std::tm utc{};
+    ::gmtime_r(&now, &utc);
+    return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+// The datasheet profile of a GPU, by the name that its driver gives it.
+std::string profile_of(const std::string& device) {
+    constexpr std::array profiles{std::pair{"GB300", "gb300-nvl72"}, std::pair{"GB200", "gb200-nvl72"},
+                                  std::pair{"B300", "b300"},         std::pair{"B200", "b200"},
+                                  std::pair{"H200", "h200"},         std::pair{"H800", "h800"},
+                                  std::pair{"H100", "h100"}};
+    for (const auto& [gpu, profile] : profiles)
+        if (device.find(gpu) != std::string::npos) return profile;
+    refuse("calibrate: there is no profile of datasheet figures for the GPU {}: add one to profiles/hardware", device);
+}
+
+// Peaks, links and capacity stay those of the datasheet: one GPU says nothing of the fabric. The stack finds what it
+// states for the datasheet's GPU by the name without "-measured".
+Hardware measured_gpu(const CalibrateOptions& options, const Microbench& bench) {
+    Hardware hardware = load_hardware(profile_of(bench.device));
+    hardware.name += "-measured";
+    hardware.default_stack = "moe-plan";
+    hardware.context_bytes = bench.context_bytes;
+    hardware.measured = bench.measured;
+    hardware.product_tiles = bench.product_tiles;
+    hardware.measured_by =
+        fmt::format("{}, {}, moe-plan calibrate --backend {}; launch {:.2f} us, stamp {:.2f} us (taken off)", today(),
+                    bench.device, options.backend, 1e6 * bench.launch_seconds, 1e6 * bench.stamp_seconds);
+    hardware.source = "costs by op kind and context_bytes measured on this GPU; the rest: " + hardware.source;
+    return hardware;
+}
+
+// What one GPU costs by itself is measured by one rank, or was before.
+Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how, Microbench& bench) {
+    if (!options.from.empty()) {
+        Hardware known = load_hardware(options.from);
+        if (known.measured.empty()) refuse("--from {}: holds no measurements: leave it out", options.from);
+        return known;
+    }
+    how.one_rank = how.apart = true;
+    how.seconds = 240.0; // every process starts the driver and its libraries anew
+    bench = run_microbench(how);
+    return measured_gpu(options, bench);
+}
+
+// Communication among 2, 4, .. GPUs.
+void measure_between(Hardware& hardware, const CalibrateOptions& options, int gpus, Microbench& bench) {
+    if (gpus < 2) return;
+    CommunicatorBytes& taken = hardware.communicators = {};
+    for (int ranks = 2; ranks <= gpus; ranks *= 2) {
+        const CollectiveBench between = run_collective_bench(backend_named(options.backend), ranks);
+        for (const auto& [key, calls] : between.measured) hardware.measured[key] = bench.measured[key] = calls;
+        taken.collective.insert(between.taken.collective.begin(), between.taken.collective.end());
+        taken.pairwise.insert(between.taken.pairwise.begin(), between.taken.pairwise.end());
+        bench.device = between.device;
+        if (ranks > 2) continue;
+        // Only the first communicators of a process bring kernels along, and messages are always between two.
+        taken.first = between.taken.first;
+        taken.first_pairwise = between.taken.first_pairwise;
+        taken.messages = between.taken.messages;
+    }
+    for (int ranks = 2; ranks <= gpus; ranks *= 2) {
+        measure_in_step(hardware, options.backend, ranks);
+        for (const char* key : in_step_keys)
+            bench.measured[group_key(key, ranks)] = hardware.measured[group_key(key, ranks)];
+    }
+    hardware.measured_by += fmt::format("; {}, {}, moe-plan calibrate --backend {} --gpus {}", today(), bench.device,
+                                        options.backend, gpus);
+}
+
+// How many GPUs take part; 0: the cores do.
+int gpus_of(const CalibrateOptions& options) {
+    const Backend& backend = backend_named(options.backend);
+    if (backend.devices == nullptr) {
+        if (options.gpus != 0 || !options.from.empty())
+            refuse("calibrate: {} is for GPUs: use --backend cuda", options.gpus != 0 ? "--gpus" : "--from");
+        return 0;
+    }
+    const int here = backend.devices();
+    if (options.gpus < 0 || options.gpus > here) refuse("--gpus {}: this machine has {}", options.gpus, here);
+    const int gpus = options.gpus == 0 ? here : options.gpus;
+    if (gpus == 1 && !options.from.empty())
+        refuse("--from {}: with one GPU there is nothing more to measure", options.from);
+    return gpus;
+}
+
+Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench) {
+    Hardware hardware = load_hardware("cpu-local");
+    hardware.name = std::filesystem::path(options.out).stem().string();
+    hardware.peak_flops[static_cast<std::size_t>(Precision::fp32)] = bench.fp32_flops;
+    hardware.peak_flops[static_cast<std::size_t>(Precision::bf16)] = bench.bf16_flops;
+    hardware.peak_flops[static_cast<std::size_t>(Precision::fp8_blockwise)] = bench.fp8_flops;
+    hardware.memory_bandwidth = bench.memory_bandwidth;
+    hardware.measured = bench.measured;
+    hardware.measured_by = fmt::format("{}, {} ({} cores), moe-plan calibrate --backend {}", today(), processor_name(),
+                                       hardware.cores, options.backend);
+    hardware.source = "rates of one core and costs by op kind measured on this machine; links are those of cpu-local, "
+                      "which only op kinds without a measurement fall back to";
+    return hardware;
+}
+
+// By family: how many calls there are, and the ends of them.
+Table calls_table(const std::map<std::string, std::vector<MeasuredCall>>& measured) {
+    Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
+    for (const auto& [kind, calls] : measured) {
+        if (calls.empty()) continue;
+        const MeasuredCall& largest = calls.back();
+        table.add({kind, count_text(static_cast<double>(calls.size())), seconds_text(calls.front().seconds),
+                   seconds_text(largest.seconds),
+                   largest.seconds > 0.0 ? fmt::format("{:.2f}", largest.work / largest.seconds / 1e9) : "-"});
+    }
+    return table;
+}
+
+void feed_back(const CalibrateOptions& options) {
+    if (options.gpus != 0) refuse("--gpus {}: --runs measures nothing now: leave it out", options.gpus);
+    Feedback fed = fed_back(options.runs, options.from);
+    fed.hardware.measured_by += fmt::format("; {}, {} run{}, moe-plan calibrate --runs", today(), options.runs.size(),
+                                            options.runs.size() == 1 ? "" : "s");
+    const std::string profile = to_json(fed.hardware);
+    write_file(options.out, profile);
+    if (options.json) return print(profile);
+    Console console(false);
+    console.say("{}", fed.hardware.measured_by);
+    console.say("{} ops of {} run{}:", count_text(static_cast<double>(fed.ops)), options.runs.size(),
+                options.runs.size() == 1 ? "" : "s");
+    console.line(calls_table(fed.measured).text());
+    console.say("Profile in {0}; next: moe-plan search --hardware {0} ...", options.out);
+}
+
+void print_profile(Console& console, const Hardware& hardware, const Microbench& bench) {
+    console.say("{}", hardware.measured_by);
+    if (bench.fp32_flops > 0.0)
+        console.say("{}: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
+                    hardware.cpu ? "one core" : bench.device, bench.fp32_flops / 1e9, bench.bf16_flops / 1e9,
+                    bench.memory_bandwidth / 1e9, gib(hardware.memory_bytes));
+    if (const CommunicatorBytes& taken = hardware.communicators; taken.first > 0.0) {
+        for (const auto& [members, bytes] : taken.collective)
+            console.say("A communicator of {} takes {:.0f} MiB of a GPU, {:.0f} where members send to each other",
+                        members, bytes / (1 << 20), bytes_among(taken.pairwise, members) / (1 << 20));
+        console.say("One for messages takes {:.0f} MiB, the first of all {:.0f} more, the first that sends {:.0f} more",
+                    taken.messages / (1 << 20), taken.first / (1 << 20), taken.first_pairwise / (1 << 20));
+    }
+    console.line(calls_table(bench.measured).text());
+}
+
+} // namespace
+
+void calibrate_verb(const CalibrateOptions& options) {
+    // Known now rather than after the measurement.
+    const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
+    if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
+    if (!options.runs.empty()) return feed_back(options);
+    // In another process, because this one must not have begun to use a GPU when its trainings are (apart.hpp).
+    const int gpus = std::stoi(apart([&] { return std::to_string(gpus_of(options)); }));
+    Console console(options.json);
+    MicrobenchOptions how;
+    how.backend = options.backend;
+    how.progress = [&console](const std::string& line) { console.progress(line); };
+    Microbench bench;
+    Hardware hardware;
+    if (gpus > 0) {
+        hardware = measured_one_gpu(options, how, bench);
+        measure_between(hardware, options, gpus, bench);
+    } else {
+        bench = run_microbench(how);
+        hardware = measured_cores(options, bench);
+    }
+    const std::string profile = to_json(hardware);
+    write_file(options.out, profile);
+    if (options.json) return print(profile);
+    print_profile(console, hardware, bench);
+    console.say("Profile in {0}; next: moe-plan search --hardware {0} ...", options.out);
+}
+
+} // namespace moe::tools

@@ -1,0 +1,86 @@
+// The verb compare: predicted and measured timelines of one plan, side by side.
+#include "planner/base/error.hpp"
+#include "tools/print/console.hpp"
+#include "tools/print/table.hpp"
+#include "tools/report/comparison.hpp"
+#include "tools/report/documents.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <filesystem>
+
+namespace moe::tools {
+
+namespace {
+
+// A run directory stands for the two traces that execute --run-dir left in it.
+std::pair<std::string, std::string> trace_paths(const std::vector<std::string>& given) {
+    if (given.size() == 2) return {given[0], given[1]};
+    std::error_code error;
+    if (!std::filesystem::is_directory(given[0], error))
+        refuse("{}: not a run directory; give one, or two traces: PREDICTED MEASURED", given[0]);
+    const std::filesystem::path folder(given[0]);
+    return {(folder / "predicted.json").string(), (folder / "measured.json").string()};
+}
+
+std::string ratio_text(double predicted, double measured) {
+    return measured > 0.0 ? fmt::format("{:.2f}", predicted / measured) : "-";
+}
+
+Table kinds_table(const Comparison& c) {
+    Table table({"<kind", "count", "predicted", "measured", "pred/meas", "of step"});
+    double predicted = 0.0, measured = 0.0;
+    for (const ComparedKind& kind : c.kinds) {
+        table.add({to_string(kind.kind), count_text(static_cast<double>(kind.count)), seconds_text(kind.predicted),
+                   seconds_text(kind.measured), ratio_text(kind.predicted, kind.measured),
+                   percent_text(kind.measured / c.measured_seconds)});
+        predicted += kind.predicted;
+        measured += kind.measured;
+    }
+    // What is left of the step: waiting for peers, for a core, for the host, and the pipeline's bubble.
+    const double predicted_wait = c.predicted_seconds - predicted, measured_wait = c.measured_seconds - measured;
+    table.add({"(waiting)", "", seconds_text(predicted_wait), seconds_text(measured_wait),
+               ratio_text(predicted_wait, measured_wait), percent_text(measured_wait / c.measured_seconds)});
+    return table;
+}
+
+Table widest_table(const Comparison& c) {
+    Table table({"<furthest apart", "rank", "slot", "op", "layer", "<phase", "predicted", "measured"});
+    for (const ComparedOp& op : c.widest)
+        table.add({to_string(op.measured.kind), fmt::format("{}", op.measured.rank),
+                   fmt::format("{}", op.measured.slot), fmt::format("{}", op.measured.op),
+                   op.measured.layer < 0 ? "-" : fmt::format("{}", op.measured.layer), to_string(op.measured.phase),
+                   seconds_text(op.predicted.busy), seconds_text(op.measured.busy)});
+    return table;
+}
+
+} // namespace
+
+void compare_verb(const CompareOptions& options) {
+    const auto [predicted_path, measured_path] = trace_paths(options.traces);
+    const Timeline predicted = read_trace(predicted_path);
+    const Timeline measured = read_trace(measured_path);
+    const Comparison c = compare_timelines(predicted, measured);
+    if (!(c.measured_seconds > 0.0))
+        refuse("{}: step_seconds = {}: a measured trace holds at least one step", measured_path, c.measured_seconds);
+    if (options.json) return print(comparison_document(c));
+
+    Table summary({"<", "predicted", "measured", "pred/meas"});
+    summary.add({"step", seconds_text(c.predicted_seconds), seconds_text(c.measured_seconds),
+                 ratio_text(c.predicted_seconds, c.measured_seconds)});
+    summary.add({"TFLOPS/GPU", fmt::format("{:.4g}", c.predicted_tflops), fmt::format("{:.4g}", c.measured_tflops),
+                 ratio_text(c.predicted_tflops, c.measured_tflops)});
+    summary.add({"memory GiB", fmt::format("{:.4g}", c.predicted_memory_gib),
+                 fmt::format("{:.4g}", c.measured_memory_gib),
+                 ratio_text(c.predicted_memory_gib, c.measured_memory_gib)});
+    if (c.predicted_exposed > 0.0 || c.measured_exposed > 0.0)
+        summary.add({"bare communication", seconds_text(c.predicted_exposed), seconds_text(c.measured_exposed),
+                     ratio_text(c.predicted_exposed, c.measured_exposed)});
+    Console console(false);
+    console.line(summary.text());
+    console.say("\nBusy seconds of one step by op kind, averaged over the ranks ({} ops lined up):",
+                count_text(static_cast<double>(c.matched)));
+    console.line(kinds_table(c).text());
+    if (!c.widest.empty()) console.say("\n{}", widest_table(c).text());
+}
+
+} // namespace moe::tools

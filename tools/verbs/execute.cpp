@@ -1,0 +1,362 @@
+// The verb execute: trains with exactly the given plan and keeps what compare needs.
+#include "engine/backends/backends.hpp"
+#include "engine/data/data.hpp"
+#include "engine/train/huggingface.hpp"
+#include "engine/train/trainer.hpp"
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "simulator/replay/simulate.hpp"
+#include "tools/print/console.hpp"
+#include "tools/print/table.hpp"
+#include "tools/report/documents.hpp"
+#include "tools/report/exposed_comm.hpp"
+#include "tools/report/step_log.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <numeric>
+#include <optional>
+
+namespace moe::tools {
+
+namespace {
+
+double number_of(const char* option, std::string_view text) {
+    double value = 0.0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+        refuse("{} {}: not a number", option, text);
+    return value;
+}
+
+TrainOptions train_options(const ExecuteOptions& options) {
+    TrainOptions result;
+    result.steps = options.steps;
+    result.lr = options.lr;
+    if (options.lr_schedule != "constant" && options.lr_schedule != "cosine")
+        refuse("--lr-schedule {}: must be constant or cosine", options.lr_schedule);
+    result.schedule = options.lr_schedule == "cosine" ? LearningRate::cosine : LearningRate::constant;
+    result.warmup = options.warmup;
+    const std::size_t comma = options.betas.find(',');
+    if (comma == std::string::npos) refuse("--betas {}: must be two numbers, for example 0.9,0.95", options.betas);
+    result.beta1 = number_of("--betas", std::string_view(options.betas).substr(0, comma));
+    result.beta2 = number_of("--betas", std::string_view(options.betas).substr(comma + 1));
+    result.eps = options.eps;
+    result.weight_decay = options.weight_decay;
+    result.clip = options.grad_clip;
+    if (options.seed < 0) refuse("--seed {}: must not be negative", options.seed);
+    result.seed = static_cast<std::uint64_t>(options.seed);
+    backend_named(options.backend); // refused before any file is read
+    result.backend = options.backend;
+    result.hang_timeout = options.hang_timeout;
+    check_options(result);
+    if (options.save_interval < 0) refuse("--save-interval {}: must be 0 or more", options.save_interval);
+    if (options.checkpoint.empty() && (options.resume || options.save_interval > 0))
+        refuse("{}: needs --checkpoint DIR", options.resume ? "--resume" : "--save-interval");
+    return result;
+}
+
+// "PREFIX", or "WEIGHT PREFIX" as the command line joins them.
+BlendEntry blend_entry(const std::string& text) {
+    const std::size_t blank = text.find(' ');
+    double weight = 0.0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), weight);
+    if (blank == std::string::npos || error != std::errc() || end != text.data() + blank) return {text, 1.0};
+    if (!std::isfinite(weight) || weight <= 0.0) refuse("--data {}: the weight must be above 0", text);
+    return {text.substr(blank + 1), weight};
+}
+
+SampleData open_data(const ExecuteOptions& options, const Plan& plan) {
+    if (options.shuffle != "on" && options.shuffle != "off") refuse("--shuffle {}: must be on or off", options.shuffle);
+    std::vector<BlendEntry> blend;
+    for (const std::string& text : options.data) blend.push_back(blend_entry(text));
+    return SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
+                      static_cast<std::uint64_t>(options.seed));
+}
+
+// The ranks of this process: a plan that does not fit must be refused before the system kills the process.
+void check_memory(const std::string& place, int ranks, const Simulation& simulation) {
+    const double mean = std::accumulate(simulation.memory_bytes.begin(), simulation.memory_bytes.end(), 0.0) /
+                        static_cast<double>(simulation.memory_bytes.size());
+    const double machine =
+        static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+    if (mean * ranks > machine)
+        refuse("{}: its {} ranks need {:.1f} GiB, this machine has {:.1f} GiB: use a smaller model, batch or sequence",
+               place, ranks, gib(mean * ranks), gib(machine));
+}
+
+// The folder that --run-dir names. It starts without traces of an earlier run, so that what lies there is of one run.
+class RunFolder {
+public:
+    explicit RunFolder(const std::string& path) : path_(path) {
+        if (path.empty()) return;
+        std::error_code error;
+        std::filesystem::create_directories(path, error);
+        if (error || !std::filesystem::is_directory(path)) fail("cannot make the folder {}: {}", path, error.message());
+        for (const char* name : {"run.json", "measured.json", "predicted.json", "plan.json", "routing.csv"})
+            std::filesystem::remove(file(name), error);
+    }
+    explicit operator bool() const { return !path_.empty(); }
+    std::string file(const std::string& name) const { return (std::filesystem::path(path_) / name).string(); }
+
+private:
+    std::string path_;
+};
+
+double final_loss(const RunRecord& run, std::size_t& averaged) {
+    averaged = std::min<std::size_t>(10, run.steps.size());
+    double sum = 0.0;
+    for (std::size_t i = run.steps.size() - averaged; i < run.steps.size(); ++i) sum += run.steps[i].loss;
+    return sum / static_cast<double>(averaged);
+}
+
+// One line of token counts per MoE layer under a line of names: what --fix routing=FILE reads. Empty without counts.
+std::string routing_csv(const std::vector<std::vector<std::int64_t>>& layers) {
+    std::string text;
+    for (const std::vector<std::int64_t>& layer : layers) {
+        if (text.empty())
+            for (std::size_t e = 0; e < layer.size(); ++e) text += fmt::format("{}expert {}", e > 0 ? "," : "", e);
+        text += fmt::format("\n{}", fmt::join(layer, ","));
+    }
+    return text.empty() ? text : text + "\n";
+}
+
+volatile std::sig_atomic_t& terminated() {
+    static volatile std::sig_atomic_t flag = 0;
+    return flag;
+}
+
+// From now on SIGTERM and the first SIGINT end the run behind the step that they meet; a second SIGINT ends it at once.
+void catch_signals() {
+    terminated() = 0;
+    struct sigaction action {};
+    action.sa_handler = [](int) { terminated() = 1; };
+    action.sa_flags = SA_RESTART;
+    ::sigaction(SIGTERM, &action, nullptr);
+    struct sigaction before {};
+    ::sigaction(SIGINT, nullptr, &before);
+    if (before.sa_handler == SIG_IGN) return; // a background job of a script, whose Ctrl-C is not meant for it
+    action.sa_flags = static_cast<int>(SA_RESTART | SA_RESETHAND);
+    ::sigaction(SIGINT, &action, nullptr);
+}
+
+// Initial weights, or those of the newest checkpoint.
+void set_weights(const ExecuteOptions& options, Trainer& trainer, Console& console) {
+    if (options.resume) {
+        std::vector<std::string> skipped;
+        const std::unique_ptr<StoredCheckpoint> found = newest_checkpoint(options.checkpoint, skipped);
+        for (const std::string& reason : skipped) console.warn("skipped: {}", reason);
+        if (found) {
+            trainer.restore(*found);
+            console.say("Resumed from {}: step {}", found->path(), found->state().step);
+            return;
+        }
+        console.say("{} holds no checkpoint: starting from step 0", options.checkpoint);
+    }
+    if (options.init_from.empty()) return;
+    if (const std::string left = describe(load_weights(trainer, options.init_from)); !left.empty())
+        console.warn("{}: {}", options.init_from, left);
+}
+
+// The plan of the file with what the command line sets in its place.
+Plan plan_to_run(const ExecuteOptions& options) {
+    Plan plan = load_plan(options.plan);
+    if (!options.aux_loss.empty()) set_field(plan, "aux_loss", options.aux_loss);
+    if (!options.balance.empty()) set_field(plan, "balance", options.balance);
+    if (const PlanFault fault = check_plan(plan)) refuse("{}: {}", options.plan, fault.message);
+    return plan;
+}
+
+void check_checkpoints(const ExecuteOptions& options) {
+    if (options.checkpoint.empty() || options.resume) return;
+    if (const std::vector<std::int64_t> steps = checkpoint_steps(options.checkpoint); !steps.empty())
+        refuse("{}: holds a checkpoint of step {}: add --resume to go on from it, or choose another folder",
+               options.checkpoint, steps.front());
+}
+
+// What all processes of a run must agree on.
+std::uint64_t fingerprint(const ExecuteOptions& o, const Plan& plan) {
+    const std::string said =
+        fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps, o.init_from,
+                    o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.warmup, o.betas, o.eps,
+                    o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty());
+    return std::uint64_t{crc32c(plan_to_json(plan))} << 32 | crc32c(said);
+}
+
+// What hangs cannot be made to unwind: the process says why and ends.
+[[noreturn]] void end_hanging(const std::string& line, Transport* transport) {
+    if (transport != nullptr) transport->abort(line);
+    std::fputs(fmt::format("moe-plan: {}\n", line).c_str(), stderr);
+    std::_Exit(static_cast<int>(Fault::failure));
+}
+
+// What the ranks of this process do; `transport` leads to those of others, if there are any; local: Launch::local.
+class Execution {
+public:
+    Execution(const ExecuteOptions& options, const Plan& plan, Transport* transport, int local = 0)
+        : options_(options),
+          plan_(plan),
+          transport_(transport),
+          train_with_(train_options(options)),
+          first_(transport == nullptr || transport->rank() == 0),
+          console_(options.json, !first_),
+          data_(open_data(options, plan)),
+          simulation_(simulate(plan, load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
+        train_with_.transport = transport;
+        train_with_.device = local;
+        train_with_.on_hang = [transport](const std::string& line) { end_hanging(line, transport); };
+    }
+
+    void run() {
+        if (train_with_.backend == "cpu")
+            check_memory(options_.plan, transport_ == nullptr ? plan_.gpus : 1, simulation_);
+        if (!options_.checkpoint.empty()) catch_signals();
+        Trainer trainer(plan_, train_with_);
+        set_weights(options_, trainer, console_);
+        const RunFolder folder(first_ ? options_.run_dir : "");
+        try {
+            open_record(trainer, folder);
+            train_and_save(trainer);
+            keep_record(trainer, folder);
+        } catch (const Error& error) {
+            // A device's communication with a rank that is gone does not end, and whoever lets go of it waits for that.
+            if (trainer.joined().communicators > 0) end_hanging(error.what(), transport_);
+            throw;
+        }
+    }
+
+private:
+    void open_record(const Trainer& trainer, const RunFolder& folder) {
+        if (folder) {
+            write_file(folder.file("plan.json"), plan_to_json(plan_));
+            write_trace(simulation_.timeline, folder.file("predicted.json"));
+        }
+        run_.backend = train_with_.backend;
+        run_.ranks = plan_.gpus;
+        run_.command = options_.command;
+        run_.unigram_entropy = data_.unigram_entropy();
+        run_.predicted_step_seconds = simulation_.estimate.step_seconds;
+        run_.peak_memory_gib = trainer.memory_gib();
+        run_.joined = trainer.joined();
+        const std::string place = transport_ != nullptr   ? fmt::format("{} processes", transport_->world())
+                                  : run_.backend == "cpu" ? fmt::format("{} cores", trainer.permits())
+                                                          : trainer.device_name();
+        console_.say("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan_.model->name,
+                     plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
+                     count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
+        if (const Joined& joined = run_.joined; joined.communicators > 0)
+            console_.say("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
+                         joined.communicators, joined.bytes / (1 << 30));
+        console_.say("Data: {} tokens, unigram entropy {:.4f} nats/token",
+                     count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);
+    }
+
+    void train_and_save(Trainer& trainer) {
+        StepLog log(console_, plan_, train_with_.steps, run_);
+        DrawLog draws;
+        std::optional<CheckpointWriter> writer;
+        std::optional<Saving> saving;
+        if (!options_.checkpoint.empty()) {
+            if (first_) remove_partial_checkpoints(options_.checkpoint);
+            trainer.any(false); // nobody writes before that
+            writer.emplace(options_.checkpoint,
+                           transport_ != nullptr ? transport_->run() : fmt::format("-{}", ::getpid()));
+            saving.emplace(Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
+        }
+        train(
+            trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
+            [&](const StepResult& step) {
+                log.add(step);
+                const DrawLog::Time now = std::chrono::steady_clock::now();
+                if (draws.due(now)) draws.add(now, trainer.draw());
+            },
+            saving ? &*saving : nullptr);
+        run_.draw = draws.mean();
+        if (writer && writer->saved_step() >= 0)
+            console_.say("Saved step {} in {}", writer->saved_step(), options_.checkpoint);
+    }
+
+    void keep_record(const Trainer& trainer, const RunFolder& folder) {
+        const bool recorded = trainer.steps_taken() > 0 && !(terminated() != 0 && train_with_.backend != "cpu");
+        const std::string routing = routing_csv(trainer.routed_tokens());
+        run_.queued = trainer.queued_step();
+        if (run_.queued.nodes > 0)
+            console_.say("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
+                         run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
+        if (const MeanDraw& d = run_.draw; d.seconds > 0.0)
+            console_.say("{}: {:.0f} of {:.0f} W at {:.0f} of {:.0f} MHz, over the last {:.1f} s of steps",
+                         plan_.gpus > 1 ? "The GPUs' mean power and the slowest one's clock" : "The GPU", d.watts,
+                         d.limit_watts, d.clock_hz / 1e6, d.top_clock_hz / 1e6, d.seconds);
+        if (recorded) {
+            const Timeline measured = trainer.timeline();
+            if (first_ && !options_.trace.empty()) write_trace(measured, options_.trace);
+            if (folder) write_trace(measured, folder.file("measured.json"));
+            if (plan_.gpus > 1) {
+                const double bare = exposed_communication(measured);
+                console_.say("Communication, and the wait for it, with nothing computing beside it: {} of a step ({})",
+                             seconds_text(bare), percent_text(bare / measured.step_seconds));
+            }
+        }
+        if (folder) {
+            write_file(folder.file("run.json"), run_document(run_));
+            if (!routing.empty()) write_file(folder.file("routing.csv"), routing);
+        }
+        if (run_.steps.empty()) {
+            console_.say("All {} steps are done: nothing to train; raise --steps to go on", trainer.steps_done());
+        } else {
+            std::size_t averaged = 0;
+            const double loss = final_loss(run_, averaged);
+            console_.say("Final loss {:.4f} nats/token (mean of the last {} steps), unigram entropy of the data {:.4f}",
+                         loss, averaged, run_.unigram_entropy);
+        }
+        if (folder && recorded) console_.say("Next: moe-plan compare {}", options_.run_dir);
+        if (options_.json && first_) print(run_document(run_));
+    }
+
+    const ExecuteOptions& options_;
+    const Plan& plan_;
+    Transport* transport_;
+    TrainOptions train_with_;
+    bool first_; // says and writes what is said and written once
+    Console console_;
+    SampleData data_;
+    Simulation simulation_;
+    RunRecord run_;
+};
+
+} // namespace
+
+void execute_verb(const ExecuteOptions& options) {
+    train_options(options);
+    refuse_overwriting("--trace", options.trace, options.plan);
+    const Plan plan = plan_to_run(options);
+    // Our own stack is exactly what the engine runs, whichever stack the plan was searched for.
+    if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
+        refuse("{}: execute cannot run it: {}", options.plan, fault.message);
+    check_checkpoints(options);
+    const std::optional<Launch> launch = launch_of_environment();
+    if (!launch) return Execution(options, plan, nullptr).run();
+    if (launch->world != plan.gpus)
+        refuse("{}: has {} ranks, but {} processes were started: start one for each rank", options.plan, plan.gpus,
+               launch->world);
+    Transport transport(*launch, fingerprint(options, plan));
+    try {
+        Execution(options, plan, &transport, launch->local).run();
+        transport.close();
+    } catch (const std::exception& error) {
+        transport.abort(error.what());
+        throw;
+    }
+}
+
+} // namespace moe::tools

@@ -1,0 +1,89 @@
+// The verb launch: a plan's job file for Slurm, Open MPI or Kubernetes.
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/stack/stack.hpp"
+#include "tools/launch/job.hpp"
+#include "tools/print/console.hpp"
+#include "tools/report/documents.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+
+namespace moe::tools {
+
+namespace {
+
+// A node with NVLink beyond itself is a tray of four GPUs (GB200 and GB300 NVL72: 18 trays of 4).
+int gpus_per_node(const LaunchOptions& options, const Plan& plan) {
+    if (options.per_node < 0) refuse("--gpus-per-node {}: must be at least 1", options.per_node);
+    if (options.per_node > 0) return static_cast<int>(options.per_node);
+    if (plan.hardware->cpu) return plan.gpus;
+    const int node = plan.hardware->nvlink_domain <= 8 ? plan.hardware->nvlink_domain : 4;
+    return std::min(node, plan.gpus);
+}
+
+// Letters, digits and hyphens of the plan's model.
+std::string job_name(const Plan& plan) {
+    std::string name;
+    for (const char c : plan.model->name) {
+        const auto letter = static_cast<unsigned char>(c);
+        name += std::isalnum(letter) != 0 ? static_cast<char>(std::tolower(letter)) : '-';
+    }
+    while (!name.empty() && name.back() == '-') name.pop_back();
+    name.erase(0, name.find_first_not_of('-'));
+    return "moe-" + name.substr(0, 40);
+}
+
+Job job_of(const LaunchOptions& options, const Plan& plan) {
+    Job job;
+    job.name = job_name(plan);
+    job.plan_path = options.plan;
+    job.plan_json = plan_to_json(plan);
+    job.backend = plan.hardware->cpu ? "cpu" : "cuda";
+    job.data = options.data;
+    job.arguments = options.arguments;
+    job.image = options.image;
+    job.claim = options.claim;
+    job.per_node = gpus_per_node(options, plan);
+    if (plan.gpus % job.per_node != 0)
+        refuse("--gpus-per-node {}: the plan's {} ranks do not fill whole nodes: use a divisor of {}", job.per_node,
+               plan.gpus, plan.gpus);
+    job.nodes = plan.gpus / job.per_node;
+    return job;
+}
+
+} // namespace
+
+void launch_verb(const LaunchOptions& options) {
+    if (static_cast<int>(options.slurm) + static_cast<int>(options.mpi) + static_cast<int>(options.kubernetes) != 1)
+        refuse("launch: say for which launcher: one of --slurm, --mpi and --k8s");
+    if (options.kubernetes && options.image.empty())
+        refuse("launch --k8s: needs --image, a container image with moe-plan in its PATH");
+    const Plan plan = load_plan(options.plan);
+    const Job job = job_of(options, plan);
+    // Said here, where a search is at hand, and not only by the job when its turn has come.
+    if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
+        Console(options.json || options.out.empty()).warn("execute cannot run this plan: {}", fault.message);
+    const std::string text = options.slurm ? slurm_script(job)
+                             : options.mpi ? mpi_script(job)
+                                           : kubernetes_manifest(job);
+    if (!options.out.empty()) {
+        write_file(options.out, text);
+        if (!options.kubernetes)
+            std::filesystem::permissions(options.out, std::filesystem::perms::owner_exec,
+                                         std::filesystem::perm_options::add);
+    }
+    if (options.json) return print(launch_document(job.nodes, job.per_node, options.out, text));
+    if (options.out.empty()) return print(text);
+    Console console(false);
+    console.say("{} nodes with {} processes each, in {}; next: {} {}", job.nodes, job.per_node, options.out,
+                options.slurm ? "sbatch"
+                : options.mpi ? "bash"
+                              : "kubectl apply -f",
+                options.out);
+}
+
+} // namespace moe::tools

@@ -1,0 +1,63 @@
+// The verb replay: simulates a plan event by event, and writes its timeline and report.
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "simulator/pricing/skewed_estimator.hpp"
+#include "simulator/published/interval.hpp"
+#include "tools/print/console.hpp"
+#include "tools/print/table.hpp"
+#include "tools/report/documents.hpp"
+#include "tools/report/explanation.hpp"
+#include "tools/report/html.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace moe::tools {
+
+namespace {
+
+void print_breakdown(Console& console, const Estimate& estimate) {
+    Table table({"<", "time", "of step"});
+    for (const auto& [name, value] : parts_of(estimate.breakdown))
+        if (value > 0.0) table.add({name, seconds_text(value), percent_text(value / estimate.step_seconds)});
+    console.line(table.text(2));
+}
+
+} // namespace
+
+void replay_verb(const ReplayOptions& options) {
+    refuse_overwriting("--trace", options.trace, options.plan);
+    refuse_overwriting("--report", options.report, options.plan);
+    refuse_overwriting("--report", options.report, options.trace);
+    const Plan plan = load_plan(options.plan);
+    const Stack stack = load_stack(plan.stack, *plan.hardware);
+    if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
+    Simulation simulation = simulate(plan, stack, !options.trace.empty() || !options.report.empty());
+    if (!options.trace.empty()) write_trace(simulation.timeline, options.trace);
+    if (!options.report.empty()) {
+        Explanation explanation = explain_plan(plan, stack, std::move(simulation));
+        write_file(options.report, html_report(explanation));
+        simulation = std::move(explanation.simulation);
+    }
+
+    const Estimate& e = simulation.estimate;
+    const Skew skew = skew_of(plan, stack, simulation);
+    const IntervalResult interval = interval_of(plan, e, load_residuals(plan, stack.executable));
+    if (options.json) return print(replay_document(simulation, skew, interval, options.trace, options.report));
+    Console console(false);
+    console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
+                plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),
+                seconds_text(e.step_seconds), gib(e.memory_bytes), gib(plan.hardware->memory_bytes),
+                e.fits ? "" : " (does not fit)");
+    if (e.host_bytes > 0.0) console.say("{:.2f} GiB of the host's memory for what a GPU offloads", gib(e.host_bytes));
+    console.say("{}", interval_text(interval));
+    print_breakdown(console, e);
+    if (skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));
+    console.say("{} ops played on {} ranks that stand for {}", count_text(static_cast<double>(simulation.ops)),
+                simulation.timeline.ranks.size(), simulation.ranks);
+    if (!options.trace.empty()) console.say("Timeline in {} (open it in ui.perfetto.dev)", options.trace);
+    if (!options.report.empty()) console.say("Report in {}", options.report);
+}
+
+} // namespace moe::tools

@@ -1,0 +1,101 @@
+// Checks options and builds the request of search and explain.
+#include "tools/verbs/request.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/model/families/load_model.hpp"
+
+#include <algorithm>
+
+namespace moe::tools {
+
+namespace {
+
+void check_range(const char* option, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most) refuse("{} {}: must be between 1 and {}", option, value, most);
+}
+
+std::vector<Precision> precisions_of(const std::string& list) {
+    std::vector<Precision> result;
+    for (std::size_t at = 0; at < list.size();) {
+        const std::size_t end = std::min(list.find(',', at), list.size());
+        const Precision precision = precision_from_string(list.substr(at, end - at));
+        if (std::find(result.begin(), result.end(), precision) == result.end()) result.push_back(precision);
+        at = end + 1;
+    }
+    return result;
+}
+
+std::pair<std::string, std::string> fixed_field(const std::string& text) {
+    const std::size_t at = text.find('=');
+    if (at == std::string::npos || at == 0 || at + 1 == text.size())
+        refuse("--fix {}: must be FIELD=VALUE, for example --fix tp=2", text);
+    return {text.substr(0, at), text.substr(at + 1)};
+}
+
+// Every field is pinned once, and not beside the option that lists its values.
+std::vector<std::pair<std::string, std::string>> fixed_fields(const SearchOptions& options) {
+    std::vector<std::pair<std::string, std::string>> fields;
+    for (const std::string& text : options.fix) {
+        const auto& [field, value] = fields.emplace_back(fixed_field(text));
+        for (const auto& [earlier, other] : fields)
+            if (&earlier != &field && earlier == field)
+                refuse("--fix {0}={1} --fix {0}={2}: a field has one value: leave one of them out", field, other,
+                       value);
+        if (field == "precision" && !options.precisions.empty())
+            refuse("--precision {} --fix precision={}: both say the precision: leave one of them out",
+                   options.precisions, value);
+    }
+    return fields;
+}
+
+SkewPoint point_of(const std::string& name) {
+    if (name == "mean") return SkewPoint::mean;
+    if (name == "p50") return SkewPoint::p50;
+    if (name == "p99") return SkewPoint::p99;
+    refuse("--optimize-for {}: must be mean, p50 or p99", name);
+}
+
+// The hardware with as much less memory; a plan needs what the library and the driver take in any case.
+std::shared_ptr<const Hardware> with_headroom(const std::shared_ptr<const Hardware>& hardware, double headroom) {
+    if (headroom == 0.0) return hardware;
+    if (!(headroom > 0.0 && headroom < 1.0))
+        refuse("--memory-headroom {}: must be a share of the memory, from 0 to below 1", headroom);
+    Hardware less = *hardware;
+    less.memory_bytes *= 1.0 - headroom;
+    if (less.context_bytes >= less.memory_bytes)
+        refuse("--memory-headroom {}: leaves {:.3g} GiB, and the context alone takes {:.3g}", headroom,
+               less.memory_bytes / 0x1p30, less.context_bytes / 0x1p30);
+    return std::make_shared<const Hardware>(std::move(less));
+}
+
+} // namespace
+
+Request request_of(const SearchOptions& options) {
+    check_range("--gpus", options.gpus, 10'000'000);
+    check_range("--gbs", options.gbs, std::int64_t{1} << 40);
+    check_range("--seq", options.seq, std::int64_t{1} << 40);
+    check_range("--top", options.top, 1000);
+    Request request;
+    Plan& base = request.search.base;
+    base.model = std::make_shared<const Model>(load_model(options.model));
+    request.hardware = std::make_shared<const Hardware>(load_hardware(options.hardware));
+    base.hardware = with_headroom(request.hardware, options.memory_headroom);
+    request.stack = load_stack(options.stack, *base.hardware);
+    base.stack = request.stack.name;
+    base.gpus = static_cast<int>(options.gpus);
+    base.gbs = options.gbs;
+    base.seq = options.seq;
+    request.search.precisions = precisions_of(options.precisions);
+    request.search.fixed = fixed_fields(options);
+    request.search.top = static_cast<int>(options.top);
+    request.point = point_of(options.optimize_for);
+    return request;
+}
+
+void warn_left_out(Console& console, const Model& model) {
+    if (model.left_out.empty()) return;
+    console.warn("warning: {}: plans and figures are of the language model alone; left out: {}", model.name,
+                 fmt::join(model.left_out, ", "));
+}
+
+} // namespace moe::tools

@@ -1,0 +1,22 @@
+// From the words of a command line to a search request.
+#pragma once
+
+#include "planner/search/search.hpp"
+#include "simulator/routing/routing.hpp"
+#include "tools/print/console.hpp"
+#include "tools/verbs/verbs.hpp"
+
+namespace moe::tools {
+
+struct Request {
+    SearchRequest search; // its plans have `hardware` less the headroom
+    std::shared_ptr<const Hardware> hardware;
+    Stack stack;
+    SkewPoint point = SkewPoint::mean;
+};
+// Throws Error (bad_input) naming the option.
+Request request_of(const SearchOptions& options);
+// Says which modules of the model's config are in no figure, where there are any.
+void warn_left_out(Console& console, const Model& model);
+
+} // namespace moe::tools

@@ -1,0 +1,97 @@
+// The verb search: explores the plan space of a request, prints the best plans and writes the first.
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/search/refined_search.hpp"
+#include "simulator/pricing/skewed_estimator.hpp"
+#include "tools/print/console.hpp"
+#include "tools/print/table.hpp"
+#include "tools/report/documents.hpp"
+#include "tools/verbs/request.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <algorithm>
+
+namespace moe::tools {
+
+namespace {
+
+std::string degree(std::int64_t value) { return fmt::format("{}", value); }
+
+void print_plans(Console& console, const SearchResult& result) {
+    const bool offloads = std::any_of(result.plans.begin(), result.plans.end(),
+                                      [](const auto& ranked) { return ranked.first.offload != 0; });
+    std::vector<std::string> columns{"",    "TFLOPS/GPU", "tokens/s/GPU", "step",      "GiB", "TP",
+                                     "CP",  "DP",         "PP",           "VPP",       "EP",  "ETP",
+                                     "MBS", "<precision", "<schedule",    "<recompute"};
+    if (offloads) columns.emplace_back("<offload");
+    Table table(columns);
+    for (std::size_t i = 0; i < result.plans.size(); ++i) {
+        const auto& [plan, estimate] = result.plans[i];
+        std::vector<std::string> row{fmt::format("{}", i + 1),
+                                     fmt::format("{:.4g}", estimate.tflops_per_gpu),
+                                     count_text(estimate.tokens_per_second_per_gpu),
+                                     seconds_text(estimate.step_seconds),
+                                     gib_text(estimate.memory_bytes),
+                                     degree(plan.tp),
+                                     degree(plan.cp),
+                                     degree(plan.dp),
+                                     degree(plan.pp),
+                                     degree(plan.vpp),
+                                     degree(plan.ep),
+                                     degree(plan.etp),
+                                     degree(plan.mbs),
+                                     to_string(plan.precision),
+                                     to_string(plan.schedule),
+                                     recompute::to_string(plan.recompute)};
+        if (offloads) row.push_back(offload::to_string(plan.offload));
+        table.add(std::move(row));
+    }
+    console.line(table.text());
+}
+
+void print_counts(Console& console, const SearchResult& result) {
+    std::vector<std::pair<std::string, std::int64_t>> reasons(result.pruned.begin(), result.pruned.end());
+    std::stable_sort(reasons.begin(), reasons.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+    std::int64_t pruned = 0;
+    std::string listed;
+    for (const auto& [reason, count] : reasons) {
+        pruned += count;
+        listed += fmt::format("{}{} {}", listed.empty() ? ": " : ", ", reason, count_text(static_cast<double>(count)));
+    }
+    console.say("\n{} plans evaluated and {} excluded in {}{}", count_text(static_cast<double>(result.evaluated)),
+                count_text(static_cast<double>(pruned)), seconds_text(result.seconds), listed);
+}
+
+} // namespace
+
+void search_verb(const SearchOptions& options) {
+    refuse_overwriting("--out", options.out, options.model);
+    refuse_overwriting("--out", options.out, options.hardware);
+    Request request = request_of(options);
+    const Model& model = *request.search.base.model;
+    const Hardware& hardware = *request.hardware;
+
+    Console console(options.json);
+    request.search.progress = [&console](std::int64_t evaluated, std::int64_t pruned) {
+        console.progress(fmt::format("{} plans evaluated, {} excluded", count_text(static_cast<double>(evaluated)),
+                                     count_text(static_cast<double>(pruned))));
+    };
+    SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    SearchResult result = refined_search(request.search, request.stack, estimator);
+    for (auto& ranked : result.plans) ranked.first.hardware = request.hardware;
+    if (!options.out.empty()) write_file(options.out, plan_to_json(result.plans.front().first));
+    warn_left_out(console, model);
+
+    if (options.json) return print(search_document(result));
+    const std::string& machine = request.stack.figures_of;
+    console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens\n", model.name, options.gpus, hardware.name,
+                request.stack.name, machine.empty() ? "" : " with its figures of " + machine, options.gbs, options.seq);
+    print_plans(console, result);
+    print_counts(console, result);
+    if (options.out.empty())
+        console.say("Keep the best plan with --out plan.json");
+    else
+        console.say("Plan 1 is in {0}; next: moe-plan replay {0} --trace trace.json", options.out);
+}
+
+} // namespace moe::tools

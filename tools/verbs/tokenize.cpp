@@ -1,0 +1,26 @@
+// The verb tokenize: text files to a Megatron .bin/.idx pair.
+#include "engine/data/tokenize.hpp"
+#include "planner/base/error.hpp"
+#include "tools/print/console.hpp"
+#include "tools/print/table.hpp"
+#include "tools/report/documents.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <filesystem>
+
+namespace moe::tools {
+
+void tokenize_verb(const TokenizeOptions& options) {
+    if (options.out.empty() || options.out.back() == '/')
+        refuse("--out '{}': must be the prefix of two files, for example runs/text", options.out);
+    if (options.vocab != "bytes" && !std::filesystem::is_regular_file(options.vocab))
+        refuse("--vocab {}: must be bytes or the path of a tokenizer.json", options.vocab);
+    const TokenizeResult result = options.vocab == "bytes" ? tokenize_bytes(options.texts, options.out)
+                                                           : tokenize_words(options.texts, options.vocab, options.out);
+    if (options.json) return print(tokenize_document(result.documents, result.tokens, options.out));
+    Console console(false);
+    console.say("{} tokens of {} documents in {}.bin and {}.idx", count_text(static_cast<double>(result.tokens)),
+                count_text(static_cast<double>(result.documents)), options.out, options.out);
+}
+
+} // namespace moe::tools

@@ -1,0 +1,118 @@
+// The verb validate: predicts published runs and shows how far the predictions are off, and where.
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "simulator/published/improve.hpp"
+#include "tools/print/console.hpp"
+#include "tools/print/table.hpp"
+#include "tools/report/documents.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace moe::tools {
+
+namespace {
+
+std::vector<std::string> cells_of(const std::string& name, const ValidationSummary& s) {
+    const auto number = [](double value) { return fmt::format("{:.3f}", value); };
+    return {name,
+            fmt::format("{}", s.predicted),
+            percent_text(s.mape),
+            percent_text(s.bias),
+            percent_text(s.within_10_percent),
+            s.pairs > 0 ? number(s.kendall_tau) : "-"};
+}
+
+void print_groups(Console& console, const std::vector<Prediction>& predictions) {
+    Table table({"<", "rows", "MAPE", "bias", "within 10%", "Kendall tau"});
+    table.add(cells_of("all", summarize(predictions)));
+    for (const auto& [group, field] : validation_groups)
+        for (const auto& [value, summary] : summarize_by(predictions, field))
+            if (summary.predicted > 0)
+                table.add(cells_of(fmt::format("{} {}", group, value.empty() ? "(blank)" : value), summary));
+    console.line(table.text());
+}
+
+void print_skipped(Console& console, const std::vector<Prediction>& predictions) {
+    std::map<std::string, int> reasons;
+    for (const Prediction& p : predictions)
+        if (!p.skipped.empty()) ++reasons[p.skipped];
+    if (reasons.empty()) return;
+    Table table({"<skipped because", "rows"});
+    for (const auto& [reason, count] : reasons) table.add({reason, fmt::format("{}", count)});
+    console.say("\n{}", table.text());
+}
+
+void print_worst(Console& console, const std::vector<Prediction>& predictions, std::size_t count) {
+    std::vector<const Prediction*> rows;
+    for (const Prediction& p : predictions)
+        if (p.skipped.empty()) rows.push_back(&p);
+    std::stable_sort(rows.begin(), rows.end(), [](const Prediction* a, const Prediction* b) {
+        return std::abs(std::log1p(a->error)) > std::abs(std::log1p(b->error));
+    });
+    rows.resize(std::min(rows.size(), count));
+    if (rows.empty()) return;
+    Table table({"<widest misses", "published", "predicted", "error", "<largest parts of the step"});
+    for (const Prediction* p : rows) {
+        const Breakdown& b = p->estimate.breakdown;
+        std::vector<std::pair<double, const char*>> parts{
+            {b.compute, "compute"},     {b.tensor, "TP"},     {b.context, "CP"}, {b.expert, "EP"},
+            {b.pipeline, "PP"},         {b.bubble, "bubble"}, {b.data, "DP"},    {b.optimizer, "optimizer"},
+            {b.recompute, "recompute"}, {b.host, "host"}};
+        std::sort(parts.rbegin(), parts.rend());
+        std::string text;
+        for (std::size_t i = 0; i < 3; ++i)
+            text += fmt::format("{}{} {}", i > 0 ? ", " : "", parts[i].second,
+                                percent_text(parts[i].first / p->estimate.step_seconds));
+        table.add({p->run_id, fmt::format("{:.0f}", p->published), fmt::format("{:.0f}", p->predicted),
+                   percent_text(p->error), text});
+    }
+    console.say("\n{}", table.text());
+}
+
+void print_improvements(Console& console, const std::vector<Improvement>& improvements) {
+    Table table({"<run", "published plan", "best found", "gain", "<what it changes"});
+    for (const Improvement& i : improvements) {
+        std::string changes;
+        for (const FieldChange& c : i.changes)
+            changes += fmt::format("{}{} {} -> {}", changes.empty() ? "" : ", ", c.field, c.from, c.to);
+        const double gain = i.estimate.tflops_per_gpu / i.published_tflops - 1.0;
+        table.add({i.run_id, fmt::format("{:.0f}", i.published_tflops),
+                   fmt::format("{:.0f}", i.estimate.tflops_per_gpu), percent_text(gain),
+                   changes.empty() ? "nothing" : changes});
+    }
+    console.say("\nPredicted TFLOPS/GPU of each published plan and of the best plan for the same GPUs and batch\n{}",
+                table.text());
+}
+
+} // namespace
+
+void validate_verb(const ValidateOptions& options) {
+    if (options.worst < 0 || options.worst > 1'000'000)
+        refuse("--worst {}: must be between 0 and 1000000", options.worst);
+    std::vector<Run> runs = load_runs(options.runs.empty() ? profiles_folder() + "/runs" : options.runs);
+    if (!options.row.empty()) {
+        std::erase_if(runs, [&](const Run& run) { return run.run_id.find(options.row) == std::string::npos; });
+        if (runs.empty()) refuse("--row {}: no run's id contains that", options.row);
+    }
+    Console console(options.json);
+    const std::vector<Prediction> predictions = predict_runs(runs, load_coefficients(), [&](std::size_t done) {
+        console.progress(fmt::format("{} of {} runs predicted", done, runs.size()));
+    });
+    std::vector<Improvement> improvements;
+    if (options.improve)
+        improvements = improve(predictions, load_coefficients(), [&](std::size_t done) {
+            console.progress(fmt::format("{} of {} plans searched for better ones", done, predictions.size()));
+        });
+    if (options.json) return print(validation_document(predictions, options.improve ? &improvements : nullptr));
+    const ValidationSummary all = summarize(predictions);
+    console.say("{} runs: {} predicted, {} skipped\n", all.rows, all.predicted, all.skipped);
+    print_groups(console, predictions);
+    print_skipped(console, predictions);
+    print_worst(console, predictions, static_cast<std::size_t>(options.worst));
+    if (options.improve) print_improvements(console, improvements);
+}
+
+} // namespace moe::tools
