@@ -20,7 +20,7 @@ struct MicrobenchOptions {
     // One rank and sizes up to those of real layers, instead of eight ranks that share a machine's cores.
     bool one_rank = false;
     // Every run in a process of its own (apart.hpp): on a GPU, the second training of a process takes longer for
-    // each of its ops than the first (engine/README.md).
+    // each of its ops than the first (docs/notes/engine-calibration.md).
     bool apart = false;
     std::size_t most = 0;                                  // of the grid's runs, from the smallest; 0: all
     std::function<void(const std::string& line)> progress; // may be empty

@@ -7,8 +7,8 @@ namespace moe {
 
 // Bytes: the hardware's context_bytes; where this project's engine trains a plan in BF16 on a GPU, the scratch of the
 // attention library, which keeps a backward's score gradients where every run shall have the same bits
-// (kernels/README.md), and what copies of offloaded tensors take; under other stacks HybridEP's buffers, under
-// those on Megatron Core DeepEP's as well.
+// (docs/notes/kernels-attention.md), and what copies of offloaded tensors take; under other stacks HybridEP's buffers,
+// under those on Megatron Core DeepEP's as well.
 double library_memory(const Plan& plan);
 
 // An EP group (with its ETP) that exchanges tokens by HybridEP: tokens of a rank before the exchange, their width,
