@@ -181,7 +181,7 @@ torch 2.11, cuDNN 91900, backward: deterministic
 )");
     const Outcome outcome = folder.run("python3 -B -c \"import os, sys; sys.path.insert(0, os.path.dirname('" +
                                        std::string(std::getenv("GPU_CHECK")) +
-                                       "')); import gpu_torch; [print(*row, sep='|') for f in (gpu_torch.grouped, "
+                                       "') + '/gpu'); import gpu_torch; [print(*row, sep='|') for f in (gpu_torch.grouped, "
                                        "gpu_torch.attention) for row in f(open(f.__name__).read())]\"");
     CHECK(outcome.err.empty());
     CHECK(outcome.out == R"(128 experts, 65,536 rows, 2048x768, wgrad|544.0|498.0|1.1
