@@ -9,6 +9,7 @@ The rules:
   readme     every listed folder has a README.md
   lists      every listed folder that holds more than headers has a meson.build
   order      the meson.build of a floor enters the listed folders in the order of the list
+  document   the table of docs/architecture.md below "Include order of folders" is the list
 A floor without listed folders (kernels) is one folder to these rules.
 """
 import pathlib
@@ -121,7 +122,19 @@ def check_order(root, order):
             last = max(last, rank)
 
 
-RULES = [check_includes, check_listed, check_readme, check_lists, check_order]
+def check_document(root, order):
+    path = root / "docs/architecture.md"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    _, _, section = text.partition("# Include order of folders\n")
+    table = re.findall(r"^\| `([^`]+)` \|", section.partition("\n#")[0], re.MULTILINE)
+    for i in range(max(len(table), len(order.folders))):
+        written, listed = (names[i] if i < len(names) else "nothing" for names in (table, order.folders))
+        if written != listed:
+            yield f"docs/architecture.md:1: row {i + 1} of the include order says {written}, the list says {listed}"
+            return
+
+
+RULES = [check_includes, check_listed, check_readme, check_lists, check_order, check_document]
 
 
 def main(arguments):

@@ -16,6 +16,8 @@ simulator/cost
 engine/run
 tools
 """
+LISTED = FOLDERS.split("kernels simulator engine\n", 1)[1].split()
+DOCUMENT = "## Include order of folders\n\n" + "".join(f"| `{folder}` | holds |\n" for folder in LISTED) + "\n## Next\n\n| `x` |\n"
 FILES = {
     "planner/base/error.hpp": "#pragma once\n",
     "planner/plan/plan.cpp": '#include "planner/base/error.hpp"\n#include <vector>\n',
@@ -36,9 +38,10 @@ class Includes(TreeTest):
     def setUp(self):
         super().setUp()
         self.write("tests/structure/folders.txt", FOLDERS)
+        self.write("docs/architecture.md", DOCUMENT)
         for path, text in FILES.items():
             self.write(path, text)
-        for folder in FOLDERS.split("engine\n", 1)[1].split():
+        for folder in LISTED:
             self.write(f"{folder}/README.md", "# A folder\n")
             if folder != "planner/base":  # which holds headers alone
                 self.write(f"{folder}/meson.build", "")
@@ -82,6 +85,7 @@ class Includes(TreeTest):
 
     def test_listed_folder_is_missing(self):
         self.write("tests/structure/folders.txt", FOLDERS + "tools/gone\n")
+        self.write("docs/architecture.md", DOCUMENT.replace("| `tools` | holds |\n", "| `tools` | holds |\n| `tools/gone` | |\n"))
         self.fails("tools/gone:1: is in the list of folders and does not exist", "includes.py", self.root)
 
     def test_no_readme(self):
@@ -95,6 +99,12 @@ class Includes(TreeTest):
     def test_meson_has_another_order(self):
         self.write("planner/meson.build", "subdir('plan')\nsubdir('base')\n")
         self.fails("planner/meson.build:2: base comes earlier", "includes.py", self.root)
+
+    def test_document_has_another_order(self):
+        self.write("docs/architecture.md", DOCUMENT.replace("planner/plan", "planner/other"))
+        self.fails("row 2 of the include order says planner/other, the list says planner/plan", "includes.py", self.root)
+        self.write("docs/architecture.md", DOCUMENT.replace("| `tools` | holds |\n", ""))
+        self.fails("row 5 of the include order says nothing, the list says tools", "includes.py", self.root)
 
     def test_no_sources_at_all(self):
         self.write("tests/structure/folders.txt", "floor nowhere:\n")

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Reports long sentences, long lines and broken relative links in the project's documents.
+"""Reports long sentences, long lines, broken relative links and files that are gone in the project's documents.
 
 Usage: prose.py [ROOT]. Exit status 1 when there are any, each on a line as PATH:LINE: WHAT.
 
 Sentences and lines are counted in README.md, every folder's README.md, CONTRIBUTING.md, docs/architecture.md,
-docs/glossary.md, docs/guide/ and docs/reference/. Links are followed in every Markdown file of the tree.
+docs/glossary.md, docs/guide/ and docs/reference/. Links are followed in every Markdown file of the tree, and files that code
+spans name are looked for in all but CHANGELOG.md, which tells of old ones.
 What counts:
   text      everything but fenced code, indented code (four spaces behind an empty line), HTML comments and table rows
             (lines that begin with "|")
@@ -14,6 +15,8 @@ What counts:
   word      what stands between spaces and holds a letter or a digit; a code span is one word, a link is its text
   link      [text](target) and [name]: target outside of code, table rows included; a target without a scheme names a file
             or folder relative to the document, and what follows "#" names a heading of a Markdown file
+  file      a code span outside of code blocks that is a path with an ending below a folder of the sources, such as
+            `planner/plan/plan.hpp`
 """
 import pathlib
 import re
@@ -30,6 +33,7 @@ HEADING = re.compile(r"^#{1,6}\s+")
 SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]*)[^()]*\)")
 DEFINITION = re.compile(r"^\s*\[[^\]]+\]:\s*(\S+)")
+FILE = re.compile(r"(planner|simulator|engine|kernels|tools|tests|profiles|docs)/[\w./-]+\.\w+")
 END = re.compile(r"[.!?][\"')\]*_]*(?=\s)")
 
 
@@ -165,7 +169,16 @@ def check_links(root, path, text):
             yield f"{path}:{number}: a link to {target}, which has no such heading"
 
 
-RULES = [check_sentences, check_lines, check_links]
+def check_files(root, path, text):
+    if path != "CHANGELOG.md":
+        for number, line, kind in lines_of(text):
+            spans = SPAN.finditer(line) if kind in ("text", "table") else ()
+            for name in (match.group(2) for match in spans):
+                if FILE.fullmatch(name) and not (root / name).exists():
+                    yield f"{path}:{number}: names {name}, which does not exist"
+
+
+RULES = [check_sentences, check_lines, check_links, check_files]
 
 
 def main(arguments):

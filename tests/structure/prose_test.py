@@ -75,6 +75,12 @@ class Prose(TreeTest):
         self.write("docs/glossary.md", "# G\n\n`[a](gone.md)`\n\n    [b](gone.md)\n")
         self.passes("prose.py", self.root)
 
+    def test_a_file_that_is_gone(self):
+        self.write("docs/notes/tried.md", "`planner/plan.hpp`, `planner/*.hpp`, `tools/check` and `build/tools/x.y`\n")
+        self.fails("docs/notes/tried.md:1: names planner/plan.hpp, which does not exist", "prose.py", self.root)
+        self.write("planner/plan.hpp", "")
+        self.passes("prose.py", self.root)
+
     def test_builds_are_left_out_and_profiles_are_not(self):
         self.write("README.md", "# T\n")
         self.write("build-x/README.md", LONG + "\n")
