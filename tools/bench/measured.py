@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The measurements of profiles/measured at a glance: the table of its README, or what one of its documents says.
+"""The measurements of profiles/measured at a glance: its TABLE.md, or what one of its documents says.
 
-    tools/bench/measured.py                       # a row per document; profiles/measured/README.md holds this table
-    tools/bench/measured.py --check               # exit status 1 and the rows that differ, where that is another one
+    tools/bench/measured.py                       # prints a row per document; profiles/measured/TABLE.md holds this table
+    tools/bench/measured.py --write               # writes TABLE.md anew
+    tools/bench/measured.py --check               # exit status 1 and the lines that differ, where TABLE.md is another one
     tools/bench/measured.py NAME                  # its note, and every row that missed its bar
 """
 import json
@@ -10,6 +11,9 @@ import pathlib
 import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "profiles/measured"
+TABLE = FOLDER / "TABLE.md"
+INTRODUCTION = ["# Own measurements, document by document", "",
+                "`tools/bench/measured.py --write` writes this file; [README.md](README.md) says what the columns mean.", ""]
 HEAD = ["document", "device", "of", "rows met", "plans", "steps off by, mean and worst", "memory, worst"]
 
 
@@ -43,6 +47,11 @@ def table():
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
+def text():
+    """All of TABLE.md."""
+    return "\n".join([*INTRODUCTION, *table()]) + "\n"
+
+
 def missed(run):
     for row in run.get("rows", []):
         if not row["ok"]:
@@ -52,13 +61,16 @@ def missed(run):
 
 def main(arguments):
     if arguments == ["--check"]:
-        there = [row for row in (FOLDER / "README.md").read_text().splitlines() if row.startswith("|")]
-        if there == table():
-            print("profiles/measured/README.md holds this table")
+        there = TABLE.read_text()
+        if there == text():
+            print("profiles/measured/TABLE.md holds this table")
             return 0
-        wrong = sorted(set(there) ^ set(table())) or ["the order of the rows"]
-        print("\n".join(["what differs between profiles/measured/README.md and its documents:", *wrong]))
+        wrong = sorted(set(there.splitlines()) ^ set(text().splitlines())) or ["the order of the lines"]
+        print("\n".join(["what differs between profiles/measured/TABLE.md and its documents:", *wrong]))
         return 1
+    if arguments == ["--write"]:
+        TABLE.write_text(text())
+        return 0
     if not arguments:
         print("\n".join(table()))
         return 0

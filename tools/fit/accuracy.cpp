@@ -12,8 +12,12 @@
 namespace moe::tools {
 namespace {
 
-constexpr const char* begin_mark = "<!-- written by fit-stacks: begin -->\n";
-constexpr const char* end_mark = "<!-- written by fit-stacks: end -->\n";
+constexpr const char* heading =
+    "# How far predictions of published runs are off\n"
+    "\n"
+    "`build/tools/fit/fit-stacks` writes this file; with `--tables` it does so without a new fit.\n"
+    "[README.md](README.md) says what the columns mean, and\n"
+    "[docs/notes/published-runs.md](../../docs/notes/published-runs.md) why single rows are missed.\n";
 
 using Rows = std::vector<Prediction>;
 
@@ -156,18 +160,16 @@ std::string residuals_json(const CrossValidation& rows) {
     return text;
 }
 
-std::string accuracy_section(const CrossValidation& rows, const Coefficients& coefficients) {
-    return fmt::format("\n{}\n{}\n{}\n{}\n{}\n", classes(rows),
-                       groups(rows, &Prediction::system, rows.left_system, "system"),
+std::string accuracy_document(const CrossValidation& rows, const Coefficients& coefficients) {
+    return fmt::format("{}\n"
+                       "## By tier and kind of model\n\n{}\n"
+                       "## By system\n\n{}\n"
+                       "## By model family\n\n{}\n"
+                       "## Coefficients\n\n{}\n"
+                       "## Rows of tiers A and B that are missed by more than 15 %\n\n{}",
+                       heading, classes(rows), groups(rows, &Prediction::system, rows.left_system, "system"),
                        groups(rows, &Prediction::family, rows.left_family, "family"), coefficient_table(coefficients),
                        misses(rows.fitted));
-}
-
-std::string with_section(const std::string& readme, const std::string& section, const std::string& place) {
-    const std::size_t begin = readme.find(begin_mark), end = readme.find(end_mark);
-    if (begin == std::string::npos || end == std::string::npos || end < begin)
-        refuse("{}: the lines that mark the written section are missing", place);
-    return readme.substr(0, begin + std::string(begin_mark).size()) + section + readme.substr(end);
 }
 
 } // namespace moe::tools

@@ -1,4 +1,4 @@
-// What the fit leaves behind: residuals of every row as data, and the accuracy section of profiles/runs/README.md.
+// What the fit leaves behind: residuals of every row as data, and their tables, profiles/runs/ACCURACY.md.
 #pragma once
 
 #include "planner/machine/coefficients.hpp"
@@ -22,9 +22,8 @@ CrossValidation stored_rows(const std::vector<Prediction>& predictions, const st
 void keep_stored(CrossValidation& rows, const std::string& residuals);
 // JSON for profiles/runs/residuals.json: log(predicted / published) of every row, three ways.
 std::string residuals_json(const CrossValidation& rows);
-// Markdown: errors by class three ways, by system and family, the coefficients, and every row off by more than 15 %.
-std::string accuracy_section(const CrossValidation& rows, const Coefficients& coefficients);
-// `readme` with the text between its two marker lines replaced. Throws Error (bad_input) without markers.
-std::string with_section(const std::string& readme, const std::string& section, const std::string& place);
+// The whole file profiles/runs/ACCURACY.md: errors by class three ways, by system and family, the coefficients, and
+// every row off by more than 15 %.
+std::string accuracy_document(const CrossValidation& rows, const Coefficients& coefficients);
 
 } // namespace moe::tools

@@ -40,12 +40,11 @@ void show(Console& console, const std::vector<Prediction>& rows) {
 
 // Residuals and tables from the stored coefficients; what was left out in turn stays as it was found.
 void write_tables(const Coefficients& coefficients, const CrossValidation& rows) {
-    const std::string folder = profiles_folder() + "/runs", readme = folder + "/README.md";
+    const std::string folder = profiles_folder() + "/runs";
     const std::string residuals = residuals_json(rows);
     const CrossValidation stored = stored_rows(rows.fitted, residuals, "residuals.json");
-    const std::string text = with_section(read_file(readme), accuracy_section(stored, coefficients), readme);
     write_file(folder + "/residuals.json", residuals);
-    write_file(readme, text);
+    write_file(folder + "/ACCURACY.md", accuracy_document(stored, coefficients));
 }
 
 // only: the coefficients to fit while the others stay, with which what is stored of rows stays as well.
@@ -77,7 +76,7 @@ void fit(const std::vector<std::string>& only, bool dry) {
     save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
     rows.fitted = FitProblem().rows(); // by the coefficients as they are written, with fewer digits
     write_tables(load_coefficients(), rows);
-    console.say("written: coefficients.json, runs/residuals.json and runs/README.md in {}", profiles_folder());
+    console.say("written: coefficients.json, runs/residuals.json and runs/ACCURACY.md in {}", profiles_folder());
 }
 
 } // namespace
@@ -86,7 +85,7 @@ void fit(const std::vector<std::string>& only, bool dry) {
 int main(int argc, char** argv) {
     CLI::App app("Fit the coefficients in profiles/coefficients.json to profiles/runs/*.csv, refit without each model "
                  "family and each system in turn, and write coefficients, residuals.json and the tables of "
-                 "profiles/runs/README.md");
+                 "profiles/runs/ACCURACY.md");
     bool dry = false;
     app.add_flag("--dry", dry, "fit and show, without the refits and without writing");
     bool tables = false;

@@ -45,14 +45,13 @@ TEST_CASE("least squares: a line is found in spite of an outlier, priors pull wh
     CHECK(refit.x[1] == nearly(0.5).epsilon(1e-4));
 }
 
-TEST_CASE("the written section of profiles/runs/README.md is what the stored residuals and today's predictions say") {
+TEST_CASE("profiles/runs/ACCURACY.md is what the stored residuals and today's predictions say") {
     const FitProblem problem;
     const std::string folder = profiles_folder() + "/runs", path = folder + "/residuals.json";
     const std::string residuals = read_file(path);
     const CrossValidation rows = stored_rows(problem.rows(), residuals, path);
     CHECK_MESSAGE(residuals_json(rows) == residuals, "run build/tools/fit/fit-stacks --tables");
-    const std::string readme = read_file(folder + "/README.md");
-    CHECK_MESSAGE(with_section(readme, accuracy_section(rows, load_coefficients()), "README.md") == readme,
+    CHECK_MESSAGE(accuracy_document(rows, load_coefficients()) == read_file(folder + "/ACCURACY.md"),
                   "run build/tools/fit/fit-stacks --tables");
 }
 

@@ -201,7 +201,7 @@ TEST_CASE("the measurements' table is that of their documents, and a document sa
     };
     const Outcome table = measured("--check");
     CHECK(table.status == 0);
-    CHECK_MESSAGE(table.out == "profiles/measured/README.md holds this table\n", table.out);
+    CHECK_MESSAGE(table.out == "profiles/measured/TABLE.md holds this table\n", table.out);
     const Outcome one = measured("h200-2026-11-24-whole-check");
     CHECK(one.status == 0);
     CHECK(one.out.find("commit: 5af7433\n") != std::string::npos);
