@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/names.hpp"
+#include "planner/base/schema.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -233,7 +234,8 @@ void write_into(const std::string& partial, const Snapshot& snapshot, double pat
     }
     if (!first) return;
     const std::string text = index_of(partial, snapshot, patience).dump();
-    write_file(inside(partial, "index.json"), fmt::format("{{\"crc32c\":{},\"checkpoint\":{}}}\n", crc32c(text), text));
+    write_file(inside(partial, "index.json"), fmt::format("{{\"schema\":\"{}\",\"crc32c\":{},\"checkpoint\":{}}}\n",
+                                                          schema::checkpoint, crc32c(text), text));
 }
 
 // What this process wrote, which would fill the disk that it ran out of; the folder with the last of all processes.

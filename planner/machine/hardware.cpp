@@ -6,6 +6,7 @@
 #include "planner/base/json_object.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/profile.hpp"
+#include "planner/base/schema.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -178,27 +179,18 @@ Precision precision_from_string(const std::string& text) {
 
 Hardware hardware_from_json(const std::string& text, const std::string& place) {
     const JsonObject json = JsonObject::parse(text, place);
-    json.only({"name",
-               "cpu",
-               "cores",
-               "sm_count",
-               "peak_flops",
-               "memory_bytes",
-               "memory_bandwidth",
-               "nvlink_domain",
-               "nvlink_domain_used",
-               "nvlink",
-               "nic",
-               "host",
-               "host_memory_bytes",
-               "context_bytes",
-               "communicator_bytes",
-               "default_stack",
-               "like",
-               "source",
-               "measured",
-               "product_tiles",
-               "measured_by"});
+    check_schema(json, schema::hardware);
+    json.only({"schema",        "name",
+               "cpu",           "cores",
+               "sm_count",      "peak_flops",
+               "memory_bytes",  "memory_bandwidth",
+               "nvlink_domain", "nvlink_domain_used",
+               "nvlink",        "nic",
+               "host",          "host_memory_bytes",
+               "context_bytes", "communicator_bytes",
+               "default_stack", "like",
+               "source",        "measured",
+               "product_tiles", "measured_by"});
     Hardware hardware;
     hardware.name = json.string("name");
     if (hardware.name.empty()) json.refuse_value("name", "must name the machine");
@@ -236,6 +228,7 @@ Hardware load_hardware(const std::string& name_or_path) {
 
 std::string to_json(const Hardware& hardware) {
     nlohmann::ordered_json json;
+    json["schema"] = schema::hardware;
     json["name"] = hardware.name;
     if (hardware.cpu) {
         json["cpu"] = true;

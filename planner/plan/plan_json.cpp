@@ -2,6 +2,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/json_object.hpp"
+#include "planner/base/schema.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/bf16_layers.hpp"
 #include "planner/plan/plan.hpp"
@@ -133,7 +134,8 @@ void read_choices(const JsonObject& json, Plan& plan) {
 
 Json choices(const Plan& plan) {
     Json json;
-    json["schema_version"] = schema_version;
+    json["schema"] = schema::plan;
+    json["schema_version"] = schema_version; // what plans carried before they had a schema
     json["stack"] = plan.stack;
     json["workload"] = {{"seq", plan.seq}, {"gbs", plan.gbs}, {"routing", plan.routing}};
     json["mesh"] = {
@@ -183,7 +185,9 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
         version != schema_version)
         refuse("{}: schema_version = {}, but this program reads version {}: search again", place, version,
                schema_version);
-    json.only({"schema_version",
+    check_schema(json, schema::plan);
+    json.only({"schema",
+               "schema_version",
                "stack",
                "workload",
                "mesh",

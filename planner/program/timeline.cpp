@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/base/schema.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -54,9 +55,10 @@ void append_microseconds(std::string& out, std::int64_t tick) {
 
 std::string metadata(const Timeline& t) {
     std::string out = fmt::format(
-        R"({{"displayTimeUnit":"ms","metadata":{{"format":"moe-plan timeline","version":1,"predicted":{},"step_seconds":{},)"
-        R"("tflops_per_gpu":{},"memory_gib":{},"ranks":[{}],"pipeline_rank":[{}],"represents":[{}],"plan":")",
-        t.predicted, t.step_seconds, t.tflops_per_gpu, t.memory_gib, fmt::join(t.ranks, ","),
+        R"({{"schema":"{}","displayTimeUnit":"ms","metadata":{{"format":"moe-plan timeline","version":1,"predicted":{},)"
+        R"("step_seconds":{},"tflops_per_gpu":{},"memory_gib":{},"ranks":[{}],"pipeline_rank":[{}],"represents":[{}],)"
+        R"("plan":")",
+        schema::trace, t.predicted, t.step_seconds, t.tflops_per_gpu, t.memory_gib, fmt::join(t.ranks, ","),
         fmt::join(t.pipeline_rank, ","), fmt::join(t.represents, ","));
     append_escaped(out, t.plan_json);
     out += "\"},\n\"traceEvents\":[";

@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/names.hpp"
+#include "planner/base/schema.hpp"
 #include "planner/plan/plan_choices.hpp"
 #include "planner/stack/stack_reader.hpp"
 
@@ -120,6 +121,8 @@ std::vector<Publication> read_published(const Json* list, const std::string& pla
 Stack read_stack(const Json& json, const std::string& place, const Coefficients& coefficients) {
     Reader in(json, place, coefficients);
     Stack s;
+    if (in.find("schema") != nullptr && in.text("schema") != schema::stack)
+        refuse("{}: schema = \"{}\": must be \"{}\"", place, shown(in.text("schema")), schema::stack);
     s.name = in.text("name");
     s.release = in.text("release");
     s.source = in.text("source");

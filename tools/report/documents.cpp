@@ -1,8 +1,10 @@
 // Builds the JSON documents of the verbs.
 #include "tools/report/documents.hpp"
 
+#include "planner/base/schema.hpp"
 #include "planner/plan/plan.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/stamp.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -13,8 +15,6 @@ namespace moe::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string finish(const Json& document) { return document.dump(2) + "\n"; }
 
 Json breakdown(const Breakdown& b) {
     return {{"compute", b.compute}, {"recompute", b.recompute}, {"tensor", b.tensor},
@@ -91,7 +91,7 @@ std::string search_document(const SearchResult& result) {
         add_estimate(entry, estimate);
         document["plans"].push_back(std::move(entry));
     }
-    return finish(document);
+    return stamped(schema::search, document);
 }
 
 namespace {
@@ -132,7 +132,7 @@ std::string replay_document(const Simulation& simulation, const Skew& skew, cons
     document["ranks"] = simulation.ranks;
     if (!trace.empty()) document["trace"] = trace;
     if (!report.empty()) document["report"] = report;
-    return finish(document);
+    return stamped(schema::replay, document);
 }
 
 namespace {
@@ -190,7 +190,7 @@ std::string run_document(const RunRecord& run) {
                             {"top_clock_mhz", run.draw.top_clock_hz / 1e6}};
     if (!run.joined.each.empty()) document["communicators"] = joined_json(run.joined);
     if (!run.command.empty()) document["command"] = run.command;
-    return finish(document);
+    return stamped(schema::execute, document);
 }
 
 std::string comparison_document(const Comparison& comparison) {
@@ -220,7 +220,7 @@ std::string comparison_document(const Comparison& comparison) {
                                       {"phase", to_string(op.measured.phase)},
                                       {"predicted_seconds", op.predicted.busy},
                                       {"measured_seconds", op.measured.busy}});
-    return finish(document);
+    return stamped(schema::compare, document);
 }
 
 std::string validation_document(const std::vector<Prediction>& predictions,
@@ -243,7 +243,7 @@ std::string validation_document(const std::vector<Prediction>& predictions,
         Json& groups = document["groups"][name] = Json::object();
         for (const auto& [value, summary] : summarize_by(predictions, field)) groups[value] = summary_json(summary);
     }
-    if (improvements == nullptr) return finish(document);
+    if (improvements == nullptr) return stamped(schema::validate, document);
     Json& list = document["improvements"] = Json::array();
     for (const Improvement& i : *improvements) {
         Json changes = Json::array();
@@ -256,19 +256,19 @@ std::string validation_document(const std::vector<Prediction>& predictions,
                         {"changes", changes},
                         {"plan", Json::parse(plan_to_json(i.best))}});
     }
-    return finish(document);
+    return stamped(schema::validate, document);
 }
 
 std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out) {
-    return finish({{"step", step}, {"parameters", parameters}, {"out", out}});
+    return stamped(schema::exported, {{"step", step}, {"parameters", parameters}, {"out", out}});
 }
 
 std::string launch_document(int nodes, int per_node, const std::string& out, const std::string& text) {
-    return finish({{"nodes", nodes}, {"processes_per_node", per_node}, {"out", out}, {"text", text}});
+    return stamped(schema::launch, {{"nodes", nodes}, {"processes_per_node", per_node}, {"out", out}, {"text", text}});
 }
 
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix) {
-    return finish(Json{{"documents", documents}, {"tokens", tokens}, {"prefix", prefix}});
+    return stamped(schema::tokenize, Json{{"documents", documents}, {"tokens", tokens}, {"prefix", prefix}});
 }
 
 } // namespace moe::tools

@@ -1,6 +1,8 @@
 // The JSON document of explain.
+#include "planner/base/schema.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/explanation.hpp"
+#include "tools/report/stamp.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -97,7 +99,7 @@ std::string infeasibility_document(const Infeasibility& why, const std::string& 
                                         {"to", r.to},
                                         {"memory_gib", gib(r.memory_bytes)},
                                         {"plan", Json::parse(plan_to_json(r.plan))}});
-    return document.dump(2) + "\n";
+    return stamped(schema::explain, document);
 }
 
 std::string explanation_document(const Explanation& e, const Versus* versus) {
@@ -126,7 +128,7 @@ std::string explanation_document(const Explanation& e, const Versus* versus) {
                               {"breakdown", differences_json(versus->parts, "part", "seconds", 1.0)},
                               {"by_kind", differences_json(versus->kinds, "kind", "seconds", 1.0)},
                               {"memory", differences_json(versus->memory, "class", "gib", gib(1.0))}};
-    return document.dump(2) + "\n";
+    return stamped(schema::explain, document);
 }
 
 } // namespace moe::tools

@@ -1,0 +1,33 @@
+// The names and versions of the JSON documents that the program writes; docs/schemas describes each of them.
+#pragma once
+
+#include "planner/base/json_object.hpp"
+
+namespace moe {
+
+// A document carries its name as the field "schema". A version grows when a field changes its meaning or goes away.
+namespace schema {
+inline constexpr const char* checkpoint = "moe-plan/checkpoint/1";
+inline constexpr const char* compare = "moe-plan/compare/1";
+inline constexpr const char* execute = "moe-plan/execute/1";
+inline constexpr const char* explain = "moe-plan/explain/1";
+inline constexpr const char* exported = "moe-plan/export/1";
+inline constexpr const char* hardware = "moe-plan/hardware/1";
+inline constexpr const char* launch = "moe-plan/launch/1";
+inline constexpr const char* plan = "moe-plan/plan/1";
+inline constexpr const char* replay = "moe-plan/replay/1";
+inline constexpr const char* search = "moe-plan/search/1";
+inline constexpr const char* stack = "moe-plan/stack/1";
+inline constexpr const char* tokenize = "moe-plan/tokenize/1";
+inline constexpr const char* trace = "moe-plan/trace/1";
+inline constexpr const char* validate = "moe-plan/validate/1";
+} // namespace schema
+
+// Throws Error (bad_input) where the document names another schema. One without the field passes: files that were
+// written before documents carried it stay readable.
+inline void check_schema(const JsonObject& json, const char* name) {
+    if (json.has("schema") && json.string("schema") != name)
+        json.refuse_value("schema", std::string("must be \"") + name + "\"");
+}
+
+} // namespace moe

@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Holds what the command prints and writes, and every committed profile, to the schemas of docs/schemas.
+
+    MOE_PLAN=build/tools/moe-plan tests/schemas/documents_test.py
+
+Needs python3-jsonschema; without it the test says so and counts as skipped (exit status 77).
+"""
+import csv
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+try:
+    import jsonschema
+except ImportError:
+    print("skipped: the documents are held to docs/schemas with python3-jsonschema, which is not installed")
+    sys.exit(77)
+
+from suite import run
+from validator import ROOT, SCHEMAS, faults, hold, hold_to_changes, resolved
+
+COMMAND = os.environ.get("MOE_PLAN", "")
+FOLDER = tempfile.TemporaryDirectory()
+HERE = pathlib.Path(FOLDER.name)
+SMALL = "--model tiny-qwen3-moe --hardware cpu-local --gpus 2 --gbs 4 --seq 64 --precision fp32"
+GPUS = "--model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix vpp=1 --fix tp=1 --fix cp=1 --fix etp=1"
+
+
+def command(words):
+    done = subprocess.run([COMMAND, *shlex.split(words)], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 0, f"moe-plan {words}: exit status {done.returncode}: {done.stderr[-500:]}"
+    return done.stdout
+
+
+def printed(words, name):
+    """The document that a verb prints, held to its schema and to its name."""
+    document = json.loads(command(words + " --json"))
+    assert next(iter(document)) == "schema" and document["schema"] == f"moe-plan/{name}/1", f"moe-plan {words}: {document.get('schema')}"
+    hold(name, document)
+    return document
+
+
+def written(path):
+    return json.loads((HERE / path).read_text())
+
+
+def prepare():
+    """What several cases start from: a dataset, a plan and a run of it."""
+    (HERE / "a.txt").write_text("The quick brown fox jumps over the lazy dog. " * 600)
+    command("tokenize a.txt --out text")
+    command(f"search {SMALL} --out plan.json")
+    command("execute plan.json --data text --steps 3 --run-dir run --checkpoint saved")
+
+
+def test_schemas_are_sound():
+    """Valid by the meta-schema; every field is described, every number has a unit, every reference leads somewhere."""
+
+    def walk(schema, name, place):
+        if "$ref" in schema:
+            resolved(schema, name)
+        elif "const" not in schema and "anyOf" not in schema:
+            assert "type" in schema, f"{name}: {place}: no type"
+            assert not {"number", "integer"} & set([schema["type"]] if isinstance(schema["type"], str) else schema["type"]) \
+                or "x-unit" in schema or place.endswith("[]"), f"{name}: {place}: no unit"
+        for key, value in schema.get("properties", {}).items():
+            described = value.get("description") or resolved(value, name)[0].get("description")
+            assert described and "\n" not in described, f"{name}: {place}.{key}: no description"
+            walk(value, name, f"{place}.{key}")
+        for key in ("items", "additionalProperties"):
+            if isinstance(schema.get(key), dict):
+                walk(schema[key], name, place + "[]")
+        for key, value in schema.get("$defs", {}).items():
+            walk(value, name, f"{place}.$defs.{key}")
+
+    for name, schema in SCHEMAS.items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert schema["title"] and schema["description"].endswith("."), f"{name}: title and a sentence"
+        walk({"type": "object", **schema}, name, name)
+
+
+def test_names_are_those_of_the_program():
+    stamped = {SCHEMAS[name]["properties"]["schema"]["const"] for name in SCHEMAS
+               if "schema" in SCHEMAS[name].get("properties", {}) and name != "measured"}
+    listed = set(re.findall(r'"(moe-plan/[a-z]+/\d+)"', (ROOT / "planner/base/schema.hpp").read_text()))
+    assert stamped == listed, f"docs/schemas and planner/base/schema.hpp differ: {sorted(stamped ^ listed)}"
+
+
+def test_search():
+    hold_to_changes("search", printed(f"search {SMALL} --top 2", "search"))
+
+
+def test_plan():
+    plan = written("plan.json")
+    hold("plan", plan)
+    assert plan["schema"] == "moe-plan/plan/1" and plan["hardware"]["schema"] == "moe-plan/hardware/1"
+    hold_to_changes("plan", plan)
+    # Every field away from its default, and a plan from before documents carried their schema.
+    fixes = {"cuda_graph": "attn+moe_router", "capacity": "1.5", "paged_stash": "on", "aux_loss": "0.01", "recompute": "layernorm+moe_act",
+             "offload": "attn_norm+optimizer", "precision": "fp8-blockwise", "bf16_layers": "1+1", "gradients": "bf16", "ep_overlap": "off"}
+    command(f"search {GPUS} --fix ep=8 --out full.json " + " ".join(f"--fix {field}={value}" for field, value in fixes.items()))
+    full = written("full.json")
+    hold("plan", full)
+    hold_to_changes("plan", full)
+    for old in (plan, full):
+        del old["schema"], old["hardware"]["schema"]
+        hold("plan", old)
+    (HERE / "old.json").write_text(json.dumps(plan))
+    assert json.loads(command("replay old.json --json"))["step_seconds"] == json.loads(command("replay plan.json --json"))["step_seconds"]
+
+
+def test_other_schemas_are_refused():
+    """A file of another schema is bad input, and the message names both."""
+    plan = written("plan.json")
+    for change, words in (({"schema": "moe-plan/plan/2"}, "moe-plan/plan/1"), ({"hardware": {**plan["hardware"], "schema": "moe-plan/stack/1"}}, "moe-plan/hardware/1")):
+        (HERE / "other.json").write_text(json.dumps({**plan, **change}))
+        done = subprocess.run([COMMAND, "replay", "other.json"], cwd=HERE, capture_output=True, text=True)
+        assert done.returncode == 2 and words in done.stderr and "schema = " in done.stderr, done.stderr
+
+
+def test_replay():
+    own = printed("replay plan.json --trace t.json --report r.html", "replay")
+    assert own["interval"] is None and own["trace"] == "t.json"
+    hold_to_changes("replay", own)
+    hold("trace", written("t.json"))
+    hold_to_changes("trace", written("t.json"))
+    command(f"search {GPUS} --fix routing=dirichlet:2 --out gpus.json")
+    published = printed("replay gpus.json", "replay")
+    assert published["interval"]["low"] < published["interval"]["high"]
+    hold_to_changes("replay", published)
+
+
+def test_execute_and_its_run_directory():
+    document = printed("execute plan.json --data text --steps 3", "execute")
+    hold_to_changes("execute", document)
+    assert written("run/run.json")["schema"] == "moe-plan/execute/1"
+    for file, name in (("plan", "plan"), ("run", "execute"), ("predicted", "trace"), ("measured", "trace")):
+        hold(name, written(f"run/{file}.json"))
+    rows = list(csv.reader((HERE / "run/routing.csv").open()))
+    assert rows[0] == [f"expert {e}" for e in range(8)] and len(rows) == 5 and all(int(cell) >= 0 for row in rows[1:] for cell in row)
+
+
+def test_checkpoint_and_export():
+    index = written("saved/step-00000003/index.json")
+    assert index["schema"] == "moe-plan/checkpoint/1"
+    hold("checkpoint", index)
+    hold_to_changes("checkpoint", index)
+    hold_to_changes("export", printed("export --checkpoint saved --out exported", "export"))
+    hold("model", written("exported/config.json"))
+    # An index from before documents carried their schema.
+    path = HERE / "saved/step-00000003/index.json"
+    path.write_text(path.read_text().replace('"schema":"moe-plan/checkpoint/1",', ""))
+    assert "schema" not in written("saved/step-00000003/index.json")
+    command("export --checkpoint saved --out again --json")
+
+
+def test_compare():
+    hold_to_changes("compare", printed("compare run", "compare"))
+
+
+def test_calibrate():
+    """From a run: nothing is measured now."""
+    profile = json.loads((ROOT / "profiles/hardware/cpu-local.json").read_text())
+    (HERE / "base.json").write_text(json.dumps({**profile, "name": "base", "measured": {"gemm fp32": [[1e6, 1e-4]]}}))
+    document = printed("calibrate --runs run --from base.json --out here.json", "hardware")
+    assert document == written("here.json") and document["measured"]
+    hold_to_changes("hardware", document)
+
+
+def test_validate():
+    """A row that is predicted and one that is skipped."""
+    with (ROOT / "profiles/runs/papers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    predicted = next(row for row in rows if row["model"] == "Mixtral-8x22B" and row["status"] == "current" and row["gpus"] == "128")
+    with (HERE / "runs.csv").open("w") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows([predicted, {**predicted, "run_id": "withdrawn", "status": "withdrawn"}])
+    document = printed("validate runs.csv --improve", "validate")
+    assert [row["skipped"] is None for row in document["rows"]] == [True, False] and len(document["improvements"]) == 1
+    hold_to_changes("validate", document)
+    document["rows"].reverse()
+    hold_to_changes("validate", document)
+
+
+def test_explain():
+    """Of a plan, of two plans, and of requests with and without a plan."""
+    hold_to_changes("explain", printed("explain plan.json", "explain"))
+    command(f"search {SMALL} --fix pp=2 --out other.json")
+    both = printed("explain plan.json --versus other.json", "explain")
+    assert both["versus"]["fields"]
+    hold_to_changes("explain", both)
+    assert printed(f"explain {SMALL}", "explain")["feasible"]
+    none = printed("explain --model Qwen3-30B-A3B --hardware h100 --gpus 1 --gbs 8 --seq 4096", "explain")
+    assert not none["feasible"] and none["constraints"] and none["closest"] and none["remedies"]
+    hold_to_changes("explain", none)
+    # The fields of one form have no place in the other.
+    assert faults("explain", {**both, "remedies": []}) and faults("explain", {**none, "deltas": []})
+
+
+def test_tokenize():
+    hold_to_changes("tokenize", printed("tokenize a.txt --out again", "tokenize"))
+
+
+def test_launch():
+    for kind in ("--slurm", "--mpi --out job.sh", "--k8s --image some/image"):
+        hold_to_changes("launch", printed(f"launch plan.json {kind}", "launch"))
+
+
+def test_profiles():
+    """Everything that is committed; what our reader refuses, its schema must refuse as well."""
+    folders = {"hardware": "hardware/*.json", "model": "models/*.json", "stack": "stacks/*.json", "coefficients": "coefficients.json",
+               "residuals": "runs/residuals.json"}
+    for name, pattern in folders.items():
+        files = sorted((ROOT / "profiles").glob(pattern))
+        assert files, pattern
+        for file in files:
+            found = faults(name, json.loads(file.read_text()))
+            assert not found, f"{file.name}: {found[0]}"
+    hold("stack", json.loads((ROOT / "profiles/stacks/base/megatron.json").read_text()))
+    for file in sorted((ROOT / "profiles/measured").glob("*.json")):
+        document = json.loads(file.read_text())
+        found = faults("residuals" if isinstance(document, list) else "measured", document)
+        assert not found, f"{file.name}: {found[0]}"
+
+
+def test_changed_profiles_are_refused():
+    for name, path in (("hardware", "hardware/h200-measured.json"), ("hardware", "hardware/cpu-local.json"), ("stack", "stacks/moe-plan.json"),
+                       ("stack", "stacks/bridge-26.08.json"), ("coefficients", "coefficients.json"), ("residuals", "runs/residuals.json"),
+                       ("measured", "measured/h200-2026-11-24-whole-check.json")):
+        hold_to_changes(name, json.loads((ROOT / "profiles" / path).read_text()))
+    assert faults("model", {"hidden_size": 64}) and faults("model", {"hidden_size": 0, "vocab_size": 256})
+
+
+if __name__ == "__main__":
+    prepare()
+    sys.exit(run([value for name, value in list(globals().items()) if name.startswith("test_")]))
