@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -122,6 +123,17 @@ def test_other_schemas_are_refused():
         assert done.returncode == 2 and words in done.stderr and "schema = " in done.stderr, done.stderr
 
 
+def test_stacks_name_their_schema_or_none():
+    profiles = HERE / "profiles"
+    shutil.copytree(ROOT / "profiles", profiles, ignore=shutil.ignore_patterns("measured"))
+    stack = profiles / "stacks/moe-plan.json"
+    known = json.loads(stack.read_text())
+    for schema, status in (("moe-plan/stack/1", 0), ("moe-plan/plan/1", 2)):
+        stack.write_text(json.dumps({"schema": schema, **known}))
+        done = subprocess.run([COMMAND, *f"search {SMALL}".split()], cwd=HERE, capture_output=True, text=True, env={**os.environ, "MOE_PLAN_PROFILES": str(profiles)})
+        assert done.returncode == status and ("moe-plan/stack/1" in done.stderr) == (status == 2), done.stderr
+
+
 def test_replay():
     own = printed("replay plan.json --trace t.json --report r.html", "replay")
     assert own["interval"] is None and own["trace"] == "t.json"
@@ -142,6 +154,14 @@ def test_execute_and_its_run_directory():
         hold(name, written(f"run/{file}.json"))
     rows = list(csv.reader((HERE / "run/routing.csv").open()))
     assert rows[0] == [f"expert {e}" for e in range(8)] and len(rows) == 5 and all(int(cell) >= 0 for row in rows[1:] for cell in row)
+
+
+def test_execute_on_gpus():
+    """Every field that a run may have; a test of tools/report holds the file to the program."""
+    document = json.loads((ROOT / "tests/schemas/execute_on_gpus.json").read_text())
+    hold("execute", document)
+    hold_to_changes("execute", document)
+    assert set(document) == set(SCHEMAS["execute"]["properties"])
 
 
 def test_checkpoint_and_export():
