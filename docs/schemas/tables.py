@@ -68,12 +68,14 @@ class Tables:
         """Type and unit in words."""
         if "const" in schema:
             return f"`{schema['const']}`"
-        names = {"integer": "whole number", "string": "text", "boolean": "true or false", "array": "list"}
-        types = schema.get("type", "number")
-        types = types if isinstance(types, list) else [types]
-        words = " or ".join(names.get(one, one) for one in types)
         unit = schema.get("x-unit")
-        return words + (f", {unit}" if unit and unit != "1" else "")
+        after = f", {unit}" if unit and unit != "1" else ""
+        if "x-type" in schema:
+            return schema["x-type"] + after
+        names = {"integer": "whole number", "string": "text", "boolean": "true or false", "array": "list"}
+        types = schema["type"]
+        types = types if isinstance(types, list) else [types]
+        return " or ".join(names.get(one, one) for one in types) + after
 
     def rows(self, schema, home, path=""):
         """(path, type, description) of every field below `schema`; documents inside of documents are named, not repeated."""
