@@ -102,7 +102,7 @@ def test_plan():
     hold_to_changes("plan", plan)
     # Every field away from its default, and a plan from before documents carried their schema.
     fixes = {"cuda_graph": "attn+moe_router", "capacity": "1.5", "paged_stash": "on", "aux_loss": "0.01", "recompute": "layernorm+moe_act",
-             "offload": "attn_norm+optimizer", "precision": "fp8-blockwise", "bf16_layers": "1+1", "gradients": "bf16", "ep_overlap": "off"}
+             "offload": "optimizer", "precision": "fp8-blockwise", "bf16_layers": "1+1", "gradients": "bf16", "ep_overlap": "off"}
     command(f"search {GPUS} --fix ep=8 --out full.json " + " ".join(f"--fix {field}={value}" for field, value in fixes.items()))
     full = written("full.json")
     hold("plan", full)
@@ -117,7 +117,8 @@ def test_plan():
 def test_other_schemas_are_refused():
     """A file of another schema is bad input, and the message names both."""
     plan = written("plan.json")
-    for change, words in (({"schema": "moe-plan/plan/2"}, "moe-plan/plan/1"), ({"hardware": {**plan["hardware"], "schema": "moe-plan/stack/1"}}, "moe-plan/hardware/1")):
+    hardware = {**plan["hardware"], "schema": "moe-plan/stack/1"}
+    for change, words in (({"schema": "moe-plan/plan/2"}, "moe-plan/plan/1"), ({"hardware": hardware}, "moe-plan/hardware/1")):
         (HERE / "other.json").write_text(json.dumps({**plan, **change}))
         done = subprocess.run([COMMAND, "replay", "other.json"], cwd=HERE, capture_output=True, text=True)
         assert done.returncode == 2 and words in done.stderr and "schema = " in done.stderr, done.stderr
@@ -130,7 +131,8 @@ def test_stacks_name_their_schema_or_none():
     known = json.loads(stack.read_text())
     for schema, status in (("moe-plan/stack/1", 0), ("moe-plan/plan/1", 2)):
         stack.write_text(json.dumps({"schema": schema, **known}))
-        done = subprocess.run([COMMAND, *f"search {SMALL}".split()], cwd=HERE, capture_output=True, text=True, env={**os.environ, "MOE_PLAN_PROFILES": str(profiles)})
+        done = subprocess.run([COMMAND, *f"search {SMALL}".split()], cwd=HERE, capture_output=True, text=True,
+                              env={**os.environ, "MOE_PLAN_PROFILES": str(profiles)})
         assert done.returncode == status and ("moe-plan/stack/1" in done.stderr) == (status == 2), done.stderr
 
 
@@ -185,7 +187,7 @@ def test_compare():
 def test_calibrate():
     """From a run: nothing is measured now."""
     profile = json.loads((ROOT / "profiles/hardware/cpu-local.json").read_text())
-    (HERE / "base.json").write_text(json.dumps({**profile, "name": "base", "measured": {"gemm fp32": [[1e6, 1e-4]]}}))
+    (HERE / "base.json").write_text(json.dumps({**profile, "measured": {"gemm fp32": [[1e6, 1e-4]]}}))
     document = printed("calibrate --runs run --from base.json --out here.json", "hardware")
     assert document == written("here.json") and document["measured"]
     hold_to_changes("hardware", document)
