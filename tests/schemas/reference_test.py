@@ -102,13 +102,5 @@ def test_links_lead_somewhere():
             assert not heading or heading in headings, f"{page}: {link}: no such heading"
 
 
-def test_lines_and_sentences_are_short():
-    for page in PAGES:
-        for number, line in enumerate((REFERENCE / page).read_text().splitlines(), 1):
-            assert len(line) <= 140, f"{page}:{number}: {len(line)} characters"
-            for sentence in re.split(r"[.:;] ", line if not line.startswith("|") else ""):
-                assert len(sentence.split()) <= 40, f"{page}:{number}: a sentence of {len(sentence.split())} words"
-
-
 if __name__ == "__main__":
     sys.exit(run([value for name, value in list(globals().items()) if name.startswith("test_")]))
