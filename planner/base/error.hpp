@@ -9,8 +9,9 @@
 
 namespace moe {
 
-// Exit status of the command that meets the error: bad input ends with 2, a failure while running with 1.
-enum class Fault : int { failure = 1, bad_input = 2 };
+// Exit status of the command that meets the error: a failure while running ends with 1, bad input with 2, a sound
+// request that no plan satisfies with 3.
+enum class Fault : int { failure = 1, bad_input = 2, no_plan = 3 };
 
 class Error : public std::runtime_error {
 public:
@@ -25,6 +26,12 @@ private:
 template <class... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
     throw Error(Fault::bad_input, fmt::format(text, std::forward<Args>(args)...));
+}
+
+// The request is sound, but search has excluded every plan: one line that names the constraint and what would help.
+template <class... Args>
+[[noreturn]] void infeasible(fmt::format_string<Args...> text, Args&&... args) {
+    throw Error(Fault::no_plan, fmt::format(text, std::forward<Args>(args)...));
 }
 
 // The request was fine but carrying it out failed (disk, memory, a peer that died).

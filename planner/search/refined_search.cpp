@@ -52,7 +52,7 @@ public:
         try {
             result_ = search(request_, stack_, estimator_);
         } catch (const Error& error) {
-            if (error.fault() != Fault::bad_input || !offloads()) throw;
+            if (error.fault() != Fault::no_plan || !offloads()) throw;
             nothing_fits = std::current_exception();
         }
         std::vector<Plan> found;
@@ -81,9 +81,10 @@ private:
     // Of plans that fit into the GPUs. Closed forms do not count what is on the host, so that a pinned set comes here.
     [[noreturn]] void refuse_host_memory() const {
         constexpr double gib = 1024.0 * 1024.0 * 1024.0;
-        refuse("no plan for {} GPUs fits: what they offload needs {:.1f} GiB of the host's memory for each, of {:.1f}: "
-               "unfix offload, or use more GPUs",
-               request_.base.gpus, least_on_host_ / gib, request_.base.hardware->host_memory_bytes / gib);
+        infeasible(
+            "no plan for {} GPUs fits: what they offload needs {:.1f} GiB of the host's memory for each, of {:.1f}: "
+            "unfix offload, or use more GPUs",
+            request_.base.gpus, least_on_host_ / gib, request_.base.hardware->host_memory_bytes / gib);
     }
 
     // Plans that do not fit, and those that cannot be priced, are left out. fresh: none of them was counted before.
@@ -167,7 +168,7 @@ private:
                     plans.push_back(std::move(ranked));
                 }
             } catch (const Error& error) {
-                if (error.fault() != Fault::bad_input) throw;
+                if (error.fault() == Fault::failure) throw;
             }
         }
         return plans;

@@ -34,7 +34,7 @@ struct SearchResult {
 };
 
 // Explores TP, CP, EP, ETP, PP, VPP, DP, MBS, layout, recompute, precision and what else the stack offers. Throws
-// Error (bad_input) when nothing remains, naming the reason that excluded most and the smallest change that would help.
+// Error (no_plan) when nothing remains, naming the reason that excluded most and the smallest change that would help.
 SearchResult search(const SearchRequest& request, const Stack& stack, Estimator& estimator);
 
 } // namespace moe

@@ -50,9 +50,9 @@ std::int64_t nearest_gpus(const SearchRequest& request, const Stack& stack) {
                                                             {"dp", base.dp}, {"etp", base.etp}, {"ep", base.ep}};
     for (const auto& [name, value] : degrees)
         if (space.pinned(name) && base.gpus % value != 0)
-            refuse("no plan for {} GPUs: {} = {} is fixed, which does not divide {}: change --fix {} or --gpus",
-                   base.gpus, name, value, base.gpus, name);
-    refuse(
+            infeasible("no plan for {} GPUs: {} = {} is fixed, which does not divide {}: change --fix {} or --gpus",
+                       base.gpus, name, value, base.gpus, name);
+    infeasible(
         "no plan for {} GPUs: the fixed degrees ({}) cannot all be part of tp*cp*dp*pp = etp*ep*edp*pp = {}: unfix one "
         "of them",
         base.gpus, names(space.pinned()), base.gpus);
@@ -82,8 +82,8 @@ void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& 
     if (reasons.empty()) refuse_factoring(space);
     // No other request helps a model that the stack cannot run at all.
     if (const Model& model = *space.base().model; stack.executable && !model.not_executable.empty())
-        refuse("model {}: stack {} offers only what execute runs: {}: plan for a published stack with --stack",
-               model.name, stack.name, model.not_executable);
+        infeasible("model {}: stack {} offers only what execute runs: {}: plan for a published stack with --stack",
+                   model.name, stack.name, model.not_executable);
     const int gpus = space.base().gpus;
     const std::int64_t total = failure.rejected.total();
     const auto most = std::max_element(reasons.begin(), reasons.end(),
@@ -93,11 +93,11 @@ void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& 
     };
     // These fit into the GPUs, so that none of the larger ones is what is in the way.
     if (const auto host = reasons.find("offload > host memory"); host != reasons.end())
-        refuse("no plan for {} GPUs fits: {} of {} candidates fail '{}' ({}): unfix offload, or use more GPUs", gpus,
-               host->second.count, total, host->first, host->second.message);
+        infeasible("no plan for {} GPUs fits: {} of {} candidates fail '{}' ({}): unfix offload, or use more GPUs",
+                   gpus, host->second.count, total, host->first, host->second.message);
     if (failure.smallest) {
         const Plan& p = *failure.smallest;
-        refuse(
+        infeasible(
             "no plan for {} GPUs fits: {} of {} candidates fail 'memory' (best needs {:.1f} GiB of {:.1f}: tp {} cp {} "
             "pp {} ep {} etp {} mbs {} recompute {}){}: {}",
             gpus, reasons.at("memory").count, total, failure.least_memory / gib, p.hardware->memory_bytes / gib, p.tp,
@@ -107,8 +107,8 @@ void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& 
     const std::int64_t near = nearest_gpus(request, stack);
     const auto named = pinned_reason(space, failure.rejected);
     const auto& [counter, reason] = named == reasons.end() ? *most : *named;
-    refuse("no plan for {} GPUs: {} of {} candidates fail '{}' ({}){}{}", gpus, reason.count, total, counter,
-           reason.message, others(counter), near == 0 ? std::string() : fmt::format("; {} GPUs would do", near));
+    infeasible("no plan for {} GPUs: {} of {} candidates fail '{}' ({}){}{}", gpus, reason.count, total, counter,
+               reason.message, others(counter), near == 0 ? std::string() : fmt::format("; {} GPUs would do", near));
 }
 
 } // namespace moe

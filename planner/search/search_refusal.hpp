@@ -20,7 +20,7 @@ struct SearchFailure {
     }
 };
 
-// Throws Error (bad_input). Looks for a number of GPUs that would do, hence the estimator.
+// Throws Error (no_plan). Looks for a number of GPUs that would do, hence the estimator.
 [[noreturn]] void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& estimator,
                                 const SearchSpace& space, const SearchFailure& failure);
 

@@ -20,7 +20,7 @@ std::optional<SearchResult> search_from(const Plan& plan, const Stack& stack) {
     try {
         return search(request, stack, estimator);
     } catch (const Error& error) {
-        if (error.fault() != Fault::bad_input) throw;
+        if (error.fault() == Fault::failure) throw;
         return std::nullopt;
     }
 }

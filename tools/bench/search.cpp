@@ -76,5 +76,5 @@ int main() try {
     fmt::print("{}\n", table.text());
 } catch (const Error& error) {
     fmt::print(stderr, "bench-search: {}\n", error.what());
-    return error.fault() == Fault::bad_input ? 2 : 1;
+    return static_cast<int>(error.fault());
 }

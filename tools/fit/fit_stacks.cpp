@@ -49,7 +49,7 @@ void write_tables(const Coefficients& coefficients, const CrossValidation& rows)
 
 // only: the coefficients to fit while the others stay, with which what is stored of rows stays as well.
 void fit(const std::vector<std::string>& only, bool dry) {
-    Console console(false);
+    Console console(OutputOptions{});
     const FitProblem problem(only);
     const LeastSquares squares = problem.squares(&Prediction::family, "");
     const Solution all = solve(squares, problem.stored(), nullptr);
@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
         moe::tools::fit(only, dry);
     } catch (const moe::Error& error) {
         fmt::print(stderr, "fit-stacks: {}\n", error.what());
-        return error.fault() == moe::Fault::bad_input ? 2 : 1;
+        return static_cast<int>(error.fault());
     }
     return 0;
 }

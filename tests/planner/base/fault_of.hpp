@@ -1,11 +1,12 @@
-// The message with which a call is refused, for tests of bad input.
+// The message with which a call is refused, and its exit status.
 #pragma once
 
 #include "planner/base/error.hpp"
 
 #include <string>
 
-// "2: message" for a refused request, "1: message" for a failure while running, "" when the call returns.
+// "2: message" for bad input, "3: message" where no plan is left, "1: message" for a failure while running, "" when the
+// call returns.
 template <class Call>
 std::string fault_of(Call call) {
     try {

@@ -67,6 +67,7 @@ TEST_CASE("command line: what does not parse") {
     check_line(folder.run("moe-plan"), 2, "a verb is needed: search, ");
     check_line(folder.run("moe-plan --jsn"), 2, "--jsn");
     check_line(folder.run("moe-plan search plan.json " + small_search.substr(7)), 2, "unexpected argument 'plan.json'");
+    check_line(folder.run("moe-plan " + small_search + " --verbose --quiet"), 2, "leave one of them out");
     check_line(folder.run("moe-plan serach"), 2, "did you mean search?");
     check_line(folder.run("moe-plan search"), 2, "--model is required");
     check_line(folder.run("moe-plan " + small_search + " --presicion fp32"), 2, "did you mean --precision?");
@@ -78,11 +79,12 @@ TEST_CASE("command line: what does not parse") {
     CHECK(folder.run("moe-plan --help").status == 0);
     CHECK(folder.run("moe-plan --version").out.rfind("moe-plan ", 0) == 0);
     for (const std::string verb : {"search", "replay", "explain", "execute", "compare", "calibrate", "validate",
-                                   "tokenize", "export", "launch"}) {
+                                   "tokenize", "export", "launch", "show", "completion", "man"}) {
         const moe::test::Outcome help = folder.run("moe-plan " + verb + " --help");
         CHECK(help.status == 0);
         CHECK(help.out.find("Example:\n  moe-plan " + verb) != std::string::npos);
-        CHECK(help.out.find("--json") != std::string::npos);
+        for (const char* option : {"--json", "--verbose", "--quiet"})
+            CHECK_MESSAGE(help.out.find(option) != std::string::npos, verb, option);
     }
     check_line(folder.run("moe-plan deploy"), 2, "unknown verb 'deploy'");
 }
@@ -111,11 +113,11 @@ TEST_CASE("model configs: truncated, not JSON, unknown") {
     CHECK(!folder.holds("plan.json"));
 }
 
-TEST_CASE("search: requests that no plan satisfies") {
+TEST_CASE("search: requests that no plan satisfies, and options that say nothing sound") {
     const Folder folder;
     const std::string base = "moe-plan search --model tiny-qwen3-moe --hardware cpu-local --seq 64 --out plan.json ";
-    check_line(folder.run(base + "--gpus 7 --gbs 10"), 2, "7");
-    check_line(folder.run(base + "--gpus 8 --gbs 8 --fix ep=3"), 2, "ep");
+    check_line(folder.run(base + "--gpus 7 --gbs 10"), 3, "7");
+    check_line(folder.run(base + "--gpus 8 --gbs 8 --fix ep=3"), 3, "ep = 3 is fixed, which does not divide 8");
     check_line(folder.run(base + "--gpus 0 --gbs 8"), 2, "--gpus 0");
     check_line(folder.run(base + "--gpus -8 --gbs 8"), 2, "--gpus -8");
     check_line(folder.run(base + "--gpus 8 --gbs 0"), 2, "--gbs 0");
@@ -201,6 +203,7 @@ TEST_CASE("execute: data and options") {
     check_line(folder.run(execute + "--data text --aux-loss -1"), 2, "aux_loss");
     check_line(folder.run(execute + "--data text --balance even"), 2, "balance");
     check_line(folder.run(execute + "--data text --steps 0"), 2, "--steps");
+    check_line(folder.run(execute + "--data text --log-interval 0"), 2, "--log-interval 0");
     check_line(folder.run(execute + "--data text --shuffle maybe"), 2, "--shuffle");
     check_line(folder.run(execute + "--data text --lr-schedule linear"), 2, "--lr-schedule");
     check_line(folder.run(execute + "--data -1 text"), 2, "");
