@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
-#include <vector>
 
 namespace moe {
 namespace {
@@ -40,6 +39,10 @@ ProfileFile from_path(const fs::path& path, const std::string& inside) {
 }
 
 } // namespace
+
+std::vector<std::string> profile_names(const std::string& folder) {
+    return names_in(fs::path(profiles_folder()) / folder);
+}
 
 ProfileFile find_profile(const std::string& name_or_path, const std::string& folder, const std::string& what,
                          const std::string& inside) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace moe {
 
@@ -15,5 +16,8 @@ struct ProfileFile {
 // 'X': did you mean Y?" or, for what looks like a path, "cannot read PATH: reason".
 ProfileFile find_profile(const std::string& name_or_path, const std::string& folder, const std::string& what,
                          const std::string& inside);
+
+// Names in profiles/FOLDER, sorted.
+std::vector<std::string> profile_names(const std::string& folder);
 
 } // namespace moe

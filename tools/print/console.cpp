@@ -2,11 +2,13 @@
 #include "tools/print/console.hpp"
 
 #include "planner/base/error.hpp"
+#include "tools/print/terminal.hpp"
 
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <limits>
 #include <system_error>
 
 namespace moe::tools {
@@ -19,6 +21,8 @@ void print(std::string_view text) {
 
 Console::~Console() { clear(); }
 
+int Console::stream() const { return output_.json ? STDERR_FILENO : STDOUT_FILENO; }
+
 void Console::clear() {
     if (!shown_) return;
     std::fputs("\r\033[K", stderr);
@@ -29,21 +33,36 @@ void Console::clear() {
 void Console::warning(std::string_view text) {
     if (silent_) return;
     clear();
-    std::fputs(fmt::format("{}\n", text).c_str(), stderr);
+    std::fputs(fmt::format("{}\n", inked(text, Ink::warning, STDERR_FILENO)).c_str(), stderr);
 }
 
 void Console::line(std::string_view text) {
-    if (silent_) return;
+    if (silent_ || (output_.json && output_.quiet)) return;
     clear();
     const std::string whole = fmt::format("{}\n", text);
-    if (json_)
+    if (output_.json)
         std::fputs(whole.c_str(), stderr);
     else
         print(whole);
 }
 
+void Console::table(const Table& table, int indent) {
+    const int width = output_.verbose ? std::numeric_limits<int>::max() : width_of(stream());
+    const Table::Fitted fitted = table.fitted(width, indent);
+    const std::size_t end = fitted.text.find('\n');
+    const std::string_view text(fitted.text);
+    std::string whole = inked(text.substr(0, end), Ink::strong, stream());
+    if (end != std::string_view::npos) whole += text.substr(end);
+    line(whole);
+    if (fitted.dropped.empty()) return;
+    const std::string note =
+        fmt::format("{}(columns left out: {}; --verbose shows them)",
+                    std::string(static_cast<std::size_t>(indent), ' '), fmt::join(fitted.dropped, ", "));
+    line(inked(note, Ink::faint, stream()));
+}
+
 void Console::progress(std::string_view text) {
-    if (silent_ || ::isatty(STDERR_FILENO) == 0) return;
+    if (silent_ || output_.quiet || !is_terminal(STDERR_FILENO)) return;
     std::fputs(fmt::format("\r\033[K{}", text).c_str(), stderr);
     std::fflush(stderr);
     shown_ = true;

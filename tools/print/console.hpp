@@ -1,6 +1,9 @@
 // Where a verb's words go: results to stdout, everything else to stderr, a progress line only where a person looks.
 #pragma once
 
+#include "tools/print/output.hpp"
+#include "tools/print/table.hpp"
+
 #include <fmt/format.h>
 
 #include <string>
@@ -14,31 +17,43 @@ void print(std::string_view text);
 
 class Console {
 public:
-    // json: stdout belongs to the one document, so that what would be printed goes to stderr. silent: one of several
-    // processes, another of which speaks.
-    explicit Console(bool json, bool silent = false) : json_(json), silent_(silent) {}
+    // silent: one of several processes, another of which speaks.
+    explicit Console(const OutputOptions& output, bool silent = false) : output_(output), silent_(silent) {}
     ~Console();
     Console(const Console&) = delete;
     Console& operator=(const Console&) = delete;
 
-    // A line of the human-readable result or log.
+    bool verbose() const { return output_.verbose; }
+
+    // A line of the result. With --json stdout belongs to the one document: the line goes to stderr, and with --quiet
+    // nowhere.
     template <class... Args>
     void say(fmt::format_string<Args...> text, Args&&... args) {
         line(fmt::format(text, std::forward<Args>(args)...));
     }
     void line(std::string_view text);
+    // A line beside the result, such as a log line or what to do next; left out with --quiet.
+    template <class... Args>
+    void note(fmt::format_string<Args...> text, Args&&... args) {
+        if (!output_.quiet) line(fmt::format(text, std::forward<Args>(args)...));
+    }
+    // A table of the result, as wide as the stream allows. Names the columns that it leaves out; --verbose leaves out
+    // none.
+    void table(const Table& table, int indent = 0);
     // A line to stderr.
     template <class... Args>
     void warn(fmt::format_string<Args...> text, Args&&... args) {
         warning(fmt::format(text, std::forward<Args>(args)...));
     }
-    // Replaces the progress line; nothing happens unless stderr is a terminal.
+    // Replaces the progress line; nothing happens unless stderr is a terminal, nor with --quiet.
     void progress(std::string_view text);
 
 private:
+    int stream() const; // descriptor of what lines go to
     void clear();
     void warning(std::string_view text);
-    bool json_, silent_;
+    OutputOptions output_;
+    bool silent_;
     bool shown_ = false; // a progress line stands on the terminal
 };
 

@@ -6,18 +6,39 @@
 
 namespace moe::tools {
 
+// A column of a table. A heading that begins with '<' is left-aligned (the sign is not printed), and its cells may be
+// wrapped; the others are right-aligned. Where a table is too wide, the column of the highest `rank` is left out first,
+// of equal ones the one further right; rank 0 always stays.
+struct Column {
+    Column(const char* heading_text, int drop_rank = 0) : Column(std::string(heading_text), drop_rank) {}
+    Column(std::string heading_text, int drop_rank = 0);
+    std::string heading;
+    bool left = false;
+    int rank = 0;
+};
+
 class Table {
 public:
-    // A heading that begins with '<' is left-aligned (the sign is not printed); the others are right-aligned.
-    explicit Table(std::vector<std::string> headings);
-    void add(std::vector<std::string> cells); // as many as there are headings
+    explicit Table(std::vector<Column> columns);
+    void add(std::vector<std::string> cells); // as many as there are columns
     // All lines with the last one's line feed omitted; `indent` blanks before each.
     std::string text(int indent = 0) const;
 
+    struct Fitted {
+        std::string text;
+        std::vector<std::string> dropped; // headings of the columns that are left out
+    };
+    // The same in `width` characters a line: leaves out columns by rank, then wraps the widest left-aligned cells.
+    Fitted fitted(int width, int indent = 0) const;
+
 private:
-    std::vector<bool> left_;
+    std::size_t width_of(std::size_t column) const;
+    std::vector<Column> columns_;
     std::vector<std::vector<std::string>> rows_; // the headings are the first
 };
+
+// The text in lines of at most `width` characters, broken at blanks, and within a word that is longer.
+std::vector<std::string> wrapped(const std::string& text, std::size_t width);
 
 double gib(double bytes);                  // bytes -> GiB
 std::string gib_text(double bytes);        // "180.8", and "0.019" below 1 GiB

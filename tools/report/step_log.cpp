@@ -18,7 +18,7 @@ double median(std::vector<double> values) {
 
 } // namespace
 
-StepLog::StepLog(Console& console, const Plan& plan, std::int64_t steps, RunRecord& run)
+StepLog::StepLog(Console& console, const Plan& plan, LogSteps steps, RunRecord& run)
     : console_(console),
       steps_(steps),
       run_(run),
@@ -38,18 +38,22 @@ void StepLog::add(const StepResult& step) {
     if (!step.routers.empty())
         routers = fmt::format(" | aux loss {:.3g}, hottest expert {:.2f} of the mean", step.aux_loss(), worst);
     if (step.overflow > 0.0)
-        console_.say("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
-                     step.step, steps_, step.overflow);
+        console_.note("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
+                      step.step, steps_.steps, step.overflow);
     // The first step touches all memory for the first time.
     if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
     run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);
-    console_.say("step {}/{} | loss {:.4f} | grad norm {:.3f}{} | {} tokens/s | {:.3g} TFLOPS/GPU | {}, predicted {} "
-                 "(predicted/measured {:.2f})",
-                 step.step, steps_, step.loss, step.grad_norm, routers, count_text(rate), tflops,
-                 seconds_text(step.seconds), seconds_text(run_.predicted_step_seconds),
-                 run_.predicted_step_seconds / run_.measured_step_seconds);
-    console_.progress(fmt::format("{}/{} steps, {:.0f} s left", step.step, steps_,
-                                  static_cast<double>(steps_ - step.step) * run_.measured_step_seconds));
+    const bool shown = run_.steps.size() == 1 || step.step == steps_.steps || step.step % steps_.interval == 0;
+    const std::string head =
+        fmt::format("step {}/{} | loss {:.4f} | grad norm {:.3f}", step.step, steps_.steps, step.loss, step.grad_norm);
+    const std::string time =
+        fmt::format("{}, predicted {}", seconds_text(step.seconds), seconds_text(run_.predicted_step_seconds));
+    if (shown && !console_.verbose()) console_.note("{} | {}", head, time);
+    if (shown && console_.verbose())
+        console_.note("{}{} | {} tokens/s | {:.3g} TFLOPS/GPU | {} (predicted/measured {:.2f})", head, routers,
+                      count_text(rate), tflops, time, run_.predicted_step_seconds / run_.measured_step_seconds);
+    console_.progress(fmt::format("{}/{} steps, {:.0f} s left", step.step, steps_.steps,
+                                  static_cast<double>(steps_.steps - step.step) * run_.measured_step_seconds));
 }
 
 } // namespace moe::tools

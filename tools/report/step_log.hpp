@@ -10,15 +10,20 @@
 
 namespace moe::tools {
 
+struct LogSteps {
+    std::int64_t steps = 0;    // of the run
+    std::int64_t interval = 1; // steps between lines; the first and the last step have one too
+};
+
 // Turns step results into records of `run`, whose predicted step is known, and log lines.
 class StepLog {
 public:
-    StepLog(Console& console, const Plan& plan, std::int64_t steps, RunRecord& run);
+    StepLog(Console& console, const Plan& plan, LogSteps steps, RunRecord& run);
     void add(const StepResult& step);
 
 private:
     Console& console_;
-    std::int64_t steps_;
+    LogSteps steps_;
     RunRecord& run_;
     double flops_per_token_;
     int gpus_;

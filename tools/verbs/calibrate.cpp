@@ -147,6 +147,18 @@ Table calls_table(const std::map<std::string, std::vector<MeasuredCall>>& measur
     return table;
 }
 
+// What was measured, in figures: so many calls of so many op kinds.
+std::string calls_text(const std::map<std::string, std::vector<MeasuredCall>>& measured) {
+    std::size_t calls = 0;
+    for (const auto& [kind, list] : measured) calls += list.size();
+    return fmt::format("{} calls of {} op kinds", count_text(static_cast<double>(calls)), measured.size());
+}
+
+void print_next(Console& console, const CalibrateOptions& options) {
+    if (!console.verbose()) console.note("Each op kind is in the profile, and printed with --verbose");
+    console.note("Next: moe-plan search --hardware {} ...", options.out);
+}
+
 void feed_back(const CalibrateOptions& options) {
     if (options.gpus != 0) refuse("--gpus {}: --runs measures nothing now: leave it out", options.gpus);
     Feedback fed = fed_back(options.runs, options.from);
@@ -155,28 +167,38 @@ void feed_back(const CalibrateOptions& options) {
     const std::string profile = to_json(fed.hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);
-    Console console(false);
-    console.say("{}", fed.hardware.measured_by);
-    console.say("{} ops of {} run{}:", count_text(static_cast<double>(fed.ops)), options.runs.size(),
-                options.runs.size() == 1 ? "" : "s");
-    console.line(calls_table(fed.measured).text());
-    console.say("Profile in {0}; next: moe-plan search --hardware {0} ...", options.out);
+    Console console(options);
+    console.say("{}: {} ops of {} run{} joined, {}", options.out, count_text(static_cast<double>(fed.ops)),
+                options.runs.size(), options.runs.size() == 1 ? "" : "s", calls_text(fed.measured));
+    if (console.verbose()) {
+        console.say("{}", fed.hardware.measured_by);
+        console.table(calls_table(fed.measured));
+    }
+    print_next(console, options);
 }
 
-void print_profile(Console& console, const Hardware& hardware, const Microbench& bench) {
-    console.say("{}", hardware.measured_by);
+void print_communicators(Console& console, const CommunicatorBytes& taken) {
+    for (const auto& [members, bytes] : taken.collective)
+        console.say("A communicator of {} takes {:.0f} MiB of a GPU, {:.0f} where members send to each other", members,
+                    bytes / (1 << 20), bytes_among(taken.pairwise, members) / (1 << 20));
+    console.say("One for messages takes {:.0f} MiB, the first of all {:.0f} more, the first that sends {:.0f} more",
+                taken.messages / (1 << 20), taken.first / (1 << 20), taken.first_pairwise / (1 << 20));
+}
+
+// One line, and with --verbose everything that was measured.
+void print_profile(Console& console, const Hardware& hardware, const Microbench& bench, const std::string& out) {
+    std::string rates;
     if (bench.fp32_flops > 0.0)
-        console.say("{}: {:.1f} GFLOP/s fp32, {:.1f} GFLOP/s bf16, {:.1f} GB/s; {:.1f} GiB of memory",
-                    hardware.cpu ? "one core" : bench.device, bench.fp32_flops / 1e9, bench.bf16_flops / 1e9,
-                    bench.memory_bandwidth / 1e9, gib(hardware.memory_bytes));
-    if (const CommunicatorBytes& taken = hardware.communicators; taken.first > 0.0) {
-        for (const auto& [members, bytes] : taken.collective)
-            console.say("A communicator of {} takes {:.0f} MiB of a GPU, {:.0f} where members send to each other",
-                        members, bytes / (1 << 20), bytes_among(taken.pairwise, members) / (1 << 20));
-        console.say("One for messages takes {:.0f} MiB, the first of all {:.0f} more, the first that sends {:.0f} more",
-                    taken.messages / (1 << 20), taken.first / (1 << 20), taken.first_pairwise / (1 << 20));
-    }
-    console.line(calls_table(bench.measured).text());
+        rates = fmt::format("{:.1f} GFLOP/s fp32, {:.1f} bf16, {:.1f} GB/s; ", bench.fp32_flops / 1e9,
+                            bench.bf16_flops / 1e9, bench.memory_bandwidth / 1e9);
+    const std::string machine =
+        hardware.cpu ? fmt::format("{} cores, each", hardware.cores) : (bench.device.empty() ? "GPUs" : bench.device);
+    console.say("{}: {} {}{}", out, machine, rates, calls_text(bench.measured));
+    if (!console.verbose()) return;
+    console.say("{}", hardware.measured_by);
+    console.say("{:.1f} GiB of memory", gib(hardware.memory_bytes));
+    if (hardware.communicators.first > 0.0) print_communicators(console, hardware.communicators);
+    console.table(calls_table(bench.measured));
 }
 
 } // namespace
@@ -188,7 +210,7 @@ void calibrate_verb(const CalibrateOptions& options) {
     if (!options.runs.empty()) return feed_back(options);
     // In another process, because this one must not have begun to use a GPU when its trainings are (apart.hpp).
     const int gpus = std::stoi(apart([&] { return std::to_string(gpus_of(options)); }));
-    Console console(options.json);
+    Console console(options);
     MicrobenchOptions how;
     how.backend = options.backend;
     how.progress = [&console](const std::string& line) { console.progress(line); };
@@ -204,8 +226,8 @@ void calibrate_verb(const CalibrateOptions& options) {
     const std::string profile = to_json(hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);
-    print_profile(console, hardware, bench);
-    console.say("Profile in {0}; next: moe-plan search --hardware {0} ...", options.out);
+    print_profile(console, hardware, bench, options.out);
+    print_next(console, options);
 }
 
 } // namespace moe::tools

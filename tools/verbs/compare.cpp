@@ -27,7 +27,7 @@ std::string ratio_text(double predicted, double measured) {
 }
 
 Table kinds_table(const Comparison& c) {
-    Table table({"<kind", "count", "predicted", "measured", "pred/meas", "of step"});
+    Table table({"<kind", {"count", 1}, "predicted", "measured", "pred/meas", {"of step", 2}});
     double predicted = 0.0, measured = 0.0;
     for (const ComparedKind& kind : c.kinds) {
         table.add({to_string(kind.kind), count_text(static_cast<double>(kind.count)), seconds_text(kind.predicted),
@@ -44,7 +44,7 @@ Table kinds_table(const Comparison& c) {
 }
 
 Table widest_table(const Comparison& c) {
-    Table table({"<furthest apart", "rank", "slot", "op", "layer", "<phase", "predicted", "measured"});
+    Table table({"<furthest apart", "rank", {"slot", 3}, {"op", 2}, "layer", {"<phase", 1}, "predicted", "measured"});
     for (const ComparedOp& op : c.widest)
         table.add({to_string(op.measured.kind), fmt::format("{}", op.measured.rank),
                    fmt::format("{}", op.measured.slot), fmt::format("{}", op.measured.op),
@@ -75,12 +75,15 @@ void compare_verb(const CompareOptions& options) {
     if (c.predicted_exposed > 0.0 || c.measured_exposed > 0.0)
         summary.add({"bare communication", seconds_text(c.predicted_exposed), seconds_text(c.measured_exposed),
                      ratio_text(c.predicted_exposed, c.measured_exposed)});
-    Console console(false);
-    console.line(summary.text());
+    Console console(options);
+    console.table(summary);
+    if (options.quiet) return;
     console.say("\nBusy seconds of one step by op kind, averaged over the ranks ({} ops lined up):",
                 count_text(static_cast<double>(c.matched)));
-    console.line(kinds_table(c).text());
-    if (!c.widest.empty()) console.say("\n{}", widest_table(c).text());
+    console.table(kinds_table(c));
+    if (c.widest.empty()) return;
+    console.line("");
+    console.table(widest_table(c));
 }
 
 } // namespace moe::tools

@@ -60,6 +60,7 @@ TrainOptions train_options(const ExecuteOptions& options) {
     result.backend = options.backend;
     result.hang_timeout = options.hang_timeout;
     check_options(result);
+    if (options.log_interval < 1) refuse("--log-interval {}: must be 1 or more", options.log_interval);
     if (options.save_interval < 0) refuse("--save-interval {}: must be 0 or more", options.save_interval);
     if (options.checkpoint.empty() && (options.resume || options.save_interval > 0))
         refuse("{}: needs --checkpoint DIR", options.resume ? "--resume" : "--save-interval");
@@ -158,10 +159,10 @@ void set_weights(const ExecuteOptions& options, Trainer& trainer, Console& conso
         for (const std::string& reason : skipped) console.warn("skipped: {}", reason);
         if (found) {
             trainer.restore(*found);
-            console.say("Resumed from {}: step {}", found->path(), found->state().step);
+            console.note("Resumed from {}: step {}", found->path(), found->state().step);
             return;
         }
-        console.say("{} holds no checkpoint: starting from step 0", options.checkpoint);
+        console.note("{} holds no checkpoint: starting from step 0", options.checkpoint);
     }
     if (options.init_from.empty()) return;
     if (const std::string left = describe(load_weights(trainer, options.init_from)); !left.empty())
@@ -209,7 +210,7 @@ public:
           transport_(transport),
           train_with_(train_options(options)),
           first_(transport == nullptr || transport->rank() == 0),
-          console_(options.json, !first_),
+          console_(options, !first_),
           data_(open_data(options, plan)),
           simulation_(simulate(plan, load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
         train_with_.transport = transport;
@@ -251,18 +252,18 @@ private:
         const std::string place = transport_ != nullptr   ? fmt::format("{} processes", transport_->world())
                                   : run_.backend == "cpu" ? fmt::format("{} cores", trainer.permits())
                                                           : trainer.device_name();
-        console_.say("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan_.model->name,
-                     plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
-                     count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
+        console_.note("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan_.model->name,
+                      plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
+                      count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
         if (const Joined& joined = run_.joined; joined.communicators > 0)
-            console_.say("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
-                         joined.communicators, joined.bytes / (1 << 30));
-        console_.say("Data: {} tokens, unigram entropy {:.4f} nats/token",
-                     count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);
+            console_.note("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
+                          joined.communicators, joined.bytes / (1 << 30));
+        console_.note("Data: {} tokens, unigram entropy {:.4f} nats/token",
+                      count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);
     }
 
     void train_and_save(Trainer& trainer) {
-        StepLog log(console_, plan_, train_with_.steps, run_);
+        StepLog log(console_, plan_, {train_with_.steps, options_.log_interval}, run_);
         DrawLog draws;
         std::optional<CheckpointWriter> writer;
         std::optional<Saving> saving;
@@ -291,20 +292,20 @@ private:
         const std::string routing = routing_csv(trainer.routed_tokens());
         run_.queued = trainer.queued_step();
         if (run_.queued.nodes > 0)
-            console_.say("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
-                         run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
+            console_.note("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
+                          run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
         if (const MeanDraw& d = run_.draw; d.seconds > 0.0)
-            console_.say("{}: {:.0f} of {:.0f} W at {:.0f} of {:.0f} MHz, over the last {:.1f} s of steps",
-                         plan_.gpus > 1 ? "The GPUs' mean power and the slowest one's clock" : "The GPU", d.watts,
-                         d.limit_watts, d.clock_hz / 1e6, d.top_clock_hz / 1e6, d.seconds);
+            console_.note("{}: {:.0f} of {:.0f} W at {:.0f} of {:.0f} MHz, over the last {:.1f} s of steps",
+                          plan_.gpus > 1 ? "The GPUs' mean power and the slowest one's clock" : "The GPU", d.watts,
+                          d.limit_watts, d.clock_hz / 1e6, d.top_clock_hz / 1e6, d.seconds);
         if (recorded) {
             const Timeline measured = trainer.timeline();
             if (first_ && !options_.trace.empty()) write_trace(measured, options_.trace);
             if (folder) write_trace(measured, folder.file("measured.json"));
             if (plan_.gpus > 1) {
                 const double bare = exposed_communication(measured);
-                console_.say("Communication, and the wait for it, with nothing computing beside it: {} of a step ({})",
-                             seconds_text(bare), percent_text(bare / measured.step_seconds));
+                console_.note("Communication, and the wait for it, with nothing computing beside it: {} of a step ({})",
+                              seconds_text(bare), percent_text(bare / measured.step_seconds));
             }
         }
         if (folder) {
@@ -319,7 +320,7 @@ private:
             console_.say("Final loss {:.4f} nats/token (mean of the last {} steps), unigram entropy of the data {:.4f}",
                          loss, averaged, run_.unigram_entropy);
         }
-        if (folder && recorded) console_.say("Next: moe-plan compare {}", options_.run_dir);
+        if (folder && recorded) console_.note("Next: moe-plan compare {}", options_.run_dir);
         if (options_.json && first_) print(run_document(run_));
     }
 

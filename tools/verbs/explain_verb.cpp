@@ -10,7 +10,6 @@
 #include "tools/verbs/verbs.hpp"
 
 #include <algorithm>
-#include <optional>
 
 namespace moe::tools {
 
@@ -42,7 +41,7 @@ void print_memory(Console& console, const Explanation& e) {
                 gib_text(w.memory_limit), w.fullest, gib_text(std::abs(left)), left >= 0.0 ? "free" : "TOO MUCH");
     Table table({"<", "GiB", "share"});
     for (const auto& [name, bytes] : w.memory) table.add({name, gib_text(bytes), percent_text(bytes / w.memory_bytes)});
-    console.line(table.text(2));
+    console.table(table, 2);
 }
 
 void print_communication(Console& console, const Explanation& e) {
@@ -52,13 +51,13 @@ void print_communication(Console& console, const Explanation& e) {
     console.say("\nCommunication wall: {} of the step exposed ({}), on stage {}", seconds_text(exposed),
                 percent_text(exposed / step), e.walls.stage);
     if (e.walls.communication.empty()) return;
-    Table table({"<", "busy", "exposed", "hidden", "GB", "GB/s", "ops"});
+    Table table({"<", "busy", "exposed", {"hidden", 1}, {"GB", 2}, {"GB/s", 3}, {"ops", 4}});
     for (const CommunicationWall& c : e.walls.communication)
         table.add({c.axis, seconds_text(c.busy), seconds_text(c.exposed),
                    c.busy > 0.0 ? percent_text(std::max(0.0, 1.0 - c.exposed / c.busy)) : "-",
                    fmt::format("{:.1f}", c.bytes / 1e9), c.busy > 0.0 ? figure(c.bytes / c.busy / 1e9) : "-",
                    count_text(static_cast<double>(c.ops))});
-    console.line(table.text(2));
+    console.table(table, 2);
     if (e.walls.sparing > 0)
         console.say("  {} products leave {} of {} multiprocessors to tokens on their way beside them",
                     count_text(static_cast<double>(e.walls.sparing)), e.walls.spared, e.plan.hardware->sm_count);
@@ -70,11 +69,11 @@ void print_compute(Console& console, const Explanation& e) {
     console.say("\nCompute and host wall: the model's FLOPs take {} at {} peak, {} of the step (MFU)",
                 seconds_text(w.model_seconds), to_string(e.plan.precision),
                 percent_text(w.model_seconds / estimate.step_seconds));
-    Table table({"<", "busy", "at peak", "of peak", "recompute", "ops"});
+    Table table({"<", "busy", {"at peak", 2}, "of peak", {"recompute", 1}, {"ops", 3}});
     for (const ComputeWall& c : w.compute)
         table.add({c.name, seconds_text(c.busy), seconds_text(c.ideal), percent_text(c.ideal / std::max(c.busy, 1e-30)),
                    c.repeated > 0.0 ? seconds_text(c.repeated) : "-", count_text(static_cast<double>(c.ops))});
-    console.line(table.text(2));
+    console.table(table, 2);
     console.say("  host: {} to issue {} ops, {} of the step exposed", seconds_text(w.issue_seconds),
                 count_text(static_cast<double>(w.launches)), seconds_text(estimate.breakdown.host));
     const auto lost = losses(e);
@@ -88,7 +87,7 @@ void print_compute(Console& console, const Explanation& e) {
 void print_deltas(Console& console, const Explanation& e) {
     console.say("\nEach single change, by the fast estimate (this plan: {} TFLOPS/GPU, {} GiB):",
                 figure(e.base.tflops_per_gpu), gib_text(e.base.memory_bytes));
-    Table table({"<change", "<", "TFLOPS/GPU", "gain", "step", "GiB", "change", "<also"});
+    Table table({"<change", "<", {"TFLOPS/GPU", 1}, "gain", {"step", 3}, "GiB", {"more GiB", 2}, "<also"});
     for (const WhatIf& w : e.deltas) {
         if (!w.impossible.empty()) continue;
         table.add({w.change.field, fmt::format("{} -> {}", w.change.from, w.change.to),
@@ -96,7 +95,7 @@ void print_deltas(Console& console, const Explanation& e) {
                    gib_text(w.estimate.memory_bytes) + (w.estimate.fits ? "" : "!"),
                    signed_gib_text(w.estimate.memory_bytes - e.base.memory_bytes), along_text(w.along)});
     }
-    console.line(table.text(2));
+    console.table(table, 2);
     if (std::any_of(e.deltas.begin(), e.deltas.end(),
                     [](const WhatIf& w) { return w.impossible.empty() && !w.estimate.fits; }))
         console.say("  (! does not fit)");
@@ -112,7 +111,7 @@ void print_front(Console& console, const Explanation& e) {
         table.add({gib_text(p.estimate.memory_bytes) + (p.estimate.fits ? "" : "!"),
                    seconds_text(p.estimate.step_seconds), figure(p.estimate.tflops_per_gpu),
                    p.changes.empty() ? "(this plan)" : along_text(p.changes)});
-    console.line(table.text(2));
+    console.table(table, 2);
 }
 
 // What would make a plan fit that does not: the fitting change that costs least, alone or together.
@@ -144,7 +143,8 @@ void print_differences(Console& console, const char* title, const std::vector<Di
         if (d.here > 0.0 || d.there > 0.0)
             table.add({d.name, text(d.here), text(d.there),
                        fmt::format("{}{}", d.there < d.here ? "" : "+", text(d.there - d.here))});
-    console.say("\n{}", table.text(2));
+    console.line("");
+    console.table(table, 2);
 }
 
 void print_versus(Console& console, const Explanation& e, const Versus& v) {
@@ -158,14 +158,13 @@ void print_versus(Console& console, const Explanation& e, const Versus& v) {
     print_differences(console, "GiB of the fullest rank", v.memory, gib_text);
 }
 
-void print_infeasible(Console& console, const Request& request, const Infeasibility& why, const std::string& line) {
+void print_infeasible(Console& console, const Request& request, const Infeasibility& why) {
     const Plan& base = request.search.base;
-    console.say("{} on {} x {}, stack {}: no plan\n{}\n", base.model->name, base.gpus, base.hardware->name, base.stack,
-                line);
+    console.say("{} on {} x {}, stack {}: no plan\n", base.model->name, base.gpus, base.hardware->name, base.stack);
     Table constraints({"<constraint", "candidates", "<for example"});
     for (const Obstacle& o : why.obstacles)
         constraints.add({o.constraint, count_text(static_cast<double>(o.candidates)), o.example});
-    if (!why.obstacles.empty()) console.line(constraints.text());
+    if (!why.obstacles.empty()) console.table(constraints);
     if (!why.closest.empty()) {
         console.say("\nMappings that need least (GiB of {}, with {}):", gib_text(base.hardware->memory_bytes),
                     "their deepest recomputation and smallest micro-batch");
@@ -175,7 +174,7 @@ void print_infeasible(Console& console, const Request& request, const Infeasibil
                        fmt::format("{}", m.plan.dp), fmt::format("{}", m.plan.pp), fmt::format("{}", m.plan.ep),
                        fmt::format("{}", m.plan.etp), fmt::format("{}", m.plan.mbs),
                        recompute::to_string(m.plan.recompute)});
-        console.line(table.text(2));
+        console.table(table, 2);
     }
     if (why.remedies.empty()) return console.say("\nNo single change of the request that was tried gives a plan.");
     Table table({"<change alone that gives a plan", "<", "GiB", "<plan that fits"});
@@ -184,25 +183,26 @@ void print_infeasible(Console& console, const Request& request, const Infeasibil
             {r.what, fmt::format("{} -> {}", r.from, r.to), gib_text(r.memory_bytes),
              fmt::format("tp {} cp {} dp {} pp {} ep {} etp {} mbs {} recompute {}", r.plan.tp, r.plan.cp, r.plan.dp,
                          r.plan.pp, r.plan.ep, r.plan.etp, r.plan.mbs, recompute::to_string(r.plan.recompute))});
-    console.say("\n{}", table.text());
+    console.line("");
+    console.table(table);
 }
 
-// The best plan of the request; nothing when the reasons why there is none have been printed.
-std::optional<Plan> plan_of(const Request& request, bool json) {
+// The best plan of the request. Where there is none, prints why before it throws search's Error (no_plan).
+Plan plan_of(const Request& request, const OutputOptions& options) {
     SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
     const SearchSpace sound(request.search, request.stack); // refuses fields that cannot be pinned as asked
     try {
         return refined_search(request.search, request.stack, estimator).plans.front().first;
     } catch (const Error& error) {
-        if (error.fault() != Fault::bad_input) throw;
+        if (error.fault() != Fault::no_plan) throw;
         const Infeasibility why = explain_request(request.search, request.stack, estimator);
-        if (json) {
+        if (options.json) {
             print(infeasibility_document(why, error.what()));
         } else {
-            Console console(false);
-            print_infeasible(console, request, why, error.what());
+            Console console(options);
+            print_infeasible(console, request, why);
         }
-        return std::nullopt;
+        throw;
     }
 }
 
@@ -224,12 +224,10 @@ void explain_verb(const ExplainOptions& options) {
     const bool asked = !options.request.model.empty() || !options.request.hardware.empty();
     if (options.plan.empty() == !asked)
         refuse("explain: give either PLAN or a request (--model, --hardware, --gpus, --gbs, --seq)");
-    const std::optional<Plan> plan =
-        asked ? plan_of(request_of(options.request), options.json) : load_sound(options.plan);
-    if (!plan) return;
-    const Explanation here = explained(*plan);
-    Console console(options.json);
-    if (asked) warn_left_out(console, *plan->model);
+    const Plan plan = asked ? plan_of(request_of(options.request), options) : load_sound(options.plan);
+    const Explanation here = explained(plan);
+    Console console(options);
+    if (asked) warn_left_out(console, *plan.model);
     Versus versus;
     if (!options.versus.empty()) versus = compare_plans(here, explained(load_sound(options.versus)));
     if (options.json) return print(explanation_document(here, options.versus.empty() ? nullptr : &versus));
@@ -243,6 +241,7 @@ void explain_verb(const ExplainOptions& options) {
     if (asked) console.say("The best plan of the request: {}", choices_text(here.plan));
     if (skewed(here.plan)) console.say("\n{}", skew_text(here.plan, here.skew));
     print_remedy(console, here);
+    if (options.quiet) return;
     print_memory(console, here);
     print_communication(console, here);
     print_compute(console, here);

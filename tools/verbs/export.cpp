@@ -20,10 +20,10 @@ void export_verb(const ExportVerbOptions& options) {
     export_weights(*checkpoint, options.out, how);
     const RunState& state = checkpoint->state();
     if (options.json) return print(export_document(state.step, checkpoint->shapes().size(), options.out));
-    Console console(false);
+    Console console(options);
     console.say("{} after step {}: {} parameters in {} as {}", state.model, state.step, checkpoint->shapes().size(),
                 options.out, options.dtype);
-    console.say("Next: moe-plan execute PLAN --init-from {}", options.out);
+    console.note("Next: moe-plan execute PLAN --init-from {}", options.out);
 }
 
 } // namespace moe::tools

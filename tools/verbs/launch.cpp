@@ -66,7 +66,7 @@ void launch_verb(const LaunchOptions& options) {
     const Job job = job_of(options, plan);
     // Said here, where a search is at hand, and not only by the job when its turn has come.
     if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
-        Console(options.json || options.out.empty()).warn("execute cannot run this plan: {}", fault.message);
+        Console(options).warn("execute cannot run this plan: {}", fault.message);
     const std::string text = options.slurm ? slurm_script(job)
                              : options.mpi ? mpi_script(job)
                                            : kubernetes_manifest(job);
@@ -78,12 +78,12 @@ void launch_verb(const LaunchOptions& options) {
     }
     if (options.json) return print(launch_document(job.nodes, job.per_node, options.out, text));
     if (options.out.empty()) return print(text);
-    Console console(false);
-    console.say("{} nodes with {} processes each, in {}; next: {} {}", job.nodes, job.per_node, options.out,
-                options.slurm ? "sbatch"
-                : options.mpi ? "bash"
-                              : "kubectl apply -f",
-                options.out);
+    Console console(options);
+    console.note("{} nodes with {} processes each, in {}; next: {} {}", job.nodes, job.per_node, options.out,
+                 options.slurm ? "sbatch"
+                 : options.mpi ? "bash"
+                               : "kubectl apply -f",
+                 options.out);
 }
 
 } // namespace moe::tools

@@ -21,7 +21,7 @@ void print_breakdown(Console& console, const Estimate& estimate) {
     Table table({"<", "time", "of step"});
     for (const auto& [name, value] : parts_of(estimate.breakdown))
         if (value > 0.0) table.add({name, seconds_text(value), percent_text(value / estimate.step_seconds)});
-    console.line(table.text(2));
+    console.table(table, 2);
 }
 
 } // namespace
@@ -45,19 +45,20 @@ void replay_verb(const ReplayOptions& options) {
     const Skew skew = skew_of(plan, stack, simulation);
     const IntervalResult interval = interval_of(plan, e, load_residuals(plan, stack.executable));
     if (options.json) return print(replay_document(simulation, skew, interval, options.trace, options.report));
-    Console console(false);
+    Console console(options);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
                 plan.gpus, plan.hardware->name, e.tflops_per_gpu, count_text(e.tokens_per_second_per_gpu),
                 seconds_text(e.step_seconds), gib(e.memory_bytes), gib(plan.hardware->memory_bytes),
                 e.fits ? "" : " (does not fit)");
     if (e.host_bytes > 0.0) console.say("{:.2f} GiB of the host's memory for what a GPU offloads", gib(e.host_bytes));
     console.say("{}", interval_text(interval));
+    if (options.quiet) return;
     print_breakdown(console, e);
     if (skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));
-    console.say("{} ops played on {} ranks that stand for {}", count_text(static_cast<double>(simulation.ops)),
-                simulation.timeline.ranks.size(), simulation.ranks);
-    if (!options.trace.empty()) console.say("Timeline in {} (open it in ui.perfetto.dev)", options.trace);
-    if (!options.report.empty()) console.say("Report in {}", options.report);
+    console.note("{} ops played on {} ranks that stand for {}", count_text(static_cast<double>(simulation.ops)),
+                 simulation.timeline.ranks.size(), simulation.ranks);
+    if (!options.trace.empty()) console.note("Timeline in {} (open it in ui.perfetto.dev)", options.trace);
+    if (!options.report.empty()) console.note("Report in {}", options.report);
 }
 
 } // namespace moe::tools

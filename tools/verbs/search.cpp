@@ -20,9 +20,22 @@ std::string degree(std::int64_t value) { return fmt::format("{}", value); }
 void print_plans(Console& console, const SearchResult& result) {
     const bool offloads = std::any_of(result.plans.begin(), result.plans.end(),
                                       [](const auto& ranked) { return ranked.first.offload != 0; });
-    std::vector<std::string> columns{"",    "TFLOPS/GPU", "tokens/s/GPU", "step",      "GiB", "TP",
-                                     "CP",  "DP",         "PP",           "VPP",       "EP",  "ETP",
-                                     "MBS", "<precision", "<schedule",    "<recompute"};
+    std::vector<Column> columns{"",
+                                "TFLOPS/GPU",
+                                {"tokens/s/GPU", 9},
+                                {"step", 2},
+                                "GiB",
+                                "TP",
+                                {"CP", 3},
+                                {"DP", 4},
+                                "PP",
+                                {"VPP", 1},
+                                "EP",
+                                {"ETP", 6},
+                                {"MBS", 1},
+                                {"<precision", 5},
+                                {"<schedule", 7},
+                                "<recompute"};
     if (offloads) columns.emplace_back("<offload");
     Table table(columns);
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
@@ -46,20 +59,20 @@ void print_plans(Console& console, const SearchResult& result) {
         if (offloads) row.push_back(offload::to_string(plan.offload));
         table.add(std::move(row));
     }
-    console.line(table.text());
+    console.table(table);
 }
 
 void print_counts(Console& console, const SearchResult& result) {
     std::vector<std::pair<std::string, std::int64_t>> reasons(result.pruned.begin(), result.pruned.end());
     std::stable_sort(reasons.begin(), reasons.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
     std::int64_t pruned = 0;
-    std::string listed;
-    for (const auto& [reason, count] : reasons) {
-        pruned += count;
-        listed += fmt::format("{}{} {}", listed.empty() ? ": " : ", ", reason, count_text(static_cast<double>(count)));
-    }
-    console.say("\n{} plans evaluated and {} excluded in {}{}", count_text(static_cast<double>(result.evaluated)),
-                count_text(static_cast<double>(pruned)), seconds_text(result.seconds), listed);
+    for (const auto& [reason, count] : reasons) pruned += count;
+    console.note("\n{} plans evaluated and {} excluded in {}", count_text(static_cast<double>(result.evaluated)),
+                 count_text(static_cast<double>(pruned)), seconds_text(result.seconds));
+    if (!console.verbose() || reasons.empty()) return;
+    Table table({"<excluded because", "plans"});
+    for (const auto& [reason, count] : reasons) table.add({reason, count_text(static_cast<double>(count))});
+    console.table(table, 2);
 }
 
 } // namespace
@@ -71,7 +84,7 @@ void search_verb(const SearchOptions& options) {
     const Model& model = *request.search.base.model;
     const Hardware& hardware = *request.hardware;
 
-    Console console(options.json);
+    Console console(options);
     request.search.progress = [&console](std::int64_t evaluated, std::int64_t pruned) {
         console.progress(fmt::format("{} plans evaluated, {} excluded", count_text(static_cast<double>(evaluated)),
                                      count_text(static_cast<double>(pruned))));
@@ -89,9 +102,9 @@ void search_verb(const SearchOptions& options) {
     print_plans(console, result);
     print_counts(console, result);
     if (options.out.empty())
-        console.say("Keep the best plan with --out plan.json");
+        console.note("Keep the best plan with --out plan.json");
     else
-        console.say("Plan 1 is in {0}; next: moe-plan replay {0} --trace trace.json", options.out);
+        console.note("Plan 1 is in {0}; next: moe-plan replay {0} --trace trace.json", options.out);
 }
 
 } // namespace moe::tools

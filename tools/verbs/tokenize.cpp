@@ -18,7 +18,7 @@ void tokenize_verb(const TokenizeOptions& options) {
     const TokenizeResult result = options.vocab == "bytes" ? tokenize_bytes(options.texts, options.out)
                                                            : tokenize_words(options.texts, options.vocab, options.out);
     if (options.json) return print(tokenize_document(result.documents, result.tokens, options.out));
-    Console console(false);
+    Console console(options);
     console.say("{} tokens of {} documents in {}.bin and {}.idx", count_text(static_cast<double>(result.tokens)),
                 count_text(static_cast<double>(result.documents)), options.out, options.out);
 }

@@ -26,13 +26,13 @@ std::vector<std::string> cells_of(const std::string& name, const ValidationSumma
 }
 
 void print_groups(Console& console, const std::vector<Prediction>& predictions) {
-    Table table({"<", "rows", "MAPE", "bias", "within 10%", "Kendall tau"});
+    Table table({"<", "rows", "MAPE", "bias", {"within 10%", 1}, {"Kendall tau", 2}});
     table.add(cells_of("all", summarize(predictions)));
     for (const auto& [group, field] : validation_groups)
         for (const auto& [value, summary] : summarize_by(predictions, field))
             if (summary.predicted > 0)
                 table.add(cells_of(fmt::format("{} {}", group, value.empty() ? "(blank)" : value), summary));
-    console.line(table.text());
+    console.table(table);
 }
 
 void print_skipped(Console& console, const std::vector<Prediction>& predictions) {
@@ -42,7 +42,8 @@ void print_skipped(Console& console, const std::vector<Prediction>& predictions)
     if (reasons.empty()) return;
     Table table({"<skipped because", "rows"});
     for (const auto& [reason, count] : reasons) table.add({reason, fmt::format("{}", count)});
-    console.say("\n{}", table.text());
+    console.line("");
+    console.table(table);
 }
 
 void print_worst(Console& console, const std::vector<Prediction>& predictions, std::size_t count) {
@@ -69,7 +70,8 @@ void print_worst(Console& console, const std::vector<Prediction>& predictions, s
         table.add({p->run_id, fmt::format("{:.0f}", p->published), fmt::format("{:.0f}", p->predicted),
                    percent_text(p->error), text});
     }
-    console.say("\n{}", table.text());
+    console.line("");
+    console.table(table);
 }
 
 void print_improvements(Console& console, const std::vector<Improvement>& improvements) {
@@ -83,8 +85,8 @@ void print_improvements(Console& console, const std::vector<Improvement>& improv
                    fmt::format("{:.0f}", i.estimate.tflops_per_gpu), percent_text(gain),
                    changes.empty() ? "nothing" : changes});
     }
-    console.say("\nPredicted TFLOPS/GPU of each published plan and of the best plan for the same GPUs and batch\n{}",
-                table.text());
+    console.say("\nPredicted TFLOPS/GPU of each published plan and of the best plan for the same GPUs and batch");
+    console.table(table);
 }
 
 } // namespace
@@ -97,7 +99,7 @@ void validate_verb(const ValidateOptions& options) {
         std::erase_if(runs, [&](const Run& run) { return run.run_id.find(options.row) == std::string::npos; });
         if (runs.empty()) refuse("--row {}: no run's id contains that", options.row);
     }
-    Console console(options.json);
+    Console console(options);
     const std::vector<Prediction> predictions = predict_runs(runs, load_coefficients(), [&](std::size_t done) {
         console.progress(fmt::format("{} of {} runs predicted", done, runs.size()));
     });
@@ -108,7 +110,8 @@ void validate_verb(const ValidateOptions& options) {
         });
     if (options.json) return print(validation_document(predictions, options.improve ? &improvements : nullptr));
     const ValidationSummary all = summarize(predictions);
-    console.say("{} runs: {} predicted, {} skipped\n", all.rows, all.predicted, all.skipped);
+    console.say("{} runs: {} predicted, {} skipped{}", all.rows, all.predicted, all.skipped, options.quiet ? "" : "\n");
+    if (options.quiet) return;
     print_groups(console, predictions);
     print_skipped(console, predictions);
     print_worst(console, predictions, static_cast<std::size_t>(options.worst));

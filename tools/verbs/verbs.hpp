@@ -1,6 +1,8 @@
 // The verbs of the command: what each takes, and the function that carries it out.
 #pragma once
 
+#include "tools/print/output.hpp"
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,7 +11,7 @@ namespace moe::tools {
 
 // Every verb throws Error; what it returns normally has been printed and written completely.
 
-struct SearchOptions {
+struct SearchOptions : OutputOptions {
     std::string model, hardware;             // files, or names in profiles/
     std::int64_t gpus = 0, gbs = 0, seq = 0; // gbs: sequences per step; seq: tokens per sequence
     std::string precisions;                  // comma-separated, empty = the search's own choice
@@ -19,26 +21,23 @@ struct SearchOptions {
     std::string optimize_for = "mean"; // of skewed routing: mean, p50 or p99
     double memory_headroom = 0.0;      // share of a GPU's memory that plans leave free
     std::string out;                   // plan.json of the best plan, empty = not written
-    bool json = false;
 };
 void search_verb(const SearchOptions& options);
 
-struct ReplayOptions {
+struct ReplayOptions : OutputOptions {
     std::string plan;
     std::string trace, report; // empty = not written
-    bool json = false;
 };
 void replay_verb(const ReplayOptions& options);
 
-struct ExplainOptions {
+struct ExplainOptions : OutputOptions {
     std::string plan;      // empty: the best plan of `request`, or why it has none
     SearchOptions request; // only without a plan
     std::string versus;    // another plan, empty = none
-    bool json = false;
 };
 void explain_verb(const ExplainOptions& options);
 
-struct ExecuteOptions {
+struct ExecuteOptions : OutputOptions {
     std::string plan;
     std::vector<std::string> data; // prefixes of .bin/.idx pairs, each with or without "WEIGHT " before it
     std::int64_t steps = 100;
@@ -56,55 +55,50 @@ struct ExecuteOptions {
     double eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
     std::string aux_loss, balance; // plan fields of these names, empty = as in the plan
     std::int64_t seed = 1;
-    double hang_timeout = 20.0; // seconds that an op may take
-    std::string command;        // as typed, for run.json
-    bool json = false;
+    double hang_timeout = 20.0;    // seconds that an op may take
+    std::int64_t log_interval = 1; // steps between lines of the log
+    std::string command;           // as typed, for run.json
 };
 void execute_verb(const ExecuteOptions& options);
 
-struct CompareOptions {
+struct CompareOptions : OutputOptions {
     std::vector<std::string> traces; // predicted and measured, or one run directory
-    bool json = false;
 };
 void compare_verb(const CompareOptions& options);
 
-struct CalibrateOptions {
+struct CalibrateOptions : OutputOptions {
     std::string backend = "cpu";
     int gpus = 0; // of this machine, 0 = all
     // A profile measured on one such GPU: only what lies between GPUs is measured. With runs: what they are added to.
     std::string from;
     std::vector<std::string> runs; // folders of execute: nothing else is measured
     std::string out;
-    bool json = false;
 };
 void calibrate_verb(const CalibrateOptions& options);
 
-struct ValidateOptions {
+struct ValidateOptions : OutputOptions {
     std::string runs; // CSV file, name in profiles/runs, or a folder; empty = all of profiles/runs
     std::string row;  // part of the ids of the rows to predict, empty = all
     std::int64_t worst = 10;
     bool improve = false; // search for a better plan than each published one
-    bool json = false;
 };
 void validate_verb(const ValidateOptions& options);
 
-struct TokenizeOptions {
+struct TokenizeOptions : OutputOptions {
     std::vector<std::string> texts;
     std::string out; // prefix of the .bin/.idx pair
     std::string vocab = "bytes";
-    bool json = false;
 };
 void tokenize_verb(const TokenizeOptions& options);
 
-struct ExportVerbOptions {
+struct ExportVerbOptions : OutputOptions {
     std::string checkpoint; // folder of checkpoints, of which the newest whole one is taken
     std::string out;        // Hugging Face folder
     std::string dtype = "fp32";
-    bool json = false;
 };
 void export_verb(const ExportVerbOptions& options);
 
-struct LaunchOptions {
+struct LaunchOptions : OutputOptions {
     std::string plan;
     bool slurm = false, mpi = false, kubernetes = false; // one of them
     std::string data = "text";                           // prefix of the dataset where the job runs
@@ -112,8 +106,15 @@ struct LaunchOptions {
     std::string image, claim = "moe-plan";               // Kubernetes: container image, volume claim
     std::int64_t per_node = 0;                           // GPUs of a node, 0 = as the hardware profile says
     std::string out;                                     // file, empty = stdout
-    bool json = false;
 };
 void launch_verb(const LaunchOptions& options);
+
+struct ShowOptions : OutputOptions {
+    std::string topic;       // models, hardware, stacks, model, stack or plan
+    std::string name;        // empty: all of the topic
+    std::string hardware;    // of a stack, whose figures go by machine; empty = a machine whose default it is
+    std::int64_t seq = 4096; // tokens per sequence, which a model's FLOPs per token go by
+};
+void show_verb(const ShowOptions& options);
 
 } // namespace moe::tools

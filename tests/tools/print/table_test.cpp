@@ -16,6 +16,32 @@ TEST_CASE("tables align their columns") {
     CHECK(ragged.text() == "x         y\nonly one");
 }
 
+TEST_CASE("a table that is too wide leaves out columns of the highest rank first, and names them") {
+    Table table({"<name", {"first", 2}, {"second", 1}, {"third", 2}, "kept"});
+    table.add({"row", "11", "22", "33", "44"});
+    CHECK(table.fitted(34).text == "name  first  second  third  kept\nrow      11      22     33    44");
+    CHECK(table.fitted(34).dropped.empty());
+    const Table::Fitted narrow = table.fitted(31);
+    CHECK(narrow.text == "name  first  second  kept\nrow      11      22    44");
+    CHECK(narrow.dropped == std::vector<std::string>{"third"});
+    CHECK(table.fitted(10).text == "name  kept\nrow     44");
+    CHECK(table.fitted(10).dropped == std::vector<std::string>{"third", "first", "second"});
+    CHECK(table.fitted(1).text == table.fitted(10).text); // what has no rank stays, whatever the width
+}
+
+TEST_CASE("a table wraps its widest text before it leaves out figures") {
+    Table table({"<reason", {"count", 1}, "more"});
+    table.add({"one two three four five six seven eight nine ten", "7", "8"});
+    const Table::Fitted fitted = table.fitted(40);
+    CHECK(fitted.dropped.empty());
+    CHECK(fitted.text == "reason                       count  more\n"
+                         "one two three four five six      7     8\n"
+                         "seven eight nine ten");
+    CHECK(wrapped("", 5) == std::vector<std::string>{""});
+    CHECK(wrapped("abcdefgh ij", 5) == std::vector<std::string>{"abcde", "fgh", "ij"});
+    CHECK(wrapped("ab  cd", 4) == std::vector<std::string>{"ab ", "cd"});
+}
+
 TEST_CASE("numbers as people read them") {
     CHECK(count_text(0) == "0");
     CHECK(count_text(999) == "999");

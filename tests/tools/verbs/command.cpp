@@ -4,13 +4,17 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <pty.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <stdexcept>
 
 namespace moe::test {
@@ -24,15 +28,19 @@ std::string content(const fs::path& path) {
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+// Goes to the folder and runs the command, with the built one before all others in the PATH.
+std::string line_of(const std::string& folder, const std::string& command) {
+    const char* built = std::getenv("MOE_PLAN");
+    if (built == nullptr) throw std::runtime_error("MOE_PLAN is not set: run this through meson test");
+    return "PATH='" + fs::path(built).parent_path().string() + "':$PATH; cd '" + folder + "' && { " + command + "\n}";
+}
+
 } // namespace
 
 Outcome shell(const std::string& folder, const std::string& command) {
-    const char* built = std::getenv("MOE_PLAN");
-    if (built == nullptr) throw std::runtime_error("MOE_PLAN is not set: run this through meson test");
     // Outputs lie beside the folder, so that tests can look at what the command itself left inside.
     const std::string out = folder + ".out", err = folder + ".err";
-    const std::string line = "PATH='" + fs::path(built).parent_path().string() + "':$PATH; cd '" + folder + "' && { " +
-                             command + "\n} > '" + out + "' 2> '" + err + "'";
+    const std::string line = line_of(folder, command) + " > '" + out + "' 2> '" + err + "'";
     const int status = std::system(line.c_str());
     Outcome outcome;
     outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -41,6 +49,36 @@ Outcome shell(const std::string& folder, const std::string& command) {
     fs::remove(out);
     fs::remove(err);
     return outcome;
+}
+
+Outcome on_terminal(const std::string& folder, const std::string& command, int columns) {
+    const std::string line = line_of(folder, command);
+    struct winsize size {};
+    size.ws_row = 50;
+    size.ws_col = static_cast<unsigned short>(columns);
+    int terminal = -1;
+    const pid_t child = ::forkpty(&terminal, nullptr, nullptr, &size);
+    if (child < 0) throw std::runtime_error("cannot make a terminal");
+    if (child == 0) {
+        ::execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
+        ::_exit(127);
+    }
+    Outcome outcome;
+    std::array<char, 4096> part{};
+    // The last read fails once the child has closed its end.
+    for (ssize_t size_read = 0; (size_read = ::read(terminal, part.data(), part.size())) > 0;)
+        outcome.out.append(part.data(), static_cast<std::size_t>(size_read));
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ::close(terminal);
+    outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return outcome;
+}
+
+std::string source_folder() {
+    const char* folder = std::getenv("SOURCE");
+    if (folder == nullptr) throw std::runtime_error("SOURCE is not set: run this through meson test");
+    return folder;
 }
 
 Folder::Folder() {
@@ -73,6 +111,11 @@ void check_line(const Outcome& outcome, int status, const std::string& words) {
     CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
     CHECK(outcome.err.rfind("moe-plan", 0) == 0);
     CHECK(outcome.err.find(words) != std::string::npos);
+}
+
+void check_width(const std::string& text, std::size_t columns) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) CHECK_MESSAGE(line.size() <= columns, line);
 }
 
 nlohmann::ordered_json document(const Outcome& outcome) {

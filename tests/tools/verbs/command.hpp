@@ -13,6 +13,10 @@ struct Outcome {
 };
 // A shell command line in which "moe-plan" names the built command ($MOE_PLAN). Redirections work as in a shell.
 Outcome shell(const std::string& folder, const std::string& command);
+// The same on a terminal of so many columns, which takes stdout and stderr alike: both are in `out`.
+Outcome on_terminal(const std::string& folder, const std::string& command, int columns);
+// The source folder ($SOURCE).
+std::string source_folder();
 
 // A fresh folder that goes away with the object.
 class Folder {
@@ -36,6 +40,8 @@ private:
 // Checks that the command refused or failed as promised: the status, ONE line on stderr that contains `words`, nothing
 // on stdout.
 void check_line(const Outcome& outcome, int status, const std::string& words);
+// Checks that every line has at most so many characters.
+void check_width(const std::string& text, std::size_t columns);
 // Checks success and parses stdout as one JSON document.
 nlohmann::ordered_json document(const Outcome& outcome);
 

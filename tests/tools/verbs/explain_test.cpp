@@ -165,15 +165,21 @@ TEST_CASE("explain of a request: its best plan, or which constraint kills what a
     CHECK(best["feasible"] == true);
     CHECK(best["plan"] == found["plans"][0]["plan"]);
     const std::string none = " --model DeepSeek-V3 --hardware h100 --gpus 8 --gbs 64 --seq 4096";
-    check_line(folder.run("moe-plan search" + none), 2, "'memory'");
-    const Json why = document(folder.run("moe-plan explain" + none + " --json"));
+    check_line(folder.run("moe-plan search" + none), 3, "'memory'");
+    const moe::test::Outcome refused = folder.run("moe-plan explain" + none + " --json");
+    CHECK(refused.status == 3);
+    CHECK(refused.err.find("moe-plan: no plan for 8 GPUs") == 0);
+    const Json why = Json::parse(refused.out);
     CHECK(why["feasible"] == false);
     CHECK(why["reason"].get<std::string>().find("no plan for 8 GPUs") == 0);
     CHECK(why["constraints"][0]["constraint"] == "memory");
     CHECK(why["closest"][0]["memory_gib"] > why["closest"][0]["limit_gib"]);
     REQUIRE(!why["remedies"].empty());
     CHECK(why["remedies"][0]["change"] == "gpus");
-    CHECK(folder.run("moe-plan explain" + none).out.find("change alone that gives a plan") != std::string::npos);
+    const moe::test::Outcome text = folder.run("moe-plan explain" + none);
+    CHECK(text.status == 3);
+    CHECK(text.out.find("change alone that gives a plan") != std::string::npos);
+    moe::test::check_width(text.out, 80);
     check_line(folder.run("moe-plan explain"), 2, "give either PLAN or a request");
     check_line(folder.run("moe-plan explain" + words + " --fix tpp=1"), 2, "did you mean tp?");
 }

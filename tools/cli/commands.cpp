@@ -1,0 +1,276 @@
+// Defines every verb with its options, their kinds of values, a line of explanation and an example.
+#include "tools/cli/commands.hpp"
+
+#include "planner/base/error.hpp"
+#include "tools/cli/description.hpp"
+#include "tools/cli/help.hpp"
+#include "tools/cli/texts.hpp"
+#include "tools/verbs/verbs.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+
+namespace moe::tools {
+
+namespace {
+
+// An option or a positional argument whose value is of the kind `type`: help shows it, and completion offers what it
+// stands for (description.hpp).
+template <class T>
+CLI::Option* add(CLI::App* verb, const std::string& name, T& value, const std::string& type, const std::string& about) {
+    return verb->add_option(name, value, about)->type_name(type);
+}
+
+// One verb: its name, its line in the overview and an example, the options that every verb has, and what runs when it
+// is chosen.
+CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, const std::string& about,
+                   const std::string& example, std::function<void()> run) {
+    CLI::App* verb = app.add_subcommand(name, about)->group("Verbs");
+    verb->footer("Example:\n  " + example);
+    verb->add_flag("--json", o.json, "one JSON document on stdout, everything else on stderr")->group("Output");
+    verb->add_flag("--verbose", o.verbose, "all columns of tables, and details")->group("Output");
+    verb->add_flag("--quiet", o.quiet, "results, warnings and errors alone")->group("Output");
+    verb->callback([&o, run = std::move(run)] {
+        if (o.verbose && o.quiet) refuse("--verbose --quiet: leave one of them out");
+        run();
+    });
+    return verb;
+}
+
+// What a request consists of; `required`: there is no plan that could stand for it.
+void add_request(CLI::App* verb, SearchOptions& o, bool required) {
+    add(verb, "--model", o.model, "MODEL", "Hugging Face config.json, or the name of a model profile")
+        ->required(required);
+    add(verb, "--hardware", o.hardware, "HARDWARE", "hardware profile, or the name of one")->required(required);
+    add(verb, "--gpus", o.gpus, "N", "GPUs of the job (CPU: ranks)")->required(required);
+    add(verb, "--gbs", o.gbs, "N", "global batch, sequences per step")->required(required);
+    add(verb, "--seq", o.seq, "N", "tokens per sequence")->required(required);
+    add(verb, "--precision", o.precisions, "PRECISION,..",
+        "fp32 bf16 fp8-tensor fp8-blockwise mxfp8 nvfp4; several as A,B");
+    add(verb, "--stack", o.stack, "STACK", "software generation (default: the hardware's newest)");
+    add(verb, "--fix", o.fix, "FIELD=VALUE", "pin a plan field; may be repeated")
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void add_search(CLI::App& app, SearchOptions& o) {
+    CLI::App* verb = add_verb(app, o, "search", "explore the whole plan space and rank it",
+                              "moe-plan search --model DeepSeek-V3 --hardware gb200-nvl72 --gpus 256 --gbs 4096 "
+                              "--seq 4096 --precision mxfp8 --out plan.json",
+                              [&o] { search_verb(o); });
+    add_request(verb, o, true);
+    add(verb, "--top", o.top, "N", "how many plans to show, each of another mapping (TP, CP, DP, PP, EP, ETP)")
+        ->capture_default_str();
+    add(verb, "--optimize-for", o.optimize_for, "mean|p50|p99",
+        "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
+        ->capture_default_str();
+    add(verb, "--memory-headroom", o.memory_headroom, "SHARE",
+        "share of a GPU's memory that plans leave free, such as 0.1: memory under --stack moe-plan is exact, "
+        "that of published stacks is met within about a tenth")
+        ->capture_default_str();
+    add(verb, "--out", o.out, "FILE", "write the best plan to this file");
+}
+
+void add_replay(CLI::App& app, ReplayOptions& o) {
+    CLI::App* verb =
+        add_verb(app, o, "replay", "simulate a plan event by event",
+                 "moe-plan replay plan.json --trace trace.json --report report.html", [&o] { replay_verb(o); });
+    add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
+    add(verb, "--trace", o.trace, "FILE", "write the timeline as Chrome trace JSON (opens in ui.perfetto.dev)");
+    add(verb, "--report", o.report, "FILE", "write a self-contained HTML page");
+}
+
+void add_explain(CLI::App& app, ExplainOptions& o) {
+    CLI::App* verb = add_verb(app, o, "explain", "why this plan: its walls, what each single change would do",
+                              "moe-plan explain plan.json --versus other.json", [&o] { explain_verb(o); });
+    add(verb, "PLAN", o.plan, "FILE",
+        "plan.json; without one, a request as for search: its best plan, or why it has none");
+    add_request(verb, o.request, false);
+    add(verb, "--versus", o.versus, "PLAN", "another plan.json: what differs, by op kind and by class of memory");
+}
+
+void add_execute(CLI::App& app, ExecuteOptions& o) {
+    CLI::App* verb = add_verb(
+        app, o, "execute", "train with exactly that plan; under mpirun, srun or torchrun every process is one rank",
+        "moe-plan execute plan.json --data text --steps 300 --run-dir runs/first", [&o] { execute_verb(o); });
+    add(verb, "PLAN", o.plan, "FILE", "plan.json")->required();
+    add(verb, "--data", o.data, "[W] PREFIX",
+        "[W] PREFIX of a Megatron .bin/.idx pair, drawn from by weight W; may be repeated")
+        ->required()
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    add(verb, "--steps", o.steps, "N", "training steps")->capture_default_str();
+    add(verb, "--backend", o.backend, "cpu|cuda", "cpu, or cuda: a GPU for every rank")->capture_default_str();
+    add(verb, "--init-from", o.init_from, "DIR", "Hugging Face folder: start from its weights (safetensors)");
+    add(verb, "--run-dir", o.run_dir, "DIR",
+        "folder for plan.json, run.json, predicted.json, measured.json and routing.csv");
+    add(verb, "--trace", o.trace, "FILE", "write the measured timeline as Chrome trace JSON");
+    add(verb, "--checkpoint", o.checkpoint, "DIR",
+        "folder of checkpoints: one at the end, and one when SIGTERM or Ctrl-C ends the run (exit status 0)");
+    add(verb, "--save-interval", o.save_interval, "N", "also save every N steps");
+    add(verb, "--log-interval", o.log_interval, "N", "a line of the log for every N-th step")->capture_default_str();
+    verb->add_flag("--resume", o.resume,
+                   "go on from the newest whole checkpoint, of this or any other plan for the same model");
+    add(verb, "--shuffle", o.shuffle, "on|off", "on or off: order of the samples")->capture_default_str();
+    add(verb, "--lr", o.lr, "X", "peak learning rate")->capture_default_str();
+    add(verb, "--lr-schedule", o.lr_schedule, "constant|cosine", "constant or cosine")->capture_default_str();
+    add(verb, "--warmup", o.warmup, "N", "steps over which the learning rate rises")->capture_default_str();
+    add(verb, "--betas", o.betas, "A,B", "AdamW's decay rates, A,B")->capture_default_str();
+    add(verb, "--eps", o.eps, "X", "AdamW's epsilon")->capture_default_str();
+    add(verb, "--weight-decay", o.weight_decay, "X", "AdamW's weight decay")->capture_default_str();
+    add(verb, "--grad-clip", o.grad_clip, "X", "largest global gradient norm, 0 = no clipping")->capture_default_str();
+    add(verb, "--aux-loss", o.aux_loss, "X", "coefficient of the balancing loss, in place of the plan's aux_loss");
+    add(verb, "--balance", o.balance, "natural|forced",
+        "natural, or forced: experts evenly loaded whatever the router says");
+    add(verb, "--seed", o.seed, "N", "seed of weights and sample order")->capture_default_str();
+    add(verb, "--hang-timeout", o.hang_timeout, "SECONDS",
+        "seconds in one op after which a rank hangs and the run ends (0: never)")
+        ->capture_default_str();
+}
+
+void add_compare(CLI::App& app, CompareOptions& o) {
+    CLI::App* verb = add_verb(app, o, "compare", "line up predicted and measured, op by op",
+                              "moe-plan compare runs/first", [&o] { compare_verb(o); });
+    add(verb, "TRACES", o.traces, "FILE", "PREDICTED MEASURED, or one run directory")->required()->expected(1, 2);
+}
+
+void add_calibrate(CLI::App& app, CalibrateOptions& o) {
+    CLI::App* verb = add_verb(app, o, "calibrate", "measure this machine and write a hardware profile",
+                              "moe-plan calibrate --backend cpu --out here.json", [&o] { calibrate_verb(o); });
+    add(verb, "--backend", o.backend, "cpu|cuda", "cpu: this machine's cores, or cuda: its GPUs")
+        ->capture_default_str();
+    add(verb, "--gpus", o.gpus, "N", "cuda: communication is measured among 2, 4, .. of so many (0: all there are)")
+        ->capture_default_str();
+    add(verb, "--from", o.from, "HARDWARE",
+        "cuda: a profile measured on one GPU of this kind; only communication is measured. With --runs: "
+        "the profile to add to (default: that of the first run's plan)");
+    add(verb, "--runs", o.runs, "DIR",
+        "RUN_DIR.. of execute: what their ops took joins the profile, and nothing is measured now");
+    add(verb, "--out", o.out, "FILE", "the hardware profile")->required();
+}
+
+void add_validate(CLI::App& app, ValidateOptions& o) {
+    CLI::App* verb = add_verb(app, o, "validate", "predict published runs, each with the very plan of its row",
+                              "moe-plan validate runs.csv --json", [&o] { validate_verb(o); });
+    add(verb, "RUNS", o.runs, "FILE", "CSV file of runs, or the name of one in profiles/runs (default: all of these)");
+    add(verb, "--row", o.row, "TEXT", "only runs whose id contains this");
+    add(verb, "--worst", o.worst, "N", "how many of the widest misses to show")->capture_default_str();
+    verb->add_flag("--improve", o.improve,
+                   "search the same GPUs for a plan that is predicted faster than each published one (seconds a row)");
+}
+
+void add_tokenize(CLI::App& app, TokenizeOptions& o) {
+    CLI::App* verb =
+        add_verb(app, o, "tokenize", "text files to a Megatron .bin/.idx pair",
+                 "moe-plan tokenize /usr/share/common-licenses/GPL-3 --out text", [&o] { tokenize_verb(o); });
+    add(verb, "TEXT", o.texts, "FILE", "text files, one document each")->required();
+    add(verb, "--out", o.out, "PREFIX", "prefix of the pair")->required();
+    add(verb, "--vocab", o.vocab, "bytes|FILE",
+        "bytes: token ids are the bytes 0-255; or a Hugging Face tokenizer.json")
+        ->capture_default_str();
+}
+
+void add_export(CLI::App& app, ExportVerbOptions& o) {
+    CLI::App* verb =
+        add_verb(app, o, "export", "checkpoint to a Hugging Face folder",
+                 "moe-plan export --checkpoint runs/first/checkpoints --out exported", [&o] { export_verb(o); });
+    add(verb, "--checkpoint", o.checkpoint, "DIR",
+        "folder of execute --checkpoint; its newest whole checkpoint is taken")
+        ->required();
+    add(verb, "--out", o.out, "DIR", "folder for safetensors and config.json")->required();
+    add(verb, "--dtype", o.dtype, "fp32|bf16", "fp32: master weights bit for bit, or bf16")->capture_default_str();
+}
+
+void add_launch(CLI::App& app, LaunchOptions& o) {
+    CLI::App* verb = add_verb(app, o, "launch", "the job file that executes a plan, a process per rank",
+                              "moe-plan launch plan.json --slurm --data text --arguments '--steps 300' --out job.sh",
+                              [&o] { launch_verb(o); });
+    add(verb, "PLAN", o.plan, "FILE", "plan.json, where the job finds it as well")->required();
+    verb->add_flag("--slurm", o.slurm, "a script for sbatch");
+    verb->add_flag("--mpi", o.mpi, "a script that calls Open MPI's mpirun");
+    verb->add_flag("--k8s", o.kubernetes, "a Kubernetes Job with a pod per node, its Service, and the plan");
+    add(verb, "--data", o.data, "PREFIX", "prefix of the dataset where the job runs")->capture_default_str();
+    add(verb, "--arguments", o.arguments, "TEXT", "more options of execute, as one word");
+    add(verb, "--gpus-per-node", o.per_node, "N", "processes of a node (default: as the plan's hardware has GPUs)");
+    add(verb, "--image", o.image, "IMAGE", "--k8s: container image with moe-plan in its PATH");
+    add(verb, "--claim", o.claim, "CLAIM", "--k8s: volume claim that is mounted at /work")->capture_default_str();
+    add(verb, "--out", o.out, "FILE", "file to write (default: stdout)");
+}
+
+void add_show(CLI::App& app, ShowOptions& o) {
+    CLI::App* verb = add_verb(app, o, "show", "what a model, a machine, a stack or a plan was read as",
+                              "moe-plan show model DeepSeek-V3 --seq 4096", [&o] { show_verb(o); });
+    add(verb, "WHAT", o.topic, "models|hardware|stacks|model|stack|plan",
+        "models, hardware or stacks: all names; model M, hardware H, stack S or plan PLAN: one of them")
+        ->required();
+    add(verb, "NAME", o.name, "NAME", "a name of that list, or a file");
+    add(verb, "--seq", o.seq, "N", "model: tokens per sequence, by which its FLOPs per token go")
+        ->capture_default_str();
+    add(verb, "--hardware", o.hardware, "HARDWARE", "stack: the machine (default: one whose default stack it is)");
+}
+
+void add_completion(CLI::App& app, TextOptions& o) {
+    CLI::App* verb = add_verb(app, o, "completion", "the script that completes this command line in a shell",
+                              "moe-plan completion bash > ~/.local/share/bash-completion/completions/moe-plan",
+                              [&o, &app] { print_completion(o, describe(app)); });
+    add(verb, "SHELL", o.kind, "bash|zsh|fish", "bash, zsh or fish")->required();
+}
+
+void add_man(CLI::App& app, ManOptions& o) {
+    CLI::App* verb = add_verb(app, o, "man", "the manual page, for man -l -", "moe-plan man | man -l -",
+                              [&o, &app] { print_manual(o, describe(app)); });
+    verb->add_flag("--markdown", o.markdown, "as docs/reference/verbs.md");
+}
+
+} // namespace
+
+struct Commands::Options {
+    SearchOptions search;
+    ReplayOptions replay;
+    ExplainOptions explain;
+    ExecuteOptions execute;
+    CompareOptions compare;
+    CalibrateOptions calibrate;
+    TokenizeOptions tokenize;
+    ExportVerbOptions exported;
+    LaunchOptions launch;
+    ValidateOptions validate;
+    ShowOptions show;
+    TextOptions completion;
+    ManOptions man;
+};
+
+Commands::Commands()
+    : options_(std::make_unique<Options>()),
+      app_(std::make_unique<CLI::App>(
+          "Plans Mixture-of-Experts training: search a plan, replay it, execute it, compare both.", "moe-plan")) {
+    CLI::App& app = *app_;
+    app.formatter(help_formatter());
+    app.set_version_flag("--version", std::string("moe-plan ") + MOE_PLAN_VERSION);
+    app.require_subcommand(1);
+    app.footer("Exit status: 0 success, 1 failure while running, 2 bad input, 3 a sound\n"
+               "request that no plan satisfies. Each verb has --help with an example.");
+    Options& o = *options_;
+    add_search(app, o.search);
+    add_replay(app, o.replay);
+    add_explain(app, o.explain);
+    add_execute(app, o.execute);
+    add_compare(app, o.compare);
+    add_calibrate(app, o.calibrate);
+    add_tokenize(app, o.tokenize);
+    add_export(app, o.exported);
+    add_launch(app, o.launch);
+    add_validate(app, o.validate);
+    add_show(app, o.show);
+    add_completion(app, o.completion);
+    add_man(app, o.man);
+}
+
+Commands::~Commands() = default;
+
+CLI::App& Commands::app() { return *app_; }
+
+void Commands::remember(const std::string& typed) { options_->execute.command = typed; }
+
+} // namespace moe::tools

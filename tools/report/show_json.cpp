@@ -1,0 +1,248 @@
+// The JSON documents of show.
+#include "tools/report/show_json.hpp"
+
+#include "planner/plan/plan_fields.hpp"
+#include "tools/print/table.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace moe::tools {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string finish(const Json& document) { return document.dump(2) + "\n"; }
+
+const char* kind_name(AttentionKind kind) {
+    switch (kind) {
+    case AttentionKind::gqa:
+        return "softmax";
+    case AttentionKind::mla:
+        return "latent";
+    case AttentionKind::gated_delta:
+        return "gated_delta";
+    case AttentionKind::compressed:
+        return "compressed";
+    case AttentionKind::mamba:
+        return "mamba";
+    case AttentionKind::none:
+        return "none";
+    }
+    return "";
+}
+
+// The fields that a layer of the kind has; those that are 0 or off are left out.
+Json attention_json(const Attention& a) {
+    Json json = {{"kind", kind_name(a.kind)}, {"text", attention_text(a)}};
+    const std::pair<const char*, std::int64_t> numbers[] = {{"heads", a.heads},
+                                                            {"kv_heads", a.kv_heads},
+                                                            {"qk_dim", a.qk_dim},
+                                                            {"v_dim", a.v_dim},
+                                                            {"rope_dim", a.rope_dim},
+                                                            {"q_lora", a.q_lora},
+                                                            {"kv_lora", a.kv_lora},
+                                                            {"window", a.window},
+                                                            {"chunk", a.chunk},
+                                                            {"key_heads", a.key_heads},
+                                                            {"value_heads", a.value_heads},
+                                                            {"key_dim", a.key_dim},
+                                                            {"value_dim", a.value_dim},
+                                                            {"conv_kernel", a.conv_kernel},
+                                                            {"compress_ratio", a.compress_ratio},
+                                                            {"indexer_heads", a.indexer_heads},
+                                                            {"indexer_top_k", a.indexer_top_k}};
+    for (const auto& [name, value] : numbers)
+        if (value != 0) json[name] = value;
+    const std::pair<const char*, bool> flags[] = {{"qkv_bias", a.qkv_bias},       {"out_bias", a.out_bias},
+                                                  {"qk_norm", a.qk_norm},         {"sinks", a.sinks},
+                                                  {"output_gate", a.output_gate}, {"head_gate", a.head_gate}};
+    for (const auto& [name, on] : flags)
+        if (on) json[name] = true;
+    return json;
+}
+
+Json moe_json(const Moe& m) {
+    Json json = {{"experts", m.experts}, {"top_k", m.top_k}, {"ffn", m.ffn}, {"shared_ffn", m.shared_ffn}};
+    if (m.latent > 0) json["latent"] = m.latent;
+    json["groups"] = m.router.groups;
+    json["groups_kept"] = m.router.groups_kept;
+    return json;
+}
+
+Json kinds_json(const Model& model) {
+    Json list = Json::array();
+    for (std::size_t i = 0; i < model.kinds.size(); ++i) {
+        const LayerKind& kind = model.kinds[i];
+        Json json = {{"layers", layers_of(model, static_cast<int>(i))},
+                     {"mtp_layers", mtp_layers_of(model, static_cast<int>(i))},
+                     {"attention", attention_json(kind.attention)},
+                     {"mlp", mlp_text(kind)},
+                     {"dense_ffn", kind.dense_ffn}};
+        json["moe"] = kind.moe ? moe_json(*kind.moe) : Json(nullptr);
+        list.push_back(std::move(json));
+    }
+    return list;
+}
+
+Json names(const std::vector<std::string>& list) {
+    Json json = Json::array();
+    for (const std::string& name : list) json.push_back(name);
+    return json;
+}
+
+template <class T>
+Json words(const std::vector<T>& list) {
+    Json json = Json::array();
+    for (const T value : list) json.push_back(to_string(value));
+    return json;
+}
+
+Json peaks_json(const Hardware& h) {
+    Json json = Json::object();
+    for (std::size_t i = 0; i < h.peak_flops.size(); ++i)
+        if (h.peak_flops[i] > 0.0) json[to_string(static_cast<Precision>(i))] = h.peak_flops[i];
+    return json;
+}
+
+Json link_json(const Link& link) { return {{"bytes_per_second", link.bandwidth}, {"latency_seconds", link.latency}}; }
+
+} // namespace
+
+std::string show_models_document(const std::vector<Model>& models) {
+    Json list = Json::array();
+    for (const Model& model : models) {
+        const ParameterCount count = count_parameters(model);
+        list.push_back({{"name", model.name},
+                        {"architecture", model.architecture},
+                        {"parameters", count.total},
+                        {"active_parameters", count.active},
+                        {"layers", model.layers.size()},
+                        {"executable", why_not(model).empty()}});
+    }
+    return finish({{"schema", "moe-plan/show-models/1"}, {"models", list}});
+}
+
+std::string show_hardware_list_document(const std::vector<Hardware>& machines) {
+    Json list = Json::array();
+    for (const Hardware& h : machines)
+        list.push_back({{"name", h.name},
+                        {"peak_flops", peaks_json(h)},
+                        {"memory_gib", gib(h.memory_bytes)},
+                        {"nvlink_domain", h.nvlink_domain},
+                        {"default_stack", h.default_stack},
+                        {"measured", !h.measured.empty()}});
+    return finish({{"schema", "moe-plan/show-hardware-list/1"}, {"hardware", list}});
+}
+
+std::string show_stacks_document(const std::vector<Stack>& stacks) {
+    Json list = Json::array();
+    for (const Stack& s : stacks)
+        list.push_back({{"name", s.name}, {"release", s.release}, {"executable", s.executable}});
+    return finish({{"schema", "moe-plan/show-stacks/1"}, {"stacks", list}});
+}
+
+std::string show_model_document(const Model& model, std::int64_t seq) {
+    const ParameterCount count = count_parameters(model);
+    Json json = {{"schema", "moe-plan/show-model/1"},
+                 {"name", model.name},
+                 {"architecture", model.architecture},
+                 {"parameters", count.total},
+                 {"parameters_without_mtp", count.total_no_mtp},
+                 {"active_parameters", count.active},
+                 {"seq", seq},
+                 {"gflop_per_token", model_flops_per_token(model, seq) / 1e9},
+                 {"layers", model.layers.size()},
+                 {"mtp_layers", model.mtp.size()},
+                 {"hidden", model.hidden},
+                 {"vocab", model.vocab},
+                 {"padded_vocab", model.padded_vocab(1)},
+                 {"tied_embeddings", model.tied_embeddings}};
+    const RopeScaling& s = model.rope_scaling;
+    json["rope"] = {{"theta", model.rope_theta},
+                    {"interleaved", model.rope_interleaved},
+                    {"scaling", s.type.empty() ? Json(nullptr) : Json(s.type)},
+                    {"factor", s.factor},
+                    {"original_positions", s.original_positions}};
+    json["executable"] = why_not(model).empty();
+    json["why_not"] = names(why_not(model));
+    json["left_out"] = names(model.left_out);
+    json["kinds"] = kinds_json(model);
+    return finish(json);
+}
+
+std::string show_hardware_document(const Hardware& h) {
+    Json json = {{"schema", "moe-plan/show-hardware/1"}, {"name", h.name}, {"cpu", h.cpu}};
+    if (h.cpu)
+        json["cores"] = h.cores;
+    else
+        json["sm_count"] = h.sm_count;
+    json["peak_flops"] = peaks_json(h);
+    json["memory_gib"] = gib(h.memory_bytes);
+    json["memory_bytes_per_second"] = h.memory_bandwidth;
+    json["context_gib"] = gib(h.context_bytes);
+    json["host_memory_gib"] = h.host_memory_bytes > 0.0 ? Json(gib(h.host_memory_bytes)) : Json(nullptr);
+    json["nvlink_domain"] = h.nvlink_domain;
+    json["nvlink_domain_used"] = h.nvlink_domain_used;
+    json["links"] = {{"nvlink", link_json(h.nvlink)}, {"nic", link_json(h.nic)}, {"host", link_json(h.host)}};
+    json["default_stack"] = h.default_stack;
+    json["measured"] = Json::object();
+    for (const auto& [family, calls] : h.measured) json["measured"][family] = calls.size();
+    json["measured_by"] = h.measured_by;
+    json["source"] = h.source;
+    return finish(json);
+}
+
+std::string show_stack_document(const Stack& s, const Hardware& hardware) {
+    Json sets = Json::array();
+    for (const unsigned set : s.recompute_sets) sets.push_back(recompute::to_string(set));
+    Json json = {{"schema", "moe-plan/show-stack/1"},
+                 {"name", s.name},
+                 {"release", s.release},
+                 {"hardware", hardware.name},
+                 {"figures_of", s.figures_of.empty() ? hardware.name : s.figures_of},
+                 {"executable", s.executable},
+                 {"precisions", words(s.precisions)},
+                 {"dispatchers", words(s.dispatchers)},
+                 {"cuda_graphs", words(s.cuda_graphs)},
+                 {"split_schedules", words(s.split_schedules)},
+                 {"tensor", s.tensor},
+                 {"context", s.context},
+                 {"expert_tensor", s.expert_tensor},
+                 {"interleaved", s.interleaved},
+                 {"ep_overlap", s.ep_overlap},
+                 {"offloads", s.offloads},
+                 {"bf16_moments", s.bf16_moments},
+                 {"paged_stash", s.paged_stash},
+                 {"recompute_modules", recompute::to_string(s.recompute_modules)},
+                 {"recompute_sets", sets}};
+    json["usual"] = {{"dispatcher", to_string(s.usual_dispatcher)},
+                     {"cuda_graph", to_string(s.usual_cuda_graph)},
+                     {"ep_overlap", s.usual_ep_overlap},
+                     {"gradients", to_string(s.usual_gradients)}};
+    json["features"] = names(s.features);
+    json["source"] = s.source;
+    return finish(json);
+}
+
+std::string show_plan_document(const Plan& plan) {
+    const PlanFacts facts = facts_of(plan);
+    Json json = {{"schema", "moe-plan/show-plan/1"},
+                 {"model", plan.model->name},
+                 {"hardware", plan.hardware->name},
+                 {"stack", plan.stack},
+                 {"gpus", plan.gpus},
+                 {"seq", plan.seq},
+                 {"gbs", plan.gbs},
+                 {"micro_batches", plan.micro_batches()},
+                 {"tokens_per_step", plan.gbs * plan.seq}};
+    json["fields"] = Json::object();
+    for (const std::string& field : field_names()) json["fields"][field] = field_text(plan, field);
+    json["changed"] = names(facts.changed);
+    json["fault"] = facts.fault.empty() ? Json(nullptr) : Json(facts.fault);
+    json["executable"] = facts.why_not.empty();
+    json["why_not"] = names(facts.why_not);
+    return finish(json);
+}
+
+} // namespace moe::tools
