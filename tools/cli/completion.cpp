@@ -107,7 +107,7 @@ std::string bash_call(const ArgumentText& argument) {
     case Offer::nothing:
         return "";
     case Offer::words:
-        return "_moe_plan_words '" + joined(argument.words) + "'";
+        return fmt::format("_moe_plan_words '{}'", joined(argument.words));
     case Offer::files:
         return "_moe_plan_files";
     case Offer::folders:
@@ -166,7 +166,7 @@ std::string zsh_action(const ArgumentText& argument) {
     case Offer::nothing:
         return " ";
     case Offer::words:
-        return "(" + joined(argument.words) + ")";
+        return fmt::format("({})", joined(argument.words));
     case Offer::files:
         return "_files";
     case Offer::folders:
@@ -189,7 +189,8 @@ std::string zsh_argument(const ArgumentText& argument) {
     const std::string about = zsh_quoted(argument.about);
     if (argument.positional) return fmt::format("'*:{}:{}'", zsh_quoted(argument.name), zsh_action(argument));
     const std::string option = fmt::format("{}{}[{}]", argument.repeats ? "*" : "", argument.name, about);
-    return argument.value.empty() ? "'" + option + "'" : fmt::format("'{}:{}:{}'", option, label, zsh_action(argument));
+    return argument.value.empty() ? fmt::format("'{}'", option)
+                                  : fmt::format("'{}:{}:{}'", option, label, zsh_action(argument));
 }
 
 std::string zsh_verb(const VerbText& verb) {
@@ -207,7 +208,7 @@ std::string zsh_verb(const VerbText& verb) {
 }
 
 std::string fish_quoted(const std::string& text) {
-    return "'" + replaced(replaced(text, "\\", "\\\\"), "'", "\\'") + "'";
+    return fmt::format("'{}'", replaced(replaced(text, "\\", "\\\\"), "'", "\\'"));
 }
 
 std::string fish_values(const ArgumentText& argument) {
@@ -215,7 +216,7 @@ std::string fish_values(const ArgumentText& argument) {
     case Offer::nothing:
         return "-x";
     case Offer::words:
-        return "-x -a " + fish_quoted(joined(argument.words));
+        return fmt::format("-x -a {}", fish_quoted(joined(argument.words)));
     case Offer::files:
         return "-r -F";
     case Offer::folders:

@@ -54,8 +54,8 @@ std::string roff(const std::string& text) {
 }
 
 std::string roff_argument(const ArgumentText& argument) {
-    const std::string value =
-        argument.positional || argument.value.empty() ? "" : " \\fI" + roff(argument.value) + "\\fR";
+    const bool valued = !argument.positional && !argument.value.empty();
+    const std::string value = valued ? fmt::format(" \\fI{}\\fR", roff(argument.value)) : std::string();
     const char* font = argument.positional ? "I" : "B";
     return fmt::format(".TP\n\\f{}{}\\fR{}{}\n{}\n", font, roff(argument.name), value, roff(remarks(argument)),
                        roff(about(argument)));
@@ -67,7 +67,7 @@ std::string synopsis(const VerbText& verb) {
         if (argument.positional)
             text += argument.required ? " " + argument.name : " [" + argument.name + "]";
         else if (argument.required)
-            text += " " + usage_of(argument);
+            text += fmt::format(" {}", usage_of(argument));
     return text + " [OPTION]..";
 }
 
@@ -95,7 +95,7 @@ std::string manual_page(const CommandText& command) {
     std::string text = fmt::format(".TH MOE\\-PLAN 1 \"\" \"{}\" \"User Commands\"\n", roff(command.version));
     text += ".SH NAME\nmoe\\-plan \\- plans, simulates and executes Mixture\\-of\\-Experts training\n";
     text += ".SH SYNOPSIS\n.B moe\\-plan\n.I VERB\n[\\fIARGUMENT\\fR].. [\\fIOPTION\\fR]..\n";
-    text += ".SH DESCRIPTION\n" + roff(command.about) + "\n.SH OPTIONS OF EVERY VERB\n";
+    text += fmt::format(".SH DESCRIPTION\n{}\n.SH OPTIONS OF EVERY VERB\n", roff(command.about));
     for (const ArgumentText& argument : command.verbs.front().arguments)
         if (of_every_verb(argument)) text += roff_argument(argument);
     text += ".SH VERBS\n";
