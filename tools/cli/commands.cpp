@@ -247,7 +247,8 @@ Commands::Commands()
           "Plans Mixture-of-Experts training: search a plan, replay it, execute it, compare both.", "moe-plan")) {
     CLI::App& app = *app_;
     app.formatter(help_formatter());
-    app.set_version_flag("--version", std::string("moe-plan ") + MOE_PLAN_VERSION);
+    app.set_help_flag("-h,--help", "print this help");
+    app.set_version_flag("--version", std::string("moe-plan ") + MOE_PLAN_VERSION, "print the version");
     app.require_subcommand(1);
     app.footer("Exit status: 0 success, 1 failure while running, 2 bad input, 3 a sound\n"
                "request that no plan satisfies. Each verb has --help with an example.");

@@ -29,17 +29,14 @@ std::string entry(const std::string& name, const std::string& about) {
 
 class HelpFormatter : public CLI::Formatter {
 public:
-    HelpFormatter() {
-        label("SUBCOMMAND", "VERB");
-        label("REQUIRED", "(required)");
-    }
+    HelpFormatter() { label("SUBCOMMAND", "VERB"); }
     std::string make_option(const CLI::Option* option, bool is_positional) const override {
         std::string name = make_option_name(option, is_positional);
-        if (!is_positional)
-            name += make_option_opts(option);
-        else if (option->get_required())
-            name += " (required)";
-        return entry(name, make_option_desc(option));
+        if (!is_positional && option->get_items_expected_max() > 0) name += " " + option->get_type_name();
+        if (option->get_required()) name += " (required)";
+        std::string about = make_option_desc(option);
+        if (!option->get_default_str().empty()) about += " (default: " + option->get_default_str() + ")";
+        return entry(name, about);
     }
     std::string make_subcommand(const CLI::App* verb) const override {
         return entry(verb->get_display_name(), verb->get_description());

@@ -56,9 +56,10 @@ void Console::table(const Table& table, int indent) {
     line(whole);
     if (fitted.dropped.empty()) return;
     const std::string note =
-        fmt::format("{}(columns left out: {}; --verbose shows them)",
-                    std::string(static_cast<std::size_t>(indent), ' '), fmt::join(fitted.dropped, ", "));
-    line(inked(note, Ink::faint, stream()));
+        fmt::format("(columns left out: {}; --verbose shows them)", fmt::join(fitted.dropped, ", "));
+    const std::string margin(static_cast<std::size_t>(indent), ' ');
+    for (const std::string& part : wrapped(note, static_cast<std::size_t>(width - indent)))
+        line(inked(margin + part, Ink::faint, stream()));
 }
 
 void Console::progress(std::string_view text) {

@@ -96,8 +96,7 @@ Table::Fitted Table::fitted(int width, int indent) const {
         for (std::size_t i = 0; i < kept.size(); ++i)
             if (columns_[kept[i]].left && (widest == kept.size() || widths[i] > widths[widest])) widest = i;
         if (widest == kept.size() || widths[widest] <= narrowest) break;
-        const std::size_t over = total - limit;
-        widths[widest] = widths[widest] > over + narrowest ? widths[widest] - over : narrowest;
+        --widths[widest]; // by turns, so that wide columns end alike
     }
     std::vector<Column> columns;
     for (const std::size_t column : kept) columns.push_back(columns_[column]);
@@ -115,7 +114,11 @@ std::vector<std::string> wrapped(const std::string& text, std::size_t width) {
     std::string rest = text;
     while (width > 0 && rest.size() > width) {
         std::size_t end = rest.rfind(' ', width);
-        if (end == std::string::npos || end == 0) end = width;
+        if (end == std::string::npos || end == 0) {
+            // A list such as "layernorm+moe_act" breaks behind a sign.
+            const std::size_t sign = rest.find_last_of("+,|/", width - 1);
+            end = sign == std::string::npos ? width : sign + 1;
+        }
         lines.push_back(rest.substr(0, end));
         const std::size_t next = rest.find_first_not_of(' ', end);
         rest.erase(0, next == std::string::npos ? rest.size() : next);

@@ -37,7 +37,7 @@ private:
     std::vector<std::vector<std::string>> rows_; // the headings are the first
 };
 
-// The text in lines of at most `width` characters, broken at blanks, and within a word that is longer.
+// The text in lines of at most `width` characters, broken at blanks, else behind one of + , | /, else anywhere.
 std::vector<std::string> wrapped(const std::string& text, std::size_t width);
 
 double gib(double bytes);                  // bytes -> GiB

@@ -32,7 +32,10 @@ std::string compressed_text(const Attention& a) {
 }
 
 void add_details(std::string& text, const Attention& a) {
-    if (a.rope_dim != a.qk_dim) join(text, fmt::format("{} rotated", a.rope_dim));
+    if (a.rope_dim == 0)
+        join(text, "none rotated");
+    else if (a.rope_dim != a.qk_dim)
+        join(text, fmt::format("{} rotated", a.rope_dim));
     if (a.window > 0) join(text, fmt::format("window of {}", a.window));
     if (a.chunk > 0) join(text, fmt::format("chunks of {}", a.chunk));
     if (a.indexer_top_k > 0) {

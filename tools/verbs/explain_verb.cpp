@@ -166,8 +166,9 @@ void print_infeasible(Console& console, const Request& request, const Infeasibil
         constraints.add({o.constraint, count_text(static_cast<double>(o.candidates)), o.example});
     if (!why.obstacles.empty()) console.table(constraints);
     if (!why.closest.empty()) {
-        console.say("\nMappings that need least (GiB of {}, with {}):", gib_text(base.hardware->memory_bytes),
-                    "their deepest recomputation and smallest micro-batch");
+        console.say(
+            "\nMappings that need least (GiB of {}), with their deepest recomputation and\nsmallest micro-batch:",
+            gib_text(base.hardware->memory_bytes));
         Table table({"GiB", "TP", "CP", "DP", "PP", "EP", "ETP", "MBS", "<recompute"});
         for (const TightMapping& m : why.closest)
             table.add({gib_text(m.memory_bytes), fmt::format("{}", m.plan.tp), fmt::format("{}", m.plan.cp),

@@ -82,7 +82,7 @@ TEST_CASE("man: the page is sound roff and names every verb") {
     const auto json = document(folder.run("moe-plan man --json"));
     CHECK(json["text"] == page.out);
     if (!there_is(folder, "groff")) return;
-    const Outcome read = folder.run("moe-plan man | groff -man -Tascii -ww -P-c");
+    const Outcome read = folder.run("moe-plan man | groff -man -Tascii -ww -P-c -P-b -P-u");
     CHECK(read.status == 0);
     CHECK(read.err.empty());
     CHECK(holds(read.out, "--memory-headroom SHARE"));

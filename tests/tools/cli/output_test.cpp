@@ -41,7 +41,7 @@ TEST_CASE("search: a file has 80 columns and the names of what is left out, --ve
         const Outcome quiet = folder.run(std::string("moe-plan ") + verb + " plan.json --quiet");
         CHECK(quiet.status == 0);
         CHECK(whole.out.rfind(quiet.out, 0) == 0); // its beginning
-        CHECK(quiet.out.size() < whole.out.size() / 3);
+        CHECK(quiet.out.size() < whole.out.size() / 2);
     }
     // With --json and --quiet there is the document and nothing else.
     const Outcome document = folder.run(search + "--json --quiet");

@@ -32,13 +32,16 @@ TEST_CASE("a table that is too wide leaves out columns of the highest rank first
 TEST_CASE("a table wraps its widest text before it leaves out figures") {
     Table table({"<reason", {"count", 1}, "more"});
     table.add({"one two three four five six seven eight nine ten", "7", "8"});
-    const Table::Fitted fitted = table.fitted(40);
+    const Table::Fitted fitted = table.fitted(45);
     CHECK(fitted.dropped.empty());
-    CHECK(fitted.text == "reason                       count  more\n"
-                         "one two three four five six      7     8\n"
-                         "seven eight nine ten");
+    const std::string gap(26, ' ');
+    CHECK(fitted.text == "reason" + gap +
+                             "  count  more\none two three four five six           7     8\n"
+                             "seven eight nine ten");
+    CHECK(table.fitted(40).dropped == std::vector<std::string>{"count"}); // cells of 32 characters can still be read
     CHECK(wrapped("", 5) == std::vector<std::string>{""});
     CHECK(wrapped("abcdefgh ij", 5) == std::vector<std::string>{"abcde", "fgh", "ij"});
+    CHECK(wrapped("abc+de+fgh", 7) == std::vector<std::string>{"abc+de+", "fgh"});
     CHECK(wrapped("ab  cd", 4) == std::vector<std::string>{"ab ", "cd"});
 }
 
