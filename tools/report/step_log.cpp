@@ -35,8 +35,10 @@ void StepLog::add(const StepResult& step) {
         run_.steps.back().routers.push_back({router.layer, router.aux_loss, router.z_loss, router.max_over_mean()});
     }
     std::string routers;
-    if (!step.routers.empty())
-        routers = fmt::format(" | aux loss {:.3g}, hottest expert {:.2f} of the mean", step.aux_loss(), worst);
+    if (!step.routers.empty()) {
+        if (console_.verbose()) routers = fmt::format(" | aux loss {:.3g}", step.aux_loss());
+        routers += fmt::format(" | hottest expert {:.2f} x mean", worst);
+    }
     if (step.overflow > 0.0)
         console_.note("step {}/{}: {:.0f} routed rows too many for the planned capacity: the step was run again",
                       step.step, steps_.steps, step.overflow);
@@ -44,14 +46,13 @@ void StepLog::add(const StepResult& step) {
     if (run_.steps.size() > 1) seconds_.push_back(step.seconds);
     run_.measured_step_seconds = seconds_.empty() ? step.seconds : median(seconds_);
     const bool shown = run_.steps.size() == 1 || step.step == steps_.steps || step.step % steps_.interval == 0;
-    const std::string head =
-        fmt::format("step {}/{} | loss {:.4f} | grad norm {:.3f}", step.step, steps_.steps, step.loss, step.grad_norm);
-    const std::string time =
-        fmt::format("{}, predicted {}", seconds_text(step.seconds), seconds_text(run_.predicted_step_seconds));
-    if (shown && !console_.verbose()) console_.note("{} | {}", head, time);
+    const std::string head = fmt::format("step {}/{} | loss {:.4f} | grad norm {:.3f}{}", step.step, steps_.steps,
+                                         step.loss, step.grad_norm, routers);
+    if (shown && !console_.verbose()) console_.note("{} | {}", head, seconds_text(step.seconds));
     if (shown && console_.verbose())
-        console_.note("{}{} | {} tokens/s | {:.3g} TFLOPS/GPU | {} (predicted/measured {:.2f})", head, routers,
-                      count_text(rate), tflops, time, run_.predicted_step_seconds / run_.measured_step_seconds);
+        console_.note("{} | {} tokens/s | {:.3g} TFLOPS/GPU | {}, predicted {} (predicted/measured {:.2f})", head,
+                      count_text(rate), tflops, seconds_text(step.seconds), seconds_text(run_.predicted_step_seconds),
+                      run_.predicted_step_seconds / run_.measured_step_seconds);
     console_.progress(fmt::format("{}/{} steps, {:.0f} s left", step.step, steps_.steps,
                                   static_cast<double>(steps_.steps - step.step) * run_.measured_step_seconds));
 }

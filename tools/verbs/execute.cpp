@@ -255,6 +255,7 @@ private:
         console_.note("{}: {} {} on {}, {} tokens per step, {:.3f} GiB in the fullest rank", plan_.model->name,
                       plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
                       count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
+        console_.note("Predicted: {} per step", seconds_text(run_.predicted_step_seconds));
         if (const Joined& joined = run_.joined; joined.communicators > 0)
             console_.note("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
                           joined.communicators, joined.bytes / (1 << 30));
