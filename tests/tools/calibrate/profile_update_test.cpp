@@ -56,7 +56,7 @@ TEST_CASE("calibrate --runs: plans are priced by what the ops of runs took") {
 
     const moe::test::Outcome told = folder.run("moe-plan calibrate --runs run --out fed.json");
     REQUIRE(told.status == 0);
-    CHECK(told.out.find("1 run, moe-plan calibrate --runs") != std::string::npos);
+    CHECK(told.out.find(" ops of 1 run joined, ") != std::string::npos);
     const Json fed = Json::parse(folder.read("fed.json"));
     CHECK(fed["name"] == "here");
     CHECK(fed["measured_by"].get<std::string>().rfind("a test; ", 0) == 0);
