@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/plan/plan_choices.hpp"
+#include "planner/plan/routing.hpp"
 #include "planner/plan/schedule.hpp"
 
 #include <algorithm>
@@ -121,6 +122,7 @@ void SearchSpace::pin(const SearchRequest& request, const Stack& stack) {
         set_field(base_, field, value);
         pinned_.insert(field);
     }
+    if (pinned("routing")) routing_from_string(base_.routing); // refuses what it cannot read
     if (pinned("recompute"))
         if (const PlanFault fault = check_recompute(base_)) refuse("{}: change --fix recompute", fault.message);
     sets_ = pinned("recompute") ? std::vector<unsigned>{base_.recompute} : every_set(base_.model, stack_);
