@@ -54,4 +54,4 @@ build() {
 }
 
 build_packages="g++ meson ninja-build pkg-config libeigen3-dev libboost-dev libfmt-dev nlohmann-json3-dev libcli11-dev libicu-dev"
-test_packages="doctest-dev openmpi-bin python3-jsonschema"
+test_packages="doctest-dev openmpi-bin python3-jsonschema clang-format clang-tidy"
