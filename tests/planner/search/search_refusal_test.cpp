@@ -39,7 +39,7 @@ TEST_CASE("search: what the estimator refuses is counted, what it fails at is pa
 TEST_CASE("search: requests without a plan are refused in one line that names reason, numbers and remedy") {
     const auto refusal = [](const SearchRequest& request) {
         Analytic estimator;
-        const std::string line = fault_of([&] { search(request, small_stack(), estimator); });
+        std::string line = fault_of([&] { search(request, small_stack(), estimator); });
         CHECK(line.substr(0, 3) == "2: ");
         CHECK(line.find('\n') == std::string::npos);
         CHECK(line.size() < 600);
