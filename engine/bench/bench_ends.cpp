@@ -2,6 +2,7 @@
 #include "engine/bench/bench_ends.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
 
 #include <algorithm>
 #include <exception>

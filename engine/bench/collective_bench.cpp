@@ -5,7 +5,10 @@
 #include "engine/bench/loss_bench.hpp"
 #include "engine/bench/token_bench.hpp"
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/measured.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 

@@ -4,7 +4,9 @@
 #include "engine/bench/microbench_grid.hpp"
 #include "planner/base/error.hpp"
 #include "planner/lower/lower.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/measured.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "planner/machine/hardware.hpp"
-#include "planner/program/program.hpp"
+#include "planner/program/fwd.hpp"
 
 #include <map>
 #include <string>

@@ -10,6 +10,7 @@
 #include "kernels/tiles.hpp"
 #include "planner/base/error.hpp"
 #include "planner/memory/library_memory.hpp"
+#include "planner/model/model.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "planner/machine/hardware.hpp"
-#include "planner/plan/plan.hpp"
-#include "planner/program/timeline.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/program/fwd.hpp"
 
 #include <cstddef>
 #include <functional>

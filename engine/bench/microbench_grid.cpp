@@ -2,7 +2,9 @@
 #include "engine/bench/microbench_grid.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
 
 namespace moe {
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "engine/ops/backend.hpp"
-#include "planner/plan/plan.hpp"
+#include "planner/machine/precision.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <string>
 #include <vector>

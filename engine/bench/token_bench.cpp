@@ -3,8 +3,11 @@
 #include "engine/bench/token_bench.hpp"
 
 #include "engine/bench/bench_ends.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/measured.hpp"
 #include "planner/program/peer_blocks.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 

@@ -2,6 +2,8 @@
 #include "engine/comm/check.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/program/program.hpp"
 
 #include <deque>
 #include <map>

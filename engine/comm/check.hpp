@@ -1,7 +1,8 @@
 // Static proof, before a run, that the communication of all ranks lines up and cannot hang.
 #pragma once
 
-#include "planner/program/program.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/program/fwd.hpp"
 
 #include <vector>
 

@@ -3,6 +3,8 @@
 #include "engine/comm/check_streams.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/program/program.hpp"
 
 #include <deque>
 #include <map>

@@ -2,7 +2,7 @@
 // put another one in its place.
 #pragma once
 
-#include "planner/program/op.hpp"
+#include "planner/program/tensor.hpp"
 
 #include <array>
 #include <cstdint>

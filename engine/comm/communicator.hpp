@@ -5,7 +5,10 @@
 // Error (failure) with the numbers that disagree, or Aborted when another rank has failed.
 #pragma once
 
-#include "planner/program/program.hpp"
+#include "planner/plan/group.hpp"
+#include "planner/program/fwd.hpp"
+#include "planner/program/op_kind.hpp"
+#include "planner/program/tensor.hpp"
 
 #include <cstdint>
 

@@ -15,9 +15,9 @@ struct Launch {
 };
 
 // From the environment: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI), SLURM_PROCID and
-// SLURM_NTASKS (srun); the place on the machine from LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or SLURM_LOCALID; where to meet from
-// MASTER_ADDR and MASTER_PORT. Nothing where none of the pairs is set, or for one
-// process. Throws Error (bad_input) for half a pair, values out of range, and several nodes without MASTER_ADDR.
+// SLURM_NTASKS (srun); the place on the machine from LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or SLURM_LOCALID; where to
+// meet from MASTER_ADDR and MASTER_PORT. Nothing where none of the pairs is set, or for one process. Throws Error
+// (bad_input) for half a pair, values out of range, and several nodes without MASTER_ADDR.
 std::optional<Launch> launch_of_environment();
 
 } // namespace moe

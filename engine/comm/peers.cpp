@@ -2,6 +2,7 @@
 #include "engine/comm/peers.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/program/op_attr.hpp"
 #include "planner/program/peer_blocks.hpp"
 
 #include <cstring>

@@ -4,6 +4,7 @@
 #include "engine/comm/rows.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
 
 #include <cstring>
 

@@ -4,6 +4,7 @@
 
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/transport.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <deque>
 #include <vector>

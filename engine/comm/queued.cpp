@@ -4,7 +4,10 @@
 #include "engine/base/cores.hpp"
 #include "engine/comm/rows.hpp"
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/communicators.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 #include <set>

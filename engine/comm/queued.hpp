@@ -11,6 +11,7 @@
 #include "engine/device/device.hpp"
 #include "engine/device/streams.hpp"
 #include "kernels/kernels.hpp"
+#include "planner/program/communicators.hpp"
 #include "planner/program/peer_blocks.hpp"
 
 #include <array>

@@ -3,8 +3,9 @@
 
 #include "kernels/kernels.hpp"
 #include "planner/base/error.hpp"
-#include "planner/plan/mesh.hpp"
-#include "planner/program/program.hpp"
+#include "planner/plan/group.hpp"
+#include "planner/program/op_attr.hpp"
+#include "planner/program/tensor.hpp"
 
 #include <cstdint>
 

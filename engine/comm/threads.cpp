@@ -3,6 +3,7 @@
 
 #include "engine/comm/rows.hpp"
 #include "kernels/kernels.hpp"
+#include "planner/plan/mesh.hpp"
 
 #include <cstring>
 

@@ -3,6 +3,7 @@
 
 #include "engine/base/cores.hpp"
 #include "engine/comm/communicator.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <deque>
 #include <map>

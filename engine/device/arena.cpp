@@ -2,6 +2,8 @@
 #include "engine/device/arena.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 

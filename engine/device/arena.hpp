@@ -3,6 +3,8 @@
 
 #include "engine/device/device.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/program/fwd.hpp"
 
 #include <cstddef>
 #include <memory>

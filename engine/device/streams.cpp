@@ -1,6 +1,9 @@
 // Waits between streams from the last writers and readers of every run of bytes, and what is known without waiting.
 #include "engine/device/streams.hpp"
 
+#include "planner/program/communicators.hpp"
+#include "planner/program/program.hpp"
+
 #include <algorithm>
 #include <functional>
 

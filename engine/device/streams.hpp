@@ -2,8 +2,8 @@
 #pragma once
 
 #include "engine/device/arena.hpp"
-#include "planner/program/communicators.hpp"
-#include "planner/program/program.hpp"
+#include "planner/program/fwd.hpp"
+#include "planner/program/op_kind.hpp"
 
 #include <array>
 #include <compare>

@@ -1,4 +1,5 @@
 // Communication op kinds as calls of the rank's communicator.
+#include "engine/ops/backend.hpp"
 #include "engine/ops/token_ops.hpp"
 
 namespace moe {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/ops/backend.hpp"
+#include "engine/ops/op_context.hpp"
 
 namespace moe {
 

@@ -1,7 +1,7 @@
 // Tokens to experts and back as one op: over peers' memory, or as rows where ranks share none.
 #pragma once
 
-#include "engine/ops/backend.hpp"
+#include "engine/ops/op_context.hpp"
 
 namespace moe {
 

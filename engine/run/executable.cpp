@@ -3,7 +3,10 @@
 
 #include "engine/comm/check.hpp"
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/plan/plan_choices.hpp"
+#include "planner/program/program.hpp"
 
 namespace moe {
 

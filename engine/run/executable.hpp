@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/ops/backend.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <vector>
 

@@ -3,6 +3,7 @@
 
 #include "engine/base/cores.hpp"
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/program/communicators.hpp"
 
 #include <algorithm>

@@ -4,9 +4,11 @@
 #include "engine/device/arena.hpp"
 #include "engine/device/streams.hpp"
 #include "engine/ops/backend.hpp"
+#include "engine/ops/op_context.hpp"
 #include "engine/run/recorder.hpp"
 #include "engine/run/stamps.hpp"
 #include "engine/run/watchdog.hpp"
+#include "planner/program/program.hpp"
 
 #include <array>
 #include <atomic>

@@ -1,6 +1,8 @@
 // Rows of a measured timeline: identity of each op from the Program, times from the run.
 #include "engine/run/recorder.hpp"
 
+#include "planner/program/program.hpp"
+
 #include <algorithm>
 
 namespace moe {

@@ -1,6 +1,7 @@
 // Start, end and busy time of every op that a rank runs, in buffers that are laid out before the run.
 #pragma once
 
+#include "planner/program/fwd.hpp"
 #include "planner/program/timeline.hpp"
 
 #include <chrono>

@@ -8,6 +8,7 @@
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
 #include "planner/memory/retry_memory.hpp"
+#include "planner/model/model.hpp"
 
 #include <pthread.h>
 

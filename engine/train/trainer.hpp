@@ -8,6 +8,8 @@
 #include "engine/run/executor.hpp"
 #include "engine/train/checkpoint_writer.hpp"
 #include "engine/weights/parameters.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,7 @@
 // A trainer's weights, gradients and moments by their global names: read, set, copied for a checkpoint and restored.
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
 
 #include <algorithm>
 

@@ -5,6 +5,8 @@
 #include "kernels/deviate.hpp"
 #include "kernels/kernels.hpp"
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 #include <span>

@@ -3,7 +3,8 @@
 
 #include "engine/device/arena.hpp"
 #include "kernels/kernels.hpp"
-#include "planner/program/program.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/program/fwd.hpp"
 
 #include <cstdint>
 #include <string>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "engine/base/mapped_file.hpp"
-#include "planner/program/program.hpp"
+#include "planner/program/tensor.hpp"
 
 #include <cstdint>
 #include <functional>

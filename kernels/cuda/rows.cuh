@@ -10,9 +10,7 @@ inline constexpr int row_threads = 256, row_warps = row_threads / warp_size;
 __device__ inline int lane_of_warp() { return static_cast<int>(threadIdx.x % warp_size); }
 
 // A warp's rows: from its first on in steps, where the grid has fewer warps than there are rows.
-__device__ inline std::int64_t first_row() {
-    return std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size;
-}
+__device__ inline std::int64_t first_row() { return std::int64_t{blockIdx.x} * row_warps + threadIdx.x / warp_size; }
 __device__ inline std::int64_t row_step() { return std::int64_t{gridDim.x} * row_warps; }
 
 // body(row) for the rows of this warp out of those that hold data: all, or as many as [counts[groups]] say.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/lower/layers/layers.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
 
 #include <memory>

@@ -1,7 +1,13 @@
 // Lowering: a plan becomes the Program of each kind of rank, or the ops of one layer alone.
 #pragma once
 
-#include "planner/program/program.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/plan/group.hpp"
+#include "planner/program/fwd.hpp"
+#include "planner/program/tensor.hpp"
+
+#include <cstdint>
+#include <vector>
 
 namespace moe {
 

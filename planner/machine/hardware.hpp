@@ -1,6 +1,8 @@
 // A machine to plan for: one accelerator, its node, its links, and what was measured on it.
 #pragma once
 
+#include "planner/machine/precision.hpp"
+
 #include <array>
 #include <cstdint>
 #include <map>
@@ -8,11 +10,6 @@
 #include <vector>
 
 namespace moe {
-
-enum class Precision : std::uint8_t { fp32, bf16, fp8_tensor, fp8_blockwise, mxfp8, nvfp4 };
-inline constexpr int precision_count = 6;
-const char* to_string(Precision precision);
-Precision precision_from_string(const std::string& text); // throws Error (bad_input) naming the six
 
 // One tier of the network. bandwidth: bytes/s one way per GPU; latency: seconds per message.
 struct Link {

@@ -1,6 +1,10 @@
 // The scratch that attention takes of a GPU and the buffers of a dispatcher, by the shapes of a plan's layers.
 #include "planner/memory/library_memory.hpp"
 
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
+
 #include <algorithm>
 
 namespace moe {

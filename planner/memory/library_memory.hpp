@@ -1,7 +1,9 @@
 // What a rank's accelerator holds beside the plan's arena and its communicators.
 #pragma once
 
-#include "planner/plan/plan.hpp"
+#include "planner/plan/fwd.hpp"
+
+#include <cstdint>
 
 namespace moe {
 

@@ -1,8 +1,11 @@
 // Planned memory: every tensor of a Program gets its place before the run; the arena's size is the predicted peak.
 #pragma once
 
-#include "planner/program/program.hpp"
+#include "planner/program/fwd.hpp"
+#include "planner/program/op_kind.hpp"
+#include "planner/program/tensor.hpp"
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <vector>

@@ -1,6 +1,7 @@
 // Splits a planned arena into the components that tables of memory name: states by domain, activations by module.
 #include "planner/memory/memory.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 #include <numeric>

@@ -1,6 +1,9 @@
 // Turns first and last touches of every activation into steps up and down, and takes the maximum of each interval.
 #include "planner/memory/memory_timeline.hpp"
 
+#include "planner/program/program.hpp"
+#include "planner/program/timeline.hpp"
+
 #include <algorithm>
 #include <limits>
 #include <map>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "planner/memory/memory.hpp"
-#include "planner/program/timeline.hpp"
+#include "planner/program/fwd.hpp"
 
 #include <array>
 #include <vector>

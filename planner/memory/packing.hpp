@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/memory/memory.hpp"
+#include "planner/program/program.hpp"
 
 #include <limits>
 #include <utility>

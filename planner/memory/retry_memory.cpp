@@ -3,6 +3,8 @@
 
 #include "planner/lower/lower.hpp"
 #include "planner/plan/overflow_retry.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 #include <optional>

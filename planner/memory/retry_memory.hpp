@@ -2,6 +2,8 @@
 #pragma once
 
 #include "planner/memory/memory.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/program/fwd.hpp"
 
 namespace moe {
 

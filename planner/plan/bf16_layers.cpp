@@ -3,6 +3,8 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
 
 #include <algorithm>
 #include <charconv>

@@ -1,7 +1,7 @@
 // First and last decoder layers that a plan of a lower precision keeps in BF16.
 #pragma once
 
-#include "planner/plan/plan.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <string>
 

@@ -1,5 +1,7 @@
 // Pipeline stages: layout strings parsed and written, layers cut evenly, and cut by the FLOPs of layers, MTP and head.
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
 
 #include <algorithm>

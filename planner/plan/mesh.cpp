@@ -2,6 +2,7 @@
 #include "planner/plan/mesh.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/plan.hpp"
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 // weight, and the same step with room for the worst case takes its place.
 #pragma once
 
-#include "planner/plan/plan.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <optional>
 

@@ -1,8 +1,11 @@
 // A plan: every choice for a run. plan.json is this, versioned, with its model and hardware inside.
 #pragma once
 
-#include "planner/machine/hardware.hpp"
-#include "planner/model/model.hpp"
+#include "planner/machine/fwd.hpp"
+#include "planner/machine/precision.hpp"
+#include "planner/model/fwd.hpp"
+#include "planner/plan/choices.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -10,59 +13,6 @@
 #include <string>
 
 namespace moe {
-
-// zero_bubble: ZB-H1 (arXiv 2401.10241), 1F1B whose weight gradients are slots of their own. In a V a rank holds a
-// chunk on the way down the pipeline and one on the way back: zb_v (ZB-V, the same paper) splits every backward,
-// dualpipe_v (the half of DeepSeek's DualPipe that keeps one copy of the weights) runs a forward of one chunk beside a
-// backward of the other and splits backwards where it starts and ends.
-enum class ScheduleKind : std::uint8_t { one_f_one_b, interleaved, zero_bubble, zb_v, dualpipe_v };
-constexpr bool splits_backward(ScheduleKind kind) {
-    return kind == ScheduleKind::zero_bubble || kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v;
-}
-constexpr bool in_a_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
-enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
-enum class ContextComm : std::uint8_t { ring, alltoall };  // how context parallelism brings keys and queries together
-enum class Fp8Scaling : std::uint8_t { current, delayed }; // of fp8-tensor: scales of this tensor, or of its history
-
-// What CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...), all that
-// has static shapes (partial), or the whole step (full).
-enum class CudaGraph : std::uint8_t {
-    none = 0,
-    attn = 1,
-    mlp = 2,
-    moe_router = 4,
-    moe_preprocess = 8,
-    shared_experts = 16,
-    partial = attn | mlp | moe_router | moe_preprocess | shared_experts,
-    full = 32,
-};
-constexpr CudaGraph operator|(CudaGraph a, CudaGraph b) {
-    return static_cast<CudaGraph>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
-}
-constexpr bool holds(CudaGraph set, CudaGraph scope) { return (set | scope) == set; }
-
-// Modules that can be recomputed in the backward pass, by Megatron's names; a plan holds a set of them.
-namespace recompute {
-inline constexpr unsigned layernorm = 1, core_attn = 2, mla_up_proj = 4, moe_act = 8, mlp = 16, shared_experts = 32,
-                          moe = 64, full = 128;
-std::string to_string(unsigned set);           // "layernorm+moe_act", "none"
-unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
-} // namespace recompute
-
-// Modules whose input activations wait in host memory for their backward, by Megatron's fine-grained names, and the
-// optimizer states, which wait there between steps; a plan holds a set of them.
-namespace offload {
-inline constexpr unsigned attn_norm = 1, qkv_linear = 2, core_attn = 4, attn_proj = 8, mlp_norm = 16, expert_fc1 = 32,
-                          moe_act = 64, optimizer = 128;
-std::string to_string(unsigned set);           // "expert_fc1+moe_act", "none"
-unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
-} // namespace offload
-
-// Over which tokens the auxiliary loss wants experts equally loaded; by Megatron's names aux_loss, seq_aux_loss and
-// global_aux_loss.
-enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global };
-// Which of the tokens beyond an expert's capacity are dropped: those of the lowest weight or those that come last.
-enum class DropPolicy : std::uint8_t { probs, position };
 
 // How the router is trained; everything is off by default.
 //
@@ -183,20 +133,6 @@ struct Plan {
     std::int64_t tokens_local() const { return mbs * seq / (static_cast<std::int64_t>(cp) * tp); }
 };
 
-const char* to_string(ScheduleKind kind);
-const char* to_string(Dispatcher dispatcher);
-const char* to_string(ContextComm comm);
-const char* to_string(Fp8Scaling scaling);
-const char* to_string(LoadBalancing balancing);
-const char* to_string(DropPolicy policy);
-std::string to_string(CudaGraph graph); // "none", "partial", "full", "attn+moe_router"
-ScheduleKind schedule_from_string(const std::string& text);
-Dispatcher dispatcher_from_string(const std::string& text);
-ContextComm context_comm_from_string(const std::string& text);
-Fp8Scaling fp8_scaling_from_string(const std::string& text);
-LoadBalancing load_balancing_from_string(const std::string& text);
-DropPolicy drop_policy_from_string(const std::string& text);
-CudaGraph cuda_graph_from_string(const std::string& text);
 // "adamw" (FP32 moments) or "adamw+bf16_moments".
 std::string to_string(const OptimizerChoice& choice);
 OptimizerChoice optimizer_from_string(const std::string& text);

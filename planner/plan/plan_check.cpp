@@ -3,6 +3,7 @@
 // The rules are those of folded parallelism (arXiv 2504.14960 section 3, arXiv 2603.07685 section 3.3): both factorings
 // hold the same ranks with equal pipeline groups, and every axis divides what it splits.
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/plan_choices.hpp"

@@ -1,6 +1,8 @@
 // The choices of a plan against its model, its machine and each other.
 #include "planner/plan/plan_choices.hpp"
 
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/routing.hpp"
 

@@ -3,7 +3,10 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/bf16_layers.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/plan_limits.hpp"
 
 #include <charconv>

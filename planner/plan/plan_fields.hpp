@@ -1,7 +1,7 @@
 // The fields of a plan by the names of --fix, as text.
 #pragma once
 
-#include "planner/plan/plan.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <string>
 #include <vector>

@@ -3,6 +3,7 @@
 #include "planner/base/files.hpp"
 #include "planner/base/json_object.hpp"
 #include "planner/base/schema.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/bf16_layers.hpp"
 #include "planner/plan/plan.hpp"

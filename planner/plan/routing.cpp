@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/plan/plan.hpp"
 
 #include <charconv>
 #include <cmath>

@@ -1,8 +1,9 @@
 // How a workload's tokens spread over experts, as a plan says it.
 #pragma once
 
-#include "planner/plan/plan.hpp"
+#include "planner/plan/fwd.hpp"
 
+#include <cstdint>
 #include <string>
 
 namespace moe {

@@ -1,7 +1,9 @@
 // How layers are cut into pipeline stages, and in which order a pipeline rank runs their forward and backward slots.
 #pragma once
 
-#include "planner/plan/plan.hpp"
+#include "planner/model/fwd.hpp"
+#include "planner/plan/choices.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <cstdint>
 #include <string>

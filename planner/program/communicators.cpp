@@ -1,6 +1,12 @@
 // Counts the communicators that the communication of a Program needs, and adds up its buffers.
 #include "planner/program/communicators.hpp"
 
+#include "planner/machine/hardware.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/peer_blocks.hpp"
+#include "planner/program/program.hpp"
+
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -115,6 +121,13 @@ double Communicators::bytes(const CommunicatorBytes& each) const {
     for (const int members : collective) bytes += bytes_among(each.collective, members);
     for (const int members : pairwise) bytes += bytes_among(each.pairwise, members);
     return bytes;
+}
+
+int peer_blocks(const Program& program) {
+    for (const Template& ops : program.templates)
+        for (const Op& op : ops.ops)
+            if (op.kind == OpKind::send) return peer_blocks_in_pipeline;
+    return peer_blocks_alone;
 }
 
 } // namespace moe

@@ -1,7 +1,10 @@
 // What ranks on devices hold beside the arena so that they can talk: communicators, slots of routed rows and boxes.
 #pragma once
 
-#include "planner/program/program.hpp"
+#include "planner/machine/fwd.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/program/fwd.hpp"
+#include "planner/program/op_kind.hpp"
 
 #include <compare>
 #include <cstdint>

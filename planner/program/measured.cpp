@@ -1,7 +1,9 @@
 // The families of ops that share a kernel, and the lengths that decide how fast it runs.
 #include "planner/program/measured.hpp"
 
+#include "planner/machine/hardware.hpp"
 #include "planner/program/peer_blocks.hpp"
+#include "planner/program/program.hpp"
 
 #include <fmt/format.h>
 

@@ -1,8 +1,8 @@
 // Where an op stands among measured calls: the key of its family and the lengths that its time depends on.
 #pragma once
 
-#include "planner/machine/hardware.hpp"
-#include "planner/program/program.hpp"
+#include "planner/machine/fwd.hpp"
+#include "planner/program/fwd.hpp"
 
 #include <array>
 #include <string>

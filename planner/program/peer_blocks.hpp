@@ -1,7 +1,9 @@
 // What of the device dispatch and combine over peer memory take, and what else travels with them.
 #pragma once
 
-#include "planner/program/program.hpp"
+#include "planner/program/fwd.hpp"
+
+#include <cstdint>
 
 namespace moe {
 
@@ -18,11 +20,6 @@ inline constexpr int most_collective_blocks = 32;
 inline constexpr std::int64_t most_gathered_over_peers = 256 * 1024;
 
 // Of a Program's calls outside of merged slots.
-inline int peer_blocks(const Program& program) {
-    for (const Template& ops : program.templates)
-        for (const Op& op : ops.ops)
-            if (op.kind == OpKind::send) return peer_blocks_in_pipeline;
-    return peer_blocks_alone;
-}
+int peer_blocks(const Program& program);
 
 } // namespace moe

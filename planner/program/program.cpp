@@ -1,6 +1,8 @@
 // Names, sizes and keys of the Program's vocabulary.
 #include "planner/program/program.hpp"
 
+#include "planner/model/model.hpp"
+
 #include <algorithm>
 #include <cmath>
 
@@ -314,5 +316,7 @@ const char* to_string(Phase phase) {
     }
     return "?";
 }
+
+int first_table_tag(const Model& model) { return 2 + 2 * static_cast<int>(model.mtp.size()); }
 
 } // namespace moe

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "planner/plan/schedule.hpp"
+#include "planner/program/fwd.hpp"
 #include "planner/program/op.hpp"
 
 #include <array>

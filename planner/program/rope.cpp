@@ -1,4 +1,5 @@
 // How a model's rope_scaling bends the frequencies of its rotary embedding.
+#include "planner/model/model.hpp"
 #include "planner/program/program.hpp"
 
 #include <algorithm>

@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/base/schema.hpp"
+#include "planner/program/program.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,9 @@
 // Rows (op id, rank, stream, start, end) of one step, predicted or measured: one format, so that both can be lined up.
 #pragma once
 
-#include "planner/program/program.hpp"
+#include "planner/plan/schedule.hpp"
+#include "planner/program/fwd.hpp"
+#include "planner/program/op_kind.hpp"
 
 #include <cstdint>
 #include <string>

@@ -2,8 +2,10 @@
 #include "planner/search/feasibility.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "planner/plan/plan_limits.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <map>
@@ -57,7 +59,7 @@ public:
     }
 
 private:
-    bool try_it(SearchRequest request, const std::string& what, const std::string& from, const std::string& to) {
+    bool try_it(const SearchRequest& request, const std::string& what, const std::string& from, const std::string& to) {
         const std::optional<Plan> plan = plan_of(request, stack_, estimator_);
         if (!plan) return false;
         found_.push_back({what, from, to, *plan, estimator_.memory_bytes(*plan)});
@@ -166,7 +168,7 @@ std::optional<Plan> first_fitting(const SearchSpace& space, Estimator& estimator
         const Family& family = space.families()[static_cast<std::size_t>(forward ? i : n - 1 - i)];
         for (const Mapping& mapping : family.mappings) {
             PlanFault fault;
-            const std::optional<Plan> plan = thriftiest(space, family, mapping, fault);
+            std::optional<Plan> plan = thriftiest(space, family, mapping, fault);
             if (!plan) continue;
             if (left-- == 0) return std::nullopt;
             const std::optional<double> bytes = bytes_of_plan(*plan, estimator);

@@ -2,7 +2,9 @@
 #include "planner/search/offload_fit.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,9 @@
 // Offload as a way into memory: the sets of modules that a plan has to move to the host so that it fits.
 #pragma once
 
-#include "planner/search/search.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/search/pricing.hpp"
+#include "planner/stack/fwd.hpp"
 
 #include <vector>
 

@@ -1,4 +1,5 @@
 // The quoter of estimators that have no closed form: it keeps plans and asks for their estimates.
+#include "planner/machine/hardware.hpp"
 #include "planner/search/search.hpp"
 
 namespace moe {

@@ -1,7 +1,7 @@
 // Prices of a plan: the figures of an estimate, and the two interfaces by which search asks for them.
 #pragma once
 
-#include "planner/plan/plan.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <memory>
 #include <vector>

@@ -3,10 +3,12 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/parallel.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "planner/search/offload_fit.hpp"
 #include "planner/search/search_space.hpp"
 #include "planner/search/top_k.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <chrono>

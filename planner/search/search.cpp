@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/parallel.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/search/search_branch.hpp"
 #include "planner/search/search_refusal.hpp"
 #include "planner/search/search_space.hpp"

@@ -1,8 +1,9 @@
 // Search: the plan space of a request, every candidate evaluated or counted under the reason that excludes it.
 #pragma once
 
+#include "planner/plan/plan.hpp"
 #include "planner/search/pricing.hpp"
-#include "planner/stack/stack.hpp"
+#include "planner/stack/fwd.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -12,6 +12,7 @@
 #include "planner/search/search_branch.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 
 #include <algorithm>
 

@@ -1,7 +1,10 @@
 // What search chooses besides degrees and cuts: one line per field, and every set of modules to recompute.
 #include "planner/search/search_space.hpp"
 
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/plan_choices.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <tuple>

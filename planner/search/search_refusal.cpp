@@ -2,8 +2,11 @@
 #include "planner/search/search_refusal.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/plan_limits.hpp"
 #include "planner/search/feasibility.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 

@@ -2,9 +2,12 @@
 #include "planner/search/search_space.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/plan_choices.hpp"
 #include "planner/plan/routing.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -256,7 +259,7 @@ PlanFault SearchSpace::fault_of(const Plan& plan) const {
 
 PlanFault SearchSpace::check(Plan& plan) const {
     if (PlanFault fault = check_plan(plan)) return fault;
-    const PlanFault fault = check_stack(plan, stack_);
+    PlanFault fault = check_stack(plan, stack_);
     if (!fault) return fault;
     const bool drop_overlap = plan.ep_overlap && !pinned("ep_overlap");
     const bool drop_graph = plan.cuda_graph != CudaGraph::none && !pinned("cuda_graph");

@@ -1,5 +1,6 @@
 // The survey: every branch of a family with a floor of its step time, before anything of it is quoted.
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/search/search_branch.hpp"
 
 #include <algorithm>

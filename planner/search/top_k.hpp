@@ -1,7 +1,8 @@
 // The best plans so far, one of each mapping.
 #pragma once
 
-#include "planner/search/search.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/search/pricing.hpp"
 
 #include <array>
 #include <utility>

@@ -2,7 +2,9 @@
 #include "planner/search/whatif.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <functional>

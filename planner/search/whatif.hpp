@@ -1,8 +1,10 @@
 // What-ifs: the plans that differ from a given one in a single choice, and the front of memory against time around it.
 #pragma once
 
+#include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
-#include "planner/search/search.hpp"
+#include "planner/search/pricing.hpp"
+#include "planner/stack/fwd.hpp"
 
 #include <string>
 #include <vector>

@@ -5,6 +5,7 @@
 #include "planner/base/files.hpp"
 #include "planner/base/names.hpp"
 #include "planner/base/schema.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/plan/plan_choices.hpp"
 #include "planner/stack/stack_reader.hpp"
 

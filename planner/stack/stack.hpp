@@ -2,7 +2,10 @@
 #pragma once
 
 #include "planner/machine/coefficients.hpp"
-#include "planner/plan/plan.hpp"
+#include "planner/machine/fwd.hpp"
+#include "planner/machine/precision.hpp"
+#include "planner/plan/choices.hpp"
+#include "planner/plan/fwd.hpp"
 
 #include <array>
 #include <map>

@@ -1,5 +1,7 @@
 // Whether a stack can do what a plan asks for: what it offers, and which combinations its engine excludes.
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/plan_choices.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/stack/stack.hpp"

@@ -1,7 +1,7 @@
 // Quotes: a floor of the fast estimate's step time, and its memory, in a fraction of a microsecond per plan.
 #pragma once
 
-#include "planner/search/search.hpp"
+#include "planner/search/pricing.hpp"
 #include "simulator/bound/part_floors.hpp"
 #include "simulator/estimate/stage_layouts.hpp"
 #include "simulator/estimate/step_model.hpp"

@@ -9,6 +9,8 @@
 // Where they are hidden they slow down what computes (Beside). Of R seconds of reductions, all but those beside the N
 // seconds of a backward that do not compute and the X behind it do so, and the backward and X become longer by
 // lost * (R - N - X) + X, which is lost * (R - N) at least.
+#include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "simulator/bound/bound_model.hpp"
 #include "simulator/estimate/bucket_costs.hpp"
 #include "simulator/estimate/step_parts.hpp"

@@ -4,6 +4,8 @@
 #include "planner/lower/emit/builder.hpp"
 #include "planner/lower/passes/first_gradients.hpp"
 #include "planner/memory/library_memory.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "simulator/estimate/bucket_costs.hpp"
 
 #include <algorithm>
@@ -98,7 +100,7 @@ void FastQuoter::find_terms(Layers& layers, std::size_t segment) {
     Terms& early = (*layers.early)[segment];
     Terms coarse = terms_.coarse(plan, segments_[segment], placement(plan), costs);
     for (int side = 0; side < 2; ++side) coarse.sides[side].busy[data] = early.sides[side].busy[data];
-    early = std::move(coarse);
+    early = coarse;
     layers.terms[segment] = &early;
 }
 

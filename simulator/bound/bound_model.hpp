@@ -1,6 +1,7 @@
 // The quoter of FastEstimator: layers and stages worked out once each, composed in a fraction of a microsecond.
 #pragma once
 
+#include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
 #include "simulator/bound/bound.hpp"
 #include "simulator/estimate/stage_memory.hpp"

@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/program/program.hpp"
 #include "simulator/estimate/segment_cache.hpp"
 
 #include <algorithm>

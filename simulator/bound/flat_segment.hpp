@@ -1,7 +1,8 @@
 // A segment as flat arrays: which op waits for which, and what is alive when; played in a few nanoseconds per op.
 #pragma once
 
-#include "planner/program/program.hpp"
+#include "planner/program/fwd.hpp"
+#include "planner/program/op_kind.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <array>

@@ -1,6 +1,8 @@
 // Plays each part of a layer alone, and finds the parts of other plans by what they depend on.
 #include "simulator/bound/part_floors.hpp"
 
+#include "planner/plan/plan.hpp"
+
 #include <algorithm>
 #include <optional>
 

@@ -4,6 +4,7 @@
 #include "planner/lower/passes/first_gradients.hpp"
 #include "planner/lower/passes/merge.hpp"
 #include "planner/lower/passes/recompute.hpp"
+#include "planner/plan/plan.hpp"
 #include "simulator/replay/contention.hpp"
 
 #include <algorithm>
@@ -175,7 +176,7 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     const Prices& priced = prices(base, plan, id, place, costs);
     Terms terms = played(base, named, id, priced.ops, priced.held_up, begins_early(plan, id));
     terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
-    return terms_[key] = std::move(terms);
+    return terms_[key] = terms;
 }
 
 const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs) {

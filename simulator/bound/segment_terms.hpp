@@ -1,6 +1,9 @@
 // What quotes know of a segment: its slot times and bytes, for every choice of recomputation from one lowering.
 #pragma once
 
+#include "planner/plan/choices.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/program/program.hpp"
 #include "simulator/bound/flat_segment.hpp"
 #include "simulator/estimate/segment_cache.hpp"
 #include "simulator/estimate/state_memory.hpp"

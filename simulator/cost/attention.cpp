@@ -1,4 +1,6 @@
 // Attention kernels: a rate that grows with sequence length towards the stack's limit.
+#include "planner/program/op.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>

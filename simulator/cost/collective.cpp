@@ -1,6 +1,10 @@
 // Alpha-beta formulas of the collectives and the expected copies of token-based dispatch.
 #include "simulator/cost/collective.hpp"
 
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/stack/stack.hpp"
+
 #include <algorithm>
 #include <cmath>
 

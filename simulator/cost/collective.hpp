@@ -2,9 +2,11 @@
 // routes.
 #pragma once
 
-#include "planner/model/model.hpp"
-#include "planner/plan/mesh.hpp"
-#include "planner/stack/stack.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/layer_kind.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/plan/group.hpp"
+#include "planner/stack/fwd.hpp"
 #include "simulator/cost/network.hpp"
 
 #include <array>

@@ -2,10 +2,14 @@
 #include "simulator/cost/cost.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/routing.hpp"
 #include "planner/program/communicators.hpp"
 #include "planner/program/measured.hpp"
 #include "planner/program/peer_blocks.hpp"
+#include "planner/program/program.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,12 @@
 // What one op costs: seconds of its device (or core), and seconds of the host that issues it.
 #pragma once
 
-#include "planner/program/measured.hpp"
-#include "planner/program/program.hpp"
-#include "planner/stack/stack.hpp"
+#include "planner/machine/precision.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/plan/group.hpp"
+#include "planner/program/fwd.hpp"
+#include "planner/program/op_kind.hpp"
+#include "planner/stack/fwd.hpp"
 #include "simulator/cost/collective.hpp"
 #include "simulator/cost/measured.hpp"
 

@@ -1,6 +1,8 @@
 // Fits the formula of a family to its measured calls.
 #include "simulator/cost/formula.hpp"
 
+#include "planner/program/measured.hpp"
+
 #include <limits>
 #include <utility>
 

@@ -1,7 +1,7 @@
 // Seconds of a family's calls as physics has them: a start, a rate of work, one of what lies beside it.
 #pragma once
 
-#include "planner/program/measured.hpp"
+#include "planner/machine/hardware.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,6 @@
 // Matrix products: tiles over the SMs in waves, the inner loop split where tiles are too few, memory as the floor.
+#include "planner/program/program.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>

@@ -1,4 +1,7 @@
 // The host's side of an op: launches one by one or replays a CUDA graph, and waits where a dispatcher reads counts.
+#include "planner/plan/plan.hpp"
+#include "planner/program/op.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
 // Everything that moves more than it computes: bytes over bandwidth, with gathers of rows at a lower rate.
+#include "planner/program/op.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
 
 namespace moe {

@@ -2,6 +2,7 @@
 #include "simulator/cost/network.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/breadth_first_search.hpp>

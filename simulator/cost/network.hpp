@@ -1,7 +1,7 @@
 // The links of a job as a graph (GPU, NVLink switch, NIC, fabric) and what one communication group gets of them.
 #pragma once
 
-#include "planner/machine/hardware.hpp"
+#include "planner/machine/fwd.hpp"
 
 #include <vector>
 

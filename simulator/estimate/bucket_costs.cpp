@@ -1,6 +1,9 @@
 // Prices what the begin and finish slots and the last backward do with a bucket, as the lowering emits it.
 #include "simulator/estimate/bucket_costs.hpp"
 
+#include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
+
 #include <utility>
 
 namespace moe {

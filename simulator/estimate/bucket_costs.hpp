@@ -1,6 +1,7 @@
 // Seconds that the traffic of a flat bucket of weights takes: gathers, reductions, the optimizer.
 #pragma once
 
+#include "planner/program/op_attr.hpp"
 #include "simulator/cost/cost.hpp"
 #include "simulator/estimate/state_memory.hpp"
 #include "simulator/estimate/step_model.hpp"

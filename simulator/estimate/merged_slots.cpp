@@ -2,6 +2,8 @@
 #include "simulator/estimate/merged_slots.hpp"
 
 #include "planner/lower/passes/merge.hpp"
+#include "planner/model/model.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/replay/ranks.hpp"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // The order of turns of a pipeline's ranks, worked out once for each kind of schedule.
+#include "planner/plan/plan.hpp"
 #include "simulator/estimate/step_model.hpp"
 
 namespace moe {

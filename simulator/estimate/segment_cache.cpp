@@ -2,6 +2,7 @@
 #include "simulator/estimate/segment_cache.hpp"
 
 #include "planner/lower/emit/builder.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/routing.hpp"
 #include "planner/program/communicators.hpp"
 

@@ -3,6 +3,7 @@
 
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/estimate/merged_slots.hpp"
 #include "simulator/estimate/segment_cost.hpp"
 

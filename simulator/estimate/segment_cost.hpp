@@ -1,7 +1,7 @@
 // What a segment costs in either direction when it is the only work of a rank, and when it uses its buckets.
 #pragma once
 
-#include "planner/search/search.hpp"
+#include "planner/search/pricing.hpp"
 #include "simulator/cost/cost.hpp"
 #include "simulator/estimate/stage_layouts.hpp"
 #include "simulator/replay/max_plus.hpp"

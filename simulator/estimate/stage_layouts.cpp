@@ -1,6 +1,9 @@
 // Cuts a plan's model into stages and finds those that hold the same segments.
 #include "simulator/estimate/stage_layouts.hpp"
 
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
+
 #include <algorithm>
 
 namespace moe {

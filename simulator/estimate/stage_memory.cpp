@@ -7,6 +7,7 @@
 #include "planner/program/communicators.hpp"
 
 #include "planner/lower/emit/builder.hpp"
+#include "planner/model/model.hpp"
 
 #include <algorithm>
 #include <bit>

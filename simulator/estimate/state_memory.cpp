@@ -2,6 +2,7 @@
 #include "simulator/estimate/state_memory.hpp"
 
 #include "planner/lower/emit/parameters.hpp"
+#include "planner/model/model.hpp"
 
 #include <algorithm>
 

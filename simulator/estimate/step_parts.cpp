@@ -4,6 +4,7 @@
 #include "planner/lower/emit/builder.hpp"
 #include "planner/lower/emit/parameters.hpp"
 #include "planner/lower/passes/first_gradients.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/mesh.hpp"
 #include "simulator/estimate/bucket_costs.hpp"
 

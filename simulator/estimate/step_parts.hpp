@@ -1,6 +1,7 @@
 // A plan's step model from cached segments and buckets.
 #pragma once
 
+#include "planner/plan/plan.hpp"
 #include "simulator/estimate/step_model.hpp"
 
 #include <vector>

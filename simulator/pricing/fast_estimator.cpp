@@ -4,6 +4,7 @@
 #include "planner/base/error.hpp"
 #include "planner/lower/emit/builder.hpp"
 #include "planner/memory/retry_memory.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/overflow_retry.hpp"
 #include "simulator/bound/bound.hpp"
 #include "simulator/estimate/stage_memory.hpp"

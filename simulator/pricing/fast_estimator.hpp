@@ -1,8 +1,9 @@
 // The fast estimate: memoised segments, composed over the pipeline; microseconds per plan once its segments are known.
 #pragma once
 
-#include "planner/search/search.hpp"
-#include "planner/stack/stack.hpp"
+#include "planner/machine/fwd.hpp"
+#include "planner/search/pricing.hpp"
+#include "planner/stack/fwd.hpp"
 
 #include <memory>
 

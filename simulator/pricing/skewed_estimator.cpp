@@ -1,6 +1,8 @@
 // Turns skewed plans into plans of given loads and hands them to what prices those.
 #include "simulator/pricing/skewed_estimator.hpp"
 
+#include "planner/machine/hardware.hpp"
+
 #include <cmath>
 #include <map>
 #include <string>

@@ -1,6 +1,7 @@
 // Steps under skewed routing: an estimator that prices plans at one point of the skew, and the figures of all points.
 #pragma once
 
+#include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "simulator/routing/routing.hpp"

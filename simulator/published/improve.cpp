@@ -2,6 +2,7 @@
 #include "simulator/published/improve.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/search/search.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 
 #include <numeric>

@@ -3,6 +3,8 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "simulator/published/run_plan.hpp"
 
 #include <nlohmann/json.hpp>

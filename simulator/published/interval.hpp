@@ -1,7 +1,7 @@
 // How far a predicted rate may be off: quantiles of cross-validated residuals of published runs.
 #pragma once
 
-#include "planner/search/search.hpp"
+#include "planner/search/pricing.hpp"
 
 #include <optional>
 #include <string>

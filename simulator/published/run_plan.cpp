@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "simulator/published/run_recipe.hpp"
 

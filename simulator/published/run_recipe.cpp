@@ -3,8 +3,11 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/bf16_layers.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <cctype>

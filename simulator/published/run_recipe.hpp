@@ -1,8 +1,10 @@
 // The words in which published recipes state their settings, as the choices of a plan.
 #pragma once
 
-#include "planner/plan/plan.hpp"
-#include "planner/stack/stack.hpp"
+#include "planner/machine/precision.hpp"
+#include "planner/model/fwd.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/stack/fwd.hpp"
 #include "simulator/published/runs.hpp"
 
 #include <string>

@@ -2,6 +2,8 @@
 #include "simulator/published/validate.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/published/run_recipe.hpp"
 

@@ -1,7 +1,8 @@
 // Predicts published runs with the very plans of their rows, and sums up how far the predictions are off.
 #pragma once
 
-#include "planner/search/search.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/search/pricing.hpp"
 #include "simulator/published/run_plan.hpp"
 
 #include <array>

@@ -1,5 +1,6 @@
 // Splits a rank's step into computing, exposed communication by axis, waiting for other stages, and waiting for the
 // host.
+#include "planner/program/program.hpp"
 #include "simulator/replay/ranks.hpp"
 
 #include <algorithm>

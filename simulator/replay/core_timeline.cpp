@@ -2,6 +2,8 @@
 #include "simulator/replay/ranks.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/program/program.hpp"
 
 #include <algorithm>
 #include <deque>

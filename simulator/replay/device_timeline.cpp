@@ -4,6 +4,7 @@
 #include "simulator/replay/ranks.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <cmath>

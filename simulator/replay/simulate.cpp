@@ -4,7 +4,11 @@
 #include "planner/lower/lower.hpp"
 #include "planner/memory/library_memory.hpp"
 #include "planner/memory/retry_memory.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/program/communicators.hpp"
+#include "planner/program/program.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/replay/ranks.hpp"
 
 #include <algorithm>

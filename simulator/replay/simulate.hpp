@@ -2,8 +2,10 @@
 #pragma once
 
 #include "planner/memory/memory.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/timeline.hpp"
-#include "planner/search/search.hpp"
+#include "planner/search/pricing.hpp"
+#include "planner/stack/fwd.hpp"
 #include "simulator/routing/routing.hpp"
 
 #include <cstdint>

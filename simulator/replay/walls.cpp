@@ -2,6 +2,8 @@
 #include "simulator/replay/walls.hpp"
 
 #include "planner/lower/lower.hpp"
+#include "planner/model/model.hpp"
+#include "planner/program/program.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // The three walls that a plan runs against: memory, communication, and compute with its host; each with figures.
 #pragma once
 
-#include "planner/stack/stack.hpp"
+#include "planner/plan/fwd.hpp"
+#include "planner/stack/fwd.hpp"
 #include "simulator/replay/simulate.hpp"
 
 #include <cstdint>

@@ -2,6 +2,8 @@
 #include "simulator/routing/routing.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
 
 #include <algorithm>

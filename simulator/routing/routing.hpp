@@ -11,6 +11,7 @@
 // where each rank adds up its own loads.
 #pragma once
 
+#include "planner/model/fwd.hpp"
 #include "planner/plan/routing.hpp"
 
 #include <cstdint>

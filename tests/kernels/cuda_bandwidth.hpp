@@ -13,7 +13,8 @@ struct Moved {
     double seconds = 0.0, copy_seconds = 0.0;
 };
 
-// Every kernel with `part` in its name once at the sizes of a layer of Qwen3-30B-A3B (or what is named) and 16,384 tokens.
+// Every kernel with `part` in its name once at the sizes of a layer of Qwen3-30B-A3B (or what is named) and 16,384
+// tokens.
 std::vector<Moved> bandwidth_of_kernels(const std::string& part = "");
 
 } // namespace moe::test

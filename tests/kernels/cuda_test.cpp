@@ -165,10 +165,10 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
 // What libraries and kernels of one architecture take is also run on the plain kernels behind them.
 constexpr const char* plain_cases = "*gemm:*,attention*";
 
-// Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone; "--bandwidth=PART": of those with that in
-// their names), "--ring" (of ring attention's steps
-// alone) and "--plain" (what has plain kernels, on those) out of the arguments; the rest is doctest's. Who chooses
-// cases gets those alone, on the kernels that run or on the plain ones.
+// Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone; "--bandwidth=PART": of those with
+// that in their names), "--ring" (of ring attention's steps alone) and "--plain" (what has plain kernels, on those) out
+// of the arguments; the rest is doctest's. Who chooses cases gets those alone, on the kernels that run or on the plain
+// ones.
 struct Options {
     std::string out, part;
     bool bench = false, bandwidth = false, ring = false, plain = false, chosen = false;

@@ -87,7 +87,9 @@ struct RouterData {
     Tensor logits, bias, weight, dweight, dlogits;
     Index index;
     Vec row(std::int64_t t) const { return logits.values(t * s.experts, s.experts); }
-    void run() { table().router(s, logits.src(), biased ? bias.src() : Src{}, nullptr, index.data(), weight.f32(), nullptr); }
+    void run() {
+        table().router(s, logits.src(), biased ? bias.src() : Src{}, nullptr, index.data(), weight.f32(), nullptr);
+    }
 };
 
 // Logits are multiples of 1/8, so that ties occur and BF16 holds them exactly; the bias breaks none of them by
@@ -181,10 +183,11 @@ TEST_CASE("router: ties go to the lower expert and to the lower group") {
     const Tensor logits(Type::f32, Vec(8, 0.5));
     Tensor weight(Type::f32, 3);
     Index index(3, -1);
-    table().router(shape(1, 8, 3, Score::sigmoid, true), logits.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
-    CHECK(index == Index{0, 1, 2});
-    table().router(grouped(shape(1, 8, 3, Score::sigmoid, true), 4, 2, 2), logits.src(), {}, nullptr, index.data(), weight.f32(),
+    table().router(shape(1, 8, 3, Score::sigmoid, true), logits.src(), {}, nullptr, index.data(), weight.f32(),
                    nullptr);
+    CHECK(index == Index{0, 1, 2});
+    table().router(grouped(shape(1, 8, 3, Score::sigmoid, true), 4, 2, 2), logits.src(), {}, nullptr, index.data(),
+                   weight.f32(), nullptr);
     CHECK(index == Index{0, 1, 2});
 }
 
@@ -222,7 +225,8 @@ TEST_CASE("router: where scores saturate or underflow the larger logits are chos
                 const Tensor row(Type::f32, logits);
                 Tensor weight(Type::f32, 6);
                 Index index(6, -1);
-                table().router(shape(1, experts, 6, score), row.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
+                table().router(shape(1, experts, 6, score), row.src(), {}, nullptr, index.data(), weight.f32(),
+                               nullptr);
                 INFO(name_of(score), " of ", experts, " experts from ", lowest);
                 CHECK(index == Index(order.begin(), order.begin() + 6));
             }
@@ -234,7 +238,8 @@ TEST_CASE("router: where scores saturate groups go by their largest logit") {
     for (const Score score : {Score::softmax, Score::sigmoid}) {
         Tensor weight(Type::f32, 3);
         Index index(3, -1);
-        table().router(grouped(shape(1, 8, 3, score, true), 4, 2, 1), row.src(), {}, nullptr, index.data(), weight.f32(), nullptr);
+        table().router(grouped(shape(1, 8, 3, score, true), 4, 2, 1), row.src(), {}, nullptr, index.data(),
+                       weight.f32(), nullptr);
         CHECK(index == Index{6, 4, 7});
     }
 }
@@ -243,8 +248,8 @@ TEST_CASE("router: NaN logits still choose experts that exist") {
     const Tensor logits(Type::f32, 2 * 8); // all NaN
     Tensor weight(Type::f32, 2 * 3);
     Index index(6, -1);
-    table().router(grouped(shape(2, 8, 3, Score::softmax, true), 4, 2, 2), logits.src(), {}, nullptr, index.data(), weight.f32(),
-                   nullptr);
+    table().router(grouped(shape(2, 8, 3, Score::softmax, true), 4, 2, 2), logits.src(), {}, nullptr, index.data(),
+                   weight.f32(), nullptr);
     for (const int e : index) CHECK((e >= 0 && e < 8));
 }
 

@@ -1,6 +1,7 @@
 // Plans of published models on published machines, for tests that set what they are about.
 #pragma once
 
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
 

@@ -1,6 +1,7 @@
 // How fast plans are searched: whole requests on two threads, and single quotes on one. Build target bench-search.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/model/model.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/published/run_recipe.hpp"
 #include "tools/print/table.hpp"

@@ -6,6 +6,8 @@
 #include "engine/bench/microbench_grid.hpp"
 #include "engine/ops/backend.hpp"
 #include "planner/base/error.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/timeline.hpp"
 #include "tools/print/table.hpp"
 
 #include <fmt/core.h>

@@ -5,7 +5,10 @@
 #include "engine/bench/microbench.hpp"
 #include "engine/bench/microbench_grid.hpp"
 #include "planner/lower/lower.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/measured.hpp"
+#include "planner/program/timeline.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
 #include "simulator/replay/contention.hpp"
 

@@ -5,6 +5,7 @@
 #include "planner/base/error.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
 #include "planner/program/timeline.hpp"
 
 #include <filesystem>

@@ -1,5 +1,6 @@
 // The JSON document of explain.
 #include "planner/base/schema.hpp"
+#include "planner/machine/hardware.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/explanation.hpp"
 #include "tools/report/stamp.hpp"

@@ -2,6 +2,9 @@
 #include "tools/report/html.hpp"
 
 #include "planner/lower/lower.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
+#include "planner/program/program.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/front_svg.hpp"
 #include "tools/report/memory_svg.hpp"

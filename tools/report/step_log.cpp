@@ -1,6 +1,7 @@
 // A line and a record for every step.
 #include "tools/report/step_log.hpp"
 
+#include "planner/model/model.hpp"
 #include "tools/print/table.hpp"
 
 #include <algorithm>

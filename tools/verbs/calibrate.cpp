@@ -7,6 +7,7 @@
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/program/measured.hpp"
+#include "planner/program/op.hpp"
 #include "tools/calibrate/overlap_calibration.hpp"
 #include "tools/calibrate/profile_update.hpp"
 #include "tools/print/console.hpp"

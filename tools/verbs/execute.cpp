@@ -5,6 +5,7 @@
 #include "engine/train/trainer.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/model/model.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"

@@ -1,5 +1,7 @@
 // The verb explain: the walls of a plan, what each single change would do, and what makes it differ from another plan.
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/search/feasibility.hpp"
 #include "planner/search/refined_search.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"

@@ -1,7 +1,10 @@
 // The verb launch: a plan's job file for Slurm, Open MPI or Kubernetes.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
 #include "planner/stack/stack.hpp"
 #include "tools/launch/job.hpp"
 #include "tools/print/console.hpp"

@@ -1,6 +1,8 @@
 // The verb replay: simulates a plan event by event, and writes its timeline and report.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "simulator/published/interval.hpp"
 #include "tools/print/console.hpp"

@@ -2,6 +2,7 @@
 #include "tools/verbs/request.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 
 #include <algorithm>

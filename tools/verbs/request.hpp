@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/search/search.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/routing/routing.hpp"
 #include "tools/print/console.hpp"
 #include "tools/verbs/verbs.hpp"

@@ -1,6 +1,8 @@
 // The verb search: explores the plan space of a request, prints the best plans and writes the first.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/search/refined_search.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "tools/print/console.hpp"

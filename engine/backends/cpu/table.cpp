@@ -1,7 +1,9 @@
 // The CPU back end: the CPU kernels, memory of this process, any number of ranks.
 #include "engine/backends/cpu/table.hpp"
 
+#include "engine/ops/op_context.hpp"
 #include "planner/base/error.hpp"
+#include "planner/program/op.hpp"
 
 #include <cstring>
 

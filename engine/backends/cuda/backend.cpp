@@ -2,8 +2,10 @@
 #include "engine/backends/cuda/backend.hpp"
 #include "engine/device/streams.hpp"
 
+#include "engine/ops/op_context.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "planner/base/error.hpp"
+#include "planner/program/op.hpp"
 
 #include <cuda_runtime_api.h>
 

@@ -59,9 +59,9 @@ private:
     float row_[2], column_;
 };
 
-// Where the block at this place of the ring is, as soon as it has come. The address comes out of a reduction because that
-// leaves it in a register of the warp: else every part of the descriptors would be brought there one by one, with the
-// tensor cores idle.
+// Where the block at this place of the ring is, as soon as it has come. The address comes out of a reduction because
+// that leaves it in a register of the warp: else every part of the descriptors would be brought there one by one, with
+// the tensor cores idle.
 template <class C>
 __device__ unsigned await_block(const Shared<C>& shared, const Ring<C::stages>& at) {
     const unsigned stage = __reduce_max_sync(all_lanes, shared.a(at.stage));
@@ -82,8 +82,8 @@ __device__ void issue_block(unsigned stage, int consumer, int pass, float (&part
     ptx::commit_products();
 }
 
-// Multiplies tile by tile; a tile's sums are written while the first products of the next one are made. The block behind is
-// awaited while products are made, so that only sums are added between these and the next.
+// Multiplies tile by tile; a tile's sums are written while the first products of the next one are made. The block
+// behind is awaited while products are made, so that only sums are added between these and the next.
 template <class C>
 __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales& scales, const Shared<C>& shared,
                                int consumer, Dst c) {

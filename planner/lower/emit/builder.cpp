@@ -2,6 +2,7 @@
 #include "planner/lower/emit/builder.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
 
 #include <algorithm>
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/lower/emit/parameters.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/program.hpp"
 
 #include <string>

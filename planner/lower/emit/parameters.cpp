@@ -3,6 +3,8 @@
 
 #include "planner/base/error.hpp"
 #include "planner/lower/emit/builder.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
 
 #include <algorithm>
 #include <tuple>

@@ -1,6 +1,7 @@
 // Which weights a chunk holds: their names, shards and places in flat buckets, one bucket per gradient group.
 #pragma once
 
+#include "planner/plan/plan.hpp"
 #include "planner/program/program.hpp"
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "planner/lower/emit/linear.hpp"
+#include "planner/model/model.hpp"
 
 #include <array>
 #include <optional>

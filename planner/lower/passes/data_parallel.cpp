@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/lower/emit/builder.hpp"
+#include "planner/plan/mesh.hpp"
 
 #include <algorithm>
 #include <map>

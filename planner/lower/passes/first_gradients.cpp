@@ -1,6 +1,8 @@
 // Intervals of gradient buckets: which are written, and which of them by a product that may as well set them.
 #include "planner/lower/passes/first_gradients.hpp"
 
+#include "planner/plan/plan.hpp"
+
 #include <algorithm>
 #include <iterator>
 #include <variant>

@@ -1,7 +1,7 @@
 // Demand-driven repetition of forward ops in the backward template.
 #include "planner/lower/passes/recompute.hpp"
 
-#include "planner/plan/plan.hpp"
+#include "planner/plan/choices.hpp"
 
 #include <algorithm>
 #include <unordered_map>

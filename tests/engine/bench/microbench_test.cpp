@@ -8,8 +8,10 @@
 #include "planner/base/error.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/measured.hpp"
 #include "planner/program/program.hpp"
+#include "planner/program/timeline.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,6 +2,9 @@
 // of all ranks when one fails.
 #include "engine/comm/threads.hpp"
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/op_attr.hpp"
 #include "tests/engine/comm/gang.hpp"
 
 #include <doctest/doctest.h>

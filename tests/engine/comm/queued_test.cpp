@@ -3,6 +3,7 @@
 #include "engine/backends/cpu/table.hpp"
 #include "engine/bench/collective_bench.hpp"
 #include "engine/comm/queued.hpp"
+#include "planner/model/model.hpp"
 #include "planner/program/communicators.hpp"
 #include "planner/program/measured.hpp"
 #include "tests/engine/comm/prompt.hpp"

@@ -3,6 +3,7 @@
 
 #include "engine/backends/backends.hpp"
 #include "engine/ops/backend.hpp"
+#include "planner/model/model.hpp"
 #include "tests/engine/comm/kept_communicators.hpp"
 
 #include <doctest/doctest.h>

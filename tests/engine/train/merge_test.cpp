@@ -2,6 +2,7 @@
 #include "engine/comm/check.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/model/model.hpp"
 #include "planner/program/peer_blocks.hpp"
 #include "tests/engine/train/parity.hpp"
 

@@ -1,6 +1,8 @@
 // Runs three steps and compares tensor by tensor.
 #include "tests/engine/train/parity.hpp"
 
+#include "planner/model/model.hpp"
+
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

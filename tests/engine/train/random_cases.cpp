@@ -3,6 +3,7 @@
 #include "tests/engine/train/random_cases.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Any plan trains what one rank trains: random models and plans, each held to its one-rank run.
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
 #include "tests/engine/train/parity.hpp"
 #include "tests/engine/train/random_cases.hpp"
 #include "tests/support/draws.hpp"

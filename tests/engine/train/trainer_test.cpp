@@ -5,6 +5,7 @@
 #include "engine/run/executable.hpp"
 #include "planner/base/error.hpp"
 #include "planner/lower/lower.hpp"
+#include "planner/model/model.hpp"
 #include "tests/engine/train/samples.hpp"
 #include "tests/support/draws.hpp"
 #include "tests/support/nearly.hpp"

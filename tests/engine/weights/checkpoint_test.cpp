@@ -3,6 +3,7 @@
 #include "engine/weights/checkpoint.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/model/model.hpp"
 #include "tests/engine/base/refusals.hpp"
 #include "tests/engine/train/samples.hpp"
 #include "tests/support/draws.hpp"

@@ -1,5 +1,6 @@
 // Delayed weight gradients: the same ops in another order, behind the exchange and behind the message.
 #include "planner/lower/lower.hpp"
+#include "planner/program/program.hpp"
 #include "tests/support/published_plan.hpp"
 
 #include <doctest/doctest.h>

@@ -1,6 +1,8 @@
 // Every element of a gradient is zeroed or set by a product exactly once in a step, before anything is added to it.
 #include "planner/lower/lower.hpp"
 #include "planner/lower/passes/first_gradients.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "tests/planner/plan/sample_plans.hpp"
 
 #include <doctest/doctest.h>

@@ -3,6 +3,8 @@
 #include "planner/lower/emit/parameters.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/program/measured.hpp"
 #include "tests/planner/plan/sample_plans.hpp"
 #include "tests/support/nearly.hpp"

@@ -1,6 +1,7 @@
 // Families of mixed layers, a few layers deep: what they are lowered to is what is counted.
 #include "planner/lower/lower.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/program/program.hpp"
 #include "tests/support/mixed_models.hpp"
 #include "tests/support/nearly.hpp"
 #include "tests/support/published_plan.hpp"

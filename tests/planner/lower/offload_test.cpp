@@ -1,8 +1,11 @@
 // Offload: what leaves the device, by module; copies and bytes counted by hand; optimizer states in place of
 // activations.
 #include "planner/lower/lower.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/memory/memory.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>

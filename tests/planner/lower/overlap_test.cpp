@@ -1,7 +1,10 @@
 // Communication inside layers: products beside their ring over TP, attention by heads over CP; bytes counted by hand.
 #include "planner/lower/lower.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/memory/memory.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
 
 #include <doctest/doctest.h>
 

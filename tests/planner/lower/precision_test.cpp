@@ -1,7 +1,10 @@
 // Precision by module: which products, saved activations and weights change, in bytes counted by hand.
 #include "planner/lower/lower.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/memory/memory.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
 #include "tests/planner/base/fault_of.hpp"
 #include "tests/support/nearly.hpp"
 

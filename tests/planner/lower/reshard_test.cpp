@@ -2,6 +2,8 @@
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/program/program.hpp"
 #include "tests/support/nearly.hpp"
 #include "tests/support/published_plan.hpp"
 

@@ -1,7 +1,9 @@
 // The attention library's scratch: its formula on shapes whose scratch was read off an H200, and whom it is added to.
+#include "planner/machine/hardware.hpp"
 #include "planner/memory/library_memory.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
 
 #include <doctest/doctest.h>
 

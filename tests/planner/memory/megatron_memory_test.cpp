@@ -1,9 +1,12 @@
 // What Megatron Core holds where our own engine does not: outputs that its recomputation keeps, FP32 copies of its
 // optimizer, buffers of its dispatcher.
 #include "planner/lower/lower.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/memory/library_memory.hpp"
 #include "planner/memory/memory.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>

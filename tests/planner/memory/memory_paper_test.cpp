@@ -1,8 +1,11 @@
 // Memory held to published tables: DeepSeek-V3 on 256 GB200 (arXiv 2603.07685 Table 3), the savings of its section 4.1.
 #include "planner/base/error.hpp"
 #include "planner/lower/lower.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/memory/memory.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/program/program.hpp"
 #include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>

@@ -1,6 +1,8 @@
 // Planned memory: no two things that live at once overlap, recompute frees what it should, and the arena is used well.
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/model/model.hpp"
+#include "planner/program/program.hpp"
 #include "tests/planner/plan/sample_plans.hpp"
 #include "tests/support/nearly.hpp"
 

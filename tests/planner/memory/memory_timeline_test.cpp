@@ -2,6 +2,8 @@
 #include "planner/memory/memory_timeline.hpp"
 
 #include "planner/lower/lower.hpp"
+#include "planner/program/program.hpp"
+#include "planner/program/timeline.hpp"
 #include "tests/planner/plan/sample_plans.hpp"
 #include "tests/support/nearly.hpp"
 

@@ -1,6 +1,7 @@
 // Hybrids of Mamba-2, attention, experts and MLPs: what a pattern is read as, what its layers are lowered to.
 #include "planner/lower/lower.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/program/program.hpp"
 #include "tests/planner/base/fault_of.hpp"
 #include "tests/support/nearly.hpp"
 #include "tests/support/published_plan.hpp"

@@ -1,6 +1,7 @@
 // Communication groups of both factorings, against worked examples of the published rank order.
 #include "planner/base/error.hpp"
 #include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,5 @@
 // Plans: every rule of check_plan, the round trip of plan.json, hand-edited files, and fields by name.
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
 #include "tests/planner/base/fault_of.hpp"

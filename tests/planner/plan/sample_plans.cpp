@@ -1,6 +1,7 @@
 // Plans that exercise every lowering choice: attention and router kinds, every axis, precisions, recompute, schedules.
 #include "tests/planner/plan/sample_plans.hpp"
 
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 
 namespace {

@@ -1,5 +1,7 @@
 // Schedules: every slot once, no deadlock across pipeline ranks, and the in-flight counts of the published formulas.
 #include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
 
 #include <doctest/doctest.h>

@@ -1,7 +1,9 @@
 // rope_scaling of real configs: which pairs keep their frequency, and what multiplies rotated columns and logits.
 #include "planner/base/error.hpp"
 #include "planner/lower/lower.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/program/program.hpp"
 #include "tests/support/nearly.hpp"
 

@@ -40,7 +40,7 @@ TEST_CASE("search: requests without a plan are refused in one line that names re
     const std::string bad_input = "2: ";
     const auto refusal = [&](const SearchRequest& request, const std::string& status = "3: ") {
         Analytic estimator;
-        const std::string line = fault_of([&] { search(request, small_stack(), estimator); });
+        std::string line = fault_of([&] { search(request, small_stack(), estimator); });
         CHECK(line.substr(0, 3) == status);
         CHECK(line.find('\n') == std::string::npos);
         CHECK(line.size() < 600);

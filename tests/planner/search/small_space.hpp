@@ -1,8 +1,11 @@
 // A small space to search: a model of seven layers on a box of two precisions, with an analytic estimator.
 #pragma once
 
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/search/search.hpp"
+#include "planner/stack/stack.hpp"
 #include "tests/planner/plan/sample_plans.hpp"
 
 #include <algorithm>

@@ -2,6 +2,8 @@
 #include "planner/search/feasibility.hpp"
 #include "planner/search/whatif.hpp"
 
+#include "planner/machine/hardware.hpp"
+#include "planner/stack/stack.hpp"
 #include "tests/planner/base/fault_of.hpp"
 #include "tests/planner/plan/sample_plans.hpp"
 #include "tests/support/nearly.hpp"

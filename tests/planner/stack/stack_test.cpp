@@ -1,5 +1,7 @@
 // What a stack does not offer is refused by field; bad stack files are refused by place.
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/stack/stack.hpp"
 #include "tests/planner/base/fault_of.hpp"
 

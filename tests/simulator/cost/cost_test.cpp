@@ -1,5 +1,6 @@
 // Costs of single ops against published kernel figures and against arithmetic by hand.
 #include "planner/base/error.hpp"
+#include "planner/program/program.hpp"
 #include "simulator/cost/cost.hpp"
 #include "tests/simulator/cost/priced.hpp"
 #include "tests/support/nearly.hpp"

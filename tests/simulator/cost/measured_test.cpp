@@ -1,5 +1,6 @@
 // Costs from measured calls: between their points and shapes, of groups of several devices, and what a step adds.
 #include "kernels/tiles.hpp"
+#include "planner/program/program.hpp"
 #include "simulator/cost/cost.hpp"
 #include "tests/simulator/cost/priced.hpp"
 #include "tests/support/nearly.hpp"

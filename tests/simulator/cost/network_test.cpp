@@ -1,6 +1,9 @@
 // The network and the collectives on it: rates of groups inside and across NVLink domains, worked out by hand.
 #include "planner/base/error.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/mesh.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/cost/collective.hpp"
 #include "tests/support/nearly.hpp"
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
 
 #include <memory>

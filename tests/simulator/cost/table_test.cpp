@@ -1,7 +1,9 @@
 // The embedding table on several stages: copies of its gradient are added up once per step.
 #include "planner/lower/emit/parameters.hpp"
 #include "planner/lower/lower.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/support/nearly.hpp"
 

@@ -1,5 +1,6 @@
 // FSDP on the clock: gathers priced by hand, under the layer before and no further ahead.
 #include "planner/lower/lower.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/support/nearly.hpp"
 #include "tests/support/published_plan.hpp"

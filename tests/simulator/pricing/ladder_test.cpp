@@ -1,6 +1,8 @@
 // The ladder of optimisations of DeepSeek-V3 on 256 GB200 from 494 to 970 TFLOPS, one plan choice or feature at a time.
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "tests/support/nearly.hpp"

@@ -1,6 +1,8 @@
 // Merged slots: their order, and what tokens on their way take from what computes beside them.
 #include "planner/lower/lower.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/program/program.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/ranks.hpp"
 #include "simulator/replay/simulate.hpp"

@@ -1,5 +1,6 @@
 // Plans of models whose layers differ from each other are priced, by closed forms as by play.
 #include "planner/model/families/load_model.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/support/mixed_models.hpp"

@@ -1,6 +1,8 @@
 // Offload on the clock: hidden copies cost nothing, a narrow host link sets the pace, optimizer states go and come
 // once.
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/support/nearly.hpp"
 

@@ -1,8 +1,10 @@
 // Draws models, machines, stacks, degrees and features until a plan passes the checks.
 #include "tests/simulator/pricing/random_plans.hpp"
 
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/bf16_layers.hpp"
+#include "planner/plan/plan.hpp"
 #include "tests/support/draws.hpp"
 
 #include <map>

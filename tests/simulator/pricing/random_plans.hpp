@@ -1,6 +1,7 @@
 // Random sound plans within a published stack, for tests that must hold for any plan.
 #pragma once
 
+#include "planner/plan/plan.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <fmt/format.h>

@@ -1,10 +1,12 @@
 // What a refined search finds beside a search: plans as a replay shows them, offloaded, with split or delayed
 // backwards.
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/search/refined_search.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/planner/base/fault_of.hpp"

@@ -1,8 +1,10 @@
 // Search with the simulator's quotes against pricing every plan, on small spaces of real models and machines.
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/search/search.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "tests/support/draws.hpp"
 #include "tests/support/nearly.hpp"

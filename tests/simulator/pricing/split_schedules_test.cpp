@@ -1,4 +1,5 @@
 // Schedules with split backwards on the clock: what they gain over 1F1B, and the fast estimate against the timeline.
+#include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/support/nearly.hpp"

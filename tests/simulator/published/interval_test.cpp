@@ -4,6 +4,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
 #include "simulator/published/run_plan.hpp"
 #include "tests/support/nearly.hpp"
 

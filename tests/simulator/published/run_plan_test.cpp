@@ -1,5 +1,7 @@
 // Rows of published runs become plans: every column has its effect, and what cannot be planned says why.
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
 #include "simulator/published/run_plan.hpp"
 #include "simulator/published/run_recipe.hpp"
 #include "tests/simulator/published/published_run.hpp"

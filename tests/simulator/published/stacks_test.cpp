@@ -1,5 +1,6 @@
 // Stacks: every shipped one on every machine, and files that state only what differs from their base.
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/stack/stack.hpp"
 #include "tests/planner/base/fault_of.hpp"
 #include "tests/support/folder.hpp"

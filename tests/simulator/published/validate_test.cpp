@@ -1,5 +1,6 @@
 // Predictions of published runs: their arithmetic, their summary, and that every model has one on every machine.
 #include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
 #include "simulator/published/validate.hpp"
 #include "tests/simulator/published/published_run.hpp"
 #include "tests/support/draws.hpp"

@@ -3,6 +3,7 @@
 #include "simulator/replay/contention.hpp"
 
 #include "planner/lower/lower.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/support/nearly.hpp"

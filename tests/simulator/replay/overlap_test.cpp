@@ -1,4 +1,5 @@
 // Products beside their ring over TP on the clock: whichever of the two is slower sets the pace.
+#include "planner/stack/stack.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/support/nearly.hpp"
 #include "tests/support/published_plan.hpp"

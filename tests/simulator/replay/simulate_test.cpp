@@ -3,6 +3,7 @@
 #include "planner/base/files.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/program/program.hpp"
 #include "simulator/replay/ranks.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tests/simulator/pricing/random_plans.hpp"

@@ -4,6 +4,7 @@
 #include "planner/lower/lower.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/program/program.hpp"
 #include "simulator/cost/cost.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "tests/support/folder.hpp"

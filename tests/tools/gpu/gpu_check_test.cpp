@@ -179,10 +179,10 @@ TEST_CASE("gpu-check: what the scripts beside PyTorch say becomes rows, with the
 torch 2.11, cuDNN 91900, backward: deterministic
 4x4096  heads  32/4   128/128 window 0    causal forward  603 torch  601 ratio 1.00  backward  400 torch  445 ratio 0.90  scratch 1 MiB  errors 1.0e-03 same bits
 )");
-    const Outcome outcome = folder.run("python3 -B -c \"import os, sys; sys.path.insert(0, os.path.dirname('" +
-                                       std::string(std::getenv("GPU_CHECK")) +
-                                       "') + '/gpu'); import gpu_torch; [print(*row, sep='|') for f in (gpu_torch.grouped, "
-                                       "gpu_torch.attention) for row in f(open(f.__name__).read())]\"");
+    const Outcome outcome = folder.run(
+        "python3 -B -c \"import os, sys; sys.path.insert(0, os.path.dirname('" + std::string(std::getenv("GPU_CHECK")) +
+        "') + '/gpu'); import gpu_torch; [print(*row, sep='|') for f in (gpu_torch.grouped, "
+        "gpu_torch.attention) for row in f(open(f.__name__).read())]\"");
     CHECK(outcome.err.empty());
     CHECK(outcome.out == R"(128 experts, 65,536 rows, 2048x768, wgrad|544.0|498.0|1.1
 128 experts, 65,536 rows, 2048x768, wgrad +=|369.0|182.0|None

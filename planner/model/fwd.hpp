@@ -1,0 +1,10 @@
+// Declares the types of planner/model for headers that only name them.
+#pragma once
+
+namespace moe {
+
+struct Model;
+struct Moe;
+struct Router;
+
+} // namespace moe

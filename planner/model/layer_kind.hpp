@@ -1,0 +1,100 @@
+// The kinds of layers that a model is made of: attention, router, experts or dense MLP.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace moe {
+
+enum class AttentionKind : std::uint8_t {
+    gqa,         // grouped-query (and multi-head) softmax attention
+    mla,         // multi-head latent attention (DeepSeek-V2/V3, Kimi-K2)
+    gated_delta, // gated delta net, the linear attention of Qwen3-Next
+    compressed,  // DeepSeek-V4: window plus compressed keys, with an indexer
+    mamba,       // Mamba-2, a state space model with a short convolution (Nemotron-H, Nemotron 3)
+    none,        // a layer of a hybrid that is nothing but its MLP or experts
+};
+
+enum class Activation : std::uint8_t { silu, gelu, quick_gelu, relu2 };
+
+struct Attention {
+    AttentionKind kind = AttentionKind::gqa;
+    int heads = 0;           // query heads
+    int kv_heads = 0;        // key/value heads (gqa)
+    int qk_dim = 0;          // per-head width of queries and keys (MLA: nope + rope)
+    int v_dim = 0;           // per-head width of values
+    int rope_dim = 0;        // rotated columns per head (MLA: the shared rotary key's width)
+    int q_lora = 0;          // MLA: latent width of queries, 0 = queries projected directly
+    int kv_lora = 0;         // MLA: latent width of keys and values
+    std::int64_t window = 0; // positions a query sees including itself, 0 = all before it
+    std::int64_t chunk = 0;  // positions in a run beyond which no query sees (Llama 4), 0 = the whole sequence
+    bool qkv_bias = false;
+    bool out_bias = false;
+    bool qk_norm = false;     // RMSNorm over each query and key head (Qwen3)
+    bool sinks = false;       // one learned sink logit per head (GPT-OSS)
+    bool output_gate = false; // sigmoid gate on the attention output (Qwen3-Next)
+    bool head_gate = false;   // one such gate per head (Step-3.5)
+    bool k_eq_v = false;      // no projection of values: keys serve as such (Gemma 4)
+    // gated_delta; mamba: groups, heads, state and width of a head
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_kernel = 0;
+    int scan_chunk = 0; // mamba: positions whose products are made at once
+    // compressed
+    int compress_ratio = 0; // 0 = window only
+    int out_groups = 0, out_lora = 0;
+    // compressed; mla: keys are picked by an indexer (DeepSeek-V3.2, GLM-5), 0 = all take part
+    int indexer_heads = 0, indexer_dim = 0, indexer_top_k = 0;
+    bool shares_index = false; // mla: takes the keys that the last layer before it with an indexer has picked (GLM-5.2)
+
+    bool sparse() const { return kind == AttentionKind::mla && indexer_top_k > 0; }
+    bool indexes() const { return sparse() && !shares_index; }
+    bool operator==(const Attention&) const = default;
+};
+
+enum class Scoring : std::uint8_t { softmax, sigmoid, sqrt_softplus };
+
+struct Router {
+    Scoring scoring = Scoring::softmax;
+    bool softmax_after_top_k = false; // softmax over the chosen logits (Mixtral, GPT-OSS) instead of over all experts
+    bool normalize = false;           // divide the chosen weights by their sum
+    double scale = 1.0;               // routed_scaling_factor
+    int groups = 1;                   // expert groups (node-limited routing)
+    int groups_kept = 1;
+    int group_score_top = 1;  // a group's score is the sum of its best so many scores (V3: 2, V2: 1)
+    bool expert_bias = false; // selection bias that balances load without a loss (DeepSeek-V3)
+    bool linear_bias = false; // bias of the gating matrix (GPT-OSS)
+
+    bool operator==(const Router&) const = default;
+};
+
+struct Moe {
+    int experts = 0;
+    int top_k = 0;
+    std::int64_t ffn = 0;        // width of one routed expert
+    std::int64_t shared_ffn = 0; // total width of the shared expert(s), 0 = none
+    std::int64_t latent = 0;     // width that tokens travel and experts work in (LatentMoE), 0 = the model's
+    bool shared_gate = false;    // sigmoid gate on the shared expert's output (Qwen2-MoE)
+    bool expert_bias = false;    // bias in the experts' linear layers (GPT-OSS)
+    bool branch_norms = false;   // shared MLP, router and experts have norms of their own (Gemma 4)
+    bool probs_on_input = false; // routing weight multiplies the expert's input (Llama 4)
+    Router router;
+
+    bool operator==(const Moe&) const = default;
+};
+
+// One distinct kind of transformer layer; layers of one kind cost the same.
+struct LayerKind {
+    Attention attention;
+    std::optional<Moe> moe;     // empty: a dense MLP
+    std::int64_t dense_ffn = 0; // its width; 0: none, attention alone
+    Activation activation = Activation::silu;
+    bool gated = true; // gate * up (SwiGLU and kin) against a plain two-matrix MLP
+    bool mlp_bias = false;
+    // GPT-OSS: the gate is cut at the limit, up at plus and minus the limit (0: none), and 1 is added to up.
+    double swiglu_limit = 0.0;
+    bool bf16 = false; // a plan's choice, not the architecture's: its products are not quantized (keep_in_bf16())
+
+    bool dense() const { return !moe && dense_ffn > 0; }
+    bool operator==(const LayerKind&) const = default;
+};
+
+} // namespace moe

@@ -1,0 +1,31 @@
+// Communication groups by the axes along which their members differ.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace moe {
+
+// A parameter or a communication group belongs to one of the two factorings.
+enum class Domain : std::uint8_t { dense, expert };
+
+// Axes of either domain as a bit mask: in the expert domain tensor = ETP, context does not exist, data = EDP.
+namespace axis {
+inline constexpr std::uint8_t tensor = 1, context = 2, expert = 4, data = 8, pipeline = 16;
+}
+
+// A communication group, the same words for every rank: the ranks that differ from mine only along `axes`.
+struct Group {
+    Domain domain = Domain::dense;
+    std::uint8_t axes = 0; // 0 = no communication
+    bool operator==(const Group&) const = default;
+};
+std::string to_string(Group group); // "tp", "dp+cp", "ep", "etp+ep", "edp", "pp", ...
+
+// First position of run 0 or 1 of a CP member's part of a sequence, which has `positions` tokens: members hold runs
+// `member` and 2 members - 1 - member of 2 members, so that causal attention is the same work for all (zigzag).
+constexpr std::int64_t run_start(int member, int run, int members, std::int64_t positions) {
+    return (run == 0 ? member : 2 * members - 1 - member) * (positions / 2);
+}
+
+} // namespace moe

@@ -1,0 +1,196 @@
+// The attributes of ops, one structure for each family of kinds.
+#pragma once
+
+#include "planner/model/fwd.hpp"
+#include "planner/model/layer_kind.hpp"
+#include "planner/plan/choices.hpp"
+#include "planner/program/op_kind.hpp"
+
+#include <array>
+#include <cstdint>
+#include <variant>
+
+namespace moe {
+
+// C[m, n] (+)= op(A) op(B), row-major. transpose_a: A is stored [k, m]; transpose_b: B is stored [n, k].
+// ld*: row stride in elements, 0 = dense.
+struct GemmAttr {
+    std::int64_t m = 0, n = 0, k = 0;
+    bool transpose_a = false, transpose_b = false, accumulate = false;
+    std::int64_t lda = 0, ldb = 0, ldc = 0;
+    std::int64_t a_offset = 0, b_offset = 0, c_offset = 0; // elements from the tensor's start
+    // tp_overlap, where a ring brings the sequence: the rows of C, m of ring * m, are those of the TP member `step`
+    // places before this rank. A wgrad has all steps' A as operands 0, 2, 3, .., each k / pieces rows of C = A^T B.
+    int ring = 1, step = 0;
+    // tp_overlap, where a reduction takes the sequence in pieces: rows of A in as many runs, one of every TP member's,
+    // so many elements apart.
+    std::int64_t runs = 1, run_stride = 0;
+    int batch = 1; // as many products side by side, one for every head, on columns of A and C and rows of B (cost only)
+};
+enum class GroupedMode : std::uint8_t { forward, dgrad, wgrad };
+// forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] (+)= dy_e^T x_e.
+// Rows of expert e follow those of e-1; counts[El] on the device.
+struct GroupedGemmAttr {
+    GroupedMode mode = GroupedMode::forward;
+    int groups = 0;
+    std::int64_t n = 0, k = 0, capacity = 0;
+    bool accumulate = true; // wgrad; without it dW is set, to zero for experts without rows
+    int spared = 0;         // multiprocessors of a device that it leaves to what runs beside it in its own slot
+};
+// Where the rows are partial sums over ETP, every member adds the same share of the bias.
+struct GroupedBiasAttr {
+    double share = 1.0;
+};
+// Weights of fp8_block in 128 x 128 blocks: `groups` matrices [n, k] and, behind them, as many [k, n]; then the scales
+// [groups, ceil(n / 128), ceil(k / 128)] and those of the transposed ones. Products take E4M3 with the contracted index
+// last, so that dgrad reads the second form.
+struct QuantizeAttr {
+    int groups = 1;
+    std::int64_t n = 0, k = 0;
+    std::int64_t scales() const; // of one form
+};
+struct NormAttr {
+    std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
+    double eps = 1e-6;
+    Module within = Module::layernorm; // else the module whose first product keeps its output, see Norm::within
+};
+// Frequency f of pair i becomes f * (keep + (1 - keep) / factor), keep = clamp((u - low) / (high - low), 0, 1) with
+// u = f * turns, or i where turns is 0; queries and keys are multiplied by `magnitude` as they turn.
+struct FrequencyScale {
+    double factor = 1.0, low = 0.0, high = 1.0, turns = 0.0, magnitude = 1.0;
+};
+// The scaling of a model for heads of `rotary_dim` rotated columns. Source: transformers 5.23, modeling_rope_utils.py;
+// YaRN: arXiv:2309.00071.
+FrequencyScale frequency_scale(const Model& model, int rotary_dim);
+struct RopeAttr {
+    std::int64_t tokens = 0, batch = 1; // row = position_index * batch + sequence
+    int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
+    double theta = 10000.0, eps = 1e-6;
+    bool interleaved = false, norm = false;
+    FrequencyScale scale;
+};
+struct MlaRopeAttr {
+    std::int64_t tokens = 0, batch = 1;
+    int heads = 0, nope = 0, rope = 0, v = 0, kv_lora = 0;
+    double theta = 10000.0;
+    bool interleaved = true;
+    FrequencyScale scale;
+};
+struct AttentionAttr {
+    std::int64_t batch = 1, seq_q = 0, seq_k = 0; // rows are position * batch + sequence
+    int heads = 0, kv_heads = 0, qk_dim = 0, v_dim = 0;
+    std::int64_t q_stride = 0, k_stride = 0, v_stride = 0; // row strides, elements
+    std::int64_t q_offset = 0, k_offset = 0, v_offset = 0; // within a row
+    std::int64_t window = 0;
+    double scale = 1.0;
+    bool causal = true;
+    bool gathered = false;   // keys are compressed and picked by index (cost only)
+    std::int64_t picked = 0; // keys that an indexer picks for each query, 0 = none (cost only)
+    bool kept = false;       // pick_keys: layers behind this one read the choice as well, so that it is not made again
+    std::int64_t chunk = 0;  // see Attention (cost only)
+    double visible = 0.5;    // share of the seq_q x seq_k square that the mask leaves (cost only)
+    // Step `step` of a CP ring: keys and values are those of the member `step` places before this rank. Each member
+    // holds two runs of the sequence, r and 2 ring - 1 - r of 2 ring (zigzag): every step sees half of its square.
+    int ring = 1, step = 0;
+    bool merge = false; // the steps before are carried on: o and lse, or dq
+    bool deterministic = false;
+};
+// Mamba-2's convolution, scan and gated norm, over chunks of the sequence (arXiv 2405.21060 section 7).
+struct ScanAttr {
+    std::int64_t rows = 0;
+    int heads = 0, head_dim = 0, groups = 0, state = 0, chunk = 0;
+
+    double forward_bytes() const;
+    double backward_bytes() const;
+};
+// Columns [from, from + cols) of x are copied to, or added to, columns [to, to + cols) of y.
+struct ColumnsAttr {
+    std::int64_t cols = 0, from = 0, to = 0;
+    bool accumulate = false;
+};
+struct ActivationAttr {
+    std::int64_t rows = 0, ffn = 0;
+    Activation function = Activation::silu;
+    bool gated = true;
+    double limit = 0.0; // LayerKind::swiglu_limit
+};
+struct RouterAttr {
+    std::int64_t tokens = 0;
+    int experts = 0, top_k = 0;
+    Router router;
+    std::int64_t batch = 1; // forced: row r of this rank's tokens is of position positions[(first + r) / batch]
+};
+// What a layer's tokens add to the losses of its router; see RouterTraining.
+struct BalanceAttr {
+    std::int64_t tokens = 0, sequences = 1; // row r belongs to sequence r modulo sequences
+    int experts = 0, top_k = 0;
+    Router router;
+    double aux = 0.0; // factor of sum over e of n(e) * (sum of P(t, e)); 0 = only the z-loss
+    double z = 0.0;   // factor of the sum of logsumexp^2
+};
+struct DropAttr {
+    std::int64_t tokens = 0, capacity = 0; // capacity: tokens that one expert keeps
+    int experts = 0, top_k = 0;
+    DropPolicy policy = DropPolicy::probs;
+};
+struct ExpertBiasAttr {
+    int experts = 0;
+    std::int64_t offset = 0; // of the bias in its bucket, elements
+    double rate = 0.0;
+};
+struct PermuteAttr {
+    std::int64_t tokens = 0, cols = 0; // cols 1 with per_copy: x is [T, K]
+    int top_k = 0, experts = 0;
+    bool per_copy = false;
+    bool local = false; // experts are those of this rank, tokens those of all that share them
+    // Rows of each expert, filled up with zeros; 0: as many as copies chose it. permute_map then says so in a third
+    // output, besides the counts of real copies.
+    std::int64_t padded = 0;
+};
+// Row movement over EP (and ETP). combine = false: tokens to experts; true: back. Counts come from all_counts[G, E]
+// with G = ep ranks (ETP > 1: etp*ep, ETP fastest).
+struct RowsAttr {
+    std::int64_t cols = 0, capacity = 0; // capacity: rows of the expert-side buffer
+    int experts = 0, ep = 1, etp = 1;
+    bool combine = false;
+    bool beside = false; // of tokens over peer memory: the slot itself computes something else meanwhile
+};
+struct LossAttr {
+    std::int64_t rows = 0, vocab_local = 0, vocab = 0; // columns >= vocab are padding and take no part
+    double scale = 1.0;                                // 1 / tokens of the global batch
+    double gradient_scale = 1.0;                       // cross_entropy: of dlogits, where scale is the loss's
+};
+struct AdamAttr {
+    std::int64_t elements = 0; // of this rank's shard
+    std::int64_t decayed = 0;  // elements of the whole bucket, from its start, that weight decay applies to
+};
+struct ReduceAttr {
+    bool max = false;
+    // reduce_scatter in pieces: where in the output this piece lies, elements; 0 elements: it is the whole.
+    std::int64_t offset = 0, elements = 0;
+};
+struct PeerAttr {
+    int delta = 0; // pipeline rank of the peer minus mine, modulo pp; 0 (where a V turns) = to myself
+    int tag = 0;   // 0 activations, 1 their gradients, 2 + 2d and 3 + 2d the same of MTP layer d computed before the
+                   // loss's stage, first_table_tag() and up gradients of the embedding table at the end of the step
+    int stage = 0; // of tables: pipeline rank that receives; else virtual stage whose input (even tags) or output
+                   // gradient (odd tags) travels: both ends name the same one
+};
+int first_table_tag(const Model& model);
+// The side of tokens has the rows of one CP member, runs r and 2 parts - 1 - r of 2 parts, and `pieces` of columns side
+// by side (queries, keys, values); the side of heads has the whole sequence in order and 1/parts of every piece.
+struct AllToAllAttr {
+    bool to_heads = true; // x: tokens -> heads, or back
+    int parts = 1;
+    std::int64_t rows = 0, cols = 0;      // of x
+    std::array<std::int64_t, 3> pieces{}; // columns, on the side of tokens; unused ones are 0
+};
+struct CopyAttr {
+    std::int64_t elements = 0;
+};
+using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, RopeAttr, MlaRopeAttr, AttentionAttr,
+                          ColumnsAttr, ActivationAttr, RouterAttr, PermuteAttr, RowsAttr, LossAttr, AdamAttr,
+                          ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr,
+                          GroupedBiasAttr, QuantizeAttr, ScanAttr>;
+
+} // namespace moe

@@ -1,0 +1,139 @@
+// The kinds of ops with their operands, and the streams, modules and phases that ops belong to.
+#pragma once
+
+#include <cstdint>
+
+namespace moe {
+
+enum class OpKind : std::uint8_t {
+    // Each line: inputs -> outputs. S = gathered tokens, T = local tokens, K = top-k, E experts, El local experts,
+    // cap = planned rows of a routed buffer. [x] optional, +x accumulated into.
+    embedding,      // ids[S], table[V/tp, h] -> x[S, h]; rows of ids outside this rank's vocabulary slice are zero
+    embedding_grad, // ids[S], dx[S, h] -> +dtable[V/tp, h]
+    rmsnorm,        // x[R, C (stride)], w[C] -> y[R, C], rstd[R]
+    rmsnorm_grad,   // dy[R, C], x, w, rstd, [dresidual[R, C]] -> dx[R, C (stride)] = grad (+ dresidual), +dw[C]
+    add,            // a, b -> a + b
+    bias_add,       // x[R, C], b[C] -> x + b
+    copy_columns,   // x[R, W] -> y[R, W']: a range of columns copied or added; ColumnsAttr
+    bias_grad,      // dy[R, C] -> +db[C]
+    gemm,           // A, B -> C or +C; GemmAttr
+    rope,      // qkv[S, W], positions[S/b], [wq[d], wk[d]] -> qkv'[S, W], [rstd[S, heads+kv]]: QK-norm and rotation, v
+               // copied
+    rope_grad, // dqkv'[S, W], positions, [qkv, wq, wk, rstd] -> dqkv[S, W], [+dwq, +dwk]
+    mla_rope, // q[S, n(dn+dr)], kv[S, n(dn+dv)], kv_down[S, c+dr], positions -> q'[S, n(dn+dr)], k[S, n(dn+dr)], v[S, n
+              // dv]
+    mla_rope_grad, // dq', dk, dv, positions -> dq, dkv, dkv_down[:, c:c+dr] (summed over heads)
+    attention, // q, k, v, [sinks], [o, lse of a ring's steps before] -> o[S, heads*dv], lse[heads*S]; AttentionAttr (q,
+               // k, v may be one packed tensor)
+    attention_grad, // do, q, k, v, o, lse, [sinks], [dq of a ring's steps before] -> dq, dk, dv, [+dsinks] (packed like
+                    // q, k, v)
+    // Sparse attention (cost only): its ops `attention` and `attention_grad` read keys behind q, k, v and behind lse.
+    pick_keys, // index q[S, n d], index k[Sk, d], w[S, n] -> keys[S, top k] i32: those of the largest sum over heads
+               // of w * relu(q k); AttentionAttr
+    pick_keys_grad,     // q, k, lse, index q, index k, w, keys -> dindex q, dindex k, dw: of the divergence between the
+                        // indexer's and the attention's distribution over the keys that were picked
+    scan,               // zxbcdt[S, W] -> y[S, n p], y normed and gated[S, n p]: Mamba-2; ScanAttr (cost only)
+    scan_grad,          // dout[S, n p], zxbcdt, y -> dzxbcdt[S, W]
+    activation,         // x[R, 2f or f], [probs[R]], [counts] -> [y[R, f] = act(gate)*up (* prob)], [y quantized]
+    activation_grad,    // dy[R, f], x, [probs], [counts] -> dx[R, 2f or f], [dprobs[R]], [y], [dx quantized]
+    sigmoid_scale,      // y[R, C], g[R] -> y * sigmoid(g)                          (Qwen2-MoE shared expert gate)
+    sigmoid_scale_grad, // dout[R, C], y, g -> dy, dg
+    scale_rows,         // rows[R, C], p[R], [counts] -> rows * p
+    scale_rows_grad,    // dout[R, C], rows, p, [counts] -> drows, dp
+    router,             // logits[T, E], [bias[E]], [positions] -> index[T, K] i32, weight[T, K] f32; positions: forced
+    router_grad,        // dweight[T, K], logits, index -> dlogits[T, E]
+    router_load,        // logits[T, E] -> load[B, E] f32: tokens of each sequence (B = 1: of all) by their best scores
+    router_loss,        // logits, [load] -> +loss[2]: auxiliary loss and z-loss of these tokens; BalanceAttr
+    router_loss_grad,   // logits, [load], dlogits -> dlogits + gradient of both losses
+    add_counts,         // counts[E] i32 -> +sum[E] f32
+    drop_copies,        // index[T, K], weight -> index with -1 where dropped, weight with 0 there; DropAttr
+    local_experts,      // index[T, K] -> index counted from this rank's first expert, -1 for those of others; RowsAttr
+    expert_bias,        // load[E], [overflow[1]] -> +master, w[n]: this rank's shard of the bucket that holds the bias,
+                        // unless rows overflowed; ExpertBiasAttr
+    permute_map,   // index[T, K] -> counts[E] i32, row_of[T*K] i32: position of copy (t, k) in expert-major order, -1
+                   // where index is negative
+    permute,       // x[T, C], row_of -> rows[T*K, C], quantized ones with their scales; also weight[T, K] as C = 1 with
+                   // one value per copy (PermuteAttr)
+    unpermute,     // rows[T*K, C], row_of -> y[T, C] summed over K in FP32 (or gathered to [T, K] for per-copy values)
+    expert_counts, // all_counts[G, E] -> counts[El] i32: rows of each local expert over all sources
+    fit_rows,      // counts[G, E], row_of[n] -> counts, row_of, +overflow[1]: where a buffer of RowsAttr::capacity rows
+                   // would
+    // overflow, nothing is routed at all (counts 0, row_of -1) and the rows too many are added to overflow
+    sort_rows,         // rows[cap, C] source-major, all_counts -> rows[cap, C] expert-major; RowsAttr
+    unsort_rows,       // the inverse
+    grouped_gemm,      // GroupedGemmAttr: rows, W[El, n, k], counts -> rows; or wgrad: dy, x, counts -> (+)dW
+    grouped_bias_add,  // rows[cap, C], b[El, C], counts, [probs[cap]] -> rows + b (* prob); GroupedBiasAttr
+    grouped_bias_grad, // drows[cap, C], counts, b, [probs] -> +db, [dprobs]; GroupedBiasAttr
+    quantize, // x, [counts] -> xq (row-wise), [xq transposed]; x in BF16. Weights as our kernels read them: w (BF16 or
+              // FP32, rounded to BF16) -> both forms in one tensor; QuantizeAttr
+    dequantize,    // xq (row-wise), [counts] -> x in BF16
+    cast,          // x -> y in another dtype, element by element
+    ce_max,        // logits[S, V/tp] -> max[S]
+    ce_sum,        // logits, max, labels[S] -> stat[S, 2]: sum of exp, logit of the label (0 if not in this slice)
+    ce_loss,       // max, stat -> +loss[1]: scale * sum over rows with a label of -log softmax
+    ce_grad,       // logits, max, stat, labels -> dlogits[S, V/tp], times scale
+    cross_entropy, // logits[S, V], labels -> dlogits over logits, max, stat, +loss[1]: all four, without slices
+    zero,          // -> x = 0
+    sum_squares,   // x -> +s[1]
+    adamw,         // g[n], s[1], hyper[8], master, m, v, [overflow[1]] -> master, m, v, w[n] in storage precision, or
+                   // none of them where rows overflowed; no w where the next step quantizes master; AdamAttr
+    // communication; group of size 1 is never emitted
+    all_gather,          // x[R, C] -> y[G*R, C] in group order
+    reduce_scatter,      // x[G*R, C] -> y[R, C], summed in group order
+    all_reduce,          // x -> y (may be the same tensor), sum or max; ReduceAttr
+    all_to_all_rows,     // rows, all_counts -> rows: dispatch or combine over EP; RowsAttr
+    all_gather_rows,     // rows[cap, C], all_counts -> rows[etp*cap, C] over ETP, members' valid rows one after another
+    reduce_scatter_rows, // the inverse with a sum over ETP
+    all_to_all,          // x[R, C] -> y: heads of the whole sequence <-> all heads of this rank's tokens; AllToAllAttr
+    ring_exchange,       // x -> y: send to the next, receive from the previous member of the group (CP ring)
+    // Dispatch and permute in one, over memory that the members reach: x[T, C], all_counts, row_of, [weight[T, K]],
+    // [places] -> rows[cap, C] expert-major, [probs[cap], places[G*T, K]: where the members' copies lie here]; RowsAttr
+    dispatch_tokens,
+    // The way back: rows[cap, C], all_counts, row_of, places, [values[cap]] -> y[T, C] summed in FP32, parts (sums on
+    // their way: min(K, G) rows of C per token), [by_copy[T, K]]; RowsAttr. A back end that moves rows another way
+    // leaves places and parts as they are.
+    combine_tokens,
+    send,           // x -> peer; PeerAttr
+    recv,           // peer -> x; PeerAttr
+    stash_rows,     // rows[cap, C], counts -> pages[R, C]: the rows that hold data, into paged memory
+    unstash_rows,   // pages, counts -> rows[cap, C]
+    copy_to_host,   // x.. -> host buffers, one each (offload)
+    copy_from_host, // [what is waited for], host buffers.. -> x.., one each
+};
+const char* to_string(OpKind kind);
+bool is_communication(OpKind kind);
+
+// Streams keep their own order; ops on different streams wait for each other only through the tensors they share.
+enum class Stream : std::uint8_t { compute, tensor, expert, data, pipeline_in, pipeline_out, host };
+inline constexpr int stream_count = 7;
+const char* to_string(Stream stream);
+
+// The part of the model an op belongs to: recompute, offload and graph scopes are sets of these.
+enum class Module : std::uint8_t {
+    embedding,
+    layernorm,
+    attn_in,
+    mla_up_proj,
+    core_attn,
+    attn_out,
+    mlp,
+    moe_act_dense,
+    router,
+    dispatch,
+    experts,
+    moe_act,
+    combine,
+    shared_experts,
+    residual,
+    head,
+    mtp,
+    pipeline,
+    data_parallel,
+    optimizer,
+};
+const char* to_string(Module module);
+
+enum class Phase : std::uint8_t { forward, dgrad, wgrad, recompute, step };
+const char* to_string(Phase phase);
+
+} // namespace moe

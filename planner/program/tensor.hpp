@@ -1,0 +1,51 @@
+// The tensors of a Program: element types, storage and shapes.
+#pragma once
+
+#include "planner/plan/group.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace moe {
+
+enum class Dtype : std::uint8_t { f32, bf16, fp8_tensor, fp8_block, mxfp8, nvfp4, i32 };
+// Bytes that `elements` of a dtype occupy, block scales included (fp8_block 1x128 FP32, mxfp8 1x32 E8M0, nvfp4 1x16
+// E4M3).
+std::int64_t bytes_of(Dtype dtype, std::int64_t elements);
+inline constexpr std::int64_t fp8_block_size = 128;
+const char* to_string(Dtype dtype);
+
+using TensorId = std::int32_t;
+inline constexpr TensorId no_tensor = -1;
+
+// Where a tensor's storage comes from.
+enum class Storage : std::uint8_t {
+    parameter,  // flat bucket of weights in storage precision, whole step
+    gradient,   // flat bucket in the plan's dtype of gradients, whole step
+    optimizer,  // this rank's shard of master weights and moments, whole run (offloaded: an activation of finish)
+    activation, // produced in a slot; lifetime derived by plan_memory()
+    input,      // written by the trainer before the step, one instance per micro-batch (ids, labels) or one (positions)
+    scalar,     // small, one instance, zeroed by the trainer at step start (loss, norms, flags, hyper-parameters)
+    host,       // in host memory: offloaded activations, one instance per micro-batch in flight, and optimizer states
+};
+
+struct Tensor {
+    std::string name;
+    Dtype dtype = Dtype::f32;
+    Storage storage = Storage::activation;
+    std::int64_t rows = 0, cols = 1; // allocated shape, row-major
+    double expected_rows = 0.0;      // rows that hold data on average (routed tensors); = rows otherwise
+    int chunk = -1;                  // activations and inputs: the model chunk they belong to
+    bool per_micro_batch = true;     // inputs: one instance per micro-batch or one for all
+    TensorId base = no_tensor;       // a view: elements [offset, offset + rows*cols) of `base`, in this tensor's dtype
+    std::int64_t offset = 0;
+    Group shard_group{}; // axes set: the view is this rank's own slice, offset += index in group * elements()
+
+    std::int64_t elements() const { return rows * cols; }
+    // Matrices of fp8_block: the elements, and behind them (16 bytes aligned) the scales [rows, ceil(cols / 128)].
+    std::int64_t scale_offset() const { return (elements() + 15) / 16 * 16; } // bytes
+    std::int64_t bytes() const;
+    double expected_bytes() const; // with expected_rows
+};
+
+} // namespace moe

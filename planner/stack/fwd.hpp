@@ -1,0 +1,10 @@
+// Declares the types of planner/stack for headers that only name them.
+#pragma once
+
+namespace moe {
+
+struct LinkShares;
+struct Stack;
+struct StackCosts;
+
+} // namespace moe
