@@ -2,6 +2,7 @@
 #include "planner/lower/chunk.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <utility>
 
@@ -67,7 +68,7 @@ Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
       model_(*plan.model),
       spec_(spec),
       embedding_(model_),
-      head_(model_, "head", spec.branches > 0 && plan.stack == "moe-plan" ? "" : "model.norm.weight", 0) {
+      head_(model_, "head", spec.branches > 0 && stack_traits(plan).final_norm_with_mtp ? "" : "model.norm.weight", 0) {
     for (const auto& [index, kind] : spec.layers)
         layers_.push_back(std::make_unique<DecoderLayer>(model_, model_.kinds[static_cast<std::size_t>(kind)],
                                                          fmt::format("layers.{}", index),

@@ -13,6 +13,7 @@
 #include "planner/lower/passes/split_backward.hpp"
 #include "planner/lower/passes/stash.hpp"
 #include "planner/plan/overflow_retry.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -136,14 +137,15 @@ EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spe
     const int backward = builder.open(SlotKind::backward, spec.chunk);
     chunk.backward(builder);
     recompute_pass(program, program.templates[static_cast<std::size_t>(forward)],
-                   program.templates[static_cast<std::size_t>(backward)], plan.recompute, plan.on_megatron());
+                   program.templates[static_cast<std::size_t>(backward)], plan.recompute,
+                   stack_traits(plan).recompute_keeps_core);
     if (plan.paged_stash)
         stash_pass(program, program.templates[static_cast<std::size_t>(forward)],
                    program.templates[static_cast<std::size_t>(backward)]);
     if ((plan.offload & ~offload::optimizer) != 0)
         offload_pass(program, program.templates[static_cast<std::size_t>(forward)],
                      program.templates[static_cast<std::size_t>(backward)], plan.offload,
-                     plan.stack == "moe-plan" ? our_offload : megatron_offload);
+                     stack_traits(plan).offloads_planned_rows ? our_offload : megatron_offload);
     if (plan.delay_wgrad) delay_wgrad_pass(program.templates[static_cast<std::size_t>(backward)]);
     if (plan.reshards())
         reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],

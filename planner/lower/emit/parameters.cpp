@@ -3,6 +3,7 @@
 
 #include "planner/base/error.hpp"
 #include "planner/lower/emit/builder.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -312,6 +313,8 @@ std::vector<int> table_holders(const Plan& plan) {
     return ranks;
 }
 
-bool shares_table(const Plan& plan) { return plan.stack == "moe-plan" && table_holders(plan).size() > 1; }
+bool shares_table(const Plan& plan) {
+    return stack_traits(plan).adds_up_shards_of_tied_table && table_holders(plan).size() > 1;
+}
 
 } // namespace moe
