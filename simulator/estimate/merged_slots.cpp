@@ -12,8 +12,7 @@
 namespace moe {
 namespace {
 
-constexpr int pairs = 3;          // behind each other; the last shows the steady state
-constexpr double far_ahead = 1e3; // seconds; no pair lasts as long
+constexpr int pairs = 3; // behind each other; the last shows the steady state
 
 // Neighbours have tensors of their own, so that the next layer's communication can begin under this one's computing.
 // Only rings of context parallelism send what was there before; offloaded layers share their buffers.

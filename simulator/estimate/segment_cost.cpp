@@ -9,8 +9,6 @@
 namespace moe {
 namespace {
 
-constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
-
 double end_of(const RankRun& run) {
     double end = 0.0;
     for (const TimelineRow& row : run.rows) end = std::max(end, row.end);
