@@ -47,7 +47,8 @@ private:
         return stack_traits(plan_).final_norm_with_mtp && spec_.heads_behind && !mtp_.empty();
     }
     void forward_mtp(Builder& b, TensorId h);
-    TensorId backward_mtp(Builder& b); // gradient of what forward_mtp() was given
+    TensorId segment_dout(Builder& b) const; // the gradient that comes from a segment behind this one
+    TensorId backward_mtp(Builder& b);       // gradient of what forward_mtp() was given
     static TensorId mtp_ids(const Builder& b, std::size_t i);
     TensorId receive(Builder& b, const std::string& name, int delta, int tag, int stage);
     void send(Builder& b, TensorId x, int delta, int tag, int stage);

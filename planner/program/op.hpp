@@ -44,6 +44,9 @@ struct Tensor {
     TensorId base = no_tensor;       // a view: elements [offset, offset + rows*cols) of `base`, in this tensor's dtype
     std::int64_t offset = 0;
     Group shard_group{}; // axes set: the view is this rank's own slice, offset += index in group * elements()
+    // Backward: the tensor whose contents this one holds again, recomputed, gathered or brought back; see
+    // repeat_tensor().
+    TensorId again_of = no_tensor;
 
     std::int64_t elements() const { return rows * cols; }
     // Matrices of fp8_block: the elements, and behind them (16 bytes aligned) the scales [rows, ceil(cols / 128)].

@@ -95,7 +95,10 @@ private:
         const auto move = [shift](TensorId& tensor) {
             if (tensor != no_tensor) tensor += shift;
         };
-        for (Tensor& tensor : segment.tensors) move(tensor.base);
+        for (Tensor& tensor : segment.tensors) {
+            move(tensor.base);
+            move(tensor.again_of);
+        }
         join_edges(segment, id.kind, shift);
         const int index = static_cast<int>(program_.templates.size());
         for (Template& tmpl : segment.templates)
@@ -112,9 +115,7 @@ private:
     // Makes a segment's input and output views of the edges. Bases are those of the whole Program already.
     void join_edges(Program& segment, SegmentKind kind, TensorId shift) const {
         for (std::size_t lane = 0; lane < 2; ++lane) {
-            const char* name = lane == 0 ? "segment_in" : "segment_dout";
-            for (std::size_t i = 0; i < segment.tensors.size(); ++i)
-                if (segment.tensors[i].name == name) join(segment, static_cast<TensorId>(i), shift, edges_[lane]);
+            join(segment, segment.io.segment_message(static_cast<int>(lane)), shift, edges_[lane]);
             // The loss ends the forward, the embedding's gradient the backward.
             const bool ends = lane == 0 ? is_head(kind) || kind == SegmentKind::mtp : kind == SegmentKind::embedding;
             if (!ends) join(segment, last_hidden(segment, lane), shift, edges_[lane]);
