@@ -146,7 +146,7 @@ void ParameterSet::seal(Program& program, bool list) {
             return add_flat(program, name + what, dtype, storage, n, chunk_);
         };
         const Dtype low = low_[i];
-        const bool low_weights = low != Dtype::bf16 && low != Dtype::f32;
+        const bool low_weights = is_quantized(low);
         const Dtype plain = low == Dtype::f32 ? low : act;
         if (plan_.reshards() && b.group_size > 1) {
             b.weights = b.weight_shard = flat(".weights", plain, Storage::parameter, own);
@@ -235,7 +235,7 @@ void ParameterSet::add_buffers(Program& program) {
         std::int64_t most = 0;
         for (const std::size_t i : members) most = std::max(most, buckets_[i].elements);
         const Dtype low = std::get<Dtype>(turn);
-        const bool low_weights = low != Dtype::bf16 && low != Dtype::f32;
+        const bool low_weights = is_quantized(low);
         const Dtype plain = low == Dtype::f32 ? low : act;
         const std::string name = fmt::format("chunk{}.turn{}", chunk_, members.front());
         const TensorId gathered = add_flat(program, name + ".gathered", low_weights ? low : plain, Storage::activation,
