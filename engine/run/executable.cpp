@@ -6,6 +6,7 @@
 #include "planner/model/model.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan_choices.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/program/program.hpp"
 
 namespace moe {
@@ -15,7 +16,7 @@ namespace {
 void check_fields(const Plan& plan, const Backend& backend) {
     const Model& model = *plan.model;
     if (!model.not_executable.empty()) refuse("execute: the model cannot be trained here: {}", model.not_executable);
-    const bool published = plan.dispatcher == Dispatcher::hybridep && plan.stack != "moe-plan";
+    const bool published = plan.dispatcher == Dispatcher::hybridep && !stack_traits(plan).peer_memory_dispatch;
     if (plan.dispatcher == Dispatcher::deepep || published)
         refuse("execute: dispatcher = {} of stack \"{}\" is not supported: search again with --stack moe-plan",
                to_string(plan.dispatcher), plan.stack);

@@ -2,6 +2,7 @@
 #include "planner/lower/chunk.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <utility>
 
@@ -67,7 +68,7 @@ Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
       model_(*plan.model),
       spec_(spec),
       embedding_(model_),
-      head_(model_, "head", spec.branches > 0 && plan.stack == "moe-plan" ? "" : "model.norm.weight", 0) {
+      head_(model_, "head", spec.branches > 0 && stack_traits(plan).final_norm_with_mtp ? "" : "model.norm.weight", 0) {
     for (const auto& [index, kind] : spec.layers)
         layers_.push_back(std::make_unique<DecoderLayer>(model_, model_.kinds[static_cast<std::size_t>(kind)],
                                                          fmt::format("layers.{}", index),
@@ -116,7 +117,7 @@ void Chunk::forward(Builder& b) {
     else if (spec_.embedding)
         x = embedding_.forward(b, b.program().io.ids);
     else
-        x = b.activation("segment_in", b.local_tokens(), model_.hidden);
+        x = b.program().io.segment_in = b.activation("segment_in", b.local_tokens(), model_.hidden);
     branches_.clear();
     for (int i = 0; i < spec_.branches; ++i)
         branches_.push_back(spec_.receives ? receive(b, branch_name("in", i), spec_.previous, 2 + 2 * i, spec_.stage)
@@ -149,6 +150,10 @@ void Chunk::forward_mtp(Builder& b, TensorId h) {
     }
 }
 
+TensorId Chunk::segment_dout(Builder& b) const {
+    return b.program().io.segment_dout = b.activation("segment_dout", b.local_tokens(), model_.hidden);
+}
+
 void Chunk::backward(Builder& b) {
     b.layer = -1;
     b.phase = Phase::dgrad;
@@ -161,14 +166,14 @@ void Chunk::backward(Builder& b) {
             branches_[i] = receive(b, branch_name("dout", depth), spec_.next, 3 + 2 * depth, spec_.stage);
         }
     } else if (passing > 0) { // MTP alone, as a segment
-        dx = b.activation("segment_dout", b.local_tokens(), model_.hidden);
+        dx = segment_dout(b);
         for (std::size_t i = 0; i < passing; ++i)
             branches_[i] = b.activation(branch_name("dout", static_cast<int>(i)), b.local_tokens(), model_.hidden);
     }
     for (std::size_t i = 0; i < late_heads_.size(); ++i) branches_[i] = late_heads_[i].backward(b);
     TensorId dbranch = backward_mtp(b);
     if (spec_.loss) dx = head_.backward(b, std::exchange(dbranch, no_tensor));
-    if (dx == no_tensor && dbranch == no_tensor) dx = b.activation("segment_dout", b.local_tokens(), model_.hidden);
+    if (dx == no_tensor && dbranch == no_tensor) dx = segment_dout(b);
     b.layer = -1;
     b.phase = Phase::dgrad;
     if (dbranch != no_tensor) dx = dx == no_tensor ? dbranch : b.add(dx, dbranch, "dtrunk");

@@ -4,6 +4,7 @@
 #include "planner/lower/layers/layers.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <memory>
 #include <string>
@@ -43,9 +44,12 @@ public:
 private:
     // MTP reads what the LM head reads: on a stage before the loss it brings the final norm along, and what it sends on
     // is normed. In Megatron-LM the norm stays with the head, and MTP on another stage reads what has not passed it.
-    bool norm_with_mtp() const { return plan_.stack == "moe-plan" && spec_.heads_behind && !mtp_.empty(); }
+    bool norm_with_mtp() const {
+        return stack_traits(plan_).final_norm_with_mtp && spec_.heads_behind && !mtp_.empty();
+    }
     void forward_mtp(Builder& b, TensorId h);
-    TensorId backward_mtp(Builder& b); // gradient of what forward_mtp() was given
+    TensorId segment_dout(Builder& b) const; // the gradient that comes from a segment behind this one
+    TensorId backward_mtp(Builder& b);       // gradient of what forward_mtp() was given
     static TensorId mtp_ids(const Builder& b, std::size_t i);
     TensorId receive(Builder& b, const std::string& name, int delta, int tag, int stage);
     void send(Builder& b, TensorId x, int delta, int tag, int stage);

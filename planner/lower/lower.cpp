@@ -13,6 +13,7 @@
 #include "planner/lower/passes/split_backward.hpp"
 #include "planner/lower/passes/stash.hpp"
 #include "planner/plan/overflow_retry.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -136,14 +137,15 @@ EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spe
     const int backward = builder.open(SlotKind::backward, spec.chunk);
     chunk.backward(builder);
     recompute_pass(program, program.templates[static_cast<std::size_t>(forward)],
-                   program.templates[static_cast<std::size_t>(backward)], plan.recompute, plan.on_megatron());
+                   program.templates[static_cast<std::size_t>(backward)], plan.recompute,
+                   stack_traits(plan).recompute_keeps_core);
     if (plan.paged_stash)
         stash_pass(program, program.templates[static_cast<std::size_t>(forward)],
                    program.templates[static_cast<std::size_t>(backward)]);
     if ((plan.offload & ~offload::optimizer) != 0)
         offload_pass(program, program.templates[static_cast<std::size_t>(forward)],
                      program.templates[static_cast<std::size_t>(backward)], plan.offload,
-                     plan.stack == "moe-plan" ? our_offload : megatron_offload);
+                     stack_traits(plan).offloads_planned_rows ? our_offload : megatron_offload);
     if (plan.delay_wgrad) delay_wgrad_pass(program.templates[static_cast<std::size_t>(backward)]);
     if (plan.reshards())
         reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
@@ -241,8 +243,8 @@ int template_of(const EmittedChunk& chunk, SlotKind kind) {
 
 // The slots of a rank between begin and finish; the first of each chunk that adds to gradients sets what it can, the
 // last also reduces them.
-void add_slots(Program& program, const std::vector<EmittedChunk>& chunks, const std::vector<Turn>& turns,
-               FirstGradients* first) {
+void add_slots(Program& program, const Plan& plan, const std::vector<EmittedChunk>& chunks,
+               const std::vector<Turn>& turns, FirstGradients* first) {
     std::vector<std::size_t> last(chunks.size(), 0);
     std::set<int> seen;
     for (std::size_t i = 0; i < turns.size(); ++i)
@@ -254,7 +256,7 @@ void add_slots(Program& program, const std::vector<EmittedChunk>& chunks, const 
         std::optional<Template> own; // of this slot alone
         const Template& usual = program.templates[static_cast<std::size_t>(index)];
         if (first != nullptr && seen.insert(index).second) own = first->next(usual);
-        if (i == last[c]) own = with_gradient_reduction(program, own ? *own : usual);
+        if (i == last[c]) own = with_gradient_reduction(program, plan, own ? *own : usual);
         if (own) {
             program.templates.push_back(std::move(*own));
             index = static_cast<int>(program.templates.size()) - 1;
@@ -297,8 +299,8 @@ Program lower(const Plan& plan, int pipeline_rank) {
     program.templates.emplace_back(); // begin, once it is known what is to be zeroed
     program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
     FirstGradients first(program);
-    add_slots(program, chunks, turns, sets_first_gradients(plan) ? &first : nullptr);
-    program.templates[static_cast<std::size_t>(program.slots.front().index)] = begin_template(program, first);
+    add_slots(program, plan, chunks, turns, sets_first_gradients(plan) ? &first : nullptr);
+    program.templates[static_cast<std::size_t>(program.slots.front().index)] = begin_template(program, plan, first);
     program.templates.push_back(finish_template(program, plan));
     program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
     if (table != no_tensor && shares_table(plan))
@@ -358,12 +360,7 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
     Program program;
     parameters.seal(program, false);
     std::vector<BucketSize> sizes;
-    for (const Bucket& b : program.buckets) {
-        const TensorId weights = b.resharded() ? b.gathered : b.weights;
-        sizes.push_back({b.domain, b.elements, b.group, b.group_size,
-                         program.tensors[static_cast<std::size_t>(weights)].dtype, b.layer,
-                         static_cast<int>(b.matrices.size()), b.quantizable});
-    }
+    for (const Bucket& b : program.buckets) sizes.push_back(size_of(program, b));
     return sizes;
 }
 

@@ -1,11 +1,12 @@
 // Lowering: a plan becomes the Program of each kind of rank, or the ops of one layer alone.
 #pragma once
 
+#include "planner/lower/passes/step_ops.hpp"
 #include "planner/plan/fwd.hpp"
 #include "planner/plan/group.hpp"
 #include "planner/program/fwd.hpp"
+#include "planner/program/program.hpp"
 #include "planner/program/tensor.hpp"
-
 #include <cstdint>
 #include <vector>
 
@@ -24,17 +25,7 @@ inline bool is_head(SegmentKind kind) { return kind == SegmentKind::head || kind
 // A Program with one chunk that holds only the segment: template 0 is its forward, template 1 its backward, no slots.
 Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind = 0);
 
-// Sizes of the flat buckets of a stage, for the fast estimate: what begin and finish move, without lowering any layer.
-struct BucketSize {
-    Domain domain = Domain::dense;
-    std::int64_t elements = 0;
-    Group group; // axes 0 when its size is 1
-    int group_size = 1;
-    Dtype weight_dtype = Dtype::bf16; // as products read them
-    int layer = -1;                   // FSDP: see Bucket
-    int matrices = 0;                 // quantized one by one, see Bucket
-    bool quantizable = false;         // see Bucket
-};
+// The flat buckets of a stage, for the fast estimate: without lowering any layer.
 std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
 
 } // namespace moe

@@ -4,6 +4,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 
@@ -102,13 +103,13 @@ namespace {
 double dispatcher_memory(const Plan& plan) {
     double most = 0.0;
     const int group = plan.ep * plan.etp;
-    if (plan.stack == "moe-plan" || plan.hardware->cpu || group == 1) return most;
+    if (!stack_traits(plan).holds_dispatcher_buffers || plan.hardware->cpu || group == 1) return most;
     int ranks = std::min(group, std::max(1, plan.hardware->nvlink_domain_used));
     while (group % ranks != 0) --ranks;
     for (const LayerKind& kind : plan.model->kinds) {
         if (!kind.moe) continue;
         const std::int64_t width = kind.moe->latent > 0 ? kind.moe->latent : plan.model->hidden;
-        if (plan.dispatcher == Dispatcher::deepep && plan.on_megatron())
+        if (plan.dispatcher == Dispatcher::deepep && stack_traits(plan).holds_deep_ep_buffers)
             most = std::max(most, deep_ep_buffers(width, group));
         if (plan.dispatcher == Dispatcher::hybridep)
             most = std::max(most, hybrid_ep_buffers(
@@ -121,7 +122,8 @@ double dispatcher_memory(const Plan& plan) {
 
 double library_memory(const Plan& plan) {
     double scratch = 0.0;
-    const bool library = plan.stack == "moe-plan" && !plan.hardware->cpu && plan.precision != Precision::fp32;
+    const bool library =
+        stack_traits(plan).takes_attention_scratch && !plan.hardware->cpu && plan.precision != Precision::fp32;
     const bool ring = plan.cp > 1 && plan.cp_comm == ContextComm::ring;
     for (const LayerKind& kind : plan.model->kinds) {
         const Attention& a = kind.attention;
@@ -141,7 +143,7 @@ double library_memory(const Plan& plan) {
     // Behind the first copy between host and device: an H200 took 6 and 8 MiB
     // (profiles/measured/h200-2026-11-21-check).
     constexpr double copying = 7 << 20;
-    const bool copies = plan.offload != 0 && plan.stack == "moe-plan" && !plan.hardware->cpu;
+    const bool copies = plan.offload != 0 && stack_traits(plan).counts_first_copy && !plan.hardware->cpu;
     return plan.hardware->context_bytes + scratch + (copies ? copying : 0.0) + dispatcher_memory(plan);
 }
 

@@ -3,11 +3,12 @@
 
 #include "planner/plan/plan_choices.hpp"
 #include "planner/plan/plan_limits.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 namespace moe {
 
 bool may_overflow(const Plan& plan) {
-    return plan.stack == "moe-plan" && plan.capacity > 0.0 && plan.ep > 1 && has_experts(plan);
+    return stack_traits(plan).retries_overflow && plan.capacity > 0.0 && plan.ep > 1 && has_experts(plan);
 }
 
 std::optional<Plan> rerun_plan(const Plan& plan) {

@@ -3,10 +3,10 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <array>
-#include <string_view>
 #include <vector>
 
 namespace moe {
@@ -62,19 +62,14 @@ unsigned set_from_string(const std::array<const char*, size>& names, const char*
 
 } // namespace
 
+bool Plan::blocks_by_rows() const { return stack_traits(stack).quantizes_by_rows; }
+
 int Plan::optimizer_copy_bytes() const {
-    if (!on_megatron() || reshards()) return 0;
+    if (!stack_traits(stack).optimizer_copies || reshards()) return 0;
     const bool plain =
         precision == Precision::bf16 || (precision == Precision::fp8_tensor && fp8_scaling == Fp8Scaling::delayed);
     const bool read_as_they_are = optimizer.bf16_moments && plain;
     return (gradients == Precision::bf16 && !read_as_they_are ? 4 : 0) + (optimizer.bf16_moments ? 8 : 0);
-}
-
-bool Plan::on_megatron() const {
-    constexpr std::array<std::string_view, 5> others{"moe-plan", "torchtitan", "automodel", "deepseek-v3",
-                                                     "llama3-paper"};
-    const std::string_view name = std::string_view(stack).substr(0, stack.find(',')); // without features
-    return std::find(others.begin(), others.end(), name) == others.end();
 }
 
 const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std::size_t>(kind)]; }

@@ -54,7 +54,7 @@ struct OptimizerChoice {
 struct Plan {
     std::shared_ptr<const Model> model;
     std::shared_ptr<const Hardware> hardware;
-    std::string stack; // software generation; "moe-plan" is what execute runs
+    std::string stack; // software generation; what it is taken to do: stack_traits.hpp
 
     // workload
     std::int64_t seq = 0; // tokens per sequence
@@ -118,9 +118,7 @@ struct Plan {
     // forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the gradient of the
     // output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of two. Published
     // stacks keep a second form, scaled along the tokens, and multiply in FP8.
-    bool blocks_by_rows() const { return stack == "moe-plan"; }
-    // Megatron Core with Transformer Engine: every published stack but those that are PyTorch's own or one paper's.
-    bool on_megatron() const;
+    bool blocks_by_rows() const;
     // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
     // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in
     // BF16 and FP8 with delayed scaling); moments that are kept in BF16. 0 under FSDP, whose optimizer is another one.

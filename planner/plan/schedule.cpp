@@ -45,6 +45,16 @@ void merge_pairs(std::vector<Turn>& turns, std::size_t first) {
 
 } // namespace
 
+// Source: Megatron-LM pipeline_parallel/schedules.py. EP overlap merges a forward with the backward of another
+// micro-batch, which takes one more in flight. What a pair sends leaves at its end, to the next rank as well as to the
+// one before, and with one warm-up forward per rank behind both would wait for each other all the time: it takes two,
+// as the interleaved order has them.
+int warm_up_forwards(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap) {
+    const int behind = pp - rank - 1;
+    const int warm_up = kind == ScheduleKind::one_f_one_b && !ep_overlap ? behind : 2 * behind + (vpp - 1) * pp;
+    return std::min(warm_up + (ep_overlap ? 1 : 0), micro_batches * vpp);
+}
+
 std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap) {
     check(kind, pp, vpp, micro_batches, rank);
     if (splits_backward(kind)) {
@@ -53,13 +63,7 @@ std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, i
         return turns;
     }
     const int total = micro_batches * vpp;
-    // Warm-up forwards before the first backward. Source: Megatron-LM pipeline_parallel/schedules.py. EP overlap merges
-    // a forward with the backward of another micro-batch, which takes one more in flight. What a pair sends leaves at
-    // its end, to the next rank as well as to the one before, and with one warm-up forward per rank behind both would
-    // wait for each other all the time: it takes two, as the interleaved order has them.
-    const int behind = pp - rank - 1;
-    int warm_up = kind == ScheduleKind::one_f_one_b && !ep_overlap ? behind : 2 * behind + (vpp - 1) * pp;
-    warm_up = std::min(warm_up + (ep_overlap ? 1 : 0), total);
+    const int warm_up = warm_up_forwards(kind, pp, vpp, micro_batches, rank, ep_overlap);
 
     // 1F1B is counted in micro-batches without groups: with pp = 1 in turn() a group is one micro-batch.
     const int group = kind == ScheduleKind::one_f_one_b ? 1 : pp;

@@ -68,6 +68,10 @@ struct Turn {
 // it may need what the forward sends, and a merged pair sends nothing before it has received both inputs.
 std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap = false);
 
+// Forwards of that rank before its first backward, for schedules that do not split backwards: as Megatron-LM counts
+// them, and with EP overlap more, none of which is merged with a backward (the last backwards are as many).
+int warm_up_forwards(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap);
+
 // For each chunk of that rank: the most micro-batches that are between the start of their forward and the end of their
 // backward (or wgrad) at one time. FIFO per chunk, so instance = micro_batch % in_flight never collides.
 std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp);

@@ -4,6 +4,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/program/peer_blocks.hpp"
 #include "planner/program/program.hpp"
 
@@ -85,7 +86,9 @@ int spared_multiprocessors(const Program& program, int stages) {
 
 int spared_multiprocessors(const Plan& plan) { return joins_devices(plan) && plan.pp > 1 ? 2 * message_channels : 0; }
 
-bool joins_devices(const Plan& plan) { return plan.stack == "moe-plan" && !plan.hardware->cpu && plan.gpus > 1; }
+bool joins_devices(const Plan& plan) {
+    return stack_traits(plan).joins_devices && !plan.hardware->cpu && plan.gpus > 1;
+}
 
 bool is_pairwise(OpKind kind) {
     return kind == OpKind::all_to_all_rows || kind == OpKind::all_to_all || kind == OpKind::ring_exchange;

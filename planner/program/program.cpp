@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace moe {
 
@@ -36,6 +37,14 @@ std::int64_t Tensor::bytes() const {
 std::int64_t QuantizeAttr::scales() const {
     const auto blocks = [](std::int64_t side) { return (side + fp8_block_size - 1) / fp8_block_size; };
     return groups * blocks(n) * blocks(k);
+}
+
+TensorId repeat_tensor(Program& program, TensorId id) {
+    Tensor copy = program.tensors[static_cast<std::size_t>(id)];
+    copy.name += ".again";
+    copy.again_of = id;
+    program.tensors.push_back(std::move(copy));
+    return static_cast<TensorId>(program.tensors.size() - 1);
 }
 
 int OpWalk::spared() const {

@@ -121,7 +121,10 @@ struct ProgramIo {
     // changed no weight and must be run again (planner/memory/retry_memory.hpp).
     TensorId overflow = no_tensor;
     TensorId step_sums = no_tensor; // gradient_norm, and overflow behind it: summed over all ranks at once
-    TensorId hyper = no_tensor;     // [8]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t
+    // Segments (lower_segment): what the neighbours send, the input of the forward and the gradient of its output.
+    TensorId segment_in = no_tensor, segment_dout = no_tensor;
+    TensorId segment_message(int direction) const { return direction == 0 ? segment_in : segment_dout; } // 1: backward
+    TensorId hyper = no_tensor; // [8]: lr, beta1, beta2, eps, weight decay, clip, 1-beta1^t, 1-beta2^t
 };
 
 struct Program {
@@ -136,6 +139,9 @@ struct Program {
     std::vector<Merge> merges;  // EP overlap, one for every two templates that run side by side
     ProgramIo io;
 };
+
+// A tensor like `id` (Tensor::again_of) that the backward fills again.
+TensorId repeat_tensor(Program& program, TensorId id);
 
 // Goes through a Program's ops in the order in which one rank (a thread, a queue) runs them: slot by slot, merged slots
 // together.

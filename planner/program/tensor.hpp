@@ -13,6 +13,8 @@ enum class Dtype : std::uint8_t { f32, bf16, fp8_tensor, fp8_block, mxfp8, nvfp4
 // E4M3).
 std::int64_t bytes_of(Dtype dtype, std::int64_t elements);
 inline constexpr std::int64_t fp8_block_size = 128;
+// Whether values have scales of their own, by tensor or by block.
+constexpr bool is_quantized(Dtype dtype) { return dtype != Dtype::f32 && dtype != Dtype::bf16 && dtype != Dtype::i32; }
 const char* to_string(Dtype dtype);
 
 using TensorId = std::int32_t;
@@ -38,6 +40,9 @@ struct Tensor {
     int chunk = -1;                  // activations and inputs: the model chunk they belong to
     bool per_micro_batch = true;     // inputs: one instance per micro-batch or one for all
     TensorId base = no_tensor;       // a view: elements [offset, offset + rows*cols) of `base`, in this tensor's dtype
+    // Backward: the tensor whose contents this one holds again, recomputed, gathered or brought back; see
+    // repeat_tensor().
+    TensorId again_of = no_tensor;
     std::int64_t offset = 0;
     Group shard_group{}; // axes set: the view is this rank's own slice, offset += index in group * elements()
 

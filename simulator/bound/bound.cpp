@@ -88,8 +88,7 @@ double FastQuoter::slots(const Layers& layers, const Stages& stages, int rank, i
     }
     // The first forwards and the last backwards have no partner: as many of them as order() warms up with.
     const bool one = plan.schedule == ScheduleKind::one_f_one_b;
-    const int total = micro_batches * plan.vpp;
-    const int alone = std::min(total, 1 + 2 * (plan.pp - rank - 1) + (plan.vpp - 1) * plan.pp);
+    const int alone = warm_up_forwards(plan.schedule, plan.pp, plan.vpp, micro_batches, rank, true);
     const int round = plan.pp * plan.vpp, rest = alone % round;
     double unmerged = 0.0;
     Busy busy{};

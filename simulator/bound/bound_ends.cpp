@@ -51,18 +51,19 @@ std::vector<FastQuoter::Moved> FastQuoter::moved_of(const Plan& plan, const Cost
     }
     std::vector<Moved> result;
     for (const Gathered& g : gathered) {
-        const BucketTime time = moved(costs, g.all);
-        const double gather = time.gather + time.quantize;
+        const double quantize = seconds_of(costs, g.all, StepWork::quantize),
+                     gather = seconds_of(costs, g.all, StepWork::gather) + quantize,
+                     reduce = seconds_of(costs, g.all, StepWork::reduce);
         if (gather == 0.0) continue;
         if (plan.pp > 1) {
-            result.push_back({g.parts.front().first, 1, gather, time.reduce, time.quantize});
+            result.push_back({g.parts.front().first, 1, gather, reduce, quantize});
             continue;
         }
         for (const auto& [part, elements] : g.parts) {
             const double share = static_cast<double>(elements) / static_cast<double>(g.all.elements);
             const int count = shape.segments[static_cast<std::size_t>(part)].second;
             const auto add = [&](int segments, double times) {
-                result.push_back({part, segments, times * gather, times * time.reduce, times * time.quantize});
+                result.push_back({part, segments, times * gather, times * reduce, times * quantize});
             };
             add(1, share);
             add(count, (count - 1) * share);

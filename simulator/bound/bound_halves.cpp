@@ -196,11 +196,11 @@ FastQuoter::Stages FastQuoter::stages_of(const Plan& plan) {
         for (const BucketSize& b : buckets(plan, stage.stage, stage.segments)) {
             memory.add_states(plan, b);
             memory.groups |= group_bit(b.group);
-            updated += update_bytes(plan, b);
-            const double gradients = gradient_bytes(plan) * static_cast<double>(b.elements);
-            summed += gradients / b.group_size;
+            updated += step_op(plan, b, StepWork::update).bytes;
+            summed += step_op(plan, b, StepWork::square).bytes;
             // Where products set gradients what is left is little: embeddings, norms and biases.
-            if (!is_quantized(b.weight_dtype) && !plan.reshards() && !sets_first_gradients(plan)) zero += gradients;
+            if (!is_quantized(b.weight_dtype) && !plan.reshards() && !sets_first_gradients(plan))
+                zero += step_op(plan, b, StepWork::zero).bytes;
         }
         if (plan.reshards() && stage.stage.mtp > 0) { // the LM head's gathered weights, which MTP reads as well
             Stage head;

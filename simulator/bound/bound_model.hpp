@@ -37,7 +37,6 @@ public:
     void forget() override;
 
 private:
-    static constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
     static bool offloads(const Plan& plan) { return (plan.offload & ~offload::optimizer) != 0; }
 
     struct Layers {

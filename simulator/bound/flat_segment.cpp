@@ -3,46 +3,36 @@
 
 #include "planner/base/error.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/memory/packing.hpp"
 #include "planner/program/program.hpp"
 #include "simulator/estimate/segment_cache.hpp"
 
 #include <algorithm>
-#include <limits>
-#include <string>
-#include <unordered_map>
+#include <map>
+#include <utility>
 
 namespace moe {
 namespace {
 
-TensorId root(const Program& program, TensorId id) {
-    const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
-    return base == no_tensor ? id : base;
-}
-
-const std::string& name_of(const Program& program, TensorId id) {
-    return program.tensors[static_cast<std::size_t>(id)].name;
-}
-
-// Kind and first output's name tell the ops of a template apart; ops that write the same tensor repeat in order.
-std::string label(const Program& program, const Op& op, std::size_t cut) {
-    std::string text = to_string(op.kind);
+// Kind and first output tell the ops of a template apart; ops that write the same tensor repeat in order. `again`: a
+// recomputed op, whose output repeats that of the original.
+using OpName = std::pair<OpKind, TensorId>;
+OpName name_of(const Program& program, const Op& op, bool again) {
     for (const TensorId id : op.out)
-        if (id != no_tensor) {
-            const std::string& name = name_of(program, id);
-            return text + ' ' + name.substr(0, name.size() - std::min(cut, name.size()));
-        }
-    return text;
+        if (id != no_tensor) return {op.kind, again ? program.tensors[static_cast<std::size_t>(id)].again_of : id};
+    return {op.kind, no_tensor};
 }
 
-// Ops of the plain segment by label, handed out in order, again from the first when all are used.
+// Ops of the plain segment's forward by name, handed out in order, again from the first when all are used.
 class Originals {
 public:
     explicit Originals(const Program& plain) {
         const std::vector<Op>& ops = plain.templates[0].ops;
-        for (std::size_t i = 0; i < ops.size(); ++i) found_[label(plain, ops[i], 0)].ops.push_back(static_cast<int>(i));
+        for (std::size_t i = 0; i < ops.size(); ++i)
+            found_[name_of(plain, ops[i], false)].ops.push_back(static_cast<int>(i));
     }
-    int next(const std::string& label) {
-        const auto it = found_.find(label);
+    int next(const OpName& name) {
+        const auto it = found_.find(name);
         if (it == found_.end()) return -1;
         std::vector<int>& ops = it->second.ops;
         return ops[it->second.used++ % ops.size()];
@@ -53,10 +43,8 @@ private:
         std::vector<int> ops;
         std::size_t used = 0;
     };
-    std::unordered_map<std::string, Entry> found_;
+    std::map<OpName, Entry> found_;
 };
-
-constexpr std::size_t again = 6; // length of ".again", which recompute_pass() appends to names
 
 // For both templates: the plain op that each op is or repeats.
 std::array<std::vector<int>, 2> plain_ops(const Program& plain, const Program& segment) {
@@ -72,12 +60,12 @@ std::array<std::vector<int>, 2> plain_ops(const Program& plain, const Program& s
     }
     for (const Op& op : segment.templates[1].ops) {
         const bool repeats = op.phase == Phase::recompute;
-        const int number = repeats ? originals.next(label(segment, op, again)) : forwards + backwards++;
+        const int number = repeats ? originals.next(name_of(segment, op, true)) : forwards + backwards++;
         const auto at = static_cast<std::size_t>(number);
         const bool sound = repeats ? number >= 0 && plain.templates[0].ops[at].flops == op.flops &&
                                          plain.templates[0].ops[at].bytes == op.bytes
                                    : static_cast<std::size_t>(backwards) <= plain.templates[1].ops.size();
-        if (!sound) fail("segment: op {} is not one of the plain segment's", label(segment, op, 0));
+        if (!sound) fail("segment: {} {} is not one of the plain segment's", to_string(op.phase), to_string(op.kind));
         result[1].push_back(number);
     }
     if (result[0].size() != plain.templates[0].ops.size())
@@ -85,19 +73,13 @@ std::array<std::vector<int>, 2> plain_ops(const Program& plain, const Program& s
     return result;
 }
 
-// Recomputed tensors lie behind the plain ones and are as large as those that they repeat.
-std::vector<int> plain_tensors(const Program& plain, const Program& segment,
-                               const std::array<std::vector<int>, 2>& price_of) {
+// By tensor of the segment: the plain tensor that it is or repeats, which is as large.
+std::vector<int> plain_tensors(const Program& plain, const Program& segment) {
     std::vector<int> result(segment.tensors.size());
-    for (std::size_t i = 0; i < result.size(); ++i) result[i] = static_cast<int>(i);
-    if (segment.tensors.size() == plain.tensors.size()) return result;
-    const std::vector<Op>& ops = segment.templates[1].ops;
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-        if (ops[i].phase != Phase::recompute) continue;
-        const Op& original = plain.templates[0].ops[static_cast<std::size_t>(price_of[1][i])];
-        for (std::size_t k = 0; k < ops[i].out.size(); ++k)
-            if (ops[i].out[k] != no_tensor)
-                result[static_cast<std::size_t>(ops[i].out[k])] = static_cast<int>(original.out[k]);
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        const TensorId original = segment.tensors[i].again_of;
+        const bool behind = i >= plain.tensors.size() && original != no_tensor; // others have themselves in `plain`
+        result[i] = behind ? static_cast<int>(original) : static_cast<int>(i);
     }
     return result;
 }
@@ -115,7 +97,7 @@ FlatSegment::FlatSegment(const Program& plain, const Program& segment) {
     const std::array<std::vector<int>, 2> price_of = plain_ops(plain, segment);
     for (int direction = 0; direction < 2; ++direction)
         add_ops(direction, segment, price_of[static_cast<std::size_t>(direction)]);
-    add_lives(segment, plain_tensors(plain, segment, price_of));
+    add_lives(segment, plain_tensors(plain, segment));
 }
 
 // Streams keep their order, so that an op waits for at most the latest op of each other stream.
@@ -123,7 +105,7 @@ void FlatSegment::add_ops(int direction, const Program& segment, const std::vect
     Direction& d = directions_[direction];
     const std::vector<Op>& ops = segment.templates[static_cast<std::size_t>(direction)].ops;
     std::vector<Clock> clocks(segment.tensors.size());
-    const char* message = direction == 0 ? "segment_in" : "segment_dout";
+    const TensorId message = segment.io.segment_message(direction);
     for (std::size_t i = 0; i < ops.size(); ++i) {
         const Op& op = ops[i];
         const auto own = static_cast<std::size_t>(op.stream);
@@ -137,7 +119,7 @@ void FlatSegment::add_ops(int direction, const Program& segment, const std::vect
         for (const TensorId id : op.in) {
             if (id == no_tensor) continue;
             wait(clocks[static_cast<std::size_t>(root(segment, id))].written);
-            if (d.first_reader < 0 && name_of(segment, id) == message) d.first_reader = static_cast<int>(i);
+            if (d.first_reader < 0 && id == message) d.first_reader = static_cast<int>(i);
         }
         FlatOp flat;
         flat.price = price_of[i];
@@ -166,38 +148,13 @@ void FlatSegment::add_ops(int direction, const Program& segment, const std::vect
     }
 }
 
-// The rules of segment_memory(): what both directions use is saved, the rest lives from its first to its last op.
 void FlatSegment::add_lives(const Program& segment, const std::vector<int>& tensor_of) {
-    struct Use {
-        int first = std::numeric_limits<int>::max(), last = -1;
-    };
-    std::array<std::vector<Use>, 2> uses;
-    for (std::size_t t = 0; t < 2; ++t) {
-        uses[t].resize(segment.tensors.size());
-        const std::vector<Op>& ops = segment.templates[t].ops;
-        for (std::size_t i = 0; i < ops.size(); ++i) {
-            const auto touch = [&](TensorId id, bool written) {
-                if (id == no_tensor) return;
-                const TensorId base = root(segment, id);
-                if (segment.tensors[static_cast<std::size_t>(base)].storage != Storage::activation) return;
-                Use& use = uses[t][static_cast<std::size_t>(base)];
-                if (use.last < 0) use.first = written ? static_cast<int>(i) : 0;
-                use.last = static_cast<int>(i);
-            };
-            for (const TensorId id : ops[i].in) touch(id, false);
-            for (const TensorId id : ops[i].out) touch(id, true);
-        }
-    }
-    for (std::size_t id = 0; id < segment.tensors.size(); ++id) {
-        const bool forward = uses[0][id].last >= 0, backward = uses[1][id].last >= 0;
-        if (forward && backward) {
-            saved_.push_back(tensor_of[id]);
-            continue;
-        }
-        for (std::size_t t = 0; t < 2; ++t)
-            if (uses[t][id].last >= 0)
-                directions_[t].lives.push_back({tensor_of[id], uses[t][id].first, uses[t][id].last});
-    }
+    const std::vector<Use> use = uses(segment);
+    for (std::size_t id = 0; id < use.size(); ++id)
+        if (use[id].saved()) saved_.push_back(tensor_of[id]);
+    for (std::size_t t = 0; t < 2; ++t)
+        for (const auto& [id, life] : transients(segment, segment.templates[t], use))
+            directions_[t].lives.push_back({tensor_of[static_cast<std::size_t>(id)], life.first, life.last});
 }
 
 FlatSegment::Play FlatSegment::play(int direction, const std::vector<OpCost>& prices, double lead, double sync_seconds,

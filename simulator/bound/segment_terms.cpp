@@ -222,7 +222,6 @@ Terms SegmentTerms::played(const Plain& base, const Plan& plan, SegmentId id, co
     Terms terms;
     const FlatSegment& flat = library_.flat(*base.shape, base.program, plan, id);
     const double sync = cache_.stack().costs.sync_seconds;
-    constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
     const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
     const std::vector<OpCost> timely = early ? without_early(base.program, ops) : std::vector<OpCost>{};
     for (int side = 0; side < 2; ++side) {

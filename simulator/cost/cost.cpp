@@ -5,6 +5,7 @@
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/routing.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/program/communicators.hpp"
 #include "planner/program/measured.hpp"
 #include "planner/program/peer_blocks.hpp"
@@ -209,7 +210,7 @@ double CostModel::lost_to(const char* key, Group group) const {
 
 // Published stacks state shares of their own (StackCosts::overlap_sm_share).
 BesideCommunication CostModel::beside_communication() const {
-    if (plan_.hardware->cpu || plan_.stack != "moe-plan") return {};
+    if (plan_.hardware->cpu || !stack_traits(plan_).measures_contention) return {};
     BesideCommunication beside;
     if (plan_.ep > 1) {
         beside.lost = lost_to(losses_key, {Domain::expert, axis::expert});
@@ -243,7 +244,7 @@ double CostModel::device_seconds(const Op& op, const Program& program, bool merg
 }
 
 double CostModel::sparing(int multiprocessors) const {
-    if (plan_.hardware->cpu || plan_.stack != "moe-plan") return 1.0;
+    if (plan_.hardware->cpu || !stack_traits(plan_).reserves_multiprocessors) return 1.0;
     return 1.0 / (1.0 - static_cast<double>(multiprocessors) / plan_.hardware->sm_count);
 }
 

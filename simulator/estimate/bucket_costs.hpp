@@ -1,4 +1,4 @@
-// Seconds that the traffic of a flat bucket of weights takes: gathers, reductions, the optimizer.
+// Seconds that a step's ops with a flat bucket of weights take: gathers, reductions, the optimizer.
 #pragma once
 
 #include "planner/program/op_attr.hpp"
@@ -13,10 +13,8 @@ namespace moe {
 OpCost price_op(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {}, Attr attr = {});
 double price_bytes(const CostModel& model, OpKind kind, double bytes, Dtype dtype, Group group = {}, Attr attr = {});
 
-// Bytes that one optimizer step of this rank's shard moves.
-double update_bytes(const Plan& plan, const BucketSize& bucket);
-// What gathers and reductions of the bucket take; the rest is 0.
-BucketTime moved(const CostModel& model, const BucketSize& bucket);
+// All ops of this work with the bucket; 0 where it has none.
+double seconds_of(const CostModel& model, const BucketSize& bucket, StepWork work);
 // zeroed: elements whose gradients are zeroed as a step begins.
 BucketTime time_of(const CostModel& model, const BucketSize& bucket, std::int64_t zeroed);
 

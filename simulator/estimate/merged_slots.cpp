@@ -14,8 +14,7 @@
 namespace moe {
 namespace {
 
-constexpr int pairs = 3;          // behind each other; the last shows the steady state
-constexpr double far_ahead = 1e3; // seconds; no pair lasts as long
+constexpr int pairs = 3; // behind each other; the last shows the steady state
 
 // Neighbours have tensors of their own, so that the next layer's communication can begin under this one's computing.
 // Only rings of context parallelism send what was there before; offloaded layers share their buffers.
@@ -98,7 +97,10 @@ private:
         const auto move = [shift](TensorId& tensor) {
             if (tensor != no_tensor) tensor += shift;
         };
-        for (Tensor& tensor : segment.tensors) move(tensor.base);
+        for (Tensor& tensor : segment.tensors) {
+            move(tensor.base);
+            move(tensor.again_of);
+        }
         join_edges(segment, id.kind, shift);
         const int index = static_cast<int>(program_.templates.size());
         for (Template& tmpl : segment.templates)
@@ -115,9 +117,7 @@ private:
     // Makes a segment's input and output views of the edges. Bases are those of the whole Program already.
     void join_edges(Program& segment, SegmentKind kind, TensorId shift) const {
         for (std::size_t lane = 0; lane < 2; ++lane) {
-            const char* name = lane == 0 ? "segment_in" : "segment_dout";
-            for (std::size_t i = 0; i < segment.tensors.size(); ++i)
-                if (segment.tensors[i].name == name) join(segment, static_cast<TensorId>(i), shift, edges_[lane]);
+            join(segment, segment.io.segment_message(static_cast<int>(lane)), shift, edges_[lane]);
             // The loss ends the forward, the embedding's gradient the backward.
             const bool ends = lane == 0 ? is_head(kind) || kind == SegmentKind::mtp : kind == SegmentKind::embedding;
             if (!ends) join(segment, last_hidden(segment, lane), shift, edges_[lane]);

@@ -9,8 +9,6 @@
 namespace moe {
 namespace {
 
-constexpr double far_ahead = 1e3; // seconds; no segment lasts as long
-
 double end_of(const RankRun& run) {
     double end = 0.0;
     for (const TimelineRow& row : run.rows) end = std::max(end, row.end);
@@ -61,12 +59,7 @@ public:
 
 private:
     // What the neighbour sends, see lower_segment().
-    TensorId message() const {
-        const char* name = unit_.lanes[0].front() == 0 ? "segment_in" : "segment_dout";
-        const auto it = std::find_if(program_->tensors.begin(), program_->tensors.end(),
-                                     [name](const Tensor& tensor) { return tensor.name == name; });
-        return it == program_->tensors.end() ? no_tensor : static_cast<TensorId>(it - program_->tensors.begin());
-    }
+    TensorId message() const { return program_->io.segment_message(unit_.lanes[0].front()); }
     // The clocks at the end, from those at far_ahead; a clock that is not past it does not depend on them.
     Clocks from_now(const Clocks& start, TensorId late = no_tensor) const {
         const RankRun run = play(start, late);

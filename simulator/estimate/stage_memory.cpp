@@ -149,8 +149,8 @@ double communicator_bytes(const Plan& plan, int rank, std::uint64_t used, std::i
     if (plan.pp > 1) {
         const Messages messages = messages_of(plan, rank);
         all.messages = messages.lines;
-        all.buffer_bytes += messages.boxes * bytes_of(plan.activations() == Precision::fp32 ? Dtype::f32 : Dtype::bf16,
-                                                      plan.tokens_local() * plan.model->hidden);
+        all.buffer_bytes +=
+            messages.boxes * bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden);
     }
     return all.bytes(plan.hardware->communicators);
 }

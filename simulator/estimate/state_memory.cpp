@@ -8,15 +8,6 @@
 
 namespace moe {
 
-bool is_quantized(Dtype dtype) { return dtype != Dtype::f32 && dtype != Dtype::bf16; }
-
-double weight_bytes(const BucketSize& b) {
-    return static_cast<double>(bytes_of(b.weight_dtype, is_quantized(b.weight_dtype) ? 2 * b.elements : b.elements));
-}
-
-Dtype gradient_dtype(const Plan& plan) { return plan.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32; }
-double gradient_bytes(const Plan& plan) { return plan.gradients == Precision::bf16 ? 2.0 : 4.0; }
-
 double passed_table_bytes(const Plan& plan) {
     const double table = gradient_bytes(plan) * static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
                          static_cast<double>(plan.model->hidden);
@@ -112,10 +103,6 @@ double state_bytes(const Plan& plan, const BucketSize& b) {
         return (weights + gradient_bytes(plan)) * n / b.group_size;
     }
     return weight_bytes(b) + gradient_bytes(plan) * n;
-}
-
-double optimizer_bytes(const Plan& plan, const BucketSize& b) {
-    return (plan.optimizer.bf16_moments ? 8.0 : 12.0) * static_cast<double>(b.elements) / b.group_size;
 }
 
 } // namespace moe

@@ -5,18 +5,11 @@
 
 namespace moe {
 
-bool is_quantized(Dtype dtype);
-// A bucket as products read it: quantized weights are kept row-wise and column-wise.
-double weight_bytes(const BucketSize& bucket);
-Dtype gradient_dtype(const Plan& plan);
-double gradient_bytes(const Plan& plan); // of one element
-
 // Of the embedding table's gradient, as ranks that hold copies of the table pass it on when a step ends.
 double passed_table_bytes(const Plan& plan);
 
-// Of one bucket on one rank: weights and gradients; master weights and moments.
+// Weights and gradients of one bucket on one rank.
 double state_bytes(const Plan& plan, const BucketSize& bucket);
-double optimizer_bytes(const Plan& plan, const BucketSize& bucket);
 
 // Peaks of the transient tensors of one chunk's templates.
 struct Workspace {

@@ -27,7 +27,11 @@ public:
             rank.turns = &orders.of(plan, micro_batches, r).turns;
             rank.backwards_left.assign(static_cast<std::size_t>(plan.vpp), micro_batches);
             rank.forwards_left = rank.backwards_left;
-            begin(rank, r);
+            for (int c = 0; c < plan.vpp; ++c) {
+                rank.first_bucket.push_back(rank.buckets.size());
+                for (const BucketTime& bucket : chunk(r, c).buckets) rank.buckets.push_back(&bucket);
+            }
+            begin(rank);
             ranks_.push_back(std::move(rank));
         }
     }
@@ -50,8 +54,10 @@ private:
         std::size_t next = 0;
         Clocks clocks;
         double in_free = 0.0, out_free = 0.0, data_free = 0.0;
-        std::vector<std::vector<double>> gathered, zeroed; // [chunk][bucket]: when
-        Travels collectives;                               // beside what computes
+        std::vector<const BucketTime*> buckets; // of its chunks in order
+        std::vector<std::size_t> first_bucket;  // by chunk
+        std::vector<double> gathered, zeroed;   // by bucket: when
+        Travels collectives;                    // beside what computes
         std::vector<int> backwards_left, forwards_left;
         RankPlay play;
     };
@@ -69,7 +75,7 @@ private:
     }
 
     // Weights are gathered one bucket after another while the first forward already runs; gradients are zeroed.
-    void begin(Rank& rank, int r) {
+    void begin(Rank& rank) const {
         double gathered = 0.0, zeroed = 0.0;
         const auto run = [&](double& stream, double seconds) {
             stream = std::max(stream, rank.clocks.host) + seconds;
@@ -79,29 +85,19 @@ private:
             run(stream, seconds);
             rank.collectives.emplace_back(stream - seconds, stream);
         };
-        for (int c = 0; c < plan_.vpp; ++c) {
-            rank.gathered.emplace_back();
-            for (const BucketTime& bucket : chunk(r, c).buckets) {
-                if (bucket.round > 0.0) run(gathered, bucket.round);
-                if (bucket.reduce > 0.0) travel(gathered, bucket.gather);
-                if (bucket.quantize > 0.0) run(gathered, bucket.quantize);
-                // Little is left to zero behind them, see begin_template().
-                if (bucket.late_zero && bucket.zero > 0.0 && sets_first_gradients(plan_)) run(gathered, bucket.zero);
-                rank.gathered.back().push_back(gathered);
-            }
-        }
-        for (int c = 0; c < plan_.vpp; ++c) {
-            rank.zeroed.emplace_back();
-            for (const BucketTime& bucket : chunk(r, c).buckets) {
-                if (bucket.late_zero && sets_first_gradients(plan_)) {
-                    rank.zeroed.back().push_back(rank.gathered[static_cast<std::size_t>(c)][rank.zeroed.back().size()]);
-                    continue;
-                }
-                if (bucket.zero > 0.0) run(bucket.late_zero ? gathered : zeroed, bucket.zero);
-                rank.zeroed.back().push_back(bucket.late_zero ? gathered : 0.0);
-                if (!bucket.late_zero) rank.play.data += bucket.zero;
-            }
-        }
+        rank.gathered.resize(rank.buckets.size());
+        rank.zeroed.resize(rank.buckets.size());
+        const bool sets = sets_first_gradients(plan_);
+        const auto early_zero = [&](std::size_t i) { return sets && rank.buckets[i]->staged; };
+        each_begin_op(rank.buckets.size(), early_zero, [&](std::size_t i, StepWork work) {
+            const BucketTime& bucket = *rank.buckets[i];
+            const bool zeroes = work == StepWork::zero;
+            double& stream = zeroes && !bucket.staged ? zeroed : gathered;
+            if (bucket[work] > 0.0) work == StepWork::gather ? travel(stream, bucket[work]) : run(stream, bucket[work]);
+            if (!zeroes || early_zero(i)) rank.gathered[i] = gathered;
+            if (zeroes) rank.zeroed[i] = bucket.staged ? gathered : 0.0;
+            if (zeroes && !bucket.staged) rank.play.data += bucket[work];
+        });
         rank.data_free = gathered;
         rank.clocks.device = rank.clocks.ring = zeroed;
     }
@@ -156,7 +152,7 @@ private:
     // The last backward also issues reductions, each behind the op that finishes its gradients.
     Passage reducing(const ChunkModel& model, Passage passage) const {
         for (const BucketTime& bucket : model.buckets) {
-            if (bucket.reduce == 0.0) continue;
+            if (bucket[StepWork::reduce] == 0.0) continue;
             passage.from_host.host += model_.step_launch;
             passage.from_device.host += model_.step_launch;
             passage.from_message.host += model_.step_launch;
@@ -259,12 +255,13 @@ private:
             const ChunkModel& model = chunk(r, turn.chunk);
             for (const std::size_t i : model.reductions) {
                 const BucketTime& bucket = model.buckets[i];
-                if (bucket.reduce == 0.0) continue;
+                const double reduce = bucket[StepWork::reduce];
+                if (reduce == 0.0) continue;
                 double ready = std::min(bucket.until_final.after(before, message).device + waited, end);
                 // Those of other buckets beside what comes before.
                 ready += slowed(rank.collectives, model_.lost * computes, start, ready - start);
-                rank.data_free = std::max(rank.data_free, ready) + bucket.reduce;
-                rank.collectives.emplace_back(rank.data_free - bucket.reduce, rank.data_free);
+                rank.data_free = std::max(rank.data_free, ready) + reduce;
+                rank.collectives.emplace_back(rank.data_free - reduce, rank.data_free);
             }
         }
         slow_down(rank, seconds, computes);
@@ -278,7 +275,7 @@ private:
         if ((turn.forward() ? rank.forwards_left : rank.backwards_left)[c]-- < micro_batches_) return 0.0;
         const std::vector<BucketTime>& buckets = chunk(r, turn.chunk).buckets;
         for (std::size_t i = 0; i < buckets.size(); ++i) {
-            const double there = turn.forward() ? rank.gathered[c][i] : rank.zeroed[c][i];
+            const double there = (turn.forward() ? rank.gathered : rank.zeroed)[rank.first_bucket[c] + i];
             const Clocks& after = turn.forward() ? buckets[i].after_weights : buckets[i].after_zero;
             rank.clocks = latest(rank.clocks, {there + after.host, there + after.device, there + after.ring});
         }
@@ -334,7 +331,8 @@ private:
             if (loss && plan_.dp * plan_.cp > 1) rank.clocks.host += model_.step_launch;
             rank.play.data += std::max(0.0, rank.data_free - rank.clocks.device) + added;
             rank.clocks.device = std::max(rank.clocks.device, rank.data_free) + added;
-            each_bucket(r, [&](const BucketTime& bucket) { optimize(rank, 0.0, bucket.squares); });
+            each_op_before_norm(rank.buckets.size(),
+                                [&](std::size_t i, StepWork work) { optimize(rank, 0.0, (*rank.buckets[i])[work]); });
             rank.play.optimizer += model_.norm;
             meet = std::max({meet, rank.clocks.device, rank.clocks.host});
         }
@@ -343,17 +341,12 @@ private:
             Rank& rank = ranks_[r];
             rank.clocks.device = meet + model_.norm;
             if (plan_.gpus > 1) rank.clocks.host += model_.step_launch;
-            update(r);
+            update(rank);
             rank.play.end = rank.clocks.device;
             rank.play.closing = rank.play.end - last[r];
             plays.push_back(rank.play);
         }
         return plays;
-    }
-    template <class Visit>
-    void each_bucket(std::size_t r, Visit visit) const {
-        for (const int c : model_.ranks[r])
-            for (const BucketTime& bucket : model_.chunks[static_cast<std::size_t>(c)].buckets) visit(bucket);
     }
     // An op of the optimizer that needs something that is there at `ready`.
     void optimize(Rank& rank, double ready, double seconds) const {
@@ -364,23 +357,19 @@ private:
         rank.clocks.host += model_.step_launch;
     }
     // Offloaded states come from the host bucket by bucket, and go back behind their update.
-    void update(std::size_t r) {
-        Rank& rank = ranks_[r];
+    void update(Rank& rank) const {
         double copied = rank.clocks.device;
         const auto copy = [&](double ready, double seconds) {
             if (seconds == 0.0) return;
             copied = std::max({copied, ready, rank.clocks.host}) + seconds;
             rank.clocks.host += model_.step_launch;
         };
-        std::vector<double> there;
-        each_bucket(r, [&](const BucketTime& bucket) {
-            copy(copied, bucket.reload);
-            there.push_back(copied);
-        });
-        auto next = there.begin();
-        each_bucket(r, [&](const BucketTime& bucket) {
-            optimize(rank, *next++, bucket.update);
-            copy(rank.clocks.device, bucket.store);
+        std::vector<double> there(rank.buckets.size());
+        each_op_behind_norm(rank.buckets.size(), [&](std::size_t i, StepWork work) {
+            const double seconds = (*rank.buckets[i])[work];
+            if (work == StepWork::update) return optimize(rank, there[i], seconds);
+            copy(work == StepWork::fetch ? copied : rank.clocks.device, seconds);
+            if (work == StepWork::fetch) there[i] = copied;
         });
         rank.play.optimizer += std::max(0.0, copied - rank.clocks.device);
         rank.clocks.device = std::max(rank.clocks.device, copied);

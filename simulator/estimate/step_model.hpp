@@ -1,9 +1,11 @@
 // The closed form of a step: slot times that add up from segments, played over the pipeline slot by slot.
 #pragma once
 
+#include "planner/lower/passes/step_ops.hpp"
 #include "planner/plan/schedule.hpp"
 #include "simulator/estimate/segment_cache.hpp"
 
+#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,9 +15,10 @@ namespace moe {
 
 // A bucket of gradients: what its gather, reduction and update cost, and when the chunk uses it.
 struct BucketTime {
-    double round = 0.0, gather = 0.0, quantize = 0.0, zero = 0.0, reduce = 0.0, update = 0.0, squares = 0.0;
-    double reload = 0.0, store = 0.0; // offloaded optimizer states, before and behind the update
-    bool late_zero = false;           // its gradients are zeroed behind the gathers, which pass through the same memory
+    std::array<double, step_work_count> seconds{}; // 0: there is none
+    double& operator[](StepWork work) { return seconds[static_cast<std::size_t>(work)]; }
+    double operator[](StepWork work) const { return seconds[static_cast<std::size_t>(work)]; }
+    bool staged = false; // its gradients are zeroed behind the gathers, which pass through the same memory
     // The chunk's clocks at the end of its forward when the weights are there at 0 and everything else long before;
     // those at the end of its backward when the gradients are zeroed at 0.
     Clocks after_weights{Passage::never, Passage::never, Passage::never}, after_zero = after_weights;

@@ -192,7 +192,8 @@ StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, 
         model.receive = price_bytes(costs, OpKind::recv, bytes, dtype, groups::pipeline);
     }
     model.step_launch = price_op(costs, OpKind::zero, 0.0, Dtype::f32).host;
-    if (plan.gpus > 1) model.norm = price_bytes(costs, OpKind::all_reduce, 4.0, Dtype::f32, groups::world);
+    if (const StepOp norm = norm_op(1); plan.gpus > 1) // the count of overflowing rows beside it takes no time
+        model.norm = price_bytes(costs, norm.kind, norm.bytes, norm.dtype, norm.group);
     if (model.table_holders = table_holders(plan); model.table_holders.size() > 1) {
         const double table = passed_table_bytes(plan);
         model.table_message = price_bytes(costs, OpKind::send, table, gradient_dtype(plan), groups::pipeline);

@@ -12,6 +12,9 @@ struct Clocks {
     double host = 0.0, device = 0.0, ring = 0.0;
 };
 
+// Seconds by which one clock is ahead of the others where it must not matter: longer than any segment or pair lasts.
+inline constexpr double far_ahead = 1e3;
+
 // An op starts at the latest of what it waits for and ends a fixed time later. The clocks at the end are therefore
 // linear in those at the start in the algebra of maximum and plus, and pieces of work in a row multiply like matrices.
 struct Passage {

@@ -3,6 +3,7 @@
 
 #include "planner/memory/memory.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/program/timeline.hpp"
 #include "planner/search/pricing.hpp"
 #include "planner/stack/fwd.hpp"
@@ -38,7 +39,7 @@ std::vector<Unit> units_of(const Program& program, bool in_order);
 
 // Whether its Programs run in an arena and in the order that they say, as ours do; published stacks allocate as they
 // go.
-inline bool runs_in_arena(const Plan& plan) { return plan.stack == "moe-plan"; }
+inline bool runs_in_arena(const Plan& plan) { return stack_traits(plan).runs_in_arena; }
 // Of such Programs. `plan` is the program's.
 inline std::shared_ptr<const Reuses> reuses_in(const Plan& plan, const Program& program) {
     return runs_in_arena(plan) ? std::make_shared<const Reuses>(reuses_of(program)) : nullptr;

@@ -5,6 +5,7 @@
 #include "planner/lower/emit/builder.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/mesh.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -147,7 +148,7 @@ void ParameterSet::seal(Program& program, bool list) {
             return add_flat(program, name + what, dtype, storage, n, chunk_);
         };
         const Dtype low = low_[i];
-        const bool low_weights = low != Dtype::bf16 && low != Dtype::f32;
+        const bool low_weights = is_quantized(low);
         const Dtype plain = low == Dtype::f32 ? low : act;
         if (plan_.reshards() && b.group_size > 1) {
             b.weights = b.weight_shard = flat(".weights", plain, Storage::parameter, own);
@@ -236,7 +237,7 @@ void ParameterSet::add_buffers(Program& program) {
         std::int64_t most = 0;
         for (const std::size_t i : members) most = std::max(most, buckets_[i].elements);
         const Dtype low = std::get<Dtype>(turn);
-        const bool low_weights = low != Dtype::bf16 && low != Dtype::f32;
+        const bool low_weights = is_quantized(low);
         const Dtype plain = low == Dtype::f32 ? low : act;
         const std::string name = fmt::format("chunk{}.turn{}", chunk_, members.front());
         const TensorId gathered = add_flat(program, name + ".gathered", low_weights ? low : plain, Storage::activation,
@@ -314,6 +315,8 @@ std::vector<int> table_holders(const Plan& plan) {
     return ranks;
 }
 
-bool shares_table(const Plan& plan) { return plan.stack == "moe-plan" && table_holders(plan).size() > 1; }
+bool shares_table(const Plan& plan) {
+    return stack_traits(plan).adds_up_shards_of_tied_table && table_holders(plan).size() > 1;
+}
 
 } // namespace moe

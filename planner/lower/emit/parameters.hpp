@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "planner/program/program.hpp"
 
 #include <cstdint>
@@ -24,7 +25,9 @@ public:
     // came to lie) is shared with it: one weight, one gradient. Megatron-LM's interleaved chunks are models of their
     // own.
     ParameterSet(const Plan& plan, int chunk, ParameterSet* lender = nullptr)
-        : plan_(plan), chunk_(chunk), lender_(in_a_v(plan.schedule) || plan.stack == "moe-plan" ? lender : nullptr) {}
+        : plan_(plan),
+          chunk_(chunk),
+          lender_(in_a_v(plan.schedule) || stack_traits(plan).shares_weights_of_chunks ? lender : nullptr) {}
 
     // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
     // the same parameters once for every local expert, one expert's behind the other's. `precision`: what they are

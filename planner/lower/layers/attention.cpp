@@ -3,6 +3,7 @@
 #include "planner/lower/layers/layers.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -96,7 +97,7 @@ TensorId AttentionLayer::forward(Builder& b, TensorId x, TensorId& keys) {
     b.module = Module::layernorm;
     norm_.key = key_ + ".norm";
     const bool latent = a_.kind == AttentionKind::mla || a_.kind == AttentionKind::compressed;
-    if (b.plan().on_megatron() && !latent) norm_.within = Module::attn_in;
+    if (stack_traits(b.plan()).keeps_norm_with_product && !latent) norm_.within = Module::attn_in;
     const TensorId normed = norm_.forward(b, x, model_.hidden, "attn_norm");
     TensorId o = no_tensor;
     switch (a_.kind) {

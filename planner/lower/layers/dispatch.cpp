@@ -3,6 +3,7 @@
 #include "planner/lower/layers/layers.hpp"
 
 #include "planner/plan/routing.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -36,7 +37,7 @@ std::int64_t MoeLayer::capacity(const Builder& b) const {
     const std::int64_t balanced = sent_rows(b), worst = worst_rows(b);
     if (plan.ep == 1 || padded(b) > 0) return balanced;
     // Stacks of other people size their buffers by what arrives; ours plans for the worst unless told a factor.
-    if (plan.capacity <= 0.0 && plan.stack == "moe-plan") return worst;
+    if (plan.capacity <= 0.0 && stack_traits(plan).plans_worst_case_rows) return worst;
     if (plan.capacity <= 0.0)
         return std::min(worst,
                         static_cast<std::int64_t>(std::ceil(static_cast<double>(balanced) * routed_load(b.plan()))));

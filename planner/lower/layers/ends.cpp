@@ -1,6 +1,7 @@
 // The ends of the model: vocabulary-parallel embedding, final norm with LM head and cross-entropy, and the input of MTP
 // layers.
 #include "planner/lower/layers/layers.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 namespace moe {
 
@@ -8,7 +9,7 @@ namespace {
 
 // Whether the forward makes the logits' gradient too, in their place: nothing but the loss's scale goes into it, so
 // that they are read once and need no second buffer. A vocabulary cut over TP is reduced in between.
-bool at_once(const Plan& plan) { return plan.tp == 1 && plan.stack == "moe-plan"; }
+bool at_once(const Plan& plan) { return plan.tp == 1 && stack_traits(plan).fuses_cross_entropy; }
 
 Parameter vocabulary_matrix(const Model& model, const Plan& plan, const char* name) {
     Parameter p = matrix(name, Domain::dense, model.vocab, model.hidden, 0, 0.02);

@@ -4,6 +4,7 @@
 
 #include "planner/lower/emit/linear.hpp"
 #include "planner/model/model.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <array>
 #include <optional>
@@ -169,7 +170,8 @@ private:
     bool exchanges(const Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
     // Ours; published stacks' ops of that name are only priced.
     bool over_peers(const Builder& b) const {
-        return exchanges(b) && b.plan().dispatcher == Dispatcher::hybridep && b.plan().stack == "moe-plan";
+        return exchanges(b) && b.plan().dispatcher == Dispatcher::hybridep &&
+               stack_traits(b.plan()).peer_memory_dispatch;
     }
     // Of what is made of all ranks' counts: where tokens go next to their experts, only they wait for the other ranks.
     Stream counting_stream(const Builder& b) const { return over_peers(b) ? Stream::expert : Stream::compute; }

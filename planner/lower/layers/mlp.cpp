@@ -1,5 +1,6 @@
 // Dense MLP layers and the shared expert of MoE layers.
 #include "planner/lower/layers/layers.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -60,7 +61,7 @@ TensorId MlpLayer::forward(Builder& b, TensorId x) {
     if (!shared_) {
         b.module = Module::layernorm;
         norm_.key = key_ + ".norm";
-        if (b.plan().on_megatron()) norm_.within = Module::mlp;
+        if (stack_traits(b.plan()).keeps_norm_with_product) norm_.within = Module::mlp;
         normed = norm_.forward(b, x, model_.hidden, "mlp_norm");
     }
     b.module = module;

@@ -1,5 +1,5 @@
-// The data-parallel pass: gradient reductions placed where their bucket is complete, so that they run under the
-// backward.
+// The data-parallel pass: the ops of step_ops.hpp over their tensors, with gradient reductions placed where their
+// bucket is complete, so that they run under the backward.
 #pragma once
 
 #include "planner/lower/passes/first_gradients.hpp"
@@ -10,11 +10,11 @@ namespace moe {
 // `backward` with a reduce-scatter (in place, stream data) of every bucket of its chunk right after the op that writes
 // the bucket's gradients last. Buckets whose group is one rank, and those that FSDP reduces itself, are
 // left alone. Of a backward in two slots the second: buckets that only the first writes are reduced before its ops.
-Template with_gradient_reduction(const Program& program, const Template& backward);
+Template with_gradient_reduction(const Program& program, const Plan& plan, const Template& backward);
 
 // The gathers of updated weights and the zeroing of gradients, but for those that products set (`first`), which open a
 // step, and what closes it: norm and optimizer.
-Template begin_template(Program& program, const FirstGradients& first);
+Template begin_template(Program& program, const Plan& plan, const FirstGradients& first);
 Template finish_template(const Program& program, const Plan& plan);
 
 } // namespace moe

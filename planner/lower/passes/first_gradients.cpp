@@ -2,6 +2,7 @@
 #include "planner/lower/passes/first_gradients.hpp"
 
 #include "planner/plan/plan.hpp"
+#include "planner/plan/stack_traits.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -43,7 +44,7 @@ void insert(Ranges& ranges, std::int64_t begin, std::int64_t end) {
 
 } // namespace
 
-bool sets_first_gradients(const Plan& plan) { return plan.stack == "moe-plan" && !plan.reshards(); }
+bool sets_first_gradients(const Plan& plan) { return stack_traits(plan).sets_first_gradients && !plan.reshards(); }
 
 std::optional<Template> FirstGradients::next(const Template& tmpl) {
     std::optional<Template> result;

@@ -93,10 +93,7 @@ private:
                 id = known->second;
                 continue;
             }
-            Tensor copy = program_.tensors[static_cast<std::size_t>(id)];
-            copy.name += ".again";
-            program_.tensors.push_back(std::move(copy));
-            const auto fresh = static_cast<TensorId>(program_.tensors.size() - 1);
+            const TensorId fresh = repeat_tensor(program_, id);
             renamed_.emplace(id, fresh);
             id = fresh;
         }

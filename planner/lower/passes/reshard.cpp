@@ -51,10 +51,7 @@ private:
     TensorId copy(TensorId id) {
         const auto known = copies_.find(id);
         if (known != copies_.end()) return known->second;
-        Tensor twin = tensor(id);
-        twin.name += ".again";
-        program_.tensors.push_back(std::move(twin));
-        const auto fresh = static_cast<TensorId>(program_.tensors.size() - 1);
+        const TensorId fresh = repeat_tensor(program_, id);
         copies_.emplace(id, fresh);
         return fresh;
     }

@@ -53,15 +53,12 @@ std::map<TensorId, Stashed> find_stashed(Program& program, const Template& forwa
             s.module = forward.ops[i].module;
         }
     for (auto& [id, s] : found) {
-        Tensor again = program.tensors[static_cast<std::size_t>(id)];
-        Tensor pages = again;
+        Tensor pages = program.tensors[static_cast<std::size_t>(id)];
         pages.name += ".pages";
-        pages.rows = static_cast<std::int64_t>(std::ceil(again.expected_rows * page_factor));
-        again.name += ".again";
+        pages.rows = static_cast<std::int64_t>(std::ceil(pages.expected_rows * page_factor));
         program.tensors.push_back(std::move(pages));
-        program.tensors.push_back(std::move(again));
-        s.pages = static_cast<TensorId>(program.tensors.size()) - 2;
-        s.again = s.pages + 1;
+        s.pages = static_cast<TensorId>(program.tensors.size()) - 1;
+        s.again = repeat_tensor(program, id);
     }
     return found;
 }

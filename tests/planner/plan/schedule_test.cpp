@@ -186,6 +186,23 @@ TEST_CASE("schedule: in-flight chunks are min(m, PP-r) for 1F1B and 2(PP-r-1)+(V
     }
 }
 
+TEST_CASE(
+    "schedule: warm-up forwards come before the first backward's partner, and with EP overlap no other is alone") {
+    for (const Case& c : cases())
+        for (int rank = 0; rank < c.pp; ++rank) {
+            const std::vector<Turn> turns = order(c.kind, c.pp, c.vpp, c.micro_batches, rank, c.ep_overlap);
+            const int warm_up = warm_up_forwards(c.kind, c.pp, c.vpp, c.micro_batches, rank, c.ep_overlap);
+            const auto first = std::find_if(turns.begin(), turns.end(), [](const Turn& t) { return !t.forward(); });
+            const auto before = static_cast<int>(first - turns.begin());
+            CHECK(before == std::min(warm_up + 1, c.micro_batches * c.vpp));
+            if (!c.ep_overlap) continue;
+            const auto alone =
+                std::count_if(turns.begin(), turns.end(), [](const Turn& t) { return t.forward() && !t.merged; });
+            CHECK(alone >= warm_up); // a last one stays alone where its own backward follows
+            for (int i = 0; i < warm_up; ++i) CHECK(!turns[static_cast<std::size_t>(i)].merged);
+        }
+}
+
 TEST_CASE("schedule: micro-batch modulo in_flight never names an instance that is still in use") {
     for (const Case& c : cases()) {
         for (const auto& turns : orders(c)) {

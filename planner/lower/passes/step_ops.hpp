@@ -1,0 +1,96 @@
+// What a step does with a flat bucket as it begins and finishes, from the bucket's size: the one list of gathers,
+// quantizing, zeroing, gradient reductions, norm and AdamW that lowering emits and that estimate and bound price.
+#pragma once
+
+#include "planner/program/program.hpp"
+
+#include <cstddef>
+
+namespace moe {
+
+// All of a bucket that tells what a step does with it.
+struct BucketSize {
+    Domain domain = Domain::dense;
+    std::int64_t elements = 0;
+    Group group; // axes 0 when its size is 1
+    int group_size = 1;
+    Dtype weight_dtype = Dtype::bf16; // as products read them
+    int layer = -1;                   // FSDP: see Bucket
+    int matrices = 0;                 // quantized one by one, see Bucket
+    bool quantizable = false;         // see Bucket
+    bool resharded = false;           // FSDP: the templates of the chunk gather and reduce it
+    bool copy = false;                // see Bucket
+
+    // Whether new weights are gathered in BF16 through the gradient buffer before they are quantized.
+    bool staged() const { return is_quantized(weight_dtype) && (matrices == 0 || group_size > 1); }
+};
+BucketSize size_of(const Program& program, const Bucket& bucket);
+
+Dtype gradient_dtype(const Plan& plan);
+double gradient_bytes(const Plan& plan); // of one element
+// A bucket as products read it: quantized weights are kept row-wise and column-wise.
+double weight_bytes(const BucketSize& bucket);
+// Master weights and moments of this rank's shard.
+double optimizer_bytes(const Plan& plan, const BucketSize& bucket);
+
+enum class StepWork : std::uint8_t {
+    round,    // this rank's new weights from master to BF16, where matrices are quantized from what was gathered
+    gather,   // new weights of all ranks
+    quantize, // of what was gathered; matrices of a bucket of one rank: of master
+    zero,     // gradients that no product sets
+    reduce,   // gradients, inside the last backward
+    square,   // sum of the squares of this rank's gradients
+    fetch,    // offloaded optimizer states, from the host
+    update,   // AdamW
+    store,    // optimizer states, back to the host
+};
+inline constexpr std::size_t step_work_count = 9;
+
+// An op of the begin or finish slot, or a reduction of the last backward; `times` of them, all alike.
+struct StepOp {
+    OpKind kind{};
+    Stream stream = Stream::compute;
+    Module module = Module::data_parallel;
+    Dtype dtype = Dtype::f32; // by which it is priced
+    Group group{};
+    double bytes = 0.0, flops = 0.0; // as Op's
+    int times = 1;
+    bool in_blocks = false; // quantize: a matrix, see QuantizeAttr
+};
+// Whether a step does this with the bucket.
+bool has_work(const Plan& plan, const BucketSize& bucket, StepWork work);
+// The op, of work that the bucket has. zero: of all gradients; quantize: as many ops as matrices, of their mean size.
+StepOp step_op(const Plan& plan, const BucketSize& bucket, StepWork work);
+// The same of some gradients, and of one matrix with the scales of both its forms.
+StepOp zero_op(const Plan& plan, const BucketSize& bucket, double elements);
+StepOp quantize_op(const BucketSize& bucket, double elements, double scales);
+// The sum of the gradients' squares over all ranks, and of so many scalars in all.
+StepOp norm_op(int scalars);
+
+// The order of the begin slot, over the buckets of all chunks of a rank: visit(bucket, work), whether the bucket has
+// that work or not. Gradients through whose buffer weights pass are zeroed behind the gathers. Where products set them,
+// little is left, and that is zeroed at once: early_zero(bucket). Whole buckets follow all gathers, so that the first
+// forward need not wait for them.
+template <class EarlyZero, class Visit>
+void each_begin_op(std::size_t buckets, EarlyZero early_zero, Visit visit) {
+    for (std::size_t b = 0; b < buckets; ++b) {
+        for (const StepWork work : {StepWork::round, StepWork::gather, StepWork::quantize}) visit(b, work);
+        if (early_zero(b)) visit(b, StepWork::zero);
+    }
+    for (std::size_t b = 0; b < buckets; ++b)
+        if (!early_zero(b)) visit(b, StepWork::zero);
+}
+// The order of the finish slot, before and behind the norm over all ranks. Offloaded states come bucket by bucket, and
+// go back behind their update.
+template <class Visit>
+void each_op_before_norm(std::size_t buckets, Visit visit) {
+    for (std::size_t b = 0; b < buckets; ++b) visit(b, StepWork::square);
+}
+template <class Visit>
+void each_op_behind_norm(std::size_t buckets, Visit visit) {
+    for (std::size_t b = 0; b < buckets; ++b) visit(b, StepWork::fetch);
+    for (std::size_t b = 0; b < buckets; ++b)
+        for (const StepWork work : {StepWork::update, StepWork::store}) visit(b, work);
+}
+
+} // namespace moe

@@ -1,0 +1,77 @@
+// What lowering, memory and cost take a plan's software to do, as named capabilities: the one place that compares stack
+// names.
+//
+// A Stack (planner/stack) says what a generation offers and how fast it is. These traits follow from the name alone, so
+// that a plan.json is lowered the same wherever it is read.
+#pragma once
+
+#include "planner/plan/plan.hpp"
+
+#include <string_view>
+
+namespace moe {
+
+// Whose software a stack is. Every published stack but PyTorch's own and one paper's is Megatron Core with Transformer
+// Engine.
+enum class StackEngine : std::uint8_t { own, megatron, other };
+
+struct StackTraits {
+    StackEngine engine = StackEngine::other;
+
+    // Lowering.
+    // A tensor in fp8-blockwise has one quantized form, see Plan::blocks_by_rows().
+    bool quantizes_by_rows = false;
+    // The first product that writes a weight's gradient in a step sets it; otherwise whole buckets are zeroed first.
+    bool sets_first_gradients = false;
+    // Ranks with copies of the embedding table add up the optimizer's shards of its gradient; otherwise whole
+    // gradients.
+    bool adds_up_shards_of_tied_table = false;
+    // Chunks of one rank that hold the same weight share it; otherwise only those of a V-shaped schedule do.
+    bool shares_weights_of_chunks = false;
+    // The final norm lies on the stage of MTP where that is before the loss; otherwise it stays with the LM head.
+    bool final_norm_with_mtp = false;
+    // The forward of the loss writes the logits' gradient in their place, unless TP cuts the vocabulary.
+    bool fuses_cross_entropy = false;
+    // Without Plan::capacity, buffers of routed rows hold the worst case; otherwise the rows that are expected.
+    bool plans_worst_case_rows = false;
+    // Routed rows beyond Plan::capacity are counted, and the step is run again with more room (overflow_retry.hpp).
+    bool retries_overflow = false;
+    // Dispatcher hybridep moves tokens over memory that peers share, by ops of its own; otherwise it is only priced.
+    bool peer_memory_dispatch = false;
+    // Offload takes tensors of every size, and copies of routed rows move all planned rows.
+    bool offloads_planned_rows = false;
+    // A norm's output is kept or recomputed with the product that reads it (TransformerEngine's LayerNormLinear).
+    bool keeps_norm_with_product = false;
+    // Recomputation of other modules keeps the output of attention's core.
+    bool recompute_keeps_core = false;
+
+    // Memory.
+    // Programs run in one planned arena and in the order that they state; otherwise an allocator gives memory as it
+    // goes.
+    bool runs_in_arena = false;
+    // This project's engine joins the devices: its communicators, slots and boxes are counted one by one.
+    bool joins_devices = false;
+    // Attention on GPUs takes the scratch memory that this project's kernels ask for.
+    bool takes_attention_scratch = false;
+    // The first copy between host and device takes memory of its own on a GPU.
+    bool counts_first_copy = false;
+    // The libraries behind the dispatchers (HybridEP) hold buffers of their own.
+    bool holds_dispatcher_buffers = false;
+    // Those of DeepEP are sized as Megatron Core asks for them.
+    bool holds_deep_ep_buffers = false;
+    // The optimizer copies to FP32 what it reads in BF16, see Plan::optimizer_copy_bytes().
+    bool optimizer_copies = false;
+
+    // Cost.
+    // What computes loses measured shares of its rate to communication beside it; otherwise StackCosts states a share.
+    bool measures_contention = false;
+    // Products of experts leave multiprocessors to messages and tokens beside them, and take longer for it.
+    bool reserves_multiprocessors = false;
+};
+
+// By the name of a stack. Features behind the name ("bridge-26.08,no-fused_router") leave a published stack what it is;
+// only the bare name is the engine's own stack.
+const StackTraits& stack_traits(std::string_view stack);
+inline const StackTraits& stack_traits(const Plan& plan) { return stack_traits(plan.stack); }
+
+} // namespace moe

@@ -1,0 +1,35 @@
+// Which stacks have which capabilities.
+#include "planner/plan/stack_traits.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace moe;
+
+TEST_CASE("the engine's own stack, Megatron Core and other software have capabilities of their own") {
+    const StackTraits &own = stack_traits("moe-plan"), &megatron = stack_traits("bridge-26.08"),
+                      &torch = stack_traits("torchtitan");
+    CHECK(own.engine == StackEngine::own);
+    CHECK(megatron.engine == StackEngine::megatron);
+    CHECK(torch.engine == StackEngine::other);
+    // Ours alone.
+    for (const StackTraits* traits : {&own, &megatron, &torch}) {
+        const bool ours = traits == &own;
+        CHECK(traits->runs_in_arena == ours);
+        CHECK(traits->retries_overflow == ours);
+        CHECK(traits->sets_first_gradients == ours);
+        CHECK(traits->peer_memory_dispatch == ours);
+        CHECK(traits->holds_dispatcher_buffers != ours);
+    }
+    // Megatron's alone.
+    for (const StackTraits* traits : {&own, &megatron, &torch}) {
+        CHECK(traits->optimizer_copies == (traits == &megatron));
+        CHECK(traits->recompute_keeps_core == (traits == &megatron));
+        CHECK(traits->holds_deep_ep_buffers == (traits == &megatron));
+    }
+}
+
+TEST_CASE("features behind a stack's name leave a published stack what it is") {
+    CHECK(stack_traits("bridge-26.08,no-fused_router").engine == StackEngine::megatron);
+    CHECK(stack_traits("torchtitan,no-fused_router").engine == StackEngine::other);
+    CHECK(stack_traits("somebody's").engine == StackEngine::megatron);
+}
