@@ -1,6 +1,9 @@
 // The JSON documents of show.
 #include "tools/report/show_json.hpp"
 
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "tools/print/table.hpp"
 

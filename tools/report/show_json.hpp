@@ -1,8 +1,13 @@
 // The JSON documents of show, and the words in which its tables describe layers.
 #pragma once
 
+#include "planner/machine/fwd.hpp"
+#include "planner/model/fwd.hpp"
+#include "planner/model/layer_kind.hpp"
+#include "planner/plan/fwd.hpp"
 #include "planner/stack/stack.hpp"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

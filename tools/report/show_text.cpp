@@ -1,4 +1,7 @@
 // Describes layers, positions and machines in words.
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "tools/report/show_json.hpp"
 
