@@ -14,7 +14,7 @@
 
 namespace moe {
 
-// Operands of dispatch_tokens and combine_tokens (planner/program/op.hpp); absent ones are null.
+// Operands of dispatch_tokens and combine_tokens (planner/program/op_kind.hpp); absent ones are null.
 struct TokenOperands {
     std::int64_t tokens = 0;
     int top_k = 0;
