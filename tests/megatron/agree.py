@@ -1,8 +1,9 @@
 """Holds the rules that Megatron-Core's configuration classes assert to the installed megatron-core, on random plans.
 
-usage: agree.py [--count N] [--seed S] [--release R] [--transformer-engine V] [--write FILE.json]
+usage: agree.py [--count N] [--seed S] [--release R] [--transformer-engine V] [--write FILE.json] [--arguments]
 
-Every plan must be constructed exactly where it breaks no rule whose asserted_by is `class`. Printed are the plans where
+With --arguments the plans are passed to Megatron-LM's parse_args and validate_args instead (0.17 or later), and held to
+the rules whose asserted_by is `arguments`. Every plan must be constructed exactly where it breaks no rule whose asserted_by is `class`. Printed are the plans where
 that is not so, and for every such rule how many plans break it and how many break it alone. --write keeps the verdicts.
 The exit status is 1 where one plan disagrees, and 77 without the package.
 """
@@ -13,10 +14,15 @@ import json
 import random
 import sys
 
+import arguments as parser_of_megatron
 import mapping
 import oracle
 import plans
 import rules
+
+
+# What a run without data and a learning rate of its own needs besides.
+WITHOUT_DATA = "--mock-data --tokenizer-type NullTokenizer --train-iters 10 --lr 1e-4 --min-lr 1e-5".split()
 
 
 def documents(engine, plan, release):
@@ -33,13 +39,15 @@ def main():
     parser.add_argument("--release")
     parser.add_argument("--transformer-engine", default="2.17")
     parser.add_argument("--write")
+    parser.add_argument("--arguments", action="store_true")
     arguments = parser.parse_args()
     known = oracle.load(arguments.transformer_engine)
     from megatron.core import __version__ as installed
 
     release = arguments.release or installed
     engine, stated = mapping.load(), rules.load()["rules"]
-    asserted = [rule for rule in stated if rule["asserted_by"] == "class" and rules.in_force(rule, release)]
+    where = "arguments" if arguments.arguments else "class"
+    asserted = [rule for rule in stated if rule["asserted_by"] == where and rules.in_force(rule, release)]
     generator = random.Random(arguments.seed)
     absent = [rule for rule in stated if rule["kind"] == "absent" and rules.in_force(rule, release)]
     count, alone, disagree, kept = collections.Counter(), collections.Counter(), 0, []
@@ -49,11 +57,19 @@ def main():
         if any(rules.broken(rule, plan) for rule in absent):
             continue  # The release lacks a setting that the plan asks for, so that nothing can be written.
         try:
-            asked = list(documents(engine, plan, release))
+            if arguments.arguments:
+                words = mapping.arguments(engine, plan, release) + WITHOUT_DATA
+            else:
+                asked = list(documents(engine, plan, release))
         except ValueError:
-            continue  # The release cannot say the model.
+            continue  # The release cannot say the plan.
         found = rules.broken_rules(asserted, plan, release)
-        refused = next((v for v in (oracle.verdict(known, d) for d in asked) if v), None)
+        if arguments.arguments:
+            gpus = int(plan["tp"]) * int(plan["cp"]) * int(plan["pp"]) * int(plan["dp"])
+            environment = mapping.environment(engine, plan, release)
+            refused = parser_of_megatron.check(plan["hardware.generation"], words, gpus, environment)
+        else:
+            refused = next((v for v in (oracle.verdict(known, d) for d in asked) if v), None)
         for rule in found:
             count[rule["name"]] += 1
             alone[rule["name"]] += len(found) == 1

@@ -69,3 +69,36 @@ def keywords(engine, plan, release, part="kwargs", implied=True):
         for key, text in entry.get(part, {}).items():
             result[key] = value(entry, plan, text)
     return name, result
+
+
+def arguments(engine, plan, release, implied=True):
+    """Megatron-LM's arguments: of one that is given twice the later stands."""
+    result = {}
+    for entry in engine["fields"] + (engine["implied"] if implied else []):
+        if "field" in entry and entry["field"] not in plan:
+            continue
+        if not in_force(entry, release) or not all_hold(plan, entry.get("when", {})):
+            continue
+        for key in ("refuse", "refuse_args"):
+            if key in entry:
+                raise ValueError(entry[key])
+        flag = None
+        for text in entry.get("args", []):
+            if text.startswith("--"):
+                flag = text
+                result[flag] = []
+                continue
+            given = value(entry, plan, text)
+            if entry.get("field") in ("model.moe_layers", "model.linear_layers", "model.gated_delta") and isinstance(given, list):
+                given = [str(given).replace(" ", "")]
+            result[flag] += [str(one) for one in (given if isinstance(given, list) else [given])]
+    return [word for flag, values in result.items() for word in (flag, *values)]
+
+
+def environment(engine, plan, release):
+    """The environment that goes with the arguments, but for what the machine's topology says."""
+    result = {}
+    for entry in engine["fields"] + engine["implied"]:
+        if ("field" not in entry or entry["field"] in plan) and in_force(entry, release) and all_hold(plan, entry.get("when", {})):
+            result.update({name: text for name, text in entry.get("env", {}).items() if not text.startswith("$")})
+    return result

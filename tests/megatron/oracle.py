@@ -74,6 +74,10 @@ def state_transformer_engine(version):
         )
 
 
+def cannot_compile(*_, **__):
+    raise RuntimeError("nothing is compiled here")
+
+
 def classes():
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
@@ -91,6 +95,10 @@ def load(transformer_engine):
     """The configuration classes, with Transformer Engine's version stated; exits where there is no package."""
     warnings.simplefilter("ignore")
     try:
+        import torch.utils.cpp_extension
+
+        # megatron-core 0.15 compiles an allocator for GPUs as it is imported, and goes on where that fails.
+        torch.utils.cpp_extension.load_inline = cannot_compile
         import megatron.core  # noqa: F401
     except ImportError as missing:
         print(f"skipped: megatron-core is not installed ({missing})")

@@ -9,14 +9,14 @@ DENSE = {
     "model.qkv_bias": "off", "model.activation": "silu", "model.gated": "on", "model.probs_on_input": "off",
     "model.normalization": "RMSNorm", "model.norm_eps": "1e-6", "model.qk_norm": "off", "model.window": "0",
     "model.sinks": "off", "model.swiglu_limit": "0", "model.output_gate": "off", "model.latent": "0",
-    "model.tied_embeddings": "off", "model.vocab": "128256", "model.rope_theta": "500000", "model.rope_scaling": "none",
+    "model.tied_embeddings": "off", "model.vocab": "128256", "model.rope": "on", "model.rope_theta": "500000", "model.rope_scaling": "none",
     "model.router_scale": "1", "model.router_groups": "1", "model.softmax_first": "off",
 }  # fmt: skip
 
 MODELS = {
-    "dense": {**DENSE, "model.layers": "48", "model.hidden": "8192", "model.heads": "64", "model.kv_heads": "8",
-              "model.head_dim": "128", "model.ffn": "28672", "model.dense_layers": "48"},
-    "mixtral": {**DENSE, "model.layers": "48", "model.hidden": "6144", "model.heads": "48", "model.kv_heads": "8",
+    "dense": {**DENSE, "model.layers": "64", "model.hidden": "8192", "model.heads": "64", "model.kv_heads": "8",
+              "model.head_dim": "128", "model.ffn": "28672", "model.dense_layers": "64"},
+    "mixtral": {**DENSE, "model.layers": "64", "model.hidden": "6144", "model.heads": "48", "model.kv_heads": "8",
                 "model.head_dim": "128", "model.ffn": "16384", "model.dense_layers": "0", "model.experts": "8",
                 "model.top_k": "2", "model.expert_ffn": "16384"},
     "qwen3": {**DENSE, "model.layers": "96", "model.hidden": "4096", "model.heads": "64", "model.kv_heads": "8",
@@ -28,14 +28,14 @@ MODELS = {
                  "model.mla": "on", "model.q_lora": "1536", "model.kv_lora": "512", "model.qk_nope_dim": "128",
                  "model.rope_dim": "64", "model.v_dim": "128", "model.router_score": "sigmoid", "model.router_scale": "2.5",
                  "model.router_groups": "8", "model.router_groups_kept": "4", "model.mtp": "1"},
-    "gpt-oss": {**DENSE, "model.layers": "36", "model.hidden": "2880", "model.heads": "64", "model.kv_heads": "8",
+    "gpt-oss": {**DENSE, "model.layers": "32", "model.hidden": "2880", "model.heads": "64", "model.kv_heads": "8",
                 "model.head_dim": "64", "model.ffn": "2880", "model.dense_layers": "0", "model.experts": "128",
                 "model.top_k": "4", "model.expert_ffn": "2880", "model.activation": "quick_gelu", "model.linear_bias": "on",
                 "model.qkv_bias": "on", "model.attention_bias": "on", "model.expert_bias": "on"},
-    "gated-delta": {**DENSE, "model.layers": "48", "model.hidden": "2048", "model.heads": "16", "model.kv_heads": "8",
+    "gated-delta": {**DENSE, "model.layers": "64", "model.hidden": "2048", "model.heads": "16", "model.kv_heads": "8",
                     "model.head_dim": "256", "model.ffn": "5120", "model.dense_layers": "0", "model.experts": "512",
                     "model.top_k": "10", "model.expert_ffn": "512", "model.shared_experts": "on", "model.shared_ffn": "512",
-                    "model.shared_gate": "on", "model.gated_delta": "on", "model.linear_layers": [1, 1, 1, 0] * 12,
+                    "model.shared_gate": "on", "model.gated_delta": "on", "model.linear_layers": [1, 1, 1, 0] * 16,
                     "model.conv_kernel": "4", "model.key_dim": "128", "model.value_dim": "128", "model.key_heads": "16",
                     "model.value_heads": "32"},
 }  # fmt: skip
@@ -117,6 +117,8 @@ def choose(random, plan, model):
     if changed.get("cuda_graph") == "shared_experts":
         changed["cuda_graph"] = "attn+shared_experts"
     sometimes(0.1, "deterministic", ["on"])
+    if random.random() < 0.3:
+        changed.update({"hardware": "h100", "hardware.generation": "hopper"})
     if not experts:
         return changed
     sometimes(0.7, "ep", ["2", "4", "8"])
