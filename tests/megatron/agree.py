@@ -20,7 +20,6 @@ import oracle
 import plans
 import rules
 
-
 # What a run without data and a learning rate of its own needs besides.
 WITHOUT_DATA = "--mock-data --tokenizer-type NullTokenizer --train-iters 10 --lr 1e-4 --min-lr 1e-5".split()
 
@@ -74,14 +73,18 @@ def main():
             count[rule["name"]] += 1
             alone[rule["name"]] += len(found) == 1
         count["no rule"] += not found
-        kept.append({"model": name, "differs": changed, "refused": bool(refused), "rules": [rule["name"] for rule in found]})
+        kept.append(
+            {"model": name, "differs": changed, "refused": bool(refused), "rules": [rule["name"] for rule in found]}
+        )
         if bool(found) != bool(refused):
             disagree += 1
             if disagree <= 20:
                 print(f"disagree: {name} {json.dumps(changed)}")
                 print(f"  megatron-core: {refused or 'constructed'}")
                 print(f"  rules: {[rule['name'] for rule in found] or 'none broken'}")
-    print(f"megatron-core {installed} as {release}: {arguments.count} plans, {count['no rule']} legal, {disagree} disagree")
+    print(
+        f"megatron-core {installed} as {release}: {arguments.count} plans, {count['no rule']} legal, {disagree} disagree"
+    )
     for rule in asserted:
         print(f"  {count[rule['name']]:5d} {alone[rule['name']]:5d} alone  {rule['name']}")
     if arguments.write:

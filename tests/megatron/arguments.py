@@ -10,7 +10,6 @@ import os
 import sys
 import typing
 
-
 CAPABILITY = {"hopper": (9, 0), "blackwell": (10, 0)}
 
 

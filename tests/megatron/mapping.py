@@ -89,7 +89,9 @@ def arguments(engine, plan, release, implied=True):
                 result[flag] = []
                 continue
             given = value(entry, plan, text)
-            if entry.get("field") in ("model.moe_layers", "model.linear_layers", "model.gated_delta") and isinstance(given, list):
+            if entry.get("field") in ("model.moe_layers", "model.linear_layers", "model.gated_delta") and isinstance(
+                given, list
+            ):
                 given = [str(given).replace(" ", "")]
             result[flag] += [str(one) for one in (given if isinstance(given, list) else [given])]
     return [word for flag, values in result.items() for word in (flag, *values)]
@@ -99,6 +101,10 @@ def environment(engine, plan, release):
     """The environment that goes with the arguments, but for what the machine's topology says."""
     result = {}
     for entry in engine["fields"] + engine["implied"]:
-        if ("field" not in entry or entry["field"] in plan) and in_force(entry, release) and all_hold(plan, entry.get("when", {})):
+        if (
+            ("field" not in entry or entry["field"] in plan)
+            and in_force(entry, release)
+            and all_hold(plan, entry.get("when", {}))
+        ):
             result.update({name: text for name, text in entry.get("env", {}).items() if not text.startswith("$")})
     return result

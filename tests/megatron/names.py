@@ -36,7 +36,11 @@ def class_fields(wheel, under):
                 functions.add(node.name)
             if not isinstance(node, ast.ClassDef):
                 continue
-            own = {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+            own = {
+                one.target.id
+                for one in node.body
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            }
             fields.setdefault(node.name, set()).update(own)
             bases.setdefault(node.name, set()).update(ast.unparse(base).split(".")[-1] for base in node.bases)
     return fields, bases, functions
@@ -87,7 +91,8 @@ def check_core(path, engine):
         release = release_of(path)
         fields, bases, _ = class_fields(wheel, "megatron/core/")
         known = {
-            "kwargs": with_bases("MLATransformerConfig", fields, bases) | with_bases("TransformerConfig", fields, bases),
+            "kwargs": with_bases("MLATransformerConfig", fields, bases)
+            | with_bases("TransformerConfig", fields, bases),
             "optimizer": with_bases("OptimizerConfig", fields, bases),
             "ddp": with_bases("DistributedDataParallelConfig", fields, bases),
         }

@@ -101,13 +101,19 @@ def choose(random, plan, model):
     if changed.get("precision", "bf16") not in ("bf16", "fp32", "nvfp4"):
         sometimes(0.3, "bf16_layers", ["1+1", "2+2", "0+3", "16+1", "1+40"])
     sometimes(0.1, "head_precision", ["mxfp8"])
-    modules = ["layernorm", "core_attn", "moe_act", "mlp", "shared_experts", "moe"] if experts else ["layernorm", "core_attn", "mlp"]
+    modules = (
+        ["layernorm", "core_attn", "moe_act", "mlp", "shared_experts", "moe"]
+        if experts
+        else ["layernorm", "core_attn", "mlp"]
+    )
     if model["model.mla"] == "on" or random.random() < 0.05:
         modules.append("mla_up_proj")
     if not (model["model.shared_experts"] == "on"):
         modules = [module for module in modules if module != "shared_experts"]
     sometimes(0.5, "recompute", lambda: "full" if random.random() < 0.2 else joined(random, modules, 2))
-    offload = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"] + (["expert_fc1", "moe_act"] if experts else [])
+    offload = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"] + (
+        ["expert_fc1", "moe_act"] if experts else []
+    )
     sometimes(0.3, "offload", lambda: joined(random, offload, 2))
     sometimes(0.15, "offload", lambda: "core_attn+attn_proj")
     sometimes(0.3, "optimizer", ["adamw+bf16_moments"])

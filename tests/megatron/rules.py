@@ -53,9 +53,13 @@ def holds(word, test):
             left, right = number(word), number(test[len(sign) :])
             if left is None:
                 return sign == "!="
-            return {"!=": left != right, ">=": left >= right, "<=": left <= right, ">": left > right, "<": left < right}[
-                sign
-            ]
+            return {
+                "!=": left != right,
+                ">=": left >= right,
+                "<=": left <= right,
+                ">": left > right,
+                "<": left < right,
+            }[sign]
     if test.startswith("!"):
         return word != test[1:]
     return word == test
@@ -78,5 +82,7 @@ def broken_rules(rules, plan, release, asserted_by=None):
     return [
         rule
         for rule in rules
-        if in_force(rule, release) and (asserted_by is None or rule["asserted_by"] in asserted_by) and broken(rule, plan)
+        if in_force(rule, release)
+        and (asserted_by is None or rule["asserted_by"] in asserted_by)
+        and broken(rule, plan)
     ]
