@@ -64,7 +64,7 @@ public:
     virtual double least_bytes(const Plan& plan) = 0;
     // Bytes that the plan keeps of each decoder layer and micro-batch under way, whatever is recomputed: its input.
     virtual double kept_bytes(const Plan& plan) = 0;
-    // Plans of equal number that differ in pp, dp and edp alone have the same layers().
+    // Plans of equal number that differ in pp, dp and edp alone have the same layers(), if all or none have a pipeline.
     virtual int placement(const Plan& plan) = 0;
     virtual void forget() = 0;
 };

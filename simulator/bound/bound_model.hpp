@@ -10,7 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <string>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -37,6 +37,9 @@ public:
     void forget() override;
 
 private:
+    // Played op by op, slots of a pipeline that is never full, and those that share the link to the host, overlap a
+    // little: by what the tiers may differ.
+    static constexpr double tiers_apart = 0.97;
     static bool offloads(const Plan& plan) { return (plan.offload & ~offload::optimizer) != 0; }
 
     struct Layers {
@@ -143,25 +146,19 @@ private:
     std::vector<int> counts_;         // how often the model has each
     SegmentTerms terms_;
     std::vector<Layers> layers_;
-    // By what a search varies of it: branches of a family that differ in the micro-batch ask for the same.
-    using StagesKey = std::tuple<Precision, std::array<int, 7>, ScheduleKind, bool, bool, std::string>;
+    // Branches of a family that differ in the micro-batch ask for the same.
     static constexpr std::size_t most_stages = 8192; // known between branches, some KB each
-    std::map<StagesKey, std::unique_ptr<Stages>> known_stages_;
+    std::unordered_map<PlanKey<Subject::cut>, std::unique_ptr<Stages>, PlanKeyHash> known_stages_;
     std::vector<Stages*> stages_;
-    std::vector<std::array<Placement, 5>> placements_;
-    // Parts of the segments by what a search varies, dense and routed: early_terms() is asked often.
-    struct WordsHash {
-        std::size_t operator()(const std::array<std::uint64_t, 2>& words) const {
-            const std::uint64_t mixed = (words[0] * 0x9E3779B97F4A7C15U) ^ words[1];
-            return static_cast<std::size_t>(mixed * 0xD6E8FEB86659FD93U >> 7);
-        }
-    };
+    std::vector<Placements> placements_;
+    // Parts of all segments, dense and routed: early_terms() is asked often.
     using Parts = std::vector<const LayerPart*>;
-    std::unordered_map<std::array<std::uint64_t, 2>, Parts, WordsHash> known_[2];
+    std::unordered_map<PartFloors::Key<Subject::dense>, Parts, PartFloors::Hash> dense_parts_;
+    std::unordered_map<PartFloors::Key<Subject::routed>, Parts, PartFloors::Hash> routed_parts_;
     std::deque<std::vector<Terms>> own_terms_;    // behind handles
     std::vector<std::array<int, 2>> part_places_; // by placement: numbers of its dense and its expert groups'
-    std::array<int, 8> last_mesh_{};              // of placement()
-    std::string last_order_;
+    std::unordered_map<PlanKey<Subject::place>, int, PlanKeyHash> known_places_;
+    std::optional<PlanKey<Subject::place>> last_mesh_; // of placement()
     int last_place_ = -1;
     std::vector<Chunk> chunks_; // scratch
     std::vector<StageMemory> memory_;

@@ -55,13 +55,6 @@ LayerPart work_of(PartKind kind, const SegmentTerms::Priced& segment) {
 
 } // namespace
 
-std::size_t PartFloors::Hash::operator()(const Key& key) const {
-    std::uint64_t sum = 0;
-    for (const std::int64_t field : key)
-        sum = (sum ^ static_cast<std::uint64_t>(field)) * 0x9E3779B97F4A7C15U + (sum >> 29);
-    return static_cast<std::size_t>(sum);
-}
-
 double least_seconds(const LayerPart& dense, const LayerPart& routed, int side) {
     double least = dense.alone[side] + routed.alone[side];
     for (std::size_t s = 0; s < stream_count; ++s)
@@ -70,9 +63,10 @@ double least_seconds(const LayerPart& dense, const LayerPart& routed, int side) 
     return least;
 }
 
-std::array<int, 2> PartFloors::places(const std::array<Placement, 5>& groups) {
-    const std::array<std::vector<Placement>, 2> wanted{std::vector(groups.begin(), groups.begin() + 2),
-                                                       std::vector(groups.begin() + 2, groups.end())};
+std::array<int, 2> PartFloors::places(const Placements& groups) {
+    const auto [tensor, context, expert, expert_tensor, dispatch, data, expert_data, micro_batch] = groups;
+    const std::array<std::vector<Placement>, 2> wanted{
+        std::vector{tensor, context, data}, std::vector{expert, expert_tensor, dispatch, expert_data, micro_batch}};
     std::array<int, 2> numbers{};
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < 2; ++i) {
@@ -81,38 +75,6 @@ std::array<int, 2> PartFloors::places(const std::array<Placement, 5>& groups) {
         if (it == places_.end()) places_.push_back(wanted[i]);
     }
     return numbers;
-}
-
-// Graphs, chunks and copies of weights change what the host does and what data parallelism costs, not these ops, except
-// for FSDP's.
-PartFloors::Key PartFloors::key(PartKind kind, Plan plan, SegmentId id, int place) {
-    const Plan usual;
-    const int holders = plan.fsdp ? plan.gpus : 0; // that FSDP gathers weights from, by tp, ep and etp
-    plan.cuda_graph = CudaGraph::none;
-    plan.recompute = 0;
-    plan.schedule = usual.schedule;
-    plan.fsdp = false;
-    plan.pp = plan.dp = plan.edp = 1;
-    if (kind == PartKind::dense) {
-        plan.ep = plan.etp = 1;
-        plan.dispatcher = usual.dispatcher;
-    } else { // tokens count, whoever splits them
-        plan.mbs = plan.tokens_local();
-        plan.tp = plan.cp = 1;
-        plan.tp_overlap = usual.tp_overlap;
-        plan.cp_comm = usual.cp_comm;
-    }
-    Key key = SegmentCache::fields(plan, id);
-    key.front() = static_cast<std::int64_t>(kind) + 1 + 2 * holders;
-    key.back() = place;
-    return key;
-}
-
-const LayerPart* PartFloors::find(PartKind kind, const Plan& plan, SegmentId id, int place) const {
-    const Key wanted = key(kind, plan, id, place);
-    const std::lock_guard lock(mutex_);
-    const auto it = parts_.find(wanted);
-    return it == parts_.end() ? nullptr : &it->second;
 }
 
 void PartFloors::learn(const Plan& plan, SegmentId id, std::array<int, 2> places, const SegmentTerms::Priced& segment) {
@@ -138,9 +100,13 @@ void PartFloors::learn(const Plan& plan, SegmentId id, std::array<int, 2> places
             part.busy[side] = segment.flat.busy(side, busy);
             if (kind == PartKind::routed) part.held_up[side] = segment.held_up[static_cast<std::size_t>(side)];
         }
-        const Key known = key(kind, plan, id, places[static_cast<std::size_t>(kind)]);
+        const int place = places[static_cast<std::size_t>(kind)];
         const std::lock_guard lock(mutex_);
-        parts_.try_emplace(known, part);
+        if (std::find(models_.begin(), models_.end(), plan.model) == models_.end()) models_.push_back(plan.model);
+        if (kind == PartKind::dense)
+            dense_.try_emplace({PlanKey<Subject::dense>(plan), id, place}, part);
+        else
+            routed_.try_emplace({PlanKey<Subject::routed>(plan), id, place}, part);
     }
 }
 

@@ -4,6 +4,7 @@
 #include "simulator/bound/segment_terms.hpp"
 
 #include <array>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -34,22 +35,41 @@ double least_seconds(const LayerPart& dense, const LayerPart& routed, int side);
 // Thread-safe; entries live as long as the object.
 class PartFloors {
 public:
+    template <Subject subject>
+    struct Key {
+        PlanKey<subject> plan;
+        SegmentId id;
+        int place; // as numbered by places()
+        bool operator==(const Key&) const = default;
+    };
+    struct Hash {
+        template <Subject subject>
+        std::size_t operator()(const Key<subject>& key) const {
+            return key.plan.hash() * 31 + static_cast<std::size_t>(key.place) * 1024 +
+                   static_cast<std::size_t>(key.id.layer_kind);
+        }
+    };
+
     // Numbers of the placements of dense and of expert groups, out of SegmentCache::placements().
-    std::array<int, 2> places(const std::array<Placement, 5>& groups);
-    // nullptr while it is unknown. place: as numbered above.
-    const LayerPart* find(PartKind kind, const Plan& plan, SegmentId id, int place) const;
+    std::array<int, 2> places(const Placements& groups);
+    // nullptr while it is unknown.
+    const LayerPart* find(const Key<Subject::dense>& key) const { return find(dense_, key); }
+    const LayerPart* find(const Key<Subject::routed>& key) const { return find(routed_, key); }
     // segment, prices: of the plan's segment without recomputation.
     void learn(const Plan& plan, SegmentId id, std::array<int, 2> places, const SegmentTerms::Priced& segment);
 
 private:
-    using Key = SegmentCache::Fields;
-    struct Hash {
-        std::size_t operator()(const Key& key) const;
-    };
-    static Key key(PartKind kind, Plan plan, SegmentId id, int place);
+    template <class Parts, class Wanted>
+    const LayerPart* find(const Parts& parts, const Wanted& wanted) const {
+        const std::lock_guard lock(mutex_);
+        const auto it = parts.find(wanted);
+        return it == parts.end() ? nullptr : &it->second;
+    }
 
     mutable std::mutex mutex_;
-    std::unordered_map<Key, LayerPart, Hash> parts_;
+    std::unordered_map<Key<Subject::dense>, LayerPart, Hash> dense_;
+    std::unordered_map<Key<Subject::routed>, LayerPart, Hash> routed_;
+    std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by address
     std::vector<std::vector<Placement>> places_;
 };
 

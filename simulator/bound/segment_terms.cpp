@@ -62,6 +62,7 @@ std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& p
 
 Plan priced_as(Plan plan, const Stack& stack) {
     if (stack.costs.overlap_sm_share == 0.0) plan.ep_overlap = false;
+    if (stack.costs.fsdp_sm_share == 0.0 && !plan.reshards()) plan.fsdp = false;
     return plan;
 }
 
@@ -100,18 +101,17 @@ void SegmentTerms::forget() {
     prices_.clear();
     devices_.clear();
     terms_.clear();
+    coarse_.clear();
     cheapest_.clear();
 }
 
 // Neither EP overlap nor CUDA graphs change what a segment consists of, only what its ops cost.
 SegmentTerms::Plain& SegmentTerms::plain(const Plan& plan, SegmentId id) {
-    Plan bare = plain_of(plan);
-    bare.ep_overlap = false;
-    bare.cuda_graph = CudaGraph::none;
-    const Key key = SegmentCache::fields(bare, id);
+    const Plan bare = plain_of(plan);
+    const SegmentKey<Subject::size> key(bare, id);
     if (const auto known = plains_.find(key); known != plains_.end()) return known->second;
     Program program = lower_segment(bare, id.kind, id.layer_kind); // what is refused here leaves no entry behind
-    Plain& found = plains_[key];
+    Plain& found = plains_.try_emplace(key).first->second;
     found.program = std::move(program);
     found.shape = &library_.shape_of(found.program);
     found.bytes = activation_bytes(found.program);
@@ -121,13 +121,11 @@ SegmentTerms::Plain& SegmentTerms::plain(const Plan& plan, SegmentId id) {
 const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
                                                  const CostModel& costs) {
     Plan same = priced_as(plain_of(plan), cache_.stack());
-    Key key = SegmentCache::fields(same, id);
-    key.back() = place;
+    const Key key{{same, id}, place};
     if (const auto known = prices_.find(key); known != prices_.end()) return known->second;
     // CUDA graphs change what the host does alone.
     same.cuda_graph = CudaGraph::none;
-    Key device_key = SegmentCache::fields(same, id);
-    device_key.back() = place;
+    const Key device_key{{same, id}, place};
     auto device = devices_.find(device_key); // what is refused here leaves no entry behind
     if (device == devices_.end()) device = devices_.emplace(device_key, device_prices(plain, plan, costs)).first;
     Prices prices = device->second;
@@ -137,7 +135,7 @@ const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const Plan&
             prices.ops[i].host = host_seconds(plan, cache_.stack(), op);
             prices.ops[i++].waits_for_counts = host_waits(plan, cache_.stack(), op);
         }
-    return prices_[key] = std::move(prices);
+    return prices_.insert_or_assign(key, std::move(prices)).first->second;
 }
 
 SegmentTerms::Prices SegmentTerms::device_prices(const Plain& plain, const Plan& plan, const CostModel& costs) {
@@ -170,27 +168,25 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     const Plain& base = plain(plan, id);
     Plan named = priced_as(plan, cache_.stack());
     named.recompute &= base.shape->modules;
-    Key key = SegmentCache::fields(named, id);
-    key.back() = place;
+    const Key key{{named, id}, place};
     if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
     const Prices& priced = prices(base, plan, id, place, costs);
     Terms terms = played(base, named, id, priced.ops, priced.held_up, begins_early(plan, id));
     terms.first_saves = std::accumulate(priced.first_saves.begin(), priced.first_saves.end(), 0.0);
-    return terms_[key] = terms;
+    return terms_.emplace(key, terms).first->second;
 }
 
 const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
-    Plan whole = priced_as(plan, cache_.stack()), bare = whole;
+    Plan whole = plan, bare = priced_as(plan, cache_.stack()), named = bare;
     whole.fsdp = false;
+    whole = priced_as(whole, cache_.stack());
     bare.recompute = 0;
     const Plain& base = plain(whole, id);
     whole.recompute &= base.shape->modules;
-    Key key = SegmentCache::fields(whole, id);
-    key.front() = 1; // apart from of()
-    key.back() = place;
-    if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
-    std::vector<OpCost>& cheapest =
-        cheapest_[{base.program.templates.data(), place, whole.cuda_graph, whole.ep_overlap}];
+    named.recompute = whole.recompute;
+    const Key key{{named, id}, place};
+    if (const auto known = coarse_.find(key); known != coarse_.end()) return known->second;
+    std::vector<OpCost>& cheapest = cheapest_[{{bare, id}, place}];
     if (cheapest.empty()) {
         std::vector<OpCost> ops =
             prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.machine())).ops;
@@ -207,7 +203,7 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
             }
         cheapest = std::move(ops);
     }
-    return terms_[key] = played(base, whole, id, cheapest, {}, true);
+    return coarse_.emplace(key, played(base, whole, id, cheapest, {}, true)).first->second;
 }
 
 // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among others,

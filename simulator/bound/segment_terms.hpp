@@ -12,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <vector>
 
 namespace moe {
@@ -81,7 +80,11 @@ public:
     void forget();
 
 private:
-    using Key = SegmentCache::Fields;
+    struct Key {
+        SegmentKey<Subject::time> time;
+        int place;
+        auto operator<=>(const Key&) const = default;
+    };
     struct Plain { // a segment without recomputation, with the sizes of one plan
         FlatLibrary::Shape* shape = nullptr;
         Program program;
@@ -103,12 +106,11 @@ private:
 
     const SegmentCache& cache_;
     FlatLibrary& library_;
-    std::map<Key, Plain> plains_;
+    std::map<SegmentKey<Subject::size>, Plain> plains_;
     std::map<Key, Prices> prices_, devices_; // of a plan, and the part of them that CUDA graphs do not change
-    std::map<Key, Terms> terms_;
-    std::map<std::tuple<const Template*, int, CudaGraph, bool>, std::vector<OpCost>>
-        cheapest_;             // of coarse(), by plain segment
-    std::vector<double> ends_; // scratch
+    std::map<Key, Terms> terms_, coarse_;
+    std::map<Key, std::vector<OpCost>> cheapest_; // of coarse(), without recomputation
+    std::vector<double> ends_;                    // scratch
 };
 
 // Ops that may run under the layer before: rings of saved keys and values, rows that come back from the stash or from

@@ -3,6 +3,7 @@
 
 #include "planner/lower/lower.hpp"
 #include "planner/memory/memory.hpp"
+#include "planner/plan/plan_key.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/estimate/merged_slots.hpp"
 #include "simulator/estimate/segment_cost.hpp"
@@ -18,6 +19,9 @@
 
 namespace moe {
 
+// Whether the segment routes tokens to experts in some plans of the model.
+bool has_experts(const Plan& plan, SegmentId id);
+
 // Each group of either domain has a bit of its own, since axes are five bits.
 inline std::uint64_t group_bit(Group group) {
     return group.axes == 0 ? 0 : std::uint64_t{1} << (32 * static_cast<int>(group.domain) + group.axes);
@@ -30,17 +34,26 @@ struct SegmentSize {
     std::int64_t slots = 0;   // bytes that its exchanges pack rows into
 };
 
+// What a segment of some plans depends on, as far as one subject goes.
+template <Subject subject>
+struct SegmentKey {
+    SegmentKey(const Plan& p, SegmentId segment) : plan(p, has_experts(p, segment)), id(segment) {}
+    PlanKey<subject> plan;
+    SegmentId id;
+    auto operator<=>(const SegmentKey&) const = default;
+};
+
+// Where the groups of a segment's communication lie: tensor, context, expert, expert tensor, dispatch; then, where the
+// plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, and the ranks that
+// share a micro-batch.
+using Placements = std::array<Placement, 8>;
+
 // Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.
 class SegmentCache {
 public:
     SegmentCache(const Hardware& hardware, Stack stack);
 
-    // Fields of a plan that a segment depends on, the first and the last left free. Segments without experts name no
-    // expert degrees.
-    using Fields = std::array<std::int64_t, 38>;
-    static Fields fields(const Plan& plan, SegmentId id);
-    // Where the groups of layers' communication lie.
-    std::array<Placement, 5> placements(const Plan& plan) const;
+    Placements placements(const Plan& plan) const;
 
     SegmentSize size(const Plan& plan, SegmentId id);
     const SegmentCost& cost(const Plan& plan, SegmentId id);
@@ -55,19 +68,32 @@ public:
 
 private:
     const SegmentSize& lowered(const Plan& plan, SegmentId id, std::int64_t mbs);
-    using Key = Fields;
-    using CostKey = std::pair<Key, std::array<Placement, 5>>;
-    Key key(const Plan& plan, SegmentId id);
-    int model_number(const Plan& plan);
+    // Seconds and the buckets that the ops use, whose elements are padded to the group that shares them.
+    struct CostKey {
+        SegmentKey<Subject::time> time;
+        PlanKey<Subject::weights> weights;
+        bool shares_table;
+        Placements places;
+        auto operator<=>(const CostKey&) const = default;
+    };
+    struct BucketKey {
+        PlanKey<Subject::weights> weights;
+        bool shares_table;
+        SegmentId id; // or a stage
+        std::array<int, 5> stage;
+        auto operator<=>(const BucketKey&) const = default;
+    };
+    CostKey cost_key(const Plan& plan, SegmentId id) const;
+    void keep_model(const Plan& plan); // under the lock
 
     Machine machine_;
     Stack stack_;
     std::mutex mutex_;
-    std::map<Key, std::unique_ptr<SegmentSize>> sizes_;
+    std::map<SegmentKey<Subject::size>, std::unique_ptr<SegmentSize>> sizes_;
     std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
     std::map<std::tuple<CostKey, Segments, Segments>, MergedTime> merged_;
-    std::map<Key, std::unique_ptr<std::vector<BucketSize>>> buckets_, stage_buckets_;
-    std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by position
+    std::map<BucketKey, std::unique_ptr<std::vector<BucketSize>>> buckets_;
+    std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by address
 };
 
 } // namespace moe

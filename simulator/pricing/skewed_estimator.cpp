@@ -52,8 +52,9 @@ private:
     };
     const Handles& of(int handle) const { return handles_[static_cast<std::size_t>(handle)]; }
     bool skews(const Plan& plan) {
-        if (plan.routing != routing_) {
+        if (plan.routing != routing_ || plan.model != model_) {
             routing_ = plan.routing;
+            model_ = plan.model;
             skewed_ = skewed(plan);
             loads_.clear();
         }
@@ -78,7 +79,8 @@ private:
     std::unique_ptr<Quoter> time_, memory_;
     LoadTables& tables_;
     std::vector<Handles> handles_;         // of layers and of stages
-    std::string routing_ = Plan{}.routing; // of the plans of the search
+    std::string routing_ = Plan{}.routing; // of the last plan, as
+    std::shared_ptr<const Model> model_;   // this is
     bool skewed_ = false;
     std::map<int, LeastLoad> loads_; // by EP
 };

@@ -316,7 +316,9 @@ std::vector<int> table_holders(const Plan& plan) {
 }
 
 bool shares_table(const Plan& plan) {
-    return stack_traits(plan).adds_up_shards_of_tied_table && table_holders(plan).size() > 1;
+    const bool read_again = plan.model->tied_embeddings || !plan.model->mtp.empty();
+    return stack_traits(plan).adds_up_shards_of_tied_table && plan.pp > 1 && read_again &&
+           table_holders(plan).size() > 1;
 }
 
 } // namespace moe

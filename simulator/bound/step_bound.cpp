@@ -1,23 +1,67 @@
-// Composes quotes from flat segments, and states why no plan is faster.
+// Composes the bound of a step from layer costs and a stage split, and states why no plan is faster.
 //
 // The floor of a step. A rank's slots run one after another, each at least as long as its segments played alone with
 // the host far ahead. Before rank r's first slot, the first forward of the ranks before it has to be through and its
 // message to arrive; behind its last slot, the last backward of those ranks has to follow. So no rank is through before
 //     max(start_r + slots_r, issue_r) + tail_r,
 // where issue_r is what its host needs, and the optimizer follows the last. No rank starts before the weights of its
-// first chunk are gathered, none is through before their gradients are reduced (quote_ends.cpp). A forward merged with
+// first chunk are gathered, none is through before their gradients are reduced (see add_ends()). A forward merged with
 // a backward lasts at least as long as each stream is busy in both. What else happens (stages that wait for each other
-// in the middle) only adds. Ranks on average hold an even share of all layers, which is the floor of every cut.
+// in the middle) only adds.
 #include "simulator/bound/bound_model.hpp"
+#include "simulator/estimate/step_parts.hpp"
 
 #include <algorithm>
+#include <map>
 
 namespace moe {
 namespace {
 
-// Played op by op, slots of a pipeline that is never full, and those that share the link to the host, overlap a little:
-// by what the tiers may differ.
-constexpr double tiers_apart = 0.97;
+using Pair = std::pair<int, int>; // distinct stages, of the forward and of the backward
+
+// What the slots of a rank are, for a number of micro-batches.
+struct Turns {
+    std::map<Pair, double> merged;
+    std::vector<double> alone[2]; // forwards and backwards by distinct stage
+
+    Turns(const std::vector<Turn>& turns, const Shape& shape, const Plan& plan, int rank) {
+        for (std::vector<double>& counts : alone) counts.assign(shape.distinct.size(), 0.0);
+        const auto distinct = [&](const Turn& turn) {
+            return shape.of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, turn.chunk))];
+        };
+        for (std::size_t i = 0; i < turns.size(); ++i) {
+            if (turns[i].merged) {
+                merged[{distinct(turns[i]), distinct(turns[i + 1])}] += 1.0;
+                ++i;
+            } else {
+                alone[turns[i].forward() ? 0 : 1][static_cast<std::size_t>(distinct(turns[i]))] += 1.0;
+            }
+        }
+    }
+
+    // The counts of more micro-batches, which grow by the same numbers as those from `shorter` to these do.
+    void extend(const Turns& shorter, double times) {
+        for (auto& [pair, count] : merged) {
+            const auto before = shorter.merged.find(pair);
+            count += times * (count - (before == shorter.merged.end() ? 0.0 : before->second));
+        }
+        for (int side = 0; side < 2; ++side)
+            for (std::size_t d = 0; d < alone[side].size(); ++d)
+                alone[side][d] += times * (alone[side][d] - shorter.alone[side][d]);
+    }
+};
+
+Turns turns_of(const Plan& plan, const Shape& shape, Orders& orders, int rank) {
+    const Probe probe(plan);
+    const int m = plan.micro_batches();
+    const auto turns = [&](int micro_batches) {
+        return Turns(orders.of(plan, micro_batches, rank).turns, shape, plan, rank);
+    };
+    if (m <= probe.longer) return turns(m);
+    Turns result = turns(probe.longer);
+    result.extend(turns(probe.shorter), static_cast<double>(m - probe.longer) / (probe.longer - probe.shorter));
+    return result;
+}
 
 } // namespace
 
@@ -66,6 +110,53 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
     }
 }
 
+// What gathers and reductions add: a step begins with the weights of each rank's first chunk, and ends with their
+// gradients. What segments up to one need is gathered before that one's first forward ends; their gradients are reduced
+// behind the backward of that one, since it precedes those of the segments before. A pipeline's chunk has one bucket
+// for each group, whole before its first segment is through. Without a pipeline there are several, of unknown length:
+// each segment counts as one, and takes its share of the time of all in one.
+//
+// Where they are hidden they slow down what computes (Beside). Of R seconds of reductions, all but those beside the N
+// seconds of a backward that do not compute and the X behind it do so, and the backward and X become longer by
+// lost * (R - N - X) + X, which is lost * (R - N) at least.
+void FastQuoter::add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk) {
+    const std::vector<std::pair<int, int>>& parts = stages.parts[stage];
+    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
+    const bool split = splits_backward(stages.plan.schedule);
+    for (std::size_t s = 0; s < (split ? stream_count : compute + 1); ++s) {
+        // As long as split_quote() and slots() take a segment's sides for.
+        const auto seconds = [&](std::size_t part, std::size_t side) {
+            const SideTerms& terms = layers.terms[static_cast<std::size_t>(parts[part].first)]->sides[side];
+            const bool whole = !split || (s == compute && side == 0 && !layers.plan.ep_overlap);
+            return whole ? terms.device : terms.busy[s];
+        };
+        double forward = 0.0, backward = 0.0; // seconds of the parts before
+        double gathered = 0.0, reduced = 0.0, quantized = 0.0;
+        double &opening = chunk.opening[s], &behind = chunk.behind[s];
+        std::size_t part = 0;
+        for (const Moved& moved : stages.moved[stage]) {
+            for (; part < static_cast<std::size_t>(moved.part); ++part) {
+                forward += parts[part].second * seconds(part, 0);
+                backward += parts[part].second * seconds(part, 1);
+            }
+            gathered += moved.gather;
+            reduced += moved.reduce;
+            quantized += moved.quantize;
+            opening = std::max(opening, gathered - forward - moved.segments * seconds(part, 0));
+            behind = std::max(behind, reduced - backward - moved.segments * seconds(part, 1));
+        }
+        if (s != compute || stages.lost == 0.0) continue;
+        double idle[2] = {0.0, 0.0};
+        for (std::size_t p = 0; p < parts.size(); ++p)
+            for (std::size_t side = 0; side < 2; ++side) {
+                const Terms& terms = *layers.terms[static_cast<std::size_t>(parts[p].first)];
+                idle[side] += parts[p].second * (seconds(p, side) - terms.sides[side].busy[compute]);
+            }
+        opening = std::max(opening, stages.lost * (gathered - quantized - idle[0]));
+        behind = std::max(behind, stages.lost * (reduced - idle[1]));
+    }
+}
+
 // Seconds from the step's start until a rank's host has issued all slots but the last.
 double FastQuoter::issue(const Stages& stages, int rank, int micro_batches) const {
     double sum = 0.0, longest = 0.0;
@@ -109,35 +200,6 @@ double FastQuoter::first_saves(const Stages& stages, int rank) const {
     double sum = 0.0;
     for (int c = 0; c < stages.plan.vpp; ++c) sum += chunk(stages, rank, c).first_saves;
     return sum;
-}
-
-const FastQuoter::KeptSegments& FastQuoter::kept(const Layers& layers, Stages& stages) {
-    const Plan& plan = stages.plan;
-    const int enough = enough_micro_batches(plan);
-    const KeptSegments*& known = stages.kept[{enough, plan.ep_overlap ? 1 : 0, layers.pools}];
-    if (known != nullptr) return *known;
-    const auto [it, fresh] = kept_.try_emplace({stages.shape, plan.schedule, enough, plan.ep_overlap, layers.pools});
-    known = &it->second;
-    if (!fresh) return *known;
-    const std::vector<int>& pools = pools_[static_cast<std::size_t>(layers.pools)];
-    std::vector<SavedSegments> saved(stages.parts.size());
-    for (std::size_t d = 0; d < saved.size(); ++d) {
-        for (const auto& [index, count] : stages.parts[d]) {
-            const int pool = pools[static_cast<std::size_t>(index)];
-            if (pool >= 0) saved[d].add(segments_[static_cast<std::size_t>(index)].kind, count, pool);
-        }
-    }
-    for (int r = 0; r < plan.pp; ++r) {
-        std::vector<const SavedSegments*> chunks;
-        for (int c = 0; c < plan.vpp; ++c)
-            chunks.push_back(&saved[static_cast<std::size_t>(
-                stages.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, c))])]);
-        const std::vector<Kept>& kept = sources_.orders.of(plan, enough, r).kept;
-        std::vector<int> most(layers.pool_bytes.size(), 0);
-        for (const auto& [pool, segments] : most_kept(chunks, kept)) most[static_cast<std::size_t>(pool)] = segments;
-        it->second.push_back({std::move(most), merges(kept)});
-    }
-    return *known;
 }
 
 // Backwards in two slots fill bubbles and waits in ways of their own, but run behind forwards on the same stream: no
@@ -207,6 +269,7 @@ FastQuoter::Stages& FastQuoter::filled_with(Layers& layers, int stages_handle) {
     complete(layers, stages);
     stages.plan.mbs = layers.plan.mbs;
     stages.plan.dispatcher = layers.plan.dispatcher; // of its communicators
+    stages.plan.cp_comm = layers.plan.cp_comm;       // of its attention's scratch
     stages.plan.ep_overlap = layers.plan.ep_overlap;
     sum_chunks(layers, stages);
     return stages;
@@ -237,60 +300,52 @@ double FastQuoter::filled(const Layers& layers, Stages& stages) {
     return peak_bytes(stages.plan, memory_, stages.shape->of_stage, saved_);
 }
 
-double FastQuoter::floor(int handle) {
-    const Layers& layers = layers_[static_cast<std::size_t>(handle)];
-    return spread(layers.plan, layers.terms);
-}
-
-double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& terms) {
-    const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
-    const double share = micro_batches * plan.tp * plan.cp / plan.gpus;
-    double saved = 0.0; // by the first backward of every layer
-    for (std::size_t i = 0; i < counts_.size(); ++i)
-        if (counts_[i] > 0) saved += counts_[i] * terms[i]->first_saves;
-    const Passing least = least_of_all(plan, terms);
-    const double even = std::max(share * least.computing - saved / plan.pp, share * least.other);
-    return (even + least_visit(plan) + sources_.segments.stack().costs.step_seconds) *
-           (offloads(plan) ? tiers_apart : 1.0);
-}
-
-// Seconds that FSDP moves weights and gradients of a micro-batch, at least: what the last layer of a kind gathered for
-// its forward may still be there for its backward.
-double FastQuoter::resharding_seconds(const std::vector<const Terms*>& terms) const {
-    constexpr auto data = static_cast<std::size_t>(Stream::data);
-    double sum = 0.0;
-    for (std::size_t i = 0; i < counts_.size(); ++i) {
-        if (counts_[i] == 0) continue;
-        const Terms& t = *terms[i];
-        sum += counts_[i] * t.sides[0].busy[data] + std::max(0, counts_[i] - 1) * t.sides[1].busy[data];
+double FastQuoter::merged_seconds(const Plan& plan) {
+    if (!plan.ep_overlap || splits_backward(plan.schedule)) return 0.0;
+    const int layers_handle = layers(plan), stages_handle = stages(plan);
+    Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
+    Stages& stages = filled_with(layers, stages_handle);
+    const Shape& shape = *stages.shape;
+    std::vector<Turns> turns;
+    std::map<Pair, double> all;
+    for (int r = 0; r < plan.pp; ++r) {
+        turns.push_back(turns_of(plan, shape, sources_.orders, r));
+        for (const auto& [pair, count] : turns.back().merged) all[pair] += count;
     }
-    return sum;
-}
-
-FastQuoter::Passing FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const {
-    double device = 0.0, merged = 0.0, split = 0.0; // apart, side by side, backwards in two slots
-    Busy busy{};
-    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
-    for (std::size_t i = 0; i < counts_.size(); ++i) {
-        if (counts_[i] == 0) continue;
-        const Terms& t = *terms[i];
-        device += counts_[i] * (t.sides[0].device + t.sides[1].device);
-        for (std::size_t s = 0; s < stream_count; ++s)
-            busy[s] += counts_[i] * (t.sides[0].busy[s] + t.sides[1].busy[s]);
-        merged += counts_[i] * (t.sides[0].merged + t.sides[1].merged);
-        split += counts_[i] * (t.sides[0].device + t.sides[1].busy[compute]);
+    if (all.empty()) return 0.0;
+    const Pair most = std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
+                          return a.second < b.second;
+                      })->first;
+    const auto segments = [&](int d) -> const Segments& {
+        return shape.distinct[static_cast<std::size_t>(d)].segments;
+    };
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
+    MergedPlayer player(costs);
+    // A pair that does not begin together takes no longer than one behind the other.
+    const double apart =
+        chunks_[static_cast<std::size_t>(most.first)].forward + chunks_[static_cast<std::size_t>(most.second)].backward;
+    const double pair_seconds =
+        std::min(apart, sources_.segments.merged(plan, player, segments(most.first), segments(most.second)).ahead);
+    slots_.clear();
+    for (const Turns& rank : turns) {
+        double seconds = 0.0;
+        Busy busy{};
+        for (std::size_t d = 0; d < chunks_.size(); ++d)
+            seconds += rank.alone[0][d] * chunks_[d].forward + rank.alone[1][d] * chunks_[d].backward;
+        for (const auto& [pair, count] : rank.merged) {
+            if (pair == most) {
+                seconds += count * pair_seconds;
+                continue;
+            }
+            const Chunk &forward = chunks_[static_cast<std::size_t>(pair.first)],
+                        &backward = chunks_[static_cast<std::size_t>(pair.second)];
+            for (std::size_t s = 0; s < stream_count; ++s)
+                busy[s] += count * (forward.busy_forward[s] + backward.busy_backward[s]);
+        }
+        const auto rank_number = static_cast<int>(slots_.size());
+        slots_.push_back(seconds + *std::max_element(busy.begin(), busy.end()) - first_saves(stages, rank_number));
     }
-    const double moved = plan.reshards() ? resharding_seconds(terms) : 0.0;
-    if (!plan.ep_overlap && !splits_backward(plan.schedule)) return {device, moved};
-    if (plan.reshards()) busy[static_cast<std::size_t>(Stream::data)] = moved;
-    Passing least{busy[compute], 0.0};
-    for (std::size_t s = 0; s < stream_count; ++s)
-        if (s != compute) least.other = std::max(least.other, busy[s]);
-    if (!plan.ep_overlap)
-        least.computing = std::max(least.computing, split);
-    else if (!splits_backward(plan.schedule))
-        least.computing = std::max(least.computing, merged);
-    return least;
+    return composed(layers, stages, slots_);
 }
 
 std::unique_ptr<Quoter> make_quoter(QuoteSources sources) { return std::make_unique<FastQuoter>(sources); }

@@ -1,0 +1,279 @@
+// Costs of layers: the terms of each segment of the model for one plan, and floors of a step from these alone.
+//
+// Floors of every cut take ranks to hold an even share of all layers on average. Early terms come from the two parts of
+// a layer (part_floors.hpp), mostly without lowering anything.
+#include "simulator/bound/bound_model.hpp"
+
+#include "planner/lower/emit/builder.hpp"
+#include "planner/model/model.hpp"
+
+#include <algorithm>
+
+namespace moe {
+
+void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
+    if (model_ == model) return;
+    forget();
+    dense_parts_.clear();
+    routed_parts_.clear();
+    known_stages_.clear();
+    model_ = model;
+    segments_.clear();
+    counts_.clear();
+    const auto add = [&](SegmentId id, int count) {
+        const auto i = static_cast<std::size_t>(segment(id));
+        if (i == segments_.size()) {
+            segments_.push_back(id);
+            counts_.push_back(0);
+        }
+        counts_[i] += count;
+    };
+    add({SegmentKind::embedding, 0}, 1);
+    for (const int kind : model->layers) add({SegmentKind::layer, kind}, 1);
+    for (const int kind : model->mtp) add({SegmentKind::mtp, kind}, 1);
+    add({SegmentKind::head, 0}, 1);
+    // What some cuts have in their place: nothing more of the model.
+    for (const int kind : model->mtp) add({SegmentKind::mtp_body, kind}, 0);
+    if (!model->mtp.empty()) add({SegmentKind::all_heads, 0}, 0);
+}
+
+int FastQuoter::placement(const Plan& plan) {
+    const PlanKey<Subject::place> mesh(plan);
+    if (last_mesh_ != mesh) {
+        const auto known = known_places_.try_emplace(mesh, -1).first;
+        if (known->second < 0) known->second = find_placement(plan);
+        last_place_ = known->second;
+        last_mesh_ = mesh;
+    }
+    return last_place_;
+}
+
+int FastQuoter::find_placement(const Plan& plan) {
+    const Placements found = sources_.segments.placements(plan);
+    const auto it = std::find(placements_.begin(), placements_.end(), found);
+    if (it != placements_.end()) return static_cast<int>(it - placements_.begin());
+    placements_.push_back(found);
+    part_places_.push_back(sources_.parts.places(found));
+    return static_cast<int>(placements_.size()) - 1;
+}
+
+void FastQuoter::forget() {
+    terms_.forget();
+    layers_.clear();
+    own_terms_.clear();
+    stages_.clear();
+    if (known_stages_.size() > most_stages) known_stages_.clear();
+}
+
+int FastQuoter::layers(const Plan& plan) { return add_layers(plan, nullptr); }
+
+int FastQuoter::add_layers(const Plan& plan, std::vector<Terms>* early) {
+    list_segments(plan.model);
+    Layers result;
+    result.plan = plan;
+    result.early = early;
+    result.terms.assign(segments_.size(), nullptr);
+    for (std::size_t i = 0; i < segments_.size(); ++i)
+        if (counts_[i] > 0) find_terms(result, i);
+    find_pools(result);
+    result.message_bytes =
+        static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
+    layers_.push_back(std::move(result));
+    return static_cast<int>(layers_.size()) - 1;
+}
+
+void FastQuoter::find_terms(Layers& layers, std::size_t segment) {
+    const Plan& plan = layers.plan;
+    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
+    if (layers.early == nullptr) {
+        layers.terms[segment] = &terms_.of(plan, segments_[segment], placement(plan), costs);
+        return;
+    }
+    constexpr auto data = static_cast<std::size_t>(Stream::data);
+    Terms& early = (*layers.early)[segment];
+    Terms coarse = terms_.coarse(plan, segments_[segment], placement(plan), costs);
+    for (int side = 0; side < 2; ++side) coarse.sides[side].busy[data] = early.sides[side].busy[data];
+    early = coarse;
+    layers.terms[segment] = &early;
+}
+
+void FastQuoter::complete(Layers& layers, const Stages& stages) {
+    if (!stages.rare || std::find(layers.terms.begin(), layers.terms.end(), nullptr) == layers.terms.end()) return;
+    for (std::size_t i = 0; i < segments_.size(); ++i)
+        if (layers.terms[i] == nullptr) find_terms(layers, i);
+    find_pools(layers);
+}
+
+void FastQuoter::find_pools(Layers& layers) {
+    layers.pool_bytes.clear();
+    std::vector<int> pools;
+    for (const Terms* t : layers.terms) {
+        const double bytes = t == nullptr ? 0.0 : static_cast<double>(t->saved);
+        const auto pool = std::find(layers.pool_bytes.begin(), layers.pool_bytes.end(), bytes);
+        pools.push_back(bytes > 0.0 ? static_cast<int>(pool - layers.pool_bytes.begin()) : -1);
+        if (bytes > 0.0 && pool == layers.pool_bytes.end()) layers.pool_bytes.push_back(bytes);
+    }
+    layers.pools = pools_of(std::move(pools));
+}
+
+int FastQuoter::pools_of(std::vector<int> pools) {
+    const auto same = std::find(pools_.begin(), pools_.end(), pools);
+    const auto number = static_cast<int>(same - pools_.begin());
+    if (same == pools_.end()) pools_.push_back(std::move(pools));
+    return number;
+}
+
+// Terms of what is known of the parts: neither what the host does nor bytes.
+std::vector<Terms> FastQuoter::early_terms(const Plan& asked) {
+    const Plan plan = priced_as(asked, sources_.segments.stack());
+    list_segments(plan.model);
+    const int place = placement(plan);
+    const std::array<int, 2> places = part_places_[static_cast<std::size_t>(place)];
+    PartFloors::Key<Subject::dense> dense_key{PlanKey<Subject::dense>(plan), {}, places[0]};
+    PartFloors::Key<Subject::routed> routed_key{PlanKey<Subject::routed>(plan), {}, places[1]};
+    Parts& dense = dense_parts_[dense_key];
+    Parts& routed = routed_parts_[routed_key];
+    dense.resize(segments_.size());
+    routed.resize(segments_.size());
+    std::vector<Terms> early(segments_.size());
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+        SegmentId id = segments_[i];
+        if (is_mtp(id.kind)) id.kind = SegmentKind::layer; // and more
+        if (id.kind != SegmentKind::layer) continue;       // the ends of the model are small
+        dense_key.id = routed_key.id = id;
+        const auto look = [&] {
+            if (dense[i] == nullptr) dense[i] = sources_.parts.find(dense_key);
+            if (routed[i] == nullptr) routed[i] = sources_.parts.find(routed_key);
+            return dense[i] != nullptr && routed[i] != nullptr;
+        };
+        if (!look()) {
+            const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
+            sources_.parts.learn(plan, id, places, terms_.priced(plan, id, place, costs));
+            look();
+        }
+        if (!offloads(plan)) {
+            const auto most = [&](int side) {
+                return static_cast<std::int64_t>(std::max(dense[i]->work[side], routed[i]->work[side]));
+            };
+            early[i].workspace = {most(0), most(1)};
+        }
+        early[i].first_saves = dense[i]->first_saves + routed[i]->first_saves;
+        for (int side = 0; side < 2; ++side) {
+            SideTerms& t = early[i].sides[side];
+            t.device = t.together = t.before_input = least_seconds(*dense[i], *routed[i], side);
+            t.lead_after = far_ahead;
+            for (std::size_t s = 0; s < stream_count; ++s)
+                t.busy[s] = dense[i]->busy[side][s] + routed[i]->busy[side][s];
+            t.merged = std::min(t.device, t.busy[static_cast<std::size_t>(Stream::compute)] + routed[i]->held_up[side]);
+        }
+    }
+    return early;
+}
+
+int FastQuoter::early_layers(const Plan& plan) {
+    const std::vector<Terms>& early = own_terms_.emplace_back(early_terms(plan));
+    Layers result;
+    result.plan = plan;
+    for (const Terms& t : early) result.terms.push_back(&t);
+    std::vector<int> pools; // each layer keeps its input
+    for (const SegmentId id : segments_) pools.push_back(id.kind == SegmentKind::layer || is_mtp(id.kind) ? 0 : -1);
+    result.pools = pools_of(std::move(pools));
+    result.pool_bytes = {kept_bytes(plan)};
+    layers_.push_back(std::move(result));
+    return static_cast<int>(layers_.size()) - 1;
+}
+
+int FastQuoter::coarse_layers(const Plan& plan) {
+    // What is stashed or offloaded depends on what is recomputed, so that sets share nothing.
+    if (!plan.reshards() || plan.paged_stash || plan.offload != 0) return layers(plan);
+    list_segments(plan.model);
+    return add_layers(plan, &own_terms_.emplace_back(early_terms(plan)));
+}
+
+// What few cuts have in place of the model's own segments consists of ops of these, and is no slower where they are
+// not.
+std::vector<double> FastQuoter::slowness(int handle) {
+    const Layers& layers = layers_[static_cast<std::size_t>(handle)];
+    std::vector<double> list;
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+        if (counts_[i] == 0) continue;
+        list.push_back(-layers.terms[i]->first_saves);
+        for (const SideTerms& side : layers.terms[i]->sides) {
+            list.insert(list.end(), {side.device, side.device - side.before_input, side.host, side.together,
+                                     side.waits ? -side.lead_after : -far_ahead});
+            if (layers.plan.ep_overlap) list.insert(list.end(), side.busy.begin(), side.busy.end());
+        }
+    }
+    return list;
+}
+
+// A layer's first norm reads its input in the backward pass as well, and nothing in the layer can compute it again.
+double FastQuoter::kept_bytes(const Plan& plan) {
+    if (offloads(plan)) return 0.0;
+    return static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
+}
+
+double FastQuoter::floor(int handle) {
+    const Layers& layers = layers_[static_cast<std::size_t>(handle)];
+    return spread(layers.plan, layers.terms);
+}
+
+double FastQuoter::early_floor(const Plan& plan) {
+    const std::vector<Terms> early = early_terms(plan);
+    std::vector<const Terms*> terms;
+    for (const Terms& t : early) terms.push_back(&t);
+    return spread(plan, terms);
+}
+
+double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& terms) {
+    const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
+    const double share = micro_batches * plan.tp * plan.cp / plan.gpus;
+    double saved = 0.0; // by the first backward of every layer
+    for (std::size_t i = 0; i < counts_.size(); ++i)
+        if (counts_[i] > 0) saved += counts_[i] * terms[i]->first_saves;
+    const Passing least = least_of_all(plan, terms);
+    const double even = std::max(share * least.computing - saved / plan.pp, share * least.other);
+    return (even + least_visit(plan) + sources_.segments.stack().costs.step_seconds) *
+           (offloads(plan) ? tiers_apart : 1.0);
+}
+
+// Seconds that FSDP moves weights and gradients of a micro-batch, at least: what the last layer of a kind gathered for
+// its forward may still be there for its backward.
+double FastQuoter::resharding_seconds(const std::vector<const Terms*>& terms) const {
+    constexpr auto data = static_cast<std::size_t>(Stream::data);
+    double sum = 0.0;
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+        if (counts_[i] == 0) continue;
+        const Terms& t = *terms[i];
+        sum += counts_[i] * t.sides[0].busy[data] + std::max(0, counts_[i] - 1) * t.sides[1].busy[data];
+    }
+    return sum;
+}
+
+FastQuoter::Passing FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const {
+    double device = 0.0, merged = 0.0, split = 0.0; // apart, side by side, backwards in two slots
+    Busy busy{};
+    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+        if (counts_[i] == 0) continue;
+        const Terms& t = *terms[i];
+        device += counts_[i] * (t.sides[0].device + t.sides[1].device);
+        for (std::size_t s = 0; s < stream_count; ++s)
+            busy[s] += counts_[i] * (t.sides[0].busy[s] + t.sides[1].busy[s]);
+        merged += counts_[i] * (t.sides[0].merged + t.sides[1].merged);
+        split += counts_[i] * (t.sides[0].device + t.sides[1].busy[compute]);
+    }
+    const double moved = plan.reshards() ? resharding_seconds(terms) : 0.0;
+    if (!plan.ep_overlap && !splits_backward(plan.schedule)) return {device, moved};
+    if (plan.reshards()) busy[static_cast<std::size_t>(Stream::data)] = moved;
+    Passing least{busy[compute], 0.0};
+    for (std::size_t s = 0; s < stream_count; ++s)
+        if (s != compute) least.other = std::max(least.other, busy[s]);
+    if (!plan.ep_overlap)
+        least.computing = std::max(least.computing, split);
+    else if (!splits_backward(plan.schedule))
+        least.computing = std::max(least.computing, merged);
+    return least;
+}
+
+} // namespace moe

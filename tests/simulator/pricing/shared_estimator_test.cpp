@@ -1,0 +1,291 @@
+// One estimator that is asked for many plans answers as a fresh one for each: nothing that it remembers is taken for
+// something else.
+#include "planner/base/error.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan_fields.hpp"
+#include "simulator/pricing/skewed_estimator.hpp"
+#include "tests/simulator/pricing/random_plans.hpp"
+#include "tests/support/draws.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace {
+
+using Values = std::vector<const char*>;
+
+// Values of every field by which plans of any model are varied. Those that a plan cannot have are left out there.
+const std::map<std::string, Values>& field_values() {
+    static const std::map<std::string, Values> values{
+        {"tp", {"1", "2", "4"}},
+        {"cp", {"1", "2", "4"}},
+        {"pp", {"1", "2", "4"}},
+        {"vpp", {"1", "2"}},
+        {"dp", {"1", "2", "4", "8"}},
+        {"ep", {"1", "2", "4", "8"}},
+        {"etp", {"1", "2"}},
+        {"mbs", {"1", "2", "3", "4"}},
+        {"layout", {"none"}}, // and the one that balances stages, see below
+        {"schedule", {"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"}},
+        {"rank_order", {"tp-cp-ep-dp-pp", "ep-dp-tp-cp-pp", "dp-ep-tp-cp-pp", "cp-tp-ep-dp-pp"}},
+        {"precision", {"bf16", "fp8-tensor", "fp8-blockwise", "mxfp8"}},
+        {"attention_precision", {"default", "fp8-tensor"}},
+        {"expert_precision", {"default", "bf16", "mxfp8", "fp8-blockwise"}},
+        {"head_precision", {"default", "mxfp8", "fp8-blockwise", "fp8-tensor"}},
+        {"bf16_layers", {"none", "1+1", "0+2"}},
+        {"fp8_scaling", {"current", "delayed"}},
+        {"gradients", {"fp32", "bf16"}},
+        {"recompute", {"none", "layernorm", "moe_act", "layernorm+moe_act", "core_attn", "moe", "full", "mla_up_proj"}},
+        {"offload", {"none", "optimizer", "expert_fc1+moe_act", "attn_norm+core_attn", "core_attn+optimizer"}},
+        {"optimizer", {"adamw", "adamw+bf16_moments"}},
+        {"fsdp", {"off", "on"}},
+        {"dispatcher", {"alltoall", "allgather", "deepep", "hybridep"}},
+        {"cp_comm", {"ring", "alltoall"}},
+        {"capacity", {"none", "1.25", "1.5", "2"}},
+        {"paged_stash", {"off", "on"}},
+        {"memory_efficient_permutation", {"off", "on"}},
+        {"tp_overlap", {"off", "on"}},
+        {"ep_overlap", {"off", "on"}},
+        {"delay_wgrad", {"off", "on"}},
+        {"cuda_graph", {"none", "partial", "full", "attn", "attn+moe_router"}},
+        {"deterministic", {"off", "on"}},
+        {"routing", {"balanced", "load:1.2", "load:1.2:0.3", "load:1.4", "dirichlet:2", "zipf:0.5"}},
+        {"balance", {"natural", "forced"}},
+        {"load_balancing", {"aux_loss", "seq_aux_loss", "global_aux_loss"}},
+        {"aux_loss", {"none", "0.01", "0.001"}},
+        {"z_loss", {"none", "0.001"}},
+        {"bias_update", {"none", "0.001"}},
+        {"expert_capacity", {"none", "1", "1.2"}},
+        {"drop_policy", {"probs", "position"}},
+        {"pad_to_capacity", {"off", "on"}},
+    };
+    return values;
+}
+
+class Random {
+public:
+    explicit Random(std::uint64_t seed) : state_(seed * 2 + 1) {}
+    std::size_t below(std::size_t count) {
+        state_ = state_ * 6364136223846793005U + 1442695040888963407U;
+        return static_cast<std::size_t>(state_ >> 33) % count;
+    }
+    template <class T>
+    void shuffle(std::vector<T>& list) {
+        for (std::size_t i = list.size(); i > 1; --i) std::swap(list[i - 1], list[below(i)]);
+    }
+
+private:
+    std::uint64_t state_;
+};
+
+// Follows from the other fields.
+void complete(moe::Plan& plan) {
+    plan.gpus = plan.tp * plan.cp * plan.dp * plan.pp;
+    plan.edp = std::max(1, plan.gpus / plan.pp / (plan.ep * plan.etp));
+    if (plan.vpp == 1 && plan.schedule == moe::ScheduleKind::interleaved)
+        plan.schedule = moe::ScheduleKind::one_f_one_b;
+    if (in_a_v(plan.schedule)) plan.vpp = 2;
+    if (plan.vpp > 1 && plan.schedule == moe::ScheduleKind::one_f_one_b) plan.schedule = moe::ScheduleKind::interleaved;
+}
+
+// Everything that an estimator says about a plan, as numbers; what it refuses, as text.
+struct Answers {
+    std::vector<double> numbers;
+    std::string refusal;
+    bool operator==(const Answers&) const = default;
+};
+
+template <class Ask>
+Answers asked(Ask ask) {
+    Answers answers;
+    try {
+        ask(answers.numbers);
+    } catch (const moe::Error& error) {
+        answers.refusal = error.what();
+    }
+    return answers;
+}
+
+using Question = Answers (*)(moe::Estimator&, moe::Quoter&, const moe::Plan&);
+struct Named {
+    std::string name;
+    Question ask;
+};
+
+void add(std::vector<double>& list, const moe::Quote& quote) {
+    list.insert(list.end(), {quote.step_seconds, quote.memory_bytes});
+}
+
+// Each is asked by itself, in any order.
+const Named questions[] = {
+    {"estimate",
+     [](moe::Estimator& estimator, moe::Quoter&, const moe::Plan& plan) {
+         return asked([&](std::vector<double>& list) {
+             const moe::Estimate e = estimator.estimate(plan);
+             const moe::Breakdown& b = e.breakdown;
+             list = {e.step_seconds, e.tflops_per_gpu, e.memory_bytes, b.compute, b.tensor,    b.context,  b.expert,
+                     b.pipeline,     b.bubble,         b.data,         b.host,    b.optimizer, b.recompute};
+         });
+     }},
+    {"memory_bytes",
+     [](moe::Estimator& estimator, moe::Quoter&, const moe::Plan& plan) {
+         return asked([&](std::vector<double>& list) { list = {estimator.memory_bytes(plan)}; });
+     }},
+    {"quote",
+     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
+         return asked([&](std::vector<double>& list) {
+             const int layers = quoter.layers(plan), stages = quoter.stages(plan);
+             add(list, quoter.quote(layers, stages));
+             list.push_back(quoter.floor(layers));
+             const std::vector<double> slowness = quoter.slowness(layers);
+             list.insert(list.end(), slowness.begin(), slowness.end());
+         });
+     }},
+    {"early quote",
+     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
+         return asked([&](std::vector<double>& list) {
+             list.push_back(quoter.early_floor(plan));
+             const int layers = quoter.early_layers(plan), stages = quoter.stages(plan);
+             add(list, quoter.quote(layers, stages));
+         });
+     }},
+    {"coarse quote",
+     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
+         return asked([&](std::vector<double>& list) {
+             const int layers = quoter.coarse_layers(plan), stages = quoter.stages(plan);
+             add(list, quoter.quote(layers, stages));
+         });
+     }},
+    {"merged_seconds",
+     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
+         return asked([&](std::vector<double>& list) { list = {quoter.merged_seconds(plan)}; });
+     }},
+    {"least and kept bytes",
+     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
+         return asked([&](std::vector<double>& list) { list = {quoter.least_bytes(plan), quoter.kept_bytes(plan)}; });
+     }},
+};
+
+struct Variation {
+    moe::Plan plan;
+    std::string change; // "field=value"
+};
+
+// Plans around one: each field alone takes each of its values. `varied` gets the fields that some plan differs in.
+std::vector<Variation> variations(const moe::Plan& base, const moe::Stack& stack, std::set<std::string>& varied) {
+    std::vector<Variation> plans{{base, "none"}};
+    const auto keep = [&](moe::Plan plan, const std::string& field, const std::string& value) {
+        complete(plan);
+        if (check_plan(plan) || check_stack(plan, stack)) return;
+        if (field_values().count(field) == 1 && field_text(plan, field) != field_text(base, field))
+            varied.insert(field);
+        plans.push_back({std::move(plan), field + "=" + value});
+    };
+    for (const auto& [field, values] : field_values())
+        for (const char* value : values) {
+            moe::Plan plan = base;
+            try {
+                set_field(plan, field, value);
+                if (field == "pad_to_capacity" || field == "drop_policy") plan.router.expert_capacity = 1.5;
+                if (field == "load_balancing") plan.router.aux_loss = 0.01;
+                if (field == "paged_stash") plan.capacity = 1.5;
+                keep(plan, field, value);
+            } catch (const moe::Error&) {
+                continue; // layers of another model
+            }
+        }
+    for (const moe::Plan& plan : sound_cuts(base, stack)) keep(plan, "layout", plan.layout);
+    for (const std::int64_t times : {2, 3}) {
+        moe::Plan plan = base;
+        plan.gbs *= times;
+        keep(plan, "gbs", fmt::format("{}", plan.gbs));
+        plan = base;
+        plan.seq *= times;
+        keep(plan, "seq", fmt::format("{}", plan.seq));
+    }
+    return plans;
+}
+
+struct Machine {
+    std::shared_ptr<const moe::Hardware> hardware;
+    moe::Stack stack;
+    std::vector<Variation> plans;
+};
+
+} // namespace
+
+TEST_CASE("every field of a plan has values by which the shared estimator is tried") {
+    for (const std::string& field : moe::field_names()) {
+        CAPTURE(field);
+        CHECK(field_values().count(field) == 1);
+    }
+}
+
+TEST_CASE("an estimator that has seen a plan without expert_capacity knows what one with it saves") {
+    moe::Plan plan;
+    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h200"));
+    plan.stack = "moe-plan";
+    plan.gpus = plan.dp = plan.ep = 8;
+    plan.seq = 4096;
+    plan.gbs = 64;
+    moe::Plan capped = plan;
+    capped.router.expert_capacity = 1.0;
+    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    moe::FastEstimator shared(plan.hardware, stack), fresh(plan.hardware, stack);
+    const double uncapped = shared.memory_bytes(plan);
+    CHECK(shared.memory_bytes(capped) == fresh.memory_bytes(capped));
+    CHECK(shared.memory_bytes(capped) < 0.7 * uncapped);
+}
+
+TEST_CASE("a shared estimator answers as a fresh one, to the bit, whatever it was asked before") {
+    const std::uint64_t seed = seed_of_run();
+    MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
+    // Bases by machine and stack: what they share is asked of one estimator.
+    std::map<std::string, Machine> machines;
+    std::set<std::string> varied;
+    for (const RandomPlan& drawn : random_plans(seed + 100, draws(24))) {
+        Machine& machine = machines[drawn.plan.hardware->name + " " + drawn.stack.name];
+        machine.hardware = drawn.plan.hardware;
+        machine.stack = drawn.stack;
+        for (Variation& plan : variations(drawn.plan, drawn.stack, varied)) machine.plans.push_back(std::move(plan));
+    }
+    Random random(seed);
+    std::size_t asked_plans = 0;
+    for (auto& [name, machine] : machines) {
+        random.shuffle(machine.plans);
+        moe::SkewedEstimator shared(machine.hardware, machine.stack, moe::SkewPoint::mean);
+        const std::unique_ptr<moe::Quoter> quoter = shared.quoter();
+        for (const auto& [plan, change] : machine.plans) {
+            ++asked_plans;
+            CAPTURE(seed);
+            CAPTURE(name);
+            std::string text = moe::plan_to_json(plan);
+            text.resize(text.find("\"model\":"));
+            std::erase_if(text, [](char c) { return c == ' ' || c == '\n' || c == '"'; });
+            CAPTURE(plan.model->name);
+            CAPTURE(change);
+            CAPTURE(text);
+            moe::SkewedEstimator fresh(machine.hardware, machine.stack, moe::SkewPoint::mean);
+            const std::unique_ptr<moe::Quoter> own = fresh.quoter();
+            if (random.below(4) == 0) quoter->forget();
+            std::vector<Named> order(std::begin(questions), std::end(questions));
+            random.shuffle(order);
+            for (const Named& question : order) {
+                CAPTURE(question.name);
+                const Answers expected = question.ask(fresh, *own, plan), got = question.ask(shared, *quoter, plan);
+                CHECK(got.refusal == expected.refusal);
+                CHECK(got.numbers == expected.numbers);
+            }
+        }
+    }
+    MESSAGE(asked_plans, " plans of ", machines.size(), " machines and stacks");
+    if (draws(8) == 8)
+        for (const std::string& field : moe::field_names()) {
+            CAPTURE(field);
+            CHECK(varied.count(field) == 1);
+        }
+}
