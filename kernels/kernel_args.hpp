@@ -45,7 +45,7 @@ struct GroupedShape {
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
     bool accumulate = true; // of a wgrad; false sets C, also of experts without rows
-    int spared = 0;         // multiprocessors of a device that something else holds meanwhile
+    int reserved_sms = 0;   // multiprocessors of a device that something else holds meanwhile
 };
 
 // The forward product of E4M3 operands (kernels/fp8.hpp), one byte each, with FP32 scales: those of A per row and block

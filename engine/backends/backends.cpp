@@ -5,12 +5,12 @@
 #include "engine/backends/cuda/backend.hpp"
 #include "planner/base/error.hpp"
 
-namespace moe {
+namespace moe::backends {
 
-const Backend& backend_named(const std::string& name) {
+const ops::Backend& backend_named(const std::string& name) {
     if (name == "cpu") return cpu_backend();
     if (name == "cuda") return cuda_backend();
     refuse("--backend {}: unknown; use cpu or cuda", name);
 }
 
-} // namespace moe
+} // namespace moe::backends

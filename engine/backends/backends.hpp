@@ -5,10 +5,10 @@
 
 #include <string>
 
-namespace moe {
+namespace moe::backends {
 
 // The back end of a --backend option. Throws Error: bad_input for a name that this build does not have or whose device
 // this machine lacks, failure for a processor without the instructions that the kernels are compiled for.
-const Backend& backend_named(const std::string& name);
+const ops::Backend& backend_named(const std::string& name);
 
-} // namespace moe
+} // namespace moe::backends

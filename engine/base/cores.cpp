@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 
-namespace moe {
+namespace moe::engine {
 
 namespace {
 
@@ -182,4 +182,4 @@ void Cores::check_deadlock() {
     set_failure(std::make_exception_ptr(Error(Fault::failure, "deadlock: " + waits)));
 }
 
-} // namespace moe
+} // namespace moe::engine

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-namespace moe {
+namespace moe::engine {
 
 // Thrown in ranks that wait while another rank fails; the failure itself is reported by Cores::run.
 class Aborted : public std::exception {
@@ -89,4 +89,4 @@ private:
     bool closing_ = false;
 };
 
-} // namespace moe
+} // namespace moe::engine

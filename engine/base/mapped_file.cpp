@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace moe {
+namespace moe::engine {
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -38,4 +38,4 @@ MappedFile::~MappedFile() {
     if (data_ != nullptr) ::munmap(const_cast<char*>(data_), size_);
 }
 
-} // namespace moe
+} // namespace moe::engine

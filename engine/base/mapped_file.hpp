@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-namespace moe {
+namespace moe::engine {
 
 // A file mapped for reading. Throws Error (bad_input) "cannot read PATH: reason".
 class MappedFile {
@@ -24,4 +24,4 @@ private:
     const char* data_ = nullptr;
 };
 
-} // namespace moe
+} // namespace moe::engine

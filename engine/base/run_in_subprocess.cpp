@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-namespace moe {
+namespace moe::engine {
 
 namespace {
 
@@ -58,7 +58,7 @@ std::string answer_of(const std::function<std::string()>& work) {
 
 } // namespace
 
-std::string apart(const std::function<std::string()>& work) {
+std::string run_in_subprocess(const std::function<std::string()>& work) {
     int ends[2];
     if (::pipe(ends) != 0) fail("a pipe to another process: {}", std::strerror(errno));
     const pid_t parent = ::getpid(), child = ::fork();
@@ -88,4 +88,4 @@ std::string apart(const std::function<std::string()>& work) {
     return said.substr(1);
 }
 
-} // namespace moe
+} // namespace moe::engine

@@ -4,11 +4,11 @@
 #include <functional>
 #include <string>
 
-namespace moe {
+namespace moe::engine {
 
 // Runs `work` in a child process and returns what it returned. Throws an Error of the fault and the words that `work`
 // threw, or of what ended the child (failure). The caller has no other threads, and has not begun to use a GPU: the
 // driver refuses a process that inherits its state. The child ends with its parent.
-std::string apart(const std::function<std::string()>& work);
+std::string run_in_subprocess(const std::function<std::string()>& work);
 
-} // namespace moe
+} // namespace moe::engine

@@ -9,7 +9,7 @@
 #include <limits>
 #include <thread>
 
-namespace moe {
+namespace moe::bench {
 
 void at_every(std::vector<BenchEnd>& ends, const std::function<void(BenchEnd&, int)>& job) {
     std::vector<std::exception_ptr> faults(ends.size());
@@ -27,7 +27,7 @@ void at_every(std::vector<BenchEnd>& ends, const std::function<void(BenchEnd&, i
         if (fault) std::rethrow_exception(fault);
 }
 
-std::vector<BenchEnd> open_ends(const Backend& backend, int ranks, std::int64_t bytes) {
+std::vector<BenchEnd> open_ends(const ops::Backend& backend, int ranks, std::int64_t bytes) {
     std::vector<BenchEnd> ends(static_cast<std::size_t>(ranks));
     at_every(ends, [&](BenchEnd& end, int rank) {
         end.device = backend.open(backend.can_replay, rank);
@@ -43,18 +43,18 @@ void release(std::vector<BenchEnd>& ends) {
     at_every(ends, [](BenchEnd& end, int) { end.device->release(end.memory); });
 }
 
-std::unique_ptr<QueuedFabric> join_ends(const Backend& backend, const Mesh& mesh, const Program& program,
-                                        std::vector<BenchEnd>& ends) {
-    const int stages = mesh.group_size({Domain::dense, axis::pipeline});
-    const std::vector<const Program*> of_stages(static_cast<std::size_t>(stages), &program);
-    std::vector<Circle> circles = circles_of(of_stages, mesh);
-    std::vector<MeetingPoint> points;
-    for (std::size_t i = 0; i < circles.size(); ++i) points.push_back(backend.collectives().meeting_point());
-    auto fabric =
-        std::make_unique<QueuedFabric>(backend.collectives(), mesh, std::move(circles), std::move(points), nullptr);
+std::unique_ptr<comm::QueuedFabric> join_ends(const ops::Backend& backend, const plan::Mesh& mesh,
+                                              const program::Program& program, std::vector<BenchEnd>& ends) {
+    const int stages = mesh.group_size({plan::Domain::dense, plan::axis::pipeline});
+    const std::vector<const program::Program*> of_stages(static_cast<std::size_t>(stages), &program);
+    std::vector<comm::CommGroup> comm_groups = comm::comm_groups_of(of_stages, mesh);
+    std::vector<comm::MeetingPoint> points;
+    for (std::size_t i = 0; i < comm_groups.size(); ++i) points.push_back(backend.collectives().meeting_point());
+    auto fabric = std::make_unique<comm::QueuedFabric>(backend.collectives(), mesh, std::move(comm_groups),
+                                                       std::move(points), nullptr);
     at_every(ends, [&](BenchEnd& end, int rank) {
-        end.communicator = std::make_unique<QueuedCommunicator>(*fabric, rank, *end.device, *backend.kernels,
-                                                                std::vector<const Program*>{&program});
+        end.communicator = std::make_unique<comm::QueuedCommunicator>(*fabric, rank, *end.device, *backend.kernels,
+                                                                      std::vector<const program::Program*>{&program});
     });
     return fabric;
 }
@@ -67,8 +67,9 @@ namespace {
 constexpr int rounds = 5; // the first one warms up; others may be disturbed from outside
 }
 
-double seconds_of_call(BenchEnd& end, Stream stream, std::size_t calls, const std::function<void(std::size_t)>& call) {
-    Queue& queue = *end.device->queue();
+double seconds_of_call(BenchEnd& end, program::Stream stream, std::size_t calls,
+                       const std::function<void(std::size_t)>& call) {
+    device::Queue& queue = *end.device->queue();
     const int number = static_cast<int>(stream);
     const auto run = [&] {
         end.communicator->begin_step();
@@ -99,4 +100,4 @@ double seconds_of_call(BenchEnd& end, Stream stream, std::size_t calls, const st
     return std::max(least / static_cast<double>(calls), 1e-9);
 }
 
-} // namespace moe
+} // namespace moe::bench

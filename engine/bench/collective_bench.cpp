@@ -12,31 +12,31 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::bench {
 
 namespace {
 
 constexpr std::int64_t cols = 2048; // of BF16 rows
 constexpr std::int64_t row_bytes = 2 * cols;
-constexpr Group samples{Domain::dense, axis::data}, experts{Domain::expert, axis::expert},
-    expert_tensor{Domain::expert, axis::tensor}, pipeline{Domain::dense, axis::pipeline};
+constexpr plan::Group samples{plan::Domain::dense, plan::axis::data}, experts{plan::Domain::expert, plan::axis::expert},
+    expert_tensor{plan::Domain::expert, plan::axis::tensor}, pipeline{plan::Domain::dense, plan::axis::pipeline};
 
 // One op at its largest: it sizes the communicator's buffers, and smaller calls follow its attributes.
 struct Kind {
-    OpKind kind;
-    Stream stream; // collectives of a group on two streams have a communicator each
-    Group group;
-    Attr attr;
+    program::OpKind kind;
+    program::Stream stream; // collectives of a group on two streams have a communicator each
+    plan::Group group;
+    program::Attr attr;
 };
 
 // Ranks with one mesh between them.
 struct World {
-    Plan plan;
+    plan::Plan plan;
     std::vector<Kind> kinds;
 };
 
-RowsAttr rows_attr(int ep, int etp, bool combine) {
-    RowsAttr attr;
+program::RowsAttr rows_attr(int ep, int etp, bool combine) {
+    program::RowsAttr attr;
     attr.cols = cols;
     attr.experts = attr.ep = ep;
     attr.etp = etp;
@@ -45,62 +45,63 @@ RowsAttr rows_attr(int ep, int etp, bool combine) {
 }
 
 std::vector<World> worlds(int n) {
-    const auto plan = [n](int Plan::*dense, int Plan::*expert) {
-        Plan p;
+    const auto plan = [n](int plan::Plan::*dense, int plan::Plan::*expert) {
+        plan::Plan p;
         p.gpus = n;
         p.*dense = p.*expert = n;
         return p;
     };
-    AllToAllAttr heads;
+    program::AllToAllAttr heads;
     heads.parts = n;
     heads.cols = cols;
     heads.pieces = {cols, 0, 0};
-    std::vector<World> all{{plan(&Plan::tp, &Plan::etp),
-                            {{OpKind::all_gather_rows, Stream::expert, expert_tensor, rows_attr(1, n, false)},
-                             {OpKind::reduce_scatter_rows, Stream::expert, expert_tensor, rows_attr(1, n, true)}}},
-                           {plan(&Plan::dp, &Plan::ep),
-                            {{OpKind::ring_exchange, Stream::tensor, samples, {}},
-                             {OpKind::all_to_all, Stream::tensor, samples, heads},
-                             {OpKind::all_to_all_rows, Stream::expert, experts, rows_attr(n, 1, false)},
-                             {OpKind::all_gather, Stream::data, samples, {}},
-                             {OpKind::reduce_scatter, Stream::data, samples, {}},
-                             {OpKind::all_reduce, Stream::data, samples, ReduceAttr{}}}}};
+    std::vector<World> all{
+        {plan(&plan::Plan::tp, &plan::Plan::etp),
+         {{program::OpKind::all_gather_rows, program::Stream::expert, expert_tensor, rows_attr(1, n, false)},
+          {program::OpKind::reduce_scatter_rows, program::Stream::expert, expert_tensor, rows_attr(1, n, true)}}},
+        {plan(&plan::Plan::dp, &plan::Plan::ep),
+         {{program::OpKind::ring_exchange, program::Stream::tensor, samples, {}},
+          {program::OpKind::all_to_all, program::Stream::tensor, samples, heads},
+          {program::OpKind::all_to_all_rows, program::Stream::expert, experts, rows_attr(n, 1, false)},
+          {program::OpKind::all_gather, program::Stream::data, samples, {}},
+          {program::OpKind::reduce_scatter, program::Stream::data, samples, {}},
+          {program::OpKind::all_reduce, program::Stream::data, samples, program::ReduceAttr{}}}}};
     if (n == 2)
-        all.push_back(
-            {plan(&Plan::pp, &Plan::pp), {{OpKind::send, Stream::pipeline_out, pipeline, PeerAttr{1, 0, 1}}}});
+        all.push_back({plan(&plan::Plan::pp, &plan::Plan::pp),
+                       {{program::OpKind::send, program::Stream::pipeline_out, pipeline, program::PeerAttr{1, 0, 1}}}});
     return all;
 }
 
 // Rows on either side of the op's largest call: x and y.
-std::pair<std::int64_t, std::int64_t> largest_rows(OpKind kind, int n, std::int64_t rows) {
+std::pair<std::int64_t, std::int64_t> largest_rows(program::OpKind kind, int n, std::int64_t rows) {
     switch (kind) {
-    case OpKind::all_gather:
-    case OpKind::all_gather_rows:
+    case program::OpKind::all_gather:
+    case program::OpKind::all_gather_rows:
         return {rows / n, rows};
-    case OpKind::reduce_scatter:
-    case OpKind::reduce_scatter_rows:
+    case program::OpKind::reduce_scatter:
+    case program::OpKind::reduce_scatter_rows:
         return {rows, rows / n};
     default:
         return {rows, rows};
     }
 }
 
-Program program_of(const World& world, std::int64_t most_rows) {
-    Program program;
+program::Program program_of(const World& world, std::int64_t most_rows) {
+    program::Program program;
     program.templates.resize(1);
     for (const Kind& k : world.kinds) {
         const auto [x, y] = largest_rows(k.kind, world.plan.gpus, most_rows);
-        Op op;
+        program::Op op;
         op.kind = k.kind;
         op.stream = k.stream;
         op.group = k.group;
         op.attr = k.attr;
         for (const std::int64_t rows : {x, y}) {
-            Tensor tensor;
-            tensor.dtype = Dtype::bf16;
+            program::Tensor tensor;
+            tensor.dtype = program::Dtype::bf16;
             tensor.rows = rows;
             tensor.cols = cols;
-            (op.in.empty() ? op.in : op.out).push_back(static_cast<TensorId>(program.tensors.size()));
+            (op.in.empty() ? op.in : op.out).push_back(static_cast<program::TensorId>(program.tensors.size()));
             program.tensors.push_back(tensor);
         }
         program.templates[0].ops.push_back(op);
@@ -126,43 +127,43 @@ struct Room {
 };
 
 // A call that moves `rows` rows on its larger side.
-void call(Communicator& c, const Room& room, const Kind& k, std::int64_t rows, int n, int rank) {
+void call(comm::Communicator& c, const Room& room, const Kind& k, std::int64_t rows, int n, int rank) {
     const std::int64_t bytes = rows * row_bytes;
     switch (k.kind) {
-    case OpKind::ring_exchange:
+    case program::OpKind::ring_exchange:
         return c.ring_exchange(k.group, room.x, room.y, bytes);
-    case OpKind::all_to_all: {
-        AllToAllAttr attr = std::get<AllToAllAttr>(k.attr);
+    case program::OpKind::all_to_all: {
+        program::AllToAllAttr attr = std::get<program::AllToAllAttr>(k.attr);
         attr.rows = rows;
         return c.all_to_all(k.group, room.x, room.y, attr, 2);
     }
-    case OpKind::all_to_all_rows:
-        return c.all_to_all_rows(k.group, room.x, room.counts, room.y, std::get<RowsAttr>(k.attr), Dtype::bf16, rows,
-                                 rows);
-    case OpKind::all_gather_rows:
-        return c.all_gather_rows(k.group, room.x, room.counts, room.y, std::get<RowsAttr>(k.attr), Dtype::bf16,
-                                 rows / n, rows);
-    case OpKind::reduce_scatter_rows:
-        return c.reduce_scatter_rows(k.group, room.x, room.counts, room.y, std::get<RowsAttr>(k.attr), Dtype::bf16,
-                                     rows, rows / n);
-    case OpKind::all_gather:
+    case program::OpKind::all_to_all_rows:
+        return c.all_to_all_rows(k.group, room.x, room.counts, room.y, std::get<program::RowsAttr>(k.attr),
+                                 program::Dtype::bf16, rows, rows);
+    case program::OpKind::all_gather_rows:
+        return c.all_gather_rows(k.group, room.x, room.counts, room.y, std::get<program::RowsAttr>(k.attr),
+                                 program::Dtype::bf16, rows / n, rows);
+    case program::OpKind::reduce_scatter_rows:
+        return c.reduce_scatter_rows(k.group, room.x, room.counts, room.y, std::get<program::RowsAttr>(k.attr),
+                                     program::Dtype::bf16, rows, rows / n);
+    case program::OpKind::all_gather:
         return c.all_gather(k.group, room.x, room.y, bytes / n);
-    case OpKind::reduce_scatter:
-        return c.reduce_scatter(k.group, room.x, room.y, bytes / 2 / n, Dtype::bf16);
-    case OpKind::all_reduce:
-        return c.all_reduce(k.group, room.x, room.y, bytes / 2, Dtype::bf16, false);
-    case OpKind::send:
-        if (rank != 0) return c.recv(PeerAttr{1, 0, 1}, room.y, bytes);
-        c.put(PeerAttr{1, 0, 1}, room.x, bytes);
-        return c.send(PeerAttr{1, 0, 1}, room.x, bytes);
+    case program::OpKind::reduce_scatter:
+        return c.reduce_scatter(k.group, room.x, room.y, bytes / 2 / n, program::Dtype::bf16);
+    case program::OpKind::all_reduce:
+        return c.all_reduce(k.group, room.x, room.y, bytes / 2, program::Dtype::bf16, false);
+    case program::OpKind::send:
+        if (rank != 0) return c.recv(program::PeerAttr{1, 0, 1}, room.y, bytes);
+        c.put(program::PeerAttr{1, 0, 1}, room.x, bytes);
+        return c.send(program::PeerAttr{1, 0, 1}, room.x, bytes);
     default:
-        fail("no measurement of {}", to_string(k.kind));
+        fail("no measurement of {}", program::to_string(k.kind));
     }
 }
 
 // As many rows for each expert; where there is one expert rank, all of a member's.
 void write_counts(BenchEnd& end, std::int32_t* at, const Kind& k, std::int64_t rows, int n) {
-    const auto* attr = std::get_if<RowsAttr>(&k.attr);
+    const auto* attr = std::get_if<program::RowsAttr>(&k.attr);
     if (attr == nullptr) return;
     const std::vector<std::int32_t> counts(static_cast<std::size_t>(n * attr->experts),
                                            static_cast<std::int32_t>(rows / n));
@@ -171,7 +172,7 @@ void write_counts(BenchEnd& end, std::int32_t* at, const Kind& k, std::int64_t r
 }
 
 void measure(std::vector<BenchEnd>& ends, const Kind& k, int n, std::int64_t most_rows, CollectiveBench& result) {
-    std::vector<MeasuredCall>& calls = result.measured[group_key(to_string(k.kind), n)];
+    std::vector<machine::MeasuredCall>& calls = result.measured[program::group_key(program::to_string(k.kind), n)];
     for (std::int64_t rows = n; rows <= most_rows; rows *= 4) {
         std::vector<double> seconds(ends.size());
         at_every(ends, [&](BenchEnd& end, int rank) {
@@ -183,7 +184,7 @@ void measure(std::vector<BenchEnd>& ends, const Kind& k, int n, std::int64_t mos
         });
         const double bytes = static_cast<double>(rows * row_bytes);
         calls.push_back({bytes, *std::max_element(seconds.begin(), seconds.end()), {}});
-        if (k.kind == OpKind::all_to_all_rows) calls.back().sides = {n * bytes};
+        if (k.kind == program::OpKind::all_to_all_rows) calls.back().sides = {n * bytes};
     }
 }
 
@@ -191,17 +192,17 @@ void measure(std::vector<BenchEnd>& ends, const Kind& k, int n, std::int64_t mos
 struct Taken {
     std::vector<double> collective, pairwise, messages;
 
-    void note(const QueuedFabric& fabric, const std::vector<BenchEnd>& ends) {
+    void note(const comm::QueuedFabric& fabric, const std::vector<BenchEnd>& ends) {
         std::map<std::size_t, double> most;
         for (const BenchEnd& end : ends)
             for (const auto& [number, bytes] : end.communicator->taken()) most[number] = std::max(most[number], bytes);
         for (const auto& [number, bytes] : most) {
-            const Circle& circle = fabric.circles()[number];
-            (circle.messages() ? messages : circle.pairwise ? pairwise : collective).push_back(bytes);
+            const comm::CommGroup& group = fabric.comm_groups()[number];
+            (group.messages() ? messages : group.pairwise ? pairwise : collective).push_back(bytes);
         }
     }
     // A first one brings the library's kernels along; the last shows what one alone takes.
-    CommunicatorBytes bytes(int n) const {
+    machine::CommunicatorBytes bytes(int n) const {
         const auto longer = [](const std::vector<double>& all) { return std::max(0.0, all.front() - all.back()); };
         return {longer(collective),
                 longer(pairwise),
@@ -211,11 +212,11 @@ struct Taken {
     }
 };
 
-void run_world(const Backend& backend, const World& world, std::vector<BenchEnd>& ends, std::int64_t most_rows,
+void run_world(const ops::Backend& backend, const World& world, std::vector<BenchEnd>& ends, std::int64_t most_rows,
                CollectiveBench& result, Taken& taken) {
-    const Mesh mesh(world.plan);
-    const Program program = program_of(world, most_rows);
-    const std::unique_ptr<QueuedFabric> fabric = join_ends(backend, mesh, program, ends);
+    const plan::Mesh mesh(world.plan);
+    const program::Program program = program_of(world, most_rows);
+    const std::unique_ptr<comm::QueuedFabric> fabric = join_ends(backend, mesh, program, ends);
     taken.note(*fabric, ends);
     for (const Kind& k : world.kinds) measure(ends, k, world.plan.gpus, most_rows, result);
     leave(ends);
@@ -223,7 +224,7 @@ void run_world(const Backend& backend, const World& world, std::vector<BenchEnd>
 
 } // namespace
 
-CollectiveBench run_collective_bench(const Backend& backend, int ranks, std::int64_t most_bytes) {
+CollectiveBench run_collective_bench(const ops::Backend& backend, int ranks, std::int64_t most_bytes) {
     if (backend.collectives == nullptr || ranks < 2)
         refuse("communication between {} ranks of the {} back end cannot be measured", ranks, backend.name);
     CollectiveBench result;
@@ -239,4 +240,4 @@ CollectiveBench run_collective_bench(const Backend& backend, int ranks, std::int
     return result;
 }
 
-} // namespace moe
+} // namespace moe::bench

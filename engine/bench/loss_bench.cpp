@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::bench {
 
 namespace {
 
@@ -38,14 +38,14 @@ struct Room {
           bytes(reinterpret_cast<char*>(labels + rows) - memory) {}
 };
 
-void call(const Kernels& kernels, OpKind kind, const LossShape& shape, const Room& room, void* stream) {
+void call(const Kernels& kernels, program::OpKind kind, const LossShape& shape, const Room& room, void* stream) {
     const Src logits{room.logits, Type::bf16};
     switch (kind) {
-    case OpKind::ce_max:
+    case program::OpKind::ce_max:
         return kernels.ce_max(shape, logits, room.max, stream);
-    case OpKind::ce_sum:
+    case program::OpKind::ce_sum:
         return kernels.ce_sum(shape, logits, room.max, room.labels, room.stat, stream);
-    case OpKind::ce_loss:
+    case program::OpKind::ce_loss:
         return kernels.ce_loss(shape, room.max, room.stat, room.loss, stream);
     default:
         return kernels.ce_grad(shape, logits, room.max, room.stat, room.labels, {room.gradient, Type::bf16}, stream);
@@ -53,7 +53,7 @@ void call(const Kernels& kernels, OpKind kind, const LossShape& shape, const Roo
 }
 
 // Seconds of one of several calls behind each other: the second run of a graph of them.
-double timed(Queue& queue, const std::function<void()>& call) {
+double timed(device::Queue& queue, const std::function<void()>& call) {
     constexpr std::size_t calls = 10;
     const auto run = [&] {
         call();
@@ -72,25 +72,26 @@ double timed(Queue& queue, const std::function<void()>& call) {
     return std::max(seconds, 1e-9);
 }
 
-bool of_the_loss(OpKind kind) {
-    return kind == OpKind::ce_max || kind == OpKind::ce_sum || kind == OpKind::ce_loss || kind == OpKind::ce_grad;
+bool of_the_loss(program::OpKind kind) {
+    return kind == program::OpKind::ce_max || kind == program::OpKind::ce_sum || kind == program::OpKind::ce_loss ||
+           kind == program::OpKind::ce_grad;
 }
 
 } // namespace
 
-void measure_split_loss(const Backend& backend, std::int64_t most_bytes,
-                        std::map<std::string, std::vector<MeasuredCall>>& measured) {
-    const std::unique_ptr<Device> device = backend.open(backend.can_replay, 0);
-    std::map<std::string, std::vector<MeasuredCall>> found;
+void measure_split_loss(const ops::Backend& backend, std::int64_t most_bytes,
+                        std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
+    const std::unique_ptr<device::Device> device = backend.open(backend.can_replay, 0);
+    std::map<std::string, std::vector<machine::MeasuredCall>> found;
     for (const Size& size : sizes) {
         if (size.rows * size.vocab > most_bytes) continue; // two ranks, two bytes each
         Point point{"mixtral", 256, 4, 4, 64, 256, 8, 2, 0, size.vocab, size.rows, 1};
         point.sharing = {.ranks = 2, .tp = 2, .ep = 2};
-        const Program head = lower_segment(plan_of(point, backend), SegmentKind::head);
-        for (const Template& ops : head.templates)
-            for (const Op& op : ops.ops) {
+        const program::Program head = lower::lower_segment(plan_of(point, backend), lower::SegmentKind::head);
+        for (const program::Template& ops : head.templates)
+            for (const program::Op& op : ops.ops) {
                 if (!of_the_loss(op.kind)) continue;
-                const LossAttr& attr = std::get<LossAttr>(op.attr);
+                const program::LossAttr& attr = std::get<program::LossAttr>(op.attr);
                 const std::int64_t bytes = Room(nullptr, attr.rows, attr.vocab_local).bytes;
                 char* memory = device->allocate(static_cast<std::size_t>(bytes));
                 if (memory == nullptr) fail("{} MiB are not free, to measure the loss", bytes >> 20);
@@ -100,7 +101,7 @@ void measure_split_loss(const Backend& backend, std::int64_t most_bytes,
                 const double seconds = timed(
                     *device->queue(), [&] { call(*backend.kernels, op.kind, shape, room, device->queue()->stream()); });
                 device->release(memory);
-                const CostPoint at = cost_point(op, head);
+                const program::CostPoint at = program::cost_point(op, head);
                 found[at.key].push_back({at.work, seconds, at.sides});
             }
     }
@@ -110,4 +111,4 @@ void measure_split_loss(const Backend& backend, std::int64_t most_bytes,
     }
 }
 
-} // namespace moe
+} // namespace moe::bench

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::bench {
 
 // On the first device of a back end with queues; adds calls by measured_key(). Logits take up to `most_bytes`.
 // Throws Error (failure) where it has not three times as much free.
-void measure_split_loss(const Backend& backend, std::int64_t most_bytes,
-                        std::map<std::string, std::vector<MeasuredCall>>& measured);
+void measure_split_loss(const ops::Backend& backend, std::int64_t most_bytes,
+                        std::map<std::string, std::vector<machine::MeasuredCall>>& measured);
 
-} // namespace moe
+} // namespace moe::bench

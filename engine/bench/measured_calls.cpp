@@ -9,20 +9,20 @@
 #include <tuple>
 #include <utility>
 
-namespace moe {
+namespace moe::bench {
 
 namespace {
 
 constexpr double bin = 1.25; // work of one bin, over its smallest
 
-auto order(const MeasuredCall& call) { return std::tie(call.work, call.sides); }
-bool sooner(const MeasuredCall& a, const MeasuredCall& b) { return order(a) < order(b); }
+auto order(const machine::MeasuredCall& call) { return std::tie(call.work, call.sides); }
+bool sooner(const machine::MeasuredCall& a, const machine::MeasuredCall& b) { return order(a) < order(b); }
 
 template <class Alike>
-std::vector<MeasuredCall> merged(const std::vector<MeasuredCall>& samples, const Alike& alike) {
-    std::vector<MeasuredCall> calls;
+std::vector<machine::MeasuredCall> merged(const std::vector<machine::MeasuredCall>& samples, const Alike& alike) {
+    std::vector<machine::MeasuredCall> calls;
     for (std::size_t first = 0, last = 0; first < samples.size(); first = last) {
-        MeasuredCall sum{0.0, 0.0, samples[first].sides};
+        machine::MeasuredCall sum{0.0, 0.0, samples[first].sides};
         for (; last < samples.size() && alike(samples[first], samples[last]); ++last) {
             sum.work += samples[last].work;
             sum.seconds += samples[last].seconds;
@@ -35,26 +35,26 @@ std::vector<MeasuredCall> merged(const std::vector<MeasuredCall>& samples, const
 
 } // namespace
 
-void add_sample(CallSamples& samples, const Op& op, const Program& program, double seconds) {
-    CostPoint at = cost_point(op, program);
+void add_sample(CallSamples& samples, const program::Op& op, const program::Program& program, double seconds) {
+    program::CostPoint at = program::cost_point(op, program);
     if (at.work > 0.0) samples[at.key].push_back({at.work, seconds, std::move(at.sides)});
 }
 
-std::vector<MeasuredCall> calls_of(std::vector<MeasuredCall> samples, bool by_shape) {
+std::vector<machine::MeasuredCall> calls_of(std::vector<machine::MeasuredCall> samples, bool by_shape) {
     std::sort(samples.begin(), samples.end(), sooner);
     if (by_shape) return merged(samples, [](const auto& a, const auto& b) { return order(a) == order(b); });
-    for (MeasuredCall& sample : samples) sample.sides.clear();
+    for (machine::MeasuredCall& sample : samples) sample.sides.clear();
     return merged(samples, [](const auto& first, const auto& other) { return other.work <= bin * first.work; });
 }
 
-std::vector<MeasuredCall> with_later(const std::string& key, std::vector<MeasuredCall> calls,
-                                     const std::vector<MeasuredCall>& later) {
-    for (const MeasuredCall& call : later) {
+std::vector<machine::MeasuredCall> with_later(const std::string& key, std::vector<machine::MeasuredCall> calls,
+                                              const std::vector<machine::MeasuredCall>& later) {
+    for (const machine::MeasuredCall& call : later) {
         if (!calls.empty() && calls.front().sides.size() != call.sides.size())
             refuse(
                 "calls of {} have {} sides in the profile and {} in the run: calibrate with this version of moe-plan",
                 key, calls.front().sides.size(), call.sides.size());
-        std::erase_if(calls, [&call](const MeasuredCall& known) {
+        std::erase_if(calls, [&call](const machine::MeasuredCall& known) {
             if (!call.sides.empty()) return order(known) == order(call);
             return known.work <= bin * call.work && call.work <= bin * known.work;
         });
@@ -64,4 +64,4 @@ std::vector<MeasuredCall> with_later(const std::string& key, std::vector<Measure
     return calls;
 }
 
-} // namespace moe
+} // namespace moe::bench

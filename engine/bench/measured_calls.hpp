@@ -8,20 +8,20 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::bench {
 
-using CallSamples = std::map<std::string, std::vector<MeasuredCall>>; // by measured_key(), one for every op
+using CallSamples = std::map<std::string, std::vector<machine::MeasuredCall>>; // by measured_key(), one for every op
 
-void add_sample(CallSamples& samples, const Op& op, const Program& program, double seconds);
+void add_sample(CallSamples& samples, const program::Op& op, const program::Program& program, double seconds);
 
 // One call for all samples between which there is no difference, their mean, because predictions add ops up; sorted by
 // work. by_shape: on a device of its own an op's time hardly scatters, and its shape decides. Ranks that share cores
 // disturb each other by more than that: their calls lose their sides and are averaged over bins of like work.
-std::vector<MeasuredCall> calls_of(std::vector<MeasuredCall> samples, bool by_shape);
+std::vector<machine::MeasuredCall> calls_of(std::vector<machine::MeasuredCall> samples, bool by_shape);
 
 // The calls of a family with those of later trainings, both of calls_of(): of one shape, or of like work where they
 // have no sides, the later ones stand. Throws Error (bad_input) where one has other sides than the other.
-std::vector<MeasuredCall> with_later(const std::string& key, std::vector<MeasuredCall> calls,
-                                     const std::vector<MeasuredCall>& later);
+std::vector<machine::MeasuredCall> with_later(const std::string& key, std::vector<machine::MeasuredCall> calls,
+                                              const std::vector<machine::MeasuredCall>& later);
 
-} // namespace moe
+} // namespace moe::bench

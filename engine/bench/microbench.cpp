@@ -23,7 +23,7 @@
 #include <limits>
 #include <span>
 
-namespace moe {
+namespace moe::bench {
 
 namespace {
 
@@ -34,37 +34,38 @@ double median(std::vector<double> values) {
 }
 
 // Rows of the last steps, of one op of one rank after the other: [step][op].
-using StepRows = std::vector<std::vector<TimelineRow>>;
+using StepRows = std::vector<std::vector<program::TimelineRow>>;
 
-StepRows last_rows(const Trainer& trainer, int rank, std::int64_t steps) {
+StepRows last_rows(const train::Trainer& trainer, int rank, std::int64_t steps) {
     StepRows rows;
     for (std::int64_t step = trainer.steps_done() - steps; step < trainer.steps_done(); ++step)
         rows.push_back(trainer.recorder(rank).rows(static_cast<std::size_t>(step)));
     return rows;
 }
 
-const Program& program_of(const Trainer& trainer, const Mesh& mesh, int rank) {
-    return trainer.programs()[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))];
+const program::Program& program_of(const train::Trainer& trainer, const plan::Mesh& mesh, int rank) {
+    return trainer
+        .programs()[static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank))];
 }
 
 // The median over steps of every op of every rank: a step that another process disturbed does not count.
-void gather(const Trainer& trainer, const Plan& plan, std::int64_t steps, CallSamples& samples) {
-    const Mesh mesh(plan);
+void gather(const train::Trainer& trainer, const plan::Plan& plan, std::int64_t steps, CallSamples& samples) {
+    const plan::Mesh mesh(plan);
     for (int rank = 0; rank < plan.gpus; ++rank) {
-        const Program& program = program_of(trainer, mesh, rank);
+        const program::Program& program = program_of(trainer, mesh, rank);
         const StepRows rows = last_rows(trainer, rank, steps);
         std::vector<double> busy(rows.size());
         for (std::size_t i = 0; i < rows[0].size(); ++i) {
             for (std::size_t s = 0; s < rows.size(); ++s) busy[s] = rows[s][i].busy;
-            add_sample(samples, *op_of(program, rows[0][i]), program, median(busy));
+            add_sample(samples, *program::op_of(program, rows[0][i]), program, median(busy));
         }
     }
 }
 
 constexpr int most_steps = 9, fewest_steps = 3;
 
-TrainOptions options_of(const std::string& backend, int permits) {
-    TrainOptions options;
+train::TrainOptions options_of(const std::string& backend, int permits) {
+    train::TrainOptions options;
     options.permits = permits;
     options.backend = backend;
     options.steps = std::numeric_limits<int>::max(); // record_from_now() says which are recorded
@@ -75,7 +76,7 @@ TrainOptions options_of(const std::string& backend, int permits) {
 
 // A GPU at the limit of its power needs a while to come to the clock that it can hold: an H200 begins at 1,980 MHz and
 // trains large models at 1,300 to 1,700. One that draws clearly less has its top clock from the start.
-void step_until_warm(Trainer& trainer, const SampleSource& source) {
+void step_until_warm(train::Trainer& trainer, const train::SampleSource& source) {
     using Clock = std::chrono::steady_clock;
     constexpr double first_seconds = 0.2, calm_seconds = 0.4, warm_seconds = 1.5, calm_share = 0.9;
     const Clock::time_point start = Clock::now();
@@ -85,20 +86,20 @@ void step_until_warm(Trainer& trainer, const SampleSource& source) {
         return passed();
     };
     const double first = step_until(first_seconds);
-    const Draw before = trainer.draw();
+    const device::PowerSample before = trainer.power_sample();
     const double calm = step_until(calm_seconds);
-    const Draw now = trainer.draw();
+    const device::PowerSample now = trainer.power_sample();
     const double watts = (now.joules - before.joules) / (calm - first);
     if (watts > 0.0 && watts < calm_share * now.limit_watts && now.clock_hz == now.top_clock_hz) return;
     step_until(warm_seconds);
 }
 
 // Trains, and records the last steps; how many.
-int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend) {
+int record_steps(train::Trainer& trainer, const plan::Plan& plan, const std::string& backend) {
     using Clock = std::chrono::steady_clock;
     constexpr double enough_seconds = 0.8;
     const double log_vocab = std::log(static_cast<double>(plan.model->vocab) + 1.0);
-    const SampleSource source = [&](std::int64_t sample, std::span<std::int32_t> tokens) {
+    const train::SampleSource source = [&](std::int64_t sample, std::span<std::int32_t> tokens) {
         std::uint64_t x = static_cast<std::uint64_t>(sample) * 0x9e3779b97f4a7c15u + 1;
         for (std::int32_t& token : tokens) {
             x = x * 6364136223846793005u + 1442695040888963407u;
@@ -111,7 +112,7 @@ int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend)
     };
     // Steps that are not recorded. The first one touches memory for the first time and fills the message pools; on a
     // device they say what the others would take without stamps.
-    const bool device = backend_named(backend).devices != nullptr;
+    const bool device = backends::backend_named(backend).devices != nullptr;
     for (int step = 0; step < (device ? 4 : 1); ++step) trainer.step(source);
     if (device) step_until_warm(trainer, source);
     trainer.record_from_now();
@@ -129,26 +130,26 @@ int record_steps(Trainer& trainer, const Plan& plan, const std::string& backend)
 struct Measured {
     CallSamples samples;
     std::string device;
-    double stamp_seconds = 0.0;
+    double event_overhead = 0.0;
     double beside_arena = 0.0; // bytes taken on the device beside the arena and the libraries' scratch
 };
 
 Measured measure(const Point& point, const MicrobenchOptions& options) {
-    const Plan plan = plan_of(point, backend_named(options.backend));
-    Trainer trainer(plan, options_of(options.backend, options.permits));
+    const plan::Plan plan = plan_of(point, backends::backend_named(options.backend));
+    train::Trainer trainer(plan, options_of(options.backend, options.permits));
     Measured result;
     gather(trainer, plan, record_steps(trainer, plan, options.backend), result.samples);
-    result.stamp_seconds = trainer.queued_step().stamp_seconds;
+    result.event_overhead = trainer.queued_step().event_overhead;
     result.device = trainer.device_name();
-    result.beside_arena = (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - library_memory(plan);
+    result.beside_arena = (trainer.memory_gib() - trainer.arena_gib()) * (1 << 30) - memory::library_memory(plan);
     return result;
 }
 
 std::string to_text(const Measured& measured) {
     nlohmann::json families = nlohmann::json::object();
     for (const auto& [key, calls] : measured.samples)
-        for (const MeasuredCall& call : calls) families[key].push_back({call.work, call.seconds, call.sides});
-    return nlohmann::json{families, measured.device, measured.stamp_seconds, measured.beside_arena}.dump();
+        for (const machine::MeasuredCall& call : calls) families[key].push_back({call.work, call.seconds, call.sides});
+    return nlohmann::json{families, measured.device, measured.event_overhead, measured.beside_arena}.dump();
 }
 
 Measured measured_from(const std::string& text) {
@@ -160,11 +161,11 @@ Measured measured_from(const std::string& text) {
 }
 
 // The host's time for a launch.
-double launch_seconds(const Backend& backend) {
+double launch_seconds(const ops::Backend& backend) {
     using Clock = std::chrono::steady_clock;
     constexpr std::size_t calls = 1000;
-    const std::unique_ptr<Device> device = backend.open(backend.can_replay, 0);
-    Queue* queue = device->queue();
+    const std::unique_ptr<device::Device> device = backend.open(backend.can_replay, 0);
+    device::Queue* queue = device->queue();
     if (queue == nullptr) return 0.0;
     char* memory = device->allocate(256);
     if (memory == nullptr) fail("microbench: {} has not 256 bytes free", device->name());
@@ -182,7 +183,7 @@ double launch_seconds(const Backend& backend) {
 
 // Best rate among the largest quarter of the calls of the families whose key begins with `kind`, in one storage type:
 // "" FP32, "bf16" or "fp8-blockwise".
-double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measured, const std::string& kind,
+double best_rate(const std::map<std::string, std::vector<machine::MeasuredCall>>& measured, const std::string& kind,
                  const std::string& type) {
     const auto type_of_key = [](const std::string& key) -> std::string {
         for (const char* type : {"bf16", "fp8-blockwise"})
@@ -200,7 +201,7 @@ double best_rate(const std::map<std::string, std::vector<MeasuredCall>>& measure
 }
 
 // The tiles that the kernels choose from for a family of grouped products; none for other families.
-std::vector<ProductTile> tiles_of(const std::string& key) {
+std::vector<machine::ProductTile> tiles_of(const std::string& key) {
     const auto has = [&](const char* part) { return key.find(part) != std::string::npos; };
     if (key.rfind("grouped_gemm.", 0) != 0) return {};
     std::span<const TileKind> kinds;
@@ -208,7 +209,7 @@ std::vector<ProductTile> tiles_of(const std::string& key) {
         kinds = scaled_tiles;
     else if (has(".bf16"))
         kinds = has(".wgrad") ? std::span<const TileKind>(gradient_tiles) : std::span<const TileKind>(row_tiles);
-    std::vector<ProductTile> tiles;
+    std::vector<machine::ProductTile> tiles;
     for (const TileKind& k : kinds)
         tiles.push_back({tile_multiprocessors, k.down, k.across, k.depth, k.step_cycles, k.tile_cycles, k.swapped});
     return tiles;
@@ -223,27 +224,29 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
     const std::vector<Point> points = options.one_rank ? grid_of_gpus() : grid_of_cores();
     Microbench result;
-    const auto run = [&](const std::function<std::string()>& work) { return options.apart ? apart(work) : work(); };
+    const auto run = [&](const std::function<std::string()>& work) {
+        return options.in_subprocess ? engine::run_in_subprocess(work) : work();
+    };
     result.launch_seconds =
-        std::stod(run([&] { return fmt::format("{}", launch_seconds(backend_named(options.backend))); }));
+        std::stod(run([&] { return fmt::format("{}", launch_seconds(backends::backend_named(options.backend))); }));
     CallSamples samples;
     std::size_t done = 0;
     double longest = 0.0;
-    std::array<double, precision_count> beside_arena{};
+    std::array<double, machine::precision_count> beside_arena{};
     for (const Point& point : points) {
         // The next run takes about as long as the longest so far, or twice that where sizes grow.
         const double before = elapsed();
         if (done > 0 && (before + 1.5 * longest > options.seconds || done == options.most)) break;
         if (options.progress)
             options.progress(fmt::format("measuring {} of {}: hidden {}, seq {}, mbs {}, {}", done + 1, points.size(),
-                                         point.hidden, point.seq, point.mbs, to_string(point.precision)));
+                                         point.hidden, point.seq, point.mbs, machine::to_string(point.precision)));
         Measured measured = measured_from(run([&] { return to_text(measure(point, options)); }));
         for (auto& [key, calls] : measured.samples) {
-            std::vector<MeasuredCall>& all = samples[key];
+            std::vector<machine::MeasuredCall>& all = samples[key];
             all.insert(all.end(), std::make_move_iterator(calls.begin()), std::make_move_iterator(calls.end()));
         }
         result.device = measured.device;
-        result.stamp_seconds = measured.stamp_seconds;
+        result.event_overhead = measured.event_overhead;
         double& first = beside_arena[static_cast<std::size_t>(point.precision)];
         // Of the smallest run: in one process, later ones hold fragments of freed arenas.
         if (first == 0.0) first = measured.beside_arena;
@@ -251,10 +254,10 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         ++done;
     }
     for (auto& [key, list] : samples) result.measured[key] = calls_of(std::move(list), options.one_rank);
-    const Backend& backend = backend_named(options.backend);
+    const ops::Backend& backend = backends::backend_named(options.backend);
     if (backend.tiled != nullptr && backend.tiled()) {
         for (const auto& [key, calls] : result.measured)
-            if (std::vector<ProductTile> tiles = tiles_of(key); !tiles.empty())
+            if (std::vector<machine::ProductTile> tiles = tiles_of(key); !tiles.empty())
                 result.product_tiles[key] = std::move(tiles);
     }
     result.context_bytes = std::max(0.0, *std::max_element(beside_arena.begin(), beside_arena.end()));
@@ -267,10 +270,10 @@ Microbench run_microbench(const MicrobenchOptions& options) {
     return result;
 }
 
-std::vector<std::vector<TimelineRow>> record_training(const Plan& plan, const std::string& backend) {
-    Trainer trainer(plan, options_of(backend, 0));
+std::vector<std::vector<program::TimelineRow>> record_training(const plan::Plan& plan, const std::string& backend) {
+    train::Trainer trainer(plan, options_of(backend, 0));
     const int steps = record_steps(trainer, plan, backend);
-    std::vector<std::vector<TimelineRow>> ranks;
+    std::vector<std::vector<program::TimelineRow>> ranks;
     for (int rank = 0; rank < plan.gpus; ++rank) {
         const StepRows recorded = last_rows(trainer, rank, steps);
         ranks.push_back(recorded.front());
@@ -283,4 +286,4 @@ std::vector<std::vector<TimelineRow>> record_training(const Plan& plan, const st
     return ranks;
 }
 
-} // namespace moe
+} // namespace moe::bench

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::bench {
 
 struct MicrobenchOptions {
     double seconds = 18.0; // budget; the grid is walked from small to large and cut off when it is spent
@@ -21,7 +21,7 @@ struct MicrobenchOptions {
     bool one_rank = false;
     // Every run in a process of its own (apart.hpp): on a GPU, the second training of a process takes longer for
     // each of its ops than the first (docs/notes/engine-calibration.md).
-    bool apart = false;
+    bool in_subprocess = false;
     std::size_t most = 0;                                  // of the grid's runs, from the smallest; 0: all
     std::function<void(const std::string& line)> progress; // may be empty
 };
@@ -30,9 +30,9 @@ struct Microbench {
     // By measured_key(): busy seconds of one rank, sorted by work; with sides where one rank had the device to itself.
     // Ranks run side by side on all cores, so shared caches and memory are in the times, and a communication op's time
     // includes the wake-up of its thread, but not the wait for others.
-    std::map<std::string, std::vector<MeasuredCall>> measured;
+    std::map<std::string, std::vector<machine::MeasuredCall>> measured;
     // Of the grouped products among these families, where the back end's kernels compute them on such tiles.
-    std::map<std::string, std::vector<ProductTile>> product_tiles;
+    std::map<std::string, std::vector<machine::ProductTile>> product_tiles;
     // Of one core, or of a GPU: best large GEMM with operands in that storage, FLOP/s, and bytes/s of the largest
     // elementwise ops (cores: with all of them busy).
     double fp32_flops = 0.0, bf16_flops = 0.0, fp8_flops = 0.0;
@@ -40,7 +40,7 @@ struct Microbench {
     std::string device; // where the ranks' memory lay
     // 0 on devices without a queue. What is taken on the device beside the arena; the host's time to launch a kernel;
     // what a time stamp between two ops takes, which is not in the times above.
-    double context_bytes = 0.0, launch_seconds = 0.0, stamp_seconds = 0.0;
+    double context_bytes = 0.0, launch_seconds = 0.0, event_overhead = 0.0;
 };
 
 // Throws Error when this machine cannot run the back end.
@@ -48,6 +48,6 @@ Microbench run_microbench(const MicrobenchOptions& options);
 
 // Trains a plan on random text, long enough for the clocks that its devices hold, and records its last steps: by rank,
 // rows in the order of OpWalk, `busy` the median over the steps. Throws Error where the plan does not run here.
-std::vector<std::vector<TimelineRow>> record_training(const Plan& plan, const std::string& backend);
+std::vector<std::vector<program::TimelineRow>> record_training(const plan::Plan& plan, const std::string& backend);
 
-} // namespace moe
+} // namespace moe::bench

@@ -6,7 +6,7 @@
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
 
-namespace moe {
+namespace moe::bench {
 
 // TP 2, PP 2, DP 2, and experts over EP 4 (folded over TP x DP) or EP 2 x ETP 2; one family without TP, whose
 // vocabulary is then whole.
@@ -26,12 +26,12 @@ std::vector<Point> grid_of_cores() {
                                                      {256, 256, 1, true},
                                                      {512, 256, 1, false},
                                                      {512, 512, 2, false}})
-        for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+        for (const machine::Precision precision : {machine::Precision::fp32, machine::Precision::bf16}) {
             const int h = s.hidden;
             points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs, precision, experts});
-            if (precision == Precision::bf16)
+            if (precision == machine::Precision::bf16)
                 points.push_back({"qwen3", h, h / 16, h / 32, 32, h, 8, 2, 3 * h, 4 * h, s.seq, s.mbs,
-                                  Precision::fp8_blockwise, experts});
+                                  machine::Precision::fp8_blockwise, experts});
             if (!s.all_families) continue;
             points.push_back(
                 {"qwen2", h, h / 16, h / 16, 16, h, 8, 2, 2 * h, 4 * h, s.seq, s.mbs, precision, expert_tensor});
@@ -48,8 +48,10 @@ std::vector<Point> grid_of_cores() {
 // beside small products the gradient of the same attention is 9 to 18 % faster, since the card holds a higher clock
 // (profiles/measured/h200-2026-11-23-clocks.json). One sends activations to the host and back, 8 to 67 MB at a time.
 std::vector<Point> grid_of_gpus() {
-    constexpr Precision fp32 = Precision::fp32, bf16 = Precision::bf16, fp8 = Precision::fp8_blockwise;
-    constexpr unsigned away = offload::core_attn | offload::attn_proj | offload::expert_fc1 | offload::moe_act;
+    constexpr machine::Precision fp32 = machine::Precision::fp32, bf16 = machine::Precision::bf16,
+                                 fp8 = machine::Precision::fp8_blockwise;
+    constexpr unsigned away =
+        plan::offload::core_attn | plan::offload::attn_proj | plan::offload::expert_fc1 | plan::offload::moe_act;
     return {{"qwen3", 256, 4, 1, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
             {"deepseek", 256, 4, 4, 64, 256, 8, 2, 768, 1024, 256, 1, fp32},
             {"qwen2", 256, 4, 4, 64, 256, 8, 2, 512, 1024, 256, 1, fp32},
@@ -99,7 +101,7 @@ std::vector<Point> grid_of_gpus() {
 
 namespace {
 
-std::shared_ptr<const Model> model_of(const Point& p) {
+std::shared_ptr<const model::Model> model_of(const Point& p) {
     std::string config = fmt::format(
         R"({{"vocab_size": {}, "hidden_size": {}, "num_hidden_layers": 2, "num_attention_heads": {}, "num_key_value_heads": {},
         "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "rope_theta": 10000.0, "hidden_act": "silu", "moe_intermediate_size": {},
@@ -133,18 +135,19 @@ std::shared_ptr<const Model> model_of(const Point& p) {
             "num_nextn_predict_layers": 0}})",
             p.experts, p.shared, p.hidden / 2, p.hidden / 4, p.head_dim, p.head_dim >= 32 ? p.head_dim / 2 : p.head_dim,
             p.head_dim);
-    return std::make_shared<const Model>(model_from_json(config, "microbench"));
+    return std::make_shared<const model::Model>(families::model_from_json(config, "microbench"));
 }
 
 } // namespace
 
-Plan plan_of(const Point& p, const Backend& backend) {
-    Plan plan;
+plan::Plan plan_of(const Point& p, const ops::Backend& backend) {
+    plan::Plan plan;
     plan.model = model_of(p);
-    auto hardware = std::make_shared<Hardware>();
+    auto hardware = std::make_shared<machine::Hardware>();
     hardware->name = "cpu-local";
     hardware->cpu = !backend.can_replay;
-    for (const Precision precision : {Precision::fp32, Precision::bf16, Precision::fp8_blockwise})
+    for (const machine::Precision precision :
+         {machine::Precision::fp32, machine::Precision::bf16, machine::Precision::fp8_blockwise})
         hardware->peak_flops[static_cast<std::size_t>(precision)] = 1e9;
     plan.hardware = hardware;
     plan.stack = "moe-plan";
@@ -157,7 +160,7 @@ Plan plan_of(const Point& p, const Backend& backend) {
     plan.etp = s.etp;
     plan.edp = s.ranks / (s.pp * s.ep * s.etp);
     // Launched one by one, small ops would wait for the host, and their times would say so.
-    if (backend.can_replay) plan.cuda_graph = CudaGraph::full;
+    if (backend.can_replay) plan.cuda_graph = plan::CudaGraph::full;
     plan.router.forced = s.ranks == 1; // plans are priced for balanced routing
     plan.seq = p.seq;
     plan.mbs = p.mbs;
@@ -168,4 +171,4 @@ Plan plan_of(const Point& p, const Backend& backend) {
     return plan;
 }
 
-} // namespace moe
+} // namespace moe::bench

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::bench {
 
 // Degrees as in Plan; micro-batches are always two.
 struct Sharing {
@@ -22,7 +22,7 @@ struct Point {
     int ffn, experts, top_k, shared; // shared: FFN width of the shared expert, or of dense layers
     int vocab;
     std::int64_t seq, mbs;
-    Precision precision = Precision::bf16;
+    machine::Precision precision = machine::Precision::bf16;
     Sharing sharing{};
     bool deterministic = false;
     unsigned offload = 0; // set of offload:: modules
@@ -32,6 +32,6 @@ struct Point {
 std::vector<Point> grid_of_cores(); // eight ranks, which share the cores
 std::vector<Point> grid_of_gpus();  // one rank
 
-Plan plan_of(const Point& point, const Backend& backend);
+plan::Plan plan_of(const Point& point, const ops::Backend& backend);
 
-} // namespace moe
+} // namespace moe::bench

@@ -11,11 +11,11 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::bench {
 
 namespace {
 
-constexpr Group experts_group{Domain::expert, axis::expert};
+constexpr plan::Group experts_group{plan::Domain::expert, plan::axis::expert};
 constexpr std::int64_t most_tokens = 20480;
 
 struct Size {
@@ -107,26 +107,28 @@ struct Kind {
 constexpr Kind kinds[] = {{false, true}, {false, false}, {true, false}, {true, true}};
 
 // As layers/dispatch makes it.
-Op op_of(const Kind& k, const Case& c, int n, Program& program) {
-    const auto tensor = [&](Dtype dtype, std::int64_t rows, std::int64_t cols) {
-        Tensor t;
+program::Op op_of(const Kind& k, const Case& c, int n, program::Program& program) {
+    const auto tensor = [&](program::Dtype dtype, std::int64_t rows, std::int64_t cols) {
+        program::Tensor t;
         t.dtype = dtype;
         t.rows = rows;
         t.cols = cols;
         t.expected_rows = static_cast<double>(rows);
         program.tensors.push_back(t);
-        return static_cast<TensorId>(program.tensors.size() - 1);
+        return static_cast<program::TensorId>(program.tensors.size() - 1);
     };
-    Op op;
-    op.kind = k.combine ? OpKind::combine_tokens : OpKind::dispatch_tokens;
-    op.stream = Stream::expert;
+    program::Op op;
+    op.kind = k.combine ? program::OpKind::combine_tokens : program::OpKind::dispatch_tokens;
+    op.stream = program::Stream::expert;
     op.group = experts_group;
-    op.attr = RowsAttr{c.size.cols, c.copies(), c.size.experts, n, 1, k.combine};
+    op.attr = program::RowsAttr{c.size.cols, c.copies(), c.size.experts, n, 1, k.combine};
     op.bytes = static_cast<double>(c.rows_bytes());
-    const TensorId tokens = tensor(Dtype::bf16, c.tokens, c.size.cols),
-                   rows = tensor(Dtype::bf16, c.copies(), c.size.cols), counts = tensor(Dtype::i32, n, c.size.experts),
-                   row_of = tensor(Dtype::i32, c.copies(), 1), places = tensor(Dtype::i32, n * c.tokens, c.size.top_k),
-                   values = k.values ? tensor(Dtype::f32, c.copies(), 1) : no_tensor;
+    const program::TensorId tokens = tensor(program::Dtype::bf16, c.tokens, c.size.cols),
+                            rows = tensor(program::Dtype::bf16, c.copies(), c.size.cols),
+                            counts = tensor(program::Dtype::i32, n, c.size.experts),
+                            row_of = tensor(program::Dtype::i32, c.copies(), 1),
+                            places = tensor(program::Dtype::i32, n * c.tokens, c.size.top_k),
+                            values = k.values ? tensor(program::Dtype::f32, c.copies(), 1) : program::no_tensor;
     if (k.combine) {
         op.in = {rows, counts, row_of, places, values};
         op.out = {tokens};
@@ -137,12 +139,12 @@ Op op_of(const Kind& k, const Case& c, int n, Program& program) {
     return op;
 }
 
-TokenOperands operands(const Kind& k, const Case& c, const Room& room, bool beside) {
-    TokenOperands t;
+comm::TokenOperands operands(const Kind& k, const Case& c, const Room& room, bool beside) {
+    comm::TokenOperands t;
     t.beside = beside;
     t.tokens = c.tokens;
     t.top_k = c.size.top_k;
-    t.dtype = Dtype::bf16;
+    t.dtype = program::Dtype::bf16;
     t.all_counts = room.all_counts;
     t.row_of = room.row_of;
     if (k.combine) {
@@ -165,46 +167,49 @@ TokenOperands operands(const Kind& k, const Case& c, const Room& room, bool besi
 // A dispatch with values comes first: it writes the places that the others read. size: bytes of an end's memory.
 // beside: on the few multiprocessors that products leave.
 void measure(std::vector<BenchEnd>& ends, std::int64_t size, const Case& c, bool beside,
-             std::map<std::string, std::vector<MeasuredCall>>& measured) {
+             std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     const int n = static_cast<int>(ends.size());
     for (const Kind& k : kinds) {
-        Program program;
-        const Op op = op_of(k, c, n, program);
-        const auto& attr = std::get<RowsAttr>(op.attr);
+        program::Program program;
+        const program::Op op = op_of(k, c, n, program);
+        const auto& attr = std::get<program::RowsAttr>(op.attr);
         std::vector<double> seconds(ends.size());
         at_every(ends, [&](BenchEnd& end, int rank) {
             if (!k.combine && k.values) write_choices(end, Room(end.memory, size, c, n), c, n);
-            seconds[static_cast<std::size_t>(rank)] =
-                seconds_of_call(end, Stream::expert, c.rows_bytes() > (64 << 20) ? 6 : 16, [&](std::size_t call) {
+            seconds[static_cast<std::size_t>(rank)] = seconds_of_call(
+                end, program::Stream::expert, c.rows_bytes() > (64 << 20) ? 6 : 16, [&](std::size_t call) {
                     const Room room(end.memory, size, c, n, call);
                     end.communicator->exchange_tokens(experts_group, attr, operands(k, c, room, beside));
                 });
         });
-        const CostPoint at = cost_point(op, program);
-        measured[group_key(tokens_key(op, beside ? peer_blocks_beside : peer_blocks_alone), n)].push_back(
-            {at.work, *std::max_element(seconds.begin(), seconds.end()), at.sides});
+        const program::CostPoint at = program::cost_point(op, program);
+        measured[program::group_key(
+                     program::tokens_key(op, beside ? program::peer_blocks_beside : program::peer_blocks_alone), n)]
+            .push_back({at.work, *std::max_element(seconds.begin(), seconds.end()), at.sides});
     }
 }
 
 // Counts of experts, as they are exchanged before a dispatch.
-void measure_gathers(std::vector<BenchEnd>& ends, std::map<std::string, std::vector<MeasuredCall>>& measured) {
+void measure_gathers(std::vector<BenchEnd>& ends, std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     const int n = static_cast<int>(ends.size());
-    for (std::int64_t bytes = 64; n * bytes <= most_gathered_over_peers; bytes *= 8) {
+    for (std::int64_t bytes = 64; n * bytes <= program::most_gathered_over_peers; bytes *= 8) {
         std::vector<double> seconds(ends.size());
         at_every(ends, [&](BenchEnd& end, int rank) {
-            seconds[static_cast<std::size_t>(rank)] = seconds_of_call(end, Stream::expert, 20, [&](std::size_t) {
-                end.communicator->all_gather(experts_group, end.memory, end.memory + most_gathered_over_peers, bytes);
-            });
+            seconds[static_cast<std::size_t>(rank)] =
+                seconds_of_call(end, program::Stream::expert, 20, [&](std::size_t) {
+                    end.communicator->all_gather(experts_group, end.memory,
+                                                 end.memory + program::most_gathered_over_peers, bytes);
+                });
         });
-        measured[group_key(peer_gather_key, n)].push_back(
+        measured[program::group_key(program::peer_gather_key, n)].push_back(
             {static_cast<double>(n * bytes), *std::max_element(seconds.begin(), seconds.end()), {}});
     }
 }
 
 // What the communicator reads of a Program: the largest dispatch.
-Program largest(int n) {
-    Program program;
-    const Op op = op_of(kinds[0], {widths[0], most_tokens}, n, program);
+program::Program largest(int n) {
+    program::Program program;
+    const program::Op op = op_of(kinds[0], {widths[0], most_tokens}, n, program);
     program.templates.resize(1);
     program.templates[0].ops.push_back(op);
     program.slots.push_back({});
@@ -213,16 +218,16 @@ Program largest(int n) {
 
 } // namespace
 
-void measure_tokens(const Backend& backend, int ranks, std::int64_t most_bytes,
-                    std::map<std::string, std::vector<MeasuredCall>>& measured) {
-    Plan plan;
+void measure_tokens(const ops::Backend& backend, int ranks, std::int64_t most_bytes,
+                    std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
+    plan::Plan plan;
     plan.gpus = plan.dp = plan.ep = ranks;
-    const Mesh mesh(plan);
+    const plan::Mesh mesh(plan);
     const std::vector<Case> all = cases(most_bytes);
     const std::int64_t bytes = room_bytes(all, ranks);
     std::vector<BenchEnd> ends = open_ends(backend, ranks, bytes);
-    const Program program = largest(ranks);
-    const std::unique_ptr<QueuedFabric> fabric = join_ends(backend, mesh, program, ends);
+    const program::Program program = largest(ranks);
+    const std::unique_ptr<comm::QueuedFabric> fabric = join_ends(backend, mesh, program, ends);
     at_every(ends, [&](BenchEnd& end, int) { end.communicator->reach_peers(backend.peers(), end.memory, bytes); });
     for (const Case& c : all)
         for (const bool beside : {false, true}) measure(ends, bytes, c, beside, measured);
@@ -233,4 +238,4 @@ void measure_tokens(const Backend& backend, int ranks, std::int64_t most_bytes,
         std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.work < b.work; });
 }
 
-} // namespace moe
+} // namespace moe::bench

@@ -9,22 +9,22 @@
 #include <map>
 #include <tuple>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
 struct Step {
-    const Op* op = nullptr;
+    const program::Op* op = nullptr;
     int slot = 0, index = 0, micro_batch = 0;
     std::int64_t bytes = 0; // of the first operand, or of the output of a recv
 };
 
-std::vector<Step> communication_of(const Program& program) {
+std::vector<Step> communication_of(const program::Program& program) {
     std::vector<Step> steps;
-    for (OpWalk walk(program); !walk.done(); walk.next()) {
-        const Op& op = walk.op();
-        if (!is_communication(op.kind)) continue;
-        const TensorId id = op.kind == OpKind::recv ? op.out.at(0) : op.in.at(0);
+    for (program::OpWalk walk(program); !walk.done(); walk.next()) {
+        const program::Op& op = walk.op();
+        if (!program::is_communication(op.kind)) continue;
+        const program::TensorId id = op.kind == program::OpKind::recv ? op.out.at(0) : op.in.at(0);
         steps.push_back({&op, static_cast<int>(walk.slot_number()), static_cast<int>(walk.index()),
                          walk.slot().micro_batch, program.tensors[static_cast<std::size_t>(id)].bytes()});
     }
@@ -33,10 +33,11 @@ std::vector<Step> communication_of(const Program& program) {
 
 class Play {
 public:
-    Play(const std::vector<Program>& programs, const Mesh& mesh) : mesh_(mesh) {
-        for (const Program& program : programs) steps_.push_back(communication_of(program));
+    Play(const std::vector<program::Program>& programs, const plan::Mesh& mesh) : mesh_(mesh) {
+        for (const program::Program& program : programs) steps_.push_back(communication_of(program));
         for (int rank = 0; rank < mesh.size(); ++rank)
-            stage_.push_back(static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank)));
+            stage_.push_back(
+                static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank)));
         next_.resize(stage_.size());
         arrived_.resize(stage_.size());
     }
@@ -72,8 +73,8 @@ private:
         if (done(rank)) return fmt::format("rank {} is through", rank);
         const Step& s = step(rank);
         return fmt::format("rank {} is at {} over {} (slot {}, op {}, layer {}, micro-batch {}, {} bytes)", rank,
-                           to_string(s.op->kind), to_string(s.op->group), s.slot, s.index, s.op->layer, s.micro_batch,
-                           s.bytes);
+                           program::to_string(s.op->kind), plan::to_string(s.op->group), s.slot, s.index, s.op->layer,
+                           s.micro_batch, s.bytes);
     }
 
     // At most four ranks: enough to see who waits for whom.
@@ -88,19 +89,20 @@ private:
     }
 
     int peer(int rank, int delta) const {
-        const std::vector<int> stages = mesh_.members({Domain::dense, axis::pipeline}, rank);
-        const int count = static_cast<int>(stages.size()), at = mesh_.index({Domain::dense, axis::pipeline}, rank);
+        const std::vector<int> stages = mesh_.members({plan::Domain::dense, plan::axis::pipeline}, rank);
+        const int count = static_cast<int>(stages.size()),
+                  at = mesh_.index({plan::Domain::dense, plan::axis::pipeline}, rank);
         return stages[static_cast<std::size_t>(((at + delta) % count + count) % count)];
     }
 
     bool advance(int rank) {
         if (done(rank)) return false;
         const Step& s = step(rank);
-        if (s.op->kind == OpKind::send) {
-            const PeerAttr& p = std::get<PeerAttr>(s.op->attr);
+        if (s.op->kind == program::OpKind::send) {
+            const program::PeerAttr& p = std::get<program::PeerAttr>(s.op->attr);
             mail_[{rank, peer(rank, p.delta), p.tag, p.stage}].push_back(s);
-        } else if (s.op->kind == OpKind::recv) {
-            const PeerAttr& p = std::get<PeerAttr>(s.op->attr);
+        } else if (s.op->kind == program::OpKind::recv) {
+            const program::PeerAttr& p = std::get<program::PeerAttr>(s.op->attr);
             const int from = peer(rank, p.delta);
             std::deque<Step>& box = mail_[{from, rank, p.tag, p.stage}];
             if (box.empty()) return false;
@@ -134,16 +136,18 @@ private:
         return true;
     }
 
-    const Mesh& mesh_;
+    const plan::Mesh& mesh_;
     std::vector<std::vector<Step>> steps_; // by pipeline rank
     std::vector<std::size_t> stage_, next_;
     std::vector<bool> arrived_;
-    std::map<std::tuple<Domain, int, int>, Meeting> meetings_;
+    std::map<std::tuple<plan::Domain, int, int>, Meeting> meetings_;
     std::map<Channel, std::deque<Step>> mail_;
 };
 
 } // namespace
 
-void check_communication(const std::vector<Program>& programs, const Mesh& mesh) { Play(programs, mesh).run(); }
+void check_communication(const std::vector<program::Program>& programs, const plan::Mesh& mesh) {
+    Play(programs, mesh).run();
+}
 
-} // namespace moe
+} // namespace moe::comm

@@ -10,12 +10,12 @@
 #include <map>
 #include <tuple>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
 // Addresses without memory behind them.
-class Nowhere : public Device {
+class Nowhere : public device::Device {
 public:
     std::string name() const override { return "nowhere"; }
     char* allocate(std::size_t bytes) override {
@@ -27,7 +27,9 @@ public:
     void fill(void*, int, std::size_t) override {}
     void write(void*, const void*, std::size_t) override {}
     void read(void*, const void*, std::size_t) override {}
-    std::unique_ptr<Device> open_offload() const override { return std::make_unique<Nowhere>(next_ + (1ULL << 50)); }
+    std::unique_ptr<device::Device> open_offload() const override {
+        return std::make_unique<Nowhere>(next_ + (1ULL << 50));
+    }
 
     explicit Nowhere(std::uintptr_t first) : next_(first) {}
 
@@ -37,25 +39,25 @@ private:
 
 // One pipeline rank's work.
 struct Script {
-    std::vector<const Op*> ops;
+    std::vector<const program::Op*> ops;
     std::vector<int> micro_batch;
     std::vector<std::size_t> slot;
-    StreamOrder order;
+    device::StreamOrder order;
     std::vector<std::deque<int>> streams; // what is to come
     std::vector<bool> arrived, ended;     // by work
 };
 
-Script script_of(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank) {
-    const std::unique_ptr<Device> nowhere = open_nowhere();
-    const Arena arena(program, memory, mesh, rank, *nowhere);
+Script script_of(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank) {
+    const std::unique_ptr<device::Device> nowhere = open_nowhere();
+    const device::Arena arena(program, memory, mesh, rank, *nowhere);
     Script s{{},
              {},
              {},
-             StreamOrder(program, arena, mesh.group_size({Domain::dense, axis::pipeline})),
-             std::vector<std::deque<int>>(queue_streams),
+             device::StreamOrder(program, arena, mesh.group_size({plan::Domain::dense, plan::axis::pipeline})),
+             std::vector<std::deque<int>>(device::queue_streams),
              {},
              {}};
-    for (OpWalk walk(program); !walk.done(); walk.next()) {
+    for (program::OpWalk walk(program); !walk.done(); walk.next()) {
         s.ops.push_back(&walk.op());
         s.micro_batch.push_back(walk.slot().micro_batch);
         s.slot.push_back(walk.slot_number());
@@ -69,9 +71,10 @@ Script script_of(const Program& program, const MemoryPlan& memory, const Mesh& m
 
 class Play {
 public:
-    Play(const std::vector<Program>& programs, const std::vector<MemoryPlan>& memory, const Mesh& mesh)
+    Play(const std::vector<program::Program>& programs, const std::vector<memory::MemoryPlan>& memory,
+         const plan::Mesh& mesh)
         : stages_(static_cast<int>(programs.size())) {
-        const std::vector<int> ranks = mesh.members({Domain::dense, axis::pipeline}, 0);
+        const std::vector<int> ranks = mesh.members({plan::Domain::dense, plan::axis::pipeline}, 0);
         for (std::size_t stage = 0; stage < programs.size(); ++stage)
             scripts_.push_back(script_of(programs[stage], memory[stage], mesh, ranks[stage]));
     }
@@ -101,7 +104,7 @@ private:
     };
 
     Script& at(int stage) { return scripts_[static_cast<std::size_t>(stage)]; }
-    const Op& op(const Event& e) {
+    const program::Op& op(const Event& e) {
         return *at(e.stage).ops[static_cast<std::size_t>(at(e.stage).order[static_cast<std::size_t>(e.work)].op)];
     }
 
@@ -109,7 +112,7 @@ private:
         const Script& s = at(stage);
         const auto name = [&](int other) {
             const auto n = static_cast<std::size_t>(s.order[static_cast<std::size_t>(other)].op);
-            return fmt::format("{} (slot {}, layer {}, micro-batch {})", to_string(s.ops[n]->kind), s.slot[n],
+            return fmt::format("{} (slot {}, layer {}, micro-batch {})", program::to_string(s.ops[n]->kind), s.slot[n],
                                s.ops[n]->layer, s.micro_batch[n]);
         };
         std::string text = "at " + name(work);
@@ -130,14 +133,14 @@ private:
         const Event event{stage, stream.front()};
         const auto n = static_cast<std::size_t>(event.work);
         if (s.arrived[n]) return false;
-        const StreamOrder::Work work = s.order[n];
+        const device::StreamOrder::Work work = s.order[n];
         for (const int other : work.waits)
             if (!s.ended[static_cast<std::size_t>(other)]) return false;
-        const Op& here = op(event);
-        const auto* message = std::get_if<PeerAttr>(&here.attr);
+        const program::Op& here = op(event);
+        const auto* message = std::get_if<program::PeerAttr>(&here.attr);
         const bool alone =
-            work.boxes || !is_communication(here.kind) ||
-            (message != nullptr ? message->delta % stages_ == 0 : (here.group.axes & axis::pipeline) == 0);
+            work.boxes || !program::is_communication(here.kind) ||
+            (message != nullptr ? message->delta % stages_ == 0 : (here.group.axes & plan::axis::pipeline) == 0);
         if (alone) {
             end(event);
             return true;
@@ -145,11 +148,12 @@ private:
         s.arrived[n] = true;
         if (message == nullptr) return meet(event, here);
         const int other = ((stage + message->delta) % stages_ + stages_) % stages_;
-        return match(here.kind == OpKind::send ? Line{stage, other, message->tag} : Line{other, stage, message->tag},
+        return match(here.kind == program::OpKind::send ? Line{stage, other, message->tag}
+                                                        : Line{other, stage, message->tag},
                      event);
     }
 
-    bool meet(const Event& event, const Op& here) {
+    bool meet(const Event& event, const program::Op& here) {
         std::vector<Event>& come = meetings_[{here.stream, here.group.domain, here.group.axes}];
         come.push_back(event);
         if (static_cast<int>(come.size()) < stages_) return false;
@@ -163,7 +167,7 @@ private:
         messages_[line] = {};
         const auto what = [&](const Event& e) {
             const Script& s = at(e.stage);
-            return std::pair(std::get<PeerAttr>(op(e).attr).stage,
+            return std::pair(std::get<program::PeerAttr>(op(e).attr).stage,
                              s.micro_batch[static_cast<std::size_t>(s.order[static_cast<std::size_t>(e.work)].op)]);
         };
         if (what(first) != what(event))
@@ -177,17 +181,18 @@ private:
 
     int stages_;
     std::vector<Script> scripts_; // by pipeline rank
-    std::map<std::tuple<Stream, Domain, int>, std::vector<Event>> meetings_;
+    std::map<std::tuple<program::Stream, plan::Domain, int>, std::vector<Event>> meetings_;
     std::map<Line, Event> messages_; // the end that waits for the other
 };
 
 } // namespace
 
-std::unique_ptr<Device> open_nowhere() { return std::make_unique<Nowhere>(std::uintptr_t{1} << 40); }
+std::unique_ptr<device::Device> open_nowhere() { return std::make_unique<Nowhere>(std::uintptr_t{1} << 40); }
 
-void check_streams(const std::vector<Program>& programs, const std::vector<MemoryPlan>& memory, const Mesh& mesh) {
+void check_streams(const std::vector<program::Program>& programs, const std::vector<memory::MemoryPlan>& memory,
+                   const plan::Mesh& mesh) {
     if (const std::string stuck = Play(programs, memory, mesh).run(); !stuck.empty())
         refuse("the plan's streams wait for each other on devices: {}", stuck);
 }
 
-} // namespace moe
+} // namespace moe::comm

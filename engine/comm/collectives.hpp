@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-namespace moe {
+namespace moe::comm {
 
 // How the members of a communicator find each other: made by one process, known to all members.
 using MeetingPoint = std::array<char, 128>;
@@ -28,8 +28,10 @@ struct CollectiveLibrary {
     std::string (*trouble)(Member member) = nullptr; // of queued work; empty while all is well
 
     void (*all_gather)(Member, const void* x, void* y, std::int64_t bytes, void* stream) = nullptr;
-    void (*reduce_scatter)(Member, const void* x, void* y, std::int64_t elements, Dtype, void* stream) = nullptr;
-    void (*all_reduce)(Member, const void* x, void* y, std::int64_t elements, Dtype, bool max, void* stream) = nullptr;
+    void (*reduce_scatter)(Member, const void* x, void* y, std::int64_t elements, program::Dtype,
+                           void* stream) = nullptr;
+    void (*all_reduce)(Member, const void* x, void* y, std::int64_t elements, program::Dtype, bool max,
+                       void* stream) = nullptr;
     // Between begin_group() and end_group() the order of sends and receives does not matter, beyond that of messages
     // between the same two members; a message to oneself is allowed there.
     void (*begin_group)() = nullptr;
@@ -40,4 +42,4 @@ struct CollectiveLibrary {
     void (*copy)(void* to, const void* from, std::int64_t bytes, void* stream) = nullptr; // on the device
 };
 
-} // namespace moe
+} // namespace moe::comm

@@ -12,15 +12,15 @@
 
 #include <cstdint>
 
-namespace moe {
+namespace moe::comm {
 
 // Operands of dispatch_tokens and combine_tokens (planner/program/op_kind.hpp); absent ones are null.
 struct TokenOperands {
     std::int64_t tokens = 0;
     int top_k = 0;
-    Dtype dtype = Dtype::f32;        // of x, rows, y and parts
-    const void* in = nullptr;        // x, or rows
-    const float* in_scale = nullptr; // of fp8_block, as out_scale
+    program::Dtype dtype = program::Dtype::f32; // of x, rows, y and parts
+    const void* in = nullptr;                   // x, or rows
+    const float* in_scale = nullptr;            // of fp8_block, as out_scale
     const std::int32_t *all_counts = nullptr, *row_of = nullptr, *places = nullptr;
     const float* values = nullptr;         // weight, or one value per row
     void *out = nullptr, *parts = nullptr; // rows, or y; parts of combine
@@ -35,51 +35,53 @@ public:
     virtual ~Communicator() = default;
 
     virtual int rank() const = 0;
-    virtual int size(Group group) = 0;
-    virtual int index(Group group) = 0; // my position in the group
+    virtual int size(plan::Group group) = 0;
+    virtual int index(plan::Group group) = 0; // my position in the group
 
     // x[bytes] of every member -> y[size * bytes] in group order; x may be my part of y.
-    virtual void all_gather(Group group, const void* x, void* y, std::int64_t bytes) = 0;
+    virtual void all_gather(plan::Group group, const void* x, void* y, std::int64_t bytes) = 0;
     // x[size * elements] -> y[elements]: my part of the sum; y may be my part of x.
-    virtual void reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) = 0;
+    virtual void reduce_scatter(plan::Group group, const void* x, void* y, std::int64_t elements,
+                                program::Dtype dtype) = 0;
     // Sum or maximum of x over the members -> y of each; y may be x.
-    virtual void all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) = 0;
+    virtual void all_reduce(plan::Group group, const void* x, void* y, std::int64_t elements, program::Dtype dtype,
+                            bool max) = 0;
 
     // Routed rows over EP. all_counts[ep * etp, experts] (ETP fastest) says how many rows each source has for each
     // expert. attr.combine false: x, in expert-major order, -> y, in order of (source, expert), rows of my experts
     // only; true: back. x_rows, capacity_rows: rows that x and y can hold.
-    virtual void all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                 const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+    virtual void all_to_all_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                 const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                                  std::int64_t capacity_rows) = 0;
     // Over ETP: the members' rows one after another; and back, each member's part summed over all.
-    virtual void all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                 const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+    virtual void all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                 const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                                  std::int64_t capacity_rows) = 0;
-    virtual void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                     const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+    virtual void reduce_scatter_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                     const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                                      std::int64_t capacity_rows) = 0;
 
     // Tokens to experts and (attr.combine) back, over memory that the members reach. False where they do not: the
     // caller then moves rows.
-    virtual bool exchange_tokens(Group, const RowsAttr&, const TokenOperands&) { return false; }
+    virtual bool exchange_tokens(plan::Group, const program::RowsAttr&, const TokenOperands&) { return false; }
 
     // x[rows, cols] -> to_heads: y[rows * parts, cols / parts], else y[rows / parts, cols * parts], as AllToAllAttr
     // says; element_bytes each.
-    virtual void all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
+    virtual void all_to_all(plan::Group group, const void* x, void* y, const program::AllToAllAttr& attr,
                             std::int64_t element_bytes) = 0;
     // x goes to the next member of the group, y comes from the previous one.
-    virtual void ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) = 0;
+    virtual void ring_exchange(plan::Group group, const void* x, void* y, std::int64_t bytes) = 0;
 
     // To and from the rank `peer.delta` pipeline stages away. A send never waits; messages of one (pair, tag, stage)
     // arrive in order.
-    virtual void send(const PeerAttr& peer, const void* x, std::int64_t bytes) = 0;
-    virtual void recv(const PeerAttr& peer, void* y, std::int64_t bytes) = 0;
+    virtual void send(const program::PeerAttr& peer, const void* x, std::int64_t bytes) = 0;
+    virtual void recv(const program::PeerAttr& peer, void* y, std::int64_t bytes) = 0;
 
     // Where work is queued, before send(): takes what it will send, on a stream of its own, so that x may be used again
     // although nobody has received it.
-    virtual void put(const PeerAttr&, const void*, std::int64_t) {}
+    virtual void put(const program::PeerAttr&, const void*, std::int64_t) {}
     // What is called from now on goes to this stream of the rank's queue.
-    virtual void use(Stream, void*) {}
+    virtual void use(program::Stream, void*) {}
     // A step is about to be queued.
     virtual void begin_step() {}
     // While queued work runs: throws Error or Aborted where it cannot come to an end because of the others.
@@ -91,4 +93,4 @@ public:
     virtual bool waits() const = 0;
 };
 
-} // namespace moe
+} // namespace moe::comm

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
@@ -63,4 +63,4 @@ std::optional<Launch> launch_of_environment() {
     return {};
 }
 
-} // namespace moe
+} // namespace moe::comm

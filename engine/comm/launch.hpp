@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-namespace moe {
+namespace moe::comm {
 
 // One process per rank; rank 0 listens at host:port and all others call there.
 struct Launch {
@@ -20,4 +20,4 @@ struct Launch {
 // (bad_input) for half a pair, values out of range, and several nodes without MASTER_ADDR.
 std::optional<Launch> launch_of_environment();
 
-} // namespace moe
+} // namespace moe::comm

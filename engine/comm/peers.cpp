@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
@@ -17,8 +17,8 @@ constexpr double patience = 120.0;
 
 } // namespace
 
-PeerMemory::PeerMemory(const PeerLibrary& library, Device& device, Place place, char* arena, std::int64_t arena_bytes,
-                       std::int64_t tokens, int blocks,
+PeerMemory::PeerMemory(const PeerLibrary& library, device::Device& device, Place place, char* arena,
+                       std::int64_t arena_bytes, std::int64_t tokens, int blocks,
                        const std::function<std::vector<char>(const std::vector<char>& mine)>& all_gather)
     : library_(library),
       place_(std::move(place)),
@@ -65,11 +65,11 @@ PeerMemory::~PeerMemory() {
     for (const Mapped& m : mapped_) library_.let_go(m.handle, m.memory);
 }
 
-void PeerMemory::exchange(const RowsAttr& attr, const TokenOperands& t, void* stream) const {
+void PeerMemory::exchange(const program::RowsAttr& attr, const TokenOperands& t, void* stream) const {
     PeerGroup group = group_;
-    if (t.beside) group.blocks = peer_blocks_beside;
+    if (t.beside) group.blocks = program::peer_blocks_beside;
     const TokenShape shape{t.tokens, attr.cols, attr.capacity, t.top_k, attr.experts};
-    const Type type = t.dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
+    const Type type = t.dtype == program::Dtype::bf16 ? Type::bf16 : Type::f32;
     if (attr.combine)
         library_.kernels().combine(group, shape, {t.in, type}, t.all_counts, t.row_of, t.places, t.values,
                                    {t.out, type}, {t.parts, type}, t.values_out, stream);
@@ -85,7 +85,8 @@ void PeerMemory::exchange(const RowsAttr& attr, const TokenOperands& t, void* st
 bool PeerMemory::gathers(const void* y, std::int64_t bytes) const {
     const char* mine = group_.arena[group_.rank];
     const auto* at = static_cast<const char*>(y);
-    return bytes % 4 == 0 && group_.ranks * bytes <= most_gathered_over_peers && at >= mine && at < mine + arena_bytes_;
+    return bytes % 4 == 0 && group_.ranks * bytes <= program::most_gathered_over_peers && at >= mine &&
+           at < mine + arena_bytes_;
 }
 
 void PeerMemory::gather(const void* x, void* y, std::int64_t bytes, void* stream) const {
@@ -100,4 +101,4 @@ void PeerMemory::check() const {
              place_.ranks[static_cast<std::size_t>(late - 1)]);
 }
 
-} // namespace moe
+} // namespace moe::comm

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::comm {
 
 // How one device's memory is reached from another: a table, as CollectiveLibrary is. Functions work on the device that
 // is current; they throw Error (failure) where the driver reports one.
@@ -38,7 +38,7 @@ public:
     // All members make theirs at the same time. all_gather: `mine` of every member, one after another. tokens: of the
     // largest call. blocks: multiprocessors that a call with nothing computing beside it takes at most, the same at all
     // members. Throws Error (bad_input) where a member's memory cannot be reached.
-    PeerMemory(const PeerLibrary& library, Device& device, Place place, char* arena, std::int64_t arena_bytes,
+    PeerMemory(const PeerLibrary& library, device::Device& device, Place place, char* arena, std::int64_t arena_bytes,
                std::int64_t tokens, int blocks,
                const std::function<std::vector<char>(const std::vector<char>& mine)>& all_gather);
     ~PeerMemory();
@@ -46,7 +46,7 @@ public:
     PeerMemory& operator=(const PeerMemory&) = delete;
 
     std::int64_t bytes() const { return board_bytes_; } // beside the arena
-    void exchange(const RowsAttr& attr, const TokenOperands& operands, void* stream) const;
+    void exchange(const program::RowsAttr& attr, const TokenOperands& operands, void* stream) const;
     // Whether gather() can: y in the arena, and little of it.
     bool gathers(const void* y, std::int64_t bytes) const;
     void gather(const void* x, void* y, std::int64_t bytes, void* stream) const;
@@ -55,7 +55,7 @@ public:
 
 private:
     struct Release {
-        Device* device;
+        device::Device* device;
         void operator()(char* memory) const { device->release(memory); }
     };
     struct Mapped {
@@ -67,10 +67,10 @@ private:
     Place place_;
     std::int64_t arena_bytes_, board_bytes_;
     std::unique_ptr<char, Release> board_;
-    std::unique_ptr<Device> host_;
+    std::unique_ptr<device::Device> host_;
     std::unique_ptr<char, Release> trouble_; // an int
     std::vector<Mapped> mapped_;
     PeerGroup group_;
 };
 
-} // namespace moe
+} // namespace moe::comm

@@ -8,7 +8,7 @@
 
 #include <cstring>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
@@ -22,44 +22,45 @@ void copy(void* to, const void* from, std::int64_t bytes) {
 
 constexpr std::uint64_t group_channels = std::uint64_t{1} << 60, peer_channels = std::uint64_t{2} << 60;
 
-std::uint64_t channel_of(Group group) {
+std::uint64_t channel_of(plan::Group group) {
     return group_channels | static_cast<std::uint64_t>(group.domain) << 32 | static_cast<std::uint64_t>(group.axes);
 }
-std::uint64_t channel_of(const PeerAttr& peer) {
+std::uint64_t channel_of(const program::PeerAttr& peer) {
     return peer_channels | static_cast<std::uint64_t>(peer.tag) << 32 | static_cast<std::uint64_t>(peer.stage);
 }
 
 } // namespace
 
-const ProcessCommunicator::Seat& ProcessCommunicator::seat(Group group) {
-    for (const Seat& seat : seats_)
-        if (seat.group == group) return seat;
-    seats_.push_back({group, mesh_.members(group, rank()), mesh_.index(group, rank()), channel_of(group)});
-    return seats_.back();
+const ProcessCommunicator::GroupRank& ProcessCommunicator::group_rank(plan::Group group) {
+    for (const GroupRank& group_rank : group_ranks_)
+        if (group_rank.group == group) return group_rank;
+    group_ranks_.push_back({group, mesh_.members(group, rank()), mesh_.index(group, rank()), channel_of(group)});
+    return group_ranks_.back();
 }
 
-void ProcessCommunicator::give(const Seat& seat, int member, const void* data, std::int64_t bytes) {
-    transport_.send(seat.ranks[static_cast<std::size_t>(member)], seat.channel, data, static_cast<std::size_t>(bytes));
+void ProcessCommunicator::give(const GroupRank& group_rank, int member, const void* data, std::int64_t bytes) {
+    transport_.send(group_rank.ranks[static_cast<std::size_t>(member)], group_rank.channel, data,
+                    static_cast<std::size_t>(bytes));
 }
 
-void ProcessCommunicator::take(const Seat& seat, int member, void* data, std::int64_t bytes) {
-    transport_.receive(seat.ranks[static_cast<std::size_t>(member)], seat.channel,
+void ProcessCommunicator::take(const GroupRank& group_rank, int member, void* data, std::int64_t bytes) {
+    transport_.receive(group_rank.ranks[static_cast<std::size_t>(member)], group_rank.channel,
                        {static_cast<char*>(data), static_cast<std::size_t>(bytes)});
 }
 
-void ProcessCommunicator::reduce(const Seat& seat, const void* mine, void* y, std::int64_t elements, Dtype dtype,
-                                 bool max) {
+void ProcessCommunicator::reduce(const GroupRank& group_rank, const void* mine, void* y, std::int64_t elements,
+                                 program::Dtype dtype, bool max) {
     const Type type = storage_of_sum(dtype);
-    const std::int64_t bytes = bytes_of(dtype, elements);
-    const auto members = static_cast<std::int64_t>(seat.ranks.size());
+    const std::int64_t bytes = program::bytes_of(dtype, elements);
+    const auto members = static_cast<std::int64_t>(group_rank.ranks.size());
     parts_.resize(static_cast<std::size_t>(members * bytes));
-    sources_.resize(seat.ranks.size());
+    sources_.resize(group_rank.ranks.size());
     for (int m = 0; m < members; ++m) {
         char* part = offset(parts_.data(), m * bytes);
-        if (m == seat.index)
+        if (m == group_rank.index)
             copy(part, mine, bytes); // y may be a part of x
         else
-            take(seat, m, part, bytes);
+            take(group_rank, m, part, bytes);
         sources_[static_cast<std::size_t>(m)] = part;
     }
     if (elements == 0) return;
@@ -67,8 +68,8 @@ void ProcessCommunicator::reduce(const Seat& seat, const void* mine, void* y, st
     kernel({y, type}, sources_.data(), static_cast<int>(members), elements, type, nullptr);
 }
 
-void ProcessCommunicator::all_gather(Group group, const void* x, void* y, std::int64_t bytes) {
-    const Seat& here = seat(group);
+void ProcessCommunicator::all_gather(plan::Group group, const void* x, void* y, std::int64_t bytes) {
+    const GroupRank& here = group_rank(group);
     for (int m = 0; m < size(group); ++m)
         if (m != here.index) give(here, m, x, bytes);
     copy(offset(y, here.index * bytes), x, bytes);
@@ -76,37 +77,39 @@ void ProcessCommunicator::all_gather(Group group, const void* x, void* y, std::i
         if (m != here.index) take(here, m, offset(y, m * bytes), bytes);
 }
 
-void ProcessCommunicator::reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) {
-    const Seat& here = seat(group);
-    const std::int64_t bytes = bytes_of(dtype, elements);
+void ProcessCommunicator::reduce_scatter(plan::Group group, const void* x, void* y, std::int64_t elements,
+                                         program::Dtype dtype) {
+    const GroupRank& here = group_rank(group);
+    const std::int64_t bytes = program::bytes_of(dtype, elements);
     for (int m = 0; m < size(group); ++m)
         if (m != here.index) give(here, m, offset(x, m * bytes), bytes);
     reduce(here, offset(x, here.index * bytes), y, elements, dtype, false);
 }
 
 // Each member adds up one part and hands the sum to all.
-void ProcessCommunicator::all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype,
-                                     bool max) {
-    const Seat& here = seat(group);
+void ProcessCommunicator::all_reduce(plan::Group group, const void* x, void* y, std::int64_t elements,
+                                     program::Dtype dtype, bool max) {
+    const GroupRank& here = group_rank(group);
     const std::int64_t members = size(group);
     const auto first = [&](std::int64_t m) { return elements * m / members; };
-    const auto bytes = [&](std::int64_t m) { return bytes_of(dtype, first(m + 1) - first(m)); };
+    const auto bytes = [&](std::int64_t m) { return program::bytes_of(dtype, first(m + 1) - first(m)); };
     for (int m = 0; m < members; ++m)
-        if (m != here.index) give(here, m, offset(x, bytes_of(dtype, first(m))), bytes(m));
-    const std::int64_t mine = bytes_of(dtype, first(here.index));
+        if (m != here.index) give(here, m, offset(x, program::bytes_of(dtype, first(m))), bytes(m));
+    const std::int64_t mine = program::bytes_of(dtype, first(here.index));
     reduce(here, offset(x, mine), offset(y, mine), first(here.index + 1) - first(here.index), dtype, max);
     for (int m = 0; m < members; ++m)
         if (m != here.index) give(here, m, offset(y, mine), bytes(here.index));
     for (int m = 0; m < members; ++m)
-        if (m != here.index) take(here, m, offset(y, bytes_of(dtype, first(m))), bytes(m));
+        if (m != here.index) take(here, m, offset(y, program::bytes_of(dtype, first(m))), bytes(m));
 }
 
-void ProcessCommunicator::all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                          const RowsAttr& attr, Dtype dtype, std::int64_t, std::int64_t capacity_rows) {
-    const Seat& here = seat(group);
+void ProcessCommunicator::all_to_all_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                          const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
+                                          std::int64_t capacity_rows) {
+    const GroupRank& here = group_rank(group);
     const RowLayout layout(attr, all_counts);
-    const int me = here.index, etp = index({Domain::expert, axis::tensor});
-    const std::int64_t row = bytes_of(dtype, attr.cols);
+    const int me = here.index, etp = index({plan::Domain::expert, plan::axis::tensor});
+    const std::int64_t row = program::bytes_of(dtype, attr.cols);
     const auto rows_to = [&](int m) { return attr.combine ? layout.sent(m, etp, me) : layout.sent(me, etp, m); };
     const auto rows_from = [&](int m) { return attr.combine ? layout.sent(me, etp, m) : layout.sent(m, etp, me); };
     const auto mine = [&](int m) {
@@ -126,12 +129,13 @@ void ProcessCommunicator::all_to_all_rows(Group group, const void* x, const std:
     }
 }
 
-void ProcessCommunicator::all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                          const RowsAttr& attr, Dtype dtype, std::int64_t, std::int64_t capacity_rows) {
-    const Seat& here = seat(group);
+void ProcessCommunicator::all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                          const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
+                                          std::int64_t capacity_rows) {
+    const GroupRank& here = group_rank(group);
     const RowLayout layout(attr, all_counts);
-    const int ep = index({Domain::expert, axis::expert});
-    const std::int64_t row = bytes_of(dtype, attr.cols), own = layout.arrived(ep, here.index) * row;
+    const int ep = index({plan::Domain::expert, plan::axis::expert});
+    const std::int64_t row = program::bytes_of(dtype, attr.cols), own = layout.arrived(ep, here.index) * row;
     for (int m = 0; m < size(group); ++m)
         if (m != here.index) give(here, m, x, own);
     std::int64_t placed = 0;
@@ -146,13 +150,13 @@ void ProcessCommunicator::all_gather_rows(Group group, const void* x, const std:
     }
 }
 
-void ProcessCommunicator::reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                              const RowsAttr& attr, Dtype dtype, std::int64_t,
+void ProcessCommunicator::reduce_scatter_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                              const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
                                               std::int64_t capacity_rows) {
-    const Seat& here = seat(group);
+    const GroupRank& here = group_rank(group);
     const RowLayout layout(attr, all_counts);
-    const int ep = index({Domain::expert, axis::expert});
-    const std::int64_t row = bytes_of(dtype, attr.cols), rows = layout.arrived(ep, here.index);
+    const int ep = index({plan::Domain::expert, plan::axis::expert});
+    const std::int64_t row = program::bytes_of(dtype, attr.cols), rows = layout.arrived(ep, here.index);
     check_row_capacity("reduce_scatter_rows", rows, capacity_rows);
     std::int64_t first = 0, mine = 0;
     for (int m = 0; m < size(group); ++m) {
@@ -165,9 +169,9 @@ void ProcessCommunicator::reduce_scatter_rows(Group group, const void* x, const 
     reduce(here, offset(x, mine * row), y, rows * attr.cols, dtype, false);
 }
 
-void ProcessCommunicator::all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
+void ProcessCommunicator::all_to_all(plan::Group group, const void* x, void* y, const program::AllToAllAttr& attr,
                                      std::int64_t element_bytes) {
-    const Seat& here = seat(group);
+    const GroupRank& here = group_rank(group);
     if (size(group) != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, size(group));
     const std::int64_t part = attr.rows * attr.cols / attr.parts * element_bytes;
     packed_.resize(static_cast<std::size_t>(part));
@@ -206,26 +210,26 @@ void ProcessCommunicator::all_to_all(Group group, const void* x, void* y, const 
     }
 }
 
-void ProcessCommunicator::ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) {
-    const Seat& here = seat(group);
+void ProcessCommunicator::ring_exchange(plan::Group group, const void* x, void* y, std::int64_t bytes) {
+    const GroupRank& here = group_rank(group);
     const int members = size(group);
     give(here, (here.index + 1) % members, x, bytes);
     take(here, (here.index + members - 1) % members, y, bytes);
 }
 
 int ProcessCommunicator::peer_rank(int delta) {
-    const Seat& here = seat({Domain::dense, axis::pipeline});
+    const GroupRank& here = group_rank({plan::Domain::dense, plan::axis::pipeline});
     const int stages = static_cast<int>(here.ranks.size());
     return here.ranks[static_cast<std::size_t>(((here.index + delta) % stages + stages) % stages)];
 }
 
-void ProcessCommunicator::send(const PeerAttr& peer, const void* x, std::int64_t bytes) {
+void ProcessCommunicator::send(const program::PeerAttr& peer, const void* x, std::int64_t bytes) {
     transport_.send(peer_rank(peer.delta), channel_of(peer), x, static_cast<std::size_t>(bytes));
 }
 
-void ProcessCommunicator::recv(const PeerAttr& peer, void* y, std::int64_t bytes) {
+void ProcessCommunicator::recv(const program::PeerAttr& peer, void* y, std::int64_t bytes) {
     transport_.receive(peer_rank(peer.delta), channel_of(peer),
                        {static_cast<char*>(y), static_cast<std::size_t>(bytes)});
 }
 
-} // namespace moe
+} // namespace moe::comm

@@ -12,97 +12,103 @@
 #include <algorithm>
 #include <set>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
 // What may wait for other ranks at one time fits the multiprocessors of an H100 or H200
 // (planner/program/peer_blocks.hpp).
 constexpr int multiprocessors = 132;
-static_assert(peer_blocks_beside <= peer_blocks_in_pipeline && peer_blocks_in_pipeline <= peer_blocks_alone);
-static_assert(peer_blocks_alone + 2 * most_collective_blocks <= multiprocessors);
-static_assert(peer_blocks_in_pipeline + 2 * most_collective_blocks + 4 * message_channels <= multiprocessors);
+static_assert(program::peer_blocks_beside <= program::peer_blocks_in_pipeline &&
+              program::peer_blocks_in_pipeline <= program::peer_blocks_alone);
+static_assert(program::peer_blocks_alone + 2 * program::most_collective_blocks <= multiprocessors);
+static_assert(program::peer_blocks_in_pipeline + 2 * program::most_collective_blocks + 4 * program::message_channels <=
+              multiprocessors);
 
 char* offset(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
 const char* offset(const void* base, std::int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 
-Type storage(Dtype dtype) { return dtype == Dtype::bf16 ? Type::bf16 : Type::f32; }
+Type storage(program::Dtype dtype) { return dtype == program::Dtype::bf16 ? Type::bf16 : Type::f32; }
 
-std::vector<int> peers(const Mesh& mesh, int rank) { return mesh.members({Domain::dense, axis::pipeline}, rank); }
+std::vector<int> peers(const plan::Mesh& mesh, int rank) {
+    return mesh.members({plan::Domain::dense, plan::axis::pipeline}, rank);
+}
 
-int peer_of(const Mesh& mesh, int rank, int delta) {
+int peer_of(const plan::Mesh& mesh, int rank, int delta) {
     const std::vector<int> stages = peers(mesh, rank);
-    const int count = static_cast<int>(stages.size()), at = mesh.index({Domain::dense, axis::pipeline}, rank);
+    const int count = static_cast<int>(stages.size()),
+              at = mesh.index({plan::Domain::dense, plan::axis::pipeline}, rank);
     return stages[static_cast<std::size_t>(((at + delta) % count + count) % count)];
 }
 
 // The library allocates as it joins, and calls what it does not get an error of CUDA.
-std::string not_joined(int rank, const Circle& circle, double free_bytes, const char* why) {
+std::string not_joined(int rank, const CommGroup& group, double free_bytes, const char* why) {
     return fmt::format("rank {}: joining {} ranks for {}, {:.2f} GiB free: {}; where memory is short use a smaller mbs",
-                       rank, circle.ranks.size(),
-                       circle.messages() ? "messages" : to_string(static_cast<Stream>(circle.purpose)),
+                       rank, group.ranks.size(),
+                       group.messages() ? "messages" : program::to_string(static_cast<program::Stream>(group.channel)),
                        free_bytes / (1 << 30), why);
 }
 
 } // namespace
 
-std::vector<Circle> circles_of(const std::vector<const Program*>& programs, const Mesh& mesh) {
-    const int stages = mesh.group_size({Domain::dense, axis::pipeline});
+std::vector<CommGroup> comm_groups_of(const std::vector<const program::Program*>& programs, const plan::Mesh& mesh) {
+    const int stages = mesh.group_size({plan::Domain::dense, plan::axis::pipeline});
     struct Use {
-        int purpose;
-        Group group;
+        int channel;
+        plan::Group group;
         int delta;
         bool pairwise;
-        auto key() const { return std::tuple(purpose, group.domain, group.axes, delta, pairwise); }
+        auto key() const { return std::tuple(channel, group.domain, group.axes, delta, pairwise); }
         bool operator<(const Use& other) const { return key() < other.key(); }
     };
     std::vector<std::set<Use>> uses(static_cast<std::size_t>(stages)); // by pipeline rank
     for (std::size_t p = 0; p < programs.size(); ++p)
-        for (const Template& ops : programs[p]->templates)
-            for (const Op& op : ops.ops) {
-                if (!is_communication(op.kind) || op.kind == OpKind::recv) continue;
-                const auto* peer = std::get_if<PeerAttr>(&op.attr);
+        for (const program::Template& ops : programs[p]->templates)
+            for (const program::Op& op : ops.ops) {
+                if (!program::is_communication(op.kind) || op.kind == program::OpKind::recv) continue;
+                const auto* peer = std::get_if<program::PeerAttr>(&op.attr);
                 if (peer != nullptr && peer->delta % stages == 0) continue;
-                uses[p % uses.size()].insert(peer != nullptr
-                                                 ? Use{stream_count + peer->tag, {}, peer->delta, false}
-                                                 : Use{static_cast<int>(op.stream), op.group, 0, is_pairwise(op.kind)});
+                uses[p % uses.size()].insert(
+                    peer != nullptr ? Use{program::stream_count + peer->tag, {}, peer->delta, false}
+                                    : Use{static_cast<int>(op.stream), op.group, 0, program::is_pairwise(op.kind)});
             }
     std::map<std::pair<int, std::vector<int>>, bool> found; // whether pairwise
     for (int rank = 0; rank < mesh.size(); ++rank)
-        for (const Use& use : uses[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))]) {
-            const std::vector<int> ranks = use.purpose >= stream_count
+        for (const Use& use :
+             uses[static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank))]) {
+            const std::vector<int> ranks = use.channel >= program::stream_count
                                                ? std::vector<int>{rank, peer_of(mesh, rank, use.delta)}
                                                : mesh.members(use.group, rank);
-            bool& sends = found[{use.purpose, ranks}];
+            bool& sends = found[{use.channel, ranks}];
             sends = sends || use.pairwise;
         }
-    std::vector<Circle> circles;
-    for (const auto& [key, sends] : found) circles.push_back({key.first, key.second, sends});
-    return circles;
+    std::vector<CommGroup> comm_groups;
+    for (const auto& [key, sends] : found) comm_groups.push_back({key.first, key.second, sends});
+    return comm_groups;
 }
 
 void QueuedFabric::check() {
-    if (failed_) throw Aborted();
+    if (failed_) throw engine::Aborted();
     if (transport_ != nullptr) transport_->check_peers();
 }
 
-QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& device, const Kernels& kernels,
-                                       const std::vector<const Program*>& programs)
+QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, device::Device& device, const Kernels& kernels,
+                                       const std::vector<const program::Program*>& programs)
     : fabric_(fabric), library_(fabric.library()), kernels_(kernels), device_(device), rank_(rank) {
-    const int stages = fabric.mesh().group_size({Domain::dense, axis::pipeline});
-    for (const Program* program : programs) {
-        peer_blocks_ = std::min(peer_blocks_, peer_blocks(*program));
-        for (const Template& ops : program->templates)
-            for (const Op& op : ops.ops) {
-                if (op.kind == OpKind::dispatch_tokens) {
+    const int stages = fabric.mesh().group_size({plan::Domain::dense, plan::axis::pipeline});
+    for (const program::Program* program : programs) {
+        peer_blocks_ = std::min(peer_blocks_, program::peer_blocks(*program));
+        for (const program::Template& ops : program->templates)
+            for (const program::Op& op : ops.ops) {
+                if (op.kind == program::OpKind::dispatch_tokens) {
                     peer_group_ = op.group;
                     peer_tokens_ = std::max(peer_tokens_, program->tensors[static_cast<std::size_t>(op.in[0])].rows);
                 }
                 std::int64_t& most = slot_bytes_[static_cast<std::size_t>(op.stream)];
-                most = std::max(most, slots_of(*program, op));
+                most = std::max(most, program::slots_of(*program, op));
             }
-        for (const auto& [channel, box] : boxes_of(*program, stages)) {
-            Box& most = boxes_[channel].box;
+        for (const auto& [channel, box] : program::boxes_of(*program, stages)) {
+            program::Box& most = boxes_[channel].box;
             most.bytes = std::max(most.bytes, (box.bytes + 255) / 256 * 256);
             most.places = std::max(most.places, box.places);
         }
@@ -112,22 +118,22 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
     for (auto& [channel, box] : boxes_) box.memory = take_memory(box.box.bytes * box.box.places, "messages that leave");
     char* greetings = take_memory(8 * fabric.mesh().size(), "the first messages");
     device_.fill(greetings, 0, static_cast<std::size_t>(8 * fabric.mesh().size()));
-    if (Queue* queue = device_.queue()) use(Stream::compute, queue->stream());
-    for (std::size_t i = 0; i < fabric.circles().size(); ++i) {
-        const Circle& circle = fabric.circles()[i];
-        const auto me = std::find(circle.ranks.begin(), circle.ranks.end(), rank_);
-        if (me == circle.ranks.end()) continue;
+    if (device::Queue* queue = device_.queue()) use(program::Stream::compute, queue->stream());
+    for (std::size_t i = 0; i < fabric.comm_groups().size(); ++i) {
+        const CommGroup& group = fabric.comm_groups()[i];
+        const auto me = std::find(group.ranks.begin(), group.ranks.end(), rank_);
+        if (me == group.ranks.end()) continue;
         const double before = device_.used_bytes();
         // Messages leave the device to what computes beside them, collectives to what moves tokens.
-        const int blocks = circle.messages() ? message_channels : most_collective_blocks;
+        const int blocks = group.messages() ? program::message_channels : program::most_collective_blocks;
         try {
-            members_[{circle.purpose, circle.ranks}] =
-                library_.join(fabric.point(i), static_cast<int>(circle.ranks.size()),
-                              static_cast<int>(me - circle.ranks.begin()), blocks);
-            connect(circle, greetings);
-            if (Queue* queue = device_.queue()) queue->wait();
+            members_[{group.channel, group.ranks}] =
+                library_.join(fabric.point(i), static_cast<int>(group.ranks.size()),
+                              static_cast<int>(me - group.ranks.begin()), blocks);
+            connect(group, greetings);
+            if (device::Queue* queue = device_.queue()) queue->wait();
         } catch (const Error& error) {
-            throw Error(error.fault(), not_joined(rank_, circle, device_.free_bytes(), error.what()));
+            throw Error(error.fault(), not_joined(rank_, group, device_.free_bytes(), error.what()));
         }
         taken_[i] = device_.used_bytes() - before;
     }
@@ -135,13 +141,13 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, Device& d
 
 void QueuedCommunicator::reach_peers(const PeerLibrary& library, char* arena, std::int64_t arena_bytes) {
     if (peer_tokens_ == 0) return;
-    const Seat& members = seat(peer_group_);
+    const GroupRank& members = group_rank(peer_group_);
     const auto gather = [&](const std::vector<char>& mine) {
         const std::size_t count = members.ranks.size();
         char* memory = take_memory(static_cast<std::int64_t>((count + 1) * mine.size()), "handles of arenas");
         device_.write(memory, mine.data(), mine.size());
-        library_.all_gather(member(static_cast<int>(Stream::expert), members.ranks), memory, memory + mine.size(),
-                            static_cast<std::int64_t>(mine.size()), device_.queue()->stream());
+        library_.all_gather(member(static_cast<int>(program::Stream::expert), members.ranks), memory,
+                            memory + mine.size(), static_cast<std::int64_t>(mine.size()), device_.queue()->stream());
         std::vector<char> all(count * mine.size());
         device_.read(all.data(), memory + mine.size(), all.size());
         return all;
@@ -151,7 +157,8 @@ void QueuedCommunicator::reach_peers(const PeerLibrary& library, char* arena, st
     buffer_bytes_ += peers_->bytes();
 }
 
-bool QueuedCommunicator::exchange_tokens(Group group, const RowsAttr& attr, const TokenOperands& operands) {
+bool QueuedCommunicator::exchange_tokens(plan::Group group, const program::RowsAttr& attr,
+                                         const TokenOperands& operands) {
     if (!peers_ || !(group == peer_group_)) fail("tokens move over peers' memory, and rank {} has reached none", rank_);
     peers_->exchange(attr, operands, queued_);
     return true;
@@ -164,7 +171,7 @@ QueuedCommunicator::~QueuedCommunicator() {
         return;
     }
     try {
-        if (Queue* queue = device_.queue()) queue->forget();
+        if (device::Queue* queue = device_.queue()) queue->forget();
         for (const auto& [key, member] : members_) library_.leave(member);
     } catch (const Error&) {
         // What went wrong in the run has been reported; there is nothing left to save.
@@ -173,18 +180,18 @@ QueuedCommunicator::~QueuedCommunicator() {
 
 // Connections are made at the first use, which both ends wait for on the host: here all ranks come in one order, in a
 // step they would not.
-void QueuedCommunicator::connect(const Circle& circle, char* memory) {
-    const CollectiveLibrary::Member to = members_.at({circle.purpose, circle.ranks});
-    const int count = static_cast<int>(circle.ranks.size());
-    if (circle.messages()) {
-        if (circle.ranks.front() == rank_)
+void QueuedCommunicator::connect(const CommGroup& group, char* memory) {
+    const CollectiveLibrary::Member to = members_.at({group.channel, group.ranks});
+    const int count = static_cast<int>(group.ranks.size());
+    if (group.messages()) {
+        if (group.ranks.front() == rank_)
             library_.send(to, memory, 4, 1, queued_);
         else
             library_.recv(to, memory + 4, 4, 0, queued_);
         return;
     }
-    library_.all_reduce(to, memory, memory, 1, Dtype::f32, false, queued_);
-    if (!circle.pairwise) return;
+    library_.all_reduce(to, memory, memory, 1, program::Dtype::f32, false, queued_);
+    if (!group.pairwise) return;
     library_.begin_group();
     for (int m = 0; m < count; ++m) {
         library_.send(to, memory + 8 * m, 4, m, queued_);
@@ -207,11 +214,11 @@ char* QueuedCommunicator::take_memory(std::int64_t bytes, const char* what) {
 char* QueuedCommunicator::slots(std::int64_t bytes) {
     const auto s = static_cast<std::size_t>(stream_);
     if (bytes > slot_bytes_[s])
-        fail("slots of {} bytes on the {} stream, {} were planned", bytes, to_string(stream_), slot_bytes_[s]);
+        fail("slots of {} bytes on the {} stream, {} were planned", bytes, program::to_string(stream_), slot_bytes_[s]);
     return slots_[s];
 }
 
-void QueuedCommunicator::use(Stream stream, void* queued) {
+void QueuedCommunicator::use(program::Stream stream, void* queued) {
     stream_ = stream;
     queued_ = queued;
 }
@@ -231,35 +238,37 @@ void QueuedCommunicator::check() {
                  trouble);
 }
 
-const QueuedCommunicator::Seat& QueuedCommunicator::seat(Group group) {
-    const auto [at, fresh] = seats_.try_emplace({group.domain, group.axes});
+const QueuedCommunicator::GroupRank& QueuedCommunicator::group_rank(plan::Group group) {
+    const auto [at, fresh] = group_ranks_.try_emplace({group.domain, group.axes});
     if (fresh) at->second = {fabric_.mesh().members(group, rank_), fabric_.mesh().index(group, rank_)};
     return at->second;
 }
 
-CollectiveLibrary::Member QueuedCommunicator::member(int purpose, const std::vector<int>& ranks) {
-    const auto found = members_.find({purpose, ranks});
+CollectiveLibrary::Member QueuedCommunicator::member(int channel, const std::vector<int>& ranks) {
+    const auto found = members_.find({channel, ranks});
     if (found == members_.end())
-        fail("rank {} has no communicator of {} ranks for purpose {}", rank_, ranks.size(), purpose);
+        fail("rank {} has no communicator of {} ranks for purpose {}", rank_, ranks.size(), channel);
     return found->second;
 }
 
 // Counts of routed rows go where the rows will go, in the order of the same stream.
-void QueuedCommunicator::all_gather(Group group, const void* x, void* y, std::int64_t bytes) {
-    if (peers_ && stream_ == Stream::expert && group == peer_group_ && peers_->gathers(y, bytes))
+void QueuedCommunicator::all_gather(plan::Group group, const void* x, void* y, std::int64_t bytes) {
+    if (peers_ && stream_ == program::Stream::expert && group == peer_group_ && peers_->gathers(y, bytes))
         return peers_->gather(x, y, bytes, queued_);
-    library_.all_gather(here(seat(group)), x, y, bytes, queued_);
+    library_.all_gather(here(group_rank(group)), x, y, bytes, queued_);
 }
 
-void QueuedCommunicator::reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) {
-    library_.reduce_scatter(here(seat(group)), x, y, elements, dtype, queued_);
+void QueuedCommunicator::reduce_scatter(plan::Group group, const void* x, void* y, std::int64_t elements,
+                                        program::Dtype dtype) {
+    library_.reduce_scatter(here(group_rank(group)), x, y, elements, dtype, queued_);
 }
 
-void QueuedCommunicator::all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) {
-    library_.all_reduce(here(seat(group)), x, y, elements, dtype, max, queued_);
+void QueuedCommunicator::all_reduce(plan::Group group, const void* x, void* y, std::int64_t elements,
+                                    program::Dtype dtype, bool max) {
+    library_.all_reduce(here(group_rank(group)), x, y, elements, dtype, max, queued_);
 }
 
-SlotShape QueuedCommunicator::slot_shape(const RowsAttr& attr, RowParts parts, std::int64_t rows,
+SlotShape QueuedCommunicator::slot_shape(const program::RowsAttr& attr, RowParts parts, std::int64_t rows,
                                          std::int64_t capacity) {
     SlotShape shape;
     shape.parts = parts;
@@ -269,15 +278,15 @@ SlotShape QueuedCommunicator::slot_shape(const RowsAttr& attr, RowParts parts, s
     shape.experts = attr.experts;
     shape.ep = attr.ep;
     shape.etp = attr.etp;
-    shape.rank = index({Domain::expert, axis::expert});
-    shape.member = index({Domain::expert, axis::tensor});
+    shape.rank = index({plan::Domain::expert, plan::axis::expert});
+    shape.member = index({plan::Domain::expert, plan::axis::tensor});
     return shape;
 }
 
 // Slot m of x goes to member m, whose slot for me comes to slot m of y; `bytes` each.
-void QueuedCommunicator::exchange_slots(const Seat& seat, const char* x, char* y, std::int64_t bytes) {
-    const CollectiveLibrary::Member to = here(seat);
-    const int members = static_cast<int>(seat.ranks.size());
+void QueuedCommunicator::exchange_slots(const GroupRank& group_rank, const char* x, char* y, std::int64_t bytes) {
+    const CollectiveLibrary::Member to = here(group_rank);
+    const int members = static_cast<int>(group_rank.ranks.size());
     library_.begin_group();
     for (int m = 0; m < members; ++m) {
         library_.send(to, x + m * bytes, bytes, m, queued_);
@@ -286,11 +295,12 @@ void QueuedCommunicator::exchange_slots(const Seat& seat, const char* x, char* y
     library_.end_group();
 }
 
-void QueuedCommunicator::all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                         const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+void QueuedCommunicator::all_to_all_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                         const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                                          std::int64_t capacity_rows) {
-    const Seat& members = seat(group);
-    const std::int64_t rows = slot_rows(x_rows, capacity_rows), bytes = rows * bytes_of(dtype, attr.cols);
+    const GroupRank& members = group_rank(group);
+    const std::int64_t rows = program::slot_rows(x_rows, capacity_rows),
+                       bytes = rows * program::bytes_of(dtype, attr.cols);
     char* out = slots(2 * attr.ep * bytes);
     char* in = out + attr.ep * bytes;
     const RowParts there = attr.combine ? RowParts::arriving : RowParts::sent,
@@ -301,32 +311,32 @@ void QueuedCommunicator::all_to_all_rows(Group group, const void* x, const std::
     kernels_.slots_to_rows(slot_shape(attr, here, rows, capacity_rows), {in, type}, all_counts, {y, type}, queued_);
 }
 
-void QueuedCommunicator::all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                         const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+void QueuedCommunicator::all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                         const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                                          std::int64_t capacity_rows) {
-    const std::int64_t bytes = x_rows * bytes_of(dtype, attr.cols);
+    const std::int64_t bytes = x_rows * program::bytes_of(dtype, attr.cols);
     char* in = slots(attr.etp * bytes);
-    library_.all_gather(here(seat(group)), x, in, bytes, queued_);
+    library_.all_gather(here(group_rank(group)), x, in, bytes, queued_);
     const Type type = storage(dtype);
     kernels_.slots_to_rows(slot_shape(attr, RowParts::gathered, x_rows, capacity_rows), {in, type}, all_counts,
                            {y, type}, queued_);
 }
 
-void QueuedCommunicator::reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                             const RowsAttr& attr, Dtype dtype, std::int64_t x_rows,
+void QueuedCommunicator::reduce_scatter_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                             const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
                                              std::int64_t capacity_rows) {
-    char* out = slots(attr.etp * capacity_rows * bytes_of(dtype, attr.cols));
+    char* out = slots(attr.etp * capacity_rows * program::bytes_of(dtype, attr.cols));
     const Type type = storage(dtype);
     kernels_.rows_to_slots(slot_shape(attr, RowParts::gathered, capacity_rows, x_rows), {x, type}, all_counts,
                            {out, type}, queued_);
-    library_.reduce_scatter(here(seat(group)), out, y, capacity_rows * attr.cols, dtype, queued_);
+    library_.reduce_scatter(here(group_rank(group)), out, y, capacity_rows * attr.cols, dtype, queued_);
 }
 
 // On the side of heads, what belongs to one member's tokens is two runs of rows as they lie; on the side of tokens,
 // columns of every row.
-void QueuedCommunicator::all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
+void QueuedCommunicator::all_to_all(plan::Group group, const void* x, void* y, const program::AllToAllAttr& attr,
                                     std::int64_t element_bytes) {
-    const Seat& members = seat(group);
+    const GroupRank& members = group_rank(group);
     const int parts = static_cast<int>(members.ranks.size());
     if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
     const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / parts; // of one member's tokens
@@ -340,7 +350,7 @@ void QueuedCommunicator::all_to_all(Group group, const void* x, void* y, const A
     for (int m = 0; m < parts; ++m)
         for (int run = 0; run < 2; ++run) {
             const std::int64_t by_tokens = m * rows * narrow + run * half,
-                               by_heads = run_start(m, run, parts, rows) * narrow;
+                               by_heads = plan::run_start(m, run, parts, rows) * narrow;
             if (attr.to_heads) {
                 library_.send(to, packed + by_tokens, half, m, queued_);
                 library_.recv(to, offset(y, by_heads), half, m, queued_);
@@ -353,8 +363,8 @@ void QueuedCommunicator::all_to_all(Group group, const void* x, void* y, const A
     if (!attr.to_heads) kernels_.join_columns(shape, {packed, type}, {y, type}, queued_);
 }
 
-void QueuedCommunicator::ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) {
-    const Seat& members = seat(group);
+void QueuedCommunicator::ring_exchange(plan::Group group, const void* x, void* y, std::int64_t bytes) {
+    const GroupRank& members = group_rank(group);
     const int count = static_cast<int>(members.ranks.size());
     const CollectiveLibrary::Member to = here(members);
     library_.begin_group();
@@ -365,31 +375,31 @@ void QueuedCommunicator::ring_exchange(Group group, const void* x, void* y, std:
 
 int QueuedCommunicator::peer_rank(int delta) { return peer_of(fabric_.mesh(), rank_, delta); }
 
-QueuedCommunicator::Leaving& QueuedCommunicator::leaving(const PeerAttr& peer) {
+QueuedCommunicator::SendRing& QueuedCommunicator::leaving(const program::PeerAttr& peer) {
     const int stages = static_cast<int>(peers(fabric_.mesh(), rank_).size());
     return boxes_.at({(peer.delta % stages + stages) % stages, peer.tag, peer.stage});
 }
 
-void QueuedCommunicator::put(const PeerAttr& peer, const void* x, std::int64_t bytes) {
-    Leaving& box = leaving(peer);
+void QueuedCommunicator::put(const program::PeerAttr& peer, const void* x, std::int64_t bytes) {
+    SendRing& box = leaving(peer);
     library_.copy(box.place(box.put++), x, bytes, queued_);
 }
 
 // From the box, where put() has left it.
-void QueuedCommunicator::send(const PeerAttr& peer, const void*, std::int64_t bytes) {
+void QueuedCommunicator::send(const program::PeerAttr& peer, const void*, std::int64_t bytes) {
     const int to = peer_rank(peer.delta);
     if (to == rank_) return; // it need not leave
-    Leaving& box = leaving(peer);
-    library_.send(member(stream_count + peer.tag, {rank_, to}), box.place(box.sent++), bytes, 1, queued_);
+    SendRing& box = leaving(peer);
+    library_.send(member(program::stream_count + peer.tag, {rank_, to}), box.place(box.sent++), bytes, 1, queued_);
 }
 
-void QueuedCommunicator::recv(const PeerAttr& peer, void* y, std::int64_t bytes) {
+void QueuedCommunicator::recv(const program::PeerAttr& peer, void* y, std::int64_t bytes) {
     const int from = peer_rank(peer.delta);
     if (from == rank_) {
-        Leaving& box = leaving(peer);
+        SendRing& box = leaving(peer);
         return library_.copy(y, box.place(box.received++), bytes, queued_);
     }
-    library_.recv(member(stream_count + peer.tag, {from, rank_}), y, bytes, 0, queued_);
+    library_.recv(member(program::stream_count + peer.tag, {from, rank_}), y, bytes, 0, queued_);
 }
 
-} // namespace moe
+} // namespace moe::comm

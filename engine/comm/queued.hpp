@@ -20,25 +20,25 @@
 #include <memory>
 #include <vector>
 
-namespace moe {
+namespace moe::comm {
 
 // Ranks that need a communicator of the library. What runs side by side has one of its own, because a communicator's
 // work has one order: collectives one per group and stream, messages one per sender, receiver and tag, as a message
 // must not wait behind another that its receiver wants later.
-struct Circle {
-    int purpose = 0;        // Stream of collectives, or stream_count + tag of messages
+struct CommGroup {
+    int channel = 0;        // Stream of collectives, or stream_count + tag of messages
     std::vector<int> ranks; // in the order of the group; of messages: sender, receiver
     bool pairwise = false;  // members send to each other, besides what they do together
-    bool messages() const { return purpose >= stream_count; }
+    bool messages() const { return channel >= program::stream_count; }
 };
 // All circles of a run, in an order that every rank finds alike. programs: by pipeline rank; may be followed by those
 // of steps that are run again, in the same order.
-std::vector<Circle> circles_of(const std::vector<const Program*>& programs, const Mesh& mesh);
+std::vector<CommGroup> comm_groups_of(const std::vector<const program::Program*>& programs, const plan::Mesh& mesh);
 
 // Communicators on devices: how many a rank has, and what they and their buffers took there, besides the arena.
 struct Joined {
     struct Member {
-        Circle circle;
+        CommGroup group;
         double bytes = 0.0;
     };
     std::size_t communicators = 0;
@@ -51,18 +51,18 @@ struct Joined {
 class QueuedFabric {
 public:
     // points: one for each of the circles. `transport` leads to other processes, if there are any.
-    QueuedFabric(const CollectiveLibrary& library, const Mesh& mesh, std::vector<Circle> circles,
+    QueuedFabric(const CollectiveLibrary& library, const plan::Mesh& mesh, std::vector<CommGroup> comm_groups,
                  std::vector<MeetingPoint> points, Transport* transport)
         : library_(library),
           mesh_(mesh),
-          circles_(std::move(circles)),
+          comm_groups_(std::move(comm_groups)),
           points_(std::move(points)),
           transport_(transport) {}
 
     const CollectiveLibrary& library() const { return library_; }
-    const Mesh& mesh() const { return mesh_; }
-    const std::vector<Circle>& circles() const { return circles_; }
-    const MeetingPoint& point(std::size_t circle) const { return points_[circle]; }
+    const plan::Mesh& mesh() const { return mesh_; }
+    const std::vector<CommGroup>& comm_groups() const { return comm_groups_; }
+    const MeetingPoint& point(std::size_t group) const { return points_[group]; }
 
     // A rank of this process has failed: the others' waits throw Aborted.
     void fail() { failed_ = true; }
@@ -71,8 +71,8 @@ public:
 
 private:
     const CollectiveLibrary& library_;
-    const Mesh& mesh_;
-    std::vector<Circle> circles_;
+    const plan::Mesh& mesh_;
+    std::vector<CommGroup> comm_groups_;
     std::vector<MeetingPoint> points_;
     Transport* transport_;
     std::atomic<bool> failed_{false};
@@ -82,8 +82,8 @@ class QueuedCommunicator : public Communicator {
 public:
     // Joins the rank's circles, which all ranks do at the same time, and makes their connections. `programs`: all that
     // the rank will run. Its memory, which no plan counts, is that of slots and of boxes.
-    QueuedCommunicator(QueuedFabric& fabric, int rank, Device& device, const Kernels& kernels,
-                       const std::vector<const Program*>& programs);
+    QueuedCommunicator(QueuedFabric& fabric, int rank, device::Device& device, const Kernels& kernels,
+                       const std::vector<const program::Program*>& programs);
     ~QueuedCommunicator() override;
     // Before the first step, where the programs exchange tokens over peers' memory: the members of their group show
     // each other their arenas. All ranks call it at the same time.
@@ -92,24 +92,30 @@ public:
     QueuedCommunicator& operator=(const QueuedCommunicator&) = delete;
 
     int rank() const override { return rank_; }
-    int size(Group group) override { return static_cast<int>(seat(group).ranks.size()); }
-    int index(Group group) override { return seat(group).index; }
-    void all_gather(Group group, const void* x, void* y, std::int64_t bytes) override;
-    void reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) override;
-    void all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) override;
-    void all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
-                         Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
-    void all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
-                         Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
-    void reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y, const RowsAttr& attr,
-                             Dtype dtype, std::int64_t x_rows, std::int64_t capacity_rows) override;
-    bool exchange_tokens(Group group, const RowsAttr& attr, const TokenOperands& operands) override;
-    void all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr, std::int64_t element_bytes) override;
-    void ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) override;
-    void send(const PeerAttr& peer, const void* x, std::int64_t bytes) override;
-    void recv(const PeerAttr& peer, void* y, std::int64_t bytes) override;
-    void put(const PeerAttr& peer, const void* x, std::int64_t bytes) override;
-    void use(Stream stream, void* queued) override;
+    int size(plan::Group group) override { return static_cast<int>(group_rank(group).ranks.size()); }
+    int index(plan::Group group) override { return group_rank(group).index; }
+    void all_gather(plan::Group group, const void* x, void* y, std::int64_t bytes) override;
+    void reduce_scatter(plan::Group group, const void* x, void* y, std::int64_t elements,
+                        program::Dtype dtype) override;
+    void all_reduce(plan::Group group, const void* x, void* y, std::int64_t elements, program::Dtype dtype,
+                    bool max) override;
+    void all_to_all_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                         const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
+                         std::int64_t capacity_rows) override;
+    void all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                         const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
+                         std::int64_t capacity_rows) override;
+    void reduce_scatter_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                             const program::RowsAttr& attr, program::Dtype dtype, std::int64_t x_rows,
+                             std::int64_t capacity_rows) override;
+    bool exchange_tokens(plan::Group group, const program::RowsAttr& attr, const TokenOperands& operands) override;
+    void all_to_all(plan::Group group, const void* x, void* y, const program::AllToAllAttr& attr,
+                    std::int64_t element_bytes) override;
+    void ring_exchange(plan::Group group, const void* x, void* y, std::int64_t bytes) override;
+    void send(const program::PeerAttr& peer, const void* x, std::int64_t bytes) override;
+    void recv(const program::PeerAttr& peer, void* y, std::int64_t bytes) override;
+    void put(const program::PeerAttr& peer, const void* x, std::int64_t bytes) override;
+    void use(program::Stream stream, void* queued) override;
     void begin_step() override;
     void check() override;
     double waited() const override { return 0.0; } // it is the device that waits
@@ -120,53 +126,55 @@ public:
     const std::map<std::size_t, double>& taken() const { return taken_; }
 
 private:
-    struct Seat {
+    struct GroupRank {
         std::vector<int> ranks;
         int index = 0;
     };
-    struct Leaving { // messages of a channel, in the order of the calls
-        Box box;
+    struct SendRing { // messages of a channel, in the order of the calls
+        program::Box box;
         char* memory = nullptr;
         int put = 0, sent = 0, received = 0;
         char* place(int number) const { return memory + number % box.places * box.bytes; }
     };
     using Key = std::pair<int, std::vector<int>>; // Circle::purpose, ranks
     struct Release {
-        Device* device;
+        device::Device* device;
         void operator()(char* memory) const { device->release(memory); }
     };
 
-    const Seat& seat(Group group);
-    CollectiveLibrary::Member member(int purpose, const std::vector<int>& ranks);
-    CollectiveLibrary::Member here(const Seat& seat) { return member(static_cast<int>(stream_), seat.ranks); }
-    void connect(const Circle& circle, char* memory);
+    const GroupRank& group_rank(plan::Group group);
+    CollectiveLibrary::Member member(int channel, const std::vector<int>& ranks);
+    CollectiveLibrary::Member here(const GroupRank& group_rank) {
+        return member(static_cast<int>(stream_), group_rank.ranks);
+    }
+    void connect(const CommGroup& group, char* memory);
     char* take_memory(std::int64_t bytes, const char* what);
     char* slots(std::int64_t bytes);
-    void exchange_slots(const Seat& seat, const char* x, char* y, std::int64_t bytes);
-    SlotShape slot_shape(const RowsAttr& attr, RowParts parts, std::int64_t slot_rows, std::int64_t capacity);
+    void exchange_slots(const GroupRank& group_rank, const char* x, char* y, std::int64_t bytes);
+    SlotShape slot_shape(const program::RowsAttr& attr, RowParts parts, std::int64_t slot_rows, std::int64_t capacity);
     int peer_rank(int delta);
-    Leaving& leaving(const PeerAttr& peer);
+    SendRing& leaving(const program::PeerAttr& peer);
 
     QueuedFabric& fabric_;
     const CollectiveLibrary& library_;
     const Kernels& kernels_;
-    Device& device_;
+    device::Device& device_;
     int rank_;
-    Group peer_group_{};           // of ops over peers' memory
+    plan::Group peer_group_{};     // of ops over peers' memory
     std::int64_t peer_tokens_ = 0; // of the largest of them; 0: there are none
-    int peer_blocks_ = peer_blocks_alone;
+    int peer_blocks_ = program::peer_blocks_alone;
     std::unique_ptr<PeerMemory> peers_;
     std::map<Key, CollectiveLibrary::Member> members_;
-    std::map<std::pair<Domain, int>, Seat> seats_;
-    std::map<Channel, Leaving> boxes_;
+    std::map<std::pair<plan::Domain, int>, GroupRank> group_ranks_;
+    std::map<program::Channel, SendRing> boxes_;
     std::vector<std::unique_ptr<char, Release>> memory_;
-    std::array<char*, stream_count> slots_{};
-    std::array<std::int64_t, stream_count> slot_bytes_{};
+    std::array<char*, program::stream_count> slots_{};
+    std::array<std::int64_t, program::stream_count> slot_bytes_{};
     std::int64_t buffer_bytes_ = 0;
     std::map<std::size_t, double> taken_;
-    Stream stream_ = Stream::compute;
+    program::Stream stream_ = program::Stream::compute;
     void* queued_ = nullptr; // the device's stream of that name
     int checks_ = 0;
 };
 
-} // namespace moe
+} // namespace moe::comm

@@ -9,12 +9,12 @@
 
 #include <cstdint>
 
-namespace moe {
+namespace moe::comm {
 
 // Reads all_counts[ep * etp, experts] (ETP fastest) of one MoE layer. Rows are counted, not bytes.
 class RowLayout {
 public:
-    RowLayout(const RowsAttr& attr, const std::int32_t* all_counts)
+    RowLayout(const program::RowsAttr& attr, const std::int32_t* all_counts)
         : attr_(attr), counts_(all_counts), local_(attr.experts / attr.ep) {}
 
     // Rows that source (ep, etp) has for the experts of expert rank `to`.
@@ -38,16 +38,16 @@ private:
         return rows;
     }
 
-    const RowsAttr& attr_;
+    const program::RowsAttr& attr_;
     const std::int32_t* counts_;
     int local_;
 };
 
 // What sums over ranks are made of. Throws Error (failure) for other types.
-inline Type storage_of_sum(Dtype dtype) {
-    if (dtype == Dtype::f32) return Type::f32;
-    if (dtype == Dtype::bf16) return Type::bf16;
-    fail("a sum of {} values over ranks is not defined: use f32 or bf16", to_string(dtype));
+inline Type storage_of_sum(program::Dtype dtype) {
+    if (dtype == program::Dtype::f32) return Type::f32;
+    if (dtype == program::Dtype::bf16) return Type::bf16;
+    fail("a sum of {} values over ranks is not defined: use f32 or bf16", program::to_string(dtype));
 }
 
 inline void check_row_capacity(const char* what, std::int64_t rows, std::int64_t capacity) {
@@ -59,11 +59,11 @@ inline void check_row_capacity(const char* what, std::int64_t rows, std::int64_t
 // columns of all of it: visit(offset where all columns of some tokens lie, offset where some columns of all tokens lie,
 // count), in elements.
 template <class Visit>
-void each_exchanged_run(const AllToAllAttr& attr, int tokens, int heads, Visit visit) {
+void each_exchanged_run(const program::AllToAllAttr& attr, int tokens, int heads, Visit visit) {
     const std::int64_t rows = attr.to_heads ? attr.rows : attr.rows / attr.parts; // of one member's tokens
     const std::int64_t wide = attr.to_heads ? attr.cols : attr.cols * attr.parts, narrow = wide / attr.parts;
     for (std::int64_t r = 0; r < rows; ++r) {
-        const std::int64_t run = 2 * r / rows, first = run_start(tokens, static_cast<int>(run), attr.parts, rows);
+        const std::int64_t run = 2 * r / rows, first = plan::run_start(tokens, static_cast<int>(run), attr.parts, rows);
         std::int64_t at = r * wide, part_at = (first + r - run * (rows / 2)) * narrow;
         for (const std::int64_t piece : attr.pieces) {
             const std::int64_t part = piece / attr.parts;
@@ -74,4 +74,4 @@ void each_exchanged_run(const AllToAllAttr& attr, int tokens, int heads, Visit v
     }
 }
 
-} // namespace moe
+} // namespace moe::comm

@@ -19,7 +19,7 @@
 #include <system_error>
 #include <thread>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
@@ -309,4 +309,4 @@ Meeting meet_processes(const Launch& launch, std::uint64_t fingerprint, double p
     return meeting;
 }
 
-} // namespace moe
+} // namespace moe::comm

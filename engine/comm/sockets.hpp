@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::comm {
 
 std::string system_reason(int error);
 
@@ -29,4 +29,4 @@ struct Meeting {
 // processes differ in `world` or `fingerprint`, (failure) where some do not come.
 Meeting meet_processes(const Launch& launch, std::uint64_t fingerprint, double patience);
 
-} // namespace moe
+} // namespace moe::comm

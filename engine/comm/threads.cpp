@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
@@ -21,9 +21,9 @@ const char* offset(const void* base, std::int64_t bytes) { return static_cast<co
 
 } // namespace
 
-ThreadFabric::Meeting& ThreadFabric::meeting(Group group, int rank) {
+ThreadFabric::Meeting& ThreadFabric::meeting(plan::Group group, int rank) {
     const std::vector<int> members = mesh_.members(group, rank);
-    const Cores::Lock held = cores_.lock();
+    const engine::Cores::Lock held = cores_.lock();
     std::unique_ptr<Meeting>& found = meetings_[{group.domain, group.axes, members.front()}];
     if (!found) {
         found = std::make_unique<Meeting>();
@@ -41,7 +41,7 @@ ThreadFabric::Mailbox& ThreadFabric::mailbox(const Channel& channel) {
 }
 
 void ThreadFabric::meet(Meeting& meeting, int rank, const char* what) {
-    Cores::Lock held = cores_.lock();
+    engine::Cores::Lock held = cores_.lock();
     if (++meeting.arrived < static_cast<int>(meeting.ranks.size())) {
         meeting.waiting.push_back(rank);
         cores_.park(held, rank, what);
@@ -55,7 +55,7 @@ void ThreadFabric::meet(Meeting& meeting, int rank, const char* what) {
 void ThreadFabric::put(const Channel& channel, const void* x, std::int64_t bytes) {
     std::vector<char> message;
     {
-        const Cores::Lock held = cores_.lock();
+        const engine::Cores::Lock held = cores_.lock();
         Mailbox& box = mailbox(channel);
         if (!box.empty.empty()) {
             message = std::move(box.empty.back());
@@ -64,7 +64,7 @@ void ThreadFabric::put(const Channel& channel, const void* x, std::int64_t bytes
     }
     message.resize(static_cast<std::size_t>(bytes));
     copy(message.data(), x, bytes);
-    const Cores::Lock held = cores_.lock();
+    const engine::Cores::Lock held = cores_.lock();
     Mailbox& box = mailbox(channel);
     box.full.push_back(std::move(message));
     if (box.reader >= 0) cores_.unpark(std::exchange(box.reader, -1));
@@ -73,7 +73,7 @@ void ThreadFabric::put(const Channel& channel, const void* x, std::int64_t bytes
 void ThreadFabric::take(const Channel& channel, void* y, std::int64_t bytes) {
     std::vector<char> message;
     {
-        Cores::Lock held = cores_.lock();
+        engine::Cores::Lock held = cores_.lock();
         Mailbox& box = mailbox(channel);
         if (box.full.empty()) {
             box.reader = std::get<1>(channel);
@@ -86,75 +86,81 @@ void ThreadFabric::take(const Channel& channel, void* y, std::int64_t bytes) {
         fail("recv from rank {}: the message has {} bytes, {} were expected", std::get<0>(channel), message.size(),
              bytes);
     copy(y, message.data(), bytes);
-    const Cores::Lock held = cores_.lock();
+    const engine::Cores::Lock held = cores_.lock();
     mailbox(channel).empty.push_back(std::move(message));
 }
 
 ThreadCommunicator::ThreadCommunicator(ThreadFabric& fabric, int rank) : fabric_(fabric), rank_(rank) {}
 
-const ThreadCommunicator::Seat& ThreadCommunicator::seat(Group group) {
-    for (const Seat& seat : seats_)
-        if (seat.group == group) return seat;
+const ThreadCommunicator::GroupRank& ThreadCommunicator::group_rank(plan::Group group) {
+    for (const GroupRank& group_rank : group_ranks_)
+        if (group_rank.group == group) return group_rank;
     ThreadFabric::Meeting& meeting = fabric_.meeting(group, rank_);
-    seats_.push_back({group, &meeting, fabric_.mesh().index(group, rank_)});
+    group_ranks_.push_back({group, &meeting, fabric_.mesh().index(group, rank_)});
     if (sources_.size() < meeting.ranks.size()) sources_.resize(meeting.ranks.size());
-    return seats_.back();
+    return group_ranks_.back();
 }
 
-const ThreadCommunicator::Seat& ThreadCommunicator::open(Group group, const void* x, void* y, const char* what) {
-    const Seat& here = seat(group);
+const ThreadCommunicator::GroupRank& ThreadCommunicator::open(plan::Group group, const void* x, void* y,
+                                                              const char* what) {
+    const GroupRank& here = group_rank(group);
     here.meeting->operands[static_cast<std::size_t>(here.index)] = {x, y};
     fabric_.meet(*here.meeting, rank_, what);
     return here;
 }
 
-void ThreadCommunicator::close(const Seat& seat, const char* what) { fabric_.meet(*seat.meeting, rank_, what); }
-
-const char* ThreadCommunicator::operand(const Seat& seat, int member) const {
-    return static_cast<const char*>(seat.meeting->operands[static_cast<std::size_t>(member)].x);
+void ThreadCommunicator::close(const GroupRank& group_rank, const char* what) {
+    fabric_.meet(*group_rank.meeting, rank_, what);
 }
 
-void ThreadCommunicator::reduce(const Seat& seat, std::int64_t first, void* y, std::int64_t elements, Dtype dtype,
-                                bool max) {
+const char* ThreadCommunicator::operand(const GroupRank& group_rank, int member) const {
+    return static_cast<const char*>(group_rank.meeting->operands[static_cast<std::size_t>(member)].x);
+}
+
+void ThreadCommunicator::reduce(const GroupRank& group_rank, std::int64_t first, void* y, std::int64_t elements,
+                                program::Dtype dtype, bool max) {
     if (elements == 0) return;
     const Type type = storage_of_sum(dtype);
-    const int members = static_cast<int>(seat.meeting->ranks.size());
+    const int members = static_cast<int>(group_rank.meeting->ranks.size());
     for (int m = 0; m < members; ++m)
-        sources_[static_cast<std::size_t>(m)] = offset(operand(seat, m), bytes_of(dtype, first));
+        sources_[static_cast<std::size_t>(m)] = offset(operand(group_rank, m), program::bytes_of(dtype, first));
     const auto kernel = max ? cpu_kernels().reduce_max : cpu_kernels().reduce_sum;
     kernel({y, type}, sources_.data(), members, elements, type, nullptr);
 }
 
-void ThreadCommunicator::all_gather(Group group, const void* x, void* y, std::int64_t bytes) {
-    const Seat& here = open(group, x, y, "all_gather");
+void ThreadCommunicator::all_gather(plan::Group group, const void* x, void* y, std::int64_t bytes) {
+    const GroupRank& here = open(group, x, y, "all_gather");
     for (int m = 0; m < size(group); ++m) copy(offset(y, m * bytes), operand(here, m), bytes);
     close(here, "all_gather");
 }
 
-void ThreadCommunicator::reduce_scatter(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype) {
-    const Seat& here = open(group, x, y, "reduce_scatter");
+void ThreadCommunicator::reduce_scatter(plan::Group group, const void* x, void* y, std::int64_t elements,
+                                        program::Dtype dtype) {
+    const GroupRank& here = open(group, x, y, "reduce_scatter");
     reduce(here, here.index * elements, y, elements, dtype, false);
     close(here, "reduce_scatter");
 }
 
 // Each member adds up one part and hands the sum to all: nobody else reads that part of anybody's x, so y may be x.
-void ThreadCommunicator::all_reduce(Group group, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max) {
-    const Seat& here = open(group, x, y, "all_reduce");
+void ThreadCommunicator::all_reduce(plan::Group group, const void* x, void* y, std::int64_t elements,
+                                    program::Dtype dtype, bool max) {
+    const GroupRank& here = open(group, x, y, "all_reduce");
     const std::int64_t members = size(group);
     const std::int64_t first = elements * here.index / members, last = elements * (here.index + 1) / members;
-    const std::int64_t start = bytes_of(dtype, first), bytes = bytes_of(dtype, last - first);
+    const std::int64_t start = program::bytes_of(dtype, first), bytes = program::bytes_of(dtype, last - first);
     reduce(here, first, offset(y, start), last - first, dtype, max);
     for (const ThreadFabric::Operand& member : here.meeting->operands)
         copy(offset(member.y, start), offset(y, start), bytes);
     close(here, "all_reduce");
 }
 
-void ThreadCommunicator::all_to_all_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                         const RowsAttr& attr, Dtype dtype, std::int64_t, std::int64_t capacity_rows) {
-    const Seat& here = open(group, x, y, "all_to_all_rows");
+void ThreadCommunicator::all_to_all_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                         const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
+                                         std::int64_t capacity_rows) {
+    const GroupRank& here = open(group, x, y, "all_to_all_rows");
     const RowLayout layout(attr, all_counts);
-    const int me = here.index, etp = index({Domain::expert, axis::tensor});
-    const std::int64_t row = bytes_of(dtype, attr.cols);
+    const int me = here.index, etp = index({plan::Domain::expert, plan::axis::tensor});
+    const std::int64_t row = program::bytes_of(dtype, attr.cols);
     std::int64_t placed = 0;
     for (int m = 0; m < size(group); ++m) {
         const std::int64_t rows = attr.combine ? layout.sent(me, etp, m) : layout.sent(m, etp, me);
@@ -166,12 +172,13 @@ void ThreadCommunicator::all_to_all_rows(Group group, const void* x, const std::
     close(here, "all_to_all_rows");
 }
 
-void ThreadCommunicator::all_gather_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                         const RowsAttr& attr, Dtype dtype, std::int64_t, std::int64_t capacity_rows) {
-    const Seat& here = open(group, x, y, "all_gather_rows");
+void ThreadCommunicator::all_gather_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                         const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
+                                         std::int64_t capacity_rows) {
+    const GroupRank& here = open(group, x, y, "all_gather_rows");
     const RowLayout layout(attr, all_counts);
-    const int ep = index({Domain::expert, axis::expert});
-    const std::int64_t row = bytes_of(dtype, attr.cols);
+    const int ep = index({plan::Domain::expert, plan::axis::expert});
+    const std::int64_t row = program::bytes_of(dtype, attr.cols);
     std::int64_t placed = 0;
     for (int m = 0; m < size(group); ++m) {
         const std::int64_t rows = layout.arrived(ep, m);
@@ -182,12 +189,12 @@ void ThreadCommunicator::all_gather_rows(Group group, const void* x, const std::
     close(here, "all_gather_rows");
 }
 
-void ThreadCommunicator::reduce_scatter_rows(Group group, const void* x, const std::int32_t* all_counts, void* y,
-                                             const RowsAttr& attr, Dtype dtype, std::int64_t,
+void ThreadCommunicator::reduce_scatter_rows(plan::Group group, const void* x, const std::int32_t* all_counts, void* y,
+                                             const program::RowsAttr& attr, program::Dtype dtype, std::int64_t,
                                              std::int64_t capacity_rows) {
-    const Seat& here = open(group, x, y, "reduce_scatter_rows");
+    const GroupRank& here = open(group, x, y, "reduce_scatter_rows");
     const RowLayout layout(attr, all_counts);
-    const int ep = index({Domain::expert, axis::expert});
+    const int ep = index({plan::Domain::expert, plan::axis::expert});
     std::int64_t first = 0;
     for (int m = 0; m < here.index; ++m) first += layout.arrived(ep, m);
     const std::int64_t rows = layout.arrived(ep, here.index);
@@ -196,9 +203,9 @@ void ThreadCommunicator::reduce_scatter_rows(Group group, const void* x, const s
     close(here, "reduce_scatter_rows");
 }
 
-void ThreadCommunicator::all_to_all(Group group, const void* x, void* y, const AllToAllAttr& attr,
+void ThreadCommunicator::all_to_all(plan::Group group, const void* x, void* y, const program::AllToAllAttr& attr,
                                     std::int64_t element_bytes) {
-    const Seat& here = open(group, x, y, "all_to_all");
+    const GroupRank& here = open(group, x, y, "all_to_all");
     const int parts = size(group);
     if (parts != attr.parts) fail("all_to_all: {} parts for a group of {}", attr.parts, parts);
     const auto bytes = [element_bytes](std::int64_t elements) { return elements * element_bytes; };
@@ -211,25 +218,25 @@ void ThreadCommunicator::all_to_all(Group group, const void* x, void* y, const A
     close(here, "all_to_all");
 }
 
-void ThreadCommunicator::ring_exchange(Group group, const void* x, void* y, std::int64_t bytes) {
-    const Seat& here = open(group, x, y, "ring_exchange");
+void ThreadCommunicator::ring_exchange(plan::Group group, const void* x, void* y, std::int64_t bytes) {
+    const GroupRank& here = open(group, x, y, "ring_exchange");
     const int members = size(group);
     copy(y, operand(here, (here.index + members - 1) % members), bytes);
     close(here, "ring_exchange");
 }
 
 int ThreadCommunicator::peer_rank(int delta) {
-    const Seat& here = seat({Domain::dense, axis::pipeline});
+    const GroupRank& here = group_rank({plan::Domain::dense, plan::axis::pipeline});
     const int stages = static_cast<int>(here.meeting->ranks.size());
     return here.meeting->ranks[static_cast<std::size_t>(((here.index + delta) % stages + stages) % stages)];
 }
 
-void ThreadCommunicator::send(const PeerAttr& peer, const void* x, std::int64_t bytes) {
+void ThreadCommunicator::send(const program::PeerAttr& peer, const void* x, std::int64_t bytes) {
     fabric_.put({rank_, peer_rank(peer.delta), peer.tag, peer.stage}, x, bytes);
 }
 
-void ThreadCommunicator::recv(const PeerAttr& peer, void* y, std::int64_t bytes) {
+void ThreadCommunicator::recv(const program::PeerAttr& peer, void* y, std::int64_t bytes) {
     fabric_.take({peer_rank(peer.delta), rank_, peer.tag, peer.stage}, y, bytes);
 }
 
-} // namespace moe
+} // namespace moe::comm

@@ -13,7 +13,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace moe {
+namespace moe::comm {
 
 namespace {
 
@@ -85,7 +85,7 @@ void Transport::send(int to, std::uint64_t channel, const void* data, std::size_
 // Throws when `from` cannot send any more, or another process has given up. The lock is held.
 void Transport::check(int from) {
     const Peer& peer = *peers_[static_cast<std::size_t>(from)];
-    if (!aborted_.empty()) throw Aborted();
+    if (!aborted_.empty()) throw engine::Aborted();
     if (peer.farewell) fail("rank {} has ended its run and sends nothing any more", from);
     if (peer.closed) fail("rank {} has died: its connection is closed", from);
     if (const double silent = seconds_since(peer.heard); from != rank_ && silent > limits_.patience)
@@ -269,4 +269,4 @@ std::string Transport::aborted() {
     return aborted_;
 }
 
-} // namespace moe
+} // namespace moe::comm

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::comm {
 
 // One process. Every pair of processes has a connection. A thread reads whatever comes, so that nobody who sends waits
 // for a reader, and says once a second that this process lives. A process that dies (its connection closes), stops (it
@@ -104,4 +104,4 @@ private:
     std::atomic<std::chrono::steady_clock::rep> looked_{0}; // when a waiting send or receive last looked around
 };
 
-} // namespace moe
+} // namespace moe::comm

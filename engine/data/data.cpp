@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <cstring>
 
-namespace moe {
+namespace moe::data {
 
 namespace {
 
 constexpr std::size_t header_bytes = 34;
 
 template <class T>
-T load(const MappedFile& file, std::size_t offset) {
+T load(const engine::MappedFile& file, std::size_t offset) {
     T value;
     std::memcpy(&value, file.at(offset), sizeof value);
     return value;
@@ -128,4 +128,4 @@ void IndexedDataset::read(std::int64_t first, std::span<std::int32_t> out, std::
     }
 }
 
-} // namespace moe
+} // namespace moe::data

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::data {
 
 // Index, little endian: "MMIDIDX\0\0", u64 version 1, u8 element type (1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 8 u16), u64
 // sequences S, u64 entries D of the document index, i32[S] lengths, i64[S] byte offsets in .bin, i64[D] first sequence
@@ -31,7 +31,7 @@ private:
     std::int64_t token(std::size_t byte) const;
 
     std::string prefix_;
-    MappedFile index_, data_;
+    engine::MappedFile index_, data_;
     std::int64_t tokens_ = 0, documents_ = 0;
     int type_ = 0;
     std::size_t width_ = 0;
@@ -83,4 +83,4 @@ private:
 // walked until it lands inside (Black and Rogaway, CT-RSA 2002).
 std::int64_t permuted(std::int64_t index, std::int64_t size, std::uint64_t key);
 
-} // namespace moe
+} // namespace moe::data

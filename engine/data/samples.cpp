@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace moe {
+namespace moe::data {
 
 namespace {
 
@@ -117,4 +117,4 @@ double SampleData::unigram_entropy(std::int64_t most_tokens) const {
     return entropy;
 }
 
-} // namespace moe
+} // namespace moe::data

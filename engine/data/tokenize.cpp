@@ -11,7 +11,7 @@
 #include <functional>
 #include <limits>
 
-namespace moe {
+namespace moe::data {
 
 namespace {
 
@@ -103,4 +103,4 @@ TokenizeResult tokenize_words(const std::vector<std::string>& files, const std::
                     });
 }
 
-} // namespace moe
+} // namespace moe::data

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::data {
 
 struct TokenizeResult {
     std::int64_t documents = 0, tokens = 0;
@@ -20,4 +20,4 @@ TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::
 TokenizeResult tokenize_words(const std::vector<std::string>& files, const std::string& tokenizer,
                               const std::string& prefix);
 
-} // namespace moe
+} // namespace moe::data

@@ -7,9 +7,10 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::device {
 
-Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, Device& device)
+Arena::Arena(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,
+             Device& device)
     : device_(device),
       bytes_(static_cast<std::size_t>(std::max<std::int64_t>(memory.arena_bytes, 1))),
       memory_(device.allocate(bytes_), Release{&device}),
@@ -34,7 +35,8 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
     place(program, memory, mesh, rank, memory_.get(), host_memory_.get());
 }
 
-Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, const Arena& home)
+Arena::Arena(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,
+             const Arena& home)
     : device_(home.device_),
       bytes_(home.bytes_),
       memory_(nullptr, Release{nullptr}),
@@ -48,23 +50,23 @@ Arena::Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh,
     place(program, memory, mesh, rank, home.memory_.get(), home.host_memory_.get());
 }
 
-void Arena::place(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, char* device,
-                  char* host) {
+void Arena::place(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,
+                  char* device, char* host) {
     spots_.reserve(program.tensors.size());
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
         // A view may be a view of a view.
         std::size_t root = id;
         std::int64_t offset = 0;
         while (true) {
-            const Tensor& t = program.tensors[root];
-            if (t.base == no_tensor) break;
+            const program::Tensor& t = program.tensors[root];
+            if (t.base == program::no_tensor) break;
             std::int64_t elements = t.offset;
             if (t.shard_group.axes != 0) elements += mesh.index(t.shard_group, rank) * t.elements();
-            offset += bytes_of(t.dtype, elements);
+            offset += program::bytes_of(t.dtype, elements);
             root = static_cast<std::size_t>(t.base);
         }
-        const Place& place = memory.places[root];
-        const bool on_host = program.tensors[root].storage == Storage::host;
+        const memory::Place& place = memory.places[root];
+        const bool on_host = program.tensors[root].storage == program::Storage::host;
         Spot spot{(on_host ? host : device) + place.offset + offset,
                   static_cast<std::ptrdiff_t>(place.stride),
                   std::max(1, place.instances),
@@ -74,4 +76,4 @@ void Arena::place(const Program& program, const MemoryPlan& memory, const Mesh& 
     }
 }
 
-} // namespace moe
+} // namespace moe::device

@@ -11,28 +11,30 @@
 #include <span>
 #include <vector>
 
-namespace moe {
+namespace moe::device {
 
 class Arena {
 public:
     // Allocates memory.arena_bytes on the device and fills them with 0xff, so that reading what was never written gives
     // NaN. Views of this rank's own slice of a bucket (Tensor::shard_group) are resolved with the rank's position.
     // Throws Error (failure) when the device has not enough memory. The device must outlive the arena.
-    Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, Device& device);
+    Arena(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,
+          Device& device);
 
     // The same memory with the places of another Program, which must be no larger. `home` must outlive it.
-    Arena(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, const Arena& home);
+    Arena(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,
+          const Arena& home);
 
     Device& device() const { return device_; }
     // Address, in the device's memory, of a tensor's instance for a micro-batch.
-    void* at(TensorId id, int micro_batch = 0) const {
+    void* at(program::TensorId id, int micro_batch = 0) const {
         const Spot& spot = spots_[static_cast<std::size_t>(id)];
         const int instance =
             spot.shared.empty() ? micro_batch % spot.instances : spot.shared[static_cast<std::size_t>(micro_batch)];
         return spot.start + spot.stride * instance;
     }
     template <class T>
-    T* as(TensorId id, int micro_batch = 0) const {
+    T* as(program::TensorId id, int micro_batch = 0) const {
         return static_cast<T*>(at(id, micro_batch));
     }
     char* memory() const { return memory_.get(); } // of the device; null where it is another arena's
@@ -40,7 +42,8 @@ public:
     std::size_t host_bytes() const { return host_bytes_; } // of what is offloaded, in this process' memory
 
 private:
-    void place(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank, char* device, char* host);
+    void place(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,
+               char* device, char* host);
 
     struct Spot {
         char* start = nullptr;
@@ -59,8 +62,8 @@ private:
     std::size_t host_bytes_ = 0;
     std::unique_ptr<Device> host_;
     std::unique_ptr<char, Release> host_memory_;
-    std::vector<SavedBlock> blocks_;
+    std::vector<memory::SavedBlock> blocks_;
     std::vector<Spot> spots_;
 };
 
-} // namespace moe
+} // namespace moe::device

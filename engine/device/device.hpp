@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-namespace moe {
+namespace moe::device {
 
 // A step as it is replayed.
 struct QueuedStep {
@@ -16,7 +16,7 @@ struct QueuedStep {
     std::size_t host_copies = 0;      // of them, copies between the host's memory and the device's
     std::size_t fills = 0;            // of them, the device's own fills, which make a graph slow to queue
     double host_seconds = 0.0;        // that the host took to queue it: the median of the last 64
-    double stamp_seconds = 0.0;       // taken out of the recorded step for each of its stamps (engine/run/stamps.hpp)
+    double event_overhead = 0.0;      // taken out of the recorded step for each of its stamps (engine/run/stamps.hpp)
     double usual_stamp_seconds = 0.0; // what one costs behind kernels that do next to nothing
 };
 
@@ -83,7 +83,7 @@ public:
     // programs; 0 where that is not known.
     virtual double used_bytes() const { return 0.0; }
 
-    virtual Draw draw() const { return {}; }
+    virtual PowerSample power_sample() const { return {}; }
 
     // The host's memory that ops of this device copy to and from, where offloaded tensors wait. read() and write() take
     // its addresses as well.
@@ -96,4 +96,4 @@ public:
     virtual void read(void* target, const void* source, std::size_t bytes) = 0;
 };
 
-} // namespace moe
+} // namespace moe::device

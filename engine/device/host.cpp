@@ -4,7 +4,7 @@
 #include <cstring>
 #include <new>
 
-namespace moe {
+namespace moe::device {
 
 namespace {
 
@@ -26,4 +26,4 @@ public:
 
 std::unique_ptr<Device> open_host() { return std::make_unique<Host>(); }
 
-} // namespace moe
+} // namespace moe::device

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::device {
 
 namespace {
 
@@ -74,4 +74,4 @@ std::vector<std::size_t> implied_edges(int nodes, std::span<const GraphEdge> edg
     return implied;
 }
 
-} // namespace moe
+} // namespace moe::device

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace moe {
+namespace moe::device {
 
 struct GraphEdge {
     int from = 0, to = 0; // numbers of nodes
@@ -16,4 +16,4 @@ struct GraphEdge {
 // indices in order. All of them may be dropped at once.
 std::vector<std::size_t> implied_edges(int nodes, std::span<const GraphEdge> edges);
 
-} // namespace moe
+} // namespace moe::device

@@ -3,19 +3,19 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::device {
 
 namespace {
 
-double seconds_between(DrawLog::Time from, DrawLog::Time to) {
+double seconds_between(PowerLog::Time from, PowerLog::Time to) {
     return std::chrono::duration<double>(to - from).count();
 }
 
 } // namespace
 
-Draw combined(const std::vector<Draw>& devices) {
+PowerSample combined(const std::vector<PowerSample>& devices) {
     if (devices.empty()) return {};
-    Draw all = devices.front();
+    PowerSample all = devices.front();
     for (std::size_t i = 1; i < devices.size(); ++i) {
         all.joules += devices[i].joules;
         all.limit_watts += devices[i].limit_watts;
@@ -27,26 +27,26 @@ Draw combined(const std::vector<Draw>& devices) {
     return all;
 }
 
-bool DrawLog::due(Time now) const {
+bool PowerLog::due(Time now) const {
     return readings_.empty() || seconds_between(readings_.back().time, now) >= between_seconds;
 }
 
-void DrawLog::add(Time now, const Draw& draw) {
-    if (!(draw.joules > 0.0)) return;
+void PowerLog::add(Time now, const PowerSample& power_sample) {
+    if (!(power_sample.joules > 0.0)) return;
     std::erase_if(readings_, [now](const Reading& r) { return seconds_between(r.time, now) > kept_seconds; });
-    readings_.push_back({now, draw});
+    readings_.push_back({now, power_sample});
 }
 
-MeanDraw DrawLog::mean() const {
+MeanPower PowerLog::mean() const {
     constexpr double least_seconds = 1.0;
     if (readings_.empty()) return {};
     const Reading &first = readings_.front(), &last = readings_.back();
     const double seconds = seconds_between(first.time, last.time);
     if (seconds < least_seconds) return {};
     double clock = 0.0;
-    for (const Reading& r : readings_) clock += r.draw.clock_hz / static_cast<double>(readings_.size());
-    return {seconds, (last.draw.joules - first.draw.joules) / seconds, last.draw.limit_watts, clock,
-            last.draw.top_clock_hz};
+    for (const Reading& r : readings_) clock += r.power_sample.clock_hz / static_cast<double>(readings_.size());
+    return {seconds, (last.power_sample.joules - first.power_sample.joules) / seconds, last.power_sample.limit_watts,
+            clock, last.power_sample.top_clock_hz};
 }
 
-} // namespace moe
+} // namespace moe::device

@@ -5,25 +5,25 @@
 #include <chrono>
 #include <vector>
 
-namespace moe {
+namespace moe::device {
 
 // Of one device now, or of several: the mean, and the slowest one's clock. All zero where a device does not say.
-struct Draw {
+struct PowerSample {
     double joules = 0.0; // since some time before the process began
     double limit_watts = 0.0;
     double clock_hz = 0.0, top_clock_hz = 0.0; // of the multiprocessors
 };
-Draw combined(const std::vector<Draw>& devices);
+PowerSample combined(const std::vector<PowerSample>& devices);
 
 // Over the end of a run.
-struct MeanDraw {
+struct MeanPower {
     double seconds = 0.0; // 0: nothing is known
     double watts = 0.0, limit_watts = 0.0;
     double clock_hz = 0.0, top_clock_hz = 0.0;
 };
 
 // Keeps readings of the last seconds.
-class DrawLog {
+class PowerLog {
 public:
     using Time = std::chrono::steady_clock::time_point;
     static constexpr double between_seconds = 0.2; // drivers count energy anew ten times a second
@@ -31,16 +31,16 @@ public:
 
     // Whether it is time for another reading.
     bool due(Time now) const;
-    void add(Time now, const Draw& draw);
+    void add(Time now, const PowerSample& power_sample);
     // Of the readings kept, if they span at least a second.
-    MeanDraw mean() const;
+    MeanPower mean() const;
 
 private:
     struct Reading {
         Time time;
-        Draw draw;
+        PowerSample power_sample;
     };
     std::vector<Reading> readings_;
 };
 
-} // namespace moe
+} // namespace moe::device

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <functional>
 
-namespace moe {
+namespace moe::device {
 
 namespace {
 
@@ -70,11 +70,11 @@ private:
     std::map<std::uintptr_t, Run> runs_; // by first byte
 };
 
-const PeerAttr* message(const Op& op) { return std::get_if<PeerAttr>(&op.attr); }
+const program::PeerAttr* message(const program::Op& op) { return std::get_if<program::PeerAttr>(&op.attr); }
 
 // Forward activations on the stream that the Program names, others by kind and direction.
-int leaves_on(const Op& op, int stages) {
-    const Channel channel = channel_of(*message(op), stages);
+int leaves_on(const program::Op& op, int stages) {
+    const program::Channel channel = program::channel_of(*message(op), stages);
     const int line = 2 * static_cast<int>(channel.delta != 1) + channel.tag % 2;
     return line == 0 ? static_cast<int>(op.stream) : leaving_streams + line - 1;
 }
@@ -82,17 +82,17 @@ int leaves_on(const Op& op, int stages) {
 // Where messages wait, as addresses that no arena has: one byte for each place.
 class Places {
 public:
-    Places(const Program& program, int stages) : boxes_(boxes_of(program, stages)), stages_(stages) {}
+    Places(const program::Program& program, int stages) : boxes_(program::boxes_of(program, stages)), stages_(stages) {}
 
-    std::uintptr_t next(const Op& op, std::map<Channel, int>& counts) {
-        const auto found = boxes_.find(channel_of(*message(op), stages_));
+    std::uintptr_t next(const program::Op& op, std::map<program::Channel, int>& counts) {
+        const auto found = boxes_.find(program::channel_of(*message(op), stages_));
         const auto box = static_cast<std::uintptr_t>(std::distance(boxes_.begin(), found));
         return 1 + box * (1 << 20) + static_cast<std::uintptr_t>(counts[found->first]++ % found->second.places);
     }
-    std::map<Channel, int> copied, sent, received;
+    std::map<program::Channel, int> copied, sent, received;
 
 private:
-    std::map<Channel, Box> boxes_;
+    std::map<program::Channel, program::Box> boxes_;
     int stages_;
 };
 
@@ -151,28 +151,29 @@ private:
     int number_ = 0;
 };
 
-StreamOrder::StreamOrder(const Program& program, const Arena& arena, int stages) {
+StreamOrder::StreamOrder(const program::Program& program, const Arena& arena, int stages) {
     StreamOrderBuilder builder(*this);
     Places boxes(program, stages);
     int number = 0;
-    for (OpWalk walk(program); !walk.done(); walk.next(), ++number) {
-        const Op& op = walk.op();
-        const auto touch = [&](const std::vector<TensorId>& ids, bool writes) {
-            for (const TensorId id : ids)
-                if (id != no_tensor)
+    for (program::OpWalk walk(program); !walk.done(); walk.next(), ++number) {
+        const program::Op& op = walk.op();
+        const auto touch = [&](const std::vector<program::TensorId>& ids, bool writes) {
+            for (const program::TensorId id : ids)
+                if (id != program::no_tensor)
                     builder.touch(reinterpret_cast<std::uintptr_t>(arena.at(id, walk.slot().micro_batch)),
                                   program.tensors[static_cast<std::size_t>(id)].bytes(), writes);
         };
         const bool own = message(op) != nullptr && message(op)->delta % stages == 0;
-        if (op.kind == OpKind::send) {
+        if (op.kind == program::OpKind::send) {
             builder.begin(number, true, box_stream);
             touch(op.in, false);
             builder.touch(boxes.next(op, boxes.copied), 1, true);
             builder.end();
             if (own) continue;
         }
-        builder.begin(number, false, op.kind == OpKind::send ? leaves_on(op, stages) : static_cast<int>(op.stream));
-        if (op.kind == OpKind::send) {
+        builder.begin(number, false,
+                      op.kind == program::OpKind::send ? leaves_on(op, stages) : static_cast<int>(op.stream));
+        if (op.kind == program::OpKind::send) {
             builder.touch(boxes.next(op, boxes.sent), 1, false);
         } else {
             touch(op.in, false);
@@ -193,4 +194,4 @@ StreamOrder::Work StreamOrder::operator[](std::size_t work) const {
             std::span<const int>(waits_).subspan(first_wait_[work], first_wait_[work + 1] - first_wait_[work])};
 }
 
-} // namespace moe
+} // namespace moe::device

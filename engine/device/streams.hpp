@@ -12,12 +12,12 @@
 #include <span>
 #include <vector>
 
-namespace moe {
+namespace moe::device {
 
 // Streams beside those that Programs name: one that copies into boxes, and three for messages that leave. In a V
 // activations and gradients go both ways, and none may queue behind another whose receiver waits for it.
-inline constexpr int box_stream = stream_count, leaving_streams = stream_count + 1;
-inline constexpr int queue_streams = stream_count + 4;
+inline constexpr int box_stream = program::stream_count, leaving_streams = program::stream_count + 1;
+inline constexpr int queue_streams = program::stream_count + 4;
 
 // One rank's work, in the order of OpWalk, on as many streams as the Program names. Work waits for the last that wrote
 // what it reads or writes, and for those that have read since what it writes: by addresses, so that memory which
@@ -25,7 +25,7 @@ inline constexpr int queue_streams = stream_count + 4;
 // out.
 class StreamOrder {
 public:
-    StreamOrder(const Program& program, const Arena& arena, int stages);
+    StreamOrder(const program::Program& program, const Arena& arena, int stages);
 
     struct Work {
         int op = 0;         // by number in the order of OpWalk
@@ -53,4 +53,4 @@ private:
     int signals_ = 0;
 };
 
-} // namespace moe
+} // namespace moe::device

@@ -12,9 +12,9 @@
 #include <memory>
 #include <string>
 
-namespace moe {
+namespace moe::ops {
 
-inline constexpr std::size_t op_kind_count = static_cast<std::size_t>(OpKind::copy_from_host) + 1;
+inline constexpr std::size_t op_kind_count = static_cast<std::size_t>(program::OpKind::copy_from_host) + 1;
 
 struct OpContext;
 using OpFunction = void (*)(const OpContext& context);
@@ -24,18 +24,18 @@ struct Backend {
     const Kernels* kernels = nullptr;
     // The memory and queue of one rank, on the machine's device of that number. Where `replayed`, its queue records a
     // step once and replays it.
-    std::unique_ptr<Device> (*open)(bool replayed, int device) = nullptr;
+    std::unique_ptr<device::Device> (*open)(bool replayed, int device) = nullptr;
     int (*devices)() = nullptr; // of this machine, one for each rank; null: ranks share its cores
     // What joins ranks on devices; null: messages between threads and processes do.
-    const CollectiveLibrary& (*collectives)() = nullptr;
+    const comm::CollectiveLibrary& (*collectives)() = nullptr;
     // How ranks on devices reach each other's memory; null: they do not.
-    const PeerLibrary& (*peers)() = nullptr;
+    const comm::PeerLibrary& (*peers)() = nullptr;
     // Whether its grouped products run on the tiles of kernels/tiles.hpp on the current device; null: they do not.
     bool (*tiled)() = nullptr;
     bool can_replay = false;                       // cuda_graph = full
     std::array<OpFunction, op_kind_count> table{}; // null: this back end cannot run the op kind
 
-    OpFunction function(OpKind kind) const { return table[static_cast<std::size_t>(kind)]; }
+    OpFunction function(program::OpKind kind) const { return table[static_cast<std::size_t>(kind)]; }
 };
 
 // Fills in the ops that kernels carry out.
@@ -43,4 +43,4 @@ void add_kernels(Backend& backend);
 // Fills in the communication ops, which are the same for every back end whose memory the communicator can reach.
 void add_communication(Backend& backend);
 
-} // namespace moe
+} // namespace moe::ops

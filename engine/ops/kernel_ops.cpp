@@ -2,29 +2,29 @@
 // the other.
 #include "engine/ops/operands.hpp"
 
-namespace moe {
+namespace moe::ops {
 
 namespace {
 
 void embedding(const OpContext& c) {
-    const Tensor& table = c.input(1);
+    const program::Tensor& table = c.input(1);
     c.kernels.embedding(ints(c, 0), src(c, 1), dst(c, 0), c.output(0).rows, table.cols, c.position.tensor * table.rows,
                         table.rows, c.stream);
 }
 
 void embedding_grad(const OpContext& c) {
-    const Tensor& table = c.output(0);
+    const program::Tensor& table = c.output(0);
     c.kernels.embedding_grad(ints(c, 0), src(c, 1), floats_out(c, 0), c.input(1).rows, table.cols,
                              c.position.tensor * table.rows, table.rows, c.stream);
 }
 
 void rmsnorm(const OpContext& c) {
-    const NormAttr& a = std::get<NormAttr>(c.op.attr);
+    const program::NormAttr& a = std::get<program::NormAttr>(c.op.attr);
     c.kernels.rmsnorm(src(c, 0), src(c, 1), dst(c, 0), floats_out(c, 1), a.rows, a.cols, a.stride, a.eps, c.stream);
 }
 
 void rmsnorm_grad(const OpContext& c) {
-    const NormAttr& a = std::get<NormAttr>(c.op.attr);
+    const program::NormAttr& a = std::get<program::NormAttr>(c.op.attr);
     c.kernels.rmsnorm_grad(src(c, 0), src(c, 1), src(c, 2), floats(c, 3), src(c, 4), dst(c, 0), floats_out(c, 1),
                            a.rows, a.cols, a.stride, c.stream);
 }
@@ -37,7 +37,7 @@ void bias_add(const OpContext& c) {
 }
 
 void copy_columns(const OpContext& c) {
-    const ColumnsAttr& a = std::get<ColumnsAttr>(c.op.attr);
+    const program::ColumnsAttr& a = std::get<program::ColumnsAttr>(c.op.attr);
     c.kernels.copy_columns({c.input(0).rows, a.cols, c.input(0).cols, a.from, c.output(0).cols, a.to, a.accumulate},
                            src(c, 0), dst(c, 0), c.stream);
 }
@@ -64,7 +64,7 @@ void gemm_of_pieces(const OpContext& c, GemmShape shape) {
 }
 
 void gemm(const OpContext& c) {
-    const GemmAttr& a = std::get<GemmAttr>(c.op.attr);
+    const program::GemmAttr& a = std::get<program::GemmAttr>(c.op.attr);
     GemmShape shape{a.m,   a.n,   a.k,   a.transpose_a, a.transpose_b, a.accumulate,
                     a.lda, a.ldb, a.ldc, a.a_offset,    a.b_offset,    a.c_offset};
     if (c.op.in.size() > 2) return gemm_of_pieces(c, shape);
@@ -80,10 +80,10 @@ void gemm(const OpContext& c) {
     }
 }
 
-RopeScale rope_scale(const FrequencyScale& s) { return {s.factor, s.low, s.high, s.turns, s.magnitude}; }
+RopeScale rope_scale(const program::FrequencyScale& s) { return {s.factor, s.low, s.high, s.turns, s.magnitude}; }
 
 RopeShape rope_shape(const OpContext& c) {
-    const RopeAttr& a = std::get<RopeAttr>(c.op.attr);
+    const program::RopeAttr& a = std::get<program::RopeAttr>(c.op.attr);
     return {a.tokens, a.batch, a.heads,       a.kv_heads, a.head_dim,         a.rotary_dim,
             a.theta,  a.eps,   a.interleaved, a.norm,     rope_scale(a.scale)};
 }
@@ -98,7 +98,7 @@ void rope_grad(const OpContext& c) {
 }
 
 MlaRopeShape mla_shape(const OpContext& c) {
-    const MlaRopeAttr& a = std::get<MlaRopeAttr>(c.op.attr);
+    const program::MlaRopeAttr& a = std::get<program::MlaRopeAttr>(c.op.attr);
     return {a.tokens, a.batch, a.heads, a.nope, a.rope, a.v, a.kv_lora, a.theta, a.interleaved, rope_scale(a.scale)};
 }
 
@@ -113,22 +113,22 @@ void mla_rope_grad(const OpContext& c) {
 }
 
 AttentionShape attention_shape(const OpContext& c) {
-    const AttentionAttr& a = std::get<AttentionAttr>(c.op.attr);
+    const program::AttentionAttr& a = std::get<program::AttentionAttr>(c.op.attr);
     AttentionShape s{a.batch,    a.seq_q,    a.seq_k,    a.heads,    a.kv_heads, a.qk_dim, a.v_dim, a.q_stride,
                      a.k_stride, a.v_stride, a.q_offset, a.k_offset, a.v_offset, a.window, a.scale, a.causal};
     s.spread = a.ring > 1;
     s.merge = a.merge;
     s.deterministic = a.deterministic;
     for (const int run : {0, 1}) {
-        s.q_start[run] = run_start(c.position.context, run, a.ring, a.seq_q);
-        s.k_start[run] = run_start((c.position.context + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);
+        s.q_start[run] = plan::run_start(c.position.context, run, a.ring, a.seq_q);
+        s.k_start[run] = plan::run_start((c.position.context + a.ring - a.step) % a.ring, run, a.ring, a.seq_k);
     }
     return s;
 }
 
 // CP by heads leaves each member its part of the heads, and of their sinks.
 std::int64_t first_sink(const OpContext& c, std::size_t sinks) {
-    const std::int64_t heads = std::get<AttentionAttr>(c.op.attr).heads;
+    const std::int64_t heads = std::get<program::AttentionAttr>(c.op.attr).heads;
     return c.has_input(sinks) && c.input(sinks).elements() > heads ? c.position.context * heads : 0;
 }
 
@@ -144,22 +144,22 @@ void attention_grad(const OpContext& c) {
                              src(c, 6) + first_sink(c, 6), dst(c, 0), dst(c, 1), dst(c, 2), dsinks, c.stream);
 }
 
-Curve curve(Activation function) {
+Curve curve(model::Activation function) {
     switch (function) {
-    case Activation::silu:
+    case model::Activation::silu:
         return Curve::silu;
-    case Activation::gelu:
+    case model::Activation::gelu:
         return Curve::gelu;
-    case Activation::quick_gelu:
+    case model::Activation::quick_gelu:
         return Curve::quick_gelu;
-    case Activation::relu2:
+    case model::Activation::relu2:
         return Curve::relu2;
     }
     return Curve::silu;
 }
 
 ActivationShape activation_shape(const OpContext& c, std::size_t counts) {
-    const ActivationAttr& a = std::get<ActivationAttr>(c.op.attr);
+    const program::ActivationAttr& a = std::get<program::ActivationAttr>(c.op.attr);
     return {a.rows, a.ffn, curve(a.function), a.gated, groups_of(c, counts), a.limit};
 }
 
@@ -193,7 +193,7 @@ void scale_rows_grad(const OpContext& c) {
 }
 
 LossShape loss_shape(const OpContext& c) {
-    const LossAttr& a = std::get<LossAttr>(c.op.attr);
+    const program::LossAttr& a = std::get<program::LossAttr>(c.op.attr);
     return {a.rows, a.vocab_local, a.vocab, c.position.tensor * a.vocab_local, a.scale};
 }
 
@@ -208,7 +208,7 @@ void ce_grad(const OpContext& c) {
     c.kernels.ce_grad(loss_shape(c), src(c, 0), floats(c, 1), floats(c, 2), ints(c, 3), dst(c, 0), c.stream);
 }
 void cross_entropy(const OpContext& c) {
-    c.kernels.cross_entropy(loss_shape(c), std::get<LossAttr>(c.op.attr).gradient_scale, src(c, 0), ints(c, 1),
+    c.kernels.cross_entropy(loss_shape(c), std::get<program::LossAttr>(c.op.attr).gradient_scale, src(c, 0), ints(c, 1),
                             floats_out(c, 1), floats_out(c, 2), floats_out(c, 3), dst(c, 0), c.stream);
 }
 
@@ -218,7 +218,7 @@ void sum_squares(const OpContext& c) {
 }
 
 void adamw(const OpContext& c) {
-    const AdamAttr& a = std::get<AdamAttr>(c.op.attr);
+    const program::AdamAttr& a = std::get<program::AdamAttr>(c.op.attr);
     c.kernels.adamw({a.elements, c.shard_offset, a.decayed}, floats(c, 0), floats(c, 1), floats(c, 2), floats(c, 6),
                     floats_out(c, 0), dst(c, 1), dst(c, 2), dst(c, 3), c.stream);
 }
@@ -228,38 +228,38 @@ void adamw(const OpContext& c) {
 void add_kernels(Backend& backend) {
     add_routed_kernels(backend);
     add_fp8_kernels(backend);
-    const auto set = [&](OpKind kind, OpFunction function) {
+    const auto set = [&](program::OpKind kind, OpFunction function) {
         backend.table[static_cast<std::size_t>(kind)] = function;
     };
-    set(OpKind::embedding, embedding);
-    set(OpKind::embedding_grad, embedding_grad);
-    set(OpKind::rmsnorm, rmsnorm);
-    set(OpKind::rmsnorm_grad, rmsnorm_grad);
-    set(OpKind::add, add);
-    set(OpKind::bias_add, bias_add);
-    set(OpKind::copy_columns, copy_columns);
-    set(OpKind::bias_grad, bias_grad);
-    set(OpKind::gemm, gemm);
-    set(OpKind::rope, rope);
-    set(OpKind::rope_grad, rope_grad);
-    set(OpKind::mla_rope, mla_rope);
-    set(OpKind::mla_rope_grad, mla_rope_grad);
-    set(OpKind::attention, attention);
-    set(OpKind::attention_grad, attention_grad);
-    set(OpKind::activation, activation);
-    set(OpKind::activation_grad, activation_grad);
-    set(OpKind::sigmoid_scale, sigmoid_scale);
-    set(OpKind::sigmoid_scale_grad, sigmoid_scale_grad);
-    set(OpKind::scale_rows, scale_rows);
-    set(OpKind::scale_rows_grad, scale_rows_grad);
-    set(OpKind::ce_max, ce_max);
-    set(OpKind::ce_sum, ce_sum);
-    set(OpKind::ce_loss, ce_loss);
-    set(OpKind::ce_grad, ce_grad);
-    set(OpKind::cross_entropy, cross_entropy);
-    set(OpKind::zero, zero);
-    set(OpKind::sum_squares, sum_squares);
-    set(OpKind::adamw, adamw);
+    set(program::OpKind::embedding, embedding);
+    set(program::OpKind::embedding_grad, embedding_grad);
+    set(program::OpKind::rmsnorm, rmsnorm);
+    set(program::OpKind::rmsnorm_grad, rmsnorm_grad);
+    set(program::OpKind::add, add);
+    set(program::OpKind::bias_add, bias_add);
+    set(program::OpKind::copy_columns, copy_columns);
+    set(program::OpKind::bias_grad, bias_grad);
+    set(program::OpKind::gemm, gemm);
+    set(program::OpKind::rope, rope);
+    set(program::OpKind::rope_grad, rope_grad);
+    set(program::OpKind::mla_rope, mla_rope);
+    set(program::OpKind::mla_rope_grad, mla_rope_grad);
+    set(program::OpKind::attention, attention);
+    set(program::OpKind::attention_grad, attention_grad);
+    set(program::OpKind::activation, activation);
+    set(program::OpKind::activation_grad, activation_grad);
+    set(program::OpKind::sigmoid_scale, sigmoid_scale);
+    set(program::OpKind::sigmoid_scale_grad, sigmoid_scale_grad);
+    set(program::OpKind::scale_rows, scale_rows);
+    set(program::OpKind::scale_rows_grad, scale_rows_grad);
+    set(program::OpKind::ce_max, ce_max);
+    set(program::OpKind::ce_sum, ce_sum);
+    set(program::OpKind::ce_loss, ce_loss);
+    set(program::OpKind::ce_grad, ce_grad);
+    set(program::OpKind::cross_entropy, cross_entropy);
+    set(program::OpKind::zero, zero);
+    set(program::OpKind::sum_squares, sum_squares);
+    set(program::OpKind::adamw, adamw);
 }
 
-} // namespace moe
+} // namespace moe::ops

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace moe {
+namespace moe::ops {
 
 // What an op needs to know of the rank that runs it.
 struct RankPosition {
@@ -20,23 +20,23 @@ struct RankPosition {
 };
 
 struct OpContext {
-    const Op& op;
-    const Program& program;
+    const program::Op& op;
+    const program::Program& program;
     const RankPosition& position;
-    Communicator& communicator;
+    comm::Communicator& communicator;
     const Kernels& kernels;
     void* stream = nullptr;        // for the kernels
     void* const* in = nullptr;     // by index in op.in; null where the operand is absent
     void* const* out = nullptr;    // by index in op.out
     std::int64_t shard_offset = 0; // adamw: elements of the bucket before this rank's shard
-    int spared = 0;                // multiprocessors that a product leaves to what runs beside it
+    int reserved_sms = 0;          // multiprocessors that a product leaves to what runs beside it
     bool merged = false;           // another slot's ops run beside it
 
     // Shape and dtype of an operand; only for operands that are present.
-    const Tensor& input(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.in[i])]; }
-    const Tensor& output(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.out[i])]; }
-    bool has_input(std::size_t i) const { return i < op.in.size() && op.in[i] != no_tensor; }
-    bool has_output(std::size_t i) const { return i < op.out.size() && op.out[i] != no_tensor; }
+    const program::Tensor& input(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.in[i])]; }
+    const program::Tensor& output(std::size_t i) const { return program.tensors[static_cast<std::size_t>(op.out[i])]; }
+    bool has_input(std::size_t i) const { return i < op.in.size() && op.in[i] != program::no_tensor; }
+    bool has_output(std::size_t i) const { return i < op.out.size() && op.out[i] != program::no_tensor; }
 };
 
-} // namespace moe
+} // namespace moe::ops

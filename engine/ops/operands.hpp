@@ -4,9 +4,11 @@
 #include "engine/ops/backend.hpp"
 #include "engine/ops/op_context.hpp"
 
-namespace moe {
+namespace moe::ops {
 
-inline Type type_of(const Tensor& tensor) { return tensor.dtype == Dtype::bf16 ? Type::bf16 : Type::f32; }
+inline Type type_of(const program::Tensor& tensor) {
+    return tensor.dtype == program::Dtype::bf16 ? Type::bf16 : Type::f32;
+}
 
 inline Src src(const OpContext& c, std::size_t i) {
     if (!c.has_input(i)) return {};
@@ -43,15 +45,17 @@ inline Fp8Rows fp8_out(const OpContext& c, std::size_t i) {
 struct Fp8Weights {
     Fp8Rows plain, transposed;
 };
-inline Fp8Weights fp8_weights(void* data, const QuantizeAttr& w) {
+inline Fp8Weights fp8_weights(void* data, const program::QuantizeAttr& w) {
     const std::int64_t elements = w.groups * w.n * w.k;
     const Fp8Rows plain = fp8_at(data, 2 * elements);
     return {plain, {plain.data + elements, plain.scale + w.scales()}};
 }
-inline bool is_fp8(const OpContext& c, std::size_t i) { return c.has_input(i) && c.input(i).dtype == Dtype::fp8_block; }
+inline bool is_fp8(const OpContext& c, std::size_t i) {
+    return c.has_input(i) && c.input(i).dtype == program::Dtype::fp8_block;
+}
 
 // Rows of [rows, cols] whatever leading shape the tensor was declared with.
-inline std::int64_t rows_of(const Tensor& tensor, std::int64_t cols) { return tensor.elements() / cols; }
+inline std::int64_t rows_of(const program::Tensor& tensor, std::int64_t cols) { return tensor.elements() / cols; }
 
 inline int groups_of(const OpContext& c, std::size_t counts) {
     return c.has_input(counts) ? static_cast<int>(c.input(counts).elements()) : 0;
@@ -65,4 +69,4 @@ void fp8_grouped_gemm(const OpContext& context);
 // The ops of routed tokens, from the router to the experts; add_kernels() calls it.
 void add_routed_kernels(Backend& backend);
 
-} // namespace moe
+} // namespace moe::ops

@@ -1,19 +1,19 @@
 // Op kinds of routed tokens as calls of a back end's kernels: router and its losses, permutation, experts.
 #include "engine/ops/operands.hpp"
 
-namespace moe {
+namespace moe::ops {
 
 namespace {
 
-Score score_of(const Router& router) {
-    return router.scoring == Scoring::softmax   ? Score::softmax
-           : router.scoring == Scoring::sigmoid ? Score::sigmoid
-                                                : Score::sqrt_softplus;
+Score score_of(const model::Router& router) {
+    return router.scoring == model::Scoring::softmax   ? Score::softmax
+           : router.scoring == model::Scoring::sigmoid ? Score::sigmoid
+                                                       : Score::sqrt_softplus;
 }
 
 RouterShape router_shape(const OpContext& c) {
-    const RouterAttr& a = std::get<RouterAttr>(c.op.attr);
-    const Router& r = a.router;
+    const program::RouterAttr& a = std::get<program::RouterAttr>(c.op.attr);
+    const model::Router& r = a.router;
     const Score score = score_of(r);
     return {a.tokens,
             a.experts,
@@ -38,7 +38,7 @@ void router_grad(const OpContext& c) {
 }
 
 BalanceShape balance_shape(const OpContext& c) {
-    const BalanceAttr& a = std::get<BalanceAttr>(c.op.attr);
+    const program::BalanceAttr& a = std::get<program::BalanceAttr>(c.op.attr);
     BalanceShape shape;
     shape.router.tokens = a.tokens;
     shape.router.experts = a.experts;
@@ -61,31 +61,31 @@ void add_counts(const OpContext& c) {
     c.kernels.add_counts(ints(c, 0), floats_out(c, 0), static_cast<int>(c.output(0).elements()), c.stream);
 }
 void expert_bias(const OpContext& c) {
-    const ExpertBiasAttr& a = std::get<ExpertBiasAttr>(c.op.attr);
+    const program::ExpertBiasAttr& a = std::get<program::ExpertBiasAttr>(c.op.attr);
     c.kernels.expert_bias({a.experts, a.offset, c.shard_offset, c.output(0).elements(), a.rate}, floats(c, 0),
                           floats(c, 1), floats_out(c, 0), dst(c, 1), c.stream);
 }
 void local_experts(const OpContext& c) {
-    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);
     const int local = a.experts / a.ep;
     c.kernels.local_experts(ints(c, 0), ints_out(c, 0), c.input(0).elements(), c.position.expert * local, local,
                             c.stream);
 }
 void drop_copies(const OpContext& c) {
-    const DropAttr& a = std::get<DropAttr>(c.op.attr);
-    c.kernels.drop_copies({a.tokens, a.capacity, a.experts, a.top_k, a.policy == DropPolicy::probs}, ints(c, 0),
+    const program::DropAttr& a = std::get<program::DropAttr>(c.op.attr);
+    c.kernels.drop_copies({a.tokens, a.capacity, a.experts, a.top_k, a.policy == plan::DropPolicy::probs}, ints(c, 0),
                           floats(c, 1), ints_out(c, 0), floats_out(c, 1), c.stream);
 }
 
 void permute_map(const OpContext& c) {
-    const PermuteAttr& a = std::get<PermuteAttr>(c.op.attr);
+    const program::PermuteAttr& a = std::get<program::PermuteAttr>(c.op.attr);
     std::int32_t* filled = a.padded > 0 ? ints_out(c, 2) : nullptr;
     c.kernels.permute_map(ints(c, 0), ints_out(c, 0), ints_out(c, 1), filled, a.tokens, a.top_k, a.experts, a.padded,
                           c.stream);
 }
 
 PermuteShape permute_shape(const OpContext& c) {
-    const PermuteAttr& a = std::get<PermuteAttr>(c.op.attr);
+    const program::PermuteAttr& a = std::get<program::PermuteAttr>(c.op.attr);
     return {a.tokens, a.cols, a.top_k, a.per_copy, a.padded * a.experts};
 }
 
@@ -109,20 +109,20 @@ void unpermute(const OpContext& c) {
 }
 
 RowsShape rows_shape(const OpContext& c) {
-    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);
     const int local = a.experts / a.ep;
     return {a.cols, c.input(0).rows, a.experts, a.ep, a.etp, c.position.expert * local, local};
 }
 
 void expert_counts(const OpContext& c) {
-    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);
     const int local = a.experts / a.ep;
     c.kernels.expert_counts(ints(c, 0), ints_out(c, 0), a.ep * a.etp, a.experts, c.position.expert * local, local,
                             c.stream);
 }
 
 void fit_rows(const OpContext& c) {
-    const RowsAttr& a = std::get<RowsAttr>(c.op.attr);
+    const program::RowsAttr& a = std::get<program::RowsAttr>(c.op.attr);
     c.kernels.fit_rows({c.input(1).elements(), a.capacity, a.experts, a.ep, a.etp}, ints(c, 0), ints(c, 1),
                        ints_out(c, 0), ints_out(c, 1), floats_out(c, 2), c.stream);
 }
@@ -134,26 +134,26 @@ void unsort_rows(const OpContext& c) {
 
 void grouped_gemm(const OpContext& c) {
     if (is_fp8(c, 0)) return fp8_grouped_gemm(c);
-    const GroupedGemmAttr& a = std::get<GroupedGemmAttr>(c.op.attr);
-    const GroupedProduct product = a.mode == GroupedMode::forward ? GroupedProduct::forward
-                                   : a.mode == GroupedMode::dgrad ? GroupedProduct::dgrad
-                                                                  : GroupedProduct::wgrad;
-    const GroupedShape shape{product, a.groups, a.n, a.k, a.capacity, a.accumulate, c.spared};
+    const program::GroupedGemmAttr& a = std::get<program::GroupedGemmAttr>(c.op.attr);
+    const GroupedProduct product = a.mode == program::GroupedMode::forward ? GroupedProduct::forward
+                                   : a.mode == program::GroupedMode::dgrad ? GroupedProduct::dgrad
+                                                                           : GroupedProduct::wgrad;
+    const GroupedShape shape{product, a.groups, a.n, a.k, a.capacity, a.accumulate, c.reserved_sms};
     c.kernels.grouped_gemm(shape, src(c, 0), src(c, 1), ints(c, 2), dst(c, 0), c.stream);
 }
 
-float bias_share(const OpContext& c) { return static_cast<float>(std::get<GroupedBiasAttr>(c.op.attr).share); }
+float bias_share(const OpContext& c) { return static_cast<float>(std::get<program::GroupedBiasAttr>(c.op.attr).share); }
 
 void grouped_bias_add(const OpContext& c) {
     const int groups = static_cast<int>(c.input(2).elements());
-    const Tensor& y = c.output(0);
+    const program::Tensor& y = c.output(0);
     c.kernels.grouped_bias_add(src(c, 0), src(c, 1), ints(c, 2), floats(c, 3), dst(c, 0), groups, y.cols, y.rows,
                                bias_share(c), c.stream);
 }
 
 void grouped_bias_grad(const OpContext& c) {
     const int groups = static_cast<int>(c.input(1).elements());
-    const Tensor& dy = c.input(0);
+    const program::Tensor& dy = c.input(0);
     c.kernels.grouped_bias_grad(src(c, 0), ints(c, 1), src(c, 2), floats(c, 3), floats_out(c, 0), floats_out(c, 1),
                                 groups, dy.cols, dy.rows, bias_share(c), c.stream);
 }
@@ -161,28 +161,28 @@ void grouped_bias_grad(const OpContext& c) {
 } // namespace
 
 void add_routed_kernels(Backend& backend) {
-    const auto set = [&](OpKind kind, OpFunction function) {
+    const auto set = [&](program::OpKind kind, OpFunction function) {
         backend.table[static_cast<std::size_t>(kind)] = function;
     };
-    set(OpKind::router, router);
-    set(OpKind::router_grad, router_grad);
-    set(OpKind::router_load, router_load);
-    set(OpKind::router_loss, router_loss);
-    set(OpKind::router_loss_grad, router_loss_grad);
-    set(OpKind::add_counts, add_counts);
-    set(OpKind::expert_bias, expert_bias);
-    set(OpKind::drop_copies, drop_copies);
-    set(OpKind::local_experts, local_experts);
-    set(OpKind::permute_map, permute_map);
-    set(OpKind::permute, permute);
-    set(OpKind::unpermute, unpermute);
-    set(OpKind::expert_counts, expert_counts);
-    set(OpKind::fit_rows, fit_rows);
-    set(OpKind::sort_rows, sort_rows);
-    set(OpKind::unsort_rows, unsort_rows);
-    set(OpKind::grouped_gemm, grouped_gemm);
-    set(OpKind::grouped_bias_add, grouped_bias_add);
-    set(OpKind::grouped_bias_grad, grouped_bias_grad);
+    set(program::OpKind::router, router);
+    set(program::OpKind::router_grad, router_grad);
+    set(program::OpKind::router_load, router_load);
+    set(program::OpKind::router_loss, router_loss);
+    set(program::OpKind::router_loss_grad, router_loss_grad);
+    set(program::OpKind::add_counts, add_counts);
+    set(program::OpKind::expert_bias, expert_bias);
+    set(program::OpKind::drop_copies, drop_copies);
+    set(program::OpKind::local_experts, local_experts);
+    set(program::OpKind::permute_map, permute_map);
+    set(program::OpKind::permute, permute);
+    set(program::OpKind::unpermute, unpermute);
+    set(program::OpKind::expert_counts, expert_counts);
+    set(program::OpKind::fit_rows, fit_rows);
+    set(program::OpKind::sort_rows, sort_rows);
+    set(program::OpKind::unsort_rows, unsort_rows);
+    set(program::OpKind::grouped_gemm, grouped_gemm);
+    set(program::OpKind::grouped_bias_add, grouped_bias_add);
+    set(program::OpKind::grouped_bias_grad, grouped_bias_grad);
 }
 
-} // namespace moe
+} // namespace moe::ops

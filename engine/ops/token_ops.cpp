@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace moe {
+namespace moe::ops {
 
 namespace {
 
@@ -17,11 +17,11 @@ char* scratch(int number, std::int64_t bytes) {
     return at.data();
 }
 
-TokenOperands operands_of(const OpContext& c) {
-    const RowsAttr& attr = std::get<RowsAttr>(c.op.attr);
+comm::TokenOperands operands_of(const OpContext& c) {
+    const program::RowsAttr& attr = std::get<program::RowsAttr>(c.op.attr);
     const bool back = attr.combine;
-    const Tensor& tokens = back ? c.output(0) : c.input(0);
-    TokenOperands t;
+    const program::Tensor& tokens = back ? c.output(0) : c.input(0);
+    comm::TokenOperands t;
     t.tokens = tokens.rows;
     t.top_k = static_cast<int>(c.input(2).elements() / tokens.rows);
     t.dtype = c.input(0).dtype;
@@ -45,12 +45,12 @@ TokenOperands operands_of(const OpContext& c) {
 }
 
 // One of what travels: rows of `cols`, or (per_copy) one value per copy.
-void move_rows(const OpContext& c, const TokenOperands& t, Src from, Dst to, std::int64_t cols, bool per_copy) {
-    RowsAttr attr = std::get<RowsAttr>(c.op.attr);
+void move_rows(const OpContext& c, const comm::TokenOperands& t, Src from, Dst to, std::int64_t cols, bool per_copy) {
+    program::RowsAttr attr = std::get<program::RowsAttr>(c.op.attr);
     attr.cols = cols;
-    const Dtype dtype = from.type == Type::bf16 ? Dtype::bf16 : Dtype::f32;
+    const program::Dtype dtype = from.type == Type::bf16 ? program::Dtype::bf16 : program::Dtype::f32;
     const int local = attr.experts / attr.ep;
-    const std::int64_t copies = t.tokens * t.top_k, row = bytes_of(dtype, attr.cols);
+    const std::int64_t copies = t.tokens * t.top_k, row = program::bytes_of(dtype, attr.cols);
     const PermuteShape tokens{t.tokens, attr.cols, t.top_k, per_copy, 0};
     const RowsShape order{attr.cols, attr.capacity, attr.experts, attr.ep, attr.etp, c.position.expert * local, local};
     const Dst sent{scratch(0, copies * row), from.type}, arrived{scratch(1, attr.capacity * row), from.type};
@@ -70,9 +70,9 @@ void move_rows(const OpContext& c, const TokenOperands& t, Src from, Dst to, std
 } // namespace
 
 void exchange_tokens(const OpContext& c) {
-    const TokenOperands t = operands_of(c);
-    if (c.communicator.exchange_tokens(c.op.group, std::get<RowsAttr>(c.op.attr), t)) return;
-    const std::int64_t cols = std::get<RowsAttr>(c.op.attr).cols;
+    const comm::TokenOperands t = operands_of(c);
+    if (c.communicator.exchange_tokens(c.op.group, std::get<program::RowsAttr>(c.op.attr), t)) return;
+    const std::int64_t cols = std::get<program::RowsAttr>(c.op.attr).cols;
     if (t.in_scale != nullptr) { // four elements at a time
         move_rows(c, t, {t.in, Type::f32}, {t.out, Type::f32}, cols / 4, false);
         move_rows(c, t, {t.in_scale, Type::f32}, {t.out_scale, Type::f32}, scale_blocks(cols), false);
@@ -83,4 +83,4 @@ void exchange_tokens(const OpContext& c) {
     if (t.values != nullptr) move_rows(c, t, {t.values, Type::f32}, {t.values_out, Type::f32}, 1, true);
 }
 
-} // namespace moe
+} // namespace moe::ops

@@ -3,9 +3,9 @@
 
 #include "engine/ops/op_context.hpp"
 
-namespace moe {
+namespace moe::ops {
 
 // dispatch_tokens and combine_tokens.
 void exchange_tokens(const OpContext& context);
 
-} // namespace moe
+} // namespace moe::ops

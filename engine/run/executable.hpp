@@ -6,10 +6,11 @@
 
 #include <vector>
 
-namespace moe {
+namespace moe::run {
 
 // Throws Error (bad_input) naming the plan field or model field, and the op, that the back end cannot run; or the ranks
 // and ops whose communication does not line up. programs: by pipeline rank.
-void check_executable(const Plan& plan, const std::vector<Program>& programs, const Backend& backend);
+void check_executable(const plan::Plan& plan, const std::vector<program::Program>& programs,
+                      const ops::Backend& backend);
 
-} // namespace moe
+} // namespace moe::run

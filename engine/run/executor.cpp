@@ -11,25 +11,26 @@
 #include <thread>
 #include <utility>
 
-namespace moe {
+namespace moe::run {
 
-Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
-                   Communicator& communicator, bool replayed)
+Executor::Executor(const program::Program& program, const device::Arena& arena, const plan::Mesh& mesh, int rank,
+                   const ops::Backend& backend, comm::Communicator& communicator, bool replayed)
     : program_(program),
       arena_(arena),
       backend_(backend),
       communicator_(communicator),
       mesh_(mesh),
       replayed_(replayed) {
-    position_ = {
-        rank, mesh.coordinate(Domain::dense, axis::tensor, rank), mesh.coordinate(Domain::dense, axis::context, rank),
-        mesh.coordinate(Domain::expert, axis::expert, rank), mesh.coordinate(Domain::expert, axis::tensor, rank)};
-    for (const Bucket& bucket : program.buckets)
+    position_ = {rank, mesh.coordinate(plan::Domain::dense, plan::axis::tensor, rank),
+                 mesh.coordinate(plan::Domain::dense, plan::axis::context, rank),
+                 mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank),
+                 mesh.coordinate(plan::Domain::expert, plan::axis::tensor, rank)};
+    for (const program::Bucket& bucket : program.buckets)
         bucket_offset_.push_back(
             bucket.group_size > 1 ? mesh.index(bucket.group, rank) * (bucket.elements / bucket.group_size) : 0);
     std::size_t in = 0, out = 0;
-    for (const Template& ops : program.templates)
-        for (const Op& op : ops.ops) {
+    for (const program::Template& ops : program.templates)
+        for (const program::Op& op : ops.ops) {
             in = std::max(in, op.in.size());
             out = std::max(out, op.out.size());
         }
@@ -37,10 +38,10 @@ Executor::Executor(const Program& program, const Arena& arena, const Mesh& mesh,
     out_.resize(out);
     queue_ = arena.device().queue();
     if (queue_ == nullptr) return;
-    spared_ = spared_multiprocessors(program, mesh.group_size({Domain::dense, axis::pipeline}));
-    order_.emplace(program, arena, mesh.group_size({Domain::dense, axis::pipeline}));
+    reserved_sms_ = program::reserved_sms_of(program, mesh.group_size({plan::Domain::dense, plan::axis::pipeline}));
+    order_.emplace(program, arena, mesh.group_size({plan::Domain::dense, plan::axis::pipeline}));
     marked_ = mesh.size() > 1;
-    for (OpWalk walk(program); !walk.done(); walk.next()) {
+    for (program::OpWalk walk(program); !walk.done(); walk.next()) {
         ops_.push_back(&walk.op());
         slots_.push_back(walk.slot_number());
     }
@@ -50,11 +51,12 @@ void Executor::step(Recorder& recorder, bool timed) {
     for (std::vector<std::int64_t>& layer : routed_tokens_) std::fill(layer.begin(), layer.end(), 0);
     if (queue_ != nullptr) return play(*queue_, recorder, timed);
     double start = recorder.seconds_since(Recorder::Clock::now());
-    for (OpWalk walk(program_); !walk.done(); walk.next()) {
-        const Op& op = walk.op();
+    for (program::OpWalk walk(program_); !walk.done(); walk.next()) {
+        const program::Op& op = walk.op();
         const double waited = communicator_.waited();
         call(walk);
-        if (op.kind == OpKind::permute_map && op.phase == Phase::forward && !std::get<PermuteAttr>(op.attr).local)
+        if (op.kind == program::OpKind::permute_map && op.phase == program::Phase::forward &&
+            !std::get<program::PermuteAttr>(op.attr).local)
             count_tokens(op);
         const double end = recorder.seconds_since(Recorder::Clock::now());
         recorder.record(start, end, std::max(0.0, end - start - (communicator_.waited() - waited)));
@@ -65,17 +67,17 @@ void Executor::step(Recorder& recorder, bool timed) {
 
 // One stamp before the first work and one behind each. Marks 2n + 1 and 2n + 2: communication op n has begun, and
 // ended.
-void Executor::enqueue(Queue& queue, bool timed) {
+void Executor::enqueue(device::Queue& queue, bool timed) {
     communicator_.begin_step();
     if (timed) queue.stamp(0, 0);
-    for (int s = 1; s < queue_streams; ++s)
+    for (int s = 1; s < device::queue_streams; ++s)
         if (order_->used()[static_cast<std::size_t>(s)]) queue.fork(s);
-    OpWalk walk(program_);
+    program::OpWalk walk(program_);
     int number = 0; // of the op
     for (std::size_t w = 0; w < order_->size(); ++w) {
-        const StreamOrder::Work work = (*order_)[w];
+        const device::StreamOrder::Work work = (*order_)[w];
         for (; number < work.op; ++number) walk.next();
-        const bool marked = marked_ && is_communication(walk.op().kind) && !work.boxes;
+        const bool marked = marked_ && program::is_communication(walk.op().kind) && !work.boxes;
         for (const int other : work.waits)
             queue.await(static_cast<std::size_t>((*order_)[static_cast<std::size_t>(other)].signal), work.stream);
         if (marked) queue.mark(2 * number + 1, work.stream);
@@ -84,11 +86,11 @@ void Executor::enqueue(Queue& queue, bool timed) {
         if (work.signal >= 0) queue.signal(static_cast<std::size_t>(work.signal), work.stream);
         if (timed) queue.stamp(w + 1, work.stream);
     }
-    for (int s = 1; s < queue_streams; ++s)
+    for (int s = 1; s < device::queue_streams; ++s)
         if (order_->used()[static_cast<std::size_t>(s)]) queue.join(s);
 }
 
-void Executor::play(Queue& queue, Recorder& recorder, bool timed) {
+void Executor::play(device::Queue& queue, Recorder& recorder, bool timed) {
     if (!replayed_) {
         enqueue(queue, false);
         return await_end(queue);
@@ -103,8 +105,8 @@ void Executor::play(Queue& queue, Recorder& recorder, bool timed) {
 
 void Executor::prepare() {
     if (queue_ == nullptr) return;
-    Queue& queue = *queue_;
-    if (replayed_) usual_stamp_ = measured_stamp_seconds(arena_.device(), *backend_.kernels);
+    device::Queue& queue = *queue_;
+    if (replayed_) usual_stamp_ = measured_event_overhead(arena_.device(), *backend_.kernels);
     queue.reserve(order_->size() + 1, static_cast<std::size_t>(order_->signals()));
     if (marked_ && !(replayed_ && queue.replays())) queue.rehearse([&] { enqueue(queue, false); });
     if (replayed_)
@@ -113,7 +115,7 @@ void Executor::prepare() {
 
 // Looks after the others, where there are others, until this rank's work is done: soon at first, then less and less
 // often, so that a core is free for those who queue work.
-void Executor::await_end(Queue& queue) {
+void Executor::await_end(device::Queue& queue) {
     using Microseconds = std::chrono::microseconds;
     Microseconds pause{10};
     while (marked_ && !queue.idle()) {
@@ -131,7 +133,7 @@ void Executor::await_end(Queue& queue) {
     busy_ = false;
 }
 
-StampClock Executor::clock_of_stamps(Queue& queue) {
+EventClock Executor::clock_of_stamps(device::Queue& queue) {
     std::vector<double> ends;
     for (std::size_t w = 0; w < order_->size(); ++w)
         if ((*order_)[w].stream == 0) ends.push_back(std::max(ends.empty() ? 0.0 : ends.back(), queue.seconds(w + 1)));
@@ -167,14 +169,14 @@ double Executor::plain_seconds() const {
 // members of a collective.
 void Executor::record(Recorder& recorder) {
     if (queue_ == nullptr) return;
-    Queue& queue = *queue_;
-    const StampClock clock = clock_of_stamps(queue);
-    stamp_ = clock.stamp_seconds();
+    device::Queue& queue = *queue_;
+    const EventClock clock = clock_of_stamps(queue);
+    stamp_ = clock.event_overhead();
     removed_ = clock.removed_seconds();
     std::vector<double> ends(order_->size());
     double start = 0.0;
     for (std::size_t w = 0; w < order_->size(); ++w) {
-        const StreamOrder::Work work = (*order_)[w];
+        const device::StreamOrder::Work work = (*order_)[w];
         const bool more = w + 1 < order_->size() && (*order_)[w + 1].op == work.op;
         const bool first = w == 0 || (*order_)[w - 1].op != work.op;
         double ready = work.before >= 0 ? ends[static_cast<std::size_t>(work.before)] : 0.0;
@@ -185,20 +187,20 @@ void Executor::record(Recorder& recorder) {
     }
 }
 
-void Executor::call(const OpWalk& at, int stream, bool boxes) {
-    const Op& op = at.op();
+void Executor::call(const program::OpWalk& at, int stream, bool boxes) {
+    const program::Op& op = at.op();
     const int micro_batch = at.slot().micro_batch;
     const std::size_t slot_number = at.slot_number();
     for (std::size_t i = 0; i < op.in.size(); ++i)
-        in_[i] = op.in[i] == no_tensor ? nullptr : arena_.at(op.in[i], micro_batch);
+        in_[i] = op.in[i] == program::no_tensor ? nullptr : arena_.at(op.in[i], micro_batch);
     for (std::size_t i = 0; i < op.out.size(); ++i)
-        out_[i] = op.out[i] == no_tensor ? nullptr : arena_.at(op.out[i], micro_batch);
+        out_[i] = op.out[i] == program::no_tensor ? nullptr : arena_.at(op.out[i], micro_batch);
     current_slot_ = slot_number;
     current_ = &op;
     ++calls_;
     try {
         run(at, queue_ != nullptr ? queue_->stream(stream) : nullptr, boxes);
-    } catch (const Aborted&) {
+    } catch (const engine::Aborted&) {
         throw;
     } catch (const std::exception& error) {
         report(op, slot_number, error);
@@ -206,18 +208,18 @@ void Executor::call(const OpWalk& at, int stream, bool boxes) {
     ++calls_;
 }
 
-void Executor::run(const OpWalk& at, void* stream, bool boxes) {
-    const Op& op = at.op();
-    if (is_communication(op.kind)) communicator_.use(op.stream, stream);
+void Executor::run(const program::OpWalk& at, void* stream, bool boxes) {
+    const program::Op& op = at.op();
+    if (program::is_communication(op.kind)) communicator_.use(op.stream, stream);
     if (boxes) {
-        const Tensor& message = program_.tensors[static_cast<std::size_t>(op.in[0])];
-        return communicator_.put(std::get<PeerAttr>(op.attr), in_[0], message.bytes());
+        const program::Tensor& message = program_.tensors[static_cast<std::size_t>(op.in[0])];
+        return communicator_.put(std::get<program::PeerAttr>(op.attr), in_[0], message.bytes());
     }
-    const OpFunction function = backend_.function(op.kind);
+    const ops::OpFunction function = backend_.function(op.kind);
     if (function == nullptr) fail("the {} back end has no such op", backend_.name);
     function({op, program_, position_, communicator_, *backend_.kernels, stream, in_.data(), out_.data(),
-              op.kind == OpKind::adamw || op.kind == OpKind::expert_bias ? shard_offset(op) : 0,
-              std::max(spared_, at.spared()), at.merged()});
+              op.kind == program::OpKind::adamw || op.kind == program::OpKind::expert_bias ? shard_offset(op) : 0,
+              std::max(reserved_sms_, at.reserved_sms()), at.merged()});
 }
 
 Standing Executor::standing() const {
@@ -225,19 +227,20 @@ Standing Executor::standing() const {
     if (!busy_ || (queue_ != nullptr && !marked_) || communicator_.waits()) return {calls, true, "", ""};
     if (queue_ != nullptr && calls % 2 == 0) {
         std::uint64_t seen = calls;
-        for (int s = 0; s < stream_count; ++s) seen = seen * 31 + static_cast<std::uint64_t>(queue_->marked(s));
+        for (int s = 0; s < program::stream_count; ++s)
+            seen = seen * 31 + static_cast<std::uint64_t>(queue_->marked(s));
         const auto op = static_cast<std::size_t>(stuck());
         return {seen, false, place(*ops_[op], slots_[op]), others(*ops_[op])};
     }
-    const Op* op = current_;
+    const program::Op* op = current_;
     if (op == nullptr) return {calls, false, fmt::format("rank {}: before its first op", position_.rank), ""};
     // An odd number of calls begun and ended: it is in the op.
     return {calls, false, place(*op, current_slot_) + (calls % 2 == 0 ? " has ended, the next op has not begun" : ""),
             ""};
 }
 
-std::string Executor::others(const Op& op) const {
-    if (!is_communication(op.kind)) return "";
+std::string Executor::others(const program::Op& op) const {
+    if (!program::is_communication(op.kind)) return "";
     std::string names;
     for (const int rank : mesh_.members(op.group, position_.rank))
         if (rank != position_.rank) names += fmt::format("{} {}", names.empty() ? "rank" : ",", rank);
@@ -247,7 +250,7 @@ std::string Executor::others(const Op& op) const {
 // The first communication op that has begun and not ended; where there is none, the last one that has ended.
 int Executor::stuck() const {
     int begun = -1, last = 0;
-    for (int s = 0; s < stream_count; ++s) {
+    for (int s = 0; s < program::stream_count; ++s) {
         const int mark = queue_->marked(s);
         if (mark % 2 == 1) begun = begun < 0 ? mark / 2 : std::min(begun, mark / 2);
         if (mark > 0) last = std::max(last, (mark - 1) / 2);
@@ -255,29 +258,29 @@ int Executor::stuck() const {
     return begun >= 0 ? begun : last;
 }
 
-std::string Executor::place(const Op& op, std::size_t slot) const {
-    return fmt::format("rank {}: {} (layer {}, slot {})", position_.rank, to_string(op.kind), op.layer, slot);
+std::string Executor::place(const program::Op& op, std::size_t slot) const {
+    return fmt::format("rank {}: {} (layer {}, slot {})", position_.rank, program::to_string(op.kind), op.layer, slot);
 }
 
-void Executor::count_tokens(const Op& op) {
+void Executor::count_tokens(const program::Op& op) {
     const auto layer = static_cast<std::size_t>(std::max<std::int16_t>(0, op.layer));
-    const auto experts = static_cast<std::size_t>(std::get<PermuteAttr>(op.attr).experts);
+    const auto experts = static_cast<std::size_t>(std::get<program::PermuteAttr>(op.attr).experts);
     if (routed_tokens_.size() <= layer) routed_tokens_.resize(layer + 1);
     routed_tokens_[layer].resize(experts, 0);
     const auto* counts = static_cast<const std::int32_t*>(out_[0]);
     for (std::size_t e = 0; e < experts; ++e) routed_tokens_[layer][e] += counts[e];
 }
 
-std::int64_t Executor::shard_offset(const Op& op) const {
+std::int64_t Executor::shard_offset(const program::Op& op) const {
     for (std::size_t i = 0; i < program_.buckets.size(); ++i)
         if (program_.buckets[i].master == op.out[0]) return bucket_offset_[i];
     fail("the optimizer updates a tensor that is no bucket's master");
 }
 
-void Executor::report(const Op& op, std::size_t slot, const std::exception& error) const {
+void Executor::report(const program::Op& op, std::size_t slot, const std::exception& error) const {
     const Error* known = dynamic_cast<const Error*>(&error);
     throw Error(known != nullptr ? known->fault() : Fault::failure,
                 fmt::format("{}: {}", place(op, slot), error.what()));
 }
 
-} // namespace moe
+} // namespace moe::run

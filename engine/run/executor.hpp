@@ -17,15 +17,15 @@
 #include <optional>
 #include <vector>
 
-namespace moe {
+namespace moe::run {
 
 // On the CPU a rank is one thread, and the listed order satisfies every dependency. On a device with a queue every op
 // goes to the stream that the Program names, behind those that StreamOrder says. Without `replayed`, the queue is given
 // a step op by op whatever it can do: it holds the record of one Program.
 class Executor {
 public:
-    Executor(const Program& program, const Arena& arena, const Mesh& mesh, int rank, const Backend& backend,
-             Communicator& communicator, bool replayed = true);
+    Executor(const program::Program& program, const device::Arena& arena, const plan::Mesh& mesh, int rank,
+             const ops::Backend& backend, comm::Communicator& communicator, bool replayed = true);
 
     // On a device with a queue: records the step, or loads what it needs. To be called once, before any rank's first
     // step: ranks that are not alone must come to their communication with everything loaded.
@@ -47,7 +47,7 @@ public:
 
     // On a device with a queue, by the last recorded step: what a stamp cost, and all of them. Neither is in the
     // record.
-    double stamp_seconds() const { return stamp_; }
+    double event_overhead() const { return stamp_; }
     double usual_stamp_seconds() const { return usual_stamp_; }
     double removed_seconds() const { return removed_; }
 
@@ -56,37 +56,37 @@ public:
     Standing standing() const;
 
 private:
-    std::string place(const Op& op, std::size_t slot) const;
-    void enqueue(Queue& queue, bool timed);
-    void await_end(Queue& queue);
+    std::string place(const program::Op& op, std::size_t slot) const;
+    void enqueue(device::Queue& queue, bool timed);
+    void await_end(device::Queue& queue);
     double plain_seconds() const;
-    StampClock clock_of_stamps(Queue& queue);
+    EventClock clock_of_stamps(device::Queue& queue);
     int stuck() const;
-    std::string others(const Op& op) const;
-    void play(Queue& queue, Recorder& recorder, bool timed);
-    void call(const OpWalk& at, int stream = 0, bool boxes = false);
-    void run(const OpWalk& at, void* stream, bool boxes);
-    [[noreturn]] void report(const Op& op, std::size_t slot, const std::exception& error) const;
-    std::int64_t shard_offset(const Op& op) const;
-    void count_tokens(const Op& op);
+    std::string others(const program::Op& op) const;
+    void play(device::Queue& queue, Recorder& recorder, bool timed);
+    void call(const program::OpWalk& at, int stream = 0, bool boxes = false);
+    void run(const program::OpWalk& at, void* stream, bool boxes);
+    [[noreturn]] void report(const program::Op& op, std::size_t slot, const std::exception& error) const;
+    std::int64_t shard_offset(const program::Op& op) const;
+    void count_tokens(const program::Op& op);
 
-    const Program& program_;
-    const Arena& arena_;
-    const Backend& backend_;
-    Communicator& communicator_;
-    const Mesh& mesh_;
-    RankPosition position_;
+    const program::Program& program_;
+    const device::Arena& arena_;
+    const ops::Backend& backend_;
+    comm::Communicator& communicator_;
+    const plan::Mesh& mesh_;
+    ops::RankPosition position_;
     std::vector<std::int64_t> bucket_offset_; // by bucket: elements before this rank's shard
     std::vector<void*> in_, out_;             // operands of the current op
     std::vector<std::vector<std::int64_t>> routed_tokens_;
-    Queue* queue_ = nullptr;
-    std::optional<StreamOrder> order_;        // with a queue
-    std::vector<const Op*> ops_;              // likewise: by number, in the order of OpWalk
-    std::vector<std::size_t> slots_;          // of those
-    bool marked_ = false;                     // communication marks its way, as the rank is not alone
-    int spared_ = 0;                          // spared_multiprocessors() of the Program
-    std::atomic<std::uint64_t> calls_{0};     // begun and ended
-    std::atomic<const Op*> current_{nullptr}; // the last one begun
+    device::Queue* queue_ = nullptr;
+    std::optional<device::StreamOrder> order_;         // with a queue
+    std::vector<const program::Op*> ops_;              // likewise: by number, in the order of OpWalk
+    std::vector<std::size_t> slots_;                   // of those
+    bool marked_ = false;                              // communication marks its way, as the rank is not alone
+    int reserved_sms_ = 0;                             // spared_multiprocessors() of the Program
+    std::atomic<std::uint64_t> calls_{0};              // begun and ended
+    std::atomic<const program::Op*> current_{nullptr}; // the last one begun
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
     bool replayed_ = true; // by a queue that can
@@ -98,4 +98,4 @@ private:
     double usual_stamp_ = 0.0, stamp_ = 0.0, removed_ = 0.0;
 };
 
-} // namespace moe
+} // namespace moe::run

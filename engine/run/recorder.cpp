@@ -5,12 +5,12 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::run {
 
-Recorder::Recorder(const Program& program, int rank, int kept) {
-    for (OpWalk walk(program); !walk.done(); walk.next()) {
-        const Op& op = walk.op();
-        TimelineRow row;
+Recorder::Recorder(const program::Program& program, int rank, int kept) {
+    for (program::OpWalk walk(program); !walk.done(); walk.next()) {
+        const program::Op& op = walk.op();
+        program::TimelineRow row;
         row.rank = rank;
         row.slot = static_cast<std::int32_t>(walk.slot_number());
         row.op = static_cast<std::int32_t>(walk.index());
@@ -34,8 +34,8 @@ void Recorder::begin_step(std::size_t step, Clock::time_point zero) {
     zero_ = zero;
 }
 
-std::vector<TimelineRow> Recorder::rows(std::size_t step) const {
-    std::vector<TimelineRow> rows = rows_;
+std::vector<program::TimelineRow> Recorder::rows(std::size_t step) const {
+    std::vector<program::TimelineRow> rows = rows_;
     const std::vector<Times>& times = steps_[step % steps_.size()];
     for (std::size_t i = 0; i < rows.size(); ++i) {
         rows[i].start = times[i].start;
@@ -45,4 +45,4 @@ std::vector<TimelineRow> Recorder::rows(std::size_t step) const {
     return rows;
 }
 
-} // namespace moe
+} // namespace moe::run

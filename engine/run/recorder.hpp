@@ -8,14 +8,14 @@
 #include <cstddef>
 #include <vector>
 
-namespace moe {
+namespace moe::run {
 
 class Recorder {
 public:
     using Clock = std::chrono::steady_clock;
 
     // Keeps the times of the last `kept` steps.
-    Recorder(const Program& program, int rank, int kept);
+    Recorder(const program::Program& program, int rank, int kept);
 
     void begin_step(std::size_t step, Clock::time_point zero);
     // Ops report in the order of OpWalk. Times in seconds from the step's zero.
@@ -23,18 +23,18 @@ public:
     double seconds_since(Clock::time_point time) const { return std::chrono::duration<double>(time - zero_).count(); }
 
     // Rows of one of the last `kept` steps, in order of start.
-    std::vector<TimelineRow> rows(std::size_t step) const;
+    std::vector<program::TimelineRow> rows(std::size_t step) const;
     std::size_t ops() const { return rows_.size(); }
 
 private:
     struct Times {
         double start = 0.0, end = 0.0, busy = 0.0;
     };
-    std::vector<TimelineRow> rows_; // everything but the times
+    std::vector<program::TimelineRow> rows_; // everything but the times
     std::vector<std::vector<Times>> steps_;
     Times* current_ = nullptr;
     std::size_t next_ = 0;
     Clock::time_point zero_;
 };
 
-} // namespace moe
+} // namespace moe::run

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace moe {
+namespace moe::run {
 
 namespace {
 
@@ -19,9 +19,9 @@ constexpr double stamp_spread = 0.5e-6, step_spread = 1e-2;
 
 } // namespace
 
-double measured_stamp_seconds(Device& device, const Kernels& kernels) {
+double measured_event_overhead(device::Device& device, const Kernels& kernels) {
     constexpr std::size_t calls = 256, rounds = 5;
-    Queue* queue = device.queue();
+    device::Queue* queue = device.queue();
     if (queue == nullptr || !queue->replays()) return 0.0;
     char* memory = device.allocate(256);
     if (memory == nullptr) return 0.0; // the step will not fit either, and says so
@@ -48,7 +48,7 @@ double measured_stamp_seconds(Device& device, const Kernels& kernels) {
     return std::max(0.0, seconds[1] - seconds[0]) / calls;
 }
 
-StampClock::StampClock(std::vector<double> ends, double plain, double usual) : ends_(std::move(ends)) {
+EventClock::EventClock(std::vector<double> ends, double plain, double usual) : ends_(std::move(ends)) {
     if (ends_.empty()) return;
     const auto count = static_cast<double>(ends_.size());
     without_ = ends_;
@@ -64,7 +64,7 @@ StampClock::StampClock(std::vector<double> ends, double plain, double usual) : e
     for (double& time : without_) time *= plain / sum;
 }
 
-double StampClock::without(double time) const {
+double EventClock::without(double time) const {
     const auto next = std::upper_bound(ends_.begin(), ends_.end(), time);
     const auto passed = static_cast<std::size_t>(next - ends_.begin());
     const double end = passed == 0 ? 0.0 : ends_[passed - 1], at = passed == 0 ? 0.0 : without_[passed - 1];
@@ -72,6 +72,6 @@ double StampClock::without(double time) const {
     return at + std::min(time - end, without_[passed] - at);
 }
 
-double StampClock::removed_seconds() const { return ends_.empty() ? 0.0 : ends_.back() - without_.back(); }
+double EventClock::removed_seconds() const { return ends_.empty() ? 0.0 : ends_.back() - without_.back(); }
 
-} // namespace moe
+} // namespace moe::run

@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-namespace moe {
+namespace moe::run {
 
 namespace {
 
@@ -49,4 +49,4 @@ void Watchdog::watch() {
     }
 }
 
-} // namespace moe
+} // namespace moe::run

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace moe {
+namespace moe::run {
 
 // Where a rank stands, seen from another thread.
 struct Standing {
@@ -45,4 +45,4 @@ private:
     std::thread thread_;
 };
 
-} // namespace moe
+} // namespace moe::run

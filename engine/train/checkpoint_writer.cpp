@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <utility>
 
-namespace moe {
+namespace moe::train {
 
 CheckpointWriter::CheckpointWriter(std::string folder, std::string run) : folder_(std::move(folder)) {
     snapshot_.run = std::move(run);
@@ -26,7 +26,7 @@ void CheckpointWriter::save(const Trainer& trainer) {
     trainer.snapshot(snapshot_);
     writing_ = std::thread([this] {
         try {
-            write_checkpoint(folder_, snapshot_);
+            weights::write_checkpoint(folder_, snapshot_);
         } catch (...) {
             failure_ = std::current_exception();
         }
@@ -40,4 +40,4 @@ void CheckpointWriter::finish() {
     saved_ = snapshot_.state.step;
 }
 
-} // namespace moe
+} // namespace moe::train

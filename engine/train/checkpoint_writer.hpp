@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-namespace moe {
+namespace moe::train {
 
 class Trainer;
 
@@ -29,10 +29,10 @@ public:
 
 private:
     std::string folder_;
-    Snapshot snapshot_;
+    weights::Snapshot snapshot_;
     std::thread writing_;
     std::exception_ptr failure_;
     std::int64_t saved_ = -1;
 };
 
-} // namespace moe
+} // namespace moe::train

@@ -15,7 +15,7 @@
 #include <optional>
 #include <set>
 
-namespace moe {
+namespace moe::train {
 
 namespace {
 
@@ -69,7 +69,7 @@ Source gpt_oss_source(const ExpertName& part, const Trainer::Shape& shape, std::
 }
 
 // The places where a parameter may lie, the usual one first.
-std::vector<Source> sources(const Model& model, const std::string& name, const Trainer::Shape& shape,
+std::vector<Source> sources(const model::Model& model, const std::string& name, const Trainer::Shape& shape,
                             std::int64_t experts) {
     std::vector<Source> list;
     const std::vector<std::int64_t> own =
@@ -118,7 +118,7 @@ std::map<std::string, std::int64_t> expert_counts(const Shapes& parameters) {
 }
 
 struct Found {
-    const StoredTensor* tensor = nullptr;
+    const weights::StoredTensor* tensor = nullptr;
     Source source;
     std::int64_t cols = 1; // of the parameter
 };
@@ -128,22 +128,22 @@ struct Found {
 void read_part(const Found& found, std::int64_t first, std::span<float> out) {
     const Source& s = found.source;
     if (s.col_stride == 1 && s.row_stride == found.cols)
-        return read_floats(*found.tensor, s.name, s.offset + first, out);
+        return weights::read_floats(*found.tensor, s.name, s.offset + first, out);
     const auto count = static_cast<std::int64_t>(out.size());
     const std::int64_t row0 = first / found.cols, row1 = (first + count - 1) / found.cols;
     if (s.col_stride == 1) {
         for (std::int64_t at = first; at < first + count;) {
             const std::int64_t row = at / found.cols, col = at % found.cols;
             const std::int64_t run = std::min(first + count - at, found.cols - col);
-            read_floats(*found.tensor, s.name, s.offset + row * s.row_stride + col,
-                        out.subspan(static_cast<std::size_t>(at - first), static_cast<std::size_t>(run)));
+            weights::read_floats(*found.tensor, s.name, s.offset + row * s.row_stride + col,
+                                 out.subspan(static_cast<std::size_t>(at - first), static_cast<std::size_t>(run)));
             at += run;
         }
         return;
     }
     std::vector<float> column(static_cast<std::size_t>((row1 - row0) * s.row_stride + 1));
     for (std::int64_t c = 0; c < found.cols; ++c) {
-        read_floats(*found.tensor, s.name, s.offset + row0 * s.row_stride + c * s.col_stride, column);
+        weights::read_floats(*found.tensor, s.name, s.offset + row0 * s.row_stride + c * s.col_stride, column);
         for (std::int64_t r = row0; r <= row1; ++r) {
             const std::int64_t at = r * found.cols + c - first;
             if (at >= 0 && at < count)
@@ -152,11 +152,11 @@ void read_part(const Found& found, std::int64_t first, std::span<float> out) {
     }
 }
 
-Found locate(const StoredWeights& weights, const Model& model, const std::string& parameter,
+Found locate(const weights::StoredWeights& weights, const model::Model& model, const std::string& parameter,
              const Trainer::Shape& shape, std::int64_t experts) {
     const std::vector<Source> list = sources(model, parameter, shape, experts);
     for (const Source& source : list) {
-        const StoredTensor* tensor = weights.find(source.name);
+        const weights::StoredTensor* tensor = weights.find(source.name);
         if (tensor == nullptr) continue;
         const bool column = shape.cols == 1 && tensor->shape == std::vector<std::int64_t>{shape.rows, 1};
         if (tensor->shape != source.shape && !column)
@@ -179,7 +179,7 @@ Found locate(const StoredWeights& weights, const Model& model, const std::string
 }
 
 // Fields of two models that change what is computed.
-std::vector<std::string> differences(const Model& plan, const Model& stored) {
+std::vector<std::string> differences(const model::Model& plan, const model::Model& stored) {
     std::vector<std::string> list;
     const auto compare = [&](const char* field, auto ours, auto theirs) {
         if (ours != theirs)
@@ -201,18 +201,18 @@ std::vector<std::string> differences(const Model& plan, const Model& stored) {
     return list;
 }
 
-std::vector<std::string> check_config(const Model& model, const std::string& folder) {
+std::vector<std::string> check_config(const model::Model& model, const std::string& folder) {
     const std::string path = (std::filesystem::path(folder) / "config.json").string();
     std::error_code error;
     if (!std::filesystem::exists(path, error)) return {};
-    const Model stored = model_from_json(read_file(path), path);
+    const model::Model stored = families::model_from_json(read_file(path), path);
     if (stored.architecture != model.architecture)
         refuse("{}: architectures = {}, but the plan's model is {}", path, stored.architecture, model.architecture);
     return differences(model, stored);
 }
 
 // Tensors of a checkpoint that repeat another under MTP's own names: what to write, and what loading need not name.
-std::map<std::string, std::string> repeated(const Model& model) {
+std::map<std::string, std::string> repeated(const model::Model& model) {
     std::map<std::string, std::string> names;
     for (std::size_t i = 0; i < model.mtp.size(); ++i) {
         const std::string at = fmt::format("model.layers.{}.", model.layers.size() + i);
@@ -226,8 +226,8 @@ std::map<std::string, std::string> repeated(const Model& model) {
 
 LoadReport load_weights(Trainer& trainer, const std::string& folder) {
     LoadReport report;
-    const Model& model = *trainer.plan().model;
-    const StoredWeights weights(folder);
+    const model::Model& model = *trainer.plan().model;
+    const weights::StoredWeights weights(folder);
     report.difference = check_config(model, folder);
     const std::map<std::string, std::int64_t> experts = expert_counts(trainer.parameters());
     std::map<std::string, Found> found;
@@ -291,8 +291,8 @@ std::vector<float> gathered(const std::vector<PartOf>& parts, const WeightReader
     return all;
 }
 
-void write_folder(const Model& model, const std::map<std::string, Trainer::Shape>& shapes, const WeightReader& read,
-                  const std::string& folder, const ExportOptions& options) {
+void write_folder(const model::Model& model, const std::map<std::string, Trainer::Shape>& shapes,
+                  const WeightReader& read, const std::string& folder, const ExportOptions& options) {
     const std::map<std::string, std::int64_t> experts = expert_counts(shapes);
     std::map<std::string, std::vector<PartOf>> stored;
     for (const auto& [name, shape] : shapes) {
@@ -301,12 +301,13 @@ void write_folder(const Model& model, const std::map<std::string, Trainer::Shape
         stored[source.name].push_back({name, shape, source});
     }
     for (const auto& [copy, original] : repeated(model)) stored[copy] = stored.at(original);
-    std::vector<TensorToWrite> tensors;
+    std::vector<weights::TensorToWrite> tensors;
     for (const auto& [name, parts] : stored) tensors.push_back({name, parts.front().source.shape});
-    write_weights(folder, tensors, options.dtype, options.shard_bytes,
-                  [&](const TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });
+    weights::write_weights(
+        folder, tensors, options.dtype, options.shard_bytes,
+        [&](const weights::TensorToWrite& tensor) { return gathered(stored.at(tensor.name), read); });
     const std::string path = (std::filesystem::path(folder) / "config.json").string();
-    const char* dtype = options.dtype == Dtype::bf16 ? "bfloat16" : "float32";
+    const char* dtype = options.dtype == program::Dtype::bf16 ? "bfloat16" : "float32";
     const JsonObject config = JsonObject::parse(model.config_json, path);
     write_file(path, config.with_string("dtype", dtype).with_string("torch_dtype", dtype).dump() + "\n");
 }
@@ -319,17 +320,18 @@ void export_weights(const Trainer& trainer, const std::string& folder, const Exp
         folder, options);
 }
 
-void export_weights(const StoredCheckpoint& checkpoint, const std::string& folder, const ExportOptions& options) {
+void export_weights(const weights::StoredCheckpoint& checkpoint, const std::string& folder,
+                    const ExportOptions& options) {
     std::map<std::string, Trainer::Shape> shapes;
     for (const auto& [name, shape] : checkpoint.shapes()) shapes[name] = {shape.rows, shape.cols};
-    const Model model = model_from_json(checkpoint.state().config, checkpoint.path() + ": config");
+    const model::Model model = families::model_from_json(checkpoint.state().config, checkpoint.path() + ": config");
     const auto read = [&](const std::string& name) {
         const Trainer::Shape& shape = shapes.at(name);
         std::vector<float> values(static_cast<std::size_t>(shape.rows * shape.cols));
-        checkpoint.read(name, StateKind::weight, 0, values);
+        checkpoint.read(name, weights::StateKind::weight, 0, values);
         return values;
     };
     write_folder(model, shapes, read, folder, options);
 }
 
-} // namespace moe
+} // namespace moe::train

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::train {
 
 // What loading found beside the weights it needed.
 struct LoadReport {
@@ -26,14 +26,15 @@ LoadReport load_weights(Trainer& trainer, const std::string& folder);
 std::string describe(const LoadReport& report);
 
 struct ExportOptions {
-    Dtype dtype = Dtype::f32;                 // F32 keeps the master weights bit for bit; BF16 rounds them
-    std::int64_t shard_bytes = 5'000'000'000; // a file grows no larger, a single tensor excepted
+    program::Dtype dtype = program::Dtype::f32; // F32 keeps the master weights bit for bit; BF16 rounds them
+    std::int64_t shard_bytes = 5'000'000'000;   // a file grows no larger, a single tensor excepted
 };
 // Writes the master weights and config.json in the layout that both transformers 4 and 5 load (experts one by
 // one; GPT-OSS's as its own class has them; MTP with its copies of embedding and head).
 // Throws Error (bad_input) when the folder holds weights already, Error (failure) when writing fails.
 void export_weights(const Trainer& trainer, const std::string& folder, const ExportOptions& options = {});
 // The same from a checkpoint, without ranks.
-void export_weights(const StoredCheckpoint& checkpoint, const std::string& folder, const ExportOptions& options = {});
+void export_weights(const weights::StoredCheckpoint& checkpoint, const std::string& folder,
+                    const ExportOptions& options = {});
 
-} // namespace moe
+} // namespace moe::train

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace moe {
+namespace moe::train {
 
 namespace {
 
@@ -59,4 +59,4 @@ std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, con
     return results;
 }
 
-} // namespace moe
+} // namespace moe::train

@@ -17,46 +17,46 @@
 #include <numeric>
 #include <thread>
 
-namespace moe {
+namespace moe::train {
 
 namespace {
 
-Plan sound(const Plan& plan) {
-    if (const PlanFault fault = check_plan(plan)) refuse("execute: {}", fault.message);
+plan::Plan sound(const plan::Plan& plan) {
+    if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("execute: {}", fault.message);
     return plan;
 }
 
 } // namespace
 
-Trainer::Trainer(const Plan& plan, const TrainOptions& options)
+Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     : plan_(sound(plan)),
       options_(options),
       mesh_(plan),
-      backend_(options.table != nullptr ? options.table : &backend_named(options.backend)) {
+      backend_(options.table != nullptr ? options.table : &backends::backend_named(options.backend)) {
     check_options(options);
     if (!plan_.model->not_executable.empty())
         refuse("execute: the model cannot be trained here: {}", plan_.model->not_executable);
     if (transport() != nullptr && transport()->world() != plan_.gpus)
         refuse("execute: {} processes, but the plan has {} ranks: start one for each", transport()->world(),
                plan_.gpus);
-    std::vector<MemoryPlan> memory;
-    for (int stage = 0; stage < plan_.pp; ++stage) programs_.push_back(lower(plan_, stage));
-    check_executable(plan_, programs_, *backend_);
-    if (const std::optional<Plan> again = rerun_plan(plan_)) {
-        for (int stage = 0; stage < plan_.pp; ++stage) reruns_.push_back(lower(*again, stage));
-        check_executable(*again, reruns_, *backend_);
+    std::vector<memory::MemoryPlan> memory;
+    for (int stage = 0; stage < plan_.pp; ++stage) programs_.push_back(lower::lower(plan_, stage));
+    run::check_executable(plan_, programs_, *backend_);
+    if (const std::optional<plan::Plan> again = plan::overflow_retry_plan(plan_)) {
+        for (int stage = 0; stage < plan_.pp; ++stage) reruns_.push_back(lower::lower(*again, stage));
+        run::check_executable(*again, reruns_, *backend_);
     }
-    for (const Program& program : programs_) {
-        memory.push_back(plan_memory_with_rerun(plan_, program));
+    for (const program::Program& program : programs_) {
+        memory.push_back(memory::plan_memory_with_retry(plan_, program));
         arena_bytes_ = std::max(arena_bytes_, memory.back().arena_bytes);
     }
 
     ranks_.resize(static_cast<std::size_t>(transport() != nullptr ? 1 : plan_.gpus));
     // The thread of a rank with a device mostly waits for that: all may run.
     const int places = static_cast<int>(ranks_.size());
-    cores_ = std::make_unique<Cores>(places, backend_->devices != nullptr ? places : options_.permits);
+    cores_ = std::make_unique<engine::Cores>(places, backend_->devices != nullptr ? places : options_.permits);
     device_of(places - 1); // refuses what this machine has not
-    if (transport() == nullptr) fabric_ = std::make_unique<ThreadFabric>(mesh_, *cores_);
+    if (transport() == nullptr) fabric_ = std::make_unique<comm::ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
     kept_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
     // On the ranks' own threads: filling the arenas takes as long as a step and touches the memory where it will be
@@ -70,11 +70,12 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
     if (ranks_.front().device->queue() != nullptr)
         first_timed_ = options_.steps - (options_.steps >= 3 * recorded ? recorded : 1);
     for (int rank = 0; rank < plan_.gpus; ++rank) {
-        const std::vector<Stage>& chunks = programs_[static_cast<std::size_t>(stage_of_rank(rank))].chunks;
-        if (std::any_of(chunks.begin(), chunks.end(), [](const Stage& stage) { return stage.loss; })) loss_rank_ = rank;
+        const std::vector<plan::Stage>& chunks = programs_[static_cast<std::size_t>(stage_of_rank(rank))].chunks;
+        if (std::any_of(chunks.begin(), chunks.end(), [](const plan::Stage& stage) { return stage.loss; }))
+            loss_rank_ = rank;
     }
     if (options_.on_hang && options_.hang_timeout > 0.0)
-        watchdog_ = std::make_unique<Watchdog>(
+        watchdog_ = std::make_unique<run::Watchdog>(
             static_cast<int>(ranks_.size()), options_.hang_timeout,
             [this](int place) {
                 const Rank& rank = ranks_[static_cast<std::size_t>(place)];
@@ -83,7 +84,7 @@ Trainer::Trainer(const Plan& plan, const TrainOptions& options)
             options_.on_hang);
 }
 
-int Trainer::stage_of_rank(int rank) const { return mesh_.coordinate(Domain::dense, axis::pipeline, rank); }
+int Trainer::stage_of_rank(int rank) const { return mesh_.coordinate(plan::Domain::dense, plan::axis::pipeline, rank); }
 
 // Throws as well when the rank of another process has failed.
 void Trainer::run_ranks(const std::function<void(Rank&, int)>& job) {
@@ -99,27 +100,30 @@ void Trainer::run_ranks(const std::function<void(Rank&, int)>& job) {
     if (const std::string why = transport()->aborted(); !why.empty()) fail("{}", why);
 }
 
-void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memory) {
+void Trainer::build_rank(Rank& r, int place, const std::vector<memory::MemoryPlan>& memory) {
     const int rank = r.rank = transport() != nullptr ? transport()->rank() : place;
     ::pthread_setname_np(::pthread_self(), fmt::format("rank {}", rank).c_str()); // for debuggers and `top -H`
     r.stage = stage_of_rank(rank);
-    r.data = mesh_.coordinate(Domain::dense, axis::data, rank);
-    const Program& program = program_of(r);
-    r.device = backend_->open(plan_.cuda_graph == CudaGraph::full, device_of(place));
-    r.arena = std::make_unique<Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank, *r.device);
+    r.data = mesh_.coordinate(plan::Domain::dense, plan::axis::data, rank);
+    const program::Program& program = program_of(r);
+    r.device = backend_->open(plan_.cuda_graph == plan::CudaGraph::full, device_of(place));
+    r.arena =
+        std::make_unique<device::Arena>(program, memory[static_cast<std::size_t>(r.stage)], mesh_, rank, *r.device);
     if (transport() != nullptr)
-        r.communicator = std::make_unique<ProcessCommunicator>(*transport(), mesh_);
+        r.communicator = std::make_unique<comm::ProcessCommunicator>(*transport(), mesh_);
     else
-        r.communicator = std::make_unique<ThreadCommunicator>(*fabric_, rank);
-    r.recorder = std::make_unique<Recorder>(program, rank, options_.kept_steps);
-    r.parameters = local_parameters(program, mesh_, rank);
+        r.communicator = std::make_unique<comm::ThreadCommunicator>(*fabric_, rank);
+    r.recorder = std::make_unique<run::Recorder>(program, rank, options_.kept_steps);
+    r.parameters = weights::local_parameters(program, mesh_, rank);
     const int cores = static_cast<int>(std::thread::hardware_concurrency()) / static_cast<int>(ranks_.size());
-    initialize_parameters(program, r.parameters, *r.arena, *backend_->kernels, options_.seed, std::max(cores, 1));
+    weights::initialize_parameters(program, r.parameters, *r.arena, *backend_->kernels, options_.seed,
+                                   std::max(cores, 1));
     r.positions.resize(static_cast<std::size_t>(plan_.seq / plan_.cp));
-    const int member = mesh_.coordinate(Domain::dense, axis::context, rank);
+    const int member = mesh_.coordinate(plan::Domain::dense, plan::axis::context, rank);
     const auto half = static_cast<std::ptrdiff_t>(plan_.cp > 1 ? r.positions.size() / 2 : r.positions.size());
     const auto start = [&](int run) {
-        return plan_.cp > 1 ? static_cast<std::int32_t>(run_start(member, run, plan_.cp, plan_.seq / plan_.cp)) : 0;
+        return plan_.cp > 1 ? static_cast<std::int32_t>(plan::run_start(member, run, plan_.cp, plan_.seq / plan_.cp))
+                            : 0;
     };
     std::iota(r.positions.begin(), r.positions.begin() + half, start(0));
     std::iota(r.positions.begin() + half, r.positions.end(), start(1));
@@ -128,40 +132,40 @@ void Trainer::build_rank(Rank& r, int place, const std::vector<MemoryPlan>& memo
 }
 
 void Trainer::start_rank(Rank& r) {
-    r.executor = std::make_unique<Executor>(program_of(r), *r.arena, mesh_, r.rank, *backend_, *r.communicator);
+    r.executor = std::make_unique<run::Executor>(program_of(r), *r.arena, mesh_, r.rank, *backend_, *r.communicator);
     r.executor->prepare();
     if (!reruns_.empty()) build_rerun(r);
 }
 
 void Trainer::build_rerun(Rank& r) {
-    const Program &program = program_of(r), &again = reruns_[static_cast<std::size_t>(r.stage)];
-    const MemoryPlan memory = plan_memory(again);
-    if (!same_states(program, plan_memory(program), again, memory))
+    const program::Program &program = program_of(r), &again = reruns_[static_cast<std::size_t>(r.stage)];
+    const memory::MemoryPlan memory = memory::plan_memory(again);
+    if (!memory::same_states(program, memory::plan_memory(program), again, memory))
         fail("rank {}: the Program of a step that is run again has its weights elsewhere", r.rank);
-    r.rerun_arena = std::make_unique<Arena>(again, memory, mesh_, r.rank, *r.arena);
+    r.rerun_arena = std::make_unique<device::Arena>(again, memory, mesh_, r.rank, *r.arena);
     r.rerun_executor =
-        std::make_unique<Executor>(again, *r.rerun_arena, mesh_, r.rank, *backend_, *r.communicator, false);
+        std::make_unique<run::Executor>(again, *r.rerun_arena, mesh_, r.rank, *backend_, *r.communicator, false);
     r.rerun_executor->prepare();
-    r.rerun_recorder = std::make_unique<Recorder>(again, r.rank, 1);
+    r.rerun_recorder = std::make_unique<run::Recorder>(again, r.rank, 1);
 }
 
 void Trainer::index_parameters() {
     std::map<std::string, std::int64_t> held;
-    const auto count = [&](const LocalParameter& p) {
+    const auto count = [&](const weights::LocalParameter& p) {
         shapes_[p.name] = {p.rows, p.cols};
         if (p.copy) return;
-        for (const Piece& piece : p.pieces) held[p.name] += piece.count;
+        for (const weights::Piece& piece : p.pieces) held[p.name] += piece.count;
     };
     for (std::size_t place = 0; place < ranks_.size(); ++place)
         for (std::size_t i = 0; i < ranks_[place].parameters.size(); ++i) {
-            const LocalParameter& p = ranks_[place].parameters[i];
+            const weights::LocalParameter& p = ranks_[place].parameters[i];
             count(p);
             if (!p.pieces.empty()) holders_[p.name].push_back({static_cast<int>(place), i});
         }
     for (int rank = 0; transport() != nullptr && rank < plan_.gpus; ++rank) { // those of the other processes
         if (rank == transport()->rank()) continue;
-        const Program& program = programs_[static_cast<std::size_t>(stage_of_rank(rank))];
-        for (const LocalParameter& p : local_parameters(program, mesh_, rank)) count(p);
+        const program::Program& program = programs_[static_cast<std::size_t>(stage_of_rank(rank))];
+        for (const weights::LocalParameter& p : weights::local_parameters(program, mesh_, rank)) count(p);
     }
     for (const auto& [name, shape] : shapes_)
         if (held[name] != shape.rows * shape.cols)
@@ -175,14 +179,14 @@ StepResult Trainer::step(const SampleSource& source) {
                std::span(tokens_).subspan(static_cast<std::size_t>(s * row), static_cast<std::size_t>(row)));
     const double lr = learning_rate(options_, done_);
     set_hyper(lr);
-    zero_ = Recorder::Clock::now();
+    zero_ = run::Recorder::Clock::now();
     for (Rank& r : ranks_) r.executor->begin();
     const bool timed = done_ >= first_timed_;
     run_ranks([&](Rank& r, int) {
         begin_rank(r);
         r.executor->step(*r.recorder, timed);
     });
-    const double seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
+    const double seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (timed && ranks_.front().device->queue() != nullptr)
         run_ranks([](Rank& r, int) { r.executor->record(*r.recorder); });
     // What the timeline's rows add up to: a recorded step is as long as those that are not.
@@ -194,7 +198,7 @@ StepResult Trainer::step(const SampleSource& source) {
     samples_ += plan_.gbs;
     const auto [loss, norm, mtp_loss] = step_sums();
     StepResult result{done_, loss, std::sqrt(norm), lr, seconds, plan_.gbs * plan_.seq, 0.0, too_many, {}};
-    if (too_many > 0.0) result.seconds = std::chrono::duration<double>(Recorder::Clock::now() - zero_).count();
+    if (too_many > 0.0) result.seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (!plan_.model->mtp.empty()) result.mtp_loss = mtp_loss / static_cast<double>(plan_.model->mtp.size());
     result.routers = read_routers(too_many > 0.0);
     return result;
@@ -226,12 +230,12 @@ std::array<double, 3> Trainer::step_sums() const {
     const bool here = transport() == nullptr || transport()->rank() == loss_rank_;
     if (here) {
         const Rank& rank = ranks_[transport() == nullptr ? static_cast<std::size_t>(loss_rank_) : 0];
-        const ProgramIo& io = program_of(rank).io;
+        const program::ProgramIo& io = program_of(rank).io;
         values = {read_scalar(rank, io.loss), read_scalar(rank, io.gradient_norm),
-                  io.mtp_loss != no_tensor ? read_scalar(rank, io.mtp_loss) : 0.0};
+                  io.mtp_loss != program::no_tensor ? read_scalar(rank, io.mtp_loss) : 0.0};
     }
     if (transport() != nullptr)
-        among_processes([&](Transport& t) {
+        among_processes([&](comm::Transport& t) {
             t.broadcast(loss_rank_, {reinterpret_cast<char*>(values.data()), sizeof values});
             return 0;
         });
@@ -239,26 +243,27 @@ std::array<double, 3> Trainer::step_sums() const {
 }
 
 bool Trainer::any(bool here) const {
-    return transport() == nullptr ? here : among_processes([here](Transport& t) { return t.any(here); });
+    return transport() == nullptr ? here : among_processes([here](comm::Transport& t) { return t.any(here); });
 }
 
-double Trainer::read_scalar(const Rank& rank, TensorId id) const {
+double Trainer::read_scalar(const Rank& rank, program::TensorId id) const {
     float value = 0.0f;
     rank.device->read(&value, rank.arena->at(id), sizeof value);
     return value;
 }
 
 void Trainer::begin_rank(Rank& r) {
-    const Program& program = program_of(r);
+    const program::Program& program = program_of(r);
     r.recorder->begin_step(static_cast<std::size_t>(done_), zero_);
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-        const Tensor& tensor = program.tensors[id];
-        if (tensor.storage == Storage::scalar)
-            r.device->fill(r.arena->at(static_cast<TensorId>(id)), 0, static_cast<std::size_t>(tensor.bytes()));
+        const program::Tensor& tensor = program.tensors[id];
+        if (tensor.storage == program::Storage::scalar)
+            r.device->fill(r.arena->at(static_cast<program::TensorId>(id)), 0,
+                           static_cast<std::size_t>(tensor.bytes()));
     }
     r.device->write(r.arena->at(program.io.hyper), hyper_.data(), sizeof hyper_);
-    for (const RouterIo& io : program.io.routers) {
-        if (io.last_load == no_tensor) continue;
+    for (const program::RouterIo& io : program.io.routers) {
+        if (io.last_load == program::no_tensor) continue;
         const auto known = last_load_.find(io.layer);
         const auto bytes = static_cast<std::size_t>(io.experts) * sizeof(float);
         if (known == last_load_.end())
@@ -272,11 +277,11 @@ void Trainer::begin_rank(Rank& r) {
 // Micro-batch j of data-parallel rank d holds samples (j * DP + d) * mbs and following; rows are (place in this rank's
 // positions) * mbs + sequence.
 void Trainer::fill_inputs(Rank& r) {
-    const Program& program = program_of(r);
+    const program::Program& program = program_of(r);
     const bool embedding =
-        std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.embedding; });
-    const bool labels =
-        std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss || s.mtp > 0; });
+        std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.embedding; });
+    const bool labels = std::any_of(program.chunks.begin(), program.chunks.end(),
+                                    [](const plan::Stage& s) { return s.loss || s.mtp > 0; });
     if (!embedding && !labels) return;
     for (int j = 0; j < plan_.micro_batches(); ++j) {
         if (embedding) write_tokens(r, program.io.ids, j, 0);
@@ -286,7 +291,7 @@ void Trainer::fill_inputs(Rank& r) {
     }
 }
 
-void Trainer::write_tokens(Rank& r, TensorId input, int micro_batch, std::int64_t ahead) {
+void Trainer::write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead) {
     const std::int64_t mbs = plan_.mbs;
     for (std::int64_t b = 0; b < mbs; ++b) {
         const std::int64_t first = (micro_batch * plan_.dp + r.data) * mbs;
@@ -313,7 +318,7 @@ void Trainer::set_hyper(double lr) {
     std::transform(values, values + 8, hyper_.begin(), [](double v) { return static_cast<float>(v); });
 }
 
-Timeline Trainer::timeline() const {
+program::Timeline Trainer::timeline() const {
     if (done_ <= std::max(first_timed_, begun_)) fail("no step has been recorded");
     const auto kept = static_cast<std::int64_t>(kept_.size());
     std::vector<std::pair<KeptStep, std::int64_t>> steps;
@@ -323,20 +328,20 @@ Timeline Trainer::timeline() const {
     std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.first.taken < b.first.taken; });
     std::pair<KeptStep, std::int64_t> median = steps[(steps.size() - 1) / 2];
     if (transport() != nullptr) // all of one step
-        among_processes([&](Transport& t) {
+        among_processes([&](comm::Transport& t) {
             t.broadcast(0, {reinterpret_cast<char*>(&median), sizeof median});
             return 0;
         });
     const double seconds = median.first.seconds;
     const std::int64_t step = median.second;
-    Timeline timeline;
+    program::Timeline timeline;
     timeline.predicted = false;
-    timeline.plan_json = plan_to_json(plan_);
+    timeline.plan_json = plan::plan_to_json(plan_);
     timeline.step_seconds = seconds;
-    timeline.tflops_per_gpu = model_flops_per_token(*plan_.model, plan_.seq, plan_.tp) *
+    timeline.tflops_per_gpu = model::model_flops_per_token(*plan_.model, plan_.seq, plan_.tp) *
                               static_cast<double>(plan_.gbs * plan_.seq) / seconds / plan_.gpus / 1e12;
     timeline.memory_gib = memory_gib();
-    std::vector<std::vector<TimelineRow>> rows;
+    std::vector<std::vector<program::TimelineRow>> rows;
     for (const Rank& rank : ranks_) rows.push_back(rank.recorder->rows(static_cast<std::size_t>(step)));
     if (transport() != nullptr) rows = gathered(rows.front());
     for (std::size_t rank = 0; rank < rows.size(); ++rank) {
@@ -348,11 +353,11 @@ Timeline Trainer::timeline() const {
     return timeline;
 }
 
-QueuedStep Trainer::queued_step() const {
-    const Queue* queue = ranks_.front().device->queue();
+device::QueuedStep Trainer::queued_step() const {
+    const device::Queue* queue = ranks_.front().device->queue();
     if (queue == nullptr) return {};
-    QueuedStep step = queue->queued_step();
-    step.stamp_seconds = ranks_.front().executor->stamp_seconds();
+    device::QueuedStep step = queue->queued_step();
+    step.event_overhead = ranks_.front().executor->event_overhead();
     step.usual_stamp_seconds = ranks_.front().executor->usual_stamp_seconds();
     return step;
 }
@@ -364,4 +369,4 @@ double Trainer::memory_gib() const {
     return most;
 }
 
-} // namespace moe
+} // namespace moe::train

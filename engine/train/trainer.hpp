@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::train {
 
 enum class LearningRate : std::uint8_t { constant, cosine };
 
@@ -41,9 +41,9 @@ struct TrainOptions {
     // of fewer than nine the last one, and those behind them.
     int kept_steps = 9;
     std::string backend = "cpu";
-    const Backend* table = nullptr; // in place of the back end of that name
+    const ops::Backend* table = nullptr; // in place of the back end of that name
     int device = 0; // of this machine, that a single rank of this process uses; several take one each from the first
-    Transport* transport = nullptr; // to the processes of the other ranks; none: all ranks live here
+    comm::Transport* transport = nullptr; // to the processes of the other ranks; none: all ranks live here
     // Called, on another thread, when a rank has been in one op for longer than hang_timeout seconds without waiting
     // for others; the run cannot be ended from inside, so it should end the process. None: nobody watches.
     std::function<void(const std::string& line)> on_hang;
@@ -85,7 +85,7 @@ using SampleSource = std::function<void(std::int64_t sample, std::span<std::int3
 class Trainer {
 public:
     // Lowers and checks the plan, allocates every arena and sets initial weights. Throws Error.
-    Trainer(const Plan& plan, const TrainOptions& options);
+    Trainer(const plan::Plan& plan, const TrainOptions& options);
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
@@ -107,13 +107,13 @@ public:
     // the global tensor that some rank holds, in runs of at most 2^20.
     void fill_weight(const std::string& name,
                      const std::function<void(std::int64_t first, std::span<float> out)>& read);
-    const Plan& plan() const { return plan_; }
+    const plan::Plan& plan() const { return plan_; }
 
     // Copies what a checkpoint holds; `out` is used again, so that only the first copy allocates. Between steps only.
-    void snapshot(Snapshot& out) const;
+    void snapshot(weights::Snapshot& out) const;
     // Goes on where the checkpoint of any plan of the same model stands. Throws Error (bad_input) where its parameters
     // are not this model's, or its seed is not the run's.
-    void restore(const StoredCheckpoint& checkpoint);
+    void restore(const weights::StoredCheckpoint& checkpoint);
 
     // Whether any process says so. Called by all processes in turn with steps.
     bool any(bool here) const;
@@ -121,35 +121,35 @@ public:
     // Of several processes, the one of rank 0 has the rows, and the tokens below, of all; all of them must call.
     // Rows of the recorded step whose duration is the median of the last kept ones (the first step, which touches
     // memory for the first time, is left out when there are others).
-    Timeline timeline() const;
+    program::Timeline timeline() const;
     // Largest arena of a rank; on a device that can tell, all that is taken there, which counts context and libraries.
     double memory_gib() const;
     double arena_gib() const; // as planned
     // Tokens that were sent to each expert over all steps: [MoE layer][expert]; empty on back ends with a queue.
     std::vector<std::vector<std::int64_t>> routed_tokens() const;
     int permits() const { return cores_->permits(); }
-    std::string device_name() const; // with their number, where there are several
-    Draw draw() const;               // of the devices here
-    QueuedStep queued_step() const;  // of the first rank here; all zero on back ends without a queue
+    std::string device_name() const;          // with their number, where there are several
+    device::PowerSample power_sample() const; // of the devices here
+    device::QueuedStep queued_step() const;   // of the first rank here; all zero on back ends without a queue
     // What joins ranks on devices; empty elsewhere.
-    const Joined& joined() const { return joined_; }
+    const comm::Joined& joined() const { return joined_; }
     std::int64_t steps_done() const { return done_; }
     std::int64_t steps_taken() const { return done_ - begun_; } // by this process
-    const Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }
-    const std::vector<Program>& programs() const { return programs_; }
+    const run::Recorder& recorder(int rank) const { return *ranks_[static_cast<std::size_t>(rank)].recorder; }
+    const std::vector<program::Program>& programs() const { return programs_; }
 
 private:
     struct Rank {
-        std::unique_ptr<Device> device; // outlives the arena
-        std::unique_ptr<Arena> arena;
-        std::unique_ptr<Communicator> communicator;
-        std::unique_ptr<Executor> executor;
-        std::unique_ptr<Recorder> recorder;
+        std::unique_ptr<device::Device> device; // outlives the arena
+        std::unique_ptr<device::Arena> arena;
+        std::unique_ptr<comm::Communicator> communicator;
+        std::unique_ptr<run::Executor> executor;
+        std::unique_ptr<run::Recorder> recorder;
         // Of a step that is run again; null where none can be.
-        std::unique_ptr<Arena> rerun_arena;
-        std::unique_ptr<Executor> rerun_executor;
-        std::unique_ptr<Recorder> rerun_recorder;
-        std::vector<LocalParameter> parameters;
+        std::unique_ptr<device::Arena> rerun_arena;
+        std::unique_ptr<run::Executor> rerun_executor;
+        std::unique_ptr<run::Recorder> rerun_recorder;
+        std::vector<weights::LocalParameter> parameters;
         std::vector<std::int32_t> positions; // of this rank's tokens in their sequence
         std::vector<std::int32_t> tokens;    // of one micro-batch, on their way to the device
         int rank = 0, stage = 0, data = 0;   // stage, data: coordinates along PP and DP
@@ -159,15 +159,17 @@ private:
         std::size_t parameter = 0;
     };
 
-    const Program& program_of(const Rank& rank) const { return programs_[static_cast<std::size_t>(rank.stage)]; }
-    Transport* transport() const { return options_.transport; }
+    const program::Program& program_of(const Rank& rank) const {
+        return programs_[static_cast<std::size_t>(rank.stage)];
+    }
+    comm::Transport* transport() const { return options_.transport; }
     int stage_of_rank(int rank) const;
-    void build_rank(Rank& rank, int place, const std::vector<MemoryPlan>& memory);
+    void build_rank(Rank& rank, int place, const std::vector<memory::MemoryPlan>& memory);
     void start_rank(Rank& rank);
     void build_rerun(Rank& rank);
     int device_of(int place) const;
-    void join_devices(const std::vector<MemoryPlan>& memory);
-    std::vector<MeetingPoint> meeting_points(std::size_t count) const;
+    void join_devices(const std::vector<memory::MemoryPlan>& memory);
+    std::vector<comm::MeetingPoint> meeting_points(std::size_t count) const;
     double overflow() const; // of the step just done
     void run_again();
     void index_parameters();
@@ -179,29 +181,29 @@ private:
     void begin_rank(Rank& rank);
     void fill_inputs(Rank& rank);
     // Tokens of a micro-batch `ahead` positions behind those of the rank's rows, -1 beyond the sample.
-    void write_tokens(Rank& r, TensorId input, int micro_batch, std::int64_t ahead);
+    void write_tokens(Rank& r, program::TensorId input, int micro_batch, std::int64_t ahead);
     std::array<double, 3> step_sums() const; // loss, square of the gradients' norm, sum of MTP's losses
     void count_routed(const std::vector<std::vector<std::int64_t>>& routed, std::map<int, RouterStep>& steps) const;
     void gather_routers(std::map<int, RouterStep>& steps);
-    double read_scalar(const Rank& rank, TensorId id) const;
+    double read_scalar(const Rank& rank, program::TensorId id) const;
     std::vector<RouterStep> read_routers(bool again);
     void read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps);
     void set_hyper(double lr);
     std::vector<std::vector<std::int64_t>> routed_in_step(bool again) const; // dense layers empty
     template <class Visit>
     void for_each_piece(const std::string& name, Visit visit) const;
-    std::vector<float> assemble(const std::string& name, TensorId (*tensor)(const Bucket&)) const;
+    std::vector<float> assemble(const std::string& name, program::TensorId (*tensor)(const program::Bucket&)) const;
 
-    Plan plan_;
+    plan::Plan plan_;
     TrainOptions options_;
-    Mesh mesh_;
-    const Backend* backend_ = nullptr;
-    std::vector<Program> programs_; // by pipeline rank
-    std::vector<Program> reruns_;   // likewise, where a step may have to be run again
-    std::unique_ptr<Cores> cores_;
-    std::unique_ptr<ThreadFabric> fabric_;
-    std::unique_ptr<QueuedFabric> queued_fabric_; // in its place, where ranks have devices
-    Joined joined_;
+    plan::Mesh mesh_;
+    const ops::Backend* backend_ = nullptr;
+    std::vector<program::Program> programs_; // by pipeline rank
+    std::vector<program::Program> reruns_;   // likewise, where a step may have to be run again
+    std::unique_ptr<engine::Cores> cores_;
+    std::unique_ptr<comm::ThreadFabric> fabric_;
+    std::unique_ptr<comm::QueuedFabric> queued_fabric_; // in its place, where ranks have devices
+    comm::Joined joined_;
     int places_ = 1;               // of the boxes that messages leave through
     std::vector<Rank> ranks_;      // of this process
     std::int64_t arena_bytes_ = 0; // of the fullest rank
@@ -218,10 +220,10 @@ private:
         double taken = 0.0, seconds = 0.0; // with its stamps, and without
     };
     std::vector<KeptStep> kept_; // by step modulo their number
-    Recorder::Clock::time_point zero_;
+    run::Recorder::Clock::time_point zero_;
     int loss_rank_ = 0;
-    std::atomic<bool> again_{false};     // a step is being run again
-    std::unique_ptr<Watchdog> watchdog_; // last: it looks at the others
+    std::atomic<bool> again_{false};          // a step is being run again
+    std::unique_ptr<run::Watchdog> watchdog_; // last: it looks at the others
 };
 
 // When train() saves, and where: every `interval` steps (0: never in between), behind the last step, and when `stop`
@@ -237,4 +239,4 @@ struct Saving {
 std::vector<StepResult> train(Trainer& trainer, const TrainOptions& options, const SampleSource& source,
                               const std::function<void(const StepResult&)>& on_step, const Saving* saving = nullptr);
 
-} // namespace moe
+} // namespace moe::train

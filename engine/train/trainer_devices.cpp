@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::train {
 
 // Where a launcher shows a process only its own device, that is number 0.
 int Trainer::device_of(int place) const {
@@ -21,46 +21,46 @@ int Trainer::device_of(int place) const {
     return device;
 }
 
-std::vector<MeetingPoint> Trainer::meeting_points(std::size_t count) const {
-    std::vector<MeetingPoint> points(count);
+std::vector<comm::MeetingPoint> Trainer::meeting_points(std::size_t count) const {
+    std::vector<comm::MeetingPoint> points(count);
     if (transport() == nullptr || transport()->rank() == 0)
-        for (MeetingPoint& point : points) point = backend_->collectives().meeting_point();
+        for (comm::MeetingPoint& point : points) point = backend_->collectives().meeting_point();
     if (transport() != nullptr)
-        among_processes([&](Transport& t) {
-            t.broadcast(0, {points.front().data(), points.size() * sizeof(MeetingPoint)});
+        among_processes([&](comm::Transport& t) {
+            t.broadcast(0, {points.front().data(), points.size() * sizeof(comm::MeetingPoint)});
             return 0;
         });
     return points;
 }
 
 // All ranks are built by now: none can fail where the others wait for it to come.
-void Trainer::join_devices(const std::vector<MemoryPlan>& memory) {
-    std::vector<const Program*> programs;
-    for (const Program& program : programs_) programs.push_back(&program);
-    for (const Program& program : reruns_) programs.push_back(&program);
-    std::vector<Circle> circles = circles_of(programs, mesh_);
-    std::vector<MeetingPoint> points = meeting_points(circles.size());
-    queued_fabric_ = std::make_unique<QueuedFabric>(backend_->collectives(), mesh_, std::move(circles),
-                                                    std::move(points), transport());
-    check_streams(programs_, memory, mesh_);
+void Trainer::join_devices(const std::vector<memory::MemoryPlan>& memory) {
+    std::vector<const program::Program*> programs;
+    for (const program::Program& program : programs_) programs.push_back(&program);
+    for (const program::Program& program : reruns_) programs.push_back(&program);
+    std::vector<comm::CommGroup> comm_groups = comm::comm_groups_of(programs, mesh_);
+    std::vector<comm::MeetingPoint> points = meeting_points(comm_groups.size());
+    queued_fabric_ = std::make_unique<comm::QueuedFabric>(backend_->collectives(), mesh_, std::move(comm_groups),
+                                                          std::move(points), transport());
+    comm::check_streams(programs_, memory, mesh_);
     if (!reruns_.empty()) {
-        std::vector<MemoryPlan> again;
-        for (const Program& program : reruns_) again.push_back(plan_memory(program));
-        check_streams(reruns_, again, mesh_);
+        std::vector<memory::MemoryPlan> again;
+        for (const program::Program& program : reruns_) again.push_back(memory::plan_memory(program));
+        comm::check_streams(reruns_, again, mesh_);
     }
     std::vector<double> before(ranks_.size()), after(ranks_.size());
     run_ranks([&](Rank& rank, int place) {
-        std::vector<const Program*> mine{&program_of(rank)};
+        std::vector<const program::Program*> mine{&program_of(rank)};
         if (!reruns_.empty()) mine.push_back(&reruns_[static_cast<std::size_t>(rank.stage)]);
         before[static_cast<std::size_t>(place)] = rank.device->used_bytes();
-        auto joined =
-            std::make_unique<QueuedCommunicator>(*queued_fabric_, rank.rank, *rank.device, *backend_->kernels, mine);
+        auto joined = std::make_unique<comm::QueuedCommunicator>(*queued_fabric_, rank.rank, *rank.device,
+                                                                 *backend_->kernels, mine);
         if (backend_->peers != nullptr)
             joined->reach_peers(backend_->peers(), rank.arena->memory(),
                                 static_cast<std::int64_t>(rank.arena->bytes()));
         if (place == 0)
-            for (const auto& [circle, bytes] : joined->taken())
-                joined_.each.push_back({queued_fabric_->circles()[circle], bytes});
+            for (const auto& [group, bytes] : joined->taken())
+                joined_.each.push_back({queued_fabric_->comm_groups()[group], bytes});
         if (place == 0) joined_.buffer_bytes = static_cast<double>(joined->buffer_bytes());
         rank.communicator = std::move(joined);
         after[static_cast<std::size_t>(place)] = rank.device->used_bytes();
@@ -68,18 +68,18 @@ void Trainer::join_devices(const std::vector<MemoryPlan>& memory) {
     for (std::size_t place = 0; place < ranks_.size(); ++place) {
         joined_.bytes = std::max(joined_.bytes, after[place] - before[place]);
         const int rank = ranks_[place].rank;
-        const auto& all = queued_fabric_->circles();
-        const auto mine = std::count_if(all.begin(), all.end(), [rank](const Circle& circle) {
-            return std::find(circle.ranks.begin(), circle.ranks.end(), rank) != circle.ranks.end();
+        const auto& all = queued_fabric_->comm_groups();
+        const auto mine = std::count_if(all.begin(), all.end(), [rank](const comm::CommGroup& group) {
+            return std::find(group.ranks.begin(), group.ranks.end(), rank) != group.ranks.end();
         });
         joined_.communicators = std::max(joined_.communicators, static_cast<std::size_t>(mine));
     }
 }
 
-Draw Trainer::draw() const {
-    std::vector<Draw> devices;
-    for (const Rank& rank : ranks_) devices.push_back(rank.device->draw());
-    return combined(devices);
+device::PowerSample Trainer::power_sample() const {
+    std::vector<device::PowerSample> devices;
+    for (const Rank& rank : ranks_) devices.push_back(rank.device->power_sample());
+    return device::combined(devices);
 }
 
 std::string Trainer::device_name() const {
@@ -87,4 +87,4 @@ std::string Trainer::device_name() const {
     return ranks_.size() > 1 ? fmt::format("{} x {}", ranks_.size(), name) : name;
 }
 
-} // namespace moe
+} // namespace moe::train

@@ -8,13 +8,13 @@
 #include <type_traits>
 #include <vector>
 
-namespace moe {
+namespace moe::train {
 
 template <class Talk>
 auto Trainer::among_processes(Talk talk) const {
     try {
         return talk(*transport());
-    } catch (const Aborted&) {
+    } catch (const engine::Aborted&) {
         fail("{}", transport()->aborted());
     }
 }
@@ -24,11 +24,11 @@ std::vector<std::vector<T>> Trainer::gathered(const std::vector<T>& mine) const 
     static_assert(std::is_trivially_copyable_v<T>);
     const std::span<const char> bytes{reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(T)};
     std::vector<std::vector<T>> all;
-    for (const std::vector<char>& part : among_processes([&](Transport& t) { return t.gather(0, bytes); })) {
+    for (const std::vector<char>& part : among_processes([&](comm::Transport& t) { return t.gather(0, bytes); })) {
         all.emplace_back(part.size() / sizeof(T));
         if (!part.empty()) std::memcpy(all.back().data(), part.data(), part.size());
     }
     return all;
 }
 
-} // namespace moe
+} // namespace moe::train

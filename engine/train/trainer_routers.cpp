@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace moe {
+namespace moe::train {
 
 namespace {
 
@@ -84,19 +84,19 @@ void Trainer::gather_routers(std::map<int, RouterStep>& steps) {
 }
 
 void Trainer::read_router_sums(const Rank& rank, std::map<int, RouterStep>& steps) {
-    const auto read = [&](TensorId id, std::size_t count) {
+    const auto read = [&](program::TensorId id, std::size_t count) {
         std::vector<float> values(count);
         rank.device->read(values.data(), rank.arena->at(id), count * sizeof(float));
         return values;
     };
-    for (const RouterIo& io : program_of(rank).io.routers) {
+    for (const program::RouterIo& io : program_of(rank).io.routers) {
         RouterStep& step = steps[io.layer];
         step.layer = io.layer;
         const std::vector<float> loss = read(io.loss, 2), load = read(io.load, static_cast<std::size_t>(io.experts));
         step.aux_loss = static_cast<double>(loss[0]);
         step.z_loss = static_cast<double>(loss[1]);
         step.tokens.assign(load.begin(), load.end());
-        if (io.score_load != no_tensor)
+        if (io.score_load != program::no_tensor)
             last_load_[io.layer] = read(io.score_load, static_cast<std::size_t>(io.experts));
     }
 }
@@ -130,4 +130,4 @@ std::vector<std::vector<std::int64_t>> Trainer::routed_in_step(bool again) const
     return sum;
 }
 
-} // namespace moe
+} // namespace moe::train

@@ -5,18 +5,18 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::train {
 
 namespace {
 
 // What a rank holds of each parameter, with room for its state.
-std::vector<Slice> slices_of(const std::vector<LocalParameter>& parameters) {
-    std::vector<Slice> slices;
-    for (const LocalParameter& p : parameters) {
+std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>& parameters) {
+    std::vector<weights::Slice> slices;
+    for (const weights::LocalParameter& p : parameters) {
         if (p.pieces.empty() || p.copy) continue;
-        Slice slice{p.name, p.rows, p.cols, {}, 0, {}};
-        for (const Piece& piece : p.pieces) {
-            add_run(slice.runs, piece.global, piece.count);
+        weights::Slice slice{p.name, p.rows, p.cols, {}, 0, {}};
+        for (const weights::Piece& piece : p.pieces) {
+            weights::add_run(slice.runs, piece.global, piece.count);
             slice.elements += piece.count;
         }
         for (std::vector<float>& values : slice.values) values.resize(static_cast<std::size_t>(slice.elements));
@@ -34,18 +34,19 @@ void Trainer::for_each_piece(const std::string& name, Visit visit) const {
     if (found == holders_.end()) return; // other processes hold it
     for (const Holder& holder : found->second) {
         const Rank& r = ranks_[static_cast<std::size_t>(holder.place)];
-        const LocalParameter& p = r.parameters[holder.parameter];
-        const Bucket& bucket = program_of(r).buckets[static_cast<std::size_t>(p.bucket)];
-        for (const Piece& piece : p.pieces) visit(r, bucket, piece);
+        const weights::LocalParameter& p = r.parameters[holder.parameter];
+        const program::Bucket& bucket = program_of(r).buckets[static_cast<std::size_t>(p.bucket)];
+        for (const weights::Piece& piece : p.pieces) visit(r, bucket, piece);
     }
 }
 
-std::vector<float> Trainer::assemble(const std::string& name, TensorId (*tensor)(const Bucket&)) const {
+std::vector<float> Trainer::assemble(const std::string& name,
+                                     program::TensorId (*tensor)(const program::Bucket&)) const {
     const auto shape = shapes_.find(name);
     if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
     if (transport() != nullptr) fail("{}: only ranks of one process can be read as a whole", name);
     std::vector<float> values(static_cast<std::size_t>(shape->second.rows * shape->second.cols));
-    for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
+    for_each_piece(name, [&](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece) {
         r.device->read(values.data() + piece.global, r.arena->as<float>(tensor(bucket)) + piece.shard,
                        static_cast<std::size_t>(piece.count) * sizeof(float));
     });
@@ -53,11 +54,11 @@ std::vector<float> Trainer::assemble(const std::string& name, TensorId (*tensor)
 }
 
 std::vector<float> Trainer::read_gradient(const std::string& name) const {
-    return assemble(name, [](const Bucket& bucket) { return bucket.gradient_shard; });
+    return assemble(name, [](const program::Bucket& bucket) { return bucket.gradient_shard; });
 }
 
 std::vector<float> Trainer::read_weight(const std::string& name) const {
-    return assemble(name, [](const Bucket& bucket) { return bucket.kept_master(); });
+    return assemble(name, [](const program::Bucket& bucket) { return bucket.kept_master(); });
 }
 
 void Trainer::write_weight(const std::string& name, std::span<const float> values) {
@@ -65,8 +66,8 @@ void Trainer::write_weight(const std::string& name, std::span<const float> value
     if (shape == shapes_.end()) refuse("the model has no parameter '{}'", name);
     if (static_cast<std::int64_t>(values.size()) != shape->second.rows * shape->second.cols)
         refuse("{} has {} x {} elements, {} were given", name, shape->second.rows, shape->second.cols, values.size());
-    for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
-        store_weights(program_of(r), bucket, *r.arena, piece.shard, values.data() + piece.global, piece.count);
+    for_each_piece(name, [&](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece) {
+        weights::store_weights(program_of(r), bucket, *r.arena, piece.shard, values.data() + piece.global, piece.count);
     });
 }
 
@@ -74,35 +75,35 @@ void Trainer::fill_weight(const std::string& name,
                           const std::function<void(std::int64_t first, std::span<float> out)>& read) {
     constexpr std::int64_t longest = 1 << 20;
     std::vector<float> values;
-    for_each_piece(name, [&](const Rank& r, const Bucket& bucket, const Piece& piece) {
+    for_each_piece(name, [&](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece) {
         for (std::int64_t at = 0; at < piece.count; at += longest) {
             values.resize(static_cast<std::size_t>(std::min(longest, piece.count - at)));
             read(piece.global + at, values);
-            store_weights(program_of(r), bucket, *r.arena, piece.shard + at, values.data(),
-                          static_cast<std::int64_t>(values.size()));
+            weights::store_weights(program_of(r), bucket, *r.arena, piece.shard + at, values.data(),
+                                   static_cast<std::int64_t>(values.size()));
         }
     });
 }
 
-void Trainer::snapshot(Snapshot& out) const {
+void Trainer::snapshot(weights::Snapshot& out) const {
     out.state = {done_, samples_, options_.seed, plan_.model->name, plan_.model->config_json, last_load_};
     out.world = plan_.gpus;
     out.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
         const Rank& rank = ranks_[r];
-        RankSlices& slices = out.ranks[r];
+        weights::RankSlices& slices = out.ranks[r];
         slices.rank = rank.rank;
         if (slices.slices.empty()) slices.slices = slices_of(rank.parameters);
         std::size_t next = 0;
-        for (const LocalParameter& p : rank.parameters) {
+        for (const weights::LocalParameter& p : rank.parameters) {
             if (p.pieces.empty() || p.copy) continue;
-            const Bucket& bucket = program_of(rank).buckets[static_cast<std::size_t>(p.bucket)];
-            Slice& slice = slices.slices[next++];
-            for (int kind = 0; kind < state_kind_count; ++kind) {
+            const program::Bucket& bucket = program_of(rank).buckets[static_cast<std::size_t>(p.bucket)];
+            weights::Slice& slice = slices.slices[next++];
+            for (int kind = 0; kind < weights::state_kind_count; ++kind) {
                 float* to = slice.values[static_cast<std::size_t>(kind)].data();
-                for (const Piece& piece : p.pieces) {
-                    load_state(program_of(rank), bucket, *rank.arena, static_cast<StateKind>(kind), piece.shard, to,
-                               piece.count);
+                for (const weights::Piece& piece : p.pieces) {
+                    weights::load_state(program_of(rank), bucket, *rank.arena, static_cast<weights::StateKind>(kind),
+                                        piece.shard, to, piece.count);
                     to += piece.count;
                 }
             }
@@ -110,8 +111,8 @@ void Trainer::snapshot(Snapshot& out) const {
     }
 }
 
-void Trainer::restore(const StoredCheckpoint& checkpoint) {
-    const RunState& state = checkpoint.state();
+void Trainer::restore(const weights::StoredCheckpoint& checkpoint) {
+    const weights::RunState& state = checkpoint.state();
     if (state.seed != options_.seed)
         refuse("{}: was made with --seed {}, this run has {}: the order of samples would change", checkpoint.path(),
                state.seed, options_.seed);
@@ -128,17 +129,18 @@ void Trainer::restore(const StoredCheckpoint& checkpoint) {
                checkpoint.shapes().size(), shapes_.size());
     std::vector<float> values;
     for (const auto& [name, shape] : shapes_)
-        for_each_piece(name, [&, &name = name](const Rank& r, const Bucket& bucket, const Piece& piece) {
-            values.resize(static_cast<std::size_t>(piece.count));
-            for (int kind = 0; kind < state_kind_count; ++kind) {
-                checkpoint.read(name, static_cast<StateKind>(kind), piece.global, values);
-                store_state(program_of(r), bucket, *r.arena, static_cast<StateKind>(kind), piece.shard, values.data(),
-                            piece.count);
-            }
-        });
+        for_each_piece(
+            name, [&, &name = name](const Rank& r, const program::Bucket& bucket, const weights::Piece& piece) {
+                values.resize(static_cast<std::size_t>(piece.count));
+                for (int kind = 0; kind < weights::state_kind_count; ++kind) {
+                    checkpoint.read(name, static_cast<weights::StateKind>(kind), piece.global, values);
+                    weights::store_state(program_of(r), bucket, *r.arena, static_cast<weights::StateKind>(kind),
+                                         piece.shard, values.data(), piece.count);
+                }
+            });
     done_ = begun_ = state.step;
     samples_ = state.samples;
     last_load_ = state.router_loads;
 }
 
-} // namespace moe
+} // namespace moe::train

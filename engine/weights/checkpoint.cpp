@@ -20,7 +20,7 @@
 #include <system_error>
 #include <thread>
 
-namespace moe {
+namespace moe::weights {
 
 namespace {
 
@@ -74,7 +74,7 @@ void write_shard(const std::string& path, const std::vector<Slice>& slices) {
             tensors.push_back({stored_name(slice.name, kind), {slice.elements}});
             values.push_back(&slice.values[static_cast<std::size_t>(kind)]);
         }
-    write_safetensors(path, tensors, Dtype::f32,
+    write_safetensors(path, tensors, program::Dtype::f32,
                       [next = std::size_t{0}, &values](const TensorToWrite&) mutable { return *values[next++]; });
 }
 
@@ -356,4 +356,4 @@ void remove_partial_checkpoints(const std::string& folder) {
     for (const fs::path& path : left) fs::remove_all(path, error);
 }
 
-} // namespace moe
+} // namespace moe::weights

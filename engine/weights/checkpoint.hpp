@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::weights {
 
 // Where a run stands. `samples`: of the data, taken by all steps so far; the seed keys the order of samples, the only
 // randomness behind the initial weights.
@@ -106,4 +106,4 @@ void remove_partial_checkpoints(const std::string& folder);
 // CRC-32C (Castagnoli polynomial, RFC 3720 appendix B.4) of `bytes`.
 std::uint32_t crc32c(std::span<const char> bytes);
 
-} // namespace moe
+} // namespace moe::weights

@@ -13,18 +13,18 @@
 #include <thread>
 #include <unordered_map>
 
-namespace moe {
+namespace moe::weights {
 
 namespace {
 
-std::string global_name(const Parameter& p, int expert) {
+std::string global_name(const program::Parameter& p, int expert) {
     const std::size_t at = p.name.find("{}");
     if (at == std::string::npos) return p.name;
     return p.name.substr(0, at) + std::to_string(expert) + p.name.substr(at + 2);
 }
 
 // Elements [begin, end) of a local slice as pieces, row by row (whole rows of an uncut width at once).
-void add_pieces(LocalParameter& local, const Parameter& p, int part, std::int64_t begin, std::int64_t end,
+void add_pieces(LocalParameter& local, const program::Parameter& p, int part, std::int64_t begin, std::int64_t end,
                 std::int64_t shard) {
     const std::int64_t row0 = p.shard_dim == 0 ? part * p.local_rows : 0;
     const std::int64_t col0 = p.shard_dim == 1 ? part * p.local_cols : 0;
@@ -48,20 +48,20 @@ std::uint64_t random_stream(std::uint64_t seed, const std::string& name) {
     return hash;
 }
 
-std::vector<LocalParameter> local_parameters(const Program& program, const Mesh& mesh, int rank) {
+std::vector<LocalParameter> local_parameters(const program::Program& program, const plan::Mesh& mesh, int rank) {
     std::vector<LocalParameter> list;
     std::unordered_map<std::string, int> local_experts; // by name with its placeholder
-    for (const Parameter& p : program.parameters) {
+    for (const program::Parameter& p : program.parameters) {
         int& count = local_experts[p.name];
         count = std::max(count, p.local_expert + 1);
     }
-    for (const Parameter& p : program.parameters) {
-        const Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
-        const int part = mesh.coordinate(p.domain, axis::tensor, rank);
-        const int expert =
-            p.local_expert < 0
-                ? -1
-                : mesh.coordinate(Domain::expert, axis::expert, rank) * local_experts[p.name] + p.local_expert;
+    for (const program::Parameter& p : program.parameters) {
+        const program::Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
+        const int part = mesh.coordinate(p.domain, plan::axis::tensor, rank);
+        const int expert = p.local_expert < 0 ? -1
+                                              : mesh.coordinate(plan::Domain::expert, plan::axis::expert, rank) *
+                                                        local_experts[p.name] +
+                                                    p.local_expert;
         LocalParameter local{global_name(p, expert), p.rows, p.cols, p.bucket, p.init_std, p.ones, p.copy, {}};
         const std::int64_t own = bucket.elements / bucket.group_size;
         const std::int64_t first = bucket.group_size > 1 ? mesh.index(bucket.group, rank) * own : 0;
@@ -75,16 +75,16 @@ std::vector<LocalParameter> local_parameters(const Program& program, const Mesh&
 
 namespace {
 
-Dst stored_weights(const Program& program, const Bucket& bucket, const Arena& arena) {
-    const Tensor& weights = program.tensors[static_cast<std::size_t>(bucket.weight_shard)];
-    return {arena.at(bucket.weight_shard), weights.dtype == Dtype::bf16 ? Type::bf16 : Type::f32};
+Dst stored_weights(const program::Program& program, const program::Bucket& bucket, const device::Arena& arena) {
+    const program::Tensor& weights = program.tensors[static_cast<std::size_t>(bucket.weight_shard)];
+    return {arena.at(bucket.weight_shard), weights.dtype == program::Dtype::bf16 ? Type::bf16 : Type::f32};
 }
 
 } // namespace
 
-void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,
-                   const float* values, std::int64_t count) {
-    Device& device = arena.device();
+void store_weights(const program::Program& program, const program::Bucket& bucket, const device::Arena& arena,
+                   std::int64_t first, const float* values, std::int64_t count) {
+    device::Device& device = arena.device();
     const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
     device.write(arena.as<float>(bucket.kept_master()) + first, values, bytes);
     if (!bucket.matrices.empty()) return; // a step begins by quantizing the masters
@@ -102,8 +102,8 @@ const char* to_string(StateKind kind) {
 
 namespace {
 
-TensorId tensor_of(const Bucket& bucket, StateKind kind) {
-    const bool away = bucket.host_master != no_tensor;
+program::TensorId tensor_of(const program::Bucket& bucket, StateKind kind) {
+    const bool away = bucket.host_master != program::no_tensor;
     switch (kind) {
     case StateKind::weight:
         return bucket.kept_master();
@@ -112,18 +112,18 @@ TensorId tensor_of(const Bucket& bucket, StateKind kind) {
     case StateKind::exp_avg_sq:
         return away ? bucket.host_exp_avg_sq : bucket.exp_avg_sq;
     }
-    return no_tensor;
+    return program::no_tensor;
 }
 
-bool is_bf16(const Program& program, TensorId id) {
-    return program.tensors[static_cast<std::size_t>(id)].dtype == Dtype::bf16;
+bool is_bf16(const program::Program& program, program::TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)].dtype == program::Dtype::bf16;
 }
 
 } // namespace
 
-void load_state(const Program& program, const Bucket& bucket, const Arena& arena, StateKind kind, std::int64_t first,
-                float* values, std::int64_t count) {
-    const TensorId id = tensor_of(bucket, kind);
+void load_state(const program::Program& program, const program::Bucket& bucket, const device::Arena& arena,
+                StateKind kind, std::int64_t first, float* values, std::int64_t count) {
+    const program::TensorId id = tensor_of(bucket, kind);
     const auto n = static_cast<std::size_t>(count);
     if (!is_bf16(program, id)) return arena.device().read(values, arena.as<float>(id) + first, n * sizeof(float));
     std::vector<std::uint16_t> stored(n);
@@ -131,10 +131,10 @@ void load_state(const Program& program, const Bucket& bucket, const Arena& arena
     std::transform(stored.begin(), stored.end(), values, float_of_bf16);
 }
 
-void store_state(const Program& program, const Bucket& bucket, const Arena& arena, StateKind kind, std::int64_t first,
-                 const float* values, std::int64_t count) {
+void store_state(const program::Program& program, const program::Bucket& bucket, const device::Arena& arena,
+                 StateKind kind, std::int64_t first, const float* values, std::int64_t count) {
     if (kind == StateKind::weight) return store_weights(program, bucket, arena, first, values, count);
-    const TensorId id = tensor_of(bucket, kind);
+    const program::TensorId id = tensor_of(bucket, kind);
     const auto n = static_cast<std::size_t>(count);
     if (!is_bf16(program, id)) return arena.device().write(arena.as<float>(id) + first, values, n * sizeof(float));
     std::vector<std::uint16_t> rounded(n);
@@ -168,9 +168,9 @@ void draw_by_threads(const LocalParameter& p, std::uint64_t stream, std::int64_t
 }
 
 // On a device that has the masters, where they lie.
-void draw_there(const LocalParameter& p, std::uint64_t stream, const Piece& piece, const Program& program,
-                const Arena& arena, const Kernels& kernels) {
-    const Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
+void draw_there(const LocalParameter& p, std::uint64_t stream, const Piece& piece, const program::Program& program,
+                const device::Arena& arena, const Kernels& kernels) {
+    const program::Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
     void* queue = arena.device().queue()->stream();
     float* master = arena.as<float>(bucket.kept_master()) + piece.shard;
     kernels.draw_normal(stream, piece.global, p.init_std, master, piece.count, queue);
@@ -180,12 +180,13 @@ void draw_there(const LocalParameter& p, std::uint64_t stream, const Piece& piec
 
 } // namespace
 
-void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
-                           const Kernels& kernels, std::uint64_t seed, int threads) {
-    for (const Bucket& bucket : program.buckets)
-        for (const TensorId id : {bucket.weights, bucket.gradients, tensor_of(bucket, StateKind::weight),
-                                  tensor_of(bucket, StateKind::exp_avg), tensor_of(bucket, StateKind::exp_avg_sq)}) {
-            const Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
+void initialize_parameters(const program::Program& program, const std::vector<LocalParameter>& parameters,
+                           const device::Arena& arena, const Kernels& kernels, std::uint64_t seed, int threads) {
+    for (const program::Bucket& bucket : program.buckets)
+        for (const program::TensorId id :
+             {bucket.weights, bucket.gradients, tensor_of(bucket, StateKind::weight),
+              tensor_of(bucket, StateKind::exp_avg), tensor_of(bucket, StateKind::exp_avg_sq)}) {
+            const program::Tensor& tensor = program.tensors[static_cast<std::size_t>(id)];
             arena.device().fill(arena.at(id), 0, static_cast<std::size_t>(tensor.bytes()));
         }
     constexpr std::int64_t most = std::int64_t{1} << 24; // drawn at once, so that large weights need little of the host
@@ -193,8 +194,8 @@ void initialize_parameters(const Program& program, const std::vector<LocalParame
     for (const LocalParameter& p : parameters) {
         if (!p.ones && p.init_std == 0.0) continue;
         const std::uint64_t stream = random_stream(seed, p.name);
-        const Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
-        const bool there = arena.device().queue() != nullptr && bucket.host_master == no_tensor && !p.ones;
+        const program::Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];
+        const bool there = arena.device().queue() != nullptr && bucket.host_master == program::no_tensor && !p.ones;
         for (const Piece& piece : p.pieces) {
             if (there) {
                 draw_there(p, stream, piece, program, arena, kernels);
@@ -211,4 +212,4 @@ void initialize_parameters(const Program& program, const std::vector<LocalParame
     if (arena.device().queue() != nullptr) arena.device().queue()->wait();
 }
 
-} // namespace moe
+} // namespace moe::weights

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::weights {
 
 // The key of a weight's deviates (Kernels::draw_normal): they are the same under every plan.
 std::uint64_t random_stream(std::uint64_t seed, const std::string& name);
@@ -35,7 +35,7 @@ struct LocalParameter {
 
 // Every parameter of a rank's Program, in the Program's order. Ranks that hold copies of a weight hold disjoint pieces
 // of it; the pieces of all ranks, copies of other stages aside, cover every global tensor exactly once.
-std::vector<LocalParameter> local_parameters(const Program& program, const Mesh& mesh, int rank);
+std::vector<LocalParameter> local_parameters(const program::Program& program, const plan::Mesh& mesh, int rank);
 
 // What is kept of each parameter: the FP32 master weight and AdamW's moments.
 enum class StateKind : std::uint8_t { weight, exp_avg, exp_avg_sq };
@@ -45,16 +45,16 @@ const char* to_string(StateKind kind);
 // Writes initial weights, FP32 masters (not rounded to the stored precision) and zero moments of a rank's own shards.
 // What the other members of a bucket's group hold arrives with the gather at the start of the step. They are drawn by a
 // device's `kernels` where its queue is, elsewhere by `threads` threads; the values depend on neither.
-void initialize_parameters(const Program& program, const std::vector<LocalParameter>& parameters, const Arena& arena,
-                           const Kernels& kernels, std::uint64_t seed, int threads);
+void initialize_parameters(const program::Program& program, const std::vector<LocalParameter>& parameters,
+                           const device::Arena& arena, const Kernels& kernels, std::uint64_t seed, int threads);
 
 // Stores FP32 values into a shard of weights (FP32 or BF16, rounded to nearest even) and, as they are, its master.
-void store_weights(const Program& program, const Bucket& bucket, const Arena& arena, std::int64_t first,
-                   const float* values, std::int64_t count);
+void store_weights(const program::Program& program, const program::Bucket& bucket, const device::Arena& arena,
+                   std::int64_t first, const float* values, std::int64_t count);
 // Elements [first, first + count) of a shard's state as FP32, exactly, and back (a weight as store_weights() does).
-void load_state(const Program& program, const Bucket& bucket, const Arena& arena, StateKind kind, std::int64_t first,
-                float* values, std::int64_t count);
-void store_state(const Program& program, const Bucket& bucket, const Arena& arena, StateKind kind, std::int64_t first,
-                 const float* values, std::int64_t count);
+void load_state(const program::Program& program, const program::Bucket& bucket, const device::Arena& arena,
+                StateKind kind, std::int64_t first, float* values, std::int64_t count);
+void store_state(const program::Program& program, const program::Bucket& bucket, const device::Arena& arena,
+                 StateKind kind, std::int64_t first, const float* values, std::int64_t count);
 
-} // namespace moe
+} // namespace moe::weights

@@ -15,7 +15,7 @@
 #include <limits>
 #include <set>
 
-namespace moe {
+namespace moe::weights {
 
 namespace {
 
@@ -127,13 +127,13 @@ void check_tiling(std::vector<Extent>& extents, std::int64_t room, const std::st
     if (at != room) refuse("{}: the tensors end at byte {} of {} bytes of data", path, at, room);
 }
 
-std::string header_of(const std::vector<TensorToWrite>& tensors, Dtype dtype) {
+std::string header_of(const std::vector<TensorToWrite>& tensors, program::Dtype dtype) {
     Json header;
     header["__metadata__"] = {{"format", "pt"}}; // transformers refuses files without it
     std::int64_t at = 0;
     for (const TensorToWrite& tensor : tensors) {
-        const std::int64_t bytes = bytes_of(dtype, product(tensor.shape));
-        header[tensor.name] = {{"dtype", dtype == Dtype::bf16 ? "BF16" : "F32"},
+        const std::int64_t bytes = program::bytes_of(dtype, product(tensor.shape));
+        header[tensor.name] = {{"dtype", dtype == program::Dtype::bf16 ? "BF16" : "F32"},
                                {"shape", tensor.shape},
                                {"data_offsets", {at, at + bytes}}};
         at += bytes;
@@ -143,10 +143,10 @@ std::string header_of(const std::vector<TensorToWrite>& tensors, Dtype dtype) {
     return text;
 }
 
-std::string encoded(const std::vector<float>& values, Dtype dtype) {
+std::string encoded(const std::vector<float>& values, program::Dtype dtype) {
     if (values.empty()) return {};
-    std::string bytes(values.size() * (dtype == Dtype::bf16 ? 2 : 4), '\0');
-    if (dtype == Dtype::f32) {
+    std::string bytes(values.size() * (dtype == program::Dtype::bf16 ? 2 : 4), '\0');
+    if (dtype == program::Dtype::f32) {
         std::memcpy(bytes.data(), values.data(), bytes.size());
         return bytes;
     }
@@ -256,9 +256,10 @@ std::vector<std::string> StoredWeights::names() const {
     return list;
 }
 
-void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors, Dtype dtype,
+void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors, program::Dtype dtype,
                        const TensorValues& values) {
-    if (dtype != Dtype::f32 && dtype != Dtype::bf16) fail("{}: weights are written as F32 or BF16", path);
+    if (dtype != program::Dtype::f32 && dtype != program::Dtype::bf16)
+        fail("{}: weights are written as F32 or BF16", path);
     const std::string header = header_of(tensors, dtype);
     const std::uint64_t length = header.size();
     write_file(path, [&](const std::function<void(std::string_view)>& append) {
@@ -274,7 +275,7 @@ void write_safetensors(const std::string& path, const std::vector<TensorToWrite>
     });
 }
 
-void write_weights(const std::string& folder, const std::vector<TensorToWrite>& tensors, Dtype dtype,
+void write_weights(const std::string& folder, const std::vector<TensorToWrite>& tensors, program::Dtype dtype,
                    std::int64_t shard_bytes, const TensorValues& values) {
     namespace fs = std::filesystem;
     std::error_code error;
@@ -286,7 +287,7 @@ void write_weights(const std::string& folder, const std::vector<TensorToWrite>& 
     std::vector<std::vector<TensorToWrite>> shards(1);
     std::int64_t bytes = 0, total = 0;
     for (const TensorToWrite& tensor : tensors) {
-        const std::int64_t size = bytes_of(dtype, product(tensor.shape));
+        const std::int64_t size = program::bytes_of(dtype, product(tensor.shape));
         if (bytes > 0 && bytes + size > shard_bytes) {
             shards.emplace_back();
             bytes = 0;
@@ -309,4 +310,4 @@ void write_weights(const std::string& folder, const std::vector<TensorToWrite>& 
     write_file(in_folder(folder, "model.safetensors.index.json"), index.dump(2) + "\n");
 }
 
-} // namespace moe
+} // namespace moe::weights

@@ -12,14 +12,14 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::weights {
 
 // A tensor as a file holds it: row-major, little endian, at any alignment.
 struct StoredTensor {
     std::string dtype; // as the file spells it: "BF16", "F32", "F16", ...
     std::vector<std::int64_t> shape;
     std::int64_t elements = 0;
-    const MappedFile* file = nullptr;
+    const engine::MappedFile* file = nullptr;
     std::size_t offset = 0; // of the first byte, from the file's start
 };
 
@@ -41,7 +41,7 @@ public:
     const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
 
 private:
-    MappedFile file_;
+    engine::MappedFile file_;
     std::map<std::string, StoredTensor> tensors_;
 };
 
@@ -71,11 +71,11 @@ struct TensorToWrite {
 using TensorValues = std::function<std::vector<float>(const TensorToWrite&)>;
 
 // Writes one file, atomically, in F32 or rounded to BF16. Throws Error (failure) when writing fails.
-void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors, Dtype dtype,
+void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors, program::Dtype dtype,
                        const TensorValues& values);
 // Writes model.safetensors, or, past `shard_bytes`, shards in the order of the list with their index last, so that an
 // interrupted export is never taken for a whole one. Refuses a folder that holds weights already.
-void write_weights(const std::string& folder, const std::vector<TensorToWrite>& tensors, Dtype dtype,
+void write_weights(const std::string& folder, const std::vector<TensorToWrite>& tensors, program::Dtype dtype,
                    std::int64_t shard_bytes, const TensorValues& values);
 
-} // namespace moe
+} // namespace moe::weights

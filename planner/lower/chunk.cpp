@@ -6,18 +6,19 @@
 
 #include <utility>
 
-namespace moe {
+namespace moe::lower {
 
 class DecoderLayer {
 public:
-    DecoderLayer(const Model& model, const LayerKind& kind, const std::string& key, const std::string& hf, int index)
+    DecoderLayer(const model::Model& model, const model::LayerKind& kind, const std::string& key, const std::string& hf,
+                 int index)
         : bf16_(kind.bf16) {
-        if (kind.attention.kind != AttentionKind::none)
+        if (kind.attention.kind != model::AttentionKind::none)
             attention_.emplace(model, kind.attention, key + ".attn", hf, index);
         if (kind.moe) moe_.emplace(model, kind, key + ".moe", hf, index);
         if (kind.dense()) mlp_.emplace(model, kind, kind.dense_ffn, false, key + ".mlp", hf, index);
     }
-    void declare(ParameterSet& set, const Plan& plan) const {
+    void declare(emit::ParameterSet& set, const plan::Plan& plan) const {
         set.keep_bf16(bf16_);
         if (attention_) attention_->declare(set);
         if (moe_) moe_->declare(set, plan);
@@ -25,7 +26,7 @@ public:
         set.keep_bf16(false);
     }
     // `keys`: those that the last indexer has picked.
-    TensorId forward(Builder& b, TensorId x, TensorId& keys) {
+    program::TensorId forward(emit::Builder& b, program::TensorId x, program::TensorId& keys) {
         b.bf16 = bf16_;
         if (attention_) x = attention_->forward(b, x, keys);
         if (moe_) x = moe_->forward(b, x);
@@ -33,7 +34,7 @@ public:
         b.bf16 = false;
         return x;
     }
-    TensorId backward(Builder& b, TensorId dy) {
+    program::TensorId backward(emit::Builder& b, program::TensorId dy) {
         b.bf16 = bf16_;
         if (mlp_) dy = mlp_->backward(b, dy);
         if (moe_) dy = moe_->backward(b, dy);
@@ -44,15 +45,15 @@ public:
 
 private:
     bool bf16_;
-    std::optional<AttentionLayer> attention_;
-    std::optional<MoeLayer> moe_;
-    std::optional<MlpLayer> mlp_;
+    std::optional<layers::AttentionLayer> attention_;
+    std::optional<layers::MoeLayer> moe_;
+    std::optional<layers::MlpLayer> mlp_;
 };
 
 struct MtpLayer {
-    MtpInput input;
+    layers::MtpInput input;
     DecoderLayer layer;
-    HeadLayer head;
+    layers::HeadLayer head;
 };
 
 namespace {
@@ -63,12 +64,13 @@ std::string branch_name(const char* end, int depth) {
 
 } // namespace
 
-Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
+Chunk::Chunk(const plan::Plan& plan, const ChunkSpec& spec)
     : plan_(plan),
       model_(*plan.model),
       spec_(spec),
       embedding_(model_),
-      head_(model_, "head", spec.branches > 0 && stack_traits(plan).final_norm_with_mtp ? "" : "model.norm.weight", 0) {
+      head_(model_, "head",
+            spec.branches > 0 && plan::stack_traits(plan).final_norm_with_mtp ? "" : "model.norm.weight", 0) {
     for (const auto& [index, kind] : spec.layers)
         layers_.push_back(std::make_unique<DecoderLayer>(model_, model_.kinds[static_cast<std::size_t>(kind)],
                                                          fmt::format("layers.{}", index),
@@ -76,7 +78,7 @@ Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
     for (std::size_t i = 0; i < spec.mtp.size(); ++i) {
         const int index = static_cast<int>(model_.layers.size() + i);
         const std::string key = fmt::format("mtp.{}", i), hf = fmt::format("model.layers.{}.", index);
-        const LayerKind& kind = model_.kinds[static_cast<std::size_t>(spec.mtp[i])];
+        const model::LayerKind& kind = model_.kinds[static_cast<std::size_t>(spec.mtp[i])];
         mtp_.push_back(std::make_unique<MtpLayer>(
             MtpLayer{{model_, key, hf},
                      {model_, kind, key, hf, index},
@@ -91,14 +93,14 @@ Chunk::Chunk(const Plan& plan, const ChunkSpec& spec)
 
 Chunk::~Chunk() = default;
 
-void Chunk::declare(ParameterSet& set) const {
+void Chunk::declare(emit::ParameterSet& set) const {
     if (spec_.embedding || !spec_.mtp.empty()) embedding_.declare(set, plan_);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
         set.boundary(spec_.layers[i].first);
         layers_[i]->declare(set, plan_);
     }
     set.boundary(-1);
-    if (norm_with_mtp()) Norm::declare(set, "head.norm", "model.norm.weight", model_.hidden);
+    if (norm_with_mtp()) layers::Norm::declare(set, "head.norm", "model.norm.weight", model_.hidden);
     for (std::size_t i = 0; i < mtp_.size(); ++i) {
         mtp_[i]->input.declare(set);
         set.boundary(static_cast<int>(model_.layers.size() + i));
@@ -107,11 +109,11 @@ void Chunk::declare(ParameterSet& set) const {
         if (!spec_.heads_behind) mtp_[i]->head.declare(set, plan_);
     }
     if (spec_.loss) head_.declare(set, plan_);
-    for (const HeadLayer& head : late_heads_) head.declare(set, plan_);
+    for (const layers::HeadLayer& head : late_heads_) head.declare(set, plan_);
 }
 
-void Chunk::forward(Builder& b) {
-    TensorId x = no_tensor;
+void Chunk::forward(emit::Builder& b) {
+    program::TensorId x = program::no_tensor;
     if (spec_.receives)
         x = receive(b, "stage_in", spec_.previous, 0, spec_.stage);
     else if (spec_.embedding)
@@ -122,11 +124,11 @@ void Chunk::forward(Builder& b) {
     for (int i = 0; i < spec_.branches; ++i)
         branches_.push_back(spec_.receives ? receive(b, branch_name("in", i), spec_.previous, 2 + 2 * i, spec_.stage)
                                            : b.activation(branch_name("in", i), b.local_tokens(), model_.hidden));
-    TensorId keys = no_tensor;
+    program::TensorId keys = program::no_tensor;
     for (auto& layer : layers_) x = layer->forward(b, x, keys);
     if (norm_with_mtp()) {
         b.layer = -1;
-        b.module = Module::head;
+        b.module = program::Module::head;
         final_norm_.key = "head.norm";
         x = final_norm_.forward(b, x, model_.hidden, "head.norm_out");
     }
@@ -138,10 +140,10 @@ void Chunk::forward(Builder& b) {
         send(b, branches_[i], spec_.next, 2 + 2 * static_cast<int>(i), spec_.stage + 1);
 }
 
-void Chunk::forward_mtp(Builder& b, TensorId h) {
+void Chunk::forward_mtp(emit::Builder& b, program::TensorId h) {
     for (std::size_t i = 0; i < mtp_.size(); ++i) {
         MtpLayer& mtp = *mtp_[i];
-        TensorId keys = no_tensor;
+        program::TensorId keys = program::no_tensor;
         h = mtp.layer.forward(b, mtp.input.forward(b, h, embedding_.forward(b, mtp_ids(b, i))), keys);
         if (spec_.heads_behind)
             branches_.push_back(h);
@@ -150,14 +152,14 @@ void Chunk::forward_mtp(Builder& b, TensorId h) {
     }
 }
 
-TensorId Chunk::segment_dout(Builder& b) const {
+program::TensorId Chunk::segment_dout(emit::Builder& b) const {
     return b.program().io.segment_dout = b.activation("segment_dout", b.local_tokens(), model_.hidden);
 }
 
-void Chunk::backward(Builder& b) {
+void Chunk::backward(emit::Builder& b) {
     b.layer = -1;
-    b.phase = Phase::dgrad;
-    TensorId dx = no_tensor;
+    b.phase = program::Phase::dgrad;
+    program::TensorId dx = program::no_tensor;
     const std::size_t passing = spec_.loss ? 0 : branches_.size();
     if (spec_.sends) {
         dx = receive(b, "stage_dout", spec_.next, 1, spec_.stage);
@@ -171,14 +173,14 @@ void Chunk::backward(Builder& b) {
             branches_[i] = b.activation(branch_name("dout", static_cast<int>(i)), b.local_tokens(), model_.hidden);
     }
     for (std::size_t i = 0; i < late_heads_.size(); ++i) branches_[i] = late_heads_[i].backward(b);
-    TensorId dbranch = backward_mtp(b);
-    if (spec_.loss) dx = head_.backward(b, std::exchange(dbranch, no_tensor));
-    if (dx == no_tensor && dbranch == no_tensor) dx = segment_dout(b);
+    program::TensorId dbranch = backward_mtp(b);
+    if (spec_.loss) dx = head_.backward(b, std::exchange(dbranch, program::no_tensor));
+    if (dx == program::no_tensor && dbranch == program::no_tensor) dx = segment_dout(b);
     b.layer = -1;
-    b.phase = Phase::dgrad;
-    if (dbranch != no_tensor) dx = dx == no_tensor ? dbranch : b.add(dx, dbranch, "dtrunk");
+    b.phase = program::Phase::dgrad;
+    if (dbranch != program::no_tensor) dx = dx == program::no_tensor ? dbranch : b.add(dx, dbranch, "dtrunk");
     if (norm_with_mtp()) {
-        b.module = Module::head;
+        b.module = program::Module::head;
         dx = final_norm_.backward(b, dx);
     }
     for (std::size_t i = layers_.size(); i-- > 0;) dx = layers_[i]->backward(b, dx);
@@ -191,12 +193,12 @@ void Chunk::backward(Builder& b) {
         send(b, branches_[static_cast<std::size_t>(i)], spec_.previous, 3 + 2 * i, spec_.stage - 1);
 }
 
-TensorId Chunk::backward_mtp(Builder& b) {
-    TensorId dbranch = no_tensor;
+program::TensorId Chunk::backward_mtp(emit::Builder& b) {
+    program::TensorId dbranch = program::no_tensor;
     for (std::size_t i = mtp_.size(); i-- > 0;) {
-        const TensorId dhead = spec_.heads_behind ? branches_[i] : mtp_[i]->head.backward(b);
-        dbranch = dbranch == no_tensor ? dhead : b.add(dbranch, dhead, "dmtp_sum");
-        const TensorId din = mtp_[i]->layer.backward(b, dbranch);
+        const program::TensorId dhead = spec_.heads_behind ? branches_[i] : mtp_[i]->head.backward(b);
+        dbranch = dbranch == program::no_tensor ? dhead : b.add(dbranch, dhead, "dmtp_sum");
+        const program::TensorId din = mtp_[i]->layer.backward(b, dbranch);
         b.layer = -1;
         const auto [dh, dembedded] = mtp_[i]->input.backward(b, din);
         embedding_.backward(b, mtp_ids(b, i), dembedded);
@@ -206,27 +208,29 @@ TensorId Chunk::backward_mtp(Builder& b) {
 }
 
 // The token after the one that depth i predicts from, which the depth before has as its label.
-TensorId Chunk::mtp_ids(const Builder& b, std::size_t i) {
-    const ProgramIo& io = b.program().io;
+program::TensorId Chunk::mtp_ids(const emit::Builder& b, std::size_t i) {
+    const program::ProgramIo& io = b.program().io;
     return i == 0 ? io.labels : io.mtp_labels[i - 1];
 }
 
-TensorId Chunk::receive(Builder& b, const std::string& name, int delta, int tag, int stage) {
+program::TensorId Chunk::receive(emit::Builder& b, const std::string& name, int delta, int tag, int stage) {
     b.layer = -1;
-    b.module = Module::pipeline;
-    const TensorId x = b.activation(name, b.local_tokens(), model_.hidden);
-    b.communicate(OpKind::recv, groups::pipeline, Stream::pipeline_in, {}, {x}, PeerAttr{delta, tag, stage});
+    b.module = program::Module::pipeline;
+    const program::TensorId x = b.activation(name, b.local_tokens(), model_.hidden);
+    b.communicate(program::OpKind::recv, emit::groups::pipeline, program::Stream::pipeline_in, {}, {x},
+                  program::PeerAttr{delta, tag, stage});
     return x;
 }
 
-void Chunk::send(Builder& b, TensorId x, int delta, int tag, int stage) {
+void Chunk::send(emit::Builder& b, program::TensorId x, int delta, int tag, int stage) {
     b.layer = -1;
-    b.module = Module::pipeline;
-    b.communicate(OpKind::send, groups::pipeline, Stream::pipeline_out, {x}, {}, PeerAttr{delta, tag, stage});
+    b.module = program::Module::pipeline;
+    b.communicate(program::OpKind::send, emit::groups::pipeline, program::Stream::pipeline_out, {x}, {},
+                  program::PeerAttr{delta, tag, stage});
 }
 
-ChunkSpec spec_of(const Plan& plan, const std::vector<Stage>& all, int stage) {
-    const Stage& s = all[static_cast<std::size_t>(stage)];
+ChunkSpec spec_of(const plan::Plan& plan, const std::vector<plan::Stage>& all, int stage) {
+    const plan::Stage& s = all[static_cast<std::size_t>(stage)];
     ChunkSpec spec;
     spec.stage = stage;
     spec.chunk = stage / plan.pp; // in a V as well: the way back is the second chunk
@@ -237,10 +241,10 @@ ChunkSpec spec_of(const Plan& plan, const std::vector<Stage>& all, int stage) {
         spec.layers.emplace_back(layer, plan.model->layers[static_cast<std::size_t>(layer)]);
     }
     for (int i = 0; i < s.mtp; ++i) spec.mtp.push_back(plan.model->mtp[static_cast<std::size_t>(i)]);
-    const int rank = rank_of_stage(plan.schedule, plan.pp, stage);
-    if (in_a_v(plan.schedule)) {
-        spec.previous = rank_of_stage(plan.schedule, plan.pp, stage - 1) - rank;
-        spec.next = rank_of_stage(plan.schedule, plan.pp, stage + 1) - rank;
+    const int rank = plan::rank_of_stage(plan.schedule, plan.pp, stage);
+    if (plan::in_a_v(plan.schedule)) {
+        spec.previous = plan::rank_of_stage(plan.schedule, plan.pp, stage - 1) - rank;
+        spec.next = plan::rank_of_stage(plan.schedule, plan.pp, stage + 1) - rank;
     }
     spec.receives = stage > 0;
     spec.sends = stage + 1 < static_cast<int>(all.size());
@@ -249,4 +253,4 @@ ChunkSpec spec_of(const Plan& plan, const std::vector<Stage>& all, int stage) {
     return spec;
 }
 
-} // namespace moe
+} // namespace moe::lower

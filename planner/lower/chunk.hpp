@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::lower {
 
 // What one chunk holds, in execution order.
 struct ChunkSpec {
@@ -26,7 +26,7 @@ struct ChunkSpec {
 };
 
 // What virtual stage `stage` of the cut `all` is to the rank that runs it.
-ChunkSpec spec_of(const Plan& plan, const std::vector<Stage>& all, int stage);
+ChunkSpec spec_of(const plan::Plan& plan, const std::vector<plan::Stage>& all, int stage);
 
 class DecoderLayer;
 struct MtpLayer;
@@ -34,36 +34,36 @@ struct MtpLayer;
 // Keeps what backward needs between the two templates. `plan` must outlive it.
 class Chunk {
 public:
-    Chunk(const Plan& plan, const ChunkSpec& spec);
+    Chunk(const plan::Plan& plan, const ChunkSpec& spec);
     ~Chunk();
 
-    void declare(ParameterSet& set) const;
-    void forward(Builder& b);
-    void backward(Builder& b);
+    void declare(emit::ParameterSet& set) const;
+    void forward(emit::Builder& b);
+    void backward(emit::Builder& b);
 
 private:
     // MTP reads what the LM head reads: on a stage before the loss it brings the final norm along, and what it sends on
     // is normed. In Megatron-LM the norm stays with the head, and MTP on another stage reads what has not passed it.
     bool norm_with_mtp() const {
-        return stack_traits(plan_).final_norm_with_mtp && spec_.heads_behind && !mtp_.empty();
+        return plan::stack_traits(plan_).final_norm_with_mtp && spec_.heads_behind && !mtp_.empty();
     }
-    void forward_mtp(Builder& b, TensorId h);
-    TensorId segment_dout(Builder& b) const; // the gradient that comes from a segment behind this one
-    TensorId backward_mtp(Builder& b);       // gradient of what forward_mtp() was given
-    static TensorId mtp_ids(const Builder& b, std::size_t i);
-    TensorId receive(Builder& b, const std::string& name, int delta, int tag, int stage);
-    void send(Builder& b, TensorId x, int delta, int tag, int stage);
+    void forward_mtp(emit::Builder& b, program::TensorId h);
+    program::TensorId segment_dout(emit::Builder& b) const; // the gradient that comes from a segment behind this one
+    program::TensorId backward_mtp(emit::Builder& b);       // gradient of what forward_mtp() was given
+    static program::TensorId mtp_ids(const emit::Builder& b, std::size_t i);
+    program::TensorId receive(emit::Builder& b, const std::string& name, int delta, int tag, int stage);
+    void send(emit::Builder& b, program::TensorId x, int delta, int tag, int stage);
 
-    const Plan& plan_;
-    const Model& model_;
+    const plan::Plan& plan_;
+    const model::Model& model_;
     ChunkSpec spec_;
-    EmbeddingLayer embedding_;
-    HeadLayer head_;
+    layers::EmbeddingLayer embedding_;
+    layers::HeadLayer head_;
     std::vector<std::unique_ptr<DecoderLayer>> layers_;
-    Norm final_norm_; // with MTP before the loss
+    layers::Norm final_norm_; // with MTP before the loss
     std::vector<std::unique_ptr<MtpLayer>> mtp_;
-    std::vector<HeadLayer> late_heads_; // of MTP layers on an earlier stage
-    std::vector<TensorId> branches_;    // by MTP layer, on their way to the loss's stage
+    std::vector<layers::HeadLayer> late_heads_; // of MTP layers on an earlier stage
+    std::vector<program::TensorId> branches_;   // by MTP layer, on their way to the loss's stage
 };
 
-} // namespace moe
+} // namespace moe::lower

@@ -22,40 +22,42 @@
 #include <utility>
 #include <variant>
 
-namespace moe {
+namespace moe::lower {
 
 namespace {
 
-void add_io(Program& program, const Plan& plan) {
-    ProgramIo& io = program.io;
+void add_io(program::Program& program, const plan::Plan& plan) {
+    program::ProgramIo& io = program.io;
     const std::int64_t tokens = plan.tokens_gathered();
-    io.ids = add_flat(program, "ids", Dtype::i32, Storage::input, tokens);
-    io.labels = add_flat(program, "labels", Dtype::i32, Storage::input, tokens);
-    io.positions = add_flat(program, "positions", Dtype::i32, Storage::input, plan.seq / plan.cp);
+    io.ids = emit::add_flat(program, "ids", program::Dtype::i32, program::Storage::input, tokens);
+    io.labels = emit::add_flat(program, "labels", program::Dtype::i32, program::Storage::input, tokens);
+    io.positions =
+        emit::add_flat(program, "positions", program::Dtype::i32, program::Storage::input, plan.seq / plan.cp);
     program.tensors[static_cast<std::size_t>(io.positions)].per_micro_batch = false;
     for (std::size_t d = 0; d < plan.model->mtp.size(); ++d)
-        io.mtp_labels.push_back(
-            add_flat(program, fmt::format("mtp_labels{}", d + 1), Dtype::i32, Storage::input, tokens));
-    if (!io.mtp_labels.empty()) io.mtp_loss = add_flat(program, "mtp_loss", Dtype::f32, Storage::scalar, 1);
-    io.loss = add_flat(program, "loss", Dtype::f32, Storage::scalar, 1);
-    io.gradient_norm = add_flat(program, "gradient_norm", Dtype::f32, Storage::scalar, 1);
+        io.mtp_labels.push_back(emit::add_flat(program, fmt::format("mtp_labels{}", d + 1), program::Dtype::i32,
+                                               program::Storage::input, tokens));
+    if (!io.mtp_labels.empty())
+        io.mtp_loss = emit::add_flat(program, "mtp_loss", program::Dtype::f32, program::Storage::scalar, 1);
+    io.loss = emit::add_flat(program, "loss", program::Dtype::f32, program::Storage::scalar, 1);
+    io.gradient_norm = emit::add_flat(program, "gradient_norm", program::Dtype::f32, program::Storage::scalar, 1);
     io.step_sums = io.gradient_norm;
-    if (may_overflow(plan)) {
-        io.overflow = add_flat(program, "overflow", Dtype::f32, Storage::scalar, 1);
-        io.step_sums = add_flat(program, "step_sums", Dtype::f32, Storage::scalar, 2);
-        for (const TensorId id : {io.gradient_norm, io.overflow}) {
+    if (plan::may_overflow(plan)) {
+        io.overflow = emit::add_flat(program, "overflow", program::Dtype::f32, program::Storage::scalar, 1);
+        io.step_sums = emit::add_flat(program, "step_sums", program::Dtype::f32, program::Storage::scalar, 2);
+        for (const program::TensorId id : {io.gradient_norm, io.overflow}) {
             program.tensors[static_cast<std::size_t>(id)].base = io.step_sums;
             program.tensors[static_cast<std::size_t>(id)].offset = id == io.overflow ? 1 : 0;
         }
     }
-    io.hyper = add_flat(program, "hyper", Dtype::f32, Storage::scalar, 8);
+    io.hyper = emit::add_flat(program, "hyper", program::Dtype::f32, program::Storage::scalar, 8);
 }
 
 // MoE layers of a chunk by their global index, those of MTP behind the model's.
-std::vector<std::pair<int, int>> expert_layers(const Plan& plan, const ChunkSpec& spec) {
+std::vector<std::pair<int, int>> expert_layers(const plan::Plan& plan, const ChunkSpec& spec) {
     std::vector<std::pair<int, int>> list; // (layer, experts)
     const auto add = [&](int layer, int kind) {
-        if (const std::optional<Moe>& moe = plan.model->kinds[static_cast<std::size_t>(kind)].moe)
+        if (const std::optional<model::Moe>& moe = plan.model->kinds[static_cast<std::size_t>(kind)].moe)
             list.emplace_back(layer, moe->experts);
     };
     for (const auto& [layer, kind] : spec.layers) add(layer, kind);
@@ -64,36 +66,37 @@ std::vector<std::pair<int, int>> expert_layers(const Plan& plan, const ChunkSpec
 }
 
 // Loads and losses of all routers of a rank, views of one tensor that is summed over the ranks at once.
-void add_routers(Program& program, const Plan& plan, const std::vector<ChunkSpec>& specs) {
-    const RouterTraining& r = plan.router;
+void add_routers(program::Program& program, const plan::Plan& plan, const std::vector<ChunkSpec>& specs) {
+    const plan::RouterTraining& r = plan.router;
     if (!r.counts_load()) return;
-    const bool global = r.aux_loss > 0.0 && r.load_balancing == LoadBalancing::global;
+    const bool global = r.aux_loss > 0.0 && r.load_balancing == plan::LoadBalancing::global;
     std::int64_t elements = 0;
-    std::vector<std::pair<TensorId, std::int64_t>> views;
+    std::vector<std::pair<program::TensorId, std::int64_t>> views;
     const auto view = [&](const char* name, int layer, std::int64_t rows) {
-        const TensorId id =
-            add_flat(program, fmt::format("layer{}.{}", layer, name), Dtype::f32, Storage::scalar, rows);
+        const program::TensorId id = emit::add_flat(program, fmt::format("layer{}.{}", layer, name),
+                                                    program::Dtype::f32, program::Storage::scalar, rows);
         views.emplace_back(id, elements);
         elements += rows;
         return id;
     };
     for (const ChunkSpec& spec : specs)
         for (const auto& [layer, experts] : expert_layers(plan, spec)) {
-            RouterIo io;
+            program::RouterIo io;
             io.layer = layer;
             io.experts = experts;
             io.load = view("router_load", layer, experts);
             io.loss = view("router_loss", layer, 2);
             if (global) {
                 io.score_load = view("router_score_load", layer, experts);
-                io.last_load =
-                    add_flat(program, fmt::format("layer{}.last_load", layer), Dtype::f32, Storage::input, experts);
+                io.last_load = emit::add_flat(program, fmt::format("layer{}.last_load", layer), program::Dtype::f32,
+                                              program::Storage::input, experts);
                 program.tensors[static_cast<std::size_t>(io.last_load)].per_micro_batch = false;
             }
             program.io.routers.push_back(io);
         }
     if (elements == 0) return;
-    program.io.router_sums = add_flat(program, "router_sums", Dtype::f32, Storage::scalar, elements);
+    program.io.router_sums =
+        emit::add_flat(program, "router_sums", program::Dtype::f32, program::Storage::scalar, elements);
     for (const auto& [id, offset] : views) {
         program.tensors[static_cast<std::size_t>(id)].base = program.io.router_sums;
         program.tensors[static_cast<std::size_t>(id)].offset = offset;
@@ -107,13 +110,14 @@ struct Backwards {
 
 struct EmittedChunk {
     int forward = -1, backward = -1, dgrad = -1, wgrad = -1; // templates
-    TensorId table_gradient = no_tensor;                     // of the embedding table, where the chunk holds it
+    program::TensorId table_gradient = program::no_tensor;   // of the embedding table, where the chunk holds it
 };
 
 // Puts the halves of a chunk's backward beside it, or in its place where it is not run whole.
-void emit_halves(Program& program, EmittedChunk& chunk, bool keep_whole) {
-    SplitBackward split = split_backward(program, program.templates[static_cast<std::size_t>(chunk.forward)],
-                                         program.templates[static_cast<std::size_t>(chunk.backward)], keep_whole);
+void emit_halves(program::Program& program, EmittedChunk& chunk, bool keep_whole) {
+    passes::SplitBackward split =
+        passes::split_backward(program, program.templates[static_cast<std::size_t>(chunk.forward)],
+                               program.templates[static_cast<std::size_t>(chunk.backward)], keep_whole);
     if (keep_whole) {
         chunk.dgrad = static_cast<int>(program.templates.size());
         program.templates.push_back(std::move(split.dgrad));
@@ -126,31 +130,32 @@ void emit_halves(Program& program, EmittedChunk& chunk, bool keep_whole) {
 }
 
 // Templates of a chunk, passes applied.
-EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spec, ParameterSet& parameters,
-                        Backwards backwards, bool list_parameters) {
+EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const ChunkSpec& spec,
+                        emit::ParameterSet& parameters, Backwards backwards, bool list_parameters) {
     Chunk chunk(plan, spec);
     chunk.declare(parameters);
     parameters.seal(program, list_parameters);
-    Builder builder(plan, program, parameters);
-    const int forward = builder.open(SlotKind::forward, spec.chunk);
+    emit::Builder builder(plan, program, parameters);
+    const int forward = builder.open(plan::SlotKind::forward, spec.chunk);
     chunk.forward(builder);
-    const int backward = builder.open(SlotKind::backward, spec.chunk);
+    const int backward = builder.open(plan::SlotKind::backward, spec.chunk);
     chunk.backward(builder);
-    recompute_pass(program, program.templates[static_cast<std::size_t>(forward)],
-                   program.templates[static_cast<std::size_t>(backward)], plan.recompute,
-                   stack_traits(plan).recompute_keeps_core);
+    passes::recompute_pass(program, program.templates[static_cast<std::size_t>(forward)],
+                           program.templates[static_cast<std::size_t>(backward)], plan.recompute,
+                           plan::stack_traits(plan).recompute_keeps_core);
     if (plan.paged_stash)
-        stash_pass(program, program.templates[static_cast<std::size_t>(forward)],
-                   program.templates[static_cast<std::size_t>(backward)]);
-    if ((plan.offload & ~offload::optimizer) != 0)
-        offload_pass(program, program.templates[static_cast<std::size_t>(forward)],
-                     program.templates[static_cast<std::size_t>(backward)], plan.offload,
-                     stack_traits(plan).offloads_planned_rows ? our_offload : megatron_offload);
-    if (plan.delay_wgrad) delay_wgrad_pass(program.templates[static_cast<std::size_t>(backward)]);
+        passes::stash_pass(program, program.templates[static_cast<std::size_t>(forward)],
+                           program.templates[static_cast<std::size_t>(backward)]);
+    if ((plan.offload & ~plan::offload::optimizer) != 0)
+        passes::offload_pass(program, program.templates[static_cast<std::size_t>(forward)],
+                             program.templates[static_cast<std::size_t>(backward)], plan.offload,
+                             plan::stack_traits(plan).offloads_planned_rows ? passes::our_offload
+                                                                            : passes::megatron_offload);
+    if (plan.delay_wgrad) passes::delay_wgrad_pass(program.templates[static_cast<std::size_t>(backward)]);
     if (plan.reshards())
-        reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
-                     program.templates[static_cast<std::size_t>(backward)]);
-    EmittedChunk emitted{forward, backward, -1, -1, no_tensor};
+        passes::reshard_pass(program, program.templates[static_cast<std::size_t>(forward)],
+                             program.templates[static_cast<std::size_t>(backward)]);
+    EmittedChunk emitted{forward, backward, -1, -1, program::no_tensor};
     if (backwards.split) emit_halves(program, emitted, backwards.whole);
     if (parameters.has("embedding"))
         emitted.table_gradient =
@@ -160,55 +165,56 @@ EmittedChunk emit_chunk(const Plan& plan, Program& program, const ChunkSpec& spe
 
 // What opens finish on a rank that holds a copy of the embedding table: gradients go round the holders and are added up
 // in the order of holders, so that all copies stay the same bits.
-std::vector<Op> add_tables(const Plan& plan, Program& program, TensorId gradient) {
-    const std::vector<int> holders = table_holders(plan);
+std::vector<program::Op> add_tables(const plan::Plan& plan, program::Program& program, program::TensorId gradient) {
+    const std::vector<int> holders = emit::table_holders(plan);
     const auto me = std::find(holders.begin(), holders.end(), program.pipeline_rank);
-    std::vector<Op> ops;
-    if (holders.size() < 2 || me == holders.end() || gradient == no_tensor) return ops;
-    const Tensor table = program.tensors[static_cast<std::size_t>(gradient)];
+    std::vector<program::Op> ops;
+    if (holders.size() < 2 || me == holders.end() || gradient == program::no_tensor) return ops;
+    const program::Tensor table = program.tensors[static_cast<std::size_t>(gradient)];
     const double bytes = table.expected_bytes();
     const int n = static_cast<int>(holders.size()), index = static_cast<int>(me - holders.begin());
     const int next = holders[static_cast<std::size_t>((index + 1) % n)],
               previous = holders[static_cast<std::size_t>((index + n - 1) % n)];
-    const auto emit = [&](OpKind kind, Stream stream, std::vector<TensorId> in, std::vector<TensorId> out,
-                          double moved) -> Op& {
-        Op op;
+    const auto emit = [&](program::OpKind kind, program::Stream stream, std::vector<program::TensorId> in,
+                          std::vector<program::TensorId> out, double moved) -> program::Op& {
+        program::Op op;
         op.kind = kind;
         op.stream = stream;
-        op.module = Module::embedding;
-        op.phase = Phase::step;
+        op.module = program::Module::embedding;
+        op.phase = program::Phase::step;
         op.in = std::move(in);
         op.out = std::move(out);
         op.bytes = moved;
         ops.push_back(std::move(op));
         return ops.back();
     };
-    const int tag = first_table_tag(*plan.model);
-    TensorId travelling = gradient;
-    std::vector<TensorId> values(holders.size(), gradient); // by holder
+    const int tag = program::first_table_tag(*plan.model);
+    program::TensorId travelling = gradient;
+    std::vector<program::TensorId> values(holders.size(), gradient); // by holder
     for (int step = 0; step + 1 < n; ++step) {
-        Tensor arrival = table;
+        program::Tensor arrival = table;
         arrival.name = "embedding.gradient_of_peer";
-        arrival.storage = Storage::activation;
-        arrival.base = no_tensor;
+        arrival.storage = program::Storage::activation;
+        arrival.base = program::no_tensor;
         arrival.offset = 0;
         arrival.shard_group = {};
         arrival.chunk = -1;
         program.tensors.push_back(std::move(arrival));
-        const auto received = static_cast<TensorId>(program.tensors.size() - 1);
-        Op& out = emit(OpKind::send, Stream::pipeline_out, {travelling}, {}, bytes);
-        out.group = groups::pipeline;
-        out.attr = PeerAttr{next - program.pipeline_rank, tag + step, next};
-        Op& in = emit(OpKind::recv, Stream::pipeline_in, {}, {received}, bytes);
-        in.group = groups::pipeline;
-        in.attr = PeerAttr{previous - program.pipeline_rank, tag + step, program.pipeline_rank};
+        const auto received = static_cast<program::TensorId>(program.tensors.size() - 1);
+        program::Op& out = emit(program::OpKind::send, program::Stream::pipeline_out, {travelling}, {}, bytes);
+        out.group = emit::groups::pipeline;
+        out.attr = program::PeerAttr{next - program.pipeline_rank, tag + step, next};
+        program::Op& in = emit(program::OpKind::recv, program::Stream::pipeline_in, {}, {received}, bytes);
+        in.group = emit::groups::pipeline;
+        in.attr = program::PeerAttr{previous - program.pipeline_rank, tag + step, program.pipeline_rank};
         values[static_cast<std::size_t>((index + n - 1 - step) % n)] = received;
         travelling = received;
     }
-    TensorId sum = values.front();
+    program::TensorId sum = values.front();
     for (std::size_t k = 1; k < values.size(); ++k) {
-        const TensorId arrival = sum == gradient ? values[k] : sum, out = k + 1 == values.size() ? gradient : arrival;
-        emit(OpKind::add, Stream::compute, {sum, values[k]}, {out}, 3.0 * bytes);
+        const program::TensorId arrival = sum == gradient ? values[k] : sum,
+                                out = k + 1 == values.size() ? gradient : arrival;
+        emit(program::OpKind::add, program::Stream::compute, {sum, values[k]}, {out}, 3.0 * bytes);
         sum = out;
     }
     return ops;
@@ -218,23 +224,23 @@ std::vector<Op> add_tables(const Plan& plan, Program& program, TensorId gradient
 
 namespace {
 
-Backwards backwards_of(const std::vector<Turn>& turns, int chunk) {
+Backwards backwards_of(const std::vector<plan::Turn>& turns, int chunk) {
     Backwards result{false, false};
-    for (const Turn& turn : turns) {
+    for (const plan::Turn& turn : turns) {
         if (turn.chunk != chunk) continue;
-        result.whole = result.whole || turn.kind == SlotKind::backward;
-        result.split = result.split || turn.kind == SlotKind::dgrad;
+        result.whole = result.whole || turn.kind == plan::SlotKind::backward;
+        result.split = result.split || turn.kind == plan::SlotKind::dgrad;
     }
     return result;
 }
 
-int template_of(const EmittedChunk& chunk, SlotKind kind) {
+int template_of(const EmittedChunk& chunk, plan::SlotKind kind) {
     switch (kind) {
-    case SlotKind::forward:
+    case plan::SlotKind::forward:
         return chunk.forward;
-    case SlotKind::dgrad:
+    case plan::SlotKind::dgrad:
         return chunk.dgrad;
-    case SlotKind::wgrad:
+    case plan::SlotKind::wgrad:
         return chunk.wgrad;
     default:
         return chunk.backward;
@@ -243,8 +249,8 @@ int template_of(const EmittedChunk& chunk, SlotKind kind) {
 
 // The slots of a rank between begin and finish; the first of each chunk that adds to gradients sets what it can, the
 // last also reduces them.
-void add_slots(Program& program, const Plan& plan, const std::vector<EmittedChunk>& chunks,
-               const std::vector<Turn>& turns, FirstGradients* first) {
+void add_slots(program::Program& program, const plan::Plan& plan, const std::vector<EmittedChunk>& chunks,
+               const std::vector<plan::Turn>& turns, passes::FirstGradients* first) {
     std::vector<std::size_t> last(chunks.size(), 0);
     std::set<int> seen;
     for (std::size_t i = 0; i < turns.size(); ++i)
@@ -253,10 +259,10 @@ void add_slots(Program& program, const Plan& plan, const std::vector<EmittedChun
     for (std::size_t i = 0; i < turns.size(); ++i) {
         const auto c = static_cast<std::size_t>(turns[i].chunk);
         int index = template_of(chunks[c], turns[i].kind);
-        std::optional<Template> own; // of this slot alone
-        const Template& usual = program.templates[static_cast<std::size_t>(index)];
+        std::optional<program::Template> own; // of this slot alone
+        const program::Template& usual = program.templates[static_cast<std::size_t>(index)];
         if (first != nullptr && seen.insert(index).second) own = first->next(usual);
-        if (i == last[c]) own = with_gradient_reduction(program, plan, own ? *own : usual);
+        if (i == last[c]) own = passes::with_gradient_reduction(program, plan, own ? *own : usual);
         if (own) {
             program.templates.push_back(std::move(*own));
             index = static_cast<int>(program.templates.size()) - 1;
@@ -265,55 +271,56 @@ void add_slots(Program& program, const Plan& plan, const std::vector<EmittedChun
     }
     for (std::size_t i = 0; i < turns.size(); ++i)
         if (turns[i].merged) {
-            Slot& slot = program.slots[begin + i];
-            slot.merge = merge_templates(program, slot.index, program.slots[begin + i + 1].index);
+            program::Slot& slot = program.slots[begin + i];
+            slot.merge = passes::merge_templates(program, slot.index, program.slots[begin + i + 1].index);
         }
 }
 
 } // namespace
 
-Program lower(const Plan& plan, int pipeline_rank) {
-    Program program;
+program::Program lower(const plan::Plan& plan, int pipeline_rank) {
+    program::Program program;
     program.pipeline_rank = pipeline_rank;
     add_io(program, plan);
-    const std::vector<Stage> all = stages(plan);
-    const std::vector<Turn> turns =
-        order(plan.schedule, plan.pp, plan.vpp, plan.micro_batches(), pipeline_rank, plan.ep_overlap);
-    std::vector<std::unique_ptr<ParameterSet>> parameters;
+    const std::vector<plan::Stage> all = plan::stages(plan);
+    const std::vector<plan::Turn> turns =
+        plan::order(plan.schedule, plan.pp, plan.vpp, plan.micro_batches(), pipeline_rank, plan.ep_overlap);
+    std::vector<std::unique_ptr<emit::ParameterSet>> parameters;
     std::vector<EmittedChunk> chunks;
-    TensorId table = no_tensor;
+    program::TensorId table = program::no_tensor;
     std::vector<ChunkSpec> specs;
     for (int c = 0; c < plan.vpp; ++c)
-        specs.push_back(spec_of(plan, all, stage_of(plan.schedule, plan.pp, pipeline_rank, c)));
+        specs.push_back(spec_of(plan, all, plan::stage_of(plan.schedule, plan.pp, pipeline_rank, c)));
     add_routers(program, plan, specs);
     for (int c = 0; c < plan.vpp; ++c) {
         const ChunkSpec& spec = specs[static_cast<std::size_t>(c)];
         program.chunks.push_back(all[static_cast<std::size_t>(spec.stage)]);
         parameters.push_back(
-            std::make_unique<ParameterSet>(plan, c, parameters.empty() ? nullptr : parameters.back().get()));
+            std::make_unique<emit::ParameterSet>(plan, c, parameters.empty() ? nullptr : parameters.back().get()));
         chunks.push_back(emit_chunk(plan, program, spec, *parameters.back(), backwards_of(turns, c), true));
-        if (chunks.back().table_gradient != no_tensor) table = chunks.back().table_gradient;
+        if (chunks.back().table_gradient != program::no_tensor) table = chunks.back().table_gradient;
     }
-    program.in_flight = in_flight(turns, plan.vpp);
+    program.in_flight = plan::in_flight(turns, plan.vpp);
     program.slots.reserve(turns.size() + 2);
     program.templates.emplace_back(); // begin, once it is known what is to be zeroed
     program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
-    FirstGradients first(program);
-    add_slots(program, plan, chunks, turns, sets_first_gradients(plan) ? &first : nullptr);
-    program.templates[static_cast<std::size_t>(program.slots.front().index)] = begin_template(program, plan, first);
-    program.templates.push_back(finish_template(program, plan));
+    passes::FirstGradients first(program);
+    add_slots(program, plan, chunks, turns, passes::sets_first_gradients(plan) ? &first : nullptr);
+    program.templates[static_cast<std::size_t>(program.slots.front().index)] =
+        passes::begin_template(program, plan, first);
+    program.templates.push_back(passes::finish_template(program, plan));
     program.slots.push_back({static_cast<int>(program.templates.size()) - 1, 0});
-    if (table != no_tensor && shares_table(plan))
-        for (const Bucket& b : program.buckets)
+    if (table != program::no_tensor && emit::shares_table(plan))
+        for (const program::Bucket& b : program.buckets)
             if (b.gradients == program.tensors[static_cast<std::size_t>(table)].base) table = b.gradient_shard;
-    const std::vector<Op> tables = add_tables(plan, program, table);
-    std::vector<Op>& closing = program.templates.back().ops;
+    const std::vector<program::Op> tables = add_tables(plan, program, table);
+    std::vector<program::Op>& closing = program.templates.back().ops;
     closing.insert(closing.begin(), tables.begin(), tables.end());
     return program;
 }
 
-Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind) {
-    Program program;
+program::Program lower_segment(const plan::Plan& plan, SegmentKind segment, int layer_kind) {
+    program::Program program;
     program.tensors.reserve(192); // searches lower many segments, and growing moves every tensor
     add_io(program, plan);
     ChunkSpec spec;
@@ -339,13 +346,13 @@ Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind) {
     }
     add_routers(program, plan, {spec});
     program.in_flight = {1};
-    program.chunks = {Stage{}};
-    ParameterSet parameters(plan, 0);
+    program.chunks = {plan::Stage{}};
+    emit::ParameterSet parameters(plan, 0);
     emit_chunk(plan, program, spec, parameters, {}, false);
     return program;
 }
 
-std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
+std::vector<passes::BucketSize> bucket_sizes(const plan::Plan& plan, const plan::Stage& stage) {
     ChunkSpec spec;
     spec.embedding = stage.embedding;
     spec.loss = stage.loss;
@@ -355,13 +362,13 @@ std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage) {
     for (int i = 0; i < stage.mtp; ++i) spec.mtp.push_back(plan.model->mtp[static_cast<std::size_t>(i)]);
     spec.heads_behind = !stage.loss;
     if (stage.loss && stage.mtp == 0) spec.branches = static_cast<int>(plan.model->mtp.size());
-    ParameterSet parameters(plan, 0);
+    emit::ParameterSet parameters(plan, 0);
     Chunk(plan, spec).declare(parameters);
-    Program program;
+    program::Program program;
     parameters.seal(program, false);
-    std::vector<BucketSize> sizes;
-    for (const Bucket& b : program.buckets) sizes.push_back(size_of(program, b));
+    std::vector<passes::BucketSize> sizes;
+    for (const program::Bucket& b : program.buckets) sizes.push_back(passes::size_of(program, b));
     return sizes;
 }
 
-} // namespace moe
+} // namespace moe::lower

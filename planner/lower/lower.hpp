@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <vector>
 
-namespace moe {
+namespace moe::lower {
 
 // The Program of every rank of pipeline stage `pipeline_rank` of a sound plan (check_plan). Throws Error (bad_input)
 // for a combination that has no lowering, naming the field.
-Program lower(const Plan& plan, int pipeline_rank);
+program::Program lower(const plan::Plan& plan, int pipeline_rank);
 
 // What lies between two stage boundaries, for the fast estimate: one decoder layer of a kind, or the ends of the model.
 // Where a layout puts MTP on a stage before the loss, it is an mtp_body, without its pass of the LM head, which
@@ -23,9 +23,9 @@ enum class SegmentKind : std::uint8_t { embedding, layer, mtp, mtp_body, head, a
 inline bool is_mtp(SegmentKind kind) { return kind == SegmentKind::mtp || kind == SegmentKind::mtp_body; }
 inline bool is_head(SegmentKind kind) { return kind == SegmentKind::head || kind == SegmentKind::all_heads; }
 // A Program with one chunk that holds only the segment: template 0 is its forward, template 1 its backward, no slots.
-Program lower_segment(const Plan& plan, SegmentKind segment, int layer_kind = 0);
+program::Program lower_segment(const plan::Plan& plan, SegmentKind segment, int layer_kind = 0);
 
 // The flat buckets of a stage, for the fast estimate: without lowering any layer.
-std::vector<BucketSize> bucket_sizes(const Plan& plan, const Stage& stage);
+std::vector<passes::BucketSize> bucket_sizes(const plan::Plan& plan, const plan::Stage& stage);
 
-} // namespace moe
+} // namespace moe::lower

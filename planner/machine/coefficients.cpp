@@ -9,7 +9,7 @@
 
 #include <filesystem>
 
-namespace moe {
+namespace moe::machine {
 
 Coefficients load_coefficients() {
     const std::string path = profiles_folder() + "/coefficients.json";
@@ -45,4 +45,4 @@ void save_coefficients(const Coefficients& coefficients, const std::string& path
     write_file(path, json.dump(1) + "\n");
 }
 
-} // namespace moe
+} // namespace moe::machine

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::machine {
 
 struct Coefficient {
     double value = 0.0;
@@ -22,4 +22,4 @@ using Coefficients = std::map<std::string, Coefficient>;
 Coefficients load_coefficients();
 void save_coefficients(const Coefficients& coefficients, const std::string& path);
 
-} // namespace moe
+} // namespace moe::machine

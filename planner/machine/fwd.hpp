@@ -1,10 +1,10 @@
 // Declares the types of planner/machine for headers that only name them.
 #pragma once
 
-namespace moe {
+namespace moe::machine {
 
 struct CommunicatorBytes;
 struct Hardware;
 struct MeasuredCall;
 
-} // namespace moe
+} // namespace moe::machine

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <thread>
 
-namespace moe {
+namespace moe::machine {
 namespace {
 
 constexpr std::array<const char*, precision_count> precision_names{"fp32",          "bf16",  "fp8-tensor",
@@ -268,4 +268,4 @@ std::string to_json(const Hardware& hardware) {
     return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-} // namespace moe
+} // namespace moe::machine

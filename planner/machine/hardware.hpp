@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::machine {
 
 // One tier of the network. bandwidth: bytes/s one way per GPU; latency: seconds per message.
 struct Link {
@@ -77,4 +77,4 @@ Hardware hardware_from_json(const std::string& text, const std::string& place);
 Hardware load_hardware(const std::string& name_or_path);
 std::string to_json(const Hardware& hardware);
 
-} // namespace moe
+} // namespace moe::machine

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::memory {
 
 namespace {
 
@@ -100,18 +100,18 @@ double deep_ep_buffers(std::int64_t width, std::int64_t ranks) {
 
 namespace {
 
-double dispatcher_memory(const Plan& plan) {
+double dispatcher_memory(const plan::Plan& plan) {
     double most = 0.0;
     const int group = plan.ep * plan.etp;
-    if (!stack_traits(plan).holds_dispatcher_buffers || plan.hardware->cpu || group == 1) return most;
+    if (!plan::stack_traits(plan).holds_dispatcher_buffers || plan.hardware->cpu || group == 1) return most;
     int ranks = std::min(group, std::max(1, plan.hardware->nvlink_domain_used));
     while (group % ranks != 0) --ranks;
-    for (const LayerKind& kind : plan.model->kinds) {
+    for (const model::LayerKind& kind : plan.model->kinds) {
         if (!kind.moe) continue;
         const std::int64_t width = kind.moe->latent > 0 ? kind.moe->latent : plan.model->hidden;
-        if (plan.dispatcher == Dispatcher::deepep && stack_traits(plan).holds_deep_ep_buffers)
+        if (plan.dispatcher == plan::Dispatcher::deepep && plan::stack_traits(plan).holds_deep_ep_buffers)
             most = std::max(most, deep_ep_buffers(width, group));
-        if (plan.dispatcher == Dispatcher::hybridep)
+        if (plan.dispatcher == plan::Dispatcher::hybridep)
             most = std::max(most, hybrid_ep_buffers(
                                       {plan.tokens_local(), width, kind.moe->experts / plan.ep, ranks, group / ranks}));
     }
@@ -120,16 +120,16 @@ double dispatcher_memory(const Plan& plan) {
 
 } // namespace
 
-double library_memory(const Plan& plan) {
+double library_memory(const plan::Plan& plan) {
     double scratch = 0.0;
-    const bool library =
-        stack_traits(plan).takes_attention_scratch && !plan.hardware->cpu && plan.precision != Precision::fp32;
-    const bool ring = plan.cp > 1 && plan.cp_comm == ContextComm::ring;
-    for (const LayerKind& kind : plan.model->kinds) {
-        const Attention& a = kind.attention;
-        if (!library || (a.kind != AttentionKind::gqa && a.kind != AttentionKind::mla)) continue;
+    const bool library = plan::stack_traits(plan).takes_attention_scratch && !plan.hardware->cpu &&
+                         plan.precision != machine::Precision::fp32;
+    const bool ring = plan.cp > 1 && plan.cp_comm == plan::ContextComm::ring;
+    for (const model::LayerKind& kind : plan.model->kinds) {
+        const model::Attention& a = kind.attention;
+        if (!library || (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla)) continue;
         const int split = ring ? plan.tp : plan.tp * plan.cp;
-        const int kv_heads = a.kind == AttentionKind::mla ? a.heads : a.kv_heads;
+        const int kv_heads = a.kind == model::AttentionKind::mla ? a.heads : a.kv_heads;
         const AttentionWork work{plan.mbs,
                                  std::max(1, a.heads / split),
                                  std::max(1, kv_heads / split),
@@ -143,8 +143,8 @@ double library_memory(const Plan& plan) {
     // Behind the first copy between host and device: an H200 took 6 and 8 MiB
     // (profiles/measured/h200-2026-11-21-check).
     constexpr double copying = 7 << 20;
-    const bool copies = plan.offload != 0 && stack_traits(plan).counts_first_copy && !plan.hardware->cpu;
+    const bool copies = plan.offload != 0 && plan::stack_traits(plan).counts_first_copy && !plan.hardware->cpu;
     return plan.hardware->context_bytes + scratch + (copies ? copying : 0.0) + dispatcher_memory(plan);
 }
 
-} // namespace moe
+} // namespace moe::memory

@@ -5,13 +5,13 @@
 
 #include <cstdint>
 
-namespace moe {
+namespace moe::memory {
 
 // Bytes: the hardware's context_bytes; where this project's engine trains a plan in BF16 on a GPU, the scratch of the
 // attention library, which keeps a backward's score gradients where every run shall have the same bits
 // (docs/notes/kernels-attention.md), and what copies of offloaded tensors take; under other stacks HybridEP's buffers,
 // under those on Megatron Core DeepEP's as well.
-double library_memory(const Plan& plan);
+double library_memory(const plan::Plan& plan);
 
 // An EP group (with its ETP) that exchanges tokens by HybridEP: tokens of a rank before the exchange, their width,
 // experts of a rank, NVLink domains that the group spans and its ranks in each.
@@ -45,4 +45,4 @@ struct AttentionWork {
 // library is not asked.
 double attention_scratch(const AttentionWork& work);
 
-} // namespace moe
+} // namespace moe::memory

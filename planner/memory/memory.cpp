@@ -10,36 +10,36 @@
 #include <numeric>
 #include <tuple>
 
-namespace moe {
+namespace moe::memory {
 
 namespace {
 
-MemoryClass class_of(Storage storage) {
+MemoryClass class_of(program::Storage storage) {
     switch (storage) {
-    case Storage::parameter:
+    case program::Storage::parameter:
         return MemoryClass::weights;
-    case Storage::gradient:
+    case program::Storage::gradient:
         return MemoryClass::gradients;
-    case Storage::optimizer:
+    case program::Storage::optimizer:
         return MemoryClass::optimizer;
-    case Storage::activation:
+    case program::Storage::activation:
         return MemoryClass::transient;
-    case Storage::input:
-    case Storage::scalar:
-    case Storage::host: // lies outside of the arena
+    case program::Storage::input:
+    case program::Storage::scalar:
+    case program::Storage::host: // lies outside of the arena
         return MemoryClass::inputs;
     }
     return MemoryClass::inputs;
 }
 
 // Saved tensors by chunk and by the layer whose backward reads them first.
-std::vector<SavedBlock> saved_blocks(const Program& program, const std::vector<Use>& use) {
+std::vector<SavedBlock> saved_blocks(const program::Program& program, const std::vector<Use>& use) {
     std::vector<SavedBlock> blocks;
     std::map<std::tuple<int, int, bool, bool>, std::size_t> index; // (chunk, layer, from_dgrad, until_wgrad)
     std::vector<bool> taken(program.tensors.size(), false);
-    for (const Template& tmpl : program.templates) {
-        if (tmpl.kind == SlotKind::forward) continue;
-        for_each_access(program, tmpl, [&](TensorId id, int op, bool) {
+    for (const program::Template& tmpl : program.templates) {
+        if (tmpl.kind == plan::SlotKind::forward) continue;
+        for_each_access(program, tmpl, [&](program::TensorId id, int op, bool) {
             const auto i = static_cast<std::size_t>(id);
             if (taken[i] || !use[i].saved()) return;
             taken[i] = true;
@@ -65,7 +65,7 @@ struct Pool {
 // Gives every block an instance for every micro-batch, and instances that are free again to others.
 class Instances {
 public:
-    Instances(const Program& program, std::vector<SavedBlock>& blocks) : program_(program) {
+    Instances(const program::Program& program, std::vector<SavedBlock>& blocks) : program_(program) {
         std::map<std::int64_t, int> pool_of_size;
         of_chunk_.resize(program.chunks.size());
         int micro_batches = 1;
@@ -75,7 +75,7 @@ public:
         }
         of_tensor_.resize(program.tensors.size());
         for (SavedBlock& block : blocks) {
-            for (const TensorId id : block.tensors) of_tensor_[static_cast<std::size_t>(id)] = &block;
+            for (const program::TensorId id : block.tensors) of_tensor_[static_cast<std::size_t>(id)] = &block;
             const auto [at, fresh] = pool_of_size.try_emplace(block.bytes, static_cast<int>(pools_.size()));
             if (fresh) pools_.push_back({block.bytes, 0, {}});
             block.pool = at->second;
@@ -109,14 +109,14 @@ private:
     int chunk(std::size_t slot) const {
         return program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].chunk;
     }
-    SlotKind kind(std::size_t slot) const {
+    plan::SlotKind kind(std::size_t slot) const {
         return program_.templates[static_cast<std::size_t>(program_.slots[slot].index)].kind;
     }
     std::vector<SavedBlock*>& blocks_of(int chunk) { return of_chunk_[static_cast<std::size_t>(chunk)]; }
     std::vector<SavedBlock*>& blocks(std::size_t slot) { return blocks_of(chunk(slot)); }
 
     void take(SavedBlock& block, std::size_t slot) {
-        if (block.from_dgrad && kind(slot) != SlotKind::dgrad) return;
+        if (block.from_dgrad && kind(slot) != plan::SlotKind::dgrad) return;
         Pool& pool = pools_[static_cast<std::size_t>(block.pool)];
         int& instance = block.instance[static_cast<std::size_t>(program_.slots[slot].micro_batch)];
         if (instance >= 0) return;
@@ -128,14 +128,14 @@ private:
         const int micro_batch = program_.slots[slot].micro_batch,
                   instance = block.instance[static_cast<std::size_t>(micro_batch)];
         const bool last = last_.at({chunk(slot), micro_batch}) == slot;
-        const bool early = kind(slot) == SlotKind::dgrad && !block.until_wgrad; // free since then
-        const bool freed = !block.until_wgrad && kind(slot) == SlotKind::wgrad;
+        const bool early = kind(slot) == plan::SlotKind::dgrad && !block.until_wgrad; // free since then
+        const bool freed = !block.until_wgrad && kind(slot) == plan::SlotKind::wgrad;
         if (instance < 0 || freed || (!last && !early)) return;
         pools_[static_cast<std::size_t>(block.pool)].free.push_back(instance);
     }
     // A forward takes a block when its first op touches it, the backward beside it releases one behind its last.
     void merge(std::size_t forward, std::size_t backward) {
-        const Merge& merge = program_.merges[static_cast<std::size_t>(program_.slots[forward].merge)];
+        const program::Merge& merge = program_.merges[static_cast<std::size_t>(program_.slots[forward].merge)];
         const Touches &filled = touches(merge.forward), &emptied = touches(merge.backward);
         std::size_t f = 0, b = 0;
         for (const bool from_backward : merge.from_backward) {
@@ -154,10 +154,10 @@ private:
     const Touches& touches(int index) {
         const auto [at, fresh] = touches_.try_emplace(index);
         if (!fresh) return at->second;
-        const Template& tmpl = program_.templates[static_cast<std::size_t>(index)];
+        const program::Template& tmpl = program_.templates[static_cast<std::size_t>(index)];
         at->second.resize(tmpl.ops.size());
         std::map<SavedBlock*, Lifetime> touched;
-        for_each_access(program_, tmpl, [&](TensorId id, int op, bool) {
+        for_each_access(program_, tmpl, [&](program::TensorId id, int op, bool) {
             SavedBlock* block = of_tensor_[static_cast<std::size_t>(id)];
             if (block == nullptr) return;
             Lifetime& life = touched[block];
@@ -173,7 +173,7 @@ private:
         return at->second;
     }
 
-    const Program& program_;
+    const program::Program& program_;
     std::vector<Pool> pools_;
     std::vector<std::vector<SavedBlock*>> of_chunk_;
     std::vector<SavedBlock*> of_tensor_;              // none: not saved
@@ -181,7 +181,7 @@ private:
     std::map<std::pair<int, int>, std::size_t> last_; // (chunk, micro-batch) -> slot
 };
 
-void place_saved(const Program& program, const std::vector<Use>& use, MemoryPlan& plan) {
+void place_saved(const program::Program& program, const std::vector<Use>& use, MemoryPlan& plan) {
     plan.blocks = saved_blocks(program, use);
     const std::vector<Pool> pools = Instances(program, plan.blocks).play();
     std::vector<std::int64_t> start;
@@ -194,7 +194,7 @@ void place_saved(const Program& program, const std::vector<Use>& use, MemoryPlan
         const SavedBlock& block = plan.blocks[b];
         const Pool& pool = pools[static_cast<std::size_t>(block.pool)];
         std::int64_t offset = start[static_cast<std::size_t>(block.pool)];
-        for (const TensorId id : block.tensors) {
+        for (const program::TensorId id : block.tensors) {
             plan.places[static_cast<std::size_t>(id)] = {MemoryClass::saved, offset, pool.bytes, pool.instances,
                                                          static_cast<int>(b)};
             offset += aligned(program.tensors[static_cast<std::size_t>(id)].bytes());
@@ -204,12 +204,12 @@ void place_saved(const Program& program, const std::vector<Use>& use, MemoryPlan
 
 } // namespace
 
-MemoryPlan plan_memory(const Program& program) {
+MemoryPlan plan_memory(const program::Program& program) {
     MemoryPlan plan;
     plan.places.resize(program.tensors.size());
     const std::vector<Use> use = uses(program);
     int micro_batches = 1;
-    for (const Slot& slot : program.slots) micro_batches = std::max(micro_batches, slot.micro_batch + 1);
+    for (const program::Slot& slot : program.slots) micro_batches = std::max(micro_batches, slot.micro_batch + 1);
 
     const auto reserve = [&](std::size_t id, MemoryClass memory_class, int instances) {
         Place& place = plan.places[id];
@@ -220,18 +220,19 @@ MemoryPlan plan_memory(const Program& program) {
         plan.arena_bytes += place.stride * instances;
         plan.class_bytes[static_cast<std::size_t>(memory_class)] += place.stride * instances;
     };
-    for (const Storage storage :
-         {Storage::parameter, Storage::gradient, Storage::optimizer, Storage::input, Storage::scalar})
+    for (const program::Storage storage :
+         {program::Storage::parameter, program::Storage::gradient, program::Storage::optimizer, program::Storage::input,
+          program::Storage::scalar})
         for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-            const Tensor& t = program.tensors[id];
-            if (t.storage != storage || t.base != no_tensor) continue;
-            reserve(id, class_of(storage), storage == Storage::input && t.per_micro_batch ? micro_batches : 1);
+            const program::Tensor& t = program.tensors[id];
+            if (t.storage != storage || t.base != program::no_tensor) continue;
+            reserve(id, class_of(storage), storage == program::Storage::input && t.per_micro_batch ? micro_batches : 1);
         }
     const std::int64_t states = plan.arena_bytes; // kept all the time
     for (const bool visiting : {false, true}) // optimizer states first: a step that is run again has them there as well
         for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-            const Tensor& t = program.tensors[id];
-            if (t.storage != Storage::host || t.per_micro_batch != visiting) continue;
+            const program::Tensor& t = program.tensors[id];
+            if (t.storage != program::Storage::host || t.per_micro_batch != visiting) continue;
             const int instances = visiting && t.chunk >= 0 ? program.in_flight[static_cast<std::size_t>(t.chunk)] : 1;
             plan.places[id] = {MemoryClass::inputs, plan.host_bytes, aligned(t.bytes()), std::max(1, instances), -1};
             plan.host_bytes += plan.places[id].stride * plan.places[id].instances;
@@ -244,23 +245,23 @@ MemoryPlan plan_memory(const Program& program) {
     std::int64_t heights[2] = {0, 0}, finish_height = 0;
     std::vector<std::vector<Packed>> packed;
     std::vector<bool> done(program.tensors.size(), false);
-    for (const Template& tmpl : program.templates) {
+    for (const program::Template& tmpl : program.templates) {
         // The last backward differs from the plain one only by reductions of gradients: its transients have their
         // places.
         auto list = transients(program, tmpl, use);
         packed.emplace_back();
         if (!list.empty() && done[static_cast<std::size_t>(list.front().first)]) continue;
         for (const auto& [id, life] : list) done[static_cast<std::size_t>(id)] = true;
-        std::int64_t& height = tmpl.kind == SlotKind::finish               ? finish_height
-                               : merged && tmpl.kind == SlotKind::backward ? heights[1]
-                                                                           : heights[0];
+        std::int64_t& height = tmpl.kind == plan::SlotKind::finish               ? finish_height
+                               : merged && tmpl.kind == plan::SlotKind::backward ? heights[1]
+                                                                                 : heights[0];
         height = std::max(height, pack(program, std::move(list), packed.back()));
     }
     for (std::size_t t = 0; t < packed.size(); ++t) {
-        const SlotKind kind = program.templates[t].kind;
-        const std::int64_t start = kind == SlotKind::finish               ? states
-                                   : merged && kind == SlotKind::backward ? plan.arena_bytes + heights[0]
-                                                                          : plan.arena_bytes;
+        const plan::SlotKind kind = program.templates[t].kind;
+        const std::int64_t start = kind == plan::SlotKind::finish               ? states
+                                   : merged && kind == plan::SlotKind::backward ? plan.arena_bytes + heights[0]
+                                                                                : plan.arena_bytes;
         for (const Packed& p : packed[t])
             plan.places[static_cast<std::size_t>(p.id)] = {MemoryClass::transient, start + p.offset, 0, 1, -1};
     }
@@ -269,27 +270,27 @@ MemoryPlan plan_memory(const Program& program) {
     plan.class_bytes[static_cast<std::size_t>(MemoryClass::transient)] = workspace;
 
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-        const Tensor& t = program.tensors[id];
-        if (t.base == no_tensor) continue;
+        const program::Tensor& t = program.tensors[id];
+        if (t.base == program::no_tensor) continue;
         Place place = plan.places[static_cast<std::size_t>(t.base)];
-        place.offset += bytes_of(t.dtype, t.offset);
+        place.offset += program::bytes_of(t.dtype, t.offset);
         plan.places[id] = place;
     }
     return plan;
 }
 
-SegmentMemory segment_memory(const Program& segment) {
+SegmentMemory segment_memory(const program::Program& segment) {
     const std::vector<Use> use = uses(segment);
     SegmentMemory memory;
     for (std::size_t id = 0; id < segment.tensors.size(); ++id)
         if (use[id].saved()) memory.saved += aligned(segment.tensors[id].bytes());
     // What layers share outlives the one of a segment: FSDP's buffers of gradients, those of offloaded activations.
     const auto widened = [&](int direction) {
-        const Template& tmpl = segment.templates[static_cast<std::size_t>(direction)];
+        const program::Template& tmpl = segment.templates[static_cast<std::size_t>(direction)];
         const Lifetime whole{0, static_cast<int>(tmpl.ops.size()) - 1};
         auto list = transients(segment, tmpl, use);
         for (auto& [id, life] : list) {
-            for (const Bucket& b : segment.buckets)
+            for (const program::Bucket& b : segment.buckets)
                 if (b.whole_gradients == id && b.layer >= 0) life.first = 0;
             if (segment.tensors[static_cast<std::size_t>(id)].chunk < 0) life = whole;
         }
@@ -302,4 +303,4 @@ SegmentMemory segment_memory(const Program& segment) {
     return memory;
 }
 
-} // namespace moe
+} // namespace moe::memory

@@ -10,7 +10,7 @@
 #include <map>
 #include <vector>
 
-namespace moe {
+namespace moe::memory {
 
 enum class MemoryClass : std::uint8_t { weights, gradients, optimizer, saved, transient, inputs };
 inline constexpr int memory_class_count = 6;
@@ -33,7 +33,7 @@ struct SavedBlock {
     int chunk = 0, layer = -1; // layer: that of the backward ops which read them, -1 = outside of layers
     bool from_dgrad = false;   // written by dgrad for wgrad; else by the forward
     bool until_wgrad = false;  // where a backward runs in two slots: kept for the second; else free behind the first
-    std::vector<TensorId> tensors;
+    std::vector<program::TensorId> tensors;
     std::int64_t bytes = 0;
     int pool = 0;              // blocks of one pool lie in the same instances
     std::vector<int> instance; // by micro-batch
@@ -53,13 +53,13 @@ struct MemoryPlan {
 // over their lifetimes. Of merged slots the forward takes a layer's place with its first op that touches it, the
 // backward gives one free behind its last, and each has its own workspace. Every place is aligned to 256 bytes.
 // Deterministic.
-MemoryPlan plan_memory(const Program& program);
+MemoryPlan plan_memory(const program::Program& program);
 
 // By template and op: the ops of the template, the latest of every other stream, that must have ended before the op may
 // write, because a transient tensor that begins with it has bytes of one that ended with them: plan_memory() gives
 // memory on in the order of the ops, and streams that could run ahead of that order wait.
 using Reuses = std::vector<std::vector<std::vector<int>>>;
-Reuses reuses_of(const Program& program);
+Reuses reuses_of(const program::Program& program);
 
 // What fills one rank's arena, component by component; all in bytes, instances in flight and alignment included.
 struct MemoryBreakdown {
@@ -69,10 +69,10 @@ struct MemoryBreakdown {
     std::array<std::int64_t, memory_class_count> expert{};
     // Saved activations by the module whose op writes them: a linear's quantized input belongs to the linear, a norm's
     // output to the norm.
-    std::map<Module, std::int64_t> saved;
+    std::map<program::Module, std::int64_t> saved;
     int kept = 0; // pairs of chunk and micro-batch that are saved together before a backward, at most
 };
-MemoryBreakdown memory_breakdown(const Program& program, const MemoryPlan& plan);
+MemoryBreakdown memory_breakdown(const program::Program& program, const MemoryPlan& plan);
 
 // Saved bytes and workspace peaks of a lowered segment (lower_segment), the terms of the closed form.
 struct SegmentMemory {
@@ -80,6 +80,6 @@ struct SegmentMemory {
     std::int64_t forward = 0; // peak of transients, forward
     std::int64_t backward = 0;
 };
-SegmentMemory segment_memory(const Program& segment);
+SegmentMemory segment_memory(const program::Program& segment);
 
-} // namespace moe
+} // namespace moe::memory

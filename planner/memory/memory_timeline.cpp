@@ -8,29 +8,30 @@
 #include <limits>
 #include <map>
 
-namespace moe {
+namespace moe::memory {
 namespace {
 
 constexpr auto saved = static_cast<std::size_t>(MemoryClass::saved);
 
 // First and last op of a template that touch a tensor.
 struct Span {
-    TensorId id;
+    program::TensorId id;
     int first, last;
 };
 
-std::vector<std::vector<Span>> spans_of(const Program& program) {
+std::vector<std::vector<Span>> spans_of(const program::Program& program) {
     std::vector<std::vector<Span>> result(program.templates.size());
     for (std::size_t t = 0; t < program.templates.size(); ++t) {
-        std::map<TensorId, std::size_t> known;
-        const std::vector<Op>& ops = program.templates[t].ops;
+        std::map<program::TensorId, std::size_t> known;
+        const std::vector<program::Op>& ops = program.templates[t].ops;
         for (std::size_t i = 0; i < ops.size(); ++i)
             for (const auto* list : {&ops[i].in, &ops[i].out})
-                for (const TensorId id : *list) {
-                    if (id == no_tensor) continue;
-                    const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
-                    const TensorId root = base == no_tensor ? id : base;
-                    if (program.tensors[static_cast<std::size_t>(root)].storage != Storage::activation) continue;
+                for (const program::TensorId id : *list) {
+                    if (id == program::no_tensor) continue;
+                    const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
+                    const program::TensorId root = base == program::no_tensor ? id : base;
+                    if (program.tensors[static_cast<std::size_t>(root)].storage != program::Storage::activation)
+                        continue;
                     const auto [at, fresh] = known.try_emplace(root, result[t].size());
                     if (fresh) result[t].push_back({root, static_cast<int>(i), static_cast<int>(i)});
                     result[t][at->second].last = static_cast<int>(i);
@@ -46,11 +47,12 @@ struct Step {
 };
 
 // What is saved begins in the forward and ends in the backward of its micro-batch, or in a half of it.
-bool begins(const SavedBlock& block, SlotKind kind) {
-    return kind == (block.from_dgrad ? SlotKind::dgrad : SlotKind::forward);
+bool begins(const SavedBlock& block, plan::SlotKind kind) {
+    return kind == (block.from_dgrad ? plan::SlotKind::dgrad : plan::SlotKind::forward);
 }
-bool ends(const SavedBlock& block, SlotKind kind) {
-    return kind == SlotKind::backward || kind == (block.until_wgrad ? SlotKind::wgrad : SlotKind::dgrad);
+bool ends(const SavedBlock& block, plan::SlotKind kind) {
+    return kind == plan::SlotKind::backward ||
+           kind == (block.until_wgrad ? plan::SlotKind::wgrad : plan::SlotKind::dgrad);
 }
 
 // Start and end of every op of one slot; ops of other slots may run in between.
@@ -58,14 +60,15 @@ struct SlotTimes {
     std::vector<double> start, end;
 };
 
-std::vector<Step> steps_of(const Program& program, const MemoryPlan& memory, const Timeline& timeline, int rank) {
+std::vector<Step> steps_of(const program::Program& program, const MemoryPlan& memory, const program::Timeline& timeline,
+                           int rank) {
     std::vector<SlotTimes> slots(program.slots.size());
     for (std::size_t s = 0; s < slots.size(); ++s) {
         const std::size_t ops = program.templates[static_cast<std::size_t>(program.slots[s].index)].ops.size();
         slots[s].start.assign(ops, 0.0);
         slots[s].end.assign(ops, 0.0);
     }
-    for (const TimelineRow& row : timeline.rows) {
+    for (const program::TimelineRow& row : timeline.rows) {
         if (row.rank != rank) continue;
         SlotTimes& slot = slots[static_cast<std::size_t>(row.slot)];
         slot.start[static_cast<std::size_t>(row.op)] = row.start;
@@ -75,7 +78,7 @@ std::vector<Step> steps_of(const Program& program, const MemoryPlan& memory, con
     std::vector<Step> steps;
     for (std::size_t s = 0; s < slots.size(); ++s) {
         const auto t = static_cast<std::size_t>(program.slots[s].index);
-        const SlotKind kind = program.templates[t].kind;
+        const plan::SlotKind kind = program.templates[t].kind;
         for (const Span& span : spans[t]) {
             const auto id = static_cast<std::size_t>(span.id);
             const auto c = static_cast<std::size_t>(memory.places[id].memory_class);
@@ -96,8 +99,8 @@ std::vector<Step> steps_of(const Program& program, const MemoryPlan& memory, con
 
 } // namespace
 
-std::vector<MemoryUse> memory_over_time(const Program& program, const MemoryPlan& memory, const Timeline& timeline,
-                                        int rank, int samples) {
+std::vector<MemoryUse> memory_over_time(const program::Program& program, const MemoryPlan& memory,
+                                        const program::Timeline& timeline, int rank, int samples) {
     std::array<double, memory_class_count> now{};
     for (int c = 0; c < memory_class_count; ++c) {
         const auto i = static_cast<std::size_t>(c);
@@ -132,4 +135,4 @@ std::vector<MemoryUse> memory_over_time(const Program& program, const MemoryPlan
     return uses;
 }
 
-} // namespace moe
+} // namespace moe::memory

@@ -7,7 +7,7 @@
 #include <array>
 #include <vector>
 
-namespace moe {
+namespace moe::memory {
 
 struct MemoryUse {
     double from = 0.0, to = 0.0;                    // seconds from the start of the step
@@ -17,7 +17,7 @@ struct MemoryUse {
 // The step of `rank` in `samples` equal intervals. Weights, gradients, optimizer states and inputs are held all the
 // time; an activation from the start of the first op that touches it to the end of the last one. The timeline must hold
 // the rank's rows.
-std::vector<MemoryUse> memory_over_time(const Program& program, const MemoryPlan& memory, const Timeline& timeline,
-                                        int rank, int samples);
+std::vector<MemoryUse> memory_over_time(const program::Program& program, const MemoryPlan& memory,
+                                        const program::Timeline& timeline, int rank, int samples);
 
-} // namespace moe
+} // namespace moe::memory

@@ -4,39 +4,41 @@
 #include <algorithm>
 #include <map>
 
-namespace moe {
+namespace moe::memory {
 
-std::vector<Use> uses(const Program& program) {
+std::vector<Use> uses(const program::Program& program) {
     std::vector<Use> use(program.tensors.size());
-    for (const Template& tmpl : program.templates)
-        for_each_access(program, tmpl, [&](TensorId id, int, bool) {
+    for (const program::Template& tmpl : program.templates)
+        for_each_access(program, tmpl, [&](program::TensorId id, int, bool) {
             Use& u = use[static_cast<std::size_t>(id)];
-            (tmpl.kind == SlotKind::forward ? u.forward : u.backward) = true;
-            u.dgrad = u.dgrad || tmpl.kind == SlotKind::dgrad;
-            u.wgrad = u.wgrad || tmpl.kind == SlotKind::wgrad;
+            (tmpl.kind == plan::SlotKind::forward ? u.forward : u.backward) = true;
+            u.dgrad = u.dgrad || tmpl.kind == plan::SlotKind::dgrad;
+            u.wgrad = u.wgrad || tmpl.kind == plan::SlotKind::wgrad;
         });
     return use;
 }
 
-std::vector<std::pair<TensorId, Lifetime>> transients(const Program& program, const Template& tmpl,
-                                                      const std::vector<Use>& use) {
+std::vector<std::pair<program::TensorId, Lifetime>>
+transients(const program::Program& program, const program::Template& tmpl, const std::vector<Use>& use) {
     std::vector<Lifetime> life(program.tensors.size());
-    for_each_access(program, tmpl, [&](TensorId id, int op, bool written) {
+    for_each_access(program, tmpl, [&](program::TensorId id, int op, bool written) {
         if (use[static_cast<std::size_t>(id)].saved()) return;
         Lifetime& l = life[static_cast<std::size_t>(id)];
         if (l.last < 0) l.first = written ? op : 0;
         l.last = op;
     });
-    std::vector<std::pair<TensorId, Lifetime>> list;
+    std::vector<std::pair<program::TensorId, Lifetime>> list;
     for (std::size_t id = 0; id < life.size(); ++id)
-        if (life[id].last >= 0) list.emplace_back(static_cast<TensorId>(id), life[id]);
+        if (life[id].last >= 0) list.emplace_back(static_cast<program::TensorId>(id), life[id]);
     return list;
 }
 
 // Few tensors live at once, so the list of neighbours in time stays short.
-std::int64_t pack(const Program& program, std::vector<std::pair<TensorId, Lifetime>> list,
+std::int64_t pack(const program::Program& program, std::vector<std::pair<program::TensorId, Lifetime>> list,
                   std::vector<Packed>& placed) {
-    const auto bytes = [&](TensorId id) { return aligned(program.tensors[static_cast<std::size_t>(id)].bytes()); };
+    const auto bytes = [&](program::TensorId id) {
+        return aligned(program.tensors[static_cast<std::size_t>(id)].bytes());
+    };
     std::stable_sort(list.begin(), list.end(),
                      [&](const auto& a, const auto& b) { return bytes(a.first) > bytes(b.first); });
     std::int64_t height = 0;
@@ -61,12 +63,12 @@ std::int64_t pack(const Program& program, std::vector<std::pair<TensorId, Lifeti
 
 namespace {
 
-using LastTouch = std::array<int, stream_count>; // by stream, -1 none
+using LastTouch = std::array<int, program::stream_count>; // by stream, -1 none
 
 // Of the template's transients, by TensorId of the root.
-std::map<TensorId, LastTouch> last_touches(const Program& program, const Template& tmpl) {
-    std::map<TensorId, LastTouch> touches;
-    for_each_access(program, tmpl, [&](TensorId id, int op, bool) {
+std::map<program::TensorId, LastTouch> last_touches(const program::Program& program, const program::Template& tmpl) {
+    std::map<program::TensorId, LastTouch> touches;
+    for_each_access(program, tmpl, [&](program::TensorId id, int op, bool) {
         const auto [at, fresh] = touches.try_emplace(id);
         if (fresh) at->second.fill(-1);
         at->second[static_cast<std::size_t>(tmpl.ops[static_cast<std::size_t>(op)].stream)] = op;
@@ -74,9 +76,9 @@ std::map<TensorId, LastTouch> last_touches(const Program& program, const Templat
     return touches;
 }
 
-std::vector<std::vector<int>> reuses_of(const Program& program, const Template& tmpl,
+std::vector<std::vector<int>> reuses_of(const program::Program& program, const program::Template& tmpl,
                                         const std::vector<Packed>& packed) {
-    const std::map<TensorId, LastTouch> touches = last_touches(program, tmpl);
+    const std::map<program::TensorId, LastTouch> touches = last_touches(program, tmpl);
     std::vector<LastTouch> needed(tmpl.ops.size());
     for (LastTouch& none : needed) none.fill(-1);
     for (const Packed& later : packed) {
@@ -91,7 +93,7 @@ std::vector<std::vector<int>> reuses_of(const Program& program, const Template& 
     }
     std::vector<std::vector<int>> result(tmpl.ops.size());
     for (std::size_t i = 0; i < result.size(); ++i)
-        for (std::size_t s = 0; s < stream_count; ++s)
+        for (std::size_t s = 0; s < program::stream_count; ++s)
             if (needed[i][s] >= 0 && s != static_cast<std::size_t>(tmpl.ops[i].stream))
                 result[i].push_back(needed[i][s]);
     return result;
@@ -99,17 +101,18 @@ std::vector<std::vector<int>> reuses_of(const Program& program, const Template& 
 
 } // namespace
 
-Reuses reuses_of(const Program& program) {
+Reuses reuses_of(const program::Program& program) {
     const std::vector<Use> use = uses(program);
     Reuses result;
-    for (const Template& tmpl : program.templates) {
+    for (const program::Template& tmpl : program.templates) {
         std::vector<Packed> packed;
-        const bool one_stream =
-            std::all_of(tmpl.ops.begin(), tmpl.ops.end(), [](const Op& op) { return op.stream == Stream::compute; });
+        const bool one_stream = std::all_of(tmpl.ops.begin(), tmpl.ops.end(), [](const program::Op& op) {
+            return op.stream == program::Stream::compute;
+        });
         if (!one_stream) pack(program, transients(program, tmpl, use), packed);
         result.push_back(reuses_of(program, tmpl, packed));
     }
     return result;
 }
 
-} // namespace moe
+} // namespace moe::memory

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::memory {
 
 // First and last access of an activation within one template.
 struct Lifetime {
@@ -21,19 +21,20 @@ struct Use {
     bool dgrad = false, wgrad = false;
     bool saved() const { return (forward && backward) || (dgrad && wgrad); }
 };
-std::vector<Use> uses(const Program& program); // by TensorId
+std::vector<Use> uses(const program::Program& program); // by TensorId
 
-inline TensorId root(const Program& program, TensorId id) {
-    const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
-    return base == no_tensor ? id : base;
+inline program::TensorId root(const program::Program& program, program::TensorId id) {
+    const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
+    return base == program::no_tensor ? id : base;
 }
 
 // visit(root, op, written) for every activation that an op of the template touches.
 template <class Visit>
-void for_each_access(const Program& program, const Template& tmpl, Visit visit) {
-    const auto each = [&](const std::vector<TensorId>& ids, std::size_t op, bool written) {
-        for (const TensorId id : ids)
-            if (id != no_tensor && program.tensors[static_cast<std::size_t>(id)].storage == Storage::activation)
+void for_each_access(const program::Program& program, const program::Template& tmpl, Visit visit) {
+    const auto each = [&](const std::vector<program::TensorId>& ids, std::size_t op, bool written) {
+        for (const program::TensorId id : ids)
+            if (id != program::no_tensor &&
+                program.tensors[static_cast<std::size_t>(id)].storage == program::Storage::activation)
                 visit(root(program, id), static_cast<int>(op), written);
     };
     for (std::size_t i = 0; i < tmpl.ops.size(); ++i) {
@@ -44,15 +45,16 @@ void for_each_access(const Program& program, const Template& tmpl, Visit visit) 
 
 // Lifetimes of one template's transients. What nobody in the template writes came from outside and is alive from the
 // start.
-std::vector<std::pair<TensorId, Lifetime>> transients(const Program& program, const Template& tmpl,
-                                                      const std::vector<Use>& use);
+std::vector<std::pair<program::TensorId, Lifetime>>
+transients(const program::Program& program, const program::Template& tmpl, const std::vector<Use>& use);
 
 struct Packed {
-    TensorId id;
+    program::TensorId id;
     Lifetime life;
     std::int64_t offset, bytes;
 };
 // Largest first at the lowest offset that is free over the whole lifetime; returns the height.
-std::int64_t pack(const Program& program, std::vector<std::pair<TensorId, Lifetime>> list, std::vector<Packed>& placed);
+std::int64_t pack(const program::Program& program, std::vector<std::pair<program::TensorId, Lifetime>> list,
+                  std::vector<Packed>& placed);
 
-} // namespace moe
+} // namespace moe::memory

@@ -10,13 +10,14 @@
 #include <optional>
 #include <vector>
 
-namespace moe {
+namespace moe::memory {
 
-MemoryPlan plan_memory_with_rerun(const Plan& plan, const Program& program) {
+MemoryPlan plan_memory_with_retry(const plan::Plan& plan, const program::Program& program) {
     MemoryPlan memory = plan_memory(program);
-    const std::optional<Plan> again = rerun_plan(plan);
+    const std::optional<plan::Plan> again = plan::overflow_retry_plan(plan);
     if (!again) return memory;
-    const std::int64_t missing = plan_memory(lower(*again, program.pipeline_rank)).arena_bytes - memory.arena_bytes;
+    const std::int64_t missing =
+        plan_memory(lower::lower(*again, program.pipeline_rank)).arena_bytes - memory.arena_bytes;
     if (missing <= 0) return memory;
     memory.arena_bytes += missing;
     memory.class_bytes[static_cast<std::size_t>(MemoryClass::transient)] += missing;
@@ -26,18 +27,19 @@ MemoryPlan plan_memory_with_rerun(const Plan& plan, const Program& program) {
 namespace {
 
 struct Held {
-    Storage storage;
+    program::Storage storage;
     std::int64_t offset, bytes;
     int instances;
     bool operator==(const Held&) const = default;
 };
 
-std::vector<Held> states(const Program& program, const MemoryPlan& memory) {
+std::vector<Held> states(const program::Program& program, const MemoryPlan& memory) {
     std::vector<Held> list;
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-        const Tensor& t = program.tensors[id];
-        const bool visits = t.storage == Storage::activation || (t.storage == Storage::host && t.per_micro_batch);
-        if (visits || t.base != no_tensor) continue;
+        const program::Tensor& t = program.tensors[id];
+        const bool visits =
+            t.storage == program::Storage::activation || (t.storage == program::Storage::host && t.per_micro_batch);
+        if (visits || t.base != program::no_tensor) continue;
         const Place& place = memory.places[id];
         list.push_back({t.storage, place.offset, t.bytes(), place.instances});
     }
@@ -46,8 +48,9 @@ std::vector<Held> states(const Program& program, const MemoryPlan& memory) {
 
 } // namespace
 
-bool same_states(const Program& a, const MemoryPlan& memory_a, const Program& b, const MemoryPlan& memory_b) {
+bool same_states(const program::Program& a, const MemoryPlan& memory_a, const program::Program& b,
+                 const MemoryPlan& memory_b) {
     return states(a, memory_a) == states(b, memory_b);
 }
 
-} // namespace moe
+} // namespace moe::memory

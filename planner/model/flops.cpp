@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace moe {
+namespace moe::model {
 namespace {
 
 // Weights and multiply-accumulates per token of one attention block.
@@ -219,4 +219,4 @@ double model_flops_per_token(const Model& model, std::int64_t seq, int tp) {
     return flops_per_mac * sum;
 }
 
-} // namespace moe
+} // namespace moe::model

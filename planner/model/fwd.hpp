@@ -1,10 +1,10 @@
 // Declares the types of planner/model for headers that only name them.
 #pragma once
 
-namespace moe {
+namespace moe::model {
 
 struct Model;
 struct Moe;
 struct Router;
 
-} // namespace moe
+} // namespace moe::model

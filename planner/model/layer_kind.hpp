@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace moe {
+namespace moe::model {
 
 enum class AttentionKind : std::uint8_t {
     gqa,         // grouped-query (and multi-head) softmax attention
@@ -97,4 +97,4 @@ struct LayerKind {
     bool operator==(const LayerKind&) const = default;
 };
 
-} // namespace moe
+} // namespace moe::model

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::model {
 
 struct RopeScaling { // "linear", "yarn" or "llama3"; others are read but not trained. Empty type = none
     std::string type;
@@ -68,4 +68,4 @@ ParameterCount count_parameters(const Model& model);
 // and its head counted): 6 * multiply-accumulates. Units: FLOP per token. Source: Megatron-Bridge flop_utils.py.
 double model_flops_per_token(const Model& model, std::int64_t seq, int tp = 1);
 
-} // namespace moe
+} // namespace moe::model

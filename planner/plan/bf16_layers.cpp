@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <charconv>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
-int kind_in(Model& model, LayerKind kind, bool bf16) {
+int kind_in(model::Model& model, model::LayerKind kind, bool bf16) {
     kind.bf16 = bf16;
     const auto found = std::find(model.kinds.begin(), model.kinds.end(), kind);
     if (found == model.kinds.end()) model.kinds.push_back(kind);
@@ -22,11 +22,11 @@ int kind_in(Model& model, LayerKind kind, bool bf16) {
 } // namespace
 
 void keep_in_bf16(Plan& plan, int first, int last) {
-    const Model& model = *plan.model;
+    const model::Model& model = *plan.model;
     const int layers = static_cast<int>(model.layers.size());
     if (first < 0 || last < 0 || first > layers || last > layers - first)
         refuse("bf16_layers={}+{}: {} has {} layers", first, last, model.name, layers);
-    const auto marked = std::make_shared<Model>(model);
+    const auto marked = std::make_shared<model::Model>(model);
     marked->kinds.clear();
     for (int layer = 0; layer < layers; ++layer)
         marked->layers[static_cast<std::size_t>(layer)] =
@@ -54,4 +54,4 @@ void bf16_layers_from_string(Plan& plan, const std::string& text) {
     keep_in_bf16(plan, first, last);
 }
 
-} // namespace moe
+} // namespace moe::plan

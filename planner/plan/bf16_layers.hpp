@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace moe {
+namespace moe::plan {
 
 // The plan's model with these layers marked (LayerKind::bf16), all others plain; MTP layers are never marked.
 // Megatron's
@@ -17,4 +17,4 @@ void keep_in_bf16(Plan& plan, int first, int last);
 std::string bf16_layers_to_string(const Plan& plan);
 void bf16_layers_from_string(Plan& plan, const std::string& text);
 
-} // namespace moe
+} // namespace moe::plan

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace moe {
+namespace moe::plan {
 
 // zero_bubble: ZB-H1 (arXiv 2401.10241), 1F1B whose weight gradients are slots of their own. In a V a rank holds a
 // chunk on the way down the pipeline and one on the way back: zb_v (ZB-V, the same paper) splits every backward,
@@ -74,4 +74,4 @@ LoadBalancing load_balancing_from_string(const std::string& text);
 DropPolicy drop_policy_from_string(const std::string& text);
 CudaGraph cuda_graph_from_string(const std::string& text);
 
-} // namespace moe
+} // namespace moe::plan

@@ -1,11 +1,11 @@
 // Declares the types of planner/plan for headers that only name them.
 #pragma once
 
-namespace moe {
+namespace moe::plan {
 
 class Mesh;
 struct Plan;
 struct PlanFault;
 struct Stage;
 
-} // namespace moe
+} // namespace moe::plan

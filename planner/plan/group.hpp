@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace moe {
+namespace moe::plan {
 
 // A parameter or a communication group belongs to one of the two factorings.
 enum class Domain : std::uint8_t { dense, expert };
@@ -28,4 +28,4 @@ constexpr std::int64_t run_start(int member, int run, int members, std::int64_t 
     return (run == 0 ? member : 2 * members - 1 - member) * (positions / 2);
 }
 
-} // namespace moe
+} // namespace moe::plan

@@ -8,7 +8,7 @@
 #include <limits>
 #include <numeric>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 // Expands a layout string into its plain symbols E t m L |, e.g. "(tt|)*2" into "tt|tt|". `most`: symbols that the
@@ -162,10 +162,10 @@ struct UnitWeights {
     std::int64_t head = 0;
 };
 
-UnitWeights unit_weights(const Model& model, std::int64_t seq) {
+UnitWeights unit_weights(const model::Model& model, std::int64_t seq) {
     // Differences of the one FLOPs function, so that the cut follows the same convention as every figure.
-    Model part = model;
-    const auto flops = [&] { return model_flops_per_token(part, seq); };
+    model::Model part = model;
+    const auto flops = [&] { return model::model_flops_per_token(part, seq); };
     part.layers.clear();
     const double head_and_mtp = flops();
     part.mtp.clear();
@@ -282,7 +282,7 @@ std::string layout_to_string(const std::vector<Stage>& stages) {
     return text;
 }
 
-std::vector<std::int64_t> stage_weights(const Model& model, std::int64_t seq, const std::vector<Stage>& stages) {
+std::vector<std::int64_t> stage_weights(const model::Model& model, std::int64_t seq, const std::vector<Stage>& stages) {
     const UnitWeights weights = unit_weights(model, seq);
     std::vector<std::int64_t> result;
     for (const Stage& stage : stages) {
@@ -293,15 +293,15 @@ std::vector<std::int64_t> stage_weights(const Model& model, std::int64_t seq, co
     return result;
 }
 
-bool may_begin_stage(const Model& model, int layer) { return !model.kind_of(layer).attention.shares_index; }
+bool may_begin_stage(const model::Model& model, int layer) { return !model.kind_of(layer).attention.shares_index; }
 
-int cut_units(const Model& model) {
+int cut_units(const model::Model& model) {
     int units = (model.mtp.empty() ? 0 : 1) + 1;
     for (int layer = 0; layer < static_cast<int>(model.layers.size()); ++layer) units += may_begin_stage(model, layer);
     return units;
 }
 
-std::vector<Stage> balanced_stages(const Model& model, std::int64_t seq, int count) {
+std::vector<Stage> balanced_stages(const model::Model& model, std::int64_t seq, int count) {
     const UnitWeights weights = unit_weights(model, seq);
     std::vector<std::int64_t> units;
     std::vector<int> begins; // first layer of each run, and the end
@@ -337,4 +337,4 @@ std::vector<Stage> balanced_stages(const Model& model, std::int64_t seq, int cou
     return result;
 }
 
-} // namespace moe
+} // namespace moe::plan

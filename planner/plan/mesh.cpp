@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 // One word of an order string with its degree in each factoring. The words shared by both (tp, dp, pp) name ETP, EDP
@@ -186,4 +186,4 @@ int Mesh::coordinate(Domain domain, std::uint8_t one_axis, int rank) const {
     return 0;
 }
 
-} // namespace moe
+} // namespace moe::plan

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace moe {
+namespace moe::plan {
 
 // Degree of a group in a plan.
 int group_size(const Plan& plan, Group group);
@@ -41,4 +41,4 @@ private:
     int world_ = 1;
 };
 
-} // namespace moe
+} // namespace moe::plan

@@ -5,13 +5,13 @@
 #include "planner/plan/plan_limits.hpp"
 #include "planner/plan/stack_traits.hpp"
 
-namespace moe {
+namespace moe::plan {
 
 bool may_overflow(const Plan& plan) {
     return stack_traits(plan).retries_overflow && plan.capacity > 0.0 && plan.ep > 1 && has_experts(plan);
 }
 
-std::optional<Plan> rerun_plan(const Plan& plan) {
+std::optional<Plan> overflow_retry_plan(const Plan& plan) {
     if (!may_overflow(plan)) return std::nullopt;
     Plan again = plan;
     again.capacity = limits::most_capacity; // the worst case caps it, and scalars stay where they are
@@ -21,4 +21,4 @@ std::optional<Plan> rerun_plan(const Plan& plan) {
     return again;
 }
 
-} // namespace moe
+} // namespace moe::plan

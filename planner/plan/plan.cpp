@@ -9,7 +9,7 @@
 #include <array>
 #include <vector>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 constexpr std::array<const char*, 5> schedule_names{"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"};
@@ -66,10 +66,10 @@ bool Plan::blocks_by_rows() const { return stack_traits(stack).quantizes_by_rows
 
 int Plan::optimizer_copy_bytes() const {
     if (!stack_traits(stack).optimizer_copies || reshards()) return 0;
-    const bool plain =
-        precision == Precision::bf16 || (precision == Precision::fp8_tensor && fp8_scaling == Fp8Scaling::delayed);
+    const bool plain = precision == machine::Precision::bf16 ||
+                       (precision == machine::Precision::fp8_tensor && fp8_scaling == Fp8Scaling::delayed);
     const bool read_as_they_are = optimizer.bf16_moments && plain;
-    return (gradients == Precision::bf16 && !read_as_they_are ? 4 : 0) + (optimizer.bf16_moments ? 8 : 0);
+    return (gradients == machine::Precision::bf16 && !read_as_they_are ? 4 : 0) + (optimizer.bf16_moments ? 8 : 0);
 }
 
 const char* to_string(ScheduleKind kind) { return schedule_names[static_cast<std::size_t>(kind)]; }
@@ -126,4 +126,4 @@ unsigned from_string(const std::string& text) { return set_from_string(offload_n
 
 } // namespace offload
 
-} // namespace moe
+} // namespace moe::plan

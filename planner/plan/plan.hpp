@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-namespace moe {
+namespace moe::plan {
 
 // How the router is trained; everything is off by default.
 //
@@ -52,8 +52,8 @@ struct OptimizerChoice {
 };
 
 struct Plan {
-    std::shared_ptr<const Model> model;
-    std::shared_ptr<const Hardware> hardware;
+    std::shared_ptr<const model::Model> model;
+    std::shared_ptr<const machine::Hardware> hardware;
     std::string stack; // software generation; what it is taken to do: stack_traits.hpp
 
     // workload
@@ -74,15 +74,15 @@ struct Plan {
     ScheduleKind schedule = ScheduleKind::one_f_one_b;
     std::string layout; // "" = stages cut as evenly as possible; else Megatron's layout string
 
-    Precision precision = Precision::bf16; // of the linear layers
+    machine::Precision precision = machine::Precision::bf16; // of the linear layers
     // What departs from it: the core of attention and the LM head are not quantized by default, experts as `precision`.
-    std::optional<Precision> attention_precision, expert_precision, head_precision;
+    std::optional<machine::Precision> attention_precision, expert_precision, head_precision;
     int bf16_first = 0,
         bf16_last = 0; // decoder layers that stay in BF16; set by keep_in_bf16(), which marks the model's
     Fp8Scaling fp8_scaling = Fp8Scaling::current;
-    Precision gradients = Precision::fp32; // in which gradients are summed and reduced: fp32 or bf16
-    unsigned recompute = 0;                // set of recompute:: modules
-    unsigned offload = 0;                  // set of offload:: modules
+    machine::Precision gradients = machine::Precision::fp32; // in which gradients are summed and reduced: fp32 or bf16
+    unsigned recompute = 0;                                  // set of recompute:: modules
+    unsigned offload = 0;                                    // set of offload:: modules
     OptimizerChoice optimizer;
     // Weights, gradients and optimizer states are sharded over the data-parallel group: see reshards().
     bool fsdp = false;
@@ -110,10 +110,12 @@ struct Plan {
     // micro-batch (arXiv 2407.21783 section 3.3.2), which is what the distributed optimizer does anyway.
     bool reshards() const { return fsdp && pp == 1; }
     int stage_ranks() const { return tp * cp * dp; } // ranks of one pipeline stage
-    Precision activations() const { return precision == Precision::fp32 ? Precision::fp32 : Precision::bf16; }
-    Precision core_attention() const { return attention_precision.value_or(activations()); }
-    Precision experts() const { return expert_precision.value_or(precision); }
-    Precision head() const { return head_precision.value_or(activations()); }
+    machine::Precision activations() const {
+        return precision == machine::Precision::fp32 ? machine::Precision::fp32 : machine::Precision::bf16;
+    }
+    machine::Precision core_attention() const { return attention_precision.value_or(activations()); }
+    machine::Precision experts() const { return expert_precision.value_or(precision); }
+    machine::Precision head() const { return head_precision.value_or(activations()); }
     // Ours, where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its rows, which the
     // forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the gradient of the
     // output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of two. Published
@@ -151,4 +153,4 @@ Plan load_plan(const std::string& path);
 // Pins or sets one field by the names of the CLI's --fix (tp, cp, ..., cuda_graph). Throws Error (bad_input).
 void set_field(Plan& plan, const std::string& field, const std::string& value);
 
-} // namespace moe
+} // namespace moe::plan

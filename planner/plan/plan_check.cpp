@@ -14,7 +14,7 @@
 #include <array>
 #include <cmath>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 // `part` must divide `whole`; `counter` names the pair as "whole % part".
@@ -62,23 +62,23 @@ PlanFault check_factorings(const Plan& plan) {
     return {};
 }
 
-PlanFault check_attention(const Plan& plan, const Attention& attention) {
+PlanFault check_attention(const Plan& plan, const model::Attention& attention) {
     switch (attention.kind) {
-    case AttentionKind::gqa:
+    case model::AttentionKind::gqa:
         if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
             return found;
         return divides(attention.kv_heads, "num_key_value_heads", plan.tp, "tp", "kv_heads % tp");
-    case AttentionKind::mla:
+    case model::AttentionKind::mla:
         return divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp");
-    case AttentionKind::gated_delta:
+    case model::AttentionKind::gated_delta:
         if (PlanFault found = divides(attention.key_heads, "linear_num_key_heads", plan.tp, "tp", "heads % tp"))
             return found;
         return divides(attention.value_heads, "linear_num_value_heads", plan.tp, "tp", "heads % tp");
-    case AttentionKind::compressed:
+    case model::AttentionKind::compressed:
         if (PlanFault found = divides(attention.heads, "num_attention_heads", plan.tp, "tp", "heads % tp"))
             return found;
         return divides(attention.out_groups, "o_groups", plan.tp, "tp", "heads % tp");
-    case AttentionKind::mamba:
+    case model::AttentionKind::mamba:
         for (const auto& [heads, name] :
              {std::pair{attention.key_heads, "n_groups"}, std::pair{attention.value_heads, "mamba_num_heads"}})
             if (heads % (plan.tp * plan.cp) != 0)
@@ -86,22 +86,22 @@ PlanFault check_attention(const Plan& plan, const Attention& attention) {
                              "{} = {} of {} is not divisible by tp * cp = {} * {}: Mamba layers trade tokens for heads",
                              name, heads, plan.model->name, plan.tp, plan.cp);
         return {};
-    case AttentionKind::none:
+    case model::AttentionKind::none:
         return {};
     }
     return {};
 }
 
-PlanFault check_mlp(const Plan& plan, const LayerKind& kind) {
+PlanFault check_mlp(const Plan& plan, const model::LayerKind& kind) {
     if (!kind.moe) return divides(kind.dense_ffn, "intermediate_size", plan.tp, "tp", "ffn % tp");
-    const Moe& moe = *kind.moe;
+    const model::Moe& moe = *kind.moe;
     if (PlanFault found = divides(moe.experts, "experts", plan.ep, "ep", "experts % ep")) return found;
     if (PlanFault found = divides(moe.ffn, "moe_intermediate_size", plan.etp, "etp", "expert ffn % etp")) return found;
     return divides(moe.shared_ffn, "width of the shared experts", plan.tp, "tp", "shared ffn % tp");
 }
 
 PlanFault check_layers(const Plan& plan) {
-    for (const LayerKind& kind : plan.model->kinds) {
+    for (const model::LayerKind& kind : plan.model->kinds) {
         if (PlanFault found = check_attention(plan, kind.attention)) return found;
         if (PlanFault found = check_mlp(plan, kind)) return found;
     }
@@ -179,8 +179,8 @@ PlanFault check_stages(const Plan& plan) {
                      "pp * vpp = {} * {} = {} stages, but {} has {} layers: use fewer stages or give a layout", plan.pp,
                      plan.vpp, stage_count, plan.model->name, layers);
     const auto& kinds = plan.model->kinds;
-    const bool together =
-        std::any_of(kinds.begin(), kinds.end(), [](const LayerKind& kind) { return kind.attention.shares_index; });
+    const bool together = std::any_of(kinds.begin(), kinds.end(),
+                                      [](const model::LayerKind& kind) { return kind.attention.shares_index; });
     if (plan.layout.empty() && !together) return {};
     try {
         for (const Stage& stage : stages(plan))
@@ -219,4 +219,4 @@ PlanFault check_plan(const Plan& plan) {
     return {};
 }
 
-} // namespace moe
+} // namespace moe::plan

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <vector>
 
-namespace moe {
+namespace moe::plan {
 
 PlanFault check_recompute(const Plan& plan) {
     using namespace recompute;
@@ -21,8 +21,9 @@ PlanFault check_recompute(const Plan& plan) {
     if ((plan.recompute & full) != 0 && plan.recompute != full)
         return fault("recompute", "recompute = {}: full already holds the other modules",
                      recompute::to_string(plan.recompute));
-    const auto latent = [](const LayerKind& kind) {
-        return kind.attention.kind == AttentionKind::mla || kind.attention.kind == AttentionKind::compressed;
+    const auto latent = [](const model::LayerKind& kind) {
+        return kind.attention.kind == model::AttentionKind::mla ||
+               kind.attention.kind == model::AttentionKind::compressed;
     };
     const auto& kinds = plan.model->kinds;
     if ((plan.recompute & mla_up_proj) != 0 && std::none_of(kinds.begin(), kinds.end(), latent))
@@ -35,15 +36,15 @@ PlanFault check_recompute(const Plan& plan) {
 
 namespace {
 
-bool runs(const Hardware& hardware, Precision precision) {
+bool runs(const machine::Hardware& hardware, machine::Precision precision) {
     return hardware.peak_flops[static_cast<std::size_t>(precision)] > 0.0;
 }
 
 PlanFault check_precision(const Plan& plan) {
-    const Hardware& hardware = *plan.hardware;
+    const machine::Hardware& hardware = *plan.hardware;
     struct Choice {
         const char* field;
-        std::optional<Precision> precision;
+        std::optional<machine::Precision> precision;
     };
     const std::array choices{
         Choice{"precision", plan.precision}, Choice{"attention_precision", plan.attention_precision},
@@ -51,29 +52,31 @@ PlanFault check_precision(const Plan& plan) {
     for (const auto& [field, precision] : choices) {
         if (!precision) continue;
         if (!runs(hardware, *precision))
-            return fault(field, "{} = {}: {} cannot run it", field, to_string(*precision), hardware.name);
-        if ((*precision == Precision::fp32) != (plan.precision == Precision::fp32))
+            return fault(field, "{} = {}: {} cannot run it", field, machine::to_string(*precision), hardware.name);
+        if ((*precision == machine::Precision::fp32) != (plan.precision == machine::Precision::fp32))
             return fault(field, "{} = {}: FP32 and other precisions do not mix (precision = {})", field,
-                         to_string(*precision), to_string(plan.precision));
+                         machine::to_string(*precision), machine::to_string(plan.precision));
     }
-    if (plan.attention_precision == Precision::nvfp4 || plan.attention_precision == Precision::fp8_blockwise)
+    if (plan.attention_precision == machine::Precision::nvfp4 ||
+        plan.attention_precision == machine::Precision::fp8_blockwise)
         return fault("attention_precision", "attention_precision = {}: no attention kernel takes it, use fp8-tensor",
-                     to_string(*plan.attention_precision));
+                     machine::to_string(*plan.attention_precision));
     if (plan.expert_precision && !has_experts(plan))
-        return fault("expert_precision", "expert_precision = {}: {} has no experts", to_string(*plan.expert_precision),
-                     plan.model->name);
+        return fault("expert_precision", "expert_precision = {}: {} has no experts",
+                     machine::to_string(*plan.expert_precision), plan.model->name);
     if (plan.head_precision && plan.model->tied_embeddings)
         return fault("head_precision", "head_precision = {}: {} ties its head to the embedding, which is not quantized",
-                     to_string(*plan.head_precision), plan.model->name);
-    if (plan.bf16_first + plan.bf16_last > 0 && plan.precision <= Precision::bf16 && plan.experts() <= Precision::bf16)
+                     machine::to_string(*plan.head_precision), plan.model->name);
+    if (plan.bf16_first + plan.bf16_last > 0 && plan.precision <= machine::Precision::bf16 &&
+        plan.experts() <= machine::Precision::bf16)
         return fault("bf16_layers", "bf16_layers = {}+{}: nothing else is quantized, precision = {}", plan.bf16_first,
-                     plan.bf16_last, to_string(plan.precision));
-    if (plan.fp8_scaling == Fp8Scaling::delayed && plan.precision != Precision::fp8_tensor &&
-        plan.expert_precision != Precision::fp8_tensor)
+                     plan.bf16_last, machine::to_string(plan.precision));
+    if (plan.fp8_scaling == Fp8Scaling::delayed && plan.precision != machine::Precision::fp8_tensor &&
+        plan.expert_precision != machine::Precision::fp8_tensor)
         return fault("fp8_scaling", "fp8_scaling = delayed: only fp8-tensor has it, precision = {}",
-                     to_string(plan.precision));
-    if (plan.gradients != Precision::fp32 && plan.gradients != Precision::bf16)
-        return fault("gradients", "gradients = {}: must be fp32 or bf16", to_string(plan.gradients));
+                     machine::to_string(plan.precision));
+    if (plan.gradients != machine::Precision::fp32 && plan.gradients != machine::Precision::bf16)
+        return fault("gradients", "gradients = {}: must be fp32 or bf16", machine::to_string(plan.gradients));
     return {};
 }
 
@@ -105,13 +108,13 @@ PlanFault check_communication(const Plan& plan) {
     if (plan.cp_comm != ContextComm::alltoall) return {};
     if (plan.cp == 1) return fault("cp_comm", "cp_comm = alltoall needs cp > 1, but cp = 1");
     const std::int64_t parts = static_cast<std::int64_t>(plan.tp) * plan.cp;
-    for (const LayerKind& kind : plan.model->kinds) {
-        const Attention& a = kind.attention;
-        if (a.kind == AttentionKind::mamba || a.kind == AttentionKind::none) continue;
-        if (a.kind != AttentionKind::gqa && a.kind != AttentionKind::mla)
+    for (const model::LayerKind& kind : plan.model->kinds) {
+        const model::Attention& a = kind.attention;
+        if (a.kind == model::AttentionKind::mamba || a.kind == model::AttentionKind::none) continue;
+        if (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla)
             return fault("cp_comm", "cp_comm = alltoall: {} has attention without heads to split, use ring",
                          plan.model->name);
-        const std::int64_t kv_heads = a.kind == AttentionKind::gqa ? a.kv_heads : a.heads;
+        const std::int64_t kv_heads = a.kind == model::AttentionKind::gqa ? a.kv_heads : a.heads;
         if (a.heads % parts != 0 || kv_heads % parts != 0)
             return fault("cp_comm",
                          "cp_comm = alltoall: heads = {}, kv heads = {} are not divisible by tp * cp = {} * {} = {}",
@@ -165,7 +168,7 @@ PlanFault check_router(const Plan& plan) {
                      plan.capacity);
     if (r.forced && !has_experts(plan))
         return fault("balance", "balance = forced: {} has no experts", plan.model->name);
-    const auto has_bias = [](const LayerKind& kind) { return kind.moe && kind.moe->router.expert_bias; };
+    const auto has_bias = [](const model::LayerKind& kind) { return kind.moe && kind.moe->router.expert_bias; };
     const auto& kinds = plan.model->kinds;
     if (r.bias_update > 0.0 && std::none_of(kinds.begin(), kinds.end(), has_bias))
         return fault("bias_update", "bias_update = {}: the router of {} has no selection bias", r.bias_update,
@@ -180,7 +183,7 @@ PlanFault check_router(const Plan& plan) {
 
 bool has_experts(const Plan& plan) {
     return std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(),
-                       [](const LayerKind& kind) { return kind.moe.has_value(); });
+                       [](const model::LayerKind& kind) { return kind.moe.has_value(); });
 }
 
 PlanFault check_choices(const Plan& plan) {
@@ -201,14 +204,14 @@ PlanFault check_widths(const Plan& plan) {
         std::int64_t elements;
     };
     std::vector<Width> widths{{"hidden_size", plan.model->hidden}};
-    for (const LayerKind& kind : plan.model->kinds) {
-        const Attention& a = kind.attention;
+    for (const model::LayerKind& kind : plan.model->kinds) {
+        const model::Attention& a = kind.attention;
         const std::int64_t heads = a.heads / plan.tp;
         widths.push_back({"width of the attention's output per rank", heads * a.v_dim});
-        if (a.kind == AttentionKind::gqa)
+        if (a.kind == model::AttentionKind::gqa)
             widths.push_back({"width of queries, keys and values per rank",
                               heads * a.qk_dim + a.kv_heads / plan.tp * (a.qk_dim + a.v_dim)});
-        if (a.kind == AttentionKind::mla)
+        if (a.kind == model::AttentionKind::mla)
             widths.insert(widths.end(),
                           {{"q_lora_rank", a.q_lora},
                            {"kv_lora_rank", a.kv_lora},
@@ -229,19 +232,21 @@ PlanFault check_widths(const Plan& plan) {
 }
 
 PlanFault check_executable_precision(const Plan& plan) {
-    const auto runs = [](Precision p) { return p <= Precision::bf16 || p == Precision::fp8_blockwise; };
+    const auto runs = [](machine::Precision p) {
+        return p <= machine::Precision::bf16 || p == machine::Precision::fp8_blockwise;
+    };
     struct Choice {
         const char* field;
-        Precision precision;
+        machine::Precision precision;
     };
     const std::array choices{Choice{"precision", plan.precision}, Choice{"attention_precision", plan.core_attention()},
                              Choice{"expert_precision", plan.experts()}, Choice{"head_precision", plan.head()}};
     bool fp8 = false;
     for (const auto& [field, precision] : choices) {
-        if (!runs(precision) || (precision == Precision::fp32) != (plan.precision == Precision::fp32))
+        if (!runs(precision) || (precision == machine::Precision::fp32) != (plan.precision == machine::Precision::fp32))
             return fault(field, "{} = {}: execute has fp32 throughout, or bf16 and fp8-blockwise", field,
-                         to_string(precision));
-        fp8 = fp8 || precision == Precision::fp8_blockwise;
+                         machine::to_string(precision));
+        fp8 = fp8 || precision == machine::Precision::fp8_blockwise;
     }
     if (!fp8) return {};
     if ((plan.offload & offload::optimizer) != 0)
@@ -262,7 +267,7 @@ PlanFault check_over_peers(const Plan& plan) {
     };
     if (plan.etp > 1) return refused(fmt::format("etp = {}, experts must be whole", plan.etp));
     if (plan.ep > most_ranks) return refused(fmt::format("ep = {}, at most {} are supported", plan.ep, most_ranks));
-    for (const LayerKind& kind : plan.model->kinds) {
+    for (const model::LayerKind& kind : plan.model->kinds) {
         if (!kind.moe) continue;
         if (kind.moe->top_k > most_choices || kind.moe->experts > most_experts)
             return refused(fmt::format("{} of {} experts per token, at most {} of {} are supported", kind.moe->top_k,
@@ -296,7 +301,7 @@ PlanFault check_executable(const Plan& plan) {
         Choice{plan.fsdp, "fsdp", "on", "off"},
         Choice{plan.dispatcher == Dispatcher::deepep, "dispatcher", "deepep", "hybridep"},
         Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
-        Choice{plan.gradients != Precision::fp32, "gradients", to_string(plan.gradients), "fp32"},
+        Choice{plan.gradients != machine::Precision::fp32, "gradients", machine::to_string(plan.gradients), "fp32"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},
         // One queue of a GPU hides nothing.
         Choice{plan.tp_overlap && !plan.hardware->cpu, "tp_overlap", "on", "off"},
@@ -306,4 +311,4 @@ PlanFault check_executable(const Plan& plan) {
     return check_over_peers(plan);
 }
 
-} // namespace moe
+} // namespace moe::plan

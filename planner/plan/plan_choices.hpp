@@ -6,7 +6,7 @@
 
 #include <utility>
 
-namespace moe {
+namespace moe::plan {
 
 template <class... Args>
 PlanFault fault(const char* counter, fmt::format_string<Args...> text, Args&&... args) {
@@ -24,4 +24,4 @@ PlanFault check_recompute(const Plan& plan);
 // The first choice that only the simulator knows, empty when execute runs them all.
 PlanFault check_executable(const Plan& plan);
 
-} // namespace moe
+} // namespace moe::plan

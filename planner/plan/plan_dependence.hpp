@@ -8,7 +8,7 @@
 #include <tuple>
 #include <type_traits>
 
-namespace moe {
+namespace moe::plan {
 
 // What is worked out once for all plans that agree in the fields that it depends on.
 enum class Subject : std::uint8_t {
@@ -19,7 +19,6 @@ enum class Subject : std::uint8_t {
     routed,  // times of a layer's ops on routed rows
     cut,     // what a stage holds and moves, whatever its layers compute
     place,   // where the ranks of every group that a layer uses lie
-    count,
 };
 
 // How a subject depends on a field.
@@ -143,4 +142,4 @@ static_assert(rows == members<Plan>(), "a member of Plan has no row: say in the 
 
 } // namespace dependence
 
-} // namespace moe
+} // namespace moe::plan

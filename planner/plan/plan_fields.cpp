@@ -13,7 +13,7 @@
 #include <cmath>
 #include <optional>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 std::int64_t whole(const std::string& field, const std::string& text, std::int64_t high) {
@@ -35,9 +35,9 @@ bool on_or_off(const std::string& field, const std::string& text) {
     refuse("{}={}: must be on or off", field, shown(text));
 }
 
-std::optional<Precision> precision_or_default(const std::string& text) {
+std::optional<machine::Precision> precision_or_default(const std::string& text) {
     if (text == "default") return std::nullopt;
-    return precision_from_string(text);
+    return machine::precision_from_string(text);
 }
 
 // 0 or more; "none" is 0.
@@ -62,7 +62,9 @@ bool forced_balance(const std::string& text) {
 
 std::string word(bool on) { return on ? "on" : "off"; }
 std::string word(double amount) { return amount == 0.0 ? std::string("none") : fmt::format("{}", amount); }
-std::string word(const std::optional<Precision>& precision) { return precision ? to_string(*precision) : "default"; }
+std::string word(const std::optional<machine::Precision>& precision) {
+    return precision ? machine::to_string(*precision) : "default";
+}
 
 struct Field {
     const char* name;
@@ -95,8 +97,8 @@ const std::vector<Field>& fields() {
          [](const Plan& plan) -> std::string { return to_string(plan.schedule); }},
         {"rank_order", [](Plan& plan, const std::string& v) { plan.rank_order = v; },
          [](const Plan& plan) -> std::string { return plan.rank_order; }},
-        {"precision", [](Plan& plan, const std::string& v) { plan.precision = precision_from_string(v); },
-         [](const Plan& plan) -> std::string { return to_string(plan.precision); }},
+        {"precision", [](Plan& plan, const std::string& v) { plan.precision = machine::precision_from_string(v); },
+         [](const Plan& plan) -> std::string { return machine::to_string(plan.precision); }},
         {"attention_precision",
          [](Plan& plan, const std::string& v) { plan.attention_precision = precision_or_default(v); },
          [](const Plan& plan) -> std::string { return word(plan.attention_precision); }},
@@ -107,8 +109,8 @@ const std::vector<Field>& fields() {
         {"bf16_layers", bf16_layers_from_string, bf16_layers_to_string},
         {"fp8_scaling", [](Plan& plan, const std::string& v) { plan.fp8_scaling = fp8_scaling_from_string(v); },
          [](const Plan& plan) -> std::string { return to_string(plan.fp8_scaling); }},
-        {"gradients", [](Plan& plan, const std::string& v) { plan.gradients = precision_from_string(v); },
-         [](const Plan& plan) -> std::string { return to_string(plan.gradients); }},
+        {"gradients", [](Plan& plan, const std::string& v) { plan.gradients = machine::precision_from_string(v); },
+         [](const Plan& plan) -> std::string { return machine::to_string(plan.gradients); }},
         {"recompute", [](Plan& plan, const std::string& v) { plan.recompute = recompute::from_string(v); },
          [](const Plan& plan) -> std::string { return recompute::to_string(plan.recompute); }},
         {"offload", [](Plan& plan, const std::string& v) { plan.offload = offload::from_string(v); },
@@ -212,4 +214,4 @@ std::vector<FieldChange> differences(const Plan& from, const Plan& to) {
     return changes;
 }
 
-} // namespace moe
+} // namespace moe::plan

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::plan {
 
 // In the order of the contract. set_field() (plan.hpp) sets one.
 std::vector<std::string> field_names();
@@ -20,4 +20,4 @@ struct FieldChange {
 // with "edp", which follows from the others, among them.
 std::vector<FieldChange> differences(const Plan& from, const Plan& to);
 
-} // namespace moe
+} // namespace moe::plan

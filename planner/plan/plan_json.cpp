@@ -13,7 +13,7 @@
 
 #include <limits>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 constexpr int schema_version = 1;
@@ -64,9 +64,9 @@ Choice named(const JsonObject& json, const std::string& name, Choice (*from_stri
 }
 
 // A module's own precision; absent where it follows the rule of the plan.
-std::optional<Precision> optional_precision(const JsonObject& json, const std::string& key) {
+std::optional<machine::Precision> optional_precision(const JsonObject& json, const std::string& key) {
     if (!json.has(key)) return std::nullopt;
-    return named(json, json.string(key), precision_from_string);
+    return named(json, json.string(key), machine::precision_from_string);
 }
 
 constexpr double any_amount = std::numeric_limits<double>::max();
@@ -111,12 +111,13 @@ void read_choices(const JsonObject& json, Plan& plan) {
     plan.mbs = json.integer("mbs", 1, limits::max_gbs);
     plan.schedule = named(json, json.string("schedule"), schedule_from_string);
     plan.layout = json.string_or("layout", "");
-    plan.precision = named(json, json.string("precision"), precision_from_string);
+    plan.precision = named(json, json.string("precision"), machine::precision_from_string);
     plan.attention_precision = optional_precision(json, "attention_precision");
     plan.expert_precision = optional_precision(json, "expert_precision");
     plan.head_precision = optional_precision(json, "head_precision");
     plan.fp8_scaling = named(json, json.string_or("fp8_scaling", to_string(plan.fp8_scaling)), fp8_scaling_from_string);
-    plan.gradients = named(json, json.string_or("gradients", to_string(plan.gradients)), precision_from_string);
+    plan.gradients =
+        named(json, json.string_or("gradients", machine::to_string(plan.gradients)), machine::precision_from_string);
     plan.recompute = named(json, join_list(json, "recompute"), recompute::from_string);
     plan.offload = named(json, join_list(json, "offload"), offload::from_string);
     plan.optimizer = named(json, json.string_or("optimizer", to_string(plan.optimizer)), optimizer_from_string);
@@ -146,13 +147,13 @@ Json choices(const Plan& plan) {
     json["mbs"] = plan.mbs;
     json["schedule"] = to_string(plan.schedule);
     json["layout"] = plan.layout;
-    json["precision"] = to_string(plan.precision);
-    if (plan.attention_precision) json["attention_precision"] = to_string(*plan.attention_precision);
-    if (plan.expert_precision) json["expert_precision"] = to_string(*plan.expert_precision);
-    if (plan.head_precision) json["head_precision"] = to_string(*plan.head_precision);
+    json["precision"] = machine::to_string(plan.precision);
+    if (plan.attention_precision) json["attention_precision"] = machine::to_string(*plan.attention_precision);
+    if (plan.expert_precision) json["expert_precision"] = machine::to_string(*plan.expert_precision);
+    if (plan.head_precision) json["head_precision"] = machine::to_string(*plan.head_precision);
     if (plan.bf16_first + plan.bf16_last > 0) json["bf16_layers"] = {plan.bf16_first, plan.bf16_last};
     json["fp8_scaling"] = to_string(plan.fp8_scaling);
-    json["gradients"] = to_string(plan.gradients);
+    json["gradients"] = machine::to_string(plan.gradients);
     json["recompute"] = split_list(recompute::to_string(plan.recompute));
     json["offload"] = split_list(offload::to_string(plan.offload));
     json["optimizer"] = to_string(plan.optimizer);
@@ -175,7 +176,7 @@ Json choices(const Plan& plan) {
 std::string plan_to_json(const Plan& plan) {
     Json json = choices(plan);
     json["model"] = Json::parse(plan.model->config_json);
-    json["hardware"] = Json::parse(to_json(*plan.hardware));
+    json["hardware"] = Json::parse(machine::to_json(*plan.hardware));
     return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -229,14 +230,15 @@ Plan plan_from_json(const std::string& text, const std::string& place) {
     read_mesh(json.object("mesh"), plan);
     if (json.has("router")) read_router(json.object("router"), plan.router);
     read_choices(json, plan);
-    plan.model = std::make_shared<const Model>(model_from_json(json.object("model").dump(), place + ": model"));
+    plan.model =
+        std::make_shared<const model::Model>(families::model_from_json(json.object("model").dump(), place + ": model"));
     read_bf16_layers(json, plan);
-    plan.hardware =
-        std::make_shared<const Hardware>(hardware_from_json(json.object("hardware").dump(), place + ": hardware"));
+    plan.hardware = std::make_shared<const machine::Hardware>(
+        machine::hardware_from_json(json.object("hardware").dump(), place + ": hardware"));
     if (const PlanFault found = check_plan(plan)) refuse("{}: {}", place, found.message);
     return plan;
 }
 
 Plan load_plan(const std::string& path) { return plan_from_json(read_file(path), path); }
 
-} // namespace moe
+} // namespace moe::plan

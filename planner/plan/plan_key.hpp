@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace moe {
+namespace moe::plan {
 namespace dependence {
 
 // The values of a field that a key compares. A member that is added to one of these structs does not compile here until
@@ -22,7 +22,9 @@ template <class T>
 std::tuple<T> values(const T& field) {
     return {field};
 }
-inline std::tuple<const Model*> values(const std::shared_ptr<const Model>& model) { return {model.get()}; }
+inline std::tuple<const model::Model*> values(const std::shared_ptr<const model::Model>& model) {
+    return {model.get()};
+}
 inline std::tuple<bool> values(const OptimizerChoice& choice) {
     const auto& [bf16_moments] = choice;
     return {bf16_moments};
@@ -84,7 +86,7 @@ std::uint64_t bits(const T& value) {
         return std::bit_cast<std::uint64_t>(value);
     else if constexpr (std::is_pointer_v<T>)
         return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(value));
-    else if constexpr (std::is_same_v<T, std::optional<Precision>>)
+    else if constexpr (std::is_same_v<T, std::optional<machine::Precision>>)
         return value ? 1 + static_cast<std::uint64_t>(*value) : 0;
     else if constexpr (std::is_same_v<T, std::string>)
         return std::hash<std::string>()(value);
@@ -135,4 +137,4 @@ Plan only(Plan plan) {
     return plan;
 }
 
-} // namespace moe
+} // namespace moe::plan

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace moe::limits {
+namespace moe::plan::limits {
 
 inline constexpr std::int64_t max_gpus = 1 << 22;
 inline constexpr std::int64_t max_seq = 1 << 27;                              // tokens
@@ -12,4 +12,4 @@ inline constexpr std::int64_t max_micro_batch_tokens = std::int64_t{1} << 31; //
 
 inline constexpr double most_capacity = 1e6; // times the balanced load
 
-} // namespace moe::limits
+} // namespace moe::plan::limits

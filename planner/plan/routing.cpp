@@ -8,7 +8,7 @@
 #include <charconv>
 #include <cmath>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 double number(const std::string& text, const std::string& digits, double low, const char* rule) {
@@ -67,4 +67,4 @@ std::string to_string(const Routing& r) {
 
 double routed_load(const Plan& plan) { return routing_from_string(plan.routing).load; }
 
-} // namespace moe
+} // namespace moe::plan

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace moe {
+namespace moe::plan {
 
 enum class RoutingKind : std::uint8_t {
     balanced,  // every expert gets the same number of rows
@@ -33,4 +33,4 @@ std::string to_string(const Routing& routing);
 // Routing::load of the plan's routing.
 double routed_load(const Plan& plan);
 
-} // namespace moe
+} // namespace moe::plan

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 // Chunk and micro-batch of the k-th forward (or backward) slot of a rank: groups of `pp` micro-batches pass through one
@@ -156,4 +156,4 @@ std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp) {
     return states;
 }
 
-} // namespace moe
+} // namespace moe::plan

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::plan {
 
 // What one virtual stage holds; rank_of_stage() says where it runs.
 struct Stage {
@@ -29,15 +29,15 @@ int layout_stage_count(const Plan& plan);
 std::string layout_to_string(const std::vector<Stage>& stages);
 
 // Whether a stage may begin with this layer: one that shares an earlier layer's choice of keys stays on its stage.
-bool may_begin_stage(const Model& model, int layer);
+bool may_begin_stage(const model::Model& model, int layer);
 // How many stages the model can be cut into: runs of layers that stay together, the MTP layers, the head.
-int cut_units(const Model& model);
+int cut_units(const model::Model& model);
 
 // Model FLOPs of each stage in thousandths of the mean decoder layer's, MTP layers and LM head included.
-std::vector<std::int64_t> stage_weights(const Model& model, std::int64_t seq, const std::vector<Stage>& stages);
+std::vector<std::int64_t> stage_weights(const model::Model& model, std::int64_t seq, const std::vector<Stage>& stages);
 // The contiguous cut of layers, MTP and head into `count` stages whose heaviest stage by those weights is lightest, and
 // among these the one with the smallest sum of squares. Throws Error (bad_input) for fewer cut_units() than stages.
-std::vector<Stage> balanced_stages(const Model& model, std::int64_t seq, int count);
+std::vector<Stage> balanced_stages(const model::Model& model, std::int64_t seq, int count);
 
 // Stage k of pp*vpp runs on pipeline rank k % pp as chunk k / pp; in a V, chunk 1 comes back from the last rank to the
 // first.
@@ -87,4 +87,4 @@ struct Kept {
 // in_flight at different times, so that no state is as full as the sum of in_flight.
 std::vector<Kept> kept_together(const std::vector<Turn>& turns, int vpp);
 
-} // namespace moe
+} // namespace moe::plan

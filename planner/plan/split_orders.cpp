@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <deque>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 // Writes turns one by one, each kind of a chunk in the order of its micro-batches, and none that is not there to do.
@@ -139,4 +139,4 @@ std::vector<Turn> split_order(ScheduleKind kind, int pp, int micro_batches, int 
     }
 }
 
-} // namespace moe
+} // namespace moe::plan

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-namespace moe {
+namespace moe::plan {
 namespace {
 
 constexpr std::string_view own_stack = "moe-plan";
@@ -51,4 +51,4 @@ const StackTraits& stack_traits(std::string_view stack) {
     return others ? other : megatron;
 }
 
-} // namespace moe
+} // namespace moe::plan

@@ -9,7 +9,7 @@
 
 #include <string_view>
 
-namespace moe {
+namespace moe::plan {
 
 // Whose software a stack is. Every published stack but PyTorch's own and one paper's is Megatron Core with Transformer
 // Engine.
@@ -74,4 +74,4 @@ struct StackTraits {
 const StackTraits& stack_traits(std::string_view stack);
 inline const StackTraits& stack_traits(const Plan& plan) { return stack_traits(plan.stack); }
 
-} // namespace moe
+} // namespace moe::plan

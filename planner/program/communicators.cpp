@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::program {
 
 namespace {
 
@@ -22,9 +22,9 @@ const PeerAttr* message(const Op& op) { return std::get_if<PeerAttr>(&op.attr); 
 
 const Tensor& tensor(const Program& program, TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; }
 
-int first_rank(const Program& program, const Mesh& mesh) {
+int first_rank(const Program& program, const plan::Mesh& mesh) {
     int rank = 0;
-    while (mesh.coordinate(Domain::dense, axis::pipeline, rank) != program.pipeline_rank) ++rank;
+    while (mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank) != program.pipeline_rank) ++rank;
     return rank;
 }
 
@@ -77,25 +77,25 @@ std::int64_t all_slots(const Program& program) {
     return std::accumulate(slots.begin(), slots.end(), std::int64_t{0});
 }
 
-int spared_multiprocessors(const Program& program, int stages) {
+int reserved_sms_of(const Program& program, int stages) {
     for (const Template& ops : program.templates)
         for (const Op& op : ops.ops)
             if (message(op) != nullptr && channel_of(*message(op), stages).delta != 0) return 2 * message_channels;
     return 0;
 }
 
-int spared_multiprocessors(const Plan& plan) { return joins_devices(plan) && plan.pp > 1 ? 2 * message_channels : 0; }
+int reserved_sms_of(const plan::Plan& plan) { return joins_devices(plan) && plan.pp > 1 ? 2 * message_channels : 0; }
 
-bool joins_devices(const Plan& plan) {
-    return stack_traits(plan).joins_devices && !plan.hardware->cpu && plan.gpus > 1;
+bool joins_devices(const plan::Plan& plan) {
+    return plan::stack_traits(plan).joins_devices && !plan.hardware->cpu && plan.gpus > 1;
 }
 
 bool is_pairwise(OpKind kind) {
     return kind == OpKind::all_to_all_rows || kind == OpKind::all_to_all || kind == OpKind::ring_exchange;
 }
 
-Communicators communicators_of(const Program& program, const Mesh& mesh) {
-    const int stages = mesh.group_size({Domain::dense, axis::pipeline}), rank = first_rank(program, mesh);
+Communicators communicators_of(const Program& program, const plan::Mesh& mesh) {
+    const int stages = mesh.group_size({plan::Domain::dense, plan::axis::pipeline}), rank = first_rank(program, mesh);
     std::map<std::pair<int, std::vector<int>>, bool> groups; // by stream and members: whether pairwise
     std::map<std::array<int, 3>, bool> lines;                // by peer, tag and direction
     for (const Template& ops : program.templates)
@@ -117,12 +117,12 @@ Communicators communicators_of(const Program& program, const Mesh& mesh) {
     return all;
 }
 
-double Communicators::bytes(const CommunicatorBytes& each) const {
+double Communicators::bytes(const machine::CommunicatorBytes& each) const {
     const bool any = !collective.empty() || !pairwise.empty() || messages > 0;
     double bytes = (any ? each.first : 0.0) + each.messages * messages + static_cast<double>(buffer_bytes);
     if (!pairwise.empty()) bytes += each.first_pairwise;
-    for (const int members : collective) bytes += bytes_among(each.collective, members);
-    for (const int members : pairwise) bytes += bytes_among(each.pairwise, members);
+    for (const int members : collective) bytes += machine::bytes_among(each.collective, members);
+    for (const int members : pairwise) bytes += machine::bytes_among(each.pairwise, members);
     return bytes;
 }
 
@@ -133,4 +133,4 @@ int peer_blocks(const Program& program) {
     return peer_blocks_alone;
 }
 
-} // namespace moe
+} // namespace moe::program

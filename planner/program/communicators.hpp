@@ -11,7 +11,7 @@
 #include <map>
 #include <vector>
 
-namespace moe {
+namespace moe::program {
 
 // Messages leave through boxes: a send copies into a place of its channel's box, on a stream of its own, and what
 // computes next may use the memory again although nobody has received the message. Without that, ranks of a pipeline
@@ -41,15 +41,15 @@ inline constexpr int message_channels = 8;
 // Multiprocessors that products of experts leave to messages, one coming and one leaving. On an H200 products beside a
 // waiting receive took 1.74 times as long with all 132 for themselves, and no longer with 16 less, which costs them 2 %
 // at the limit of its power and 11 to 14 % of their time below it.
-int spared_multiprocessors(const Program& program, int stages);
+int reserved_sms_of(const Program& program, int stages);
 // The same of all Programs of a plan, each of which has messages where there are several stages.
-int spared_multiprocessors(const Plan& plan);
+int reserved_sms_of(const plan::Plan& plan);
 
 // Whether members of a group send to each other in it, besides what a collective does.
 bool is_pairwise(OpKind kind);
 
 // Whether the plan's ranks lie on devices and this project's engine joins them.
-bool joins_devices(const Plan& plan);
+bool joins_devices(const plan::Plan& plan);
 
 // What one rank has of communicators. Work of one communicator has one order, so collectives have one for each group
 // and stream, messages one for each sender, receiver and tag.
@@ -57,9 +57,9 @@ struct Communicators {
     std::vector<int> collective, pairwise; // members of each
     int messages = 0;
     std::int64_t buffer_bytes = 0; // of slots and boxes
-    double bytes(const CommunicatorBytes& each) const;
+    double bytes(const machine::CommunicatorBytes& each) const;
 };
 // Of any rank that runs the Program.
-Communicators communicators_of(const Program& program, const Mesh& mesh);
+Communicators communicators_of(const Program& program, const plan::Mesh& mesh);
 
-} // namespace moe
+} // namespace moe::program

@@ -1,7 +1,7 @@
 // Declares the types of planner/program for headers that only name them.
 #pragma once
 
-namespace moe {
+namespace moe::program {
 
 struct AllToAllAttr;
 struct Bucket;
@@ -14,4 +14,4 @@ struct Template;
 struct Timeline;
 struct TimelineRow;
 
-} // namespace moe
+} // namespace moe::program

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <type_traits>
 
-namespace moe {
+namespace moe::program {
 
 namespace {
 
@@ -164,8 +164,8 @@ std::string tokens_key(const Op& op, int blocks) {
     return std::string(to_string(op.kind)) + (values ? ".values" : "") + (blocks < peer_blocks_alone ? ".beside" : "");
 }
 
-bool is_large_product(const Op& op, double seconds, const Hardware& hardware) {
-    return op.flops >= 0.5 * seconds * hardware.peak_flops[static_cast<std::size_t>(Precision::bf16)];
+bool is_large_product(const Op& op, double seconds, const machine::Hardware& hardware) {
+    return op.flops >= 0.5 * seconds * hardware.peak_flops[static_cast<std::size_t>(machine::Precision::bf16)];
 }
 
 double beside_work(const std::string& key, const std::vector<double>& sides) {
@@ -188,4 +188,4 @@ CostPoint cost_point(const Op& op, const Program& program) {
     return point;
 }
 
-} // namespace moe
+} // namespace moe::program

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::program {
 
 // The key of Hardware::measured: the op kind and what makes it another kernel: the form of a product, ".bf16" where the
 // first operand is BF16, ".to-f32" where a product of such operands is FP32, ".to-fp8" where an activation or its
@@ -33,7 +33,7 @@ inline constexpr const char *products_key = "large_products", *waits_key = "wait
                             *losses_key = "lost_beside_exchange", *collectives_key = "lost_beside_collective";
 inline constexpr std::array in_step_keys{products_key, waits_key, losses_key, collectives_key};
 // Whether it keeps a GPU at the limit of its power: at least half of the peak rate.
-bool is_large_product(const Op& op, double seconds, const Hardware& hardware);
+bool is_large_product(const Op& op, double seconds, const machine::Hardware& hardware);
 
 struct CostPoint {
     std::string key;
@@ -51,4 +51,4 @@ double beside_work(const std::string& key, const std::vector<double>& sides);
 // At the Program's expected rows.
 CostPoint cost_point(const Op& op, const Program& program);
 
-} // namespace moe
+} // namespace moe::program

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace moe {
+namespace moe::program {
 
 struct Op {
     OpKind kind{};
@@ -17,7 +17,7 @@ struct Op {
     Module module = Module::residual;
     Phase phase = Phase::forward;
     std::int16_t layer = -1;       // global decoder layer, -1 = none
-    Group group{};                 // communication ops
+    plan::Group group{};           // communication ops
     std::vector<TensorId> in, out; // optional operands that are absent are no_tensor
     Attr attr;
     double flops = 0.0; // executed, not model, FLOPs at expected rows
@@ -27,4 +27,4 @@ struct Op {
     double bytes = 0.0;
 };
 
-} // namespace moe
+} // namespace moe::program

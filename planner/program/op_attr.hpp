@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <variant>
 
-namespace moe {
+namespace moe::program {
 
 // C[m, n] (+)= op(A) op(B), row-major. transpose_a: A is stored [k, m]; transpose_b: B is stored [n, k].
 // ld*: row stride in elements, 0 = dense.
@@ -35,7 +35,7 @@ struct GroupedGemmAttr {
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
     bool accumulate = true; // wgrad; without it dW is set, to zero for experts without rows
-    int spared = 0;         // multiprocessors of a device that it leaves to what runs beside it in its own slot
+    int reserved_sms = 0;   // multiprocessors of a device that it leaves to what runs beside it in its own slot
 };
 // Where the rows are partial sums over ETP, every member adds the same share of the bias.
 struct GroupedBiasAttr {
@@ -61,7 +61,7 @@ struct FrequencyScale {
 };
 // The scaling of a model for heads of `rotary_dim` rotated columns. Source: transformers 5.23, modeling_rope_utils.py;
 // YaRN: arXiv:2309.00071.
-FrequencyScale frequency_scale(const Model& model, int rotary_dim);
+FrequencyScale frequency_scale(const model::Model& model, int rotary_dim);
 struct RopeAttr {
     std::int64_t tokens = 0, batch = 1; // row = position_index * batch + sequence
     int heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
@@ -110,28 +110,28 @@ struct ColumnsAttr {
 };
 struct ActivationAttr {
     std::int64_t rows = 0, ffn = 0;
-    Activation function = Activation::silu;
+    model::Activation function = model::Activation::silu;
     bool gated = true;
     double limit = 0.0; // LayerKind::swiglu_limit
 };
 struct RouterAttr {
     std::int64_t tokens = 0;
     int experts = 0, top_k = 0;
-    Router router;
+    model::Router router;
     std::int64_t batch = 1; // forced: row r of this rank's tokens is of position positions[(first + r) / batch]
 };
 // What a layer's tokens add to the losses of its router; see RouterTraining.
 struct BalanceAttr {
     std::int64_t tokens = 0, sequences = 1; // row r belongs to sequence r modulo sequences
     int experts = 0, top_k = 0;
-    Router router;
+    model::Router router;
     double aux = 0.0; // factor of sum over e of n(e) * (sum of P(t, e)); 0 = only the z-loss
     double z = 0.0;   // factor of the sum of logsumexp^2
 };
 struct DropAttr {
     std::int64_t tokens = 0, capacity = 0; // capacity: tokens that one expert keeps
     int experts = 0, top_k = 0;
-    DropPolicy policy = DropPolicy::probs;
+    plan::DropPolicy policy = plan::DropPolicy::probs;
 };
 struct ExpertBiasAttr {
     int experts = 0;
@@ -176,7 +176,7 @@ struct PeerAttr {
     int stage = 0; // of tables: pipeline rank that receives; else virtual stage whose input (even tags) or output
                    // gradient (odd tags) travels: both ends name the same one
 };
-int first_table_tag(const Model& model);
+int first_table_tag(const model::Model& model);
 // The side of tokens has the rows of one CP member, runs r and 2 parts - 1 - r of 2 parts, and `pieces` of columns side
 // by side (queries, keys, values); the side of heads has the whole sequence in order and 1/parts of every piece.
 struct AllToAllAttr {
@@ -193,4 +193,4 @@ using Attr = std::variant<std::monostate, GemmAttr, GroupedGemmAttr, NormAttr, R
                           ReduceAttr, PeerAttr, AllToAllAttr, CopyAttr, BalanceAttr, DropAttr, ExpertBiasAttr,
                           GroupedBiasAttr, QuantizeAttr, ScanAttr>;
 
-} // namespace moe
+} // namespace moe::program

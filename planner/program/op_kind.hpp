@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace moe {
+namespace moe::program {
 
 enum class OpKind : std::uint8_t {
     // Each line: inputs -> outputs. S = gathered tokens, T = local tokens, K = top-k, E experts, El local experts,
@@ -136,4 +136,4 @@ const char* to_string(Module module);
 enum class Phase : std::uint8_t { forward, dgrad, wgrad, recompute, step };
 const char* to_string(Phase phase);
 
-} // namespace moe
+} // namespace moe::program

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace moe {
+namespace moe::program {
 
 // Multiprocessors of a call. All its blocks must run at once: those of combine wait for what blocks of other ranks
 // send. So must those of a collective beside it, which wait for the other ranks' as well, and where one rank runs the
@@ -22,4 +22,4 @@ inline constexpr std::int64_t most_gathered_over_peers = 256 * 1024;
 // Of a Program's calls outside of merged slots.
 int peer_blocks(const Program& program);
 
-} // namespace moe
+} // namespace moe::program

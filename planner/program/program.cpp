@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-namespace moe {
+namespace moe::program {
 
 std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
     const auto blocks = [elements](std::int64_t size) { return (elements + size - 1) / size; };
@@ -47,9 +47,10 @@ TensorId repeat_tensor(Program& program, TensorId id) {
     return static_cast<TensorId>(program.tensors.size() - 1);
 }
 
-int OpWalk::spared() const {
+int OpWalk::reserved_sms() const {
     const auto* product = std::get_if<GroupedGemmAttr>(&op().attr);
-    return std::max(product != nullptr ? product->spared : 0, merged() ? merge().spared[at_[0] + at_[1]] : 0);
+    return std::max(product != nullptr ? product->reserved_sms : 0,
+                    merged() ? merge().reserved_sms[at_[0] + at_[1]] : 0);
 }
 
 void OpWalk::settle() {
@@ -326,6 +327,20 @@ const char* to_string(Phase phase) {
     return "?";
 }
 
-int first_table_tag(const Model& model) { return 2 + 2 * static_cast<int>(model.mtp.size()); }
+int first_table_tag(const model::Model& model) { return 2 + 2 * static_cast<int>(model.mtp.size()); }
 
-} // namespace moe
+// What the kernels of state-spaces/mamba (mamba_ssm, ops/triton/ssd_combined.py: mamba_split_conv1d_scan_combined) read
+// and write, in turn, since each passes its results on through memory: per row d = n p elements of the heads, g of the
+// groups' keys (and as many of queries), s = d state / chunk of the chunks' states, c = groups chunk of their products.
+// Forward: convolution, states of chunks (FP32), their sums along the sequence, products of keys and queries (FP32),
+// outputs, norm. Backward makes convolution, states and products again, and takes eleven kernels for the gradients.
+double ScanAttr::forward_bytes() const {
+    const double d = heads * head_dim, g = groups * state, s = d * state / chunk, c = groups * chunk;
+    return static_cast<double>(rows) * (16.0 * d + 16.0 * g + 12.0 * s + 8.0 * c);
+}
+double ScanAttr::backward_bytes() const {
+    const double d = heads * head_dim, g = groups * state, s = d * state / chunk, c = groups * chunk;
+    return static_cast<double>(rows) * (42.0 * d + 42.0 * g + 38.0 * s + 28.0 * c);
+}
+
+} // namespace moe::program

@@ -16,13 +16,13 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::program {
 
 // A weight by its Hugging Face name. Local shape = global with shard_dim divided by the shard axis' degree.
 struct Parameter {
     std::string name;      // "{}" stands for the global expert index
     int local_expert = -1; // expert parameters: global index = ep coordinate * experts per rank + local_expert
-    Domain domain = Domain::dense;
+    plan::Domain domain = plan::Domain::dense;
     std::int64_t rows = 0, cols = 1; // global shape of the matrix (vectors: cols = 1)
     int shard_dim = -1;              // -1 replicated, 0 rows, 1 columns; over TP (dense) or ETP (expert)
     std::int64_t padded_rows = 0;    // embedding and head: rows after padding to the TP degree; = rows otherwise
@@ -38,8 +38,8 @@ struct Parameter {
 // Parameters of one chunk that share a gradient group: one flat buffer each of weights, gradients and optimizer shards.
 // The group is the complement of the axes that shard the weights inside their domain (ZeRO-1 over exactly that group).
 struct Bucket {
-    Domain domain = Domain::dense;
-    Group group; // axes 0 when its size is 1
+    plan::Domain domain = plan::Domain::dense;
+    plan::Group group; // axes 0 when its size is 1
     int group_size = 1;
     int chunk = 0;
     std::int64_t elements = 0; // padded to a multiple of group_size
@@ -77,7 +77,7 @@ struct Bucket {
 };
 
 struct Template {
-    SlotKind kind{};
+    plan::SlotKind kind{};
     int chunk = -1;
     std::vector<Op> ops;
 };
@@ -93,7 +93,7 @@ struct Merge {
     int forward = 0, backward = 0;   // templates
     std::vector<bool> from_backward; // by op of both: whose it is; the ops of either come in their own order
     // By op of both: multiprocessors that a product leaves to the tokens on their way over peer memory beside it.
-    std::vector<std::uint8_t> spared;
+    std::vector<std::uint8_t> reserved_sms;
 };
 
 // What one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
@@ -134,9 +134,9 @@ struct Program {
     std::vector<Slot> slots;
     std::vector<Parameter> parameters;
     std::vector<Bucket> buckets;
-    std::vector<Stage> chunks;  // what each chunk holds
-    std::vector<int> in_flight; // by chunk
-    std::vector<Merge> merges;  // EP overlap, one for every two templates that run side by side
+    std::vector<plan::Stage> chunks; // what each chunk holds
+    std::vector<int> in_flight;      // by chunk
+    std::vector<Merge> merges;       // EP overlap, one for every two templates that run side by side
     ProgramIo io;
 };
 
@@ -155,7 +155,7 @@ public:
     const Template& ops() const { return program_->templates[static_cast<std::size_t>(slot().index)]; }
     const Op& op() const { return ops().ops[index()]; }
     bool merged() const { return program_->slots[first_].merge >= 0; } // another slot's ops run beside it
-    int spared() const; // multiprocessors that the op leaves to tokens on their way beside it
+    int reserved_sms() const; // multiprocessors that the op leaves to tokens on their way beside it
     void next() {
         ++at_[backward_ ? 1 : 0];
         settle();
@@ -171,4 +171,4 @@ private:
     bool backward_ = false;
 };
 
-} // namespace moe
+} // namespace moe::program

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace moe {
+namespace moe::program {
 
 namespace {
 
@@ -15,7 +15,7 @@ double correction(double rotations, int dim, double theta, double positions) {
     return dim * std::log(positions / (rotations * 2.0 * std::numbers::pi)) / (2.0 * std::log(theta));
 }
 
-FrequencyScale yarn(const RopeScaling& r, int dim, double theta) {
+FrequencyScale yarn(const model::RopeScaling& r, int dim, double theta) {
     const auto positions = static_cast<double>(r.original_positions);
     double first = correction(r.beta_fast, dim, theta, positions),
            last = correction(r.beta_slow, dim, theta, positions);
@@ -32,8 +32,8 @@ FrequencyScale yarn(const RopeScaling& r, int dim, double theta) {
 
 } // namespace
 
-FrequencyScale frequency_scale(const Model& model, int rotary_dim) {
-    const RopeScaling& r = model.rope_scaling;
+FrequencyScale frequency_scale(const model::Model& model, int rotary_dim) {
+    const model::RopeScaling& r = model.rope_scaling;
     if (r.factor == 1.0 || rotary_dim == 0) return {};
     if (r.type == "yarn" && r.original_positions > 0) return yarn(r, rotary_dim, model.rope_theta);
     if (r.type == "llama3" && r.original_positions > 0)
@@ -43,4 +43,4 @@ FrequencyScale frequency_scale(const Model& model, int rotary_dim) {
     return {};
 }
 
-} // namespace moe
+} // namespace moe::program

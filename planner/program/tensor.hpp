@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace moe {
+namespace moe::program {
 
 enum class Dtype : std::uint8_t { f32, bf16, fp8_tensor, fp8_block, mxfp8, nvfp4, i32 };
 // Bytes that `elements` of a dtype occupy, block scales included (fp8_block 1x128 FP32, mxfp8 1x32 E8M0, nvfp4 1x16
@@ -44,7 +44,7 @@ struct Tensor {
     // repeat_tensor().
     TensorId again_of = no_tensor;
     std::int64_t offset = 0;
-    Group shard_group{}; // axes set: the view is this rank's own slice, offset += index in group * elements()
+    plan::Group shard_group{}; // axes set: the view is this rank's own slice, offset += index in group * elements()
 
     std::int64_t elements() const { return rows * cols; }
     // Matrices of fp8_block: the elements, and behind them (16 bytes aligned) the scales [rows, ceil(cols / 128)].
@@ -53,4 +53,4 @@ struct Tensor {
     double expected_bytes() const; // with expected_rows
 };
 
-} // namespace moe
+} // namespace moe::program

@@ -14,7 +14,7 @@
 #include <limits>
 #include <unordered_map>
 
-namespace moe {
+namespace moe::program {
 namespace {
 
 using Append = std::function<void(std::string_view)>;
@@ -97,7 +97,7 @@ void append_row(std::string& out, const TimelineRow& row) {
         std::back_inserter(out),
         ",\"args\":{{\"slot\":{},\"op\":{},\"of\":\"{}\",\"chunk\":{},\"micro_batch\":{},\"phase\":\"{}\",\"layer\":{},"
         "\"busy\":",
-        row.slot, row.op, to_string(row.slot_kind), row.chunk, row.micro_batch, to_string(row.phase), row.layer);
+        row.slot, row.op, plan::to_string(row.slot_kind), row.chunk, row.micro_batch, to_string(row.phase), row.layer);
     append_microseconds(out, std::max<std::int64_t>(0, ticks(row.busy)));
     out += "}}";
 }
@@ -149,7 +149,8 @@ template <class E>
 class Words {
 public:
     Words(E last, const char* what) : what_(what) {
-        for (int i = 0; i <= static_cast<int>(last); ++i) values_[to_string(static_cast<E>(i))] = static_cast<E>(i);
+        for (int i = 0; i <= static_cast<int>(last); ++i)
+            values_[to_string(static_cast<E>(i))] = static_cast<E>(i);
     }
     E operator()(const std::string& path, const std::string& word) const {
         const auto it = values_.find(word);
@@ -298,7 +299,7 @@ private:
     Words<OpKind> kinds_{OpKind::copy_from_host, "op kind"};
     Words<Module> modules_{Module::optimizer, "module"};
     Words<Phase> phases_{Phase::step, "phase"};
-    Words<SlotKind> slots_{SlotKind::finish, "slot kind"};
+    Words<plan::SlotKind> slots_{plan::SlotKind::finish, "slot kind"};
 };
 
 } // namespace
@@ -315,4 +316,4 @@ Timeline read_trace(const std::string& path) {
     return timeline;
 }
 
-} // namespace moe
+} // namespace moe::program

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::program {
 
 struct TimelineRow {
     std::int32_t rank = 0; // global rank (predicted: the representative of its class)
@@ -20,7 +20,7 @@ struct TimelineRow {
     Stream stream{};
     Module module{};
     Phase phase{};
-    SlotKind slot_kind{};
+    plan::SlotKind slot_kind{};
     std::int16_t chunk = -1;
     std::int32_t micro_batch = 0;
     double start = 0.0, end = 0.0; // seconds from the start of the step; communication rows include the wait for peers
@@ -49,4 +49,4 @@ void write_trace(const Timeline& timeline, const std::string& path);
 // Reads what write_trace wrote; throws Error (bad_input) for anything else.
 Timeline read_trace(const std::string& path);
 
-} // namespace moe
+} // namespace moe::program

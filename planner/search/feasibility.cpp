@@ -10,14 +10,14 @@
 #include <algorithm>
 #include <map>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 constexpr int most_looked_at = 2000; // mappings; each costs one closed form
 constexpr std::size_t most_shown = 10;
 
 // Bytes of a sound plan; empty for what has no price.
-std::optional<double> bytes_of_plan(const Plan& plan, Estimator& estimator) {
+std::optional<double> bytes_of_plan(const plan::Plan& plan, Estimator& estimator) {
     try {
         return estimator.memory_bytes(plan);
     } catch (const Error& error) {
@@ -27,7 +27,7 @@ std::optional<double> bytes_of_plan(const Plan& plan, Estimator& estimator) {
 }
 
 // The plan of a changed request, empty where the change is impossible in itself.
-std::optional<Plan> plan_of(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+std::optional<plan::Plan> plan_of(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
     try {
         return fitting_plan(request, stack, estimator);
     } catch (const Error& error) {
@@ -38,7 +38,7 @@ std::optional<Plan> plan_of(const SearchRequest& request, const Stack& stack, Es
 
 class Remedies {
 public:
-    Remedies(const SearchRequest& request, const Stack& stack, Estimator& estimator)
+    Remedies(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator)
         : request_(request), stack_(stack), estimator_(estimator) {
         request_.progress = nullptr;
     }
@@ -46,7 +46,7 @@ public:
     std::vector<Remedy> find() {
         gpus();
         fixed();
-        number("gbs", &Plan::gbs, limits::max_gbs);
+        number("gbs", &plan::Plan::gbs, plan::limits::max_gbs);
         shorter();
         other_precision();
         for (const auto& [field, value] : {std::pair{"optimizer", "adamw+bf16_moments"},
@@ -60,7 +60,7 @@ public:
 
 private:
     bool try_it(const SearchRequest& request, const std::string& what, const std::string& from, const std::string& to) {
-        const std::optional<Plan> plan = plan_of(request, stack_, estimator_);
+        const std::optional<plan::Plan> plan = plan_of(request, stack_, estimator_);
         if (!plan) return false;
         found_.push_back({what, from, to, *plan, estimator_.memory_bytes(*plan)});
         return true;
@@ -69,14 +69,14 @@ private:
     // Memory needs a multiple, divisibility a neighbour.
     void gpus() {
         const std::int64_t now = request_.base.gpus;
-        for (std::int64_t times = 2; times <= 64 && now * times <= limits::max_gpus; times *= 2)
+        for (std::int64_t times = 2; times <= 64 && now * times <= plan::limits::max_gpus; times *= 2)
             if (try_it(with_gpus(request_, now * times), "gpus", fmt::format("{}", now),
                        fmt::format("{}", now * times)))
                 break;
         if (has_plan(request_, stack_)) return;
         for (std::int64_t distance = 1; distance <= 64; ++distance)
             for (const std::int64_t near : {now - distance, now + distance})
-                if (near >= 1 && near <= limits::max_gpus && has_plan(with_gpus(request_, near), stack_) &&
+                if (near >= 1 && near <= plan::limits::max_gpus && has_plan(with_gpus(request_, near), stack_) &&
                     try_it(with_gpus(request_, near), "gpus", fmt::format("{}", now), fmt::format("{}", near)))
                     return;
     }
@@ -90,7 +90,7 @@ private:
     }
 
     // A workload's number that divisibility may want otherwise: the nearest that does.
-    void number(const char* name, std::int64_t Plan::*field, std::int64_t most) {
+    void number(const char* name, std::int64_t plan::Plan::*field, std::int64_t most) {
         if (has_plan(request_, stack_)) return;
         const std::int64_t now = request_.base.*field;
         for (std::int64_t distance = 1; distance <= 64; ++distance)
@@ -112,14 +112,15 @@ private:
     }
 
     void other_precision() {
-        for (const Precision precision : stack_.precisions) {
-            if (precision == Precision::fp32) continue;
+        for (const machine::Precision precision : stack_.precisions) {
+            if (precision == machine::Precision::fp32) continue;
             if (std::count(request_.precisions.begin(), request_.precisions.end(), precision) != 0) continue;
-            if (request_.precisions.empty() && precision == Precision::bf16) continue;
+            if (request_.precisions.empty() && precision == machine::Precision::bf16) continue;
             SearchRequest other = request_;
             other.precisions = {precision};
-            const std::string from = request_.precisions.empty() ? "bf16" : to_string(request_.precisions.front());
-            try_it(other, "precision", from, to_string(precision));
+            const std::string from =
+                request_.precisions.empty() ? "bf16" : machine::to_string(request_.precisions.front());
+            try_it(other, "precision", from, machine::to_string(precision));
         }
     }
 
@@ -128,11 +129,11 @@ private:
             if (name == field) return;
         SearchRequest other = request_;
         other.fixed.emplace_back(field, value);
-        try_it(other, field, field_text(request_.base, field), value);
+        try_it(other, field, plan::field_text(request_.base, field), value);
     }
 
     SearchRequest request_;
-    const Stack& stack_;
+    const stack::Stack& stack_;
     Estimator& estimator_;
     std::vector<Remedy> found_;
 };
@@ -146,11 +147,11 @@ SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus) {
     return other;
 }
 
-std::optional<Plan> thriftiest(const SearchSpace& space, const Family& family, const Mapping& mapping,
-                               PlanFault& fault) {
+std::optional<plan::Plan> thriftiest(const SearchSpace& space, const LayerOptions& family,
+                                     const ParallelConfig& mapping, plan::PlanFault& fault) {
     const int vpp = space.chunk_counts(mapping.pp).front();
-    Plan plan = space.candidate(family, mapping, vpp, space.micro_batch_sizes(mapping.dp).front());
-    plan.layout = space.cuts(mapping.pp, vpp).front().layout;
+    plan::Plan plan = space.candidate(family, mapping, vpp, space.micro_batch_sizes(mapping.dp).front());
+    plan.layout = space.stage_splits(mapping.pp, vpp).front().layout;
     plan.recompute = space.recompute_sets().back();
     if (!space.optimizers().empty()) plan.optimizer = space.optimizers().front();
     fault = space.check(plan);
@@ -161,14 +162,14 @@ std::optional<Plan> thriftiest(const SearchSpace& space, const Family& family, c
 namespace {
 
 // The first thriftiest plan that fits, in the order of `families` or against it.
-std::optional<Plan> first_fitting(const SearchSpace& space, Estimator& estimator, bool forward) {
-    const auto n = static_cast<std::ptrdiff_t>(space.families().size());
+std::optional<plan::Plan> first_fitting(const SearchSpace& space, Estimator& estimator, bool forward) {
+    const auto n = static_cast<std::ptrdiff_t>(space.layer_options().size());
     int left = most_looked_at;
     for (std::ptrdiff_t i = 0; i < n; ++i) {
-        const Family& family = space.families()[static_cast<std::size_t>(forward ? i : n - 1 - i)];
-        for (const Mapping& mapping : family.mappings) {
-            PlanFault fault;
-            std::optional<Plan> plan = thriftiest(space, family, mapping, fault);
+        const LayerOptions& family = space.layer_options()[static_cast<std::size_t>(forward ? i : n - 1 - i)];
+        for (const ParallelConfig& mapping : family.parallel_configs) {
+            plan::PlanFault fault;
+            std::optional<plan::Plan> plan = thriftiest(space, family, mapping, fault);
             if (!plan) continue;
             if (left-- == 0) return std::nullopt;
             const std::optional<double> bytes = bytes_of_plan(*plan, estimator);
@@ -180,41 +181,41 @@ std::optional<Plan> first_fitting(const SearchSpace& space, Estimator& estimator
 
 } // namespace
 
-std::optional<Plan> fitting_plan(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+std::optional<plan::Plan> fitting_plan(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
     const SearchSpace space(request, stack);
     // Families that split most come last and tell soonest whether anything fits; the first ones tend to be fast.
-    const std::optional<Plan> any = first_fitting(space, estimator, false);
+    const std::optional<plan::Plan> any = first_fitting(space, estimator, false);
     if (!any) return std::nullopt;
-    const std::optional<Plan> fast = first_fitting(space, estimator, true);
+    const std::optional<plan::Plan> fast = first_fitting(space, estimator, true);
     return fast ? fast : any;
 }
 
-bool has_plan(const SearchRequest& request, const Stack& stack) {
+bool has_plan(const SearchRequest& request, const stack::Stack& stack) {
     const SearchSpace space(request, stack);
-    for (const Family& family : space.families())
-        for (const Mapping& mapping : family.mappings)
+    for (const LayerOptions& family : space.layer_options())
+        for (const ParallelConfig& mapping : family.parallel_configs)
             for (const std::int64_t mbs : space.micro_batch_sizes(mapping.dp)) {
                 const int vpp = space.chunk_counts(mapping.pp).front();
-                Plan plan = space.candidate(family, mapping, vpp, mbs);
-                plan.layout = space.cuts(mapping.pp, vpp).front().layout;
+                plan::Plan plan = space.candidate(family, mapping, vpp, mbs);
+                plan.layout = space.stage_splits(mapping.pp, vpp).front().layout;
                 if (!space.check(plan)) return true;
             }
     return false;
 }
 
-Infeasibility explain_request(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+Infeasibility explain_request(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
     const SearchSpace space(request, stack);
     Infeasibility result;
     Rejections rejected = space.rejected();
-    for (const Family& family : space.families())
-        for (const Mapping& mapping : family.mappings) {
+    for (const LayerOptions& family : space.layer_options())
+        for (const ParallelConfig& mapping : family.parallel_configs) {
             std::int64_t candidates = 0;
             for (const int vpp : space.chunk_counts(mapping.pp))
-                candidates += static_cast<std::int64_t>(space.cuts(mapping.pp, vpp).size());
+                candidates += static_cast<std::int64_t>(space.stage_splits(mapping.pp, vpp).size());
             candidates *= static_cast<std::int64_t>(space.micro_batch_sizes(mapping.dp).size()) *
                           space.choices(family.tp, family.cp, family.ep, family.etp, mapping.pp);
-            PlanFault fault;
-            const std::optional<Plan> plan = thriftiest(space, family, mapping, fault);
+            plan::PlanFault fault;
+            const std::optional<plan::Plan> plan = thriftiest(space, family, mapping, fault);
             if (!plan) {
                 rejected.add(fault, candidates);
                 continue;
@@ -229,7 +230,7 @@ Infeasibility explain_request(const SearchRequest& request, const Stack& stack, 
             result.closest.push_back({*plan, *bytes});
         }
     std::stable_sort(result.closest.begin(), result.closest.end(),
-                     [](const TightMapping& a, const TightMapping& b) { return a.memory_bytes < b.memory_bytes; });
+                     [](const TightConfig& a, const TightConfig& b) { return a.memory_bytes < b.memory_bytes; });
     if (result.closest.size() > most_shown) result.closest.resize(most_shown);
     for (const auto& [constraint, reason] : rejected.reasons)
         result.obstacles.push_back({constraint, reason.count, reason.message});
@@ -239,4 +240,4 @@ Infeasibility explain_request(const SearchRequest& request, const Stack& stack, 
     return result;
 }
 
-} // namespace moe
+} // namespace moe::search

@@ -7,20 +7,20 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::search {
 
 // The candidate of a mapping that needs least memory: one sequence per micro-batch where that is possible, the stack's
 // deepest recomputation, the optimizer states with fewest bytes. Empty when that candidate is unsound; `fault` says
 // why.
-std::optional<Plan> thriftiest(const SearchSpace& space, const Family& family, const Mapping& mapping,
-                               PlanFault& fault);
+std::optional<plan::Plan> thriftiest(const SearchSpace& space, const LayerOptions& family,
+                                     const ParallelConfig& mapping, plan::PlanFault& fault);
 
 // A sound plan of the request that fits, of a mapping that tends to be fast where one of those does; looks at no more
 // than a few thousand mappings. Empty when none of them fits.
-std::optional<Plan> fitting_plan(const SearchRequest& request, const Stack& stack, Estimator& estimator);
+std::optional<plan::Plan> fitting_plan(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);
 
 // Whether divisibility allows a plan, whatever it needs.
-bool has_plan(const SearchRequest& request, const Stack& stack);
+bool has_plan(const SearchRequest& request, const stack::Stack& stack);
 
 SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus);
 
@@ -30,22 +30,22 @@ struct Obstacle {
     std::int64_t candidates = 0;
     std::string example; // the message of one of them
 };
-struct TightMapping { // sound, but too large
-    Plan plan;
+struct TightConfig { // sound, but too large
+    plan::Plan plan;
     double memory_bytes = 0.0;
 };
 // One change of the request alone.
 struct Remedy {
     std::string what, from, to; // "gpus", "16", "32"; "fix pp", "2", "open"
-    Plan plan;                  // a plan that fits then
+    plan::Plan plan;            // a plan that fits then
     double memory_bytes = 0.0;
 };
 struct Infeasibility {
-    std::vector<Obstacle> obstacles;   // most candidates first
-    std::vector<TightMapping> closest; // the mappings that need least, ascending; at most ten
-    std::vector<Remedy> remedies;      // those that help: nearest value of each
+    std::vector<Obstacle> obstacles;  // most candidates first
+    std::vector<TightConfig> closest; // the mappings that need least, ascending; at most ten
+    std::vector<Remedy> remedies;     // those that help: nearest value of each
 };
 // For requests that search() refuses.
-Infeasibility explain_request(const SearchRequest& request, const Stack& stack, Estimator& estimator);
+Infeasibility explain_request(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);
 
-} // namespace moe
+} // namespace moe::search

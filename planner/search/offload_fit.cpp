@@ -12,18 +12,18 @@
 #include <numeric>
 #include <utility>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 constexpr std::size_t modules = 7; // of activations: those below offload::optimizer
-static_assert(1U << modules == offload::optimizer);
+static_assert(1U << modules == plan::offload::optimizer);
 constexpr std::size_t sets_kept = 2, sets_tried = 8;
 constexpr double sums_are_near = 0.98; // a set may spare a little more than the sum of its modules
 
 // Bytes of the plan with a set of offloaded modules; infinite where that is unsound or cannot be priced.
-double bytes_with(Plan plan, unsigned set, const Stack& stack, Estimator& estimator) {
+double bytes_with(plan::Plan plan, unsigned set, const stack::Stack& stack, Estimator& estimator) {
     plan.offload = set;
-    if (!sound(plan, stack)) return std::numeric_limits<double>::infinity();
+    if (!stack::sound(plan, stack)) return std::numeric_limits<double>::infinity();
     try {
         return estimator.memory_bytes(plan);
     } catch (const Error& error) {
@@ -33,26 +33,26 @@ double bytes_with(Plan plan, unsigned set, const Stack& stack, Estimator& estima
 }
 
 // Micro-batches whose activations the first pipeline rank holds at one time.
-double held_micro_batches(const Plan& plan) {
-    const std::vector<int> held =
-        in_flight(order(plan.schedule, plan.pp, plan.vpp, plan.micro_batches(), 0, plan.ep_overlap), plan.vpp);
+double held_micro_batches(const plan::Plan& plan) {
+    const std::vector<int> held = plan::in_flight(
+        plan::order(plan.schedule, plan.pp, plan.vpp, plan.micro_batches(), 0, plan.ep_overlap), plan.vpp);
     return std::max(1.0, static_cast<double>(std::accumulate(held.begin(), held.end(), 0)) / plan.vpp);
 }
 
 } // namespace
 
-std::vector<OffloadFit> offloaded_to_fit(const Plan& plan, const Stack& stack, Estimator& estimator) {
+std::vector<OffloadFit> offloaded_to_fit(const plan::Plan& plan, const stack::Stack& stack, Estimator& estimator) {
     std::vector<OffloadFit> result;
     const double memory = plan.hardware->memory_bytes, link = plan.hardware->host.bandwidth;
     const double bytes = bytes_with(plan, 0, stack, estimator);
     if (bytes <= memory || link <= 0.0) return result;
-    std::array<double, modules> spared{}; // by each alone; nothing by those that cannot be offloaded
+    std::array<double, modules> reserved_sms{}; // by each alone; nothing by those that cannot be offloaded
     for (std::size_t i = 0; i < modules; ++i)
-        spared[i] = std::max(0.0, bytes - bytes_with(plan, 1U << i, stack, estimator));
+        reserved_sms[i] = std::max(0.0, bytes - bytes_with(plan, 1U << i, stack, estimator));
     // What is spared in memory is there once for each micro-batch that is held; all micro-batches go and come back.
     const double ways = 2.0 * plan.micro_batches() / held_micro_batches(plan);
 
-    for (const unsigned states : {0U, offload::optimizer}) {
+    for (const unsigned states : {0U, plan::offload::optimizer}) {
         const double too_many = bytes_with(plan, states, stack, estimator) - memory;
         std::vector<std::pair<double, unsigned>> sets;
         for (unsigned set = 0; set < 1U << modules; ++set) {
@@ -60,8 +60,8 @@ std::vector<OffloadFit> offloaded_to_fit(const Plan& plan, const Stack& stack, E
             bool useful = true;
             for (std::size_t i = 0; i < modules; ++i) {
                 if ((set >> i & 1U) == 0) continue;
-                useful = useful && spared[i] > 0.0;
-                sum += spared[i];
+                useful = useful && reserved_sms[i] > 0.0;
+                sum += reserved_sms[i];
             }
             if (useful && sum >= sums_are_near * too_many) sets.emplace_back(sum, set | states);
         }
@@ -80,4 +80,4 @@ std::vector<OffloadFit> offloaded_to_fit(const Plan& plan, const Stack& stack, E
     return result;
 }
 
-} // namespace moe
+} // namespace moe::search

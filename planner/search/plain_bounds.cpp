@@ -2,25 +2,25 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/search/search.hpp"
 
-namespace moe {
+namespace moe::search {
 namespace {
 
-class PlainQuoter : public Quoter {
+class PlainBoundModel : public BoundModel {
 public:
-    explicit PlainQuoter(Estimator& estimator) : estimator_(estimator) {}
+    explicit PlainBoundModel(Estimator& estimator) : estimator_(estimator) {}
 
-    int layers(const Plan& plan) override {
+    int layer_costs(const plan::Plan& plan) override {
         layers_.push_back(plan);
         return static_cast<int>(layers_.size()) - 1;
     }
-    int stages(const Plan& plan) override {
+    int stage_split(const plan::Plan& plan) override {
         stages_.push_back(plan);
         return static_cast<int>(stages_.size()) - 1;
     }
-    Quote quote(int layers, int stages) override {
+    LowerBound bound(int layers, int stages) override {
         if (layers < 0) return {}; // of early_layers() and coarse_layers()
-        Plan plan = layers_[static_cast<std::size_t>(layers)];
-        const Plan& cut = stages_[static_cast<std::size_t>(stages)];
+        plan::Plan plan = layers_[static_cast<std::size_t>(layers)];
+        const plan::Plan& cut = stages_[static_cast<std::size_t>(stages)];
         plan.pp = cut.pp;
         plan.vpp = cut.vpp;
         plan.dp = cut.dp;
@@ -33,16 +33,16 @@ public:
         if (bytes > plan.hardware->memory_bytes) return {0.0, bytes};
         return {estimator_.estimate(plan).step_seconds, bytes};
     }
-    double merged_seconds(const Plan&) override { return 0.0; }
-    double early_floor(const Plan&) override { return 0.0; }
-    int early_layers(const Plan&) override { return -1; }
-    int coarse_layers(const Plan&) override { return -1; }
-    double floor(int) override { return 0.0; }
+    double merged_step_bound(const plan::Plan&) override { return 0.0; }
+    double early_step_bound(const plan::Plan&) override { return 0.0; }
+    int early_layer_costs(const plan::Plan&) override { return -1; }
+    int coarse_layer_costs(const plan::Plan&) override { return -1; }
+    double step_bound(int) override { return 0.0; }
     // Nothing is known to be better than anything else.
-    std::vector<double> slowness(int handle) override { return {1.0 * handle, -1.0 * handle}; }
-    double least_bytes(const Plan&) override { return 0.0; }
-    double kept_bytes(const Plan&) override { return 0.0; }
-    int placement(const Plan&) override { return 0; }
+    std::vector<double> dominance_key(int handle) override { return {1.0 * handle, -1.0 * handle}; }
+    double least_bytes(const plan::Plan&) override { return 0.0; }
+    double kept_bytes(const plan::Plan&) override { return 0.0; }
+    int placement(const plan::Plan&) override { return 0; }
     void forget() override {
         layers_.clear();
         stages_.clear();
@@ -50,11 +50,11 @@ public:
 
 private:
     Estimator& estimator_;
-    std::vector<Plan> layers_, stages_;
+    std::vector<plan::Plan> layers_, stages_;
 };
 
 } // namespace
 
-std::unique_ptr<Quoter> Estimator::quoter() { return std::make_unique<PlainQuoter>(*this); }
+std::unique_ptr<BoundModel> Estimator::bound_model() { return std::make_unique<PlainBoundModel>(*this); }
 
-} // namespace moe
+} // namespace moe::search

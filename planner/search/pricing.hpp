@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-namespace moe {
+namespace moe::search {
 
 struct Breakdown { // seconds of the step on the pipeline rank that waits least; they add up to step_seconds
     double compute = 0.0, tensor = 0.0, context = 0.0, expert = 0.0, pipeline = 0.0, bubble = 0.0, data = 0.0,
@@ -24,48 +24,48 @@ struct Estimate {
 };
 
 // The closed form of an estimate: neither number lies above the estimate's by more than the margins below.
-struct Quote {
+struct LowerBound {
     double step_seconds = 0.0;
     double memory_bytes = 0.0; // as Estimator::memory_bytes()
 };
 
 // Shares of themselves by which quotes may lie above estimates; tests hold the simulator's to them.
-inline constexpr double quote_time_margin = 0.0075, quote_memory_margin = 0.002;
+inline constexpr double bound_time_margin = 0.0075, bound_memory_margin = 0.002;
 
 // Quotes plans from two parts that are worked out once each: what one micro-batch costs in each kind of layer, and how
 // layers and batch are cut. Handles hold until forget(). For one thread and one search: its plans differ in what
 // SearchSpace varies. All throw Error (bad_input) for what cannot be priced.
-class Quoter {
+class BoundModel {
 public:
-    virtual ~Quoter() = default;
+    virtual ~BoundModel() = default;
     // Of every field but pp, vpp, dp, edp, layout, schedule and optimizer; of those only as far as they place the
     // groups of the layers' communication, see placement().
-    virtual int layers(const Plan& plan) = 0;
+    virtual int layer_costs(const plan::Plan& plan) = 0;
     // Of pp, vpp, dp, edp, layout, schedule, optimizer, and what weights depend on: degrees and precisions.
-    virtual int stages(const Plan& plan) = 0;
-    virtual Quote quote(int layers, int stages) = 0;
+    virtual int stage_split(const plan::Plan& plan) = 0;
+    virtual LowerBound bound(int layers, int stages) = 0;
     // Nearer to the estimate of a plan whose forwards and backwards run side by side than quote(), and dearer: step
     // seconds; 0 where that tells no more.
-    virtual double merged_seconds(const Plan& plan) = 0;
+    virtual double merged_step_bound(const plan::Plan& plan) = 0;
 
     // Step seconds below which no cut of these layers goes, all ranks being busy all the time.
-    virtual double floor(int layers) = 0;
+    virtual double step_bound(int layers) = 0;
     // The same with any CUDA graphs and any recomputation, cheaper and lower.
-    virtual double early_floor(const Plan& plan) = 0;
+    virtual double early_step_bound(const plan::Plan& plan) = 0;
     // A handle as from layers(), as cheap: its quotes are floors with any CUDA graphs and any recomputation.
-    virtual int early_layers(const Plan& plan) = 0;
+    virtual int early_layer_costs(const plan::Plan& plan) = 0;
     // A handle as from layers(), cheaper for FSDP: its quotes are no greater.
-    virtual int coarse_layers(const Plan& plan) = 0;
+    virtual int coarse_layer_costs(const plan::Plan& plan) = 0;
     // Numbers that make plans slower: of two plans without recomputation and with the same EP overlap the one for which
     // none is greater is no slower with any cut.
-    virtual std::vector<double> slowness(int layers) = 0;
+    virtual std::vector<double> dominance_key(int layers) = 0;
     // Bytes below which no cut with the plan's pp, dp and edp goes: weights, gradients and optimizer states spread
     // evenly over the ranks.
-    virtual double least_bytes(const Plan& plan) = 0;
+    virtual double least_bytes(const plan::Plan& plan) = 0;
     // Bytes that the plan keeps of each decoder layer and micro-batch under way, whatever is recomputed: its input.
-    virtual double kept_bytes(const Plan& plan) = 0;
+    virtual double kept_bytes(const plan::Plan& plan) = 0;
     // Plans of equal number that differ in pp, dp and edp alone have the same layers(), if all or none have a pipeline.
-    virtual int placement(const Plan& plan) = 0;
+    virtual int placement(const plan::Plan& plan) = 0;
     virtual void forget() = 0;
 };
 
@@ -74,12 +74,12 @@ public:
 class Estimator {
 public:
     virtual ~Estimator() = default;
-    virtual double memory_bytes(const Plan& plan) = 0; // closed form, cheap
-    virtual Estimate estimate(const Plan& plan) = 0;   // throws Error (bad_input) for what it cannot price
+    virtual double memory_bytes(const plan::Plan& plan) = 0; // closed form, cheap
+    virtual Estimate estimate(const plan::Plan& plan) = 0;   // throws Error (bad_input) for what it cannot price
     // The same event by event, dearer, for the few plans that are shown. By default the estimate.
-    virtual Estimate play(const Plan& plan) { return estimate(plan); }
+    virtual Estimate play(const plan::Plan& plan) { return estimate(plan); }
     // Quotes of this estimator's plans; it must outlive the quoter. By default they are its estimates.
-    virtual std::unique_ptr<Quoter> quoter();
+    virtual std::unique_ptr<BoundModel> bound_model();
 };
 
-} // namespace moe
+} // namespace moe::search

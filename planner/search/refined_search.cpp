@@ -18,7 +18,7 @@
 #include <optional>
 #include <utility>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -38,7 +38,7 @@ constexpr double least_gain = 0.002;
 
 class Refinement {
 public:
-    Refinement(const SearchRequest& request, const Stack& stack, Estimator& estimator)
+    Refinement(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator)
         : request_(request),
           shown_(request.top),
           stack_(stack),
@@ -57,7 +57,7 @@ public:
             if (error.fault() != Fault::no_plan || !offloads()) throw;
             nothing_fits = std::current_exception();
         }
-        std::vector<Plan> found;
+        std::vector<plan::Plan> found;
         for (const auto& [plan, estimate] : result_.plans) found.push_back(plan);
         play(found, false);
         play(with_split_backwards(found));
@@ -90,7 +90,7 @@ private:
     }
 
     // Plans that do not fit, and those that cannot be priced, are left out. fresh: none of them was counted before.
-    void play(const std::vector<Plan>& plans, bool fresh = true) {
+    void play(const std::vector<plan::Plan>& plans, bool fresh = true) {
         std::vector<std::optional<Estimate>> played(plans.size());
         in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
             try {
@@ -108,7 +108,7 @@ private:
             }
             result_.evaluated += fresh ? 1 : 0;
             result_.priced += fresh ? 1 : 0;
-            const double limit = podium_.limit(mapping_of(plans[i]));
+            const double limit = podium_.limit(parallel_config_of(plans[i]));
             if (played[i]->step_seconds < (1.0 - least_gain) * limit) podium_.add({plans[i], *played[i]});
         }
         if (!request_.progress) return;
@@ -118,30 +118,30 @@ private:
     }
 
     // Fills what stages wait for each other, and keeps more.
-    std::vector<Plan> with_split_backwards(const std::vector<Plan>& plans) const {
-        std::vector<Plan> result;
+    std::vector<plan::Plan> with_split_backwards(const std::vector<plan::Plan>& plans) const {
+        std::vector<plan::Plan> result;
         for (const char* field : {"schedule", "layout", "vpp"})
             if (pinned(field)) return result;
-        for (const Plan& found : plans)
-            for (const ScheduleKind kind : stack_.split_schedules) {
+        for (const plan::Plan& found : plans)
+            for (const plan::ScheduleKind kind : stack_.split_schedules) {
                 if (found.pp == 1) continue;
-                Plan plan = found;
+                plan::Plan plan = found;
                 plan.schedule = kind;
-                plan.vpp = in_a_v(kind) ? 2 : 1;
+                plan.vpp = plan::in_a_v(kind) ? 2 : 1;
                 // Only DualPipeV has whole backwards for a forward to run beside.
-                if (kind != ScheduleKind::dualpipe_v && !pinned("ep_overlap")) plan.ep_overlap = false;
-                for (Plan& cut : sound_cuts(plan, stack_)) result.push_back(std::move(cut));
+                if (kind != plan::ScheduleKind::dualpipe_v && !pinned("ep_overlap")) plan.ep_overlap = false;
+                for (plan::Plan& cut : stack::sound_cuts(plan, stack_)) result.push_back(std::move(cut));
             }
         return result;
     }
 
-    std::vector<Plan> with_delayed_wgrad() const {
-        std::vector<Plan> result;
+    std::vector<plan::Plan> with_delayed_wgrad() const {
+        std::vector<plan::Plan> result;
         if (pinned("delay_wgrad")) return result;
         for (const auto& [found, estimate] : podium_.plans()) {
-            Plan plan = found;
+            plan::Plan plan = found;
             plan.delay_wgrad = !plan.delay_wgrad;
-            if (sound(plan, stack_)) result.push_back(std::move(plan));
+            if (stack::sound(plan, stack_)) result.push_back(std::move(plan));
         }
         return result;
     }
@@ -153,15 +153,15 @@ private:
         larger.progress = {};
         larger.top = mappings_of_each;
         if (!podium_.plans().empty()) {
-            const Plan& best = podium_.plans().front().first;
+            const plan::Plan& best = podium_.plans().front().first;
             larger.precisions = {best.precision};
             for (const char* field :
                  {"etp", "dispatcher", "cuda_graph", "ep_overlap", "tp_overlap", "cp_comm", "fsdp", "optimizer"})
-                if (!pinned(field)) larger.fixed.emplace_back(field, field_text(best, field));
+                if (!pinned(field)) larger.fixed.emplace_back(field, plan::field_text(best, field));
         }
         std::vector<Ranked> plans;
         for (const double times : more_memory) {
-            auto hardware = std::make_shared<Hardware>(*request_.base.hardware);
+            auto hardware = std::make_shared<machine::Hardware>(*request_.base.hardware);
             hardware->memory_bytes *= times;
             larger.base.hardware = std::move(hardware);
             try {
@@ -186,10 +186,10 @@ private:
             if (found.first.recompute == 0) continue;
             std::vector<Ranked> faster(sets.size());
             in_parallel(faster.size(), threads_, [&](std::size_t, std::size_t set) {
-                Plan plan = found.first;
+                plan::Plan plan = found.first;
                 plan.recompute = sets[set];
                 try {
-                    if (sound(plan, stack_)) faster[set] = {plan, estimator_.estimate(plan)};
+                    if (stack::sound(plan, stack_)) faster[set] = {plan, estimator_.estimate(plan)};
                 } catch (const Error& error) { // not priced: the estimate stays one that fits, and is of no use below
                     if (error.fault() != Fault::bad_input) throw;
                 }
@@ -222,14 +222,15 @@ private:
         std::vector<Ranked> all;
         for (const std::vector<Ranked>& some : ways) all.insert(all.end(), some.begin(), some.end());
         std::sort(all.begin(), all.end(), better);
-        all.erase(std::unique(all.begin(), all.end(),
-                              [](const Ranked& a, const Ranked& b) { return differences(a.first, b.first).empty(); }),
-                  all.end());
-        std::vector<Plan> batch;
+        all.erase(
+            std::unique(all.begin(), all.end(),
+                        [](const Ranked& a, const Ranked& b) { return plan::differences(a.first, b.first).empty(); }),
+            all.end());
+        std::vector<plan::Plan> batch;
         for (std::size_t i = 0; i < all.size(); ++i) {
             const auto& [plan, estimate] = all[i];
             if (estimate.step_seconds >= podium_.worst()) break;
-            if (estimate.step_seconds < podium_.limit(mapping_of(plan))) batch.push_back(plan);
+            if (estimate.step_seconds < podium_.limit(parallel_config_of(plan))) batch.push_back(plan);
             if (batch.size() < played_together && i + 1 < all.size()) continue;
             play(batch);
             batch.clear();
@@ -239,20 +240,20 @@ private:
 
     SearchRequest request_;
     int shown_;
-    const Stack& stack_;
+    const stack::Stack& stack_;
     Estimator& estimator_;
     std::size_t threads_;
-    Podium podium_;
+    TopK podium_;
     SearchResult result_;
     double least_on_host_ = std::numeric_limits<double>::infinity(); // bytes, of the plans that did not fit when played
 };
 
 } // namespace
 
-SearchResult refined_search(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+SearchResult refined_search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
     // On CPUs estimates are plays already, and threads of one process share the cores that wait and the memory.
     if (request.base.hardware->cpu) return search(request, stack, estimator);
     return Refinement(request, stack, estimator).run();
 }
 
-} // namespace moe
+} // namespace moe::search

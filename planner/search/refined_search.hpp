@@ -4,7 +4,7 @@
 
 #include "planner/search/search.hpp"
 
-namespace moe {
+namespace moe::search {
 
 // search(), then on GPUs, by Estimator::play():
 // - its plans themselves;
@@ -14,6 +14,6 @@ namespace moe {
 // - all of these with delayed weight gradients.
 // Of each mapping the fastest stays. A field that the request pins stays as it is. Throws as search() does where
 // offload does not help either.
-SearchResult refined_search(const SearchRequest& request, const Stack& stack, Estimator& estimator);
+SearchResult refined_search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);
 
-} // namespace moe
+} // namespace moe::search

@@ -16,7 +16,7 @@
 #include <optional>
 #include <set>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -48,18 +48,18 @@ private:
 // Prices candidates, several at a time, and keeps the podium and the counts of those that turn out not to fit.
 class Pricer {
 public:
-    Pricer(const SearchSpace& space, Estimator& estimator, const std::vector<std::unique_ptr<Quoter>>& quoters,
+    Pricer(const SearchSpace& space, Estimator& estimator, const std::vector<std::unique_ptr<BoundModel>>& quoters,
            SearchResult& result, SearchFailure& failure)
         : space_(space), estimator_(estimator), quoters_(quoters), result_(result), failure_(failure) {}
 
     // The results do not depend on the number of threads: the podium changes when all are priced.
-    void price(const std::vector<Candidate>& candidates, Podium& podium) {
+    void price(const std::vector<Candidate>& candidates, TopK& podium) {
         std::vector<Priced> priced(candidates.size());
         in_parallel(candidates.size(), quoters_.size(), [&](std::size_t worker, std::size_t i) {
             const Candidate& c = candidates[i];
-            priced[i] = price(plan_of(space_, c), [&](const Plan& plan) {
+            priced[i] = price(plan_of(space_, c), [&](const plan::Plan& plan) {
                 return c.seconds > 0.0 &&
-                       least_seconds(quoters_[worker]->merged_seconds(plan)) > podium.limit(mapping_of(c));
+                       least_seconds(quoters_[worker]->merged_step_bound(plan)) > podium.limit(parallel_config_of(c));
             });
         });
         take(priced, podium);
@@ -67,15 +67,15 @@ public:
 
 private:
     struct Priced {
-        Plan plan;
+        plan::Plan plan;
         std::optional<Estimate> estimate;
-        PlanFault fault{"memory", "memory"};
+        plan::PlanFault fault{"memory", "memory"};
         double bytes = 0.0;  // of a plan that does not fit
         bool beaten = false; // by what its mapping or the podium has already
     };
 
     template <class Beaten>
-    Priced price(Plan plan, const Beaten& beaten) {
+    Priced price(plan::Plan plan, const Beaten& beaten) {
         Priced p;
         p.plan = std::move(plan);
         try {
@@ -88,7 +88,7 @@ private:
             constexpr double gib = 1024.0 * 1024.0 * 1024.0;
             p.fault = {"offload > host memory",
                        fmt::format("offload {} takes {:.1f} GiB of the host's {:.1f} for a GPU",
-                                   offload::to_string(p.plan.offload), p.estimate->host_bytes / gib,
+                                   plan::offload::to_string(p.plan.offload), p.estimate->host_bytes / gib,
                                    p.plan.hardware->host_memory_bytes / gib)};
             p.bytes = 0.0;
         } catch (const Error& error) {
@@ -99,7 +99,7 @@ private:
         return p;
     }
 
-    void take(std::vector<Priced>& priced, Podium& podium) {
+    void take(std::vector<Priced>& priced, TopK& podium) {
         for (Priced& p : priced) {
             if (p.beaten) continue;
             result_.priced += p.estimate ? 1 : 0;
@@ -115,7 +115,7 @@ private:
 
     const SearchSpace& space_;
     Estimator& estimator_;
-    const std::vector<std::unique_ptr<Quoter>>& quoters_; // one for each thread
+    const std::vector<std::unique_ptr<BoundModel>>& quoters_; // one for each thread
     SearchResult& result_;
     SearchFailure& failure_;
 };
@@ -124,14 +124,14 @@ constexpr std::size_t priced_together = 16;
 
 // Prices the candidates of lowest quotes, and drops those that are above their mapping's limit on the way: they give
 // later rounds something to beat. At first one of each mapping.
-void price_best(std::vector<Candidate>& candidates, Pricer& pricer, Podium& podium) {
+void price_best(std::vector<Candidate>& candidates, Pricer& pricer, TopK& podium) {
     const bool few = podium.worst() == std::numeric_limits<double>::infinity();
     std::sort(candidates.begin(), candidates.end(), sooner);
-    std::set<MappingKey> seen;
+    std::set<ParallelConfigKey> seen;
     std::vector<Candidate> batch;
     auto kept = candidates.begin(), next = kept;
     for (; next != candidates.end() && batch.size() < priced_together; ++next) {
-        const MappingKey mapping = mapping_of(*next);
+        const ParallelConfigKey mapping = parallel_config_of(*next);
         if (few && !seen.insert(mapping).second)
             *kept++ = *next;
         else if (least_seconds(next->seconds) <= podium.limit(mapping))
@@ -142,13 +142,13 @@ void price_best(std::vector<Candidate>& candidates, Pricer& pricer, Podium& podi
 }
 
 // From the soonest on, until no quote is below the limit of its mapping.
-void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, Podium& podium) {
+void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, TopK& podium) {
     std::sort(candidates.begin(), candidates.end(), sooner);
     std::vector<Candidate> batch;
     for (std::size_t i = 0; i < candidates.size(); ++i) {
         const double least = least_seconds(candidates[i].seconds);
         if (least > podium.worst()) break;
-        if (least <= podium.limit(mapping_of(candidates[i]))) batch.push_back(candidates[i]);
+        if (least <= podium.limit(parallel_config_of(candidates[i]))) batch.push_back(candidates[i]);
         if (batch.size() < priced_together && i + 1 < candidates.size()) continue;
         pricer.price(batch, podium);
         batch.clear();
@@ -157,24 +157,25 @@ void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, Podium& p
 }
 
 // What is often near the best: it comes first, so that there is something to beat.
-bool usual(const Branch& branch) {
-    return branch.family->cp == 1 && branch.family->etp == 1 && branch.family->tp <= 8 && branch.mbs <= 2;
+bool usual(const SearchNode& branch) {
+    return branch.layer_options->cp == 1 && branch.layer_options->etp == 1 && branch.layer_options->tp <= 8 &&
+           branch.mbs <= 2;
 }
 
 // All branches, the usual ones first, then the lowest floor first.
 template <class Merge>
-std::vector<Branch> survey_all(const SearchSpace& space, const std::vector<std::unique_ptr<Quoter>>& quoters,
-                               const SearchRequest& request, const Merge& merge) {
-    const std::vector<Family>& families = space.families();
+std::vector<SearchNode> survey_all(const SearchSpace& space, const std::vector<std::unique_ptr<BoundModel>>& quoters,
+                                   const SearchRequest& request, const Merge& merge) {
+    const std::vector<LayerOptions>& families = space.layer_options();
     std::vector<Found> found(families.size());
-    std::vector<std::vector<Branch>> parts(families.size());
+    std::vector<std::vector<SearchNode>> parts(families.size());
     in_parallel(families.size(), quoters.size(), [&](std::size_t worker, std::size_t i) {
         parts[i] = survey(space, families[i], *quoters[worker], request.exhaustive, found[i]);
     });
     merge(found);
-    std::vector<Branch> branches;
-    for (std::vector<Branch>& part : parts) std::move(part.begin(), part.end(), std::back_inserter(branches));
-    std::stable_sort(branches.begin(), branches.end(), [](const Branch& a, const Branch& b) {
+    std::vector<SearchNode> branches;
+    for (std::vector<SearchNode>& part : parts) std::move(part.begin(), part.end(), std::back_inserter(branches));
+    std::stable_sort(branches.begin(), branches.end(), [](const SearchNode& a, const SearchNode& b) {
         return std::pair(!usual(a), a.floor) < std::pair(!usual(b), b.floor);
     });
     return branches;
@@ -182,18 +183,18 @@ std::vector<Branch> survey_all(const SearchSpace& space, const std::vector<std::
 
 } // namespace
 
-SearchResult search(const SearchRequest& request, const Stack& stack, Estimator& estimator) {
+SearchResult search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
     const Clock::time_point start = Clock::now();
     if (request.top < 1) refuse("top {}: must be 1 or more", request.top);
     const SearchSpace space(request, stack);
     SearchResult result;
     SearchFailure failure;
     failure.rejected = space.rejected();
-    Podium podium(static_cast<std::size_t>(request.top), request.similar);
+    TopK podium(static_cast<std::size_t>(request.top), request.similar);
     Progress progress(request, failure.rejected.total());
     const std::size_t threads = thread_count(request.threads);
-    std::vector<std::unique_ptr<Quoter>> quoters(threads);
-    for (std::unique_ptr<Quoter>& quoter : quoters) quoter = estimator.quoter();
+    std::vector<std::unique_ptr<BoundModel>> quoters(threads);
+    for (std::unique_ptr<BoundModel>& bound_model : quoters) bound_model = estimator.bound_model();
 
     Pricer pricer(space, estimator, quoters, result, failure);
     std::vector<Candidate> candidates;
@@ -205,7 +206,7 @@ SearchResult search(const SearchRequest& request, const Stack& stack, Estimator&
             if (part.smallest) failure.note(*part.smallest, part.least_memory);
         }
     };
-    const std::vector<Branch> branches = survey_all(space, quoters, request, merge);
+    const std::vector<SearchNode> branches = survey_all(space, quoters, request, merge);
 
     // Branches of a round see the plans found in earlier rounds only, so that neither the plans nor the counts depend
     // on the number of threads. The most promising come first; rounds grow as there is more to go by.
@@ -215,7 +216,7 @@ SearchResult search(const SearchRequest& request, const Stack& stack, Estimator&
         if (!usual(branches[done]) && least_seconds(branches[done].floor) > podium.worst()) break;
         std::vector<Found> found(std::min(round, branches.size() - done));
         in_parallel(found.size(), threads, [&](std::size_t worker, std::size_t i) {
-            found[i] = search_branch(space, branches[done + i], *quoters[worker], podium, request.exhaustive);
+            found[i] = search_node(space, branches[done + i], *quoters[worker], podium, request.exhaustive);
             progress.add(found[i]);
         });
         done += found.size();
@@ -236,4 +237,4 @@ SearchResult search(const SearchRequest& request, const Stack& stack, Estimator&
     return result;
 }
 
-} // namespace moe
+} // namespace moe::search

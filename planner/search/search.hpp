@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::search {
 
 struct SearchRequest {
-    Plan base;                                              // model, hardware, stack, gpus, seq, gbs and defaults
-    std::vector<Precision> precisions;                      // empty: bf16 (fp32 where bf16 has no peak)
+    plan::Plan base;                                        // model, hardware, stack, gpus, seq, gbs and defaults
+    std::vector<machine::Precision> precisions;             // empty: bf16 (fp32 where bf16 has no peak)
     std::vector<std::pair<std::string, std::string>> fixed; // --fix FIELD=VALUE in order
     int top = 5;
     int threads = 0;         // 0: as many as the machine has
@@ -31,11 +31,11 @@ struct SearchResult {
     std::int64_t priced = 0;                    // of those, the ones that could still win, by the estimator
     std::map<std::string, std::int64_t> pruned; // reason -> candidates
     double seconds = 0.0;
-    std::vector<std::pair<Plan, Estimate>> plans; // fastest first, at most `top`
+    std::vector<std::pair<plan::Plan, Estimate>> plans; // fastest first, at most `top`
 };
 
 // Explores TP, CP, EP, ETP, PP, VPP, DP, MBS, layout, recompute, precision and what else the stack offers. Throws
 // Error (no_plan) when nothing remains, naming the reason that excluded most and the smallest change that would help.
-SearchResult search(const SearchRequest& request, const Stack& stack, Estimator& estimator);
+SearchResult search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);
 
-} // namespace moe
+} // namespace moe::search

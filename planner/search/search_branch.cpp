@@ -16,25 +16,26 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 constexpr int unasked = -2; // handles
 
 class BranchSearch {
 public:
-    BranchSearch(const SearchSpace& space, const Branch& branch, Quoter& quoter, const Podium& podium, bool exhaustive)
+    BranchSearch(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& podium,
+                 bool exhaustive)
         : space_(space),
           branch_(branch),
-          family_(*branch.family),
+          family_(*branch.layer_options),
           any_(branch.shapes->front()),
-          roots_(space.roots(family_.tp, family_.cp, family_.ep, family_.etp, any_.mapping->pp)),
-          quoter_(quoter),
+          roots_(space.roots(family_.tp, family_.cp, family_.ep, family_.etp, any_.parallel_config->pp)),
+          quoter_(bound_model),
           podium_(podium),
           exhaustive_(exhaustive),
           optimizers_(static_cast<std::int64_t>(space.optimizers().size())),
           choices_(static_cast<std::int64_t>(space.recompute_sets().size()) * optimizers_),
-          like_(space.without_graphs(family_.tp, family_.cp, family_.ep, family_.etp, any_.mapping->pp)),
+          like_(space.without_graphs(family_.tp, family_.cp, family_.ep, family_.etp, any_.parallel_config->pp)),
           early_(roots_.size(), unasked),
           slowness_(roots_.size()),
           stages_(2 * branch.shapes->size(), unasked) {}
@@ -57,8 +58,8 @@ public:
     }
 
 private:
-    const BranchShape& shape(std::size_t s) const { return (*branch_.shapes)[s]; }
-    Plan plan_at(std::size_t s, std::size_t root, std::size_t set) const {
+    const NodeShape& shape(std::size_t s) const { return (*branch_.shapes)[s]; }
+    plan::Plan plan_at(std::size_t s, std::size_t root, std::size_t set) const {
         return plan_of(space_, candidate(s, root, set));
     }
     Candidate candidate(std::size_t s, std::size_t root, std::size_t set) const {
@@ -67,12 +68,12 @@ private:
     }
     bool hopeless(double seconds) const { return !exhaustive_ && least_seconds(seconds) > podium_.worst(); }
     bool too_large(double bytes) const {
-        return bytes * (1.0 - quote_memory_margin) > space_.base().hardware->memory_bytes;
+        return bytes * (1.0 - bound_memory_margin) > space_.base().hardware->memory_bytes;
     }
 
     std::vector<std::size_t> open_roots() {
         std::vector<std::size_t> open;
-        for (const Branch::Root& root : branch_.roots)
+        for (const SearchNode::Root& root : branch_.roots)
             if (hopeless(root.floor))
                 bound_ += candidates_of(space_, branch_, 1);
             else
@@ -85,11 +86,11 @@ private:
     std::vector<std::size_t> sound_shapes(std::int64_t choices) {
         std::vector<std::size_t> sound;
         for (const std::size_t s : branch_.divided) {
-            const bool second = !sound.empty() && shape(sound.back()).mapping == shape(s).mapping &&
+            const bool second = !sound.empty() && shape(sound.back()).parallel_config == shape(s).parallel_config &&
                                 shape(sound.back()).vpp == shape(s).vpp;
             if (!second && choices > 0) {
-                Plan plan = space_.bare(plan_at(s, 0, 0));
-                if (const PlanFault fault = space_.fault_of(plan)) {
+                plan::Plan plan = space_.without_optional(plan_at(s, 0, 0));
+                if (const plan::PlanFault fault = space_.fault_of(plan)) {
                     found_.rejected.add(fault, choices);
                     continue;
                 }
@@ -102,9 +103,9 @@ private:
     void search_root(std::size_t root, const std::vector<std::size_t>& open, const std::vector<std::size_t>& shapes,
                      bool chunks) {
         const auto count = static_cast<std::int64_t>(shapes.size());
-        Plan plan = plan_at(shapes.front(), root, 0);
+        plan::Plan plan = plan_at(shapes.front(), root, 0);
         plan.recompute = 0;
-        if (const PlanFault fault = space_.fault_of(plan)) {
+        if (const plan::PlanFault fault = space_.fault_of(plan)) {
             found_.rejected.add(fault, count * choices_);
             return;
         }
@@ -124,22 +125,23 @@ private:
     std::vector<std::size_t> not_hopeless(std::size_t root, const std::vector<std::size_t>& shapes, std::int64_t sets) {
         int& early = early_[like_[root]];
         if (early == unasked) {
-            Plan plan = plan_at(typical_, root, 0);
+            plan::Plan plan = plan_at(typical_, root, 0);
             plan.recompute = 0;
-            early = quoter_.early_layers(plan);
+            early = quoter_.early_layer_costs(plan);
         }
         std::vector<std::size_t> left;
-        if (hopeless(quoter_.floor(early))) {
+        if (hopeless(quoter_.step_bound(early))) {
             bound_ += static_cast<std::int64_t>(shapes.size()) * sets * optimizers_;
             return left;
         }
         for (const std::size_t s : shapes) {
             try {
-                const Quote least = quoter_.quote(early, stages(s, root));
+                const LowerBound least = quoter_.bound(early, stages(s, root));
                 if (too_large(least.memory_bytes)) {
                     memory_ += sets * optimizers_;
                     note(s, root, 0, least.memory_bytes);
-                } else if (least_seconds(least.step_seconds) > podium_.limit(mapping_of(candidate(s, root, 0)))) {
+                } else if (least_seconds(least.step_seconds) >
+                           podium_.limit(parallel_config_of(candidate(s, root, 0)))) {
                     bound_ += sets * optimizers_;
                 } else {
                     left.push_back(s);
@@ -152,7 +154,8 @@ private:
     }
 
     const RootSets& sets_beside(std::size_t root, bool chunks) const {
-        return space_.sets_of_roots(family_.tp, family_.cp, family_.ep, family_.etp, any_.mapping->pp, chunks)[root];
+        return space_.sets_of_roots(family_.tp, family_.cp, family_.ep, family_.etp, any_.parallel_config->pp,
+                                    chunks)[root];
     }
 
     // Sets that no other root of `open` makes worse than another: graphs spare the host of every op some time, whatever
@@ -178,7 +181,7 @@ private:
         if (known) return *known;
         known.emplace();
         try {
-            known = quoter_.slowness(layers(root, 0, true));
+            known = quoter_.dominance_key(layers(root, 0, true));
         } catch (const Error& error) {
             if (error.fault() != Fault::bad_input) throw; // comes up again where it is quoted
         }
@@ -186,13 +189,13 @@ private:
     }
 
     int layers(std::size_t root, unsigned modules, bool coarse = false) {
-        Plan plan = plan_at(typical_, root, 0);
+        plan::Plan plan = plan_at(typical_, root, 0);
         plan.recompute = modules;
-        return coarse ? quoter_.coarse_layers(plan) : quoter_.layers(plan);
+        return coarse ? quoter_.coarse_layer_costs(plan) : quoter_.layer_costs(plan);
     }
     int stages(std::size_t s, std::size_t root) {
         int& handle = stages_[2 * s + (roots_[root].fsdp ? 1 : 0)];
-        if (handle == unasked) handle = quoter_.stages(plan_at(s, root, 0));
+        if (handle == unasked) handle = quoter_.stage_split(plan_at(s, root, 0));
         return handle;
     }
 
@@ -264,7 +267,7 @@ private:
             int handle = 0;
             try {
                 handle = layers(root, space_.recompute_sets()[set], coarse);
-                if (hopeless(quoter_.floor(handle))) {
+                if (hopeless(quoter_.step_bound(handle))) {
                     bound_ += open * optimizers_;
                     return all(Verdict::slow);
                 }
@@ -277,7 +280,7 @@ private:
         }
         return verdicts;
     }
-    bool shards(std::size_t root) const { return roots_[root].fsdp && any_.mapping->pp == 1; }
+    bool shards(std::size_t root) const { return roots_[root].fsdp && any_.parallel_config->pp == 1; }
 
     // Takes out the shapes that are too large with this set and so with every set of fewer modules, and counts `each`
     // candidates for them.
@@ -288,8 +291,8 @@ private:
         try {
             const int thrifty = layers(root, space_.recompute_sets()[set], true);
             std::erase_if(shapes, [&](std::size_t s) {
-                const double bytes = quoter_.quote(thrifty, stages(s, root)).memory_bytes;
-                if (!too_large(bytes * (1.0 - quote_memory_margin))) return false;
+                const double bytes = quoter_.bound(thrifty, stages(s, root)).memory_bytes;
+                if (!too_large(bytes * (1.0 - bound_memory_margin))) return false;
                 memory_ += each;
                 note(s, root, set, bytes);
                 taken.push_back(s);
@@ -311,24 +314,25 @@ private:
     // Modules that a set recomputes, those inside others included.
     unsigned covered(std::size_t set) const {
         unsigned modules = space_.recompute_sets()[set];
-        if ((modules & recompute::full) != 0) modules = ~0U;
-        if ((modules & recompute::moe) != 0) modules |= recompute::moe_act | recompute::shared_experts;
+        if ((modules & plan::recompute::full) != 0) modules = ~0U;
+        if ((modules & plan::recompute::moe) != 0)
+            modules |= plan::recompute::moe_act | plan::recompute::shared_experts;
         return modules;
     }
 
     // Of the plan with the smallest optimizer states; the others are worse in either case. `coarse`: by floors, so that
     // nothing is found.
     Verdict quote(std::size_t root, std::size_t s, std::size_t set, int layers, bool coarse = false) {
-        Quote quote;
+        LowerBound quote;
         try {
-            quote = quoter_.quote(layers, stages(s, root));
+            quote = quoter_.bound(layers, stages(s, root));
         } catch (const Error& error) {
             reject(error, optimizers_);
             return Verdict::large;
         }
         Candidate found = candidate(s, root, set);
         found.seconds = quote.step_seconds;
-        const bool slow = least_seconds(found.seconds) > podium_.limit(mapping_of(found));
+        const bool slow = least_seconds(found.seconds) > podium_.limit(parallel_config_of(found));
         if (too_large(quote.memory_bytes)) {
             memory_ += optimizers_;
             note(s, root, set, quote.memory_bytes);
@@ -365,12 +369,12 @@ private:
     }
 
     const SearchSpace& space_;
-    const Branch& branch_;
-    const Family& family_;
-    const BranchShape& any_;
-    const std::vector<Plan>& roots_;
-    Quoter& quoter_;
-    const Podium& podium_;
+    const SearchNode& branch_;
+    const LayerOptions& family_;
+    const NodeShape& any_;
+    const std::vector<plan::Plan>& roots_;
+    BoundModel& quoter_;
+    const TopK& podium_;
     bool exhaustive_;
     std::int64_t optimizers_, choices_;
     std::int64_t memory_ = 0, bound_ = 0, dominated_ = 0;
@@ -384,10 +388,10 @@ private:
 
 } // namespace
 
-Found search_branch(const SearchSpace& space, const Branch& branch, Quoter& quoter, const Podium& podium,
-                    bool exhaustive) {
-    quoter.forget();
-    return BranchSearch(space, branch, quoter, podium, exhaustive).run();
+Found search_node(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& podium,
+                  bool exhaustive) {
+    bound_model.forget();
+    return BranchSearch(space, branch, bound_model, podium, exhaustive).run();
 }
 
-} // namespace moe
+} // namespace moe::search

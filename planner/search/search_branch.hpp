@@ -9,39 +9,39 @@
 #include <optional>
 #include <vector>
 
-namespace moe {
+namespace moe::search {
 
 // How layers and batch are cut.
-struct BranchShape {
-    const Mapping* mapping = nullptr;
-    const Cut* cut = nullptr;
+struct NodeShape {
+    const ParallelConfig* parallel_config = nullptr;
+    const StageSplit* stage_split = nullptr;
     int vpp = 1;
 };
 
-struct Branch {
+struct SearchNode {
     struct Root {
         double floor = 0.0; // step seconds below which no plan of this root goes
         std::uint16_t index = 0;
         std::uint16_t like = 0; // the first root that differs in CUDA graphs at most
     };
-    const Family* family = nullptr;
+    const LayerOptions* layer_options = nullptr;
     std::int64_t mbs = 1;
-    std::shared_ptr<const std::vector<BranchShape>> shapes; // of mappings whose groups lie alike on the machine
-    std::vector<std::uint16_t> divided;                     // those of them that this micro-batch size goes with
-    std::vector<Root> roots;                                // by index
-    double floor = 0.0;                                     // the least of them
+    std::shared_ptr<const std::vector<NodeShape>> shapes; // of mappings whose groups lie alike on the machine
+    std::vector<std::uint16_t> divided;                   // those of them that this micro-batch size goes with
+    std::vector<Root> roots;                              // by index
+    double floor = 0.0;                                   // the least of them
 };
 
 // A plan that may win, in few bytes, since a search may have a million.
 struct Candidate {
     double seconds = 0.0; // by its quote; 0 = not quoted
     std::int64_t mbs = 1;
-    const Family* family = nullptr;
-    BranchShape shape;
+    const LayerOptions* layer_options = nullptr;
+    NodeShape shape;
     std::uint16_t root = 0, set = 0, optimizer = 0; // indices into the space's lists
 };
-Plan plan_of(const SearchSpace& space, const Candidate& candidate);
-MappingKey mapping_of(const Candidate& candidate);
+plan::Plan plan_of(const SearchSpace& space, const Candidate& candidate);
+ParallelConfigKey parallel_config_of(const Candidate& candidate);
 // A total order: smaller quotes first.
 bool sooner(const Candidate& a, const Candidate& b);
 // Least step seconds of a plan with this quote.
@@ -51,11 +51,11 @@ double least_seconds(double quoted);
 struct Found {
     std::int64_t evaluated = 0; // fits by its quote
     Rejections rejected;
-    double least_memory = 0.0;    // bytes of the smallest candidate that did not fit; 0 = none
-    std::optional<Plan> smallest; // that candidate
+    double least_memory = 0.0;          // bytes of the smallest candidate that did not fit; 0 = none
+    std::optional<plan::Plan> smallest; // that candidate
     std::vector<Candidate> candidates;
 
-    void note(const Plan& plan, double bytes) {
+    void note(const plan::Plan& plan, double bytes) {
         if (smallest && bytes >= least_memory) return;
         least_memory = bytes;
         smallest = plan;
@@ -63,13 +63,13 @@ struct Found {
 };
 
 // Cuts a family into branches with floors (0 when exhaustive), in a fixed order; what cannot be any plan is counted.
-std::vector<Branch> survey(const SearchSpace& space, const Family& family, Quoter& quoter, bool exhaustive,
-                           Found& found);
+std::vector<SearchNode> survey(const SearchSpace& space, const LayerOptions& family, BoundModel& bound_model,
+                               bool exhaustive, Found& found);
 // Candidates of the branch's roots.
-std::int64_t candidates_of(const SearchSpace& space, const Branch& branch, std::size_t roots);
+std::int64_t candidates_of(const SearchSpace& space, const SearchNode& branch, std::size_t roots);
 // Quotes the branch's plans; those that are below their mapping's limit on the podium are candidates. Deterministic:
 // the result depends on the arguments alone.
-Found search_branch(const SearchSpace& space, const Branch& branch, Quoter& quoter, const Podium& podium,
-                    bool exhaustive);
+Found search_node(const SearchSpace& space, const SearchNode& branch, BoundModel& bound_model, const TopK& podium,
+                  bool exhaustive);
 
-} // namespace moe
+} // namespace moe::search

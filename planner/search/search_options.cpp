@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <tuple>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 template <class T>
@@ -24,7 +24,7 @@ unsigned degrees_above_one(int tp, int cp, int ep, int etp, int pp) {
     return (tp > 1 ? 1U : 0U) | (cp > 1 ? 2U : 0U) | (ep > 1 ? 4U : 0U) | (etp > 1 ? 8U : 0U) | (pp > 1 ? 16U : 0U);
 }
 
-bool same_but_graphs(const Plan& a, const Plan& b) {
+bool same_but_graphs(const plan::Plan& a, const plan::Plan& b) {
     return std::tie(a.ep_overlap, a.dispatcher, a.tp_overlap, a.cp_comm, a.fsdp) ==
            std::tie(b.ep_overlap, b.dispatcher, b.tp_overlap, b.cp_comm, b.fsdp);
 }
@@ -37,26 +37,27 @@ std::vector<Option> SearchSpace::options() const {
     // A rank of ours is one thread on a CPU, which overlap does not make faster.
     const bool published = !stack_.executable, merges = stack_.ep_overlap && !base_.hardware->cpu;
     // Ranks of one process have nothing to gain from reaching each other's memory: they do already.
-    std::vector<Dispatcher> dispatchers = stack_.dispatchers;
-    if (!published && base_.hardware->cpu) std::erase(dispatchers, Dispatcher::hybridep);
+    std::vector<plan::Dispatcher> dispatchers = stack_.dispatchers;
+    if (!published && base_.hardware->cpu) std::erase(dispatchers, plan::Dispatcher::hybridep);
     return {
-        {"ep_overlap", merges ? switched : off, [](const Plan& p) { return p.ep > 1; }},
+        {"ep_overlap", merges ? switched : off, [](const plan::Plan& p) { return p.ep > 1; }},
         {"dispatcher", usual_first(dispatchers, stack_.usual_dispatcher),
-         [](const Plan& p) { return p.ep * p.etp > 1; }},
-        {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph), [](const Plan&) { return true; }},
-        {"tp_overlap", published ? switched : off, [](const Plan& p) { return p.tp > 1; }},
+         [](const plan::Plan& p) { return p.ep * p.etp > 1; }},
+        {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph),
+         [](const plan::Plan&) { return true; }},
+        {"tp_overlap", published ? switched : off, [](const plan::Plan& p) { return p.tp > 1; }},
         {"cp_comm", published ? std::vector<std::string>{"ring", "alltoall"} : std::vector<std::string>{"ring"},
-         [](const Plan& p) { return p.cp > 1; }},
+         [](const plan::Plan& p) { return p.cp > 1; }},
         // In a pipeline FSDP is the distributed optimizer, see Plan::reshards().
-        {"fsdp", published ? switched : off, [](const Plan& p) { return p.pp == 1; }},
+        {"fsdp", published ? switched : off, [](const plan::Plan& p) { return p.pp == 1; }},
     };
 }
 
 void SearchSpace::combine_options() {
     const std::vector<Option> all = options();
     for (unsigned bits = 0; bits < roots_.size(); ++bits) {
-        std::vector<Plan>& roots = roots_[bits];
-        Plan degrees = base_;
+        std::vector<plan::Plan>& roots = roots_[bits];
+        plan::Plan degrees = base_;
         degrees.tp = bits & 1U ? 2 : 1;
         degrees.cp = bits & 2U ? 2 : 1;
         degrees.ep = bits & 4U ? 2 : 1;
@@ -65,22 +66,22 @@ void SearchSpace::combine_options() {
         roots = {degrees};
         for (const Option& option : all) {
             if (pinned(option.field)) continue;
-            std::vector<Plan> more;
-            for (const Plan& root : roots)
+            std::vector<plan::Plan> more;
+            for (const plan::Plan& root : roots)
                 for (const std::string& value : option.values) {
                     more.push_back(root);
-                    set_field(more.back(), option.field, value);
+                    plan::set_field(more.back(), option.field, value);
                     if (!option.applies(degrees)) break;
                 }
             roots = std::move(more);
         }
-        for (const Plan& root : roots)
-            without_graphs_[bits].push_back(
-                static_cast<std::size_t>(std::find_if(roots.begin(), roots.end(),
-                                                      [&](const Plan& other) { return same_but_graphs(other, root); }) -
-                                         roots.begin()));
+        for (const plan::Plan& root : roots)
+            without_graphs_[bits].push_back(static_cast<std::size_t>(
+                std::find_if(roots.begin(), roots.end(),
+                             [&](const plan::Plan& other) { return same_but_graphs(other, root); }) -
+                roots.begin()));
         for (const bool chunks : {false, true})
-            for (Plan& root : roots) {
+            for (plan::Plan& root : roots) {
                 root.recompute = 0;
                 root.vpp = chunks ? 2 : 1;
                 sets_of_roots_[2 * bits + (chunks ? 1 : 0)].push_back(sets_of(root));
@@ -89,12 +90,12 @@ void SearchSpace::combine_options() {
 }
 
 // Sets that the stack excludes beside a root that is sound without any; the degrees only count as above 1.
-RootSets SearchSpace::sets_of(Plan root) const {
-    const bool sound = !check_stack(root, stack_);
+RootSets SearchSpace::sets_of(plan::Plan root) const {
+    const bool sound = !stack::check_stack(root, stack_);
     RootSets result;
     for (std::size_t i = 0; i < sets_.size(); ++i) {
         root.recompute = sets_[i];
-        const PlanFault fault = sound ? check_stack(root, stack_) : PlanFault{};
+        const plan::PlanFault fault = sound ? stack::check_stack(root, stack_) : plan::PlanFault{};
         if (fault)
             result.rejected.add(fault, 1);
         else
@@ -103,7 +104,7 @@ RootSets SearchSpace::sets_of(Plan root) const {
     return result;
 }
 
-const std::vector<Plan>& SearchSpace::roots(int tp, int cp, int ep, int etp, int pp) const {
+const std::vector<plan::Plan>& SearchSpace::roots(int tp, int cp, int ep, int etp, int pp) const {
     return roots_[degrees_above_one(tp, cp, ep, etp, pp)];
 }
 
@@ -121,20 +122,22 @@ std::int64_t SearchSpace::choices(int tp, int cp, int ep, int etp, int pp) const
 
 // Every set of the stack's modules that differs in what it repeats: `moe` holds the experts' activation and the shared
 // experts, `full` everything; modules that the model does not have repeat nothing.
-std::vector<unsigned> SearchSpace::every_set(const std::shared_ptr<const Model>& model, const Stack& stack) {
-    using namespace recompute;
-    Plan plan;
+std::vector<unsigned> SearchSpace::every_set(const std::shared_ptr<const model::Model>& model,
+                                             const stack::Stack& stack) {
+    using namespace plan::recompute;
+    plan::Plan plan;
     plan.model = model;
     const auto& kinds = model->kinds;
     const auto some = [&kinds](const auto& has) { return std::any_of(kinds.begin(), kinds.end(), has); };
     unsigned modules = layernorm | core_attn;
-    if (some([](const LayerKind& k) {
-            return k.attention.kind == AttentionKind::mla || k.attention.kind == AttentionKind::compressed;
+    if (some([](const model::LayerKind& k) {
+            return k.attention.kind == model::AttentionKind::mla ||
+                   k.attention.kind == model::AttentionKind::compressed;
         }))
         modules |= mla_up_proj;
-    if (some([](const LayerKind& k) { return k.dense(); })) modules |= mlp;
-    if (has_experts(plan)) modules |= moe_act | moe;
-    if (some([](const LayerKind& k) { return k.moe && k.moe->shared_ffn > 0; })) modules |= shared_experts;
+    if (some([](const model::LayerKind& k) { return k.dense(); })) modules |= mlp;
+    if (plan::has_experts(plan)) modules |= moe_act | moe;
+    if (some([](const model::LayerKind& k) { return k.moe && k.moe->shared_ffn > 0; })) modules |= shared_experts;
     modules &= stack.recompute_modules;
     std::vector<unsigned> sets;
     for (unsigned set = 0; set < full; ++set)
@@ -143,4 +146,4 @@ std::vector<unsigned> SearchSpace::every_set(const std::shared_ptr<const Model>&
     return sets;
 }
 
-} // namespace moe
+} // namespace moe::search

@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
@@ -18,13 +18,13 @@ constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 std::string names(const std::set<std::string>& pinned) { return fmt::format("{}", fmt::join(pinned, ", ")); }
 
 // "16 GPUs would do" where a multiple of the request does, and what else saves memory.
-std::string memory_remedy(const SearchRequest& request, const Stack& stack, Estimator& estimator,
+std::string memory_remedy(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator,
                           const SearchSpace& space) {
     std::vector<std::string> ways;
     constexpr std::int64_t most = 64;
     for (std::int64_t times = 2; times <= most; times *= 2) {
         const std::int64_t gpus = request.base.gpus * times;
-        if (gpus > limits::max_gpus) break;
+        if (gpus > plan::limits::max_gpus) break;
         if (!fitting_plan(with_gpus(request, gpus), stack, estimator)) continue;
         ways.push_back(fmt::format("use {} GPUs", gpus));
         break;
@@ -36,11 +36,11 @@ std::string memory_remedy(const SearchRequest& request, const Stack& stack, Esti
 }
 
 // The number of GPUs nearest to the request for which divisibility allows a plan; 0 = none near.
-std::int64_t nearest_gpus(const SearchRequest& request, const Stack& stack) {
+std::int64_t nearest_gpus(const SearchRequest& request, const stack::Stack& stack) {
     constexpr std::int64_t farthest = 64;
     for (std::int64_t distance = 1; distance <= farthest; ++distance)
         for (const std::int64_t gpus : {request.base.gpus - distance, request.base.gpus + distance}) {
-            if (gpus < 1 || gpus > limits::max_gpus) continue;
+            if (gpus < 1 || gpus > plan::limits::max_gpus) continue;
             if (has_plan(with_gpus(request, gpus), stack)) return gpus;
         }
     return 0;
@@ -48,7 +48,7 @@ std::int64_t nearest_gpus(const SearchRequest& request, const Stack& stack) {
 
 // Pinned degrees that cannot be part of any factoring of the GPUs leave nothing to count.
 [[noreturn]] void refuse_factoring(const SearchSpace& space) {
-    const Plan& base = space.base();
+    const plan::Plan& base = space.base();
     const std::pair<const char*, std::int64_t> degrees[] = {{"pp", base.pp}, {"tp", base.tp},   {"cp", base.cp},
                                                             {"dp", base.dp}, {"etp", base.etp}, {"ep", base.ep}};
     for (const auto& [name, value] : degrees)
@@ -79,12 +79,12 @@ std::map<std::string, Rejections::Reason>::const_iterator pinned_reason(const Se
 
 } // namespace
 
-void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& estimator, const SearchSpace& space,
-                   const SearchFailure& failure) {
+void refuse_search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator,
+                   const SearchSpace& space, const SearchFailure& failure) {
     const auto& reasons = failure.rejected.reasons;
     if (reasons.empty()) refuse_factoring(space);
     // No other request helps a model that the stack cannot run at all.
-    if (const Model& model = *space.base().model; stack.executable && !model.not_executable.empty())
+    if (const model::Model& model = *space.base().model; stack.executable && !model.not_executable.empty())
         infeasible("model {}: stack {} offers only what execute runs: {}: plan for a published stack with --stack",
                    model.name, stack.name, model.not_executable);
     const int gpus = space.base().gpus;
@@ -99,12 +99,12 @@ void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& 
         infeasible("no plan for {} GPUs fits: {} of {} candidates fail '{}' ({}): unfix offload, or use more GPUs",
                    gpus, host->second.count, total, host->first, host->second.message);
     if (failure.smallest) {
-        const Plan& p = *failure.smallest;
+        const plan::Plan& p = *failure.smallest;
         infeasible(
             "no plan for {} GPUs fits: {} of {} candidates fail 'memory' (best needs {:.1f} GiB of {:.1f}: tp {} cp {} "
             "pp {} ep {} etp {} mbs {} recompute {}){}: {}",
             gpus, reasons.at("memory").count, total, failure.least_memory / gib, p.hardware->memory_bytes / gib, p.tp,
-            p.cp, p.pp, p.ep, p.etp, p.mbs, recompute::to_string(p.recompute), others("memory"),
+            p.cp, p.pp, p.ep, p.etp, p.mbs, plan::recompute::to_string(p.recompute), others("memory"),
             memory_remedy(request, stack, estimator, space));
     }
     const std::int64_t near = nearest_gpus(request, stack);
@@ -114,4 +114,4 @@ void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& 
                reason.message, others(counter), near == 0 ? std::string() : fmt::format("; {} GPUs would do", near));
 }
 
-} // namespace moe
+} // namespace moe::search

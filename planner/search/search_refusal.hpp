@@ -6,14 +6,14 @@
 
 #include <optional>
 
-namespace moe {
+namespace moe::search {
 
 struct SearchFailure {
     Rejections rejected;
-    double least_memory = 0.0;    // bytes of the smallest candidate that did not fit
-    std::optional<Plan> smallest; // that candidate, if memory excluded any
+    double least_memory = 0.0;          // bytes of the smallest candidate that did not fit
+    std::optional<plan::Plan> smallest; // that candidate, if memory excluded any
 
-    void note(const Plan& plan, double bytes) {
+    void note(const plan::Plan& plan, double bytes) {
         if (smallest && bytes >= least_memory) return;
         least_memory = bytes;
         smallest = plan;
@@ -21,7 +21,7 @@ struct SearchFailure {
 };
 
 // Throws Error (no_plan). Looks for a number of GPUs that would do, hence the estimator.
-[[noreturn]] void refuse_search(const SearchRequest& request, const Stack& stack, Estimator& estimator,
+[[noreturn]] void refuse_search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator,
                                 const SearchSpace& space, const SearchFailure& failure);
 
-} // namespace moe
+} // namespace moe::search

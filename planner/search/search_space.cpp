@@ -15,7 +15,7 @@
 #include <set>
 #include <tuple>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 std::vector<int> divisors(int number) {
@@ -39,14 +39,15 @@ std::vector<int> choices_of(int number, bool pinned, int value) {
 // of attention kernels on tensor cores.
 constexpr std::int64_t shortest_run = 64;
 
-bool has_experts(const Model& model) {
+bool has_experts(const model::Model& model) {
     return std::any_of(model.kinds.begin(), model.kinds.end(),
-                       [](const LayerKind& kind) { return kind.moe.has_value(); });
+                       [](const model::LayerKind& kind) { return kind.moe.has_value(); });
 }
 
 // Heaviest pipeline rank, most layers on one and lightest stage, from the stages' weights.
-Cut weigh(const Model& model, std::int64_t seq, int pp, const std::vector<Stage>& stages, std::string layout) {
-    const std::vector<std::int64_t> weights = stage_weights(model, seq, stages);
+StageSplit weigh(const model::Model& model, std::int64_t seq, int pp, const std::vector<plan::Stage>& stages,
+                 std::string layout) {
+    const std::vector<std::int64_t> weights = plan::stage_weights(model, seq, stages);
     std::vector<std::int64_t> ranks(static_cast<std::size_t>(pp), 0);
     std::vector<int> layers(static_cast<std::size_t>(pp), 0), held = layers;
     for (std::size_t k = 0; k < stages.size(); ++k) {
@@ -57,7 +58,7 @@ Cut weigh(const Model& model, std::int64_t seq, int pp, const std::vector<Stage>
     const double total = static_cast<double>(
         std::max<std::int64_t>(std::accumulate(weights.begin(), weights.end(), std::int64_t{0}), 1));
     constexpr double layer = 1000.0; // weight of the mean decoder layer
-    Cut cut;
+    StageSplit cut;
     cut.layout = std::move(layout);
     cut.possible = true;
     cut.heaviest_rank = static_cast<double>(*std::max_element(ranks.begin(), ranks.end())) * pp / total;
@@ -73,7 +74,7 @@ Cut weigh(const Model& model, std::int64_t seq, int pp, const std::vector<Stage>
 
 } // namespace
 
-void Rejections::add(const PlanFault& fault, std::int64_t count) {
+void Rejections::add(const plan::PlanFault& fault, std::int64_t count) {
     if (count == 0) return;
     Reason& reason = reasons[fault.counter];
     if (reason.count == 0) reason.message = fault.message;
@@ -90,7 +91,7 @@ std::int64_t Rejections::total() const {
     return sum;
 }
 
-SearchSpace::SearchSpace(const SearchRequest& request, const Stack& stack) : base_(request.base), stack_(stack) {
+SearchSpace::SearchSpace(const SearchRequest& request, const stack::Stack& stack) : base_(request.base), stack_(stack) {
     if (base_.model == nullptr || base_.model->layers.empty()) refuse("search: the request has no model");
     if (base_.hardware == nullptr) refuse("search: the request has no hardware");
     if (base_.gpus < 1 || base_.gbs < 1 || base_.seq < 1)
@@ -98,83 +99,86 @@ SearchSpace::SearchSpace(const SearchRequest& request, const Stack& stack) : bas
     pin(request, stack);
     combine_options();
     make_cuts();
-    std::vector<Precision> precisions = request.precisions;
+    std::vector<machine::Precision> precisions = request.precisions;
     if (pinned("precision")) precisions = {base_.precision};
     if (precisions.empty()) {
-        const bool bf16 = base_.hardware->peak_flops[static_cast<std::size_t>(Precision::bf16)] > 0.0;
-        precisions = {bf16 ? Precision::bf16 : Precision::fp32};
+        const bool bf16 = base_.hardware->peak_flops[static_cast<std::size_t>(machine::Precision::bf16)] > 0.0;
+        precisions = {bf16 ? machine::Precision::bf16 : machine::Precision::fp32};
     }
-    for (const Precision precision : precisions) make_families(precision);
-    std::sort(families_.begin(), families_.end(), [](const Family& a, const Family& b) {
+    for (const machine::Precision precision : precisions) make_families(precision);
+    std::sort(families_.begin(), families_.end(), [](const LayerOptions& a, const LayerOptions& b) {
         // Little tensor and context parallelism and much expert parallelism tend to be fast: with a good plan known
         // early, bounds exclude more of the rest.
-        const auto key = [](const Family& f) {
+        const auto key = [](const LayerOptions& f) {
             return std::tuple(static_cast<std::int64_t>(f.tp) * f.cp * f.etp, -f.ep, f.tp, f.cp, f.etp, f.precision);
         };
         return key(a) < key(b);
     });
 }
 
-void SearchSpace::pin(const SearchRequest& request, const Stack& stack) {
+void SearchSpace::pin(const SearchRequest& request, const stack::Stack& stack) {
     base_.dispatcher = stack.usual_dispatcher;
     base_.cuda_graph = stack.usual_cuda_graph;
     base_.gradients = stack.usual_gradients;
     base_.ep_overlap = stack.usual_ep_overlap;
     base_.gradients = stack.usual_gradients;
     for (const auto& [field, value] : request.fixed) {
-        set_field(base_, field, value);
+        plan::set_field(base_, field, value);
         pinned_.insert(field);
     }
-    if (pinned("routing")) routing_from_string(base_.routing); // refuses what it cannot read
+    if (pinned("routing")) plan::routing_from_string(base_.routing); // refuses what it cannot read
     if (pinned("recompute"))
-        if (const PlanFault fault = check_recompute(base_)) refuse("{}: change --fix recompute", fault.message);
+        if (const plan::PlanFault fault = plan::check_recompute(base_))
+            refuse("{}: change --fix recompute", fault.message);
     sets_ = pinned("recompute") ? std::vector<unsigned>{base_.recompute} : every_set(base_.model, stack_);
     std::sort(sets_.begin(), sets_.end(), [](unsigned a, unsigned b) {
-        const auto key = [](unsigned set) { return std::tuple((set & recompute::full) != 0, std::popcount(set), set); };
+        const auto key = [](unsigned set) {
+            return std::tuple((set & plan::recompute::full) != 0, std::popcount(set), set);
+        };
         return key(a) < key(b);
     });
     if (pinned("optimizer"))
         optimizers_ = {base_.optimizer};
     else if (stack.bf16_moments)
-        optimizers_ = {OptimizerChoice{true}, OptimizerChoice{false}};
+        optimizers_ = {plan::OptimizerChoice{true}, plan::OptimizerChoice{false}};
     else
-        optimizers_ = {OptimizerChoice{false}};
+        optimizers_ = {plan::OptimizerChoice{false}};
 }
 
 void SearchSpace::make_cuts() {
-    const Model& model = *base_.model;
-    const int units = cut_units(model);
-    std::map<int, std::vector<Stage>> balanced; // by stage count: the same for every split into pp and vpp
+    const model::Model& model = *base_.model;
+    const int units = plan::cut_units(model);
+    std::map<int, std::vector<plan::Stage>> balanced; // by stage count: the same for every split into pp and vpp
     for (const int pp : choices_of(base_.gpus, pinned("pp"), base_.pp)) {
         for (const int vpp : chunk_counts(pp)) {
             const std::int64_t count = static_cast<std::int64_t>(pp) * vpp;
-            std::vector<Stage>* cut = nullptr;
+            std::vector<plan::Stage>* cut = nullptr;
             if (!pinned("layout") && count > 1 && count <= units) {
                 cut = &balanced[static_cast<int>(count)];
-                if (cut->empty()) *cut = balanced_stages(model, base_.seq, static_cast<int>(count));
+                if (cut->empty()) *cut = plan::balanced_stages(model, base_.seq, static_cast<int>(count));
             }
-            cuts_[{pp, vpp}] = cuts_of(pp, vpp, cut != nullptr ? *cut : std::vector<Stage>{});
+            cuts_[{pp, vpp}] = cuts_of(pp, vpp, cut != nullptr ? *cut : std::vector<plan::Stage>{});
         }
     }
 }
 
 // The even cut (or the pinned layout), and the one balanced by FLOPs where it differs.
-std::vector<Cut> SearchSpace::cuts_of(int pp, int vpp, const std::vector<Stage>& balanced) const {
-    Plan plan = base_;
+std::vector<StageSplit> SearchSpace::cuts_of(int pp, int vpp, const std::vector<plan::Stage>& balanced) const {
+    plan::Plan plan = base_;
     plan.pp = pp;
     plan.vpp = vpp;
     if (!pinned("layout")) plan.layout.clear();
-    std::vector<Cut> result;
+    std::vector<StageSplit> result;
     std::string even;
     try {
-        const std::vector<Stage> cut = stages(plan);
-        even = layout_to_string(cut);
+        const std::vector<plan::Stage> cut = plan::stages(plan);
+        even = plan::layout_to_string(cut);
         result.push_back(weigh(*plan.model, plan.seq, pp, cut, plan.layout));
     } catch (const Error&) {
         result.push_back({.layout = plan.layout}); // check_plan() gives the reason for each candidate
     }
     if (balanced.empty()) return result;
-    std::string layout = layout_to_string(balanced);
+    std::string layout = plan::layout_to_string(balanced);
     if (layout != even) result.push_back(weigh(*plan.model, plan.seq, pp, balanced, std::move(layout)));
     return result;
 }
@@ -183,12 +187,13 @@ std::vector<int> SearchSpace::chunk_counts(int pp) const {
     if (pinned("vpp")) return {base_.vpp};
     if (pp == 1 || !stack_.interleaved) return {1};
     if (pinned("schedule")) {
-        if (base_.schedule == ScheduleKind::one_f_one_b || base_.schedule == ScheduleKind::zero_bubble) return {1};
-        if (in_a_v(base_.schedule)) return {2};
+        if (base_.schedule == plan::ScheduleKind::one_f_one_b || base_.schedule == plan::ScheduleKind::zero_bubble)
+            return {1};
+        if (plan::in_a_v(base_.schedule)) return {2};
     }
     int most = static_cast<int>(base_.model->layers.size()) / pp;
     if (pinned("layout")) {
-        const int count = layout_stage_count(base_);
+        const int count = plan::layout_stage_count(base_);
         return {std::max(count / pp, 1)};
     }
     const int layers = static_cast<int>(base_.model->layers.size());
@@ -213,7 +218,7 @@ std::vector<std::int64_t> SearchSpace::micro_batch_sizes(int dp) const {
     return {result.begin(), result.end()};
 }
 
-const std::vector<Cut>& SearchSpace::cuts(int pp, int vpp) const { return cuts_.at({pp, vpp}); }
+const std::vector<StageSplit>& SearchSpace::stage_splits(int pp, int vpp) const { return cuts_.at({pp, vpp}); }
 
 std::vector<SearchSpace::Dense> SearchSpace::dense_factors(int ranks) const {
     std::vector<Dense> result;
@@ -233,8 +238,9 @@ std::vector<SearchSpace::Expert> SearchSpace::expert_factors(int ranks) const {
     return result;
 }
 
-Plan SearchSpace::candidate(const Family& family, const Mapping& mapping, int vpp, std::int64_t mbs) const {
-    Plan plan = base_;
+plan::Plan SearchSpace::candidate(const LayerOptions& family, const ParallelConfig& mapping, int vpp,
+                                  std::int64_t mbs) const {
+    plan::Plan plan = base_;
     plan.precision = family.precision;
     plan.tp = family.tp;
     plan.cp = family.cp;
@@ -245,30 +251,31 @@ Plan SearchSpace::candidate(const Family& family, const Mapping& mapping, int vp
     plan.edp = mapping.edp;
     plan.vpp = vpp;
     plan.mbs = mbs;
-    if (!pinned("schedule")) plan.schedule = vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
+    if (!pinned("schedule"))
+        plan.schedule = vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
     plan.recompute = sets_.front();
     plan.optimizer = optimizers_.front();
     if (!pinned("ep_overlap") && plan.ep == 1) plan.ep_overlap = false;
     return plan;
 }
 
-PlanFault SearchSpace::fault_of(const Plan& plan) const {
-    if (PlanFault fault = check_plan(plan)) return fault;
-    return check_stack(plan, stack_);
+plan::PlanFault SearchSpace::fault_of(const plan::Plan& plan) const {
+    if (plan::PlanFault fault = plan::check_plan(plan)) return fault;
+    return stack::check_stack(plan, stack_);
 }
 
-PlanFault SearchSpace::check(Plan& plan) const {
-    if (PlanFault fault = check_plan(plan)) return fault;
-    PlanFault fault = check_stack(plan, stack_);
+plan::PlanFault SearchSpace::check(plan::Plan& plan) const {
+    if (plan::PlanFault fault = plan::check_plan(plan)) return fault;
+    plan::PlanFault fault = stack::check_stack(plan, stack_);
     if (!fault) return fault;
     const bool drop_overlap = plan.ep_overlap && !pinned("ep_overlap");
-    const bool drop_graph = plan.cuda_graph != CudaGraph::none && !pinned("cuda_graph");
+    const bool drop_graph = plan.cuda_graph != plan::CudaGraph::none && !pinned("cuda_graph");
     for (const auto& [overlap, graph] : {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
         if ((overlap && !drop_overlap) || (graph && !drop_graph)) continue;
-        Plan other = plan;
+        plan::Plan other = plan;
         if (overlap) other.ep_overlap = false;
-        if (graph) other.cuda_graph = CudaGraph::none;
-        if (check_stack(other, stack_)) continue;
+        if (graph) other.cuda_graph = plan::CudaGraph::none;
+        if (stack::check_stack(other, stack_)) continue;
         plan = std::move(other);
         return {};
     }
@@ -277,20 +284,20 @@ PlanFault SearchSpace::check(Plan& plan) const {
 
 // The reasons why a mapping is impossible, one for each micro-batch size; none when it is possible with some size. One
 // chunk per rank is the mildest case of the rules about chunks, so a mapping that fails there fails everywhere.
-std::vector<PlanFault> SearchSpace::faults(Plan plan) const {
-    std::vector<PlanFault> result;
+std::vector<plan::PlanFault> SearchSpace::faults(plan::Plan plan) const {
+    std::vector<plan::PlanFault> result;
     for (const std::int64_t mbs : micro_batch_sizes(plan.dp)) {
         plan.mbs = mbs;
-        Plan checked = plan;
-        PlanFault fault = check(checked);
+        plan::Plan checked = plan;
+        plan::PlanFault fault = check(checked);
         if (!fault) return {};
         result.push_back(std::move(fault));
     }
     return result;
 }
 
-Plan SearchSpace::bare(Plan plan) const {
-    const Plan usual;
+plan::Plan SearchSpace::without_optional(plan::Plan plan) const {
+    const plan::Plan usual;
     plan.recompute = usual.recompute;
     if (!pinned("ep_overlap")) plan.ep_overlap = usual.ep_overlap;
     if (!pinned("cuda_graph")) plan.cuda_graph = usual.cuda_graph;
@@ -298,18 +305,18 @@ Plan SearchSpace::bare(Plan plan) const {
 }
 
 // A mapping in the mildest form that faults() asks for.
-Plan SearchSpace::mildest(Plan plan) const {
-    plan = bare(std::move(plan));
+plan::Plan SearchSpace::relaxed(plan::Plan plan) const {
+    plan = without_optional(std::move(plan));
     plan.vpp = 1;
-    plan.schedule = ScheduleKind::one_f_one_b;
+    plan.schedule = plan::ScheduleKind::one_f_one_b;
     plan.layout.clear();
     plan.ep_overlap = false;
-    plan.cuda_graph = CudaGraph::none;
+    plan.cuda_graph = plan::CudaGraph::none;
     return plan;
 }
 
 // The dense degrees that are possible with unsplit experts; the others are counted for every expert factoring at once.
-std::vector<SearchSpace::Dense> SearchSpace::sound_dense(Precision precision, int pp, std::int64_t cuts,
+std::vector<SearchSpace::Dense> SearchSpace::sound_dense(machine::Precision precision, int pp, std::int64_t cuts,
                                                          const std::vector<Expert>& experts) {
     const int ranks = base_.gpus / pp;
     const std::vector<Dense> all = dense_factors(ranks);
@@ -335,44 +342,45 @@ std::vector<SearchSpace::Dense> SearchSpace::sound_dense(Precision precision, in
                           static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) * per_size(d));
             continue;
         }
-        Plan plan = mildest(candidate({precision, d.tp, d.cp, 1, 1, {}}, {1, d.dp, ranks}, 1, 1));
+        plan::Plan plan = relaxed(candidate({precision, d.tp, d.cp, 1, 1, {}}, {1, d.dp, ranks}, 1, 1));
         plan.gpus = ranks; // one stage stands for all of them: the rules about stages are asked later, of each cut
-        plan.rank_order = Plan{}.rank_order;
-        const std::vector<PlanFault> reasons = faults(plan);
-        for (const PlanFault& fault : reasons) rejected_.add(fault, per_size(d));
+        plan.rank_order = plan::Plan{}.rank_order;
+        const std::vector<plan::PlanFault> reasons = faults(plan);
+        for (const plan::PlanFault& fault : reasons) rejected_.add(fault, per_size(d));
         if (reasons.empty()) sound.push_back(d);
     }
     return sound;
 }
 
-void SearchSpace::make_families(Precision precision) {
-    std::map<std::tuple<int, int, int, int>, Family> found;
+void SearchSpace::make_families(machine::Precision precision) {
+    std::map<std::tuple<int, int, int, int>, LayerOptions> found;
     for (const int pp : choices_of(base_.gpus, pinned("pp"), base_.pp)) {
         const int ranks = base_.gpus / pp;
         std::int64_t cut_count = 0;
-        for (const int vpp : chunk_counts(pp)) cut_count += static_cast<std::int64_t>(cuts(pp, vpp).size());
+        for (const int vpp : chunk_counts(pp)) cut_count += static_cast<std::int64_t>(stage_splits(pp, vpp).size());
         const std::vector<Expert> experts = expert_factors(ranks);
         const auto sound = sound_dense(precision, pp, cut_count, experts);
         if (sound.empty()) continue;
         for (const Expert& e : experts) {
             const Dense& one = sound.front(); // possible with unsplit experts, so only the expert degrees can fail
-            Plan plan = mildest(candidate({precision, one.tp, one.cp, e.ep, e.etp, {}}, {1, one.dp, e.edp}, 1, 1));
+            plan::Plan plan =
+                relaxed(candidate({precision, one.tp, one.cp, e.ep, e.etp, {}}, {1, one.dp, e.edp}, 1, 1));
             plan.gpus = ranks;
-            plan.rank_order = Plan{}.rank_order;
-            if (const std::vector<PlanFault> reasons = faults(plan); !reasons.empty()) {
+            plan.rank_order = plan::Plan{}.rank_order;
+            if (const std::vector<plan::PlanFault> reasons = faults(plan); !reasons.empty()) {
                 for (const Dense& d : sound)
                     rejected_.add(reasons.front(), static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) *
                                                        cut_count * choices(d.tp, d.cp, e.ep, e.etp, pp));
                 continue;
             }
             for (const Dense& d : sound) {
-                Family& family = found[{d.tp, d.cp, e.ep, e.etp}];
-                family = {precision, d.tp, d.cp, e.ep, e.etp, std::move(family.mappings)};
-                family.mappings.push_back({pp, d.dp, e.edp});
+                LayerOptions& family = found[{d.tp, d.cp, e.ep, e.etp}];
+                family = {precision, d.tp, d.cp, e.ep, e.etp, std::move(family.parallel_configs)};
+                family.parallel_configs.push_back({pp, d.dp, e.edp});
             }
         }
     }
     for (auto& [key, family] : found) families_.push_back(std::move(family));
 }
 
-} // namespace moe
+} // namespace moe::search

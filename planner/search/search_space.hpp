@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::search {
 
 // Rejected candidates by reason, with the first message of each.
 struct Rejections {
@@ -21,13 +21,13 @@ struct Rejections {
     };
     std::map<std::string, Reason> reasons;
 
-    void add(const PlanFault& fault, std::int64_t count);
+    void add(const plan::PlanFault& fault, std::int64_t count);
     void merge(const Rejections& other);
     std::int64_t total() const;
 };
 
 // One way to cut the layers into pp*vpp stages, with what a bound needs to know of it; shares are of the mean.
-struct Cut {
+struct StageSplit {
     std::string layout;        // "" = the even cut
     double heaviest_rank = 1;  // model FLOPs of the heaviest pipeline rank, MTP and head included
     double most_layers = 1;    // decoder layers alone of the pipeline rank that has most, against the same mean
@@ -40,7 +40,7 @@ struct Cut {
 };
 
 // Degrees that fix the ranks' layout once the family is known.
-struct Mapping {
+struct ParallelConfig {
     int pp = 1, dp = 1, edp = 1;
 };
 
@@ -49,7 +49,7 @@ struct Mapping {
 struct Option {
     const char* field;
     std::vector<std::string> values;
-    bool (*applies)(const Plan& plan); // of the degrees alone: whether tp, cp, ep, etp and pp exceed 1
+    bool (*applies)(const plan::Plan& plan); // of the degrees alone: whether tp, cp, ep, etp and pp exceed 1
 };
 
 // Sets of recomputed modules beside one root, by index into recompute_sets().
@@ -59,20 +59,20 @@ struct RootSets {
 };
 
 // Plans whose layers consist of the same ops for a given micro-batch: they differ in pipeline and data parallelism.
-struct Family {
-    Precision precision = Precision::bf16;
+struct LayerOptions {
+    machine::Precision precision = machine::Precision::bf16;
     int tp = 1, cp = 1, ep = 1, etp = 1;
-    std::vector<Mapping> mappings;
+    std::vector<ParallelConfig> parallel_configs;
 };
 
 class SearchSpace {
 public:
     // Throws Error (bad_input) for fields that cannot be pinned as asked.
-    SearchSpace(const SearchRequest& request, const Stack& stack);
+    SearchSpace(const SearchRequest& request, const stack::Stack& stack);
 
     // Sorted so that families which tend to be fast come first. Mappings that are impossible with every micro-batch and
     // chunk count are not in them but in rejected().
-    const std::vector<Family>& families() const { return families_; }
+    const std::vector<LayerOptions>& layer_options() const { return families_; }
     const Rejections& rejected() const { return rejected_; }
 
     // vpp: the fewest chunks for each size of the largest one, since more chunks of that size are only less even.
@@ -81,13 +81,15 @@ public:
     // where dp does not divide the batch.
     std::vector<std::int64_t> micro_batch_sizes(int dp) const;
     static constexpr std::int64_t every_mbs_to = 16;
-    const std::vector<Cut>& cuts(int pp, int vpp) const;                  // at least one
+    const std::vector<StageSplit>& stage_splits(int pp, int vpp) const;   // at least one
     const std::vector<unsigned>& recompute_sets() const { return sets_; } // fewer modules first; sound for the model
     // Every set of the stack's modules that differs in what it repeats of the model.
-    static std::vector<unsigned> every_set(const std::shared_ptr<const Model>& model, const Stack& stack);
-    const std::vector<OptimizerChoice>& optimizers() const { return optimizers_; } // the one with fewer bytes first
+    static std::vector<unsigned> every_set(const std::shared_ptr<const model::Model>& model, const stack::Stack& stack);
+    const std::vector<plan::OptimizerChoice>& optimizers() const {
+        return optimizers_;
+    } // the one with fewer bytes first
     // Every combination of the options that plans with these degrees have: plans of those fields alone.
-    const std::vector<Plan>& roots(int tp, int cp, int ep, int etp, int pp) const;
+    const std::vector<plan::Plan>& roots(int tp, int cp, int ep, int etp, int pp) const;
     // For each root the first that differs from it in CUDA graphs at most.
     const std::vector<std::size_t>& without_graphs(int tp, int cp, int ep, int etp, int pp) const;
     // What goes with each root, with one chunk per rank or several.
@@ -96,18 +98,18 @@ public:
     std::int64_t choices(int tp, int cp, int ep, int etp, int pp) const;
 
     // A candidate with the stack's usual dispatcher, CUDA graphs and EP overlap, unless pinned.
-    Plan candidate(const Family& family, const Mapping& mapping, int vpp, std::int64_t mbs) const;
+    plan::Plan candidate(const LayerOptions& family, const ParallelConfig& mapping, int vpp, std::int64_t mbs) const;
     // check_plan() and check_stack().
-    PlanFault fault_of(const Plan& plan) const;
+    plan::PlanFault fault_of(const plan::Plan& plan) const;
     // The same; a usual choice that this combination excludes is dropped from the plan first.
-    PlanFault check(Plan& plan) const;
+    plan::PlanFault check(plan::Plan& plan) const;
 
     // The plan without what it may choose and what other choices may exclude.
-    Plan bare(Plan plan) const;
+    plan::Plan without_optional(plan::Plan plan) const;
 
     bool pinned(const std::string& field) const { return pinned_.count(field) != 0; }
     const std::set<std::string>& pinned() const { return pinned_; }
-    const Plan& base() const { return base_; }
+    const plan::Plan& base() const { return base_; }
 
 private:
     struct Dense {
@@ -116,32 +118,33 @@ private:
     struct Expert {
         int etp, ep, edp;
     };
-    void pin(const SearchRequest& request, const Stack& stack);
+    void pin(const SearchRequest& request, const stack::Stack& stack);
     void make_cuts();
-    std::vector<Cut> cuts_of(int pp, int vpp, const std::vector<Stage>& balanced) const;
-    void make_families(Precision precision);
+    std::vector<StageSplit> cuts_of(int pp, int vpp, const std::vector<plan::Stage>& balanced) const;
+    void make_families(machine::Precision precision);
     std::vector<Dense> dense_factors(int ranks) const;
     std::vector<Expert> expert_factors(int ranks) const;
     std::vector<Option> options() const;
     void combine_options();
-    RootSets sets_of(Plan root) const;
-    std::vector<PlanFault> faults(Plan plan) const;
-    Plan mildest(Plan plan) const;
+    RootSets sets_of(plan::Plan root) const;
+    std::vector<plan::PlanFault> faults(plan::Plan plan) const;
+    plan::Plan relaxed(plan::Plan plan) const;
     // cuts: ways to cut the layers into pp stages.
-    std::vector<Dense> sound_dense(Precision precision, int pp, std::int64_t cuts, const std::vector<Expert>& experts);
+    std::vector<Dense> sound_dense(machine::Precision precision, int pp, std::int64_t cuts,
+                                   const std::vector<Expert>& experts);
 
-    Plan base_;
-    const Stack& stack_;
+    plan::Plan base_;
+    const stack::Stack& stack_;
     std::set<std::string> pinned_;
     std::vector<unsigned> sets_;
-    std::vector<OptimizerChoice> optimizers_;
+    std::vector<plan::OptimizerChoice> optimizers_;
     // By the degrees that exceed 1; sets also by whether vpp does.
-    std::array<std::vector<Plan>, 32> roots_;
+    std::array<std::vector<plan::Plan>, 32> roots_;
     std::array<std::vector<std::size_t>, 32> without_graphs_;
     std::array<std::vector<RootSets>, 64> sets_of_roots_;
     Rejections rejected_;
-    std::vector<Family> families_;
-    std::map<std::pair<int, int>, std::vector<Cut>> cuts_; // by (pp, vpp)
+    std::vector<LayerOptions> families_;
+    std::map<std::pair<int, int>, std::vector<StageSplit>> cuts_; // by (pp, vpp)
 };
 
-} // namespace moe
+} // namespace moe::search

@@ -8,21 +8,22 @@
 #include <numeric>
 #include <tuple>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
 class Survey {
 public:
-    Survey(const SearchSpace& space, const Family& family, Quoter& quoter, bool exhaustive, Found& found)
-        : space_(space), family_(family), quoter_(quoter), exhaustive_(exhaustive), found_(found) {}
+    Survey(const SearchSpace& space, const LayerOptions& family, BoundModel& bound_model, bool exhaustive, Found& found)
+        : space_(space), family_(family), quoter_(bound_model), exhaustive_(exhaustive), found_(found) {}
 
-    std::vector<Branch> run() {
+    std::vector<SearchNode> run() {
         // Mappings whose groups lie alike on the machine share their layers; without a pipeline there are more choices.
-        std::map<std::pair<int, bool>, std::vector<const Mapping*>> alike;
-        for (const Mapping& mapping : family_.mappings) {
+        std::map<std::pair<int, bool>, std::vector<const ParallelConfig*>> alike;
+        for (const ParallelConfig& mapping : family_.parallel_configs) {
             const int vpp = space_.chunk_counts(mapping.pp).front();
-            const Cut& cut = space_.cuts(mapping.pp, vpp).back(); // more stages than layers have no even one before it
-            const Plan plan = root_plan({&mapping, &cut, vpp}, 0, 1);
+            const StageSplit& cut =
+                space_.stage_splits(mapping.pp, vpp).back(); // more stages than layers have no even one before it
+            const plan::Plan plan = root_plan({&mapping, &cut, vpp}, 0, 1);
             if (!exhaustive_ && cut.possible && too_small(mapping, plan)) continue;
             alike[{quoter_.placement(plan), mapping.pp > 1}].push_back(&mapping);
         }
@@ -31,31 +32,31 @@ public:
     }
 
 private:
-    const std::vector<Plan>& roots(int pp) const {
+    const std::vector<plan::Plan>& roots(int pp) const {
         return space_.roots(family_.tp, family_.cp, family_.ep, family_.etp, pp);
     }
     std::int64_t choices() const {
         return static_cast<std::int64_t>(space_.recompute_sets().size() * space_.optimizers().size());
     }
-    Plan root_plan(const BranchShape& shape, std::size_t root, std::int64_t mbs) const {
-        Plan plan = plan_of(space_, {0.0, mbs, &family_, shape, static_cast<std::uint16_t>(root)});
+    plan::Plan root_plan(const NodeShape& shape, std::size_t root, std::int64_t mbs) const {
+        plan::Plan plan = plan_of(space_, {0.0, mbs, &family_, shape, static_cast<std::uint16_t>(root)});
         plan.recompute = 0;
         return plan;
     }
 
     bool too_large(double bytes) const {
-        return bytes * (1.0 - quote_memory_margin) > space_.base().hardware->memory_bytes;
+        return bytes * (1.0 - bound_memory_margin) > space_.base().hardware->memory_bytes;
     }
 
     // Machines on which not even weights and optimizer states fit.
-    bool too_small(const Mapping& mapping, Plan plan) {
-        const std::vector<Plan>& all = roots(mapping.pp);
-        plan.fsdp = std::any_of(all.begin(), all.end(), [](const Plan& root) { return root.fsdp; });
+    bool too_small(const ParallelConfig& mapping, plan::Plan plan) {
+        const std::vector<plan::Plan>& all = roots(mapping.pp);
+        plan.fsdp = std::any_of(all.begin(), all.end(), [](const plan::Plan& root) { return root.fsdp; });
         const double bytes = least_bytes_[&mapping] = quoter_.least_bytes(plan);
         if (!too_large(bytes)) return false;
         std::int64_t cuts = 0;
         for (const int vpp : space_.chunk_counts(mapping.pp))
-            cuts += static_cast<std::int64_t>(space_.cuts(mapping.pp, vpp).size());
+            cuts += static_cast<std::int64_t>(space_.stage_splits(mapping.pp, vpp).size());
         const auto others = static_cast<std::int64_t>(space_.micro_batch_sizes(mapping.dp).size() * all.size());
         found_.rejected.add({"memory", "memory"}, cuts * others * choices());
         plan.mbs = space_.micro_batch_sizes(mapping.dp).front();
@@ -65,24 +66,24 @@ private:
     }
 
     // Only what memory alone excludes tells how much memory would do.
-    void note(const Plan& plan, double bytes) {
+    void note(const plan::Plan& plan, double bytes) {
         if (found_.smallest && bytes >= found_.least_memory) return;
-        if (!space_.fault_of(space_.bare(plan))) found_.note(plan, bytes);
+        if (!space_.fault_of(space_.without_optional(plan))) found_.note(plan, bytes);
     }
 
-    void add_branches(const std::vector<const Mapping*>& mappings) {
-        auto shapes = std::make_shared<std::vector<BranchShape>>();
+    void add_branches(const std::vector<const ParallelConfig*>& mappings) {
+        auto shapes = std::make_shared<std::vector<NodeShape>>();
         std::map<std::int64_t, std::vector<std::uint16_t>> divided; // shapes by micro-batch size
-        for (const Mapping* mapping : mappings) {
+        for (const ParallelConfig* mapping : mappings) {
             const std::vector<std::int64_t> sizes = space_.micro_batch_sizes(mapping->dp);
             for (const int vpp : space_.chunk_counts(mapping->pp))
-                for (const Cut& cut : space_.cuts(mapping->pp, vpp)) {
+                for (const StageSplit& cut : space_.stage_splits(mapping->pp, vpp)) {
                     for (const std::int64_t mbs : sizes)
                         divided[mbs].push_back(static_cast<std::uint16_t>(shapes->size()));
                     shapes->push_back({mapping, &cut, vpp});
                 }
         }
-        std::vector<Branch> branches;
+        std::vector<SearchNode> branches;
         std::int64_t multiple = 1;
         for (auto& [mbs, indices] : divided) {
             branches.push_back({&family_, mbs, shapes, std::move(indices), {}, 0.0});
@@ -93,29 +94,29 @@ private:
                 multiple = std::lcm(multiple, mbs);
         }
         std::map<std::pair<bool, bool>, Roots> asked; // by whether typical shapes have several chunks
-        for (Branch& branch : branches) add_branch(std::move(branch), asked, multiple);
+        for (SearchNode& branch : branches) add_branch(std::move(branch), asked, multiple);
         for (const auto& [chunks, answer] : asked)
-            for (const PlanFault& fault : answer.faults) found_.rejected.add(fault, answer.candidates);
+            for (const plan::PlanFault& fault : answer.faults) found_.rejected.add(fault, answer.candidates);
     }
 
     // Of branches that differ in the micro-batch size alone. A floor: seconds below which no plan of the root goes with
     // any size that divides the one asked for, since kernels, messages and gathers of a larger micro-batch take no
     // longer per sample. What it leaves is asked again by those who quote.
     struct Roots {
-        std::vector<Branch::Root> sound;
-        std::vector<PlanFault> faults; // of the others
-        std::int64_t candidates = 0;   // of each, in all those branches
+        std::vector<SearchNode::Root> sound;
+        std::vector<plan::PlanFault> faults; // of the others
+        std::int64_t candidates = 0;         // of each, in all those branches
     };
 
     // The first sound shape with one chunk per rank, and the first with several: what excludes a root in both does so
     // in all. A shape that is unsound even without choices says nothing about them.
-    std::vector<BranchShape> typical(const Branch& branch) const {
-        std::vector<BranchShape> result;
+    std::vector<NodeShape> typical(const SearchNode& branch) const {
+        std::vector<NodeShape> result;
         for (const bool chunks : {false, true})
             for (const std::uint16_t s : branch.divided) {
-                const BranchShape& shape = (*branch.shapes)[s];
+                const NodeShape& shape = (*branch.shapes)[s];
                 if ((shape.vpp > 1) != chunks) continue;
-                Plan plan = space_.bare(root_plan(shape, 0, branch.mbs));
+                plan::Plan plan = space_.without_optional(root_plan(shape, 0, branch.mbs));
                 if (space_.fault_of(plan)) continue;
                 result.push_back(shape);
                 break;
@@ -124,34 +125,36 @@ private:
     }
 
     // Shapes with which the layers' inputs alone leave no room for weights and optimizer states; counted.
-    void drop_large(Branch& branch) {
-        if (exhaustive_ || splits_backward(space_.base().schedule)) return;
+    void drop_large(SearchNode& branch) {
+        if (exhaustive_ || plan::splits_backward(space_.base().schedule)) return;
         const double kept = quoter_.kept_bytes(root_plan((*branch.shapes).front(), 0, branch.mbs));
         if (kept == 0.0) return;
         const std::size_t before = branch.divided.size();
         std::erase_if(branch.divided, [&](std::uint16_t s) {
-            const BranchShape& shape = (*branch.shapes)[s];
-            const double micro_batches = static_cast<double>(space_.base().gbs) / shape.mapping->dp / branch.mbs;
-            const double share = std::min(1.0, micro_batches / shape.mapping->pp);
-            const double bytes = least_bytes_[shape.mapping] + kept * shape.cut->mean_kept * share;
+            const NodeShape& shape = (*branch.shapes)[s];
+            const double micro_batches =
+                static_cast<double>(space_.base().gbs) / shape.parallel_config->dp / branch.mbs;
+            const double share = std::min(1.0, micro_batches / shape.parallel_config->pp);
+            const double bytes = least_bytes_[shape.parallel_config] + kept * shape.stage_split->mean_kept * share;
             if (!too_large(bytes)) return false;
-            Plan plan = root_plan(shape, 0, branch.mbs);
+            plan::Plan plan = root_plan(shape, 0, branch.mbs);
             plan.recompute = space_.recompute_sets().back();
             note(plan, bytes);
             return true;
         });
         const auto dropped = static_cast<std::int64_t>(before - branch.divided.size());
-        const std::size_t count = roots((*branch.shapes).front().mapping->pp).size();
+        const std::size_t count = roots((*branch.shapes).front().parallel_config->pp).size();
         found_.rejected.add({"memory", "memory"}, dropped * static_cast<std::int64_t>(count) * choices());
     }
 
     // What excludes a root with every shape, or nothing and a plan that is sound. A larger micro-batch excludes no root
     // that a smaller one allows but for what shapes tell without choices as well, so that it is asked once.
-    PlanFault fault_of(const std::vector<BranchShape>& shapes, std::size_t root, std::int64_t mbs, Plan& plan) {
-        PlanFault fault;
-        for (const BranchShape& shape : shapes) {
+    plan::PlanFault fault_of(const std::vector<NodeShape>& shapes, std::size_t root, std::int64_t mbs,
+                             plan::Plan& plan) {
+        plan::PlanFault fault;
+        for (const NodeShape& shape : shapes) {
             plan = root_plan(shape, root, mbs);
-            std::optional<PlanFault>& known = faults_[{root, shape.vpp > 1, shape.mapping->pp > 1}];
+            std::optional<plan::PlanFault>& known = faults_[{root, shape.vpp > 1, shape.parallel_config->pp > 1}];
             if (!known) known = space_.fault_of(plan);
             if (fault = *known; !fault) break;
         }
@@ -159,10 +162,10 @@ private:
     }
 
     // Nothing, and the reason, for what cannot be priced.
-    std::optional<double> floor_of(Plan plan, std::int64_t mbs, std::string& reason) {
+    std::optional<double> floor_of(plan::Plan plan, std::int64_t mbs, std::string& reason) {
         plan.mbs = mbs;
         try {
-            return quoter_.early_floor(plan);
+            return quoter_.early_step_bound(plan);
         } catch (const Error& error) {
             if (error.fault() != Fault::bad_input) throw;
             reason = error.what();
@@ -171,19 +174,20 @@ private:
     }
 
     // The roots that are sound with one of these shapes, with their floors.
-    void ask_roots(Roots& asked, const Branch& branch, const std::vector<BranchShape>& shapes, std::int64_t multiple) {
-        const int pp = (*branch.shapes).front().mapping->pp;
+    void ask_roots(Roots& asked, const SearchNode& branch, const std::vector<NodeShape>& shapes,
+                   std::int64_t multiple) {
+        const int pp = (*branch.shapes).front().parallel_config->pp;
         const std::vector<std::size_t>& without_graphs =
             space_.without_graphs(family_.tp, family_.cp, family_.ep, family_.etp, pp);
         for (std::size_t r = 0; r < roots(pp).size(); ++r) {
-            Plan plan;
-            if (const PlanFault fault = fault_of(shapes, r, branch.mbs, plan)) {
+            plan::Plan plan;
+            if (const plan::PlanFault fault = fault_of(shapes, r, branch.mbs, plan)) {
                 asked.faults.push_back(fault);
                 continue;
             }
             const auto index = static_cast<std::uint16_t>(r), like = static_cast<std::uint16_t>(without_graphs[r]);
             const auto same = std::find_if(asked.sound.begin(), asked.sound.end(),
-                                           [like](const Branch::Root& root) { return root.like == like; });
+                                           [like](const SearchNode::Root& root) { return root.like == like; });
             if (same != asked.sound.end()) {
                 asked.sound.push_back({same->floor, index, like});
                 continue;
@@ -199,11 +203,11 @@ private:
         }
     }
 
-    void add_branch(Branch branch, std::map<std::pair<bool, bool>, Roots>& asked, std::int64_t multiple) {
-        const std::vector<BranchShape> shapes = typical(branch);
+    void add_branch(SearchNode branch, std::map<std::pair<bool, bool>, Roots>& asked, std::int64_t multiple) {
+        const std::vector<NodeShape> shapes = typical(branch);
         if (shapes.empty() || exhaustive_) {
             // Without a sound shape the reasons are counted shape by shape, later.
-            const std::size_t count = roots((*branch.shapes).front().mapping->pp).size();
+            const std::size_t count = roots((*branch.shapes).front().parallel_config->pp).size();
             for (std::size_t r = 0; r < count; ++r)
                 branch.roots.push_back({0.0, static_cast<std::uint16_t>(r), static_cast<std::uint16_t>(r)});
         } else {
@@ -214,26 +218,26 @@ private:
         }
         if (branch.roots.empty()) return;
         branch.floor = branch.roots.front().floor;
-        for (const Branch::Root& root : branch.roots) branch.floor = std::min(branch.floor, root.floor);
+        for (const SearchNode::Root& root : branch.roots) branch.floor = std::min(branch.floor, root.floor);
         branches_.push_back(std::move(branch));
     }
 
     const SearchSpace& space_;
-    const Family& family_;
-    Quoter& quoter_;
+    const LayerOptions& family_;
+    BoundModel& quoter_;
     bool exhaustive_;
     Found& found_;
-    std::map<const Mapping*, double> least_bytes_;
-    std::map<std::tuple<std::size_t, bool, bool>, std::optional<PlanFault>> faults_; // by root, chunks, pipeline
-    std::vector<Branch> branches_;
+    std::map<const ParallelConfig*, double> least_bytes_;
+    std::map<std::tuple<std::size_t, bool, bool>, std::optional<plan::PlanFault>> faults_; // by root, chunks, pipeline
+    std::vector<SearchNode> branches_;
 };
 
 } // namespace
 
-std::vector<Branch> survey(const SearchSpace& space, const Family& family, Quoter& quoter, bool exhaustive,
-                           Found& found) {
-    quoter.forget();
-    return Survey(space, family, quoter, exhaustive, found).run();
+std::vector<SearchNode> survey(const SearchSpace& space, const LayerOptions& family, BoundModel& bound_model,
+                               bool exhaustive, Found& found) {
+    bound_model.forget();
+    return Survey(space, family, bound_model, exhaustive, found).run();
 }
 
-} // namespace moe
+} // namespace moe::search

@@ -5,10 +5,10 @@
 #include <limits>
 #include <tuple>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
-auto fields(const Plan& p) {
+auto fields(const plan::Plan& p) {
     return std::tie(p.precision, p.pp, p.vpp, p.tp, p.cp, p.etp, p.ep, p.mbs, p.recompute, p.optimizer.bf16_moments,
                     p.layout, p.schedule, p.offload, p.delay_wgrad, p.dispatcher, p.cuda_graph, p.ep_overlap,
                     p.tp_overlap, p.cp_comm, p.fsdp);
@@ -21,13 +21,13 @@ bool better(const Ranked& a, const Ranked& b) {
     return fields(a.first) < fields(b.first);
 }
 
-MappingKey mapping_of(const Plan& p) { return {p.tp, p.cp, p.dp, p.pp, p.ep, p.etp}; }
+ParallelConfigKey parallel_config_of(const plan::Plan& p) { return {p.tp, p.cp, p.dp, p.pp, p.ep, p.etp}; }
 
-void Podium::add(Ranked ranked) {
+void TopK::add(Ranked ranked) {
     if (!similar_) {
-        const MappingKey mapping = mapping_of(ranked.first);
+        const ParallelConfigKey mapping = parallel_config_of(ranked.first);
         const auto same = std::find_if(plans_.begin(), plans_.end(),
-                                       [&](const Ranked& other) { return mapping_of(other.first) == mapping; });
+                                       [&](const Ranked& other) { return parallel_config_of(other.first) == mapping; });
         if (same != plans_.end()) {
             if (!better(ranked, *same)) return;
             plans_.erase(same);
@@ -37,15 +37,15 @@ void Podium::add(Ranked ranked) {
     if (plans_.size() > most_) plans_.pop_back();
 }
 
-double Podium::worst() const {
+double TopK::worst() const {
     return plans_.size() < most_ ? std::numeric_limits<double>::infinity() : plans_.back().second.step_seconds;
 }
 
-double Podium::limit(const MappingKey& mapping) const {
+double TopK::limit(const ParallelConfigKey& mapping) const {
     if (!similar_)
         for (const Ranked& ranked : plans_)
-            if (mapping_of(ranked.first) == mapping) return ranked.second.step_seconds;
+            if (parallel_config_of(ranked.first) == mapping) return ranked.second.step_seconds;
     return worst();
 }
 
-} // namespace moe
+} // namespace moe::search

@@ -11,47 +11,47 @@
 #include <optional>
 #include <set>
 
-namespace moe {
+namespace moe::search {
 namespace {
 
-std::string fault_of(const Plan& plan, const Stack& stack) {
-    const PlanFault fault = check_plan(plan);
-    return fault ? fault.message : check_stack(plan, stack).message;
+std::string fault_of(const plan::Plan& plan, const stack::Stack& stack) {
+    const plan::PlanFault fault = plan::check_plan(plan);
+    return fault ? fault.message : stack::check_stack(plan, stack).message;
 }
 
 // The sound ones of the even and the balanced cut where pp or vpp is new; else the plan itself.
-std::vector<Plan> cuts_of(const Plan& base, Plan plan, const Stack& stack) {
+std::vector<plan::Plan> cuts_of(const plan::Plan& base, plan::Plan plan, const stack::Stack& stack) {
     if (plan.pp * plan.vpp == base.pp * base.vpp && plan.schedule == base.schedule)
-        return sound(plan, stack) ? std::vector<Plan>{plan} : std::vector<Plan>{};
-    return sound_cuts(std::move(plan), stack);
+        return stack::sound(plan, stack) ? std::vector<plan::Plan>{plan} : std::vector<plan::Plan>{};
+    return stack::sound_cuts(std::move(plan), stack);
 }
 
 using Values = std::vector<std::string>;
 
 // Sets one member away; from "full", which stands for all modules, the stack's other sets.
-Values recompute_values(const Plan& plan, const Stack& stack) {
+Values recompute_values(const plan::Plan& plan, const stack::Stack& stack) {
     Values values;
-    if (plan.recompute == recompute::full) {
-        for (const unsigned set : stack.recompute_sets) values.push_back(recompute::to_string(set));
+    if (plan.recompute == plan::recompute::full) {
+        for (const unsigned set : stack.recompute_sets) values.push_back(plan::recompute::to_string(set));
         return values;
     }
-    for (unsigned bit = 1; bit < recompute::full; bit *= 2)
-        values.push_back(recompute::to_string(plan.recompute ^ bit));
-    values.push_back(recompute::to_string(recompute::full));
+    for (unsigned bit = 1; bit < plan::recompute::full; bit *= 2)
+        values.push_back(plan::recompute::to_string(plan.recompute ^ bit));
+    values.push_back(plan::recompute::to_string(plan::recompute::full));
     return values;
 }
 
 // Sets one module away: what is there can stay, and the stack may offer more.
-std::vector<unsigned> offload_sets(const Plan& plan, const Stack& stack) {
+std::vector<unsigned> offload_sets(const plan::Plan& plan, const stack::Stack& stack) {
     std::vector<unsigned> sets;
-    for (unsigned bit = 1; bit <= offload::optimizer; bit *= 2)
+    for (unsigned bit = 1; bit <= plan::offload::optimizer; bit *= 2)
         if (stack.offloads || (plan.offload & bit) != 0) sets.push_back(plan.offload ^ bit);
     return sets;
 }
 
-Values offload_values(const Plan& plan, const Stack& stack) {
+Values offload_values(const plan::Plan& plan, const stack::Stack& stack) {
     Values values;
-    for (const unsigned set : offload_sets(plan, stack)) values.push_back(offload::to_string(set));
+    for (const unsigned set : offload_sets(plan, stack)) values.push_back(plan::offload::to_string(set));
     return values;
 }
 
@@ -63,12 +63,12 @@ Values words(const std::vector<T>& list) {
 }
 
 // What is not a degree, with the values to try. Which of them the stack offers is for check_stack() to say.
-std::vector<std::pair<std::string, Values>> choice_values(const Plan& plan, const Stack& stack) {
+std::vector<std::pair<std::string, Values>> choice_values(const plan::Plan& plan, const stack::Stack& stack) {
     const Values on_off{"on", "off"}, precisions = words(stack.precisions);
     Values by_module = precisions;
     by_module.emplace_back("default");
     Values schedules{"1f1b", "interleaved"};
-    for (const ScheduleKind kind : stack.split_schedules) schedules.emplace_back(to_string(kind));
+    for (const plan::ScheduleKind kind : stack.split_schedules) schedules.emplace_back(plan::to_string(kind));
     return {{"schedule", schedules},
             {"rank_order", {"tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"}},
             {"precision", precisions},
@@ -90,10 +90,10 @@ std::vector<std::pair<std::string, Values>> choice_values(const Plan& plan, cons
             {"cuda_graph", words(stack.cuda_graphs)}};
 }
 
-using Degree = int Plan::*;
+using Degree = int plan::Plan::*;
 
 // `moved` goes to `value` and `taker` takes up the difference; nothing when it cannot.
-std::optional<Plan> trade(Plan plan, Degree moved, int value, Degree taker) {
+std::optional<plan::Plan> trade(plan::Plan plan, Degree moved, int value, Degree taker) {
     const std::int64_t both = std::int64_t{plan.*moved} * (plan.*taker);
     if (both % value != 0) return std::nullopt;
     plan.*moved = value;
@@ -102,10 +102,10 @@ std::optional<Plan> trade(Plan plan, Degree moved, int value, Degree taker) {
 }
 
 // The fitting and fastest one of several ways to make one change.
-std::optional<std::pair<Plan, Estimate>> best_of(const std::vector<Plan>& ways, Estimator& estimator,
-                                                 std::string& refused) {
-    std::optional<std::pair<Plan, Estimate>> best;
-    for (const Plan& plan : ways) {
+std::optional<std::pair<plan::Plan, Estimate>> best_of(const std::vector<plan::Plan>& ways, Estimator& estimator,
+                                                       std::string& refused) {
+    std::optional<std::pair<plan::Plan, Estimate>> best;
+    for (const plan::Plan& plan : ways) {
         try {
             const Estimate e = estimator.play(plan);
             const bool better = !best || e.fits > best->second.fits ||
@@ -121,15 +121,15 @@ std::optional<std::pair<Plan, Estimate>> best_of(const std::vector<Plan>& ways, 
 
 class Neighbourhood {
 public:
-    Neighbourhood(const Plan& plan, const Stack& stack, Estimator& estimator)
+    Neighbourhood(const plan::Plan& plan, const stack::Stack& stack, Estimator& estimator)
         : base_(plan), stack_(stack), estimator_(estimator), now_(estimator.play(plan)) {}
 
     std::vector<WhatIf> all() {
-        degree("tp", &Plan::tp, {{&Plan::dp}, {&Plan::cp}});
-        degree("cp", &Plan::cp, {{&Plan::dp}, {&Plan::tp}});
-        degree("pp", &Plan::pp, {{&Plan::dp, &Plan::edp}, {&Plan::dp, &Plan::ep}});
-        degree("ep", &Plan::ep, {{&Plan::edp}, {&Plan::etp}});
-        degree("etp", &Plan::etp, {{&Plan::edp}, {&Plan::ep}});
+        degree("tp", &plan::Plan::tp, {{&plan::Plan::dp}, {&plan::Plan::cp}});
+        degree("cp", &plan::Plan::cp, {{&plan::Plan::dp}, {&plan::Plan::tp}});
+        degree("pp", &plan::Plan::pp, {{&plan::Plan::dp, &plan::Plan::edp}, {&plan::Plan::dp, &plan::Plan::ep}});
+        degree("ep", &plan::Plan::ep, {{&plan::Plan::edp}, {&plan::Plan::etp}});
+        degree("etp", &plan::Plan::etp, {{&plan::Plan::edp}, {&plan::Plan::ep}});
         chunks();
         micro_batches();
         choices();
@@ -142,21 +142,21 @@ public:
 
 private:
     // The first way that is sound wins, so that what moves along is the same axis wherever it can be.
-    std::vector<Plan> ways(Degree moved, int value, const std::vector<std::vector<Degree>>& takers,
-                           std::string& reason) const {
+    std::vector<plan::Plan> ways(Degree moved, int value, const std::vector<std::vector<Degree>>& takers,
+                                 std::string& reason) const {
         for (const std::vector<Degree>& together : takers) {
-            Plan plan = base_;
+            plan::Plan plan = base_;
             bool possible = true;
             for (const Degree taker : together) {
-                Plan start = plan;
+                plan::Plan start = plan;
                 start.*moved = base_.*moved;
-                const std::optional<Plan> next = trade(start, moved, value, taker);
+                const std::optional<plan::Plan> next = trade(start, moved, value, taker);
                 possible = possible && next.has_value();
                 if (next) plan = *next;
             }
             if (!possible) continue;
             follow_schedule(plan);
-            std::vector<Plan> cuts = cuts_of(base_, plan, stack_);
+            std::vector<plan::Plan> cuts = cuts_of(base_, plan, stack_);
             if (cuts.empty() && plan.pp != base_.pp) cuts = rechunked(plan);
             if (!cuts.empty()) return cuts;
             if (reason.empty()) reason = fault_of(plan, stack_);
@@ -165,22 +165,24 @@ private:
     }
 
     // Another number of stages may need another number of chunks: overlap of EP several, many stages few.
-    std::vector<Plan> rechunked(Plan plan) const {
+    std::vector<plan::Plan> rechunked(plan::Plan plan) const {
         for (const int vpp : {1, 2, 4}) {
             plan.vpp = vpp;
             follow_schedule(plan);
-            std::vector<Plan> cuts = cuts_of(base_, plan, stack_);
+            std::vector<plan::Plan> cuts = cuts_of(base_, plan, stack_);
             if (!cuts.empty()) return cuts;
         }
         return {};
     }
 
     // Interleaving needs several stages and several chunks.
-    void follow_schedule(Plan& plan) const {
+    void follow_schedule(plan::Plan& plan) const {
         if (plan.pp == 1) plan.vpp = 1;
         const bool chunked = plan.vpp > 1;
-        if (plan.schedule == ScheduleKind::interleaved && !chunked) plan.schedule = ScheduleKind::one_f_one_b;
-        if (plan.schedule == ScheduleKind::one_f_one_b && chunked) plan.schedule = ScheduleKind::interleaved;
+        if (plan.schedule == plan::ScheduleKind::interleaved && !chunked)
+            plan.schedule = plan::ScheduleKind::one_f_one_b;
+        if (plan.schedule == plan::ScheduleKind::one_f_one_b && chunked)
+            plan.schedule = plan::ScheduleKind::interleaved;
     }
 
     // Above and below, the nearest value that gives a sound plan; the nearest reason where there is none.
@@ -196,7 +198,7 @@ private:
             for (auto i = here + step; i >= 0 && i < static_cast<std::ptrdiff_t>(values.size()) && !found; i += step) {
                 const int value = values[static_cast<std::size_t>(i)];
                 std::string why;
-                const std::vector<Plan> plans = ways(moved, value, takers, why);
+                const std::vector<plan::Plan> plans = ways(moved, value, takers, why);
                 found = !plans.empty();
                 if (found) price(field, plans);
                 if (reason.empty() && !why.empty()) reason = why, nearest = value;
@@ -211,10 +213,10 @@ private:
         for (const int step : {1, -1}) {
             bool found = false;
             for (int v = base_.vpp + step; v >= 1 && v * base_.pp <= most + base_.pp && !found; v += step) {
-                Plan plan = base_;
+                plan::Plan plan = base_;
                 plan.vpp = v;
                 follow_schedule(plan);
-                const std::vector<Plan> plans = cuts_of(base_, plan, stack_);
+                const std::vector<plan::Plan> plans = cuts_of(base_, plan, stack_);
                 found = !plans.empty();
                 if (found) price("vpp", plans);
             }
@@ -226,9 +228,9 @@ private:
         for (const int step : {1, -1}) {
             bool found = false;
             for (std::int64_t v = base_.mbs + step; v >= 1 && v <= per_rank && !found; v += step) {
-                Plan plan = base_;
+                plan::Plan plan = base_;
                 plan.mbs = v;
-                found = per_rank % v == 0 && sound(plan, stack_);
+                found = per_rank % v == 0 && stack::sound(plan, stack_);
                 if (found) price("mbs", {plan});
             }
         }
@@ -241,14 +243,14 @@ private:
     }
 
     void choose(const std::string& field, const std::string& value) {
-        Plan plan = base_;
+        plan::Plan plan = base_;
         try {
-            set_field(plan, field, value);
+            plan::set_field(plan, field, value);
         } catch (const Error&) {
             return;
         }
-        if (field_text(plan, field) == field_text(base_, field)) return;
-        std::vector<Plan> plans = cuts_of(base_, plan, stack_);
+        if (plan::field_text(plan, field) == plan::field_text(base_, field)) return;
+        std::vector<plan::Plan> plans = cuts_of(base_, plan, stack_);
         if (plans.empty() && field == "schedule") { // the schedules differ in the chunks that they need
             for (const int vpp : {1, 2}) {
                 plan.vpp = vpp;
@@ -259,19 +261,19 @@ private:
         if (!plans.empty()) price(field, plans);
     }
 
-    void price(const std::string& field, const std::vector<Plan>& plans) {
+    void price(const std::string& field, const std::vector<plan::Plan>& plans) {
         std::string refused;
         const auto best = best_of(plans, estimator_, refused);
-        if (!best) return reject(field, field_text(plans.front(), field), refused);
+        if (!best) return reject(field, plan::field_text(plans.front(), field), refused);
         WhatIf w;
         w.plan = best->first;
         w.estimate = best->second;
         // A choice that this plan has no use for, such as a dispatcher without expert parallelism.
         if (w.estimate.step_seconds == now_.step_seconds && w.estimate.memory_bytes == now_.memory_bytes) return;
         for (const WhatIf& other : found_) // one plan by two names: more chunks, and the schedule that has them
-            if (other.impossible.empty() && differences(other.plan, w.plan).empty()) return;
+            if (other.impossible.empty() && plan::differences(other.plan, w.plan).empty()) return;
         w.gain = now_.tflops_per_gpu > 0.0 ? w.estimate.tflops_per_gpu / now_.tflops_per_gpu - 1.0 : 0.0;
-        for (FieldChange& change : differences(base_, w.plan))
+        for (plan::FieldChange& change : plan::differences(base_, w.plan))
             if (change.field == field)
                 w.change = std::move(change);
             else
@@ -281,27 +283,27 @@ private:
 
     void reject(const std::string& field, const std::string& to, const std::string& reason) {
         WhatIf w;
-        w.change = {field, field_text(base_, field), to};
+        w.change = {field, plan::field_text(base_, field), to};
         w.plan = base_;
         w.impossible = reason;
         found_.push_back(std::move(w));
     }
 
-    const Plan& base_;
-    const Stack& stack_;
+    const plan::Plan& base_;
+    const stack::Stack& stack_;
     Estimator& estimator_;
     Estimate now_;
     std::vector<WhatIf> found_;
 };
 
 // Every combination that trades memory for time within the plan's mapping.
-std::vector<Plan> front_candidates(const Plan& base, const Stack& stack) {
+std::vector<plan::Plan> front_candidates(const plan::Plan& base, const stack::Stack& stack) {
     std::vector<unsigned> sets = stack.recompute_sets;
     if (std::find(sets.begin(), sets.end(), base.recompute) == sets.end()) sets.push_back(base.recompute);
-    std::vector<Plan> plans{base};
+    std::vector<plan::Plan> plans{base};
     const auto multiply = [&plans](const auto& values, const auto& assign) {
-        std::vector<Plan> all;
-        for (const Plan& plan : plans)
+        std::vector<plan::Plan> all;
+        for (const plan::Plan& plan : plans)
             for (const auto& value : values) {
                 all.push_back(plan);
                 assign(all.back(), value);
@@ -313,22 +315,23 @@ std::vector<Plan> front_candidates(const Plan& base, const Stack& stack) {
     for (std::int64_t v = 1; v <= std::min(per_rank, 4 * base.mbs); ++v)
         if (per_rank % v == 0 && 4 * v >= base.mbs) sizes.push_back(v);
     const std::vector<bool> both{false, true};
-    multiply(sets, [](Plan& plan, unsigned set) { plan.recompute = set; });
-    multiply(sizes, [](Plan& plan, std::int64_t size) { plan.mbs = size; });
+    multiply(sets, [](plan::Plan& plan, unsigned set) { plan.recompute = set; });
+    multiply(sizes, [](plan::Plan& plan, std::int64_t size) { plan.mbs = size; });
     // Offload of activations multiplies the segments to price: it is tried with the plan's own recomputation and
     // micro-batch only.
-    for (const Plan& plan : std::vector<Plan>(plans)) {
+    for (const plan::Plan& plan : std::vector<plan::Plan>(plans)) {
         if (plan.mbs != base.mbs) continue;
         for (const unsigned set : offload_sets(plan, stack)) {
-            if ((set ^ plan.offload) != offload::optimizer && plan.recompute != base.recompute) continue;
+            if ((set ^ plan.offload) != plan::offload::optimizer && plan.recompute != base.recompute) continue;
             plans.push_back(plan);
             plans.back().offload = set;
         }
     }
-    multiply(both, [](Plan& plan, bool on) { plan.optimizer.bf16_moments = on; });
-    multiply(both, [](Plan& plan, bool on) { plan.fsdp = on; });
-    plans.erase(std::remove_if(plans.begin(), plans.end(), [&](const Plan& plan) { return !sound(plan, stack); }),
-                plans.end());
+    multiply(both, [](plan::Plan& plan, bool on) { plan.optimizer.bf16_moments = on; });
+    multiply(both, [](plan::Plan& plan, bool on) { plan.fsdp = on; });
+    plans.erase(
+        std::remove_if(plans.begin(), plans.end(), [&](const plan::Plan& plan) { return !stack::sound(plan, stack); }),
+        plans.end());
     return plans;
 }
 
@@ -348,16 +351,16 @@ std::vector<FrontPoint> unbeaten(std::vector<FrontPoint> points) {
 
 } // namespace
 
-std::vector<WhatIf> what_ifs(const Plan& plan, const Stack& stack, Estimator& estimator) {
+std::vector<WhatIf> what_ifs(const plan::Plan& plan, const stack::Stack& stack, Estimator& estimator) {
     return Neighbourhood(plan, stack, estimator).all();
 }
 
-std::vector<FrontPoint> memory_front(const Plan& plan, const Stack& stack, Estimator& estimator) {
+std::vector<FrontPoint> memory_front(const plan::Plan& plan, const stack::Stack& stack, Estimator& estimator) {
     std::vector<FrontPoint> points;
-    for (Plan& candidate : front_candidates(plan, stack)) {
+    for (plan::Plan& candidate : front_candidates(plan, stack)) {
         try {
             const Estimate estimate = estimator.estimate(candidate);
-            std::vector<FieldChange> changes = differences(plan, candidate);
+            std::vector<plan::FieldChange> changes = plan::differences(plan, candidate);
             points.push_back({std::move(changes), std::move(candidate), estimate});
         } catch (const Error& error) {
             if (error.fault() != Fault::bad_input) throw;
@@ -368,4 +371,4 @@ std::vector<FrontPoint> memory_front(const Plan& plan, const Stack& stack, Estim
     return unbeaten(std::move(front));
 }
 
-} // namespace moe
+} // namespace moe::search

@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::search {
 
 // A plan one choice away from another.
 struct WhatIf {
-    FieldChange change;
+    plan::FieldChange change;
     // What moved along so that the plan stays sound: the other axis of the same factoring, the cut into stages.
-    std::vector<FieldChange> along;
-    Plan plan;
+    std::vector<plan::FieldChange> along;
+    plan::Plan plan;
     Estimate estimate;
     double gain = 0.0;      // tflops_per_gpu over that of the plan asked about, minus 1
     std::string impossible; // why there is no such plan; empty: `plan` and `estimate` hold
@@ -27,17 +27,17 @@ struct WhatIf {
 // every other choice takes each of its other values, sets gain or lose one member. Where the stages change, the even
 // and the balanced cut are tried and the faster one counts. Plans that the stack does not offer are left out, degrees
 // without a sound neighbour are kept with the reason. Sorted: plans that fit first, by gain.
-std::vector<WhatIf> what_ifs(const Plan& plan, const Stack& stack, Estimator& estimator);
+std::vector<WhatIf> what_ifs(const plan::Plan& plan, const stack::Stack& stack, Estimator& estimator);
 
 // A point of the memory-time plane: the plan's mapping with other choices of what is kept, recomputed or moved away.
 struct FrontPoint {
-    std::vector<FieldChange> changes; // against the plan asked about, empty = itself
-    Plan plan;
+    std::vector<plan::FieldChange> changes; // against the plan asked about, empty = itself
+    plan::Plan plan;
     Estimate estimate;
 };
 // Of the plan's mapping with every recompute set of the stack, optimizer moments, optimizer offload, FSDP and
 // micro-batch size up to four times its own, and with each activation offloaded alone: those that no other one beats in
 // both memory and step time; ascending in memory.
-std::vector<FrontPoint> memory_front(const Plan& plan, const Stack& stack, Estimator& estimator);
+std::vector<FrontPoint> memory_front(const plan::Plan& plan, const stack::Stack& stack, Estimator& estimator);
 
-} // namespace moe
+} // namespace moe::search

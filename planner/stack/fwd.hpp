@@ -1,10 +1,10 @@
 // Declares the types of planner/stack for headers that only name them.
 #pragma once
 
-namespace moe {
+namespace moe::stack {
 
 struct LinkShares;
 struct Stack;
 struct StackCosts;
 
-} // namespace moe
+} // namespace moe::stack

@@ -15,7 +15,7 @@
 #include <filesystem>
 #include <set>
 
-namespace moe {
+namespace moe::stack {
 namespace {
 
 using Json = nlohmann::json;
@@ -29,11 +29,12 @@ bool states_figure(const Json& cost) {
 
 constexpr double longest = 10.0; // seconds; no single cost of a stack is near it
 
-std::array<double, precision_count> by_precision(Reader& costs, const std::string& key) {
+std::array<double, machine::precision_count> by_precision(Reader& costs, const std::string& key) {
     Reader object(costs.at(key), costs.place() + "." + key, costs.coefficients());
-    std::array<double, precision_count> result{};
-    for (int i = 0; i < precision_count; ++i)
-        result[static_cast<std::size_t>(i)] = object.number(to_string(static_cast<Precision>(i)), 0.0, 0.0, 1.0);
+    std::array<double, machine::precision_count> result{};
+    for (int i = 0; i < machine::precision_count; ++i)
+        result[static_cast<std::size_t>(i)] =
+            object.number(machine::to_string(static_cast<machine::Precision>(i)), 0.0, 0.0, 1.0);
     object.finish();
     return result;
 }
@@ -44,7 +45,7 @@ void read_dispatchers(Reader& costs, StackCosts& c) {
     const std::string place = costs.place() + ".dispatcher";
     if (!dispatchers.is_object()) refuse("{}: must be a JSON object, found {}", place, dispatchers.type_name());
     for (const auto& item : dispatchers.items()) {
-        LinkShares& shares = c.dispatcher[to_string(dispatcher_from_string(item.key()))];
+        LinkShares& shares = c.dispatcher[plan::to_string(plan::dispatcher_from_string(item.key()))];
         if (item.value().is_object()) {
             Reader one(item.value(), place + "." + item.key(), costs.coefficients());
             shares.nvlink = one.checked(one.at("nvlink"), "nvlink", 0.01, 1.5);
@@ -57,7 +58,7 @@ void read_dispatchers(Reader& costs, StackCosts& c) {
 }
 
 StackCosts read_costs(const Json& json, const Json& sources, const std::string& place,
-                      const Coefficients& coefficients) {
+                      const machine::Coefficients& coefficients) {
     Reader costs(json, place + ": costs", coefficients);
     StackCosts c;
     c.gemm = by_precision(costs, "gemm");
@@ -104,7 +105,7 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     return c;
 }
 
-std::vector<Publication> read_published(const Json* list, const std::string& place, const Coefficients& none) {
+std::vector<Publication> read_published(const Json* list, const std::string& place, const machine::Coefficients& none) {
     std::vector<Publication> result;
     if (list == nullptr) return result;
     if (!list->is_array()) refuse("{}: \"published\" must be a list, found {}", place, list->type_name());
@@ -119,7 +120,7 @@ std::vector<Publication> read_published(const Json* list, const std::string& pla
     return result;
 }
 
-Stack read_stack(const Json& json, const std::string& place, const Coefficients& coefficients) {
+Stack read_stack(const Json& json, const std::string& place, const machine::Coefficients& coefficients) {
     Reader in(json, place, coefficients);
     Stack s;
     if (in.find("schema") != nullptr && in.text("schema") != schema::stack)
@@ -136,17 +137,19 @@ Stack read_stack(const Json& json, const std::string& place, const Coefficients&
     s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
     s.bf16_moments = in.flag("bf16_moments", false);
     s.paged_stash = in.flag("paged_stash", false);
-    if (in.find("usual_gradients") != nullptr) s.usual_gradients = precision_from_string(in.text("usual_gradients"));
-    s.precisions = in.list("precisions", precision_from_string);
-    s.dispatchers = in.list("dispatchers", dispatcher_from_string);
-    s.host_synced = in.list("host_synced", dispatcher_from_string);
-    s.cuda_graphs = in.list("cuda_graphs", cuda_graph_from_string);
-    if (in.find("split_schedules") != nullptr) s.split_schedules = in.list("split_schedules", schedule_from_string);
+    if (in.find("usual_gradients") != nullptr)
+        s.usual_gradients = machine::precision_from_string(in.text("usual_gradients"));
+    s.precisions = in.list("precisions", machine::precision_from_string);
+    s.dispatchers = in.list("dispatchers", plan::dispatcher_from_string);
+    s.host_synced = in.list("host_synced", plan::dispatcher_from_string);
+    s.cuda_graphs = in.list("cuda_graphs", plan::cuda_graph_from_string);
+    if (in.find("split_schedules") != nullptr)
+        s.split_schedules = in.list("split_schedules", plan::schedule_from_string);
     s.offloads = in.flag("offloads", false);
-    s.recompute_sets = in.list("recompute_sets", recompute::from_string);
-    s.recompute_modules = recompute::from_string(in.text("recompute_modules"));
-    s.usual_dispatcher = dispatcher_from_string(in.text("usual_dispatcher"));
-    s.usual_cuda_graph = cuda_graph_from_string(in.text("usual_cuda_graph"));
+    s.recompute_sets = in.list("recompute_sets", plan::recompute::from_string);
+    s.recompute_modules = plan::recompute::from_string(in.text("recompute_modules"));
+    s.usual_dispatcher = plan::dispatcher_from_string(in.text("usual_dispatcher"));
+    s.usual_cuda_graph = plan::cuda_graph_from_string(in.text("usual_cuda_graph"));
     if (in.find("features") != nullptr) s.features = in.list("features", [](std::string name) { return name; });
     s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place, coefficients);
     s.published = read_published(in.find("published"), place, coefficients);
@@ -154,7 +157,7 @@ Stack read_stack(const Json& json, const std::string& place, const Coefficients&
     for (const unsigned set : s.recompute_sets)
         if ((set & ~s.recompute_modules) != 0)
             refuse("{}: recompute set \"{}\" names modules outside recompute_modules \"{}\"", place,
-                   recompute::to_string(set), recompute::to_string(s.recompute_modules));
+                   plan::recompute::to_string(set), plan::recompute::to_string(s.recompute_modules));
     return s;
 }
 
@@ -216,7 +219,7 @@ struct Variant {
 
 // "on": [{"hardware": [names], "set": {...}}], taken out of the stack.
 std::vector<Variant> take_variants(Json& json, const std::string& place) {
-    static const Coefficients none; // lists of names hold no costs
+    static const machine::Coefficients none; // lists of names hold no costs
     const auto on = json.find("on");
     if (on == json.end()) return {};
     const Json list = *on;
@@ -235,10 +238,12 @@ std::vector<Variant> take_variants(Json& json, const std::string& place) {
 }
 
 // `calibrate` names a GPU's profile after the datasheet's.
-std::string own_name(const Hardware& hardware) { return hardware.name.substr(0, hardware.name.rfind("-measured")); }
+std::string own_name(const machine::Hardware& hardware) {
+    return hardware.name.substr(0, hardware.name.rfind("-measured"));
+}
 
 // The machine, of those that a stack has figures for, whose figures this one gets, see load_stack().
-std::string known_machine(const Hardware& hardware, const std::vector<Variant>& variants) {
+std::string known_machine(const machine::Hardware& hardware, const std::vector<Variant>& variants) {
     std::set<std::string> known;
     for (const Variant& variant : variants) known.insert(variant.machines.begin(), variant.machines.end());
     if (known.empty() || hardware.name.empty()) return own_name(hardware); // no machine in particular
@@ -248,10 +253,10 @@ std::string known_machine(const Hardware& hardware, const std::vector<Variant>& 
                shown(hardware.like), did_you_mean(hardware.like, {known.begin(), known.end()}), fmt::join(known, ", "));
     }
     if (hardware.cpu || known.contains(own_name(hardware))) return own_name(hardware);
-    const auto computes = [&hardware](Precision precision) {
+    const auto computes = [&hardware](machine::Precision precision) {
         return hardware.peak_flops[static_cast<std::size_t>(precision)] > 0.0;
     };
-    if (!computes(Precision::mxfp8) && !computes(Precision::nvfp4)) return "h100";
+    if (!computes(machine::Precision::mxfp8) && !computes(machine::Precision::nvfp4)) return "h100";
     return hardware.nvlink_domain > 8 ? "gb200-nvl72" : "b200";
 }
 
@@ -299,11 +304,12 @@ std::vector<std::string> stack_names() {
     return names;
 }
 
-Stack load_stack(const std::string& name, const Hardware& hardware) {
-    return load_stack(name, hardware, load_coefficients());
+Stack load_stack(const std::string& name, const machine::Hardware& hardware) {
+    return load_stack(name, hardware, machine::load_coefficients());
 }
 
-Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients) {
+Stack load_stack(const std::string& name, const machine::Hardware& hardware,
+                 const machine::Coefficients& coefficients) {
     const std::string wanted = name.empty() ? hardware.default_stack : name;
     if (wanted.empty()) refuse("hardware {}: has no default_stack: name one with --stack", hardware.name);
     std::vector<std::string> words; // the stack, then its changed features
@@ -328,4 +334,4 @@ Stack load_stack(const std::string& name, const Hardware& hardware, const Coeffi
     return stack;
 }
 
-} // namespace moe
+} // namespace moe::stack

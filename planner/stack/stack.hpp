@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::stack {
 
 // Fractions of a link's bandwidth by tier; between domains an exchange also uses the links inside.
 struct LinkShares {
@@ -22,9 +22,9 @@ struct LinkShares {
 // Efficiencies are fractions of the hardware's rate that large operations reach; times are seconds. Few and physical;
 // each carries its source in the stack's JSON.
 struct StackCosts {
-    std::array<double, precision_count> gemm{};                // of peak_flops, large dense GEMM
-    std::array<double, precision_count> grouped_gemm{};        // of peak_flops, many rows per expert
-    double attention_forward = 0.6, attention_backward = 0.45; // of the BF16 peak, long sequences
+    std::array<double, machine::precision_count> gemm{};         // of peak_flops, large dense GEMM
+    std::array<double, machine::precision_count> grouped_gemm{}; // of peak_flops, many rows per expert
+    double attention_forward = 0.6, attention_backward = 0.45;   // of the BF16 peak, long sequences
     double memory = 0.8;                          // of memory bandwidth, fused elementwise and norm kernels
     double permute = 0.5;                         // of memory bandwidth, gathers of rows
     double scan = 0.16;                           // of memory bandwidth, Mamba-2's scan; as fitted for Megatron
@@ -63,21 +63,21 @@ struct Stack {
     std::string release;     // as the source names it
     bool executable = false; // execute can run what it offers
     bool tensor = true, context = true, expert_tensor = true, interleaved = true;
-    std::vector<Precision> precisions;
-    std::vector<Dispatcher> dispatchers;
-    std::vector<CudaGraph> cuda_graphs;
+    std::vector<machine::Precision> precisions;
+    std::vector<plan::Dispatcher> dispatchers;
+    std::vector<plan::CudaGraph> cuda_graphs;
     bool ep_overlap = false;
-    std::vector<ScheduleKind> split_schedules; // with backwards in two slots: tried on the plans found
-    bool offloads = false;                     // of activations and optimizer states: tried on the plans found
-    std::vector<unsigned> recompute_sets;      // the sets that search tries
-    unsigned recompute_modules = 0;            // all modules that a plan may name (a superset of the sets above)
-    std::vector<Dispatcher> host_synced;       // dispatchers that read routed counts on the host
+    std::vector<plan::ScheduleKind> split_schedules; // with backwards in two slots: tried on the plans found
+    bool offloads = false;                           // of activations and optimizer states: tried on the plans found
+    std::vector<unsigned> recompute_sets;            // the sets that search tries
+    unsigned recompute_modules = 0;                  // all modules that a plan may name (a superset of the sets above)
+    std::vector<plan::Dispatcher> host_synced;       // dispatchers that read routed counts on the host
     bool bf16_moments = false;
-    bool paged_stash = false;                    // see Plan
-    Precision usual_gradients = Precision::fp32; // in which its recipes sum and reduce gradients
+    bool paged_stash = false;                                      // see Plan
+    machine::Precision usual_gradients = machine::Precision::fp32; // in which its recipes sum and reduce gradients
     // usual choices of the generation, taken by search unless fixed
-    Dispatcher usual_dispatcher = Dispatcher::alltoall;
-    CudaGraph usual_cuda_graph = CudaGraph::none;
+    plan::Dispatcher usual_dispatcher = plan::Dispatcher::alltoall;
+    plan::CudaGraph usual_cuda_graph = plan::CudaGraph::none;
     bool usual_ep_overlap = false;
     std::string figures_of; // the machine whose figures these are where the hardware is another one, else ""
     // Named capabilities whose absence costs something: profiles/stacks/base/features.json. Empty: costs are as stated.
@@ -92,18 +92,18 @@ struct Stack {
 // "bridge-26.04,no-fused_router". What a stack states for some machines goes by the profile's `like`, else by its name;
 // a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if it
 // computes in MXFP8 or NVFP4, else those of h100. Throws Error (bad_input).
-Stack load_stack(const std::string& name, const Hardware& hardware);
+Stack load_stack(const std::string& name, const machine::Hardware& hardware);
 // The same with other coefficients than those in profiles/coefficients.json.
-Stack load_stack(const std::string& name, const Hardware& hardware, const Coefficients& coefficients);
+Stack load_stack(const std::string& name, const machine::Hardware& hardware, const machine::Coefficients& coefficients);
 
 // Names in profiles/stacks, sorted.
 std::vector<std::string> stack_names();
 
 // Whether the stack offers the plan: like check_plan(), empty when it does.
-PlanFault check_stack(const Plan& plan, const Stack& stack);
+plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack);
 // Whether neither check_plan() nor check_stack() has anything against it.
-bool sound(const Plan& plan, const Stack& stack);
+bool sound(const plan::Plan& plan, const Stack& stack);
 // Those that are sound of the plan with its stages cut evenly and by balanced_stages().
-std::vector<Plan> sound_cuts(Plan plan, const Stack& stack);
+std::vector<plan::Plan> sound_cuts(plan::Plan plan, const Stack& stack);
 
-} // namespace moe
+} // namespace moe::stack

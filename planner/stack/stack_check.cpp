@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::stack {
 
 namespace {
 
@@ -25,14 +25,14 @@ std::string names(const std::vector<T>& list) {
 }
 
 // The scopes of a set are offered one by one; no graph at all only where the stack says so.
-bool offers_graph(const Stack& s, CudaGraph wanted) {
-    if (wanted == CudaGraph::none) return offers(s.cuda_graphs, wanted);
-    CudaGraph all = CudaGraph::none;
-    for (const CudaGraph graph : s.cuda_graphs) all = all | graph;
-    return holds(all, wanted);
+bool offers_graph(const Stack& s, plan::CudaGraph wanted) {
+    if (wanted == plan::CudaGraph::none) return offers(s.cuda_graphs, wanted);
+    plan::CudaGraph all = plan::CudaGraph::none;
+    for (const plan::CudaGraph graph : s.cuda_graphs) all = all | graph;
+    return plan::holds(all, wanted);
 }
 
-PlanFault check_mesh(const Plan& p, const Stack& s) {
+plan::PlanFault check_mesh(const plan::Plan& p, const Stack& s) {
     if (p.tp > 1 && !s.tensor)
         return {"stack: tp", fmt::format("tp {}: stack {} has no tensor parallelism", p.tp, s.name)};
     if (p.cp > 1 && !s.context)
@@ -45,24 +45,27 @@ PlanFault check_mesh(const Plan& p, const Stack& s) {
     return {};
 }
 
-PlanFault check_features(const Plan& p, const Stack& s) {
+plan::PlanFault check_features(const plan::Plan& p, const Stack& s) {
     if (!offers(s.precisions, p.precision))
-        return {"stack: precision",
-                fmt::format("precision {}: stack {} offers {}", to_string(p.precision), s.name, names(s.precisions))};
-    for (const std::optional<Precision>& module : {p.attention_precision, p.expert_precision, p.head_precision})
+        return {"stack: precision", fmt::format("precision {}: stack {} offers {}", machine::to_string(p.precision),
+                                                s.name, names(s.precisions))};
+    for (const std::optional<machine::Precision>& module :
+         {p.attention_precision, p.expert_precision, p.head_precision})
         if (module && !offers(s.precisions, *module))
             return {"stack: module precision", fmt::format("precision {} of a module: stack {} offers {}",
-                                                           to_string(*module), s.name, names(s.precisions))};
+                                                           machine::to_string(*module), s.name, names(s.precisions))};
     if (p.ep * p.etp > 1 && !offers(s.dispatchers, p.dispatcher))
-        return {"stack: dispatcher", fmt::format("dispatcher {}: stack {} offers {} on {}", to_string(p.dispatcher),
-                                                 s.name, names(s.dispatchers), p.hardware->name)};
+        return {"stack: dispatcher",
+                fmt::format("dispatcher {}: stack {} offers {} on {}", plan::to_string(p.dispatcher), s.name,
+                            names(s.dispatchers), p.hardware->name)};
     if (!offers_graph(s, p.cuda_graph))
-        return {"stack: cuda_graph", fmt::format("cuda_graph {}: stack {} offers {} on {}", to_string(p.cuda_graph),
-                                                 s.name, names(s.cuda_graphs), p.hardware->name)};
+        return {"stack: cuda_graph",
+                fmt::format("cuda_graph {}: stack {} offers {} on {}", plan::to_string(p.cuda_graph), s.name,
+                            names(s.cuda_graphs), p.hardware->name)};
     if ((p.recompute & ~s.recompute_modules) != 0)
         return {"stack: recompute", fmt::format("recompute {}: stack {} recomputes only {}",
-                                                recompute::to_string(p.recompute & ~s.recompute_modules), s.name,
-                                                recompute::to_string(s.recompute_modules))};
+                                                plan::recompute::to_string(p.recompute & ~s.recompute_modules), s.name,
+                                                plan::recompute::to_string(s.recompute_modules))};
     if (p.paged_stash && !s.paged_stash)
         return {"stack: paged_stash", fmt::format("paged_stash on: stack {} has none: set it off", s.name)};
     if (p.optimizer.bf16_moments && !s.bf16_moments)
@@ -74,48 +77,51 @@ PlanFault check_features(const Plan& p, const Stack& s) {
 }
 
 // Combinations that the published engines exclude (Megatron-LM's merged schedule and CUDA-graph documents).
-PlanFault check_combinations(const Plan& p, const Stack& s) {
+plan::PlanFault check_combinations(const plan::Plan& p, const Stack& s) {
     if (s.executable) return {};
     if (p.ep_overlap && p.pp > 1 && p.vpp == 1)
         return {"stack: ep_overlap", fmt::format("ep_overlap on: with pp {} needs vpp > 1, found vpp 1", p.pp)};
-    if (p.ep_overlap && (p.recompute & (recompute::full | recompute::moe)) != 0)
+    if (p.ep_overlap && (p.recompute & (plan::recompute::full | plan::recompute::moe)) != 0)
         return {"stack: ep_overlap",
-                fmt::format("ep_overlap on: excludes recompute {}", recompute::to_string(p.recompute))};
-    if (p.cuda_graph == CudaGraph::full && p.ep > 1 && !p.fixed_rows() && offers(s.host_synced, p.dispatcher) &&
-        p.dispatcher != Dispatcher::hybridep)
+                fmt::format("ep_overlap on: excludes recompute {}", plan::recompute::to_string(p.recompute))};
+    if (p.cuda_graph == plan::CudaGraph::full && p.ep > 1 && !p.fixed_rows() && offers(s.host_synced, p.dispatcher) &&
+        p.dispatcher != plan::Dispatcher::hybridep)
         return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
-                                                 to_string(p.dispatcher))};
-    if (p.cuda_graph != CudaGraph::none && (p.offload & (offload::attn_norm | offload::mlp_norm)) != 0)
+                                                 plan::to_string(p.dispatcher))};
+    if (p.cuda_graph != plan::CudaGraph::none &&
+        (p.offload & (plan::offload::attn_norm | plan::offload::mlp_norm)) != 0)
+        return {"stack: cuda_graph", fmt::format("cuda_graph {}: excludes offload {}", plan::to_string(p.cuda_graph),
+                                                 plan::offload::to_string(p.offload & (plan::offload::attn_norm |
+                                                                                       plan::offload::mlp_norm)))};
+    if (p.cuda_graph != plan::CudaGraph::none && p.cuda_graph != plan::CudaGraph::full &&
+        (p.recompute & plan::recompute::full) != 0)
         return {"stack: cuda_graph",
-                fmt::format("cuda_graph {}: excludes offload {}", to_string(p.cuda_graph),
-                            offload::to_string(p.offload & (offload::attn_norm | offload::mlp_norm)))};
-    if (p.cuda_graph != CudaGraph::none && p.cuda_graph != CudaGraph::full && (p.recompute & recompute::full) != 0)
-        return {"stack: cuda_graph", fmt::format("cuda_graph {}: excludes recompute full", to_string(p.cuda_graph))};
+                fmt::format("cuda_graph {}: excludes recompute full", plan::to_string(p.cuda_graph))};
     return {};
 }
 
 } // namespace
 
-PlanFault check_stack(const Plan& plan, const Stack& stack) {
+plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack) {
     if (stack.executable && !plan.model->not_executable.empty())
         return {"stack: model", fmt::format("model {}: stack {} offers only what execute runs: {}", plan.model->name,
                                             stack.name, plan.model->not_executable)};
     if (stack.executable)
-        if (const PlanFault fault = check_executable(plan))
+        if (const plan::PlanFault fault = plan::check_executable(plan))
             return {"stack: " + fault.counter, fmt::format("stack {}: {}", stack.name, fault.message)};
-    if (PlanFault fault = check_mesh(plan, stack)) return fault;
-    if (PlanFault fault = check_features(plan, stack)) return fault;
+    if (plan::PlanFault fault = check_mesh(plan, stack)) return fault;
+    if (plan::PlanFault fault = check_features(plan, stack)) return fault;
     return check_combinations(plan, stack);
 }
 
-bool sound(const Plan& plan, const Stack& stack) { return !check_plan(plan) && !check_stack(plan, stack); }
+bool sound(const plan::Plan& plan, const Stack& stack) { return !plan::check_plan(plan) && !check_stack(plan, stack); }
 
-std::vector<Plan> sound_cuts(Plan plan, const Stack& stack) {
-    std::vector<Plan> result;
+std::vector<plan::Plan> sound_cuts(plan::Plan plan, const Stack& stack) {
+    std::vector<plan::Plan> result;
     plan.layout.clear();
     if (sound(plan, stack)) result.push_back(plan);
     try {
-        plan.layout = layout_to_string(balanced_stages(*plan.model, plan.seq, plan.pp * plan.vpp));
+        plan.layout = plan::layout_to_string(plan::balanced_stages(*plan.model, plan.seq, plan.pp * plan.vpp));
     } catch (const Error&) {
         return result; // fewer units than stages
     }
@@ -123,4 +129,4 @@ std::vector<Plan> sound_cuts(Plan plan, const Stack& stack) {
     return result;
 }
 
-} // namespace moe
+} // namespace moe::stack

@@ -3,13 +3,13 @@
 
 #include <utility>
 
-namespace moe {
+namespace moe::stack {
 
 using Json = nlohmann::json;
 
 namespace {
 
-double resolve(const Json& value, const std::string& place, const Coefficients& coefficients) {
+double resolve(const Json& value, const std::string& place, const machine::Coefficients& coefficients) {
     if (value.is_number()) return value.get<double>();
     if (value.is_array() && !value.empty()) {
         double product = 1.0;
@@ -27,7 +27,7 @@ double resolve(const Json& value, const std::string& place, const Coefficients& 
 
 } // namespace
 
-StackReader::StackReader(const Json& object, std::string place, const Coefficients& coefficients)
+StackReader::StackReader(const Json& object, std::string place, const machine::Coefficients& coefficients)
     : object_(object), place_(std::move(place)), coefficients_(coefficients) {
     if (!object_.is_object()) refuse("{}: must be a JSON object, found {}", place_, object_.type_name());
 }
@@ -74,4 +74,4 @@ void StackReader::finish() const {
         if (known_.count(item.key()) == 0) refuse("{}: unknown field \"{}\"", place_, item.key());
 }
 
-} // namespace moe
+} // namespace moe::stack

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::stack {
 
 // What nobody asked for is refused at the end, so that a misspelt field cannot pass. All throw Error (bad_input) that
 // begins with `place`. The object and the coefficients must outlive the reader.
@@ -18,7 +18,7 @@ class StackReader {
 public:
     using Json = nlohmann::json;
 
-    StackReader(const Json& object, std::string place, const Coefficients& coefficients);
+    StackReader(const Json& object, std::string place, const machine::Coefficients& coefficients);
 
     const Json& at(const std::string& key);
     const Json* find(const std::string& key); // nullptr where it is missing
@@ -40,15 +40,15 @@ public:
         return result;
     }
     const std::string& place() const { return place_; }
-    const Coefficients& coefficients() const { return coefficients_; }
+    const machine::Coefficients& coefficients() const { return coefficients_; }
     const std::set<std::string>& known() const { return known_; } // asked for so far
     void finish() const;
 
 private:
     const Json& object_;
     std::string place_;
-    const Coefficients& coefficients_;
+    const machine::Coefficients& coefficients_;
     std::set<std::string> known_;
 };
 
-} // namespace moe
+} // namespace moe::stack

@@ -8,17 +8,17 @@
 
 #include <memory>
 
-namespace moe {
+namespace moe::bound {
 
 // What quotes share with the estimator that they stand for.
-struct QuoteSources {
-    SegmentCache& segments;
-    Shapes& shapes;
-    Orders& orders;
+struct BoundSources {
+    estimate::SegmentCache& segments;
+    estimate::Shapes& shapes;
+    estimate::Orders& orders;
     FlatLibrary& library;
     PartFloors& parts;
 };
 
-std::unique_ptr<Quoter> make_quoter(QuoteSources sources);
+std::unique_ptr<search::BoundModel> make_bound_model(BoundSources sources);
 
-} // namespace moe
+} // namespace moe::bound

@@ -16,31 +16,31 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::bound {
 
-class FastQuoter : public Quoter {
+class FastBoundModel : public search::BoundModel {
 public:
-    explicit FastQuoter(QuoteSources sources) : sources_(sources), terms_(sources.segments, sources.library) {}
+    explicit FastBoundModel(BoundSources sources) : sources_(sources), terms_(sources.segments, sources.library) {}
 
-    int layers(const Plan& plan) override;
-    int stages(const Plan& plan) override;
-    Quote quote(int layers, int stages) override;
-    double merged_seconds(const Plan& plan) override;
-    double floor(int layers) override;
-    double early_floor(const Plan& plan) override;
-    int early_layers(const Plan& plan) override;
-    int coarse_layers(const Plan& plan) override;
-    std::vector<double> slowness(int layers) override;
-    double least_bytes(const Plan& plan) override;
-    double kept_bytes(const Plan& plan) override;
-    int placement(const Plan& plan) override;
+    int layer_costs(const plan::Plan& plan) override;
+    int stage_split(const plan::Plan& plan) override;
+    search::LowerBound bound(int layers, int stages) override;
+    double merged_step_bound(const plan::Plan& plan) override;
+    double step_bound(int layers) override;
+    double early_step_bound(const plan::Plan& plan) override;
+    int early_layer_costs(const plan::Plan& plan) override;
+    int coarse_layer_costs(const plan::Plan& plan) override;
+    std::vector<double> dominance_key(int layers) override;
+    double least_bytes(const plan::Plan& plan) override;
+    double kept_bytes(const plan::Plan& plan) override;
+    int placement(const plan::Plan& plan) override;
     void forget() override;
 
 private:
     // Played op by op, slots of a pipeline that is never full, and those that share the link to the host, overlap a
     // little: by what the tiers may differ.
     static constexpr double tiers_apart = 0.97;
-    static bool offloads(const Plan& plan) { return (plan.offload & ~offload::optimizer) != 0; }
+    static bool offloads(const plan::Plan& plan) { return (plan.offload & ~plan::offload::optimizer) != 0; }
 
     struct Layers {
         std::vector<const Terms*> terms; // by segment of the model; none of those that few cuts have, see complete()
@@ -48,7 +48,7 @@ private:
         int pools = 0;                   // which segments share pools
         // Of coarse_layers(): the early terms of its segments, which give way to coarse ones.
         std::vector<Terms>* early = nullptr;
-        Plan plan;
+        plan::Plan plan;
         double message_bytes = 0.0;
     };
 
@@ -79,11 +79,11 @@ private:
     };
 
     struct Stages {
-        Plan plan;
-        const Shape* shape = nullptr;
+        plan::Plan plan;
+        const estimate::Shape* shape = nullptr;
         std::vector<std::vector<std::pair<int, int>>> parts; // by distinct stage: segment of the model, count
         bool rare = false;                                   // some of them are segments that few cuts have
-        std::vector<StageMemory> memory;                     // states and groups; the rest is the layers'
+        std::vector<estimate::StageMemory> memory;           // states and groups; the rest is the layers'
         std::vector<std::vector<Moved>> moved;               // by distinct stage, of those that a step begins with
         double zero = 0.0;                                   // seconds that the first rank zeroes gradients
         double lost = 0.0;    // part of its rate that what computes loses to gathers and reductions beside it
@@ -92,24 +92,24 @@ private:
         std::map<std::array<int, 3>, const KeptSegments*> kept; // by micro-batches, EP overlap, pools
     };
 
-    void list_segments(const std::shared_ptr<const Model>& model);
-    int find_placement(const Plan& plan);
+    void list_segments(const std::shared_ptr<const model::Model>& model);
+    int find_placement(const plan::Plan& plan);
     // Step seconds where every rank has an even share of all layers, which have these terms.
-    double spread(const Plan& plan, const std::vector<const Terms*>& terms);
+    double spread(const plan::Plan& plan, const std::vector<const Terms*>& terms);
     // States of all layers and both ends, as one rank without a pipeline has them.
-    StageMemory whole_model(const Plan& plan);
+    estimate::StageMemory whole_model(const plan::Plan& plan);
     // Seconds behind the last slot that offloaded optimizer states travel, spread evenly over the ranks.
-    double least_visit(const Plan& plan);
+    double least_visit(const plan::Plan& plan);
     // Seconds in which one micro-batch passes all layers at least, all of them on one rank: of what computes, which a
     // step's first backwards may do faster, and of what does not.
     struct Passing {
         double computing = 0.0, other = 0.0;
     };
     // terms: of each segment of the model.
-    Passing least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const;
+    Passing least_of_all(const plan::Plan& plan, const std::vector<const Terms*>& terms) const;
     double resharding_seconds(const std::vector<const Terms*>& terms) const;
-    std::vector<Terms> early_terms(const Plan& plan);
-    int add_layers(const Plan& plan, std::vector<Terms>* early);
+    std::vector<Terms> early_terms(const plan::Plan& plan);
+    int add_layers(const plan::Plan& plan, std::vector<Terms>* early);
     void find_terms(Layers& layers, std::size_t segment);
     // Works out what the model has in one place and these stages in another: most layers are never asked for it.
     void complete(Layers& layers, const Stages& stages);
@@ -117,20 +117,22 @@ private:
     Stages& filled_with(Layers& layers, int stages_handle);
     void find_pools(Layers& layers);
     int pools_of(std::vector<int> pools);
-    int segment(SegmentId id) const {
+    int segment(estimate::SegmentId id) const {
         return static_cast<int>(std::find(segments_.begin(), segments_.end(), id) - segments_.begin());
     }
-    std::vector<BucketSize> buckets(const Plan& plan, const Stage& stage, const Segments& segments);
-    Stages stages_of(const Plan& plan);
-    std::vector<Moved> moved_of(const Plan& plan, const CostModel& costs, const StageShape& shape);
+    std::vector<passes::BucketSize> buckets(const plan::Plan& plan, const plan::Stage& stage,
+                                            const estimate::Segments& segments);
+    Stages stages_of(const plan::Plan& plan);
+    std::vector<Moved> moved_of(const plan::Plan& plan, const cost::CostModel& costs,
+                                const estimate::StageShape& shape);
     void sum_chunks(const Layers& layers, const Stages& stages);
     static void add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk);
     const Chunk& chunk(const Stages& stages, int rank, int c) const {
-        const Plan& plan = stages.plan;
+        const plan::Plan& plan = stages.plan;
         return chunks_[static_cast<std::size_t>(
-            stages.shape->of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, c))])];
+            stages.shape->of_stage[static_cast<std::size_t>(plan::stage_of(plan.schedule, plan.pp, rank, c))])];
     }
-    Quote split_quote(const Layers& layers, Stages& stages, int micro_batches);
+    search::LowerBound split_quote(const Layers& layers, Stages& stages, int micro_batches);
     double filled(const Layers& layers, Stages& stages);
     // Step seconds of ranks whose slots take so long, one after another.
     double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots);
@@ -140,33 +142,33 @@ private:
     double slots(const Layers& layers, const Stages& stages, int rank, int micro_batches) const;
     const KeptSegments& kept(const Layers& layers, Stages& stages);
 
-    QuoteSources sources_;
-    std::shared_ptr<const Model> model_;
-    std::vector<SegmentId> segments_; // of the model
-    std::vector<int> counts_;         // how often the model has each
+    BoundSources sources_;
+    std::shared_ptr<const model::Model> model_;
+    std::vector<estimate::SegmentId> segments_; // of the model
+    std::vector<int> counts_;                   // how often the model has each
     SegmentTerms terms_;
     std::vector<Layers> layers_;
     // Branches of a family that differ in the micro-batch ask for the same.
     static constexpr std::size_t most_stages = 8192; // known between branches, some KB each
-    std::unordered_map<PlanKey<Subject::cut>, std::unique_ptr<Stages>, PlanKeyHash> known_stages_;
+    std::unordered_map<plan::PlanKey<plan::Subject::cut>, std::unique_ptr<Stages>, plan::PlanKeyHash> known_stages_;
     std::vector<Stages*> stages_;
-    std::vector<Placements> placements_;
+    std::vector<estimate::Placements> placements_;
     // Parts of all segments, dense and routed: early_terms() is asked often.
     using Parts = std::vector<const LayerPart*>;
-    std::unordered_map<PartFloors::Key<Subject::dense>, Parts, PartFloors::Hash> dense_parts_;
-    std::unordered_map<PartFloors::Key<Subject::routed>, Parts, PartFloors::Hash> routed_parts_;
+    std::unordered_map<PartFloors::Key<plan::Subject::dense>, Parts, PartFloors::Hash> dense_parts_;
+    std::unordered_map<PartFloors::Key<plan::Subject::routed>, Parts, PartFloors::Hash> routed_parts_;
     std::deque<std::vector<Terms>> own_terms_;    // behind handles
     std::vector<std::array<int, 2>> part_places_; // by placement: numbers of its dense and its expert groups'
-    std::unordered_map<PlanKey<Subject::place>, int, PlanKeyHash> known_places_;
-    std::optional<PlanKey<Subject::place>> last_mesh_; // of placement()
+    std::unordered_map<plan::PlanKey<plan::Subject::place>, int, plan::PlanKeyHash> known_places_;
+    std::optional<plan::PlanKey<plan::Subject::place>> last_mesh_; // of placement()
     int last_place_ = -1;
     std::vector<Chunk> chunks_; // scratch
-    std::vector<StageMemory> memory_;
-    std::vector<KeptActivations> saved_;
+    std::vector<estimate::StageMemory> memory_;
+    std::vector<estimate::KeptActivations> saved_;
     std::vector<double> slots_, ends_;
     std::vector<std::vector<int>> pools_; // pool of each segment
-    std::map<std::tuple<const Shape*, ScheduleKind, int, bool, int>, KeptSegments>
+    std::map<std::tuple<const estimate::Shape*, plan::ScheduleKind, int, bool, int>, KeptSegments>
         kept_; // as Stages::kept, of any stages
 };
 
-} // namespace moe
+} // namespace moe::bound

@@ -11,23 +11,24 @@
 #include <map>
 #include <utility>
 
-namespace moe {
+namespace moe::bound {
 namespace {
 
 // Kind and first output tell the ops of a template apart; ops that write the same tensor repeat in order. `again`: a
 // recomputed op, whose output repeats that of the original.
-using OpName = std::pair<OpKind, TensorId>;
-OpName name_of(const Program& program, const Op& op, bool again) {
-    for (const TensorId id : op.out)
-        if (id != no_tensor) return {op.kind, again ? program.tensors[static_cast<std::size_t>(id)].again_of : id};
-    return {op.kind, no_tensor};
+using OpName = std::pair<program::OpKind, program::TensorId>;
+OpName name_of(const program::Program& program, const program::Op& op, bool again) {
+    for (const program::TensorId id : op.out)
+        if (id != program::no_tensor)
+            return {op.kind, again ? program.tensors[static_cast<std::size_t>(id)].again_of : id};
+    return {op.kind, program::no_tensor};
 }
 
 // Ops of the plain segment's forward by name, handed out in order, again from the first when all are used.
 class Originals {
 public:
-    explicit Originals(const Program& plain) {
-        const std::vector<Op>& ops = plain.templates[0].ops;
+    explicit Originals(const program::Program& plain) {
+        const std::vector<program::Op>& ops = plain.templates[0].ops;
         for (std::size_t i = 0; i < ops.size(); ++i)
             found_[name_of(plain, ops[i], false)].ops.push_back(static_cast<int>(i));
     }
@@ -47,7 +48,7 @@ private:
 };
 
 // For both templates: the plain op that each op is or repeats.
-std::array<std::vector<int>, 2> plain_ops(const Program& plain, const Program& segment) {
+std::array<std::vector<int>, 2> plain_ops(const program::Program& plain, const program::Program& segment) {
     std::array<std::vector<int>, 2> result;
     const auto forwards = static_cast<int>(plain.templates[0].ops.size());
     Originals originals(plain);
@@ -58,14 +59,16 @@ std::array<std::vector<int>, 2> plain_ops(const Program& plain, const Program& s
             result[1].push_back(forwards + static_cast<int>(i));
         return result;
     }
-    for (const Op& op : segment.templates[1].ops) {
-        const bool repeats = op.phase == Phase::recompute;
+    for (const program::Op& op : segment.templates[1].ops) {
+        const bool repeats = op.phase == program::Phase::recompute;
         const int number = repeats ? originals.next(name_of(segment, op, true)) : forwards + backwards++;
         const auto at = static_cast<std::size_t>(number);
         const bool sound = repeats ? number >= 0 && plain.templates[0].ops[at].flops == op.flops &&
                                          plain.templates[0].ops[at].bytes == op.bytes
                                    : static_cast<std::size_t>(backwards) <= plain.templates[1].ops.size();
-        if (!sound) fail("segment: {} {} is not one of the plain segment's", to_string(op.phase), to_string(op.kind));
+        if (!sound)
+            fail("segment: {} {} is not one of the plain segment's", program::to_string(op.phase),
+                 program::to_string(op.kind));
         result[1].push_back(number);
     }
     if (result[0].size() != plain.templates[0].ops.size())
@@ -74,11 +77,12 @@ std::array<std::vector<int>, 2> plain_ops(const Program& plain, const Program& s
 }
 
 // By tensor of the segment: the plain tensor that it is or repeats, which is as large.
-std::vector<int> plain_tensors(const Program& plain, const Program& segment) {
+std::vector<int> plain_tensors(const program::Program& plain, const program::Program& segment) {
     std::vector<int> result(segment.tensors.size());
     for (std::size_t i = 0; i < result.size(); ++i) {
-        const TensorId original = segment.tensors[i].again_of;
-        const bool behind = i >= plain.tensors.size() && original != no_tensor; // others have themselves in `plain`
+        const program::TensorId original = segment.tensors[i].again_of;
+        const bool behind =
+            i >= plain.tensors.size() && original != program::no_tensor; // others have themselves in `plain`
         result[i] = behind ? static_cast<int>(original) : static_cast<int>(i);
     }
     return result;
@@ -87,13 +91,13 @@ std::vector<int> plain_tensors(const Program& plain, const Program& segment) {
 // Last writer of each tensor and the last reader on each stream, op by op.
 struct Clock {
     int written = -1;
-    std::array<int, stream_count> read;
+    std::array<int, program::stream_count> read;
     Clock() { read.fill(-1); }
 };
 
 } // namespace
 
-FlatSegment::FlatSegment(const Program& plain, const Program& segment) {
+FlatSegment::FlatSegment(const program::Program& plain, const program::Program& segment) {
     const std::array<std::vector<int>, 2> price_of = plain_ops(plain, segment);
     for (int direction = 0; direction < 2; ++direction)
         add_ops(direction, segment, price_of[static_cast<std::size_t>(direction)]);
@@ -101,38 +105,38 @@ FlatSegment::FlatSegment(const Program& plain, const Program& segment) {
 }
 
 // Streams keep their order, so that an op waits for at most the latest op of each other stream.
-void FlatSegment::add_ops(int direction, const Program& segment, const std::vector<int>& price_of) {
+void FlatSegment::add_ops(int direction, const program::Program& segment, const std::vector<int>& price_of) {
     Direction& d = directions_[direction];
-    const std::vector<Op>& ops = segment.templates[static_cast<std::size_t>(direction)].ops;
+    const std::vector<program::Op>& ops = segment.templates[static_cast<std::size_t>(direction)].ops;
     std::vector<Clock> clocks(segment.tensors.size());
-    const TensorId message = segment.io.segment_message(direction);
+    const program::TensorId message = segment.io.segment_message(direction);
     for (std::size_t i = 0; i < ops.size(); ++i) {
-        const Op& op = ops[i];
+        const program::Op& op = ops[i];
         const auto own = static_cast<std::size_t>(op.stream);
-        std::array<int, stream_count> latest;
+        std::array<int, program::stream_count> latest;
         latest.fill(-1);
         const auto wait = [&](int other) {
             if (other < 0) return;
             int& seen = latest[d.ops[static_cast<std::size_t>(other)].stream];
             seen = std::max(seen, other);
         };
-        for (const TensorId id : op.in) {
-            if (id == no_tensor) continue;
-            wait(clocks[static_cast<std::size_t>(root(segment, id))].written);
+        for (const program::TensorId id : op.in) {
+            if (id == program::no_tensor) continue;
+            wait(clocks[static_cast<std::size_t>(memory::root(segment, id))].written);
             if (d.first_reader < 0 && id == message) d.first_reader = static_cast<int>(i);
         }
         FlatOp flat;
         flat.price = price_of[i];
         flat.stream = static_cast<std::uint8_t>(op.stream);
-        flat.counts = op.kind == OpKind::expert_counts;
+        flat.counts = op.kind == program::OpKind::expert_counts;
         flat.reads_begin = static_cast<int>(d.waits.size());
         if (flat.counts)
             for (const int other : latest)
                 if (other >= 0) d.waits.push_back(other);
         flat.reads_end = flat.waits_begin = static_cast<int>(d.waits.size());
-        for (const TensorId id : op.out) {
-            if (id == no_tensor) continue;
-            const Clock& clock = clocks[static_cast<std::size_t>(root(segment, id))];
+        for (const program::TensorId id : op.out) {
+            if (id == program::no_tensor) continue;
+            const Clock& clock = clocks[static_cast<std::size_t>(memory::root(segment, id))];
             wait(clock.written);
             for (const int reader : clock.read) wait(reader);
         }
@@ -140,33 +144,35 @@ void FlatSegment::add_ops(int direction, const Program& segment, const std::vect
             if (s != own && latest[s] >= 0) d.waits.push_back(latest[s]);
         flat.waits_end = static_cast<int>(d.waits.size());
         d.ops.push_back(flat);
-        for (const TensorId id : op.in)
-            if (id != no_tensor) clocks[static_cast<std::size_t>(root(segment, id))].read[own] = static_cast<int>(i);
-        for (const TensorId id : op.out)
-            if (id != no_tensor) clocks[static_cast<std::size_t>(root(segment, id))].written = static_cast<int>(i);
-        if (is_communication(op.kind)) groups_ |= group_bit(op.group);
+        for (const program::TensorId id : op.in)
+            if (id != program::no_tensor)
+                clocks[static_cast<std::size_t>(memory::root(segment, id))].read[own] = static_cast<int>(i);
+        for (const program::TensorId id : op.out)
+            if (id != program::no_tensor)
+                clocks[static_cast<std::size_t>(memory::root(segment, id))].written = static_cast<int>(i);
+        if (program::is_communication(op.kind)) groups_ |= estimate::group_bit(op.group);
     }
 }
 
-void FlatSegment::add_lives(const Program& segment, const std::vector<int>& tensor_of) {
-    const std::vector<Use> use = uses(segment);
+void FlatSegment::add_lives(const program::Program& segment, const std::vector<int>& tensor_of) {
+    const std::vector<memory::Use> use = memory::uses(segment);
     for (std::size_t id = 0; id < use.size(); ++id)
         if (use[id].saved()) saved_.push_back(tensor_of[id]);
     for (std::size_t t = 0; t < 2; ++t)
-        for (const auto& [id, life] : transients(segment, segment.templates[t], use))
+        for (const auto& [id, life] : memory::transients(segment, segment.templates[t], use))
             directions_[t].lives.push_back({tensor_of[static_cast<std::size_t>(id)], life.first, life.last});
 }
 
-FlatSegment::Play FlatSegment::play(int direction, const std::vector<OpCost>& prices, double lead, double sync_seconds,
-                                    std::vector<double>& ends) const {
+FlatSegment::Play FlatSegment::play(int direction, const std::vector<cost::OpCost>& prices, double lead,
+                                    double sync_seconds, std::vector<double>& ends) const {
     const Direction& d = directions_[direction];
     ends.resize(d.ops.size());
-    std::array<double, stream_count> free{};
+    std::array<double, program::stream_count> free{};
     Play play;
     double host = -lead;
     for (std::size_t i = 0; i < d.ops.size(); ++i) {
         const FlatOp& op = d.ops[i];
-        const OpCost& price = prices[static_cast<std::size_t>(op.price)];
+        const cost::OpCost& price = prices[static_cast<std::size_t>(op.price)];
         double issue = host, start = free[op.stream];
         if (op.counts && price.waits_for_counts) {
             double there = 0.0;
@@ -189,8 +195,9 @@ FlatSegment::Play FlatSegment::play(int direction, const std::vector<OpCost>& pr
     return play;
 }
 
-std::array<double, stream_count> FlatSegment::busy(int direction, const std::vector<OpCost>& prices) const {
-    std::array<double, stream_count> sums{};
+std::array<double, program::stream_count> FlatSegment::busy(int direction,
+                                                            const std::vector<cost::OpCost>& prices) const {
+    std::array<double, program::stream_count> sums{};
     for (const FlatOp& op : directions_[direction].ops)
         sums[op.stream] += prices[static_cast<std::size_t>(op.price)].device;
     return sums;
@@ -214,18 +221,20 @@ std::int64_t FlatSegment::least_workspace(int direction, const std::vector<std::
     return most;
 }
 
-std::vector<std::int32_t> signature(const Program& segment) {
+std::vector<std::int32_t> signature(const program::Program& segment) {
     std::vector<std::int32_t> text;
-    for (const Template& tmpl : segment.templates) {
+    for (const program::Template& tmpl : segment.templates) {
         text.push_back(-2);
-        for (const Op& op : tmpl.ops) {
+        for (const program::Op& op : tmpl.ops) {
             text.push_back(static_cast<std::int32_t>(op.kind) << 16 | static_cast<std::int32_t>(op.stream) << 8 |
                            static_cast<std::int32_t>(op.module));
             text.push_back(static_cast<std::int32_t>(op.group.axes) << 8 | static_cast<std::int32_t>(op.group.domain));
-            if (const NormAttr* norm = std::get_if<NormAttr>(&op.attr)) // which recomputation reaches it
+            if (const program::NormAttr* norm =
+                    std::get_if<program::NormAttr>(&op.attr)) // which recomputation reaches it
                 text.push_back(static_cast<std::int32_t>(norm->within));
-            for (const std::vector<TensorId>* ids : {&op.in, &op.out}) {
-                for (const TensorId id : *ids) text.push_back(id == no_tensor ? no_tensor : root(segment, id));
+            for (const std::vector<program::TensorId>* ids : {&op.in, &op.out}) {
+                for (const program::TensorId id : *ids)
+                    text.push_back(id == program::no_tensor ? program::no_tensor : memory::root(segment, id));
                 text.push_back(-3);
             }
         }
@@ -233,14 +242,14 @@ std::vector<std::int32_t> signature(const Program& segment) {
     return text;
 }
 
-std::vector<std::int64_t> activation_bytes(const Program& segment) {
+std::vector<std::int64_t> activation_bytes(const program::Program& segment) {
     std::vector<std::int64_t> bytes(segment.tensors.size(), 0);
     for (std::size_t i = 0; i < bytes.size(); ++i) {
-        const Tensor& t = segment.tensors[i];
-        if (t.storage != Storage::activation || t.base != no_tensor) continue;
-        bytes[i] = aligned(t.bytes());
+        const program::Tensor& t = segment.tensors[i];
+        if (t.storage != program::Storage::activation || t.base != program::no_tensor) continue;
+        bytes[i] = memory::aligned(t.bytes());
     }
     return bytes;
 }
 
-} // namespace moe
+} // namespace moe::bound

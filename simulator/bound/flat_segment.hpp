@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace moe {
+namespace moe::bound {
 
 // What an op of a segment costs and a tensor of it takes depends on degrees and sizes; which op waits for which does
 // not. A FlatSegment holds the second part of a segment, for any prices of the first. It numbers ops and tensors as the
@@ -18,7 +18,7 @@ namespace moe {
 class FlatSegment {
 public:
     // `plain` and `segment` are lower_segment() of two plans that differ in recomputation alone.
-    FlatSegment(const Program& plain, const Program& segment);
+    FlatSegment(const program::Program& plain, const program::Program& segment);
 
     // One direction (0 forward, 1 backward) among others like it, with nothing before it on any stream.
     struct Play {
@@ -29,10 +29,10 @@ public:
         bool waits = false;        // the host waited for routed counts on the way
     };
     // prices: by plain op. The host begins `lead` seconds before the device. The same as play_segment() gives.
-    Play play(int direction, const std::vector<OpCost>& prices, double lead, double sync_seconds,
+    Play play(int direction, const std::vector<cost::OpCost>& prices, double lead, double sync_seconds,
               std::vector<double>& ends) const;
     // Seconds that each stream is busy.
-    std::array<double, stream_count> busy(int direction, const std::vector<OpCost>& prices) const;
+    std::array<double, program::stream_count> busy(int direction, const std::vector<cost::OpCost>& prices) const;
 
     // bytes: by plain tensor, 0 for what is not an activation. Saved: by one micro-batch. Least workspace: the most
     // bytes alive at one time in one direction, which no packing can go below.
@@ -57,8 +57,8 @@ private:
         std::vector<Life> lives; // of what does not outlive the direction
         int first_reader = -1;   // of the neighbour's message; -1 = none
     };
-    void add_ops(int direction, const Program& segment, const std::vector<int>& price_of);
-    void add_lives(const Program& segment, const std::vector<int>& tensor_of);
+    void add_ops(int direction, const program::Program& segment, const std::vector<int>& price_of);
+    void add_lives(const program::Program& segment, const std::vector<int>& tensor_of);
 
     Direction directions_[2];
     std::vector<int> saved_; // plain tensors
@@ -66,8 +66,8 @@ private:
 };
 
 // Sequence of op kinds, streams and tensors: segments whose signatures are equal have equal FlatSegments.
-std::vector<std::int32_t> signature(const Program& segment);
+std::vector<std::int32_t> signature(const program::Program& segment);
 // Bytes of every activation as the arena places it, by tensor; 0 for views and everything else.
-std::vector<std::int64_t> activation_bytes(const Program& segment);
+std::vector<std::int64_t> activation_bytes(const program::Program& segment);
 
-} // namespace moe
+} // namespace moe::bound

@@ -9,9 +9,9 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::bound {
 
-void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
+void FastBoundModel::list_segments(const std::shared_ptr<const model::Model>& model) {
     if (model_ == model) return;
     forget();
     dense_parts_.clear();
@@ -20,7 +20,7 @@ void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
     model_ = model;
     segments_.clear();
     counts_.clear();
-    const auto add = [&](SegmentId id, int count) {
+    const auto add = [&](estimate::SegmentId id, int count) {
         const auto i = static_cast<std::size_t>(segment(id));
         if (i == segments_.size()) {
             segments_.push_back(id);
@@ -28,17 +28,17 @@ void FastQuoter::list_segments(const std::shared_ptr<const Model>& model) {
         }
         counts_[i] += count;
     };
-    add({SegmentKind::embedding, 0}, 1);
-    for (const int kind : model->layers) add({SegmentKind::layer, kind}, 1);
-    for (const int kind : model->mtp) add({SegmentKind::mtp, kind}, 1);
-    add({SegmentKind::head, 0}, 1);
+    add({lower::SegmentKind::embedding, 0}, 1);
+    for (const int kind : model->layers) add({lower::SegmentKind::layer, kind}, 1);
+    for (const int kind : model->mtp) add({lower::SegmentKind::mtp, kind}, 1);
+    add({lower::SegmentKind::head, 0}, 1);
     // What some cuts have in their place: nothing more of the model.
-    for (const int kind : model->mtp) add({SegmentKind::mtp_body, kind}, 0);
-    if (!model->mtp.empty()) add({SegmentKind::all_heads, 0}, 0);
+    for (const int kind : model->mtp) add({lower::SegmentKind::mtp_body, kind}, 0);
+    if (!model->mtp.empty()) add({lower::SegmentKind::all_heads, 0}, 0);
 }
 
-int FastQuoter::placement(const Plan& plan) {
-    const PlanKey<Subject::place> mesh(plan);
+int FastBoundModel::placement(const plan::Plan& plan) {
+    const plan::PlanKey<plan::Subject::place> mesh(plan);
     if (last_mesh_ != mesh) {
         const auto known = known_places_.try_emplace(mesh, -1).first;
         if (known->second < 0) known->second = find_placement(plan);
@@ -48,8 +48,8 @@ int FastQuoter::placement(const Plan& plan) {
     return last_place_;
 }
 
-int FastQuoter::find_placement(const Plan& plan) {
-    const Placements found = sources_.segments.placements(plan);
+int FastBoundModel::find_placement(const plan::Plan& plan) {
+    const estimate::Placements found = sources_.segments.placements(plan);
     const auto it = std::find(placements_.begin(), placements_.end(), found);
     if (it != placements_.end()) return static_cast<int>(it - placements_.begin());
     placements_.push_back(found);
@@ -57,7 +57,7 @@ int FastQuoter::find_placement(const Plan& plan) {
     return static_cast<int>(placements_.size()) - 1;
 }
 
-void FastQuoter::forget() {
+void FastBoundModel::forget() {
     terms_.forget();
     layers_.clear();
     own_terms_.clear();
@@ -65,9 +65,9 @@ void FastQuoter::forget() {
     if (known_stages_.size() > most_stages) known_stages_.clear();
 }
 
-int FastQuoter::layers(const Plan& plan) { return add_layers(plan, nullptr); }
+int FastBoundModel::layer_costs(const plan::Plan& plan) { return add_layers(plan, nullptr); }
 
-int FastQuoter::add_layers(const Plan& plan, std::vector<Terms>* early) {
+int FastBoundModel::add_layers(const plan::Plan& plan, std::vector<Terms>* early) {
     list_segments(plan.model);
     Layers result;
     result.plan = plan;
@@ -76,20 +76,20 @@ int FastQuoter::add_layers(const Plan& plan, std::vector<Terms>* early) {
     for (std::size_t i = 0; i < segments_.size(); ++i)
         if (counts_[i] > 0) find_terms(result, i);
     find_pools(result);
-    result.message_bytes =
-        static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
+    result.message_bytes = static_cast<double>(
+        program::bytes_of(emit::activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
     layers_.push_back(std::move(result));
     return static_cast<int>(layers_.size()) - 1;
 }
 
-void FastQuoter::find_terms(Layers& layers, std::size_t segment) {
-    const Plan& plan = layers.plan;
-    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
+void FastBoundModel::find_terms(Layers& layers, std::size_t segment) {
+    const plan::Plan& plan = layers.plan;
+    const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
     if (layers.early == nullptr) {
         layers.terms[segment] = &terms_.of(plan, segments_[segment], placement(plan), costs);
         return;
     }
-    constexpr auto data = static_cast<std::size_t>(Stream::data);
+    constexpr auto data = static_cast<std::size_t>(program::Stream::data);
     Terms& early = (*layers.early)[segment];
     Terms coarse = terms_.coarse(plan, segments_[segment], placement(plan), costs);
     for (int side = 0; side < 2; ++side) coarse.sides[side].busy[data] = early.sides[side].busy[data];
@@ -97,14 +97,14 @@ void FastQuoter::find_terms(Layers& layers, std::size_t segment) {
     layers.terms[segment] = &early;
 }
 
-void FastQuoter::complete(Layers& layers, const Stages& stages) {
+void FastBoundModel::complete(Layers& layers, const Stages& stages) {
     if (!stages.rare || std::find(layers.terms.begin(), layers.terms.end(), nullptr) == layers.terms.end()) return;
     for (std::size_t i = 0; i < segments_.size(); ++i)
         if (layers.terms[i] == nullptr) find_terms(layers, i);
     find_pools(layers);
 }
 
-void FastQuoter::find_pools(Layers& layers) {
+void FastBoundModel::find_pools(Layers& layers) {
     layers.pool_bytes.clear();
     std::vector<int> pools;
     for (const Terms* t : layers.terms) {
@@ -116,7 +116,7 @@ void FastQuoter::find_pools(Layers& layers) {
     layers.pools = pools_of(std::move(pools));
 }
 
-int FastQuoter::pools_of(std::vector<int> pools) {
+int FastBoundModel::pools_of(std::vector<int> pools) {
     const auto same = std::find(pools_.begin(), pools_.end(), pools);
     const auto number = static_cast<int>(same - pools_.begin());
     if (same == pools_.end()) pools_.push_back(std::move(pools));
@@ -124,22 +124,22 @@ int FastQuoter::pools_of(std::vector<int> pools) {
 }
 
 // Terms of what is known of the parts: neither what the host does nor bytes.
-std::vector<Terms> FastQuoter::early_terms(const Plan& asked) {
-    const Plan plan = priced_as(asked, sources_.segments.stack());
+std::vector<Terms> FastBoundModel::early_terms(const plan::Plan& asked) {
+    const plan::Plan plan = priced_as(asked, sources_.segments.stack());
     list_segments(plan.model);
     const int place = placement(plan);
     const std::array<int, 2> places = part_places_[static_cast<std::size_t>(place)];
-    PartFloors::Key<Subject::dense> dense_key{PlanKey<Subject::dense>(plan), {}, places[0]};
-    PartFloors::Key<Subject::routed> routed_key{PlanKey<Subject::routed>(plan), {}, places[1]};
+    PartFloors::Key<plan::Subject::dense> dense_key{plan::PlanKey<plan::Subject::dense>(plan), {}, places[0]};
+    PartFloors::Key<plan::Subject::routed> routed_key{plan::PlanKey<plan::Subject::routed>(plan), {}, places[1]};
     Parts& dense = dense_parts_[dense_key];
     Parts& routed = routed_parts_[routed_key];
     dense.resize(segments_.size());
     routed.resize(segments_.size());
     std::vector<Terms> early(segments_.size());
     for (std::size_t i = 0; i < segments_.size(); ++i) {
-        SegmentId id = segments_[i];
-        if (is_mtp(id.kind)) id.kind = SegmentKind::layer; // and more
-        if (id.kind != SegmentKind::layer) continue;       // the ends of the model are small
+        estimate::SegmentId id = segments_[i];
+        if (lower::is_mtp(id.kind)) id.kind = lower::SegmentKind::layer; // and more
+        if (id.kind != lower::SegmentKind::layer) continue;              // the ends of the model are small
         dense_key.id = routed_key.id = id;
         const auto look = [&] {
             if (dense[i] == nullptr) dense[i] = sources_.parts.find(dense_key);
@@ -147,7 +147,7 @@ std::vector<Terms> FastQuoter::early_terms(const Plan& asked) {
             return dense[i] != nullptr && routed[i] != nullptr;
         };
         if (!look()) {
-            const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
+            const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
             sources_.parts.learn(plan, id, places, terms_.priced(plan, id, place, costs));
             look();
         }
@@ -161,38 +161,40 @@ std::vector<Terms> FastQuoter::early_terms(const Plan& asked) {
         for (int side = 0; side < 2; ++side) {
             SideTerms& t = early[i].sides[side];
             t.device = t.together = t.before_input = least_seconds(*dense[i], *routed[i], side);
-            t.lead_after = far_ahead;
-            for (std::size_t s = 0; s < stream_count; ++s)
+            t.lead_after = replay::far_ahead;
+            for (std::size_t s = 0; s < program::stream_count; ++s)
                 t.busy[s] = dense[i]->busy[side][s] + routed[i]->busy[side][s];
-            t.merged = std::min(t.device, t.busy[static_cast<std::size_t>(Stream::compute)] + routed[i]->held_up[side]);
+            t.merged = std::min(t.device,
+                                t.busy[static_cast<std::size_t>(program::Stream::compute)] + routed[i]->held_up[side]);
         }
     }
     return early;
 }
 
-int FastQuoter::early_layers(const Plan& plan) {
+int FastBoundModel::early_layer_costs(const plan::Plan& plan) {
     const std::vector<Terms>& early = own_terms_.emplace_back(early_terms(plan));
     Layers result;
     result.plan = plan;
     for (const Terms& t : early) result.terms.push_back(&t);
     std::vector<int> pools; // each layer keeps its input
-    for (const SegmentId id : segments_) pools.push_back(id.kind == SegmentKind::layer || is_mtp(id.kind) ? 0 : -1);
+    for (const estimate::SegmentId id : segments_)
+        pools.push_back(id.kind == lower::SegmentKind::layer || lower::is_mtp(id.kind) ? 0 : -1);
     result.pools = pools_of(std::move(pools));
     result.pool_bytes = {kept_bytes(plan)};
     layers_.push_back(std::move(result));
     return static_cast<int>(layers_.size()) - 1;
 }
 
-int FastQuoter::coarse_layers(const Plan& plan) {
+int FastBoundModel::coarse_layer_costs(const plan::Plan& plan) {
     // What is stashed or offloaded depends on what is recomputed, so that sets share nothing.
-    if (!plan.reshards() || plan.paged_stash || plan.offload != 0) return layers(plan);
+    if (!plan.reshards() || plan.paged_stash || plan.offload != 0) return layer_costs(plan);
     list_segments(plan.model);
     return add_layers(plan, &own_terms_.emplace_back(early_terms(plan)));
 }
 
 // What few cuts have in place of the model's own segments consists of ops of these, and is no slower where they are
 // not.
-std::vector<double> FastQuoter::slowness(int handle) {
+std::vector<double> FastBoundModel::dominance_key(int handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(handle)];
     std::vector<double> list;
     for (std::size_t i = 0; i < segments_.size(); ++i) {
@@ -200,7 +202,7 @@ std::vector<double> FastQuoter::slowness(int handle) {
         list.push_back(-layers.terms[i]->first_saves);
         for (const SideTerms& side : layers.terms[i]->sides) {
             list.insert(list.end(), {side.device, side.device - side.before_input, side.host, side.together,
-                                     side.waits ? -side.lead_after : -far_ahead});
+                                     side.waits ? -side.lead_after : -replay::far_ahead});
             if (layers.plan.ep_overlap) list.insert(list.end(), side.busy.begin(), side.busy.end());
         }
     }
@@ -208,24 +210,25 @@ std::vector<double> FastQuoter::slowness(int handle) {
 }
 
 // A layer's first norm reads its input in the backward pass as well, and nothing in the layer can compute it again.
-double FastQuoter::kept_bytes(const Plan& plan) {
+double FastBoundModel::kept_bytes(const plan::Plan& plan) {
     if (offloads(plan)) return 0.0;
-    return static_cast<double>(bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
+    return static_cast<double>(
+        program::bytes_of(emit::activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden));
 }
 
-double FastQuoter::floor(int handle) {
+double FastBoundModel::step_bound(int handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(handle)];
     return spread(layers.plan, layers.terms);
 }
 
-double FastQuoter::early_floor(const Plan& plan) {
+double FastBoundModel::early_step_bound(const plan::Plan& plan) {
     const std::vector<Terms> early = early_terms(plan);
     std::vector<const Terms*> terms;
     for (const Terms& t : early) terms.push_back(&t);
     return spread(plan, terms);
 }
 
-double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& terms) {
+double FastBoundModel::spread(const plan::Plan& plan, const std::vector<const Terms*>& terms) {
     const double micro_batches = static_cast<double>(plan.gbs) / static_cast<double>(plan.mbs);
     const double share = micro_batches * plan.tp * plan.cp / plan.gpus;
     double saved = 0.0; // by the first backward of every layer
@@ -239,8 +242,8 @@ double FastQuoter::spread(const Plan& plan, const std::vector<const Terms*>& ter
 
 // Seconds that FSDP moves weights and gradients of a micro-batch, at least: what the last layer of a kind gathered for
 // its forward may still be there for its backward.
-double FastQuoter::resharding_seconds(const std::vector<const Terms*>& terms) const {
-    constexpr auto data = static_cast<std::size_t>(Stream::data);
+double FastBoundModel::resharding_seconds(const std::vector<const Terms*>& terms) const {
+    constexpr auto data = static_cast<std::size_t>(program::Stream::data);
     double sum = 0.0;
     for (std::size_t i = 0; i < counts_.size(); ++i) {
         if (counts_[i] == 0) continue;
@@ -250,30 +253,31 @@ double FastQuoter::resharding_seconds(const std::vector<const Terms*>& terms) co
     return sum;
 }
 
-FastQuoter::Passing FastQuoter::least_of_all(const Plan& plan, const std::vector<const Terms*>& terms) const {
+FastBoundModel::Passing FastBoundModel::least_of_all(const plan::Plan& plan,
+                                                     const std::vector<const Terms*>& terms) const {
     double device = 0.0, merged = 0.0, split = 0.0; // apart, side by side, backwards in two slots
     Busy busy{};
-    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
+    constexpr auto compute = static_cast<std::size_t>(program::Stream::compute);
     for (std::size_t i = 0; i < counts_.size(); ++i) {
         if (counts_[i] == 0) continue;
         const Terms& t = *terms[i];
         device += counts_[i] * (t.sides[0].device + t.sides[1].device);
-        for (std::size_t s = 0; s < stream_count; ++s)
+        for (std::size_t s = 0; s < program::stream_count; ++s)
             busy[s] += counts_[i] * (t.sides[0].busy[s] + t.sides[1].busy[s]);
         merged += counts_[i] * (t.sides[0].merged + t.sides[1].merged);
         split += counts_[i] * (t.sides[0].device + t.sides[1].busy[compute]);
     }
     const double moved = plan.reshards() ? resharding_seconds(terms) : 0.0;
-    if (!plan.ep_overlap && !splits_backward(plan.schedule)) return {device, moved};
-    if (plan.reshards()) busy[static_cast<std::size_t>(Stream::data)] = moved;
+    if (!plan.ep_overlap && !plan::splits_backward(plan.schedule)) return {device, moved};
+    if (plan.reshards()) busy[static_cast<std::size_t>(program::Stream::data)] = moved;
     Passing least{busy[compute], 0.0};
-    for (std::size_t s = 0; s < stream_count; ++s)
+    for (std::size_t s = 0; s < program::stream_count; ++s)
         if (s != compute) least.other = std::max(least.other, busy[s]);
     if (!plan.ep_overlap)
         least.computing = std::max(least.computing, split);
-    else if (!splits_backward(plan.schedule))
+    else if (!plan::splits_backward(plan.schedule))
         least.computing = std::max(least.computing, merged);
     return least;
 }
 
-} // namespace moe
+} // namespace moe::bound

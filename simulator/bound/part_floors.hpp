@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace moe {
+namespace moe::bound {
 
 // A layer's ops in two parts: those on routed rows (router to combine), which depend on the number of a rank's tokens
 // and on the expert degrees, and all others, which depend on the dense degrees.
@@ -35,15 +35,15 @@ double least_seconds(const LayerPart& dense, const LayerPart& routed, int side);
 // Thread-safe; entries live as long as the object.
 class PartFloors {
 public:
-    template <Subject subject>
+    template <plan::Subject subject>
     struct Key {
-        PlanKey<subject> plan;
-        SegmentId id;
+        plan::PlanKey<subject> plan;
+        estimate::SegmentId id;
         int place; // as numbered by places()
         bool operator==(const Key&) const = default;
     };
     struct Hash {
-        template <Subject subject>
+        template <plan::Subject subject>
         std::size_t operator()(const Key<subject>& key) const {
             return key.plan.hash() * 31 + static_cast<std::size_t>(key.place) * 1024 +
                    static_cast<std::size_t>(key.id.layer_kind);
@@ -51,12 +51,13 @@ public:
     };
 
     // Numbers of the placements of dense and of expert groups, out of SegmentCache::placements().
-    std::array<int, 2> places(const Placements& groups);
+    std::array<int, 2> places(const estimate::Placements& groups);
     // nullptr while it is unknown.
-    const LayerPart* find(const Key<Subject::dense>& key) const { return find(dense_, key); }
-    const LayerPart* find(const Key<Subject::routed>& key) const { return find(routed_, key); }
+    const LayerPart* find(const Key<plan::Subject::dense>& key) const { return find(dense_, key); }
+    const LayerPart* find(const Key<plan::Subject::routed>& key) const { return find(routed_, key); }
     // segment, prices: of the plan's segment without recomputation.
-    void learn(const Plan& plan, SegmentId id, std::array<int, 2> places, const SegmentTerms::Priced& segment);
+    void learn(const plan::Plan& plan, estimate::SegmentId id, std::array<int, 2> places,
+               const SegmentTerms::Priced& segment);
 
 private:
     template <class Parts, class Wanted>
@@ -67,10 +68,10 @@ private:
     }
 
     mutable std::mutex mutex_;
-    std::unordered_map<Key<Subject::dense>, LayerPart, Hash> dense_;
-    std::unordered_map<Key<Subject::routed>, LayerPart, Hash> routed_;
-    std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by address
-    std::vector<std::vector<Placement>> places_;
+    std::unordered_map<Key<plan::Subject::dense>, LayerPart, Hash> dense_;
+    std::unordered_map<Key<plan::Subject::routed>, LayerPart, Hash> routed_;
+    std::vector<std::shared_ptr<const model::Model>> models_; // kept alive: keys name them by address
+    std::vector<std::vector<cost::Placement>> places_;
 };
 
-} // namespace moe
+} // namespace moe::bound

@@ -10,12 +10,12 @@
 #include <algorithm>
 #include <numeric>
 
-namespace moe {
+namespace moe::bound {
 namespace {
 
 // The plan whose ops a plan's own repeat. What is stashed, offloaded or gathered in turns depends on what is
 // recomputed: such plans share nothing with others.
-Plan plain_of(Plan plan) {
+plan::Plan plain_of(plan::Plan plan) {
     if (!plan.paged_stash && plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
     return plan;
 }
@@ -23,16 +23,16 @@ Plan plain_of(Plan plan) {
 // Seconds of a layer behind another: what does not need the other's message may run while the message is on its way.
 double among_others(const FlatSegment::Play& alone) { return alone.end - alone.before_input; }
 
-std::vector<OpCost> without_waits(std::vector<OpCost> prices) {
-    for (OpCost& price : prices) price.waits_for_counts = false;
+std::vector<cost::OpCost> without_waits(std::vector<cost::OpCost> prices) {
+    for (cost::OpCost& price : prices) price.waits_for_counts = false;
     return prices;
 }
 
-std::vector<OpCost> without_early(const Program& plain, std::vector<OpCost> prices) {
+std::vector<cost::OpCost> without_early(const program::Program& plain, std::vector<cost::OpCost> prices) {
     std::size_t i = 0;
-    for (const Template& tmpl : plain.templates)
-        for (const Op& op : tmpl.ops) {
-            if (runs_early(op)) prices[i] = OpCost{};
+    for (const program::Template& tmpl : plain.templates)
+        for (const program::Op& op : tmpl.ops) {
+            if (runs_early(op)) prices[i] = cost::OpCost{};
             ++i;
         }
     return prices;
@@ -41,18 +41,19 @@ std::vector<OpCost> without_early(const Program& plain, std::vector<OpCost> pric
 // In merged slots products that leave multiprocessors to tokens are longer (in either direction the same ones as side
 // by side, where an exchange follows every piece of the other direction that has products), and where none does so
 // tokens hold up what is not a product and keep products waiting.
-std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& prices,
-                              const BesideCommunication& beside) {
+std::array<double, 2> held_up(const program::Program& plain, const std::vector<cost::OpCost>& prices,
+                              const cost::ContentionPrice& beside) {
     std::array<double, 2> seconds{};
     if (beside.none()) return seconds;
     auto price = prices.begin();
     for (std::size_t side = 0; side < 2; ++side) {
-        SparingProducts sparing;
-        for (const Op& op : plain.templates[side].ops) {
+        passes::ReservedSms reserving;
+        for (const program::Op& op : plain.templates[side].ops) {
             const double device = (price++)->device;
-            if (sparing.next(op)) seconds[side] += device * (beside.sparing - 1.0);
-            const bool by_peers = op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens;
-            if (exchanges_rows(plain, op) && !by_peers) seconds[side] += device * beside.lost;
+            if (reserving.next(op)) seconds[side] += device * (beside.reserved_slowdown - 1.0);
+            const bool by_peers =
+                op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens;
+            if (replay::exchanges_rows(plain, op) && !by_peers) seconds[side] += device * beside.lost;
         }
     }
     return seconds;
@@ -60,38 +61,43 @@ std::array<double, 2> held_up(const Program& plain, const std::vector<OpCost>& p
 
 } // namespace
 
-Plan priced_as(Plan plan, const Stack& stack) {
+plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack) {
     if (stack.costs.overlap_sm_share == 0.0) plan.ep_overlap = false;
     if (stack.costs.fsdp_sm_share == 0.0 && !plan.reshards()) plan.fsdp = false;
     return plan;
 }
 
-bool runs_early(const Op& op) {
-    return op.kind == OpKind::ring_exchange || op.stream == Stream::data || op.stream == Stream::host;
+bool runs_early(const program::Op& op) {
+    return op.kind == program::OpKind::ring_exchange || op.stream == program::Stream::data ||
+           op.stream == program::Stream::host;
 }
 
-FlatLibrary::Shape& FlatLibrary::shape_of(const Program& plain) {
+FlatLibrary::Shape& FlatLibrary::shape_of(const program::Program& plain) {
     std::vector<std::int32_t> text = signature(plain);
     const std::lock_guard<std::mutex> lock(mutex_);
     std::unique_ptr<Shape>& shape = shapes_[std::move(text)];
     if (shape) return *shape;
     shape = std::make_unique<Shape>();
-    for (unsigned module = 1; module <= recompute::full; module *= 2)
-        for (const Op& op : plain.templates[0].ops)
-            if (recomputes(module, op)) shape->modules |= module;
+    for (unsigned module = 1; module <= plan::recompute::full; module *= 2)
+        for (const program::Op& op : plain.templates[0].ops)
+            if (passes::recomputes(module, op)) shape->modules |= module;
     return *shape;
 }
 
-const FlatSegment& FlatLibrary::flat(Shape& shape, const Program& plain, const Plan& plan, SegmentId id) {
-    const unsigned modules = plan.recompute & shape.modules;
+const FlatSegment& FlatLibrary::flat(Shape& shape, const program::Program& plain, const plan::Plan& plan,
+                                     unsigned recompute, estimate::SegmentId id) {
+    const unsigned modules = recompute & shape.modules;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto known = shape.flat.find(modules);
         if (known != shape.flat.end()) return *known->second;
     }
-    const bool same = plain_of(plan).recompute == plan.recompute || modules == 0;
+    // Tensors are told by their numbers: those of another plan that shares the plain segment may be others.
+    plan::Plan own = plan;
+    own.recompute = recompute;
+    const bool same = plain_of(own).recompute == recompute || modules == 0;
     auto flat = same ? std::make_unique<FlatSegment>(plain, plain)
-                     : std::make_unique<FlatSegment>(plain, lower_segment(plan, id.kind, id.layer_kind));
+                     : std::make_unique<FlatSegment>(plain, lower::lower_segment(own, id.kind, id.layer_kind));
     const std::lock_guard<std::mutex> lock(mutex_);
     return *shape.flat.emplace(modules, std::move(flat)).first->second;
 }
@@ -106,67 +112,72 @@ void SegmentTerms::forget() {
 }
 
 // Neither EP overlap nor CUDA graphs change what a segment consists of, only what its ops cost.
-SegmentTerms::Plain& SegmentTerms::plain(const Plan& plan, SegmentId id) {
-    const Plan bare = plain_of(plan);
-    const SegmentKey<Subject::size> key(bare, id);
+SegmentTerms::Plain& SegmentTerms::plain(const plan::Plan& plan, estimate::SegmentId id) {
+    plan::Plan bare = plain_of(plan);
+    const estimate::SegmentKey<plan::Subject::size> key(bare, id);
     if (const auto known = plains_.find(key); known != plains_.end()) return known->second;
-    Program program = lower_segment(bare, id.kind, id.layer_kind); // what is refused here leaves no entry behind
+    program::Program program =
+        lower::lower_segment(bare, id.kind, id.layer_kind); // what is refused here leaves no entry behind
     Plain& found = plains_.try_emplace(key).first->second;
+    found.plan = std::move(bare);
     found.program = std::move(program);
     found.shape = &library_.shape_of(found.program);
     found.bytes = activation_bytes(found.program);
     return found;
 }
 
-const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const Plan& plan, SegmentId id, int place,
-                                                 const CostModel& costs) {
-    Plan same = priced_as(plain_of(plan), cache_.stack());
+const SegmentTerms::Prices& SegmentTerms::prices(const Plain& plain, const plan::Plan& plan, estimate::SegmentId id,
+                                                 int place, const cost::CostModel& costs) {
+    plan::Plan same = priced_as(plain_of(plan), cache_.stack());
     const Key key{{same, id}, place};
     if (const auto known = prices_.find(key); known != prices_.end()) return known->second;
     // CUDA graphs change what the host does alone.
-    same.cuda_graph = CudaGraph::none;
+    same.cuda_graph = plan::CudaGraph::none;
     const Key device_key{{same, id}, place};
     auto device = devices_.find(device_key); // what is refused here leaves no entry behind
     if (device == devices_.end()) device = devices_.emplace(device_key, device_prices(plain, plan, costs)).first;
     Prices prices = device->second;
     std::size_t i = 0;
-    for (const Template& tmpl : plain.program.templates)
-        for (const Op& op : tmpl.ops) {
-            prices.ops[i].host = host_seconds(plan, cache_.stack(), op);
-            prices.ops[i++].waits_for_counts = host_waits(plan, cache_.stack(), op);
+    for (const program::Template& tmpl : plain.program.templates)
+        for (const program::Op& op : tmpl.ops) {
+            prices.ops[i].host = cost::host_seconds(plan, cache_.stack(), op);
+            prices.ops[i++].waits_for_counts = cost::host_waits(plan, cache_.stack(), op);
         }
     return prices_.insert_or_assign(key, std::move(prices)).first->second;
 }
 
-SegmentTerms::Prices SegmentTerms::device_prices(const Plain& plain, const Plan& plan, const CostModel& costs) {
+SegmentTerms::Prices SegmentTerms::device_prices(const Plain& plain, const plan::Plan& plan,
+                                                 const cost::CostModel& costs) {
     Prices prices;
-    for (const Template& tmpl : plain.program.templates)
-        for (const Op& op : tmpl.ops) prices.ops.push_back(costs(op, plain.program));
+    for (const program::Template& tmpl : plain.program.templates)
+        for (const program::Op& op : tmpl.ops) prices.ops.push_back(costs(op, plain.program));
     const std::size_t forward = plain.program.templates[0].ops.size(), backward = plain.program.templates[1].ops.size();
     prices.first_saves.assign(backward, 0.0);
-    const auto setting =
-        sets_first_gradients(plan) ? FirstGradients(plain.program).next(plain.program.templates[1]) : std::nullopt;
+    const auto setting = passes::sets_first_gradients(plan)
+                             ? passes::FirstGradients(plain.program).next(plain.program.templates[1])
+                             : std::nullopt;
     if (setting)
         for (std::size_t i = 0; i < backward; ++i)
             if (setting->ops[i].bytes != plain.program.templates[1].ops[i].bytes)
                 prices.first_saves[i] =
                     std::max(0.0, prices.ops[forward + i].device - costs(setting->ops[i], plain.program).device);
-    prices.held_up = held_up(plain.program, prices.ops, costs.beside_communication());
+    prices.held_up = held_up(plain.program, prices.ops, costs.contention_price());
     return prices;
 }
 
-SegmentTerms::Priced SegmentTerms::priced(Plan plan, SegmentId id, int place, const CostModel& costs) {
+SegmentTerms::Priced SegmentTerms::priced(plan::Plan plan, estimate::SegmentId id, int place,
+                                          const cost::CostModel& costs) {
     plan.recompute = 0;
     const Plain& base = plain(plan, id);
     const Prices& known = prices(base, plan, id, place, costs);
-    return {base.program,  library_.flat(*base.shape, base.program, plan, id),
+    return {base.program,  library_.flat(*base.shape, base.program, base.plan, plan.recompute, id),
             known.ops,     known.first_saves,
             known.held_up, base.bytes};
 }
 
-const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
+const Terms& SegmentTerms::of(const plan::Plan& plan, estimate::SegmentId id, int place, const cost::CostModel& costs) {
     const Plain& base = plain(plan, id);
-    Plan named = priced_as(plan, cache_.stack());
+    plan::Plan named = priced_as(plan, cache_.stack());
     named.recompute &= base.shape->modules;
     const Key key{{named, id}, place};
     if (const auto known = terms_.find(key); known != terms_.end()) return known->second;
@@ -176,8 +187,9 @@ const Terms& SegmentTerms::of(const Plan& plan, SegmentId id, int place, const C
     return terms_.emplace(key, terms).first->second;
 }
 
-const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs) {
-    Plan whole = plan, bare = priced_as(plan, cache_.stack()), named = bare;
+const Terms& SegmentTerms::coarse(const plan::Plan& plan, estimate::SegmentId id, int place,
+                                  const cost::CostModel& costs) {
+    plan::Plan whole = plan, bare = priced_as(plan, cache_.stack()), named = bare;
     whole.fsdp = false;
     whole = priced_as(whole, cache_.stack());
     bare.recompute = 0;
@@ -186,18 +198,18 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
     named.recompute = whole.recompute;
     const Key key{{named, id}, place};
     if (const auto known = coarse_.find(key); known != coarse_.end()) return known->second;
-    std::vector<OpCost>& cheapest = cheapest_[{{bare, id}, place}];
+    std::vector<cost::OpCost>& cheapest = cheapest_[{{bare, id}, place}];
     if (cheapest.empty()) {
-        std::vector<OpCost> ops =
-            prices(base, whole, id, place, CostModel(whole, cache_.stack(), cache_.machine())).ops;
+        std::vector<cost::OpCost> ops =
+            prices(base, whole, id, place, cost::CostModel(whole, cache_.stack(), cache_.machine())).ops;
         const Plain& sharded = plain(bare, id);
-        const std::vector<OpCost>& others = prices(sharded, bare, id, place, costs).ops;
+        const std::vector<cost::OpCost>& others = prices(sharded, bare, id, place, costs).ops;
         std::size_t i = 0, j = 0;
         for (std::size_t t = 0; t < 2; ++t)
-            for (const Op& op : sharded.program.templates[t].ops) {
-                const OpCost& other = others[j++];
-                if (op.stream == Stream::data) continue;
-                OpCost& cost = ops.at(i++);
+            for (const program::Op& op : sharded.program.templates[t].ops) {
+                const cost::OpCost& other = others[j++];
+                if (op.stream == program::Stream::data) continue;
+                cost::OpCost& cost = ops.at(i++);
                 cost.device = std::min(cost.device, other.device);
                 cost.host = std::min(cost.host, other.host);
             }
@@ -208,46 +220,46 @@ const Terms& SegmentTerms::coarse(const Plan& plan, SegmentId id, int place, con
 
 // Rings run, stashed and offloaded rows come back under the layer before, FSDP gathers its weights there: among others,
 // such a layer may be as short as its busiest stream.
-bool SegmentTerms::begins_early(const Plan& plan, SegmentId id) {
-    const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
-    return plan.reshards() || (id.kind == SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || offloaded));
+bool SegmentTerms::begins_early(const plan::Plan& plan, estimate::SegmentId id) {
+    const bool offloaded = (plan.offload & ~plan::offload::optimizer) != 0;
+    return plan.reshards() || (id.kind == lower::SegmentKind::layer && (plan.cp > 1 || plan.paged_stash || offloaded));
 }
 
-Terms SegmentTerms::played(const Plain& base, const Plan& plan, SegmentId id, const std::vector<OpCost>& ops,
-                           const std::array<double, 2>& held_up, bool early) {
+Terms SegmentTerms::played(const Plain& base, const plan::Plan& plan, estimate::SegmentId id,
+                           const std::vector<cost::OpCost>& ops, const std::array<double, 2>& held_up, bool early) {
     Terms terms;
-    const FlatSegment& flat = library_.flat(*base.shape, base.program, plan, id);
+    const FlatSegment& flat = library_.flat(*base.shape, base.program, base.plan, plan.recompute, id);
     const double sync = cache_.stack().costs.sync_seconds;
-    const bool offloaded = (plan.offload & ~offload::optimizer) != 0;
-    const std::vector<OpCost> timely = early ? without_early(base.program, ops) : std::vector<OpCost>{};
+    const bool offloaded = (plan.offload & ~plan::offload::optimizer) != 0;
+    const std::vector<cost::OpCost> timely = early ? without_early(base.program, ops) : std::vector<cost::OpCost>{};
     for (int side = 0; side < 2; ++side) {
         SideTerms& t = terms.sides[side];
-        FlatSegment::Play ahead = flat.play(side, ops, far_ahead, sync, ends_);
+        FlatSegment::Play ahead = flat.play(side, ops, replay::far_ahead, sync, ends_);
         // Counts that are recomputed are there before the neighbour's message, and while that is on its way the host
         // makes up for having waited.
         if (side == 1 && ahead.waits) {
             const double host = ahead.host;
-            ahead = flat.play(side, without_waits(ops), far_ahead, sync, ends_);
+            ahead = flat.play(side, without_waits(ops), replay::far_ahead, sync, ends_);
             ahead.waits = true;
             ahead.host = host;
         }
         t.busy = flat.busy(side, ops);
         // What leaves in one slot may still be on its way in the next.
-        if (offloaded) t.busy[static_cast<std::size_t>(Stream::host)] = 0.0;
+        if (offloaded) t.busy[static_cast<std::size_t>(program::Stream::host)] = 0.0;
         Busy busy = t.busy;
-        busy[static_cast<std::size_t>(Stream::data)] = 0.0; // asked of all layers together
+        busy[static_cast<std::size_t>(program::Stream::data)] = 0.0; // asked of all layers together
         const double least = *std::max_element(busy.begin(), busy.end());
         t.device = std::max(least, among_others(ahead));
         if (early)
-            t.device =
-                std::min(t.device, std::max(least, among_others(flat.play(side, timely, far_ahead, sync, ends_))));
-        t.merged = std::min(t.device, t.busy[static_cast<std::size_t>(Stream::compute)] +
+            t.device = std::min(t.device,
+                                std::max(least, among_others(flat.play(side, timely, replay::far_ahead, sync, ends_))));
+        t.merged = std::min(t.device, t.busy[static_cast<std::size_t>(program::Stream::compute)] +
                                           held_up[static_cast<std::size_t>(side)]);
         t.before_input = ahead.before_input;
         t.waits = ahead.waits;
         t.host = ahead.host;
         t.together = early || plan.recompute != 0 ? t.device : flat.play(side, ops, 0.0, sync, ends_).end;
-        t.lead_after = early ? far_ahead : ahead.end - ahead.issued;
+        t.lead_after = early ? replay::far_ahead : ahead.end - ahead.issued;
     }
     terms.saved = flat.saved(base.bytes);
     terms.workspace = {flat.least_workspace(0, base.bytes), flat.least_workspace(1, base.bytes)};
@@ -255,4 +267,4 @@ Terms SegmentTerms::played(const Plain& base, const Plan& plan, SegmentId id, co
     return terms;
 }
 
-} // namespace moe
+} // namespace moe::bound

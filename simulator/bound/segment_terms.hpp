@@ -14,7 +14,7 @@
 #include <mutex>
 #include <vector>
 
-namespace moe {
+namespace moe::bound {
 
 // Flat segments by the signature of the plain one and what is recomputed. Thread-safe; entries live as long as the
 // library.
@@ -24,16 +24,18 @@ public:
         std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // by recomputed modules
         unsigned modules = 0;                                  // that recomputation of the segment can name
     };
-    Shape& shape_of(const Program& plain);
-    // Of `plan`, whose ops `plain` has, without recomputation where the plan's own can be told from it.
-    const FlatSegment& flat(Shape& shape, const Program& plain, const Plan& plan, SegmentId id);
+    Shape& shape_of(const program::Program& plain);
+    // `plain`: lowered from this plan, without recomputation where the plan's own can be told from it. The result
+    // recomputes these modules.
+    const FlatSegment& flat(Shape& shape, const program::Program& plain, const plan::Plan& plan, unsigned recompute,
+                            estimate::SegmentId id);
 
 private:
     std::mutex mutex_;
     std::map<std::vector<std::int32_t>, std::unique_ptr<Shape>> shapes_;
 };
 
-using Busy = std::array<double, stream_count>; // seconds by stream
+using Busy = std::array<double, program::stream_count>; // seconds by stream
 
 // One direction of a segment with the prices of one plan.
 struct SideTerms {
@@ -47,74 +49,76 @@ struct SideTerms {
     double merged = 0.0; // seconds that it computes in merged slots, where tokens on their way hold it up, at least
 };
 struct Terms {
-    SideTerms sides[2];     // forward, backward
-    std::int64_t saved = 0; // by one micro-batch
-    Workspace workspace;    // no packing goes below
+    SideTerms sides[2];            // forward, backward
+    std::int64_t saved = 0;        // by one micro-batch
+    estimate::Workspace workspace; // no packing goes below
     std::uint64_t groups = 0;
     double first_saves = 0.0; // seconds that a step's first backward is shorter, at most: its products set gradients
 };
 
 // The plan as far as the times of ops outside of merged slots depend on it: EP overlap changes them only where a stack
 // says that it takes multiprocessors from all that computes.
-Plan priced_as(Plan plan, const Stack& stack);
+plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack);
 
 // Terms of the segments of one model's plans. For one thread; entries live until forget().
 class SegmentTerms {
 public:
-    SegmentTerms(const SegmentCache& cache, FlatLibrary& library) : cache_(cache), library_(library) {}
+    SegmentTerms(const estimate::SegmentCache& cache, FlatLibrary& library) : cache_(cache), library_(library) {}
     // place: a number of the plan's placements. `costs` of the plan.
-    const Terms& of(const Plan& plan, SegmentId id, int place, const CostModel& costs);
+    const Terms& of(const plan::Plan& plan, estimate::SegmentId id, int place, const cost::CostModel& costs);
     // FSDP: terms that are no greater, from layers with whole weights, whose lowering all recomputation shares. Every
     // op takes the shorter of its times with and without FSDP, whose gradients are written where others are added up.
-    const Terms& coarse(const Plan& plan, SegmentId id, int place, const CostModel& costs);
+    const Terms& coarse(const plan::Plan& plan, estimate::SegmentId id, int place, const cost::CostModel& costs);
     // The segment without recomputation, its prices and which op waits for which.
     struct Priced {
-        const Program& program;
+        const program::Program& program;
         const FlatSegment& flat;
-        const std::vector<OpCost>& prices;
+        const std::vector<cost::OpCost>& prices;
         const std::vector<double>& first_saves; // as Terms::first_saves, by op of the backward
         std::array<double, 2> held_up;          // seconds by which the directions compute longer in merged slots
         const std::vector<std::int64_t>& bytes; // of activations, by tensor
     };
-    Priced priced(Plan plan, SegmentId id, int place, const CostModel& costs);
+    Priced priced(plan::Plan plan, estimate::SegmentId id, int place, const cost::CostModel& costs);
     void forget();
 
 private:
     struct Key {
-        SegmentKey<Subject::time> time;
+        estimate::SegmentKey<plan::Subject::time> time;
         int place;
         auto operator<=>(const Key&) const = default;
     };
-    struct Plain { // a segment without recomputation, with the sizes of one plan
+    struct Plain {       // a segment without recomputation, with the sizes of one plan
+        plan::Plan plan; // of several that share it, with as many tensors as the program has
         FlatLibrary::Shape* shape = nullptr;
-        Program program;
+        program::Program program;
         std::vector<std::int64_t> bytes;
     };
-    Plain& plain(const Plan& plan, SegmentId id);
+    Plain& plain(const plan::Plan& plan, estimate::SegmentId id);
     struct Prices {
-        std::vector<OpCost> ops; // of both directions
+        std::vector<cost::OpCost> ops; // of both directions
         std::vector<double> first_saves;
         std::array<double, 2> held_up{}; // as Priced::held_up
     };
-    static Prices device_prices(const Plain& plain, const Plan& plan, const CostModel& costs);
-    const Prices& prices(const Plain& plain, const Plan& plan, SegmentId id, int place, const CostModel& costs);
+    static Prices device_prices(const Plain& plain, const plan::Plan& plan, const cost::CostModel& costs);
+    const Prices& prices(const Plain& plain, const plan::Plan& plan, estimate::SegmentId id, int place,
+                         const cost::CostModel& costs);
 
-    static bool begins_early(const Plan& plan, SegmentId id);
+    static bool begins_early(const plan::Plan& plan, estimate::SegmentId id);
     // early: what may run under the layer before takes no time, if that is shorter.
-    Terms played(const Plain& base, const Plan& plan, SegmentId id, const std::vector<OpCost>& ops,
-                 const std::array<double, 2>& held_up, bool early);
+    Terms played(const Plain& base, const plan::Plan& plan, estimate::SegmentId id,
+                 const std::vector<cost::OpCost>& ops, const std::array<double, 2>& held_up, bool early);
 
-    const SegmentCache& cache_;
+    const estimate::SegmentCache& cache_;
     FlatLibrary& library_;
-    std::map<SegmentKey<Subject::size>, Plain> plains_;
+    std::map<estimate::SegmentKey<plan::Subject::size>, Plain> plains_;
     std::map<Key, Prices> prices_, devices_; // of a plan, and the part of them that CUDA graphs do not change
     std::map<Key, Terms> terms_, coarse_;
-    std::map<Key, std::vector<OpCost>> cheapest_; // of coarse(), without recomputation
-    std::vector<double> ends_;                    // scratch
+    std::map<Key, std::vector<cost::OpCost>> cheapest_; // of coarse(), without recomputation
+    std::vector<double> ends_;                          // scratch
 };
 
 // Ops that may run under the layer before: rings of saved keys and values, rows that come back from the stash or from
 // the host, and weights that FSDP gathers.
-bool runs_early(const Op& op);
+bool runs_early(const program::Op& op);
 
-} // namespace moe
+} // namespace moe::bound

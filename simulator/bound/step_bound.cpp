@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <map>
 
-namespace moe {
+namespace moe::bound {
 namespace {
 
 using Pair = std::pair<int, int>; // distinct stages, of the forward and of the backward
@@ -24,10 +24,10 @@ struct Turns {
     std::map<Pair, double> merged;
     std::vector<double> alone[2]; // forwards and backwards by distinct stage
 
-    Turns(const std::vector<Turn>& turns, const Shape& shape, const Plan& plan, int rank) {
+    Turns(const std::vector<plan::Turn>& turns, const estimate::Shape& shape, const plan::Plan& plan, int rank) {
         for (std::vector<double>& counts : alone) counts.assign(shape.distinct.size(), 0.0);
-        const auto distinct = [&](const Turn& turn) {
-            return shape.of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, rank, turn.chunk))];
+        const auto distinct = [&](const plan::Turn& turn) {
+            return shape.of_stage[static_cast<std::size_t>(plan::stage_of(plan.schedule, plan.pp, rank, turn.chunk))];
         };
         for (std::size_t i = 0; i < turns.size(); ++i) {
             if (turns[i].merged) {
@@ -51,8 +51,8 @@ struct Turns {
     }
 };
 
-Turns turns_of(const Plan& plan, const Shape& shape, Orders& orders, int rank) {
-    const Probe probe(plan);
+Turns turns_of(const plan::Plan& plan, const estimate::Shape& shape, estimate::Orders& orders, int rank) {
+    const estimate::Probe probe(plan);
     const int m = plan.micro_batches();
     const auto turns = [&](int micro_batches) {
         return Turns(orders.of(plan, micro_batches, rank).turns, shape, plan, rank);
@@ -65,13 +65,13 @@ Turns turns_of(const Plan& plan, const Shape& shape, Orders& orders, int rank) {
 
 } // namespace
 
-void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
+void FastBoundModel::sum_chunks(const Layers& layers, const Stages& stages) {
     chunks_.clear();
     memory_ = stages.memory;
     for (std::size_t d = 0; d < stages.parts.size(); ++d) {
         const auto& parts = stages.parts[d];
         Chunk chunk;
-        StageMemory& memory = memory_[d];
+        estimate::StageMemory& memory = memory_[d];
         for (const auto& [index, count] : parts) {
             const Terms& t = *layers.terms[static_cast<std::size_t>(index)];
             for (const SideTerms& side : t.sides) chunk.host += (side.waits ? 0.0 : side.host) * count;
@@ -81,20 +81,20 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
             memory.workspace.forward = std::max(memory.workspace.forward, t.workspace.forward);
             memory.workspace.backward = std::max(memory.workspace.backward, t.workspace.backward);
             memory.groups |= t.groups;
-            if (!layers.plan.ep_overlap && !splits_backward(stages.plan.schedule)) continue;
-            for (std::size_t s = 0; s < stream_count; ++s) {
+            if (!layers.plan.ep_overlap && !plan::splits_backward(stages.plan.schedule)) continue;
+            for (std::size_t s = 0; s < program::stream_count; ++s) {
                 chunk.busy_forward[s] += t.sides[0].busy[s] * count;
                 chunk.busy_backward[s] += t.sides[1].busy[s] * count;
             }
-            if (splits_backward(stages.plan.schedule)) continue;
-            constexpr auto compute = static_cast<std::size_t>(Stream::compute);
+            if (plan::splits_backward(stages.plan.schedule)) continue;
+            constexpr auto compute = static_cast<std::size_t>(program::Stream::compute);
             chunk.busy_forward[compute] += (t.sides[0].merged - t.sides[0].busy[compute]) * count;
             chunk.busy_backward[compute] += (t.sides[1].merged - t.sides[1].busy[compute]) * count;
         }
         // Weights come and gradients go under any slot of the chunk, but all of them have to.
         if (layers.plan.reshards()) {
             const double moved = resharding_seconds(layers.terms);
-            constexpr auto data = static_cast<std::size_t>(Stream::data);
+            constexpr auto data = static_cast<std::size_t>(program::Stream::data);
             chunk.backward += std::max(0.0, moved - chunk.forward - chunk.backward);
             chunk.busy_backward[data] = std::max(0.0, moved - chunk.busy_forward[data]);
         }
@@ -119,11 +119,11 @@ void FastQuoter::sum_chunks(const Layers& layers, const Stages& stages) {
 // Where they are hidden they slow down what computes (Beside). Of R seconds of reductions, all but those beside the N
 // seconds of a backward that do not compute and the X behind it do so, and the backward and X become longer by
 // lost * (R - N - X) + X, which is lost * (R - N) at least.
-void FastQuoter::add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk) {
+void FastBoundModel::add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk) {
     const std::vector<std::pair<int, int>>& parts = stages.parts[stage];
-    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
-    const bool split = splits_backward(stages.plan.schedule);
-    for (std::size_t s = 0; s < (split ? stream_count : compute + 1); ++s) {
+    constexpr auto compute = static_cast<std::size_t>(program::Stream::compute);
+    const bool split = plan::splits_backward(stages.plan.schedule);
+    for (std::size_t s = 0; s < (split ? program::stream_count : compute + 1); ++s) {
         // As long as split_quote() and slots() take a segment's sides for.
         const auto seconds = [&](std::size_t part, std::size_t side) {
             const SideTerms& terms = layers.terms[static_cast<std::size_t>(parts[part].first)]->sides[side];
@@ -158,7 +158,7 @@ void FastQuoter::add_ends(const Layers& layers, const Stages& stages, std::size_
 }
 
 // Seconds from the step's start until a rank's host has issued all slots but the last.
-double FastQuoter::issue(const Stages& stages, int rank, int micro_batches) const {
+double FastBoundModel::issue(const Stages& stages, int rank, int micro_batches) const {
     double sum = 0.0, longest = 0.0;
     for (int c = 0; c < stages.plan.vpp; ++c) {
         const double host = chunk(stages, rank, c).host;
@@ -169,8 +169,8 @@ double FastQuoter::issue(const Stages& stages, int rank, int micro_batches) cons
 }
 
 // Seconds that a rank's slots take at least, one after another.
-double FastQuoter::slots(const Layers& layers, const Stages& stages, int rank, int micro_batches) const {
-    const Plan& plan = stages.plan;
+double FastBoundModel::slots(const Layers& layers, const Stages& stages, int rank, int micro_batches) const {
+    const plan::Plan& plan = stages.plan;
     const double m = micro_batches;
     if (!layers.plan.ep_overlap) {
         double sum = 0.0;
@@ -178,25 +178,25 @@ double FastQuoter::slots(const Layers& layers, const Stages& stages, int rank, i
         return m * sum - first_saves(stages, rank);
     }
     // The first forwards and the last backwards have no partner: as many of them as order() warms up with.
-    const bool one = plan.schedule == ScheduleKind::one_f_one_b;
-    const int alone = warm_up_forwards(plan.schedule, plan.pp, plan.vpp, micro_batches, rank, true);
+    const bool one = plan.schedule == plan::ScheduleKind::one_f_one_b;
+    const int alone = plan::warm_up_forwards(plan.schedule, plan.pp, plan.vpp, micro_batches, rank, true);
     const int round = plan.pp * plan.vpp, rest = alone % round;
     double unmerged = 0.0;
     Busy busy{};
-    double& computing = busy[static_cast<std::size_t>(Stream::compute)];
+    double& computing = busy[static_cast<std::size_t>(program::Stream::compute)];
     for (int c = 0; c < plan.vpp; ++c) {
         const Chunk& held = chunk(stages, rank, c);
         // Backwards leave the chunks in the order in which forwards came.
         const int lone = one ? alone : alone / round * plan.pp + std::clamp(rest - c * plan.pp, 0, plan.pp);
         unmerged += lone * (held.forward + held.backward);
-        for (std::size_t s = 0; s < stream_count; ++s)
+        for (std::size_t s = 0; s < program::stream_count; ++s)
             busy[s] += (m - lone) * (held.busy_forward[s] + held.busy_backward[s]);
         (lone < micro_batches ? computing : unmerged) -= held.first_saves;
     }
     return unmerged + *std::max_element(busy.begin(), busy.end());
 }
 
-double FastQuoter::first_saves(const Stages& stages, int rank) const {
+double FastBoundModel::first_saves(const Stages& stages, int rank) const {
     double sum = 0.0;
     for (int c = 0; c < stages.plan.vpp; ++c) sum += chunk(stages, rank, c).first_saves;
     return sum;
@@ -205,10 +205,10 @@ double FastQuoter::first_saves(const Stages& stages, int rank) const {
 // Backwards in two slots fill bubbles and waits in ways of their own, but run behind forwards on the same stream: no
 // rank is through before its forwards and what its backwards compute, or before its busiest stream, which begins when
 // the first message has come. None needs less than its states and what it keeps for its dgrads.
-Quote FastQuoter::split_quote(const Layers& layers, Stages& stages, int micro_batches) {
-    const Plan& plan = stages.plan;
+search::LowerBound FastBoundModel::split_quote(const Layers& layers, Stages& stages, int micro_batches) {
+    const plan::Plan& plan = stages.plan;
     const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
-    constexpr auto compute = static_cast<std::size_t>(Stream::compute);
+    constexpr auto compute = static_cast<std::size_t>(program::Stream::compute);
     double start = 0.0, worst = 0.0;
     const auto forward_of = [&layers](const Chunk& held) {
         return layers.plan.ep_overlap ? held.busy_forward[compute] : held.forward;
@@ -217,12 +217,13 @@ Quote FastQuoter::split_quote(const Layers& layers, Stages& stages, int micro_ba
         Busy busy{};
         for (int c = 0; c < plan.vpp; ++c) {
             const Chunk& held = chunk(stages, r, c);
-            for (std::size_t s = 0; s < stream_count; ++s) busy[s] += held.busy_forward[s] + held.busy_backward[s];
+            for (std::size_t s = 0; s < program::stream_count; ++s)
+                busy[s] += held.busy_forward[s] + held.busy_backward[s];
             busy[compute] += forward_of(held) - held.busy_forward[compute];
         }
         const Chunk& first = chunk(stages, r, 0);
         start = std::max(0.0, start - (r == 0 ? 0.0 : first.early_forward));
-        for (std::size_t s = 0; s < stream_count; ++s) {
+        for (std::size_t s = 0; s < program::stream_count; ++s) {
             if (busy[s] == 0.0) continue;
             const double saved = s == compute ? first_saves(stages, r) : 0.0;
             worst =
@@ -230,15 +231,15 @@ Quote FastQuoter::split_quote(const Layers& layers, Stages& stages, int micro_ba
         }
         start = std::max(start, first.opening[compute]) + forward_of(first) + message;
     }
-    for (StageMemory& memory : memory_) memory.workspace = {};
+    for (estimate::StageMemory& memory : memory_) memory.workspace = {};
     return {worst + stages.closing, filled(layers, stages)};
 }
 
-double FastQuoter::composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) {
-    const Plan& plan = stages.plan;
+double FastBoundModel::composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots) {
+    const plan::Plan& plan = stages.plan;
     const int m = plan.micro_batches();
     const double message = stages.message_start + layers.message_bytes * stages.message_per_byte;
-    constexpr auto whole = static_cast<std::size_t>(Stream::compute);
+    constexpr auto whole = static_cast<std::size_t>(program::Stream::compute);
     ends_.clear();
     double start = stages.zero;
     for (int r = 0; r < plan.pp; ++r) {
@@ -264,7 +265,7 @@ double FastQuoter::composed(const Layers& layers, const Stages& stages, const st
     return m < plan.pp || offloads(layers.plan) ? seconds * tiers_apart : seconds;
 }
 
-FastQuoter::Stages& FastQuoter::filled_with(Layers& layers, int stages_handle) {
+FastBoundModel::Stages& FastBoundModel::filled_with(Layers& layers, int stages_handle) {
     Stages& stages = *stages_[static_cast<std::size_t>(stages_handle)];
     complete(layers, stages);
     stages.plan.mbs = layers.plan.mbs;
@@ -275,37 +276,37 @@ FastQuoter::Stages& FastQuoter::filled_with(Layers& layers, int stages_handle) {
     return stages;
 }
 
-Quote FastQuoter::quote(int layers_handle, int stages_handle) {
+search::LowerBound FastBoundModel::bound(int layers_handle, int stages_handle) {
     Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
     Stages& stages = filled_with(layers, stages_handle);
-    const Plan& plan = stages.plan;
+    const plan::Plan& plan = stages.plan;
     const int m = plan.micro_batches();
-    if (splits_backward(plan.schedule)) return split_quote(layers, stages, m);
+    if (plan::splits_backward(plan.schedule)) return split_quote(layers, stages, m);
     slots_.clear();
     for (int r = 0; r < plan.pp; ++r) slots_.push_back(slots(layers, stages, r, m));
-    Quote quote;
+    search::LowerBound quote;
     quote.step_seconds = composed(layers, stages, slots_);
     quote.memory_bytes = filled(layers, stages);
     return quote;
 }
 
 // Bytes of the fullest rank: memory_ and what its chunks keep together.
-double FastQuoter::filled(const Layers& layers, Stages& stages) {
+double FastBoundModel::filled(const Layers& layers, Stages& stages) {
     saved_.clear();
     for (const auto& [most, merges] : kept(layers, stages)) {
         double bytes = 0.0;
         for (std::size_t p = 0; p < layers.pool_bytes.size(); ++p) bytes += most[p] * layers.pool_bytes[p];
         saved_.push_back({bytes, merges});
     }
-    return peak_bytes(stages.plan, memory_, stages.shape->of_stage, saved_);
+    return estimate::peak_bytes(stages.plan, memory_, stages.shape->of_stage, saved_);
 }
 
-double FastQuoter::merged_seconds(const Plan& plan) {
-    if (!plan.ep_overlap || splits_backward(plan.schedule)) return 0.0;
-    const int layers_handle = layers(plan), stages_handle = stages(plan);
+double FastBoundModel::merged_step_bound(const plan::Plan& plan) {
+    if (!plan.ep_overlap || plan::splits_backward(plan.schedule)) return 0.0;
+    const int layers_handle = layer_costs(plan), stages_handle = stage_split(plan);
     Layers& layers = layers_[static_cast<std::size_t>(layers_handle)];
     Stages& stages = filled_with(layers, stages_handle);
-    const Shape& shape = *stages.shape;
+    const estimate::Shape& shape = *stages.shape;
     std::vector<Turns> turns;
     std::map<Pair, double> all;
     for (int r = 0; r < plan.pp; ++r) {
@@ -316,11 +317,11 @@ double FastQuoter::merged_seconds(const Plan& plan) {
     const Pair most = std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
                           return a.second < b.second;
                       })->first;
-    const auto segments = [&](int d) -> const Segments& {
+    const auto segments = [&](int d) -> const estimate::Segments& {
         return shape.distinct[static_cast<std::size_t>(d)].segments;
     };
-    const CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
-    MergedPlayer player(costs);
+    const cost::CostModel costs(plan, sources_.segments.stack(), sources_.segments.machine());
+    estimate::MergedPlayer player(costs);
     // A pair that does not begin together takes no longer than one behind the other.
     const double apart =
         chunks_[static_cast<std::size_t>(most.first)].forward + chunks_[static_cast<std::size_t>(most.second)].backward;
@@ -339,7 +340,7 @@ double FastQuoter::merged_seconds(const Plan& plan) {
             }
             const Chunk &forward = chunks_[static_cast<std::size_t>(pair.first)],
                         &backward = chunks_[static_cast<std::size_t>(pair.second)];
-            for (std::size_t s = 0; s < stream_count; ++s)
+            for (std::size_t s = 0; s < program::stream_count; ++s)
                 busy[s] += count * (forward.busy_forward[s] + backward.busy_backward[s]);
         }
         const auto rank_number = static_cast<int>(slots_.size());
@@ -348,6 +349,8 @@ double FastQuoter::merged_seconds(const Plan& plan) {
     return composed(layers, stages, slots_);
 }
 
-std::unique_ptr<Quoter> make_quoter(QuoteSources sources) { return std::make_unique<FastQuoter>(sources); }
+std::unique_ptr<search::BoundModel> make_bound_model(BoundSources sources) {
+    return std::make_unique<FastBoundModel>(sources);
+}
 
-} // namespace moe
+} // namespace moe::bound

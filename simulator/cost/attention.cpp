@@ -6,20 +6,20 @@
 #include <algorithm>
 #include <cmath>
 
-namespace moe {
+namespace moe::cost {
 
 // rate = limit * s / (s + half): prologue, masked blocks on the diagonal and tails cost a fixed number of keys. With
 // half = 1200 tokens, 0.72 forward and 0.57 backward this gives cuDNN's figures of arXiv 2603.07685 Table 9 within 4 %:
 // Hopper 553/422 TFLOPS at 4K and 638/523 at 16K, Blackwell 1324/1083 and 1698/1298. Over picked keys the rate grows
 // with their number: 0.28 and half = 183 give cuDNN's backward of NVIDIA/cudnn-frontend pull request 318 on a B200 with
 // 128 to 2,048 of 4,096 keys within 8 % (before it 292, 504, 572, 611 TFLOPS, with it 307, 557, 638, 684).
-double attention_seconds(const Rates& rates, const Op& op, Precision precision) {
+double attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision) {
     // On H100 FlashAttention-3 reaches 740 TFLOPS in FP16 and close to 1200 in FP8, where the softmax between the two
     // products gains nothing (arXiv 2407.08608, abstract); taken for every kernel, machine and direction.
     constexpr double fp8_gain = 1200.0 / 740.0;
-    const auto* attr = std::get_if<AttentionAttr>(&op.attr);
-    const StackCosts& c = *rates.costs;
-    const bool forward = op.kind == OpKind::attention || op.kind == OpKind::pick_keys;
+    const auto* attr = std::get_if<program::AttentionAttr>(&op.attr);
+    const stack::StackCosts& c = *rates.costs;
+    const bool forward = op.kind == program::OpKind::attention || op.kind == program::OpKind::pick_keys;
     const bool picked = attr != nullptr && attr->picked > 0;
     double limit = forward ? c.attention_forward : c.attention_backward;
     if (attr != nullptr && attr->gathered) limit *= c.attention_gathered;
@@ -35,11 +35,11 @@ double attention_seconds(const Rates& rates, const Op& op, Precision precision) 
     }
     const double narrow = attr == nullptr ? 1.0 : std::min(1.0, std::sqrt(attr->v_dim / 128.0));
     const double share = narrow * std::max(keys, 1.0) / (std::max(keys, 1.0) + half);
-    const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(Precision::bf16)];
-    const double gain = precision > Precision::bf16 ? fp8_gain : 1.0;
+    const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(machine::Precision::bf16)];
+    const double gain = precision > machine::Precision::bf16 ? fp8_gain : 1.0;
     const double compute = op.flops / (gain * peak * limit * std::sqrt(c.clock) * share * rates.sm_share);
     const double memory = op.bytes / (rates.hardware->memory_bandwidth * c.memory);
     return std::max(compute, memory) + c.kernel_seconds;
 }
 
-} // namespace moe
+} // namespace moe::cost

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace moe {
+namespace moe::cost {
 
 const Routes::Set& Routes::of(const Placement& placement) const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -26,10 +26,10 @@ const Routes::Set& Routes::of(const Placement& placement) const {
 
 namespace {
 
-Placement find_placement(const Plan& plan, Group group) {
+Placement find_placement(const plan::Plan& plan, plan::Group group) {
     const int domain = domain_of_job(*plan.hardware, plan.gpus);
-    const Mesh mesh(plan);
-    if (group.axes == axis::pipeline) {
+    const plan::Mesh mesh(plan);
+    if (group.axes == plan::axis::pipeline) {
         const std::vector<int> ranks = mesh.members(group, 0);
         for (std::size_t i = 0; i + 1 < ranks.size(); ++i)
             if (ranks[i] / domain != ranks[i + 1] / domain) return {2, 2, 1};
@@ -52,7 +52,7 @@ Placement find_placement(const Plan& plan, Group group) {
 
 } // namespace
 
-Placement Routes::placement(const Plan& plan, Group group) const {
+Placement Routes::placement(const plan::Plan& plan, plan::Group group) const {
     const MeshKey mesh{{plan.gpus, plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp, plan.edp}, plan.rank_order};
     const std::pair<int, int> key{static_cast<int>(group.domain), group.axes};
     {
@@ -125,7 +125,7 @@ double miss(double all, double marked, double draws) {
 
 } // namespace
 
-double distinct_destinations(int experts, int top_k, int buckets, const Router& router) {
+double distinct_destinations(int experts, int top_k, int buckets, const model::Router& router) {
     if (buckets <= 1) return 1.0;
     const double per_bucket = static_cast<double>(experts) / buckets;
     const int groups = std::max(1, router.groups), kept = std::clamp(router.groups_kept, 1, groups);
@@ -144,7 +144,8 @@ double distinct_destinations(int experts, int top_k, int buckets, const Router& 
     return buckets * (1.0 - missed);
 }
 
-double token_exchange_seconds(const GroupLinks& g, const LinkShares& shares, double copy_bytes, const Moe& moe) {
+double token_exchange_seconds(const GroupLinks& g, const stack::LinkShares& shares, double copy_bytes,
+                              const model::Moe& moe) {
     if (g.placement.size <= 1) return 0.0;
     const int n = g.placement.size, domains = g.placement.domains;
     const double ranks = distinct_destinations(moe.experts, moe.top_k, n, moe.router);
@@ -161,4 +162,4 @@ double token_exchange_seconds(const GroupLinks& g, const LinkShares& shares, dou
     return g.routes.exchange.latency + seconds;
 }
 
-} // namespace moe
+} // namespace moe::cost

@@ -16,23 +16,23 @@
 #include <string>
 #include <utility>
 
-namespace moe {
+namespace moe::cost {
 
 // Routes of one machine by placement, worked out once each. Thread-safe.
 class Routes {
 public:
-    explicit Routes(const Hardware& hardware) : hardware_(hardware) {}
+    explicit Routes(const machine::Hardware& hardware) : hardware_(hardware) {}
     struct Set {
         Route exchange, ring, pair, domains;
     };
     const Set& of(const Placement& placement) const;
     // Where a group of the plan lies: the worst of its instances. Pipeline alone: the neighbours that are farthest
     // apart.
-    Placement placement(const Plan& plan, Group group) const;
-    const Hardware& hardware() const { return hardware_; }
+    Placement placement(const plan::Plan& plan, plan::Group group) const;
+    const machine::Hardware& hardware() const { return hardware_; }
 
 private:
-    const Hardware& hardware_;
+    const machine::Hardware& hardware_;
     mutable std::mutex mutex_;
     mutable std::map<Placement, Set> sets_;
     using MeshKey = std::pair<std::array<int, 8>, std::string>;
@@ -43,7 +43,7 @@ private:
 struct GroupLinks {
     Placement placement;
     Routes::Set routes;
-    Link nvlink, nic;
+    machine::Link nvlink, nic;
     double efficiency = 1.0;
 };
 
@@ -62,11 +62,12 @@ double pair_seconds(const GroupLinks& group, double bytes);
 // How a token's K experts spread over `buckets` equal parts of the experts: the expected number of distinct parts,
 // under uniform routing within the kept expert groups. Hypergeometric; e.g. 256 experts, K 8, 8 of 8 parts: 5.29; with
 // DeepSeek-V3's 4 of 8 groups: 4.00 (DeepEP and HybridEP send one copy per distinct destination).
-double distinct_destinations(int experts, int top_k, int buckets, const Router& router);
+double distinct_destinations(int experts, int top_k, int buckets, const model::Router& router);
 
 // Dispatch or combine that sends one copy of a token per distinct destination: over the NIC once per domain, to the
 // peer of the same index there, and over NVLink once per rank; both at the same time. copy_bytes: all local tokens
 // once.
-double token_exchange_seconds(const GroupLinks& group, const LinkShares& shares, double copy_bytes, const Moe& moe);
+double token_exchange_seconds(const GroupLinks& group, const stack::LinkShares& shares, double copy_bytes,
+                              const model::Moe& moe);
 
-} // namespace moe
+} // namespace moe::cost

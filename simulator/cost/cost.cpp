@@ -16,17 +16,17 @@
 #include <cmath>
 #include <cstdlib>
 
-namespace moe {
+namespace moe::cost {
 
-CostModel::CostModel(const Plan& plan, const Stack& stack, const Machine& machine)
+CostModel::CostModel(const plan::Plan& plan, const stack::Stack& stack, const Machine& machine)
     : plan_(plan), stack_(stack), machine_(machine) {
-    const Routing routing = routing_from_string(plan.routing);
-    if (routing.kind != RoutingKind::balanced && routing.kind != RoutingKind::load)
+    const plan::Routing routing = plan::routing_from_string(plan.routing);
+    if (routing.kind != plan::RoutingKind::balanced && routing.kind != plan::RoutingKind::load)
         fail("routing {}: a distribution has no price, only the loads that it gives (simulator/routing)", plan.routing);
     spread_ = routing.spread;
 }
 
-GroupLinks CostModel::links(Group group) const {
+GroupLinks CostModel::links(plan::Group group) const {
     const Placement placement = machine_.routes.placement(plan_, group);
     return {placement, machine_.routes.of(placement), plan_.hardware->nvlink, plan_.hardware->nic,
             stack_.costs.collective};
@@ -36,14 +36,14 @@ namespace {
 
 struct MeasuredGroup {
     int members = 0;
-    const std::vector<MeasuredCall>* calls = nullptr;
+    const std::vector<machine::MeasuredCall>* calls = nullptr;
 };
 
 // The calls of a family of collectives among as many members as were measured, nearest to those asked for.
-MeasuredGroup nearest_group(const Hardware& hardware, const std::string& family, int members) {
+MeasuredGroup nearest_group(const machine::Hardware& hardware, const std::string& family, int members) {
     MeasuredGroup best;
     const auto apart = [members](int size) { return std::abs(std::log2(static_cast<double>(size) / members)); };
-    std::string prefix = group_key(family, 0);
+    std::string prefix = program::group_key(family, 0);
     prefix.pop_back();
     for (auto it = hardware.measured.lower_bound(prefix);
          it != hardware.measured.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
@@ -54,112 +54,119 @@ MeasuredGroup nearest_group(const Hardware& hardware, const std::string& family,
     return best;
 }
 
-bool moves_tokens(const Op& op) { return op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens; }
-
-// The family that an op among devices was measured in.
-std::string family_of(const Plan& plan, const Op& op, bool merged) {
-    if (moves_tokens(op)) {
-        const bool beside = merged || std::get<RowsAttr>(op.attr).beside;
-        return tokens_key(op, beside ? peer_blocks_beside : plan.pp > 1 ? peer_blocks_in_pipeline : peer_blocks_alone);
-    }
-    const bool counts = op.kind == OpKind::all_gather && op.stream == Stream::expert &&
-                        op.bytes <= static_cast<double>(most_gathered_over_peers);
-    return counts && plan.dispatcher == Dispatcher::hybridep ? peer_gather_key : to_string(op.kind);
+bool moves_tokens(const program::Op& op) {
+    return op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens;
 }
 
-double expected_rows(const Program& program, TensorId id) {
+// The family that an op among devices was measured in.
+std::string family_of(const plan::Plan& plan, const program::Op& op, bool merged) {
+    if (moves_tokens(op)) {
+        const bool beside = merged || std::get<program::RowsAttr>(op.attr).beside;
+        return program::tokens_key(op, beside        ? program::peer_blocks_beside
+                                       : plan.pp > 1 ? program::peer_blocks_in_pipeline
+                                                     : program::peer_blocks_alone);
+    }
+    const bool counts = op.kind == program::OpKind::all_gather && op.stream == program::Stream::expert &&
+                        op.bytes <= static_cast<double>(program::most_gathered_over_peers);
+    return counts && plan.dispatcher == plan::Dispatcher::hybridep ? program::peer_gather_key
+                                                                   : program::to_string(op.kind);
+}
+
+double expected_rows(const program::Program& program, program::TensorId id) {
     return program.tensors[static_cast<std::size_t>(id)].expected_rows;
 }
 
 // A core has neither tiles nor waves: FLOPs at its rate, or bytes at its share of the memory.
-double core_seconds(const Hardware& hardware, const StackCosts& costs, const Op& op, Precision precision) {
+double core_seconds(const machine::Hardware& hardware, const stack::StackCosts& costs, const program::Op& op,
+                    machine::Precision precision) {
     const double rate = hardware.peak_flops[static_cast<std::size_t>(precision)]; // of one core
     const double compute = rate > 0.0 ? op.flops / rate : 0.0;
     return std::max(compute, op.bytes / (hardware.memory_bandwidth * costs.memory)) + costs.kernel_seconds;
 }
 
-double flop_rate(const Plan& plan, double clock, const std::array<double, precision_count>& efficiency,
-                 Precision precision) {
+double flop_rate(const plan::Plan& plan, double clock, const std::array<double, machine::precision_count>& efficiency,
+                 machine::Precision precision) {
     const auto i = static_cast<std::size_t>(precision);
     const double rate = plan.hardware->peak_flops[i] * efficiency[i] * clock;
     if (!(rate > 0.0))
         refuse("precision {}: hardware {} has peak {} FLOP/s and the stack's efficiency there is {}: choose another "
                "precision",
-               to_string(precision), plan.hardware->name, plan.hardware->peak_flops[i], efficiency[i]);
+               machine::to_string(precision), plan.hardware->name, plan.hardware->peak_flops[i], efficiency[i]);
     return rate;
 }
 
 } // namespace
 
-double CostModel::compute_seconds(const Op& op, const Program& program) const {
-    const Hardware& hardware = *plan_.hardware;
+double CostModel::compute_seconds(const program::Op& op, const program::Program& program) const {
+    const machine::Hardware& hardware = *plan_.hardware;
     if (hardware.cpu) {
-        const Precision precision =
-            op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm ? gemm_precision(op, program) : plan_.precision;
+        const machine::Precision precision =
+            op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm ? gemm_precision(op, program)
+                                                                                         : plan_.precision;
         return core_seconds(hardware, stack_.costs, op, precision);
     }
     const double taken =
         std::max(plan_.ep_overlap ? stack_.costs.overlap_sm_share : 0.0, plan_.fsdp ? stack_.costs.fsdp_sm_share : 0.0);
     const Rates rates{&hardware, &stack_.costs, 1.0 - taken};
-    if (const auto* gemm = std::get_if<GemmAttr>(&op.attr)) {
+    if (const auto* gemm = std::get_if<program::GemmAttr>(&op.attr)) {
         const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, gemm_precision(op, program));
         return gemm_seconds(rates, rate, gemm->batch, static_cast<double>(gemm->m), static_cast<double>(gemm->n),
                             static_cast<double>(gemm->k), op.bytes);
     }
-    if (const auto* grouped = std::get_if<GroupedGemmAttr>(&op.attr)) {
+    if (const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr)) {
         const double rate =
             flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, gemm_precision(op, program));
         const double rows = expected_rows(program, op.in.front()) / std::max(1, grouped->groups);
         const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
                    groups = static_cast<double>(grouped->groups);
         switch (grouped->mode) {
-        case GroupedMode::forward:
+        case program::GroupedMode::forward:
             return gemm_seconds(rates, rate, groups, rows, n, k, op.bytes, spread_);
-        case GroupedMode::dgrad:
+        case program::GroupedMode::dgrad:
             return gemm_seconds(rates, rate, groups, rows, k, n, op.bytes, spread_);
-        case GroupedMode::wgrad:
+        case program::GroupedMode::wgrad:
             return gemm_seconds(rates, rate, groups, n, k, rows, op.bytes);
         }
     }
-    if (std::holds_alternative<AttentionAttr>(op.attr))
+    if (std::holds_alternative<program::AttentionAttr>(op.attr))
         return attention_seconds(rates, op, gemm_precision(op, program));
     return memory_bound_seconds(rates, op);
 }
 
-double CostModel::dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLinks group) const {
-    const char* name = to_string(plan_.dispatcher);
+double CostModel::dispatch_seconds(const program::Op& op, const program::RowsAttr& rows, GroupLinks group) const {
+    const char* name = plan::to_string(plan_.dispatcher);
     const auto found = stack_.costs.dispatcher.find(name);
     if (found == stack_.costs.dispatcher.end())
         refuse("dispatcher {}: stack {} states no efficiency for it: use one that it offers", name, stack_.name);
     group.efficiency = group.placement.domains > 1 ? found->second.nic : found->second.nvlink;
-    if (plan_.dispatcher == Dispatcher::alltoall) return all_to_all_seconds(group, op.bytes);
-    const Moe* moe = nullptr;
-    for (const LayerKind& kind : plan_.model->kinds)
+    if (plan_.dispatcher == plan::Dispatcher::alltoall) return all_to_all_seconds(group, op.bytes);
+    const model::Moe* moe = nullptr;
+    for (const model::LayerKind& kind : plan_.model->kinds)
         if (kind.moe && kind.moe->experts == rows.experts) moe = &*kind.moe;
-    if (moe == nullptr) fail("op {}: no layer kind has {} experts", to_string(op.kind), rows.experts);
+    if (moe == nullptr) fail("op {}: no layer kind has {} experts", program::to_string(op.kind), rows.experts);
     const double copy = op.bytes / (moe->top_k * std::max(1, rows.etp));
     return token_exchange_seconds(group, found->second, copy, *moe);
 }
 
-double CostModel::communication_seconds(const Op& op, GroupLinks group) const {
-    const bool dispatches =
-        op.kind == OpKind::all_to_all_rows || op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens;
-    if (const auto* rows = std::get_if<RowsAttr>(&op.attr); rows != nullptr && dispatches)
+double CostModel::communication_seconds(const program::Op& op, GroupLinks group) const {
+    const bool dispatches = op.kind == program::OpKind::all_to_all_rows ||
+                            op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens;
+    if (const auto* rows = std::get_if<program::RowsAttr>(&op.attr); rows != nullptr && dispatches)
         return dispatch_seconds(op, *rows, std::move(group));
     switch (op.kind) {
-    case OpKind::all_gather:
-    case OpKind::all_gather_rows:
+    case program::OpKind::all_gather:
+    case program::OpKind::all_gather_rows:
         return all_gather_seconds(group, op.bytes);
-    case OpKind::reduce_scatter:
-    case OpKind::reduce_scatter_rows:
+    case program::OpKind::reduce_scatter:
+    case program::OpKind::reduce_scatter_rows:
         return reduce_scatter_seconds(group, op.bytes);
-    case OpKind::all_reduce:
+    case program::OpKind::all_reduce:
         return all_reduce_seconds(group, op.bytes);
-    case OpKind::all_to_all:
+    case program::OpKind::all_to_all:
         return all_to_all_seconds(group, op.bytes);
-    case OpKind::ring_exchange:
+    case program::OpKind::ring_exchange:
         return ring_step_seconds(group, op.bytes);
-    case OpKind::send:
+    case program::OpKind::send:
         return pair_seconds(group, op.bytes);
     default:
         return 0.0; // recv: the message's time is the sender's
@@ -168,16 +175,17 @@ double CostModel::communication_seconds(const Op& op, GroupLinks group) const {
 
 // A group of a measured size costs what was measured. Another one costs what the formula says, times what the group of
 // the nearest size took of its formula's time. Negative: nothing was measured, or the group spans NVLink domains.
-double CostModel::measured_among_devices(const Op& op, const CostPoint& at, bool merged) const {
+double CostModel::measured_among_devices(const program::Op& op, const program::CostPoint& at, bool merged) const {
     const GroupLinks group = links(op.group);
     const int members = group.placement.size;
     if (members <= 1 || group.placement.domains > 1) return -1.0;
     const std::string family = family_of(plan_, op, merged);
     const MeasuredGroup known = nearest_group(*plan_.hardware, family, members);
     if (known.calls == nullptr) return -1.0;
-    const MeasuredGroup waits = nearest_group(*plan_.hardware, waits_key, members);
+    const MeasuredGroup waits = nearest_group(*plan_.hardware, program::waits_key, members);
     const double wait = waits.calls == nullptr ? 0.0 : waits.calls->front().seconds;
-    const double seconds = machine_.measured.find(group_key(family, known.members))->seconds(at.work, at.sides);
+    const double seconds =
+        machine_.measured.find(program::group_key(family, known.members))->seconds(at.work, at.sides);
     if (known.members == members) return seconds + wait;
     GroupLinks other = group;
     other.placement = {known.members, 1, known.members};
@@ -186,86 +194,90 @@ double CostModel::measured_among_devices(const Op& op, const CostPoint& at, bool
 }
 
 // Ranks wait for each other, so that a step has the pace of the slowest GPU.
-double CostModel::among_others(const Op& op, double seconds) const {
-    if (plan_.hardware->cpu || plan_.gpus == 1 || !is_large_product(op, seconds, *plan_.hardware)) return seconds;
+double CostModel::among_others(const program::Op& op, double seconds) const {
+    if (plan_.hardware->cpu || plan_.gpus == 1 || !program::is_large_product(op, seconds, *plan_.hardware))
+        return seconds;
     const MeasuredGroup known =
-        nearest_group(*plan_.hardware, products_key, std::min(plan_.gpus, plan_.hardware->nvlink_domain));
+        nearest_group(*plan_.hardware, program::products_key, std::min(plan_.gpus, plan_.hardware->nvlink_domain));
     if (known.calls == nullptr) return seconds;
-    const MeasuredCall& all = known.calls->front();
+    const machine::MeasuredCall& all = known.calls->front();
     return all.work > 0.0 ? seconds * std::max(1.0, all.seconds / all.work) : seconds;
 }
 
 // Part of its rate that what computes loses to communication of a group beside it: what was measured within an NVLink
 // domain, else as many multiprocessors as our own exchanges take.
-double CostModel::lost_to(const char* key, Group group) const {
-    const Hardware& hardware = *plan_.hardware;
+double CostModel::lost_to(const char* key, plan::Group group) const {
+    const machine::Hardware& hardware = *plan_.hardware;
     const Placement placement = links(group).placement;
     if (placement.size == 1) return 0.0;
     const MeasuredGroup known = nearest_group(hardware, key, placement.size);
     if (placement.domains > 1 || known.calls == nullptr || known.calls->front().work <= 0.0)
-        return static_cast<double>(peer_blocks_beside) / hardware.sm_count;
+        return static_cast<double>(program::peer_blocks_beside) / hardware.sm_count;
     constexpr double most = 0.9; // the rest goes on
     return std::clamp(known.calls->front().seconds / known.calls->front().work, 1e-9, most);
 }
 
 // Published stacks state shares of their own (StackCosts::overlap_sm_share).
-BesideCommunication CostModel::beside_communication() const {
-    if (plan_.hardware->cpu || !stack_traits(plan_).measures_contention) return {};
-    BesideCommunication beside;
+ContentionPrice CostModel::contention_price() const {
+    if (plan_.hardware->cpu || !plan::stack_traits(plan_).measures_contention) return {};
+    ContentionPrice beside;
     if (plan_.ep > 1) {
-        beside.lost = lost_to(losses_key, {Domain::expert, axis::expert});
+        beside.lost = lost_to(program::losses_key, {plan::Domain::expert, plan::axis::expert});
         // What a product leaves to messages is among them, and in its price already.
-        const int messages = spared_multiprocessors(plan_);
-        beside.sparing = sparing(std::max(messages, peer_blocks_beside)) / sparing(messages);
+        const int messages = program::reserved_sms_of(plan_);
+        beside.reserved_slowdown =
+            reserved_slowdown(std::max(messages, program::peer_blocks_beside)) / reserved_slowdown(messages);
     }
-    beside.to_collectives = std::max(lost_to(collectives_key, {Domain::dense, axis::data | axis::context}),
-                                     lost_to(collectives_key, {Domain::expert, axis::data}));
+    beside.to_collectives =
+        std::max(lost_to(program::collectives_key, {plan::Domain::dense, plan::axis::data | plan::axis::context}),
+                 lost_to(program::collectives_key, {plan::Domain::expert, plan::axis::data}));
     return beside;
 }
 
-double CostModel::device_seconds(const Op& op, const Program& program, bool merged) const {
-    const Hardware& hardware = *plan_.hardware;
-    const PeerAttr* peer = std::get_if<PeerAttr>(&op.attr);
-    const bool to_myself = op.kind == OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
+double CostModel::device_seconds(const program::Op& op, const program::Program& program, bool merged) const {
+    const machine::Hardware& hardware = *plan_.hardware;
+    const program::PeerAttr* peer = std::get_if<program::PeerAttr>(&op.attr);
+    const bool to_myself =
+        op.kind == program::OpKind::send && peer != nullptr && peer->delta % plan_.pp == 0; // where a V turns
     if (!hardware.measured.empty()) {
-        const CostPoint at = cost_point(op, program);
+        const program::CostPoint at = program::cost_point(op, program);
         const MeasuredFamily* family = machine_.measured.find(at.key);
         if (family == nullptr && !at.adding.empty()) family = machine_.measured.find(at.adding);
         if (family != nullptr) return among_others(op, family->seconds(at.work, at.sides));
-        if (!hardware.cpu && is_communication(op.kind) && !to_myself)
+        if (!hardware.cpu && program::is_communication(op.kind) && !to_myself)
             if (const double seconds = measured_among_devices(op, at, merged); seconds > 0.0) return seconds;
     }
-    const bool copies = op.kind == OpKind::copy_to_host || op.kind == OpKind::copy_from_host;
+    const bool copies = op.kind == program::OpKind::copy_to_host || op.kind == program::OpKind::copy_from_host;
     if (copies && !hardware.cpu) return hardware.host.latency + op.bytes / std::max(1.0, hardware.host.bandwidth);
-    if (!is_communication(op.kind) && !copies) return compute_seconds(op, program);
+    if (!program::is_communication(op.kind) && !copies) return compute_seconds(op, program);
     if (hardware.cpu || to_myself) // ranks of one process copy through memory, offloading included
         return 2.0 * op.bytes / (hardware.memory_bandwidth * stack_.costs.memory) + stack_.costs.kernel_seconds;
     return communication_seconds(op, links(op.group)) + stack_.costs.kernel_seconds;
 }
 
-double CostModel::sparing(int multiprocessors) const {
-    if (plan_.hardware->cpu || !stack_traits(plan_).reserves_multiprocessors) return 1.0;
+double CostModel::reserved_slowdown(int multiprocessors) const {
+    if (plan_.hardware->cpu || !plan::stack_traits(plan_).reserves_multiprocessors) return 1.0;
     return 1.0 / (1.0 - static_cast<double>(multiprocessors) / plan_.hardware->sm_count);
 }
 
-OpCost CostModel::operator()(const Op& op, const Program& program) const {
+OpCost CostModel::operator()(const program::Op& op, const program::Program& program) const {
     OpCost cost;
     cost.host = host_seconds(plan_, stack_, op);
     cost.waits_for_counts = host_waits(plan_, stack_, op);
     cost.device = device_seconds(op, program, false);
-    if (const auto* product = std::get_if<GroupedGemmAttr>(&op.attr))
-        cost.device *= sparing(std::max(product->spared, spared_multiprocessors(plan_)));
+    if (const auto* product = std::get_if<program::GroupedGemmAttr>(&op.attr))
+        cost.device *= reserved_slowdown(std::max(product->reserved_sms, program::reserved_sms_of(plan_)));
     cost.merged = plan_.ep_overlap && moves_tokens(op) ? device_seconds(op, program, true) : cost.device;
     return cost;
 }
 
-ProgramCosts price(const CostModel& model, const Program& program) {
+ProgramCosts price(const CostModel& model, const program::Program& program) {
     ProgramCosts costs(program.templates.size());
     for (std::size_t t = 0; t < program.templates.size(); ++t) {
         costs[t].reserve(program.templates[t].ops.size());
-        for (const Op& op : program.templates[t].ops) costs[t].push_back(model(op, program));
+        for (const program::Op& op : program.templates[t].ops) costs[t].push_back(model(op, program));
     }
     return costs;
 }
 
-} // namespace moe
+} // namespace moe::cost

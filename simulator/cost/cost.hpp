@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-namespace moe {
+namespace moe::cost {
 
 struct OpCost {
     double device = 0.0;           // from its start to its end on its stream, peers being there
@@ -23,17 +23,17 @@ struct OpCost {
 };
 
 // What communication takes from what computes beside it.
-struct BesideCommunication {
+struct ContentionPrice {
     // Tokens on their way to experts and back: part of its rate, of ops that are no products of experts; times as long
     // that a product takes which leaves them their multiprocessors.
-    double lost = 0.0, sparing = 1.0;
+    double lost = 0.0, reserved_slowdown = 1.0;
     double to_collectives = 0.0; // gathers and reductions of data parallelism: part of the rate of any op
     bool none() const { return lost == 0.0 && to_collectives == 0.0; }
 };
 
 // What is worked out once of a machine, which must outlive it. Thread-safe.
 struct Machine {
-    explicit Machine(const Hardware& hardware) : routes(hardware), measured(hardware) {}
+    explicit Machine(const machine::Hardware& hardware) : routes(hardware), measured(hardware) {}
     Routes routes;
     MeasuredFamilies measured;
 };
@@ -42,38 +42,38 @@ struct Machine {
 class CostModel {
 public:
     // `machine` must be of the plan's hardware and outlive the model.
-    CostModel(const Plan& plan, const Stack& stack, const Machine& machine);
+    CostModel(const plan::Plan& plan, const stack::Stack& stack, const Machine& machine);
 
-    OpCost operator()(const Op& op, const Program& program) const;
-    GroupLinks links(Group group) const;
-    BesideCommunication beside_communication() const;
-    const Plan& plan() const { return plan_; }
-    const Stack& stack() const { return stack_; }
+    OpCost operator()(const program::Op& op, const program::Program& program) const;
+    GroupLinks links(plan::Group group) const;
+    ContentionPrice contention_price() const;
+    const plan::Plan& plan() const { return plan_; }
+    const stack::Stack& stack() const { return stack_; }
 
 private:
-    double lost_to(const char* key, Group group) const;
-    double compute_seconds(const Op& op, const Program& program) const;
-    double communication_seconds(const Op& op, GroupLinks group) const;
-    double dispatch_seconds(const Op& op, const RowsAttr& rows, GroupLinks group) const;
-    double measured_among_devices(const Op& op, const CostPoint& at, bool merged) const;
-    double device_seconds(const Op& op, const Program& program, bool merged) const;
-    double among_others(const Op& op, double seconds) const;
-    double sparing(int multiprocessors) const; // times as long that a product takes which leaves them
+    double lost_to(const char* key, plan::Group group) const;
+    double compute_seconds(const program::Op& op, const program::Program& program) const;
+    double communication_seconds(const program::Op& op, GroupLinks group) const;
+    double dispatch_seconds(const program::Op& op, const program::RowsAttr& rows, GroupLinks group) const;
+    double measured_among_devices(const program::Op& op, const program::CostPoint& at, bool merged) const;
+    double device_seconds(const program::Op& op, const program::Program& program, bool merged) const;
+    double among_others(const program::Op& op, double seconds) const;
+    double reserved_slowdown(int multiprocessors) const; // times as long that a product takes which leaves them
 
-    const Plan& plan_;
-    const Stack& stack_;
+    const plan::Plan& plan_;
+    const stack::Stack& stack_;
     const Machine& machine_;
     double spread_ = 0.0; // of rows over the experts of a rank
 };
 
 // Costs of a whole Program: [template][op].
 using ProgramCosts = std::vector<std::vector<OpCost>>;
-ProgramCosts price(const CostModel& model, const Program& program);
+ProgramCosts price(const CostModel& model, const program::Program& program);
 
 // What each family's formula needs of machine and stack.
 struct Rates {
-    const Hardware* hardware;
-    const StackCosts* costs;
+    const machine::Hardware* hardware;
+    const stack::StackCosts* costs;
     double sm_share = 1.0; // of the SMs that compute kernels get
 };
 
@@ -81,13 +81,13 @@ struct Rates {
 // deviation of m over the groups, over its mean.
 double gemm_seconds(const Rates& rates, double flop_rate, double groups, double m, double n, double k, double bytes,
                     double spread = 0.0);
-Precision gemm_precision(const Op& op, const Program& program);
-double attention_seconds(const Rates& rates, const Op& op, Precision precision);
-double memory_bound_seconds(const Rates& rates, const Op& op);
+machine::Precision gemm_precision(const program::Op& op, const program::Program& program);
+double attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision);
+double memory_bound_seconds(const Rates& rates, const program::Op& op);
 // Kernels behind an op of a kind, over those of most kinds.
-double launches(const StackCosts& costs, OpKind kind);
+double launches(const stack::StackCosts& costs, program::OpKind kind);
 // Host time to issue one op, and whether it makes the host wait for routed counts.
-double host_seconds(const Plan& plan, const Stack& stack, const Op& op);
-bool host_waits(const Plan& plan, const Stack& stack, const Op& op);
+double host_seconds(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op);
+bool host_waits(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op);
 
-} // namespace moe
+} // namespace moe::cost

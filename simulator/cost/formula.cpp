@@ -6,14 +6,15 @@
 #include <limits>
 #include <utility>
 
-namespace moe {
+namespace moe::cost {
 
 namespace {
 
 // Cycles of a grouped product on one kind of tile, every wave as long as a whole tile. Routed rows spread evenly over
 // the groups: they are the rows of the result, where a group's last ones fill half a tile on average, or what a
 // gradient contracts.
-double cycles_on(const ProductTile& tile, bool gradient, const std::vector<double>& sides, int multiprocessors) {
+double cycles_on(const machine::ProductTile& tile, bool gradient, const std::vector<double>& sides,
+                 int multiprocessors) {
     const double rows = sides[0], groups = sides[3];
     double m = sides[1], n = sides[2], depth = rows; // of a gradient
     if (!gradient) m = rows, n = sides[1], depth = sides[2];
@@ -42,7 +43,8 @@ std::array<double, 3> solution(const Normal<3>& all, unsigned chosen) {
 
 } // namespace
 
-TensorWork::TensorWork(const Hardware& hardware, const std::string& key) : multiprocessors_(hardware.sm_count) {
+TensorWork::TensorWork(const machine::Hardware& hardware, const std::string& key)
+    : multiprocessors_(hardware.sm_count) {
     const auto begins = [&](const char* with) { return key.rfind(with, 0) == 0; };
     gradient_ = begins("grouped_gemm.wgrad");
     to_inputs_ = begins("grouped_gemm.dgrad");
@@ -54,17 +56,20 @@ double TensorWork::operator()(double work, std::vector<double> sides) const {
     if (tiles_.empty() || sides.size() != 4) return work;
     if (to_inputs_) std::swap(sides[1], sides[2]);
     double best = std::numeric_limits<double>::infinity();
-    for (const ProductTile& tile : tiles_) best = std::min(best, cycles_on(tile, gradient_, sides, multiprocessors_));
+    for (const machine::ProductTile& tile : tiles_)
+        best = std::min(best, cycles_on(tile, gradient_, sides, multiprocessors_));
     return best;
 }
 
-Formula::Formula(const Hardware& hardware, const std::string& key, const std::vector<MeasuredCall>& calls)
+Formula::Formula(const machine::Hardware& hardware, const std::string& key,
+                 const std::vector<machine::MeasuredCall>& calls)
     : key_(key), work_(hardware, key), overlaps_(key.find("gemm") != std::string::npos) {
     // Every term in the unit of the largest call's, so that the system's numbers are near to one.
-    const MeasuredCall& last = calls.back();
-    unit_ = {last.seconds, work_(last.work, last.sides) / last.seconds, beside_work(key, last.sides) / last.seconds};
+    const machine::MeasuredCall& last = calls.back();
+    unit_ = {last.seconds, work_(last.work, last.sides) / last.seconds,
+             program::beside_work(key, last.sides) / last.seconds};
     std::vector<Terms> terms;
-    for (const MeasuredCall& call : calls) terms.push_back(scaled(call.work, call.sides, call.seconds));
+    for (const machine::MeasuredCall& call : calls) terms.push_back(scaled(call.work, call.sides, call.seconds));
     // Gauss-Newton: the root is linear in both terms, with their shares of it as factors.
     constexpr int most_steps = 12;
     for (int step = 0; step < (overlaps_ && unit_[2] > 0.0 ? most_steps : 1); ++step) {
@@ -81,7 +86,7 @@ double Formula::operator()(double work, const std::vector<double>& sides) const 
 }
 
 Formula::Terms Formula::scaled(double work, const std::vector<double>& sides, double seconds) const {
-    const double beside = unit_[2] > 0.0 ? beside_work(key_, sides) / unit_[2] : 0.0;
+    const double beside = unit_[2] > 0.0 ? program::beside_work(key_, sides) / unit_[2] : 0.0;
     return {unit_[0] / seconds, work_(work, sides) / unit_[1] / seconds, beside / seconds};
 }
 
@@ -106,4 +111,4 @@ Formula::Terms Formula::nearest(const Normal<3>& all) const {
     return found;
 }
 
-} // namespace moe
+} // namespace moe::cost

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::cost {
 
 // Symmetric positive definite system of the first n rows by Cholesky; only the lower triangle is read.
 template <std::size_t N>
@@ -45,13 +45,13 @@ struct Normal {
 // known, so that experts of 640 columns fill 5 of 6 tiles of 128. Other work is what it is.
 class TensorWork {
 public:
-    TensorWork(const Hardware& hardware, const std::string& key);
+    TensorWork(const machine::Hardware& hardware, const std::string& key);
     double operator()(double work, std::vector<double> sides) const;
 
 private:
     int multiprocessors_;
     bool gradient_ = false, to_inputs_ = false;
-    std::vector<ProductTile> tiles_;
+    std::vector<machine::ProductTile> tiles_;
 };
 
 // A start, a rate of work and one of what lies beside it (beside_work()): of the three, or of those of them that a
@@ -62,7 +62,7 @@ private:
 class Formula {
 public:
     // At least one call, all of the same number of sides, sorted by work.
-    Formula(const Hardware& hardware, const std::string& key, const std::vector<MeasuredCall>& calls);
+    Formula(const machine::Hardware& hardware, const std::string& key, const std::vector<machine::MeasuredCall>& calls);
     double operator()(double work, const std::vector<double>& sides) const; // seconds
 
 private:
@@ -77,4 +77,4 @@ private:
     Terms unit_{}, share_{};
 };
 
-} // namespace moe
+} // namespace moe::cost

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-namespace moe {
+namespace moe::cost {
 namespace {
 
 struct Tile {
@@ -17,35 +17,35 @@ struct Tile {
 };
 constexpr std::array<Tile, 4> tiles{{{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.92}, {64, 128, 0.75}}};
 
-Precision precision_of(Dtype dtype) {
+machine::Precision precision_of(program::Dtype dtype) {
     switch (dtype) {
-    case Dtype::f32:
-    case Dtype::i32:
-        return Precision::fp32;
-    case Dtype::bf16:
-        return Precision::bf16;
-    case Dtype::fp8_tensor:
-        return Precision::fp8_tensor;
-    case Dtype::fp8_block:
-        return Precision::fp8_blockwise;
-    case Dtype::mxfp8:
-        return Precision::mxfp8;
-    case Dtype::nvfp4:
-        return Precision::nvfp4;
+    case program::Dtype::f32:
+    case program::Dtype::i32:
+        return machine::Precision::fp32;
+    case program::Dtype::bf16:
+        return machine::Precision::bf16;
+    case program::Dtype::fp8_tensor:
+        return machine::Precision::fp8_tensor;
+    case program::Dtype::fp8_block:
+        return machine::Precision::fp8_blockwise;
+    case program::Dtype::mxfp8:
+        return machine::Precision::mxfp8;
+    case program::Dtype::nvfp4:
+        return machine::Precision::nvfp4;
     }
-    return Precision::bf16;
+    return machine::Precision::bf16;
 }
 
 } // namespace
 
 // The tensor cores take both operands in one precision: the narrower one (an FP32 gradient of router logits is rounded
 // to the BF16 of its weight on the way in).
-Precision gemm_precision(const Op& op, const Program& program) {
-    Precision precision = Precision::fp32;
-    for (const TensorId id : op.in) {
-        if (id == no_tensor) continue;
-        const Dtype dtype = program.tensors[static_cast<std::size_t>(id)].dtype;
-        if (dtype != Dtype::i32) precision = std::max(precision, precision_of(dtype));
+machine::Precision gemm_precision(const program::Op& op, const program::Program& program) {
+    machine::Precision precision = machine::Precision::fp32;
+    for (const program::TensorId id : op.in) {
+        if (id == program::no_tensor) continue;
+        const program::Dtype dtype = program.tensors[static_cast<std::size_t>(id)].dtype;
+        if (dtype != program::Dtype::i32) precision = std::max(precision, precision_of(dtype));
     }
     return precision;
 }
@@ -90,4 +90,4 @@ double gemm_seconds(const Rates& rates, double flop_rate, double groups, double 
     return best + rates.costs->kernel_seconds;
 }
 
-} // namespace moe
+} // namespace moe::cost

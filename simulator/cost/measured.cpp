@@ -5,13 +5,14 @@
 #include <cmath>
 #include <limits>
 
-namespace moe {
+namespace moe::cost {
 
-MeasuredFamily::MeasuredFamily(const Hardware& hardware, const std::string& key, const std::vector<MeasuredCall>& calls)
+MeasuredFamily::MeasuredFamily(const machine::Hardware& hardware, const std::string& key,
+                               const std::vector<machine::MeasuredCall>& calls)
     : calls_(calls), sides_(calls.front().sides.size()) {
     if (sides_ == 0 || sides_ > most_sides) return;
     formula_.emplace(hardware, key, calls);
-    for (const MeasuredCall& call : calls) {
+    for (const machine::MeasuredCall& call : calls) {
         places_.push_back(place_of(call.work, call.sides));
         shares_.push_back(std::log(call.seconds / (*formula_)(call.work, call.sides)));
     }
@@ -22,14 +23,14 @@ double MeasuredFamily::seconds(double work, const std::vector<double>& sides) co
 }
 
 double MeasuredFamily::on_curve(double work) const {
-    const MeasuredCall& last = calls_.back();
+    const machine::MeasuredCall& last = calls_.back();
     if (calls_.size() == 1 || work >= last.work)
         return last.work > 0.0 ? last.seconds * std::max(work, 0.0) / last.work : last.seconds;
     // Below the first call its fixed part rules: keep the slope of the first two.
     auto upper = std::upper_bound(calls_.begin(), calls_.end(), work,
-                                  [](double w, const MeasuredCall& c) { return w < c.work; });
+                                  [](double w, const machine::MeasuredCall& c) { return w < c.work; });
     if (upper == calls_.begin()) ++upper;
-    const MeasuredCall &a = *(upper - 1), &b = *upper;
+    const machine::MeasuredCall &a = *(upper - 1), &b = *upper;
     if (work <= 0.0 || a.work <= 0.0 || a.seconds <= 0.0 || b.seconds <= 0.0 || b.work <= a.work) return a.seconds;
     const double slope = std::log(b.seconds / a.seconds) / std::log(b.work / a.work);
     return a.seconds * std::pow(work / a.work, slope);
@@ -89,4 +90,4 @@ const MeasuredFamily* MeasuredFamilies::find(const std::string& key) const {
     return family.get();
 }
 
-} // namespace moe
+} // namespace moe::cost

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::cost {
 
 // Where calls have no sides: log-log between neighbours of like work, beyond the last at its rate. Else the Formula of
 // the family, times what calls near by take of that: its logarithm over those of work and sides, locally linear with
@@ -19,7 +19,8 @@ namespace moe {
 class MeasuredFamily {
 public:
     // `key`: of Hardware::measured. At least one call, sorted by work; they must outlive the family.
-    MeasuredFamily(const Hardware& hardware, const std::string& key, const std::vector<MeasuredCall>& calls);
+    MeasuredFamily(const machine::Hardware& hardware, const std::string& key,
+                   const std::vector<machine::MeasuredCall>& calls);
     double seconds(double work, const std::vector<double>& sides) const;
 
 private:
@@ -29,7 +30,7 @@ private:
     double on_curve(double work) const;
     double on_surface(double work, const std::vector<double>& sides) const;
 
-    const std::vector<MeasuredCall>& calls_;
+    const std::vector<machine::MeasuredCall>& calls_;
     std::size_t sides_; // of every call
     std::optional<Formula> formula_;
     std::vector<Place> places_;  // by call
@@ -39,13 +40,13 @@ private:
 // The families of one machine, which must outlive them; each is fitted when it is first asked for. Thread-safe.
 class MeasuredFamilies {
 public:
-    explicit MeasuredFamilies(const Hardware& hardware) : hardware_(hardware) {}
+    explicit MeasuredFamilies(const machine::Hardware& hardware) : hardware_(hardware) {}
     const MeasuredFamily* find(const std::string& key) const; // nullptr: no call was measured
 
 private:
-    const Hardware& hardware_;
+    const machine::Hardware& hardware_;
     mutable std::mutex mutex_;
     mutable std::map<std::string, std::unique_ptr<const MeasuredFamily>> fitted_;
 };
 
-} // namespace moe
+} // namespace moe::cost

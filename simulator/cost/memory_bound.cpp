@@ -3,18 +3,18 @@
 #include "planner/stack/stack.hpp"
 #include "simulator/cost/cost.hpp"
 
-namespace moe {
+namespace moe::cost {
 namespace {
 
-bool gathers_rows(OpKind kind) {
+bool gathers_rows(program::OpKind kind) {
     switch (kind) {
-    case OpKind::embedding:
-    case OpKind::embedding_grad:
-    case OpKind::permute_map:
-    case OpKind::permute:
-    case OpKind::unpermute:
-    case OpKind::sort_rows:
-    case OpKind::unsort_rows:
+    case program::OpKind::embedding:
+    case program::OpKind::embedding_grad:
+    case program::OpKind::permute_map:
+    case program::OpKind::permute:
+    case program::OpKind::unpermute:
+    case program::OpKind::sort_rows:
+    case program::OpKind::unsort_rows:
         return true;
     default:
         return false;
@@ -23,17 +23,17 @@ bool gathers_rows(OpKind kind) {
 
 } // namespace
 
-double memory_bound_seconds(const Rates& rates, const Op& op) {
-    const StackCosts& c = *rates.costs;
-    if (op.kind == OpKind::quantize) {
+double memory_bound_seconds(const Rates& rates, const program::Op& op) {
+    const stack::StackCosts& c = *rates.costs;
+    if (op.kind == program::OpKind::quantize) {
         // Fused into the kernel before it, a quantization only writes: no start of its own and a share of the traffic.
         const double bytes = op.bytes * c.quantize_share;
         return bytes / (rates.hardware->memory_bandwidth * c.memory) +
                (c.quantize_share < 1.0 ? 0.0 : c.kernel_seconds);
     }
-    const bool scans = op.kind == OpKind::scan || op.kind == OpKind::scan_grad;
+    const bool scans = op.kind == program::OpKind::scan || op.kind == program::OpKind::scan_grad;
     const double share = scans ? c.scan : gathers_rows(op.kind) ? c.permute : c.memory;
     return op.bytes / (rates.hardware->memory_bandwidth * share) + c.kernel_seconds * launches(c, op.kind);
 }
 
-} // namespace moe
+} // namespace moe::cost

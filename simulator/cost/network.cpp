@@ -12,7 +12,7 @@
 #include <map>
 #include <utility>
 
-namespace moe {
+namespace moe::cost {
 namespace {
 
 struct LinkProperty {
@@ -29,7 +29,7 @@ struct Flow {
 // Vertices: members' GPUs, their NICs, one switch per domain, one fabric.
 class Links {
 public:
-    Links(const Hardware& hardware, const Placement& placement)
+    Links(const machine::Hardware& hardware, const Placement& placement)
         : placement_(placement), graph_(static_cast<std::size_t>(2 * placement.size + placement.domains + 1)) {
         const auto n = static_cast<std::size_t>(placement.size);
         const auto domains = static_cast<std::size_t>(placement.domains);
@@ -85,7 +85,7 @@ private:
     Graph graph_;
 };
 
-void check(const Hardware& hardware, const Placement& placement) {
+void check(const machine::Hardware& hardware, const Placement& placement) {
     if (placement.per_domain > 1 && !(hardware.nvlink.bandwidth > 0.0))
         refuse("hardware {}: nvlink.bandwidth is {}, but a group has {} members in one domain", hardware.name,
                hardware.nvlink.bandwidth, placement.per_domain);
@@ -96,7 +96,7 @@ void check(const Hardware& hardware, const Placement& placement) {
 
 } // namespace
 
-int domain_of_job(const Hardware& hardware, int gpus) {
+int domain_of_job(const machine::Hardware& hardware, int gpus) {
     int domain = std::max(1, std::min(hardware.nvlink_domain_used, gpus));
     if (gpus <= hardware.nvlink_domain) return gpus;
     while (gpus % domain != 0) --domain;
@@ -116,7 +116,7 @@ Placement place(const std::vector<int>& members, int domain) {
     return placement;
 }
 
-Route exchange_route(const Hardware& hardware, const Placement& placement) {
+Route exchange_route(const machine::Hardware& hardware, const Placement& placement) {
     check(hardware, placement);
     const Links links(hardware, placement);
     const int last = placement.size - 1; // lies in the least full domain, so it sends most over its NIC
@@ -125,7 +125,7 @@ Route exchange_route(const Hardware& hardware, const Placement& placement) {
     return links.send(last, flows);
 }
 
-Route ring_route(const Hardware& hardware, const Placement& placement) {
+Route ring_route(const machine::Hardware& hardware, const Placement& placement) {
     check(hardware, placement);
     const Links links(hardware, placement);
     if (placement.domains == 1) return links.send(0, {{1, 1.0}});
@@ -135,12 +135,12 @@ Route ring_route(const Hardware& hardware, const Placement& placement) {
     return links.send(0, flows);
 }
 
-Route pair_route(const Hardware& hardware, const Placement& placement) {
+Route pair_route(const machine::Hardware& hardware, const Placement& placement) {
     check(hardware, placement);
     return Links(hardware, placement).send(0, {{placement.size - 1, 1.0}});
 }
 
-Route domain_route(const Hardware& hardware, const Placement& placement) {
+Route domain_route(const machine::Hardware& hardware, const Placement& placement) {
     check(hardware, placement);
     const Links links(hardware, placement);
     std::vector<Flow> flows;
@@ -149,4 +149,4 @@ Route domain_route(const Hardware& hardware, const Placement& placement) {
     return links.send(0, flows);
 }
 
-} // namespace moe
+} // namespace moe::cost

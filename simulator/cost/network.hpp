@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace moe {
+namespace moe::cost {
 
 // How a group lies on the machine.
 struct Placement {
@@ -18,7 +18,7 @@ struct Placement {
 
 // GPUs of a job that share NVLink: nvlink_domain_used where the job fills whole domains, else the largest number up to
 // it that divides the job evenly.
-int domain_of_job(const Hardware& hardware, int gpus);
+int domain_of_job(const machine::Hardware& hardware, int gpus);
 // Ranks lie on the machine in order: rank r in domain r / domain. Members in increasing order.
 Placement place(const std::vector<int>& members, int domain);
 
@@ -31,13 +31,13 @@ struct Route {
 };
 
 // Every member sends equal shares to all others.
-Route exchange_route(const Hardware& hardware, const Placement& placement);
+Route exchange_route(const machine::Hardware& hardware, const Placement& placement);
 // Every member passes all bytes on around a ring. A group over several domains runs one ring per member of a domain,
 // each crossing over another NIC, so the NICs of a domain add up (NCCL's channels do the same).
-Route ring_route(const Hardware& hardware, const Placement& placement);
+Route ring_route(const machine::Hardware& hardware, const Placement& placement);
 // One message from the first to the last member.
-Route pair_route(const Hardware& hardware, const Placement& placement);
+Route pair_route(const machine::Hardware& hardware, const Placement& placement);
 // Messages to every other domain only, equal shares: the inter-domain half of token-based dispatch.
-Route domain_route(const Hardware& hardware, const Placement& placement);
+Route domain_route(const machine::Hardware& hardware, const Placement& placement);
 
-} // namespace moe
+} // namespace moe::cost

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-namespace moe {
+namespace moe::estimate {
 
 // Seconds of one merged pair among others like it. `lead` seconds that the host is ahead at the start make it
 // max(ahead, together - lead) long.
@@ -22,7 +22,7 @@ struct MergedTime {
 // Plays pairs of chunks of one plan; each segment is lowered and priced once.
 class MergedPlayer {
 public:
-    explicit MergedPlayer(const CostModel& model); // which must outlive the player
+    explicit MergedPlayer(const cost::CostModel& model); // which must outlive the player
     ~MergedPlayer();
 
     // Segments in forward order, with counts.
@@ -30,8 +30,8 @@ public:
 
 private:
     struct State;
-    const CostModel& model_;
+    const cost::CostModel& model_;
     std::unique_ptr<State> state_; // since the first pair
 };
 
-} // namespace moe
+} // namespace moe::estimate

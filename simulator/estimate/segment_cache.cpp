@@ -8,42 +8,43 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::estimate {
 
-bool has_experts(const Plan& plan, SegmentId id) {
-    const bool layer = id.kind == SegmentKind::layer || is_mtp(id.kind);
+bool has_experts(const plan::Plan& plan, SegmentId id) {
+    const bool layer = id.kind == lower::SegmentKind::layer || lower::is_mtp(id.kind);
     return layer && plan.model->kinds[static_cast<std::size_t>(id.layer_kind)].moe.has_value();
 }
 
-SegmentCache::SegmentCache(const Hardware& hardware, Stack stack) : machine_(hardware), stack_(std::move(stack)) {}
+SegmentCache::SegmentCache(const machine::Hardware& hardware, stack::Stack stack)
+    : machine_(hardware), stack_(std::move(stack)) {}
 
-void SegmentCache::keep_model(const Plan& plan) {
+void SegmentCache::keep_model(const plan::Plan& plan) {
     if (std::find(models_.begin(), models_.end(), plan.model) == models_.end()) models_.push_back(plan.model);
 }
 
-Placements SegmentCache::placements(const Plan& plan) const {
-    const auto at = [&](Group group) { return machine_.routes.placement(plan, group); };
-    Placements places{at(groups::tensor), at(groups::context), at(groups::expert), at(groups::expert_tensor),
-                      at(groups::dispatch)};
+Placements SegmentCache::placements(const plan::Plan& plan) const {
+    const auto at = [&](plan::Group group) { return machine_.routes.placement(plan, group); };
+    Placements places{at(emit::groups::tensor), at(emit::groups::context), at(emit::groups::expert),
+                      at(emit::groups::expert_tensor), at(emit::groups::dispatch)};
     if (plan.reshards()) {
-        places[5] = at({Domain::dense, axis::data | axis::context});
-        places[6] = at({Domain::expert, axis::data});
+        places[5] = at({plan::Domain::dense, plan::axis::data | plan::axis::context});
+        places[6] = at({plan::Domain::expert, plan::axis::data});
     }
-    if (plan.router.has_loss()) places[7] = at({Domain::dense, axis::tensor | axis::context});
+    if (plan.router.has_loss()) places[7] = at({plan::Domain::dense, plan::axis::tensor | plan::axis::context});
     return places;
 }
 
-SegmentCache::CostKey SegmentCache::cost_key(const Plan& plan, SegmentId id) const {
-    const bool table = (id.kind == SegmentKind::embedding || is_mtp(id.kind)) && shares_table(plan);
-    return {{plan, id}, PlanKey<Subject::weights>(plan, has_experts(plan, id)), table, placements(plan)};
+SegmentCache::CostKey SegmentCache::cost_key(const plan::Plan& plan, SegmentId id) const {
+    const bool table = (id.kind == lower::SegmentKind::embedding || lower::is_mtp(id.kind)) && emit::shares_table(plan);
+    return {{plan, id}, plan::PlanKey<plan::Subject::weights>(plan, has_experts(plan, id)), table, placements(plan)};
 }
 
-SegmentSize SegmentCache::size(const Plan& plan, SegmentId id) {
+SegmentSize SegmentCache::size(const plan::Plan& plan, SegmentId id) {
     // Rows are proportional to the tokens of a micro-batch; what is not (counts per expert) is the same in both. Only
     // sizes that TP divides are played, so that no rounding is extrapolated.
     if (plan.seq / plan.cp % plan.tp != 0) return lowered(plan, id, plan.mbs);
     // Not so FSDP's weights beside them, nor what is offloaded, which depends on its size.
-    if (plan.reshards() || (plan.offload & ~offload::optimizer) != 0) return lowered(plan, id, plan.mbs);
+    if (plan.reshards() || (plan.offload & ~plan::offload::optimizer) != 0) return lowered(plan, id, plan.mbs);
     const SegmentSize& one = lowered(plan, id, 1);
     if (plan.mbs == 1) return one;
     const SegmentSize& two = lowered(plan, id, 2);
@@ -55,47 +56,47 @@ SegmentSize SegmentCache::size(const Plan& plan, SegmentId id) {
     return size;
 }
 
-const SegmentSize& SegmentCache::lowered(const Plan& plan, SegmentId id, std::int64_t mbs) {
-    Plan small = plan;
+const SegmentSize& SegmentCache::lowered(const plan::Plan& plan, SegmentId id, std::int64_t mbs) {
+    plan::Plan small = plan;
     small.mbs = mbs;
-    const SegmentKey<Subject::size> k(small, id);
+    const SegmentKey<plan::Subject::size> k(small, id);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto it = sizes_.find(k);
         if (it != sizes_.end()) return *it->second;
     }
-    const Program program = lower_segment(small, id.kind, id.layer_kind);
+    const program::Program program = lower::lower_segment(small, id.kind, id.layer_kind);
     auto size = std::make_unique<SegmentSize>();
-    size->memory = segment_memory(program);
-    for (const Template& tmpl : program.templates)
-        for (const Op& op : tmpl.ops)
-            if (is_communication(op.kind)) size->groups |= group_bit(op.group);
-    size->slots = all_slots(program);
+    size->memory = memory::segment_memory(program);
+    for (const program::Template& tmpl : program.templates)
+        for (const program::Op& op : tmpl.ops)
+            if (program::is_communication(op.kind)) size->groups |= group_bit(op.group);
+    size->slots = program::all_slots(program);
     const std::lock_guard<std::mutex> lock(mutex_);
     keep_model(plan);
     return *sizes_.emplace(k, std::move(size)).first->second;
 }
 
-const SegmentCost& SegmentCache::cost(const Plan& plan, SegmentId id) {
+const SegmentCost& SegmentCache::cost(const plan::Plan& plan, SegmentId id) {
     const CostKey k = cost_key(plan, id);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto it = costs_.find(k);
         if (it != costs_.end()) return *it->second;
     }
-    const CostModel model(plan, stack_, machine_);
+    const cost::CostModel model(plan, stack_, machine_);
     auto result = std::make_unique<SegmentCost>(segment_cost(model, id));
     const std::lock_guard<std::mutex> lock(mutex_);
     keep_model(plan);
     return *costs_.emplace(k, std::move(result)).first->second;
 }
 
-MergedTime SegmentCache::merged(const Plan& plan, MergedPlayer& player, const Segments& forward,
+MergedTime SegmentCache::merged(const plan::Plan& plan, MergedPlayer& player, const Segments& forward,
                                 const Segments& backward) {
     const auto& kinds = plan.model->kinds;
     const auto routed =
-        std::find_if(kinds.begin(), kinds.end(), [](const LayerKind& kind) { return kind.moe.has_value(); });
-    const SegmentId any{SegmentKind::layer, static_cast<int>(routed - kinds.begin())}; // depends on every field
+        std::find_if(kinds.begin(), kinds.end(), [](const model::LayerKind& kind) { return kind.moe.has_value(); });
+    const SegmentId any{lower::SegmentKind::layer, static_cast<int>(routed - kinds.begin())}; // depends on every field
     std::tuple<CostKey, Segments, Segments> k{cost_key(plan, any), forward, backward};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -108,43 +109,43 @@ MergedTime SegmentCache::merged(const Plan& plan, MergedPlayer& player, const Se
     return merged_.emplace(std::move(k), time).first->second;
 }
 
-const std::vector<BucketSize>& SegmentCache::buckets(const Plan& plan, SegmentId id) {
-    const bool table = (id.kind == SegmentKind::embedding || is_mtp(id.kind)) && shares_table(plan);
-    const BucketKey k{PlanKey<Subject::weights>(plan, has_experts(plan, id)), table, id, {}};
+const std::vector<passes::BucketSize>& SegmentCache::buckets(const plan::Plan& plan, SegmentId id) {
+    const bool table = (id.kind == lower::SegmentKind::embedding || lower::is_mtp(id.kind)) && emit::shares_table(plan);
+    const BucketKey k{plan::PlanKey<plan::Subject::weights>(plan, has_experts(plan, id)), table, id, {}};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto it = buckets_.find(k);
         if (it != buckets_.end()) return *it->second;
     }
-    Stage stage;
+    plan::Stage stage;
     const auto& layers = plan.model->layers;
     switch (id.kind) {
-    case SegmentKind::embedding:
+    case lower::SegmentKind::embedding:
         stage.embedding = true;
         break;
-    case SegmentKind::head:
-    case SegmentKind::all_heads:
+    case lower::SegmentKind::head:
+    case lower::SegmentKind::all_heads:
         stage.loss = true;
         break;
-    case SegmentKind::layer:
+    case lower::SegmentKind::layer:
         stage.first_layer = static_cast<int>(std::find(layers.begin(), layers.end(), id.layer_kind) - layers.begin());
         stage.layers = 1;
         break;
-    case SegmentKind::mtp:
-    case SegmentKind::mtp_body:
+    case lower::SegmentKind::mtp:
+    case lower::SegmentKind::mtp_body:
         stage.mtp = 1;
         break;
     }
-    auto sizes = std::make_unique<std::vector<BucketSize>>(bucket_sizes(plan, stage));
+    auto sizes = std::make_unique<std::vector<passes::BucketSize>>(lower::bucket_sizes(plan, stage));
     const std::lock_guard<std::mutex> lock(mutex_);
     keep_model(plan);
     return *buckets_.emplace(k, std::move(sizes)).first->second;
 }
 
-const std::vector<BucketSize>& SegmentCache::stage_buckets(const Plan& plan, const Stage& stage) {
-    const bool table = (stage.embedding || stage.mtp > 0) && shares_table(plan);
-    constexpr SegmentId none{SegmentKind::layer, -1};
-    const BucketKey k{PlanKey<Subject::weights>(plan),
+const std::vector<passes::BucketSize>& SegmentCache::stage_buckets(const plan::Plan& plan, const plan::Stage& stage) {
+    const bool table = (stage.embedding || stage.mtp > 0) && emit::shares_table(plan);
+    constexpr SegmentId none{lower::SegmentKind::layer, -1};
+    const BucketKey k{plan::PlanKey<plan::Subject::weights>(plan),
                       table,
                       none,
                       {stage.first_layer, stage.layers, stage.mtp, stage.embedding ? 1 : 0, stage.loss ? 1 : 0}};
@@ -153,9 +154,9 @@ const std::vector<BucketSize>& SegmentCache::stage_buckets(const Plan& plan, con
         const auto it = buckets_.find(k);
         if (it != buckets_.end()) return *it->second;
     }
-    auto sizes = std::make_unique<std::vector<BucketSize>>(bucket_sizes(plan, stage));
+    auto sizes = std::make_unique<std::vector<passes::BucketSize>>(lower::bucket_sizes(plan, stage));
     const std::lock_guard<std::mutex> lock(mutex_);
     return *buckets_.emplace(k, std::move(sizes)).first->second;
 }
 
-} // namespace moe
+} // namespace moe::estimate

@@ -17,28 +17,28 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::estimate {
 
 // Whether the segment routes tokens to experts in some plans of the model.
-bool has_experts(const Plan& plan, SegmentId id);
+bool has_experts(const plan::Plan& plan, SegmentId id);
 
 // Each group of either domain has a bit of its own, since axes are five bits.
-inline std::uint64_t group_bit(Group group) {
+inline std::uint64_t group_bit(plan::Group group) {
     return group.axes == 0 ? 0 : std::uint64_t{1} << (32 * static_cast<int>(group.domain) + group.axes);
 }
 
 // What the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
 struct SegmentSize {
-    SegmentMemory memory;
+    memory::SegmentMemory memory;
     std::uint64_t groups = 0; // that its communication uses, see group_bit()
     std::int64_t slots = 0;   // bytes that its exchanges pack rows into
 };
 
 // What a segment of some plans depends on, as far as one subject goes.
-template <Subject subject>
+template <plan::Subject subject>
 struct SegmentKey {
-    SegmentKey(const Plan& p, SegmentId segment) : plan(p, has_experts(p, segment)), id(segment) {}
-    PlanKey<subject> plan;
+    SegmentKey(const plan::Plan& p, SegmentId segment) : plan(p, has_experts(p, segment)), id(segment) {}
+    plan::PlanKey<subject> plan;
     SegmentId id;
     auto operator<=>(const SegmentKey&) const = default;
 };
@@ -46,54 +46,54 @@ struct SegmentKey {
 // Where the groups of a segment's communication lie: tensor, context, expert, expert tensor, dispatch; then, where the
 // plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, and the ranks that
 // share a micro-batch.
-using Placements = std::array<Placement, 8>;
+using Placements = std::array<cost::Placement, 8>;
 
 // Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.
 class SegmentCache {
 public:
-    SegmentCache(const Hardware& hardware, Stack stack);
+    SegmentCache(const machine::Hardware& hardware, stack::Stack stack);
 
-    Placements placements(const Plan& plan) const;
+    Placements placements(const plan::Plan& plan) const;
 
-    SegmentSize size(const Plan& plan, SegmentId id);
-    const SegmentCost& cost(const Plan& plan, SegmentId id);
+    SegmentSize size(const plan::Plan& plan, SegmentId id);
+    const SegmentCost& cost(const plan::Plan& plan, SegmentId id);
     // EP overlap: a chunk's forward beside a chunk's backward. `player` must be of the plan.
-    MergedTime merged(const Plan& plan, MergedPlayer& player, const Segments& forward, const Segments& backward);
+    MergedTime merged(const plan::Plan& plan, MergedPlayer& player, const Segments& forward, const Segments& backward);
     // Buckets of the segment alone; elements only, groups as in this plan.
-    const std::vector<BucketSize>& buckets(const Plan& plan, SegmentId id);
+    const std::vector<passes::BucketSize>& buckets(const plan::Plan& plan, SegmentId id);
     // Buckets of a whole stage, cut as the lowering cuts them.
-    const std::vector<BucketSize>& stage_buckets(const Plan& plan, const Stage& stage);
-    const Machine& machine() const { return machine_; }
-    const Stack& stack() const { return stack_; }
+    const std::vector<passes::BucketSize>& stage_buckets(const plan::Plan& plan, const plan::Stage& stage);
+    const cost::Machine& machine() const { return machine_; }
+    const stack::Stack& stack() const { return stack_; }
 
 private:
-    const SegmentSize& lowered(const Plan& plan, SegmentId id, std::int64_t mbs);
+    const SegmentSize& lowered(const plan::Plan& plan, SegmentId id, std::int64_t mbs);
     // Seconds and the buckets that the ops use, whose elements are padded to the group that shares them.
     struct CostKey {
-        SegmentKey<Subject::time> time;
-        PlanKey<Subject::weights> weights;
+        SegmentKey<plan::Subject::time> time;
+        plan::PlanKey<plan::Subject::weights> weights;
         bool shares_table;
         Placements places;
         auto operator<=>(const CostKey&) const = default;
     };
     struct BucketKey {
-        PlanKey<Subject::weights> weights;
+        plan::PlanKey<plan::Subject::weights> weights;
         bool shares_table;
         SegmentId id; // or a stage
         std::array<int, 5> stage;
         auto operator<=>(const BucketKey&) const = default;
     };
-    CostKey cost_key(const Plan& plan, SegmentId id) const;
-    void keep_model(const Plan& plan); // under the lock
+    CostKey cost_key(const plan::Plan& plan, SegmentId id) const;
+    void keep_model(const plan::Plan& plan); // under the lock
 
-    Machine machine_;
-    Stack stack_;
+    cost::Machine machine_;
+    stack::Stack stack_;
     std::mutex mutex_;
-    std::map<SegmentKey<Subject::size>, std::unique_ptr<SegmentSize>> sizes_;
+    std::map<SegmentKey<plan::Subject::size>, std::unique_ptr<SegmentSize>> sizes_;
     std::map<CostKey, std::unique_ptr<SegmentCost>> costs_;
     std::map<std::tuple<CostKey, Segments, Segments>, MergedTime> merged_;
-    std::map<BucketKey, std::unique_ptr<std::vector<BucketSize>>> buckets_;
-    std::vector<std::shared_ptr<const Model>> models_; // kept alive: keys name them by address
+    std::map<BucketKey, std::unique_ptr<std::vector<passes::BucketSize>>> buckets_;
+    std::vector<std::shared_ptr<const model::Model>> models_; // kept alive: keys name them by address
 };
 
-} // namespace moe
+} // namespace moe::estimate

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::estimate {
 namespace {
 
-double end_of(const RankRun& run) {
+double end_of(const replay::RankRun& run) {
     double end = 0.0;
-    for (const TimelineRow& row : run.rows) end = std::max(end, row.end);
+    for (const program::TimelineRow& row : run.rows) end = std::max(end, row.end);
     return end;
 }
 
@@ -19,88 +19,90 @@ double end_of(const RankRun& run) {
 // their tensors apart.
 class Alone {
 public:
-    Alone(const Stack& stack, std::shared_ptr<const Program> program, std::shared_ptr<const ProgramCosts> costs,
-          std::shared_ptr<const Reuses> reuses, BesideCommunication beside, int slot)
+    Alone(const stack::Stack& stack, std::shared_ptr<const program::Program> program,
+          std::shared_ptr<const cost::ProgramCosts> costs, std::shared_ptr<const memory::Reuses> reuses,
+          cost::ContentionPrice beside, int slot)
         : stack_(stack),
           program_(std::move(program)),
           costs_(std::move(costs)),
           reuses_(std::move(reuses)),
           beside_(beside) {
         unit_.lanes[0] = {slot};
-        for (const Op& op : program_->templates[static_cast<std::size_t>(slot)].ops) {
-            rings_ = rings_ || op.kind == OpKind::ring_exchange;
-            copies_ = copies_ || op.stream == Stream::host;
+        for (const program::Op& op : program_->templates[static_cast<std::size_t>(slot)].ops) {
+            rings_ = rings_ || op.kind == program::OpKind::ring_exchange;
+            copies_ = copies_ || op.stream == program::Stream::host;
         }
     }
 
     // Rings of context parallelism send, and stashed or offloaded rows come and go, while other layers run.
     bool runs_ahead() const { return rings_ || copies_; }
 
-    RankRun play(const Clocks& start, TensorId late = no_tensor) const {
-        RankRun run;
+    replay::RankRun play(const replay::StreamClocks& start, program::TensorId late = program::no_tensor) const {
+        replay::RankRun run;
         run.program = program_;
         run.costs = costs_;
         run.reuses = reuses_;
-        run.beside = beside_;
-        play_segment(stack_, run, {unit_}, start, late, far_ahead);
+        run.contention = beside_;
+        replay::play_segment(stack_, run, {unit_}, start, late, replay::far_ahead);
         return run;
     }
 
-    Passage passage() const {
-        const double now = far_ahead, ring = runs_ahead() ? 0.0 : now;
-        Passage p;
+    replay::MaxPlusMatrix max_plus() const {
+        const double now = replay::far_ahead, ring = runs_ahead() ? 0.0 : now;
+        replay::MaxPlusMatrix p;
         p.from_host = from_now({now, 0.0, 0.0});
         p.from_device = from_now({0.0, now, ring}, message());
         if (runs_ahead()) p.from_ring = from_now({0.0, 0.0, now});
-        p.from_message = message() == no_tensor ? p.from_device : from_now({}, message());
+        p.from_message = message() == program::no_tensor ? p.from_device : from_now({}, message());
         return p;
     }
-    Clocks after(TensorId late) const { return from_now({}, late); }
+    replay::StreamClocks after(program::TensorId late) const { return from_now({}, late); }
 
 private:
     // What the neighbour sends, see lower_segment().
-    TensorId message() const { return program_->io.segment_message(unit_.lanes[0].front()); }
+    program::TensorId message() const { return program_->io.segment_message(unit_.lanes[0].front()); }
     // The clocks at the end, from those at far_ahead; a clock that is not past it does not depend on them.
-    Clocks from_now(const Clocks& start, TensorId late = no_tensor) const {
-        const RankRun run = play(start, late);
-        Clocks end{run.host_seconds, start.device, start.ring};
-        for (const TimelineRow& row : run.rows) {
+    replay::StreamClocks from_now(const replay::StreamClocks& start,
+                                  program::TensorId late = program::no_tensor) const {
+        const replay::RankRun run = play(start, late);
+        replay::StreamClocks end{run.host_seconds, start.device, start.ring};
+        for (const program::TimelineRow& row : run.rows) {
             // What is computed next waits for communication, but not for copies to the host.
-            const bool copy = row.stream == Stream::host;
+            const bool copy = row.stream == program::Stream::host;
             if (!copy) end.device = std::max(end.device, row.end);
-            if (copy || (rings_ && row.stream == Stream::tensor) || (copies_ && uses_buffer(row)))
+            if (copy || (rings_ && row.stream == program::Stream::tensor) || (copies_ && uses_buffer(row)))
                 end.ring = std::max(end.ring, row.end);
         }
         for (double* clock : {&end.host, &end.device, &end.ring})
-            *clock = *clock < far_ahead ? Passage::never : *clock - far_ahead;
+            *clock = *clock < replay::far_ahead ? replay::MaxPlusMatrix::never : *clock - replay::far_ahead;
         return end;
     }
 
-    bool uses_buffer(const TimelineRow& row) const {
-        const Op& op =
+    bool uses_buffer(const program::TimelineRow& row) const {
+        const program::Op& op =
             program_->templates[static_cast<std::size_t>(unit_.lanes[0].front())].ops[static_cast<std::size_t>(row.op)];
-        const auto shared = [this](TensorId id) {
-            return id != no_tensor && is_buffer(program_->tensors[static_cast<std::size_t>(id)]);
+        const auto shared = [this](program::TensorId id) {
+            return id != program::no_tensor && replay::is_buffer(program_->tensors[static_cast<std::size_t>(id)]);
         };
         return std::any_of(op.in.begin(), op.in.end(), shared) || std::any_of(op.out.begin(), op.out.end(), shared);
     }
 
-    const Stack& stack_;
-    std::shared_ptr<const Program> program_;
-    std::shared_ptr<const ProgramCosts> costs_;
-    std::shared_ptr<const Reuses> reuses_;
-    BesideCommunication beside_;
-    Unit unit_;
+    const stack::Stack& stack_;
+    std::shared_ptr<const program::Program> program_;
+    std::shared_ptr<const cost::ProgramCosts> costs_;
+    std::shared_ptr<const memory::Reuses> reuses_;
+    cost::ContentionPrice beside_;
+    replay::Unit unit_;
     bool rings_ = false, copies_ = false;
 };
 
 // Seconds of one among others like it, the host being far ahead.
-double period(const Passage& passage) {
+double period(const replay::MaxPlusMatrix& max_plus) {
     constexpr int others = 6;
-    Clocks clocks{-far_ahead, 0.0, 0.0};
+    replay::StreamClocks clocks{-replay::far_ahead, 0.0, 0.0};
     double first = 0.0;
     for (int i = 0; i <= others; ++i) {
-        clocks = passage.after(clocks, clocks.device);
+        clocks = max_plus.after(clocks, clocks.device);
         if (i == 0) first = clocks.device;
     }
     return (clocks.device - first) / others;
@@ -111,7 +113,7 @@ void run_on(SegmentTime& time, double period) {
     double saved = time.device - period;
     if (saved <= 0.0) return;
     time.device -= saved;
-    Breakdown& b = time.parts;
+    search::Breakdown& b = time.parts;
     for (double* part : {&b.context, &b.tensor, &b.expert, &b.host, &b.bubble, &b.compute}) {
         const double here = std::min(*part, saved);
         *part -= here;
@@ -120,25 +122,26 @@ void run_on(SegmentTime& time, double period) {
 }
 
 // `backward`: played with the host far ahead.
-std::vector<BucketUse> uses_of(const Program& program, const FirstGradients& first, const Alone& forward,
-                               const Alone& first_backward, const RankRun& backward) {
-    const auto root = [&program](TensorId id) {
-        const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
-        return base == no_tensor ? id : base;
+std::vector<BucketUse> uses_of(const program::Program& program, const passes::FirstGradients& first,
+                               const Alone& forward, const Alone& first_backward, const replay::RankRun& backward) {
+    const auto root = [&program](program::TensorId id) {
+        const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
+        return base == program::no_tensor ? id : base;
     };
-    const auto touches = [&root](const std::vector<TensorId>& ids, TensorId what) {
-        return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return id != no_tensor && root(id) == what; });
+    const auto touches = [&root](const std::vector<program::TensorId>& ids, program::TensorId what) {
+        return std::any_of(ids.begin(), ids.end(),
+                           [&](program::TensorId id) { return id != program::no_tensor && root(id) == what; });
     };
     std::vector<BucketUse> uses;
     const double end = end_of(backward);
-    for (const Bucket& b : program.buckets) {
-        const Dtype dtype = program.tensors[static_cast<std::size_t>(b.weights)].dtype;
+    for (const program::Bucket& b : program.buckets) {
+        const program::Dtype dtype = program.tensors[static_cast<std::size_t>(b.weights)].dtype;
         BucketUse use{{b.domain, b.elements, b.group, b.group_size, dtype, -1, 0, b.quantizable},
                       forward.after(root(b.weights)),
                       first_backward.after(root(b.gradients)),
                       end};
         for (const auto& [from, to] : first.unset(b)) use.zeroed += to - from;
-        for (const TimelineRow& row : backward.rows)
+        for (const program::TimelineRow& row : backward.rows)
             if (touches(program.templates[1].ops[static_cast<std::size_t>(row.op)].out, b.gradients))
                 use.after_final = std::min(use.after_final, end - row.end);
         uses.push_back(use);
@@ -148,45 +151,45 @@ std::vector<BucketUse> uses_of(const Program& program, const FirstGradients& fir
 
 } // namespace
 
-SegmentCost segment_cost(const CostModel& model, SegmentId id) {
-    const Plan& plan = model.plan();
-    const auto lowered = std::make_shared<Program>(lower_segment(plan, id.kind, id.layer_kind));
+SegmentCost segment_cost(const cost::CostModel& model, SegmentId id) {
+    const plan::Plan& plan = model.plan();
+    const auto lowered = std::make_shared<program::Program>(lower::lower_segment(plan, id.kind, id.layer_kind));
     lowered->in_flight = {2};
     lowered->slots = {{0, 0}, {1, 1}};
-    FirstGradients first(*lowered);
-    if (sets_first_gradients(plan))
+    passes::FirstGradients first(*lowered);
+    if (passes::sets_first_gradients(plan))
         if (auto setting = first.next(lowered->templates[1])) {
             lowered->templates.push_back(std::move(*setting));
             lowered->slots.push_back({2, 1});
         }
-    const std::shared_ptr<const Program> program = lowered;
-    const auto costs = std::make_shared<const ProgramCosts>(price(model, *program));
+    const std::shared_ptr<const program::Program> program = lowered;
+    const auto costs = std::make_shared<const cost::ProgramCosts>(cost::price(model, *program));
 
     SegmentCost result;
-    const std::shared_ptr<const Reuses> reuses = reuses_in(plan, *program);
-    const BesideCommunication beside = model.beside_communication();
+    const std::shared_ptr<const memory::Reuses> reuses = replay::reuses_in(plan, *program);
+    const cost::ContentionPrice beside = model.contention_price();
     const Alone alone[2] = {{model.stack(), program, costs, reuses, beside, 0},
                             {model.stack(), program, costs, reuses, beside, 1}};
-    RankRun ahead;
+    replay::RankRun ahead;
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result.forward : result.backward;
-        ahead = alone[slot].play({-far_ahead, 0.0, 0.0});
+        ahead = alone[slot].play({-replay::far_ahead, 0.0, 0.0});
         time.device = end_of(ahead);
-        time.parts = breakdown_of(plan, ahead, time.device);
-        time.passage = alone[slot].passage();
-        if (alone[slot].runs_ahead()) run_on(time, period(time.passage));
+        time.parts = replay::breakdown_of(plan, ahead, time.device);
+        time.max_plus = alone[slot].max_plus();
+        if (alone[slot].runs_ahead()) run_on(time, period(time.max_plus));
     }
     const Alone first_backward(model.stack(), program, costs, reuses, beside,
                                static_cast<int>(program->templates.size()) - 1);
     result.first_backward = result.backward;
     if (program->templates.size() > 2) {
         SegmentTime& time = result.first_backward;
-        time.device = end_of(first_backward.play({-far_ahead, 0.0, 0.0}));
-        time.passage = first_backward.passage();
-        if (first_backward.runs_ahead()) run_on(time, period(time.passage));
+        time.device = end_of(first_backward.play({-replay::far_ahead, 0.0, 0.0}));
+        time.max_plus = first_backward.max_plus();
+        if (first_backward.runs_ahead()) run_on(time, period(time.max_plus));
     }
     result.uses = uses_of(*program, first, alone[0], first_backward, ahead);
     return result;
 }
 
-} // namespace moe
+} // namespace moe::estimate

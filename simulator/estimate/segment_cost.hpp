@@ -9,21 +9,21 @@
 #include <cstdint>
 #include <vector>
 
-namespace moe {
+namespace moe::estimate {
 
 // One direction of a segment, played alone.
 struct SegmentTime {
-    Passage passage;
-    double device = 0.0; // seconds among others like it, the host being far ahead
-    Breakdown parts;     // of `device`
+    replay::MaxPlusMatrix max_plus;
+    double device = 0.0;     // seconds among others like it, the host being far ahead
+    search::Breakdown parts; // of `device`
 };
 
 // When a segment uses the parameters of one bucket: its clocks at the end of its forward when the weights are there at
 // 0 and everything else long before, those at the end of its backward when the gradients have been zeroed at 0, and the
 // seconds from the last addition to the gradients to the end of the backward, the host being far ahead.
 struct BucketUse {
-    BucketSize bucket; // of the segment alone
-    Clocks after_weights, after_zero;
+    passes::BucketSize bucket; // of the segment alone
+    replay::StreamClocks after_weights, after_zero;
     double after_final = 0.0;
     std::int64_t zeroed = 0; // elements whose gradients no product sets, see passes/first_gradients
 };
@@ -35,6 +35,6 @@ struct SegmentCost {
 };
 
 // Lowers the segment for the model's plan and plays it.
-SegmentCost segment_cost(const CostModel& model, SegmentId id);
+SegmentCost segment_cost(const cost::CostModel& model, SegmentId id);
 
-} // namespace moe
+} // namespace moe::estimate

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::estimate {
 namespace {
 
-Segments segments_of(const Plan& plan, const Stage& stage) {
+Segments segments_of(const plan::Plan& plan, const plan::Stage& stage) {
     Segments list;
     const auto add = [&list](SegmentId id) {
         if (!list.empty() && list.back().first == id)
@@ -17,27 +17,27 @@ Segments segments_of(const Plan& plan, const Stage& stage) {
         else
             list.emplace_back(id, 1);
     };
-    if (stage.embedding) add({SegmentKind::embedding, 0});
+    if (stage.embedding) add({lower::SegmentKind::embedding, 0});
     for (int i = 0; i < stage.layers; ++i)
-        add({SegmentKind::layer, plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]});
-    const SegmentKind mtp = stage.loss ? SegmentKind::mtp : SegmentKind::mtp_body;
+        add({lower::SegmentKind::layer, plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]});
+    const lower::SegmentKind mtp = stage.loss ? lower::SegmentKind::mtp : lower::SegmentKind::mtp_body;
     for (int i = 0; i < stage.mtp; ++i) add({mtp, plan.model->mtp[static_cast<std::size_t>(i)]});
     const bool for_others = stage.mtp == 0 && !plan.model->mtp.empty();
-    if (stage.loss) add({for_others ? SegmentKind::all_heads : SegmentKind::head, 0});
+    if (stage.loss) add({for_others ? lower::SegmentKind::all_heads : lower::SegmentKind::head, 0});
     return list;
 }
 
 } // namespace
 
-const Shape& Shapes::of(const Plan& plan) {
-    const std::tuple<const Model*, int, int, std::string> key{plan.model.get(), plan.pp, plan.vpp, plan.layout};
+const Shape& Shapes::of(const plan::Plan& plan) {
+    const std::tuple<const model::Model*, int, int, std::string> key{plan.model.get(), plan.pp, plan.vpp, plan.layout};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto it = shapes_.find(key);
         if (it != shapes_.end()) return *it->second;
     }
     auto shape = std::make_unique<Shape>();
-    for (const Stage& stage : stages(plan)) {
+    for (const plan::Stage& stage : plan::stages(plan)) {
         Segments segments = segments_of(plan, stage);
         const auto same = std::find_if(shape->distinct.begin(), shape->distinct.end(),
                                        [&segments](const StageShape& s) { return s.segments == segments; });
@@ -49,4 +49,4 @@ const Shape& Shapes::of(const Plan& plan) {
     return *shapes_.emplace(key, std::move(shape)).first->second;
 }
 
-} // namespace moe
+} // namespace moe::estimate

@@ -13,18 +13,18 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::estimate {
 
 // A segment within one plan: layers by kind, MTP layers by kind, the two ends.
 struct SegmentId {
-    SegmentKind kind = SegmentKind::layer;
+    lower::SegmentKind kind = lower::SegmentKind::layer;
     int layer_kind = 0;
     auto operator<=>(const SegmentId&) const = default;
 };
 using Segments = std::vector<std::pair<SegmentId, int>>; // in forward order, equal neighbours counted
 
 struct StageShape {
-    Stage stage; // one of the stages that look like this
+    plan::Stage stage; // one of the stages that look like this
     Segments segments;
 };
 
@@ -36,12 +36,12 @@ struct Shape {
 // Shapes by (model, pp, vpp, layout). Thread-safe; entries live as long as the cache.
 class Shapes {
 public:
-    const Shape& of(const Plan& plan);
+    const Shape& of(const plan::Plan& plan);
 
 private:
     std::mutex mutex_;
-    std::map<std::tuple<const Model*, int, int, std::string>, std::unique_ptr<Shape>> shapes_;
-    std::vector<std::shared_ptr<const Model>> models_; // kept alive, since keys point to them
+    std::map<std::tuple<const model::Model*, int, int, std::string>, std::unique_ptr<Shape>> shapes_;
+    std::vector<std::shared_ptr<const model::Model>> models_; // kept alive, since keys point to them
 };
 
-} // namespace moe
+} // namespace moe::estimate

@@ -14,7 +14,7 @@
 #include <numeric>
 #include <vector>
 
-namespace moe {
+namespace moe::estimate {
 namespace {
 
 // How far a pair takes a pool above its state before: the forward takes segments of `bytes` from its first layer on,
@@ -33,28 +33,29 @@ int rise(const SavedSegments& forward, const SavedSegments& backward, std::int64
 
 } // namespace
 
-void SavedSegments::add(SegmentKind kind, int count, std::int64_t bytes) {
-    std::vector<std::int64_t>& list = kind == SegmentKind::embedding || is_head(kind) ? ends : layers;
+void SavedSegments::add(lower::SegmentKind kind, int count, std::int64_t bytes) {
+    std::vector<std::int64_t>& list = kind == lower::SegmentKind::embedding || lower::is_head(kind) ? ends : layers;
     list.insert(list.end(), static_cast<std::size_t>(count), bytes);
 }
 
-bool merges(const std::vector<Kept>& kept) {
-    return std::any_of(kept.begin(), kept.end(), [](const Kept& state) { return state.forward >= 0; });
+bool merges(const std::vector<plan::Kept>& kept) {
+    return std::any_of(kept.begin(), kept.end(), [](const plan::Kept& state) { return state.forward >= 0; });
 }
 
-void StageMemory::add_states(const Plan& plan, const BucketSize& bucket) {
+void StageMemory::add_states(const plan::Plan& plan, const passes::BucketSize& bucket) {
     states += state_bytes(plan, bucket);
-    ((plan.offload & offload::optimizer) != 0 ? visiting : states) += optimizer_bytes(plan, bucket);
+    ((plan.offload & plan::offload::optimizer) != 0 ? visiting : states) += passes::optimizer_bytes(plan, bucket);
     copies += plan.optimizer_copy_bytes() * static_cast<double>(bucket.elements) / bucket.group_size;
 }
 
-void StageMemory::add_tables(const Plan& plan, const Stage& stage) {
+void StageMemory::add_tables(const plan::Plan& plan, const plan::Stage& stage) {
     if (!stage.embedding && stage.mtp == 0 && !(stage.loss && plan.model->tied_embeddings)) return;
-    const std::size_t copies = table_holders(plan).size();
+    const std::size_t copies = emit::table_holders(plan).size();
     if (copies > 1) tables = static_cast<double>(copies - 1) * passed_table_bytes(plan);
 }
 
-std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& chunks, const std::vector<Kept>& kept) {
+std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& chunks,
+                                      const std::vector<plan::Kept>& kept) {
     std::map<std::int64_t, std::vector<int>> pools; // bytes -> segments by chunk
     for (std::size_t c = 0; c < chunks.size(); ++c)
         for (const auto* list : {&chunks[c]->layers, &chunks[c]->ends})
@@ -66,7 +67,7 @@ std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& c
     std::map<std::int64_t, int> result;
     for (const auto& [bytes, counts] : pools) {
         int& most = result[bytes];
-        for (const Kept& state : kept) {
+        for (const plan::Kept& state : kept) {
             const int before =
                 std::inner_product(state.micro_batches.begin(), state.micro_batches.end(), counts.begin(), 0);
             const int above = state.forward < 0 ? 0
@@ -78,24 +79,24 @@ std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& c
     return result;
 }
 
-int enough_micro_batches(const Plan& plan) {
+int enough_micro_batches(const plan::Plan& plan) {
     const int m = plan.micro_batches();
     return std::min(m, 4 * plan.pp + m % plan.pp);
 }
 
 namespace {
 
-int size_of(const Plan& plan, Group group) {
-    const bool dense = group.domain == Domain::dense;
+int size_of(const plan::Plan& plan, plan::Group group) {
+    const bool dense = group.domain == plan::Domain::dense;
     const auto has = [&](std::uint8_t axis) { return (group.axes & axis) != 0; };
-    return (has(axis::tensor) ? (dense ? plan.tp : plan.etp) : 1) * (has(axis::context) ? plan.cp : 1) *
-           (has(axis::expert) ? plan.ep : 1) * (has(axis::data) ? (dense ? plan.dp : plan.edp) : 1) *
-           (has(axis::pipeline) ? plan.pp : 1);
+    return (has(plan::axis::tensor) ? (dense ? plan.tp : plan.etp) : 1) * (has(plan::axis::context) ? plan.cp : 1) *
+           (has(plan::axis::expert) ? plan.ep : 1) * (has(plan::axis::data) ? (dense ? plan.dp : plan.edp) : 1) *
+           (has(plan::axis::pipeline) ? plan.pp : 1);
 }
 
 // Of its axes those along which there is more than one rank.
-Group real_axes(const Plan& plan, Group group) {
-    Group real{group.domain, 0};
+plan::Group real_axes(const plan::Plan& plan, plan::Group group) {
+    plan::Group real{group.domain, 0};
     for (int bit = 1; bit <= group.axes; bit *= 2) {
         const auto one = static_cast<std::uint8_t>(group.axes & bit);
         if (one != 0 && size_of(plan, {group.domain, one}) > 1) real.axes |= one;
@@ -108,8 +109,8 @@ struct Messages {
     int boxes = 0; // one for each that it sends: of each of its chunks in either direction, but at the model's ends
     int lines = 0; // two for each neighbour, in a V of both chunks; chunks of an interleaved schedule go round a ring
 };
-Messages messages_of(const Plan& plan, int rank) {
-    const bool v = in_a_v(plan.schedule), ring = plan.vpp > 1 && !v;
+Messages messages_of(const plan::Plan& plan, int rank) {
+    const bool v = plan::in_a_v(plan.schedule), ring = plan.vpp > 1 && !v;
     const bool first = rank == 0, last = rank + 1 == plan.pp, loss = v ? first : last;
     const int neighbours = ring ? 2 : (first ? 0 : 1) + (last ? 0 : 1);
     return {2 * plan.vpp - (first ? 1 : 0) - (loss ? 1 : 0), neighbours * (v ? 4 : 2)};
@@ -117,23 +118,26 @@ Messages messages_of(const Plan& plan, int rank) {
 
 // As communicators_of() counts them. A dense group and one of experts are taken for the same where stream and size
 // agree. Of published stacks every group has one.
-double communicator_bytes(const Plan& plan, int rank, std::uint64_t used, std::int64_t slots) {
-    if (!joins_devices(plan)) return bytes_among(plan.hardware->communicators.collective, 2) * std::popcount(used);
+double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, std::int64_t slots) {
+    if (!program::joins_devices(plan))
+        return machine::bytes_among(plan.hardware->communicators.collective, 2) * std::popcount(used);
     struct Known {
-        Stream stream;
-        Group group; // real axes
+        program::Stream stream;
+        plan::Group group; // real axes
         int size;
     };
     std::vector<Known> known;
-    Communicators all;
+    program::Communicators all;
     for (int bit = 0; bit < 64; ++bit) {
         if ((used >> bit & 1) == 0) continue;
-        const Group group{bit < 32 ? Domain::dense : Domain::expert, static_cast<std::uint8_t>(bit % 32)};
-        if (group == groups::pipeline) continue;
-        const bool data = (group.axes & (axis::data | axis::pipeline)) != 0, dense = group.domain == Domain::dense;
-        const Known one{data    ? Stream::data
-                        : dense ? Stream::tensor
-                                : Stream::expert,
+        const plan::Group group{bit < 32 ? plan::Domain::dense : plan::Domain::expert,
+                                static_cast<std::uint8_t>(bit % 32)};
+        if (group == emit::groups::pipeline) continue;
+        const bool data = (group.axes & (plan::axis::data | plan::axis::pipeline)) != 0,
+                   dense = group.domain == plan::Domain::dense;
+        const Known one{data    ? program::Stream::data
+                        : dense ? program::Stream::tensor
+                                : program::Stream::expert,
                         real_axes(plan, group), size_of(plan, group)};
         const auto same = [&](const Known& k) {
             return k.stream == one.stream &&
@@ -141,29 +145,30 @@ double communicator_bytes(const Plan& plan, int rank, std::uint64_t used, std::i
         };
         if (std::any_of(known.begin(), known.end(), same)) continue;
         known.push_back(one);
-        const bool exchanges = !dense && (group.axes & axis::expert) != 0 && plan.dispatcher == Dispatcher::alltoall;
-        const bool pairwise = !data && (exchanges || (dense && (group.axes & axis::context) != 0));
+        const bool exchanges =
+            !dense && (group.axes & plan::axis::expert) != 0 && plan.dispatcher == plan::Dispatcher::alltoall;
+        const bool pairwise = !data && (exchanges || (dense && (group.axes & plan::axis::context) != 0));
         (pairwise ? all.pairwise : all.collective).push_back(one.size);
     }
     all.buffer_bytes = slots;
     if (plan.pp > 1) {
         const Messages messages = messages_of(plan, rank);
         all.messages = messages.lines;
-        all.buffer_bytes +=
-            messages.boxes * bytes_of(activation_dtype(plan.precision), plan.tokens_local() * plan.model->hidden);
+        all.buffer_bytes += messages.boxes * program::bytes_of(emit::activation_dtype(plan.precision),
+                                                               plan.tokens_local() * plan.model->hidden);
     }
     return all.bytes(plan.hardware->communicators);
 }
 
 } // namespace
 
-double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
+double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
                   const std::vector<KeptActivations>& kept) {
     const double inputs = 4.0 * static_cast<double>(plan.tokens_gathered()) *
                               (2.0 + static_cast<double>(plan.model->mtp.size())) * plan.micro_batches() +
                           4.0 * static_cast<double>(plan.seq / plan.cp);
     const std::uint64_t common =
-        (plan.pp > 1 ? group_bit(groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(groups::world) : 0);
+        (plan.pp > 1 ? group_bit(emit::groups::pipeline) : 0) | (plan.gpus > 1 ? group_bit(emit::groups::world) : 0);
     double worst = 0.0;
     for (int r = 0; r < plan.pp; ++r) {
         double bytes = inputs, visiting = 0.0, tables = 0.0, activations = kept[static_cast<std::size_t>(r)].bytes;
@@ -172,7 +177,7 @@ double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, cons
         std::int64_t slots = 0;
         for (int c = 0; c < plan.vpp; ++c) {
             const StageMemory& stage = stages[static_cast<std::size_t>(
-                of_stage[static_cast<std::size_t>(stage_of(plan.schedule, plan.pp, r, c))])];
+                of_stage[static_cast<std::size_t>(plan::stage_of(plan.schedule, plan.pp, r, c))])];
             bytes += stage.states;
             visiting += stage.visiting + stage.copies;
             tables = std::max(tables, stage.tables);
@@ -185,12 +190,12 @@ double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, cons
         activations += static_cast<double>(kept[static_cast<std::size_t>(r)].merges
                                                ? workspace.forward + workspace.backward
                                                : std::max(workspace.forward, workspace.backward));
-        bytes +=
-            std::max({activations, visiting, tables}) + library_memory(plan) + communicator_bytes(plan, r, used, slots);
+        bytes += std::max({activations, visiting, tables}) + memory::library_memory(plan) +
+                 communicator_bytes(plan, r, used, slots);
         worst = std::max(worst, bytes);
     }
     // Ranks on CPUs share the memory of one machine.
     return plan.hardware->cpu ? worst * plan.gpus : worst;
 }
 
-} // namespace moe
+} // namespace moe::estimate

@@ -9,7 +9,7 @@
 #include <map>
 #include <vector>
 
-namespace moe {
+namespace moe::estimate {
 
 // What every stage of one shape holds, in bytes, but for saved activations.
 struct StageMemory {
@@ -22,22 +22,23 @@ struct StageMemory {
     std::uint64_t groups = 0; // that its communication uses, see group_bit()
     std::int64_t slots = 0;   // bytes that its exchanges pack rows into, see slots_of()
 
-    void add_states(const Plan& plan, const BucketSize& bucket);
-    void add_tables(const Plan& plan, const Stage& stage);
+    void add_states(const plan::Plan& plan, const passes::BucketSize& bucket);
+    void add_tables(const plan::Plan& plan, const plan::Stage& stage);
 };
 
 // Segments of a stage that one micro-batch saves, each by its bytes, layers in order.
 struct SavedSegments {
     std::vector<std::int64_t> layers, ends; // ends: of the model
-    void add(SegmentKind kind, int count, std::int64_t bytes);
+    void add(lower::SegmentKind kind, int count, std::int64_t bytes);
 };
 
 // Segments of each size that one rank with these chunks saves at its fullest moment: segments of one size share a pool.
 // kept: of kept_together(). Sizes only tell pools apart here.
-std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& chunks, const std::vector<Kept>& kept);
+std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& chunks,
+                                      const std::vector<plan::Kept>& kept);
 
 // Micro-batches of a step that keeps as much at one time as the plan's: schedules keep no more in longer steps.
-int enough_micro_batches(const Plan& plan);
+int enough_micro_batches(const plan::Plan& plan);
 
 // What one pipeline rank keeps of its micro-batches.
 struct KeptActivations {
@@ -45,11 +46,11 @@ struct KeptActivations {
     bool merges = false; // some forward runs beside a backward, each in a workspace of its own
 };
 // Whether a rank with these states, of kept_together(), has merged slots: a step of few micro-batches may have none.
-bool merges(const std::vector<Kept>& kept);
+bool merges(const std::vector<plan::Kept>& kept);
 
 // Bytes of the fullest rank, constants included. stages: by distinct shape; of_stage: the shape of each virtual stage;
 // activations: by pipeline rank.
-double peak_bytes(const Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
+double peak_bytes(const plan::Plan& plan, const std::vector<StageMemory>& stages, const std::vector<int>& of_stage,
                   const std::vector<KeptActivations>& activations);
 
-} // namespace moe
+} // namespace moe::estimate

@@ -6,12 +6,13 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::estimate {
 
-double passed_table_bytes(const Plan& plan) {
-    const double table = gradient_bytes(plan) * static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
+double passed_table_bytes(const plan::Plan& plan) {
+    const double table = passes::gradient_bytes(plan) *
+                         static_cast<double>(plan.model->padded_vocab(plan.tp) / plan.tp) *
                          static_cast<double>(plan.model->hidden);
-    return shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // reduced before
+    return emit::shares_table(plan) ? table / (static_cast<double>(plan.dp) * plan.cp) : table; // reduced before
 }
 
 namespace {
@@ -23,11 +24,11 @@ struct Buffers {
 };
 
 // The buffers that layers of even or of odd places take turns with, each as large as its largest user.
-Buffers largest_of(const Plan& plan, const std::vector<BucketSize>& buckets) {
-    std::vector<const BucketSize*> largest;
-    for (const BucketSize& b : buckets) {
+Buffers largest_of(const plan::Plan& plan, const std::vector<passes::BucketSize>& buckets) {
+    std::vector<const passes::BucketSize*> largest;
+    for (const passes::BucketSize& b : buckets) {
         if (b.group_size == 1) continue;
-        const auto same = std::find_if(largest.begin(), largest.end(), [&b](const BucketSize* other) {
+        const auto same = std::find_if(largest.begin(), largest.end(), [&b](const passes::BucketSize* other) {
             return other->domain == b.domain && other->group == b.group && other->weight_dtype == b.weight_dtype;
         });
         if (same == largest.end())
@@ -36,56 +37,56 @@ Buffers largest_of(const Plan& plan, const std::vector<BucketSize>& buckets) {
             *same = &b;
     }
     Buffers sum;
-    for (const BucketSize* b : largest) {
-        sum.weights += static_cast<std::int64_t>(weight_bytes(*b));
-        sum.gradients += static_cast<std::int64_t>(gradient_bytes(plan)) * b->elements;
-        if (is_quantized(b->weight_dtype)) sum.staging = std::max(sum.staging, 2 * b->elements);
+    for (const passes::BucketSize* b : largest) {
+        sum.weights += static_cast<std::int64_t>(passes::weight_bytes(*b));
+        sum.gradients += static_cast<std::int64_t>(passes::gradient_bytes(plan)) * b->elements;
+        if (program::is_quantized(b->weight_dtype)) sum.staging = std::max(sum.staging, 2 * b->elements);
     }
     return sum;
 }
 
-std::vector<BucketSize> buckets_of_layer(SegmentCache& cache, const Plan& plan, SegmentId id) {
-    std::vector<BucketSize> list = cache.buckets(plan, id);
-    std::erase_if(list, [](const BucketSize& b) { return b.layer < 0; });
+std::vector<passes::BucketSize> buckets_of_layer(SegmentCache& cache, const plan::Plan& plan, SegmentId id) {
+    std::vector<passes::BucketSize> list = cache.buckets(plan, id);
+    std::erase_if(list, [](const passes::BucketSize& b) { return b.layer < 0; });
     return list;
 }
 
 // Gathered weights and whole gradients of what lies outside of layers.
-Buffers ends_of(SegmentCache& cache, const Plan& plan, SegmentKind kind) {
+Buffers ends_of(SegmentCache& cache, const plan::Plan& plan, lower::SegmentKind kind) {
     return largest_of(plan, cache.buckets(plan, {kind, 0}));
 }
 
 } // namespace
 
-ReshardedMemory resharded_memory(SegmentCache& cache, const Plan& plan, const Segments& segments) {
-    std::vector<BucketSize> places[2]; // users of either turn
+ReshardedMemory resharded_memory(SegmentCache& cache, const plan::Plan& plan, const Segments& segments) {
+    std::vector<passes::BucketSize> places[2]; // users of either turn
     int place = 0, mtp = 0;
     for (const auto& [id, times] : segments) {
-        const std::vector<BucketSize> own = buckets_of_layer(cache, plan, id);
+        const std::vector<passes::BucketSize> own = buckets_of_layer(cache, plan, id);
         for (int i = 0; i < (own.empty() ? 0 : std::min(times, 2)); ++i) {
-            std::vector<BucketSize>& users = places[(place + i) % 2];
+            std::vector<passes::BucketSize>& users = places[(place + i) % 2];
             users.insert(users.end(), own.begin(), own.end());
         }
         place += own.empty() ? 0 : times;
-        mtp += is_mtp(id.kind) ? times : 0;
+        mtp += lower::is_mtp(id.kind) ? times : 0;
     }
     const Buffers even = largest_of(plan, places[0]), odd = largest_of(plan, places[1]);
     const Buffers& last = place % 2 == 1 ? even : odd;
     const std::int64_t forward = even.weights + odd.weights, backward = forward + even.gradients + odd.gradients;
     ReshardedMemory memory;
     // MTP adds to the embedding's gradient before the layers' backward, the embedding itself behind it.
-    const std::int64_t table = mtp > 0 ? ends_of(cache, plan, SegmentKind::embedding).gradients : 0;
+    const std::int64_t table = mtp > 0 ? ends_of(cache, plan, lower::SegmentKind::embedding).gradients : 0;
     // MTP reads the LM head's weights, which are there once.
-    memory.counted_twice = mtp * ends_of(cache, plan, SegmentKind::head).weights;
+    memory.counted_twice = mtp * ends_of(cache, plan, lower::SegmentKind::head).weights;
     // Where one layer's backward ends and the next one's weights arrive, only the gradient between them is alive.
     memory.workspace.backward =
         backward + table + std::max(even.staging, odd.staging) + 2 * plan.tokens_local() * plan.model->hidden;
     const auto raise = [](std::int64_t& height, std::int64_t to) { height = std::max(height, to); };
     for (const auto& [id, times] : segments) {
-        const SegmentMemory alone = cache.size(plan, id).memory;
+        const memory::SegmentMemory alone = cache.size(plan, id).memory;
         const Buffers own = largest_of(plan, buckets_of_layer(cache, plan, id));
         if (own.weights > 0) {
-            const std::int64_t around = backward + (id.kind == SegmentKind::layer ? table : 0);
+            const std::int64_t around = backward + (id.kind == lower::SegmentKind::layer ? table : 0);
             raise(memory.workspace.forward, alone.forward - own.weights + forward);
             raise(memory.workspace.backward, alone.backward - own.weights - own.gradients + around);
         } else { // the loss lies between the layers and MTP, or behind the last layer, whose weights are on their way
@@ -96,13 +97,13 @@ ReshardedMemory resharded_memory(SegmentCache& cache, const Plan& plan, const Se
     return memory;
 }
 
-double state_bytes(const Plan& plan, const BucketSize& b) {
+double state_bytes(const plan::Plan& plan, const passes::BucketSize& b) {
     const auto n = static_cast<double>(b.elements);
     if (plan.reshards() && b.group_size > 1) {
-        const double weights = plan.precision == Precision::fp32 ? 4.0 : 2.0;
-        return (weights + gradient_bytes(plan)) * n / b.group_size;
+        const double weights = plan.precision == machine::Precision::fp32 ? 4.0 : 2.0;
+        return (weights + passes::gradient_bytes(plan)) * n / b.group_size;
     }
-    return weight_bytes(b) + gradient_bytes(plan) * n;
+    return passes::weight_bytes(b) + passes::gradient_bytes(plan) * n;
 }
 
-} // namespace moe
+} // namespace moe::estimate

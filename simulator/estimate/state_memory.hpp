@@ -3,13 +3,13 @@
 
 #include "simulator/estimate/segment_cache.hpp"
 
-namespace moe {
+namespace moe::estimate {
 
 // Of the embedding table's gradient, as ranks that hold copies of the table pass it on when a step ends.
-double passed_table_bytes(const Plan& plan);
+double passed_table_bytes(const plan::Plan& plan);
 
 // Weights and gradients of one bucket on one rank.
-double state_bytes(const Plan& plan, const BucketSize& bucket);
+double state_bytes(const plan::Plan& plan, const passes::BucketSize& bucket);
 
 // Peaks of the transient tensors of one chunk's templates.
 struct Workspace {
@@ -21,6 +21,6 @@ struct ReshardedMemory {
     Workspace workspace;
     std::int64_t counted_twice = 0;
 };
-ReshardedMemory resharded_memory(SegmentCache& cache, const Plan& plan, const Segments& segments);
+ReshardedMemory resharded_memory(SegmentCache& cache, const plan::Plan& plan, const Segments& segments);
 
-} // namespace moe
+} // namespace moe::estimate

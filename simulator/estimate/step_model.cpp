@@ -9,13 +9,13 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::estimate {
 
 namespace {
 
 class Pipeline {
 public:
-    Pipeline(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches)
+    Pipeline(const plan::Plan& plan, const StepModel& model, Orders& orders, int micro_batches)
         : plan_(plan),
           model_(model),
           micro_batches_(micro_batches),
@@ -50,14 +50,14 @@ public:
 
 private:
     struct Rank {
-        const std::vector<Turn>* turns = nullptr;
+        const std::vector<plan::Turn>* turns = nullptr;
         std::size_t next = 0;
-        Clocks clocks;
+        replay::StreamClocks clocks;
         double in_free = 0.0, out_free = 0.0, data_free = 0.0;
         std::vector<const BucketTime*> buckets; // of its chunks in order
         std::vector<std::size_t> first_bucket;  // by chunk
         std::vector<double> gathered, zeroed;   // by bucket: when
-        Travels collectives;                    // beside what computes
+        replay::CommIntervals collectives;      // beside what computes
         std::vector<int> backwards_left, forwards_left;
         RankPlay play;
     };
@@ -87,13 +87,14 @@ private:
         };
         rank.gathered.resize(rank.buckets.size());
         rank.zeroed.resize(rank.buckets.size());
-        const bool sets = sets_first_gradients(plan_);
+        const bool sets = passes::sets_first_gradients(plan_);
         const auto early_zero = [&](std::size_t i) { return sets && rank.buckets[i]->staged; };
-        each_begin_op(rank.buckets.size(), early_zero, [&](std::size_t i, StepWork work) {
+        passes::each_begin_op(rank.buckets.size(), early_zero, [&](std::size_t i, passes::StepWork work) {
             const BucketTime& bucket = *rank.buckets[i];
-            const bool zeroes = work == StepWork::zero;
+            const bool zeroes = work == passes::StepWork::zero;
             double& stream = zeroes && !bucket.staged ? zeroed : gathered;
-            if (bucket[work] > 0.0) work == StepWork::gather ? travel(stream, bucket[work]) : run(stream, bucket[work]);
+            if (bucket[work] > 0.0)
+                work == passes::StepWork::gather ? travel(stream, bucket[work]) : run(stream, bucket[work]);
             if (!zeroes || early_zero(i)) rank.gathered[i] = gathered;
             if (zeroes) rank.zeroed[i] = bucket.staged ? gathered : 0.0;
             if (zeroes && !bucket.staged) rank.play.data += bucket[work];
@@ -103,7 +104,7 @@ private:
     }
 
     // When the message of a turn arrives; negative while it has not been sent.
-    double arrival(int r, const Turn& turn) const {
+    double arrival(int r, const plan::Turn& turn) const {
         const int stage = turn.chunk * plan_.pp + r;
         if (turn.forward()) return stage == 0 ? 0.0 : forward_[at(stage, turn.micro_batch)];
         return stage == stages_ - 1 ? 0.0 : backward_[at(stage, turn.micro_batch)];
@@ -112,10 +113,10 @@ private:
     bool advance(int r, bool guess) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         if (rank.next == rank.turns->size()) return false;
-        const Turn& turn = (*rank.turns)[rank.next];
+        const plan::Turn& turn = (*rank.turns)[rank.next];
         const double first = arrival(r, turn);
         if (turn.merged) {
-            const Turn& other = (*rank.turns)[rank.next + 1];
+            const plan::Turn& other = (*rank.turns)[rank.next + 1];
             const double second = arrival(r, other);
             if (first >= 0.0 && second >= 0.0) {
                 pair(r, turn, first, other, second);
@@ -128,62 +129,65 @@ private:
         return true;
     }
 
-    bool receives(int r, const Turn& turn) const {
+    bool receives(int r, const plan::Turn& turn) const {
         const int stage = turn.chunk * plan_.pp + r;
         return turn.forward() ? stage > 0 : stage + 1 < stages_;
     }
     // Messages are received one after another in the order of the slots (a pair's forward first), early ones behind
     // late ones.
-    double receive(int r, const Turn& turn, double arrived) {
-        if (!receives(r, turn)) return Passage::never;
+    double receive(int r, const plan::Turn& turn, double arrived) {
+        if (!receives(r, turn)) return replay::MaxPlusMatrix::never;
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         rank.in_free = std::max({rank.in_free, arrived, rank.clocks.host}) + model_.receive;
         rank.clocks.host += model_.message_launch;
         return rank.in_free;
     }
 
-    Passage passage_of(int r, const Turn& turn) const {
+    replay::MaxPlusMatrix passage_of(int r, const plan::Turn& turn) const {
         const ChunkModel& model = chunk(r, turn.chunk);
         if (turn.forward()) return model.forward;
         const int left = ranks_[static_cast<std::size_t>(r)].backwards_left[static_cast<std::size_t>(turn.chunk)];
-        const Passage& backward = left == micro_batches_ ? model.first_backward : model.backward;
+        const replay::MaxPlusMatrix& backward = left == micro_batches_ ? model.first_backward : model.backward;
         return left > 1 ? backward : reducing(model, backward);
     }
     // The last backward also issues reductions, each behind the op that finishes its gradients.
-    Passage reducing(const ChunkModel& model, Passage passage) const {
+    replay::MaxPlusMatrix reducing(const ChunkModel& model, replay::MaxPlusMatrix max_plus) const {
         for (const BucketTime& bucket : model.buckets) {
-            if (bucket[StepWork::reduce] == 0.0) continue;
-            passage.from_host.host += model_.step_launch;
-            passage.from_device.host += model_.step_launch;
-            passage.from_message.host += model_.step_launch;
-            if (bucket.until_final.from_device.device < passage.from_device.device)
-                passage.from_host.device += model_.step_launch;
+            if (bucket[passes::StepWork::reduce] == 0.0) continue;
+            max_plus.from_host.host += model_.step_launch;
+            max_plus.from_device.host += model_.step_launch;
+            max_plus.from_message.host += model_.step_launch;
+            if (bucket.until_final.from_device.device < max_plus.from_device.device)
+                max_plus.from_host.device += model_.step_launch;
         }
-        return passage;
+        return max_plus;
     }
 
-    void single(int r, const Turn& turn, double arrived) {
+    void single(int r, const plan::Turn& turn, double arrived) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
-        const Passage passage = passage_of(r, turn);
+        const replay::MaxPlusMatrix max_plus = passage_of(r, turn);
         const double message = receive(r, turn, arrived);
-        const Clocks before = rank.clocks;
-        rank.clocks = passage.after(before, message);
-        const Clocks ahead = passage.after({Passage::never, before.device, before.ring}, message);
+        const replay::StreamClocks before = rank.clocks;
+        rank.clocks = max_plus.after(before, message);
+        const replay::StreamClocks ahead =
+            max_plus.after({replay::MaxPlusMatrix::never, before.device, before.ring}, message);
         rank.play.host += rank.clocks.device - ahead.device;
-        finish_slot(r, turn, before, message, passage.from_device.device);
+        finish_slot(r, turn, before, message, max_plus.from_device.device);
         ++rank.next;
     }
     // Seconds of a slot's work before its message is needed.
-    static double unaided(const Passage& passage) { return passage.from_device.device - passage.from_message.device; }
+    static double unaided(const replay::MaxPlusMatrix& max_plus) {
+        return max_plus.from_device.device - max_plus.from_message.device;
+    }
 
     // Both lanes in one: what they save together shrinks when one of them starts late.
-    void pair(int r, const Turn& a, double arrived_a, const Turn& b, double arrived_b) {
+    void pair(int r, const plan::Turn& a, double arrived_a, const plan::Turn& b, double arrived_b) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
-        const Passage slot_a = passage_of(r, a), slot_b = passage_of(r, b);
+        const replay::MaxPlusMatrix slot_a = passage_of(r, a), slot_b = passage_of(r, b);
         const double alone_a = slot_a.from_device.device, alone_b = slot_b.from_device.device;
         // The first backward sets gradients; pairs are priced as those that add to them.
         const double sooner = std::max(0.0, chunk(r, b.chunk).backward.from_device.device - alone_b);
-        const auto begin = [&](const Turn& turn, double arrived, const Passage& slot) {
+        const auto begin = [&](const plan::Turn& turn, double arrived, const replay::MaxPlusMatrix& slot) {
             const double message = receive(r, turn, arrived);
             return std::max({rank.clocks.device, message - unaided(slot), rank.clocks.host});
         };
@@ -197,7 +201,7 @@ private:
         const double first = start_a <= start_b ? alone_a : alone_b, apart = alone_a + alone_b, other = apart - first;
         // Ops that run in a given order wait for the lane that begins late; what the backward has before its layers
         // does not wait for the forward.
-        const bool in_order = runs_in_arena(plan_);
+        const bool in_order = replay::runs_in_arena(plan_);
         const double share = in_order ? 1.0 : first > 0.0 ? std::max(0.0, 1.0 - (late - early) / first) : 0.0;
         const double end = in_order ? std::max(start_b, start_a - merged.forward_start) + both
                                     : std::max(early + apart - (apart - both) * share, late + other);
@@ -222,9 +226,9 @@ private:
         rank.next += 2;
     }
 
-    const MergedTime& merged_of(int r, const Turn& a, const Turn& b) const {
+    const MergedTime& merged_of(int r, const plan::Turn& a, const plan::Turn& b) const {
         const std::vector<int>& chunks = model_.ranks[static_cast<std::size_t>(r)];
-        const auto index = [&chunks](const Turn& turn) {
+        const auto index = [&chunks](const plan::Turn& turn) {
             return static_cast<std::size_t>(chunks[static_cast<std::size_t>(turn.chunk)]);
         };
         return model_.merged[index(a) * model_.chunks.size() + index(b)];
@@ -236,7 +240,7 @@ private:
         if (model_.lost == 0.0) return 0.0;
         const double start = rank.clocks.device - seconds;
         while (!rank.collectives.empty() && rank.collectives.front().second <= start) rank.collectives.pop_front();
-        const double longer = slowed(rank.collectives, model_.lost * computes, start, seconds);
+        const double longer = replay::slowed(rank.collectives, model_.lost * computes, start, seconds);
         rank.clocks.device += longer;
         rank.clocks.ring += longer;
         return longer;
@@ -245,7 +249,8 @@ private:
     // Waits for weights in the first forward, reduces gradients in the last backward, and sends to the neighbour.
     // Merged pairs hold neither the first forward nor the last backward of a chunk (see order()).
     // `seconds`: that it computes.
-    void finish_slot(int r, const Turn& turn, const Clocks& before, double message, double seconds) {
+    void finish_slot(int r, const plan::Turn& turn, const replay::StreamClocks& before, double message,
+                     double seconds) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
         const double waited = wait_for_data(r, turn);
@@ -255,11 +260,11 @@ private:
             const ChunkModel& model = chunk(r, turn.chunk);
             for (const std::size_t i : model.reductions) {
                 const BucketTime& bucket = model.buckets[i];
-                const double reduce = bucket[StepWork::reduce];
+                const double reduce = bucket[passes::StepWork::reduce];
                 if (reduce == 0.0) continue;
                 double ready = std::min(bucket.until_final.after(before, message).device + waited, end);
                 // Those of other buckets beside what comes before.
-                ready += slowed(rank.collectives, model_.lost * computes, start, ready - start);
+                ready += replay::slowed(rank.collectives, model_.lost * computes, start, ready - start);
                 rank.data_free = std::max(rank.data_free, ready) + reduce;
                 rank.collectives.emplace_back(rank.data_free - reduce, rank.data_free);
             }
@@ -268,7 +273,7 @@ private:
         send(r, turn, rank.clocks.device);
     }
     // Seconds by which missing weights or gradients that are still being zeroed hold up the first slot of a chunk.
-    double wait_for_data(int r, const Turn& turn) {
+    double wait_for_data(int r, const plan::Turn& turn) {
         Rank& rank = ranks_[static_cast<std::size_t>(r)];
         const auto c = static_cast<std::size_t>(turn.chunk);
         const double end = rank.clocks.device;
@@ -276,14 +281,14 @@ private:
         const std::vector<BucketTime>& buckets = chunk(r, turn.chunk).buckets;
         for (std::size_t i = 0; i < buckets.size(); ++i) {
             const double there = (turn.forward() ? rank.gathered : rank.zeroed)[rank.first_bucket[c] + i];
-            const Clocks& after = turn.forward() ? buckets[i].after_weights : buckets[i].after_zero;
-            rank.clocks = latest(rank.clocks, {there + after.host, there + after.device, there + after.ring});
+            const replay::StreamClocks& after = turn.forward() ? buckets[i].after_weights : buckets[i].after_zero;
+            rank.clocks = replay::latest(rank.clocks, {there + after.host, there + after.device, there + after.ring});
         }
         rank.play.data += rank.clocks.device - end;
         return rank.clocks.device - end;
     }
     // What is there at `ready` leaves when the host has come to it.
-    void send(int r, const Turn& turn, double ready) {
+    void send(int r, const plan::Turn& turn, double ready) {
         const int stage = turn.chunk * plan_.pp + r;
         const int to = turn.forward() ? stage + 1 : stage - 1;
         if (to < 0 || to >= stages_) return;
@@ -331,8 +336,9 @@ private:
             if (loss && plan_.dp * plan_.cp > 1) rank.clocks.host += model_.step_launch;
             rank.play.data += std::max(0.0, rank.data_free - rank.clocks.device) + added;
             rank.clocks.device = std::max(rank.clocks.device, rank.data_free) + added;
-            each_op_before_norm(rank.buckets.size(),
-                                [&](std::size_t i, StepWork work) { optimize(rank, 0.0, (*rank.buckets[i])[work]); });
+            passes::each_op_before_norm(rank.buckets.size(), [&](std::size_t i, passes::StepWork work) {
+                optimize(rank, 0.0, (*rank.buckets[i])[work]);
+            });
             rank.play.optimizer += model_.norm;
             meet = std::max({meet, rank.clocks.device, rank.clocks.host});
         }
@@ -365,17 +371,17 @@ private:
             rank.clocks.host += model_.step_launch;
         };
         std::vector<double> there(rank.buckets.size());
-        each_op_behind_norm(rank.buckets.size(), [&](std::size_t i, StepWork work) {
+        passes::each_op_behind_norm(rank.buckets.size(), [&](std::size_t i, passes::StepWork work) {
             const double seconds = (*rank.buckets[i])[work];
-            if (work == StepWork::update) return optimize(rank, there[i], seconds);
-            copy(work == StepWork::fetch ? copied : rank.clocks.device, seconds);
-            if (work == StepWork::fetch) there[i] = copied;
+            if (work == passes::StepWork::update) return optimize(rank, there[i], seconds);
+            copy(work == passes::StepWork::fetch ? copied : rank.clocks.device, seconds);
+            if (work == passes::StepWork::fetch) there[i] = copied;
         });
         rank.play.optimizer += std::max(0.0, copied - rank.clocks.device);
         rank.clocks.device = std::max(rank.clocks.device, copied);
     }
 
-    const Plan& plan_;
+    const plan::Plan& plan_;
     const StepModel& model_;
     int micro_batches_, stages_;
     std::vector<double> forward_, backward_; // arrival at (stage, micro-batch)
@@ -384,8 +390,8 @@ private:
 
 } // namespace
 
-std::vector<RankPlay> play_step(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches) {
+std::vector<RankPlay> play_step(const plan::Plan& plan, const StepModel& model, Orders& orders, int micro_batches) {
     return Pipeline(plan, model, orders, micro_batches).play();
 }
 
-} // namespace moe
+} // namespace moe::estimate

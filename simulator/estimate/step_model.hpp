@@ -11,25 +11,27 @@
 #include <mutex>
 #include <vector>
 
-namespace moe {
+namespace moe::estimate {
 
 // A bucket of gradients: what its gather, reduction and update cost, and when the chunk uses it.
 struct BucketTime {
-    std::array<double, step_work_count> seconds{}; // 0: there is none
-    double& operator[](StepWork work) { return seconds[static_cast<std::size_t>(work)]; }
-    double operator[](StepWork work) const { return seconds[static_cast<std::size_t>(work)]; }
+    std::array<double, passes::step_work_count> seconds{}; // 0: there is none
+    double& operator[](passes::StepWork work) { return seconds[static_cast<std::size_t>(work)]; }
+    double operator[](passes::StepWork work) const { return seconds[static_cast<std::size_t>(work)]; }
     bool staged = false; // its gradients are zeroed behind the gathers, which pass through the same memory
     // The chunk's clocks at the end of its forward when the weights are there at 0 and everything else long before;
     // those at the end of its backward when the gradients are zeroed at 0.
-    Clocks after_weights{Passage::never, Passage::never, Passage::never}, after_zero = after_weights;
-    Passage until_final; // of the chunk's backward, the device's clock: until the gradients are complete
+    replay::StreamClocks after_weights{replay::MaxPlusMatrix::never, replay::MaxPlusMatrix::never,
+                                       replay::MaxPlusMatrix::never},
+        after_zero = after_weights;
+    replay::MaxPlusMatrix until_final; // of the chunk's backward, the device's clock: until the gradients are complete
 };
 
 struct ChunkModel {
-    Passage forward, backward, first_backward;       // of its segments in order
-    double computes[2] = {1.0, 1.0};                 // part of the time of its forward and its backward
-    std::vector<std::pair<SegmentId, int>> segments; // with counts
-    std::vector<BucketTime> buckets;                 // in the order of their gathers
+    replay::MaxPlusMatrix forward, backward, first_backward; // of its segments in order
+    double computes[2] = {1.0, 1.0};                         // part of the time of its forward and its backward
+    std::vector<std::pair<SegmentId, int>> segments;         // with counts
+    std::vector<BucketTime> buckets;                         // in the order of their gathers
     std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished
 };
 
@@ -62,16 +64,16 @@ struct RankPlay {
 class Orders {
 public:
     struct Order {
-        std::vector<Turn> turns;
-        std::vector<Kept> kept; // see kept_together()
+        std::vector<plan::Turn> turns;
+        std::vector<plan::Kept> kept; // see kept_together()
     };
-    const Order& of(const Plan& plan, int micro_batches, int rank);
+    const Order& of(const plan::Plan& plan, int micro_batches, int rank);
 
 private:
     std::mutex mutex_;
     std::map<std::array<int, 6>, std::unique_ptr<Order>> orders_;
 };
 
-std::vector<RankPlay> play_step(const Plan& plan, const StepModel& model, Orders& orders, int micro_batches);
+std::vector<RankPlay> play_step(const plan::Plan& plan, const StepModel& model, Orders& orders, int micro_batches);
 
-} // namespace moe
+} // namespace moe::estimate

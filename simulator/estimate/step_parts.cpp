@@ -11,25 +11,26 @@
 #include <algorithm>
 #include <numeric>
 
-namespace moe {
+namespace moe::estimate {
 namespace {
 
 // Whether the lowering would put both into one bucket, if they were neighbours.
-bool like(const BucketSize& a, const BucketSize& b) {
+bool like(const passes::BucketSize& a, const passes::BucketSize& b) {
     return a.domain == b.domain && a.group == b.group && a.weight_dtype == b.weight_dtype &&
            a.quantizable == b.quantizable;
 }
 
 } // namespace
 
-std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
-                                      const Segments& segments) {
-    if (stage.mtp > 0 || plan.model->tied_embeddings || shares_table(plan)) return cache.stage_buckets(plan, stage);
-    std::vector<BucketSize> sum;
+std::vector<passes::BucketSize> stage_buckets(SegmentCache& cache, const plan::Plan& plan, const plan::Stage& stage,
+                                              const Segments& segments) {
+    if (stage.mtp > 0 || plan.model->tied_embeddings || emit::shares_table(plan))
+        return cache.stage_buckets(plan, stage);
+    std::vector<passes::BucketSize> sum;
     for (const auto& [id, count] : segments)
-        for (const BucketSize& b : cache.buckets(plan, id)) {
-            const int size = group_size(plan, b.group);
-            auto it = std::find_if(sum.begin(), sum.end(), [&b](const BucketSize& s) { return like(s, b); });
+        for (const passes::BucketSize& b : cache.buckets(plan, id)) {
+            const int size = plan::group_size(plan, b.group);
+            auto it = std::find_if(sum.begin(), sum.end(), [&b](const passes::BucketSize& s) { return like(s, b); });
             if (it == sum.end())
                 it = sum.insert(sum.end(), {b.domain, 0, b.group, size, b.weight_dtype, -1, 0, b.quantizable});
             it->elements += b.elements * count;
@@ -42,13 +43,14 @@ namespace {
 // Finds the bucket that each segment's parameters are in, as the lowering cuts them: whole segments in order.
 class BucketFiller {
 public:
-    explicit BucketFiller(const std::vector<BucketSize>& buckets) : buckets_(buckets), filled_(buckets.size(), 0) {}
+    explicit BucketFiller(const std::vector<passes::BucketSize>& buckets)
+        : buckets_(buckets), filled_(buckets.size(), 0) {}
 
     // Index of the bucket that takes `part`; -1 when the stage has none like it.
-    int place(const BucketSize& part) {
+    int place(const passes::BucketSize& part) {
         int found = -1;
         for (std::size_t i = 0; i < buckets_.size(); ++i) {
-            const BucketSize& b = buckets_[i];
+            const passes::BucketSize& b = buckets_[i];
             if (!like(b, part)) continue;
             found = static_cast<int>(i);
             // Parts are padded each: one that does not fit may be too long by its padding only.
@@ -59,7 +61,7 @@ public:
     }
 
 private:
-    const std::vector<BucketSize>& buckets_;
+    const std::vector<passes::BucketSize>& buckets_;
     std::vector<std::int64_t> filled_;
 };
 
@@ -70,9 +72,9 @@ struct Placed {
 };
 
 // The buckets of a chunk, and when its forward and backward use them.
-std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs, const Plan& plan,
+std::vector<BucketTime> time_buckets(SegmentCache& cache, const cost::CostModel& costs, const plan::Plan& plan,
                                      const StageShape& shape) {
-    const std::vector<BucketSize> sizes =
+    const std::vector<passes::BucketSize> sizes =
         plan.pp > 1 ? stage_buckets(cache, plan, shape.stage, shape.segments) : cache.stage_buckets(plan, shape.stage);
     std::vector<std::int64_t> zeroed(sizes.size(), 0); // elements
     std::vector<Placed> segments;
@@ -88,50 +90,52 @@ std::vector<BucketTime> time_buckets(SegmentCache& cache, const CostModel& costs
         }
     std::vector<BucketTime> times;
     for (std::size_t i = 0; i < sizes.size(); ++i)
-        times.push_back(time_of(
-            costs, sizes[i], sets_first_gradients(plan) ? std::min(zeroed[i], sizes[i].elements) : sizes[i].elements));
+        times.push_back(
+            time_of(costs, sizes[i],
+                    passes::sets_first_gradients(plan) ? std::min(zeroed[i], sizes[i].elements) : sizes[i].elements));
     const auto each_use = [&times](const Placed& segment, auto&& visit) {
         for (std::size_t i = 0; i < segment.buckets.size(); ++i)
             if (segment.buckets[i] >= 0)
                 visit(times[static_cast<std::size_t>(segment.buckets[i])], segment.cost->uses[i]);
     };
     for (const Placed& segment : segments) {
-        const Passage& next = segment.cost->forward.passage;
+        const replay::MaxPlusMatrix& next = segment.cost->forward.max_plus;
         for (BucketTime& time : times) time.after_weights = next.after(time.after_weights, time.after_weights.device);
         each_use(segment, [](BucketTime& time, const BucketUse& use) {
-            time.after_weights = latest(time.after_weights, use.after_weights);
+            time.after_weights = replay::latest(time.after_weights, use.after_weights);
         });
     }
-    Passage so_far;
+    replay::MaxPlusMatrix so_far;
     const bool alone = plan.micro_batches() == 1; // the backward that finishes gradients is the one that sets them
     for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment) {
-        const Passage& first = segment->cost->first_backward.passage;
-        const Passage& next = alone ? first : segment->cost->backward.passage;
+        const replay::MaxPlusMatrix& first = segment->cost->first_backward.max_plus;
+        const replay::MaxPlusMatrix& next = alone ? first : segment->cost->backward.max_plus;
         so_far = segment == segments.rbegin() ? next : so_far.then(next);
         for (BucketTime& time : times) time.after_zero = first.after(time.after_zero, time.after_zero.device);
         each_use(*segment, [&so_far](BucketTime& time, const BucketUse& use) {
-            time.after_zero = latest(time.after_zero, use.after_zero);
+            time.after_zero = replay::latest(time.after_zero, use.after_zero);
             time.until_final = so_far; // the first segment is the last to finish
-            for (Clocks* from : {&time.until_final.from_host, &time.until_final.from_device,
-                                 &time.until_final.from_ring, &time.until_final.from_message})
+            for (replay::StreamClocks* from : {&time.until_final.from_host, &time.until_final.from_device,
+                                               &time.until_final.from_ring, &time.until_final.from_message})
                 from->device -= use.after_final;
         });
     }
     return times;
 }
 
-ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& plan, const StageShape& shape) {
+ChunkModel model_chunk(SegmentCache& cache, const cost::CostModel& costs, const plan::Plan& plan,
+                       const StageShape& shape) {
     ChunkModel chunk;
     chunk.segments = shape.segments;
     // Each from its first segment on, which is the one that waits for the message.
     for (const auto& [id, count] : chunk.segments)
         for (int i = 0; i < count; ++i) {
-            chunk.backward = cache.cost(plan, id).backward.passage.then(chunk.backward);
-            chunk.first_backward = cache.cost(plan, id).first_backward.passage.then(chunk.first_backward);
+            chunk.backward = cache.cost(plan, id).backward.max_plus.then(chunk.backward);
+            chunk.first_backward = cache.cost(plan, id).first_backward.max_plus.then(chunk.first_backward);
         }
     for (auto it = chunk.segments.rbegin(); it != chunk.segments.rend(); ++it)
         for (int i = 0; i < it->second; ++i)
-            chunk.forward = cache.cost(plan, it->first).forward.passage.then(chunk.forward);
+            chunk.forward = cache.cost(plan, it->first).forward.max_plus.then(chunk.forward);
     double seconds[2] = {}, compute[2] = {};
     for (const auto& [id, count] : chunk.segments)
         for (const bool back : {false, true}) {
@@ -152,15 +156,15 @@ ChunkModel model_chunk(SegmentCache& cache, const CostModel& costs, const Plan& 
 }
 
 // The pairs of chunks that the schedule merges.
-std::vector<MergedTime> merged_pairs(SegmentCache& cache, const CostModel& costs, const Shape& shape, const Plan& plan,
-                                     const StepModel& model, Orders& orders) {
+std::vector<MergedTime> merged_pairs(SegmentCache& cache, const cost::CostModel& costs, const Shape& shape,
+                                     const plan::Plan& plan, const StepModel& model, Orders& orders) {
     const std::size_t n = model.chunks.size();
     std::vector<MergedTime> merged(n * n);
     std::vector<bool> known(n * n, false);
     MergedPlayer player(costs);
     const int micro_batches = std::min(plan.micro_batches(), Probe(plan).longer);
     for (int r = 0; r < plan.pp; ++r) {
-        const std::vector<Turn>& turns = orders.of(plan, micro_batches, r).turns;
+        const std::vector<plan::Turn>& turns = orders.of(plan, micro_batches, r).turns;
         const std::vector<int>& chunks = model.ranks[static_cast<std::size_t>(r)];
         for (std::size_t i = 0; i + 1 < turns.size(); ++i) {
             if (!turns[i].merged) continue;
@@ -176,33 +180,35 @@ std::vector<MergedTime> merged_pairs(SegmentCache& cache, const CostModel& costs
 
 } // namespace
 
-StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, Orders& orders) {
-    const CostModel costs(plan, cache.stack(), cache.machine());
+StepModel model_step(SegmentCache& cache, const Shape& shape, const plan::Plan& plan, Orders& orders) {
+    const cost::CostModel costs(plan, cache.stack(), cache.machine());
     StepModel model;
     for (const StageShape& stage : shape.distinct) model.chunks.push_back(model_chunk(cache, costs, plan, stage));
     model.ranks.resize(static_cast<std::size_t>(plan.pp));
     for (std::size_t s = 0; s < shape.of_stage.size(); ++s)
         model.ranks[s % static_cast<std::size_t>(plan.pp)].push_back(shape.of_stage[s]);
-    const Dtype dtype = activation_dtype(plan.precision);
-    const double bytes = static_cast<double>(bytes_of(dtype, plan.tokens_local() * plan.model->hidden));
+    const program::Dtype dtype = emit::activation_dtype(plan.precision);
+    const double bytes = static_cast<double>(program::bytes_of(dtype, plan.tokens_local() * plan.model->hidden));
     if (plan.pp > 1) {
-        const OpCost message = price_op(costs, OpKind::send, bytes, dtype, groups::pipeline);
+        const cost::OpCost message = price_op(costs, program::OpKind::send, bytes, dtype, emit::groups::pipeline);
         model.message = message.device;
         model.message_launch = message.host;
-        model.receive = price_bytes(costs, OpKind::recv, bytes, dtype, groups::pipeline);
+        model.receive = price_bytes(costs, program::OpKind::recv, bytes, dtype, emit::groups::pipeline);
     }
-    model.step_launch = price_op(costs, OpKind::zero, 0.0, Dtype::f32).host;
-    if (const StepOp norm = norm_op(1); plan.gpus > 1) // the count of overflowing rows beside it takes no time
+    model.step_launch = price_op(costs, program::OpKind::zero, 0.0, program::Dtype::f32).host;
+    if (const passes::StepOp norm = passes::norm_op(1);
+        plan.gpus > 1) // the count of overflowing rows beside it takes no time
         model.norm = price_bytes(costs, norm.kind, norm.bytes, norm.dtype, norm.group);
-    if (model.table_holders = table_holders(plan); model.table_holders.size() > 1) {
+    if (model.table_holders = emit::table_holders(plan); model.table_holders.size() > 1) {
         const double table = passed_table_bytes(plan);
-        model.table_message = price_bytes(costs, OpKind::send, table, gradient_dtype(plan), groups::pipeline);
-        model.table_add = price_bytes(costs, OpKind::add, 3.0 * table, gradient_dtype(plan));
+        model.table_message =
+            price_bytes(costs, program::OpKind::send, table, passes::gradient_dtype(plan), emit::groups::pipeline);
+        model.table_add = price_bytes(costs, program::OpKind::add, 3.0 * table, passes::gradient_dtype(plan));
     }
-    model.lost = costs.beside_communication().to_collectives;
+    model.lost = costs.contention_price().to_collectives;
     model.per_step = cache.stack().costs.step_seconds;
     if (plan.ep_overlap) model.merged = merged_pairs(cache, costs, shape, plan, model, orders);
     return model;
 }
 
-} // namespace moe
+} // namespace moe::estimate

@@ -6,21 +6,21 @@
 
 #include <vector>
 
-namespace moe {
+namespace moe::estimate {
 
 // Micro-batches to play of a plan that has many: two numbers, from which the rest follows linearly.
 struct Probe {
     int shorter, longer;
-    explicit Probe(const Plan& plan)
+    explicit Probe(const plan::Plan& plan)
         : shorter(3 * plan.pp + plan.micro_batches() % plan.pp), longer(shorter + plan.pp) {}
 };
 
 // Buckets of a stage of several. A bucket holds a whole chunk, so those of the segments add up, except where an MTP
 // layer shares embedding or head with its neighbours.
-std::vector<BucketSize> stage_buckets(SegmentCache& cache, const Plan& plan, const Stage& stage,
-                                      const Segments& segments);
+std::vector<passes::BucketSize> stage_buckets(SegmentCache& cache, const plan::Plan& plan, const plan::Stage& stage,
+                                              const Segments& segments);
 
 // Slot times of every distinct stage, messages, and what opens and closes the step.
-StepModel model_step(SegmentCache& cache, const Shape& shape, const Plan& plan, Orders& orders);
+StepModel model_step(SegmentCache& cache, const Shape& shape, const plan::Plan& plan, Orders& orders);
 
-} // namespace moe
+} // namespace moe::estimate

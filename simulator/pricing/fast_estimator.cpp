@@ -14,21 +14,22 @@
 #include <algorithm>
 #include <utility>
 
-namespace moe {
+namespace moe::pricing {
 
 struct FastEstimator::State {
-    State(std::shared_ptr<const Hardware> h, Stack s) : hardware(std::move(h)), segments(*hardware, std::move(s)) {}
-    std::shared_ptr<const Hardware> hardware;
-    SegmentCache segments;
-    Shapes shapes;
-    Orders orders;
-    FlatLibrary library;
-    PartFloors parts;
+    State(std::shared_ptr<const machine::Hardware> h, stack::Stack s)
+        : hardware(std::move(h)), segments(*hardware, std::move(s)) {}
+    std::shared_ptr<const machine::Hardware> hardware;
+    estimate::SegmentCache segments;
+    estimate::Shapes shapes;
+    estimate::Orders orders;
+    bound::FlatLibrary library;
+    bound::PartFloors parts;
 };
 
 namespace {
 
-void add_parts(Breakdown& sum, const Breakdown& part, double times) {
+void add_parts(search::Breakdown& sum, const search::Breakdown& part, double times) {
     sum.compute += times * part.compute;
     sum.tensor += times * part.tensor;
     sum.context += times * part.context;
@@ -38,26 +39,29 @@ void add_parts(Breakdown& sum, const Breakdown& part, double times) {
     sum.host += times * (part.host + part.bubble);
 }
 
-constexpr double Breakdown::*all_parts[] = {
-    &Breakdown::compute, &Breakdown::tensor, &Breakdown::context,   &Breakdown::expert,    &Breakdown::pipeline,
-    &Breakdown::bubble,  &Breakdown::data,   &Breakdown::optimizer, &Breakdown::recompute, &Breakdown::host};
+constexpr double search::Breakdown::*all_parts[] = {&search::Breakdown::compute,   &search::Breakdown::tensor,
+                                            &search::Breakdown::context,   &search::Breakdown::expert,
+                                            &search::Breakdown::pipeline,  &search::Breakdown::bubble,
+                                            &search::Breakdown::data,      &search::Breakdown::optimizer,
+                                            &search::Breakdown::recompute, &search::Breakdown::host};
 
-void add_difference(Breakdown& sum, const Breakdown& more, const Breakdown& less, double times) {
+void add_difference(search::Breakdown& sum, const search::Breakdown& more, const search::Breakdown& less,
+                    double times) {
     for (const auto part : all_parts) sum.*part += times * (more.*part - less.*part);
 }
 
-double least(const Breakdown& b) {
+double least(const search::Breakdown& b) {
     double part = b.compute;
     for (const auto other : all_parts) part = std::min(part, b.*other);
     return part;
 }
 
-Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, std::size_t rank, const RankPlay& play,
-                double step) {
-    Breakdown sum;
+search::Breakdown split(estimate::SegmentCache& cache, const plan::Plan& plan, const estimate::StepModel& model,
+                        std::size_t rank, const estimate::RankPlay& play, double step) {
+    search::Breakdown sum;
     for (const int c : model.ranks[rank])
         for (const auto& [id, count] : model.chunks[static_cast<std::size_t>(c)].segments) {
-            const SegmentCost& cost = cache.cost(plan, id);
+            const estimate::SegmentCost& cost = cache.cost(plan, id);
             const double times = static_cast<double>(count) * plan.micro_batches();
             add_parts(sum, cost.forward.parts, times);
             add_parts(sum, cost.backward.parts, times);
@@ -83,11 +87,11 @@ Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, s
 }
 
 // Of the rank that waits least for others, as simulate() chooses it.
-Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, const std::vector<RankPlay>& plays,
-                double step) {
-    Breakdown result;
+search::Breakdown split(estimate::SegmentCache& cache, const plan::Plan& plan, const estimate::StepModel& model,
+                        const std::vector<estimate::RankPlay>& plays, double step) {
+    search::Breakdown result;
     for (std::size_t r = 0; r < plays.size(); ++r) {
-        const Breakdown parts = split(cache, plan, model, r, plays[r], step);
+        const search::Breakdown parts = split(cache, plan, model, r, plays[r], step);
         if (r == 0 || parts.bubble < result.bubble) result = parts;
     }
     return result;
@@ -95,12 +99,12 @@ Breakdown split(SegmentCache& cache, const Plan& plan, const StepModel& model, c
 
 // Seconds that the busiest rank computes for `micro_batches`: a long step grows by no less, even where the few
 // micro-batches that were played still ran ahead of that rank.
-double busiest(const StepModel& model, int micro_batches) {
+double busiest(const estimate::StepModel& model, int micro_batches) {
     double most = 0.0;
     for (const std::vector<int>& chunks : model.ranks) {
         double sum = 0.0;
         for (const int c : chunks) {
-            const ChunkModel& chunk = model.chunks[static_cast<std::size_t>(c)];
+            const estimate::ChunkModel& chunk = model.chunks[static_cast<std::size_t>(c)];
             sum += chunk.forward.from_device.device + chunk.backward.from_device.device;
         }
         most = std::max(most, sum * micro_batches);
@@ -108,11 +112,13 @@ double busiest(const StepModel& model, int micro_batches) {
     return most;
 }
 
-std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orders& orders) {
+std::vector<estimate::RankPlay> extrapolate(const plan::Plan& plan, const estimate::StepModel& model,
+                                            estimate::Orders& orders) {
     const int m = plan.micro_batches();
-    const auto [shorter, longer] = Probe(plan);
-    if (m <= longer) return play_step(plan, model, orders, m);
-    std::vector<RankPlay> a = play_step(plan, model, orders, shorter), b = play_step(plan, model, orders, longer);
+    const auto [shorter, longer] = estimate::Probe(plan);
+    if (m <= longer) return estimate::play_step(plan, model, orders, m);
+    std::vector<estimate::RankPlay> a = estimate::play_step(plan, model, orders, shorter),
+                                    b = estimate::play_step(plan, model, orders, longer);
     const double times = static_cast<double>(m - longer) / (longer - shorter);
     // A lead that the host had from the start (weights being gathered) may be used up only later than was played.
     double late = 0.0;
@@ -124,7 +130,7 @@ std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orde
         b[r].issued += times * (b[r].issued - a[r].issued);
         late = std::max(late, b[r].issued + b[r].closing - b[r].end);
     }
-    for (RankPlay& play : b) {
+    for (estimate::RankPlay& play : b) {
         play.end += late;
         play.host += late;
     }
@@ -133,16 +139,17 @@ std::vector<RankPlay> extrapolate(const Plan& plan, const StepModel& model, Orde
 
 } // namespace
 
-FastEstimator::FastEstimator(std::shared_ptr<const Hardware> hardware, Stack stack)
+FastEstimator::FastEstimator(std::shared_ptr<const machine::Hardware> hardware, stack::Stack stack)
     : state_(std::make_unique<State>(std::move(hardware), std::move(stack))) {}
 FastEstimator::~FastEstimator() = default;
 
 namespace {
 
-StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape& shape, SavedSegments& saved) {
-    StageMemory m;
+estimate::StageMemory stage_memory(estimate::SegmentCache& cache, const plan::Plan& plan,
+                                   const estimate::StageShape& shape, estimate::SavedSegments& saved) {
+    estimate::StageMemory m;
     for (const auto& [id, count] : shape.segments) {
-        const SegmentSize segment = cache.size(plan, id);
+        const estimate::SegmentSize segment = cache.size(plan, id);
         if (segment.memory.saved > 0) saved.add(id.kind, count, segment.memory.saved);
         m.workspace.forward = std::max(m.workspace.forward, segment.memory.forward);
         m.workspace.backward = std::max(m.workspace.backward, segment.memory.backward);
@@ -150,61 +157,61 @@ StageMemory stage_memory(SegmentCache& cache, const Plan& plan, const StageShape
         m.slots = std::max(m.slots, segment.slots);
     }
     if (plan.reshards()) {
-        const ReshardedMemory resharded = resharded_memory(cache, plan, shape.segments);
+        const estimate::ReshardedMemory resharded = estimate::resharded_memory(cache, plan, shape.segments);
         m.workspace = resharded.workspace;
         m.counted_twice = static_cast<double>(resharded.counted_twice);
     }
-    for (const BucketSize& b : stage_buckets(cache, plan, shape.stage, shape.segments)) {
+    for (const passes::BucketSize& b : estimate::stage_buckets(cache, plan, shape.stage, shape.segments)) {
         m.add_states(plan, b);
-        m.groups |= group_bit(b.group);
+        m.groups |= estimate::group_bit(b.group);
     }
     m.add_tables(plan, shape.stage);
-    if (shape.stage.loss && plan.dp * plan.cp > 1) m.groups |= group_bit(groups::samples);
+    if (shape.stage.loss && plan.dp * plan.cp > 1) m.groups |= estimate::group_bit(emit::groups::samples);
     return m;
 }
 
 // Backwards of two slots keep some of what a layer saves for the first and some for the second: liveness tells.
-double laid_out(const Plan& plan) {
-    Plan enough = plan;
-    enough.gbs = plan.mbs * plan.dp * enough_micro_batches(plan);
+double laid_out(const plan::Plan& plan) {
+    plan::Plan enough = plan;
+    enough.gbs = plan.mbs * plan.dp * estimate::enough_micro_batches(plan);
     // Ids and labels of the others.
     const double inputs = 4.0 * (2.0 + static_cast<double>(plan.model->mtp.size())) *
                           static_cast<double>(plan.tokens_gathered()) * (plan.micro_batches() - enough.micro_batches());
     double worst = 0.0;
     for (int rank = 0; rank < plan.pp; ++rank) {
-        const Program program = lower(enough, rank);
-        worst = std::max(worst, rank_memory_bytes(plan, program, plan_memory(program).arena_bytes));
+        const program::Program program = lower::lower(enough, rank);
+        worst = std::max(worst, replay::rank_memory_bytes(plan, program, memory::plan_memory(program).arena_bytes));
     }
     return (worst + inputs) * (plan.hardware->cpu ? plan.gpus : 1);
 }
 
 } // namespace
 
-double FastEstimator::memory_bytes(const Plan& plan) {
-    const std::optional<Plan> again = rerun_plan(plan);
+double FastEstimator::memory_bytes(const plan::Plan& plan) {
+    const std::optional<plan::Plan> again = plan::overflow_retry_plan(plan);
     return again ? std::max(held_bytes(plan), held_bytes(*again)) : held_bytes(plan);
 }
 
-double FastEstimator::held_bytes(const Plan& plan) {
-    if (splits_backward(plan.schedule)) return laid_out(plan);
-    const Shape& shape = state_->shapes.of(plan);
-    std::vector<StageMemory> stages;
-    std::vector<SavedSegments> segments(shape.distinct.size());
+double FastEstimator::held_bytes(const plan::Plan& plan) {
+    if (plan::splits_backward(plan.schedule)) return laid_out(plan);
+    const estimate::Shape& shape = state_->shapes.of(plan);
+    std::vector<estimate::StageMemory> stages;
+    std::vector<estimate::SavedSegments> segments(shape.distinct.size());
     for (std::size_t i = 0; i < segments.size(); ++i)
         stages.push_back(stage_memory(state_->segments, plan, shape.distinct[i], segments[i]));
-    const int enough = enough_micro_batches(plan);
-    std::vector<KeptActivations> activations;
+    const int enough = estimate::enough_micro_batches(plan);
+    std::vector<estimate::KeptActivations> activations;
     for (int r = 0; r < plan.pp; ++r) {
-        std::vector<const SavedSegments*> chunks;
+        std::vector<const estimate::SavedSegments*> chunks;
         for (int c = 0; c < plan.vpp; ++c)
             chunks.push_back(
                 &segments[static_cast<std::size_t>(shape.of_stage[static_cast<std::size_t>(c * plan.pp + r)])]);
-        const std::vector<Kept>& kept = state_->orders.of(plan, enough, r).kept;
-        activations.push_back({0.0, merges(kept)});
-        for (const auto& [bytes, most] : most_kept(chunks, kept))
+        const std::vector<plan::Kept>& kept = state_->orders.of(plan, enough, r).kept;
+        activations.push_back({0.0, estimate::merges(kept)});
+        for (const auto& [bytes, most] : estimate::most_kept(chunks, kept))
             activations.back().bytes += static_cast<double>(bytes) * most;
     }
-    return peak_bytes(plan, stages, shape.of_stage, activations);
+    return estimate::peak_bytes(plan, stages, shape.of_stage, activations);
 }
 
 namespace {
@@ -212,45 +219,45 @@ namespace {
 // Plans whose work does not fall into slots of fixed length: weights that come under the layer before (FSDP),
 // activations that share one link to the host, messages that leave before their slot ends, backwards of two slots, and
 // pipelines that are never full, which show every slot's beginning.
-bool needs_ops(const Plan& plan) {
-    return plan.micro_batches() < plan.pp || plan.reshards() || (plan.offload & ~offload::optimizer) != 0 ||
-           plan.delay_wgrad || splits_backward(plan.schedule);
+bool needs_ops(const plan::Plan& plan) {
+    return plan.micro_batches() < plan.pp || plan.reshards() || (plan.offload & ~plan::offload::optimizer) != 0 ||
+           plan.delay_wgrad || plan::splits_backward(plan.schedule);
 }
 
 // Seconds by which the host's work grows beyond the step's from one play to a longer one: then it comes to be the limit
 // only after the lead that it had from the start (weights being gathered).
-double catches_up(const Simulation& shorter, const Simulation& longer) {
+double catches_up(const replay::Simulation& shorter, const replay::Simulation& longer) {
     const double host = longer.host_seconds - shorter.host_seconds;
     return host - (longer.estimate.step_seconds - shorter.estimate.step_seconds) * 1.001;
 }
 
 // Such plans are played op by op, for two numbers of micro-batches, from which the rest follows linearly. Where the
 // host has yet to catch up, for twice as many, up to three times.
-Estimate played_by_ops(const Plan& plan, const Stack& stack) {
-    Plan few = plan;
+search::Estimate played_by_ops(const plan::Plan& plan, const stack::Stack& stack) {
+    plan::Plan few = plan;
     const auto played = [&](int micro_batches) {
         few.gbs = plan.mbs * plan.dp * micro_batches;
-        return simulate(few, stack, false);
+        return replay::simulate(few, stack, false);
     };
-    Probe probe(plan);
+    estimate::Probe probe(plan);
     if (plan.pp == 1) probe.shorter = 2, probe.longer = 3;
     const int m = plan.micro_batches();
     if (m <= probe.longer) return played(m).estimate;
-    Simulation shorter = played(probe.shorter), longer = played(probe.longer);
+    replay::Simulation shorter = played(probe.shorter), longer = played(probe.longer);
     for (int more = 0; more < 3 && catches_up(shorter, longer) > 0.0; ++more) {
         const int round = probe.longer - probe.shorter;
         probe.shorter = std::exchange(probe.longer, probe.longer + (probe.longer + round - 1) / round * round);
         if (m <= probe.longer) return played(m).estimate;
         shorter = std::exchange(longer, played(probe.longer));
     }
-    const Estimate &a = shorter.estimate, &b = longer.estimate;
+    const search::Estimate &a = shorter.estimate, &b = longer.estimate;
     const double times = static_cast<double>(m - probe.longer) / (probe.longer - probe.shorter);
-    Estimate e = b;
+    search::Estimate e = b;
     e.step_seconds += times * (b.step_seconds - a.step_seconds);
     add_difference(e.breakdown, b.breakdown, a.breakdown, times);
     if (least(e.breakdown) < 0.0) { // another stage was the slowest of the longer play: its parts as they are
-        e.breakdown = Breakdown{};
-        add_difference(e.breakdown, b.breakdown, Breakdown{}, e.step_seconds / b.step_seconds);
+        e.breakdown = search::Breakdown{};
+        add_difference(e.breakdown, b.breakdown, search::Breakdown{}, e.step_seconds / b.step_seconds);
     }
     // A lead that was used up later than was played.
     const double issued = longer.host_seconds + times * (longer.host_seconds - shorter.host_seconds);
@@ -264,33 +271,34 @@ constexpr std::int64_t played_whole = 600; // micro-batches times ranks: a fract
 
 } // namespace
 
-Estimate FastEstimator::play(const Plan& plan) {
-    const Stack& stack = state_->segments.stack();
+search::Estimate FastEstimator::play(const plan::Plan& plan) {
+    const stack::Stack& stack = state_->segments.stack();
     const std::int64_t micro_batches = std::int64_t{plan.micro_batches()} * plan.pp; // of all ranks
-    return priced(plan,
-                  micro_batches <= played_whole ? simulate(plan, stack, false).estimate : played_by_ops(plan, stack));
+    return priced(plan, micro_batches <= played_whole ? replay::simulate(plan, stack, false).estimate
+                                                      : played_by_ops(plan, stack));
 }
 
-Estimate FastEstimator::priced(const Plan& plan, Estimate e) {
+search::Estimate FastEstimator::priced(const plan::Plan& plan, search::Estimate e) {
     e.memory_bytes = memory_bytes(plan);
-    fill_rates(plan, e);
+    replay::fill_rates(plan, e);
     return e;
 }
 
-Estimate FastEstimator::estimate(const Plan& plan) {
-    if (plan.hardware->cpu) return simulate(plan, state_->segments.stack(), false).estimate;
+search::Estimate FastEstimator::estimate(const plan::Plan& plan) {
+    if (plan.hardware->cpu) return replay::simulate(plan, state_->segments.stack(), false).estimate;
     if (needs_ops(plan)) return priced(plan, played_by_ops(plan, state_->segments.stack()));
-    Estimate e;
-    const StepModel model = model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);
-    const std::vector<RankPlay> plays = extrapolate(plan, model, state_->orders);
-    for (const RankPlay& play : plays) e.step_seconds = std::max(e.step_seconds, play.end + model.per_step);
+    search::Estimate e;
+    const estimate::StepModel model =
+        estimate::model_step(state_->segments, state_->shapes.of(plan), plan, state_->orders);
+    const std::vector<estimate::RankPlay> plays = extrapolate(plan, model, state_->orders);
+    for (const estimate::RankPlay& play : plays) e.step_seconds = std::max(e.step_seconds, play.end + model.per_step);
     e.breakdown = split(state_->segments, plan, model, plays, e.step_seconds);
     return priced(plan, e);
 }
 
-std::unique_ptr<Quoter> FastEstimator::quoter() {
-    if (state_->hardware->cpu) return Estimator::quoter();
-    return make_quoter({state_->segments, state_->shapes, state_->orders, state_->library, state_->parts});
+std::unique_ptr<search::BoundModel> FastEstimator::bound_model() {
+    if (state_->hardware->cpu) return search::Estimator::bound_model();
+    return bound::make_bound_model({state_->segments, state_->shapes, state_->orders, state_->library, state_->parts});
 }
 
-} // namespace moe
+} // namespace moe::pricing

@@ -7,28 +7,28 @@
 
 #include <memory>
 
-namespace moe {
+namespace moe::pricing {
 
 // Thread-safe. Plans must be of the hardware given here and within the stack. Held to simulate() by a test: step time
 // within 3 %, memory within 1 %. CPU plans of few ranks are simulated as they are.
-class FastEstimator : public Estimator {
+class FastEstimator : public search::Estimator {
 public:
-    FastEstimator(std::shared_ptr<const Hardware> hardware, Stack stack);
+    FastEstimator(std::shared_ptr<const machine::Hardware> hardware, stack::Stack stack);
     ~FastEstimator() override;
 
     // Of everything that shares hardware.memory_bytes: one rank on GPUs, all ranks of the job on CPUs (where the
     // Estimate's memory_bytes stays that of the fullest rank).
-    double memory_bytes(const Plan& plan) override;
-    Estimate estimate(const Plan& plan) override;
+    double memory_bytes(const plan::Plan& plan) override;
+    search::Estimate estimate(const plan::Plan& plan) override;
     // As simulate(); of steps of many micro-batches a few that the others repeat.
-    Estimate play(const Plan& plan) override;
-    std::unique_ptr<Quoter> quoter() override;
+    search::Estimate play(const plan::Plan& plan) override;
+    std::unique_ptr<search::BoundModel> bound_model() override;
 
 private:
-    double held_bytes(const Plan& plan);               // without the step that is run again
-    Estimate priced(const Plan& plan, Estimate timed); // with its memory and rates
+    double held_bytes(const plan::Plan& plan);                               // without the step that is run again
+    search::Estimate priced(const plan::Plan& plan, search::Estimate timed); // with its memory and rates
     struct State;
     std::unique_ptr<State> state_;
 };
 
-} // namespace moe
+} // namespace moe::pricing

@@ -9,37 +9,46 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::pricing {
 namespace {
 
 // Loads in steps of half a percent: plans of a search whose loads are alike share what is worked out for one of them.
-Plan at_near_load(const Plan& plan, double load, double spread) {
-    return at_load(plan, std::round(load * 200.0) / 200.0, spread);
+plan::Plan at_near_load(const plan::Plan& plan, double load, double spread) {
+    return routing::at_load(plan, std::round(load * 200.0) / 200.0, spread);
 }
 
 // Steps are quoted at a load that none of theirs is below, memory at balanced routing: the hottest rank changes from
 // layer to layer, so that no rank fills up as a step slows down. One quoter for each.
-class SkewedQuoter : public Quoter {
+class SkewedBoundModel : public search::BoundModel {
 public:
-    SkewedQuoter(std::unique_ptr<Quoter> time, std::unique_ptr<Quoter> memory, LoadTables& tables)
+    SkewedBoundModel(std::unique_ptr<search::BoundModel> time, std::unique_ptr<search::BoundModel> memory,
+                     routing::LoadTables& tables)
         : time_(std::move(time)), memory_(std::move(memory)), tables_(tables) {}
-    int layers(const Plan& plan) override { return handle(plan, &Quoter::layers); }
-    int stages(const Plan& plan) override { return handle(plan, &Quoter::stages); }
-    int early_layers(const Plan& plan) override { return handle(plan, &Quoter::early_layers); }
-    int coarse_layers(const Plan& plan) override { return handle(plan, &Quoter::coarse_layers); }
-    Quote quote(int layers, int stages) override {
+    int layer_costs(const plan::Plan& plan) override { return handle(plan, &search::BoundModel::layer_costs); }
+    int stage_split(const plan::Plan& plan) override { return handle(plan, &search::BoundModel::stage_split); }
+    int early_layer_costs(const plan::Plan& plan) override {
+        return handle(plan, &search::BoundModel::early_layer_costs);
+    }
+    int coarse_layer_costs(const plan::Plan& plan) override {
+        return handle(plan, &search::BoundModel::coarse_layer_costs);
+    }
+    search::LowerBound bound(int layers, int stages) override {
         const Handles &l = of(layers), &s = of(stages);
-        Quote quote = time_->quote(l.time, s.time);
-        if (skewed_) quote.memory_bytes = memory_->quote(l.memory, s.memory).memory_bytes;
+        search::LowerBound quote = time_->bound(l.time, s.time);
+        if (skewed_) quote.memory_bytes = memory_->bound(l.memory, s.memory).memory_bytes;
         return quote;
     }
-    double merged_seconds(const Plan& plan) override { return at_time(plan, &Quoter::merged_seconds); }
-    double early_floor(const Plan& plan) override { return at_time(plan, &Quoter::early_floor); }
-    double floor(int layers) override { return time_->floor(of(layers).time); }
-    std::vector<double> slowness(int layers) override { return time_->slowness(of(layers).time); }
-    double least_bytes(const Plan& plan) override { return memory_->least_bytes(plan); }
-    double kept_bytes(const Plan& plan) override { return memory_->kept_bytes(plan); }
-    int placement(const Plan& plan) override { return time_->placement(plan); }
+    double merged_step_bound(const plan::Plan& plan) override {
+        return at_time(plan, &search::BoundModel::merged_step_bound);
+    }
+    double early_step_bound(const plan::Plan& plan) override {
+        return at_time(plan, &search::BoundModel::early_step_bound);
+    }
+    double step_bound(int layers) override { return time_->step_bound(of(layers).time); }
+    std::vector<double> dominance_key(int layers) override { return time_->dominance_key(of(layers).time); }
+    double least_bytes(const plan::Plan& plan) override { return memory_->least_bytes(plan); }
+    double kept_bytes(const plan::Plan& plan) override { return memory_->kept_bytes(plan); }
+    int placement(const plan::Plan& plan) override { return time_->placement(plan); }
     void forget() override {
         time_->forget();
         memory_->forget();
@@ -51,85 +60,90 @@ private:
         int time, memory;
     };
     const Handles& of(int handle) const { return handles_[static_cast<std::size_t>(handle)]; }
-    bool skews(const Plan& plan) {
+    bool skews(const plan::Plan& plan) {
         if (plan.routing != routing_ || plan.model != model_) {
             routing_ = plan.routing;
             model_ = plan.model;
-            skewed_ = skewed(plan);
+            skewed_ = routing::skewed(plan);
             loads_.clear();
         }
         return skewed_;
     }
-    Plan loaded(const Plan& plan) {
+    plan::Plan loaded(const plan::Plan& plan) {
         const auto [at, fresh] = loads_.try_emplace(plan.ep);
         if (fresh) at->second = tables_.least(plan);
         return at_near_load(plan, at->second.load, at->second.spread);
     }
-    double at_time(const Plan& plan, double (Quoter::*ask)(const Plan&)) {
+    double at_time(const plan::Plan& plan, double (search::BoundModel::*ask)(const plan::Plan&)) {
         return skews(plan) ? (*time_.*ask)(loaded(plan)) : (*time_.*ask)(plan);
     }
-    int handle(const Plan& plan, int (Quoter::*ask)(const Plan&)) {
+    int handle(const plan::Plan& plan, int (search::BoundModel::*ask)(const plan::Plan&)) {
         if (skews(plan))
-            handles_.push_back({(*time_.*ask)(loaded(plan)), (*memory_.*ask)(at_load(plan, 1.0, 0.0))});
+            handles_.push_back({(*time_.*ask)(loaded(plan)), (*memory_.*ask)(routing::at_load(plan, 1.0, 0.0))});
         else
             handles_.push_back({(*time_.*ask)(plan), -1});
         return static_cast<int>(handles_.size()) - 1;
     }
 
-    std::unique_ptr<Quoter> time_, memory_;
-    LoadTables& tables_;
-    std::vector<Handles> handles_;         // of layers and of stages
-    std::string routing_ = Plan{}.routing; // of the last plan, as
-    std::shared_ptr<const Model> model_;   // this is
+    std::unique_ptr<search::BoundModel> time_, memory_;
+    routing::LoadTables& tables_;
+    std::vector<Handles> handles_;               // of layers and of stages
+    std::string routing_ = plan::Plan{}.routing; // of the last plan, as
+    std::shared_ptr<const model::Model> model_;  // this is
     bool skewed_ = false;
-    std::map<int, LeastLoad> loads_; // by EP
+    std::map<int, routing::LeastLoad> loads_; // by EP
 };
 
 } // namespace
 
-SkewedEstimator::SkewedEstimator(std::shared_ptr<const Hardware> hardware, Stack stack, SkewPoint point)
+SkewedEstimator::SkewedEstimator(std::shared_ptr<const machine::Hardware> hardware, stack::Stack stack,
+                                 routing::SkewPoint point)
     : fast_(std::move(hardware), std::move(stack)), point_(point) {}
 
-double SkewedEstimator::memory_bytes(const Plan& plan) {
-    if (!skewed(plan)) return fast_.memory_bytes(plan);
-    return fast_.memory_bytes(at_near_load(plan, at(tables_.memory(plan), point_), 0.0));
+double SkewedEstimator::memory_bytes(const plan::Plan& plan) {
+    if (!routing::skewed(plan)) return fast_.memory_bytes(plan);
+    return fast_.memory_bytes(at_near_load(plan, routing::at(tables_.memory(plan), point_), 0.0));
 }
 
-Estimate SkewedEstimator::estimate(const Plan& plan) { return at_point(plan, &FastEstimator::estimate); }
-Estimate SkewedEstimator::play(const Plan& plan) { return at_point(plan, &FastEstimator::play); }
+search::Estimate SkewedEstimator::estimate(const plan::Plan& plan) { return at_point(plan, &FastEstimator::estimate); }
+search::Estimate SkewedEstimator::play(const plan::Plan& plan) { return at_point(plan, &FastEstimator::play); }
 
 // At the load of the event-driven tier: rows fill tiles and waves in steps, between which nothing is linear.
-Estimate SkewedEstimator::at_point(const Plan& plan, Estimate (FastEstimator::*price)(const Plan&)) {
-    if (!skewed(plan)) return (fast_.*price)(plan);
-    const StepLoads loads = tables_.of(plan);
-    Estimate e = (fast_.*price)(at_near_load(plan, at(loads.time, point_), loads.spread));
+search::Estimate SkewedEstimator::at_point(const plan::Plan& plan,
+                                           search::Estimate (FastEstimator::*price)(const plan::Plan&)) {
+    if (!routing::skewed(plan)) return (fast_.*price)(plan);
+    const routing::StepLoads loads = tables_.of(plan);
+    search::Estimate e = (fast_.*price)(at_near_load(plan, routing::at(loads.time, point_), loads.spread));
     // The hottest rank changes from layer to layer, so that no rank fills up with the hottest layers' rows.
-    if (!plan.hardware->cpu) e.memory_bytes = fast_.memory_bytes(at_near_load(plan, at(loads.memory, point_), 0.0));
-    fill_rates(plan, e);
+    if (!plan.hardware->cpu)
+        e.memory_bytes = fast_.memory_bytes(at_near_load(plan, routing::at(loads.memory, point_), 0.0));
+    replay::fill_rates(plan, e);
     return e;
 }
 
-std::unique_ptr<Quoter> SkewedEstimator::quoter() {
-    return std::make_unique<SkewedQuoter>(fast_.quoter(), fast_.quoter(), tables_);
+std::unique_ptr<search::BoundModel> SkewedEstimator::bound_model() {
+    return std::make_unique<SkewedBoundModel>(fast_.bound_model(), fast_.bound_model(), tables_);
 }
 
-Skew skew_of(const Plan& plan, const Stack& stack, const Simulation& mean) {
+Skew skew_of(const plan::Plan& plan, const stack::Stack& stack, const replay::Simulation& mean) {
     Skew skew;
-    LoadTables tables;
+    routing::LoadTables tables;
     skew.loads = tables.of(plan);
-    const auto at_point = [&](SkewPoint point) {
-        return skewed(plan) && point != SkewPoint::mean ? simulate(plan, stack, false, point).estimate : mean.estimate;
+    const auto at_point = [&](routing::SkewPoint point) {
+        return routing::skewed(plan) && point != routing::SkewPoint::mean
+                   ? replay::simulate(plan, stack, false, point).estimate
+                   : mean.estimate;
     };
-    const auto fill = [&](SkewPoint point, double Quantiles::*value) {
-        const Estimate e = at_point(point);
+    const auto fill = [&](routing::SkewPoint point, double routing::Quantiles::*value) {
+        const search::Estimate e = at_point(point);
         skew.step_seconds.*value = e.step_seconds;
         skew.tflops_per_gpu.*value = e.tflops_per_gpu;
         skew.memory_bytes.*value = e.memory_bytes;
     };
-    fill(SkewPoint::mean, &Quantiles::mean);
-    fill(SkewPoint::p50, &Quantiles::p50);
-    fill(SkewPoint::p99, &Quantiles::p99);
+    fill(routing::SkewPoint::mean, &routing::Quantiles::mean);
+    fill(routing::SkewPoint::p50, &routing::Quantiles::p50);
+    fill(routing::SkewPoint::p99, &routing::Quantiles::p99);
     return skew;
 }
 
-} // namespace moe
+} // namespace moe::pricing

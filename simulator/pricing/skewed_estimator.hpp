@@ -8,35 +8,36 @@
 
 #include <memory>
 
-namespace moe {
+namespace moe::pricing {
 
 // FastEstimator for plans of any routing: distributions become the loads of `point`. Thread-safe.
-class SkewedEstimator : public Estimator {
+class SkewedEstimator : public search::Estimator {
 public:
-    SkewedEstimator(std::shared_ptr<const Hardware> hardware, Stack stack, SkewPoint point = SkewPoint::mean);
+    SkewedEstimator(std::shared_ptr<const machine::Hardware> hardware, stack::Stack stack,
+                    routing::SkewPoint point = routing::SkewPoint::mean);
 
-    double memory_bytes(const Plan& plan) override;
-    Estimate estimate(const Plan& plan) override;
-    Estimate play(const Plan& plan) override;
+    double memory_bytes(const plan::Plan& plan) override;
+    search::Estimate estimate(const plan::Plan& plan) override;
+    search::Estimate play(const plan::Plan& plan) override;
     // Steps at a load below the plans', memory with balanced routing.
-    std::unique_ptr<Quoter> quoter() override;
+    std::unique_ptr<search::BoundModel> bound_model() override;
 
 private:
-    Estimate at_point(const Plan& plan, Estimate (FastEstimator::*price)(const Plan&));
+    search::Estimate at_point(const plan::Plan& plan, search::Estimate (FastEstimator::*price)(const plan::Plan&));
 
     FastEstimator fast_;
-    LoadTables tables_;
-    SkewPoint point_;
+    routing::LoadTables tables_;
+    routing::SkewPoint point_;
 };
 
 // A plan's figures over the steps of its workload. tflops_per_gpu is that of the step at the same point, so that its
 // p99 is the low one.
 struct Skew {
-    StepLoads loads;
-    Quantiles step_seconds, tflops_per_gpu, memory_bytes;
+    routing::StepLoads loads;
+    routing::Quantiles step_seconds, tflops_per_gpu, memory_bytes;
 };
 
 // Event by event at each point; `mean` is simulate() of the plan, which is at the mean.
-Skew skew_of(const Plan& plan, const Stack& stack, const Simulation& mean);
+Skew skew_of(const plan::Plan& plan, const stack::Stack& stack, const replay::Simulation& mean);
 
-} // namespace moe
+} // namespace moe::pricing

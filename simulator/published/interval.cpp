@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <map>
 
-namespace moe {
+namespace moe::published {
 namespace {
 
 constexpr const char* measured_system = "cpu"; // rows of machines that were calibrated just before
@@ -66,7 +66,7 @@ std::vector<const Residual*> of_kind(const std::vector<Residual>& residuals, con
 }
 
 // The name of the rows' system whose profile the plan's hardware is; the profile's own name when there is none.
-std::string system_of(const Hardware& hardware, const std::vector<const Residual*>& rows) {
+std::string system_of(const machine::Hardware& hardware, const std::vector<const Residual*>& rows) {
     if (hardware.cpu) return measured_system;
     for (const Residual* r : rows)
         if (hardware_profile_of(r->system) == hardware.name) return r->system;
@@ -95,7 +95,7 @@ std::vector<Residual> residuals_from_json(const std::string& text, const std::st
     return residuals;
 }
 
-std::vector<Residual> load_residuals(const Plan& plan, bool executable) {
+std::vector<Residual> load_residuals(const plan::Plan& plan, bool executable) {
     const bool measured = executable && plan.hardware->cpu && !plan.hardware->measured.empty();
     if (executable && !measured) return {};
     const std::string path = profiles_folder() + (measured ? "/measured/cpu-residuals.json" : "/runs/residuals.json");
@@ -120,7 +120,8 @@ std::optional<ResidualRange> residual_range(const std::vector<Residual>& residua
     return range;
 }
 
-IntervalResult interval_of(const Plan& plan, const Estimate& estimate, const std::vector<Residual>& residuals) {
+IntervalResult interval_of(const plan::Plan& plan, const search::Estimate& estimate,
+                           const std::vector<Residual>& residuals) {
     if (residuals.empty())
         return {std::nullopt,
                 fmt::format("no measured runs of stack {} on {} to compare with", plan.stack, plan.hardware->name)};
@@ -138,4 +139,4 @@ IntervalResult interval_of(const Plan& plan, const Estimate& estimate, const std
     return {interval, {}};
 }
 
-} // namespace moe
+} // namespace moe::published

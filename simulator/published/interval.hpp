@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::published {
 
 // log(predicted / published TFLOPS) of one run, predicted by fits that did not see its model family, or its system.
 struct Residual {
@@ -20,7 +20,7 @@ struct Residual {
 std::vector<Residual> residuals_from_json(const std::string& text, const std::string& place);
 // profiles/runs/residuals.json for published stacks; for the executable stack on a calibrated CPU profile the residuals
 // measured with tools/bench/predictions, profiles/measured/cpu-residuals.json; else none.
-std::vector<Residual> load_residuals(const Plan& plan, bool executable);
+std::vector<Residual> load_residuals(const plan::Plan& plan, bool executable);
 
 // Bounds of log(predicted / true).
 struct ResidualRange {
@@ -45,6 +45,7 @@ struct IntervalResult {
     std::optional<Interval> interval;
     std::string reason; // why there is none
 };
-IntervalResult interval_of(const Plan& plan, const Estimate& estimate, const std::vector<Residual>& residuals);
+IntervalResult interval_of(const plan::Plan& plan, const search::Estimate& estimate,
+                           const std::vector<Residual>& residuals);
 
-} // namespace moe
+} // namespace moe::published

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cctype>
 
-namespace moe {
+namespace moe::published {
 namespace {
 
 // Numbers of "v25.04.02" or "26.04", in order.
@@ -51,7 +51,7 @@ int remaining(int gpus, std::int64_t others, const char* factors) {
     return static_cast<int>(gpus / others);
 }
 
-void fill_mesh(const Run& run, Plan& plan) {
+void fill_mesh(const Run& run, plan::Plan& plan) {
     plan.gpus = static_cast<int>(*run.gpus);
     plan.tp = degree(run.tp);
     plan.pp = degree(run.pp);
@@ -59,7 +59,7 @@ void fill_mesh(const Run& run, Plan& plan) {
     plan.ep = degree(run.ep);
     plan.etp = degree(run.etp);
     plan.vpp = plan.pp > 1 ? degree(run.vpp) : 1;
-    plan.schedule = plan.vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
+    plan.schedule = plan.vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
     // Products of three degrees up to 1e9 would pass 64 bits; none above gpus can divide it.
     for (const int part : {plan.tp, plan.pp, plan.cp, plan.ep, plan.etp, plan.vpp})
         if (part > plan.gpus) refuse("impossible mapping: a degree of {} on {} GPUs", part, plan.gpus);
@@ -70,9 +70,10 @@ void fill_mesh(const Run& run, Plan& plan) {
 
 } // namespace
 
-std::string kind_of(const Model& model) {
+std::string kind_of(const model::Model& model) {
     if (model.hybrid) return "hybrid";
-    return std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerKind& k) { return k.moe.has_value(); })
+    return std::any_of(model.kinds.begin(), model.kinds.end(),
+                       [](const model::LayerKind& k) { return k.moe.has_value(); })
                ? "MoE"
                : "dense";
 }
@@ -91,8 +92,8 @@ int compare_releases(const std::string& a, const std::string& b) {
     return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end()) ? -1 : 1;
 }
 
-std::string stack_of(const std::vector<std::pair<std::string, Publication>>& published, const std::string& source,
-                     const std::string& release) {
+std::string stack_of(const std::vector<std::pair<std::string, stack::Publication>>& published,
+                     const std::string& source, const std::string& release) {
     std::size_t longest = 0;
     for (const auto& [name, publication] : published)
         if (source.find(publication.source) != std::string::npos)
@@ -114,54 +115,54 @@ std::string stack_of(const std::vector<std::pair<std::string, Publication>>& pub
     return best.empty() ? oldest : best;
 }
 
-RunPlanner::RunPlanner(Coefficients coefficients) : coefficients_(std::move(coefficients)) {
+RunPlanner::RunPlanner(machine::Coefficients coefficients) : coefficients_(std::move(coefficients)) {
     // What a stack stands for does not depend on the machine; any that has a profile will do.
-    const Hardware any = load_hardware("h100");
-    for (const std::string& name : stack_names())
-        for (const Publication& publication : load_stack(name, any, coefficients_).published)
+    const machine::Hardware any = machine::load_hardware("h100");
+    for (const std::string& name : stack::stack_names())
+        for (const stack::Publication& publication : stack::load_stack(name, any, coefficients_).published)
             published_.emplace_back(name, publication);
 }
 
-std::shared_ptr<const Model> RunPlanner::model(const Run& run) {
+std::shared_ptr<const model::Model> RunPlanner::model(const Run& run) {
     const std::string key = run.model + (run.mtp_layers ? fmt::format(" mtp {}", *run.mtp_layers) : "");
     auto& slot = models_[key];
     if (slot) return slot;
     if (run.model.empty() || run.model.find('/') != std::string::npos)
         refuse("model '{}': must be the name of a profile", shown(run.model));
-    Model model = load_model(run.model);
+    model::Model model = families::load_model(run.model);
     if (run.mtp_layers && *run.mtp_layers != static_cast<std::int64_t>(model.mtp.size())) {
         auto json = nlohmann::ordered_json::parse(model.config_json);
         json["num_nextn_predict_layers"] = *run.mtp_layers;
         const std::string name = model.name;
-        model = model_from_json(json.dump(), run.model);
+        model = families::model_from_json(json.dump(), run.model);
         model.name = name;
         if (*run.mtp_layers != static_cast<std::int64_t>(model.mtp.size()))
             refuse("mtp_layers {}: {} has no multi-token prediction", *run.mtp_layers, run.model);
     }
-    slot = std::make_shared<const Model>(std::move(model));
+    slot = std::make_shared<const model::Model>(std::move(model));
     return slot;
 }
 
-std::shared_ptr<const Hardware> RunPlanner::hardware(const std::string& system) {
+std::shared_ptr<const machine::Hardware> RunPlanner::hardware(const std::string& system) {
     auto& slot = machines_[system];
     if (slot) return slot;
     const std::string name = hardware_profile_of(system);
     if (name.empty() || name.find('/') != std::string::npos) refuse("system '{}': must be a name", shown(system));
-    slot = std::make_shared<const Hardware>(load_hardware(name));
+    slot = std::make_shared<const machine::Hardware>(machine::load_hardware(name));
     return slot;
 }
 
-const Stack& RunPlanner::stack(const std::string& name, const Hardware& hardware) {
+const stack::Stack& RunPlanner::stack(const std::string& name, const machine::Hardware& hardware) {
     const std::pair<std::string, std::string> key{name, hardware.name};
     auto found = stacks_.find(key);
-    if (found == stacks_.end()) found = stacks_.emplace(key, load_stack(name, hardware, coefficients_)).first;
+    if (found == stacks_.end()) found = stacks_.emplace(key, stack::load_stack(name, hardware, coefficients_)).first;
     return found->second;
 }
 
-const Stack& RunPlanner::stack(const Plan& plan) { return stack(plan.stack, *plan.hardware); }
+const stack::Stack& RunPlanner::stack(const plan::Plan& plan) { return stack(plan.stack, *plan.hardware); }
 
 void RunPlanner::fill(const Run& run, PlannedRun& planned) {
-    Plan& plan = planned.plan;
+    plan::Plan& plan = planned.plan;
     plan.model = model(run);
     planned.family = plan.model->architecture;
     planned.kind = kind_of(*plan.model);
@@ -171,7 +172,7 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
         name = plan.hardware->default_stack;
         planned.warnings.push_back("no stack stands for this source: priced as " + name);
     }
-    const Stack& s = stack(name, *plan.hardware);
+    const stack::Stack& s = stack(name, *plan.hardware);
     plan.stack = s.name;
     plan.seq = *run.seq_len;
     plan.gbs = *run.gbs;
@@ -184,10 +185,10 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
     planned.open_vpp = !run.mbs && !run.vpp && run.pipeline_layout.empty() && plan.pp > 1;
     apply_recipe(run, s, plan, planned.warnings);
     plan.layout = recipe_layout(run, plan, planned.warnings);
-    if (const PlanFault fault = check_plan(plan)) refuse("{}", fault.message);
-    if (const PlanFault fault = check_stack(plan, s)) refuse("{}", fault.message);
+    if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("{}", fault.message);
+    if (const plan::PlanFault fault = stack::check_stack(plan, s)) refuse("{}", fault.message);
     planned.flops_per_token = run.gflop_per_token_std ? *run.gflop_per_token_std * 1e9
-                                                      : model_flops_per_token(*plan.model, plan.seq, plan.tp);
+                                                      : model::model_flops_per_token(*plan.model, plan.seq, plan.tp);
 }
 
 PlannedRun RunPlanner::plan(const Run& run) {
@@ -203,4 +204,4 @@ PlannedRun RunPlanner::plan(const Run& run) {
     return planned;
 }
 
-} // namespace moe
+} // namespace moe::published

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::published {
 
 struct PlannedRun {
     std::string skipped; // why there is no plan; empty when there is one
-    Plan plan;           // sound and within the stack, open choices at their smallest
+    plan::Plan plan;     // sound and within the stack, open choices at their smallest
     bool open_mbs = false, open_vpp = false, open_recompute = false; // the row leaves them to the planner
     double flops_per_token = 0.0;                                    // as the published TFLOPS count them
     std::string family;                // architecture of the model; empty when it has no config
@@ -30,34 +30,34 @@ std::string hardware_profile_of(const std::string& system);
 // stacks are read once.
 class RunPlanner {
 public:
-    explicit RunPlanner(Coefficients coefficients);
+    explicit RunPlanner(machine::Coefficients coefficients);
     // Never throws for what a row says: that becomes `skipped`. Throws Error for profiles that cannot be read.
     PlannedRun plan(const Run& run);
-    const Stack& stack(const Plan& plan); // of a plan that plan() has made
+    const stack::Stack& stack(const plan::Plan& plan); // of a plan that plan() has made
 
 private:
     // Refuse with what becomes the reason.
     void fill(const Run& run, PlannedRun& planned);
-    std::shared_ptr<const Model> model(const Run& run);
-    std::shared_ptr<const Hardware> hardware(const std::string& system);
-    const Stack& stack(const std::string& name, const Hardware& hardware);
+    std::shared_ptr<const model::Model> model(const Run& run);
+    std::shared_ptr<const machine::Hardware> hardware(const std::string& system);
+    const stack::Stack& stack(const std::string& name, const machine::Hardware& hardware);
 
-    Coefficients coefficients_;
-    std::vector<std::pair<std::string, Publication>> published_; // stack name, what it stands for
-    std::map<std::string, std::shared_ptr<const Model>> models_; // by name and MTP depth
-    std::map<std::string, std::shared_ptr<const Hardware>> machines_;
-    std::map<std::pair<std::string, std::string>, Stack> stacks_; // by (name, hardware)
+    machine::Coefficients coefficients_;
+    std::vector<std::pair<std::string, stack::Publication>> published_; // stack name, what it stands for
+    std::map<std::string, std::shared_ptr<const model::Model>> models_; // by name and MTP depth
+    std::map<std::string, std::shared_ptr<const machine::Hardware>> machines_;
+    std::map<std::pair<std::string, std::string>, stack::Stack> stacks_; // by (name, hardware)
 };
 
 // Name of the stack that stands for a source and its release: the longest `source` word that occurs in it; of its
 // releases the same one, else the newest that is not newer, else the oldest. Empty when no word occurs.
-std::string stack_of(const std::vector<std::pair<std::string, Publication>>& published, const std::string& source,
-                     const std::string& release);
+std::string stack_of(const std::vector<std::pair<std::string, stack::Publication>>& published,
+                     const std::string& source, const std::string& release);
 
 // Negative, zero or positive as release `a` is older than, equal to or newer than `b`, number by number.
 int compare_releases(const std::string& a, const std::string& b);
 
 // What rows are grouped by: "MoE", "dense" or, of layers of one part each, "hybrid".
-std::string kind_of(const Model& model);
+std::string kind_of(const model::Model& model);
 
-} // namespace moe
+} // namespace moe::published

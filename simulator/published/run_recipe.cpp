@@ -13,7 +13,7 @@
 #include <cctype>
 #include <cstdlib>
 
-namespace moe {
+namespace moe::published {
 namespace {
 
 std::string lower(std::string text) {
@@ -25,47 +25,47 @@ std::string lower(std::string text) {
 bool begins(const std::string& text, const char* word) { return text.rfind(word, 0) == 0; }
 bool holds(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
 
-unsigned recompute_set(const std::string& text, const Model& model, std::vector<std::string>& warnings) {
-    if (!begins(text, "selective")) return applicable_recompute(recompute::from_string(text), model);
+unsigned recompute_set(const std::string& text, const model::Model& model, std::vector<std::string>& warnings) {
+    if (!begins(text, "selective")) return applicable_recompute(plan::recompute::from_string(text), model);
     // torchtitan's per-op selection keeps every second product and the attention core: half of the products again.
     warnings.push_back("recompute " + text + " is taken as layernorm+mlp, which repeats about as much");
-    return recompute::layernorm | recompute::mlp;
+    return plan::recompute::layernorm | plan::recompute::mlp;
 }
 
 // "expert_fc1+moe_act", "optimizer states+expert_fc1"; other sources' words as a warning.
-unsigned offload_set(const std::string& text, const Model& model, std::vector<std::string>& warnings) {
+unsigned offload_set(const std::string& text, const model::Model& model, std::vector<std::string>& warnings) {
     if (text.empty() || begins(text, "none")) return 0;
     unsigned set = 0;
-    if (holds(text, "optimizer states")) set |= offload::optimizer;
-    for (unsigned module = 1; module < offload::optimizer; module <<= 1)
-        if (holds(text, offload::to_string(module).c_str())) set |= module;
-    const bool routed =
-        std::any_of(model.kinds.begin(), model.kinds.end(), [](const LayerKind& kind) { return kind.moe.has_value(); });
-    if (!routed) set &= ~(offload::expert_fc1 | offload::moe_act);
+    if (holds(text, "optimizer states")) set |= plan::offload::optimizer;
+    for (unsigned module = 1; module < plan::offload::optimizer; module <<= 1)
+        if (holds(text, plan::offload::to_string(module).c_str())) set |= module;
+    const bool routed = std::any_of(model.kinds.begin(), model.kinds.end(),
+                                    [](const model::LayerKind& kind) { return kind.moe.has_value(); });
+    if (!routed) set &= ~(plan::offload::expert_fc1 | plan::offload::moe_act);
     if (set == 0) warnings.push_back("offload of " + text + " is not priced: its copies count as hidden");
     return set;
 }
 
-Dispatcher dispatcher_of(const std::string& text) {
+plan::Dispatcher dispatcher_of(const std::string& text) {
     std::string word = lower(text);
     word.resize(std::min({word.size(), word.find('('), word.find("-like")}));
     while (!word.empty() && word.back() == ' ') word.pop_back();
-    return dispatcher_from_string(word);
+    return plan::dispatcher_from_string(word);
 }
 
-CudaGraph cuda_graph_of(const std::string& text) {
+plan::CudaGraph cuda_graph_of(const std::string& text) {
     const std::string words = lower(text);
-    if (begins(words, "none")) return CudaGraph::none;
-    if (holds(words, "full_iteration")) return CudaGraph::full;
-    if (holds(words, "per layer") || holds(words, "transformer_engine:all")) return CudaGraph::partial;
-    CudaGraph graph = CudaGraph::none;
+    if (begins(words, "none")) return plan::CudaGraph::none;
+    if (holds(words, "full_iteration")) return plan::CudaGraph::full;
+    if (holds(words, "per layer") || holds(words, "transformer_engine:all")) return plan::CudaGraph::partial;
+    plan::CudaGraph graph = plan::CudaGraph::none;
     // Mamba layers are in the scope of attention here.
-    if (holds(words, "attn") || holds(words, "mamba")) graph = graph | CudaGraph::attn;
-    if (holds(words, "mlp")) graph = graph | CudaGraph::mlp;
+    if (holds(words, "attn") || holds(words, "mamba")) graph = graph | plan::CudaGraph::attn;
+    if (holds(words, "mlp")) graph = graph | plan::CudaGraph::mlp;
     // Megatron's scope of the router holds the shared experts, where they do not run beside the dispatch.
-    if (holds(words, "moe_router")) graph = graph | CudaGraph::moe_router | CudaGraph::shared_experts;
-    if (holds(words, "moe_preprocess")) graph = graph | CudaGraph::moe_preprocess;
-    if (graph != CudaGraph::none) return graph;
+    if (holds(words, "moe_router")) graph = graph | plan::CudaGraph::moe_router | plan::CudaGraph::shared_experts;
+    if (holds(words, "moe_preprocess")) graph = graph | plan::CudaGraph::moe_preprocess;
+    if (graph != plan::CudaGraph::none) return graph;
     refuse("cuda_graph '{}': name none, full_iteration or modules of a layer", shown(text));
 }
 
@@ -75,22 +75,22 @@ bool bf16_moments(const std::string& optimizer) {
 }
 
 // "main_grads=bfloat16", "main_grads=fp32"; otherwise the usual choice of the generation.
-Precision gradients_of(const std::string& optimizer, const Stack& stack) {
+machine::Precision gradients_of(const std::string& optimizer, const stack::Stack& stack) {
     const std::string words = lower(optimizer);
-    if (holds(words, "main_grads=bf")) return Precision::bf16;
-    return holds(words, "main_grads=f") ? Precision::fp32 : stack.usual_gradients;
+    if (holds(words, "main_grads=bf")) return machine::Precision::bf16;
+    return holds(words, "main_grads=f") ? machine::Precision::fp32 : stack.usual_gradients;
 }
 
 // "FP8" alone is Transformer Engine's default recipe of its time, which scales by history.
-Fp8Scaling scaling_of(const std::string& precision) {
+plan::Fp8Scaling scaling_of(const std::string& precision) {
     const std::string word = lower(precision);
-    return word == "fp8" || begins(word, "fp8-delayed") ? Fp8Scaling::delayed : Fp8Scaling::current;
+    return word == "fp8" || begins(word, "fp8-delayed") ? plan::Fp8Scaling::delayed : plan::Fp8Scaling::current;
 }
 
 // Modules whose precision is not that of the linear layers.
-void module_precisions(const Run& run, Plan& plan) {
+void module_precisions(const Run& run, plan::Plan& plan) {
     plan.fp8_scaling = scaling_of(run.precision);
-    if (holds(run.other_settings, "fp8_attention")) plan.attention_precision = Precision::fp8_tensor;
+    if (holds(run.other_settings, "fp8_attention")) plan.attention_precision = machine::Precision::fp8_tensor;
     if (holds(run.other_settings, "fp8_lm_head") && !plan.model->tied_embeddings) plan.head_precision = plan.precision;
     // "first/last layers bf16 (0/14)"
     const std::string words = "layers bf16 (";
@@ -98,7 +98,7 @@ void module_precisions(const Run& run, Plan& plan) {
     int first = 0, last = 0;
     if (at != std::string::npos &&
         std::sscanf(run.other_settings.c_str() + at + words.size(), "%d/%d)", &first, &last) == 2)
-        keep_in_bf16(plan, first, last);
+        plan::keep_in_bf16(plan, first, last);
 }
 
 // "expert_rank_capacity=1.5", "moe_expert_rank_capacity_factor=1.2": buffers of a sync-free dispatch. 0 = as many rows
@@ -114,39 +114,39 @@ double capacity_of(const Run& run) {
 }
 
 // The stack's usual choices hold for plans that can use them: what excludes them is left off.
-void usual_graphs(const Stack& stack, Plan& plan) {
+void usual_graphs(const stack::Stack& stack, plan::Plan& plan) {
     plan.cuda_graph = stack.usual_cuda_graph;
-    if (check_stack(plan, stack)) plan.cuda_graph = CudaGraph::none;
+    if (stack::check_stack(plan, stack)) plan.cuda_graph = plan::CudaGraph::none;
 }
 
-void usual_overlap(const Stack& stack, Plan& plan) {
+void usual_overlap(const stack::Stack& stack, plan::Plan& plan) {
     plan.ep_overlap = stack.usual_ep_overlap && plan.ep > 1;
-    if (plan.ep_overlap && check_stack(plan, stack)) plan.ep_overlap = false;
+    if (plan.ep_overlap && stack::check_stack(plan, stack)) plan.ep_overlap = false;
 }
 
 } // namespace
 
-Precision recipe_precision(const std::string& text) {
+machine::Precision recipe_precision(const std::string& text) {
     const std::string word = lower(text);
     if (word == "fp8" || begins(word, "fp8-delayed") || begins(word, "fp8-tensor") || begins(word, "fp8-rowwise"))
-        return Precision::fp8_tensor;
-    return precision_from_string(word);
+        return machine::Precision::fp8_tensor;
+    return machine::precision_from_string(word);
 }
 
-unsigned applicable_recompute(unsigned set, const Model& model) {
+unsigned applicable_recompute(unsigned set, const model::Model& model) {
     bool routed = false, dense = false, latent = false;
-    for (const LayerKind& kind : model.kinds) {
+    for (const model::LayerKind& kind : model.kinds) {
         routed = routed || kind.moe;
         dense = dense || kind.dense();
-        const AttentionKind attention = kind.attention.kind;
-        latent = latent || attention == AttentionKind::mla || attention == AttentionKind::compressed;
+        const model::AttentionKind attention = kind.attention.kind;
+        latent = latent || attention == model::AttentionKind::mla || attention == model::AttentionKind::compressed;
     }
-    if (!routed) set &= ~(recompute::moe | recompute::moe_act | recompute::shared_experts);
-    if (!latent) set &= ~recompute::mla_up_proj;
-    return (set & recompute::full) != 0 ? recompute::full : set;
+    if (!routed) set &= ~(plan::recompute::moe | plan::recompute::moe_act | plan::recompute::shared_experts);
+    if (!latent) set &= ~plan::recompute::mla_up_proj;
+    return (set & plan::recompute::full) != 0 ? plan::recompute::full : set;
 }
 
-void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<std::string>& warnings) {
+void apply_recipe(const Run& run, const stack::Stack& stack, plan::Plan& plan, std::vector<std::string>& warnings) {
     if (!run.recompute_modules.empty()) plan.recompute = recompute_set(run.recompute_modules, *plan.model, warnings);
     plan.offload = offload_set(run.offload_modules, *plan.model, warnings);
     plan.optimizer.bf16_moments = bf16_moments(run.optimizer) && stack.bf16_moments;
@@ -159,7 +159,7 @@ void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<st
     plan.tp_overlap =
         plan.tp > 1 && (holds(run.other_settings, "tp_comm_overlap") || holds(run.other_settings, "asyncTP"));
     plan.paged_stash = plan.capacity > 0.0 && stack.paged_stash && holds(run.other_settings, "paged_stash") &&
-                       (plan.offload & (offload::expert_fc1 | offload::moe_act)) == 0; // one or the other
+                       (plan.offload & (plan::offload::expert_fc1 | plan::offload::moe_act)) == 0; // one or the other
     plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
     if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
     if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;
@@ -168,10 +168,11 @@ void apply_recipe(const Run& run, const Stack& stack, Plan& plan, std::vector<st
     plan.delay_wgrad = holds(run.other_settings, "delay_wgrad") && (plan.ep_overlap || plan.pp > 1);
 }
 
-std::string recipe_layout(const Run& run, const Plan& plan, std::vector<std::string>& warnings) {
+std::string recipe_layout(const Run& run, const plan::Plan& plan, std::vector<std::string>& warnings) {
     std::string layout = run.pipeline_layout;
     if (layout.find_first_not_of("EtmL|()*0123456789, ") != std::string::npos) {
-        warnings.push_back("pipeline layout " + layout + " is no layout string: priced as " + to_string(plan.schedule));
+        warnings.push_back("pipeline layout " + layout + " is no layout string: priced as " +
+                           plan::to_string(plan.schedule));
         layout.clear();
     }
     if (!layout.empty()) {
@@ -182,9 +183,9 @@ std::string recipe_layout(const Run& run, const Plan& plan, std::vector<std::str
     const std::int64_t count = std::int64_t{plan.pp} * plan.vpp; // not checked yet: any two degrees
     if (layers % count == 0 || (layers + 2) % count != 0) return {};
     const int units = static_cast<int>((layers + 2) / count);
-    std::vector<Stage> cut(static_cast<std::size_t>(count));
+    std::vector<plan::Stage> cut(static_cast<std::size_t>(count));
     int next = 0;
-    for (Stage& stage : cut) {
+    for (plan::Stage& stage : cut) {
         stage.embedding = &stage == &cut.front();
         stage.loss = &stage == &cut.back();
         stage.first_layer = next;
@@ -192,7 +193,7 @@ std::string recipe_layout(const Run& run, const Plan& plan, std::vector<std::str
         next += stage.layers;
     }
     cut.back().mtp = static_cast<int>(plan.model->mtp.size());
-    return layout_to_string(cut);
+    return plan::layout_to_string(cut);
 }
 
-} // namespace moe
+} // namespace moe::published

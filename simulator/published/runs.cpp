@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-namespace moe {
+namespace moe::published {
 namespace {
 
 constexpr std::size_t most_columns = 1000;
@@ -256,4 +256,4 @@ std::vector<Run> load_runs(const std::string& path) {
     return runs;
 }
 
-} // namespace moe
+} // namespace moe::published

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::published {
 
 // One row, read but not judged: a blank cell is an empty optional or string. Column names are those of the file.
 struct Run {
@@ -31,4 +31,4 @@ std::vector<Run> runs_from_csv(const std::string& text, const std::string& place
 // `path`: a CSV file, the name of one in profiles/runs, or a folder, whose CSV files are read in the order of names.
 std::vector<Run> load_runs(const std::string& path);
 
-} // namespace moe
+} // namespace moe::published

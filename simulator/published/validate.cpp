@@ -13,43 +13,44 @@
 #include <map>
 #include <memory>
 
-namespace moe {
+namespace moe::published {
 namespace {
 
 class Estimators {
 public:
-    FastEstimator& of(const Plan& plan, const Stack& stack) {
+    pricing::FastEstimator& of(const plan::Plan& plan, const stack::Stack& stack) {
         auto& slot = map_[{plan.hardware->name, stack.name}];
-        if (!slot) slot = std::make_unique<FastEstimator>(plan.hardware, stack);
+        if (!slot) slot = std::make_unique<pricing::FastEstimator>(plan.hardware, stack);
         return *slot;
     }
 
 private:
-    std::map<std::pair<std::string, std::string>, std::unique_ptr<FastEstimator>> map_;
+    std::map<std::pair<std::string, std::string>, std::unique_ptr<pricing::FastEstimator>> map_;
 };
 
 // The lightest of the stack's recompute sets with which the plan fits; the row's own where it names one. Sets that
 // repeat whole products are left out: published recipes that use them say so, and dense rows that were priced with them
 // came out 10 to 15 % too slow beside rows of the same mapping without. A stack that only knows whole layers uses them.
-bool fit(Plan& plan, bool open_recompute, const Stack& stack, FastEstimator& estimator) {
+bool fit(plan::Plan& plan, bool open_recompute, const stack::Stack& stack, pricing::FastEstimator& estimator) {
     const auto fits = [&] { return estimator.memory_bytes(plan) <= plan.hardware->memory_bytes; };
     if (fits()) return true;
     if (!open_recompute) return false;
     const unsigned before = plan.recompute;
     const bool whole_layers = std::all_of(stack.recompute_sets.begin(), stack.recompute_sets.end(),
-                                          [](unsigned set) { return set == 0 || set == recompute::full; });
-    constexpr unsigned products = recompute::full | recompute::moe | recompute::mlp | recompute::shared_experts;
+                                          [](unsigned set) { return set == 0 || set == plan::recompute::full; });
+    constexpr unsigned products =
+        plan::recompute::full | plan::recompute::moe | plan::recompute::mlp | plan::recompute::shared_experts;
     for (const unsigned set : stack.recompute_sets) {
         if ((set & products) != 0 && !whole_layers) continue;
         plan.recompute = applicable_recompute(set, *plan.model);
-        if (sound(plan, stack) && fits()) return true;
+        if (stack::sound(plan, stack) && fits()) return true;
     }
     plan.recompute = before;
     return false;
 }
 
 // The numbers of chunks per rank that an open row may have: those that cut the layers evenly.
-std::vector<int> open_chunks(const PlannedRun& planned, const Plan& plan) {
+std::vector<int> open_chunks(const PlannedRun& planned, const plan::Plan& plan) {
     std::vector<int> chunks{plan.vpp};
     const int per_rank = static_cast<int>(plan.model->layers.size()) / plan.pp;
     if (!planned.open_vpp || static_cast<int>(plan.model->layers.size()) % plan.pp != 0) return chunks;
@@ -60,23 +61,24 @@ std::vector<int> open_chunks(const PlannedRun& planned, const Plan& plan) {
 
 // Fills what the row leaves open: the fastest micro-batch size that fits, and chunks per rank. Larger sizes need more
 // memory, so that the first that does not fit even with recomputation ends the list.
-Estimate choose(const PlannedRun& planned, Plan& plan, const Stack& stack, FastEstimator& estimator) {
+search::Estimate choose(const PlannedRun& planned, plan::Plan& plan, const stack::Stack& stack,
+                        pricing::FastEstimator& estimator) {
     if (!planned.open_mbs) {
         fit(plan, planned.open_recompute, stack, estimator);
         return estimator.estimate(plan);
     }
     constexpr std::array<std::int64_t, 10> sizes{1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
-    Plan best = plan;
-    Estimate fastest;
+    plan::Plan best = plan;
+    search::Estimate fastest;
     for (const int vpp : open_chunks(planned, plan)) {
         for (const std::int64_t size : sizes) {
-            Plan candidate = plan;
+            plan::Plan candidate = plan;
             candidate.mbs = size;
             candidate.vpp = vpp;
-            candidate.schedule = vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
-            if (!sound(candidate, stack)) continue;
+            candidate.schedule = vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
+            if (!stack::sound(candidate, stack)) continue;
             if (!fit(candidate, planned.open_recompute, stack, estimator)) break;
-            const Estimate estimate = estimator.estimate(candidate);
+            const search::Estimate estimate = estimator.estimate(candidate);
             if (fastest.step_seconds > 0.0 && estimate.step_seconds >= fastest.step_seconds) continue;
             fastest = estimate;
             best = candidate;
@@ -88,9 +90,9 @@ Estimate choose(const PlannedRun& planned, Plan& plan, const Stack& stack, FastE
 
 void predict(const PlannedRun& planned, RunPlanner& planner, Estimators& estimators, Prediction& prediction) {
     prediction.plan = planned.plan;
-    const Stack& stack = planner.stack(planned.plan);
+    const stack::Stack& stack = planner.stack(planned.plan);
     prediction.estimate = choose(planned, prediction.plan, stack, estimators.of(planned.plan, stack));
-    const Estimate& estimate = prediction.estimate;
+    const search::Estimate& estimate = prediction.estimate;
     if (!std::isfinite(estimate.step_seconds) || !(estimate.step_seconds > 0.0))
         fail("{}: the predicted step takes {} s", prediction.run_id, estimate.step_seconds);
     prediction.predicted = estimate.tokens_per_second_per_gpu * planned.flops_per_token / 1e12;
@@ -143,7 +145,7 @@ ValidationSummary summary_of(const std::vector<const Prediction*>& predictions) 
 
 } // namespace
 
-std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const Coefficients& coefficients,
+std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const machine::Coefficients& coefficients,
                                      const std::function<void(std::size_t)>& progress) {
     RunPlanner planner(coefficients);
     Estimators estimators;
@@ -190,4 +192,4 @@ std::vector<std::pair<std::string, ValidationSummary>> summarize_by(const std::v
     return result;
 }
 
-} // namespace moe
+} // namespace moe::published

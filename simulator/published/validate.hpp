@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::published {
 
 struct Prediction {
     std::string run_id;
@@ -20,13 +20,13 @@ struct Prediction {
     std::string model, family, kind, system, precision, stack, tier, tier_and_kind;
     double published = 0.0, predicted = 0.0; // TFLOP/s per GPU
     double error = 0.0;                      // predicted / published - 1
-    Plan plan;                               // with what was open chosen
-    Estimate estimate;
+    plan::Plan plan;                         // with what was open chosen
+    search::Estimate estimate;
     std::vector<std::string> warnings;
 };
 
 // Predicts with these coefficients. `progress` is called before each row with the number of rows done; it may be empty.
-std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const Coefficients& coefficients,
+std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const machine::Coefficients& coefficients,
                                      const std::function<void(std::size_t)>& progress);
 
 struct ValidationSummary {
@@ -55,4 +55,4 @@ inline constexpr std::array<std::pair<const char*, const std::string Prediction:
 std::vector<std::pair<std::string, ValidationSummary>> summarize_by(const std::vector<Prediction>& predictions,
                                                                     const std::string Prediction::*group);
 
-} // namespace moe
+} // namespace moe::published

@@ -6,20 +6,20 @@
 #include <algorithm>
 #include <array>
 
-namespace moe {
+namespace moe::replay {
 namespace {
 
 // Exposed time goes to the first of these that is under way.
 enum class Exposed { tensor, context, expert, data, optimizer, pipeline, none };
 
-Exposed category(const Op& op) {
-    if (op.module == Module::optimizer) return Exposed::optimizer;
-    if (op.kind == OpKind::send || op.kind == OpKind::recv) return Exposed::pipeline;
-    if (op.group.axes & axis::data) return Exposed::data;
-    if (op.group.domain == Domain::expert) return Exposed::expert;
-    if (op.group.axes & axis::context) return Exposed::context;
-    if (op.group.axes & axis::tensor) return Exposed::tensor;
-    return op.module == Module::data_parallel ? Exposed::data : Exposed::none;
+Exposed category(const program::Op& op) {
+    if (op.module == program::Module::optimizer) return Exposed::optimizer;
+    if (op.kind == program::OpKind::send || op.kind == program::OpKind::recv) return Exposed::pipeline;
+    if (op.group.axes & plan::axis::data) return Exposed::data;
+    if (op.group.domain == plan::Domain::expert) return Exposed::expert;
+    if (op.group.axes & plan::axis::context) return Exposed::context;
+    if (op.group.axes & plan::axis::tensor) return Exposed::tensor;
+    return op.module == program::Module::data_parallel ? Exposed::data : Exposed::none;
 }
 
 struct Span {
@@ -27,7 +27,7 @@ struct Span {
     Exposed what;
 };
 
-double& part(Breakdown& b, Exposed what) {
+double& part(search::Breakdown& b, Exposed what) {
     switch (what) {
     case Exposed::tensor:
         return b.tensor;
@@ -51,12 +51,12 @@ class Splitter {
 public:
     Splitter(const RankRun& run) {
         for (std::size_t i = 0; i < run.rows.size(); ++i) {
-            const TimelineRow& row = run.rows[i];
-            const Op& op =
+            const program::TimelineRow& row = run.rows[i];
+            const program::Op& op =
                 run.program
                     ->templates[static_cast<std::size_t>(run.program->slots[static_cast<std::size_t>(row.slot)].index)]
                     .ops[static_cast<std::size_t>(row.op)];
-            if (row.stream == Stream::compute && !is_communication(row.kind)) {
+            if (row.stream == program::Stream::compute && !program::is_communication(row.kind)) {
                 computing_.push_back(i);
                 continue;
             }
@@ -66,18 +66,18 @@ public:
         }
     }
 
-    Breakdown split(const RankRun& run, double step_seconds) {
-        Breakdown result;
+    search::Breakdown split(const RankRun& run, double step_seconds) {
+        search::Breakdown result;
         double now = 0.0;
         for (const std::size_t i : computing_) {
-            const TimelineRow& row = run.rows[i];
+            const program::TimelineRow& row = run.rows[i];
             if (row.start > now) gap(result, now, row.start, run.host_bound[i] != 0);
             const double spent = row.end - std::max(row.start, now);
-            if (row.module == Module::optimizer)
+            if (row.module == program::Module::optimizer)
                 result.optimizer += spent;
-            else if (row.phase == Phase::recompute)
+            else if (row.phase == program::Phase::recompute)
                 result.recompute += spent;
-            else if (row.module == Module::data_parallel)
+            else if (row.module == program::Module::data_parallel)
                 result.data += spent;
             else
                 result.compute += spent;
@@ -89,7 +89,7 @@ public:
 
 private:
     // Nothing computes in [from, to): what else is under way?
-    void gap(Breakdown& result, double from, double to, bool host) {
+    void gap(search::Breakdown& result, double from, double to, bool host) {
         std::vector<Span> inside;
         std::vector<double> cuts{from, to};
         for (std::size_t s = 0; s < spans_.size(); ++s) {
@@ -115,14 +115,14 @@ private:
     }
 
     std::vector<std::size_t> computing_;
-    std::array<std::vector<Span>, stream_count> spans_;
-    std::array<std::size_t, stream_count> next_{};
+    std::array<std::vector<Span>, program::stream_count> spans_;
+    std::array<std::size_t, program::stream_count> next_{};
 };
 
 } // namespace
 
-Breakdown breakdown_of(const Plan&, const RankRun& run, double step_seconds) {
+search::Breakdown breakdown_of(const plan::Plan&, const RankRun& run, double step_seconds) {
     return Splitter(run).split(run, step_seconds);
 }
 
-} // namespace moe
+} // namespace moe::replay

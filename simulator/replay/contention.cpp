@@ -3,15 +3,15 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::replay {
 
 // Counts are small, and are there at once.
-bool exchanges_rows(const Program& program, const Op& op) {
-    return op.stream == Stream::expert && is_communication(op.kind) &&
-           program.tensors[static_cast<std::size_t>(op.out[0])].dtype != Dtype::i32;
+bool exchanges_rows(const program::Program& program, const program::Op& op) {
+    return op.stream == program::Stream::expert && program::is_communication(op.kind) &&
+           program.tensors[static_cast<std::size_t>(op.out[0])].dtype != program::Dtype::i32;
 }
 
-double slowed(const Travels& travels, double lost, double start, double seconds) {
+double slowed(const CommIntervals& travels, double lost, double start, double seconds) {
     const double rate = 1.0 - lost;
     double now = start, left = seconds; // work, at full rate
     for (const auto& [from, until] : travels) {
@@ -25,28 +25,29 @@ double slowed(const Travels& travels, double lost, double start, double seconds)
     return now + left - start - seconds;
 }
 
-double Beside::longer(const Program& program, const Op& op, double start, double seconds, bool merged) {
+double Contention::longer(const program::Program& program, const program::Op& op, double start, double seconds,
+                          bool merged) {
     if (price_.none()) return 0.0;
-    const bool spares = merged && sparing_.next(op);
+    const bool spares = merged && reserved_.next(op);
     // Outside of merged slots something computes beside those that say so.
-    const auto* rows = std::get_if<RowsAttr>(&op.attr);
+    const auto* rows = std::get_if<program::RowsAttr>(&op.attr);
     if (price_.lost > 0.0 && exchanges_rows(program, op) && (merged || (rows != nullptr && rows->beside)))
         tokens_.emplace_back(start, start + seconds);
-    if (price_.to_collectives > 0.0 && op.stream == Stream::data && is_communication(op.kind))
+    if (price_.to_collectives > 0.0 && op.stream == program::Stream::data && program::is_communication(op.kind))
         collectives_.emplace_back(start, start + seconds);
-    if (op.stream != Stream::compute) return 0.0;
-    for (Travels* travels : {&tokens_, &collectives_})
+    if (op.stream != program::Stream::compute) return 0.0;
+    for (CommIntervals* travels : {&tokens_, &collectives_})
         while (!travels->empty() && travels->front().second <= start) travels->pop_front();
     const double tokens = for_tokens(op, start, seconds, spares);
     return tokens + slowed(collectives_, price_.to_collectives, start, seconds + tokens);
 }
 
-double Beside::for_tokens(const Op& op, double start, double seconds, bool spares) const {
-    const auto* product = std::get_if<GroupedGemmAttr>(&op.attr);
+double Contention::for_tokens(const program::Op& op, double start, double seconds, bool spares) const {
+    const auto* product = std::get_if<program::GroupedGemmAttr>(&op.attr);
     if (product == nullptr) return slowed(tokens_, price_.lost, start, seconds);
-    if (product->spared > 0) return 0.0; // priced so
-    if (spares) return seconds * (price_.sparing - 1.0);
+    if (product->reserved_sms > 0) return 0.0; // priced so
+    if (spares) return seconds * (price_.reserved_slowdown - 1.0);
     return tokens_.empty() || tokens_.front().first > start ? 0.0 : tokens_.front().second - start;
 }
 
-} // namespace moe
+} // namespace moe::replay

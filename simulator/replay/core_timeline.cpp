@@ -11,7 +11,7 @@
 #include <queue>
 #include <tuple>
 
-namespace moe {
+namespace moe::replay {
 namespace {
 
 // A collective has two meetings, before and after the members read each other's buffers; whoever comes last goes on
@@ -26,7 +26,7 @@ enum class Step { arrive, work, leave };
 
 class Pool {
 public:
-    Pool(const Plan& plan, std::vector<RankRun>& runs)
+    Pool(const plan::Plan& plan, std::vector<RankRun>& runs)
         : plan_(plan),
           runs_(runs),
           mesh_(plan),
@@ -53,8 +53,8 @@ public:
 
 private:
     struct Thread {
-        explicit Thread(const Program& program) : at(program) {}
-        OpWalk at;
+        explicit Thread(const program::Program& program) : at(program) {}
+        program::OpWalk at;
         Step step = Step::arrive;
         double start = -1.0; // when the current op began
         double busy = 0.0;
@@ -63,9 +63,9 @@ private:
 
     Thread& thread(int rank) { return threads_[static_cast<std::size_t>(rank)]; }
     bool ended(int rank) { return thread(rank).at.done(); }
-    const Op& op(int rank) { return thread(rank).at.op(); }
+    const program::Op& op(int rank) { return thread(rank).at.op(); }
     double cost(int rank) {
-        const OpWalk& at = thread(rank).at;
+        const program::OpWalk& at = thread(rank).at;
         return (*runs_[static_cast<std::size_t>(rank)].costs)[static_cast<std::size_t>(at.slot().index)][at.index()]
             .device;
     }
@@ -89,15 +89,15 @@ private:
         if (ended(rank)) return park();
         Thread& t = thread(rank);
         if (t.start < 0.0) t.start = now_;
-        const Op& o = op(rank);
-        if (o.kind == OpKind::recv) {
-            if (t.step == Step::arrive && !take(rank, std::get<PeerAttr>(o.attr))) {
+        const program::Op& o = op(rank);
+        if (o.kind == program::OpKind::recv) {
+            if (t.step == Step::arrive && !take(rank, std::get<program::PeerAttr>(o.attr))) {
                 t.step = Step::work;
                 return park();
             }
             return work(rank);
         }
-        if (!is_communication(o.kind) || o.kind == OpKind::send) return work(rank);
+        if (!program::is_communication(o.kind) || o.kind == program::OpKind::send) return work(rank);
         if (t.step == Step::arrive) {
             t.step = Step::work;
             if (!meet(rank, o.group)) return park();
@@ -108,9 +108,9 @@ private:
 
     void finish_work(int rank) {
         Thread& t = thread(rank);
-        const Op& o = op(rank);
-        if (o.kind == OpKind::send) put(rank, std::get<PeerAttr>(o.attr));
-        if (is_communication(o.kind) && o.kind != OpKind::send && o.kind != OpKind::recv) {
+        const program::Op& o = op(rank);
+        if (o.kind == program::OpKind::send) put(rank, std::get<program::PeerAttr>(o.attr));
+        if (program::is_communication(o.kind) && o.kind != program::OpKind::send && o.kind != program::OpKind::recv) {
             t.step = Step::leave;
             if (!meet(rank, o.group)) return park();
         }
@@ -129,8 +129,8 @@ private:
     void record(int rank) {
         RankRun& run = runs_[static_cast<std::size_t>(rank)];
         const Thread& t = thread(rank);
-        const Op& o = op(rank);
-        TimelineRow row;
+        const program::Op& o = op(rank);
+        program::TimelineRow row;
         row.rank = run.rank;
         row.slot = static_cast<std::int32_t>(t.at.slot_number());
         row.op = static_cast<std::int32_t>(t.at.index());
@@ -150,7 +150,7 @@ private:
     }
 
     // True for the last member, which wakes the others in the order in which they came.
-    bool meet(int rank, Group group) {
+    bool meet(int rank, plan::Group group) {
         const int first = mesh_.members(group, rank).front();
         Meeting& meeting = meetings_[{group.domain, group.axes, first}];
         if (meeting.size == 0) meeting.size = mesh_.group_size(group);
@@ -169,13 +169,13 @@ private:
         int messages = 0;
         int reader = -1;
     };
-    int peer(int rank, const PeerAttr& attr) {
-        const Group pipeline{Domain::dense, axis::pipeline};
+    int peer(int rank, const program::PeerAttr& attr) {
+        const plan::Group pipeline{plan::Domain::dense, plan::axis::pipeline};
         const std::vector<int> members = mesh_.members(pipeline, rank);
         const int n = static_cast<int>(members.size());
         return members[static_cast<std::size_t>(((mesh_.index(pipeline, rank) + attr.delta) % n + n) % n)];
     }
-    void put(int rank, const PeerAttr& attr) {
+    void put(int rank, const program::PeerAttr& attr) {
         Mailbox& box = mailboxes_[{rank, peer(rank, attr), attr.tag, attr.stage}];
         if (box.reader >= 0) {
             ready_.push_back(box.reader); // the message goes to it directly
@@ -184,7 +184,7 @@ private:
             ++box.messages;
         }
     }
-    bool take(int rank, const PeerAttr& attr) {
+    bool take(int rank, const program::PeerAttr& attr) {
         Mailbox& box = mailboxes_[{peer(rank, attr), rank, attr.tag, attr.stage}];
         if (box.messages > 0) {
             --box.messages;
@@ -194,13 +194,13 @@ private:
         return false;
     }
 
-    const Plan& plan_;
+    const plan::Plan& plan_;
     std::vector<RankRun>& runs_;
-    Mesh mesh_;
+    plan::Mesh mesh_;
     std::vector<Thread> threads_;
     std::deque<int> ready_;
     std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-    std::map<std::tuple<Domain, int, int>, Meeting> meetings_;
+    std::map<std::tuple<plan::Domain, int, int>, Meeting> meetings_;
     std::map<Channel, Mailbox> mailboxes_;
     double now_ = 0.0;
     std::int64_t sequence_ = 0;
@@ -209,6 +209,6 @@ private:
 
 } // namespace
 
-void play_cores(const Plan& plan, std::vector<RankRun>& runs) { Pool(plan, runs).play(); }
+void play_cores(const plan::Plan& plan, std::vector<RankRun>& runs) { Pool(plan, runs).play(); }
 
-} // namespace moe
+} // namespace moe::replay

@@ -11,7 +11,7 @@
 #include <limits>
 #include <unordered_map>
 
-namespace moe {
+namespace moe::replay {
 
 namespace {
 
@@ -27,38 +27,40 @@ struct Exchange {
     std::vector<Meeting> meetings; // collectives over the pipeline, in Program order
     int ranks = 1;
 
-    static std::int64_t key(const PeerAttr& peer, int micro_batch) {
+    static std::int64_t key(const program::PeerAttr& peer, int micro_batch) {
         return (static_cast<std::int64_t>(peer.stage) * 64 + peer.tag) << 32 | static_cast<std::int64_t>(micro_batch);
     }
 };
 
 class Device {
 public:
-    Device(const Stack& stack, RankRun& run, std::vector<Unit> units, Exchange& exchange, const Clocks& start = {})
+    Device(const stack::Stack& stack, RankRun& run, std::vector<Unit> units, Exchange& exchange,
+           const StreamClocks& start = {})
         : stack_(stack),
           run_(run),
           program_(*run.program),
           units_(std::move(units)),
           exchange_(exchange),
-          beside_(run.beside),
+          beside_(run.contention),
           host_(start.host) {
         number_clocks();
         std::fill(std::begin(stream_free_), std::end(stream_free_), start.device);
-        for (const Stream s : {Stream::tensor, Stream::host}) stream_free_[static_cast<std::size_t>(s)] = start.ring;
+        for (const program::Stream s : {program::Stream::tensor, program::Stream::host})
+            stream_free_[static_cast<std::size_t>(s)] = start.ring;
         for (std::size_t id = 0; id < program_.tensors.size(); ++id)
-            if (is_buffer(program_.tensors[id]) && program_.tensors[id].base == no_tensor)
+            if (is_buffer(program_.tensors[id]) && program_.tensors[id].base == program::no_tensor)
                 read_[static_cast<std::size_t>(first_clock_[id])] = start.ring;
         look_ahead();
         begin_unit();
         std::size_t rows = 0;
-        for (const Slot& slot : program_.slots)
+        for (const program::Slot& slot : program_.slots)
             rows += program_.templates[static_cast<std::size_t>(slot.index)].ops.size();
         run_.rows.reserve(rows);
         run_.host_bound.reserve(rows);
     }
 
     // Nothing reads or overwrites `tensor`, which is no view, before `when`.
-    void delay(TensorId tensor, double when) {
+    void delay(program::TensorId tensor, double when) {
         const auto id = static_cast<std::size_t>(tensor);
         std::fill_n(written_.begin() + first_clock_[id], instances_[id], when);
     }
@@ -99,11 +101,11 @@ public:
     std::string waiting_for() const {
         for (int lane = 0; lane < 2; ++lane) {
             if (done() || position_[lane].slot >= units_[unit_].lanes[lane].size()) continue;
-            const Slot& slot = program_.slots[slot_index(lane)];
-            const Template& t = program_.templates[static_cast<std::size_t>(slot.index)];
-            return fmt::format("rank {}: {} of chunk {} micro-batch {}, op {} ({})", run_.rank, to_string(t.kind),
+            const program::Slot& slot = program_.slots[slot_index(lane)];
+            const program::Template& t = program_.templates[static_cast<std::size_t>(slot.index)];
+            return fmt::format("rank {}: {} of chunk {} micro-batch {}, op {} ({})", run_.rank, plan::to_string(t.kind),
                                t.chunk, slot.micro_batch, position_[lane].op,
-                               to_string(t.ops[position_[lane].op].kind));
+                               program::to_string(t.ops[position_[lane].op].kind));
         }
         return {};
     }
@@ -115,7 +117,7 @@ private:
         std::vector<double> ended;                    // ops of the slot that are done
     };
     struct Candidate {
-        const Op* op = nullptr;
+        const program::Op* op = nullptr;
         int lane = 0;
         double start = 0.0, issue = 0.0, arrival = 0.0;
     };
@@ -127,9 +129,9 @@ private:
         instances_.assign(n, 1);
         int clocks = 0;
         for (std::size_t id = 0; id < n; ++id) {
-            const Tensor& t = program_.tensors[id];
-            if (t.base != no_tensor) continue;
-            if (t.storage == Storage::activation && t.chunk >= 0)
+            const program::Tensor& t = program_.tensors[id];
+            if (t.base != program::no_tensor) continue;
+            if (t.storage == program::Storage::activation && t.chunk >= 0)
                 instances_[id] = std::max(1, program_.in_flight[static_cast<std::size_t>(t.chunk)]);
             first_clock_[id] = clocks;
             clocks += instances_[id];
@@ -138,7 +140,7 @@ private:
         read_.assign(static_cast<std::size_t>(clocks), 0.0);
         access_.resize(program_.templates.size());
         std::vector<bool> used(program_.templates.size(), false);
-        for (const Slot& slot : program_.slots) used[static_cast<std::size_t>(slot.index)] = true;
+        for (const program::Slot& slot : program_.slots) used[static_cast<std::size_t>(slot.index)] = true;
         for (std::size_t t = 0; t < program_.templates.size(); ++t) {
             if (!used[t]) continue;
             access_[t] = OpAccess(program_, program_.templates[t]);
@@ -150,13 +152,13 @@ private:
         silent_from_.assign(program_.templates.size(), 0);
         layers_.assign(program_.templates.size(), 0);
         for (std::size_t t = 0; t < program_.templates.size(); ++t) {
-            const std::vector<Op>& ops = program_.templates[t].ops;
+            const std::vector<program::Op>& ops = program_.templates[t].ops;
             until_[t].assign(ops.size(), 0.0);
             double seconds = 0.0;
             for (std::size_t i = ops.size(); i-- > 0;) {
-                seconds = is_communication(ops[i].kind) ? 0.0 : seconds + (*run_.costs)[t][i].device;
+                seconds = program::is_communication(ops[i].kind) ? 0.0 : seconds + (*run_.costs)[t][i].device;
                 until_[t][i] = seconds;
-                if (is_communication(ops[i].kind) && silent_from_[t] == 0) silent_from_[t] = i + 1;
+                if (program::is_communication(ops[i].kind) && silent_from_[t] == 0) silent_from_[t] = i + 1;
                 if (i + 1 == ops.size() || ops[i].layer != ops[i + 1].layer) ++layers_[t];
             }
         }
@@ -170,13 +172,13 @@ private:
     }
 
     Candidate candidate(int lane) {
-        const Slot& slot = program_.slots[slot_index(lane)];
+        const program::Slot& slot = program_.slots[slot_index(lane)];
         const auto t = static_cast<std::size_t>(slot.index);
         Position& position = position_[lane];
-        const Template& tmpl = program_.templates[t];
+        const program::Template& tmpl = program_.templates[t];
         if (tmpl.ops.empty()) return next_slot(lane);
-        const Op& op = tmpl.ops[position.op];
-        const OpCost& cost = (*run_.costs)[t][position.op];
+        const program::Op& op = tmpl.ops[position.op];
+        const cost::OpCost& cost = (*run_.costs)[t][position.op];
         Candidate c{&op, lane, 0.0, host_, 0.0};
         double inputs = 0.0;
         for (const int root : access_[t].read(position.op))
@@ -191,11 +193,12 @@ private:
             for (const int other : (*run_.reuses)[t][position.op])
                 ready = std::max(ready, position.ended[static_cast<std::size_t>(other)]);
         c.start = std::max(ready, c.issue);
-        if (op.kind == OpKind::recv) {
-            const auto message = exchange_.sent.find(Exchange::key(std::get<PeerAttr>(op.attr), slot.micro_batch));
+        if (op.kind == program::OpKind::recv) {
+            const auto message =
+                exchange_.sent.find(Exchange::key(std::get<program::PeerAttr>(op.attr), slot.micro_batch));
             if (message == exchange_.sent.end()) return {&op, lane, unknown, 0.0, 0.0};
             c.arrival = message->second;
-        } else if (op.group.axes & axis::pipeline && op.kind != OpKind::send) {
+        } else if (op.group.axes & plan::axis::pipeline && op.kind != program::OpKind::send) {
             if (!meet(c)) return {&op, lane, unknown, 0.0, 0.0};
         }
         return c;
@@ -260,21 +263,23 @@ private:
 
     // Tokens on their way and a collective of tensor parallelism beside them share the links: each gets half while both
     // last. What has begun is not put off any more.
-    double shared_seconds(const Op& op, double start, double seconds) {
-        const bool tokens = op.stream == Stream::expert;
-        if (run_.reuses == nullptr || !is_communication(op.kind) || (!tokens && op.stream != Stream::tensor))
+    double shared_seconds(const program::Op& op, double start, double seconds) {
+        const bool tokens = op.stream == program::Stream::expert;
+        if (run_.reuses == nullptr || !program::is_communication(op.kind) ||
+            (!tokens && op.stream != program::Stream::tensor))
             return 0.0;
-        const double other = stream_free_[static_cast<std::size_t>(tokens ? Stream::tensor : Stream::expert)];
+        const double other =
+            stream_free_[static_cast<std::size_t>(tokens ? program::Stream::tensor : program::Stream::expert)];
         return std::clamp(other - start, 0.0, seconds);
     }
 
     void execute(const Candidate& c) {
         const std::size_t s = slot_index(c.lane);
-        const Slot& slot = program_.slots[s];
+        const program::Slot& slot = program_.slots[s];
         const auto t = static_cast<std::size_t>(slot.index);
-        const Template& tmpl = program_.templates[t];
+        const program::Template& tmpl = program_.templates[t];
         Position& position = position_[c.lane];
-        const OpCost& cost = (*run_.costs)[t][position.op];
+        const cost::OpCost& cost = (*run_.costs)[t][position.op];
         double busy = units_[unit_].merged() ? cost.merged : cost.device;
         busy += shared_seconds(*c.op, c.start, busy);
         busy += beside_.longer(program_, *c.op, std::max(c.start, c.arrival), busy, units_[unit_].merged());
@@ -287,11 +292,11 @@ private:
             last = std::max(last, end);
         }
         for (const int root : access_[t].written(position.op)) written_[clock(root, slot.micro_batch)] = end;
-        if (c.op->kind == OpKind::send)
-            exchange_.sent[Exchange::key(std::get<PeerAttr>(c.op->attr), slot.micro_batch)] = end;
-        else if (c.op->kind == OpKind::recv)
-            exchange_.sent.erase(Exchange::key(std::get<PeerAttr>(c.op->attr), slot.micro_batch));
-        else if (c.op->group.axes & axis::pipeline)
+        if (c.op->kind == program::OpKind::send)
+            exchange_.sent[Exchange::key(std::get<program::PeerAttr>(c.op->attr), slot.micro_batch)] = end;
+        else if (c.op->kind == program::OpKind::recv)
+            exchange_.sent.erase(Exchange::key(std::get<program::PeerAttr>(c.op->attr), slot.micro_batch));
+        else if (c.op->group.axes & plan::axis::pipeline)
             ++meeting_, arrived_ = false;
         record(c, s, tmpl, end, busy);
         position.ended.push_back(end);
@@ -303,9 +308,9 @@ private:
         }
     }
 
-    void record(const Candidate& c, std::size_t s, const Template& tmpl, double end, double busy) {
-        const Slot& slot = program_.slots[s];
-        TimelineRow row;
+    void record(const Candidate& c, std::size_t s, const program::Template& tmpl, double end, double busy) {
+        const program::Slot& slot = program_.slots[s];
+        program::TimelineRow row;
         row.rank = run_.rank;
         row.slot = static_cast<std::int32_t>(s);
         row.op = static_cast<std::int32_t>(position_[c.lane].op);
@@ -324,19 +329,19 @@ private:
         run_.host_bound.push_back(c.start == c.issue ? 1 : 0);
     }
 
-    const Stack& stack_;
+    const stack::Stack& stack_;
     RankRun& run_;
-    const Program& program_;
+    const program::Program& program_;
     std::vector<Unit> units_;
     Exchange& exchange_;
-    Beside beside_;
+    Contention beside_;
     std::vector<int> first_clock_, instances_;
     std::vector<double> written_, read_;
     std::vector<OpAccess> access_; // by template
     std::vector<std::vector<double>> until_;
     std::vector<std::size_t> silent_from_; // by template: the first op that no communication follows
     std::vector<int> layers_;
-    double stream_free_[stream_count] = {};
+    double stream_free_[program::stream_count] = {};
     double host_;
     std::size_t unit_ = 0, meeting_ = 0;
     Position position_[2];
@@ -364,7 +369,7 @@ void play(std::vector<Device>& devices) {
 
 } // namespace
 
-void play_devices(const Stack& stack, std::vector<RankRun>& runs) {
+void play_devices(const stack::Stack& stack, std::vector<RankRun>& runs) {
     Exchange exchange;
     exchange.ranks = static_cast<int>(runs.size());
     std::vector<Device> devices;
@@ -373,13 +378,13 @@ void play_devices(const Stack& stack, std::vector<RankRun>& runs) {
     play(devices);
 }
 
-void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, const Clocks& start, TensorId late,
-                  double when) {
+void play_segment(const stack::Stack& stack, RankRun& run, const std::vector<Unit>& units, const StreamClocks& start,
+                  program::TensorId late, double when) {
     Exchange exchange;
     std::vector<Device> devices;
     devices.emplace_back(stack, run, units, exchange, start);
-    if (late != no_tensor) devices.front().delay(late, when);
+    if (late != program::no_tensor) devices.front().delay(late, when);
     play(devices);
 }
 
-} // namespace moe
+} // namespace moe::replay

@@ -3,12 +3,12 @@
 
 #include <limits>
 
-namespace moe {
+namespace moe::replay {
 
 // Seconds since the start of the step. host: everything so far has been issued; device: and is through; ring: free are
 // the streams of what needs nothing of the work before (rings of context parallelism, copies from and to the host) and
 // the buffers that the copies use.
-struct Clocks {
+struct StreamClocks {
     double host = 0.0, device = 0.0, ring = 0.0;
 };
 
@@ -17,22 +17,22 @@ inline constexpr double far_ahead = 1e3;
 
 // An op starts at the latest of what it waits for and ends a fixed time later. The clocks at the end are therefore
 // linear in those at the start in the algebra of maximum and plus, and pieces of work in a row multiply like matrices.
-struct Passage {
+struct MaxPlusMatrix {
     static constexpr double never = -std::numeric_limits<double>::infinity(); // no path
     // The clocks at the end when one of those at the start is 0 and the others are long past.
-    Clocks from_host{0.0, never, never}, from_device{never, 0.0, never}, from_ring{never, never, 0.0};
+    StreamClocks from_host{0.0, never, never}, from_device{never, 0.0, never}, from_ring{never, never, 0.0};
     // The same of the neighbour's message, without which part of the work (recomputation) can begin.
-    Clocks from_message{never, 0.0, never};
+    StreamClocks from_message{never, 0.0, never};
 
     // Clocks at the end. message: when it is there; `never` for work that needs none.
-    Clocks after(const Clocks& start, double message) const;
+    StreamClocks after(const StreamClocks& start, double message) const;
     // What follows begins with what this ends with.
-    Passage then(const Passage& next) const;
+    MaxPlusMatrix then(const MaxPlusMatrix& next) const;
     // The host waits for something on the device on the way.
     bool waits() const { return from_device.host > never; }
 };
 
 // Clock by clock.
-Clocks latest(const Clocks& a, const Clocks& b);
+StreamClocks latest(const StreamClocks& a, const StreamClocks& b);
 
-} // namespace moe
+} // namespace moe::replay

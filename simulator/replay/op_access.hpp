@@ -9,42 +9,42 @@
 #include <span>
 #include <vector>
 
-namespace moe {
+namespace moe::replay {
 
 // Tensors by what they are views of, each once for an op that reads or writes it.
 class OpAccess {
 public:
     OpAccess() = default;
-    OpAccess(const Program& program, const Template& tmpl) {
-        for (const Op& op : tmpl.ops) {
+    OpAccess(const program::Program& program, const program::Template& tmpl) {
+        for (const program::Op& op : tmpl.ops) {
             reads_.push_back(add(program, op.in));
             writes_.push_back(add(program, op.out));
         }
         reads_.push_back(static_cast<std::uint32_t>(tensors_.size()));
     }
 
-    std::span<const TensorId> read(std::size_t op) const { return between(reads_[op], writes_[op]); }
-    std::span<const TensorId> written(std::size_t op) const { return between(writes_[op], reads_[op + 1]); }
+    std::span<const program::TensorId> read(std::size_t op) const { return between(reads_[op], writes_[op]); }
+    std::span<const program::TensorId> written(std::size_t op) const { return between(writes_[op], reads_[op + 1]); }
 
 private:
     // Where those of `ids` begin in the list.
-    std::uint32_t add(const Program& program, const std::vector<TensorId>& ids) {
+    std::uint32_t add(const program::Program& program, const std::vector<program::TensorId>& ids) {
         const auto from = static_cast<std::ptrdiff_t>(tensors_.size());
-        for (const TensorId id : ids) {
-            if (id == no_tensor) continue;
-            const TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
-            tensors_.push_back(base == no_tensor ? id : base);
+        for (const program::TensorId id : ids) {
+            if (id == program::no_tensor) continue;
+            const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;
+            tensors_.push_back(base == program::no_tensor ? id : base);
         }
         std::sort(tensors_.begin() + from, tensors_.end());
         tensors_.erase(std::unique(tensors_.begin() + from, tensors_.end()), tensors_.end());
         return static_cast<std::uint32_t>(from);
     }
-    std::span<const TensorId> between(std::uint32_t from, std::uint32_t to) const {
+    std::span<const program::TensorId> between(std::uint32_t from, std::uint32_t to) const {
         return std::span(tensors_).subspan(from, to - from);
     }
 
-    std::vector<TensorId> tensors_;
+    std::vector<program::TensorId> tensors_;
     std::vector<std::uint32_t> reads_, writes_; // op i reads from reads_[i] to writes_[i], writes from there on
 };
 
-} // namespace moe
+} // namespace moe::replay

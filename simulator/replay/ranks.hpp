@@ -13,18 +13,18 @@
 #include <memory>
 #include <vector>
 
-namespace moe {
+namespace moe::replay {
 
 struct RankRun {
     int rank = 0;       // global rank
     int represents = 1; // equal ranks that it stands for
-    std::shared_ptr<const Program> program;
-    std::shared_ptr<const ProgramCosts> costs;
-    std::shared_ptr<const Reuses> reuses; // null: memory is no reason to wait
-    BesideCommunication beside;
-    std::vector<TimelineRow> rows; // in the order of execution, which is the order of start on each stream
-    std::vector<char> host_bound;  // by row: the op started when the host issued it, not when its inputs were there
-    double host_seconds = 0.0;     // when the host had issued everything
+    std::shared_ptr<const program::Program> program;
+    std::shared_ptr<const cost::ProgramCosts> costs;
+    std::shared_ptr<const memory::Reuses> reuses; // null: memory is no reason to wait
+    cost::ContentionPrice contention;
+    std::vector<program::TimelineRow> rows; // in the order of execution, which is the order of start on each stream
+    std::vector<char> host_bound; // by row: the op started when the host issued it, not when its inputs were there
+    double host_seconds = 0.0;    // when the host had issued everything
 };
 
 // Slots that run side by side under EP overlap (a forward and a backward of another micro-batch); without it one slot
@@ -35,29 +35,29 @@ struct Unit {
     bool merged() const { return !lanes[1].empty(); }
 };
 // in_order: as Program::merges says, which is how our engine runs it.
-std::vector<Unit> units_of(const Program& program, bool in_order);
+std::vector<Unit> units_of(const program::Program& program, bool in_order);
 
 // Whether its Programs run in an arena and in the order that they say, as ours do; published stacks allocate as they
 // go.
-inline bool runs_in_arena(const Plan& plan) { return stack_traits(plan).runs_in_arena; }
+inline bool runs_in_arena(const plan::Plan& plan) { return plan::stack_traits(plan).runs_in_arena; }
 // Of such Programs. `plan` is the program's.
-inline std::shared_ptr<const Reuses> reuses_in(const Plan& plan, const Program& program) {
-    return runs_in_arena(plan) ? std::make_shared<const Reuses>(reuses_of(program)) : nullptr;
+inline std::shared_ptr<const memory::Reuses> reuses_in(const plan::Plan& plan, const program::Program& program) {
+    return runs_in_arena(plan) ? std::make_shared<const memory::Reuses>(memory::reuses_of(program)) : nullptr;
 }
 
 // GPUs: one run per pipeline rank; streams, hosts and messages between stages. Throws Error (failure) on a deadlock.
-void play_devices(const Stack& stack, std::vector<RankRun>& runs);
+void play_devices(const stack::Stack& stack, std::vector<RankRun>& runs);
 // Layers of all micro-batches take turns with it: offloaded rows leave from there and come back there.
-inline bool is_buffer(const Tensor& t) { return t.storage == Storage::activation && t.chunk < 0; }
+inline bool is_buffer(const program::Tensor& t) { return t.storage == program::Storage::activation && t.chunk < 0; }
 // The same for one run whose units are given, for segments. Its clocks are at `start` (streams that Clocks::ring does
 // not speak of at start.device); tensor `late` (its root) is there at `when`, everything else has been there since 0.
-void play_segment(const Stack& stack, RankRun& run, const std::vector<Unit>& units, const Clocks& start,
-                  TensorId late = no_tensor, double when = 0.0);
+void play_segment(const stack::Stack& stack, RankRun& run, const std::vector<Unit>& units, const StreamClocks& start,
+                  program::TensorId late = program::no_tensor, double when = 0.0);
 // CPU: every rank is a thread that needs one of `hardware.cores` permits to run (the engine's rule,
 // engine/base/cores.hpp).
-void play_cores(const Plan& plan, std::vector<RankRun>& runs);
+void play_cores(const plan::Plan& plan, std::vector<RankRun>& runs);
 
 // Where the step went on one rank; the parts add up to `step_seconds`.
-Breakdown breakdown_of(const Plan& plan, const RankRun& run, double step_seconds);
+search::Breakdown breakdown_of(const plan::Plan& plan, const RankRun& run, double step_seconds);
 
-} // namespace moe
+} // namespace moe::replay

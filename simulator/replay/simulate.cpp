@@ -15,38 +15,40 @@
 #include <set>
 #include <utility>
 
-namespace moe {
+namespace moe::replay {
 namespace {
 
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 
 // First global rank of every pipeline stage, and all ranks by stage.
-std::vector<std::vector<int>> ranks_by_stage(const Plan& plan) {
-    const Mesh mesh(plan);
+std::vector<std::vector<int>> ranks_by_stage(const plan::Plan& plan) {
+    const plan::Mesh mesh(plan);
     std::vector<std::vector<int>> ranks(static_cast<std::size_t>(plan.pp));
     for (int rank = 0; rank < plan.gpus; ++rank)
-        ranks[static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank))].push_back(rank);
+        ranks[static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank))].push_back(
+            rank);
     return ranks;
 }
 
 struct StagePrograms {
-    std::vector<std::shared_ptr<const Program>> programs;
-    std::vector<std::shared_ptr<const ProgramCosts>> costs;
-    std::vector<std::shared_ptr<const Reuses>> reuses; // by stage
+    std::vector<std::shared_ptr<const program::Program>> programs;
+    std::vector<std::shared_ptr<const cost::ProgramCosts>> costs;
+    std::vector<std::shared_ptr<const memory::Reuses>> reuses; // by stage
 };
 
-StagePrograms lower_all(const Plan& plan, const CostModel& model) {
+StagePrograms lower_all(const plan::Plan& plan, const cost::CostModel& model) {
     StagePrograms result;
     for (int stage = 0; stage < plan.pp; ++stage) {
-        auto program = std::make_shared<const Program>(lower(plan, stage));
-        result.costs.push_back(std::make_shared<const ProgramCosts>(price(model, *program)));
+        auto program = std::make_shared<const program::Program>(lower::lower(plan, stage));
+        result.costs.push_back(std::make_shared<const cost::ProgramCosts>(cost::price(model, *program)));
         result.reuses.push_back(plan.hardware->cpu ? nullptr : reuses_in(plan, *program));
         result.programs.push_back(std::move(program));
     }
     return result;
 }
 
-std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowered, BesideCommunication beside) {
+std::vector<RankRun> representatives(const plan::Plan& plan, const StagePrograms& lowered,
+                                     cost::ContentionPrice beside) {
     std::vector<RankRun> runs;
     const auto add = [&](int rank, int represents, std::size_t stage) {
         RankRun run;
@@ -55,7 +57,7 @@ std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowe
         run.program = lowered.programs[stage];
         run.costs = lowered.costs[stage];
         run.reuses = lowered.reuses[stage];
-        run.beside = beside;
+        run.contention = beside;
         runs.push_back(std::move(run));
     };
     const std::vector<std::vector<int>> ranks = ranks_by_stage(plan);
@@ -72,14 +74,14 @@ std::vector<RankRun> representatives(const Plan& plan, const StagePrograms& lowe
 
 double last_end(const RankRun& run) {
     double end = 0.0;
-    for (const TimelineRow& row : run.rows) end = std::max(end, row.end);
+    for (const program::TimelineRow& row : run.rows) end = std::max(end, row.end);
     return end;
 }
 
-Timeline timeline_of(const Plan& plan, std::vector<RankRun>& runs, bool keep_rows) {
-    Timeline timeline;
+program::Timeline timeline_of(const plan::Plan& plan, std::vector<RankRun>& runs, bool keep_rows) {
+    program::Timeline timeline;
     timeline.predicted = true;
-    if (keep_rows) timeline.plan_json = plan_to_json(plan);
+    if (keep_rows) timeline.plan_json = plan::plan_to_json(plan);
     for (RankRun& run : runs) {
         timeline.ranks.push_back(run.rank);
         timeline.pipeline_rank.push_back(run.program->pipeline_rank);
@@ -88,15 +90,16 @@ Timeline timeline_of(const Plan& plan, std::vector<RankRun>& runs, bool keep_row
         const std::size_t first = timeline.rows.size();
         timeline.rows.insert(timeline.rows.end(), run.rows.begin(), run.rows.end());
         run.rows = {};
-        std::stable_sort(timeline.rows.begin() + static_cast<std::ptrdiff_t>(first), timeline.rows.end(),
-                         [](const TimelineRow& a, const TimelineRow& b) { return a.start < b.start; });
+        std::stable_sort(
+            timeline.rows.begin() + static_cast<std::ptrdiff_t>(first), timeline.rows.end(),
+            [](const program::TimelineRow& a, const program::TimelineRow& b) { return a.start < b.start; });
     }
     return timeline;
 }
 
-void add_memory(Simulation& result, const std::shared_ptr<const Program>& program) {
-    result.memory.push_back(plan_memory_with_rerun(result.planned, *program));
-    result.held.push_back(memory_breakdown(*program, result.memory.back()));
+void add_memory(Simulation& result, const std::shared_ptr<const program::Program>& program) {
+    result.memory.push_back(memory::plan_memory_with_retry(result.planned, *program));
+    result.held.push_back(memory::memory_breakdown(*program, result.memory.back()));
     result.memory_bytes.push_back(rank_memory_bytes(result.planned, *program, result.memory.back().arena_bytes));
     result.estimate.memory_bytes = std::max(result.estimate.memory_bytes, result.memory_bytes.back());
     result.estimate.host_bytes =
@@ -105,7 +108,7 @@ void add_memory(Simulation& result, const std::shared_ptr<const Program>& progra
 
 } // namespace
 
-std::vector<Unit> units_of(const Program& program, bool in_order) {
+std::vector<Unit> units_of(const program::Program& program, bool in_order) {
     std::vector<Unit> units;
     for (std::size_t i = 0; i < program.slots.size(); ++i) {
         Unit unit;
@@ -119,21 +122,24 @@ std::vector<Unit> units_of(const Program& program, bool in_order) {
     return units;
 }
 
-double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t arena_bytes) {
-    const double taken = static_cast<double>(arena_bytes) + library_memory(plan);
-    if (joins_devices(plan)) return taken + communicators_of(program, Mesh(plan)).bytes(plan.hardware->communicators);
+double rank_memory_bytes(const plan::Plan& plan, const program::Program& program, std::int64_t arena_bytes) {
+    const double taken = static_cast<double>(arena_bytes) + memory::library_memory(plan);
+    if (program::joins_devices(plan))
+        return taken + program::communicators_of(program, plan::Mesh(plan)).bytes(plan.hardware->communicators);
     std::set<std::pair<int, int>> groups;
-    for (const Template& tmpl : program.templates)
-        for (const Op& op : tmpl.ops)
-            if (is_communication(op.kind)) groups.insert({static_cast<int>(op.group.domain), op.group.axes});
-    return taken + bytes_among(plan.hardware->communicators.collective, 2) * static_cast<double>(groups.size());
+    for (const program::Template& tmpl : program.templates)
+        for (const program::Op& op : tmpl.ops)
+            if (program::is_communication(op.kind)) groups.insert({static_cast<int>(op.group.domain), op.group.axes});
+    return taken +
+           machine::bytes_among(plan.hardware->communicators.collective, 2) * static_cast<double>(groups.size());
 }
 
-void fill_rates(const Plan& plan, Estimate& e) {
+void fill_rates(const plan::Plan& plan, search::Estimate& e) {
     const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
     if (e.step_seconds > 0.0) {
         e.tokens_per_second_per_gpu = tokens / e.step_seconds / plan.gpus;
-        e.tflops_per_gpu = model_flops_per_token(*plan.model, plan.seq, plan.tp) * e.tokens_per_second_per_gpu / 1e12;
+        e.tflops_per_gpu =
+            model::model_flops_per_token(*plan.model, plan.seq, plan.tp) * e.tokens_per_second_per_gpu / 1e12;
     }
     const double ranks_sharing =
         plan.hardware->cpu ? plan.gpus : 1.0; // ranks of one process share the machine's memory
@@ -141,25 +147,25 @@ void fill_rates(const Plan& plan, Estimate& e) {
     e.fits = e.memory_bytes * ranks_sharing <= plan.hardware->memory_bytes && (host == 0.0 || e.host_bytes <= host);
 }
 
-Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPoint point) {
+Simulation simulate(const plan::Plan& plan, const stack::Stack& stack, bool keep_rows, routing::SkewPoint point) {
     Simulation result;
     result.timed = result.planned = plan;
-    if (skewed(plan)) {
-        const StepLoads loads = LoadTables().of(plan);
-        result.timed = at_time_load(plan, loads, point);
-        result.planned = at_memory_load(plan, loads, point);
+    if (routing::skewed(plan)) {
+        const routing::StepLoads loads = routing::LoadTables().of(plan);
+        result.timed = routing::at_time_load(plan, loads, point);
+        result.planned = routing::at_memory_load(plan, loads, point);
     }
-    const Plan& timed = result.timed;
-    const Machine machine(*plan.hardware);
-    const CostModel model(timed, stack, machine);
+    const plan::Plan& timed = result.timed;
+    const cost::Machine machine(*plan.hardware);
+    const cost::CostModel model(timed, stack, machine);
     const StagePrograms lowered = lower_all(timed, model);
-    std::vector<RankRun> runs = representatives(timed, lowered, model.beside_communication());
+    std::vector<RankRun> runs = representatives(timed, lowered, model.contention_price());
     if (plan.hardware->cpu)
         play_cores(timed, runs);
     else
         play_devices(stack, runs);
 
-    Estimate& e = result.estimate;
+    search::Estimate& e = result.estimate;
     for (const RankRun& run : runs) {
         e.step_seconds = std::max(e.step_seconds, last_end(run));
         result.host_seconds = std::max(result.host_seconds, run.host_seconds);
@@ -167,7 +173,7 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
         result.ranks += run.represents;
     }
     for (std::size_t i = 0; i < runs.size(); ++i) {
-        const Breakdown parts = breakdown_of(plan, runs[i], e.step_seconds);
+        const search::Breakdown parts = breakdown_of(plan, runs[i], e.step_seconds);
         if (i > 0 && parts.bubble >= e.breakdown.bubble) continue;
         e.breakdown = parts;
         result.slowest = static_cast<int>(i);
@@ -177,7 +183,8 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
     for (std::size_t stage = 0; stage < lowered.programs.size(); ++stage)
         add_memory(result, timed.routing == result.planned.routing
                                ? lowered.programs[stage]
-                               : std::make_shared<const Program>(lower(result.planned, static_cast<int>(stage))));
+                               : std::make_shared<const program::Program>(
+                                     lower::lower(result.planned, static_cast<int>(stage))));
     fill_rates(plan, e);
     result.timeline = timeline_of(plan, runs, keep_rows);
     result.timeline.step_seconds = e.step_seconds;
@@ -186,4 +193,4 @@ Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows, SkewPo
     return result;
 }
 
-} // namespace moe
+} // namespace moe::replay

@@ -11,32 +11,33 @@
 #include <cstdint>
 #include <vector>
 
-namespace moe {
+namespace moe::replay {
 
 struct Simulation {
-    Plan timed, planned; // whose Programs gave times and memory: the plan with its routing as loads
-    Timeline timeline;   // rows of the representatives; empty rows when they were not asked for
-    Estimate estimate;
+    plan::Plan timed, planned;  // whose Programs gave times and memory: the plan with its routing as loads
+    program::Timeline timeline; // rows of the representatives; empty rows when they were not asked for
+    search::Estimate estimate;
     std::int64_t ops = 0; // ops that were played
     int ranks = 0;        // ranks that the representatives stand for: all of the job
     // Index in timeline.ranks of the rank whose breakdown is given: the one that waits least for others. All meet at
     // the norm of the gradients, so that which ends last says little.
     int slowest = 0;
-    double host_seconds = 0.0;         // when the last host had issued its last op
-    std::vector<MemoryPlan> memory;    // by pipeline rank
-    std::vector<MemoryBreakdown> held; // by pipeline rank: what fills the arena
-    std::vector<double> memory_bytes;  // by pipeline rank: arena and constants
+    double host_seconds = 0.0;                 // when the last host had issued its last op
+    std::vector<memory::MemoryPlan> memory;    // by pipeline rank
+    std::vector<memory::MemoryBreakdown> held; // by pipeline rank: what fills the arena
+    std::vector<double> memory_bytes;          // by pipeline rank: arena and constants
 };
 
 // Plays one representative per pipeline rank (GPUs: all ranks of a stage are equal) or every rank (CPU). The plan must
 // be sound and within the stack; throws Error (bad_input) for what cannot be priced. Skewed routing is played at the
 // loads of `point`.
-Simulation simulate(const Plan& plan, const Stack& stack, bool keep_rows = true, SkewPoint point = SkewPoint::mean);
+Simulation simulate(const plan::Plan& plan, const stack::Stack& stack, bool keep_rows = true,
+                    routing::SkewPoint point = routing::SkewPoint::mean);
 
 // Arena plus what a rank holds outside of it: context and one buffer per communication group that it is a member of.
-double rank_memory_bytes(const Plan& plan, const Program& program, std::int64_t arena_bytes);
+double rank_memory_bytes(const plan::Plan& plan, const program::Program& program, std::int64_t arena_bytes);
 
 // The figures that follow from step time and memory; `breakdown` and the rest are left alone.
-void fill_rates(const Plan& plan, Estimate& estimate);
+void fill_rates(const plan::Plan& plan, search::Estimate& estimate);
 
-} // namespace moe
+} // namespace moe::replay

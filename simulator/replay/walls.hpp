@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace moe {
+namespace moe::replay {
 
 // What the rank that ends last does in one step over one kind of group.
 struct CommunicationWall {
@@ -35,8 +35,9 @@ struct Walls {
     int stage = 0; // pipeline rank whose communication and compute these are: Simulation::slowest
     std::vector<CommunicationWall> communication; // axes that the plan uses, most busy first
     std::vector<ComputeWall> compute;             // classes that occur, most busy first
-    std::int64_t sparing = 0; // products that leave multiprocessors to tokens on their way over peer memory beside them
-    int spared = 0;           // and how many at most
+    std::int64_t reserving =
+        0;                // products that leave multiprocessors to tokens on their way over peer memory beside them
+    int reserved_sms = 0; // and how many at most
     double model_seconds = 0.0; // the step at the precision's peak: model FLOPs alone; over the step time it is the MFU
     double issue_seconds = 0.0; // the host's time to issue the rank's ops
     std::int64_t launches = 0;  // ops that it issues
@@ -47,6 +48,6 @@ struct Walls {
 };
 
 // `simulation` must be of the plan and hold its rows.
-Walls walls(const Plan& plan, const Stack& stack, const Simulation& simulation);
+Walls walls(const plan::Plan& plan, const stack::Stack& stack, const Simulation& simulation);
 
-} // namespace moe
+} // namespace moe::replay

@@ -9,7 +9,7 @@
 #include <charconv>
 #include <cmath>
 
-namespace moe {
+namespace moe::routing {
 namespace {
 
 using Counts = std::vector<std::vector<double>>;
@@ -92,4 +92,4 @@ std::vector<std::vector<double>> load_histogram(const std::string& path) {
     return counts;
 }
 
-} // namespace moe
+} // namespace moe::routing

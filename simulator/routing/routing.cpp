@@ -10,7 +10,7 @@
 #include <cmath>
 #include <numeric>
 
-namespace moe {
+namespace moe::routing {
 namespace {
 
 constexpr int layer_draws = 1024, step_draws = 512;
@@ -45,26 +45,26 @@ private:
     std::uint64_t key_, n_ = 0;
 };
 
-std::vector<double> popularity(const Routing& routing, int experts, int draw,
+std::vector<double> popularity(const plan::Routing& routing, int experts, int draw,
                                const std::vector<std::vector<double>>& counts) {
     Stream stream(static_cast<std::uint64_t>(draw), 1);
     const auto n = static_cast<std::size_t>(experts);
     std::vector<double> p(n, 1.0);
     switch (routing.kind) {
-    case RoutingKind::dirichlet:
+    case plan::RoutingKind::dirichlet:
         for (double& x : p) x = stream.gamma(routing.parameter);
         break;
-    case RoutingKind::zipf:
+    case plan::RoutingKind::zipf:
         for (std::size_t i = 0; i < n; ++i) p[i] = std::pow(static_cast<double>(i + 1), -routing.parameter);
         for (std::size_t i = n; i > 1; --i) std::swap(p[i - 1], p[stream.below(i)]);
         break;
-    case RoutingKind::histogram:
+    case plan::RoutingKind::histogram:
         p = counts[stream.below(counts.size())];
         if (p.size() != n)
             refuse("routing = {}: the histogram has {} experts, but the model has {}", routing.path, p.size(), n);
         break;
-    case RoutingKind::balanced:
-    case RoutingKind::load:
+    case plan::RoutingKind::balanced:
+    case plan::RoutingKind::load:
         break;
     }
     return p;
@@ -112,9 +112,9 @@ Quantiles quantiles(std::vector<double> values) {
 }
 
 // MoE layers of each pipeline rank.
-std::vector<int> moe_layers(const Plan& plan) {
+std::vector<int> moe_layers(const plan::Plan& plan) {
     std::vector<int> count(static_cast<std::size_t>(plan.pp), 0);
-    const std::vector<Stage> all = stages(plan);
+    const std::vector<plan::Stage> all = plan::stages(plan);
     const auto routed = [&plan](int kind) { return plan.model->kinds[static_cast<std::size_t>(kind)].moe.has_value(); };
     for (std::size_t s = 0; s < all.size(); ++s) {
         int& here = count[s % count.size()];
@@ -125,8 +125,8 @@ std::vector<int> moe_layers(const Plan& plan) {
     return count;
 }
 
-const Moe* experts_of(const Model& model) {
-    for (const LayerKind& kind : model.kinds)
+const model::Moe* experts_of(const model::Model& model) {
+    for (const model::LayerKind& kind : model.kinds)
         if (kind.moe) return &*kind.moe;
     return nullptr;
 }
@@ -150,29 +150,29 @@ Quantiles fullest_rank(const LayerLoads& layer, int layers) {
 
 } // namespace
 
-bool skewed(const Plan& plan) {
-    const RoutingKind kind = routing_from_string(plan.routing).kind;
-    return kind != RoutingKind::balanced && kind != RoutingKind::load;
+bool skewed(const plan::Plan& plan) {
+    const plan::RoutingKind kind = plan::routing_from_string(plan.routing).kind;
+    return kind != plan::RoutingKind::balanced && kind != plan::RoutingKind::load;
 }
 
 double at(const Quantiles& q, SkewPoint point) {
     return point == SkewPoint::mean ? q.mean : point == SkewPoint::p50 ? q.p50 : q.p99;
 }
 
-Plan at_load(const Plan& plan, double load, double spread) {
-    Plan priced = plan;
-    Routing routing;
+plan::Plan at_load(const plan::Plan& plan, double load, double spread) {
+    plan::Plan priced = plan;
+    plan::Routing routing;
     if (load > 1.0 || spread > 0.0) {
         // Steps of a thousandth: plans of the same load share what is worked out for one of them.
-        routing.kind = RoutingKind::load;
+        routing.kind = plan::RoutingKind::load;
         routing.load = std::max(1.0, std::round(load * 1e3) / 1e3);
         routing.spread = std::round(spread * 50.0) / 50.0;
     }
-    priced.routing = to_string(routing);
+    priced.routing = plan::to_string(routing);
     return priced;
 }
 
-LayerLoads draw_layer_loads(const Routing& routing, int experts, int top_k, int ranks,
+LayerLoads draw_layer_loads(const plan::Routing& routing, int experts, int top_k, int ranks,
                             const std::vector<std::vector<double>>& counts) {
     LayerLoads result;
     result.ranks = ranks;
@@ -207,13 +207,13 @@ double pipeline_load(const std::vector<double>& beyond, const std::vector<int>& 
     return 1.0 + (1.0 - fill) * slowest + fill * std::accumulate(beyond.begin(), beyond.end(), 0.0) / all;
 }
 
-LoadTables::Table& LoadTables::table(const Plan& plan, const Moe& moe) {
+LoadTables::Table& LoadTables::table(const plan::Plan& plan, const model::Moe& moe) {
     const auto [at, fresh] = tables_.try_emplace({plan.routing, moe.experts, moe.top_k, plan.ep});
     if (!fresh) return at->second;
-    const Routing routing = routing_from_string(plan.routing);
+    const plan::Routing routing = plan::routing_from_string(plan.routing);
     try {
         std::vector<std::vector<double>>& counts = histograms_[routing.path];
-        if (routing.kind == RoutingKind::histogram && counts.empty()) counts = load_histogram(routing.path);
+        if (routing.kind == plan::RoutingKind::histogram && counts.empty()) counts = load_histogram(routing.path);
         at->second.loads = draw_layer_loads(routing, moe.experts, moe.top_k, plan.ep, counts);
     } catch (...) {
         tables_.erase(at);
@@ -222,7 +222,7 @@ LoadTables::Table& LoadTables::table(const Plan& plan, const Moe& moe) {
     return at->second;
 }
 
-const std::vector<int>& LoadTables::layers(const Plan& plan) {
+const std::vector<int>& LoadTables::layers(const plan::Plan& plan) {
     const auto [at, fresh] = layers_.try_emplace({plan.model.get(), plan.pp, plan.vpp, plan.layout});
     if (fresh) {
         at->second = moe_layers(plan);
@@ -231,10 +231,10 @@ const std::vector<int>& LoadTables::layers(const Plan& plan) {
     return at->second;
 }
 
-Quantiles LoadTables::memory(const Plan& plan) {
-    const Moe* moe = experts_of(*plan.model);
+Quantiles LoadTables::memory(const plan::Plan& plan) {
+    const model::Moe* moe = experts_of(*plan.model);
     if (moe == nullptr) return {};
-    const Routing routing = routing_from_string(plan.routing);
+    const plan::Routing routing = plan::routing_from_string(plan.routing);
     if (!skewed(plan)) return {routing.load, routing.load, routing.load};
     const std::lock_guard<std::mutex> lock(mutex_);
     Table& drawn = table(plan, *moe);
@@ -247,9 +247,9 @@ Quantiles LoadTables::memory(const Plan& plan) {
 
 // A step takes as long as its most loaded pipeline rank at least, whose layers' hottest ranks have the mean load on
 // average; single layers are more often below it than above.
-LeastLoad LoadTables::least(const Plan& plan) {
+LeastLoad LoadTables::least(const plan::Plan& plan) {
     constexpr double safe = 0.9; // steps are draws
-    const Moe* moe = experts_of(*plan.model);
+    const model::Moe* moe = experts_of(*plan.model);
     if (moe == nullptr || !skewed(plan)) return {};
     const std::lock_guard<std::mutex> lock(mutex_);
     const LayerLoads& drawn = table(plan, *moe).loads;
@@ -257,14 +257,14 @@ LeastLoad LoadTables::least(const Plan& plan) {
     return {1.0 + safe * (std::min(hottest.mean, hottest.p50) - 1.0), drawn.spread};
 }
 
-StepLoads LoadTables::of(const Plan& plan) {
+StepLoads LoadTables::of(const plan::Plan& plan) {
     StepLoads result;
-    const Moe* moe = experts_of(*plan.model);
+    const model::Moe* moe = experts_of(*plan.model);
     if (moe == nullptr) return result;
     result.memory = memory(plan);
     const bool bounded = plan.capacity > 0.0 && plan.ep > 1;
     if (!skewed(plan)) {
-        const Routing routing = routing_from_string(plan.routing);
+        const plan::Routing routing = plan::routing_from_string(plan.routing);
         result.time = {routing.load, routing.load, routing.load};
         result.spread = routing.spread;
         result.overflow = bounded && routing.load > plan.capacity ? 1.0 : 0.0;
@@ -300,12 +300,12 @@ StepLoads LoadTables::of(const Plan& plan) {
     return result;
 }
 
-Plan at_time_load(const Plan& plan, const StepLoads& loads, SkewPoint point) {
+plan::Plan at_time_load(const plan::Plan& plan, const StepLoads& loads, SkewPoint point) {
     return skewed(plan) ? at_load(plan, at(loads.time, point), loads.spread) : plan;
 }
 
-Plan at_memory_load(const Plan& plan, const StepLoads& loads, SkewPoint point) {
+plan::Plan at_memory_load(const plan::Plan& plan, const StepLoads& loads, SkewPoint point) {
     return skewed(plan) ? at_load(plan, at(loads.memory, point), 0.0) : plan;
 }
 
-} // namespace moe
+} // namespace moe::routing

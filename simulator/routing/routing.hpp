@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::routing {
 
 // Draws of one layer's loads; a load is a rank's rows over the mean rank's.
 struct LayerLoads {
@@ -35,7 +35,7 @@ struct LayerLoads {
 
 // `counts`: for a histogram, tokens by layer and expert; else empty. Deterministic: draws are keyed by a fixed seed.
 // Throws Error (bad_input) for a histogram of another number of experts.
-LayerLoads draw_layer_loads(const Routing& routing, int experts, int top_k, int ranks,
+LayerLoads draw_layer_loads(const plan::Routing& routing, int experts, int top_k, int ranks,
                             const std::vector<std::vector<double>>& counts);
 
 // Token counts by layer and expert that a run recorded: a CSV file with one line of counts per layer (a header line of
@@ -67,9 +67,9 @@ struct LeastLoad {
 class LoadTables {
 public:
     // 1 throughout for balanced routing, and for plans without experts.
-    StepLoads of(const Plan& plan);
-    Quantiles memory(const Plan& plan); // of() without the rest
-    LeastLoad least(const Plan& plan);  // of plans with as many EP ranks
+    StepLoads of(const plan::Plan& plan);
+    Quantiles memory(const plan::Plan& plan); // of() without the rest
+    LeastLoad least(const plan::Plan& plan);  // of plans with as many EP ranks
 
 private:
     using Key = std::tuple<std::string, int, int, int>; // routing, experts, top_k, EP
@@ -77,16 +77,16 @@ private:
         LayerLoads loads;
         std::map<int, Quantiles> memory; // by MoE layers of the rank that has most
     };
-    using Cut = std::tuple<const Model*, int, int, std::string>; // model, PP, VPP, layout
+    using Cut = std::tuple<const model::Model*, int, int, std::string>; // model, PP, VPP, layout
 
-    Table& table(const Plan& plan, const Moe& moe);
-    const std::vector<int>& layers(const Plan& plan);
+    Table& table(const plan::Plan& plan, const model::Moe& moe);
+    const std::vector<int>& layers(const plan::Plan& plan);
 
     std::mutex mutex_;
     std::map<Key, Table> tables_;
     std::map<std::string, std::vector<std::vector<double>>> histograms_;
-    std::map<Cut, std::vector<int>> layers_;           // MoE layers by pipeline rank
-    std::vector<std::shared_ptr<const Model>> models_; // kept alive, since keys point to them
+    std::map<Cut, std::vector<int>> layers_;                  // MoE layers by pipeline rank
+    std::vector<std::shared_ptr<const model::Model>> models_; // kept alive, since keys point to them
 };
 
 // The step load of pipeline ranks with `layers` MoE layers each, whose drawn loads exceed 1 by `beyond` in sum. Of m
@@ -96,13 +96,13 @@ private:
 double pipeline_load(const std::vector<double>& beyond, const std::vector<int>& layers, double fill);
 
 // Whether the plan's routing is a distribution, which has no price before it becomes a load.
-bool skewed(const Plan& plan);
+bool skewed(const plan::Plan& plan);
 
 // The plan with a load for its routing; balanced for load 1 without spread.
-Plan at_load(const Plan& plan, double load, double spread);
+plan::Plan at_load(const plan::Plan& plan, double load, double spread);
 // The plan with its distribution replaced by the loads of one point: `time` for pricing, `memory` for planning bytes.
 // The plan itself where its routing is balanced or given as a load.
-Plan at_time_load(const Plan& plan, const StepLoads& loads, SkewPoint point);
-Plan at_memory_load(const Plan& plan, const StepLoads& loads, SkewPoint point);
+plan::Plan at_time_load(const plan::Plan& plan, const StepLoads& loads, SkewPoint point);
+plan::Plan at_memory_load(const plan::Plan& plan, const StepLoads& loads, SkewPoint point);
 
-} // namespace moe
+} // namespace moe::routing

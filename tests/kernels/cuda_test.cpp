@@ -294,9 +294,9 @@ TEST_CASE("grouped products give the same bits every time, and the same result o
     }
     CHECK(seen[0] == seen[1]);
     CHECK(seen[0] == seen[2]);
-    for (const int spared : {15, 130}) { // of an H200's 132
+    for (const int reserved_sms : {15, 130}) { // of an H200's 132
         Tensor c(Type::f32, before);
-        shape.spared = spared;
+        shape.reserved_sms = reserved_sms;
         table().grouped_gemm(shape, a.src(), b.src(), counts.data(), c.dst(), nullptr);
         CHECK(relative_error(c, seen[0]) <= f32_tolerance);
     }

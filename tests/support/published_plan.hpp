@@ -10,11 +10,11 @@
 #include <string>
 
 // All degrees 1, no batch yet.
-inline moe::Plan published_plan(const std::string& model, const std::string& hardware, const std::string& stack,
-                                std::int64_t seq = 4096) {
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model(model));
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware(hardware));
+inline moe::plan::Plan published_plan(const std::string& model, const std::string& hardware, const std::string& stack,
+                                      std::int64_t seq = 4096) {
+    moe::plan::Plan plan;
+    plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model(model));
+    plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware(hardware));
     plan.stack = stack;
     plan.seq = seq;
     return plan;

@@ -18,19 +18,20 @@ using namespace moe;
 constexpr std::size_t fewest_calls = 12; // of a family: fewer leave too little when one is taken away
 
 // Logarithms of predicted over measured seconds.
-std::vector<double> errors(const Hardware& hardware, const std::string& key, const std::vector<MeasuredCall>& calls) {
+std::vector<double> errors(const machine::Hardware& hardware, const std::string& key,
+                           const std::vector<machine::MeasuredCall>& calls) {
     std::vector<double> out;
     for (std::size_t left = 0; left < calls.size(); ++left) {
-        std::vector<MeasuredCall> others = calls;
+        std::vector<machine::MeasuredCall> others = calls;
         others.erase(others.begin() + static_cast<std::ptrdiff_t>(left));
-        const MeasuredFamily family(hardware, key, others);
+        const cost::MeasuredFamily family(hardware, key, others);
         out.push_back(std::log(family.seconds(calls[left].work, calls[left].sides) / calls[left].seconds));
     }
     return out;
 }
 
 void run(const std::string& profile) {
-    const Hardware hardware = load_hardware(profile);
+    const machine::Hardware hardware = machine::load_hardware(profile);
     tools::Table table({"<family", "calls", "mean", "root mean square", "90 % below", "worst"});
     for (const auto& [key, calls] : hardware.measured) {
         if (calls.size() < fewest_calls || calls.front().sides.empty()) continue;

@@ -105,7 +105,7 @@ private:
 // between them, rows out of the slots and sorted by expert.
 class Slots {
 public:
-    Slots(const PeerRanks& ranks, const std::vector<CollectiveLibrary::Member>& members)
+    Slots(const PeerRanks& ranks, const std::vector<comm::CollectiveLibrary::Member>& members)
         : ranks_(ranks), members_(members), type_(ranks.sizes().type) {
         const TokenShape& s = ranks.sizes().shape;
         const auto row = s.cols * static_cast<std::int64_t>(size_of(type_));
@@ -179,7 +179,7 @@ private:
         return out;
     }
     void exchange(int r) const {
-        const CollectiveLibrary& nccl = nccl_library();
+        const comm::CollectiveLibrary& nccl = backends::nccl_library();
         const std::int64_t bytes = slot_rows_ * ranks_.sizes().shape.cols * static_cast<std::int64_t>(size_of(type_));
         const Buffers& b = buffers_[static_cast<std::size_t>(r)];
         nccl.begin_group();
@@ -191,19 +191,19 @@ private:
     }
 
     const PeerRanks& ranks_;
-    const std::vector<CollectiveLibrary::Member>& members_;
+    const std::vector<comm::CollectiveLibrary::Member>& members_;
     Type type_;
     std::int64_t sent_ = 0, slot_rows_ = 0;
     std::vector<Buffers> buffers_;
 };
 
-std::vector<CollectiveLibrary::Member> join_nccl(int ranks) {
-    const MeetingPoint point = nccl_library().meeting_point();
-    std::vector<CollectiveLibrary::Member> members(static_cast<std::size_t>(ranks));
+std::vector<comm::CollectiveLibrary::Member> join_nccl(int ranks) {
+    const comm::MeetingPoint point = backends::nccl_library().meeting_point();
+    std::vector<comm::CollectiveLibrary::Member> members(static_cast<std::size_t>(ranks));
     on_threads(ranks, [&](int r) {
         CUDA_CHECK(cudaSetDevice(r));
-        const CollectiveLibrary& nccl = nccl_library();
-        const CollectiveLibrary::Member me = nccl.join(point, ranks, r, 0);
+        const comm::CollectiveLibrary& nccl = backends::nccl_library();
+        const comm::CollectiveLibrary::Member me = nccl.join(point, ranks, r, 0);
         // Connections are made at the first use, for which both ends must come.
         char* memory = nullptr;
         CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&memory), 8 * static_cast<std::size_t>(ranks)));
@@ -259,7 +259,7 @@ double peer_copy(const PeerRanks& ranks, bool both) {
 }
 
 void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
-             const std::vector<CollectiveLibrary::Member>& members) {
+             const std::vector<comm::CollectiveLibrary::Member>& members) {
     std::vector<Choices> choices;
     for (int r = 0; r < sizes.ranks; ++r)
         choices.push_back(draw_choices(sizes.shape, skew, static_cast<std::uint64_t>(r + 1)));
@@ -322,7 +322,7 @@ int run(int count, char** words) {
     for (const int top_k : {1, 2}) measure({ranks, {16384, 4096, 0, top_k, 8}, Type::bf16}, 0.0, limits, members);
     on_threads(ranks, [&](int r) {
         CUDA_CHECK(cudaSetDevice(r));
-        nccl_library().leave(members[static_cast<std::size_t>(r)]);
+        backends::nccl_library().leave(members[static_cast<std::size_t>(r)]);
     });
     return 0;
 }

@@ -30,21 +30,21 @@ tools::SearchOptions request(const char* model, const char* hardware, std::int64
 }
 
 // Quotes per second of one thread: the best plan's layers with several sets of recomputed modules in its cut.
-double quotes_per_second(Estimator& estimator, const Plan& plan, const Stack& stack) {
-    const std::unique_ptr<Quoter> quoter = estimator.quoter();
+double quotes_per_second(search::Estimator& estimator, const plan::Plan& plan, const stack::Stack& stack) {
+    const std::unique_ptr<search::BoundModel> bound_model = estimator.bound_model();
     std::vector<int> layers;
     for (const unsigned set : stack.recompute_sets) {
-        Plan other = plan;
-        other.recompute = applicable_recompute(set, *plan.model);
-        layers.push_back(quoter->layers(other));
+        plan::Plan other = plan;
+        other.recompute = published::applicable_recompute(set, *plan.model);
+        layers.push_back(bound_model->layer_costs(other));
     }
-    const int stages = quoter->stages(plan);
+    const int stages = bound_model->stage_split(plan);
     double checksum = 0.0;
     std::int64_t quotes = 0;
     const Clock::time_point start = Clock::now();
     for (double seconds = 0.0; seconds < 1.0; seconds = std::chrono::duration<double>(Clock::now() - start).count())
         for (int i = 0; i < 1000; ++i, ++quotes)
-            checksum += quoter->quote(layers[static_cast<std::size_t>(i) % layers.size()], stages).step_seconds;
+            checksum += bound_model->bound(layers[static_cast<std::size_t>(i) % layers.size()], stages).step_seconds;
     if (!(checksum > 0.0)) fail("quotes of {} add up to {}", plan.model->name, checksum);
     return static_cast<double>(quotes) / std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -52,8 +52,8 @@ double quotes_per_second(Estimator& estimator, const Plan& plan, const Stack& st
 void measure(const tools::SearchOptions& options, tools::Table& table) {
     tools::Request request = tools::request_of(options);
     request.search.threads = 2;
-    FastEstimator estimator(request.search.base.hardware, request.stack);
-    const SearchResult result = search(request.search, request.stack, estimator);
+    pricing::FastEstimator estimator(request.search.base.hardware, request.stack);
+    const search::SearchResult result = search::search(request.search, request.stack, estimator);
     std::int64_t weighed = result.evaluated;
     for (const auto& [reason, count] : result.pruned) weighed += count;
     const auto& [plan, best] = result.plans.front();

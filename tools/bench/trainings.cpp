@@ -20,10 +20,11 @@ namespace {
 using namespace moe;
 
 std::string row() {
-    const Plan plan = plan_of({"qwen2", 1024, 8, 8, 128, 704, 32, 4, 2816, 16384, 2048, 1}, backend_named("cuda"));
-    const std::vector<TimelineRow> ops = record_training(plan, "cuda").front();
+    const plan::Plan plan =
+        bench::plan_of({"qwen2", 1024, 8, 8, 128, 704, 32, 4, 2816, 16384, 2048, 1}, backends::backend_named("cuda"));
+    const std::vector<program::TimelineRow> ops = bench::record_training(plan, "cuda").front();
     double seconds = 0.0;
-    for (const TimelineRow& op : ops) seconds += op.busy;
+    for (const program::TimelineRow& op : ops) seconds += op.busy;
     return fmt::format("{} {}", ops.size(), seconds);
 }
 
@@ -34,7 +35,7 @@ void run() {
         table.add(
             {name, tools::count_text(ops), tools::seconds_text(seconds), fmt::format("{:.2f}", 1e6 * seconds / ops)});
     };
-    for (const char* name : {"in a process of its own", "and another"}) add(name, apart(row));
+    for (const char* name : {"in a process of its own", "and another"}) add(name, engine::run_in_subprocess(row));
     for (const char* name : {"first of a process", "second", "third"}) add(name, row());
     fmt::print("{}\n", table.text());
 }

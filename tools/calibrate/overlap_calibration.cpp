@@ -23,51 +23,51 @@ namespace moe::tools {
 namespace {
 
 struct Recorded {
-    Plan plan;
-    std::vector<std::vector<TimelineRow>> ranks;
+    plan::Plan plan;
+    std::vector<std::vector<program::TimelineRow>> ranks;
 };
 
 // All ranks share the model as `sharing` says, and its tokens go to experts over peers' memory. Of four micro-batches
 // EP overlap merges all slots but the first and the last.
-Recorded record(Point point, const Sharing& sharing, const Hardware& hardware, const std::string& backend,
-                bool overlap = false) {
+Recorded record(bench::Point point, const bench::Sharing& sharing, const machine::Hardware& hardware,
+                const std::string& backend, bool overlap = false) {
     point.sharing = sharing;
-    Recorded result{plan_of(point, backend_named(backend)), {}};
-    Plan& plan = result.plan;
-    plan.hardware = std::make_shared<const Hardware>(hardware);
-    plan.dispatcher = Dispatcher::hybridep;
+    Recorded result{bench::plan_of(point, backends::backend_named(backend)), {}};
+    plan::Plan& plan = result.plan;
+    plan.hardware = std::make_shared<const machine::Hardware>(hardware);
+    plan.dispatcher = plan::Dispatcher::hybridep;
     plan.router.forced = true;
     plan.gbs = 4 * plan.dp * plan.mbs;
     plan.ep_overlap = overlap;
-    result.ranks = record_training(plan, backend);
+    result.ranks = bench::record_training(plan, backend);
     return result;
 }
 
-const Slot& slot_of(const Program& program, const TimelineRow& row) {
+const program::Slot& slot_of(const program::Program& program, const program::TimelineRow& row) {
     return program.slots[static_cast<std::size_t>(row.slot)];
 }
 
 // Calls visit(op, price, seconds by rank) for every op of the step.
 template <class Visit>
 void compare(const Recorded& recorded, Visit visit) {
-    const Plan& plan = recorded.plan;
-    const Stack stack = load_stack(plan.stack, *plan.hardware);
-    const Machine machine(*plan.hardware);
-    const CostModel model(plan, stack, machine);
-    const Program program = lower(plan, 0);
+    const plan::Plan& plan = recorded.plan;
+    const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+    const cost::Machine machine(*plan.hardware);
+    const cost::CostModel model(plan, stack, machine);
+    const program::Program program = lower::lower(plan, 0);
     std::vector<double> seconds(recorded.ranks.size());
     for (std::size_t i = 0; i < recorded.ranks.front().size(); ++i) {
-        const Op& op = *op_of(program, recorded.ranks.front()[i]);
+        const program::Op& op = *program::op_of(program, recorded.ranks.front()[i]);
         for (std::size_t r = 0; r < seconds.size(); ++r) seconds[r] = recorded.ranks[r][i].busy;
         visit(op, model(op, program).device, seconds);
     }
 }
 
 // GPUs at the limit of their power hold different clocks, and the others wait for the slowest.
-void add_large_products(const Recorded& recorded, MeasuredCall& sum) {
+void add_large_products(const Recorded& recorded, machine::MeasuredCall& sum) {
     std::vector<double> took(recorded.ranks.size(), 0.0);
-    compare(recorded, [&](const Op& op, double price, const std::vector<double>& seconds) {
-        if (!is_large_product(op, price, *recorded.plan.hardware)) return;
+    compare(recorded, [&](const program::Op& op, double price, const std::vector<double>& seconds) {
+        if (!program::is_large_product(op, price, *recorded.plan.hardware)) return;
         sum.work += price;
         for (std::size_t r = 0; r < took.size(); ++r) took[r] += seconds[r];
     });
@@ -78,8 +78,8 @@ void add_large_products(const Recorded& recorded, MeasuredCall& sum) {
 // what is computed beside them, whatever they take.
 double wait_seconds(const Recorded& recorded) {
     std::vector<double> longer;
-    compare(recorded, [&](const Op& op, double price, const std::vector<double>& seconds) {
-        if (!is_communication(op.kind) || op.stream == Stream::data) return;
+    compare(recorded, [&](const program::Op& op, double price, const std::vector<double>& seconds) {
+        if (!program::is_communication(op.kind) || op.stream == program::Stream::data) return;
         const double mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
         longer.push_back(mean - price);
     });
@@ -90,14 +90,14 @@ double wait_seconds(const Recorded& recorded) {
 
 // From when until when the ops of one rank's step ran that say so.
 template <class Says>
-Travels travels_of(const std::vector<TimelineRow>& rows, Says says) {
-    Travels travels;
-    for (const TimelineRow& row : rows)
+replay::CommIntervals travels_of(const std::vector<program::TimelineRow>& rows, Says says) {
+    replay::CommIntervals travels;
+    for (const program::TimelineRow& row : rows)
         if (says(row)) travels.emplace_back(row.end - row.busy, row.end);
     return travels;
 }
 
-double seconds_beside(const Travels& travels, const TimelineRow& row) {
+double seconds_beside(const replay::CommIntervals& travels, const program::TimelineRow& row) {
     double beside = 0.0;
     for (const auto& [from, until] : travels)
         beside += std::max(0.0, std::min(until, row.end) - std::max(from, row.end - row.busy));
@@ -122,23 +122,28 @@ private:
     std::map<Place, std::pair<double, int>> places_;
 };
 
-bool moves_tokens(const Op& op) { return op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens; }
+bool moves_tokens(const program::Op& op) {
+    return op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens;
+}
 
 // Ops of merged slots that tokens were on their way beside for at least half of their time: that time, and by how much
 // the ops are longer than where slots run one by one. Products of experts leave multiprocessors or wait, and are priced
 // by that.
-void add_losses(const Recorded& apart, const Recorded& overlapped, MeasuredCall& sum) {
-    const Program alone = lower(apart.plan, 0), program = lower(overlapped.plan, 0);
+void add_losses(const Recorded& apart, const Recorded& overlapped, machine::MeasuredCall& sum) {
+    const program::Program alone = lower::lower(apart.plan, 0), program = lower::lower(overlapped.plan, 0);
     for (std::size_t r = 0; r < overlapped.ranks.size(); ++r) {
         Known<std::pair<int, int>> known; // template, op: the same in both
-        for (const TimelineRow& row : apart.ranks[r]) known.add({slot_of(alone, row).index, row.op}, row.busy);
-        const auto travels =
-            travels_of(overlapped.ranks[r], [&](const TimelineRow& row) { return moves_tokens(*op_of(program, row)); });
-        for (const TimelineRow& row : overlapped.ranks[r]) {
+        for (const program::TimelineRow& row : apart.ranks[r]) known.add({slot_of(alone, row).index, row.op}, row.busy);
+        const auto travels = travels_of(overlapped.ranks[r], [&](const program::TimelineRow& row) {
+            return moves_tokens(*program::op_of(program, row));
+        });
+        for (const program::TimelineRow& row : overlapped.ranks[r]) {
             const auto slot = static_cast<std::size_t>(row.slot);
             const bool merged = program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
             const double usual = known.seconds({slot_of(program, row).index, row.op});
-            if (!merged || row.stream != Stream::compute || row.kind == OpKind::grouped_gemm || usual < 0.0) continue;
+            if (!merged || row.stream != program::Stream::compute || row.kind == program::OpKind::grouped_gemm ||
+                usual < 0.0)
+                continue;
             const double beside = seconds_beside(travels, row);
             if (beside < 0.5 * row.busy) continue;
             sum.work += beside;
@@ -150,23 +155,25 @@ void add_losses(const Recorded& apart, const Recorded& overlapped, MeasuredCall&
 // The same of ops that compute beside gathers and reductions of data parallelism, which the first forward and the last
 // backward of a step have: beside the same ops of other micro-batches. Those of the first backward are none of these,
 // since its products set gradients.
-void add_collective_losses(const Recorded& recorded, MeasuredCall& sum) {
-    for (const std::vector<TimelineRow>& rows : recorded.ranks) {
-        const auto travels = travels_of(
-            rows, [](const TimelineRow& row) { return row.stream == Stream::data && is_communication(row.kind); });
-        using Place = std::tuple<SlotKind, int, int>; // of the slot, its chunk; number among the ops that compute there
+void add_collective_losses(const Recorded& recorded, machine::MeasuredCall& sum) {
+    for (const std::vector<program::TimelineRow>& rows : recorded.ranks) {
+        const auto travels = travels_of(rows, [](const program::TimelineRow& row) {
+            return row.stream == program::Stream::data && program::is_communication(row.kind);
+        });
+        using Place =
+            std::tuple<plan::SlotKind, int, int>; // of the slot, its chunk; number among the ops that compute there
         Known<Place> known;
         std::vector<std::tuple<Place, double, double>> beside; // seconds beside a collective, and of the op
         int slot = -1, number = 0;
-        for (const TimelineRow& row : rows) {
-            if (row.stream != Stream::compute) continue;
+        for (const program::TimelineRow& row : rows) {
+            if (row.stream != program::Stream::compute) continue;
             number = row.slot == slot ? number + 1 : 0;
             slot = row.slot;
             const Place place{row.slot_kind, row.chunk, number};
             const double seconds = seconds_beside(travels, row);
             if (seconds >= 0.5 * row.busy)
                 beside.emplace_back(place, seconds, row.busy);
-            else if (seconds == 0.0 && (row.slot_kind == SlotKind::forward || row.micro_batch > 0))
+            else if (seconds == 0.0 && (row.slot_kind == plan::SlotKind::forward || row.micro_batch > 0))
                 known.add(place, row.busy);
         }
         for (const auto& [place, seconds, busy] : beside) {
@@ -180,16 +187,16 @@ void add_collective_losses(const Recorded& recorded, MeasuredCall& sum) {
 
 } // namespace
 
-void measure_in_step(Hardware& hardware, const std::string& backend, int gpus) {
-    const Point wide[] = {{"mixtral", 4096, 32, 8, 128, 12288, 8, 2, 0, 32768, 4096, 2},
-                          {"qwen3", 2048, 24, 4, 128, 896, 64, 8, 6144, 65536, 4096, 2}},
-                narrow{"qwen3", 1536, 12, 4, 128, 768, 16, 4, 4096, 16384, 2048, 2};
-    Hardware alone = hardware; // without what was measured of other groups, or before
-    for (const char* key : in_step_keys)
+void measure_in_step(machine::Hardware& hardware, const std::string& backend, int gpus) {
+    const bench::Point wide[] = {{"mixtral", 4096, 32, 8, 128, 12288, 8, 2, 0, 32768, 4096, 2},
+                                 {"qwen3", 2048, 24, 4, 128, 896, 64, 8, 6144, 65536, 4096, 2}},
+                       narrow{"qwen3", 1536, 12, 4, 128, 768, 16, 4, 4096, 16384, 2048, 2};
+    machine::Hardware alone = hardware; // without what was measured of other groups, or before
+    for (const char* key : program::in_step_keys)
         std::erase_if(alone.measured, [&](const auto& family) { return family.first.rfind(key, 0) == 0; });
-    const Sharing experts{.ranks = gpus, .dp = gpus, .ep = gpus};
-    MeasuredCall large, lost, lost_to_collectives;
-    for (const Point& point : wide) {
+    const bench::Sharing experts{.ranks = gpus, .dp = gpus, .ep = gpus};
+    machine::MeasuredCall large, lost, lost_to_collectives;
+    for (const bench::Point& point : wide) {
         const Recorded apart = record(point, experts, alone, backend);
         add_large_products(apart, large);
         add_collective_losses(apart, lost_to_collectives);
@@ -197,10 +204,11 @@ void measure_in_step(Hardware& hardware, const std::string& backend, int gpus) {
     }
     add_collective_losses(record(narrow, {.ranks = gpus, .dp = gpus}, alone, backend), lost_to_collectives);
     const double wait = wait_seconds(record(narrow, {.ranks = gpus, .tp = gpus, .ep = gpus}, alone, backend));
-    hardware.measured[group_key(products_key, gpus)] = {large};
-    hardware.measured[group_key(waits_key, gpus)] = {{0.0, wait, {}}};
-    for (const auto& [key, sum] : {std::pair{losses_key, lost}, std::pair{collectives_key, lost_to_collectives}})
-        hardware.measured[group_key(key, gpus)] = {{sum.work, std::max(sum.seconds, 1e-9), {}}};
+    hardware.measured[program::group_key(program::products_key, gpus)] = {large};
+    hardware.measured[program::group_key(program::waits_key, gpus)] = {{0.0, wait, {}}};
+    for (const auto& [key, sum] :
+         {std::pair{program::losses_key, lost}, std::pair{program::collectives_key, lost_to_collectives}})
+        hardware.measured[program::group_key(key, gpus)] = {{sum.work, std::max(sum.seconds, 1e-9), {}}};
 }
 
 } // namespace moe::tools

@@ -18,8 +18,8 @@ namespace moe::tools {
 namespace {
 
 struct Run {
-    Plan plan;
-    Timeline timeline;
+    plan::Plan plan;
+    program::Timeline timeline;
 };
 
 Run read_run(const std::string& folder) {
@@ -27,47 +27,47 @@ Run read_run(const std::string& folder) {
     std::error_code error;
     if (!std::filesystem::is_regular_file(path, error))
         refuse("--runs {}: holds no measured.json: give folders of execute --run-dir", folder);
-    Run run{{}, read_trace(path)};
+    Run run{{}, program::read_trace(path)};
     if (run.timeline.predicted) refuse("--runs {}: its timeline is a predicted one", path);
-    run.plan = plan_from_json(run.timeline.plan_json, path);
+    run.plan = plan::plan_from_json(run.timeline.plan_json, path);
     return run;
 }
 
 // Merged slots slow each other down, by as much as their plan has to hide.
-bool merged(const Program& program, std::size_t slot) {
+bool merged(const program::Program& program, std::size_t slot) {
     return program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
 }
 
 // How many rows these have is up to the router.
-bool is_routed(Module module) {
-    return module == Module::dispatch || module == Module::experts || module == Module::moe_act ||
-           module == Module::combine;
+bool is_routed(program::Module module) {
+    return module == program::Module::dispatch || module == program::Module::experts ||
+           module == program::Module::moe_act || module == program::Module::combine;
 }
 
 // Between GPUs it is in a message's time that others come later; ranks on cores leave it out.
-bool tells(const Plan& plan, const Program& program, const Op& op, std::size_t slot) {
-    if ((is_communication(op.kind) && !plan.hardware->cpu) || merged(program, slot)) return false;
+bool tells(const plan::Plan& plan, const program::Program& program, const program::Op& op, std::size_t slot) {
+    if ((program::is_communication(op.kind) && !plan.hardware->cpu) || merged(program, slot)) return false;
     return plan.router.forced || !is_routed(op.module);
 }
 
-void gather(const Run& run, const std::string& folder, CallSamples& samples) {
-    std::map<int, Program> programs; // by pipeline rank
-    std::map<int, int> stage;        // by rank
+void gather(const Run& run, const std::string& folder, bench::CallSamples& samples) {
+    std::map<int, program::Program> programs; // by pipeline rank
+    std::map<int, int> stage;                 // by rank
     for (std::size_t i = 0; i < run.timeline.ranks.size(); ++i)
         stage[run.timeline.ranks[i]] = run.timeline.pipeline_rank[i];
-    for (const TimelineRow& row : run.timeline.rows) {
+    for (const program::TimelineRow& row : run.timeline.rows) {
         const auto at = stage.find(row.rank);
         if (at == stage.end() || at->second < 0 || at->second >= run.plan.pp)
             refuse("--runs {}: rows of rank {}, which its list of ranks has no pipeline rank for", folder, row.rank);
         auto known = programs.find(at->second);
-        if (known == programs.end()) known = programs.emplace(at->second, lower(run.plan, at->second)).first;
-        const Program& program = known->second;
-        const Op* op = op_of(program, row);
+        if (known == programs.end()) known = programs.emplace(at->second, lower::lower(run.plan, at->second)).first;
+        const program::Program& program = known->second;
+        const program::Op* op = program::op_of(program, row);
         if (op == nullptr)
             refuse("--runs {}: slot {} op {} is no {} in its plan's program: execute it with this version of moe-plan",
-                   folder, row.slot, row.op, to_string(row.kind));
+                   folder, row.slot, row.op, program::to_string(row.kind));
         if (tells(run.plan, program, *op, static_cast<std::size_t>(row.slot)))
-            add_sample(samples, *op, program, row.busy);
+            bench::add_sample(samples, *op, program, row.busy);
     }
 }
 
@@ -75,8 +75,8 @@ void gather(const Run& run, const std::string& folder, CallSamples& samples) {
 
 Feedback fed_back(const std::vector<std::string>& runs, const std::string& from) {
     Feedback result;
-    std::optional<Hardware> known;
-    if (!from.empty()) known = load_hardware(from);
+    std::optional<machine::Hardware> known;
+    if (!from.empty()) known = machine::load_hardware(from);
     for (const std::string& folder : runs) {
         const Run run = read_run(folder);
         if (!known) known = *run.plan.hardware;
@@ -87,15 +87,15 @@ Feedback fed_back(const std::vector<std::string>& runs, const std::string& from)
         if (run.plan.hardware->name != known->name || run.plan.hardware->cpu != known->cpu)
             refuse("--runs {}: its plan is for {}, and the profile for {}", folder, run.plan.hardware->name,
                    known->name);
-        CallSamples samples;
+        bench::CallSamples samples;
         gather(run, folder, samples);
         for (auto& [key, list] : samples) {
             result.ops += list.size();
-            const std::vector<MeasuredCall> calls = calls_of(std::move(list), !known->cpu);
-            std::vector<MeasuredCall>& all = known->measured[key];
-            all = with_later(key, std::move(all), calls);
-            std::vector<MeasuredCall>& own = result.measured[key];
-            own = with_later(key, std::move(own), calls);
+            const std::vector<machine::MeasuredCall> calls = bench::calls_of(std::move(list), !known->cpu);
+            std::vector<machine::MeasuredCall>& all = known->measured[key];
+            all = bench::with_later(key, std::move(all), calls);
+            std::vector<machine::MeasuredCall>& own = result.measured[key];
+            own = bench::with_later(key, std::move(own), calls);
         }
     }
     result.hardware = std::move(*known);

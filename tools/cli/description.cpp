@@ -34,9 +34,10 @@ void offer(ArgumentText& argument) {
         if (kind == name) argument.offer = what;
     if (argument.offer != Offer::nothing) return;
     if (kind == "PRECISION,..")
-        for (int i = 0; i < precision_count; ++i) argument.words.emplace_back(to_string(static_cast<Precision>(i)));
+        for (int i = 0; i < machine::precision_count; ++i)
+            argument.words.emplace_back(machine::to_string(static_cast<machine::Precision>(i)));
     else if (kind == "FIELD=VALUE")
-        for (const std::string& field : field_names()) argument.words.push_back(field + "=");
+        for (const std::string& field : plan::field_names()) argument.words.push_back(field + "=");
     else if (kind.find('|') != std::string::npos)
         argument.words = parts_of(kind, '|');
     if (!argument.words.empty()) argument.offer = Offer::words;

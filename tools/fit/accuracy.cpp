@@ -19,29 +19,30 @@ constexpr const char* heading =
     "[README.md](README.md) says what the columns mean, and\n"
     "[docs/notes/published-runs.md](../../docs/notes/published-runs.md) why single rows are missed.\n";
 
-using Rows = std::vector<Prediction>;
+using Rows = std::vector<published::Prediction>;
 
-Rows only(const Rows& rows, const std::string Prediction::*field, const std::string& value) {
+Rows only(const Rows& rows, const std::string published::Prediction::*field, const std::string& value) {
     Rows kept;
     std::copy_if(rows.begin(), rows.end(), std::back_inserter(kept),
-                 [&](const Prediction& p) { return p.*field == value; });
+                 [&](const published::Prediction& p) { return p.*field == value; });
     return kept;
 }
 
 Rows tiers_a_b(const Rows& rows) {
     Rows kept;
-    std::copy_if(rows.begin(), rows.end(), std::back_inserter(kept), [](const Prediction& p) { return p.tier != "C"; });
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(kept),
+                 [](const published::Prediction& p) { return p.tier != "C"; });
     return kept;
 }
 
 std::string cells(const Rows& rows) {
-    const ValidationSummary s = summarize(rows);
+    const published::ValidationSummary s = published::summarize(rows);
     return fmt::format("{:.1f} % | {:+.1f} % | {:.0f} % | {}", 100.0 * s.mape, 100.0 * s.bias,
                        100.0 * s.within_10_percent, s.pairs > 0 ? fmt::format("{:.2f}", s.kendall_tau) : "-");
 }
 
 std::string line(const std::string& name, const Rows& fitted, const Rows& family, const Rows& system) {
-    const ValidationSummary f = summarize(family), s = summarize(system);
+    const published::ValidationSummary f = published::summarize(family), s = published::summarize(system);
     return fmt::format("| {} | {} | {} | {:.1f} % | {:.1f} % |\n", name, fitted.size(), cells(fitted), 100.0 * f.mape,
                        100.0 * s.mape);
 }
@@ -51,30 +52,30 @@ std::string classes(const CrossValidation& rows) {
         "| rows | | MAPE | bias | within 10 % | Kendall tau | MAPE, family left out | MAPE, system left out |\n"
         "|---|---|---|---|---|---|---|---|\n";
     for (const char* name : {"A MoE", "A dense", "B MoE", "B dense", "C MoE", "C dense", "A hybrid", "B hybrid"})
-        text += line(name, only(rows.fitted, &Prediction::tier_and_kind, name),
-                     only(rows.left_family, &Prediction::tier_and_kind, name),
-                     only(rows.left_system, &Prediction::tier_and_kind, name));
+        text += line(name, only(rows.fitted, &published::Prediction::tier_and_kind, name),
+                     only(rows.left_family, &published::Prediction::tier_and_kind, name),
+                     only(rows.left_system, &published::Prediction::tier_and_kind, name));
     text += line("A and B together", tiers_a_b(rows.fitted), tiers_a_b(rows.left_family), tiers_a_b(rows.left_system));
     return text + line("all", rows.fitted, rows.left_family, rows.left_system);
 }
 
-std::string groups(const CrossValidation& rows, const std::string Prediction::*field, const Rows& left,
+std::string groups(const CrossValidation& rows, const std::string published::Prediction::*field, const Rows& left,
                    const char* what) {
     std::string text =
         fmt::format("| {} | rows of A and B | MAPE | bias | MAPE, itself left out | bias, itself left out |\n"
                     "|---|---|---|---|---|---|\n",
                     what);
-    for (const auto& [name, unused] : summarize_by(rows.fitted, field)) {
+    for (const auto& [name, unused] : published::summarize_by(rows.fitted, field)) {
         const Rows fitted = tiers_a_b(only(rows.fitted, field, name)), out = tiers_a_b(only(left, field, name));
         if (fitted.empty()) continue;
-        const ValidationSummary a = summarize(fitted), b = summarize(out);
+        const published::ValidationSummary a = published::summarize(fitted), b = published::summarize(out);
         text += fmt::format("| {} | {} | {:.1f} % | {:+.1f} % | {:.1f} % | {:+.1f} % |\n", name, a.predicted,
                             100.0 * a.mape, 100.0 * a.bias, 100.0 * b.mape, 100.0 * b.bias);
     }
     return text;
 }
 
-std::string coefficient_table(const Coefficients& coefficients) {
+std::string coefficient_table(const machine::Coefficients& coefficients) {
     std::string text = "| coefficient | prior | value | standard error | unit |\n|---|---|---|---|---|\n";
     for (const auto& [name, c] : coefficients)
         text += fmt::format("| {} | {:.3g}{} | {:.3g} | {} | {} |\n", name, c.prior,
@@ -85,13 +86,14 @@ std::string coefficient_table(const Coefficients& coefficients) {
 
 std::string misses(const Rows& fitted) {
     Rows wide = tiers_a_b(fitted);
-    wide.erase(std::remove_if(wide.begin(), wide.end(), [](const Prediction& p) { return std::abs(p.error) <= 0.15; }),
+    wide.erase(std::remove_if(wide.begin(), wide.end(),
+                              [](const published::Prediction& p) { return std::abs(p.error) <= 0.15; }),
                wide.end());
-    std::stable_sort(wide.begin(), wide.end(), [](const Prediction& a, const Prediction& b) {
+    std::stable_sort(wide.begin(), wide.end(), [](const published::Prediction& a, const published::Prediction& b) {
         return std::abs(std::log1p(a.error)) > std::abs(std::log1p(b.error));
     });
     std::string text = "| row | tier | published | predicted | error |\n|---|---|---|---|---|\n";
-    for (const Prediction& p : wide)
+    for (const published::Prediction& p : wide)
         text += fmt::format("| {} | {} | {:.0f} | {:.0f} | {:+.0f} % |\n", p.run_id, p.tier, p.published, p.predicted,
                             100.0 * p.error);
     return text;
@@ -108,7 +110,7 @@ std::map<std::string, nlohmann::json> by_run(const std::string& residuals) {
 }
 
 // Rounded as residuals.json is.
-void set_error(Prediction& p, double log_error) {
+void set_error(published::Prediction& p, double log_error) {
     p.error = std::expm1(std::round(log_error * 1e4) / 1e4);
     p.predicted = p.published * (1.0 + p.error);
 }
@@ -143,7 +145,7 @@ std::string residuals_json(const CrossValidation& rows) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
     const auto rounded = [](double error) { return std::round(std::log1p(error) * 1e4) / 1e4; };
     for (std::size_t i = 0; i < rows.fitted.size(); ++i) {
-        const Prediction& p = rows.fitted[i];
+        const published::Prediction& p = rows.fitted[i];
         list.push_back({{"run_id", p.run_id},
                         {"family", p.family},
                         {"system", p.system},
@@ -160,16 +162,16 @@ std::string residuals_json(const CrossValidation& rows) {
     return text;
 }
 
-std::string accuracy_document(const CrossValidation& rows, const Coefficients& coefficients) {
+std::string accuracy_document(const CrossValidation& rows, const machine::Coefficients& coefficients) {
     return fmt::format("{}\n"
                        "## By tier and kind of model\n\n{}\n"
                        "## By system\n\n{}\n"
                        "## By model family\n\n{}\n"
                        "## Coefficients\n\n{}\n"
                        "## Rows of tiers A and B that are missed by more than 15 %\n\n{}",
-                       heading, classes(rows), groups(rows, &Prediction::system, rows.left_system, "system"),
-                       groups(rows, &Prediction::family, rows.left_family, "family"), coefficient_table(coefficients),
-                       misses(rows.fitted));
+                       heading, classes(rows), groups(rows, &published::Prediction::system, rows.left_system, "system"),
+                       groups(rows, &published::Prediction::family, rows.left_family, "family"),
+                       coefficient_table(coefficients), misses(rows.fitted));
 }
 
 } // namespace moe::tools

@@ -11,12 +11,12 @@ namespace moe::tools {
 
 // The same rows predicted with all rows fitted, and each with its own model family or system left out of the fit.
 struct CrossValidation {
-    std::vector<Prediction> fitted, left_family, left_system;
+    std::vector<published::Prediction> fitted, left_family, left_system;
 };
 
 // The three from predictions with the stored coefficients and residuals.json, rounded as that file is: what the tables
 // are made of. Throws Error (bad_input) for a row without a residual.
-CrossValidation stored_rows(const std::vector<Prediction>& predictions, const std::string& residuals,
+CrossValidation stored_rows(const std::vector<published::Prediction>& predictions, const std::string& residuals,
                             const std::string& place);
 // What left_family and left_system hold of rows that residuals.json knows, as they stand there.
 void keep_stored(CrossValidation& rows, const std::string& residuals);
@@ -24,6 +24,6 @@ void keep_stored(CrossValidation& rows, const std::string& residuals);
 std::string residuals_json(const CrossValidation& rows);
 // The whole file profiles/runs/ACCURACY.md: errors by class three ways, by system and family, the coefficients, and
 // every row off by more than 15 %.
-std::string accuracy_document(const CrossValidation& rows, const Coefficients& coefficients);
+std::string accuracy_document(const CrossValidation& rows, const machine::Coefficients& coefficients);
 
 } // namespace moe::tools

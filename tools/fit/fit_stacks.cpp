@@ -15,31 +15,31 @@ namespace moe::tools {
 namespace {
 
 // Every row predicted by a fit that has not seen its family (or system). Refits are independent of each other.
-std::vector<Prediction> leave_out(Console& console, const FitProblem& problem, const Solution& all,
-                                  const std::string Prediction::*field) {
+std::vector<published::Prediction> leave_out(Console& console, const FitProblem& problem, const Solution& all,
+                                             const std::string published::Prediction::*field) {
     const std::vector<std::string> values = problem.values(field);
-    std::vector<std::vector<Prediction>> folds(values.size());
+    std::vector<std::vector<published::Prediction>> folds(values.size());
     in_parallel(values.size(), [&](std::size_t i) {
         folds[i] = problem.predict(solve(problem.squares(field, values[i]), all.x, &all.jacobian).x);
     });
-    std::vector<Prediction> result = problem.rows();
+    std::vector<published::Prediction> result = problem.rows();
     for (std::size_t i = 0; i < values.size(); ++i) {
-        std::vector<Prediction> left;
+        std::vector<published::Prediction> left;
         for (std::size_t row = 0; row < result.size(); ++row)
             if (folds[i][row].*field == values[i]) left.push_back(result[row] = folds[i][row]);
-        console.say("without {:24} MAPE of its rows {:5.1f} %", values[i], 100.0 * summarize(left).mape);
+        console.say("without {:24} MAPE of its rows {:5.1f} %", values[i], 100.0 * published::summarize(left).mape);
     }
     return result;
 }
 
-void show(Console& console, const std::vector<Prediction>& rows) {
-    for (const auto& [name, s] : summarize_by(rows, &Prediction::tier_and_kind))
+void show(Console& console, const std::vector<published::Prediction>& rows) {
+    for (const auto& [name, s] : published::summarize_by(rows, &published::Prediction::tier_and_kind))
         console.say("{:10} {:4} rows  MAPE {:5.1f} %  bias {:+5.1f} %  within 10 % {:3.0f} %  tau {:.2f}", name,
                     s.predicted, 100.0 * s.mape, 100.0 * s.bias, 100.0 * s.within_10_percent, s.kendall_tau);
 }
 
 // Residuals and tables from the stored coefficients; what was left out in turn stays as it was found.
-void write_tables(const Coefficients& coefficients, const CrossValidation& rows) {
+void write_tables(const machine::Coefficients& coefficients, const CrossValidation& rows) {
     const std::string folder = profiles_folder() + "/runs";
     const std::string residuals = residuals_json(rows);
     const CrossValidation stored = stored_rows(rows.fitted, residuals, "residuals.json");
@@ -51,11 +51,11 @@ void write_tables(const Coefficients& coefficients, const CrossValidation& rows)
 void fit(const std::vector<std::string>& only, bool dry) {
     Console console(OutputOptions{});
     const FitProblem problem(only);
-    const LeastSquares squares = problem.squares(&Prediction::family, "");
+    const LeastSquares squares = problem.squares(&published::Prediction::family, "");
     const Solution all = solve(squares, problem.stored(), nullptr);
-    Coefficients coefficients = problem.coefficients(all.x);
+    machine::Coefficients coefficients = problem.coefficients(all.x);
     for (std::size_t j = 0; j < problem.names().size(); ++j) {
-        Coefficient& c = coefficients[problem.names()[j]];
+        machine::Coefficient& c = coefficients[problem.names()[j]];
         c.error = all.error[j];
         console.say("{:28} prior {:9.3g}  value {:9.3g} +- {:4.1f} %  {:+.1f} spreads", problem.names()[j], c.prior,
                     c.value, 100.0 * c.error, all.x[j] / c.spread);
@@ -64,18 +64,18 @@ void fit(const std::vector<std::string>& only, bool dry) {
     rows.fitted = problem.predict(all.x);
     show(console, rows.fitted);
     if (dry) {
-        for (const Prediction& p : rows.fitted)
+        for (const published::Prediction& p : rows.fitted)
             console.say("{:+6.1f} % {} {:60} {:7.1f} {:7.1f} {} {}", 100.0 * p.error, p.tier_and_kind, p.run_id,
                         p.published, p.predicted, p.stack, p.estimate.fits);
         return;
     }
-    rows.left_family = leave_out(console, problem, all, &Prediction::family);
-    rows.left_system = leave_out(console, problem, all, &Prediction::system);
+    rows.left_family = leave_out(console, problem, all, &published::Prediction::family);
+    rows.left_system = leave_out(console, problem, all, &published::Prediction::system);
     const std::string residuals = profiles_folder() + "/runs/residuals.json";
     if (!only.empty()) keep_stored(rows, read_file(residuals));
-    save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
+    machine::save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
     rows.fitted = FitProblem().rows(); // by the coefficients as they are written, with fewer digits
-    write_tables(load_coefficients(), rows);
+    write_tables(machine::load_coefficients(), rows);
     console.say("written: coefficients.json, runs/residuals.json and runs/ACCURACY.md in {}", profiles_folder());
 }
 
@@ -98,7 +98,7 @@ int main(int argc, char** argv) {
         if (tables) {
             const moe::tools::FitProblem problem;
             const std::string path = moe::profiles_folder() + "/runs/residuals.json";
-            moe::tools::write_tables(moe::load_coefficients(),
+            moe::tools::write_tables(moe::machine::load_coefficients(),
                                      moe::tools::stored_rows(problem.rows(), moe::read_file(path), path));
             return 0;
         }

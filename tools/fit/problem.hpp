@@ -18,26 +18,28 @@ public:
     // all where it is empty. Throws Error (bad_input).
     explicit FitProblem(const std::vector<std::string>& only = {});
 
-    const std::vector<Prediction>& rows() const { return rows_; } // as predicted with the stored coefficients
+    const std::vector<published::Prediction>& rows() const {
+        return rows_;
+    } // as predicted with the stored coefficients
     const std::vector<std::string>& names() const { return names_; }
     std::vector<double> stored() const;
-    Coefficients coefficients(const std::vector<double>& x) const;
-    std::vector<Prediction> predict(const std::vector<double>& x) const;
+    machine::Coefficients coefficients(const std::vector<double>& x) const;
+    std::vector<published::Prediction> predict(const std::vector<double>& x) const;
     // Rows for which `field` holds `value` are left out; an empty value leaves out none.
-    LeastSquares squares(const std::string Prediction::*field, const std::string& value) const;
+    LeastSquares squares(const std::string published::Prediction::*field, const std::string& value) const;
     // The distinct values of a field, sorted.
-    std::vector<std::string> values(const std::string Prediction::*field) const;
+    std::vector<std::string> values(const std::string published::Prediction::*field) const;
 
 private:
-    double weight(const Prediction& row) const;
+    double weight(const published::Prediction& row) const;
 
-    std::vector<Run> runs_;
-    std::vector<Prediction> rows_;
-    Coefficients base_;
+    std::vector<published::Run> runs_;
+    std::vector<published::Prediction> rows_;
+    machine::Coefficients base_;
     std::vector<std::string> names_;
 };
 
 // log(predicted / published) of every row.
-std::vector<double> log_errors(const std::vector<Prediction>& predictions);
+std::vector<double> log_errors(const std::vector<published::Prediction>& predictions);
 
 } // namespace moe::tools

@@ -16,25 +16,25 @@ namespace {
 constexpr std::size_t widest_kept = 8;
 
 using OpId = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
-OpId id_of(const TimelineRow& row) { return {row.rank, row.slot, row.op}; }
+OpId id_of(const program::TimelineRow& row) { return {row.rank, row.slot, row.op}; }
 
-std::map<std::int32_t, int> represented(const Timeline& timeline) {
+std::map<std::int32_t, int> represented(const program::Timeline& timeline) {
     std::map<std::int32_t, int> ranks;
     for (std::size_t i = 0; i < timeline.ranks.size(); ++i) ranks[timeline.ranks[i]] = timeline.represents[i];
     return ranks;
 }
 
 // Fills matched and widest. Both timelines number ops alike, so a differing kind under one id means differing Programs.
-void line_up(const Timeline& predicted, const Timeline& measured, Comparison& result) {
-    std::map<OpId, const TimelineRow*> by_id;
-    for (const TimelineRow& row : predicted.rows) by_id[id_of(row)] = &row;
-    for (const TimelineRow& row : measured.rows) {
+void line_up(const program::Timeline& predicted, const program::Timeline& measured, Comparison& result) {
+    std::map<OpId, const program::TimelineRow*> by_id;
+    for (const program::TimelineRow& row : predicted.rows) by_id[id_of(row)] = &row;
+    for (const program::TimelineRow& row : measured.rows) {
         const auto found = by_id.find(id_of(row));
         if (found == by_id.end()) continue;
         if (found->second->kind != row.kind)
             refuse("the traces are of different programs: rank {} slot {} op {} is {} in the predicted and {} in the "
                    "measured one; make both with the same version of moe-plan",
-                   row.rank, row.slot, row.op, to_string(found->second->kind), to_string(row.kind));
+                   row.rank, row.slot, row.op, program::to_string(found->second->kind), program::to_string(row.kind));
         ++result.matched;
         result.widest.push_back({*found->second, row});
     }
@@ -48,12 +48,12 @@ void line_up(const Timeline& predicted, const Timeline& measured, Comparison& re
 
 } // namespace
 
-std::vector<KindTotal> totals_by_kind(const Timeline& timeline) {
+std::vector<KindTotal> totals_by_kind(const program::Timeline& timeline) {
     const std::map<std::int32_t, int> ranks = represented(timeline);
     double all_ranks = 0.0;
     for (const auto& [rank, count] : ranks) all_ranks += count;
-    std::map<OpKind, KindTotal> totals;
-    for (const TimelineRow& row : timeline.rows) {
+    std::map<program::OpKind, KindTotal> totals;
+    for (const program::TimelineRow& row : timeline.rows) {
         const auto rank = ranks.find(row.rank);
         if (rank == ranks.end()) refuse("the trace has rows of rank {}, which its list of ranks lacks", row.rank);
         KindTotal& total = totals[row.kind];
@@ -68,7 +68,7 @@ std::vector<KindTotal> totals_by_kind(const Timeline& timeline) {
     return sorted;
 }
 
-Comparison compare_timelines(const Timeline& predicted, const Timeline& measured) {
+Comparison compare(const program::Timeline& predicted, const program::Timeline& measured) {
     if (!predicted.predicted) refuse("the first trace is a measured one: give the predicted trace first");
     if (measured.predicted) refuse("the second trace is a predicted one: give the measured trace of execute second");
     if (predicted.plan_json != measured.plan_json)
@@ -85,7 +85,7 @@ Comparison compare_timelines(const Timeline& predicted, const Timeline& measured
     result.measured_exposed = exposed_communication(measured);
     line_up(predicted, measured, result);
 
-    std::map<OpKind, ComparedKind> kinds;
+    std::map<program::OpKind, ComparedKind> kinds;
     for (const KindTotal& total : totals_by_kind(predicted))
         kinds[total.kind] = {total.kind, total.count, total.seconds, 0.0};
     for (const KindTotal& total : totals_by_kind(measured)) {
@@ -93,7 +93,7 @@ Comparison compare_timelines(const Timeline& predicted, const Timeline& measured
         if (!only_measured && at->second.count != total.count)
             refuse("the traces are of different programs: {} ops of kind {} predicted, {} measured; make both with the "
                    "same version of moe-plan",
-                   at->second.count, to_string(total.kind), total.count);
+                   at->second.count, program::to_string(total.kind), total.count);
         at->second.measured = total.seconds;
     }
     for (const auto& [kind, compared] : kinds) result.kinds.push_back(compared);

@@ -11,20 +11,20 @@ namespace moe::tools {
 
 // Busy seconds of one op kind in one step, averaged over all ranks of the job.
 struct KindTotal {
-    OpKind kind{};
+    program::OpKind kind{};
     std::int64_t count = 0; // ops in the step, over all ranks
     double seconds = 0.0;
 };
 // Kinds with rows in the timeline, most seconds first; a representative's rows count for every rank it stands for.
-std::vector<KindTotal> totals_by_kind(const Timeline& timeline);
+std::vector<KindTotal> totals_by_kind(const program::Timeline& timeline);
 
 struct ComparedKind {
-    OpKind kind{};
+    program::OpKind kind{};
     std::int64_t count = 0;
     double predicted = 0.0, measured = 0.0; // busy seconds per step and rank
 };
 struct ComparedOp { // one op that both timelines hold
-    TimelineRow predicted, measured;
+    program::TimelineRow predicted, measured;
 };
 struct Comparison {
     double predicted_tflops = 0.0, measured_tflops = 0.0;   // model TFLOPS/GPU
@@ -39,6 +39,6 @@ struct Comparison {
 };
 
 // Throws Error (bad_input) when the timelines are not the predicted and the measured one of the same plan.
-Comparison compare_timelines(const Timeline& predicted, const Timeline& measured);
+Comparison compare(const program::Timeline& predicted, const program::Timeline& measured);
 
 } // namespace moe::tools

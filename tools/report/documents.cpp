@@ -16,14 +16,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json breakdown(const Breakdown& b) {
+Json breakdown(const search::Breakdown& b) {
     return {{"compute", b.compute}, {"recompute", b.recompute}, {"tensor", b.tensor},
             {"context", b.context}, {"expert", b.expert},       {"pipeline", b.pipeline},
             {"bubble", b.bubble},   {"data", b.data},           {"optimizer", b.optimizer},
             {"host", b.host}};
 }
 
-void add_estimate(Json& document, const Estimate& estimate) {
+void add_estimate(Json& document, const search::Estimate& estimate) {
     document["tflops_per_gpu"] = estimate.tflops_per_gpu;
     document["tokens_per_second_per_gpu"] = estimate.tokens_per_second_per_gpu;
     document["step_seconds"] = estimate.step_seconds;
@@ -32,11 +32,11 @@ void add_estimate(Json& document, const Estimate& estimate) {
     document["breakdown"] = breakdown(estimate.breakdown);
 }
 
-Json quantiles_json(const Quantiles& q, double scale = 1.0) {
+Json quantiles_json(const routing::Quantiles& q, double scale = 1.0) {
     return {{"mean", q.mean * scale}, {"p50", q.p50 * scale}, {"p99", q.p99 * scale}};
 }
 
-Json skew_json(const Skew& skew) {
+Json skew_json(const pricing::Skew& skew) {
     return {{"load", quantiles_json(skew.loads.time)},
             {"step_seconds", quantiles_json(skew.step_seconds)},
             {"tflops_per_gpu", quantiles_json(skew.tflops_per_gpu)},
@@ -44,18 +44,18 @@ Json skew_json(const Skew& skew) {
             {"overflow_probability", skew.loads.overflow}};
 }
 
-Json interval_json(const IntervalResult& result) {
+Json interval_json(const published::IntervalResult& result) {
     if (!result.interval) return nullptr;
-    const Interval& i = *result.interval;
+    const published::Interval& i = *result.interval;
     return {{"low", i.low},
             {"high", i.high},
-            {"coverage", interval_coverage},
+            {"coverage", published::interval_coverage},
             {"rows", i.rows},
             {"new_family", i.new_family},
             {"new_system", i.new_system}};
 }
 
-Json summary_json(const ValidationSummary& s) {
+Json summary_json(const published::ValidationSummary& s) {
     return {{"rows", s.rows},
             {"predicted", s.predicted},
             {"skipped", s.skipped},
@@ -67,7 +67,7 @@ Json summary_json(const ValidationSummary& s) {
 }
 
 // Published figures stand in skipped rows too, where there are any; predictions and errors only where there is one.
-Json prediction_json(const Prediction& p) {
+Json prediction_json(const published::Prediction& p) {
     const bool predicted = p.skipped.empty();
     const auto or_null = [](bool known, double value) { return known ? Json(value) : Json(nullptr); };
     return {{"run_id", p.run_id},
@@ -80,14 +80,14 @@ Json prediction_json(const Prediction& p) {
 
 } // namespace
 
-std::string search_document(const SearchResult& result) {
+std::string search_document(const search::SearchResult& result) {
     Json document = {{"evaluated", result.evaluated}};
     document["pruned"] = Json::object();
     for (const auto& [reason, count] : result.pruned) document["pruned"][reason] = count;
     document["seconds"] = result.seconds;
     document["plans"] = Json::array();
     for (const auto& [plan, estimate] : result.plans) {
-        Json entry = {{"plan", Json::parse(plan_to_json(plan))}};
+        Json entry = {{"plan", Json::parse(plan::plan_to_json(plan))}};
         add_estimate(entry, estimate);
         document["plans"].push_back(std::move(entry));
     }
@@ -97,31 +97,34 @@ std::string search_document(const SearchResult& result) {
 namespace {
 
 // Sizes in GiB. The classes and "outside" (context and communicators) add up to memory_gib.
-Json memory_of(const Simulation& simulation) {
+Json memory_of(const replay::Simulation& simulation) {
     const auto fullest = std::max_element(simulation.memory_bytes.begin(), simulation.memory_bytes.end());
     const auto rank = static_cast<std::size_t>(fullest - simulation.memory_bytes.begin());
-    const MemoryBreakdown& held = simulation.held[rank];
-    const auto at = [](MemoryClass c) { return static_cast<std::size_t>(c); };
+    const memory::MemoryBreakdown& held = simulation.held[rank];
+    const auto at = [](memory::MemoryClass c) { return static_cast<std::size_t>(c); };
     Json memory = Json::object();
     memory["pipeline_rank"] = rank;
-    for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gradients, MemoryClass::optimizer})
-        memory[to_string(c)] = {{"gib", gib(static_cast<double>(held.classes[at(c)]))},
-                                {"experts_gib", gib(static_cast<double>(held.expert[at(c)]))}};
+    for (const memory::MemoryClass c :
+         {memory::MemoryClass::weights, memory::MemoryClass::gradients, memory::MemoryClass::optimizer})
+        memory[memory::to_string(c)] = {{"gib", gib(static_cast<double>(held.classes[at(c)]))},
+                                        {"experts_gib", gib(static_cast<double>(held.expert[at(c)]))}};
     Json modules = Json::object();
-    for (const auto& [module, bytes] : held.saved) modules[to_string(module)] = gib(static_cast<double>(bytes));
-    memory["saved"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::saved)]))},
+    for (const auto& [module, bytes] : held.saved)
+        modules[program::to_string(module)] = gib(static_cast<double>(bytes));
+    memory["saved"] = {{"gib", gib(static_cast<double>(held.classes[at(memory::MemoryClass::saved)]))},
                        {"kept", held.kept},
                        {"by_module_gib", std::move(modules)}};
-    memory["workspace"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::transient)]))}};
-    memory["inputs"] = {{"gib", gib(static_cast<double>(held.classes[at(MemoryClass::inputs)]))}};
+    memory["workspace"] = {{"gib", gib(static_cast<double>(held.classes[at(memory::MemoryClass::transient)]))}};
+    memory["inputs"] = {{"gib", gib(static_cast<double>(held.classes[at(memory::MemoryClass::inputs)]))}};
     memory["outside"] = {{"gib", gib(*fullest - static_cast<double>(simulation.memory[rank].arena_bytes))}};
     return memory;
 }
 
 } // namespace
 
-std::string replay_document(const Simulation& simulation, const Skew& skew, const IntervalResult& interval,
-                            const std::string& trace, const std::string& report) {
+std::string replay_document(const replay::Simulation& simulation, const pricing::Skew& skew,
+                            const published::IntervalResult& interval, const std::string& trace,
+                            const std::string& report) {
     Json document = Json::object();
     add_estimate(document, simulation.estimate);
     document["memory"] = memory_of(simulation);
@@ -137,13 +140,13 @@ std::string replay_document(const Simulation& simulation, const Skew& skew, cons
 
 namespace {
 
-Json joined_json(const Joined& joined) {
+Json joined_json(const comm::Joined& joined) {
     Json document = {{"bytes", joined.bytes}, {"buffer_bytes", joined.buffer_bytes}, {"each", Json::array()}};
-    for (const auto& [circle, bytes] : joined.each)
+    for (const auto& [group, bytes] : joined.each)
         document["each"].push_back(
-            {{"members", circle.ranks.size()},
-             {"for", circle.messages() ? "messages" : to_string(static_cast<Stream>(circle.purpose))},
-             {"pairwise", circle.pairwise},
+            {{"members", group.ranks.size()},
+             {"for", group.messages() ? "messages" : program::to_string(static_cast<program::Stream>(group.channel))},
+             {"pairwise", group.pairwise},
              {"bytes", bytes}});
     return document;
 }
@@ -180,7 +183,7 @@ std::string run_document(const RunRecord& run) {
                              {"host_copies", run.queued.host_copies},
                              {"fills", run.queued.fills},
                              {"host_seconds", run.queued.host_seconds},
-                             {"stamp_seconds", run.queued.stamp_seconds},
+                             {"stamp_seconds", run.queued.event_overhead},
                              {"usual_stamp_seconds", run.queued.usual_stamp_seconds}};
     if (run.draw.seconds > 0.0)
         document["draw"] = {{"seconds", run.draw.seconds},
@@ -206,55 +209,57 @@ std::string comparison_document(const Comparison& comparison) {
                      {"matched_ops", comparison.matched}};
     document["by_kind"] = Json::array();
     for (const ComparedKind& kind : comparison.kinds)
-        document["by_kind"].push_back({{"kind", to_string(kind.kind)},
+        document["by_kind"].push_back({{"kind", program::to_string(kind.kind)},
                                        {"count", kind.count},
                                        {"predicted_seconds", kind.predicted},
                                        {"measured_seconds", kind.measured}});
     document["widest"] = Json::array();
     for (const ComparedOp& op : comparison.widest)
-        document["widest"].push_back({{"kind", to_string(op.measured.kind)},
+        document["widest"].push_back({{"kind", program::to_string(op.measured.kind)},
                                       {"rank", op.measured.rank},
                                       {"slot", op.measured.slot},
                                       {"op", op.measured.op},
                                       {"layer", op.measured.layer},
-                                      {"phase", to_string(op.measured.phase)},
+                                      {"phase", program::to_string(op.measured.phase)},
                                       {"predicted_seconds", op.predicted.busy},
                                       {"measured_seconds", op.measured.busy}});
     return stamped(schema::compare, document);
 }
 
-std::string validation_document(const std::vector<Prediction>& predictions,
-                                const std::vector<Improvement>* improvements) {
+std::string validation_document(const std::vector<published::Prediction>& predictions,
+                                const std::vector<published::Improvement>* improvements) {
     Json document = {{"rows", Json::array()}};
-    for (const Prediction& p : predictions) {
+    for (const published::Prediction& p : predictions) {
         Json row = prediction_json(p);
         if (p.skipped.empty()) {
             row["stack"] = p.stack;
             row["mbs"] = p.plan.mbs;
-            row["recompute"] = recompute::to_string(p.plan.recompute);
+            row["recompute"] = plan::recompute::to_string(p.plan.recompute);
             row["step_seconds"] = p.estimate.step_seconds;
             row["memory_gib"] = gib(p.estimate.memory_bytes);
             row["breakdown"] = breakdown(p.estimate.breakdown);
         }
         document["rows"].push_back(std::move(row));
     }
-    document["summary"] = summary_json(summarize(predictions));
-    for (const auto& [name, field] : validation_groups) {
+    document["summary"] = summary_json(published::summarize(predictions));
+    for (const auto& [name, field] : published::validation_groups) {
         Json& groups = document["groups"][name] = Json::object();
-        for (const auto& [value, summary] : summarize_by(predictions, field)) groups[value] = summary_json(summary);
+        for (const auto& [value, summary] : published::summarize_by(predictions, field))
+            groups[value] = summary_json(summary);
     }
     if (improvements == nullptr) return stamped(schema::validate, document);
     Json& list = document["improvements"] = Json::array();
-    for (const Improvement& i : *improvements) {
+    for (const published::Improvement& i : *improvements) {
         Json changes = Json::array();
-        for (const FieldChange& c : i.changes) changes.push_back({{"field", c.field}, {"from", c.from}, {"to", c.to}});
+        for (const plan::FieldChange& c : i.changes)
+            changes.push_back({{"field", c.field}, {"from", c.from}, {"to", c.to}});
         list.push_back({{"run_id", i.run_id},
                         {"published_plan_tflops_per_gpu", i.published_tflops},
                         {"tflops_per_gpu", i.estimate.tflops_per_gpu},
                         {"candidates", i.candidates},
                         {"seconds", i.seconds},
                         {"changes", changes},
-                        {"plan", Json::parse(plan_to_json(i.best))}});
+                        {"plan", Json::parse(plan::plan_to_json(i.best))}});
     }
     return stamped(schema::validate, document);
 }

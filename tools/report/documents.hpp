@@ -16,13 +16,14 @@
 
 namespace moe::tools {
 
-std::string search_document(const SearchResult& result);
+std::string search_document(const search::SearchResult& result);
 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
 // skew: figures at the mean, p50 and p99 of the plan's routing.
 // interval: of tflops_per_gpu at its nominal coverage, null with a reason where nothing was measured.
-std::string replay_document(const Simulation& simulation, const Skew& skew, const IntervalResult& interval,
-                            const std::string& trace, const std::string& report);
+std::string replay_document(const replay::Simulation& simulation, const pricing::Skew& skew,
+                            const published::IntervalResult& interval, const std::string& trace,
+                            const std::string& report);
 
 struct RouterRecord {
     int layer = 0;
@@ -46,17 +47,17 @@ struct RunRecord {
     int ranks = 0;
     double unigram_entropy = 0.0;                                     // of the data, nats per token
     double predicted_step_seconds = 0.0, measured_step_seconds = 0.0; // measured: median without the first step
-    QueuedStep queued;                                                // of plans with cuda_graph = full on a GPU
-    Joined joined;                                                    // of ranks on devices
-    MeanDraw draw;                                                    // of the devices of this process
+    device::QueuedStep queued;                                        // of plans with cuda_graph = full on a GPU
+    comm::Joined joined;                                              // of ranks on devices
+    device::MeanPower draw;                                           // of the devices of this process
     std::string command;                                              // run.json: how the run was started
 };
 std::string run_document(const RunRecord& run);
 
 std::string comparison_document(const Comparison& comparison);
 // improvements: nullptr where none were asked for.
-std::string validation_document(const std::vector<Prediction>& predictions,
-                                const std::vector<Improvement>* improvements);
+std::string validation_document(const std::vector<published::Prediction>& predictions,
+                                const std::vector<published::Improvement>* improvements);
 std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out);
 std::string launch_document(int nodes, int per_node, const std::string& out, const std::string& text);
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix);

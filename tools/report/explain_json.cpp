@@ -14,20 +14,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json changes_json(const std::vector<FieldChange>& changes) {
+Json changes_json(const std::vector<plan::FieldChange>& changes) {
     Json list = Json::array();
-    for (const FieldChange& c : changes) list.push_back({{"field", c.field}, {"from", c.from}, {"to", c.to}});
+    for (const plan::FieldChange& c : changes) list.push_back({{"field", c.field}, {"from", c.from}, {"to", c.to}});
     return list;
 }
 
-Json figures(const Estimate& e) {
+Json figures(const search::Estimate& e) {
     return {{"tflops_per_gpu", e.tflops_per_gpu},
             {"step_seconds", e.step_seconds},
             {"memory_gib", gib(e.memory_bytes)},
             {"fits", e.fits}};
 }
 
-Json delta_json(const WhatIf& w, const Estimate& base) {
+Json delta_json(const search::WhatIf& w, const search::Estimate& base) {
     Json delta = {{"field", w.change.field}, {"from", w.change.from}, {"to", w.change.to}};
     delta["along"] = changes_json(w.along);
     delta.update(figures(w.estimate));
@@ -38,15 +38,15 @@ Json delta_json(const WhatIf& w, const Estimate& base) {
 }
 
 Json walls_json(const Explanation& e) {
-    const Walls& w = e.walls;
+    const replay::Walls& w = e.walls;
     Json memory = {{"stage", w.fullest}, {"memory_gib", gib(w.memory_bytes)}, {"limit_gib", gib(w.memory_limit)}};
     memory["classes"] = Json::array();
     for (const auto& [name, bytes] : w.memory) memory["classes"].push_back({{"class", name}, {"gib", gib(bytes)}});
     Json communication = {{"stage", w.stage},
                           {"axes", Json::array()},
-                          {"sparing_products", w.sparing},
-                          {"spared_multiprocessors", w.spared}};
-    for (const CommunicationWall& c : w.communication)
+                          {"sparing_products", w.reserving},
+                          {"spared_multiprocessors", w.reserved_sms}};
+    for (const replay::CommunicationWall& c : w.communication)
         communication["axes"].push_back({{"axis", c.axis},
                                          {"busy_seconds", c.busy},
                                          {"exposed_seconds", c.exposed},
@@ -59,7 +59,7 @@ Json walls_json(const Explanation& e) {
                     {"host_exposed_seconds", e.simulation.estimate.breakdown.host},
                     {"launches", w.launches},
                     {"classes", Json::array()}};
-    for (const ComputeWall& c : w.compute)
+    for (const replay::ComputeWall& c : w.compute)
         compute["classes"].push_back({{"class", c.name},
                                       {"busy_seconds", c.busy},
                                       {"seconds_at_peak", c.ideal},
@@ -82,43 +82,43 @@ Json differences_json(const std::vector<Difference>& list, const char* name, con
 
 } // namespace
 
-std::string infeasibility_document(const Infeasibility& why, const std::string& line) {
+std::string infeasibility_document(const search::Infeasibility& why, const std::string& line) {
     Json document = {{"feasible", false}, {"reason", line}};
     document["constraints"] = Json::array();
-    for (const Obstacle& o : why.obstacles)
+    for (const search::Obstacle& o : why.obstacles)
         document["constraints"].push_back(
             {{"constraint", o.constraint}, {"candidates", o.candidates}, {"example", o.example}});
     document["closest"] = Json::array();
-    for (const TightMapping& m : why.closest)
+    for (const search::TightConfig& m : why.closest)
         document["closest"].push_back({{"memory_gib", gib(m.memory_bytes)},
                                        {"limit_gib", gib(m.plan.hardware->memory_bytes)},
-                                       {"plan", Json::parse(plan_to_json(m.plan))}});
+                                       {"plan", Json::parse(plan::plan_to_json(m.plan))}});
     document["remedies"] = Json::array();
-    for (const Remedy& r : why.remedies)
+    for (const search::Remedy& r : why.remedies)
         document["remedies"].push_back({{"change", r.what},
                                         {"from", r.from},
                                         {"to", r.to},
                                         {"memory_gib", gib(r.memory_bytes)},
-                                        {"plan", Json::parse(plan_to_json(r.plan))}});
+                                        {"plan", Json::parse(plan::plan_to_json(r.plan))}});
     return stamped(schema::explain, document);
 }
 
 std::string explanation_document(const Explanation& e, const Versus* versus) {
     Json document = {{"feasible", true}};
     document.update(figures(e.simulation.estimate));
-    document["plan"] = Json::parse(plan_to_json(e.plan));
+    document["plan"] = Json::parse(plan::plan_to_json(e.plan));
     document["walls"] = walls_json(e);
     document["base"] = figures(e.base);
     document["deltas"] = Json::array();
     document["impossible"] = Json::array();
-    for (const WhatIf& w : e.deltas)
+    for (const search::WhatIf& w : e.deltas)
         if (w.impossible.empty())
             document["deltas"].push_back(delta_json(w, e.base));
         else
             document["impossible"].push_back(
                 {{"field", w.change.field}, {"from", w.change.from}, {"to", w.change.to}, {"reason", w.impossible}});
     document["front"] = Json::array();
-    for (const FrontPoint& point : e.front) {
+    for (const search::FrontPoint& point : e.front) {
         Json entry = {{"changes", changes_json(point.changes)}};
         entry.update(figures(point.estimate));
         document["front"].push_back(std::move(entry));

@@ -37,21 +37,21 @@ std::vector<Difference> joined(const List& here, const List& there, Name name, V
 
 } // namespace
 
-Explanation explain_plan(const Plan& plan, const Stack& stack, Simulation simulation) {
+Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, replay::Simulation simulation) {
     Explanation e;
     e.plan = plan;
     e.simulation = std::move(simulation);
-    e.walls = walls(plan, stack, e.simulation);
-    e.interval = interval_of(plan, e.simulation.estimate, load_residuals(plan, stack.executable));
-    e.skew = skew_of(plan, stack, e.simulation);
-    SkewedEstimator estimator(plan.hardware, stack);
+    e.walls = replay::walls(plan, stack, e.simulation);
+    e.interval = published::interval_of(plan, e.simulation.estimate, published::load_residuals(plan, stack.executable));
+    e.skew = pricing::skew_of(plan, stack, e.simulation);
+    pricing::SkewedEstimator estimator(plan.hardware, stack);
     e.base = estimator.play(plan);
-    e.deltas = what_ifs(plan, stack, estimator);
-    e.front = memory_front(plan, stack, estimator);
+    e.deltas = search::what_ifs(plan, stack, estimator);
+    e.front = search::memory_front(plan, stack, estimator);
     return e;
 }
 
-std::vector<std::pair<const char*, double>> parts_of(const Breakdown& b) {
+std::vector<std::pair<const char*, double>> parts_of(const search::Breakdown& b) {
     return {{"compute", b.compute},         {"recompute", b.recompute},
             {"TP communication", b.tensor}, {"CP communication", b.context},
             {"EP communication", b.expert}, {"PP communication", b.pipeline},
@@ -59,21 +59,22 @@ std::vector<std::pair<const char*, double>> parts_of(const Breakdown& b) {
             {"optimizer", b.optimizer},     {"host", b.host}};
 }
 
-std::string interval_text(const IntervalResult& result) {
+std::string interval_text(const published::IntervalResult& result) {
     if (!result.interval) return fmt::format("No interval: {}", result.reason);
-    const Interval& i = *result.interval;
+    const published::Interval& i = *result.interval;
     const char* unseen = i.new_family && i.new_system ? ", this model family and this system not among them"
                          : i.new_family               ? ", this model family not among them"
                          : i.new_system               ? ", this system not among them"
                                                       : "";
     return fmt::format("{:.0f}% interval {:.4g} to {:.4g} TFLOPS/GPU (cross-validated on {} measured runs{})",
-                       100.0 * interval_coverage, i.low, i.high, i.rows, unseen);
+                       100.0 * published::interval_coverage, i.low, i.high, i.rows, unseen);
 }
 
-std::string skew_text(const Plan& plan, const Skew& skew) {
+std::string skew_text(const plan::Plan& plan, const pricing::Skew& skew) {
     Table table({"<", "load", "step", "TFLOPS/GPU", "GiB"});
-    for (const auto& [name, value] :
-         {std::pair{"mean", &Quantiles::mean}, {"p50", &Quantiles::p50}, {"p99", &Quantiles::p99}})
+    for (const auto& [name, value] : {std::pair{"mean", &routing::Quantiles::mean},
+                                      {"p50", &routing::Quantiles::p50},
+                                      {"p99", &routing::Quantiles::p99}})
         table.add({name, fmt::format("{:.2f}", skew.loads.time.*value), seconds_text(skew.step_seconds.*value),
                    fmt::format("{:.4g}", skew.tflops_per_gpu.*value), gib_text(skew.memory_bytes.*value)});
     std::string text = fmt::format("Routing {}, over steps (load: of the hottest ranks over the mean rank):\n{}",
@@ -86,7 +87,7 @@ std::string skew_text(const Plan& plan, const Skew& skew) {
 
 std::vector<std::pair<std::string, double>> losses(const Explanation& e) {
     std::vector<std::pair<std::string, double>> result;
-    for (const ComputeWall& wall : e.walls.compute)
+    for (const replay::ComputeWall& wall : e.walls.compute)
         if (wall.busy - wall.repeated > wall.ideal)
             result.emplace_back(wall.name + " below peak", wall.busy - wall.repeated - wall.ideal);
     for (const auto& [name, seconds] : parts_of(e.simulation.estimate.breakdown))
@@ -98,7 +99,7 @@ std::vector<std::pair<std::string, double>> losses(const Explanation& e) {
 
 Versus compare_plans(const Explanation& here, const Explanation& there) {
     Versus v;
-    v.fields = differences(here.plan, there.plan);
+    v.fields = plan::differences(here.plan, there.plan);
     v.there = there.simulation.estimate;
     const auto first = [](const auto& item) { return std::string(item.first); };
     const auto second = [](const auto& item) { return item.second; };
@@ -106,7 +107,7 @@ Versus compare_plans(const Explanation& here, const Explanation& there) {
                      second);
     v.kinds = joined(
         totals_by_kind(here.simulation.timeline), totals_by_kind(there.simulation.timeline),
-        [](const KindTotal& total) { return std::string(to_string(total.kind)); },
+        [](const KindTotal& total) { return std::string(program::to_string(total.kind)); },
         [](const KindTotal& total) { return total.seconds; });
     v.memory = joined(here.walls.memory, there.walls.memory, first, second);
     sort_widest(v.kinds);

@@ -28,10 +28,10 @@ double exposed(std::vector<Edge> edges) {
 
 } // namespace
 
-double exposed_communication(const Timeline& timeline) {
+double exposed_communication(const program::Timeline& timeline) {
     std::map<int, std::vector<Edge>> ranks;
-    for (const TimelineRow& row : timeline.rows) {
-        const bool communicates = is_communication(row.kind);
+    for (const program::TimelineRow& row : timeline.rows) {
+        const bool communicates = program::is_communication(row.kind);
         ranks[row.rank].push_back({row.start, communicates, 1});
         ranks[row.rank].push_back({row.end, communicates, -1});
     }

@@ -6,6 +6,6 @@
 namespace moe::tools {
 
 // Seconds of the step in which a rank communicates, or waits to, and no other op of it runs; mean over ranks.
-double exposed_communication(const Timeline& timeline);
+double exposed_communication(const program::Timeline& timeline);
 
 } // namespace moe::tools

@@ -44,8 +44,8 @@ private:
     std::vector<Box> taken_;
 };
 
-std::string point(const FrontPoint& p, double x, double y, Labels& labels) {
-    const Estimate& e = p.estimate;
+std::string point(const search::FrontPoint& p, double x, double y, Labels& labels) {
+    const search::Estimate& e = p.estimate;
     const char* look = p.changes.empty() ? "here" : e.fits ? "point" : "over";
     const std::string text = changes_text(p.changes);
     return fmt::format(
@@ -57,16 +57,16 @@ std::string point(const FrontPoint& p, double x, double y, Labels& labels) {
 
 } // namespace
 
-std::string changes_text(const std::vector<FieldChange>& changes) {
+std::string changes_text(const std::vector<plan::FieldChange>& changes) {
     std::string text;
-    for (const FieldChange& c : changes)
+    for (const plan::FieldChange& c : changes)
         text += fmt::format("{}{} {} \u2192 {}", text.empty() ? "" : ", ", c.field, c.from, c.to);
     return text.empty() ? "this plan" : text;
 }
 
-std::string front_svg(const std::vector<FrontPoint>& front, const Estimate& base, double limit) {
+std::string front_svg(const std::vector<search::FrontPoint>& front, const search::Estimate& base, double limit) {
     if (front.size() < 2) return {};
-    const FrontPoint &first = front.front(), &last = front.back();
+    const search::FrontPoint &first = front.front(), &last = front.back();
     double low = gib(first.estimate.memory_bytes), high = gib(last.estimate.memory_bytes);
     if (gib(limit) < 1.5 * high && gib(limit) > low) high = std::max(high, gib(limit));
     const double slow = std::min(first.estimate.tflops_per_gpu, base.tflops_per_gpu),
@@ -93,14 +93,14 @@ std::string front_svg(const std::vector<FrontPoint>& front, const Estimate& base
                         "y=\"{4}\" text-anchor=\"end\">the machine has {5} GiB</text>\n",
                         memory.at(gib(limit)), top, bottom, memory.at(gib(limit)) - 5, top + 10, gib_text(limit));
     std::string path;
-    for (const FrontPoint& p : front) {
+    for (const search::FrontPoint& p : front) {
         const double x = memory.at(gib(p.estimate.memory_bytes)), y = rate.at(p.estimate.tflops_per_gpu);
         path += path.empty() ? fmt::format("M{:.1f},{:.1f}", x, y) : fmt::format(" H{:.1f} V{:.1f}", x, y);
     }
     out += fmt::format("<path class=\"front\" d=\"{}\"/>\n", path);
     Labels labels;
     bool here = false;
-    for (const FrontPoint& p : front) {
+    for (const search::FrontPoint& p : front) {
         out += point(p, memory.at(gib(p.estimate.memory_bytes)), rate.at(p.estimate.tflops_per_gpu), labels);
         here = here || p.changes.empty();
     }

@@ -61,14 +61,14 @@ std::string row(const std::string& name, const std::vector<std::string>& cells) 
 }
 
 std::string headline(const Explanation& e) {
-    const Estimate& estimate = e.simulation.estimate;
+    const search::Estimate& estimate = e.simulation.estimate;
     std::string out = "<div class=\"cards\">";
     const auto card = [&out](const std::string& value, const std::string& what) {
         out += fmt::format("<div><b>{}</b><span>{}</span></div>", value, what);
     };
     card(fmt::format("{:.4g}", estimate.tflops_per_gpu), "TFLOPS/GPU");
     card(percent_text(e.walls.model_seconds / estimate.step_seconds),
-         fmt::format("of {} peak (MFU)", to_string(e.plan.precision)));
+         fmt::format("of {} peak (MFU)", machine::to_string(e.plan.precision)));
     card(seconds_text(estimate.step_seconds), "step");
     card(count_text(estimate.tokens_per_second_per_gpu), "tokens/s/GPU");
     card(fmt::format("{} of {}", gib_text(estimate.memory_bytes), gib_text(e.walls.memory_limit)),
@@ -76,7 +76,7 @@ std::string headline(const Explanation& e) {
     return out + "</div>\n<p class=\"note\">" + escape(interval_text(e.interval)) + "</p>\n";
 }
 
-std::string plan_section(const Plan& p) {
+std::string plan_section(const plan::Plan& p) {
     std::string out = "<p class=\"plan\">";
     const auto item = [&out](const char* name, const std::string& value) {
         out += fmt::format("<span>{} <b>{}</b></span> ", name, escape(value));
@@ -84,9 +84,10 @@ std::string plan_section(const Plan& p) {
     item("GBS", fmt::format("{}", p.gbs));
     item("tokens", fmt::format("{}", p.seq));
     // What stands at its default tells nothing.
-    const Plan plain;
-    for (const std::string& field : field_names())
-        if (field_text(p, field) != field_text(plain, field)) item(field.c_str(), field_text(p, field));
+    const plan::Plan plain;
+    for (const std::string& field : plan::field_names())
+        if (plan::field_text(p, field) != plan::field_text(plain, field))
+            item(field.c_str(), plan::field_text(p, field));
     item("edp", fmt::format("{}", p.edp));
     item("stack", p.stack);
     return out + "</p>\n";
@@ -111,10 +112,11 @@ std::string losses_section(const Explanation& e) {
 }
 
 std::string skew_section(const Explanation& e) {
-    if (!skewed(e.plan)) return {};
+    if (!routing::skewed(e.plan)) return {};
     std::string out = "<table>" + head_row({"over steps", "load", "step", "TFLOPS/GPU", "GiB"});
-    for (const auto& [name, value] :
-         {std::pair{"mean", &Quantiles::mean}, {"p50", &Quantiles::p50}, {"p99", &Quantiles::p99}})
+    for (const auto& [name, value] : {std::pair{"mean", &routing::Quantiles::mean},
+                                      {"p50", &routing::Quantiles::p50},
+                                      {"p99", &routing::Quantiles::p99}})
         out += row(name, {fmt::format("{:.2f}", e.skew.loads.time.*value), seconds_text(e.skew.step_seconds.*value),
                           fmt::format("{:.4g}", e.skew.tflops_per_gpu.*value), gib_text(e.skew.memory_bytes.*value)});
     std::string note =
@@ -130,7 +132,7 @@ std::string skew_section(const Explanation& e) {
 std::string communication_section(const Explanation& e) {
     if (e.walls.communication.empty()) return {};
     std::string out = "<table>" + head_row({"axis", "busy", "exposed", "hidden", "GB", "GB/s"});
-    for (const CommunicationWall& c : e.walls.communication)
+    for (const replay::CommunicationWall& c : e.walls.communication)
         out += row(c.axis, {seconds_text(c.busy), seconds_text(c.exposed),
                             c.busy > 0.0 ? percent_text(std::max(0.0, 1.0 - c.exposed / c.busy)) : "",
                             fmt::format("{:.1f}", c.bytes / 1e9),
@@ -140,7 +142,7 @@ std::string communication_section(const Explanation& e) {
 
 std::string compute_section(const Explanation& e) {
     std::string out = "<table>" + head_row({"class", "busy", "at peak", "of peak", "recompute", "ops"});
-    for (const ComputeWall& c : e.walls.compute)
+    for (const replay::ComputeWall& c : e.walls.compute)
         out += row(c.name,
                    {seconds_text(c.busy), seconds_text(c.ideal), c.busy > 0.0 ? percent_text(c.ideal / c.busy) : "",
                     c.repeated > 0.0 ? seconds_text(c.repeated) : "", count_text(static_cast<double>(c.ops))});
@@ -152,26 +154,26 @@ std::string compute_section(const Explanation& e) {
     return section("Compute and host", note, out + "</table>\n");
 }
 
-std::string kinds_section(const Timeline& timeline) {
+std::string kinds_section(const program::Timeline& timeline) {
     std::vector<Part> parts;
     for (const KindTotal& total : totals_by_kind(timeline))
-        parts.push_back({to_string(total.kind), total.seconds, seconds_text(total.seconds)});
+        parts.push_back({program::to_string(total.kind), total.seconds, seconds_text(total.seconds)});
     return section("Busy time by kind of operation",
                    "Mean over ranks; streams overlap, so that shares may add up to more than 100 %.",
                    bars(std::move(parts), timeline.step_seconds));
 }
 
 std::string memory_section(const Explanation& e) {
-    const Walls& w = e.walls;
-    const Timeline& timeline = e.simulation.timeline;
+    const replay::Walls& w = e.walls;
+    const program::Timeline& timeline = e.simulation.timeline;
     const auto first = std::find(timeline.pipeline_rank.begin(), timeline.pipeline_rank.end(), w.fullest);
     const int rank = timeline.ranks[static_cast<std::size_t>(first - timeline.pipeline_rank.begin())];
-    const MemoryPlan& planned = e.simulation.memory[static_cast<std::size_t>(w.fullest)];
+    const memory::MemoryPlan& planned = e.simulation.memory[static_cast<std::size_t>(w.fullest)];
     const double rest = w.memory_bytes - static_cast<double>(planned.arena_bytes);
     constexpr int samples = 580; // two pixels each
-    std::string body =
-        memory_svg(memory_over_time(lower(e.simulation.planned, w.fullest), planned, timeline, rank, samples), rest,
-                   w.memory_bytes, w.memory_limit);
+    std::string body = memory_svg(
+        memory::memory_over_time(lower::lower(e.simulation.planned, w.fullest), planned, timeline, rank, samples), rest,
+        w.memory_bytes, w.memory_limit);
     std::vector<Part> parts;
     for (const auto& [name, bytes] : w.memory) parts.push_back({name, bytes, gib_text(bytes) + " GiB"});
     return section(fmt::format("Memory of stage {} over the step", w.fullest),
@@ -179,7 +181,7 @@ std::string memory_section(const Explanation& e) {
                    body + bars(std::move(parts), w.memory_bytes));
 }
 
-std::string delta_row(const WhatIf& w, const Estimate& base, double widest) {
+std::string delta_row(const search::WhatIf& w, const search::Estimate& base, double widest) {
     const double share = widest > 0.0 ? 50.0 * std::abs(w.gain) / widest : 0.0;
     return fmt::format(
         "<tr{}><th scope=\"row\">{} {} \u2192 {}</th><td>{:.4g}</td><td>{:+.1f}%</td><td "
@@ -194,15 +196,15 @@ std::string delta_row(const WhatIf& w, const Estimate& base, double widest) {
 
 std::string sensitivity_section(const Explanation& e) {
     double widest = 0.0;
-    for (const WhatIf& w : e.deltas)
+    for (const search::WhatIf& w : e.deltas)
         if (w.impossible.empty()) widest = std::max(widest, std::abs(w.gain));
     std::string out =
         "<table>" + head_row({"change", "TFLOPS/GPU", "gain", "", "step", "GiB", "\u0394 GiB", "moves along"});
-    for (const WhatIf& w : e.deltas)
+    for (const search::WhatIf& w : e.deltas)
         if (w.impossible.empty()) out += delta_row(w, e.base, widest);
     out += "</table>\n";
     std::string impossible;
-    for (const WhatIf& w : e.deltas)
+    for (const search::WhatIf& w : e.deltas)
         if (!w.impossible.empty())
             impossible += fmt::format("<li>{} {} \u2192 {}: {}</li>\n", w.change.field, escape(w.change.from),
                                       escape(w.change.to), escape(w.impossible));

@@ -22,20 +22,20 @@ struct Layer {
 };
 // From the bottom: what never moves first.
 constexpr std::array<Layer, 7> layers{{{"context and communicators", -1},
-                                       {"weights", static_cast<int>(MemoryClass::weights)},
-                                       {"optimizer", static_cast<int>(MemoryClass::optimizer)},
-                                       {"gradients", static_cast<int>(MemoryClass::gradients)},
-                                       {"inputs", static_cast<int>(MemoryClass::inputs)},
-                                       {"saved activations", static_cast<int>(MemoryClass::saved)},
-                                       {"workspace", static_cast<int>(MemoryClass::transient)}}};
+                                       {"weights", static_cast<int>(memory::MemoryClass::weights)},
+                                       {"optimizer", static_cast<int>(memory::MemoryClass::optimizer)},
+                                       {"gradients", static_cast<int>(memory::MemoryClass::gradients)},
+                                       {"inputs", static_cast<int>(memory::MemoryClass::inputs)},
+                                       {"saved activations", static_cast<int>(memory::MemoryClass::saved)},
+                                       {"workspace", static_cast<int>(memory::MemoryClass::transient)}}};
 
-double value_of(const MemoryUse& use, const Layer& layer, double rest) {
+double value_of(const memory::MemoryUse& use, const Layer& layer, double rest) {
     return layer.index < 0 ? rest : use.bytes[static_cast<std::size_t>(layer.index)];
 }
 
 // One class as a closed path over the sums of the classes below it, which `floor` holds and takes up.
-std::string area(const std::vector<MemoryUse>& uses, std::size_t k, double rest, const Axis& time, const Axis& bytes,
-                 std::vector<double>& floor) {
+std::string area(const std::vector<memory::MemoryUse>& uses, std::size_t k, double rest, const Axis& time,
+                 const Axis& bytes, std::vector<double>& floor) {
     std::string upper, lower;
     double most = 0.0;
     for (std::size_t i = 0; i < uses.size(); ++i) {
@@ -53,12 +53,12 @@ std::string area(const std::vector<MemoryUse>& uses, std::size_t k, double rest,
                        layers[k].name, gib_text(most));
 }
 
-std::string legend(const std::vector<MemoryUse>& uses, double rest) {
+std::string legend(const std::vector<memory::MemoryUse>& uses, double rest) {
     std::string out;
     double x = left;
     for (std::size_t k = 0; k < layers.size(); ++k) {
         double most = 0.0;
-        for (const MemoryUse& use : uses) most = std::max(most, value_of(use, layers[k], rest));
+        for (const memory::MemoryUse& use : uses) most = std::max(most, value_of(use, layers[k], rest));
         if (most <= 0.0) continue;
         const std::string text = fmt::format("{} {}", layers[k].name, gib_text(most));
         out += fmt::format("<rect class=\"m{}\" x=\"{:.0f}\" y=\"4\" width=\"11\" height=\"11\"/><text x=\"{:.0f}\" "
@@ -76,11 +76,11 @@ std::string line(const char* name, double value, const Axis& bytes, bool above) 
 }
 
 // Columns that show the figures of their moment.
-std::string hover(const std::vector<MemoryUse>& uses, double rest, const Axis& time) {
+std::string hover(const std::vector<memory::MemoryUse>& uses, double rest, const Axis& time) {
     std::string out;
     const std::size_t step = std::max<std::size_t>(1, uses.size() / 116);
     for (std::size_t i = 0; i < uses.size(); i += step) {
-        const MemoryUse& last = uses[std::min(i + step, uses.size()) - 1];
+        const memory::MemoryUse& last = uses[std::min(i + step, uses.size()) - 1];
         std::string text = seconds_text(uses[i].from);
         double sum = 0.0;
         for (const Layer& layer : layers) {
@@ -98,7 +98,7 @@ std::string hover(const std::vector<MemoryUse>& uses, double rest, const Axis& t
 
 } // namespace
 
-std::string memory_svg(const std::vector<MemoryUse>& uses, double rest, double planned, double limit) {
+std::string memory_svg(const std::vector<memory::MemoryUse>& uses, double rest, double planned, double limit) {
     if (uses.empty()) return {};
     const Axis time{0.0, uses.back().to, left, right};
     // A machine with far more memory than the plan needs would press the picture to the ground.

@@ -10,6 +10,6 @@ namespace moe::tools {
 
 // rest: bytes outside of the arena (context, communicators); planned: the rank's peak by the plan; limit: of the
 // machine.
-std::string memory_svg(const std::vector<MemoryUse>& uses, double rest, double planned, double limit);
+std::string memory_svg(const std::vector<memory::MemoryUse>& uses, double rest, double planned, double limit);
 
 } // namespace moe::tools

@@ -20,13 +20,13 @@ constexpr std::size_t most_boxes = 6000; // a browser draws that many without de
 
 struct Box { // one slot
     int lane = 0;
-    SlotKind kind{};
+    plan::SlotKind kind{};
     int chunk = 0, micro_batch = 0;
     double start = 0.0, end = 0.0;
 };
 
 // The first rank of every pipeline rank, in the pipeline's order.
-std::vector<int> lanes_of(const Timeline& timeline) {
+std::vector<int> lanes_of(const program::Timeline& timeline) {
     std::map<int, int> by_stage;
     for (std::size_t i = 0; i < timeline.ranks.size(); ++i)
         by_stage.try_emplace(timeline.pipeline_rank[i], timeline.ranks[i]);
@@ -35,9 +35,9 @@ std::vector<int> lanes_of(const Timeline& timeline) {
     return lanes;
 }
 
-std::vector<Box> boxes_of(const Timeline& timeline, const std::vector<int>& lanes) {
+std::vector<Box> boxes_of(const program::Timeline& timeline, const std::vector<int>& lanes) {
     std::map<std::pair<int, int>, Box> slots; // (lane, slot)
-    for (const TimelineRow& row : timeline.rows) {
+    for (const program::TimelineRow& row : timeline.rows) {
         const auto lane = std::find(lanes.begin(), lanes.end(), row.rank);
         if (lane == lanes.end()) continue;
         const int index = static_cast<int>(lane - lanes.begin());
@@ -59,34 +59,34 @@ const char* color(const Box& box) {
     static constexpr const char* wgrad[] = {"#8a6fc0", "#a08bce", "#b7a7dc", "#cec3ea"};
     const auto chunk = static_cast<std::size_t>(std::max(0, box.chunk)) % 4;
     switch (box.kind) {
-    case SlotKind::forward:
+    case plan::SlotKind::forward:
         return forward[chunk];
-    case SlotKind::backward:
-    case SlotKind::dgrad:
+    case plan::SlotKind::backward:
+    case plan::SlotKind::dgrad:
         return backward[chunk];
-    case SlotKind::wgrad:
+    case plan::SlotKind::wgrad:
         return wgrad[chunk];
-    case SlotKind::begin:
+    case plan::SlotKind::begin:
         return "#b0b0b0";
-    case SlotKind::finish:
+    case plan::SlotKind::finish:
         return "#d08a3e";
     }
     return "#b0b0b0";
 }
 
-const char* word(SlotKind kind) {
+const char* word(plan::SlotKind kind) {
     switch (kind) {
-    case SlotKind::forward:
+    case plan::SlotKind::forward:
         return "forward";
-    case SlotKind::backward:
+    case plan::SlotKind::backward:
         return "backward";
-    case SlotKind::dgrad:
+    case plan::SlotKind::dgrad:
         return "gradients of activations";
-    case SlotKind::wgrad:
+    case plan::SlotKind::wgrad:
         return "gradients of weights";
-    case SlotKind::begin:
+    case plan::SlotKind::begin:
         return "begin";
-    case SlotKind::finish:
+    case plan::SlotKind::finish:
         return "gradients and optimizer";
     }
     return "";
@@ -123,7 +123,7 @@ std::string picture(const std::vector<Box>& boxes, std::size_t lanes, double fro
 
 } // namespace
 
-std::string pipeline_svg(const Timeline& timeline) {
+std::string pipeline_svg(const program::Timeline& timeline) {
     const std::vector<int> lanes = lanes_of(timeline);
     std::vector<Box> boxes = boxes_of(timeline, lanes);
     double end = 0.0;

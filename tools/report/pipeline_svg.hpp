@@ -8,6 +8,6 @@
 namespace moe::tools {
 
 // The whole step when it has few enough slots to be read; otherwise its beginning and its end, as two pictures.
-std::string pipeline_svg(const Timeline& timeline);
+std::string pipeline_svg(const program::Timeline& timeline);
 
 } // namespace moe::tools

@@ -17,26 +17,26 @@ using Json = nlohmann::ordered_json;
 
 std::string finish(const Json& document) { return document.dump(2) + "\n"; }
 
-const char* kind_name(AttentionKind kind) {
+const char* kind_name(model::AttentionKind kind) {
     switch (kind) {
-    case AttentionKind::gqa:
+    case model::AttentionKind::gqa:
         return "softmax";
-    case AttentionKind::mla:
+    case model::AttentionKind::mla:
         return "latent";
-    case AttentionKind::gated_delta:
+    case model::AttentionKind::gated_delta:
         return "gated_delta";
-    case AttentionKind::compressed:
+    case model::AttentionKind::compressed:
         return "compressed";
-    case AttentionKind::mamba:
+    case model::AttentionKind::mamba:
         return "mamba";
-    case AttentionKind::none:
+    case model::AttentionKind::none:
         return "none";
     }
     return "";
 }
 
 // The fields that a layer of the kind has; those that are 0 or off are left out.
-Json attention_json(const Attention& a) {
+Json attention_json(const model::Attention& a) {
     Json json = {{"kind", kind_name(a.kind)}, {"text", attention_text(a)}};
     const std::pair<const char*, std::int64_t> numbers[] = {{"heads", a.heads},
                                                             {"kv_heads", a.kv_heads},
@@ -65,7 +65,7 @@ Json attention_json(const Attention& a) {
     return json;
 }
 
-Json moe_json(const Moe& m) {
+Json moe_json(const model::Moe& m) {
     Json json = {{"experts", m.experts}, {"top_k", m.top_k}, {"ffn", m.ffn}, {"shared_ffn", m.shared_ffn}};
     if (m.latent > 0) json["latent"] = m.latent;
     json["groups"] = m.router.groups;
@@ -73,10 +73,10 @@ Json moe_json(const Moe& m) {
     return json;
 }
 
-Json kinds_json(const Model& model) {
+Json kinds_json(const model::Model& model) {
     Json list = Json::array();
     for (std::size_t i = 0; i < model.kinds.size(); ++i) {
-        const LayerKind& kind = model.kinds[i];
+        const model::LayerKind& kind = model.kinds[i];
         Json json = {{"layers", layers_of(model, static_cast<int>(i))},
                      {"mtp_layers", mtp_layers_of(model, static_cast<int>(i))},
                      {"attention", attention_json(kind.attention)},
@@ -101,21 +101,23 @@ Json words(const std::vector<T>& list) {
     return json;
 }
 
-Json peaks_json(const Hardware& h) {
+Json peaks_json(const machine::Hardware& h) {
     Json json = Json::object();
     for (std::size_t i = 0; i < h.peak_flops.size(); ++i)
-        if (h.peak_flops[i] > 0.0) json[to_string(static_cast<Precision>(i))] = h.peak_flops[i];
+        if (h.peak_flops[i] > 0.0) json[machine::to_string(static_cast<machine::Precision>(i))] = h.peak_flops[i];
     return json;
 }
 
-Json link_json(const Link& link) { return {{"bytes_per_second", link.bandwidth}, {"latency_seconds", link.latency}}; }
+Json link_json(const machine::Link& link) {
+    return {{"bytes_per_second", link.bandwidth}, {"latency_seconds", link.latency}};
+}
 
 } // namespace
 
-std::string show_models_document(const std::vector<Model>& models) {
+std::string show_models_document(const std::vector<model::Model>& models) {
     Json list = Json::array();
-    for (const Model& model : models) {
-        const ParameterCount count = count_parameters(model);
+    for (const model::Model& model : models) {
+        const model::ParameterCount count = model::count_parameters(model);
         list.push_back({{"name", model.name},
                         {"architecture", model.architecture},
                         {"parameters", count.total},
@@ -126,9 +128,9 @@ std::string show_models_document(const std::vector<Model>& models) {
     return finish({{"schema", "moe-plan/show-models/1"}, {"models", list}});
 }
 
-std::string show_hardware_list_document(const std::vector<Hardware>& machines) {
+std::string show_hardware_list_document(const std::vector<machine::Hardware>& machines) {
     Json list = Json::array();
-    for (const Hardware& h : machines)
+    for (const machine::Hardware& h : machines)
         list.push_back({{"name", h.name},
                         {"peak_flops", peaks_json(h)},
                         {"memory_gib", gib(h.memory_bytes)},
@@ -138,15 +140,15 @@ std::string show_hardware_list_document(const std::vector<Hardware>& machines) {
     return finish({{"schema", "moe-plan/show-hardware-list/1"}, {"hardware", list}});
 }
 
-std::string show_stacks_document(const std::vector<Stack>& stacks) {
+std::string show_stacks_document(const std::vector<stack::Stack>& stacks) {
     Json list = Json::array();
-    for (const Stack& s : stacks)
+    for (const stack::Stack& s : stacks)
         list.push_back({{"name", s.name}, {"release", s.release}, {"executable", s.executable}});
     return finish({{"schema", "moe-plan/show-stacks/1"}, {"stacks", list}});
 }
 
-std::string show_model_document(const Model& model, std::int64_t seq) {
-    const ParameterCount count = count_parameters(model);
+std::string show_model_document(const model::Model& model, std::int64_t seq) {
+    const model::ParameterCount count = model::count_parameters(model);
     Json json = {{"schema", "moe-plan/show-model/1"},
                  {"name", model.name},
                  {"architecture", model.architecture},
@@ -154,14 +156,14 @@ std::string show_model_document(const Model& model, std::int64_t seq) {
                  {"parameters_without_mtp", count.total_no_mtp},
                  {"active_parameters", count.active},
                  {"seq", seq},
-                 {"gflop_per_token", model_flops_per_token(model, seq) / 1e9},
+                 {"gflop_per_token", model::model_flops_per_token(model, seq) / 1e9},
                  {"layers", model.layers.size()},
                  {"mtp_layers", model.mtp.size()},
                  {"hidden", model.hidden},
                  {"vocab", model.vocab},
                  {"padded_vocab", model.padded_vocab(1)},
                  {"tied_embeddings", model.tied_embeddings}};
-    const RopeScaling& s = model.rope_scaling;
+    const model::RopeScaling& s = model.rope_scaling;
     json["rope"] = {{"theta", model.rope_theta},
                     {"interleaved", model.rope_interleaved},
                     {"scaling", s.type.empty() ? Json(nullptr) : Json(s.type)},
@@ -174,7 +176,7 @@ std::string show_model_document(const Model& model, std::int64_t seq) {
     return finish(json);
 }
 
-std::string show_hardware_document(const Hardware& h) {
+std::string show_hardware_document(const machine::Hardware& h) {
     Json json = {{"schema", "moe-plan/show-hardware/1"}, {"name", h.name}, {"cpu", h.cpu}};
     if (h.cpu)
         json["cores"] = h.cores;
@@ -196,9 +198,9 @@ std::string show_hardware_document(const Hardware& h) {
     return finish(json);
 }
 
-std::string show_stack_document(const Stack& s, const Hardware& hardware) {
+std::string show_stack_document(const stack::Stack& s, const machine::Hardware& hardware) {
     Json sets = Json::array();
-    for (const unsigned set : s.recompute_sets) sets.push_back(recompute::to_string(set));
+    for (const unsigned set : s.recompute_sets) sets.push_back(plan::recompute::to_string(set));
     Json json = {{"schema", "moe-plan/show-stack/1"},
                  {"name", s.name},
                  {"release", s.release},
@@ -217,18 +219,18 @@ std::string show_stack_document(const Stack& s, const Hardware& hardware) {
                  {"offloads", s.offloads},
                  {"bf16_moments", s.bf16_moments},
                  {"paged_stash", s.paged_stash},
-                 {"recompute_modules", recompute::to_string(s.recompute_modules)},
+                 {"recompute_modules", plan::recompute::to_string(s.recompute_modules)},
                  {"recompute_sets", sets}};
-    json["usual"] = {{"dispatcher", to_string(s.usual_dispatcher)},
-                     {"cuda_graph", to_string(s.usual_cuda_graph)},
+    json["usual"] = {{"dispatcher", plan::to_string(s.usual_dispatcher)},
+                     {"cuda_graph", plan::to_string(s.usual_cuda_graph)},
                      {"ep_overlap", s.usual_ep_overlap},
-                     {"gradients", to_string(s.usual_gradients)}};
+                     {"gradients", machine::to_string(s.usual_gradients)}};
     json["features"] = names(s.features);
     json["source"] = s.source;
     return finish(json);
 }
 
-std::string show_plan_document(const Plan& plan) {
+std::string show_plan_document(const plan::Plan& plan) {
     const PlanFacts facts = facts_of(plan);
     Json json = {{"schema", "moe-plan/show-plan/1"},
                  {"model", plan.model->name},
@@ -240,7 +242,7 @@ std::string show_plan_document(const Plan& plan) {
                  {"micro_batches", plan.micro_batches()},
                  {"tokens_per_step", plan.gbs * plan.seq}};
     json["fields"] = Json::object();
-    for (const std::string& field : field_names()) json["fields"][field] = field_text(plan, field);
+    for (const std::string& field : plan::field_names()) json["fields"][field] = plan::field_text(plan, field);
     json["changed"] = names(facts.changed);
     json["fault"] = facts.fault.empty() ? Json(nullptr) : Json(facts.fault);
     json["executable"] = facts.why_not.empty();

@@ -13,26 +13,26 @@
 
 namespace moe::tools {
 
-std::string attention_text(const Attention& attention);
-std::string mlp_text(const LayerKind& kind); // its experts, or its dense MLP
-std::string rope_text(const Model& model);
+std::string attention_text(const model::Attention& attention);
+std::string mlp_text(const model::LayerKind& kind); // its experts, or its dense MLP
+std::string rope_text(const model::Model& model);
 // "0-2", "3-60", "0, 2, 4 .. 34": the layers of one kind.
 std::string layers_text(const std::vector<int>& layers);
 // The decoder layers of a kind, ascending, and how many MTP layers are of it.
-std::vector<int> layers_of(const Model& model, int kind);
-int mtp_layers_of(const Model& model, int kind);
+std::vector<int> layers_of(const model::Model& model, int kind);
+int mtp_layers_of(const model::Model& model, int kind);
 
 // What execute cannot train of the model, empty where it can.
-std::vector<std::string> why_not(const Model& model);
+std::vector<std::string> why_not(const model::Model& model);
 
-std::string show_models_document(const std::vector<Model>& models);
-std::string show_hardware_list_document(const std::vector<Hardware>& machines);
-std::string show_stacks_document(const std::vector<Stack>& stacks);
+std::string show_models_document(const std::vector<model::Model>& models);
+std::string show_hardware_list_document(const std::vector<machine::Hardware>& machines);
+std::string show_stacks_document(const std::vector<stack::Stack>& stacks);
 
-std::string show_model_document(const Model& model, std::int64_t seq);
-std::string show_hardware_document(const Hardware& hardware);
+std::string show_model_document(const model::Model& model, std::int64_t seq);
+std::string show_hardware_document(const machine::Hardware& hardware);
 // hardware: the machine that its figures are for.
-std::string show_stack_document(const Stack& stack, const Hardware& hardware);
+std::string show_stack_document(const stack::Stack& stack, const machine::Hardware& hardware);
 
 // What plan.json says of a run.
 struct PlanFacts {
@@ -40,7 +40,7 @@ struct PlanFacts {
     std::vector<std::string> why_not; // what execute cannot run
     std::vector<std::string> changed; // fields that are not at their default
 };
-PlanFacts facts_of(const Plan& plan);
-std::string show_plan_document(const Plan& plan);
+PlanFacts facts_of(const plan::Plan& plan);
+std::string show_plan_document(const plan::Plan& plan);
 
 } // namespace moe::tools

@@ -13,7 +13,7 @@ namespace {
 
 void join(std::string& text, const std::string& more) { text += (text.empty() ? "" : ", ") + more; }
 
-std::string softmax_text(const Attention& a) {
+std::string softmax_text(const model::Attention& a) {
     std::string text = a.heads == a.kv_heads
                            ? fmt::format("{} heads of {}", a.heads, a.qk_dim)
                            : fmt::format("{} query and {} key/value heads of {}", a.heads, a.kv_heads, a.qk_dim);
@@ -21,20 +21,20 @@ std::string softmax_text(const Attention& a) {
     return text;
 }
 
-std::string latent_text(const Attention& a) {
+std::string latent_text(const model::Attention& a) {
     std::string text = fmt::format("latent (MLA): {} heads of {}, values of {}", a.heads, a.qk_dim, a.v_dim);
     join(text, a.q_lora > 0 ? fmt::format("query latent {}", a.q_lora) : "queries projected directly");
     join(text, fmt::format("key/value latent {}", a.kv_lora));
     return text;
 }
 
-std::string compressed_text(const Attention& a) {
+std::string compressed_text(const model::Attention& a) {
     std::string text = fmt::format("compressed keys: {} heads of {}", a.heads, a.qk_dim);
     join(text, a.compress_ratio > 0 ? fmt::format("{} positions in one", a.compress_ratio) : "window only");
     return text;
 }
 
-void add_details(std::string& text, const Attention& a) {
+void add_details(std::string& text, const model::Attention& a) {
     if (a.rope_dim == 0)
         join(text, "none rotated");
     else if (a.rope_dim != a.qk_dim)
@@ -54,10 +54,10 @@ void add_details(std::string& text, const Attention& a) {
     if (a.k_eq_v) join(text, "keys serve as values");
 }
 
-std::string router_text(const Router& r) {
-    std::string text = r.scoring == Scoring::softmax   ? "softmax"
-                       : r.scoring == Scoring::sigmoid ? "sigmoid"
-                                                       : "sqrt-softplus";
+std::string router_text(const model::Router& r) {
+    std::string text = r.scoring == model::Scoring::softmax   ? "softmax"
+                       : r.scoring == model::Scoring::sigmoid ? "sigmoid"
+                                                              : "sqrt-softplus";
     text += r.softmax_after_top_k ? " router over those chosen" : " router";
     if (r.groups > 1) join(text, fmt::format("{} of {} groups", r.groups_kept, r.groups));
     if (r.expert_bias) join(text, "selection bias");
@@ -65,15 +65,15 @@ std::string router_text(const Router& r) {
     return text;
 }
 
-const char* activation_text(const LayerKind& kind) {
+const char* activation_text(const model::LayerKind& kind) {
     switch (kind.activation) {
-    case Activation::silu:
+    case model::Activation::silu:
         return kind.gated ? "SwiGLU" : "SiLU";
-    case Activation::gelu:
+    case model::Activation::gelu:
         return kind.gated ? "GeGLU" : "GELU";
-    case Activation::quick_gelu:
+    case model::Activation::quick_gelu:
         return kind.gated ? "gated quick GELU" : "quick GELU";
-    case Activation::relu2:
+    case model::Activation::relu2:
         return kind.gated ? "gated squared ReLU" : "squared ReLU";
     }
     return "";
@@ -81,35 +81,35 @@ const char* activation_text(const LayerKind& kind) {
 
 } // namespace
 
-std::string attention_text(const Attention& a) {
+std::string attention_text(const model::Attention& a) {
     std::string text;
     switch (a.kind) {
-    case AttentionKind::gqa:
+    case model::AttentionKind::gqa:
         text = softmax_text(a);
         break;
-    case AttentionKind::mla:
+    case model::AttentionKind::mla:
         text = latent_text(a);
         break;
-    case AttentionKind::compressed:
+    case model::AttentionKind::compressed:
         text = compressed_text(a);
         break;
-    case AttentionKind::gated_delta:
+    case model::AttentionKind::gated_delta:
         return fmt::format("gated delta net: {} key heads of {}, {} value heads of {}, convolution of {}", a.key_heads,
                            a.key_dim, a.value_heads, a.value_dim, a.conv_kernel);
-    case AttentionKind::mamba:
+    case model::AttentionKind::mamba:
         return fmt::format("Mamba-2: {} heads of {}, state {}, {} groups, convolution of {}", a.value_heads,
                            a.value_dim, a.key_dim, a.key_heads, a.conv_kernel);
-    case AttentionKind::none:
+    case model::AttentionKind::none:
         return "-";
     }
     add_details(text, a);
     return text;
 }
 
-std::string mlp_text(const LayerKind& kind) {
+std::string mlp_text(const model::LayerKind& kind) {
     if (!kind.moe)
         return kind.dense_ffn > 0 ? fmt::format("dense of {}, {}", kind.dense_ffn, activation_text(kind)) : "-";
-    const Moe& m = *kind.moe;
+    const model::Moe& m = *kind.moe;
     std::string text = fmt::format("{} experts of {}, {} per token", m.experts, m.ffn, m.top_k);
     if (m.shared_ffn > 0) join(text, fmt::format("shared of {}{}", m.shared_ffn, m.shared_gate ? " with a gate" : ""));
     if (m.latent > 0) join(text, fmt::format("in a latent width of {}", m.latent));
@@ -119,10 +119,10 @@ std::string mlp_text(const LayerKind& kind) {
     return text;
 }
 
-std::string rope_text(const Model& model) {
+std::string rope_text(const model::Model& model) {
     std::string text =
         fmt::format("rotary, base {:g}{}", model.rope_theta, model.rope_interleaved ? ", adjacent pairs" : ", halves");
-    const RopeScaling& s = model.rope_scaling;
+    const model::RopeScaling& s = model.rope_scaling;
     if (!s.type.empty()) {
         join(text, fmt::format("{} times {:g}", s.type, s.factor));
         if (s.original_positions > 0) text += fmt::format(" of {} positions", s.original_positions);
@@ -143,31 +143,31 @@ std::string layers_text(const std::vector<int>& layers) {
     return fmt::format("{}", fmt::join(runs, ", "));
 }
 
-std::vector<int> layers_of(const Model& model, int kind) {
+std::vector<int> layers_of(const model::Model& model, int kind) {
     std::vector<int> layers;
     for (std::size_t i = 0; i < model.layers.size(); ++i)
         if (model.layers[i] == kind) layers.push_back(static_cast<int>(i));
     return layers;
 }
 
-int mtp_layers_of(const Model& model, int kind) {
+int mtp_layers_of(const model::Model& model, int kind) {
     int count = 0;
     for (const int of : model.mtp) count += of == kind ? 1 : 0;
     return count;
 }
 
-std::vector<std::string> why_not(const Model& model) {
+std::vector<std::string> why_not(const model::Model& model) {
     if (model.not_executable.empty()) return {};
     return {model.not_executable};
 }
 
-PlanFacts facts_of(const Plan& plan) {
+PlanFacts facts_of(const plan::Plan& plan) {
     PlanFacts facts;
-    facts.fault = check_stack(plan, load_stack(plan.stack, *plan.hardware)).message;
-    if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
+    facts.fault = stack::check_stack(plan, stack::load_stack(plan.stack, *plan.hardware)).message;
+    if (const plan::PlanFault fault = stack::check_stack(plan, stack::load_stack("moe-plan", *plan.hardware)))
         facts.why_not.push_back(fault.message);
-    for (const std::string& field : field_names())
-        if (field_text(plan, field) != field_text(Plan{}, field)) facts.changed.push_back(field);
+    for (const std::string& field : plan::field_names())
+        if (plan::field_text(plan, field) != plan::field_text(plan::Plan{}, field)) facts.changed.push_back(field);
     return facts;
 }
 

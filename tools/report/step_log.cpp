@@ -19,19 +19,19 @@ double median(std::vector<double> values) {
 
 } // namespace
 
-StepLog::StepLog(Console& console, const Plan& plan, LogSteps steps, RunRecord& run)
+StepLog::StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRecord& run)
     : console_(console),
       steps_(steps),
       run_(run),
-      flops_per_token_(model_flops_per_token(*plan.model, plan.seq, plan.tp)),
+      flops_per_token_(model::model_flops_per_token(*plan.model, plan.seq, plan.tp)),
       gpus_(plan.gpus) {}
 
-void StepLog::add(const StepResult& step) {
+void StepLog::add(const train::StepResult& step) {
     const double rate = static_cast<double>(step.tokens) / step.seconds;
     const double tflops = flops_per_token_ * rate / gpus_ / 1e12;
     run_.steps.push_back({step.step, step.loss, step.grad_norm, step.seconds, tflops, step.tokens, step.overflow, {}});
     double worst = 1.0;
-    for (const RouterStep& router : step.routers) {
+    for (const train::RouterStep& router : step.routers) {
         worst = std::max(worst, router.max_over_mean());
         run_.steps.back().routers.push_back({router.layer, router.aux_loss, router.z_loss, router.max_over_mean()});
     }

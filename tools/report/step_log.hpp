@@ -18,8 +18,8 @@ struct LogSteps {
 // Turns step results into records of `run`, whose predicted step is known, and log lines.
 class StepLog {
 public:
-    StepLog(Console& console, const Plan& plan, LogSteps steps, RunRecord& run);
-    void add(const StepResult& step);
+    StepLog(Console& console, const plan::Plan& plan, LogSteps steps, RunRecord& run);
+    void add(const train::StepResult& step);
 
 private:
     Console& console_;

@@ -52,8 +52,8 @@ std::string profile_of(const std::string& device) {
 
 // Peaks, links and capacity stay those of the datasheet: one GPU says nothing of the fabric. The stack finds what it
 // states for the datasheet's GPU by the name without "-measured".
-Hardware measured_gpu(const CalibrateOptions& options, const Microbench& bench) {
-    Hardware hardware = load_hardware(profile_of(bench.device));
+machine::Hardware measured_gpu(const CalibrateOptions& options, const bench::Microbench& bench) {
+    machine::Hardware hardware = machine::load_hardware(profile_of(bench.device));
     hardware.name += "-measured";
     hardware.default_stack = "moe-plan";
     hardware.context_bytes = bench.context_bytes;
@@ -61,30 +61,32 @@ Hardware measured_gpu(const CalibrateOptions& options, const Microbench& bench) 
     hardware.product_tiles = bench.product_tiles;
     hardware.measured_by =
         fmt::format("{}, {}, moe-plan calibrate --backend {}; launch {:.2f} us, stamp {:.2f} us (taken off)", today(),
-                    bench.device, options.backend, 1e6 * bench.launch_seconds, 1e6 * bench.stamp_seconds);
+                    bench.device, options.backend, 1e6 * bench.launch_seconds, 1e6 * bench.event_overhead);
     hardware.source = "costs by op kind and context_bytes measured on this GPU; the rest: " + hardware.source;
     return hardware;
 }
 
 // What one GPU costs by itself is measured by one rank, or was before.
-Hardware measured_one_gpu(const CalibrateOptions& options, MicrobenchOptions how, Microbench& bench) {
+machine::Hardware measured_one_gpu(const CalibrateOptions& options, bench::MicrobenchOptions how,
+                                   bench::Microbench& bench) {
     if (!options.from.empty()) {
-        Hardware known = load_hardware(options.from);
+        machine::Hardware known = machine::load_hardware(options.from);
         if (known.measured.empty()) refuse("--from {}: holds no measurements: leave it out", options.from);
         return known;
     }
-    how.one_rank = how.apart = true;
+    how.one_rank = how.in_subprocess = true;
     how.seconds = 240.0; // every process starts the driver and its libraries anew
-    bench = run_microbench(how);
+    bench = bench::run_microbench(how);
     return measured_gpu(options, bench);
 }
 
 // Communication among 2, 4, .. GPUs.
-void measure_between(Hardware& hardware, const CalibrateOptions& options, int gpus, Microbench& bench) {
+void measure_between(machine::Hardware& hardware, const CalibrateOptions& options, int gpus, bench::Microbench& bench) {
     if (gpus < 2) return;
-    CommunicatorBytes& taken = hardware.communicators = {};
+    machine::CommunicatorBytes& taken = hardware.communicators = {};
     for (int ranks = 2; ranks <= gpus; ranks *= 2) {
-        const CollectiveBench between = run_collective_bench(backend_named(options.backend), ranks);
+        const bench::CollectiveBench between =
+            bench::run_collective_bench(backends::backend_named(options.backend), ranks);
         for (const auto& [key, calls] : between.measured) hardware.measured[key] = bench.measured[key] = calls;
         taken.collective.insert(between.taken.collective.begin(), between.taken.collective.end());
         taken.pairwise.insert(between.taken.pairwise.begin(), between.taken.pairwise.end());
@@ -97,8 +99,8 @@ void measure_between(Hardware& hardware, const CalibrateOptions& options, int gp
     }
     for (int ranks = 2; ranks <= gpus; ranks *= 2) {
         measure_in_step(hardware, options.backend, ranks);
-        for (const char* key : in_step_keys)
-            bench.measured[group_key(key, ranks)] = hardware.measured[group_key(key, ranks)];
+        for (const char* key : program::in_step_keys)
+            bench.measured[program::group_key(key, ranks)] = hardware.measured[program::group_key(key, ranks)];
     }
     hardware.measured_by += fmt::format("; {}, {}, moe-plan calibrate --backend {} --gpus {}", today(), bench.device,
                                         options.backend, gpus);
@@ -106,7 +108,7 @@ void measure_between(Hardware& hardware, const CalibrateOptions& options, int gp
 
 // How many GPUs take part; 0: the cores do.
 int gpus_of(const CalibrateOptions& options) {
-    const Backend& backend = backend_named(options.backend);
+    const ops::Backend& backend = backends::backend_named(options.backend);
     if (backend.devices == nullptr) {
         if (options.gpus != 0 || !options.from.empty())
             refuse("calibrate: {} is for GPUs: use --backend cuda", options.gpus != 0 ? "--gpus" : "--from");
@@ -120,12 +122,12 @@ int gpus_of(const CalibrateOptions& options) {
     return gpus;
 }
 
-Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench) {
-    Hardware hardware = load_hardware("cpu-local");
+machine::Hardware measured_cores(const CalibrateOptions& options, const bench::Microbench& bench) {
+    machine::Hardware hardware = machine::load_hardware("cpu-local");
     hardware.name = std::filesystem::path(options.out).stem().string();
-    hardware.peak_flops[static_cast<std::size_t>(Precision::fp32)] = bench.fp32_flops;
-    hardware.peak_flops[static_cast<std::size_t>(Precision::bf16)] = bench.bf16_flops;
-    hardware.peak_flops[static_cast<std::size_t>(Precision::fp8_blockwise)] = bench.fp8_flops;
+    hardware.peak_flops[static_cast<std::size_t>(machine::Precision::fp32)] = bench.fp32_flops;
+    hardware.peak_flops[static_cast<std::size_t>(machine::Precision::bf16)] = bench.bf16_flops;
+    hardware.peak_flops[static_cast<std::size_t>(machine::Precision::fp8_blockwise)] = bench.fp8_flops;
     hardware.memory_bandwidth = bench.memory_bandwidth;
     hardware.measured = bench.measured;
     hardware.measured_by = fmt::format("{}, {} ({} cores), moe-plan calibrate --backend {}", today(), processor_name(),
@@ -136,11 +138,11 @@ Hardware measured_cores(const CalibrateOptions& options, const Microbench& bench
 }
 
 // By family: how many calls there are, and the ends of them.
-Table calls_table(const std::map<std::string, std::vector<MeasuredCall>>& measured) {
+Table calls_table(const std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
     for (const auto& [kind, calls] : measured) {
         if (calls.empty()) continue;
-        const MeasuredCall& largest = calls.back();
+        const machine::MeasuredCall& largest = calls.back();
         table.add({kind, count_text(static_cast<double>(calls.size())), seconds_text(calls.front().seconds),
                    seconds_text(largest.seconds),
                    largest.seconds > 0.0 ? fmt::format("{:.2f}", largest.work / largest.seconds / 1e9) : "-"});
@@ -149,7 +151,7 @@ Table calls_table(const std::map<std::string, std::vector<MeasuredCall>>& measur
 }
 
 // What was measured, in figures: so many calls of so many op kinds.
-std::string calls_text(const std::map<std::string, std::vector<MeasuredCall>>& measured) {
+std::string calls_text(const std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     std::size_t calls = 0;
     for (const auto& [kind, list] : measured) calls += list.size();
     return fmt::format("{} calls of {} op kinds", count_text(static_cast<double>(calls)), measured.size());
@@ -165,7 +167,7 @@ void feed_back(const CalibrateOptions& options) {
     Feedback fed = fed_back(options.runs, options.from);
     fed.hardware.measured_by += fmt::format("; {}, {} run{}, moe-plan calibrate --runs", today(), options.runs.size(),
                                             options.runs.size() == 1 ? "" : "s");
-    const std::string profile = to_json(fed.hardware);
+    const std::string profile = machine::to_json(fed.hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);
     Console console(options);
@@ -178,16 +180,17 @@ void feed_back(const CalibrateOptions& options) {
     print_next(console, options);
 }
 
-void print_communicators(Console& console, const CommunicatorBytes& taken) {
+void print_communicators(Console& console, const machine::CommunicatorBytes& taken) {
     for (const auto& [members, bytes] : taken.collective)
         console.say("A communicator of {} takes {:.0f} MiB of a GPU, {:.0f} where members send to each other", members,
-                    bytes / (1 << 20), bytes_among(taken.pairwise, members) / (1 << 20));
+                    bytes / (1 << 20), machine::bytes_among(taken.pairwise, members) / (1 << 20));
     console.say("One for messages takes {:.0f} MiB, the first of all {:.0f} more, the first that sends {:.0f} more",
                 taken.messages / (1 << 20), taken.first / (1 << 20), taken.first_pairwise / (1 << 20));
 }
 
 // One line, and with --verbose everything that was measured.
-void print_profile(Console& console, const Hardware& hardware, const Microbench& bench, const std::string& out) {
+void print_profile(Console& console, const machine::Hardware& hardware, const bench::Microbench& bench,
+                   const std::string& out) {
     std::string rates;
     if (bench.fp32_flops > 0.0)
         rates = fmt::format("{:.1f} GFLOP/s fp32, {:.1f} bf16, {:.1f} GB/s; ", bench.fp32_flops / 1e9,
@@ -210,21 +213,21 @@ void calibrate_verb(const CalibrateOptions& options) {
     if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
     if (!options.runs.empty()) return feed_back(options);
     // In another process, because this one must not have begun to use a GPU when its trainings are (apart.hpp).
-    const int gpus = std::stoi(apart([&] { return std::to_string(gpus_of(options)); }));
+    const int gpus = std::stoi(engine::run_in_subprocess([&] { return std::to_string(gpus_of(options)); }));
     Console console(options);
-    MicrobenchOptions how;
+    bench::MicrobenchOptions how;
     how.backend = options.backend;
     how.progress = [&console](const std::string& line) { console.progress(line); };
-    Microbench bench;
-    Hardware hardware;
+    bench::Microbench bench;
+    machine::Hardware hardware;
     if (gpus > 0) {
         hardware = measured_one_gpu(options, how, bench);
         measure_between(hardware, options, gpus, bench);
     } else {
-        bench = run_microbench(how);
+        bench = bench::run_microbench(how);
         hardware = measured_cores(options, bench);
     }
-    const std::string profile = to_json(hardware);
+    const std::string profile = machine::to_json(hardware);
     write_file(options.out, profile);
     if (options.json) return print(profile);
     print_profile(console, hardware, bench, options.out);

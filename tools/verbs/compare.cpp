@@ -30,8 +30,8 @@ Table kinds_table(const Comparison& c) {
     Table table({"<kind", {"count", 1}, "predicted", "measured", "pred/meas", {"of step", 2}});
     double predicted = 0.0, measured = 0.0;
     for (const ComparedKind& kind : c.kinds) {
-        table.add({to_string(kind.kind), count_text(static_cast<double>(kind.count)), seconds_text(kind.predicted),
-                   seconds_text(kind.measured), ratio_text(kind.predicted, kind.measured),
+        table.add({program::to_string(kind.kind), count_text(static_cast<double>(kind.count)),
+                   seconds_text(kind.predicted), seconds_text(kind.measured), ratio_text(kind.predicted, kind.measured),
                    percent_text(kind.measured / c.measured_seconds)});
         predicted += kind.predicted;
         measured += kind.measured;
@@ -46,10 +46,11 @@ Table kinds_table(const Comparison& c) {
 Table widest_table(const Comparison& c) {
     Table table({"<furthest apart", "rank", {"slot", 3}, {"op", 2}, "layer", {"<phase", 1}, "predicted", "measured"});
     for (const ComparedOp& op : c.widest)
-        table.add({to_string(op.measured.kind), fmt::format("{}", op.measured.rank),
+        table.add({program::to_string(op.measured.kind), fmt::format("{}", op.measured.rank),
                    fmt::format("{}", op.measured.slot), fmt::format("{}", op.measured.op),
-                   op.measured.layer < 0 ? "-" : fmt::format("{}", op.measured.layer), to_string(op.measured.phase),
-                   seconds_text(op.predicted.busy), seconds_text(op.measured.busy)});
+                   op.measured.layer < 0 ? "-" : fmt::format("{}", op.measured.layer),
+                   program::to_string(op.measured.phase), seconds_text(op.predicted.busy),
+                   seconds_text(op.measured.busy)});
     return table;
 }
 
@@ -57,9 +58,9 @@ Table widest_table(const Comparison& c) {
 
 void compare_verb(const CompareOptions& options) {
     const auto [predicted_path, measured_path] = trace_paths(options.traces);
-    const Timeline predicted = read_trace(predicted_path);
-    const Timeline measured = read_trace(measured_path);
-    const Comparison c = compare_timelines(predicted, measured);
+    const program::Timeline predicted = program::read_trace(predicted_path);
+    const program::Timeline measured = program::read_trace(measured_path);
+    const Comparison c = compare(predicted, measured);
     if (!(c.measured_seconds > 0.0))
         refuse("{}: step_seconds = {}: a measured trace holds at least one step", measured_path, c.measured_seconds);
     if (options.json) return print(comparison_document(c));

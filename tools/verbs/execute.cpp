@@ -40,13 +40,13 @@ double number_of(const char* option, std::string_view text) {
     return value;
 }
 
-TrainOptions train_options(const ExecuteOptions& options) {
-    TrainOptions result;
+train::TrainOptions train_options(const ExecuteOptions& options) {
+    train::TrainOptions result;
     result.steps = options.steps;
     result.lr = options.lr;
     if (options.lr_schedule != "constant" && options.lr_schedule != "cosine")
         refuse("--lr-schedule {}: must be constant or cosine", options.lr_schedule);
-    result.schedule = options.lr_schedule == "cosine" ? LearningRate::cosine : LearningRate::constant;
+    result.schedule = options.lr_schedule == "cosine" ? train::LearningRate::cosine : train::LearningRate::constant;
     result.warmup = options.warmup;
     const std::size_t comma = options.betas.find(',');
     if (comma == std::string::npos) refuse("--betas {}: must be two numbers, for example 0.9,0.95", options.betas);
@@ -57,10 +57,10 @@ TrainOptions train_options(const ExecuteOptions& options) {
     result.clip = options.grad_clip;
     if (options.seed < 0) refuse("--seed {}: must not be negative", options.seed);
     result.seed = static_cast<std::uint64_t>(options.seed);
-    backend_named(options.backend); // refused before any file is read
+    backends::backend_named(options.backend); // refused before any file is read
     result.backend = options.backend;
     result.hang_timeout = options.hang_timeout;
-    check_options(result);
+    train::check_options(result);
     if (options.log_interval < 1) refuse("--log-interval {}: must be 1 or more", options.log_interval);
     if (options.save_interval < 0) refuse("--save-interval {}: must be 0 or more", options.save_interval);
     if (options.checkpoint.empty() && (options.resume || options.save_interval > 0))
@@ -69,7 +69,7 @@ TrainOptions train_options(const ExecuteOptions& options) {
 }
 
 // "PREFIX", or "WEIGHT PREFIX" as the command line joins them.
-BlendEntry blend_entry(const std::string& text) {
+data::BlendEntry blend_entry(const std::string& text) {
     const std::size_t blank = text.find(' ');
     double weight = 0.0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), weight);
@@ -78,16 +78,16 @@ BlendEntry blend_entry(const std::string& text) {
     return {text.substr(blank + 1), weight};
 }
 
-SampleData open_data(const ExecuteOptions& options, const Plan& plan) {
+data::SampleData open_data(const ExecuteOptions& options, const plan::Plan& plan) {
     if (options.shuffle != "on" && options.shuffle != "off") refuse("--shuffle {}: must be on or off", options.shuffle);
-    std::vector<BlendEntry> blend;
+    std::vector<data::BlendEntry> blend;
     for (const std::string& text : options.data) blend.push_back(blend_entry(text));
-    return SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
-                      static_cast<std::uint64_t>(options.seed));
+    return data::SampleData(blend, plan.seq, plan.gbs, plan.model->vocab, options.shuffle == "on",
+                            static_cast<std::uint64_t>(options.seed));
 }
 
 // The ranks of this process: a plan that does not fit must be refused before the system kills the process.
-void check_memory(const std::string& place, int ranks, const Simulation& simulation) {
+void check_memory(const std::string& place, int ranks, const replay::Simulation& simulation) {
     const double mean = std::accumulate(simulation.memory_bytes.begin(), simulation.memory_bytes.end(), 0.0) /
                         static_cast<double>(simulation.memory_bytes.size());
     const double machine =
@@ -153,10 +153,11 @@ void catch_signals() {
 }
 
 // Initial weights, or those of the newest checkpoint.
-void set_weights(const ExecuteOptions& options, Trainer& trainer, Console& console) {
+void set_weights(const ExecuteOptions& options, train::Trainer& trainer, Console& console) {
     if (options.resume) {
         std::vector<std::string> skipped;
-        const std::unique_ptr<StoredCheckpoint> found = newest_checkpoint(options.checkpoint, skipped);
+        const std::unique_ptr<weights::StoredCheckpoint> found =
+            weights::newest_checkpoint(options.checkpoint, skipped);
         for (const std::string& reason : skipped) console.warn("skipped: {}", reason);
         if (found) {
             trainer.restore(*found);
@@ -166,37 +167,37 @@ void set_weights(const ExecuteOptions& options, Trainer& trainer, Console& conso
         console.note("{} holds no checkpoint: starting from step 0", options.checkpoint);
     }
     if (options.init_from.empty()) return;
-    if (const std::string left = describe(load_weights(trainer, options.init_from)); !left.empty())
+    if (const std::string left = train::describe(train::load_weights(trainer, options.init_from)); !left.empty())
         console.warn("{}: {}", options.init_from, left);
 }
 
 // The plan of the file with what the command line sets in its place.
-Plan plan_to_run(const ExecuteOptions& options) {
-    Plan plan = load_plan(options.plan);
-    if (!options.aux_loss.empty()) set_field(plan, "aux_loss", options.aux_loss);
-    if (!options.balance.empty()) set_field(plan, "balance", options.balance);
-    if (const PlanFault fault = check_plan(plan)) refuse("{}: {}", options.plan, fault.message);
+plan::Plan plan_to_run(const ExecuteOptions& options) {
+    plan::Plan plan = plan::load_plan(options.plan);
+    if (!options.aux_loss.empty()) plan::set_field(plan, "aux_loss", options.aux_loss);
+    if (!options.balance.empty()) plan::set_field(plan, "balance", options.balance);
+    if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("{}: {}", options.plan, fault.message);
     return plan;
 }
 
 void check_checkpoints(const ExecuteOptions& options) {
     if (options.checkpoint.empty() || options.resume) return;
-    if (const std::vector<std::int64_t> steps = checkpoint_steps(options.checkpoint); !steps.empty())
+    if (const std::vector<std::int64_t> steps = weights::checkpoint_steps(options.checkpoint); !steps.empty())
         refuse("{}: holds a checkpoint of step {}: add --resume to go on from it, or choose another folder",
                options.checkpoint, steps.front());
 }
 
 // What all processes of a run must agree on.
-std::uint64_t fingerprint(const ExecuteOptions& o, const Plan& plan) {
+std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     const std::string said =
         fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps, o.init_from,
                     o.checkpoint, o.save_interval, o.resume, o.shuffle, o.lr, o.lr_schedule, o.warmup, o.betas, o.eps,
                     o.weight_decay, o.grad_clip, o.seed, o.run_dir.empty());
-    return std::uint64_t{crc32c(plan_to_json(plan))} << 32 | crc32c(said);
+    return std::uint64_t{weights::crc32c(plan::plan_to_json(plan))} << 32 | weights::crc32c(said);
 }
 
 // What hangs cannot be made to unwind: the process says why and ends.
-[[noreturn]] void end_hanging(const std::string& line, Transport* transport) {
+[[noreturn]] void end_hanging(const std::string& line, comm::Transport* transport) {
     if (transport != nullptr) transport->abort(line);
     std::fputs(fmt::format("moe-plan: {}\n", line).c_str(), stderr);
     std::_Exit(static_cast<int>(Fault::failure));
@@ -205,7 +206,7 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const Plan& plan) {
 // What the ranks of this process do; `transport` leads to those of others, if there are any; local: Launch::local.
 class Execution {
 public:
-    Execution(const ExecuteOptions& options, const Plan& plan, Transport* transport, int local = 0)
+    Execution(const ExecuteOptions& options, const plan::Plan& plan, comm::Transport* transport, int local = 0)
         : options_(options),
           plan_(plan),
           transport_(transport),
@@ -213,7 +214,7 @@ public:
           first_(transport == nullptr || transport->rank() == 0),
           console_(options, !first_),
           data_(open_data(options, plan)),
-          simulation_(simulate(plan, load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
+          simulation_(replay::simulate(plan, stack::load_stack(plan.stack, *plan.hardware), !options.run_dir.empty())) {
         train_with_.transport = transport;
         train_with_.device = local;
         train_with_.on_hang = [transport](const std::string& line) { end_hanging(line, transport); };
@@ -223,7 +224,7 @@ public:
         if (train_with_.backend == "cpu")
             check_memory(options_.plan, transport_ == nullptr ? plan_.gpus : 1, simulation_);
         if (!options_.checkpoint.empty()) catch_signals();
-        Trainer trainer(plan_, train_with_);
+        train::Trainer trainer(plan_, train_with_);
         set_weights(options_, trainer, console_);
         const RunFolder folder(first_ ? options_.run_dir : "");
         try {
@@ -238,10 +239,10 @@ public:
     }
 
 private:
-    void open_record(const Trainer& trainer, const RunFolder& folder) {
+    void open_record(const train::Trainer& trainer, const RunFolder& folder) {
         if (folder) {
-            write_file(folder.file("plan.json"), plan_to_json(plan_));
-            write_trace(simulation_.timeline, folder.file("predicted.json"));
+            write_file(folder.file("plan.json"), plan::plan_to_json(plan_));
+            program::write_trace(simulation_.timeline, folder.file("predicted.json"));
         }
         run_.backend = train_with_.backend;
         run_.ranks = plan_.gpus;
@@ -257,31 +258,31 @@ private:
                       plan_.gpus, plan_.gpus == 1 ? "rank" : "ranks", place,
                       count_text(static_cast<double>(plan_.gbs * plan_.seq)), run_.peak_memory_gib);
         console_.note("Predicted: {} per step", seconds_text(run_.predicted_step_seconds));
-        if (const Joined& joined = run_.joined; joined.communicators > 0)
+        if (const comm::Joined& joined = run_.joined; joined.communicators > 0)
             console_.note("NCCL: {} communicators, which took {:.2f} GiB of a GPU with their buffers",
                           joined.communicators, joined.bytes / (1 << 30));
         console_.note("Data: {} tokens, unigram entropy {:.4f} nats/token",
                       count_text(static_cast<double>(data_.tokens())), run_.unigram_entropy);
     }
 
-    void train_and_save(Trainer& trainer) {
+    void train_and_save(train::Trainer& trainer) {
         StepLog log(console_, plan_, {train_with_.steps, options_.log_interval}, run_);
-        DrawLog draws;
-        std::optional<CheckpointWriter> writer;
-        std::optional<Saving> saving;
+        device::PowerLog draws;
+        std::optional<train::CheckpointWriter> writer;
+        std::optional<train::Saving> saving;
         if (!options_.checkpoint.empty()) {
-            if (first_) remove_partial_checkpoints(options_.checkpoint);
+            if (first_) weights::remove_partial_checkpoints(options_.checkpoint);
             trainer.any(false); // nobody writes before that
             writer.emplace(options_.checkpoint,
                            transport_ != nullptr ? transport_->run() : fmt::format("-{}", ::getpid()));
-            saving.emplace(Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
+            saving.emplace(train::Saving{*writer, options_.save_interval, [] { return terminated() != 0; }});
         }
-        train(
+        train::train(
             trainer, train_with_, [this](std::int64_t sample, std::span<std::int32_t> out) { data_.read(sample, out); },
-            [&](const StepResult& step) {
+            [&](const train::StepResult& step) {
                 log.add(step);
-                const DrawLog::Time now = std::chrono::steady_clock::now();
-                if (draws.due(now)) draws.add(now, trainer.draw());
+                const device::PowerLog::Time now = std::chrono::steady_clock::now();
+                if (draws.due(now)) draws.add(now, trainer.power_sample());
             },
             saving ? &*saving : nullptr);
         run_.draw = draws.mean();
@@ -289,21 +290,21 @@ private:
             console_.say("Saved step {} in {}", writer->saved_step(), options_.checkpoint);
     }
 
-    void keep_record(const Trainer& trainer, const RunFolder& folder) {
+    void keep_record(const train::Trainer& trainer, const RunFolder& folder) {
         const bool recorded = trainer.steps_taken() > 0 && !(terminated() != 0 && train_with_.backend != "cpu");
         const std::string routing = routing_csv(trainer.routed_tokens());
         run_.queued = trainer.queued_step();
         if (run_.queued.nodes > 0)
             console_.note("A step is one CUDA graph of {} nodes with {} copies between host and GPU, queued in {}",
                           run_.queued.nodes, run_.queued.host_copies, seconds_text(run_.queued.host_seconds));
-        if (const MeanDraw& d = run_.draw; d.seconds > 0.0)
+        if (const device::MeanPower& d = run_.draw; d.seconds > 0.0)
             console_.note("{}: {:.0f} of {:.0f} W at {:.0f} of {:.0f} MHz, over the last {:.1f} s of steps",
                           plan_.gpus > 1 ? "The GPUs' mean power and the slowest one's clock" : "The GPU", d.watts,
                           d.limit_watts, d.clock_hz / 1e6, d.top_clock_hz / 1e6, d.seconds);
         if (recorded) {
-            const Timeline measured = trainer.timeline();
-            if (first_ && !options_.trace.empty()) write_trace(measured, options_.trace);
-            if (folder) write_trace(measured, folder.file("measured.json"));
+            const program::Timeline measured = trainer.timeline();
+            if (first_ && !options_.trace.empty()) program::write_trace(measured, options_.trace);
+            if (folder) program::write_trace(measured, folder.file("measured.json"));
             if (plan_.gpus > 1) {
                 const double bare = exposed_communication(measured);
                 console_.note("Communication, and the wait for it, with nothing computing beside it: {} of a step ({})",
@@ -327,13 +328,13 @@ private:
     }
 
     const ExecuteOptions& options_;
-    const Plan& plan_;
-    Transport* transport_;
-    TrainOptions train_with_;
+    const plan::Plan& plan_;
+    comm::Transport* transport_;
+    train::TrainOptions train_with_;
     bool first_; // says and writes what is said and written once
     Console console_;
-    SampleData data_;
-    Simulation simulation_;
+    data::SampleData data_;
+    replay::Simulation simulation_;
     RunRecord run_;
 };
 
@@ -342,17 +343,17 @@ private:
 void execute_verb(const ExecuteOptions& options) {
     train_options(options);
     refuse_overwriting("--trace", options.trace, options.plan);
-    const Plan plan = plan_to_run(options);
+    const plan::Plan plan = plan_to_run(options);
     // Our own stack is exactly what the engine runs, whichever stack the plan was searched for.
-    if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
+    if (const plan::PlanFault fault = stack::check_stack(plan, stack::load_stack("moe-plan", *plan.hardware)))
         refuse("{}: execute cannot run it: {}", options.plan, fault.message);
     check_checkpoints(options);
-    const std::optional<Launch> launch = launch_of_environment();
+    const std::optional<comm::Launch> launch = comm::launch_of_environment();
     if (!launch) return Execution(options, plan, nullptr).run();
     if (launch->world != plan.gpus)
         refuse("{}: has {} ranks, but {} processes were started: start one for each rank", options.plan, plan.gpus,
                launch->world);
-    Transport transport(*launch, fingerprint(options, plan));
+    comm::Transport transport(*launch, fingerprint(options, plan));
     try {
         Execution(options, plan, &transport, launch->local).run();
         transport.close();

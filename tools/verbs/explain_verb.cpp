@@ -20,24 +20,24 @@ namespace {
 std::string signed_percent(double fraction) { return fmt::format("{:+.1f}%", fraction * 100.0); }
 std::string figure(double tflops) { return fmt::format("{:.4g}", tflops); }
 
-std::string along_text(const std::vector<FieldChange>& changes) {
+std::string along_text(const std::vector<plan::FieldChange>& changes) {
     std::string text;
-    for (const FieldChange& c : changes)
+    for (const plan::FieldChange& c : changes)
         text += fmt::format("{}{} {} -> {}", text.empty() ? "" : ", ", c.field, c.from, c.to);
     return text;
 }
 
 // The choices that are not at their default.
-std::string choices_text(const Plan& plan) {
+std::string choices_text(const plan::Plan& plan) {
     std::string text;
-    for (const std::string& field : field_names())
-        if (field_text(plan, field) != field_text(Plan{}, field))
-            text += fmt::format("{}{} {}", text.empty() ? "" : ", ", field, field_text(plan, field));
+    for (const std::string& field : plan::field_names())
+        if (plan::field_text(plan, field) != plan::field_text(plan::Plan{}, field))
+            text += fmt::format("{}{} {}", text.empty() ? "" : ", ", field, plan::field_text(plan, field));
     return text;
 }
 
 void print_memory(Console& console, const Explanation& e) {
-    const Walls& w = e.walls;
+    const replay::Walls& w = e.walls;
     const double left = w.memory_limit - w.memory_bytes;
     console.say("\nMemory wall: {} of {} GiB on stage {}, {} GiB {}", gib_text(w.memory_bytes),
                 gib_text(w.memory_limit), w.fullest, gib_text(std::abs(left)), left >= 0.0 ? "free" : "TOO MUCH");
@@ -49,30 +49,31 @@ void print_memory(Console& console, const Explanation& e) {
 void print_communication(Console& console, const Explanation& e) {
     const double step = e.simulation.estimate.step_seconds;
     double exposed = 0.0;
-    for (const CommunicationWall& c : e.walls.communication) exposed += c.exposed;
+    for (const replay::CommunicationWall& c : e.walls.communication) exposed += c.exposed;
     console.say("\nCommunication wall: {} of the step exposed ({}), on stage {}", seconds_text(exposed),
                 percent_text(exposed / step), e.walls.stage);
     if (e.walls.communication.empty()) return;
     Table table({"<", "busy", "exposed", {"hidden", 1}, {"GB", 2}, {"GB/s", 3}, {"ops", 4}});
-    for (const CommunicationWall& c : e.walls.communication)
+    for (const replay::CommunicationWall& c : e.walls.communication)
         table.add({c.axis, seconds_text(c.busy), seconds_text(c.exposed),
                    c.busy > 0.0 ? percent_text(std::max(0.0, 1.0 - c.exposed / c.busy)) : "-",
                    fmt::format("{:.1f}", c.bytes / 1e9), c.busy > 0.0 ? figure(c.bytes / c.busy / 1e9) : "-",
                    count_text(static_cast<double>(c.ops))});
     console.table(table, 2);
-    if (e.walls.sparing > 0)
+    if (e.walls.reserving > 0)
         console.say("  {} products leave {} of {} multiprocessors to tokens on their way beside them",
-                    count_text(static_cast<double>(e.walls.sparing)), e.walls.spared, e.plan.hardware->sm_count);
+                    count_text(static_cast<double>(e.walls.reserving)), e.walls.reserved_sms,
+                    e.plan.hardware->sm_count);
 }
 
 void print_compute(Console& console, const Explanation& e) {
-    const Walls& w = e.walls;
-    const Estimate& estimate = e.simulation.estimate;
+    const replay::Walls& w = e.walls;
+    const search::Estimate& estimate = e.simulation.estimate;
     console.say("\nCompute and host wall: the model's FLOPs take {} at {} peak, {} of the step (MFU)",
-                seconds_text(w.model_seconds), to_string(e.plan.precision),
+                seconds_text(w.model_seconds), machine::to_string(e.plan.precision),
                 percent_text(w.model_seconds / estimate.step_seconds));
     Table table({"<", "busy", {"at peak", 2}, "of peak", {"recompute", 1}, {"ops", 3}});
-    for (const ComputeWall& c : w.compute)
+    for (const replay::ComputeWall& c : w.compute)
         table.add({c.name, seconds_text(c.busy), seconds_text(c.ideal), percent_text(c.ideal / std::max(c.busy, 1e-30)),
                    c.repeated > 0.0 ? seconds_text(c.repeated) : "-", count_text(static_cast<double>(c.ops))});
     console.table(table, 2);
@@ -90,7 +91,7 @@ void print_deltas(Console& console, const Explanation& e) {
     console.say("\nEach single change, by the fast estimate (this plan: {} TFLOPS/GPU, {} GiB):",
                 figure(e.base.tflops_per_gpu), gib_text(e.base.memory_bytes));
     Table table({"<change", "<", {"TFLOPS/GPU", 1}, "gain", {"step", 3}, "GiB", {"more GiB", 2}, "<also"});
-    for (const WhatIf& w : e.deltas) {
+    for (const search::WhatIf& w : e.deltas) {
         if (!w.impossible.empty()) continue;
         table.add({w.change.field, fmt::format("{} -> {}", w.change.from, w.change.to),
                    figure(w.estimate.tflops_per_gpu), signed_percent(w.gain), seconds_text(w.estimate.step_seconds),
@@ -99,9 +100,9 @@ void print_deltas(Console& console, const Explanation& e) {
     }
     console.table(table, 2);
     if (std::any_of(e.deltas.begin(), e.deltas.end(),
-                    [](const WhatIf& w) { return w.impossible.empty() && !w.estimate.fits; }))
+                    [](const search::WhatIf& w) { return w.impossible.empty() && !w.estimate.fits; }))
         console.say("  (! does not fit)");
-    for (const WhatIf& w : e.deltas)
+    for (const search::WhatIf& w : e.deltas)
         if (!w.impossible.empty())
             console.say("  {} {} -> {}: {}", w.change.field, w.change.from, w.change.to, w.impossible);
 }
@@ -109,7 +110,7 @@ void print_deltas(Console& console, const Explanation& e) {
 void print_front(Console& console, const Explanation& e) {
     console.say("\nMemory against time, same mapping (every plan here is beaten by none in both):");
     Table table({"GiB", "step", "TFLOPS/GPU", "<changes"});
-    for (const FrontPoint& p : e.front)
+    for (const search::FrontPoint& p : e.front)
         table.add({gib_text(p.estimate.memory_bytes) + (p.estimate.fits ? "" : "!"),
                    seconds_text(p.estimate.step_seconds), figure(p.estimate.tflops_per_gpu),
                    p.changes.empty() ? "(this plan)" : along_text(p.changes)});
@@ -122,9 +123,9 @@ void print_remedy(Console& console, const Explanation& e) {
     const double over = e.base.memory_bytes - e.plan.hardware->memory_bytes;
     console.say("\nThis plan does not fit: {} GiB too much.", gib_text(over));
     const auto single = std::find_if(e.deltas.begin(), e.deltas.end(),
-                                     [](const WhatIf& w) { return w.impossible.empty() && w.estimate.fits; });
-    const FrontPoint* fastest = nullptr;
-    for (const FrontPoint& p : e.front)
+                                     [](const search::WhatIf& w) { return w.impossible.empty() && w.estimate.fits; });
+    const search::FrontPoint* fastest = nullptr;
+    for (const search::FrontPoint& p : e.front)
         if (p.estimate.fits) fastest = &p;
     if (single != e.deltas.end())
         console.say("  Smallest change that fits: {} {} -> {} ({} TFLOPS/GPU, {} GiB)", single->change.field,
@@ -150,7 +151,7 @@ void print_differences(Console& console, const char* title, const std::vector<Di
 }
 
 void print_versus(Console& console, const Explanation& e, const Versus& v) {
-    const Estimate& here = e.simulation.estimate;
+    const search::Estimate& here = e.simulation.estimate;
     console.say("\nThe other plan: {} TFLOPS/GPU ({}), step {}, {} GiB; it differs in {}",
                 figure(v.there.tflops_per_gpu), signed_percent(v.there.tflops_per_gpu / here.tflops_per_gpu - 1.0),
                 seconds_text(v.there.step_seconds), gib_text(v.there.memory_bytes),
@@ -160,11 +161,11 @@ void print_versus(Console& console, const Explanation& e, const Versus& v) {
     print_differences(console, "GiB of the fullest rank", v.memory, gib_text);
 }
 
-void print_infeasible(Console& console, const Request& request, const Infeasibility& why) {
-    const Plan& base = request.search.base;
+void print_infeasible(Console& console, const Request& request, const search::Infeasibility& why) {
+    const plan::Plan& base = request.search.base;
     console.say("{} on {} x {}, stack {}: no plan\n", base.model->name, base.gpus, base.hardware->name, base.stack);
     Table constraints({"<constraint", "candidates", "<for example"});
-    for (const Obstacle& o : why.obstacles)
+    for (const search::Obstacle& o : why.obstacles)
         constraints.add({o.constraint, count_text(static_cast<double>(o.candidates)), o.example});
     if (!why.obstacles.empty()) console.table(constraints);
     if (!why.closest.empty()) {
@@ -172,33 +173,33 @@ void print_infeasible(Console& console, const Request& request, const Infeasibil
             "\nMappings that need least (GiB of {}), with their deepest recomputation and\nsmallest micro-batch:",
             gib_text(base.hardware->memory_bytes));
         Table table({"GiB", "TP", "CP", "DP", "PP", "EP", "ETP", "MBS", "<recompute"});
-        for (const TightMapping& m : why.closest)
+        for (const search::TightConfig& m : why.closest)
             table.add({gib_text(m.memory_bytes), fmt::format("{}", m.plan.tp), fmt::format("{}", m.plan.cp),
                        fmt::format("{}", m.plan.dp), fmt::format("{}", m.plan.pp), fmt::format("{}", m.plan.ep),
                        fmt::format("{}", m.plan.etp), fmt::format("{}", m.plan.mbs),
-                       recompute::to_string(m.plan.recompute)});
+                       plan::recompute::to_string(m.plan.recompute)});
         console.table(table, 2);
     }
     if (why.remedies.empty()) return console.say("\nNo single change of the request that was tried gives a plan.");
     Table table({"<change alone that gives a plan", "<", "GiB", "<plan that fits"});
-    for (const Remedy& r : why.remedies)
+    for (const search::Remedy& r : why.remedies)
         table.add(
             {r.what, fmt::format("{} -> {}", r.from, r.to), gib_text(r.memory_bytes),
              fmt::format("tp {} cp {} dp {} pp {} ep {} etp {} mbs {} recompute {}", r.plan.tp, r.plan.cp, r.plan.dp,
-                         r.plan.pp, r.plan.ep, r.plan.etp, r.plan.mbs, recompute::to_string(r.plan.recompute))});
+                         r.plan.pp, r.plan.ep, r.plan.etp, r.plan.mbs, plan::recompute::to_string(r.plan.recompute))});
     console.line("");
     console.table(table);
 }
 
 // The best plan of the request. Where there is none, prints why before it throws search's Error (no_plan).
-Plan plan_of(const Request& request, const OutputOptions& options) {
-    SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
-    const SearchSpace sound(request.search, request.stack); // refuses fields that cannot be pinned as asked
+plan::Plan plan_of(const Request& request, const OutputOptions& options) {
+    pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    const search::SearchSpace sound(request.search, request.stack); // refuses fields that cannot be pinned as asked
     try {
-        return refined_search(request.search, request.stack, estimator).plans.front().first;
+        return search::refined_search(request.search, request.stack, estimator).plans.front().first;
     } catch (const Error& error) {
         if (error.fault() != Fault::no_plan) throw;
-        const Infeasibility why = explain_request(request.search, request.stack, estimator);
+        const search::Infeasibility why = search::explain_request(request.search, request.stack, estimator);
         if (options.json) {
             print(infeasibility_document(why, error.what()));
         } else {
@@ -209,16 +210,16 @@ Plan plan_of(const Request& request, const OutputOptions& options) {
     }
 }
 
-Plan load_sound(const std::string& path) {
-    Plan plan = load_plan(path);
-    const Stack stack = load_stack(plan.stack, *plan.hardware);
-    if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", path, fault.message);
+plan::Plan load_sound(const std::string& path) {
+    plan::Plan plan = plan::load_plan(path);
+    const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+    if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", path, fault.message);
     return plan;
 }
 
-Explanation explained(const Plan& plan) {
-    const Stack stack = load_stack(plan.stack, *plan.hardware);
-    return explain_plan(plan, stack, simulate(plan, stack));
+Explanation explained(const plan::Plan& plan) {
+    const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+    return explain_plan(plan, stack, replay::simulate(plan, stack));
 }
 
 } // namespace
@@ -227,7 +228,7 @@ void explain_verb(const ExplainOptions& options) {
     const bool asked = !options.request.model.empty() || !options.request.hardware.empty();
     if (options.plan.empty() == !asked)
         refuse("explain: give either PLAN or a request (--model, --hardware, --gpus, --gbs, --seq)");
-    const Plan plan = asked ? plan_of(request_of(options.request), options) : load_sound(options.plan);
+    const plan::Plan plan = asked ? plan_of(request_of(options.request), options) : load_sound(options.plan);
     const Explanation here = explained(plan);
     Console console(options);
     if (asked) warn_left_out(console, *plan.model);
@@ -235,14 +236,14 @@ void explain_verb(const ExplainOptions& options) {
     if (!options.versus.empty()) versus = compare_plans(here, explained(load_sound(options.versus)));
     if (options.json) return print(explanation_document(here, options.versus.empty() ? nullptr : &versus));
 
-    const Estimate& e = here.simulation.estimate;
+    const search::Estimate& e = here.simulation.estimate;
     console.say("{} on {} x {}, stack {}: {} TFLOPS/GPU, step {}, {} GiB of {}{}", here.plan.model->name,
                 here.plan.gpus, here.plan.hardware->name, here.plan.stack, figure(e.tflops_per_gpu),
                 seconds_text(e.step_seconds), gib_text(e.memory_bytes), gib_text(here.plan.hardware->memory_bytes),
                 e.fits ? "" : " (does not fit)");
     console.line(interval_text(here.interval));
     if (asked) console.say("The best plan of the request: {}", choices_text(here.plan));
-    if (skewed(here.plan)) console.say("\n{}", skew_text(here.plan, here.skew));
+    if (routing::skewed(here.plan)) console.say("\n{}", skew_text(here.plan, here.skew));
     print_remedy(console, here);
     if (options.quiet) return;
     print_memory(console, here);

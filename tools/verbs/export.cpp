@@ -12,13 +12,14 @@ namespace moe::tools {
 void export_verb(const ExportVerbOptions& options) {
     if (options.dtype != "fp32" && options.dtype != "bf16") refuse("--dtype {}: must be fp32 or bf16", options.dtype);
     std::vector<std::string> skipped;
-    const std::unique_ptr<StoredCheckpoint> checkpoint = newest_checkpoint(options.checkpoint, skipped);
+    const std::unique_ptr<weights::StoredCheckpoint> checkpoint =
+        weights::newest_checkpoint(options.checkpoint, skipped);
     for (const std::string& reason : skipped) std::fprintf(stderr, "skipped: %s\n", reason.c_str());
     if (!checkpoint) refuse("--checkpoint {}: holds no checkpoint of execute --checkpoint", options.checkpoint);
-    ExportOptions how;
-    how.dtype = options.dtype == "bf16" ? Dtype::bf16 : Dtype::f32;
-    export_weights(*checkpoint, options.out, how);
-    const RunState& state = checkpoint->state();
+    train::ExportOptions how;
+    how.dtype = options.dtype == "bf16" ? program::Dtype::bf16 : program::Dtype::f32;
+    train::export_weights(*checkpoint, options.out, how);
+    const weights::RunState& state = checkpoint->state();
     if (options.json) return print(export_document(state.step, checkpoint->shapes().size(), options.out));
     Console console(options);
     console.say("{} after step {}: {} parameters in {} as {}", state.model, state.step, checkpoint->shapes().size(),

@@ -20,7 +20,7 @@ namespace moe::tools {
 namespace {
 
 // A node with NVLink beyond itself is a tray of four GPUs (GB200 and GB300 NVL72: 18 trays of 4).
-int gpus_per_node(const LaunchOptions& options, const Plan& plan) {
+int gpus_per_node(const LaunchOptions& options, const plan::Plan& plan) {
     if (options.per_node < 0) refuse("--gpus-per-node {}: must be at least 1", options.per_node);
     if (options.per_node > 0) return static_cast<int>(options.per_node);
     if (plan.hardware->cpu) return plan.gpus;
@@ -29,7 +29,7 @@ int gpus_per_node(const LaunchOptions& options, const Plan& plan) {
 }
 
 // Letters, digits and hyphens of the plan's model.
-std::string job_name(const Plan& plan) {
+std::string job_name(const plan::Plan& plan) {
     std::string name;
     for (const char c : plan.model->name) {
         const auto letter = static_cast<unsigned char>(c);
@@ -40,11 +40,11 @@ std::string job_name(const Plan& plan) {
     return "moe-" + name.substr(0, 40);
 }
 
-Job job_of(const LaunchOptions& options, const Plan& plan) {
+Job job_of(const LaunchOptions& options, const plan::Plan& plan) {
     Job job;
     job.name = job_name(plan);
     job.plan_path = options.plan;
-    job.plan_json = plan_to_json(plan);
+    job.plan_json = plan::plan_to_json(plan);
     job.backend = plan.hardware->cpu ? "cpu" : "cuda";
     job.data = options.data;
     job.arguments = options.arguments;
@@ -65,10 +65,10 @@ void launch_verb(const LaunchOptions& options) {
         refuse("launch: say for which launcher: one of --slurm, --mpi and --k8s");
     if (options.kubernetes && options.image.empty())
         refuse("launch --k8s: needs --image, a container image with moe-plan in its PATH");
-    const Plan plan = load_plan(options.plan);
+    const plan::Plan plan = plan::load_plan(options.plan);
     const Job job = job_of(options, plan);
     // Said here, where a search is at hand, and not only by the job when its turn has come.
-    if (const PlanFault fault = check_stack(plan, load_stack("moe-plan", *plan.hardware)))
+    if (const plan::PlanFault fault = stack::check_stack(plan, stack::load_stack("moe-plan", *plan.hardware)))
         Console(options).warn("execute cannot run this plan: {}", fault.message);
     const std::string text = options.slurm ? slurm_script(job)
                              : options.mpi ? mpi_script(job)

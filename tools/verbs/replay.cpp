@@ -19,7 +19,7 @@ namespace moe::tools {
 
 namespace {
 
-void print_breakdown(Console& console, const Estimate& estimate) {
+void print_breakdown(Console& console, const search::Estimate& estimate) {
     Table table({"<", "time", "of step"});
     for (const auto& [name, value] : parts_of(estimate.breakdown))
         if (value > 0.0) table.add({name, seconds_text(value), percent_text(value / estimate.step_seconds)});
@@ -32,20 +32,21 @@ void replay_verb(const ReplayOptions& options) {
     refuse_overwriting("--trace", options.trace, options.plan);
     refuse_overwriting("--report", options.report, options.plan);
     refuse_overwriting("--report", options.report, options.trace);
-    const Plan plan = load_plan(options.plan);
-    const Stack stack = load_stack(plan.stack, *plan.hardware);
-    if (const PlanFault fault = check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
-    Simulation simulation = simulate(plan, stack, !options.trace.empty() || !options.report.empty());
-    if (!options.trace.empty()) write_trace(simulation.timeline, options.trace);
+    const plan::Plan plan = plan::load_plan(options.plan);
+    const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+    if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", options.plan, fault.message);
+    replay::Simulation simulation = replay::simulate(plan, stack, !options.trace.empty() || !options.report.empty());
+    if (!options.trace.empty()) program::write_trace(simulation.timeline, options.trace);
     if (!options.report.empty()) {
         Explanation explanation = explain_plan(plan, stack, std::move(simulation));
         write_file(options.report, html_report(explanation));
         simulation = std::move(explanation.simulation);
     }
 
-    const Estimate& e = simulation.estimate;
-    const Skew skew = skew_of(plan, stack, simulation);
-    const IntervalResult interval = interval_of(plan, e, load_residuals(plan, stack.executable));
+    const search::Estimate& e = simulation.estimate;
+    const pricing::Skew skew = pricing::skew_of(plan, stack, simulation);
+    const published::IntervalResult interval =
+        published::interval_of(plan, e, published::load_residuals(plan, stack.executable));
     if (options.json) return print(replay_document(simulation, skew, interval, options.trace, options.report));
     Console console(options);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,
@@ -56,7 +57,7 @@ void replay_verb(const ReplayOptions& options) {
     console.say("{}", interval_text(interval));
     if (options.quiet) return;
     print_breakdown(console, e);
-    if (skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));
+    if (routing::skewed(plan)) console.say("\n{}\n", skew_text(plan, skew));
     console.note("{} ops played on {} ranks that stand for {}", count_text(static_cast<double>(simulation.ops)),
                  simulation.timeline.ranks.size(), simulation.ranks);
     if (!options.trace.empty()) console.note("Timeline in {} (open it in ui.perfetto.dev)", options.trace);

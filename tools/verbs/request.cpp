@@ -15,11 +15,11 @@ void check_range(const char* option, std::int64_t value, std::int64_t most) {
     if (value < 1 || value > most) refuse("{} {}: must be between 1 and {}", option, value, most);
 }
 
-std::vector<Precision> precisions_of(const std::string& list) {
-    std::vector<Precision> result;
+std::vector<machine::Precision> precisions_of(const std::string& list) {
+    std::vector<machine::Precision> result;
     for (std::size_t at = 0; at < list.size();) {
         const std::size_t end = std::min(list.find(',', at), list.size());
-        const Precision precision = precision_from_string(list.substr(at, end - at));
+        const machine::Precision precision = machine::precision_from_string(list.substr(at, end - at));
         if (std::find(result.begin(), result.end(), precision) == result.end()) result.push_back(precision);
         at = end + 1;
     }
@@ -49,24 +49,25 @@ std::vector<std::pair<std::string, std::string>> fixed_fields(const SearchOption
     return fields;
 }
 
-SkewPoint point_of(const std::string& name) {
-    if (name == "mean") return SkewPoint::mean;
-    if (name == "p50") return SkewPoint::p50;
-    if (name == "p99") return SkewPoint::p99;
+routing::SkewPoint point_of(const std::string& name) {
+    if (name == "mean") return routing::SkewPoint::mean;
+    if (name == "p50") return routing::SkewPoint::p50;
+    if (name == "p99") return routing::SkewPoint::p99;
     refuse("--optimize-for {}: must be mean, p50 or p99", name);
 }
 
 // The hardware with as much less memory; a plan needs what the library and the driver take in any case.
-std::shared_ptr<const Hardware> with_headroom(const std::shared_ptr<const Hardware>& hardware, double headroom) {
+std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<const machine::Hardware>& hardware,
+                                                       double headroom) {
     if (headroom == 0.0) return hardware;
     if (!(headroom > 0.0 && headroom < 1.0))
         refuse("--memory-headroom {}: must be a share of the memory, from 0 to below 1", headroom);
-    Hardware less = *hardware;
+    machine::Hardware less = *hardware;
     less.memory_bytes *= 1.0 - headroom;
     if (less.context_bytes >= less.memory_bytes)
         refuse("--memory-headroom {}: leaves {:.3g} GiB, and the context alone takes {:.3g}", headroom,
                less.memory_bytes / 0x1p30, less.context_bytes / 0x1p30);
-    return std::make_shared<const Hardware>(std::move(less));
+    return std::make_shared<const machine::Hardware>(std::move(less));
 }
 
 } // namespace
@@ -77,11 +78,11 @@ Request request_of(const SearchOptions& options) {
     check_range("--seq", options.seq, std::int64_t{1} << 40);
     check_range("--top", options.top, 1000);
     Request request;
-    Plan& base = request.search.base;
-    base.model = std::make_shared<const Model>(load_model(options.model));
-    request.hardware = std::make_shared<const Hardware>(load_hardware(options.hardware));
+    plan::Plan& base = request.search.base;
+    base.model = std::make_shared<const model::Model>(families::load_model(options.model));
+    request.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware(options.hardware));
     base.hardware = with_headroom(request.hardware, options.memory_headroom);
-    request.stack = load_stack(options.stack, *base.hardware);
+    request.stack = stack::load_stack(options.stack, *base.hardware);
     base.stack = request.stack.name;
     base.gpus = static_cast<int>(options.gpus);
     base.gbs = options.gbs;
@@ -93,7 +94,7 @@ Request request_of(const SearchOptions& options) {
     return request;
 }
 
-void warn_left_out(Console& console, const Model& model) {
+void warn_left_out(Console& console, const model::Model& model) {
     if (model.left_out.empty()) return;
     console.warn("warning: {}: plans and figures are of the language model alone; left out: {}", model.name,
                  fmt::join(model.left_out, ", "));

@@ -10,14 +10,14 @@
 namespace moe::tools {
 
 struct Request {
-    SearchRequest search; // its plans have `hardware` less the headroom
-    std::shared_ptr<const Hardware> hardware;
-    Stack stack;
-    SkewPoint point = SkewPoint::mean;
+    search::SearchRequest search; // its plans have `hardware` less the headroom
+    std::shared_ptr<const machine::Hardware> hardware;
+    stack::Stack stack;
+    routing::SkewPoint point = routing::SkewPoint::mean;
 };
 // Throws Error (bad_input) naming the option.
 Request request_of(const SearchOptions& options);
 // Says which modules of the model's config are in no figure, where there are any.
-void warn_left_out(Console& console, const Model& model);
+void warn_left_out(Console& console, const model::Model& model);
 
 } // namespace moe::tools

@@ -19,7 +19,7 @@ namespace {
 
 std::string degree(std::int64_t value) { return fmt::format("{}", value); }
 
-void print_plans(Console& console, const SearchResult& result) {
+void print_plans(Console& console, const search::SearchResult& result) {
     const bool offloads = std::any_of(result.plans.begin(), result.plans.end(),
                                       [](const auto& ranked) { return ranked.first.offload != 0; });
     std::vector<Column> columns{"",
@@ -55,16 +55,16 @@ void print_plans(Console& console, const SearchResult& result) {
                                      degree(plan.ep),
                                      degree(plan.etp),
                                      degree(plan.mbs),
-                                     to_string(plan.precision),
-                                     to_string(plan.schedule),
-                                     recompute::to_string(plan.recompute)};
-        if (offloads) row.push_back(offload::to_string(plan.offload));
+                                     machine::to_string(plan.precision),
+                                     plan::to_string(plan.schedule),
+                                     plan::recompute::to_string(plan.recompute)};
+        if (offloads) row.push_back(plan::offload::to_string(plan.offload));
         table.add(std::move(row));
     }
     console.table(table);
 }
 
-void print_counts(Console& console, const SearchResult& result) {
+void print_counts(Console& console, const search::SearchResult& result) {
     std::vector<std::pair<std::string, std::int64_t>> reasons(result.pruned.begin(), result.pruned.end());
     std::stable_sort(reasons.begin(), reasons.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
     std::int64_t pruned = 0;
@@ -83,18 +83,18 @@ void search_verb(const SearchOptions& options) {
     refuse_overwriting("--out", options.out, options.model);
     refuse_overwriting("--out", options.out, options.hardware);
     Request request = request_of(options);
-    const Model& model = *request.search.base.model;
-    const Hardware& hardware = *request.hardware;
+    const model::Model& model = *request.search.base.model;
+    const machine::Hardware& hardware = *request.hardware;
 
     Console console(options);
     request.search.progress = [&console](std::int64_t evaluated, std::int64_t pruned) {
         console.progress(fmt::format("{} plans evaluated, {} excluded", count_text(static_cast<double>(evaluated)),
                                      count_text(static_cast<double>(pruned))));
     };
-    SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
-    SearchResult result = refined_search(request.search, request.stack, estimator);
+    pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    search::SearchResult result = search::refined_search(request.search, request.stack, estimator);
     for (auto& ranked : result.plans) ranked.first.hardware = request.hardware;
-    if (!options.out.empty()) write_file(options.out, plan_to_json(result.plans.front().first));
+    if (!options.out.empty()) write_file(options.out, plan::plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
 
     if (options.json) return print(search_document(result));

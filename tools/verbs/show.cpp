@@ -53,20 +53,20 @@ bool names_alone(Console& console, const ShowOptions& options, const std::vector
     return options.quiet;
 }
 
-std::string trains(const Model& model) {
+std::string trains(const model::Model& model) {
     const std::vector<std::string> why = why_not(model);
     return why.empty() ? "yes" : "no: " + why.front();
 }
 
 void show_models(const ShowOptions& options) {
-    std::vector<Model> models;
-    for (const std::string& name : profile_names("models")) models.push_back(load_model(name));
+    std::vector<model::Model> models;
+    for (const std::string& name : profile_names("models")) models.push_back(families::load_model(name));
     if (options.json) return print(show_models_document(models));
     Console console(options);
     if (names_alone(console, options, models)) return;
     Table table({"<model", "parameters", "active", "layers", {"<architecture", 2}, {"<execute trains it", 1}});
-    for (const Model& model : models) {
-        const ParameterCount count = count_parameters(model);
+    for (const model::Model& model : models) {
+        const model::ParameterCount count = model::count_parameters(model);
         table.add({model.name, billions(count.total), billions(count.active), fmt::format("{}", model.layers.size()),
                    model.architecture, yes_no(why_not(model).empty())});
     }
@@ -74,60 +74,61 @@ void show_models(const ShowOptions& options) {
     console.note("\nMore of one: moe-plan show model {}", models.empty() ? "NAME" : models.front().name);
 }
 
-std::string peak_text(const Hardware& h, Precision precision) {
+std::string peak_text(const machine::Hardware& h, machine::Precision precision) {
     const double peak = h.peak_flops[static_cast<std::size_t>(precision)];
     return peak > 0.0 ? fmt::format("{:.4g}", peak / 1e12) : "-";
 }
 
 void show_hardware_list(const ShowOptions& options) {
-    std::vector<Hardware> machines;
-    for (const std::string& name : profile_names("hardware")) machines.push_back(load_hardware(name));
+    std::vector<machine::Hardware> machines;
+    for (const std::string& name : profile_names("hardware")) machines.push_back(machine::load_hardware(name));
     if (options.json) return print(show_hardware_list_document(machines));
     Console console(options);
     if (names_alone(console, options, machines)) return;
     Table table({"<hardware", "BF16 TFLOPS", {"FP8", 2}, "GiB", {"TB/s", 3}, "NVLink domain", {"<default stack", 1}});
-    for (const Hardware& h : machines)
-        table.add({h.name, peak_text(h, Precision::bf16), peak_text(h, Precision::fp8_blockwise),
+    for (const machine::Hardware& h : machines)
+        table.add({h.name, peak_text(h, machine::Precision::bf16), peak_text(h, machine::Precision::fp8_blockwise),
                    gib_text(h.memory_bytes), fmt::format("{:.3g}", h.memory_bandwidth / 1e12),
                    fmt::format("{}", h.nvlink_domain), h.default_stack});
     console.table(table);
 }
 
 // The machine for which a stack is shown: the first profile whose default it is, else the H100 of the datasheet.
-Hardware machine_of(const std::string& stack) {
+machine::Hardware machine_of(const std::string& stack) {
     for (const std::string& name : profile_names("hardware")) {
-        Hardware hardware = load_hardware(name);
+        machine::Hardware hardware = machine::load_hardware(name);
         if (hardware.default_stack == stack) return hardware;
     }
-    return load_hardware("h100");
+    return machine::load_hardware("h100");
 }
 
 void show_stacks(const ShowOptions& options) {
-    std::vector<Stack> stacks;
-    const Hardware machine = load_hardware(options.hardware.empty() ? "h100" : options.hardware);
-    for (const std::string& name : stack_names()) stacks.push_back(load_stack(name, machine));
+    std::vector<stack::Stack> stacks;
+    const machine::Hardware machine = machine::load_hardware(options.hardware.empty() ? "h100" : options.hardware);
+    for (const std::string& name : stack::stack_names()) stacks.push_back(stack::load_stack(name, machine));
     if (options.json) return print(show_stacks_document(stacks));
     Console console(options);
     if (names_alone(console, options, stacks)) return;
     Table table({"<stack", "<release", "<precisions on " + machine.name, "<execute runs it"});
-    for (const Stack& s : stacks) table.add({s.name, s.release, list_text(s.precisions), yes_no(s.executable)});
+    for (const stack::Stack& s : stacks) table.add({s.name, s.release, list_text(s.precisions), yes_no(s.executable)});
     console.table(table);
 }
 
 void show_model(const ShowOptions& options) {
     if (options.seq < 1 || options.seq > (std::int64_t{1} << 40))
         refuse("--seq {}: must be between 1 and {}", options.seq, std::int64_t{1} << 40);
-    const Model model = load_model(options.name);
+    const model::Model model = families::load_model(options.name);
     if (options.json) return print(show_model_document(model, options.seq));
     Console console(options);
-    const ParameterCount count = count_parameters(model);
+    const model::ParameterCount count = model::count_parameters(model);
     Facts facts(model.name, model.architecture);
     facts.add("parameters", model.mtp.empty() ? billions(count.total)
                                               : fmt::format("{}, {} without MTP", billions(count.total),
                                                             billions(count.total_no_mtp)));
     facts.add("active per token", billions(count.active) + (model.mtp.empty() ? "" : " without MTP"));
-    facts.add("FLOPs per token", fmt::format("{:.5g} G of training at {} tokens",
-                                             model_flops_per_token(model, options.seq) / 1e9, number(options.seq)));
+    facts.add("FLOPs per token",
+              fmt::format("{:.5g} G of training at {} tokens", model::model_flops_per_token(model, options.seq) / 1e9,
+                          number(options.seq)));
     facts.add("layers", fmt::format("{}{}", model.layers.size(),
                                     model.mtp.empty() ? "" : fmt::format(" and {} MTP", model.mtp.size())));
     facts.add("width", number(model.hidden));
@@ -153,20 +154,20 @@ void show_model(const ShowOptions& options) {
     console.table(layers);
 }
 
-std::string link_text(const Link& link) {
+std::string link_text(const machine::Link& link) {
     return link.bandwidth > 0.0
                ? fmt::format("{:.4g} GB/s each way, {}", link.bandwidth / 1e9, seconds_text(link.latency))
                : "";
 }
 
 void show_hardware(const ShowOptions& options) {
-    const Hardware h = load_hardware(options.name);
+    const machine::Hardware h = machine::load_hardware(options.name);
     if (options.json) return print(show_hardware_document(h));
     Console console(options);
     Facts facts(h.name, h.cpu ? fmt::format("{} cores", h.cores) : fmt::format("GPU, {} multiprocessors", h.sm_count));
-    for (int i = 0; i < precision_count; ++i)
-        if (const auto p = static_cast<Precision>(i); h.peak_flops[static_cast<std::size_t>(i)] > 0.0)
-            facts.add(fmt::format("peak {}", to_string(p)), peak_text(h, p) + " TFLOPS");
+    for (int i = 0; i < machine::precision_count; ++i)
+        if (const auto p = static_cast<machine::Precision>(i); h.peak_flops[static_cast<std::size_t>(i)] > 0.0)
+            facts.add(fmt::format("peak {}", machine::to_string(p)), peak_text(h, p) + " TFLOPS");
     facts.add("memory", fmt::format("{} GiB, {:.4g} GB/s", gib_text(h.memory_bytes), h.memory_bandwidth / 1e9));
     facts.add("context", gib_text(h.context_bytes) + " GiB that tensors cannot have");
     facts.add("NVLink domain", h.nvlink_domain == h.nvlink_domain_used
@@ -188,12 +189,13 @@ void show_hardware(const ShowOptions& options) {
 }
 
 void show_stack(const ShowOptions& options) {
-    const Hardware machine = options.hardware.empty() ? machine_of(options.name) : load_hardware(options.hardware);
-    const Stack s = load_stack(options.name, machine);
+    const machine::Hardware machine =
+        options.hardware.empty() ? machine_of(options.name) : machine::load_hardware(options.hardware);
+    const stack::Stack s = stack::load_stack(options.name, machine);
     if (options.json) return print(show_stack_document(s, machine));
     Console console(options);
     std::vector<std::string> sets, missing;
-    for (const unsigned set : s.recompute_sets) sets.push_back(recompute::to_string(set));
+    for (const unsigned set : s.recompute_sets) sets.push_back(plan::recompute::to_string(set));
     const std::pair<const char*, bool> parts[] = {{"TP", s.tensor},
                                                   {"CP", s.context},
                                                   {"ETP", s.expert_tensor},
@@ -208,13 +210,15 @@ void show_stack(const ShowOptions& options) {
     facts.add("on", machine.name + (s.figures_of.empty() ? "" : ", with the figures of " + s.figures_of));
     facts.add("execute runs it", yes_no(s.executable));
     facts.add("precisions", list_text(s.precisions));
-    facts.add("dispatchers", fmt::format("{} (usual: {})", list_text(s.dispatchers), to_string(s.usual_dispatcher)));
-    facts.add("CUDA graphs", fmt::format("{} (usual: {})", list_text(s.cuda_graphs), to_string(s.usual_cuda_graph)));
+    facts.add("dispatchers",
+              fmt::format("{} (usual: {})", list_text(s.dispatchers), plan::to_string(s.usual_dispatcher)));
+    facts.add("CUDA graphs",
+              fmt::format("{} (usual: {})", list_text(s.cuda_graphs), plan::to_string(s.usual_cuda_graph)));
     facts.add("EP overlap", fmt::format("{} (usual: {})", yes_no(s.ep_overlap), s.usual_ep_overlap ? "on" : "off"));
     facts.add("split schedules", list_text(s.split_schedules));
-    facts.add("gradients in", to_string(s.usual_gradients));
+    facts.add("gradients in", machine::to_string(s.usual_gradients));
     facts.add("recompute tried", or_none(sets));
-    facts.add("recompute known", recompute::to_string(s.recompute_modules));
+    facts.add("recompute known", plan::recompute::to_string(s.recompute_modules));
     facts.add("does not have", missing.empty() ? "nothing of the above" : or_none(missing));
     facts.add("features", s.features.empty() ? "" : or_none(s.features));
     if (console.verbose()) facts.add("source", s.source);
@@ -222,7 +226,7 @@ void show_stack(const ShowOptions& options) {
 }
 
 void show_plan(const ShowOptions& options) {
-    const Plan plan = load_plan(options.name);
+    const plan::Plan plan = plan::load_plan(options.name);
     if (options.json) return print(show_plan_document(plan));
     Console console(options);
     const PlanFacts found = facts_of(plan);
@@ -237,8 +241,8 @@ void show_plan(const ShowOptions& options) {
     facts.print(console);
     // Every field is in the plan; those that were chosen are what a reader looks for.
     Table fields({"<field", "<value"});
-    for (const std::string& field : console.verbose() ? field_names() : found.changed)
-        fields.add({field, field_text(plan, field)});
+    for (const std::string& field : console.verbose() ? plan::field_names() : found.changed)
+        fields.add({field, plan::field_text(plan, field)});
     console.line("");
     console.table(fields);
     if (!console.verbose()) console.note("\nThe other fields have their defaults; --verbose shows them");

@@ -15,8 +15,9 @@ void tokenize_verb(const TokenizeOptions& options) {
         refuse("--out '{}': must be the prefix of two files, for example runs/text", options.out);
     if (options.vocab != "bytes" && !std::filesystem::is_regular_file(options.vocab))
         refuse("--vocab {}: must be bytes or the path of a tokenizer.json", options.vocab);
-    const TokenizeResult result = options.vocab == "bytes" ? tokenize_bytes(options.texts, options.out)
-                                                           : tokenize_words(options.texts, options.vocab, options.out);
+    const data::TokenizeResult result = options.vocab == "bytes"
+                                            ? data::tokenize_bytes(options.texts, options.out)
+                                            : data::tokenize_words(options.texts, options.vocab, options.out);
     if (options.json) return print(tokenize_document(result.documents, result.tokens, options.out));
     Console console(options);
     console.say("{} tokens of {} documents in {}.bin and {}.idx", count_text(static_cast<double>(result.tokens)),

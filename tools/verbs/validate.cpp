@@ -15,7 +15,7 @@ namespace moe::tools {
 
 namespace {
 
-std::vector<std::string> cells_of(const std::string& name, const ValidationSummary& s) {
+std::vector<std::string> cells_of(const std::string& name, const published::ValidationSummary& s) {
     const auto number = [](double value) { return fmt::format("{:.3f}", value); };
     return {name,
             fmt::format("{}", s.predicted),
@@ -25,19 +25,19 @@ std::vector<std::string> cells_of(const std::string& name, const ValidationSumma
             s.pairs > 0 ? number(s.kendall_tau) : "-"};
 }
 
-void print_groups(Console& console, const std::vector<Prediction>& predictions) {
+void print_groups(Console& console, const std::vector<published::Prediction>& predictions) {
     Table table({"<", "rows", "MAPE", "bias", {"within 10%", 1}, {"Kendall tau", 2}});
-    table.add(cells_of("all", summarize(predictions)));
-    for (const auto& [group, field] : validation_groups)
-        for (const auto& [value, summary] : summarize_by(predictions, field))
+    table.add(cells_of("all", published::summarize(predictions)));
+    for (const auto& [group, field] : published::validation_groups)
+        for (const auto& [value, summary] : published::summarize_by(predictions, field))
             if (summary.predicted > 0)
                 table.add(cells_of(fmt::format("{} {}", group, value.empty() ? "(blank)" : value), summary));
     console.table(table);
 }
 
-void print_skipped(Console& console, const std::vector<Prediction>& predictions) {
+void print_skipped(Console& console, const std::vector<published::Prediction>& predictions) {
     std::map<std::string, int> reasons;
-    for (const Prediction& p : predictions)
+    for (const published::Prediction& p : predictions)
         if (!p.skipped.empty()) ++reasons[p.skipped];
     if (reasons.empty()) return;
     Table table({"<skipped because", "rows"});
@@ -46,18 +46,18 @@ void print_skipped(Console& console, const std::vector<Prediction>& predictions)
     console.table(table);
 }
 
-void print_worst(Console& console, const std::vector<Prediction>& predictions, std::size_t count) {
-    std::vector<const Prediction*> rows;
-    for (const Prediction& p : predictions)
+void print_worst(Console& console, const std::vector<published::Prediction>& predictions, std::size_t count) {
+    std::vector<const published::Prediction*> rows;
+    for (const published::Prediction& p : predictions)
         if (p.skipped.empty()) rows.push_back(&p);
-    std::stable_sort(rows.begin(), rows.end(), [](const Prediction* a, const Prediction* b) {
+    std::stable_sort(rows.begin(), rows.end(), [](const published::Prediction* a, const published::Prediction* b) {
         return std::abs(std::log1p(a->error)) > std::abs(std::log1p(b->error));
     });
     rows.resize(std::min(rows.size(), count));
     if (rows.empty()) return;
     Table table({"<widest misses", "published", "predicted", "error", "<largest parts of the step"});
-    for (const Prediction* p : rows) {
-        const Breakdown& b = p->estimate.breakdown;
+    for (const published::Prediction* p : rows) {
+        const search::Breakdown& b = p->estimate.breakdown;
         std::vector<std::pair<double, const char*>> parts{
             {b.compute, "compute"},     {b.tensor, "TP"},     {b.context, "CP"}, {b.expert, "EP"},
             {b.pipeline, "PP"},         {b.bubble, "bubble"}, {b.data, "DP"},    {b.optimizer, "optimizer"},
@@ -74,11 +74,11 @@ void print_worst(Console& console, const std::vector<Prediction>& predictions, s
     console.table(table);
 }
 
-void print_improvements(Console& console, const std::vector<Improvement>& improvements) {
+void print_improvements(Console& console, const std::vector<published::Improvement>& improvements) {
     Table table({"<run", "published plan", "best found", "gain", "<what it changes"});
-    for (const Improvement& i : improvements) {
+    for (const published::Improvement& i : improvements) {
         std::string changes;
-        for (const FieldChange& c : i.changes)
+        for (const plan::FieldChange& c : i.changes)
             changes += fmt::format("{}{} {} -> {}", changes.empty() ? "" : ", ", c.field, c.from, c.to);
         const double gain = i.estimate.tflops_per_gpu / i.published_tflops - 1.0;
         table.add({i.run_id, fmt::format("{:.0f}", i.published_tflops),
@@ -94,22 +94,25 @@ void print_improvements(Console& console, const std::vector<Improvement>& improv
 void validate_verb(const ValidateOptions& options) {
     if (options.worst < 0 || options.worst > 1'000'000)
         refuse("--worst {}: must be between 0 and 1000000", options.worst);
-    std::vector<Run> runs = load_runs(options.runs.empty() ? profiles_folder() + "/runs" : options.runs);
+    std::vector<published::Run> runs =
+        published::load_runs(options.runs.empty() ? profiles_folder() + "/runs" : options.runs);
     if (!options.row.empty()) {
-        std::erase_if(runs, [&](const Run& run) { return run.run_id.find(options.row) == std::string::npos; });
+        std::erase_if(runs,
+                      [&](const published::Run& run) { return run.run_id.find(options.row) == std::string::npos; });
         if (runs.empty()) refuse("--row {}: no run's id contains that", options.row);
     }
     Console console(options);
-    const std::vector<Prediction> predictions = predict_runs(runs, load_coefficients(), [&](std::size_t done) {
-        console.progress(fmt::format("{} of {} runs predicted", done, runs.size()));
-    });
-    std::vector<Improvement> improvements;
+    const std::vector<published::Prediction> predictions =
+        published::predict_runs(runs, machine::load_coefficients(), [&](std::size_t done) {
+            console.progress(fmt::format("{} of {} runs predicted", done, runs.size()));
+        });
+    std::vector<published::Improvement> improvements;
     if (options.improve)
-        improvements = improve(predictions, load_coefficients(), [&](std::size_t done) {
+        improvements = published::improve(predictions, machine::load_coefficients(), [&](std::size_t done) {
             console.progress(fmt::format("{} of {} plans searched for better ones", done, predictions.size()));
         });
     if (options.json) return print(validation_document(predictions, options.improve ? &improvements : nullptr));
-    const ValidationSummary all = summarize(predictions);
+    const published::ValidationSummary all = published::summarize(predictions);
     console.say("{} runs: {} predicted, {} skipped{}", all.rows, all.predicted, all.skipped, options.quiet ? "" : "\n");
     if (options.quiet) return;
     print_groups(console, predictions);

@@ -7,36 +7,36 @@
 
 #include <cstring>
 
-namespace moe {
+namespace moe::backends {
 
 namespace {
 
 // What is offloaded stays in this process' memory: the last inputs go to the outputs, one each.
-void copy_bytes(const OpContext& c) {
+void copy_bytes(const ops::OpContext& c) {
     const std::size_t count = c.op.out.size(), first = c.op.in.size() - count;
     for (std::size_t i = 0; i < count; ++i)
         std::memcpy(c.out[i], c.in[first + i], static_cast<std::size_t>(c.output(i).bytes()));
 }
 
-Backend make() {
+ops::Backend make() {
     std::string why;
     if (!cpu_supported(why)) fail("the cpu back end cannot run here: {}", why);
-    Backend b;
+    ops::Backend b;
     b.name = "cpu";
     b.kernels = &cpu_kernels();
-    b.open = [](bool, int) { return open_host(); };
-    add_kernels(b);
-    add_communication(b);
-    for (const OpKind kind : {OpKind::copy_to_host, OpKind::copy_from_host})
+    b.open = [](bool, int) { return device::open_host(); };
+    ops::add_kernels(b);
+    ops::add_communication(b);
+    for (const program::OpKind kind : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})
         b.table[static_cast<std::size_t>(kind)] = copy_bytes;
     return b;
 }
 
 } // namespace
 
-const Backend& cpu_backend() {
-    static const Backend backend = make();
+const ops::Backend& cpu_backend() {
+    static const ops::Backend backend = make();
     return backend;
 }
 
-} // namespace moe
+} // namespace moe::backends

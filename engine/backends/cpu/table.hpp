@@ -3,10 +3,10 @@
 
 #include "engine/ops/backend.hpp"
 
-namespace moe {
+namespace moe::backends {
 
 // Every op kind that plans of the stack "moe-plan" contain. Throws Error (failure) on a processor that lacks the
 // instructions the kernels are compiled for.
-const Backend& cpu_backend();
+const ops::Backend& cpu_backend();
 
-} // namespace moe
+} // namespace moe::backends

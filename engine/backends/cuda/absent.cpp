@@ -3,11 +3,11 @@
 
 #include "planner/base/error.hpp"
 
-namespace moe {
+namespace moe::backends {
 
-const Backend& cuda_backend() {
+const ops::Backend& cuda_backend() {
     refuse("--backend cuda: this build has no CUDA kernels: build it where nvcc is found, with -Dcuda=enabled, or use "
            "--backend cpu");
 }
 
-} // namespace moe
+} // namespace moe::backends

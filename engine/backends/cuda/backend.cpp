@@ -11,13 +11,13 @@
 
 #include <cstdlib>
 
-namespace moe {
+namespace moe::backends {
 
 namespace {
 
 // Offloaded tensors, in the order of the queue: the last inputs go to the outputs, one each. Which side is the host's
 // pinned memory the driver knows by the address.
-void copy_bytes(const OpContext& c) {
+void copy_bytes(const ops::OpContext& c) {
     const std::size_t count = c.op.out.size(), first = c.op.in.size() - count;
     for (std::size_t i = 0; i < count; ++i) {
         const cudaError_t status =
@@ -34,15 +34,15 @@ int count_devices() {
     return devices;
 }
 
-Backend make() {
+ops::Backend make() {
     // More streams than the driver's default of 8 hardware queues would wait for each other; read at its first use. No
     // more than are needed: on an H200, with this variable set before, a process begins in 0.29 s with 8, in 0.42 with
     // 16 and in 0.64 with 32.
-    static_assert(queue_streams < 16);
+    static_assert(device::queue_streams < 16);
     ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
     std::string why;
     if (!cuda_supported(why)) refuse("--backend cuda: {}; use --backend cpu", why);
-    Backend b;
+    ops::Backend b;
     b.name = "cuda";
     b.kernels = cuda_kernels();
     b.open = open_cuda;
@@ -51,18 +51,18 @@ Backend make() {
     b.peers = cuda_peers;
     b.tiled = cuda_has_tiles;
     b.can_replay = true;
-    add_kernels(b);
-    add_communication(b);
-    for (const OpKind kind : {OpKind::copy_to_host, OpKind::copy_from_host})
+    ops::add_kernels(b);
+    ops::add_communication(b);
+    for (const program::OpKind kind : {program::OpKind::copy_to_host, program::OpKind::copy_from_host})
         b.table[static_cast<std::size_t>(kind)] = copy_bytes;
     return b;
 }
 
 } // namespace
 
-const Backend& cuda_backend() {
-    static const Backend backend = make();
+const ops::Backend& cuda_backend() {
+    static const ops::Backend backend = make();
     return backend;
 }
 
-} // namespace moe
+} // namespace moe::backends

@@ -3,23 +3,23 @@
 
 #include "engine/ops/backend.hpp"
 
-namespace moe {
+namespace moe::backends {
 
 // Throws Error (bad_input) where this build has no CUDA kernels, or this machine no GPU they are compiled for.
-const Backend& cuda_backend();
+const ops::Backend& cuda_backend();
 
 // The memory of GPU number `device` behind pinned staging, and its streams. `replayed`: steps are captured as CUDA
 // graphs.
-std::unique_ptr<Device> open_cuda(bool replayed, int device);
+std::unique_ptr<device::Device> open_cuda(bool replayed, int device);
 
 // Of GPU number `device`; all zero where the driver does not say.
-Draw cuda_draw(int device);
+device::PowerSample cuda_draw(int device);
 
 // NCCL. Throws Error (bad_input) where this machine does not have it.
-const CollectiveLibrary& nccl_library();
+const comm::CollectiveLibrary& nccl_library();
 
 // Memory of other GPUs over NVLink: those of this process directly, those of other processes of this machine by CUDA's
 // inter-process handles.
-const PeerLibrary& cuda_peers();
+const comm::PeerLibrary& cuda_peers();
 
-} // namespace moe
+} // namespace moe::backends

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::backends {
 
 namespace {
 
@@ -32,8 +32,8 @@ bool on_host(const void* memory) {
     return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeUnregistered;
 }
 
-QueuedStep described(cudaGraph_t graph) {
-    QueuedStep step;
+device::QueuedStep described(cudaGraph_t graph) {
+    device::QueuedStep step;
     check(cudaGraphGetNodes(graph, nullptr, &step.nodes), "counting a graph's nodes");
     std::vector<cudaGraphNode_t> nodes(step.nodes);
     check(cudaGraphGetNodes(graph, nodes.data(), &step.nodes), "listing a graph's nodes");
@@ -49,7 +49,7 @@ QueuedStep described(cudaGraph_t graph) {
     return step;
 }
 
-class CudaQueue : public Queue {
+class CudaQueue : public device::Queue {
 public:
     CudaQueue(bool replayed, int device) : device_(device), replayed_(replayed) {
         select(device_);
@@ -122,8 +122,8 @@ public:
         check(cudaEventElapsedTime(&milliseconds, played_[0], played_[1]), "reading an event");
         return 1e-3 * static_cast<double>(milliseconds);
     }
-    QueuedStep queued_step() const override {
-        QueuedStep step = queued_;
+    device::QueuedStep queued_step() const override {
+        device::QueuedStep step = queued_;
         std::array<double, kept_launches> seconds = host_seconds_;
         const std::size_t count = std::min(launches_, seconds.size()), middle = count / 2;
         std::nth_element(seconds.begin(), seconds.begin() + middle, seconds.begin() + count);
@@ -232,16 +232,16 @@ private:
     }
 
     int device_;
-    std::array<cudaStream_t, queue_streams> streams_{};
+    std::array<cudaStream_t, device::queue_streams> streams_{};
     bool replayed_, capturing_ = false;
     std::array<cudaGraphExec_t, 2> steps_{}; // without and with stamps
-    QueuedStep queued_;                      // but its host time
+    device::QueuedStep queued_;              // but its host time
     static constexpr std::size_t kept_launches = 64;
     std::array<double, kept_launches> host_seconds_{};
     std::size_t launches_ = 0;
     std::vector<cudaEvent_t> stamps_, signals_;
     cudaEvent_t forked_ = nullptr;
-    std::array<cudaEvent_t, queue_streams> joined_{};
+    std::array<cudaEvent_t, device::queue_streams> joined_{};
     std::array<cudaEvent_t, 2> played_{}; // around the last step
     int* marks_ = nullptr;                // by stream, pinned
 };
@@ -263,7 +263,7 @@ private:
 };
 
 // Pinned, so that copies run behind the queue's other work without the driver's own staging, in a graph too.
-class PinnedHost : public Device {
+class PinnedHost : public device::Device {
 public:
     std::string name() const override { return "this machine's pinned memory"; }
     char* allocate(std::size_t size) override {
@@ -278,7 +278,7 @@ public:
     void read(void* target, const void* source, std::size_t size) override { std::memcpy(target, source, size); }
 };
 
-class CudaDevice : public Device {
+class CudaDevice : public device::Device {
 public:
     CudaDevice(bool replayed, int device) : queue_(replayed, device) {
         cuda_gemm_library(); // opened for this GPU before any capture
@@ -289,8 +289,8 @@ public:
         check(cudaGetDeviceProperties(&properties, queue_.device()), "asking for the GPU's name");
         return properties.name;
     }
-    Queue* queue() override { return &queue_; }
-    std::unique_ptr<Device> open_offload() const override { return std::make_unique<PinnedHost>(); }
+    device::Queue* queue() override { return &queue_; }
+    std::unique_ptr<device::Device> open_offload() const override { return std::make_unique<PinnedHost>(); }
 
     char* allocate(std::size_t size) override {
         select(queue_.device());
@@ -315,7 +315,7 @@ public:
         return static_cast<double>(free);
     }
 
-    Draw draw() const override { return cuda_draw(queue_.device()); }
+    device::PowerSample power_sample() const override { return cuda_draw(queue_.device()); }
 
     double used_bytes() const override {
         select(queue_.device());
@@ -370,6 +370,8 @@ private:
 
 } // namespace
 
-std::unique_ptr<Device> open_cuda(bool replayed, int device) { return std::make_unique<CudaDevice>(replayed, device); }
+std::unique_ptr<device::Device> open_cuda(bool replayed, int device) {
+    return std::make_unique<CudaDevice>(replayed, device);
+}
 
-} // namespace moe
+} // namespace moe::backends

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace moe {
+namespace moe::backends {
 
 namespace {
 
@@ -28,11 +28,11 @@ void drop_implied_edges(cudaGraph_t graph) {
     const auto number = [&](cudaGraphNode_t node) {
         return numbers.try_emplace(node, static_cast<int>(numbers.size())).first->second;
     };
-    std::vector<GraphEdge> edges;
+    std::vector<device::GraphEdge> edges;
     for (std::size_t e = 0; e < count; ++e)
         edges.push_back(
             {number(from[e]), number(to[e]), data[e].from_port == 0 && data[e].type == cudaGraphDependencyTypeDefault});
-    const std::vector<std::size_t> implied = implied_edges(static_cast<int>(numbers.size()), edges);
+    const std::vector<std::size_t> implied = device::implied_edges(static_cast<int>(numbers.size()), edges);
     if (implied.empty()) return;
     for (std::size_t i = 0; i < implied.size(); ++i) {
         from[i] = from[implied[i]];
@@ -43,4 +43,4 @@ void drop_implied_edges(cudaGraph_t graph) {
           "dropping edges of a graph");
 }
 
-} // namespace moe
+} // namespace moe::backends

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <type_traits>
 
-namespace moe {
+namespace moe::backends {
 
 namespace {
 
@@ -98,26 +98,26 @@ void check(ncclResult_t status, const char* what, void* member = nullptr) {
     if (status != ncclSuccess) fail("NCCL: {}: {}", what, words(status, static_cast<ncclComm_t>(member)));
 }
 
-ncclDataType_t type_of(Dtype dtype) {
-    if (dtype == Dtype::f32) return ncclFloat32;
-    if (dtype == Dtype::bf16) return ncclBfloat16;
-    fail("a sum of {} values over ranks is not defined: use f32 or bf16", to_string(dtype));
+ncclDataType_t type_of(program::Dtype dtype) {
+    if (dtype == program::Dtype::f32) return ncclFloat32;
+    if (dtype == program::Dtype::bf16) return ncclBfloat16;
+    fail("a sum of {} values over ranks is not defined: use f32 or bf16", program::to_string(dtype));
 }
 
 ncclComm_t comm(void* member) { return static_cast<ncclComm_t>(member); }
 cudaStream_t queued(void* stream) { return static_cast<cudaStream_t>(stream); }
 std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-MeetingPoint meeting_point() {
+comm::MeetingPoint meeting_point() {
     ncclUniqueId id;
-    static_assert(sizeof id == sizeof(MeetingPoint));
+    static_assert(sizeof id == sizeof(comm::MeetingPoint));
     check(nccl().unique_id(&id), "making an id");
-    MeetingPoint point;
+    comm::MeetingPoint point;
     std::memcpy(point.data(), &id, sizeof id);
     return point;
 }
 
-void* join(const MeetingPoint& point, int members, int index, int blocks) {
+void* join(const comm::MeetingPoint& point, int members, int index, int blocks) {
     ncclUniqueId id;
     std::memcpy(&id, point.data(), sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -141,11 +141,12 @@ std::string trouble(void* member) {
 void all_gather(void* member, const void* x, void* y, std::int64_t bytes, void* stream) {
     check(nccl().all_gather(x, y, count(bytes), ncclInt8, comm(member), queued(stream)), "all_gather", member);
 }
-void reduce_scatter(void* member, const void* x, void* y, std::int64_t elements, Dtype dtype, void* stream) {
+void reduce_scatter(void* member, const void* x, void* y, std::int64_t elements, program::Dtype dtype, void* stream) {
     check(nccl().reduce_scatter(x, y, count(elements), type_of(dtype), ncclSum, comm(member), queued(stream)),
           "reduce_scatter", member);
 }
-void all_reduce(void* member, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max, void* stream) {
+void all_reduce(void* member, const void* x, void* y, std::int64_t elements, program::Dtype dtype, bool max,
+                void* stream) {
     check(
         nccl().all_reduce(x, y, count(elements), type_of(dtype), max ? ncclMax : ncclSum, comm(member), queued(stream)),
         "all_reduce", member);
@@ -166,12 +167,12 @@ void copy(void* to, const void* from, std::int64_t bytes, void* stream) {
 
 } // namespace
 
-const CollectiveLibrary& nccl_library() {
-    static const CollectiveLibrary library{meeting_point, join,           leave,      abandon,     trouble,
-                                           all_gather,    reduce_scatter, all_reduce, begin_group, end_group,
-                                           send,          recv,           copy};
+const comm::CollectiveLibrary& nccl_library() {
+    static const comm::CollectiveLibrary library{meeting_point, join,           leave,      abandon,     trouble,
+                                                 all_gather,    reduce_scatter, all_reduce, begin_group, end_group,
+                                                 send,          recv,           copy};
     if (!nccl().missing.empty()) refuse("--backend cuda over several GPUs: {}", nccl().missing);
     return library;
 }
 
-} // namespace moe
+} // namespace moe::backends

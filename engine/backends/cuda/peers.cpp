@@ -8,7 +8,7 @@
 #include <cstring>
 #include <random>
 
-namespace moe {
+namespace moe::backends {
 
 namespace {
 
@@ -32,20 +32,20 @@ struct Shared {
     cudaError_t status = cudaSuccess; // of the handle: not every machine shares memory between processes
     cudaIpcMemHandle_t handle{};
 };
-static_assert(sizeof(Shared) <= sizeof(PeerLibrary::Handle));
+static_assert(sizeof(Shared) <= sizeof(comm::PeerLibrary::Handle));
 
-Shared shared_of(const PeerLibrary::Handle& handle) {
+Shared shared_of(const comm::PeerLibrary::Handle& handle) {
     Shared out;
     std::memcpy(&out, handle.data(), sizeof out);
     return out;
 }
 
-PeerLibrary::Handle share(char* memory) {
+comm::PeerLibrary::Handle share(char* memory) {
     Shared shared{this_process(), memory, 0, cudaSuccess, {}};
     check(cudaGetDevice(&shared.device), "asking for the device");
     shared.status = cudaIpcGetMemHandle(&shared.handle, memory);
     if (shared.status != cudaSuccess) cudaGetLastError(); // the next launch's check must not find it
-    PeerLibrary::Handle handle{};
+    comm::PeerLibrary::Handle handle{};
     std::memcpy(handle.data(), &shared, sizeof shared);
     return handle;
 }
@@ -67,7 +67,7 @@ char* reach_device(const Shared& shared, std::string& why) {
     return shared.memory;
 }
 
-char* reach(const PeerLibrary::Handle& handle, std::string& why) {
+char* reach(const comm::PeerLibrary::Handle& handle, std::string& why) {
     const Shared shared = shared_of(handle);
     if (shared.process == this_process()) return reach_device(shared, why);
     void* memory = nullptr;
@@ -79,15 +79,15 @@ char* reach(const PeerLibrary::Handle& handle, std::string& why) {
     return nullptr;
 }
 
-void let_go(const PeerLibrary::Handle& handle, char* memory) {
+void let_go(const comm::PeerLibrary::Handle& handle, char* memory) {
     if (shared_of(handle).process != this_process()) cudaIpcCloseMemHandle(memory);
 }
 
 } // namespace
 
-const PeerLibrary& cuda_peers() {
-    static const PeerLibrary library{share, reach, let_go, cuda_peer_kernels};
+const comm::PeerLibrary& cuda_peers() {
+    static const comm::PeerLibrary library{share, reach, let_go, cuda_peer_kernels};
     return library;
 }
 
-} // namespace moe
+} // namespace moe::backends

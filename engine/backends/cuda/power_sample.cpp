@@ -8,7 +8,7 @@
 #include <array>
 #include <type_traits>
 
-namespace moe {
+namespace moe::backends {
 
 namespace {
 
@@ -47,7 +47,7 @@ Library open_library() {
 
 } // namespace
 
-Draw cuda_draw(int device) {
+device::PowerSample cuda_draw(int device) {
     static const Library library = open_library();
     std::array<char, 32> place{};
     Handle handle = nullptr;
@@ -63,4 +63,4 @@ Draw cuda_draw(int device) {
     return {1e-3 * static_cast<double>(energy), 1e-3 * limit, 1e6 * clock, 1e6 * top};
 }
 
-} // namespace moe
+} // namespace moe::backends

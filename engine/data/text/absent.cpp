@@ -3,7 +3,7 @@
 
 #include "planner/base/error.hpp"
 
-namespace moe {
+namespace moe::data {
 
 struct Splitter::Rules {};
 
@@ -21,4 +21,4 @@ Splitter::~Splitter() = default;
 
 std::vector<std::string> Splitter::pieces(std::string_view, const std::string&) const { return {}; }
 
-} // namespace moe
+} // namespace moe::data

@@ -7,7 +7,7 @@
 #include <queue>
 #include <tuple>
 
-namespace moe {
+namespace moe::data {
 
 namespace {
 
@@ -102,4 +102,4 @@ void BytePairEncoder::encode(std::string_view text, const std::string& place, st
     encode_plain(text.substr(done), place, ids);
 }
 
-} // namespace moe
+} // namespace moe::data

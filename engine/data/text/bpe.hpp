@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace moe {
+namespace moe::data {
 
 // Text to ids like the `tokenizers` package without special tokens around it: added tokens that stand in the text are
 // taken out first, the rest is normalized, cut into pieces and merged pair by pair (Sennrich et al., arXiv:1508.07909,
@@ -48,4 +48,4 @@ private:
     std::unordered_map<std::string, std::vector<std::int32_t>> known_; // pieces seen, up to a limit
 };
 
-} // namespace moe
+} // namespace moe::data

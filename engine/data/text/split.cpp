@@ -9,7 +9,7 @@
 #include <unicode/unistr.h>
 #include <unicode/ustring.h>
 
-namespace moe {
+namespace moe::data {
 
 struct Splitter::Rules {
     std::vector<std::unique_ptr<icu::RegexPattern>> patterns;
@@ -110,4 +110,4 @@ std::vector<std::string> Splitter::pieces(std::string_view text, const std::stri
     return pieces;
 }
 
-} // namespace moe
+} // namespace moe::data

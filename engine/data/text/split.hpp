@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace moe {
+namespace moe::data {
 
 // What happens to the pieces of a text at one step of a tokenizer's pre-tokenization.
 struct SplitStep {
@@ -36,4 +36,4 @@ private:
     std::unique_ptr<Rules> rules_;
 };
 
-} // namespace moe
+} // namespace moe::data

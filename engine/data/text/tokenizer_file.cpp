@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace moe {
+namespace moe::data {
 
 namespace {
 
@@ -210,4 +210,4 @@ private:
 
 BytePairEncoder::BytePairEncoder(const std::string& path) { TokenizerFile(path, *this); }
 
-} // namespace moe
+} // namespace moe::data

@@ -6,51 +6,53 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::emit {
 
-Dtype activation_dtype(Precision precision) { return precision == Precision::fp32 ? Dtype::f32 : Dtype::bf16; }
-
-Dtype quantized_dtype(Precision precision) {
-    switch (precision) {
-    case Precision::fp32:
-    case Precision::bf16:
-        return Dtype::bf16;
-    case Precision::fp8_tensor:
-        return Dtype::fp8_tensor;
-    case Precision::fp8_blockwise:
-        return Dtype::fp8_block;
-    case Precision::mxfp8:
-        return Dtype::mxfp8;
-    case Precision::nvfp4:
-        return Dtype::nvfp4;
-    }
-    return Dtype::bf16;
+program::Dtype activation_dtype(machine::Precision precision) {
+    return precision == machine::Precision::fp32 ? program::Dtype::f32 : program::Dtype::bf16;
 }
 
-Builder::Builder(const Plan& plan, Program& program, ParameterSet& parameters)
+program::Dtype quantized_dtype(machine::Precision precision) {
+    switch (precision) {
+    case machine::Precision::fp32:
+    case machine::Precision::bf16:
+        return program::Dtype::bf16;
+    case machine::Precision::fp8_tensor:
+        return program::Dtype::fp8_tensor;
+    case machine::Precision::fp8_blockwise:
+        return program::Dtype::fp8_block;
+    case machine::Precision::mxfp8:
+        return program::Dtype::mxfp8;
+    case machine::Precision::nvfp4:
+        return program::Dtype::nvfp4;
+    }
+    return program::Dtype::bf16;
+}
+
+Builder::Builder(const plan::Plan& plan, program::Program& program, ParameterSet& parameters)
     : plan_(plan),
       program_(program),
       parameters_(parameters),
-      activations_(moe::activation_dtype(plan.precision)),
+      activations_(moe::emit::activation_dtype(plan.precision)),
       local_(plan.tokens_local()),
       gathered_(plan.tokens_gathered()) {}
 
-Dtype Builder::quantized_dtype() const {
-    if (bf16) return moe::quantized_dtype(plan_.activations());
+program::Dtype Builder::quantized_dtype() const {
+    if (bf16) return moe::emit::quantized_dtype(plan_.activations());
     switch (module) {
-    case Module::core_attn:
-        return moe::quantized_dtype(plan_.core_attention());
-    case Module::experts:
-    case Module::moe_act:
-        return moe::quantized_dtype(plan_.experts());
-    case Module::head:
-        return moe::quantized_dtype(plan_.head());
+    case program::Module::core_attn:
+        return moe::emit::quantized_dtype(plan_.core_attention());
+    case program::Module::experts:
+    case program::Module::moe_act:
+        return moe::emit::quantized_dtype(plan_.experts());
+    case program::Module::head:
+        return moe::emit::quantized_dtype(plan_.head());
     default:
-        return moe::quantized_dtype(plan_.precision);
+        return moe::emit::quantized_dtype(plan_.precision);
     }
 }
 
-int Builder::open(SlotKind kind, int chunk) {
+int Builder::open(plan::SlotKind kind, int chunk) {
     program_.templates.push_back({kind, chunk, {}});
     program_.templates.back().ops.reserve(64); // growing moves every op; one layer has about as many
     open_ = static_cast<int>(program_.templates.size()) - 1;
@@ -58,8 +60,9 @@ int Builder::open(SlotKind kind, int chunk) {
     return open_;
 }
 
-TensorId Builder::tensor(std::string name, Dtype dtype, std::int64_t rows, std::int64_t cols, double expected_rows) {
-    Tensor t;
+program::TensorId Builder::tensor(std::string name, program::Dtype dtype, std::int64_t rows, std::int64_t cols,
+                                  double expected_rows) {
+    program::Tensor t;
     if (layer >= 0) {
         const std::string number = std::to_string(layer); // searches name millions of tensors
         t.name.reserve(number.size() + name.size() + 6);
@@ -73,18 +76,19 @@ TensorId Builder::tensor(std::string name, Dtype dtype, std::int64_t rows, std::
     t.expected_rows = expected_rows < 0 ? static_cast<double>(rows) : expected_rows;
     t.chunk = chunk_;
     program_.tensors.push_back(std::move(t));
-    return static_cast<TensorId>(program_.tensors.size()) - 1;
+    return static_cast<program::TensorId>(program_.tensors.size()) - 1;
 }
 
-double Builder::operand_bytes(const Op& op) const {
+double Builder::operand_bytes(const program::Op& op) const {
     double bytes = 0.0;
     // A packed operand (query|key|value) is named several times but moved once.
-    const auto add = [&](const std::vector<TensorId>& ids, double gradient_factor) {
+    const auto add = [&](const std::vector<program::TensorId>& ids, double gradient_factor) {
         for (std::size_t i = 0; i < ids.size(); ++i) {
             const bool repeated = std::find(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i), ids[i]) !=
                                   ids.begin() + static_cast<std::ptrdiff_t>(i);
-            if (ids[i] == no_tensor || repeated) continue;
-            bytes += at(ids[i]).expected_bytes() * (at(ids[i]).storage == Storage::gradient ? gradient_factor : 1.0);
+            if (ids[i] == program::no_tensor || repeated) continue;
+            bytes += at(ids[i]).expected_bytes() *
+                     (at(ids[i]).storage == program::Storage::gradient ? gradient_factor : 1.0);
         }
     };
     add(op.in, 1.0);
@@ -92,8 +96,9 @@ double Builder::operand_bytes(const Op& op) const {
     return bytes;
 }
 
-Op& Builder::emit(OpKind kind, std::vector<TensorId> in, std::vector<TensorId> out, Attr attr) {
-    Op op;
+program::Op& Builder::emit(program::OpKind kind, std::vector<program::TensorId> in, std::vector<program::TensorId> out,
+                           program::Attr attr) {
+    program::Op op;
     op.kind = kind;
     op.module = module;
     op.phase = phase;
@@ -106,63 +111,65 @@ Op& Builder::emit(OpKind kind, std::vector<TensorId> in, std::vector<TensorId> o
     return current().ops.back();
 }
 
-Op& Builder::communicate(OpKind kind, Group group, Stream stream, std::vector<TensorId> in, std::vector<TensorId> out,
-                         Attr attr) {
-    Op& op = emit(kind, std::move(in), std::move(out), std::move(attr));
+program::Op& Builder::communicate(program::OpKind kind, plan::Group group, program::Stream stream,
+                                  std::vector<program::TensorId> in, std::vector<program::TensorId> out,
+                                  program::Attr attr) {
+    program::Op& op = emit(kind, std::move(in), std::move(out), std::move(attr));
     op.group = group;
     op.stream = stream;
-    const bool larger_side_is_output =
-        kind == OpKind::all_gather || kind == OpKind::all_gather_rows || kind == OpKind::recv;
-    const TensorId side = larger_side_is_output ? op.out.front() : op.in.front();
+    const bool larger_side_is_output = kind == program::OpKind::all_gather ||
+                                       kind == program::OpKind::all_gather_rows || kind == program::OpKind::recv;
+    const program::TensorId side = larger_side_is_output ? op.out.front() : op.in.front();
     op.bytes = at(side).expected_bytes();
     return op;
 }
 
-Op& Builder::gemm(TensorId a, TensorId b, TensorId c, GemmAttr attr) {
-    Op& op = emit(OpKind::gemm, {a, b}, {c}, attr);
+program::Op& Builder::gemm(program::TensorId a, program::TensorId b, program::TensorId c, program::GemmAttr attr) {
+    program::Op& op = emit(program::OpKind::gemm, {a, b}, {c}, attr);
     op.flops =
         2.0 * attr.batch * static_cast<double>(attr.m) * static_cast<double>(attr.n) * static_cast<double>(attr.k);
     return op;
 }
 
-TensorId Builder::add(TensorId a, TensorId b, const std::string& name) {
-    const Tensor& shape = at(a);
-    const TensorId out = tensor(name, shape.dtype, shape.rows, shape.cols, shape.expected_rows);
-    emit(OpKind::add, {a, b}, {out});
+program::TensorId Builder::add(program::TensorId a, program::TensorId b, const std::string& name) {
+    const program::Tensor& shape = at(a);
+    const program::TensorId out = tensor(name, shape.dtype, shape.rows, shape.cols, shape.expected_rows);
+    emit(program::OpKind::add, {a, b}, {out});
     return out;
 }
 
 // Dense layers only: Megatron leaves shared experts and the LM head out of it.
 bool Builder::pipelined() const {
-    return plan_.tp_overlap && plan_.tp > 1 && module != Module::shared_experts && module != Module::head;
+    return plan_.tp_overlap && plan_.tp > 1 && module != program::Module::shared_experts &&
+           module != program::Module::head;
 }
 
-TensorId Builder::ring_step(TensorId x, const std::string& name) {
-    const TensorId next = tensor(name, at(x).dtype, at(x).rows, at(x).cols);
-    communicate(OpKind::ring_exchange, groups::tensor, Stream::tensor, {x}, {next});
+program::TensorId Builder::ring_step(program::TensorId x, const std::string& name) {
+    const program::TensorId next = tensor(name, at(x).dtype, at(x).rows, at(x).cols);
+    communicate(program::OpKind::ring_exchange, groups::tensor, program::Stream::tensor, {x}, {next});
     return next;
 }
 
 // n streams are read for the maps and the layer's input, then read and written with its output (arXiv 2409.19606).
-TensorId Builder::residual(TensorId x, TensorId y, const std::string& name) {
-    const TensorId sum = add(x, y, name);
+program::TensorId Builder::residual(program::TensorId x, program::TensorId y, const std::string& name) {
+    const program::TensorId sum = add(x, y, name);
     if (model().residual_streams > 1)
         current().ops.back().bytes += (3.0 * model().residual_streams - 2.0) * at(x).expected_bytes();
     return sum;
 }
 
-TensorId Builder::gather_tokens(TensorId x, const std::string& name) {
+program::TensorId Builder::gather_tokens(program::TensorId x, const std::string& name) {
     if (plan_.tp == 1) return x;
-    const TensorId out = tensor(name, at(x).dtype, at(x).rows * plan_.tp, at(x).cols);
-    communicate(OpKind::all_gather, groups::tensor, Stream::tensor, {x}, {out});
+    const program::TensorId out = tensor(name, at(x).dtype, at(x).rows * plan_.tp, at(x).cols);
+    communicate(program::OpKind::all_gather, groups::tensor, program::Stream::tensor, {x}, {out});
     return out;
 }
 
-TensorId Builder::scatter_tokens(TensorId x, const std::string& name) {
+program::TensorId Builder::scatter_tokens(program::TensorId x, const std::string& name) {
     if (plan_.tp == 1) return x;
-    const TensorId out = tensor(name, at(x).dtype, at(x).rows / plan_.tp, at(x).cols);
-    communicate(OpKind::reduce_scatter, groups::tensor, Stream::tensor, {x}, {out});
+    const program::TensorId out = tensor(name, at(x).dtype, at(x).rows / plan_.tp, at(x).cols);
+    communicate(program::OpKind::reduce_scatter, groups::tensor, program::Stream::tensor, {x}, {out});
     return out;
 }
 
-} // namespace moe
+} // namespace moe::emit

@@ -8,14 +8,14 @@
 
 #include <vector>
 
-namespace moe {
+namespace moe::emit {
 
 namespace {
 
 constexpr std::int64_t reduction_pieces = 4; // Megatron-Bridge's num_splits of a product before a reduce-scatter
 
 // What a product reads and saves of its input.
-TensorId operand_of(Builder& b, Linear& linear, TensorId x) {
+program::TensorId operand_of(Builder& b, Linear& linear, program::TensorId x) {
     linear.saved = x;
     if (!b.quantized() || !linear.quantize || b.at(x).dtype == b.quantized_dtype()) return x;
     const Quantized q = quantize(b, x, linear.name + ".in", true, !linear.shared_input);
@@ -23,12 +23,12 @@ TensorId operand_of(Builder& b, Linear& linear, TensorId x) {
     return q.row;
 }
 
-double bytes_of_rows(const Builder& b, TensorId id, std::int64_t rows) {
+double bytes_of_rows(const Builder& b, program::TensorId id, std::int64_t rows) {
     return b.at(id).expected_bytes() * static_cast<double>(rows) / static_cast<double>(b.at(id).rows);
 }
 
 // attr.m rows of y from as many of x; attr says which.
-void forward_rows(Builder& b, const Linear& linear, TensorId x, TensorId y, GemmAttr attr) {
+void forward_rows(Builder& b, const Linear& linear, program::TensorId x, program::TensorId y, program::GemmAttr attr) {
     attr.n = linear.weight.n;
     attr.k = linear.weight.k;
     attr.transpose_b = true;
@@ -36,122 +36,125 @@ void forward_rows(Builder& b, const Linear& linear, TensorId x, TensorId y, Gemm
         bytes_of_rows(b, x, attr.m) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, y, attr.m);
 }
 
-void dgrad_rows(Builder& b, const Linear& linear, TensorId dy, TensorId dx, GemmAttr attr) {
+void dgrad_rows(Builder& b, const Linear& linear, program::TensorId dy, program::TensorId dx, program::GemmAttr attr) {
     attr.n = linear.weight.k;
     attr.k = linear.weight.n;
     b.gemm(dy, linear.weight.value, dx, attr).bytes =
         bytes_of_rows(b, dy, attr.m) + b.at(linear.weight.value).expected_bytes() + bytes_of_rows(b, dx, attr.m);
 }
 
-GemmAttr rows_of(std::int64_t rows) {
-    GemmAttr attr;
+program::GemmAttr rows_of(std::int64_t rows) {
+    program::GemmAttr attr;
     attr.m = rows;
     return attr;
 }
 
 // The rows that step `step` of the ring over TP has brought.
-GemmAttr ring_rows(const Builder& b, std::int64_t rows, int step) {
-    GemmAttr attr = rows_of(rows);
+program::GemmAttr ring_rows(const Builder& b, std::int64_t rows, int step) {
+    program::GemmAttr attr = rows_of(rows);
     attr.ring = b.plan().tp;
     attr.step = step;
     return attr;
 }
 
 // dW += dy^T x; `dy` in one piece, or in those that a ring over TP brings.
-void wgrad(Builder& b, const Linear& linear, const std::vector<TensorId>& dy, TensorId x) {
-    b.phase = Phase::wgrad;
-    GemmAttr attr;
+void wgrad(Builder& b, const Linear& linear, const std::vector<program::TensorId>& dy, program::TensorId x) {
+    b.phase = program::Phase::wgrad;
+    program::GemmAttr attr;
     attr.m = linear.weight.n;
     attr.n = linear.weight.k;
     attr.k = linear.rows;
     attr.transpose_a = true;
-    attr.accumulate = b.at(linear.weight.gradient).storage == Storage::gradient; // FSDP's are new in every backward
-    Op& op = b.gemm(dy.front(), x, linear.weight.gradient, attr);
+    attr.accumulate =
+        b.at(linear.weight.gradient).storage == program::Storage::gradient; // FSDP's are new in every backward
+    program::Op& op = b.gemm(dy.front(), x, linear.weight.gradient, attr);
     for (std::size_t i = 1; i < dy.size(); ++i) {
         op.in.push_back(dy[i]);
         op.bytes += b.at(dy[i]).expected_bytes();
     }
-    b.phase = Phase::dgrad;
+    b.phase = program::Phase::dgrad;
 }
 
 // The saved input, before any gather.
-TensorId saved_of(Builder& b, const Linear& linear) {
+program::TensorId saved_of(Builder& b, const Linear& linear) {
     if (!b.quantized() || !linear.quantize || !linear.shared_input || b.by_rows()) return linear.saved;
     return quantize(b, linear.saved, linear.name + ".in_again", false, true).column;
 }
 
 // What `saved_of` has given, gathered, as wgrad multiplies it.
-TensorId factor_of(Builder& b, const Linear& linear, TensorId x) {
+program::TensorId factor_of(Builder& b, const Linear& linear, program::TensorId x) {
     if (!b.by_rows() || !linear.quantize || linear.shared_input) return x;
-    b.phase = Phase::wgrad;
+    b.phase = program::Phase::wgrad;
     return dequantize(b, x, linear.name + ".in_wide");
 }
 
 } // namespace
 
-Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column, TensorId counts) {
-    const Tensor shape = b.at(x);
+Quantized quantize(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
+                   program::TensorId counts) {
+    const program::Tensor shape = b.at(x);
     if (b.by_rows()) {
-        const TensorId low =
-            row ? b.tensor(name + ".row", b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows) : no_tensor;
-        if (row) b.emit(OpKind::quantize, {x, counts}, {low});
+        const program::TensorId low =
+            row ? b.tensor(name + ".row", b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)
+                : program::no_tensor;
+        if (row) b.emit(program::OpKind::quantize, {x, counts}, {low});
         return {low, x};
     }
     const auto make = [&](bool wanted, const char* suffix) {
         return wanted ? b.tensor(name + suffix, b.quantized_dtype(), shape.rows, shape.cols, shape.expected_rows)
-                      : no_tensor;
+                      : program::no_tensor;
     };
     const Quantized q{make(row, ".row"), make(column, ".column")};
-    Op& op = b.emit(OpKind::quantize, {x}, {q.row, q.column});
+    program::Op& op = b.emit(program::OpKind::quantize, {x}, {q.row, q.column});
     // The scale of a whole tensor is its largest value: current scaling reads everything once before it converts.
-    if (b.quantized_dtype() == Dtype::fp8_tensor && b.plan().fp8_scaling == Fp8Scaling::current)
+    if (b.quantized_dtype() == program::Dtype::fp8_tensor && b.plan().fp8_scaling == plan::Fp8Scaling::current)
         op.bytes += shape.expected_bytes();
     return q;
 }
 
 bool quantizes_as_written(const Builder& b, std::int64_t width, int widths) {
-    return b.by_rows() && (widths == 1 || width % fp8_block_size == 0);
+    return b.by_rows() && (widths == 1 || width % program::fp8_block_size == 0);
 }
 
-TensorId dequantize(Builder& b, TensorId x, const std::string& name, TensorId counts) {
-    const Tensor shape = b.at(x);
-    const TensorId wide = b.activation(name, shape.rows, shape.cols, shape.expected_rows);
-    b.emit(OpKind::dequantize, {x, counts}, {wide});
+program::TensorId dequantize(Builder& b, program::TensorId x, const std::string& name, program::TensorId counts) {
+    const program::Tensor shape = b.at(x);
+    const program::TensorId wide = b.activation(name, shape.rows, shape.cols, shape.expected_rows);
+    b.emit(program::OpKind::dequantize, {x, counts}, {wide});
     return wide;
 }
 
-TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype) {
-    TensorId operand = operand_of(b, linear, x);
+program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype) {
+    program::TensorId operand = operand_of(b, linear, x);
     const bool ring = linear.gather && b.pipelined();
     if (linear.gather && !ring) operand = b.gather_tokens(operand, linear.name + ".in_full");
     const std::int64_t piece = b.at(operand).rows;
     linear.rows = ring ? piece * b.plan().tp : piece;
-    const TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.weight.n);
+    const program::TensorId y = b.tensor(linear.name, out_dtype, linear.rows, linear.weight.n);
     if (!ring) {
         forward_rows(b, linear, operand, y, rows_of(piece));
         return y;
     }
     for (int step = 0; step < b.plan().tp; ++step) {
         const bool last = step + 1 == b.plan().tp;
-        const TensorId next = last ? no_tensor : b.ring_step(operand, linear.name + ".in_ring");
+        const program::TensorId next = last ? program::no_tensor : b.ring_step(operand, linear.name + ".in_ring");
         forward_rows(b, linear, operand, y, ring_rows(b, piece, step));
         operand = next;
     }
     return y;
 }
 
-TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy, TensorId low) {
-    TensorId dy_row = low != no_tensor ? low : dy, dy_column = dy;
-    b.phase = Phase::dgrad;
-    if (b.quantized() && linear.quantize && low == no_tensor) {
+program::TensorId linear_backward(Builder& b, const Linear& linear, program::TensorId dy, program::TensorId low) {
+    program::TensorId dy_row = low != program::no_tensor ? low : dy, dy_column = dy;
+    b.phase = program::Phase::dgrad;
+    if (b.quantized() && linear.quantize && low == program::no_tensor) {
         const Quantized q = quantize(b, dy, linear.name + ".grad", true, true);
         dy_row = q.row;
         dy_column = q.column;
     }
     // The gather for wgrad is issued before dgrad so that it runs beside it.
-    TensorId x = saved_of(b, linear);
+    program::TensorId x = saved_of(b, linear);
     if (linear.gather) x = b.gather_tokens(x, linear.name + ".in_again_full");
-    TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
+    program::TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
     dgrad_rows(b, linear, dy_row, dx, rows_of(linear.rows));
     // The reduce-scatter of dx runs beside wgrad.
     if (linear.gather) dx = b.scatter_tokens(dx, linear.name + ".din_local");
@@ -159,46 +162,48 @@ TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy, TensorId
     return dx;
 }
 
-void linear_wgrad(Builder& b, const Linear& linear, TensorId dy) {
-    b.phase = Phase::wgrad;
+void linear_wgrad(Builder& b, const Linear& linear, program::TensorId dy) {
+    b.phase = program::Phase::wgrad;
     const bool low = b.quantized() && linear.quantize;
-    const TensorId column = low ? quantize(b, dy, linear.name + ".grad", false, true).column : dy;
+    const program::TensorId column = low ? quantize(b, dy, linear.name + ".grad", false, true).column : dy;
     wgrad(b, linear, {column}, factor_of(b, linear, saved_of(b, linear)));
 }
 
-TensorId linear_forward_scattered(Builder& b, Linear& linear, TensorId x, Dtype out_dtype, const std::string& name) {
+program::TensorId linear_forward_scattered(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype,
+                                           const std::string& name) {
     if (!b.pipelined()) return b.scatter_tokens(linear_forward(b, linear, x, out_dtype), name);
-    const TensorId operand = operand_of(b, linear, x);
+    const program::TensorId operand = operand_of(b, linear, x);
     linear.rows = b.at(operand).rows;
     std::int64_t pieces = reduction_pieces;
     while (linear.rows % (pieces * b.plan().tp) != 0) pieces /= 2; // the sequence is divisible by tp
     const std::int64_t piece = linear.rows / pieces;
     const std::int64_t own = linear.rows / b.plan().tp, share = piece / b.plan().tp; // rows of one member
-    const TensorId y_local = b.tensor(name, out_dtype, own, linear.weight.n);
+    const program::TensorId y_local = b.tensor(name, out_dtype, own, linear.weight.n);
     for (std::int64_t row = 0; row < own; row += share) {
-        const TensorId y = b.tensor(linear.name, out_dtype, piece, linear.weight.n);
-        GemmAttr rows = rows_of(piece);
+        const program::TensorId y = b.tensor(linear.name, out_dtype, piece, linear.weight.n);
+        program::GemmAttr rows = rows_of(piece);
         rows.a_offset = row * linear.weight.k;
         rows.runs = b.plan().tp;
         rows.run_stride = own * linear.weight.k;
         forward_rows(b, linear, operand, y, rows);
-        b.communicate(OpKind::reduce_scatter, groups::tensor, Stream::tensor, {y}, {y_local},
-                      ReduceAttr{false, row * linear.weight.n, share * linear.weight.n});
+        b.communicate(program::OpKind::reduce_scatter, groups::tensor, program::Stream::tensor, {y}, {y_local},
+                      program::ReduceAttr{false, row * linear.weight.n, share * linear.weight.n});
     }
     return y_local;
 }
 
-TensorId linear_backward_gathered(Builder& b, const Linear& linear, TensorId dy, const std::string& name) {
+program::TensorId linear_backward_gathered(Builder& b, const Linear& linear, program::TensorId dy,
+                                           const std::string& name) {
     if (!b.pipelined()) return linear_backward(b, linear, b.gather_tokens(dy, name));
-    b.phase = Phase::dgrad;
+    b.phase = program::Phase::dgrad;
     const bool low = b.quantized() && linear.quantize;
     const std::int64_t piece = b.at(dy).rows;
-    const TensorId x = saved_of(b, linear);
-    const TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
-    std::vector<TensorId> columns;
+    const program::TensorId x = saved_of(b, linear);
+    const program::TensorId dx = b.activation(linear.name + ".din", linear.rows, linear.weight.k);
+    std::vector<program::TensorId> columns;
     for (int step = 0; step < b.plan().tp; ++step) {
         const bool last = step + 1 == b.plan().tp;
-        const TensorId next = last ? no_tensor : b.ring_step(dy, name);
+        const program::TensorId next = last ? program::no_tensor : b.ring_step(dy, name);
         const Quantized q = low ? quantize(b, dy, linear.name + ".grad", true, true) : Quantized{dy, dy};
         dgrad_rows(b, linear, q.row, dx, ring_rows(b, piece, step));
         columns.push_back(q.column);
@@ -208,4 +213,4 @@ TensorId linear_backward_gathered(Builder& b, const Linear& linear, TensorId dy,
     return dx;
 }
 
-} // namespace moe
+} // namespace moe::emit

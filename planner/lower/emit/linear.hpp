@@ -5,19 +5,21 @@
 
 #include <string>
 
-namespace moe {
+namespace moe::emit {
 
 // Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for. By rows
 // alone (Builder::by_rows()) what wgrad reads, `column`, is x itself. `counts`: of routed rows.
 struct Quantized {
-    TensorId row = no_tensor, column = no_tensor;
+    program::TensorId row = program::no_tensor, column = program::no_tensor;
 };
-Quantized quantize(Builder& b, TensorId x, const std::string& name, bool row, bool column, TensorId counts = no_tensor);
+Quantized quantize(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
+                   program::TensorId counts = program::no_tensor);
 // Whether what an op leaves in rows of these widths, one behind the other, can be quantized as it is written: by rows,
 // in blocks of which none lies in two widths.
 bool quantizes_as_written(const Builder& b, std::int64_t width, int widths = 1);
 // A row-wise copy in the activation precision.
-TensorId dequantize(Builder& b, TensorId x, const std::string& name, TensorId counts = no_tensor);
+program::TensorId dequantize(Builder& b, program::TensorId x, const std::string& name,
+                             program::TensorId counts = program::no_tensor);
 
 // y = x W^T with what its backward needs. Under a low precision x is quantized into a row-wise copy for the forward
 // GEMM and a column-wise one that is kept for wgrad; `shared_input` keeps x itself instead (its other consumer needs it
@@ -28,19 +30,22 @@ struct Linear {
     std::string name;
     bool gather = false; // input is sharded over TP along tokens: gather it first (column-parallel)
     bool shared_input = false;
-    bool quantize = true;       // router and gates stay in the activation precision
-    TensorId saved = no_tensor; // local input that wgrad reads
-    std::int64_t rows = 0;      // of y
+    bool quantize = true;                         // router and gates stay in the activation precision
+    program::TensorId saved = program::no_tensor; // local input that wgrad reads
+    std::int64_t rows = 0;                        // of y
 };
-TensorId linear_forward(Builder& b, Linear& linear, TensorId x, Dtype out_dtype);
+program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype);
 // dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well. `low`:
 // dy by rows where the op before has quantized it.
-TensorId linear_backward(Builder& b, const Linear& linear, TensorId dy, TensorId low = no_tensor);
+program::TensorId linear_backward(Builder& b, const Linear& linear, program::TensorId dy,
+                                  program::TensorId low = program::no_tensor);
 // wgrad alone, of an input that has no gradient.
-void linear_wgrad(Builder& b, const Linear& linear, TensorId dy);
+void linear_wgrad(Builder& b, const Linear& linear, program::TensorId dy);
 
 // The same for row-parallel weights: y is summed over TP and scattered along tokens (tensor `name`), dy is gathered.
-TensorId linear_forward_scattered(Builder& b, Linear& linear, TensorId x, Dtype out_dtype, const std::string& name);
-TensorId linear_backward_gathered(Builder& b, const Linear& linear, TensorId dy, const std::string& name);
+program::TensorId linear_forward_scattered(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype,
+                                           const std::string& name);
+program::TensorId linear_backward_gathered(Builder& b, const Linear& linear, program::TensorId dy,
+                                           const std::string& name);
 
-} // namespace moe
+} // namespace moe::emit

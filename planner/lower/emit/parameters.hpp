@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::emit {
 
 struct Weight;
 
@@ -24,31 +24,32 @@ public:
     // What `lender`, a chunk of the same rank, has declared (the embedding table at the open end of a V, or where MTP
     // came to lie) is shared with it: one weight, one gradient. Megatron-LM's interleaved chunks are models of their
     // own.
-    ParameterSet(const Plan& plan, int chunk, ParameterSet* lender = nullptr)
+    ParameterSet(const plan::Plan& plan, int chunk, ParameterSet* lender = nullptr)
         : plan_(plan),
           chunk_(chunk),
-          lender_(in_a_v(plan.schedule) || stack_traits(plan).shares_weights_of_chunks ? lender : nullptr) {}
+          shared_with_(plan::in_a_v(plan.schedule) || plan::stack_traits(plan).shares_weights_of_chunks ? lender
+                                                                                                        : nullptr) {}
 
     // All of one key share domain, sharding and whether they are quantized. `decay` false: norms and biases. `copies`:
     // the same parameters once for every local expert, one expert's behind the other's. `precision`: what they are
     // quantized to where that is not the plan's choice for their domain; fp32: they stay FP32.
-    void declare(const std::string& key, std::vector<Parameter> parameters, bool quantized, bool decay = true,
-                 int copies = 1, std::optional<Precision> precision = {});
+    void declare(const std::string& key, std::vector<program::Parameter> parameters, bool quantized, bool decay = true,
+                 int copies = 1, std::optional<machine::Precision> precision = {});
     // What follows belongs to decoder layer `layer`, -1 for the ends of the model. Behind a layer, a bucket that has
     // grown past the cut size ends (PP = 1 only, where finer buckets overlap); under FSDP every bucket does.
     void boundary(int layer);
     // Whether what follows is of a layer that is not quantized.
     void keep_bf16(bool keep) { bf16_ = keep; }
     // `list` false leaves Program::parameters empty: sizes need no names.
-    void seal(Program& program, bool list = true);
-    bool has(const std::string& key) const { return keys_.count(key) > 0 || (lender_ && lender_->has(key)); }
+    void seal(program::Program& program, bool list = true);
+    bool has(const std::string& key) const { return keys_.count(key) > 0 || (shared_with_ && shared_with_->has(key)); }
 
     // View of a key's parameters as [n, k]; Error (failure) if the sizes disagree, which would be a fault of an
     // emitter.
-    Weight weight(Program& program, const std::string& key, std::int64_t n, std::int64_t k);
+    Weight weight(program::Program& program, const std::string& key, std::int64_t n, std::int64_t k);
 
     // Buckets before tensors exist: what bucket_sizes() reports.
-    const std::vector<Bucket>& buckets() const { return buckets_; }
+    const std::vector<program::Bucket>& buckets() const { return buckets_; }
 
 private:
     struct Key {
@@ -58,39 +59,39 @@ private:
         std::int64_t elements = 0;
         std::size_t first = 0, count = 0; // in parameters_: matrices of one width
         int copies = 1;
-        std::map<std::pair<std::int64_t, std::int64_t>, std::pair<TensorId, TensorId>> views;
+        std::map<std::pair<std::int64_t, std::int64_t>, std::pair<program::TensorId, program::TensorId>> views;
     };
-    void add_buffers(Program& program);                     // of resharded buckets
-    void add_matrices(Program& program, std::size_t index); // of a bucket that is quantized in blocks
-    void list_parameters(Program& program, int first_bucket) const;
-    int bucket_for(Domain domain, bool sharded, bool quantized, Dtype low);
-    std::int64_t cut_elements(const Bucket& bucket) const;
+    void add_buffers(program::Program& program);                     // of resharded buckets
+    void add_matrices(program::Program& program, std::size_t index); // of a bucket that is quantized in blocks
+    void list_parameters(program::Program& program, int first_bucket) const;
+    int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low);
+    std::int64_t cut_elements(const program::Bucket& bucket) const;
 
-    const Plan& plan_;
+    const plan::Plan& plan_;
     int chunk_;
-    ParameterSet* lender_;
+    ParameterSet* shared_with_;
     int layer_ = -1;
     bool sealed_ = false, bf16_ = false;
-    std::vector<Parameter> parameters_;
-    std::vector<Bucket> buckets_;
+    std::vector<program::Parameter> parameters_;
+    std::vector<program::Bucket> buckets_;
     std::vector<bool> sharded_, closed_;
-    std::vector<Dtype> low_; // of weights as products read them; bf16: as they are
+    std::vector<program::Dtype> low_; // of weights as products read them; bf16: as they are
     std::vector<std::int64_t> undecayed_;
     std::map<std::string, Key> keys_;
 };
 
 // A flat tensor of a Program.
-TensorId add_flat(Program& program, std::string name, Dtype dtype, Storage storage, std::int64_t elements,
-                  int chunk = -1);
+program::TensorId add_flat(program::Program& program, std::string name, program::Dtype dtype, program::Storage storage,
+                           std::int64_t elements, int chunk = -1);
 
 // Pipeline ranks that hold a copy of the embedding table, in order: the first stage, that of MTP, and the last where
 // the head is tied to the table. Two or more have to add their gradients to each other's.
-std::vector<int> table_holders(const Plan& plan);
+std::vector<int> table_holders(const plan::Plan& plan);
 // Whether they are several and the stack is ours, which adds up only the shards of the optimizer; the published ones
 // add up whole gradients (Megatron-LM's embedding group).
-bool shares_table(const Plan& plan);
+bool shares_table(const plan::Plan& plan);
 
 // Group that a parameter's gradient is summed over: the complement of its sharding inside its domain.
-Group gradient_group(const Plan& plan, Domain domain, bool sharded);
+plan::Group gradient_group(const plan::Plan& plan, plan::Domain domain, bool sharded);
 
-} // namespace moe
+} // namespace moe::emit

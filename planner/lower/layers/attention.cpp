@@ -8,16 +8,16 @@
 #include <algorithm>
 #include <cmath>
 
-namespace moe {
+namespace moe::layers {
 
-AttentionLayer::AttentionLayer(const Model& model, const Attention& shape, std::string key, std::string hf_prefix,
-                               int layer)
+AttentionLayer::AttentionLayer(const model::Model& model, const model::Attention& shape, std::string key,
+                               std::string hf_prefix, int layer)
     : model_(model), a_(shape), key_(std::move(key)), hf_(std::move(hf_prefix)), layer_(layer) {}
 
 namespace {
 
 // Width of the packed query|key|value row of one TP rank.
-std::int64_t packed_width(const Attention& a, int tp) {
+std::int64_t packed_width(const model::Attention& a, int tp) {
     return (static_cast<std::int64_t>(a.heads) * a.qk_dim +
             static_cast<std::int64_t>(a.kv_heads) * (a.qk_dim + a.v_dim)) /
            tp;
@@ -25,23 +25,23 @@ std::int64_t packed_width(const Attention& a, int tp) {
 
 } // namespace
 
-void AttentionLayer::declare(ParameterSet& set) const {
+void AttentionLayer::declare(emit::ParameterSet& set) const {
     const std::int64_t h = model_.hidden, heads = a_.heads;
     const std::string at = hf_ + "self_attn.";
     const double out_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(1, model_.layers.size())));
     const auto dense = [](std::string name, std::int64_t rows, std::int64_t cols, int dim, double std) {
-        return matrix(std::move(name), Domain::dense, rows, cols, dim, std);
+        return matrix(std::move(name), plan::Domain::dense, rows, cols, dim, std);
     };
     Norm::declare(set, key_ + ".norm", hf_ + "input_layernorm.weight", h);
     if (model_.post_norms) Norm::declare(set, key_ + ".post_norm", hf_ + "post_attention_layernorm.weight", h);
     switch (a_.kind) {
-    case AttentionKind::gqa: {
+    case model::AttentionKind::gqa: {
         const std::int64_t q = heads * a_.qk_dim, k = static_cast<std::int64_t>(a_.kv_heads) * a_.qk_dim,
                            v = static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim;
         // The output gate of Qwen3-Next doubles the query projection.
         const std::int64_t q_rows = a_.output_gate ? 2 * q : q;
-        std::vector<Parameter> in{dense(at + "q_proj.weight", q_rows, h, 0, 0.02),
-                                  dense(at + "k_proj.weight", k, h, 0, 0.02)};
+        std::vector<program::Parameter> in{dense(at + "q_proj.weight", q_rows, h, 0, 0.02),
+                                           dense(at + "k_proj.weight", k, h, 0, 0.02)};
         if (!a_.k_eq_v) in.push_back(dense(at + "v_proj.weight", v, h, 0, 0.02));
         if (a_.head_gate) in.push_back(dense(at + "g_proj.weight", heads, h, 0, 0.02));
         set.declare(key_ + ".qkv", std::move(in), true);
@@ -57,7 +57,7 @@ void AttentionLayer::declare(ParameterSet& set) const {
         if (a_.sinks) set.declare(key_ + ".sinks", {dense(at + "sinks", heads, 1, 0, 0.0)}, false, false);
         break;
     }
-    case AttentionKind::mla: {
+    case model::AttentionKind::mla: {
         const std::int64_t q = heads * a_.qk_dim, nope = a_.qk_dim - a_.rope_dim;
         if (a_.q_lora > 0) {
             set.declare(key_ + ".q_down", {dense(at + "q_a_proj.weight", a_.q_lora, h, -1, 0.02)}, true);
@@ -74,12 +74,12 @@ void AttentionLayer::declare(ParameterSet& set) const {
         if (a_.indexes()) declare_indexer(set);
         break;
     }
-    case AttentionKind::mamba:
+    case model::AttentionKind::mamba:
         return declare_mamba(set);
-    case AttentionKind::none:
+    case model::AttentionKind::none:
         return;
-    case AttentionKind::gated_delta:
-    case AttentionKind::compressed: {
+    case model::AttentionKind::gated_delta:
+    case model::AttentionKind::compressed: {
         const auto [in, out] = mixer_rows();
         set.declare(key_ + ".qkv", {dense(at + "in_proj.weight", in, h, 0, 0.02)}, true);
         set.declare(key_ + ".out", {dense(at + "o_proj.weight", out, h, 0, out_std)}, true);
@@ -91,99 +91,99 @@ void AttentionLayer::declare(ParameterSet& set) const {
     if (a_.out_bias) set.declare(key_ + ".out_bias", {dense(at + "o_proj.bias", h, 1, -1, 0.0)}, false, false);
 }
 
-TensorId AttentionLayer::forward(Builder& b, TensorId x, TensorId& keys) {
+program::TensorId AttentionLayer::forward(emit::Builder& b, program::TensorId x, program::TensorId& keys) {
     b.layer = layer_;
-    b.phase = Phase::forward;
-    b.module = Module::layernorm;
+    b.phase = program::Phase::forward;
+    b.module = program::Module::layernorm;
     norm_.key = key_ + ".norm";
-    const bool latent = a_.kind == AttentionKind::mla || a_.kind == AttentionKind::compressed;
-    if (stack_traits(b.plan()).keeps_norm_with_product && !latent) norm_.within = Module::attn_in;
-    const TensorId normed = norm_.forward(b, x, model_.hidden, "attn_norm");
-    TensorId o = no_tensor;
+    const bool latent = a_.kind == model::AttentionKind::mla || a_.kind == model::AttentionKind::compressed;
+    if (plan::stack_traits(b.plan()).keeps_norm_with_product && !latent) norm_.within = program::Module::attn_in;
+    const program::TensorId normed = norm_.forward(b, x, model_.hidden, "attn_norm");
+    program::TensorId o = program::no_tensor;
     switch (a_.kind) {
-    case AttentionKind::gqa:
+    case model::AttentionKind::gqa:
         o = gqa_core(b, normed);
         break;
-    case AttentionKind::mla:
+    case model::AttentionKind::mla:
         o = a_.sparse() ? sparse_core(b, normed, keys) : mla_core(b, normed);
         break;
-    case AttentionKind::mamba:
+    case model::AttentionKind::mamba:
         o = mamba_core(b, normed);
         break;
     default:
         o = mixer_core(b, normed);
         break;
     }
-    b.module = Module::attn_out;
+    b.module = program::Module::attn_out;
     out_.weight = b.weight(key_ + ".out", model_.hidden, b.at(o).cols);
     out_.name = "attn_proj";
     out_.shared_input = true; // attention's backward keeps its BF16 output anyway
-    TensorId y = linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
+    program::TensorId y = emit::linear_forward_scattered(b, out_, o, b.activation_dtype(), "attn_proj_local");
     if (a_.out_bias) {
         out_bias_ = b.weight(key_ + ".out_bias", model_.hidden, 1);
-        const TensorId biased = b.activation("attn_proj_bias", b.at(y).rows, b.at(y).cols);
-        b.emit(OpKind::bias_add, {y, out_bias_.value}, {biased});
+        const program::TensorId biased = b.activation("attn_proj_bias", b.at(y).rows, b.at(y).cols);
+        b.emit(program::OpKind::bias_add, {y, out_bias_.value}, {biased});
         y = biased;
     }
     if (model_.post_norms) {
-        b.module = Module::layernorm;
+        b.module = program::Module::layernorm;
         post_norm_.key = key_ + ".post_norm";
         y = post_norm_.forward(b, y, model_.hidden, "attn_post_norm");
     }
-    b.module = Module::residual;
+    b.module = program::Module::residual;
     return b.residual(x, y, "attn_residual");
 }
 
-TensorId AttentionLayer::backward(Builder& b, TensorId dy) {
+program::TensorId AttentionLayer::backward(emit::Builder& b, program::TensorId dy) {
     b.layer = layer_;
-    b.phase = Phase::dgrad;
-    TensorId dprojected = dy;
+    b.phase = program::Phase::dgrad;
+    program::TensorId dprojected = dy;
     if (model_.post_norms) {
-        b.module = Module::layernorm;
+        b.module = program::Module::layernorm;
         dprojected = post_norm_.backward(b, dy);
     }
-    b.module = Module::attn_out;
+    b.module = program::Module::attn_out;
     if (a_.out_bias) {
-        b.phase = Phase::wgrad;
-        b.emit(OpKind::bias_grad, {dprojected}, {out_bias_.gradient});
-        b.phase = Phase::dgrad;
+        b.phase = program::Phase::wgrad;
+        b.emit(program::OpKind::bias_grad, {dprojected}, {out_bias_.gradient});
+        b.phase = program::Phase::dgrad;
     }
-    const TensorId doutput = linear_backward_gathered(b, out_, dprojected, "attn_dproj");
-    TensorId dnormed = no_tensor;
+    const program::TensorId doutput = emit::linear_backward_gathered(b, out_, dprojected, "attn_dproj");
+    program::TensorId dnormed = program::no_tensor;
     switch (a_.kind) {
-    case AttentionKind::gqa:
+    case model::AttentionKind::gqa:
         dnormed = gqa_core_backward(b, doutput);
         break;
-    case AttentionKind::mla:
+    case model::AttentionKind::mla:
         dnormed = a_.sparse() ? sparse_core_backward(b, doutput) : mla_core_backward(b, doutput);
         break;
-    case AttentionKind::mamba:
+    case model::AttentionKind::mamba:
         dnormed = mamba_core_backward(b, doutput);
         break;
     default:
         dnormed = mixer_core_backward(b, doutput);
         break;
     }
-    b.module = Module::layernorm;
+    b.module = program::Module::layernorm;
     return norm_.backward(b, dnormed, dy);
 }
 
-TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
+program::TensorId AttentionLayer::gqa_core(emit::Builder& b, program::TensorId normed) {
     const int tp = b.plan().tp;
     const std::int64_t gate = (a_.output_gate ? static_cast<std::int64_t>(a_.heads) * a_.qk_dim / tp : 0) +
                               (a_.head_gate ? a_.heads / tp : 0);
     const std::int64_t width = packed_width(a_, tp) + gate, tokens = b.gathered_tokens();
     // Keys that serve as values become both where they are turned.
     const std::int64_t projected = a_.k_eq_v ? width - static_cast<std::int64_t>(a_.kv_heads) * a_.v_dim / tp : width;
-    b.module = Module::attn_in;
+    b.module = program::Module::attn_in;
     qkv_.weight = b.weight(key_ + ".qkv", projected, model_.hidden);
     qkv_.name = "qkv";
     qkv_.gather = tp > 1;
-    TensorId qkv = linear_forward(b, qkv_, normed, b.activation_dtype());
+    program::TensorId qkv = emit::linear_forward(b, qkv_, normed, b.activation_dtype());
     if (a_.qkv_bias) {
         qkv_bias_ = b.weight(key_ + ".qkv_bias", width, 1);
-        const TensorId biased = b.activation("qkv_bias", tokens, width);
-        b.emit(OpKind::bias_add, {qkv, qkv_bias_.value}, {biased});
+        const program::TensorId biased = b.activation("qkv_bias", tokens, width);
+        b.emit(program::OpKind::bias_add, {qkv, qkv_bias_.value}, {biased});
         qkv = biased;
     }
     qkv_raw_ = qkv;
@@ -197,18 +197,18 @@ TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
              model_.norm_eps,
              model_.rope_interleaved,
              a_.qk_norm,
-             frequency_scale(model_, a_.rope_dim)};
-    const TensorId rotated = b.activation("qkv_rope", tokens, width);
-    std::vector<TensorId> in{qkv, b.program().io.positions}, out{rotated};
+             program::frequency_scale(model_, a_.rope_dim)};
+    const program::TensorId rotated = b.activation("qkv_rope", tokens, width);
+    std::vector<program::TensorId> in{qkv, b.program().io.positions}, out{rotated};
     if (a_.qk_norm) {
         q_head_norm_ = b.weight(key_ + ".q_norm", a_.qk_dim, 1);
         k_head_norm_ = b.weight(key_ + ".k_norm", a_.qk_dim, 1);
-        head_rstd_ = b.tensor("qk_rstd", Dtype::f32, tokens, rope_.heads + rope_.kv_heads);
+        head_rstd_ = b.tensor("qk_rstd", program::Dtype::f32, tokens, rope_.heads + rope_.kv_heads);
         in.insert(in.end(), {q_head_norm_.value, k_head_norm_.value});
         out.push_back(head_rstd_);
     }
-    b.emit(OpKind::rope, in, out, rope_);
-    AttentionAttr attr;
+    b.emit(program::OpKind::rope, in, out, rope_);
+    program::AttentionAttr attr;
     attr.batch = b.plan().mbs;
     attr.seq_q = attr.seq_k = b.plan().seq / b.plan().cp;
     attr.heads = rope_.heads;
@@ -221,34 +221,34 @@ TensorId AttentionLayer::gqa_core(Builder& b, TensorId normed) {
     attr.window = a_.window;
     attr.scale = 1.0 / std::sqrt(static_cast<double>(a_.qk_dim));
     attr.chunk = a_.chunk;
-    attr.visible = keys_seen(a_, b.plan().seq) / static_cast<double>(b.plan().seq);
+    attr.visible = model::keys_seen(a_, b.plan().seq) / static_cast<double>(b.plan().seq);
     if (a_.sinks) sinks_ = b.weight(key_ + ".sinks", attr.heads, 1);
     return attend(b, rotated, rotated, rotated, attr, sinks_.value);
 }
 
-TensorId AttentionLayer::gqa_core_backward(Builder& b, TensorId doutput) {
+program::TensorId AttentionLayer::gqa_core_backward(emit::Builder& b, program::TensorId doutput) {
     const std::int64_t tokens = b.gathered_tokens(), width = b.at(q_).elements() / tokens;
-    const TensorId drotated = b.activation("dqkv_rope", tokens, width);
+    const program::TensorId drotated = b.activation("dqkv_rope", tokens, width);
     attend_backward(b, doutput, drotated, drotated, drotated);
-    b.module = Module::attn_in;
-    const TensorId dqkv = b.activation("dqkv", tokens, b.at(qkv_raw_).cols);
-    std::vector<TensorId> in{drotated, b.program().io.positions}, out{dqkv};
+    b.module = program::Module::attn_in;
+    const program::TensorId dqkv = b.activation("dqkv", tokens, b.at(qkv_raw_).cols);
+    std::vector<program::TensorId> in{drotated, b.program().io.positions}, out{dqkv};
     if (a_.qk_norm) {
         in.insert(in.end(), {qkv_raw_, q_head_norm_.value, k_head_norm_.value, head_rstd_});
         out.insert(out.end(), {q_head_norm_.gradient, k_head_norm_.gradient});
     }
-    b.emit(OpKind::rope_grad, in, out, rope_);
+    b.emit(program::OpKind::rope_grad, in, out, rope_);
     if (a_.qkv_bias) {
-        b.phase = Phase::wgrad;
-        b.emit(OpKind::bias_grad, {dqkv}, {qkv_bias_.gradient});
-        b.phase = Phase::dgrad;
+        b.phase = program::Phase::wgrad;
+        b.emit(program::OpKind::bias_grad, {dqkv}, {qkv_bias_.gradient});
+        b.phase = program::Phase::dgrad;
     }
-    return linear_backward(b, qkv_, dqkv);
+    return emit::linear_backward(b, qkv_, dqkv);
 }
 
 // An operand of the core in its precision.
-TensorId AttentionLayer::low(Builder& b, TensorId x, const std::string& name) const {
-    return b.quantized() ? quantize(b, x, name, true, false).row : x;
+program::TensorId AttentionLayer::low(emit::Builder& b, program::TensorId x, const std::string& name) const {
+    return b.quantized() ? emit::quantize(b, x, name, true, false).row : x;
 }
 
-} // namespace moe
+} // namespace moe::layers

@@ -5,17 +5,17 @@
 
 #include <array>
 
-namespace moe {
+namespace moe::layers {
 
-void exchange_heads(Builder& b, TensorId x, TensorId y, bool to_heads, HeadPieces pieces) {
+void exchange_heads(emit::Builder& b, program::TensorId x, program::TensorId y, bool to_heads, HeadPieces pieces) {
     if (pieces[0] == 0) pieces[0] = to_heads ? b.at(x).cols : b.at(y).cols;
-    b.communicate(OpKind::all_to_all, groups::context, Stream::tensor, {x}, {y},
-                  AllToAllAttr{to_heads, b.plan().cp, b.at(x).rows, b.at(x).cols, pieces});
+    b.communicate(program::OpKind::all_to_all, emit::groups::context, program::Stream::tensor, {x}, {y},
+                  program::AllToAllAttr{to_heads, b.plan().cp, b.at(x).rows, b.at(x).cols, pieces});
 }
 
 namespace {
 
-double core_flops(const AttentionAttr& a, bool backward) {
+double core_flops(const program::AttentionAttr& a, bool backward) {
     // Two matrix products forward (QK, PV); five backward (QK again, dV, dP, dQ, dK).
     const double pairs = static_cast<double>(a.batch) * a.heads * static_cast<double>(a.seq_q) *
                          static_cast<double>(a.seq_k) * a.visible;
@@ -23,38 +23,39 @@ double core_flops(const AttentionAttr& a, bool backward) {
 }
 
 // CP by all-to-all: tokens of all members, heads of one.
-bool by_heads(const Builder& b) { return b.plan().cp > 1 && b.plan().cp_comm == ContextComm::alltoall; }
+bool by_heads(const emit::Builder& b) { return b.plan().cp > 1 && b.plan().cp_comm == plan::ContextComm::alltoall; }
 
-TensorId like(Builder& b, TensorId x, const std::string& name) {
+program::TensorId like(emit::Builder& b, program::TensorId x, const std::string& name) {
     return b.activation(name, b.at(x).rows, b.at(x).cols);
 }
 
 // [S/cp, W] -> [S, W/cp] and back; the identity where CP is a ring or absent.
-TensorId to_heads(Builder& b, TensorId x, const std::string& name, const HeadPieces& pieces = {}) {
+program::TensorId to_heads(emit::Builder& b, program::TensorId x, const std::string& name,
+                           const HeadPieces& pieces = {}) {
     if (!by_heads(b)) return x;
     const int cp = b.plan().cp;
-    const TensorId y = b.tensor(name + ".heads", b.at(x).dtype, b.at(x).rows * cp, b.at(x).cols / cp);
+    const program::TensorId y = b.tensor(name + ".heads", b.at(x).dtype, b.at(x).rows * cp, b.at(x).cols / cp);
     exchange_heads(b, x, y, true, pieces);
     return y;
 }
-TensorId to_tokens(Builder& b, TensorId x, const std::string& name) {
+program::TensorId to_tokens(emit::Builder& b, program::TensorId x, const std::string& name) {
     if (!by_heads(b)) return x;
     const int cp = b.plan().cp;
-    const TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows / cp, b.at(x).cols * cp);
+    const program::TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows / cp, b.at(x).cols * cp);
     exchange_heads(b, x, y, false);
     return y;
 }
 
-std::int64_t key_columns(const AttentionAttr& a) { return static_cast<std::int64_t>(a.kv_heads) * a.qk_dim; }
-std::int64_t value_columns(const AttentionAttr& a) { return static_cast<std::int64_t>(a.kv_heads) * a.v_dim; }
+std::int64_t key_columns(const program::AttentionAttr& a) { return static_cast<std::int64_t>(a.kv_heads) * a.qk_dim; }
+std::int64_t value_columns(const program::AttentionAttr& a) { return static_cast<std::int64_t>(a.kv_heads) * a.v_dim; }
 
 // Queries, keys and values as they lie in a packed row.
-HeadPieces packed_pieces(const AttentionAttr& a) {
+HeadPieces packed_pieces(const program::AttentionAttr& a) {
     return {static_cast<std::int64_t>(a.heads) * a.qk_dim, key_columns(a), value_columns(a)};
 }
 
 // A step of the ring: keys and values side by side, as they travel.
-AttentionAttr ring_step(AttentionAttr a, int ring, int step, bool merge) {
+program::AttentionAttr ring_step(program::AttentionAttr a, int ring, int step, bool merge) {
     a.ring = ring, a.step = step, a.merge = merge;
     if (step == 0) return a; // where they were computed
     a.k_stride = a.v_stride = key_columns(a) + value_columns(a);
@@ -63,24 +64,25 @@ AttentionAttr ring_step(AttentionAttr a, int ring, int step, bool merge) {
     return a;
 }
 
-void columns(Builder& b, TensorId x, TensorId y, const ColumnsAttr& attr) {
+void columns(emit::Builder& b, program::TensorId x, program::TensorId y, const program::ColumnsAttr& attr) {
     const double share = static_cast<double>(attr.cols);
-    b.emit(OpKind::copy_columns, {x}, {y}, attr).bytes =
+    b.emit(program::OpKind::copy_columns, {x}, {y}, attr).bytes =
         share * (b.at(x).expected_bytes() / static_cast<double>(b.at(x).cols) +
                  (attr.accumulate ? 2.0 : 1.0) * b.at(y).expected_bytes() / static_cast<double>(b.at(y).cols));
 }
 
-TensorId next_of_ring(Builder& b, TensorId x, const std::string& name) {
-    const TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows, b.at(x).cols);
-    b.communicate(OpKind::ring_exchange, groups::context, Stream::tensor, {x}, {y});
+program::TensorId next_of_ring(emit::Builder& b, program::TensorId x, const std::string& name) {
+    const program::TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows, b.at(x).cols);
+    b.communicate(program::OpKind::ring_exchange, emit::groups::context, program::Stream::tensor, {x}, {y});
     return y;
 }
 
 } // namespace
 
 // Keys and values side by side, as the ring takes them: [S/cp, kv heads * (qk + v)].
-TensorId AttentionLayer::travelling(Builder& b) const {
-    const TensorId kv = b.tensor("kv_ring0", b.at(k_).dtype, b.at(k_).rows, key_columns(attr_) + value_columns(attr_));
+program::TensorId AttentionLayer::travelling(emit::Builder& b) const {
+    const program::TensorId kv =
+        b.tensor("kv_ring0", b.at(k_).dtype, b.at(k_).rows, key_columns(attr_) + value_columns(attr_));
     if (k_ == v_) { // neighbours in the packed row
         columns(b, k_, kv, {b.at(kv).cols, attr_.k_offset, 0, false});
     } else {
@@ -92,13 +94,16 @@ TensorId AttentionLayer::travelling(Builder& b) const {
 
 // The attention core; over a ring of CP the keys and values travel round a ring and every step sees half of its square
 // (zigzag). The online softmax carries output and log-sum-exp from step to step (arXiv 2310.01889).
-TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks) {
-    b.module = Module::core_attn;
+program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, program::TensorId k,
+                                         program::TensorId v, program::AttentionAttr attr, program::TensorId sinks) {
+    b.module = program::Module::core_attn;
     attr_ = attr;
     attr_.deterministic = b.plan().deterministic;
-    const TensorId rotated = q; // packed queries, keys and values are quantized once
+    const program::TensorId rotated = q; // packed queries, keys and values are quantized once
     const HeadPieces pieces = k == rotated ? packed_pieces(attr) : HeadPieces{};
-    const auto operand = [&](TensorId x, const char* name) { return to_heads(b, low(b, x, name), name, pieces); };
+    const auto operand = [&](program::TensorId x, const char* name) {
+        return to_heads(b, low(b, x, name), name, pieces);
+    };
     q_ = operand(q, "attn_q");
     k_ = k == rotated ? q_ : operand(k, "attn_k");
     v_ = v == rotated ? q_ : operand(v, "attn_v");
@@ -112,17 +117,19 @@ TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, 
     }
     attr = attr_;
     o_ = b.activation("attn_out", b.at(q_).rows, static_cast<std::int64_t>(attr.heads) * attr.v_dim);
-    lse_ = b.tensor("attn_lse", Dtype::f32, b.at(q_).rows, attr.heads);
+    lse_ = b.tensor("attn_lse", program::Dtype::f32, b.at(q_).rows, attr.heads);
     const int steps = by_heads(b) ? 1 : b.plan().cp;
-    TensorId kv = steps > 1 ? travelling(b) : no_tensor;
+    program::TensorId kv = steps > 1 ? travelling(b) : program::no_tensor;
     for (int step = 0; step < steps; ++step) {
-        const TensorId next = step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : no_tensor;
-        std::vector<TensorId> in{q_, step == 0 ? k_ : kv, step == 0 ? v_ : kv};
+        const program::TensorId next =
+            step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : program::no_tensor;
+        std::vector<program::TensorId> in{q_, step == 0 ? k_ : kv, step == 0 ? v_ : kv};
         if (step > 0)
-            in.insert(in.end(), {no_tensor, o_, lse_}); // sinks join the sum once
-        else if (sinks != no_tensor)
+            in.insert(in.end(), {program::no_tensor, o_, lse_}); // sinks join the sum once
+        else if (sinks != program::no_tensor)
             in.push_back(sinks);
-        Op& op = b.emit(OpKind::attention, std::move(in), {o_, lse_}, ring_step(attr, steps, step, step > 0));
+        program::Op& op =
+            b.emit(program::OpKind::attention, std::move(in), {o_, lse_}, ring_step(attr, steps, step, step > 0));
         op.flops = core_flops(attr, false);
         kv = next;
     }
@@ -131,44 +138,46 @@ TensorId AttentionLayer::attend(Builder& b, TensorId q, TensorId k, TensorId v, 
 
 // The steps with other members' keys and values: dq is summed here, gradients of keys and values follow them one step
 // behind and come home last. A step's own part is added to what arrives, so that its arrival runs under the product.
-TensorId AttentionLayer::ring_backward(Builder& b, TensorId doutput, TensorId dq) {
+program::TensorId AttentionLayer::ring_backward(emit::Builder& b, program::TensorId doutput, program::TensorId dq) {
     const int steps = b.plan().cp;
-    TensorId kv = next_of_ring(b, travelling(b), "kv_ring1"), arrived = no_tensor;
+    program::TensorId kv = next_of_ring(b, travelling(b), "kv_ring1"), arrived = program::no_tensor;
     for (int step = 1; step < steps; ++step) {
-        const TensorId next = step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : no_tensor;
-        TensorId dkv = b.activation("dkv", b.at(kv).rows, b.at(kv).cols);
-        std::vector<TensorId> in{doutput, q_, kv, kv, o_, lse_};
-        if (step > 1) in.insert(in.end(), {no_tensor, dq});
-        b.emit(OpKind::attention_grad, std::move(in), {dq, dkv, dkv}, ring_step(attr_, steps, step, step > 1)).flops =
-            core_flops(attr_, true);
-        if (arrived != no_tensor) dkv = b.add(arrived, dkv, "dkv_sum");
+        const program::TensorId next =
+            step + 1 < steps ? next_of_ring(b, kv, fmt::format("kv_ring{}", step + 1)) : program::no_tensor;
+        program::TensorId dkv = b.activation("dkv", b.at(kv).rows, b.at(kv).cols);
+        std::vector<program::TensorId> in{doutput, q_, kv, kv, o_, lse_};
+        if (step > 1) in.insert(in.end(), {program::no_tensor, dq});
+        b.emit(program::OpKind::attention_grad, std::move(in), {dq, dkv, dkv}, ring_step(attr_, steps, step, step > 1))
+            .flops = core_flops(attr_, true);
+        if (arrived != program::no_tensor) dkv = b.add(arrived, dkv, "dkv_sum");
         arrived = next_of_ring(b, dkv, fmt::format("dkv_ring{}", step + 1));
         kv = next;
     }
     return arrived;
 }
 
-void AttentionLayer::attend_backward(Builder& b, TensorId doutput, TensorId dq, TensorId dk, TensorId dv) {
-    b.module = Module::core_attn;
+void AttentionLayer::attend_backward(emit::Builder& b, program::TensorId doutput, program::TensorId dq,
+                                     program::TensorId dk, program::TensorId dv) {
+    b.module = program::Module::core_attn;
     doutput = to_heads(b, low(b, doutput, "attn_dout"), "attn_dout");
-    const TensorId packed = dq == dk ? dq : no_tensor;
-    const TensorId outside[] = {dq, dk, dv};
+    const program::TensorId packed = dq == dk ? dq : program::no_tensor;
+    const program::TensorId outside[] = {dq, dk, dv};
     if (by_heads(b)) { // gradients of this rank's heads, sent back below
         dq = like(b, q_, "attn_dq");
-        dk = packed != no_tensor ? dq : like(b, k_, "attn_dk");
-        dv = packed != no_tensor ? dq : like(b, v_, "attn_dv");
+        dk = packed != program::no_tensor ? dq : like(b, k_, "attn_dk");
+        dv = packed != program::no_tensor ? dq : like(b, v_, "attn_dv");
     }
     const int steps = by_heads(b) ? 1 : b.plan().cp;
-    const TensorId arrived = steps > 1 ? ring_backward(b, doutput, dq) : no_tensor;
-    std::vector<TensorId> in{doutput, q_, k_, v_, o_, lse_}, out{dq, dk, dv};
-    if (a_.sinks || steps > 1) in.push_back(a_.sinks ? sinks_.value : no_tensor);
+    const program::TensorId arrived = steps > 1 ? ring_backward(b, doutput, dq) : program::no_tensor;
+    std::vector<program::TensorId> in{doutput, q_, k_, v_, o_, lse_}, out{dq, dk, dv};
+    if (a_.sinks || steps > 1) in.push_back(a_.sinks ? sinks_.value : program::no_tensor);
     if (steps > 1) in.push_back(dq);
     if (a_.sinks) out.push_back(sinks_.gradient);
-    b.emit(OpKind::attention_grad, std::move(in), std::move(out), ring_step(attr_, steps, 0, steps > 1)).flops =
-        core_flops(attr_, true);
+    b.emit(program::OpKind::attention_grad, std::move(in), std::move(out), ring_step(attr_, steps, 0, steps > 1))
+        .flops = core_flops(attr_, true);
     if (steps > 1) {
         const std::int64_t k = key_columns(attr_), v = value_columns(attr_);
-        if (packed != no_tensor) {
+        if (packed != program::no_tensor) {
             columns(b, arrived, dk, {k + v, 0, attr_.k_offset, true});
         } else {
             columns(b, arrived, dk, {k, 0, attr_.k_offset, true});
@@ -176,8 +185,8 @@ void AttentionLayer::attend_backward(Builder& b, TensorId doutput, TensorId dq, 
         }
     }
     if (!by_heads(b)) return;
-    if (packed != no_tensor) {
-        AttentionAttr whole = attr_;
+    if (packed != program::no_tensor) {
+        program::AttentionAttr whole = attr_;
         whole.heads *= b.plan().cp, whole.kv_heads *= b.plan().cp;
         return exchange_heads(b, dq, outside[0], false, packed_pieces(whole));
     }
@@ -186,4 +195,4 @@ void AttentionLayer::attend_backward(Builder& b, TensorId doutput, TensorId dq, 
     exchange_heads(b, dv, outside[2], false);
 }
 
-} // namespace moe
+} // namespace moe::layers

@@ -10,12 +10,12 @@
 #include <optional>
 #include <string>
 
-namespace moe {
+namespace moe::layers {
 
 // y = RMSNorm(x) * w over the last `cols` columns' start; x may have a longer row stride than cols.
 struct Norm {
     std::string key;
-    TensorId x = no_tensor, y = no_tensor, rstd = no_tensor;
+    program::TensorId x = program::no_tensor, y = program::no_tensor, rstd = program::no_tensor;
     std::int64_t cols = 0;
     double eps = 0.0; // 0 = the model's
     // Megatron makes a norm one module with the product behind it (TELayerNormColumnParallelLinear) where that is the
@@ -23,190 +23,214 @@ struct Norm {
     // not reach it, only that of the module around it does. Norms of MLA and of experts are modules of their own.
     // Source: Megatron-LM, megatron/core/models/gpt/gpt_layer_specs.py and hybrid/hybrid_layer_specs.py; the norms that
     // are recomputed: transformer_layer.py, recompute_input_layernorm (not where input_layernorm is IdentityOp).
-    Module within = Module::layernorm;
+    program::Module within = program::Module::layernorm;
 
-    static void declare(ParameterSet& set, const std::string& key, const std::string& name, std::int64_t cols);
-    TensorId forward(Builder& b, TensorId input, std::int64_t width, const std::string& name);
+    static void declare(emit::ParameterSet& set, const std::string& key, const std::string& name, std::int64_t cols);
+    program::TensorId forward(emit::Builder& b, program::TensorId input, std::int64_t width, const std::string& name);
     // dx of x's own shape; with a stride only its first cols are written, into `dx` when given.
-    TensorId backward(Builder& b, TensorId dy, TensorId dresidual = no_tensor, TensorId dx = no_tensor) const;
+    program::TensorId backward(emit::Builder& b, program::TensorId dy, program::TensorId dresidual = program::no_tensor,
+                               program::TensorId dx = program::no_tensor) const;
 };
 
 // y[attr.rows, attr.ffn] of an activation, quantized as it is written where products read it so.
-TensorId emit_activation(Builder& b, const ActivationAttr& attr, const std::vector<TensorId>& in,
-                         const std::string& name, double expected_rows);
+program::TensorId emit_activation(emit::Builder& b, const program::ActivationAttr& attr,
+                                  const std::vector<program::TensorId>& in, const std::string& name,
+                                  double expected_rows);
 
 // Columns of heads that lie side by side in a row; none: the row is one piece.
 using HeadPieces = std::array<std::int64_t, 3>;
 // All-to-all over CP: x[S/cp, W] -> y[S, W/cp], or back.
-void exchange_heads(Builder& b, TensorId x, TensorId y, bool to_heads, HeadPieces pieces = {});
+void exchange_heads(emit::Builder& b, program::TensorId x, program::TensorId y, bool to_heads, HeadPieces pieces = {});
 
 // Self-attention: x -> x + out_proj(attention(norm(x))).
 class AttentionLayer {
 public:
-    AttentionLayer(const Model& model, const Attention& shape, std::string key, std::string hf_prefix, int layer);
-    void declare(ParameterSet& set) const;
+    AttentionLayer(const model::Model& model, const model::Attention& shape, std::string key, std::string hf_prefix,
+                   int layer);
+    void declare(emit::ParameterSet& set) const;
     // `keys`: picked by the layers before; a layer with an indexer puts its own there.
-    TensorId forward(Builder& b, TensorId x, TensorId& keys);
-    TensorId backward(Builder& b, TensorId dy);
+    program::TensorId forward(emit::Builder& b, program::TensorId x, program::TensorId& keys);
+    program::TensorId backward(emit::Builder& b, program::TensorId dy);
 
 private:
-    TensorId gqa_core(Builder& b, TensorId normed);
-    TensorId gqa_core_backward(Builder& b, TensorId doutput);
-    TensorId mla_core(Builder& b, TensorId normed);
-    TensorId mla_core_backward(Builder& b, TensorId doutput);
+    program::TensorId gqa_core(emit::Builder& b, program::TensorId normed);
+    program::TensorId gqa_core_backward(emit::Builder& b, program::TensorId doutput);
+    program::TensorId mla_core(emit::Builder& b, program::TensorId normed);
+    program::TensorId mla_core_backward(emit::Builder& b, program::TensorId doutput);
     // Inputs of the up projections: of queries [T, q_lora] (or what came in), of keys and values [S, kv_lora].
-    std::pair<TensorId, TensorId> mla_latents(Builder& b, TensorId normed);
-    TensorId mla_latents_backward(Builder& b, TensorId dq_in, TensorId dkv_in, TensorId dkv_down_full);
-    TensorId mla_queries(Builder& b, TensorId q_in); // [S, heads of this rank * qk]
-    void declare_indexer(ParameterSet& set) const;
-    TensorId sparse_core(Builder& b, TensorId normed, TensorId& keys); // MLA over keys that an indexer picks
-    TensorId sparse_core_backward(Builder& b, TensorId doutput);
-    TensorId pick_keys(Builder& b, TensorId normed, TensorId q_in);
-    void pick_keys_backward(Builder& b);
-    void declare_mamba(ParameterSet& set) const;
-    TensorId mamba_core(Builder& b, TensorId normed);
-    TensorId mamba_core_backward(Builder& b, TensorId doutput);
-    TensorId mixer_core(Builder& b, TensorId normed); // gated delta net and compressed attention: priced, not executed
-    TensorId mixer_core_backward(Builder& b, TensorId doutput);
-    TensorId attend(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, TensorId sinks);
-    TensorId low(Builder& b, TensorId x, const std::string& name) const;
-    void attend_backward(Builder& b, TensorId doutput, TensorId dq, TensorId dk, TensorId dv);
-    TensorId travelling(Builder& b) const;
-    TensorId ring_backward(Builder& b, TensorId doutput, TensorId dq);
+    std::pair<program::TensorId, program::TensorId> mla_latents(emit::Builder& b, program::TensorId normed);
+    program::TensorId mla_latents_backward(emit::Builder& b, program::TensorId dq_in, program::TensorId dkv_in,
+                                           program::TensorId dkv_down_full);
+    program::TensorId mla_queries(emit::Builder& b, program::TensorId q_in); // [S, heads of this rank * qk]
+    void declare_indexer(emit::ParameterSet& set) const;
+    program::TensorId sparse_core(emit::Builder& b, program::TensorId normed,
+                                  program::TensorId& keys); // MLA over keys that an indexer picks
+    program::TensorId sparse_core_backward(emit::Builder& b, program::TensorId doutput);
+    program::TensorId pick_keys(emit::Builder& b, program::TensorId normed, program::TensorId q_in);
+    void pick_keys_backward(emit::Builder& b);
+    void declare_mamba(emit::ParameterSet& set) const;
+    program::TensorId mamba_core(emit::Builder& b, program::TensorId normed);
+    program::TensorId mamba_core_backward(emit::Builder& b, program::TensorId doutput);
+    program::TensorId
+    mixer_core(emit::Builder& b,
+               program::TensorId normed); // gated delta net and compressed attention: priced, not executed
+    program::TensorId mixer_core_backward(emit::Builder& b, program::TensorId doutput);
+    program::TensorId attend(emit::Builder& b, program::TensorId q, program::TensorId k, program::TensorId v,
+                             program::AttentionAttr attr, program::TensorId sinks);
+    program::TensorId low(emit::Builder& b, program::TensorId x, const std::string& name) const;
+    void attend_backward(emit::Builder& b, program::TensorId doutput, program::TensorId dq, program::TensorId dk,
+                         program::TensorId dv);
+    program::TensorId travelling(emit::Builder& b) const;
+    program::TensorId ring_backward(emit::Builder& b, program::TensorId doutput, program::TensorId dq);
     // Rows of the lumped input and output projections, [rows, hidden] each, of the kinds that are only priced.
     std::pair<std::int64_t, std::int64_t> mixer_rows() const;
-    double mixer_flops(const Builder& b) const;
+    double mixer_flops(const emit::Builder& b) const;
 
-    const Model& model_;
-    const Attention& a_;
+    const model::Model& model_;
+    const model::Attention& a_;
     std::string key_, hf_;
     int layer_;
     Norm norm_, post_norm_, q_norm_, kv_norm_;
-    Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
-    Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_;
-    TensorId qkv_raw_ = no_tensor, head_rstd_ = no_tensor, kv_down_full_ = no_tensor;
-    TensorId q_ = no_tensor, k_ = no_tensor, v_ = no_tensor, o_ = no_tensor, lse_ = no_tensor;
-    AttentionAttr attr_;
-    RopeAttr rope_;
-    MlaRopeAttr mla_rope_;
-    ScanAttr scan_;
+    emit::Linear qkv_, out_, q_down_, q_up_, kv_down_, kv_up_;
+    emit::Weight q_head_norm_, k_head_norm_, qkv_bias_, out_bias_, sinks_;
+    program::TensorId qkv_raw_ = program::no_tensor, head_rstd_ = program::no_tensor,
+                      kv_down_full_ = program::no_tensor;
+    program::TensorId q_ = program::no_tensor, k_ = program::no_tensor, v_ = program::no_tensor,
+                      o_ = program::no_tensor, lse_ = program::no_tensor;
+    program::AttentionAttr attr_;
+    program::RopeAttr rope_;
+    program::MlaRopeAttr mla_rope_;
+    program::ScanAttr scan_;
     // Sparse attention: the indexer's projections, what it compares, what it picked.
-    Linear index_q_, index_k_, index_weights_;
+    emit::Linear index_q_, index_k_, index_weights_;
     Norm index_norm_;
-    TensorId index_queries_ = no_tensor, index_keys_ = no_tensor, head_weights_ = no_tensor, picked_ = no_tensor;
-    AttentionAttr index_attr_;
+    program::TensorId index_queries_ = program::no_tensor, index_keys_ = program::no_tensor,
+                      head_weights_ = program::no_tensor, picked_ = program::no_tensor;
+    program::AttentionAttr index_attr_;
 };
 
 // Dense MLP: x -> x + down(act(gate, up)(norm(x))). Also the shared expert, which takes the MoE layer's normed input.
 class MlpLayer {
 public:
     // `shared`: no norm and no residual of its own.
-    MlpLayer(const Model& model, const LayerKind& kind, std::int64_t ffn, bool shared, std::string key,
+    MlpLayer(const model::Model& model, const model::LayerKind& kind, std::int64_t ffn, bool shared, std::string key,
              std::string hf_prefix, int layer);
-    void declare(ParameterSet& set) const;
-    TensorId forward(Builder& b, TensorId x);
-    TensorId backward(Builder& b, TensorId dy);
+    void declare(emit::ParameterSet& set) const;
+    program::TensorId forward(emit::Builder& b, program::TensorId x);
+    program::TensorId backward(emit::Builder& b, program::TensorId dy);
 
 private:
-    const Model& model_;
-    const LayerKind& kind_;
+    const model::Model& model_;
+    const model::LayerKind& kind_;
     std::int64_t ffn_;
     bool shared_;
     std::string key_, hf_;
     int layer_;
     Norm norm_, post_norm_;
-    Linear in_, out_, gate_;
-    Weight in_bias_, out_bias_;
-    TensorId pre_ = no_tensor, y_ = no_tensor, gate_logit_ = no_tensor;
-    ActivationAttr act_;
+    emit::Linear in_, out_, gate_;
+    emit::Weight in_bias_, out_bias_;
+    program::TensorId pre_ = program::no_tensor, y_ = program::no_tensor, gate_logit_ = program::no_tensor;
+    program::ActivationAttr act_;
 };
 
 // Mixture of experts: x -> x + combine(experts(dispatch(norm(x)))) (+ shared expert).
 class MoeLayer {
 public:
-    MoeLayer(const Model& model, const LayerKind& kind, std::string key, std::string hf_prefix, int layer);
-    void declare(ParameterSet& set, const Plan& plan) const;
-    TensorId forward(Builder& b, TensorId x);
-    TensorId backward(Builder& b, TensorId dy);
+    MoeLayer(const model::Model& model, const model::LayerKind& kind, std::string key, std::string hf_prefix,
+             int layer);
+    void declare(emit::ParameterSet& set, const plan::Plan& plan) const;
+    program::TensorId forward(emit::Builder& b, program::TensorId x);
+    program::TensorId backward(emit::Builder& b, program::TensorId dy);
 
 private:
     // low: the rows quantized, where tokens were before they became rows; then `rows` may be none.
     struct Rows {
-        TensorId rows = no_tensor, probs = no_tensor, low = no_tensor;
+        program::TensorId rows = program::no_tensor, probs = program::no_tensor, low = program::no_tensor;
     };
-    void route(Builder& b, TensorId normed);
-    BalanceAttr balance_attr(const Builder& b) const;
-    void balance(Builder& b);                                // losses of the router
-    TensorId balance_backward(Builder& b, TensorId dlogits); // dlogits with their gradient
-    void drop(Builder& b);
-    void count_load(Builder& b, TensorId counts);
-    std::int64_t expert_capacity(const Builder& b) const; // tokens that one expert keeps of this rank's
-    std::int64_t padded(const Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
-    std::int64_t sent_rows(const Builder& b) const;       // rows of this rank for all experts
+    void route(emit::Builder& b, program::TensorId normed);
+    program::BalanceAttr balance_attr(const emit::Builder& b) const;
+    void balance(emit::Builder& b);                                                  // losses of the router
+    program::TensorId balance_backward(emit::Builder& b, program::TensorId dlogits); // dlogits with their gradient
+    void drop(emit::Builder& b);
+    void count_load(emit::Builder& b, program::TensorId counts);
+    std::int64_t expert_capacity(const emit::Builder& b) const; // tokens that one expert keeps of this rank's
+    std::int64_t padded(const emit::Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
+    std::int64_t sent_rows(const emit::Builder& b) const;       // rows of this rank for all experts
     std::int64_t width() const { return moe_.latent > 0 ? moe_.latent : model_.hidden; } // of what travels
-    Rows dispatch(Builder& b, TensorId x, TensorId weight, const std::string& name);     // also backward of combine
+    Rows dispatch(emit::Builder& b, program::TensorId x, program::TensorId weight,
+                  const std::string& name); // also backward of combine
     // Also backward of dispatch: the sums, and where `rows` has gradients of the routing weights, these by copy.
-    Rows combine(Builder& b, Rows rows, const std::string& name);
-    TensorId combine_rows(Builder& b, TensorId rows, const std::string& name);
-    TensorId combine_probs(Builder& b, TensorId dprobs);
-    Rows dispatch_gathered(Builder& b, TensorId x, TensorId weight, const std::string& name);
-    TensorId combine_gathered(Builder& b, TensorId rows, std::int64_t cols, bool per_copy, const std::string& name);
-    Rows dispatch_over_peers(Builder& b, TensorId x, TensorId weight, const std::string& name);
-    Rows combine_over_peers(Builder& b, Rows rows, const std::string& name);
-    TensorId gather_group(Builder& b, TensorId x, const std::string& name); // over all ranks that share the experts
-    TensorId experts(Builder& b, Rows rows);
-    Rows experts_backward(Builder& b, const Rows& dout);
-    TensorId wide_input(Builder& b);
-    bool quantizes_tokens(const Builder& b) const;
-    TensorId quantized_tokens(Builder& b, TensorId x, const std::string& name);
-    TensorId permute_low(Builder& b, TensorId x, const PermuteAttr& attr, const std::string& name);
-    TensorId gather_counts(Builder& b, TensorId counts) const;
-    TensorId move_rows(Builder& b, TensorId rows, bool back, const std::string& name);
-    double arriving_rows(const Builder& b) const;
-    double routed_rows(const Builder& b) const;
-    std::int64_t worst_rows(const Builder& b) const;
-    std::int64_t capacity(const Builder& b) const;
-    void fit_rows(Builder& b, TensorId& counts, const RowsAttr& attr);
-    bool exchanges(const Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
+    Rows combine(emit::Builder& b, Rows rows, const std::string& name);
+    program::TensorId combine_rows(emit::Builder& b, program::TensorId rows, const std::string& name);
+    program::TensorId combine_probs(emit::Builder& b, program::TensorId dprobs);
+    Rows dispatch_gathered(emit::Builder& b, program::TensorId x, program::TensorId weight, const std::string& name);
+    program::TensorId combine_gathered(emit::Builder& b, program::TensorId rows, std::int64_t cols, bool per_copy,
+                                       const std::string& name);
+    Rows dispatch_over_peers(emit::Builder& b, program::TensorId x, program::TensorId weight, const std::string& name);
+    Rows combine_over_peers(emit::Builder& b, Rows rows, const std::string& name);
+    program::TensorId gather_group(emit::Builder& b, program::TensorId x,
+                                   const std::string& name); // over all ranks that share the experts
+    program::TensorId experts(emit::Builder& b, Rows rows);
+    Rows experts_backward(emit::Builder& b, const Rows& dout);
+    program::TensorId wide_input(emit::Builder& b);
+    bool quantizes_tokens(const emit::Builder& b) const;
+    program::TensorId quantized_tokens(emit::Builder& b, program::TensorId x, const std::string& name);
+    program::TensorId permute_low(emit::Builder& b, program::TensorId x, const program::PermuteAttr& attr,
+                                  const std::string& name);
+    program::TensorId gather_counts(emit::Builder& b, program::TensorId counts) const;
+    program::TensorId move_rows(emit::Builder& b, program::TensorId rows, bool back, const std::string& name);
+    double arriving_rows(const emit::Builder& b) const;
+    double routed_rows(const emit::Builder& b) const;
+    std::int64_t worst_rows(const emit::Builder& b) const;
+    std::int64_t capacity(const emit::Builder& b) const;
+    void fit_rows(emit::Builder& b, program::TensorId& counts, const program::RowsAttr& attr);
+    bool exchanges(const emit::Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
     // Ours; published stacks' ops of that name are only priced.
-    bool over_peers(const Builder& b) const {
-        return exchanges(b) && b.plan().dispatcher == Dispatcher::hybridep &&
-               stack_traits(b.plan()).peer_memory_dispatch;
+    bool over_peers(const emit::Builder& b) const {
+        return exchanges(b) && b.plan().dispatcher == plan::Dispatcher::hybridep &&
+               plan::stack_traits(b.plan()).peer_memory_dispatch;
     }
     // Of what is made of all ranks' counts: where tokens go next to their experts, only they wait for the other ranks.
-    Stream counting_stream(const Builder& b) const { return over_peers(b) ? Stream::expert : Stream::compute; }
-    bool gathers(const Builder& b) const { return exchanges(b) && b.plan().dispatcher == Dispatcher::allgather; }
+    program::Stream counting_stream(const emit::Builder& b) const {
+        return over_peers(b) ? program::Stream::expert : program::Stream::compute;
+    }
+    bool gathers(const emit::Builder& b) const {
+        return exchanges(b) && b.plan().dispatcher == plan::Dispatcher::allgather;
+    }
 
-    const Model& model_;
-    const LayerKind& kind_;
-    const Moe& moe_;
+    const model::Model& model_;
+    const model::LayerKind& kind_;
+    const model::Moe& moe_;
     std::string key_, hf_;
     int layer_;
     Norm norm_, post_norm_;
     Norm router_norm_, expert_norm_, expert_post_, shared_post_; // where branches have their own
     std::optional<MlpLayer> shared_;
-    Linear gate_, latent_down_, latent_up_;
-    Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
-    TensorId logits_ = no_tensor, index_ = no_tensor, weight_ = no_tensor, row_of_ = no_tensor, counts_ = no_tensor,
-             all_counts_ = no_tensor, places_ = no_tensor;
-    TensorId balance_load_ = no_tensor, kept_ = no_tensor; // kept_: index_ without the copies that are dropped
-    TensorId tokens_low_ = no_tensor;                      // the quantized tokens that became rows
-    TensorId in_saved_ = no_tensor, fc1_out_ = no_tensor, act_saved_ = no_tensor, probs_ = no_tensor,
-             fc2_out_ = no_tensor; // kept only where routing weights multiply it
-    ActivationAttr act_;
+    emit::Linear gate_, latent_down_, latent_up_;
+    emit::Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
+    program::TensorId logits_ = program::no_tensor, index_ = program::no_tensor, weight_ = program::no_tensor,
+                      row_of_ = program::no_tensor, counts_ = program::no_tensor, all_counts_ = program::no_tensor,
+                      places_ = program::no_tensor;
+    program::TensorId balance_load_ = program::no_tensor,
+                      kept_ = program::no_tensor;       // kept_: index_ without the copies that are dropped
+    program::TensorId tokens_low_ = program::no_tensor; // the quantized tokens that became rows
+    program::TensorId in_saved_ = program::no_tensor, fc1_out_ = program::no_tensor, act_saved_ = program::no_tensor,
+                      probs_ = program::no_tensor,
+                      fc2_out_ = program::no_tensor; // kept only where routing weights multiply it
+    program::ActivationAttr act_;
 };
 
 // Token embedding (vocabulary-parallel) and the loss end: final norm, LM head, cross-entropy.
 class EmbeddingLayer {
 public:
-    explicit EmbeddingLayer(const Model& model) : model_(model) {}
-    void declare(ParameterSet& set, const Plan& plan) const;
+    explicit EmbeddingLayer(const model::Model& model) : model_(model) {}
+    void declare(emit::ParameterSet& set, const plan::Plan& plan) const;
     // `ids`: a tensor of ProgramIo; rows of negative ids are zero and get no gradient.
-    TensorId forward(Builder& b, TensorId ids);
-    void backward(Builder& b, TensorId ids, TensorId dx);
+    program::TensorId forward(emit::Builder& b, program::TensorId ids);
+    void backward(emit::Builder& b, program::TensorId ids, program::TensorId dx);
 
 private:
-    const Model& model_;
+    const model::Model& model_;
 };
 
 class HeadLayer {
@@ -214,45 +238,47 @@ public:
     // depth 0: the model's own head; d: that of MTP layer d, which predicts d tokens further on, reports its loss apart
     // and has weight 0.1 / depths (DeepSeek-V3's lambda, arXiv 2412.19437 section 2.2). The LM head's weight is shared.
     // `norm_name` empty: what comes in has passed the norm already.
-    HeadLayer(const Model& model, std::string key, std::string norm_name, int depth)
+    HeadLayer(const model::Model& model, std::string key, std::string norm_name, int depth)
         : model_(model), key_(std::move(key)), norm_name_(std::move(norm_name)), depth_(depth) {}
-    void declare(ParameterSet& set, const Plan& plan) const;
+    void declare(emit::ParameterSet& set, const plan::Plan& plan) const;
     // Returns the normed x.
-    TensorId forward(Builder& b, TensorId x);
+    program::TensorId forward(emit::Builder& b, program::TensorId x);
     // `dnormed`: gradient of what forward() returned from other readers, or no_tensor.
-    TensorId backward(Builder& b, TensorId dnormed = no_tensor);
+    program::TensorId backward(emit::Builder& b, program::TensorId dnormed = program::no_tensor);
 
 private:
-    TensorId labels(const Builder& b) const;
-    const Model& model_;
+    program::TensorId labels(const emit::Builder& b) const;
+    const model::Model& model_;
     std::string key_, norm_name_;
     int depth_;
     Norm norm_;
-    Linear head_;
-    LossAttr loss_, gradient_; // apart in their scale
-    TensorId logits_ = no_tensor, max_ = no_tensor, stat_ = no_tensor;
+    emit::Linear head_;
+    program::LossAttr loss_, gradient_; // apart in their scale
+    program::TensorId logits_ = program::no_tensor, max_ = program::no_tensor, stat_ = program::no_tensor;
 };
 
 // What two linear layers and two norms put before an MTP layer: h' = W [norm(embedding of the next token); norm(h)].
 class MtpInput {
 public:
-    MtpInput(const Model& model, std::string key, std::string hf_prefix)
+    MtpInput(const model::Model& model, std::string key, std::string hf_prefix)
         : model_(model), key_(std::move(key)), hf_(std::move(hf_prefix)) {}
-    void declare(ParameterSet& set) const;
-    TensorId forward(Builder& b, TensorId h, TensorId embedded);
+    void declare(emit::ParameterSet& set) const;
+    program::TensorId forward(emit::Builder& b, program::TensorId h, program::TensorId embedded);
     // Gradients of h and of the embedded tokens.
-    std::pair<TensorId, TensorId> backward(Builder& b, TensorId dy);
+    std::pair<program::TensorId, program::TensorId> backward(emit::Builder& b, program::TensorId dy);
 
 private:
-    const Model& model_;
+    const model::Model& model_;
     std::string key_, hf_;
     Norm hidden_norm_, embed_norm_;
-    Linear hidden_, embed_;
+    emit::Linear hidden_, embed_;
 };
 
-Parameter matrix(std::string name, Domain domain, std::int64_t rows, std::int64_t cols, int shard_dim, double std);
-Parameter norm_weight(std::string name, std::int64_t cols);
+program::Parameter matrix(std::string name, plan::Domain domain, std::int64_t rows, std::int64_t cols, int shard_dim,
+                          double std);
+program::Parameter norm_weight(std::string name, std::int64_t cols);
 // The norms before and behind the MLP or experts; a model without the latter has the former's other name.
-void declare_mlp_norms(ParameterSet& set, const Model& model, const std::string& key, const std::string& hf);
+void declare_mlp_norms(emit::ParameterSet& set, const model::Model& model, const std::string& key,
+                       const std::string& hf);
 
-} // namespace moe
+} // namespace moe::layers

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace moe {
+namespace moe::layers {
 namespace {
 
 // What the projection makes of a token: gate and input of the heads, keys and queries of the groups (the state space
@@ -15,45 +15,31 @@ struct Widths {
     std::int64_t convolved() const { return inner + 2 * groups; }
 };
 
-Widths widths_of(const Attention& a, int tp) {
+Widths widths_of(const model::Attention& a, int tp) {
     return {static_cast<std::int64_t>(a.value_heads) * a.value_dim / tp,
             static_cast<std::int64_t>(a.key_heads) * a.key_dim / tp, a.value_heads / tp};
 }
 
 // All tokens of a share of the heads, since a state passes through the whole sequence, or back; the identity without
 // CP.
-TensorId over_context(Builder& b, TensorId x, const std::string& name, bool to_heads) {
+program::TensorId over_context(emit::Builder& b, program::TensorId x, const std::string& name, bool to_heads) {
     const int cp = b.plan().cp;
     if (cp == 1) return x;
-    const Tensor of = b.at(x);
-    const TensorId y = to_heads ? b.tensor(name, of.dtype, of.rows * cp, of.cols / cp)
-                                : b.tensor(name, of.dtype, of.rows / cp, of.cols * cp);
+    const program::Tensor of = b.at(x);
+    const program::TensorId y = to_heads ? b.tensor(name, of.dtype, of.rows * cp, of.cols / cp)
+                                         : b.tensor(name, of.dtype, of.rows / cp, of.cols * cp);
     exchange_heads(b, x, y, to_heads);
     return y;
 }
 
 } // namespace
 
-// What the kernels of state-spaces/mamba (mamba_ssm, ops/triton/ssd_combined.py: mamba_split_conv1d_scan_combined) read
-// and write, in turn, since each passes its results on through memory: per row d = n p elements of the heads, g of the
-// groups' keys (and as many of queries), s = d state / chunk of the chunks' states, c = groups chunk of their products.
-// Forward: convolution, states of chunks (FP32), their sums along the sequence, products of keys and queries (FP32),
-// outputs, norm. Backward makes convolution, states and products again, and takes eleven kernels for the gradients.
-double ScanAttr::forward_bytes() const {
-    const double d = heads * head_dim, g = groups * state, s = d * state / chunk, c = groups * chunk;
-    return static_cast<double>(rows) * (16.0 * d + 16.0 * g + 12.0 * s + 8.0 * c);
-}
-double ScanAttr::backward_bytes() const {
-    const double d = heads * head_dim, g = groups * state, s = d * state / chunk, c = groups * chunk;
-    return static_cast<double>(rows) * (42.0 * d + 42.0 * g + 38.0 * s + 28.0 * c);
-}
-
-void AttentionLayer::declare_mamba(ParameterSet& set) const {
+void AttentionLayer::declare_mamba(emit::ParameterSet& set) const {
     const Widths w = widths_of(a_, 1);
     const std::string at = hf_ + "mixer.";
     const double out_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(1, model_.layers.size())));
     const auto sharded = [&at](const char* name, std::int64_t rows, std::int64_t cols, int dim, double std) {
-        return matrix(at + name, Domain::dense, rows, cols, dim, std);
+        return matrix(at + name, plan::Domain::dense, rows, cols, dim, std);
     };
     set.declare(key_ + ".in", {sharded("in_proj.weight", w.projected(), model_.hidden, 0, 0.02)}, true);
     set.declare(key_ + ".scan",
@@ -65,29 +51,29 @@ void AttentionLayer::declare_mamba(ParameterSet& set) const {
     set.declare(key_ + ".out", {sharded("out_proj.weight", model_.hidden, w.inner, 1, out_std)}, true);
 }
 
-TensorId AttentionLayer::mamba_core(Builder& b, TensorId normed) {
+program::TensorId AttentionLayer::mamba_core(emit::Builder& b, program::TensorId normed) {
     const int tp = b.plan().tp, cp = b.plan().cp;
     const Widths w = widths_of(a_, tp);
     const std::int64_t tokens = b.gathered_tokens() * cp;
-    b.module = Module::attn_in;
+    b.module = program::Module::attn_in;
     qkv_.weight = b.weight(key_ + ".in", w.projected(), model_.hidden);
     qkv_.name = "mamba_in";
     qkv_.gather = tp > 1;
-    q_ = linear_forward(b, qkv_, normed, b.activation_dtype());
+    q_ = emit::linear_forward(b, qkv_, normed, b.activation_dtype());
     q_ = over_context(b, q_, "mamba_in.heads", true);
     scan_ = {tokens, a_.value_heads / (tp * cp), a_.value_dim, a_.key_heads / (tp * cp), a_.key_dim, a_.scan_chunk};
     v_ = b.activation("scan_out", tokens, w.inner / cp);
     o_ = b.activation("mamba_out", tokens, w.inner / cp);
-    b.emit(OpKind::scan, {q_}, {v_, o_}, scan_).bytes = scan_.forward_bytes();
+    b.emit(program::OpKind::scan, {q_}, {v_, o_}, scan_).bytes = scan_.forward_bytes();
     return over_context(b, o_, "mamba_out.tokens", false);
 }
 
-TensorId AttentionLayer::mamba_core_backward(Builder& b, TensorId doutput) {
-    b.module = Module::attn_in;
-    const TensorId dmixed = over_context(b, doutput, "dmamba_out.heads", true);
-    const TensorId dprojected = b.activation("dmamba_in", scan_.rows, b.at(q_).cols);
-    b.emit(OpKind::scan_grad, {dmixed, q_, v_}, {dprojected}, scan_).bytes = scan_.backward_bytes();
-    return linear_backward(b, qkv_, over_context(b, dprojected, "dmamba_in.tokens", false));
+program::TensorId AttentionLayer::mamba_core_backward(emit::Builder& b, program::TensorId doutput) {
+    b.module = program::Module::attn_in;
+    const program::TensorId dmixed = over_context(b, doutput, "dmamba_out.heads", true);
+    const program::TensorId dprojected = b.activation("dmamba_in", scan_.rows, b.at(q_).cols);
+    b.emit(program::OpKind::scan_grad, {dmixed, q_, v_}, {dprojected}, scan_).bytes = scan_.backward_bytes();
+    return emit::linear_backward(b, qkv_, over_context(b, dprojected, "dmamba_in.tokens", false));
 }
 
-} // namespace moe
+} // namespace moe::layers

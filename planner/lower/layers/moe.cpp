@@ -7,14 +7,15 @@
 #include <cmath>
 #include <utility>
 
-namespace moe {
+namespace moe::layers {
 
-MoeLayer::MoeLayer(const Model& model, const LayerKind& kind, std::string key, std::string hf_prefix, int layer)
+MoeLayer::MoeLayer(const model::Model& model, const model::LayerKind& kind, std::string key, std::string hf_prefix,
+                   int layer)
     : model_(model), kind_(kind), moe_(*kind.moe), key_(std::move(key)), hf_(std::move(hf_prefix)), layer_(layer) {
     if (moe_.shared_ffn > 0) shared_.emplace(model, kind, moe_.shared_ffn, true, key_ + ".shared", hf_, layer);
 }
 
-void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
+void MoeLayer::declare(emit::ParameterSet& set, const plan::Plan& plan) const {
     const std::int64_t h = model_.hidden, f = moe_.ffn, w = width();
     const double out_std = 0.02 / std::sqrt(2.0 * static_cast<double>(std::max<std::size_t>(1, model_.layers.size())));
     const bool mixtral = model_.architecture.rfind("Mixtral", 0) == 0;
@@ -27,21 +28,22 @@ void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
         Norm::declare(set, key_ + ".shared_post", hf_ + "post_feedforward_layernorm_1.weight", h);
         Norm::declare(set, key_ + ".expert_post", hf_ + "post_feedforward_layernorm_2.weight", h);
         set.declare(key_ + ".expert_scale",
-                    {matrix(hf_ + "router.per_expert_scale", Domain::dense, moe_.experts, 1, -1, 0.0)}, false, false);
-    }
-    set.declare(key_ + ".gate", {matrix(at + gate + ".weight", Domain::dense, moe_.experts, h, -1, 0.02)}, false);
-    if (moe_.router.linear_bias)
-        set.declare(key_ + ".gate_bias", {matrix(at + gate + ".bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
+                    {matrix(hf_ + "router.per_expert_scale", plan::Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
                     false);
+    }
+    set.declare(key_ + ".gate", {matrix(at + gate + ".weight", plan::Domain::dense, moe_.experts, h, -1, 0.02)}, false);
+    if (moe_.router.linear_bias)
+        set.declare(key_ + ".gate_bias", {matrix(at + gate + ".bias", plan::Domain::dense, moe_.experts, 1, -1, 0.0)},
+                    false, false);
     // The selection bias gets no gradient, so the optimizer leaves it alone; load balancing moves it.
     if (moe_.router.expert_bias)
         set.declare(key_ + ".select_bias",
-                    {matrix(at + "gate.e_score_correction_bias", Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
-                    false, 1, plan.router.bias_update > 0.0 ? std::optional(Precision::fp32) : std::nullopt);
-    std::vector<Parameter> in, out, in_bias, out_bias;
-    const auto expert = [&](std::vector<Parameter>& list, const char* name, std::int64_t rows, std::int64_t cols,
-                            int dim, double std) {
-        list.push_back(matrix(at + "experts.{}." + name, Domain::expert, rows, cols, dim, std));
+                    {matrix(at + "gate.e_score_correction_bias", plan::Domain::dense, moe_.experts, 1, -1, 0.0)}, false,
+                    false, 1, plan.router.bias_update > 0.0 ? std::optional(machine::Precision::fp32) : std::nullopt);
+    std::vector<program::Parameter> in, out, in_bias, out_bias;
+    const auto expert = [&](std::vector<program::Parameter>& list, const char* name, std::int64_t rows,
+                            std::int64_t cols, int dim, double std) {
+        list.push_back(matrix(at + "experts.{}." + name, plan::Domain::expert, rows, cols, dim, std));
     };
     if (kind_.gated) expert(in, mixtral ? "w1.weight" : "gate_proj.weight", f, w, 0, 0.02);
     expert(in, mixtral ? "w3.weight" : "up_proj.weight", f, w, 0, 0.02);
@@ -57,129 +59,129 @@ void MoeLayer::declare(ParameterSet& set, const Plan& plan) const {
         set.declare(key_ + ".fc2_bias", out_bias, false, false, local_experts);
     }
     if (moe_.latent > 0) {
-        set.declare(key_ + ".latent_down", {matrix(at + "fc1_latent_proj.weight", Domain::dense, w, h, -1, 0.02)},
+        set.declare(key_ + ".latent_down", {matrix(at + "fc1_latent_proj.weight", plan::Domain::dense, w, h, -1, 0.02)},
                     true);
-        set.declare(key_ + ".latent_up", {matrix(at + "fc2_latent_proj.weight", Domain::dense, h, w, -1, out_std)},
-                    true);
+        set.declare(key_ + ".latent_up",
+                    {matrix(at + "fc2_latent_proj.weight", plan::Domain::dense, h, w, -1, out_std)}, true);
     }
     if (shared_) shared_->declare(set);
 }
 
-TensorId MoeLayer::forward(Builder& b, TensorId x) {
+program::TensorId MoeLayer::forward(emit::Builder& b, program::TensorId x) {
     b.layer = layer_;
-    b.phase = Phase::forward;
-    b.module = Module::layernorm;
+    b.phase = program::Phase::forward;
+    b.module = program::Module::layernorm;
     norm_.key = key_ + ".norm";
-    const TensorId normed = norm_.forward(b, x, model_.hidden, "moe_norm");
-    const auto branch = [&](Norm& norm, TensorId in, const char* name) {
+    const program::TensorId normed = norm_.forward(b, x, model_.hidden, "moe_norm");
+    const auto branch = [&](Norm& norm, program::TensorId in, const char* name) {
         if (!moe_.branch_norms) return in;
-        const Module module = std::exchange(b.module, Module::layernorm);
+        const program::Module module = std::exchange(b.module, program::Module::layernorm);
         norm.key = key_ + "." + name;
-        const TensorId out = norm.forward(b, in, model_.hidden, std::string("moe_") + name);
+        const program::TensorId out = norm.forward(b, in, model_.hidden, std::string("moe_") + name);
         b.module = module;
         return out;
     };
     route(b, branch(router_norm_, moe_.branch_norms ? x : normed, "router_norm"));
-    TensorId travels = branch(expert_norm_, moe_.branch_norms ? x : normed, "expert_norm");
+    program::TensorId travels = branch(expert_norm_, moe_.branch_norms ? x : normed, "expert_norm");
     if (moe_.latent > 0) {
         latent_down_.weight = b.weight(key_ + ".latent_down", width(), model_.hidden);
         latent_down_.name = "latent_down";
-        travels = linear_forward(b, latent_down_, travels, b.activation_dtype());
+        travels = emit::linear_forward(b, latent_down_, travels, b.activation_dtype());
     }
     const Rows rows = dispatch(b, travels, weight_, "expert_in");
-    TensorId shared = no_tensor;
+    program::TensorId shared = program::no_tensor;
     if (shared_) shared = branch(shared_post_, shared_->forward(b, normed), "shared_post");
-    TensorId y = combine(b, {experts(b, rows), no_tensor}, "expert_sum").rows;
+    program::TensorId y = combine(b, {experts(b, rows), program::no_tensor}, "expert_sum").rows;
     if (moe_.latent > 0) {
         latent_up_.weight = b.weight(key_ + ".latent_up", model_.hidden, width());
         latent_up_.name = "latent_up";
-        y = linear_forward(b, latent_up_, y, b.activation_dtype());
+        y = emit::linear_forward(b, latent_up_, y, b.activation_dtype());
     }
     y = branch(expert_post_, y, "expert_post");
-    b.module = Module::residual;
-    if (shared != no_tensor) y = b.add(y, shared, "moe_out");
+    b.module = program::Module::residual;
+    if (shared != program::no_tensor) y = b.add(y, shared, "moe_out");
     if (model_.post_norms) {
-        b.module = Module::layernorm;
+        b.module = program::Module::layernorm;
         post_norm_.key = key_ + ".post_norm";
         y = post_norm_.forward(b, y, model_.hidden, "moe_post_norm");
-        b.module = Module::residual;
+        b.module = program::Module::residual;
     }
     return b.residual(x, y, "moe_residual");
 }
 
-TensorId MoeLayer::backward(Builder& b, TensorId dy) {
+program::TensorId MoeLayer::backward(emit::Builder& b, program::TensorId dy) {
     b.layer = layer_;
-    b.phase = Phase::dgrad;
-    TensorId dout = dy;
+    b.phase = program::Phase::dgrad;
+    program::TensorId dout = dy;
     if (model_.post_norms) {
-        b.module = Module::layernorm;
+        b.module = program::Module::layernorm;
         dout = post_norm_.backward(b, dy);
     }
-    const auto branch = [&](const Norm& norm, TensorId d, TensorId residual) {
+    const auto branch = [&](const Norm& norm, program::TensorId d, program::TensorId residual) {
         if (!moe_.branch_norms) return d;
-        b.module = Module::layernorm;
+        b.module = program::Module::layernorm;
         return norm.backward(b, d, residual);
     };
-    const TensorId dexperts = branch(expert_post_, dout, no_tensor);
-    b.module = Module::combine;
-    const TensorId dsum = moe_.latent > 0 ? linear_backward(b, latent_up_, dexperts) : dexperts;
-    const Rows drows_out = dispatch(b, dsum, no_tensor, "expert_dout");
-    TensorId dshared = no_tensor;
-    if (shared_) dshared = shared_->backward(b, branch(shared_post_, dout, no_tensor));
+    const program::TensorId dexperts = branch(expert_post_, dout, program::no_tensor);
+    b.module = program::Module::combine;
+    const program::TensorId dsum = moe_.latent > 0 ? emit::linear_backward(b, latent_up_, dexperts) : dexperts;
+    const Rows drows_out = dispatch(b, dsum, program::no_tensor, "expert_dout");
+    program::TensorId dshared = program::no_tensor;
+    if (shared_) dshared = shared_->backward(b, branch(shared_post_, dout, program::no_tensor));
     const Rows drows = experts_backward(b, drows_out);
     const Rows din = combine(b, drows, "expert_din_sum");
 
-    b.module = Module::router;
-    const TensorId dlogits = b.tensor("dlogits", Dtype::f32, b.local_tokens(), moe_.experts);
-    b.emit(OpKind::router_grad, {din.probs, logits_, index_}, {dlogits},
-           RouterAttr{b.local_tokens(), moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
-    const TensorId dbalanced = balance_backward(b, dlogits);
+    b.module = program::Module::router;
+    const program::TensorId dlogits = b.tensor("dlogits", program::Dtype::f32, b.local_tokens(), moe_.experts);
+    b.emit(program::OpKind::router_grad, {din.probs, logits_, index_}, {dlogits},
+           program::RouterAttr{b.local_tokens(), moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
+    const program::TensorId dbalanced = balance_backward(b, dlogits);
     if (moe_.router.linear_bias) {
-        b.phase = Phase::wgrad;
-        b.emit(OpKind::bias_grad, {dbalanced}, {gate_bias_.gradient});
-        b.phase = Phase::dgrad;
+        b.phase = program::Phase::wgrad;
+        b.emit(program::OpKind::bias_grad, {dbalanced}, {gate_bias_.gradient});
+        b.phase = program::Phase::dgrad;
     }
-    const TensorId dtravels = moe_.latent > 0 ? linear_backward(b, latent_down_, din.rows) : din.rows;
-    const TensorId drouter = linear_backward(b, gate_, dbalanced);
+    const program::TensorId dtravels = moe_.latent > 0 ? emit::linear_backward(b, latent_down_, din.rows) : din.rows;
+    const program::TensorId drouter = emit::linear_backward(b, gate_, dbalanced);
     if (moe_.branch_norms) { // three norms of one input: what each hands on joins the next
-        const TensorId dx = branch(expert_norm_, dtravels, branch(router_norm_, drouter, dy));
+        const program::TensorId dx = branch(expert_norm_, dtravels, branch(router_norm_, drouter, dy));
         return shared_ ? norm_.backward(b, dshared, dx) : dx;
     }
-    TensorId dnormed = b.add(dtravels, drouter, "drouter_sum");
-    if (dshared != no_tensor) {
-        b.module = Module::shared_experts;
+    program::TensorId dnormed = b.add(dtravels, drouter, "drouter_sum");
+    if (dshared != program::no_tensor) {
+        b.module = program::Module::shared_experts;
         dnormed = b.add(dnormed, dshared, "dmoe_norm");
     }
-    b.module = Module::layernorm;
+    b.module = program::Module::layernorm;
     return norm_.backward(b, dnormed, dy);
 }
 
-void MoeLayer::route(Builder& b, TensorId normed) {
+void MoeLayer::route(emit::Builder& b, program::TensorId normed) {
     const std::int64_t tokens = b.local_tokens();
-    b.module = Module::router;
+    b.module = program::Module::router;
     gate_.weight = b.weight(key_ + ".gate", moe_.experts, model_.hidden);
     gate_.name = "router_logits";
     gate_.quantize = false;
-    logits_ = linear_forward(b, gate_, normed, Dtype::f32);
+    logits_ = emit::linear_forward(b, gate_, normed, program::Dtype::f32);
     if (moe_.router.linear_bias) {
         gate_bias_ = b.weight(key_ + ".gate_bias", moe_.experts, 1);
-        const TensorId biased = b.tensor("router_logits_bias", Dtype::f32, tokens, moe_.experts);
-        b.emit(OpKind::bias_add, {logits_, gate_bias_.value}, {biased});
+        const program::TensorId biased = b.tensor("router_logits_bias", program::Dtype::f32, tokens, moe_.experts);
+        b.emit(program::OpKind::bias_add, {logits_, gate_bias_.value}, {biased});
         logits_ = biased;
     }
-    index_ = b.tensor("expert_index", Dtype::i32, tokens, moe_.top_k);
-    weight_ = b.tensor("expert_weight", Dtype::f32, tokens, moe_.top_k);
-    std::vector<TensorId> in{logits_};
+    index_ = b.tensor("expert_index", program::Dtype::i32, tokens, moe_.top_k);
+    weight_ = b.tensor("expert_weight", program::Dtype::f32, tokens, moe_.top_k);
+    std::vector<program::TensorId> in{logits_};
     if (moe_.router.expert_bias) {
         select_bias_ = b.weight(key_ + ".select_bias", moe_.experts, 1);
         in.push_back(select_bias_.value);
     }
     if (b.plan().router.forced) {
-        in.resize(2, no_tensor);
+        in.resize(2, program::no_tensor);
         in.push_back(b.program().io.positions);
     }
-    b.emit(OpKind::router, in, {index_, weight_},
-           RouterAttr{tokens, moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
+    b.emit(program::OpKind::router, in, {index_, weight_},
+           program::RouterAttr{tokens, moe_.experts, moe_.top_k, moe_.router, b.plan().mbs});
     balance(b);
     drop(b);
 }
@@ -187,150 +189,153 @@ void MoeLayer::route(Builder& b, TensorId normed) {
 namespace {
 
 // One grouped GEMM; `operand` and `other` may be quantized copies.
-void grouped(Builder& b, GroupedMode mode, TensorId operand, TensorId other, TensorId counts, TensorId out,
-             GroupedGemmAttr attr) {
+void grouped(emit::Builder& b, program::GroupedMode mode, program::TensorId operand, program::TensorId other,
+             program::TensorId counts, program::TensorId out, program::GroupedGemmAttr attr) {
     attr.mode = mode;
-    attr.accumulate = b.at(out).storage == Storage::gradient; // FSDP's are new in every backward
+    attr.accumulate = b.at(out).storage == program::Storage::gradient; // FSDP's are new in every backward
     const double rows = b.expected_rows(operand);
-    Op& op = b.emit(OpKind::grouped_gemm, {operand, other, counts}, {out}, attr);
+    program::Op& op = b.emit(program::OpKind::grouped_gemm, {operand, other, counts}, {out}, attr);
     op.flops = 2.0 * rows * static_cast<double>(attr.n) * static_cast<double>(attr.k);
 }
 
 // Row-wise and column-wise quantized copies, or the tensor itself when the experts quantize nothing.
-Quantized copies(Builder& b, TensorId x, TensorId low, const std::string& name, TensorId counts) {
-    if (low != no_tensor) return {low, x};
-    return b.quantized() ? quantize(b, x, name, true, true, counts) : Quantized{x, x};
+emit::Quantized copies(emit::Builder& b, program::TensorId x, program::TensorId low, const std::string& name,
+                       program::TensorId counts) {
+    if (low != program::no_tensor) return {low, x};
+    return b.quantized() ? emit::quantize(b, x, name, true, true, counts) : emit::Quantized{x, x};
 }
 
 // What the forward keeps of `copies`, and that as wgrad multiplies it.
-TensorId kept(const Builder& b, const Quantized& x) { return b.by_rows() ? x.row : x.column; }
-TensorId factor(Builder& b, TensorId kept, const std::string& name, TensorId counts) {
-    return b.by_rows() ? dequantize(b, kept, name, counts) : kept;
+program::TensorId kept(const emit::Builder& b, const emit::Quantized& x) { return b.by_rows() ? x.row : x.column; }
+program::TensorId factor(emit::Builder& b, program::TensorId kept, const std::string& name, program::TensorId counts) {
+    return b.by_rows() ? emit::dequantize(b, kept, name, counts) : kept;
 }
 
 } // namespace
 
-TensorId MoeLayer::experts(Builder& b, Rows rows) {
+program::TensorId MoeLayer::experts(emit::Builder& b, Rows rows) {
     const int local_experts = moe_.experts / b.plan().ep;
-    const TensorId any = rows.low != no_tensor ? rows.low : rows.rows;
+    const program::TensorId any = rows.low != program::no_tensor ? rows.low : rows.rows;
     const std::int64_t f = moe_.ffn / b.plan().etp, inner = kind_.gated ? 2 * f : f, cap = b.at(any).rows;
     const double expected = b.expected_rows(any);
-    b.module = Module::experts;
+    b.module = program::Module::experts;
     fc1_ = b.weight(key_ + ".fc1", local_experts * inner, width());
     fc2_ = b.weight(key_ + ".fc2", local_experts * width(), f);
-    const Quantized in = copies(b, rows.rows, rows.low, "expert_in", counts_);
+    const emit::Quantized in = copies(b, rows.rows, rows.low, "expert_in", counts_);
     in_saved_ = kept(b, in);
     probs_ = rows.probs;
-    TensorId h = b.activation("expert_fc1", cap, inner, expected);
-    grouped(b, GroupedMode::forward, in.row, fc1_.value, counts_, h,
-            {GroupedMode::forward, local_experts, inner, width(), cap});
+    program::TensorId h = b.activation("expert_fc1", cap, inner, expected);
+    grouped(b, program::GroupedMode::forward, in.row, fc1_.value, counts_, h,
+            {program::GroupedMode::forward, local_experts, inner, width(), cap});
     if (moe_.expert_bias) {
         fc1_bias_ = b.weight(key_ + ".fc1_bias", local_experts, inner);
-        const TensorId biased = b.activation("expert_fc1_bias", cap, inner, expected);
-        b.emit(OpKind::grouped_bias_add, {h, fc1_bias_.value, counts_}, {biased}, GroupedBiasAttr{});
+        const program::TensorId biased = b.activation("expert_fc1_bias", cap, inner, expected);
+        b.emit(program::OpKind::grouped_bias_add, {h, fc1_bias_.value, counts_}, {biased}, program::GroupedBiasAttr{});
         h = biased;
     }
     fc1_out_ = h;
-    b.module = Module::moe_act;
+    b.module = program::Module::moe_act;
     act_ = {cap, f, kind_.activation, kind_.gated, kind_.swiglu_limit};
     // Memory-efficient permutation: the routing weight is applied here, before FC2.
     const bool early = b.plan().memory_efficient_permutation;
-    const TensorId act = emit_activation(b, act_, {h, early ? probs_ : no_tensor, counts_}, "expert_act", expected);
-    const Quantized mid = copies(b, act, b.by_rows() ? act : no_tensor, "expert_act", counts_);
+    const program::TensorId act =
+        emit_activation(b, act_, {h, early ? probs_ : program::no_tensor, counts_}, "expert_act", expected);
+    const emit::Quantized mid = copies(b, act, b.by_rows() ? act : program::no_tensor, "expert_act", counts_);
     act_saved_ = mid.column;
-    b.module = Module::experts;
-    TensorId y = b.activation("expert_fc2", cap, width(), expected);
-    grouped(b, GroupedMode::forward, mid.row, fc2_.value, counts_, y,
-            {GroupedMode::forward, local_experts, width(), f, cap});
+    b.module = program::Module::experts;
+    program::TensorId y = b.activation("expert_fc2", cap, width(), expected);
+    grouped(b, program::GroupedMode::forward, mid.row, fc2_.value, counts_, y,
+            {program::GroupedMode::forward, local_experts, width(), f, cap});
     if (moe_.expert_bias) {
         fc2_bias_ = b.weight(key_ + ".fc2_bias", local_experts, width());
-        const TensorId biased = b.activation("expert_fc2_bias", cap, width(), expected);
-        b.emit(OpKind::grouped_bias_add, {y, fc2_bias_.value, counts_, early ? probs_ : no_tensor}, {biased},
-               GroupedBiasAttr{1.0 / b.plan().etp});
+        const program::TensorId biased = b.activation("expert_fc2_bias", cap, width(), expected);
+        b.emit(program::OpKind::grouped_bias_add, {y, fc2_bias_.value, counts_, early ? probs_ : program::no_tensor},
+               {biased}, program::GroupedBiasAttr{1.0 / b.plan().etp});
         y = biased;
     }
     if (early) return y;
-    b.module = Module::combine;
+    b.module = program::Module::combine;
     fc2_out_ = y;
-    const TensorId scaled = b.activation("expert_scaled", cap, width(), expected);
+    const program::TensorId scaled = b.activation("expert_scaled", cap, width(), expected);
     const double bytes = b.at(y).expected_bytes() + b.at(probs_).expected_bytes() + b.at(scaled).expected_bytes();
-    b.emit(OpKind::scale_rows, {y, probs_, counts_}, {scaled}).bytes = bytes;
+    b.emit(program::OpKind::scale_rows, {y, probs_, counts_}, {scaled}).bytes = bytes;
     return scaled;
 }
 
 // The input of the experts as wgrad multiplies it. Tokens are widened before they become rows again.
-TensorId MoeLayer::wide_input(Builder& b) {
-    if (tokens_low_ == no_tensor) return factor(b, in_saved_, "expert_in_wide", counts_);
-    const TensorId tokens = dequantize(b, tokens_low_, "expert_in_tokens");
-    const TensorId rows = b.activation("expert_in_wide", sent_rows(b), width());
-    b.emit(OpKind::permute, {tokens, row_of_}, {rows},
-           PermuteAttr{b.local_tokens(), width(), moe_.top_k, moe_.experts, false, false, padded(b)});
+program::TensorId MoeLayer::wide_input(emit::Builder& b) {
+    if (tokens_low_ == program::no_tensor) return factor(b, in_saved_, "expert_in_wide", counts_);
+    const program::TensorId tokens = emit::dequantize(b, tokens_low_, "expert_in_tokens");
+    const program::TensorId rows = b.activation("expert_in_wide", sent_rows(b), width());
+    b.emit(program::OpKind::permute, {tokens, row_of_}, {rows},
+           program::PermuteAttr{b.local_tokens(), width(), moe_.top_k, moe_.experts, false, false, padded(b)});
     return rows;
 }
 
-MoeLayer::Rows MoeLayer::experts_backward(Builder& b, const Rows& rows) {
-    TensorId dy = rows.rows;
+MoeLayer::Rows MoeLayer::experts_backward(emit::Builder& b, const Rows& rows) {
+    program::TensorId dy = rows.rows;
     const int local_experts = moe_.experts / b.plan().ep;
     const std::int64_t f = moe_.ffn / b.plan().etp, inner = kind_.gated ? 2 * f : f, cap = b.at(dy).rows;
     const double expected = b.expected_rows(dy);
-    const bool early = fc2_out_ == no_tensor;
-    TensorId dprobs = b.tensor("dprobs", Dtype::f32, cap, 1, expected);
+    const bool early = fc2_out_ == program::no_tensor;
+    program::TensorId dprobs = b.tensor("dprobs", program::Dtype::f32, cap, 1, expected);
     if (!early) {
-        b.module = Module::combine;
-        const TensorId scaled = dy;
+        b.module = program::Module::combine;
+        const program::TensorId scaled = dy;
         dy = b.activation("expert_dscaled", cap, width(), expected);
         const double bytes = 3.0 * b.at(dy).expected_bytes() + 2.0 * b.at(dprobs).expected_bytes();
-        b.emit(OpKind::scale_rows_grad, {scaled, fc2_out_, probs_, counts_}, {dy, dprobs}).bytes = bytes;
+        b.emit(program::OpKind::scale_rows_grad, {scaled, fc2_out_, probs_, counts_}, {dy, dprobs}).bytes = bytes;
     }
-    b.module = Module::experts;
-    TensorId dprobs_bias = no_tensor;
-    const GroupedBiasAttr share{1.0 / b.plan().etp};
+    b.module = program::Module::experts;
+    program::TensorId dprobs_bias = program::no_tensor;
+    const program::GroupedBiasAttr share{1.0 / b.plan().etp};
     if (moe_.expert_bias && early) { // no wgrad that could wait: the gradient of the routing weights goes on from here
-        dprobs_bias = b.tensor("dprobs_bias", Dtype::f32, cap, 1, expected);
-        b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_}, {fc2_bias_.gradient, dprobs_bias},
-               share);
+        dprobs_bias = b.tensor("dprobs_bias", program::Dtype::f32, cap, 1, expected);
+        b.emit(program::OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value, probs_},
+               {fc2_bias_.gradient, dprobs_bias}, share);
     } else if (moe_.expert_bias) {
-        b.phase = Phase::wgrad;
-        b.emit(OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value}, {fc2_bias_.gradient}, share);
+        b.phase = program::Phase::wgrad;
+        b.emit(program::OpKind::grouped_bias_grad, {dy, counts_, fc2_bias_.value}, {fc2_bias_.gradient}, share);
     }
-    b.phase = Phase::dgrad;
-    const Quantized dout = copies(b, dy, rows.low, "expert_dout", counts_);
-    const TensorId dact = b.activation("expert_dact", cap, f, expected);
-    const GroupedGemmAttr fc2{GroupedMode::dgrad, local_experts, width(), f, cap};
-    const GroupedGemmAttr fc1{GroupedMode::dgrad, local_experts, inner, width(), cap};
-    grouped(b, GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
-    const auto fc2_wgrad = [&](TensorId act) {
-        b.phase = Phase::wgrad;
-        grouped(b, GroupedMode::wgrad, dout.column, act, counts_, fc2_.gradient, fc2);
-        b.phase = Phase::dgrad;
+    b.phase = program::Phase::dgrad;
+    const emit::Quantized dout = copies(b, dy, rows.low, "expert_dout", counts_);
+    const program::TensorId dact = b.activation("expert_dact", cap, f, expected);
+    const program::GroupedGemmAttr fc2{program::GroupedMode::dgrad, local_experts, width(), f, cap};
+    const program::GroupedGemmAttr fc1{program::GroupedMode::dgrad, local_experts, inner, width(), cap};
+    grouped(b, program::GroupedMode::dgrad, dout.row, fc2_.value, counts_, dact, fc2);
+    const auto fc2_wgrad = [&](program::TensorId act) {
+        b.phase = program::Phase::wgrad;
+        grouped(b, program::GroupedMode::wgrad, dout.column, act, counts_, fc2_.gradient, fc2);
+        b.phase = program::Phase::dgrad;
     };
     if (!b.by_rows()) fc2_wgrad(act_saved_);
-    b.module = Module::moe_act;
-    const TensorId dh = b.activation("expert_dfc1", cap, inner, expected);
-    std::vector<TensorId> out{dh, early ? dprobs : no_tensor};
-    TensorId act = no_tensor, dh_low = no_tensor;
+    b.module = program::Module::moe_act;
+    const program::TensorId dh = b.activation("expert_dfc1", cap, inner, expected);
+    std::vector<program::TensorId> out{dh, early ? dprobs : program::no_tensor};
+    program::TensorId act = program::no_tensor, dh_low = program::no_tensor;
     if (b.by_rows()) { // the activation again, for wgrad: written once, where widening would read and write
         act = b.activation("expert_act_again", cap, f, expected);
-        if (quantizes_as_written(b, f, kind_.gated ? 2 : 1))
+        if (emit::quantizes_as_written(b, f, kind_.gated ? 2 : 1))
             dh_low = b.tensor("expert_dfc1.row", b.quantized_dtype(), cap, inner, expected);
         out.insert(out.end(), {act, dh_low});
     }
-    b.emit(OpKind::activation_grad, {dact, fc1_out_, early ? probs_ : no_tensor, counts_}, out, act_);
-    b.module = Module::experts;
+    b.emit(program::OpKind::activation_grad, {dact, fc1_out_, early ? probs_ : program::no_tensor, counts_}, out, act_);
+    b.module = program::Module::experts;
     if (b.by_rows()) fc2_wgrad(act);
-    if (dprobs_bias != no_tensor) dprobs = b.add(dprobs, dprobs_bias, "dprobs_sum");
+    if (dprobs_bias != program::no_tensor) dprobs = b.add(dprobs, dprobs_bias, "dprobs_sum");
     if (moe_.expert_bias) {
-        b.phase = Phase::wgrad;
-        b.emit(OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient}, GroupedBiasAttr{});
-        b.phase = Phase::dgrad;
+        b.phase = program::Phase::wgrad;
+        b.emit(program::OpKind::grouped_bias_grad, {dh, counts_, fc1_bias_.value}, {fc1_bias_.gradient},
+               program::GroupedBiasAttr{});
+        b.phase = program::Phase::dgrad;
     }
-    const Quantized dpre = copies(b, dh, dh_low, "expert_dfc1", counts_);
-    const TensorId drows = b.activation("expert_din", cap, width(), expected);
-    grouped(b, GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
-    b.phase = Phase::wgrad;
-    grouped(b, GroupedMode::wgrad, dpre.column, wide_input(b), counts_, fc1_.gradient, fc1);
-    b.phase = Phase::dgrad;
+    const emit::Quantized dpre = copies(b, dh, dh_low, "expert_dfc1", counts_);
+    const program::TensorId drows = b.activation("expert_din", cap, width(), expected);
+    grouped(b, program::GroupedMode::dgrad, dpre.row, fc1_.value, counts_, drows, fc1);
+    b.phase = program::Phase::wgrad;
+    grouped(b, program::GroupedMode::wgrad, dpre.column, wide_input(b), counts_, fc1_.gradient, fc1);
+    b.phase = program::Phase::dgrad;
     return {drows, dprobs};
 }
 
-} // namespace moe
+} // namespace moe::layers

@@ -9,32 +9,35 @@
 #include <algorithm>
 #include <map>
 
-namespace moe {
+namespace moe::passes {
 
 namespace {
 
-const Tensor& tensor(const Program& program, TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; }
+const program::Tensor& tensor(const program::Program& program, program::TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)];
+}
 
-Op make(OpKind kind, Stream stream, Module module, std::vector<TensorId> in, std::vector<TensorId> out,
-        Attr attr = {}) {
-    Op op;
+program::Op make(program::OpKind kind, program::Stream stream, program::Module module,
+                 std::vector<program::TensorId> in, std::vector<program::TensorId> out, program::Attr attr = {}) {
+    program::Op op;
     op.kind = kind;
     op.stream = stream;
     op.module = module;
-    op.phase = Phase::step;
+    op.phase = program::Phase::step;
     op.in = std::move(in);
     op.out = std::move(out);
     op.attr = std::move(attr);
     return op;
 }
 
-double bytes(const Program& program, TensorId id) {
-    return id == no_tensor ? 0.0 : tensor(program, id).expected_bytes();
+double bytes(const program::Program& program, program::TensorId id) {
+    return id == program::no_tensor ? 0.0 : tensor(program, id).expected_bytes();
 }
 
 // An op as step_ops.hpp sizes it, over these tensors.
-Op make(const StepOp& sized, std::vector<TensorId> in, std::vector<TensorId> out, Attr attr = {}) {
-    Op op = make(sized.kind, sized.stream, sized.module, std::move(in), std::move(out), std::move(attr));
+program::Op make(const StepOp& sized, std::vector<program::TensorId> in, std::vector<program::TensorId> out,
+                 program::Attr attr = {}) {
+    program::Op op = make(sized.kind, sized.stream, sized.module, std::move(in), std::move(out), std::move(attr));
     op.group = sized.group;
     op.bytes = sized.bytes;
     op.flops = sized.flops;
@@ -42,12 +45,13 @@ Op make(const StepOp& sized, std::vector<TensorId> in, std::vector<TensorId> out
 }
 
 // The ops of the begin slot with a bucket, but for zeroing.
-void add_gathers(const Program& program, const Plan& plan, const Bucket& b, StepWork work, std::vector<Op>& ops) {
+void add_gathers(const program::Program& program, const plan::Plan& plan, const program::Bucket& b, StepWork work,
+                 std::vector<program::Op>& ops) {
     const BucketSize size = size_of(program, b);
     if (!has_work(plan, size, work)) return;
     if (work == StepWork::quantize && !b.matrices.empty()) {
-        for (const Bucket::Matrix& m : b.matrices) {
-            const QuantizeAttr attr{m.copies, m.n, m.k};
+        for (const program::Bucket::Matrix& m : b.matrices) {
+            const program::QuantizeAttr attr{m.copies, m.n, m.k};
             const double elements = static_cast<double>(m.copies * m.n * m.k);
             ops.push_back(
                 make(quantize_op(size, elements, static_cast<double>(attr.scales())), {m.source}, {m.value}, attr));
@@ -57,15 +61,17 @@ void add_gathers(const Program& program, const Plan& plan, const Bucket& b, Step
     const StepOp sized = step_op(plan, size, work);
     if (work == StepWork::round) ops.push_back(make(sized, {b.master}, {b.weight_shard}));
     if (work == StepWork::gather)
-        ops.push_back(make(sized, {b.weight_shard}, {b.staging == no_tensor ? b.weights : b.staging}));
-    if (work == StepWork::quantize) ops.push_back(make(sized, {b.staging}, {b.weights, no_tensor}));
+        ops.push_back(make(sized, {b.weight_shard}, {b.staging == program::no_tensor ? b.weights : b.staging}));
+    if (work == StepWork::quantize) ops.push_back(make(sized, {b.staging}, {b.weights, program::no_tensor}));
 }
 
 // Elements [from, to) of a bucket's gradients.
-TensorId part_of_gradients(Program& program, const Bucket& b, std::int64_t from, std::int64_t to) {
-    const Tensor whole = tensor(program, b.gradients); // a copy: a tensor is added below
+program::TensorId part_of_gradients(program::Program& program, const program::Bucket& b, std::int64_t from,
+                                    std::int64_t to) {
+    const program::Tensor whole = tensor(program, b.gradients); // a copy: a tensor is added below
     if (to - from == whole.elements()) return b.gradients;
-    const TensorId part = add_flat(program, whole.name + ".unset", whole.dtype, whole.storage, to - from, b.chunk);
+    const program::TensorId part =
+        emit::add_flat(program, whole.name + ".unset", whole.dtype, whole.storage, to - from, b.chunk);
     program.tensors[static_cast<std::size_t>(part)].base = b.gradients;
     program.tensors[static_cast<std::size_t>(part)].offset = from;
     return part;
@@ -73,18 +79,19 @@ TensorId part_of_gradients(Program& program, const Bucket& b, std::int64_t from,
 
 } // namespace
 
-Template with_gradient_reduction(const Program& program, const Plan& plan, const Template& backward) {
-    std::map<TensorId, std::size_t> last_writer; // root gradient tensor -> op
+program::Template with_gradient_reduction(const program::Program& program, const plan::Plan& plan,
+                                          const program::Template& backward) {
+    std::map<program::TensorId, std::size_t> last_writer; // root gradient tensor -> op
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
-        for (TensorId id : backward.ops[i].out) {
-            if (id == no_tensor || tensor(program, id).storage != Storage::gradient) continue;
-            const TensorId base = tensor(program, id).base;
-            last_writer[base == no_tensor ? id : base] = i;
+        for (program::TensorId id : backward.ops[i].out) {
+            if (id == program::no_tensor || tensor(program, id).storage != program::Storage::gradient) continue;
+            const program::TensorId base = tensor(program, id).base;
+            last_writer[base == program::no_tensor ? id : base] = i;
         }
-    Template result{backward.kind, backward.chunk, {}};
+    program::Template result{backward.kind, backward.chunk, {}};
     result.ops.reserve(backward.ops.size() + program.buckets.size());
     const auto reduce = [&](auto&& complete) {
-        for (const Bucket& bucket : program.buckets) {
+        for (const program::Bucket& bucket : program.buckets) {
             const BucketSize size = size_of(program, bucket);
             if (bucket.chunk != backward.chunk || !has_work(plan, size, StepWork::reduce)) continue;
             if (!complete(last_writer.find(bucket.gradients))) continue;
@@ -92,7 +99,7 @@ Template with_gradient_reduction(const Program& program, const Plan& plan, const
                 make(step_op(plan, size, StepWork::reduce), {bucket.gradients}, {bucket.gradient_shard}));
         }
     };
-    if (backward.kind == SlotKind::wgrad) reduce([&](auto writer) { return writer == last_writer.end(); });
+    if (backward.kind == plan::SlotKind::wgrad) reduce([&](auto writer) { return writer == last_writer.end(); });
     for (std::size_t i = 0; i < backward.ops.size(); ++i) {
         result.ops.push_back(backward.ops[i]);
         reduce([&](auto writer) { return writer != last_writer.end() && writer->second == i; });
@@ -100,14 +107,14 @@ Template with_gradient_reduction(const Program& program, const Plan& plan, const
     return result;
 }
 
-Template begin_template(Program& program, const Plan& plan, const FirstGradients& first) {
-    Template begin{SlotKind::begin, -1, {}};
+program::Template begin_template(program::Program& program, const plan::Plan& plan, const FirstGradients& first) {
+    program::Template begin{plan::SlotKind::begin, -1, {}};
     const auto early_zero = [&](std::size_t i) {
-        const Bucket& b = program.buckets[i];
-        return b.staging != no_tensor && !b.resharded() && first.sets(b);
+        const program::Bucket& b = program.buckets[i];
+        return b.staging != program::no_tensor && !b.resharded() && first.sets(b);
     };
     each_begin_op(program.buckets.size(), early_zero, [&](std::size_t i, StepWork work) {
-        const Bucket& b = program.buckets[i];
+        const program::Bucket& b = program.buckets[i];
         if (work != StepWork::zero) return add_gathers(program, plan, b, work, begin.ops);
         for (const auto& [from, to] : first.unset(b)) {
             const StepOp sized = zero_op(plan, size_of(program, b), static_cast<double>(to - from));
@@ -121,12 +128,13 @@ namespace {
 
 // Moves the selection bias on the rank that holds its part of the optimizer's shard; the others gather it with the
 // weights of the next step.
-Op bias_step(const Program& program, const Plan& plan, const RouterIo& router) {
-    const Tensor& bias = tensor(program, router.bias);
-    for (const Bucket& b : program.buckets) {
+program::Op bias_step(const program::Program& program, const plan::Plan& plan, const program::RouterIo& router) {
+    const program::Tensor& bias = tensor(program, router.bias);
+    for (const program::Bucket& b : program.buckets) {
         if (b.weights != bias.base && b.gathered != bias.base) continue;
-        Op op = make(OpKind::expert_bias, Stream::compute, Module::optimizer, {router.load, program.io.overflow},
-                     {b.master, b.weight_shard}, ExpertBiasAttr{router.experts, bias.offset, plan.router.bias_update});
+        program::Op op = make(program::OpKind::expert_bias, program::Stream::compute, program::Module::optimizer,
+                              {router.load, program.io.overflow}, {b.master, b.weight_shard},
+                              program::ExpertBiasAttr{router.experts, bias.offset, plan.router.bias_update});
         op.layer = static_cast<std::int16_t>(router.layer);
         op.bytes = 20.0 * router.experts; // load, master and weight
         return op;
@@ -135,40 +143,43 @@ Op bias_step(const Program& program, const Plan& plan, const RouterIo& router) {
 }
 
 // One rank's states of a bucket: from the host, through AdamW, or back.
-Op optimizer_op(const Program& program, const Bucket& b, StepWork work, const StepOp& sized) {
-    const ProgramIo& io = program.io;
-    const std::vector<TensorId> states{b.master, b.exp_avg, b.exp_avg_sq},
+program::Op optimizer_op(const program::Program& program, const program::Bucket& b, StepWork work,
+                         const StepOp& sized) {
+    const program::ProgramIo& io = program.io;
+    const std::vector<program::TensorId> states{b.master, b.exp_avg, b.exp_avg_sq},
         homes{b.host_master, b.host_exp_avg, b.host_exp_avg_sq};
     if (work == StepWork::store) return make(sized, states, homes);
     if (work == StepWork::fetch) // when the activations have gone, which the norm of the gradients waits for
         return make(sized, {io.gradient_norm, homes[0], homes[1], homes[2]}, states);
-    const TensorId weights = b.matrices.empty() ? b.weight_shard : no_tensor; // or rounded as the next step begins
+    const program::TensorId weights =
+        b.matrices.empty() ? b.weight_shard : program::no_tensor; // or rounded as the next step begins
     return make(
         sized, {b.gradient_shard, io.gradient_norm, io.hyper, b.master, b.exp_avg, b.exp_avg_sq, io.overflow, b.copies},
-        {b.master, b.exp_avg, b.exp_avg_sq, weights}, AdamAttr{b.elements / b.group_size, b.decayed});
+        {b.master, b.exp_avg, b.exp_avg_sq, weights}, program::AdamAttr{b.elements / b.group_size, b.decayed});
 }
 
 } // namespace
 
-Template finish_template(const Program& program, const Plan& plan) {
-    Template finish{SlotKind::finish, -1, {}};
-    const ProgramIo& io = program.io;
-    const auto all_reduce = [&](Group group, TensorId id) {
-        if (group_size(plan, group) == 1) return;
-        Op op = make(OpKind::all_reduce, Stream::data, Module::optimizer, {id}, {id}, ReduceAttr{false});
+program::Template finish_template(const program::Program& program, const plan::Plan& plan) {
+    program::Template finish{plan::SlotKind::finish, -1, {}};
+    const program::ProgramIo& io = program.io;
+    const auto all_reduce = [&](plan::Group group, program::TensorId id) {
+        if (plan::group_size(plan, group) == 1) return;
+        program::Op op = make(program::OpKind::all_reduce, program::Stream::data, program::Module::optimizer, {id},
+                              {id}, program::ReduceAttr{false});
         op.group = group;
         op.bytes = bytes(program, id);
         finish.ops.push_back(std::move(op));
     };
     const bool has_loss =
-        std::any_of(program.chunks.begin(), program.chunks.end(), [](const Stage& s) { return s.loss; });
-    if (has_loss) all_reduce(groups::samples, io.loss);
-    if (has_loss && io.mtp_loss != no_tensor) all_reduce(groups::samples, io.mtp_loss);
-    if (io.router_sums != no_tensor)
-        all_reduce({Domain::dense, axis::tensor | axis::context | axis::data}, io.router_sums);
-    const std::vector<Bucket>& buckets = program.buckets;
+        std::any_of(program.chunks.begin(), program.chunks.end(), [](const plan::Stage& s) { return s.loss; });
+    if (has_loss) all_reduce(emit::groups::samples, io.loss);
+    if (has_loss && io.mtp_loss != program::no_tensor) all_reduce(emit::groups::samples, io.mtp_loss);
+    if (io.router_sums != program::no_tensor)
+        all_reduce({plan::Domain::dense, plan::axis::tensor | plan::axis::context | plan::axis::data}, io.router_sums);
+    const std::vector<program::Bucket>& buckets = program.buckets;
     each_op_before_norm(buckets.size(), [&](std::size_t i, StepWork work) {
-        const Bucket& b = buckets[i];
+        const program::Bucket& b = buckets[i];
         const BucketSize size = size_of(program, b);
         if (!has_work(plan, size, work)) return;
         // The copies of all buckets are there before the first one steps.
@@ -176,16 +187,16 @@ Template finish_template(const Program& program, const Plan& plan) {
     });
     if (plan.gpus > 1) {
         const auto scalars = static_cast<int>(tensor(program, io.step_sums).elements());
-        finish.ops.push_back(make(norm_op(scalars), {io.step_sums}, {io.step_sums}, ReduceAttr{false}));
+        finish.ops.push_back(make(norm_op(scalars), {io.step_sums}, {io.step_sums}, program::ReduceAttr{false}));
     }
     each_op_behind_norm(buckets.size(), [&](std::size_t i, StepWork work) {
         const BucketSize size = size_of(program, buckets[i]);
         if (!has_work(plan, size, work)) return;
         finish.ops.push_back(optimizer_op(program, buckets[i], work, step_op(plan, size, work)));
     });
-    for (const RouterIo& router : io.routers)
-        if (router.bias != no_tensor) finish.ops.push_back(bias_step(program, plan, router));
+    for (const program::RouterIo& router : io.routers)
+        if (router.bias != program::no_tensor) finish.ops.push_back(bias_step(program, plan, router));
     return finish;
 }
 
-} // namespace moe
+} // namespace moe::passes

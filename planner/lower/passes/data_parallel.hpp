@@ -5,16 +5,17 @@
 #include "planner/lower/passes/first_gradients.hpp"
 #include "planner/program/program.hpp"
 
-namespace moe {
+namespace moe::passes {
 
 // `backward` with a reduce-scatter (in place, stream data) of every bucket of its chunk right after the op that writes
 // the bucket's gradients last. Buckets whose group is one rank, and those that FSDP reduces itself, are
 // left alone. Of a backward in two slots the second: buckets that only the first writes are reduced before its ops.
-Template with_gradient_reduction(const Program& program, const Plan& plan, const Template& backward);
+program::Template with_gradient_reduction(const program::Program& program, const plan::Plan& plan,
+                                          const program::Template& backward);
 
 // The gathers of updated weights and the zeroing of gradients, but for those that products set (`first`), which open a
 // step, and what closes it: norm and optimizer.
-Template begin_template(Program& program, const Plan& plan, const FirstGradients& first);
-Template finish_template(const Program& program, const Plan& plan);
+program::Template begin_template(program::Program& program, const plan::Plan& plan, const FirstGradients& first);
+program::Template finish_template(const program::Program& program, const plan::Plan& plan);
 
-} // namespace moe
+} // namespace moe::passes

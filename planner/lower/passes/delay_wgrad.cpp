@@ -8,45 +8,51 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::passes {
 
 namespace {
 
-bool of_attention(Module module) {
-    return module == Module::attn_in || module == Module::mla_up_proj || module == Module::attn_out;
+bool of_attention(program::Module module) {
+    return module == program::Module::attn_in || module == program::Module::mla_up_proj ||
+           module == program::Module::attn_out;
 }
 
-bool of_experts(const Op& op) { return op.phase == Phase::wgrad && op.module == Module::experts; }
+bool of_experts(const program::Op& op) {
+    return op.phase == program::Phase::wgrad && op.module == program::Module::experts;
+}
 
 // Tokens over peer memory travel by the multiprocessors that the products of [begin, exchange] which move behind their
 // departure leave them.
-void run_beside(std::vector<Op>& ops, std::size_t begin, std::size_t exchange) {
-    if (ops[exchange].kind != OpKind::combine_tokens) return;
-    std::get<RowsAttr>(ops[exchange].attr).beside = true;
+void run_beside(std::vector<program::Op>& ops, std::size_t begin, std::size_t exchange) {
+    if (ops[exchange].kind != program::OpKind::combine_tokens) return;
+    std::get<program::RowsAttr>(ops[exchange].attr).beside = true;
     for (std::size_t i = begin; i < exchange; ++i)
-        if (auto* product = std::get_if<GroupedGemmAttr>(&ops[i].attr); product != nullptr && of_experts(ops[i]))
-            product->spared = peer_blocks_beside;
+        if (auto* product = std::get_if<program::GroupedGemmAttr>(&ops[i].attr);
+            product != nullptr && of_experts(ops[i]))
+            product->reserved_sms = program::peer_blocks_beside;
 }
 
 // Moves what `delayed` picks from [begin, until] behind ops[until], in order.
 template <class Pick>
-void move_behind(std::vector<Op>& ops, std::size_t begin, std::size_t until, Pick delayed) {
+void move_behind(std::vector<program::Op>& ops, std::size_t begin, std::size_t until, Pick delayed) {
     const auto first = ops.begin() + static_cast<std::ptrdiff_t>(begin),
                last = ops.begin() + static_cast<std::ptrdiff_t>(until) + 1;
-    std::stable_partition(first, last, [&](const Op& op) { return !delayed(op); });
+    std::stable_partition(first, last, [&](const program::Op& op) { return !delayed(op); });
 }
 
 } // namespace
 
-void delay_wgrad_pass(Template& backward) {
-    std::vector<Op>& ops = backward.ops;
+void delay_wgrad_pass(program::Template& backward) {
+    std::vector<program::Op>& ops = backward.ops;
     for (std::size_t begin = 0; begin < ops.size();) {
         const int layer = ops[begin].layer;
         std::size_t end = begin, exchange = ops.size();
         bool weights = false; // of the experts; the exchange before them brings what they need
         for (; end < ops.size() && ops[end].layer == layer; ++end) {
-            weights = weights || (ops[end].phase == Phase::wgrad && ops[end].module == Module::experts);
-            const bool leaves = ops[end].kind == OpKind::all_to_all_rows || ops[end].kind == OpKind::combine_tokens;
+            weights =
+                weights || (ops[end].phase == program::Phase::wgrad && ops[end].module == program::Module::experts);
+            const bool leaves =
+                ops[end].kind == program::OpKind::all_to_all_rows || ops[end].kind == program::OpKind::combine_tokens;
             if (weights && exchange == ops.size() && leaves) exchange = end;
         }
         if (exchange < end) {
@@ -55,12 +61,14 @@ void delay_wgrad_pass(Template& backward) {
         }
         begin = end;
     }
-    const auto send = std::find_if(ops.rbegin(), ops.rend(), [](const Op& op) { return op.kind == OpKind::send; });
+    const auto send =
+        std::find_if(ops.rbegin(), ops.rend(), [](const program::Op& op) { return op.kind == program::OpKind::send; });
     if (send == ops.rend()) return;
     const std::size_t until = static_cast<std::size_t>(std::distance(send, ops.rend())) - 1;
     std::size_t begin = until;
     while (begin > 0 && ops[begin - 1].layer == ops[until - 1].layer) --begin;
-    move_behind(ops, begin, until, [](const Op& op) { return op.phase == Phase::wgrad && of_attention(op.module); });
+    move_behind(ops, begin, until,
+                [](const program::Op& op) { return op.phase == program::Phase::wgrad && of_attention(op.module); });
 }
 
-} // namespace moe
+} // namespace moe::passes

@@ -8,17 +8,19 @@
 #include <iterator>
 #include <variant>
 
-namespace moe {
+namespace moe::passes {
 
 namespace {
 
-const Tensor& tensor(const Program& program, TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; }
+const program::Tensor& tensor(const program::Program& program, program::TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)];
+}
 
 // Where a product says whether it adds to its result, a whole gradient; null for other ops.
-bool* adds(Op& op, const Tensor& gradient) {
-    if (auto* g = std::get_if<GroupedGemmAttr>(&op.attr))
-        return g->mode == GroupedMode::wgrad ? &g->accumulate : nullptr;
-    auto* g = std::get_if<GemmAttr>(&op.attr);
+bool* adds(program::Op& op, const program::Tensor& gradient) {
+    if (auto* g = std::get_if<program::GroupedGemmAttr>(&op.attr))
+        return g->mode == program::GroupedMode::wgrad ? &g->accumulate : nullptr;
+    auto* g = std::get_if<program::GemmAttr>(&op.attr);
     const bool whole = g != nullptr && g->m * g->n == gradient.elements() && g->ldc == 0 && g->c_offset == 0;
     return whole ? &g->accumulate : nullptr;
 }
@@ -44,17 +46,19 @@ void insert(Ranges& ranges, std::int64_t begin, std::int64_t end) {
 
 } // namespace
 
-bool sets_first_gradients(const Plan& plan) { return stack_traits(plan).sets_first_gradients && !plan.reshards(); }
+bool sets_first_gradients(const plan::Plan& plan) {
+    return plan::stack_traits(plan).sets_first_gradients && !plan.reshards();
+}
 
-std::optional<Template> FirstGradients::next(const Template& tmpl) {
-    std::optional<Template> result;
+std::optional<program::Template> FirstGradients::next(const program::Template& tmpl) {
+    std::optional<program::Template> result;
     for (std::size_t i = 0; i < tmpl.ops.size(); ++i)
-        for (const TensorId id : tmpl.ops[i].out) {
-            if (id == no_tensor) continue;
-            const Tensor& t = tensor(program_, id);
-            if (t.storage != Storage::gradient || t.base == no_tensor) continue;
+        for (const program::TensorId id : tmpl.ops[i].out) {
+            if (id == program::no_tensor) continue;
+            const program::Tensor& t = tensor(program_, id);
+            if (t.storage != program::Storage::gradient || t.base == program::no_tensor) continue;
             const std::int64_t begin = t.offset, end = t.offset + t.elements();
-            Op op = tmpl.ops[i];
+            program::Op op = tmpl.ops[i];
             if (bool* const add = adds(op, t); add != nullptr && *add && !overlaps(written_[t.base], begin, end)) {
                 *add = false;
                 op.bytes -= t.expected_bytes(); // which are no longer read
@@ -67,7 +71,7 @@ std::optional<Template> FirstGradients::next(const Template& tmpl) {
     return result;
 }
 
-std::vector<std::pair<std::int64_t, std::int64_t>> FirstGradients::unset(const Bucket& bucket) const {
+std::vector<std::pair<std::int64_t, std::int64_t>> FirstGradients::unset(const program::Bucket& bucket) const {
     std::vector<std::pair<std::int64_t, std::int64_t>> rest;
     const std::int64_t elements = tensor(program_, bucket.gradients).elements();
     std::int64_t from = 0;
@@ -80,4 +84,4 @@ std::vector<std::pair<std::int64_t, std::int64_t>> FirstGradients::unset(const B
     return rest;
 }
 
-} // namespace moe
+} // namespace moe::passes

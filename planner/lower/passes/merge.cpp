@@ -5,25 +5,26 @@
 
 #include <algorithm>
 
-namespace moe {
+namespace moe::passes {
 
 namespace {
 
 using Pieces = std::vector<int>; // numbers of ops, in order
 
 // Counts and choices are small, and what reads them follows at once.
-bool exchanges(const Program& program, const Op& op) {
-    return op.stream == Stream::expert && program.tensors[static_cast<std::size_t>(op.out[0])].dtype != Dtype::i32;
+bool exchanges(const program::Program& program, const program::Op& op) {
+    return op.stream == program::Stream::expert &&
+           program.tensors[static_cast<std::size_t>(op.out[0])].dtype != program::Dtype::i32;
 }
 
 // The pieces of every layer of one side; what lies outside of layers counts as one on either side of them. Reductions
 // of gradients, which the last backward has among its ops, belong to the layer that they follow.
-std::vector<Pieces> layers_of(const Program& program, const std::vector<LayerOp>& ops) {
+std::vector<Pieces> layers_of(const program::Program& program, const std::vector<LayerOp>& ops) {
     std::vector<Pieces> layers;
     const LayerOp* before = nullptr; // reductions left aside
     bool exchanged = false;
     for (const LayerOp& at : ops) {
-        const bool reduction = at.op->phase == Phase::step;
+        const bool reduction = at.op->phase == program::Phase::step;
         const bool fresh = layers.empty() || (!reduction && before != nullptr && before->layer != at.layer);
         if (fresh)
             layers.push_back({0});
@@ -36,9 +37,9 @@ std::vector<Pieces> layers_of(const Program& program, const std::vector<LayerOp>
     return layers;
 }
 
-std::vector<LayerOp> ops_of(const Template& tmpl) {
+std::vector<LayerOp> ops_of(const program::Template& tmpl) {
     std::vector<LayerOp> ops;
-    for (const Op& op : tmpl.ops) ops.push_back({&op, op.layer});
+    for (const program::Op& op : tmpl.ops) ops.push_back({&op, op.layer});
     return ops;
 }
 
@@ -62,34 +63,34 @@ constexpr int sparing_products = 2;
 // (650 TFLOPS, 150 GB/s, a quarter of what they have).
 constexpr double most_flops_per_byte = 4800.0;
 
-std::vector<std::uint8_t> spared_in(const Program& program, const Merge& merge) {
-    const Template* const of[] = {&program.templates[static_cast<std::size_t>(merge.forward)],
-                                  &program.templates[static_cast<std::size_t>(merge.backward)]};
+std::vector<std::uint8_t> reserved_sms_in(const program::Program& program, const program::Merge& merge) {
+    const program::Template* const of[] = {&program.templates[static_cast<std::size_t>(merge.forward)],
+                                           &program.templates[static_cast<std::size_t>(merge.backward)]};
     std::size_t next[] = {0, 0};
-    std::vector<std::uint8_t> spared;
-    SparingProducts sparing;
+    std::vector<std::uint8_t> reserved_sms;
+    ReservedSms reserving;
     for (const bool from_backward : merge.from_backward) {
-        const Op& op = of[from_backward]->ops[next[from_backward]++];
-        spared.push_back(sparing.next(op) ? peer_blocks_beside : 0);
+        const program::Op& op = of[from_backward]->ops[next[from_backward]++];
+        reserved_sms.push_back(reserving.next(op) ? program::peer_blocks_beside : 0);
     }
-    return spared;
+    return reserved_sms;
 }
 
 } // namespace
 
-bool SparingProducts::next(const Op& op) {
-    if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens) {
+bool ReservedSms::next(const program::Op& op) {
+    if (op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens) {
         products_ = 0;
         flops_ = 0.0;
         bytes_ = op.bytes;
     }
-    if (op.kind != OpKind::grouped_gemm || bytes_ == 0.0) return false;
+    if (op.kind != program::OpKind::grouped_gemm || bytes_ == 0.0) return false;
     const bool spares = products_++ < sparing_products && flops_ <= most_flops_per_byte * bytes_;
     flops_ += op.flops;
     return spares;
 }
 
-std::vector<bool> merged_order(const Program& program, const std::vector<LayerOp>& forward,
+std::vector<bool> merged_order(const program::Program& program, const std::vector<LayerOp>& forward,
                                const std::vector<LayerOp>& backward) {
     const std::vector<Pieces> filled = layers_of(program, forward), emptied = layers_of(program, backward);
     std::vector<bool> from_backward;
@@ -98,16 +99,16 @@ std::vector<bool> merged_order(const Program& program, const std::vector<LayerOp
     return from_backward;
 }
 
-int merge_templates(Program& program, int forward, int backward) {
-    const auto known = std::find_if(program.merges.begin(), program.merges.end(), [&](const Merge& merge) {
+int merge_templates(program::Program& program, int forward, int backward) {
+    const auto known = std::find_if(program.merges.begin(), program.merges.end(), [&](const program::Merge& merge) {
         return merge.forward == forward && merge.backward == backward;
     });
     if (known != program.merges.end()) return static_cast<int>(known - program.merges.begin());
     const auto ops = [&program](int number) { return ops_of(program.templates[static_cast<std::size_t>(number)]); };
-    Merge merge{forward, backward, merged_order(program, ops(forward), ops(backward)), {}};
-    merge.spared = spared_in(program, merge);
+    program::Merge merge{forward, backward, merged_order(program, ops(forward), ops(backward)), {}};
+    merge.reserved_sms = reserved_sms_in(program, merge);
     program.merges.push_back(std::move(merge));
     return static_cast<int>(program.merges.size()) - 1;
 }
 
-} // namespace moe
+} // namespace moe::passes

@@ -3,7 +3,7 @@
 
 #include "planner/program/program.hpp"
 
-namespace moe {
+namespace moe::passes {
 
 // Index into Program::merges of the order in which templates `forward` and `backward` run together; added where it is
 // not there yet. Layer by layer, the forward from its first on and the backward from its last on. Within a layer they
@@ -11,21 +11,21 @@ namespace moe {
 // arXiv 2603.07685 section 4.2.3), and a layer of the forward ends behind that of the backward, whose saved activations
 // it then takes over. Tokens that travel over peer memory do so by multiprocessors, and the first two products of
 // experts behind their departure leave them those (Merge::spared), the first alone where it is long.
-int merge_templates(Program& program, int forward, int backward);
+int merge_templates(program::Program& program, int forward, int backward);
 
 // An op of a side, and the layer that it counts as; -1: outside of layers.
 struct LayerOp {
-    const Op* op;
+    const program::Op* op;
     int layer;
 };
 // The order of Merge::from_backward for ops in their own order, whose tensors those of `program` are.
-std::vector<bool> merged_order(const Program& program, const std::vector<LayerOp>& forward,
+std::vector<bool> merged_order(const program::Program& program, const std::vector<LayerOp>& forward,
                                const std::vector<LayerOp>& backward);
 
 // Says of ops in the order in which they run side by side which of them leave multiprocessors to tokens on their way.
-class SparingProducts {
+class ReservedSms {
 public:
-    bool next(const Op& op);
+    bool next(const program::Op& op);
 
 private:
     int products_ = 0;   // since tokens left
@@ -33,4 +33,4 @@ private:
     double bytes_ = 0.0; // of the tokens; 0: none have left
 };
 
-} // namespace moe
+} // namespace moe::passes

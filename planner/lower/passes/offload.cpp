@@ -7,15 +7,16 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::passes {
 
 namespace {
 
 struct Offloaded {
     unsigned scope = 0;
-    std::size_t last_reader = 0;                                       // in forward
-    int layer = -1;                                                    // whose backward reads it
-    TensorId leaving = no_tensor, again = no_tensor, home = no_tensor; // home: on the host
+    std::size_t last_reader = 0; // in forward
+    int layer = -1;              // whose backward reads it
+    program::TensorId leaving = program::no_tensor, again = program::no_tensor,
+                      home = program::no_tensor; // home: on the host
 };
 
 // Which module's input an operand is. A layer has two norms, the second before its MLP or experts, and two grouped
@@ -24,36 +25,37 @@ class Scopes {
 public:
     // Calls visit(tensor, scope) for what `op` reads as a module's input; ops come in order.
     template <class Visit>
-    void visit(const Op& op, Visit visit) {
+    void visit(const program::Op& op, Visit visit) {
         if (op.layer != layer_) layer_ = op.layer, norms_ = 0, grouped_ = 0;
         if (op.layer < 0) return;
         switch (op.kind) {
-        case OpKind::rmsnorm:
-            if (op.module == Module::layernorm) visit(op.in[0], norms_++ == 0 ? offload::attn_norm : offload::mlp_norm);
+        case program::OpKind::rmsnorm:
+            if (op.module == program::Module::layernorm)
+                visit(op.in[0], norms_++ == 0 ? plan::offload::attn_norm : plan::offload::mlp_norm);
             return;
-        case OpKind::all_gather: // what is saved is this rank's part, which TP gathers for the product
-            if (op.module == Module::attn_in) visit(op.in[0], offload::qkv_linear);
+        case program::OpKind::all_gather: // what is saved is this rank's part, which TP gathers for the product
+            if (op.module == program::Module::attn_in) visit(op.in[0], plan::offload::qkv_linear);
             return;
-        case OpKind::gemm:
-            if (op.module == Module::attn_in) visit(op.in[0], offload::qkv_linear);
-            if (op.module == Module::attn_out) visit(op.in[0], offload::attn_proj);
+        case program::OpKind::gemm:
+            if (op.module == program::Module::attn_in) visit(op.in[0], plan::offload::qkv_linear);
+            if (op.module == program::Module::attn_out) visit(op.in[0], plan::offload::attn_proj);
             return;
-        case OpKind::quantize:       // a product saves its column-wise copy
-            if (op.out.size() < 2) { // the row-wise one, which it also reads
-                if (op.module == Module::attn_out) visit(op.in[0], offload::attn_proj);
+        case program::OpKind::quantize: // a product saves its column-wise copy
+            if (op.out.size() < 2) {    // the row-wise one, which it also reads
+                if (op.module == program::Module::attn_out) visit(op.in[0], plan::offload::attn_proj);
                 return;
             }
-            if (op.module == Module::attn_in) visit(op.out[1], offload::qkv_linear);
-            if (op.module == Module::experts) visit(op.out[1], offload::expert_fc1);
+            if (op.module == program::Module::attn_in) visit(op.out[1], plan::offload::qkv_linear);
+            if (op.module == program::Module::experts) visit(op.out[1], plan::offload::expert_fc1);
             return;
-        case OpKind::attention:
-            for (std::size_t i = 0; i < 3; ++i) visit(op.in[i], offload::core_attn);
+        case program::OpKind::attention:
+            for (std::size_t i = 0; i < 3; ++i) visit(op.in[i], plan::offload::core_attn);
             return;
-        case OpKind::grouped_gemm:
-            if (grouped_++ == 0) visit(op.in[0], offload::expert_fc1);
+        case program::OpKind::grouped_gemm:
+            if (grouped_++ == 0) visit(op.in[0], plan::offload::expert_fc1);
             return;
-        case OpKind::activation:
-            if (op.module == Module::moe_act) visit(op.in[0], offload::moe_act);
+        case program::OpKind::activation:
+            if (op.module == program::Module::moe_act) visit(op.in[0], plan::offload::moe_act);
             return;
         default:
             return;
@@ -64,23 +66,26 @@ private:
     int layer_ = -1, norms_ = 0, grouped_ = 0;
 };
 
-bool reads(const Op& op, TensorId id) { return std::find(op.in.begin(), op.in.end(), id) != op.in.end(); }
+bool reads(const program::Op& op, program::TensorId id) {
+    return std::find(op.in.begin(), op.in.end(), id) != op.in.end();
+}
 
 // What leaves the device: read by a chosen module in the forward, large enough, and read again in the backward.
-std::map<TensorId, Offloaded> find_offloaded(const Program& program, const Template& forward, const Template& backward,
-                                             unsigned set, std::int64_t smallest) {
-    std::map<TensorId, Offloaded> found;
+std::map<program::TensorId, Offloaded> find_offloaded(const program::Program& program, const program::Template& forward,
+                                                      const program::Template& backward, unsigned set,
+                                                      std::int64_t smallest) {
+    std::map<program::TensorId, Offloaded> found;
     Scopes scopes;
-    for (const Op& op : forward.ops)
-        scopes.visit(op, [&](TensorId id, unsigned scope) {
-            if (id == no_tensor || (scope & set) == 0) return;
-            const Tensor& t = program.tensors[static_cast<std::size_t>(id)];
-            if (t.storage == Storage::activation && t.base == no_tensor && t.elements() >= smallest)
+    for (const program::Op& op : forward.ops)
+        scopes.visit(op, [&](program::TensorId id, unsigned scope) {
+            if (id == program::no_tensor || (scope & set) == 0) return;
+            const program::Tensor& t = program.tensors[static_cast<std::size_t>(id)];
+            if (t.storage == program::Storage::activation && t.base == program::no_tensor && t.elements() >= smallest)
                 found.try_emplace(id).first->second.scope |= scope;
         });
     for (auto it = found.begin(); it != found.end();) {
-        const auto reader =
-            std::find_if(backward.ops.begin(), backward.ops.end(), [&](const Op& op) { return reads(op, it->first); });
+        const auto reader = std::find_if(backward.ops.begin(), backward.ops.end(),
+                                         [&](const program::Op& op) { return reads(op, it->first); });
         if (reader == backward.ops.end() || reader->layer < 0) {
             it = found.erase(it);
             continue;
@@ -89,102 +94,105 @@ std::map<TensorId, Offloaded> find_offloaded(const Program& program, const Templ
         ++it;
     }
     for (std::size_t i = 0; i < forward.ops.size(); ++i) {
-        const auto touch = [&](TensorId id) {
+        const auto touch = [&](program::TensorId id) {
             const auto at = found.find(id);
             if (at != found.end()) at->second.last_reader = i;
         };
-        for (const TensorId id : forward.ops[i].in) touch(id);
-        for (const TensorId id : forward.ops[i].out) touch(id); // quantized copies have no reader
+        for (const program::TensorId id : forward.ops[i].in) touch(id);
+        for (const program::TensorId id : forward.ops[i].out) touch(id); // quantized copies have no reader
     }
     return found;
 }
 
-TensorId add_buffer(Program& program, TensorId like, const char* suffix) {
-    Tensor buffer = program.tensors[static_cast<std::size_t>(like)];
+program::TensorId add_buffer(program::Program& program, program::TensorId like, const char* suffix) {
+    program::Tensor buffer = program.tensors[static_cast<std::size_t>(like)];
     buffer.name += suffix;
     buffer.chunk = -1; // one for all micro-batches
     program.tensors.push_back(std::move(buffer));
-    return static_cast<TensorId>(program.tensors.size()) - 1;
+    return static_cast<program::TensorId>(program.tensors.size()) - 1;
 }
 
 // Where a tensor waits on the host, one for every micro-batch in flight.
-TensorId add_home(Program& program, TensorId of) {
-    Tensor home = program.tensors[static_cast<std::size_t>(of)];
+program::TensorId add_home(program::Program& program, program::TensorId of) {
+    program::Tensor home = program.tensors[static_cast<std::size_t>(of)];
     home.name += ".on_host";
-    home.storage = Storage::host;
+    home.storage = program::Storage::host;
     program.tensors.push_back(std::move(home));
-    return static_cast<TensorId>(program.tensors.size()) - 1;
+    return static_cast<program::TensorId>(program.tensors.size()) - 1;
 }
 
 // Tensors of one shape that take the same place in their layers leave from one buffer and come back into another.
-void share_buffers(Program& program, const Template& forward, std::map<TensorId, Offloaded>& offloaded) {
-    using Kind = std::tuple<unsigned, Dtype, std::int64_t, std::int64_t, int>;
+void share_buffers(program::Program& program, const program::Template& forward,
+                   std::map<program::TensorId, Offloaded>& offloaded) {
+    using Kind = std::tuple<unsigned, program::Dtype, std::int64_t, std::int64_t, int>;
     std::map<std::pair<int, Kind>, int> of_layer;
-    std::map<Kind, std::pair<TensorId, TensorId>> buffers;
+    std::map<Kind, std::pair<program::TensorId, program::TensorId>> buffers;
     for (auto& [id, o] : offloaded) {
-        const Tensor source = program.tensors[static_cast<std::size_t>(id)];
+        const program::Tensor source = program.tensors[static_cast<std::size_t>(id)];
         Kind kind{o.scope, source.dtype, source.rows, source.cols, 0};
         std::get<int>(kind) = of_layer[{o.layer, kind}]++;
-        const auto [at, fresh] = buffers.try_emplace(kind, no_tensor, no_tensor);
+        const auto [at, fresh] = buffers.try_emplace(kind, program::no_tensor, program::no_tensor);
         if (fresh) at->second = {add_buffer(program, id, ".to_host"), add_buffer(program, id, ".from_host")};
         o.again = at->second.second;
         o.home = add_home(program, id);
         // What a stage receives keeps a place of its own, so that messages need not wait for copies.
-        const auto writer = std::find_if(forward.ops.begin(), forward.ops.end(), [id = id](const Op& op) {
+        const auto writer = std::find_if(forward.ops.begin(), forward.ops.end(), [id = id](const program::Op& op) {
             return std::find(op.out.begin(), op.out.end(), id) != op.out.end();
         });
         o.leaving = writer == forward.ops.end() || writer->layer < 0 ? id : at->second.first;
     }
 }
 
-Op copy(const Program& program, OpKind kind, const Op& beside, TensorId from, TensorId to, int layer, bool planned) {
-    Op op;
+program::Op copy(const program::Program& program, program::OpKind kind, const program::Op& beside,
+                 program::TensorId from, program::TensorId to, int layer, bool planned) {
+    program::Op op;
     op.kind = kind;
-    op.stream = Stream::host;
+    op.stream = program::Stream::host;
     op.module = beside.module;
     op.phase = beside.phase;
     op.layer = static_cast<std::int16_t>(layer);
     op.in = {from};
     op.out = {to};
-    const Tensor& tensor = program.tensors[static_cast<std::size_t>(from)];
+    const program::Tensor& tensor = program.tensors[static_cast<std::size_t>(from)];
     op.bytes = planned ? static_cast<double>(tensor.bytes()) : tensor.expected_bytes();
-    op.attr = CopyAttr{tensor.elements()};
+    op.attr = program::CopyAttr{tensor.elements()};
     return op;
 }
 
 } // namespace
 
-void offload_pass(Program& program, Template& forward, Template& backward, unsigned set, const OffloadRules& rules) {
-    std::map<TensorId, Offloaded> offloaded =
-        find_offloaded(program, forward, backward, set & ~offload::optimizer, rules.smallest);
+void offload_pass(program::Program& program, program::Template& forward, program::Template& backward, unsigned set,
+                  const OffloadRules& rules) {
+    std::map<program::TensorId, Offloaded> offloaded =
+        find_offloaded(program, forward, backward, set & ~plan::offload::optimizer, rules.smallest);
     if (offloaded.empty()) return;
     share_buffers(program, forward, offloaded);
-    std::vector<Op> ops;
+    std::vector<program::Op> ops;
     for (std::size_t i = 0; i < forward.ops.size(); ++i) {
-        for (std::vector<TensorId>* ids : {&forward.ops[i].in, &forward.ops[i].out})
-            for (TensorId& id : *ids) {
+        for (std::vector<program::TensorId>* ids : {&forward.ops[i].in, &forward.ops[i].out})
+            for (program::TensorId& id : *ids) {
                 const auto at = offloaded.find(id);
                 if (at != offloaded.end()) id = at->second.leaving;
             }
         ops.push_back(std::move(forward.ops[i]));
         for (const auto& [id, o] : offloaded)
             if (o.last_reader == i)
-                ops.push_back(copy(program, OpKind::copy_to_host, ops.back(), o.leaving, o.home, ops.back().layer,
-                                   rules.planned_rows));
+                ops.push_back(copy(program, program::OpKind::copy_to_host, ops.back(), o.leaving, o.home,
+                                   ops.back().layer, rules.planned_rows));
     }
     forward.ops = std::move(ops);
 
     ops.clear();
     int layer = -1;
-    for (Op& op : backward.ops) {
+    for (program::Op& op : backward.ops) {
         if (op.layer != layer && op.layer >= 0) {
             layer = op.layer;
             for (const auto& [id, o] : offloaded)
                 if (o.layer == layer)
                     ops.push_back(
-                        copy(program, OpKind::copy_from_host, op, o.home, o.again, layer, rules.planned_rows));
+                        copy(program, program::OpKind::copy_from_host, op, o.home, o.again, layer, rules.planned_rows));
         }
-        for (TensorId& id : op.in) {
+        for (program::TensorId& id : op.in) {
             const auto at = offloaded.find(id);
             if (at != offloaded.end() && op.layer == at->second.layer) id = at->second.again;
         }
@@ -193,4 +201,4 @@ void offload_pass(Program& program, Template& forward, Template& backward, unsig
     backward.ops = std::move(ops);
 }
 
-} // namespace moe
+} // namespace moe::passes

@@ -3,7 +3,7 @@
 
 #include "planner/program/program.hpp"
 
-namespace moe {
+namespace moe::passes {
 
 // `set`: offload:: modules (optimizer states are not this pass's). A saved tensor that a chosen module reads is copied
 // to the host behind its last reader of the forward, and back before the layer's backward reads it. All layers share
@@ -16,6 +16,7 @@ struct OffloadRules {
     bool planned_rows = false;
 };
 inline constexpr OffloadRules our_offload{1, true}, megatron_offload{1'000'000, false};
-void offload_pass(Program& program, Template& forward, Template& backward, unsigned set, const OffloadRules& rules);
+void offload_pass(program::Program& program, program::Template& forward, program::Template& backward, unsigned set,
+                  const OffloadRules& rules);
 
-} // namespace moe
+} // namespace moe::passes

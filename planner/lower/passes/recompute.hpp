@@ -4,10 +4,10 @@
 
 #include "planner/program/program.hpp"
 
-namespace moe {
+namespace moe::passes {
 
 // Whether a set of recompute:: modules holds the module of a forward op.
-bool recomputes(unsigned set, const Op& op);
+bool recomputes(unsigned set, const program::Op& op);
 
 // `set`: recompute:: modules. For every tensor that a backward op reads and a chosen forward op of the same layer
 // wrote, the forward op is repeated (phase recompute) right before its first reader, and so on for its own inputs, as
@@ -15,7 +15,7 @@ bool recomputes(unsigned set, const Op& op);
 // before. keeps_core: the attention core is repeated for its own backward, but what follows it keeps its output, as
 // Megatron does: its checkpoint around the core (megatron/core/transformer/attention.py,
 // _checkpointed_attention_forward) discards what lies inside, and the output projection saves its input.
-void recompute_pass(Program& program, const Template& forward, Template& backward, unsigned set,
-                    bool keeps_core = false);
+void recompute_pass(program::Program& program, const program::Template& forward, program::Template& backward,
+                    unsigned set, bool keeps_core = false);
 
-} // namespace moe
+} // namespace moe::passes

@@ -3,11 +3,11 @@
 
 #include "planner/program/program.hpp"
 
-namespace moe {
+namespace moe::passes {
 
 // Into both templates of a chunk whose buckets are resharded (after recomputation): all-gathers of a layer's weights
 // before the ops of the layer before (stream data, so that they run under it), in the backward again and into other
 // tensors; a reduce-scatter of a layer's gradients behind the op that writes the last of them, which adds to the shard.
-void reshard_pass(Program& program, Template& forward, Template& backward);
+void reshard_pass(program::Program& program, program::Template& forward, program::Template& backward);
 
-} // namespace moe
+} // namespace moe::passes

@@ -8,50 +8,53 @@
 #include <utility>
 #include <vector>
 
-namespace moe {
+namespace moe::passes {
 
 namespace {
 
-const Tensor& tensor(const Program& program, TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; }
+const program::Tensor& tensor(const program::Program& program, program::TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)];
+}
 
-TensorId root_of(const Program& program, TensorId id) {
-    while (tensor(program, id).base != no_tensor) id = tensor(program, id).base;
+program::TensorId root_of(const program::Program& program, program::TensorId id) {
+    while (tensor(program, id).base != program::no_tensor) id = tensor(program, id).base;
     return id;
 }
 
 template <class Visit>
-void for_each(const std::vector<TensorId>& ids, Visit visit) {
-    for (const TensorId id : ids)
-        if (id != no_tensor) visit(id);
+void for_each(const std::vector<program::TensorId>& ids, Visit visit) {
+    for (const program::TensorId id : ids)
+        if (id != program::no_tensor) visit(id);
 }
 
-using Readers = std::unordered_map<TensorId, std::vector<std::size_t>>; // root -> ops
+using Readers = std::unordered_map<program::TensorId, std::vector<std::size_t>>; // root -> ops
 
-Readers readers_of(const Program& program, const Template& tmpl) {
+Readers readers_of(const program::Program& program, const program::Template& tmpl) {
     Readers readers;
     for (std::size_t i = 0; i < tmpl.ops.size(); ++i)
-        for_each(tmpl.ops[i].in, [&](TensorId id) { readers[root_of(program, id)].push_back(i); });
+        for_each(tmpl.ops[i].in, [&](program::TensorId id) { readers[root_of(program, id)].push_back(i); });
     return readers;
 }
 
 // Readers follow writers, so that one pass from the end settles every op.
-std::vector<bool> deferred_ops(const Program& program, const Template& backward) {
+std::vector<bool> deferred_ops(const program::Program& program, const program::Template& backward) {
     const Readers readers = readers_of(program, backward);
     std::vector<bool> deferred(backward.ops.size(), false);
-    const auto only_deferred_read = [&](TensorId id, std::size_t writer) {
+    const auto only_deferred_read = [&](program::TensorId id, std::size_t writer) {
         const auto found = readers.find(root_of(program, id));
         if (found == readers.end()) return false;
         return std::all_of(found->second.begin(), found->second.end(),
                            [&](std::size_t reader) { return reader == writer || deferred[reader]; });
     };
     for (std::size_t i = backward.ops.size(); i-- > 0;) {
-        const Op& op = backward.ops[i];
-        bool waits = std::any_of(op.out.begin(), op.out.end(), [](TensorId id) { return id != no_tensor; });
-        for_each(op.out, [&](TensorId id) {
-            const Storage storage = tensor(program, root_of(program, id)).storage;
-            waits =
-                waits && (storage == Storage::gradient ? op.phase == Phase::wgrad
-                                                       : storage == Storage::activation && only_deferred_read(id, i));
+        const program::Op& op = backward.ops[i];
+        bool waits =
+            std::any_of(op.out.begin(), op.out.end(), [](program::TensorId id) { return id != program::no_tensor; });
+        for_each(op.out, [&](program::TensorId id) {
+            const program::Storage storage = tensor(program, root_of(program, id)).storage;
+            waits = waits && (storage == program::Storage::gradient
+                                  ? op.phase == program::Phase::wgrad
+                                  : storage == program::Storage::activation && only_deferred_read(id, i));
         });
         deferred[i] = waits;
     }
@@ -59,17 +62,20 @@ std::vector<bool> deferred_ops(const Program& program, const Template& backward)
 }
 
 // What waits must find its inputs as they were.
-void check_inputs(const Program& program, const Template& backward, const std::vector<bool>& deferred) {
-    std::unordered_map<TensorId, std::size_t> last_writer;
+void check_inputs(const program::Program& program, const program::Template& backward,
+                  const std::vector<bool>& deferred) {
+    std::unordered_map<program::TensorId, std::size_t> last_writer;
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
-        if (!deferred[i]) for_each(backward.ops[i].out, [&](TensorId id) { last_writer[root_of(program, id)] = i; });
+        if (!deferred[i])
+            for_each(backward.ops[i].out, [&](program::TensorId id) { last_writer[root_of(program, id)] = i; });
     for (std::size_t i = 0; i < backward.ops.size(); ++i) {
         if (!deferred[i]) continue;
-        for_each(backward.ops[i].in, [&](TensorId id) {
+        for_each(backward.ops[i].in, [&](program::TensorId id) {
             const auto writer = last_writer.find(root_of(program, id));
             if (writer != last_writer.end() && writer->second > i)
-                fail("{} of layer {} reads {}, which a later {} overwrites", to_string(backward.ops[i].kind),
-                     backward.ops[i].layer, tensor(program, id).name, to_string(backward.ops[writer->second].kind));
+                fail("{} of layer {} reads {}, which a later {} overwrites", program::to_string(backward.ops[i].kind),
+                     backward.ops[i].layer, tensor(program, id).name,
+                     program::to_string(backward.ops[writer->second].kind));
         });
     }
 }
@@ -77,47 +83,50 @@ void check_inputs(const Program& program, const Template& backward, const std::v
 // Copies of what the backward itself writes, views included.
 class Copies {
 public:
-    Copies(Program& program, const Template& forward, const Template& backward) : program_(program) {
-        std::unordered_map<TensorId, bool> saved;
-        for (const Op& op : forward.ops)
+    Copies(program::Program& program, const program::Template& forward, const program::Template& backward)
+        : program_(program) {
+        std::unordered_map<program::TensorId, bool> saved;
+        for (const program::Op& op : forward.ops)
             for (const auto* list : {&op.in, &op.out})
-                for_each(*list, [&](TensorId id) { saved[root_of(program, id)] = true; });
-        for (const Op& op : backward.ops)
-            for_each(op.out, [&](TensorId id) {
-                const TensorId root = root_of(program, id);
-                if (tensor(program, root).storage == Storage::activation && !saved.count(root)) own_[root] = true;
+                for_each(*list, [&](program::TensorId id) { saved[root_of(program, id)] = true; });
+        for (const program::Op& op : backward.ops)
+            for_each(op.out, [&](program::TensorId id) {
+                const program::TensorId root = root_of(program, id);
+                if (tensor(program, root).storage == program::Storage::activation && !saved.count(root))
+                    own_[root] = true;
             });
     }
-    void rename(Template& tmpl) {
-        for (Op& op : tmpl.ops) {
-            for (TensorId& id : op.in) id = copy_of(id);
-            for (TensorId& id : op.out) id = copy_of(id);
+    void rename(program::Template& tmpl) {
+        for (program::Op& op : tmpl.ops) {
+            for (program::TensorId& id : op.in) id = copy_of(id);
+            for (program::TensorId& id : op.out) id = copy_of(id);
         }
     }
 
 private:
-    TensorId copy_of(TensorId id) {
-        if (id == no_tensor || !own_.count(root_of(program_, id))) return id;
+    program::TensorId copy_of(program::TensorId id) {
+        if (id == program::no_tensor || !own_.count(root_of(program_, id))) return id;
         const auto known = copies_.find(id);
         if (known != copies_.end()) return known->second;
-        Tensor copy = tensor(program_, id);
+        program::Tensor copy = tensor(program_, id);
         copy.name += ".split";
         copy.base = copy_of(copy.base);
         program_.tensors.push_back(std::move(copy));
-        return copies_[id] = static_cast<TensorId>(program_.tensors.size() - 1);
+        return copies_[id] = static_cast<program::TensorId>(program_.tensors.size() - 1);
     }
 
-    Program& program_;
-    std::unordered_map<TensorId, bool> own_; // roots
-    std::unordered_map<TensorId, TensorId> copies_;
+    program::Program& program_;
+    std::unordered_map<program::TensorId, bool> own_; // roots
+    std::unordered_map<program::TensorId, program::TensorId> copies_;
 };
 
 } // namespace
 
-SplitBackward split_backward(Program& program, const Template& forward, const Template& backward, bool keep_whole) {
+SplitBackward split_backward(program::Program& program, const program::Template& forward,
+                             const program::Template& backward, bool keep_whole) {
     const std::vector<bool> deferred = deferred_ops(program, backward);
     check_inputs(program, backward, deferred);
-    SplitBackward split{{SlotKind::dgrad, backward.chunk, {}}, {SlotKind::wgrad, backward.chunk, {}}};
+    SplitBackward split{{plan::SlotKind::dgrad, backward.chunk, {}}, {plan::SlotKind::wgrad, backward.chunk, {}}};
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
         (deferred[i] ? split.wgrad : split.dgrad).ops.push_back(backward.ops[i]);
     if (keep_whole) {
@@ -128,4 +137,4 @@ SplitBackward split_backward(Program& program, const Template& forward, const Te
     return split;
 }
 
-} // namespace moe
+} // namespace moe::passes

@@ -4,16 +4,17 @@
 
 #include "planner/program/program.hpp"
 
-namespace moe {
+namespace moe::passes {
 
 struct SplitBackward {
-    Template dgrad, wgrad;
+    program::Template dgrad, wgrad;
 };
 
 // Into wgrad go the ops that only sum gradients of weights and what runs for them alone (gathers and conversions of
 // their inputs, recomputation); ops that do both (norms) stay in dgrad. Order is kept. `keep_whole`: the backward stays
 // in use beside its halves, which then get tensors of their own, since those that cross from one half to the other live
 // longer. Runs behind all other passes on the backward but gradient reduction.
-SplitBackward split_backward(Program& program, const Template& forward, const Template& backward, bool keep_whole);
+SplitBackward split_backward(program::Program& program, const program::Template& forward,
+                             const program::Template& backward, bool keep_whole);
 
-} // namespace moe
+} // namespace moe::passes

@@ -3,10 +3,10 @@
 
 #include "planner/program/program.hpp"
 
-namespace moe {
+namespace moe::passes {
 
 // For every activation that forward writes, backward reads and that has more planned than expected rows: a copy into
 // pages behind its writer, and a copy back before the layer's backward. The tensors themselves become transient.
-void stash_pass(Program& program, Template& forward, Template& backward);
+void stash_pass(program::Program& program, program::Template& forward, program::Template& backward);
 
-} // namespace moe
+} // namespace moe::passes

@@ -3,18 +3,18 @@
 
 #include "planner/lower/emit/builder.hpp"
 
-namespace moe {
+namespace moe::passes {
 namespace {
 
 // A quantized bucket is gathered in BF16 and quantized by every rank.
 double gathered_bytes(const BucketSize& b) {
-    return is_quantized(b.weight_dtype) ? 2.0 * static_cast<double>(b.elements) : weight_bytes(b);
+    return program::is_quantized(b.weight_dtype) ? 2.0 * static_cast<double>(b.elements) : weight_bytes(b);
 }
 
-double moment_bytes(const Plan& plan) { return plan.optimizer.bf16_moments ? 4.0 : 8.0; } // both, of one element
+double moment_bytes(const plan::Plan& plan) { return plan.optimizer.bf16_moments ? 4.0 : 8.0; } // both, of one element
 
 // The gradient and new weights once, master and moments read and written. Matrices are rounded as the next step begins.
-double update_bytes(const Plan& plan, const BucketSize& b) {
+double update_bytes(const plan::Plan& plan, const BucketSize& b) {
     const auto n = static_cast<double>(b.elements);
     const double weights = b.matrices > 0 ? 0.0 : gathered_bytes(b);
     return (gradient_bytes(plan) + weights / n + 2.0 * (4.0 + moment_bytes(plan))) * n / b.group_size;
@@ -28,9 +28,9 @@ double update_bytes(const Plan& plan, const BucketSize& b) {
 // other.
 StepOp quantize_matrices(const BucketSize& b, double elements, double scales, int matrices) {
     const bool alone = b.group_size == 1;
-    return {.kind = OpKind::quantize,
-            .stream = alone ? Stream::compute : Stream::data,
-            .dtype = alone ? Dtype::f32 : Dtype::bf16,
+    return {.kind = program::OpKind::quantize,
+            .stream = alone ? program::Stream::compute : program::Stream::data,
+            .dtype = alone ? program::Dtype::f32 : program::Dtype::bf16,
             .bytes = (alone ? 6.0 : 4.0) * elements / matrices + 8.0 * scales,
             .times = matrices,
             .in_blocks = true};
@@ -38,8 +38,8 @@ StepOp quantize_matrices(const BucketSize& b, double elements, double scales, in
 
 } // namespace
 
-BucketSize size_of(const Program& program, const Bucket& b) {
-    const TensorId weights = b.resharded() ? b.gathered : b.weights;
+BucketSize size_of(const program::Program& program, const program::Bucket& b) {
+    const program::TensorId weights = b.resharded() ? b.gathered : b.weights;
     return {b.domain,
             b.elements,
             b.group,
@@ -52,18 +52,21 @@ BucketSize size_of(const Program& program, const Bucket& b) {
             b.copy};
 }
 
-Dtype gradient_dtype(const Plan& plan) { return plan.gradients == Precision::bf16 ? Dtype::bf16 : Dtype::f32; }
-double gradient_bytes(const Plan& plan) { return plan.gradients == Precision::bf16 ? 2.0 : 4.0; }
+program::Dtype gradient_dtype(const plan::Plan& plan) {
+    return plan.gradients == machine::Precision::bf16 ? program::Dtype::bf16 : program::Dtype::f32;
+}
+double gradient_bytes(const plan::Plan& plan) { return plan.gradients == machine::Precision::bf16 ? 2.0 : 4.0; }
 
 double weight_bytes(const BucketSize& b) {
-    return static_cast<double>(bytes_of(b.weight_dtype, is_quantized(b.weight_dtype) ? 2 * b.elements : b.elements));
+    return static_cast<double>(
+        program::bytes_of(b.weight_dtype, program::is_quantized(b.weight_dtype) ? 2 * b.elements : b.elements));
 }
 
-double optimizer_bytes(const Plan& plan, const BucketSize& b) {
+double optimizer_bytes(const plan::Plan& plan, const BucketSize& b) {
     return (4.0 + moment_bytes(plan)) * static_cast<double>(b.elements) / b.group_size;
 }
 
-bool has_work(const Plan& plan, const BucketSize& b, StepWork work) {
+bool has_work(const plan::Plan& plan, const BucketSize& b, StepWork work) {
     switch (work) {
     case StepWork::round:
         return b.group_size > 1 && b.matrices > 0 && !b.resharded;
@@ -71,12 +74,12 @@ bool has_work(const Plan& plan, const BucketSize& b, StepWork work) {
     case StepWork::reduce:
         return b.group_size > 1 && !b.resharded;
     case StepWork::quantize:
-        return is_quantized(b.weight_dtype) && !b.resharded;
+        return program::is_quantized(b.weight_dtype) && !b.resharded;
     case StepWork::square:
         return !b.copy;
     case StepWork::fetch:
     case StepWork::store:
-        return (plan.offload & offload::optimizer) != 0;
+        return (plan.offload & plan::offload::optimizer) != 0;
     case StepWork::zero:
     case StepWork::update:
         return true;
@@ -84,54 +87,57 @@ bool has_work(const Plan& plan, const BucketSize& b, StepWork work) {
     return false;
 }
 
-StepOp step_op(const Plan& plan, const BucketSize& b, StepWork work) {
+StepOp step_op(const plan::Plan& plan, const BucketSize& b, StepWork work) {
     const auto n = static_cast<double>(b.elements);
-    const Dtype sums = gradient_dtype(plan);
+    const program::Dtype sums = gradient_dtype(plan);
     switch (work) {
     case StepWork::round:
-        return {.kind = OpKind::cast, .stream = Stream::data, .dtype = Dtype::f32, .bytes = 6.0 * n / b.group_size};
+        return {.kind = program::OpKind::cast,
+                .stream = program::Stream::data,
+                .dtype = program::Dtype::f32,
+                .bytes = 6.0 * n / b.group_size};
     case StepWork::gather:
-        return {.kind = OpKind::all_gather,
-                .stream = Stream::data,
-                .dtype = Dtype::bf16,
+        return {.kind = program::OpKind::all_gather,
+                .stream = program::Stream::data,
+                .dtype = program::Dtype::bf16,
                 .group = b.group,
                 .bytes = gathered_bytes(b)};
     case StepWork::quantize:
         if (b.matrices > 0) return quantize_matrices(b, n, 0.0, b.matrices); // scales are nothing beside the rest
-        return {.kind = OpKind::quantize,
-                .stream = Stream::data,
-                .dtype = Dtype::bf16,
+        return {.kind = program::OpKind::quantize,
+                .stream = program::Stream::data,
+                .dtype = program::Dtype::bf16,
                 .bytes = gathered_bytes(b) + weight_bytes(b)};
     case StepWork::zero:
         return zero_op(plan, b, n);
     case StepWork::reduce:
-        return {.kind = OpKind::reduce_scatter,
-                .stream = Stream::data,
+        return {.kind = program::OpKind::reduce_scatter,
+                .stream = program::Stream::data,
                 .dtype = sums,
                 .group = b.group,
                 .bytes = gradient_bytes(plan) * n};
     case StepWork::square:
-        return {.kind = OpKind::sum_squares,
-                .module = Module::optimizer,
+        return {.kind = program::OpKind::sum_squares,
+                .module = program::Module::optimizer,
                 .dtype = sums,
                 .bytes = gradient_bytes(plan) * n / b.group_size,
                 .flops = 2.0 * n / b.group_size};
     case StepWork::fetch:
     case StepWork::store:
-        return {.kind = work == StepWork::fetch ? OpKind::copy_from_host : OpKind::copy_to_host,
-                .stream = Stream::host,
-                .module = Module::optimizer,
+        return {.kind = work == StepWork::fetch ? program::OpKind::copy_from_host : program::OpKind::copy_to_host,
+                .stream = program::Stream::host,
+                .module = program::Module::optimizer,
                 .bytes = optimizer_bytes(plan, b)};
     case StepWork::update:
-        return {.kind = OpKind::adamw, .module = Module::optimizer, .bytes = update_bytes(plan, b)};
+        return {.kind = program::OpKind::adamw, .module = program::Module::optimizer, .bytes = update_bytes(plan, b)};
     }
     return {};
 }
 
-StepOp zero_op(const Plan& plan, const BucketSize& b, double elements) {
+StepOp zero_op(const plan::Plan& plan, const BucketSize& b, double elements) {
     const bool behind_gathers = b.staged() && !b.resharded;
-    return {.kind = OpKind::zero,
-            .stream = behind_gathers ? Stream::data : Stream::compute,
+    return {.kind = program::OpKind::zero,
+            .stream = behind_gathers ? program::Stream::data : program::Stream::compute,
             .dtype = gradient_dtype(plan),
             .bytes = gradient_bytes(plan) * elements};
 }
@@ -141,11 +147,11 @@ StepOp quantize_op(const BucketSize& b, double elements, double scales) {
 }
 
 StepOp norm_op(int scalars) {
-    return {.kind = OpKind::all_reduce,
-            .stream = Stream::data,
-            .module = Module::optimizer,
-            .group = groups::world,
+    return {.kind = program::OpKind::all_reduce,
+            .stream = program::Stream::data,
+            .module = program::Module::optimizer,
+            .group = emit::groups::world,
             .bytes = 4.0 * scalars};
 }
 
-} // namespace moe
+} // namespace moe::passes

@@ -6,32 +6,32 @@
 
 #include <cstddef>
 
-namespace moe {
+namespace moe::passes {
 
 // All of a bucket that tells what a step does with it.
 struct BucketSize {
-    Domain domain = Domain::dense;
+    plan::Domain domain = plan::Domain::dense;
     std::int64_t elements = 0;
-    Group group; // axes 0 when its size is 1
+    plan::Group group; // axes 0 when its size is 1
     int group_size = 1;
-    Dtype weight_dtype = Dtype::bf16; // as products read them
-    int layer = -1;                   // FSDP: see Bucket
-    int matrices = 0;                 // quantized one by one, see Bucket
-    bool quantizable = false;         // see Bucket
-    bool resharded = false;           // FSDP: the templates of the chunk gather and reduce it
-    bool copy = false;                // see Bucket
+    program::Dtype weight_dtype = program::Dtype::bf16; // as products read them
+    int layer = -1;                                     // FSDP: see Bucket
+    int matrices = 0;                                   // quantized one by one, see Bucket
+    bool quantizable = false;                           // see Bucket
+    bool resharded = false;                             // FSDP: the templates of the chunk gather and reduce it
+    bool copy = false;                                  // see Bucket
 
     // Whether new weights are gathered in BF16 through the gradient buffer before they are quantized.
-    bool staged() const { return is_quantized(weight_dtype) && (matrices == 0 || group_size > 1); }
+    bool staged() const { return program::is_quantized(weight_dtype) && (matrices == 0 || group_size > 1); }
 };
-BucketSize size_of(const Program& program, const Bucket& bucket);
+BucketSize size_of(const program::Program& program, const program::Bucket& bucket);
 
-Dtype gradient_dtype(const Plan& plan);
-double gradient_bytes(const Plan& plan); // of one element
+program::Dtype gradient_dtype(const plan::Plan& plan);
+double gradient_bytes(const plan::Plan& plan); // of one element
 // A bucket as products read it: quantized weights are kept row-wise and column-wise.
 double weight_bytes(const BucketSize& bucket);
 // Master weights and moments of this rank's shard.
-double optimizer_bytes(const Plan& plan, const BucketSize& bucket);
+double optimizer_bytes(const plan::Plan& plan, const BucketSize& bucket);
 
 enum class StepWork : std::uint8_t {
     round,    // this rank's new weights from master to BF16, where matrices are quantized from what was gathered
@@ -48,21 +48,21 @@ inline constexpr std::size_t step_work_count = 9;
 
 // An op of the begin or finish slot, or a reduction of the last backward; `times` of them, all alike.
 struct StepOp {
-    OpKind kind{};
-    Stream stream = Stream::compute;
-    Module module = Module::data_parallel;
-    Dtype dtype = Dtype::f32; // by which it is priced
-    Group group{};
+    program::OpKind kind{};
+    program::Stream stream = program::Stream::compute;
+    program::Module module = program::Module::data_parallel;
+    program::Dtype dtype = program::Dtype::f32; // by which it is priced
+    plan::Group group{};
     double bytes = 0.0, flops = 0.0; // as Op's
     int times = 1;
     bool in_blocks = false; // quantize: a matrix, see QuantizeAttr
 };
 // Whether a step does this with the bucket.
-bool has_work(const Plan& plan, const BucketSize& bucket, StepWork work);
+bool has_work(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
 // The op, of work that the bucket has. zero: of all gradients; quantize: as many ops as matrices, of their mean size.
-StepOp step_op(const Plan& plan, const BucketSize& bucket, StepWork work);
+StepOp step_op(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
 // The same of some gradients, and of one matrix with the scales of both its forms.
-StepOp zero_op(const Plan& plan, const BucketSize& bucket, double elements);
+StepOp zero_op(const plan::Plan& plan, const BucketSize& bucket, double elements);
 StepOp quantize_op(const BucketSize& bucket, double elements, double scales);
 // The sum of the gradients' squares over all ranks, and of so many scalars in all.
 StepOp norm_op(int scalars);
@@ -93,4 +93,4 @@ void each_op_behind_norm(std::size_t buckets, Visit visit) {
         for (const StepWork work : {StepWork::update, StepWork::store}) visit(b, work);
 }
 
-} // namespace moe
+} // namespace moe::passes

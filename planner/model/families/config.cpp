@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <cmath>
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
 double mscale(double factor, double weight) { return factor <= 1.0 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0; }
 
 // Defaults as in modeling_rope_utils.py of transformers 5.23.
-void read_rope_scaling(const JsonObject& scaling, const JsonObject& config, RopeScaling& rope) {
+void read_rope_scaling(const JsonObject& scaling, const JsonObject& config, model::RopeScaling& rope) {
     const std::string type = scaling.string_or("rope_type", scaling.string_or("type", "default"));
     if (type == "default") return;
     rope.type = type;
@@ -39,7 +39,7 @@ void read_rope_scaling(const JsonObject& scaling, const JsonObject& config, Rope
         0.0, 1e6);
 }
 
-std::string rope_obstacle(const RopeScaling& rope) {
+std::string rope_obstacle(const model::RopeScaling& rope) {
     if (rope.type.empty() || rope.factor == 1.0) return {};
     const bool known = rope.type == "linear" || rope.type == "yarn" || rope.type == "llama3";
     if (!known)
@@ -57,15 +57,15 @@ std::string rope_obstacle(const RopeScaling& rope) {
     return {};
 }
 
-int kind_index(Model& model, const LayerKind& kind) {
+int kind_index(model::Model& model, const model::LayerKind& kind) {
     const auto found = std::find(model.kinds.begin(), model.kinds.end(), kind);
     if (found != model.kinds.end()) return static_cast<int>(found - model.kinds.begin());
     model.kinds.push_back(kind);
     return static_cast<int>(model.kinds.size()) - 1;
 }
 
-void check_moe(const JsonObject& json, const Moe& moe) {
-    const Router& router = moe.router;
+void check_moe(const JsonObject& json, const model::Moe& moe) {
+    const model::Router& router = moe.router;
     if (moe.top_k > moe.experts)
         json.refuse_value("num_experts_per_tok", fmt::format("must not exceed the {} experts", moe.experts));
     if (moe.experts % router.groups != 0)
@@ -83,24 +83,26 @@ void check_moe(const JsonObject& json, const Moe& moe) {
                                       router.groups_kept, per_group, moe.top_k));
 }
 
-void check_attention(const JsonObject& json, const Attention& attention) {
-    if (attention.kind == AttentionKind::gqa && attention.heads % attention.kv_heads != 0)
+void check_attention(const JsonObject& json, const model::Attention& attention) {
+    if (attention.kind == model::AttentionKind::gqa && attention.heads % attention.kv_heads != 0)
         json.refuse_value("num_key_value_heads", fmt::format("must divide num_attention_heads = {}", attention.heads));
     if (attention.rope_dim % 2 != 0 || attention.rope_dim > attention.qk_dim)
         refuse("{}: {} rotary columns per head: must be an even number of at most {}", json.place(), attention.rope_dim,
                attention.qk_dim);
-    if (attention.kind == AttentionKind::gated_delta && attention.value_heads % attention.key_heads != 0)
+    if (attention.kind == model::AttentionKind::gated_delta && attention.value_heads % attention.key_heads != 0)
         json.refuse_value("linear_num_value_heads",
                           fmt::format("must be a multiple of linear_num_key_heads = {}", attention.key_heads));
-    if (attention.kind == AttentionKind::compressed && attention.heads % attention.out_groups != 0)
+    if (attention.kind == model::AttentionKind::compressed && attention.heads % attention.out_groups != 0)
         refuse("{}: o_groups = {}: must divide num_attention_heads = {}", json.place(), attention.out_groups,
                attention.heads);
 }
 
-std::string attention_obstacle(const Attention& attention) {
-    if (attention.kind == AttentionKind::gated_delta) return "layer_types = linear_attention: no gated delta net yet";
-    if (attention.kind == AttentionKind::compressed) return "compress_ratios: no compressed sparse attention yet";
-    if (attention.kind == AttentionKind::mamba) return "hybrid_override_pattern: no Mamba layers yet";
+std::string attention_obstacle(const model::Attention& attention) {
+    if (attention.kind == model::AttentionKind::gated_delta)
+        return "layer_types = linear_attention: no gated delta net yet";
+    if (attention.kind == model::AttentionKind::compressed)
+        return "compress_ratios: no compressed sparse attention yet";
+    if (attention.kind == model::AttentionKind::mamba) return "hybrid_override_pattern: no Mamba layers yet";
     if (attention.k_eq_v) return "attention_k_eq_v = true: not trained yet";
     if (attention.output_gate || attention.head_gate) return "attention output gate: not trained yet";
     if (attention.sparse())
@@ -108,21 +110,21 @@ std::string attention_obstacle(const Attention& attention) {
     return {};
 }
 
-std::string moe_obstacle(const Moe& moe) {
+std::string moe_obstacle(const model::Moe& moe) {
     if (moe.latent > 0) return fmt::format("moe_latent_size = {}: no experts of a width of their own yet", moe.latent);
     if (moe.branch_norms) return "norms of experts and of the MLP beside them: not trained yet";
     if (moe.probs_on_input) return "routing weight on the experts' input: not trained yet";
-    if (moe.router.scoring == Scoring::sqrt_softplus) return "scoring_func = sqrtsoftplus: not trained yet";
+    if (moe.router.scoring == model::Scoring::sqrt_softplus) return "scoring_func = sqrtsoftplus: not trained yet";
     return {};
 }
 
-std::string layer_obstacle(const JsonObject& json, const LayerKind& kind) {
+std::string layer_obstacle(const JsonObject& json, const model::LayerKind& kind) {
     if (std::string text = attention_obstacle(kind.attention); !text.empty()) return text;
     if (kind.moe) {
         if (std::string text = moe_obstacle(*kind.moe); !text.empty()) return text;
     }
     // GPT-OSS's gate is a quick-GELU whatever its hidden_act says.
-    if (kind.activation != Activation::silu && kind.swiglu_limit == 0.0)
+    if (kind.activation != model::Activation::silu && kind.swiglu_limit == 0.0)
         return fmt::format("hidden_act = {}: only silu is trained yet", json.string_or("hidden_act", "(not silu)"));
     if (!kind.gated) return "MLP without a gate: not trained yet";
     return {};
@@ -142,7 +144,7 @@ int layer_count(const JsonObject& json) { return integer(json, "num_hidden_layer
 
 std::int64_t ffn(const JsonObject& json, const std::string& key) { return json.integer(key, 1, max_ffn); }
 
-void read_common(const JsonObject& json, Model& model, double eps, double theta) {
+void read_common(const JsonObject& json, model::Model& model, double eps, double theta) {
     model.hidden = json.integer("hidden_size", 1, max_hidden);
     model.vocab = json.integer("vocab_size", 2, max_vocab);
     model.tied_embeddings = json.boolean_or("tie_word_embeddings", false);
@@ -160,8 +162,8 @@ void read_common(const JsonObject& json, Model& model, double eps, double theta)
         model.vocab_divisor = json.object("megatron").integer_or("make_vocab_size_divisible_by", 128, 1, max_vocab);
 }
 
-Attention read_gqa(const JsonObject& json, const Model& model, double rotary) {
-    Attention attention;
+model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary) {
+    model::Attention attention;
     attention.heads = integer(json, "num_attention_heads", max_heads);
     attention.kv_heads = integer_or(json, "num_key_value_heads", attention.heads, 1, max_heads);
     if (json.has("head_dim")) {
@@ -180,9 +182,9 @@ Attention read_gqa(const JsonObject& json, const Model& model, double rotary) {
     return attention;
 }
 
-Attention read_mla(const JsonObject& json) {
-    Attention attention;
-    attention.kind = AttentionKind::mla;
+model::Attention read_mla(const JsonObject& json) {
+    model::Attention attention;
+    attention.kind = model::AttentionKind::mla;
     attention.heads = integer(json, "num_attention_heads", max_heads);
     attention.kv_heads = attention.heads;
     attention.rope_dim = integer(json, "qk_rope_head_dim", max_dim / 2);
@@ -193,14 +195,14 @@ Attention read_mla(const JsonObject& json) {
     return attention;
 }
 
-Activation read_activation(const JsonObject& json, const std::string& fallback) {
+model::Activation read_activation(const JsonObject& json, const std::string& fallback) {
     std::string name = json.string_or("hidden_act", json.string_or("hidden_activation", fallback));
     name = name.substr(0, name.find(' ')); // "quick_gelu (clamped SwiGLU variant)"
-    if (name == "silu" || name == "swish") return Activation::silu;
-    if (name == "quick_gelu") return Activation::quick_gelu;
-    if (name == "relu2") return Activation::relu2;
+    if (name == "silu" || name == "swish") return model::Activation::silu;
+    if (name == "quick_gelu") return model::Activation::quick_gelu;
+    if (name == "relu2") return model::Activation::relu2;
     if (name == "gelu" || name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast")
-        return Activation::gelu;
+        return model::Activation::gelu;
     json.refuse_value(json.has("hidden_act") ? "hidden_act" : "hidden_activation",
                       "must be silu, gelu, quick_gelu or relu2");
 }
@@ -216,32 +218,32 @@ std::vector<bool> layers_of_type(const JsonObject& json, const std::string& type
     return found;
 }
 
-void refuse_experts(const JsonObject& json, const Model& model) {
+void refuse_experts(const JsonObject& json, const model::Model& model) {
     for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"})
         if (json.integer_or(key, 0, 0, max_experts) > 1)
             json.refuse_value(key, model.architecture + " has no experts: name the architecture that has");
 }
 
-void add_layer(Model& model, const LayerKind& kind) { model.layers.push_back(kind_index(model, kind)); }
-void add_mtp(Model& model, const LayerKind& kind) { model.mtp.push_back(kind_index(model, kind)); }
+void add_layer(model::Model& model, const model::LayerKind& kind) { model.layers.push_back(kind_index(model, kind)); }
+void add_mtp(model::Model& model, const model::LayerKind& kind) { model.mtp.push_back(kind_index(model, kind)); }
 
-void repeat_last_as_mtp(const JsonObject& json, Model& model, const char* field) {
+void repeat_last_as_mtp(const JsonObject& json, model::Model& model, const char* field) {
     const int count = integer_or(json, field, 0, 0, 64);
-    const LayerKind last = model.kinds[static_cast<std::size_t>(model.layers.back())];
+    const model::LayerKind last = model.kinds[static_cast<std::size_t>(model.layers.back())];
     for (int depth = 0; depth < count; ++depth) add_mtp(model, last);
 }
 
 namespace {
 
 // Attention of other natures than the architecture's reader looks for would be priced as what it is not.
-void check_natures(const JsonObject& json, const Model& model) {
-    const auto any = [&model](AttentionKind nature) {
+void check_natures(const JsonObject& json, const model::Model& model) {
+    const auto any = [&model](model::AttentionKind nature) {
         return std::any_of(model.kinds.begin(), model.kinds.end(),
-                           [nature](const LayerKind& kind) { return kind.attention.kind == nature; });
+                           [nature](const model::LayerKind& kind) { return kind.attention.kind == nature; });
     };
-    if (any(AttentionKind::compressed)) return; // its layers go by compress_ratios
+    if (any(model::AttentionKind::compressed)) return; // its layers go by compress_ratios
     const bool picks = std::any_of(model.kinds.begin(), model.kinds.end(),
-                                   [](const LayerKind& kind) { return kind.attention.sparse(); });
+                                   [](const model::LayerKind& kind) { return kind.attention.sparse(); });
     if (json.has("index_topk") && !picks)
         json.refuse_value("index_topk", fmt::format("attention that picks its keys is not known of {}; without the "
                                                     "field dense attention would be priced",
@@ -251,7 +253,7 @@ void check_natures(const JsonObject& json, const Model& model) {
             if (type != 1) json.refuse_value("attn_type_list", "linear attention (0) is not supported");
     if (!json.is_array("layer_types")) return;
     std::vector<std::string> known{"full_attention", "sliding_attention"};
-    if (any(AttentionKind::gated_delta)) known.emplace_back("linear_attention");
+    if (any(model::AttentionKind::gated_delta)) known.emplace_back("linear_attention");
     if (model.architecture == "GraniteMoeHybridForCausalLM") known = {"mamba", "attention"};
     if (model.architecture == "Llama4ForCausalLM") known.emplace_back("chunked_attention");
     for (const std::string& type : json.strings("layer_types"))
@@ -262,16 +264,16 @@ void check_natures(const JsonObject& json, const Model& model) {
 
 } // namespace
 
-void check_model(const JsonObject& json, const Model& model) {
+void check_model(const JsonObject& json, const model::Model& model) {
     check_natures(json, model);
-    for (const LayerKind& kind : model.kinds) {
+    for (const model::LayerKind& kind : model.kinds) {
         check_attention(json, kind.attention);
         if (kind.moe) check_moe(json, *kind.moe);
     }
 }
 
-std::string obstacle(const JsonObject& json, const Model& model) {
-    for (const LayerKind& kind : model.kinds) {
+std::string obstacle(const JsonObject& json, const model::Model& model) {
+    for (const model::LayerKind& kind : model.kinds) {
         if (std::string text = layer_obstacle(json, kind); !text.empty()) return text;
     }
     if (model.layer_norm_bias) return "LayerNorm with bias: only RMSNorm is trained yet";
@@ -284,4 +286,4 @@ std::string obstacle(const JsonObject& json, const Model& model) {
     return {};
 }
 
-} // namespace moe::config
+} // namespace moe::families

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace moe::config {
+namespace moe::families {
 
 // Bounds that keep every size this program multiplies inside 64 bits; each is far above any published model.
 inline constexpr std::int64_t max_hidden = 1 << 20, max_ffn = 1 << 24, max_vocab = 1 << 27, max_experts = 1 << 16,
@@ -21,34 +21,34 @@ int layer_count(const JsonObject& json);                          // num_hidden_
 std::int64_t ffn(const JsonObject& json, const std::string& key); // a required MLP width
 
 // hidden, vocab, padding, embeddings, norm epsilon, RoPE base and scaling.
-void read_common(const JsonObject& json, Model& model, double eps, double theta);
+void read_common(const JsonObject& json, model::Model& model, double eps, double theta);
 // Query and key/value heads with their width; rotary columns = width * partial_rotary_factor (`rotary` when absent).
-Attention read_gqa(const JsonObject& json, const Model& model, double rotary = 1.0);
-Attention read_mla(const JsonObject& json);
-Activation read_activation(const JsonObject& json, const std::string& fallback);
+model::Attention read_gqa(const JsonObject& json, const model::Model& model, double rotary = 1.0);
+model::Attention read_mla(const JsonObject& json);
+model::Activation read_activation(const JsonObject& json, const std::string& fallback);
 
 // Of the decoder layers, those whose entry of `layer_types` is `type`; without the list `fallback`.
 std::vector<bool> layers_of_type(const JsonObject& json, const std::string& type, int layers,
                                  const std::vector<bool>& fallback);
 
 // Refuses the experts that a config gives to an architecture without any.
-void refuse_experts(const JsonObject& json, const Model& model);
+void refuse_experts(const JsonObject& json, const model::Model& model);
 
 // Appends a decoder layer (or MTP layer) of this kind; equal kinds are stored once.
-void add_layer(Model& model, const LayerKind& kind);
-void add_mtp(Model& model, const LayerKind& kind);
+void add_layer(model::Model& model, const model::LayerKind& kind);
+void add_mtp(model::Model& model, const model::LayerKind& kind);
 // MTP layers of the last decoder layer's kind, as many as `field` says (0 where it is missing).
-void repeat_last_as_mtp(const JsonObject& json, Model& model, const char* field = "num_nextn_predict_layers");
+void repeat_last_as_mtp(const JsonObject& json, model::Model& model, const char* field = "num_nextn_predict_layers");
 
 // Refuses numbers that contradict each other, naming field and value.
-void check_model(const JsonObject& json, const Model& model);
+void check_model(const JsonObject& json, const model::Model& model);
 // What execute cannot train yet, as "field = value: reason", or "".
-std::string obstacle(const JsonObject& json, const Model& model);
+std::string obstacle(const JsonObject& json, const model::Model& model);
 
-} // namespace moe::config
+} // namespace moe::families
 
-namespace moe {
+namespace moe::families {
 // Fills architecture, kinds, layers and everything else from the config of a known architecture; refuses others by
 // name.
-void read_family(const JsonObject& json, Model& model);
-} // namespace moe
+void read_family(const JsonObject& json, model::Model& model);
+} // namespace moe::families

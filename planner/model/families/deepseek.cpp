@@ -6,14 +6,14 @@
 
 #include <algorithm>
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
-Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
+model::Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
     const std::string name = json.string_or("scoring_func", fallback);
-    if (name == "softmax") return Scoring::softmax;
-    if (name == "sigmoid" || name == "noaux_tc") return Scoring::sigmoid; // the latter: dots.llm1's own word
-    if (name == "sqrtsoftplus") return Scoring::sqrt_softplus;
+    if (name == "softmax") return model::Scoring::softmax;
+    if (name == "sigmoid" || name == "noaux_tc") return model::Scoring::sigmoid; // the latter: dots.llm1's own word
+    if (name == "sqrtsoftplus") return model::Scoring::sqrt_softplus;
     json.refuse_value("scoring_func", "must be softmax, sigmoid or sqrtsoftplus");
 }
 
@@ -28,8 +28,8 @@ struct Defaults {
 };
 
 // Routed and shared experts under DeepSeek's field names.
-Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
-    Moe moe;
+model::Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
+    model::Moe moe;
     moe.experts = integer(json, "n_routed_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
@@ -37,7 +37,7 @@ Moe read_deepseek_experts(const JsonObject& json, const Defaults& defaults) {
     if (moe.shared_ffn > max_ffn)
         json.refuse_value("n_shared_experts",
                           fmt::format("times moe_intermediate_size = {} must not exceed {}", moe.ffn, max_ffn));
-    Router& router = moe.router;
+    model::Router& router = moe.router;
     router.scoring = scoring_of(json, defaults.scoring);
     router.normalize = defaults.normalizes && json.boolean_or("norm_topk_prob", true);
     router.scale = json.number_or("routed_scaling_factor", defaults.scale, 0.0, 1e6);
@@ -78,24 +78,24 @@ std::vector<bool> layers_that_share(const JsonObject& json) {
 }
 
 // DeepSeek sparse attention: an indexer picks the keys that latent attention sees.
-void read_indexer(const JsonObject& json, Attention& attention, int heads) {
+void read_indexer(const JsonObject& json, model::Attention& attention, int heads) {
     attention.indexer_heads = integer_or(json, "index_n_heads", heads, 1, max_heads);
     attention.indexer_dim = integer_or(json, "index_head_dim", 128, 1, max_dim);
     attention.indexer_top_k = integer_or(json, "index_topk", 2048, 1, max_window);
 }
 
-void add_deepseek_layers(const JsonObject& json, Model& model, const Attention& attention, const Moe* moe,
-                         int first_dense) {
+void add_deepseek_layers(const JsonObject& json, model::Model& model, const model::Attention& attention,
+                         const model::Moe* moe, int first_dense) {
     const std::vector<bool> sparse = layers_with_experts(json, first_dense);
     const std::vector<bool> shared =
         attention.sparse() ? layers_that_share(json) : std::vector<bool>(sparse.size(), false);
-    LayerKind kind;
+    model::LayerKind kind;
     kind.activation = read_activation(json, "silu");
     kind.attention = attention;
     for (std::size_t layer = 0; layer < sparse.size(); ++layer) {
         const bool experts = moe != nullptr && sparse[layer];
         kind.attention.shares_index = shared[layer];
-        kind.moe = experts ? std::optional<Moe>(*moe) : std::nullopt;
+        kind.moe = experts ? std::optional<model::Moe>(*moe) : std::nullopt;
         kind.dense_ffn = experts ? 0 : ffn(json, "intermediate_size");
         add_layer(model, kind);
     }
@@ -103,13 +103,13 @@ void add_deepseek_layers(const JsonObject& json, Model& model, const Attention& 
     for (int depth = integer_or(json, "num_nextn_predict_layers", 0, 0, 64); depth > 0; --depth) add_mtp(model, kind);
 }
 
-void read_deepseek(const JsonObject& json, Model& model, bool third_generation) {
+void read_deepseek(const JsonObject& json, model::Model& model, bool third_generation) {
     read_common(json, model, 1e-6, 10000.0);
     model.rope_interleaved = json.boolean_or("rope_interleave", true);
-    Attention attention = read_mla(json);
+    model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     if (third_generation && json.has("index_topk")) read_indexer(json, attention, 64);
-    Moe moe;
+    model::Moe moe;
     const bool sparse = json.has("n_routed_experts");
     if (sparse && third_generation) moe = read_deepseek_experts(json, {"sigmoid", "noaux_tc", 1, 2.5, 8, 4});
     if (sparse && !third_generation) moe = read_deepseek_experts(json, {"softmax", "greedy", 2, 1.0, 1, 1, false});
@@ -119,59 +119,60 @@ void read_deepseek(const JsonObject& json, Model& model, bool third_generation) 
 } // namespace
 
 // DeepSeekMoE-16B: the experts of V2 under plain multi-head attention.
-void read_deepseek_v1(const JsonObject& json, Model& model) {
+void read_deepseek_v1(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     const bool sparse = json.has("n_routed_experts");
-    const Moe moe = sparse ? read_deepseek_experts(json, {"softmax", "greedy", 0}) : Moe{};
+    const model::Moe moe = sparse ? read_deepseek_experts(json, {"softmax", "greedy", 0}) : model::Moe{};
     add_deepseek_layers(json, model, attention, sparse ? &moe : nullptr, 0);
     model.not_executable = "DeepSeekMoE: weights go by names that export does not know yet";
 }
-void read_deepseek_v2(const JsonObject& json, Model& model) { read_deepseek(json, model, false); }
-void read_deepseek_v3(const JsonObject& json, Model& model) { read_deepseek(json, model, true); }
+void read_deepseek_v2(const JsonObject& json, model::Model& model) { read_deepseek(json, model, false); }
+void read_deepseek_v3(const JsonObject& json, model::Model& model) { read_deepseek(json, model, true); }
 
-void read_glm4_moe(const JsonObject& json, Model& model) {
+void read_glm4_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
-    Attention attention = read_gqa(json, model, 0.5);
+    model::Attention attention = read_gqa(json, model, 0.5);
     attention.qkv_bias = json.boolean_or("attention_bias", false);
     attention.qk_norm = json.boolean_or("use_qk_norm", false);
-    const Moe moe = read_deepseek_experts(json, {});
+    const model::Moe moe = read_deepseek_experts(json, {});
     add_deepseek_layers(json, model, attention, &moe, 1);
 }
 
 namespace {
 
 // GLM-4.5's experts under DeepSeek's latent attention.
-void read_latent_glm(const JsonObject& json, Model& model, bool picks_keys, const Defaults& defaults, int first_dense) {
+void read_latent_glm(const JsonObject& json, model::Model& model, bool picks_keys, const Defaults& defaults,
+                     int first_dense) {
     read_common(json, model, 1e-5, 10000.0);
     model.rope_interleaved = json.boolean_or("rope_interleave", true);
-    Attention attention = read_mla(json);
+    model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     if (picks_keys) read_indexer(json, attention, 32);
-    const Moe moe = read_deepseek_experts(json, defaults);
+    const model::Moe moe = read_deepseek_experts(json, defaults);
     add_deepseek_layers(json, model, attention, &moe, first_dense);
 }
 
 } // namespace
 
 // GLM-4.7-Flash.
-void read_glm4_moe_lite(const JsonObject& json, Model& model) {
+void read_glm4_moe_lite(const JsonObject& json, model::Model& model) {
     read_latent_glm(json, model, false, {}, 1);
     model.not_executable = "Glm4MoeLite: weights go by names that export does not know yet";
 }
 
 // GLM-5, 5.1 and 5.2.
-void read_glm_moe_dsa(const JsonObject& json, Model& model) {
+void read_glm_moe_dsa(const JsonObject& json, model::Model& model) {
     read_latent_glm(json, model, true, {"sigmoid", "noaux_tc", 1, 2.5}, 3);
 }
 
-void read_dots1(const JsonObject& json, Model& model) {
+void read_dots1(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     attention.qk_norm = true;
-    Moe moe = read_deepseek_experts(json, {});
+    model::Moe moe = read_deepseek_experts(json, {});
     moe.router.normalize = json.boolean_or("norm_topk_prob", false);
     const int layers = layer_count(json);
     const std::vector<bool> none(static_cast<std::size_t>(layers));
@@ -187,8 +188,8 @@ namespace {
 struct V4Fields {
     const JsonObject& json;
     int integer(const std::string& name, const std::string& megatron, std::int64_t high) const {
-        if (json.has(name) || !json.is_object("megatron")) return config::integer(json, name, high);
-        return config::integer(json.object("megatron"), megatron, high);
+        if (json.has(name) || !json.is_object("megatron")) return families::integer(json, name, high);
+        return families::integer(json.object("megatron"), megatron, high);
     }
     std::vector<std::int64_t> ratios() const {
         if (json.has("compress_ratios") || !json.is_object("megatron")) return json.integers("compress_ratios", 0, 128);
@@ -196,10 +197,10 @@ struct V4Fields {
     }
 };
 
-Attention read_compressed(const JsonObject& json, std::int64_t ratio) {
+model::Attention read_compressed(const JsonObject& json, std::int64_t ratio) {
     const V4Fields fields{json};
-    Attention attention;
-    attention.kind = AttentionKind::compressed;
+    model::Attention attention;
+    attention.kind = model::AttentionKind::compressed;
     attention.heads = integer(json, "num_attention_heads", max_heads);
     attention.kv_heads = 1;
     attention.qk_dim = attention.v_dim = integer(json, "head_dim", max_dim);
@@ -219,7 +220,7 @@ Attention read_compressed(const JsonObject& json, std::int64_t ratio) {
 
 } // namespace
 
-void read_deepseek_v4(const JsonObject& json, Model& model) {
+void read_deepseek_v4(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     model.rope_interleaved = true;
     const V4Fields fields{json};
@@ -230,7 +231,7 @@ void read_deepseek_v4(const JsonObject& json, Model& model) {
     if (ratios.size() < static_cast<std::size_t>(layers + depths))
         refuse("{}: compress_ratios has {} entries: must have one for each of the {} layers and {} MTP layers",
                json.place(), ratios.size(), layers, depths);
-    LayerKind kind;
+    model::LayerKind kind;
     kind.activation = read_activation(json, "silu");
     kind.moe = read_deepseek_experts(json, {"sqrtsoftplus", "noaux_tc", 1, 1.5});
     for (int layer = 0; layer < layers + depths; ++layer) {
@@ -245,4 +246,4 @@ void read_deepseek_v4(const JsonObject& json, Model& model) {
     }
 }
 
-} // namespace moe::config
+} // namespace moe::families

@@ -2,7 +2,7 @@
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
 // A number for all layers, or a list with one for each.
@@ -19,21 +19,21 @@ std::vector<std::int64_t> by_layer(const JsonObject& json, const std::string& ke
 } // namespace
 
 // Experts from moe_layer_start_index to moe_layer_end_index, the latter included; -1 = the last layer.
-void read_ernie(const JsonObject& json, Model& model) {
+void read_ernie(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 500000.0);
     model.tied_embeddings = json.boolean_or("tie_word_embeddings", true);
     model.rope_interleaved = true;
-    LayerKind dense;
+    model::LayerKind dense;
     dense.attention = read_gqa(json, model);
     dense.activation = read_activation(json, "silu");
     dense.attention.qkv_bias = dense.attention.out_bias = dense.mlp_bias = json.boolean_or("use_bias", false);
-    Moe moe;
+    model::Moe moe;
     moe.experts = integer(json, "moe_num_experts", max_experts);
     moe.top_k = integer(json, "moe_k", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
     moe.shared_ffn = moe.ffn * json.integer_or("moe_num_shared_experts", 2, 0, 1024);
     moe.router.normalize = moe.router.expert_bias = true;
-    LayerKind sparse = dense;
+    model::LayerKind sparse = dense;
     sparse.mlp_bias = false;
     sparse.moe = moe;
     dense.dense_ffn = ffn(json, "intermediate_size");
@@ -50,7 +50,7 @@ void read_ernie(const JsonObject& json, Model& model) {
 }
 
 // Every layer has experts and a shared MLP as wide as intermediate_size for each of num_shared_expert.
-void read_hunyuan_moe(const JsonObject& json, Model& model) {
+void read_hunyuan_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     if (json.boolean_or("use_cla", false)) json.refuse_value("use_cla", "cross-layer attention is not supported");
     const int layers = layer_count(json);
@@ -61,15 +61,15 @@ void read_hunyuan_moe(const JsonObject& json, Model& model) {
     const auto shared = by_layer(json, "num_shared_expert", 1, layers, 1024);
     const bool mixed = json.boolean_or("use_mixed_mlp_moe", true);
     const int skipped = integer_or(json, "moe_layer_num_skipped", 0, 0, max_layers);
-    LayerKind kind;
+    model::LayerKind kind;
     kind.attention = read_gqa(json, model);
     kind.attention.qk_norm = json.boolean_or("use_qk_norm", true);
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.activation = read_activation(json, "silu");
     for (std::size_t layer = 0; layer < static_cast<std::size_t>(layers); ++layer) {
-        LayerKind here = kind;
+        model::LayerKind here = kind;
         if (experts[layer] > 1 && static_cast<int>(layer) >= skipped) {
-            Moe& moe = here.moe.emplace();
+            model::Moe& moe = here.moe.emplace();
             moe.experts = static_cast<int>(experts[layer]);
             moe.top_k = static_cast<int>(chosen[layer]);
             moe.ffn = widths[layer];
@@ -84,29 +84,30 @@ void read_hunyuan_moe(const JsonObject& json, Model& model) {
 }
 
 // Ling and Ring: DeepSeek's experts, and grouped-query attention whose three projections are one matrix.
-void read_bailing(const JsonObject& json, Model& model) {
+void read_bailing(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    LayerKind dense;
+    model::LayerKind dense;
     dense.attention = read_gqa(json, model);
     dense.attention.qk_norm = json.boolean_or("use_qk_norm", false);
     dense.attention.qkv_bias = json.boolean_or("use_qkv_bias", false);
     dense.attention.out_bias = json.boolean_or("use_bias", false);
     dense.activation = read_activation(json, "silu");
-    Moe moe;
+    model::Moe moe;
     moe.experts = integer(json, "num_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
     const std::int64_t each = json.integer_or("moe_shared_expert_intermediate_size", moe.ffn, 1, max_ffn);
     moe.shared_ffn = each * json.integer_or("num_shared_experts", 0, 0, 1024);
-    Router& router = moe.router;
-    router.scoring = json.string_or("score_function", "softmax") == "sigmoid" ? Scoring::sigmoid : Scoring::softmax;
+    model::Router& router = moe.router;
+    router.scoring =
+        json.string_or("score_function", "softmax") == "sigmoid" ? model::Scoring::sigmoid : model::Scoring::softmax;
     router.normalize = json.boolean_or("norm_topk_prob", true);
     router.scale = json.number_or("routed_scaling_factor", 1.0, 0.0, 1e6);
     router.expert_bias = json.boolean_or("moe_router_enable_expert_bias", false);
     router.groups = integer_or(json, "n_group", 1, 1, max_experts);
     router.groups_kept = integer_or(json, "topk_group", 1, 1, max_experts);
     router.group_score_top = 2;
-    LayerKind sparse = dense;
+    model::LayerKind sparse = dense;
     sparse.moe = moe;
     const int layers = layer_count(json);
     const int first = integer_or(json, "first_k_dense_replace", 0, 0, max_layers);
@@ -116,4 +117,4 @@ void read_bailing(const JsonObject& json, Model& model) {
     model.not_executable = "Ling: weights go by names that export does not know yet";
 }
 
-} // namespace moe::config
+} // namespace moe::families

@@ -9,16 +9,14 @@
 #include <cctype>
 #include <utility>
 
-namespace moe {
+namespace moe::families {
 namespace {
-
-using namespace config;
 
 struct Family {
     const char* written;    // as "architectures" says, without remarks in parentheses
     const char* model_type; // "" = has none
     const char* architecture;
-    void (*read)(const JsonObject&, Model&);
+    void (*read)(const JsonObject&, model::Model&);
 };
 
 constexpr std::array families{
@@ -154,7 +152,7 @@ const Family& family_of(const JsonObject& json) {
 
 } // namespace
 
-void read_family(const JsonObject& json, Model& model) {
+void read_family(const JsonObject& json, model::Model& model) {
     const Family& family = family_of(json);
     model.architecture = family.architecture;
     const std::string at_text = text_field(json);
@@ -168,4 +166,4 @@ void read_family(const JsonObject& json, Model& model) {
     if (model.not_executable.empty()) model.not_executable = obstacle(text, model);
 }
 
-} // namespace moe
+} // namespace moe::families

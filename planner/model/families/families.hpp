@@ -6,67 +6,67 @@
 
 #include "planner/model/families/config.hpp"
 
-namespace moe::config {
+namespace moe::families {
 
 // qwen.cpp
-void read_qwen2(const JsonObject& json, Model& model);
-void read_qwen3(const JsonObject& json, Model& model);
-void read_qwen2_moe(const JsonObject& json, Model& model);
-void read_qwen3_moe(const JsonObject& json, Model& model);
-void read_qwen3_next(const JsonObject& json, Model& model);
+void read_qwen2(const JsonObject& json, model::Model& model);
+void read_qwen3(const JsonObject& json, model::Model& model);
+void read_qwen2_moe(const JsonObject& json, model::Model& model);
+void read_qwen3_moe(const JsonObject& json, model::Model& model);
+void read_qwen3_next(const JsonObject& json, model::Model& model);
 
 // deepseek.cpp
-void read_deepseek_v1(const JsonObject& json, Model& model);
-void read_deepseek_v2(const JsonObject& json, Model& model);
-void read_deepseek_v3(const JsonObject& json, Model& model);
-void read_deepseek_v4(const JsonObject& json, Model& model);
-void read_glm4_moe(const JsonObject& json, Model& model);
-void read_glm4_moe_lite(const JsonObject& json, Model& model);
-void read_glm_moe_dsa(const JsonObject& json, Model& model);
-void read_dots1(const JsonObject& json, Model& model);
+void read_deepseek_v1(const JsonObject& json, model::Model& model);
+void read_deepseek_v2(const JsonObject& json, model::Model& model);
+void read_deepseek_v3(const JsonObject& json, model::Model& model);
+void read_deepseek_v4(const JsonObject& json, model::Model& model);
+void read_glm4_moe(const JsonObject& json, model::Model& model);
+void read_glm4_moe_lite(const JsonObject& json, model::Model& model);
+void read_glm_moe_dsa(const JsonObject& json, model::Model& model);
+void read_dots1(const JsonObject& json, model::Model& model);
 
 // ernie.cpp
-void read_ernie(const JsonObject& json, Model& model);
-void read_hunyuan_moe(const JsonObject& json, Model& model);
-void read_bailing(const JsonObject& json, Model& model);
+void read_ernie(const JsonObject& json, model::Model& model);
+void read_hunyuan_moe(const JsonObject& json, model::Model& model);
+void read_bailing(const JsonObject& json, model::Model& model);
 
 // llama.cpp
-void read_llama(const JsonObject& json, Model& model);
-void read_mistral(const JsonObject& json, Model& model);
-void read_llama4(const JsonObject& json, Model& model);
-void read_gpt_oss(const JsonObject& json, Model& model);
-void read_nemotron(const JsonObject& json, Model& model);
-void read_megatron_gpt(const JsonObject& json, Model& model);
-void read_gpt3(const JsonObject& json, Model& model);
+void read_llama(const JsonObject& json, model::Model& model);
+void read_mistral(const JsonObject& json, model::Model& model);
+void read_llama4(const JsonObject& json, model::Model& model);
+void read_gpt_oss(const JsonObject& json, model::Model& model);
+void read_nemotron(const JsonObject& json, model::Model& model);
+void read_megatron_gpt(const JsonObject& json, model::Model& model);
+void read_gpt3(const JsonObject& json, model::Model& model);
 
 // gemma.cpp
-void read_gemma4(const JsonObject& json, Model& model);
+void read_gemma4(const JsonObject& json, model::Model& model);
 
 // granite.cpp
-void read_granite_hybrid(const JsonObject& json, Model& model);
+void read_granite_hybrid(const JsonObject& json, model::Model& model);
 
 // hy.cpp
-void read_solar_open(const JsonObject& json, Model& model);
-void read_hy_v3(const JsonObject& json, Model& model);
-void read_mistral4(const JsonObject& json, Model& model);
+void read_solar_open(const JsonObject& json, model::Model& model);
+void read_hy_v3(const JsonObject& json, model::Model& model);
+void read_mistral4(const JsonObject& json, model::Model& model);
 
 // nemotron_h.cpp
-void read_nemotron_h(const JsonObject& json, Model& model);
+void read_nemotron_h(const JsonObject& json, model::Model& model);
 
 // mixtral.cpp
-void read_mixtral(const JsonObject& json, Model& model);
-void read_grok(const JsonObject& json, Model& model);
-void read_olmoe(const JsonObject& json, Model& model);
-void read_phimoe(const JsonObject& json, Model& model);
-void read_granite_moe(const JsonObject& json, Model& model);
-void read_minimax_m2(const JsonObject& json, Model& model);
-void read_dbrx(const JsonObject& json, Model& model);
+void read_mixtral(const JsonObject& json, model::Model& model);
+void read_grok(const JsonObject& json, model::Model& model);
+void read_olmoe(const JsonObject& json, model::Model& model);
+void read_phimoe(const JsonObject& json, model::Model& model);
+void read_granite_moe(const JsonObject& json, model::Model& model);
+void read_minimax_m2(const JsonObject& json, model::Model& model);
+void read_dbrx(const JsonObject& json, model::Model& model);
 
 // sliding.cpp
-void read_mimo_v2(const JsonObject& json, Model& model);
-void read_step3p5(const JsonObject& json, Model& model);
-void read_afmoe(const JsonObject& json, Model& model);
-void read_exaone_moe(const JsonObject& json, Model& model);
-void read_laguna(const JsonObject& json, Model& model);
+void read_mimo_v2(const JsonObject& json, model::Model& model);
+void read_step3p5(const JsonObject& json, model::Model& model);
+void read_afmoe(const JsonObject& json, model::Model& model);
+void read_exaone_moe(const JsonObject& json, model::Model& model);
+void read_laguna(const JsonObject& json, model::Model& model);
 
-} // namespace moe::config
+} // namespace moe::families

@@ -3,7 +3,7 @@
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
 // Columns that a kind of layer turns, of its own width of a head.
@@ -25,7 +25,7 @@ void refuse_others(const JsonObject& json) {
 } // namespace
 
 // The MLP stands where others have a shared expert, under norms of its own as the experts are.
-void read_gemma4(const JsonObject& json, Model& model) {
+void read_gemma4(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     refuse_others(json);
     model.tied_embeddings = json.boolean_or("tie_word_embeddings", true);
@@ -34,10 +34,10 @@ void read_gemma4(const JsonObject& json, Model& model) {
     if (!json.has("layer_types")) refuse("{}: field \"layer_types\" is missing", json.place());
     const std::vector<bool> sliding = layers_of_type(json, "sliding_attention", layers, {});
     integer(json, "head_dim", max_dim); // has no default that follows from other sizes
-    Attention window = read_gqa(json, model);
+    model::Attention window = read_gqa(json, model);
     window.qk_norm = true;
     window.qkv_bias = window.out_bias = json.boolean_or("attention_bias", false);
-    Attention full = window;
+    model::Attention full = window;
     window.rope_dim = rotary(json, "sliding_attention", window.qk_dim, 1.0);
     window.window = json.integer("sliding_window", 1, max_window);
     full.qk_dim = full.v_dim = integer(json, "global_head_dim", max_dim);
@@ -46,10 +46,10 @@ void read_gemma4(const JsonObject& json, Model& model) {
     if (full.k_eq_v && full.qkv_bias)
         json.refuse_value("attention_bias", "must be false where attention_k_eq_v is true");
     if (full.k_eq_v) full.kv_heads = integer_or(json, "num_global_key_value_heads", full.kv_heads, 1, max_heads);
-    LayerKind kind;
+    model::LayerKind kind;
     kind.activation = read_activation(json, "gelu_pytorch_tanh");
     if (json.boolean_or("enable_moe_block", false)) {
-        Moe& moe = kind.moe.emplace();
+        model::Moe& moe = kind.moe.emplace();
         moe.experts = integer(json, "num_experts", max_experts);
         moe.top_k = integer(json, "top_k_experts", max_experts);
         moe.ffn = ffn(json, "moe_intermediate_size");
@@ -67,4 +67,4 @@ void read_gemma4(const JsonObject& json, Model& model) {
         "Gemma 4: norms behind attention and MLP, and bases of rotation by layer are not trained yet";
 }
 
-} // namespace moe::config
+} // namespace moe::families

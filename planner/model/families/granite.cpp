@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
-Attention read_mamba(const JsonObject& json, const Model& model) {
-    Attention mamba;
-    mamba.kind = AttentionKind::mamba;
+model::Attention read_mamba(const JsonObject& json, const model::Model& model) {
+    model::Attention mamba;
+    mamba.kind = model::AttentionKind::mamba;
     mamba.value_heads = integer_or(json, "mamba_n_heads", 128, 1, max_heads);
     const std::int64_t inner = model.hidden * integer_or(json, "mamba_expand", 2, 1, 64);
     const bool stated = json.has("mamba_d_head") && !json.is_string("mamba_d_head"); // else "auto"
@@ -36,17 +36,17 @@ Attention read_mamba(const JsonObject& json, const Model& model) {
 } // namespace
 
 // Without layer_types all layers are Mamba's. Attention turns nothing unless position_embedding_type says "rope".
-void read_granite_hybrid(const JsonObject& json, Model& model) {
+void read_granite_hybrid(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     const int layers = layer_count(json);
     const std::vector<bool> all(static_cast<std::size_t>(layers), true);
     const std::vector<bool> is_mamba = layers_of_type(json, "mamba", layers, all);
     const bool rotates = json.string_or("position_embedding_type", "nope") == "rope";
-    LayerKind kind;
+    model::LayerKind kind;
     kind.activation = read_activation(json, "silu");
     const std::int64_t shared = json.integer_or("shared_intermediate_size", 1024, 0, max_ffn);
     if (json.integer_or("num_local_experts", 8, 0, max_experts) > 0) {
-        Moe& moe = kind.moe.emplace();
+        model::Moe& moe = kind.moe.emplace();
         moe.experts = integer_or(json, "num_local_experts", 8, 1, max_experts);
         moe.top_k = integer_or(json, "num_experts_per_tok", 2, 1, max_experts);
         moe.ffn = ffn(json, "intermediate_size");
@@ -55,7 +55,7 @@ void read_granite_hybrid(const JsonObject& json, Model& model) {
     } else {
         kind.dense_ffn = shared;
     }
-    LayerKind mamba = kind, attention = kind;
+    model::LayerKind mamba = kind, attention = kind;
     if (std::find(is_mamba.begin(), is_mamba.end(), true) != is_mamba.end()) mamba.attention = read_mamba(json, model);
     if (std::find(is_mamba.begin(), is_mamba.end(), false) != is_mamba.end()) {
         attention.attention = read_gqa(json, model, rotates ? 1.0 : 0.0);
@@ -65,4 +65,4 @@ void read_granite_hybrid(const JsonObject& json, Model& model) {
     model.not_executable = "Granite 4: no Mamba layers, and no factors on embeddings, scores and sums yet";
 }
 
-} // namespace moe::config
+} // namespace moe::families

@@ -2,13 +2,13 @@
 #include "planner/model/families/families.hpp"
 #include "planner/model/families/parts.hpp"
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
-void add_plain_layers(const JsonObject& json, Model& model, const Attention& attention, const Moe& moe,
-                      int first_dense) {
+void add_plain_layers(const JsonObject& json, model::Model& model, const model::Attention& attention,
+                      const model::Moe& moe, int first_dense) {
     for (const bool here : layers_with_experts(json, first_dense)) {
-        LayerKind kind;
+        model::LayerKind kind;
         kind.attention = attention;
         kind.activation = read_activation(json, "silu");
         if (here)
@@ -23,21 +23,21 @@ void add_plain_layers(const JsonObject& json, Model& model, const Attention& att
 } // namespace
 
 // GLM-4.5 with experts in every layer and whole heads turned.
-void read_solar_open(const JsonObject& json, Model& model) {
+void read_solar_open(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 1e6);
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     attention.qkv_bias = json.boolean_or("attention_bias", false);
-    Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
+    model::Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
     add_plain_layers(json, model, attention, moe, 0);
 }
 
-void read_hy_v3(const JsonObject& json, Model& model) {
+void read_hy_v3(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 11158840.0);
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     attention.qk_norm = json.boolean_or("qk_norm", true);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    Moe moe = read_experts(json, "num_experts", "num_shared_experts", 1);
+    model::Moe moe = read_experts(json, "num_experts", "num_shared_experts", 1);
     moe.router = selecting_router(json, "route_norm", "router_scaling_factor", 1.0);
     moe.router.expert_bias = json.boolean_or("moe_router_enable_expert_bias", true);
     if (!json.boolean_or("moe_router_use_sigmoid", true))
@@ -47,17 +47,17 @@ void read_hy_v3(const JsonObject& json, Model& model) {
 }
 
 // Latent attention, and a softmax over all experts of which the chosen are divided by their sum.
-void read_mistral4(const JsonObject& json, Model& model) {
+void read_mistral4(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     model.rope_interleaved = json.boolean_or("rope_interleave", true);
-    Attention attention = read_mla(json);
+    model::Attention attention = read_mla(json);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
+    model::Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 1);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
-    moe.router.scoring = Scoring::softmax;
+    moe.router.scoring = model::Scoring::softmax;
     moe.router.expert_bias = false;
     add_plain_layers(json, model, attention, moe, 0);
     model.not_executable = "Mistral 4: queries scaled by their position (llama_4_scaling_beta) are not trained yet";
 }
 
-} // namespace moe::config
+} // namespace moe::families

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
 // Llama and its dense relatives.
-void read_dense(const JsonObject& json, Model& model, const Attention& attention) {
+void read_dense(const JsonObject& json, model::Model& model, const model::Attention& attention) {
     refuse_experts(json, model);
-    LayerKind kind;
+    model::LayerKind kind;
     kind.attention = attention;
     kind.dense_ffn = ffn(json, "intermediate_size");
     kind.activation = read_activation(json, "silu");
@@ -21,34 +21,34 @@ void read_dense(const JsonObject& json, Model& model, const Attention& attention
 
 } // namespace
 
-void read_llama(const JsonObject& json, Model& model) {
+void read_llama(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     read_dense(json, model, attention);
 }
 
 // Llama with a window in every layer, or none.
-void read_mistral(const JsonObject& json, Model& model) {
+void read_mistral(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     if (json.has("sliding_window")) attention.window = json.integer("sliding_window", 1, max_window);
     read_dense(json, model, attention);
 }
 
 // Attention sinks and biases everywhere; every second layer sees a window; the gate is a clamped quick-GELU whatever
 // hidden_act says (the field reads "silu" in the published files).
-void read_gpt_oss(const JsonObject& json, Model& model) {
+void read_gpt_oss(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 150000.0);
-    LayerKind kind;
+    model::LayerKind kind;
     kind.attention = read_gqa(json, model);
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", true);
     kind.attention.sinks = true;
-    kind.activation = Activation::quick_gelu;
+    kind.activation = model::Activation::quick_gelu;
     kind.swiglu_limit = json.number_or("swiglu_limit", 7.0, 1e-6, 1e6);
     if (const double alpha = json.number_or("swiglu_alpha", 1.702, 0.0, 1e6); alpha != 1.702)
         refuse("{}: swiglu_alpha = {}: only 1.702 is known", json.place(), alpha);
-    Moe moe;
+    model::Moe moe;
     moe.experts = integer(json, "num_local_experts", max_experts);
     moe.top_k =
         integer(json, json.has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token", max_experts);
@@ -68,15 +68,15 @@ void read_gpt_oss(const JsonObject& json, Model& model) {
 
 // One routed expert per token weighted by a sigmoid on the expert's input, beside a shared expert of the same width.
 // Layers with rotary positions see their chunk of the sequence alone; every fourth has none and sees all of it.
-void read_llama4(const JsonObject& json, Model& model) {
+void read_llama4(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 500000.0);
     model.rope_interleaved = true;
-    Moe moe;
+    model::Moe moe;
     moe.experts = integer(json, "num_local_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = moe.shared_ffn = ffn(json, "intermediate_size");
     moe.probs_on_input = true;
-    moe.router.scoring = Scoring::sigmoid;
+    moe.router.scoring = model::Scoring::sigmoid;
     const int layers = layer_count(json);
     const int step = integer_or(json, "interleave_moe_layer_step", 1, 1, max_layers);
     std::vector<bool> sparse;
@@ -97,7 +97,7 @@ void read_llama4(const JsonObject& json, Model& model) {
     chunked = layers_of_type(json, "chunked_attention", layers, chunked);
     const std::int64_t chunk = json.integer_or("attention_chunk_size", 8192, 1, max_window);
     for (std::size_t layer = 0; layer < sparse.size(); ++layer) {
-        LayerKind kind;
+        model::LayerKind kind;
         kind.attention = read_gqa(json, model);
         if (chunked[layer]) kind.attention.chunk = chunk;
         kind.activation = read_activation(json, "silu");
@@ -112,11 +112,11 @@ void read_llama4(const JsonObject& json, Model& model) {
 namespace {
 
 // Plain two-matrix MLPs with LayerNorm: Nemotron-4 (squared ReLU, no biases) and the GPT series (GELU).
-void read_ungated(const JsonObject& json, Model& model, const std::string& activation, bool linear_bias,
+void read_ungated(const JsonObject& json, model::Model& model, const std::string& activation, bool linear_bias,
                   double rotary) {
     read_common(json, model, 1e-5, 10000.0);
     model.layer_norm_bias = true;
-    LayerKind kind;
+    model::LayerKind kind;
     kind.attention = read_gqa(json, model, rotary);
     kind.attention.qkv_bias = kind.attention.out_bias = linear_bias;
     kind.dense_ffn = ffn(json, "intermediate_size");
@@ -129,8 +129,8 @@ void read_ungated(const JsonObject& json, Model& model, const std::string& activ
 
 } // namespace
 
-void read_nemotron(const JsonObject& json, Model& model) { read_ungated(json, model, "relu2", false, 0.5); }
-void read_megatron_gpt(const JsonObject& json, Model& model) { read_ungated(json, model, "gelu", false, 1.0); }
-void read_gpt3(const JsonObject& json, Model& model) { read_ungated(json, model, "gelu", true, 0.0); }
+void read_nemotron(const JsonObject& json, model::Model& model) { read_ungated(json, model, "relu2", false, 0.5); }
+void read_megatron_gpt(const JsonObject& json, model::Model& model) { read_ungated(json, model, "gelu", false, 1.0); }
+void read_gpt3(const JsonObject& json, model::Model& model) { read_ungated(json, model, "gelu", true, 0.0); }
 
-} // namespace moe::config
+} // namespace moe::families

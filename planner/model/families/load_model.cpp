@@ -8,18 +8,18 @@
 
 #include <filesystem>
 
-namespace moe {
+namespace moe::families {
 namespace {
 
-Model read_model(const std::string& text, const std::string& place, const std::string& fallback_name) {
+model::Model read_model(const std::string& text, const std::string& place, const std::string& fallback_name) {
     const JsonObject json = JsonObject::parse(text, place);
-    Model model;
+    model::Model model;
     model.name = json.string_or("name", fallback_name);
     read_family(json, model);
     // A plan carries its model under the same name, whatever file the plan is read from.
     model.config_json = json.with_string("name", model.name).dump();
     constexpr double most = 9e15; // counts stay exact in doubles and in 64 bits
-    if (const double total = static_cast<double>(count_parameters(model).total); total < 0.0 || total > most)
+    if (const double total = static_cast<double>(model::count_parameters(model).total); total < 0.0 || total > most)
         refuse("{}: more than {:.0e} parameters: check hidden_size, num_hidden_layers and the number of experts", place,
                most);
     return model;
@@ -27,11 +27,13 @@ Model read_model(const std::string& text, const std::string& place, const std::s
 
 } // namespace
 
-Model model_from_json(const std::string& text, const std::string& place) { return read_model(text, place, "model"); }
+model::Model model_from_json(const std::string& text, const std::string& place) {
+    return read_model(text, place, "model");
+}
 
-Model load_model(const std::string& name_or_path) {
+model::Model load_model(const std::string& name_or_path) {
     const ProfileFile file = find_profile(name_or_path, "models", "model", "config.json");
     return read_model(read_file(file.path), file.path, file.name);
 }
 
-} // namespace moe
+} // namespace moe::families

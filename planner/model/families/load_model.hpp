@@ -5,12 +5,12 @@
 
 #include <string>
 
-namespace moe {
+namespace moe::families {
 
 // Reads a config from JSON text. `place` names the file in errors. Throws Error (bad_input) for text that is not JSON,
 // an unknown architecture, missing or contradictory fields.
-Model model_from_json(const std::string& text, const std::string& place);
+model::Model model_from_json(const std::string& text, const std::string& place);
 // `name_or_path`: a path to a config.json (or a folder holding one), or a name in profiles/models.
-Model load_model(const std::string& name_or_path);
+model::Model load_model(const std::string& name_or_path);
 
-} // namespace moe
+} // namespace moe::families

@@ -3,29 +3,29 @@
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
 // Experts as wide as intermediate_size, whose number stands under either of two names.
-Moe read_routed_experts(const JsonObject& json) {
-    Moe moe;
+model::Moe read_routed_experts(const JsonObject& json) {
+    model::Moe moe;
     moe.experts = integer(json, json.has("num_local_experts") ? "num_local_experts" : "num_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "intermediate_size");
     return moe;
 }
 
-void add_alike(Model& model, const LayerKind& kind, int layers) {
+void add_alike(model::Model& model, const model::LayerKind& kind, int layers) {
     for (int layer = 0; layer < layers; ++layer) add_layer(model, kind);
 }
 
-void read_window(const JsonObject& json, Attention& attention) {
+void read_window(const JsonObject& json, model::Attention& attention) {
     if (json.has("sliding_window")) attention.window = json.integer("sliding_window", 1, max_window);
 }
 
 // The decoder of all of them but DBRX.
-LayerKind read_layer(const JsonObject& json, const Model& model, const std::string& activation) {
-    LayerKind kind;
+model::LayerKind read_layer(const JsonObject& json, const model::Model& model, const std::string& activation) {
+    model::LayerKind kind;
     kind.attention = read_gqa(json, model);
     kind.activation = read_activation(json, activation);
     kind.moe = read_routed_experts(json);
@@ -35,26 +35,26 @@ LayerKind read_layer(const JsonObject& json, const Model& model, const std::stri
 } // namespace
 
 // Mixtral divides the chosen softmax weights by their sum, which equals a softmax over the chosen logits alone.
-void read_mixtral(const JsonObject& json, Model& model) {
+void read_mixtral(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 1e6);
-    LayerKind kind = read_layer(json, model, "silu");
+    model::LayerKind kind = read_layer(json, model, "silu");
     read_window(json, kind.attention);
     kind.moe->router.softmax_after_top_k = true;
     add_alike(model, kind, layer_count(json));
 }
 
 // Grok-1 keeps the chosen weights of the softmax over all experts as they are.
-void read_grok(const JsonObject& json, Model& model) {
+void read_grok(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     model.tied_embeddings = json.boolean_or("tie_word_embeddings", true);
-    LayerKind kind = read_layer(json, model, "gelu");
+    model::LayerKind kind = read_layer(json, model, "gelu");
     read_window(json, kind.attention);
     add_alike(model, kind, layer_count(json));
 }
 
-void read_olmoe(const JsonObject& json, Model& model) {
+void read_olmoe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
-    LayerKind kind = read_layer(json, model, "silu");
+    model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.qk_norm = true;
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.moe->router.normalize = json.boolean_or("norm_topk_prob", false);
@@ -62,10 +62,10 @@ void read_olmoe(const JsonObject& json, Model& model) {
     model.not_executable = "OLMoE's norms over all query heads and all key heads at once: not trained yet";
 }
 
-void read_phimoe(const JsonObject& json, Model& model) {
+void read_phimoe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 1e6);
     model.layer_norm_bias = true;
-    LayerKind kind = read_layer(json, model, "silu");
+    model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     read_window(json, kind.attention);
     add_alike(model, kind, layer_count(json));
@@ -73,9 +73,9 @@ void read_phimoe(const JsonObject& json, Model& model) {
 }
 
 // Granite scales embeddings, scores, residuals and logits by constants of its own.
-void read_granite_moe(const JsonObject& json, Model& model) {
+void read_granite_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    LayerKind kind = read_layer(json, model, "silu");
+    model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.qkv_bias = kind.attention.out_bias = json.boolean_or("attention_bias", false);
     kind.moe->shared_ffn = json.integer_or("shared_intermediate_size", 0, 0, max_ffn);
     kind.moe->router.softmax_after_top_k = true;
@@ -86,13 +86,13 @@ void read_granite_moe(const JsonObject& json, Model& model) {
 }
 
 // The published weights hold none of the MTP modules that its config mentions, nor does the configuration class.
-void read_minimax_m2(const JsonObject& json, Model& model) {
+void read_minimax_m2(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 5e6);
-    LayerKind kind = read_layer(json, model, "silu");
+    model::LayerKind kind = read_layer(json, model, "silu");
     kind.attention.rope_dim = integer_or(json, "rotary_dim", kind.attention.rope_dim, 0, max_dim);
     kind.attention.qk_norm = json.boolean_or("use_qk_norm", true);
-    Router& router = kind.moe->router;
-    router.scoring = Scoring::sigmoid;
+    model::Router& router = kind.moe->router;
+    router.scoring = model::Scoring::sigmoid;
     router.expert_bias = json.boolean_or("use_routing_bias", true);
     router.normalize = true;
     add_alike(model, kind, layer_count(json));
@@ -101,21 +101,21 @@ void read_minimax_m2(const JsonObject& json, Model& model) {
 }
 
 // DBRX names everything in its own way, in three objects.
-void read_dbrx(const JsonObject& json, Model& model) {
+void read_dbrx(const JsonObject& json, model::Model& model) {
     model.hidden = json.integer("d_model", 1, max_hidden);
     model.vocab = json.integer("vocab_size", 2, max_vocab);
     model.tied_embeddings = json.boolean_or("tie_word_embeddings", false);
     model.norm_eps = 1e-5;
     const JsonObject attn = json.object("attn_config"), experts = json.object("ffn_config");
     model.rope_theta = attn.number_or("rope_theta", 10000.0, 1.0, 1e12);
-    LayerKind kind;
-    Attention& attention = kind.attention;
+    model::LayerKind kind;
+    model::Attention& attention = kind.attention;
     attention.heads = integer(json, "n_heads", max_heads);
     attention.kv_heads = integer_or(attn, "kv_n_heads", 1, 1, max_heads);
     if (model.hidden % attention.heads != 0)
         json.refuse_value("n_heads", fmt::format("must divide d_model = {}", model.hidden));
     attention.qk_dim = attention.v_dim = attention.rope_dim = static_cast<int>(model.hidden / attention.heads);
-    Moe moe;
+    model::Moe moe;
     moe.experts = integer_or(experts, "moe_num_experts", 4, 1, max_experts);
     moe.top_k = integer_or(experts, "moe_top_k", 1, 1, max_experts);
     moe.ffn = ffn(experts, "ffn_hidden_size");
@@ -125,4 +125,4 @@ void read_dbrx(const JsonObject& json, Model& model) {
     model.not_executable = "DBRX's LayerNorm: only RMSNorm is trained yet";
 }
 
-} // namespace moe::config
+} // namespace moe::families

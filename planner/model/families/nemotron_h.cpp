@@ -4,12 +4,12 @@
 
 #include <map>
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
-Attention read_mamba(const JsonObject& json) {
-    Attention mamba;
-    mamba.kind = AttentionKind::mamba;
+model::Attention read_mamba(const JsonObject& json) {
+    model::Attention mamba;
+    mamba.kind = model::AttentionKind::mamba;
     mamba.value_heads = integer(json, "mamba_num_heads", max_heads);
     mamba.value_dim = integer(json, "mamba_head_dim", max_dim);
     mamba.key_heads = integer(json, "n_groups", max_heads);
@@ -22,21 +22,21 @@ Attention read_mamba(const JsonObject& json) {
 }
 
 // Attention without any rotation: the state space layers tell positions.
-Attention read_attention(const JsonObject& json, const Model& model) {
-    Attention attention = read_gqa(json, model, 0.0);
+model::Attention read_attention(const JsonObject& json, const model::Model& model) {
+    model::Attention attention = read_gqa(json, model, 0.0);
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
     return attention;
 }
 
-Moe read_experts(const JsonObject& json) {
-    Moe moe;
+model::Moe read_experts(const JsonObject& json) {
+    model::Moe moe;
     moe.experts = integer(json, "n_routed_experts", max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
     moe.shared_ffn = json.integer_or("moe_shared_expert_intermediate_size", 0, 0, max_ffn);
     if (json.has("moe_latent_size")) moe.latent = json.integer("moe_latent_size", 1, max_hidden);
-    Router& router = moe.router;
-    router.scoring = Scoring::sigmoid;
+    model::Router& router = moe.router;
+    router.scoring = model::Scoring::sigmoid;
     router.expert_bias = true;
     router.normalize = json.boolean_or("norm_topk_prob", true);
     router.scale = json.number_or("routed_scaling_factor", 1.0, 0.0, 1e6);
@@ -47,13 +47,14 @@ Moe read_experts(const JsonObject& json) {
 }
 
 // What the letters of a pattern stand for, of those that the pattern has.
-std::map<char, LayerKind> read_parts(const JsonObject& json, const Model& model, const std::string& pattern) {
+std::map<char, model::LayerKind> read_parts(const JsonObject& json, const model::Model& model,
+                                            const std::string& pattern) {
     const auto has = [&pattern](char letter) { return pattern.find(letter) != std::string::npos; };
-    LayerKind plain;
-    plain.attention.kind = AttentionKind::none;
+    model::LayerKind plain;
+    plain.attention.kind = model::AttentionKind::none;
     plain.activation = read_activation(json, "relu2");
     plain.gated = false;
-    std::map<char, LayerKind> parts{{'M', plain}, {'*', plain}, {'E', plain}, {'-', plain}};
+    std::map<char, model::LayerKind> parts{{'M', plain}, {'*', plain}, {'E', plain}, {'-', plain}};
     if (has('M')) parts['M'].attention = read_mamba(json);
     if (has('*')) parts['*'].attention = read_attention(json, model);
     if (has('E')) parts['E'].moe = read_experts(json);
@@ -73,7 +74,7 @@ void check_pattern(const JsonObject& json, const std::string& key, const std::st
 } // namespace
 
 // A depth of MTP has the parts of a pattern of its own, attention and experts where it is not given.
-void read_nemotron_h(const JsonObject& json, Model& model) {
+void read_nemotron_h(const JsonObject& json, model::Model& model) {
     read_common(json, model, json.number_or("layer_norm_epsilon", 1e-5, 0.0, 1.0), 10000.0);
     model.hybrid = true;
     const std::string key = "hybrid_override_pattern", pattern = json.string(key);
@@ -84,13 +85,13 @@ void read_nemotron_h(const JsonObject& json, Model& model) {
     const std::string mtp = depths > 0 ? json.string_or("mtp_hybrid_override_pattern", "*E") : "";
     if (depths > 0 && mtp != "*E")
         json.refuse_value("mtp_hybrid_override_pattern", "must be *E, an attention layer and experts");
-    const std::map<char, LayerKind> parts = read_parts(json, model, pattern + mtp);
+    const std::map<char, model::LayerKind> parts = read_parts(json, model, pattern + mtp);
     for (const char letter : pattern) add_layer(model, parts.at(letter));
     for (int depth = 0; depth < depths; ++depth) {
-        LayerKind kind = parts.at('E');
+        model::LayerKind kind = parts.at('E');
         kind.attention = parts.at('*').attention;
         add_mtp(model, kind);
     }
 }
 
-} // namespace moe::config
+} // namespace moe::families

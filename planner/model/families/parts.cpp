@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace moe::config {
+namespace moe::families {
 
 void check_length(const JsonObject& json, const std::string& key, std::size_t found, int layers) {
     if (found != static_cast<std::size_t>(layers))
@@ -47,9 +47,10 @@ void must_be(const JsonObject& json, const std::string& key, const std::string& 
     if (json.has(key) && json.string(key) != only) json.refuse_value(key, "only " + only + " is known");
 }
 
-Router selecting_router(const JsonObject& json, const char* normalize, const char* scale, double fallback_scale) {
-    Router router;
-    router.scoring = Scoring::sigmoid;
+model::Router selecting_router(const JsonObject& json, const char* normalize, const char* scale,
+                               double fallback_scale) {
+    model::Router router;
+    router.scoring = model::Scoring::sigmoid;
     router.expert_bias = true;
     router.normalize = json.boolean_or(normalize, true);
     router.scale = json.number_or(scale, fallback_scale, 0.0, 1e6);
@@ -59,8 +60,9 @@ Router selecting_router(const JsonObject& json, const char* normalize, const cha
     return router;
 }
 
-Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared, std::int64_t fallback_shared) {
-    Moe moe;
+model::Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared,
+                        std::int64_t fallback_shared) {
+    model::Moe moe;
     moe.experts = integer(json, routed, max_experts);
     moe.top_k = integer(json, "num_experts_per_tok", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
@@ -71,4 +73,4 @@ Moe read_experts(const JsonObject& json, const char* routed, const std::string& 
     return moe;
 }
 
-} // namespace moe::config
+} // namespace moe::families

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace moe::config {
+namespace moe::families {
 
 // Refuses a list with another number of entries than there are layers.
 void check_length(const JsonObject& json, const std::string& key, std::size_t found, int layers);
@@ -25,8 +25,9 @@ void must_be(const JsonObject& json, const std::string& key, const std::string& 
 
 // Sigmoid scores, a bias that only selects, chosen scores divided by their sum and scaled; fields of the family's
 // names.
-Router selecting_router(const JsonObject& json, const char* normalize, const char* scale, double fallback_scale);
+model::Router selecting_router(const JsonObject& json, const char* normalize, const char* scale, double fallback_scale);
 // Routed and shared experts of one width, their numbers under the family's names; no name: no shared ones here.
-Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared, std::int64_t fallback_shared);
+model::Moe read_experts(const JsonObject& json, const char* routed, const std::string& shared,
+                        std::int64_t fallback_shared);
 
-} // namespace moe::config
+} // namespace moe::families

@@ -2,11 +2,11 @@
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
 // The window of Qwen models: off unless use_sliding_window; then on the layers from max_window_layers on.
-std::vector<LayerKind> with_qwen_windows(const JsonObject& json, std::vector<LayerKind> kinds) {
+std::vector<model::LayerKind> with_qwen_windows(const JsonObject& json, std::vector<model::LayerKind> kinds) {
     if (!json.boolean_or("use_sliding_window", false) || !json.has("sliding_window")) return kinds;
     const auto layers = static_cast<int>(kinds.size());
     const int first = integer_or(json, "max_window_layers", 28, 0, max_layers);
@@ -19,30 +19,30 @@ std::vector<LayerKind> with_qwen_windows(const JsonObject& json, std::vector<Lay
     return kinds;
 }
 
-void read_qwen_dense(const JsonObject& json, Model& model, bool third_generation) {
+void read_qwen_dense(const JsonObject& json, model::Model& model, bool third_generation) {
     read_common(json, model, 1e-6, 10000.0);
     refuse_experts(json, model);
-    LayerKind kind;
+    model::LayerKind kind;
     kind.attention = read_gqa(json, model);
     kind.attention.qk_norm = third_generation;
     kind.attention.qkv_bias = third_generation ? json.boolean_or("attention_bias", false) : true;
     kind.attention.out_bias = third_generation && kind.attention.qkv_bias;
     kind.dense_ffn = ffn(json, "intermediate_size");
     kind.activation = read_activation(json, "silu");
-    const std::vector<LayerKind> kinds(static_cast<std::size_t>(layer_count(json)), kind);
-    for (const LayerKind& layer : with_qwen_windows(json, kinds)) add_layer(model, layer);
+    const std::vector<model::LayerKind> kinds(static_cast<std::size_t>(layer_count(json)), kind);
+    for (const model::LayerKind& layer : with_qwen_windows(json, kinds)) add_layer(model, layer);
 }
 
 } // namespace
 
-void read_qwen2(const JsonObject& json, Model& model) { read_qwen_dense(json, model, false); }
-void read_qwen3(const JsonObject& json, Model& model) { read_qwen_dense(json, model, true); }
+void read_qwen2(const JsonObject& json, model::Model& model) { read_qwen_dense(json, model, false); }
+void read_qwen3(const JsonObject& json, model::Model& model) { read_qwen_dense(json, model, true); }
 
 namespace {
 
 // Routed experts of the Qwen family, and the shared expert with its sigmoid gate where there is one.
-Moe read_qwen_experts(const JsonObject& json, bool shared, bool normalize) {
-    Moe moe;
+model::Moe read_qwen_experts(const JsonObject& json, bool shared, bool normalize) {
+    model::Moe moe;
     // transformers 5 writes Qwen3-MoE's count under the name that its experts' code uses.
     const bool renamed = !json.has("num_experts") && json.has("num_local_experts");
     moe.experts = integer(json, renamed ? "num_local_experts" : "num_experts", max_experts);
@@ -66,10 +66,11 @@ std::vector<bool> qwen_sparse_layers(const JsonObject& json, int layers) {
     return sparse;
 }
 
-std::vector<LayerKind> qwen_layers(const JsonObject& json, const Attention& attention, const Moe& moe) {
-    std::vector<LayerKind> kinds;
+std::vector<model::LayerKind> qwen_layers(const JsonObject& json, const model::Attention& attention,
+                                          const model::Moe& moe) {
+    std::vector<model::LayerKind> kinds;
     for (const bool sparse : qwen_sparse_layers(json, layer_count(json))) {
-        LayerKind& kind = kinds.emplace_back();
+        model::LayerKind& kind = kinds.emplace_back();
         kind.attention = attention;
         kind.activation = read_activation(json, "silu");
         if (sparse)
@@ -82,30 +83,32 @@ std::vector<LayerKind> qwen_layers(const JsonObject& json, const Attention& atte
 
 } // namespace
 
-void read_qwen2_moe(const JsonObject& json, Model& model) {
+void read_qwen2_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     attention.qkv_bias = json.boolean_or("qkv_bias", true);
-    const Moe moe = read_qwen_experts(json, true, false);
-    for (const LayerKind& kind : with_qwen_windows(json, qwen_layers(json, attention, moe))) add_layer(model, kind);
+    const model::Moe moe = read_qwen_experts(json, true, false);
+    for (const model::LayerKind& kind : with_qwen_windows(json, qwen_layers(json, attention, moe)))
+        add_layer(model, kind);
     repeat_last_as_mtp(json, model);
 }
 
-void read_qwen3_moe(const JsonObject& json, Model& model) {
+void read_qwen3_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     attention.qk_norm = true;
     attention.qkv_bias = attention.out_bias = json.boolean_or("attention_bias", false);
-    const Moe moe = read_qwen_experts(json, false, false);
-    for (const LayerKind& kind : with_qwen_windows(json, qwen_layers(json, attention, moe))) add_layer(model, kind);
+    const model::Moe moe = read_qwen_experts(json, false, false);
+    for (const model::LayerKind& kind : with_qwen_windows(json, qwen_layers(json, attention, moe)))
+        add_layer(model, kind);
     repeat_last_as_mtp(json, model);
 }
 
 namespace {
 
-Attention read_gated_delta(const JsonObject& json) {
-    Attention attention;
-    attention.kind = AttentionKind::gated_delta;
+model::Attention read_gated_delta(const JsonObject& json) {
+    model::Attention attention;
+    attention.kind = model::AttentionKind::gated_delta;
     attention.key_heads = integer(json, "linear_num_key_heads", max_heads);
     attention.value_heads = integer(json, "linear_num_value_heads", max_heads);
     attention.key_dim = integer(json, "linear_key_head_dim", max_dim);
@@ -121,13 +124,13 @@ Attention read_gated_delta(const JsonObject& json) {
 } // namespace
 
 // Gated delta net on three layers of four, gated softmax attention on the fourth.
-void read_qwen3_next(const JsonObject& json, Model& model) {
+void read_qwen3_next(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
-    Attention full = read_gqa(json, model, 0.25);
+    model::Attention full = read_gqa(json, model, 0.25);
     full.qk_norm = true;
     full.output_gate = true;
-    const Attention linear = read_gated_delta(json);
-    std::vector<LayerKind> kinds = qwen_layers(json, full, read_qwen_experts(json, true, true));
+    const model::Attention linear = read_gated_delta(json);
+    std::vector<model::LayerKind> kinds = qwen_layers(json, full, read_qwen_experts(json, true, true));
     std::vector<bool> is_linear;
     const int interval = integer_or(json, "full_attention_interval", 4, 1, max_layers);
     for (std::size_t layer = 0; layer < kinds.size(); ++layer)
@@ -141,4 +144,4 @@ void read_qwen3_next(const JsonObject& json, Model& model) {
     repeat_last_as_mtp(json, model);
 }
 
-} // namespace moe::config
+} // namespace moe::families

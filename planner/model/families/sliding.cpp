@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <charconv>
 
-namespace moe::config {
+namespace moe::families {
 namespace {
 
 // What the layer at an index is: one of a window, one with experts.
@@ -29,10 +29,11 @@ std::vector<bool> all_but_every(int step, int layers) {
     return list;
 }
 
-void add_pattern(Model& model, const Pattern& pattern, const LayerKind& base, const Attention& full,
-                 const Attention& window, const Moe& moe, std::int64_t dense_ffn) {
+void add_pattern(model::Model& model, const Pattern& pattern, const model::LayerKind& base,
+                 const model::Attention& full, const model::Attention& window, const model::Moe& moe,
+                 std::int64_t dense_ffn) {
     for (std::size_t layer = 0; layer < pattern.sliding.size(); ++layer) {
-        LayerKind kind = base;
+        model::LayerKind kind = base;
         kind.attention = pattern.sliding[layer] ? window : full;
         if (pattern.sparse[layer])
             kind.moe = moe;
@@ -44,11 +45,11 @@ void add_pattern(Model& model, const Pattern& pattern, const LayerKind& base, co
 
 // Layers of windows have heads of their own. A file of transformers 5 names their number of key/value heads nowhere:
 // its class takes twice those of the other layers.
-Attention read_mimo_attention(const JsonObject& json, bool sliding) {
+model::Attention read_mimo_attention(const JsonObject& json, bool sliding) {
     const auto size = [&](const std::string& key, std::int64_t high) {
         return integer(json, sliding && json.has("swa_" + key) ? "swa_" + key : key, high);
     };
-    Attention attention;
+    model::Attention attention;
     attention.heads = size("num_attention_heads", max_heads);
     attention.kv_heads = size("num_key_value_heads", max_heads / 2);
     if (sliding && !json.has("swa_num_key_value_heads")) attention.kv_heads *= 2;
@@ -68,7 +69,7 @@ Attention read_mimo_attention(const JsonObject& json, bool sliding) {
 } // namespace
 
 // A depth of MTP has a window and a dense MLP. The published V2-Flash holds three depths and mentions none.
-void read_mimo_v2(const JsonObject& json, Model& model) {
+void read_mimo_v2(const JsonObject& json, model::Model& model) {
     read_common(json, model, json.number_or("layernorm_epsilon", 1e-5, 0.0, 1.0), 5e6);
     must_be(json, "scoring_func", "sigmoid");
     must_be(json, "topk_method", "noaux_tc");
@@ -82,14 +83,14 @@ void read_mimo_v2(const JsonObject& json, Model& model) {
         refuse("{}: field \"hybrid_layer_pattern\" is missing", json.place());
     pattern.sparse =
         json.has("mlp_layer_types") ? sparse_of_types(json, layers) : flags(json, "moe_layer_freq", layers);
-    LayerKind base;
+    model::LayerKind base;
     base.activation = read_activation(json, "silu");
-    Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 0);
+    model::Moe moe = read_experts(json, "n_routed_experts", "n_shared_experts", 0);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 1.0);
-    const Attention window = read_mimo_attention(json, true);
+    const model::Attention window = read_mimo_attention(json, true);
     const std::int64_t wide = ffn(json, "intermediate_size");
     add_pattern(model, pattern, base, read_mimo_attention(json, false), window, moe, wide);
-    LayerKind depth = base;
+    model::LayerKind depth = base;
     depth.attention = window;
     depth.dense_ffn = wide;
     const int depths = integer_or(json, "num_nextn_predict_layers", 0, 0, 64);
@@ -124,8 +125,8 @@ std::vector<bool> read_step_sparse(const JsonObject& json, int layers) {
     return sparse;
 }
 
-Attention read_step_attention(const JsonObject& sizes, const JsonObject& json) {
-    Attention attention;
+model::Attention read_step_attention(const JsonObject& sizes, const JsonObject& json) {
+    model::Attention attention;
     attention.heads = integer(sizes, "num_attention_heads", max_heads);
     attention.kv_heads = integer(sizes, "num_attention_groups", max_heads);
     attention.qk_dim = attention.v_dim = attention.rope_dim =
@@ -140,7 +141,7 @@ Attention read_step_attention(const JsonObject& sizes, const JsonObject& json) {
 
 // Layers of windows have more query heads, and turn all of each; the others half, as partial_rotary_factors says. The
 // list of layer_types goes on over the depths of MTP, whose MLPs are dense.
-void read_step3p5(const JsonObject& json, Model& model) {
+void read_step3p5(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "att_impl_type", "GQA");
     must_be(json, "moe_router_activation", "sigmoid");
@@ -151,19 +152,19 @@ void read_step3p5(const JsonObject& json, Model& model) {
         json.refuse_value("layer_types", fmt::format("must have an entry for each of the {} layers, and may have one "
                                                      "for each of the {} MTP layers",
                                                      layers, depths));
-    Attention full = read_step_attention(json, json);
-    Attention window = read_step_attention(json.object("attention_other_setting"), json);
+    model::Attention full = read_step_attention(json, json);
+    model::Attention window = read_step_attention(json.object("attention_other_setting"), json);
     window.window = json.integer("sliding_window", 1, max_window);
     if (json.has("partial_rotary_factors")) {
         const std::vector<double> shares = json.numbers("partial_rotary_factors", 0.0, 1.0);
         for (std::size_t layer = 0; layer < std::min(shares.size(), types.size()); ++layer) {
-            Attention& of = types[layer] == "sliding_attention" ? window : full;
+            model::Attention& of = types[layer] == "sliding_attention" ? window : full;
             of.rope_dim = static_cast<int>(of.qk_dim * shares[layer]);
         }
     }
-    LayerKind base;
+    model::LayerKind base;
     base.activation = read_activation(json, "silu");
-    Moe moe;
+    model::Moe moe;
     moe.experts = integer(json, "moe_num_experts", max_experts);
     moe.top_k = integer(json, "moe_top_k", max_experts);
     moe.ffn = ffn(json, "moe_intermediate_size");
@@ -175,7 +176,7 @@ void read_step3p5(const JsonObject& json, Model& model) {
     for (int layer = 0; layer < layers; ++layer)
         pattern.sliding.push_back(types[static_cast<std::size_t>(layer)] == "sliding_attention");
     add_pattern(model, pattern, base, full, window, moe, wide);
-    LayerKind depth = base;
+    model::LayerKind depth = base;
     depth.dense_ffn = wide;
     for (std::size_t i = static_cast<std::size_t>(layers); i < whole; ++i) {
         depth.attention = i < types.size() && types[i] == "full_attention" ? full : window;
@@ -185,7 +186,7 @@ void read_step3p5(const JsonObject& json, Model& model) {
 }
 
 // Arcee's Trinity: gated attention, norms on both sides of attention and MLP; layers that see everything turn nothing.
-void read_afmoe(const JsonObject& json, Model& model) {
+void read_afmoe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "score_func", "sigmoid");
     model.post_norms = true;
@@ -196,14 +197,14 @@ void read_afmoe(const JsonObject& json, Model& model) {
                        all_but_every(integer_or(json, "global_attn_every_n_layers", 4, 1, max_layers), layers));
     pattern.sparse = after(integer_or(json, "num_dense_layers", 1, 0, max_layers), layers);
     integer(json, "head_dim", max_dim); // has no default that follows from other sizes
-    Attention full = read_gqa(json, model);
+    model::Attention full = read_gqa(json, model);
     full.qk_norm = full.output_gate = true;
-    Attention window = full;
+    model::Attention window = full;
     window.window = json.integer_or("sliding_window", 1024, 1, max_window);
     full.rope_dim = 0;
-    LayerKind base;
+    model::LayerKind base;
     base.activation = read_activation(json, "silu");
-    Moe moe = read_experts(json, "num_experts", "num_shared_experts", 2);
+    model::Moe moe = read_experts(json, "num_experts", "num_shared_experts", 2);
     moe.router = selecting_router(json, "route_norm", "route_scale", 1.0);
     add_pattern(model, pattern, base, full, window, moe, ffn(json, "intermediate_size"));
 }
@@ -231,7 +232,7 @@ std::vector<bool> read_exaone_windows(const JsonObject& json, int layers) {
 } // namespace
 
 // K-EXAONE: the experts of DeepSeek-V3; layers that see everything turn nothing.
-void read_exaone_moe(const JsonObject& json, Model& model) {
+void read_exaone_moe(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-5, 10000.0);
     must_be(json, "scoring_func", "sigmoid");
     must_be(json, "topk_method", "noaux_tc");
@@ -245,15 +246,15 @@ void read_exaone_moe(const JsonObject& json, Model& model) {
     } else {
         pattern.sparse = after(integer_or(json, "first_k_dense_replace", 1, 0, max_layers), layers);
     }
-    Attention full = read_gqa(json, model);
+    model::Attention full = read_gqa(json, model);
     full.qk_norm = true;
     full.qkv_bias = full.out_bias = json.boolean_or("attention_bias", false);
-    Attention window = full;
+    model::Attention window = full;
     window.window = json.integer_or("sliding_window", 4096, 1, max_window);
     full.rope_dim = 0;
-    LayerKind base;
+    model::LayerKind base;
     base.activation = read_activation(json, "silu");
-    Moe moe = read_experts(json, "num_experts", "num_shared_experts", 1);
+    model::Moe moe = read_experts(json, "num_experts", "num_shared_experts", 1);
     moe.router = selecting_router(json, "norm_topk_prob", "routed_scaling_factor", 2.5);
     add_pattern(model, pattern, base, full, window, moe, ffn(json, "intermediate_size"));
     repeat_last_as_mtp(json, model);
@@ -263,7 +264,7 @@ void read_exaone_moe(const JsonObject& json, Model& model) {
 namespace {
 
 // One gate per head, one per column of each, or none.
-void read_laguna_gate(const JsonObject& json, Attention& attention) {
+void read_laguna_gate(const JsonObject& json, model::Attention& attention) {
     const std::string key = "gating";
     if (!json.is_string(key)) {
         attention.head_gate = json.boolean_or(key, true);
@@ -286,7 +287,7 @@ int laguna_rotary(const JsonObject& json, const std::string& type, int dim, doub
 } // namespace
 
 // Poolside's Laguna: every layer may have a number of query heads of its own.
-void read_laguna(const JsonObject& json, Model& model) {
+void read_laguna(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 500000.0);
     if (json.boolean_or("moe_apply_router_weight_on_input", false))
         json.refuse_value("moe_apply_router_weight_on_input", "only false is known");
@@ -304,7 +305,7 @@ void read_laguna(const JsonObject& json, Model& model) {
     }
     std::vector<std::int64_t> heads(static_cast<std::size_t>(layers));
     integer(json, "head_dim", max_dim); // has no default that follows from other sizes
-    Attention attention = read_gqa(json, model);
+    model::Attention attention = read_gqa(json, model);
     std::fill(heads.begin(), heads.end(), attention.heads);
     if (json.has("num_attention_heads_per_layer")) {
         heads = json.integers("num_attention_heads_per_layer", 1, max_heads);
@@ -313,11 +314,11 @@ void read_laguna(const JsonObject& json, Model& model) {
     attention.qk_norm = true;
     attention.qkv_bias = json.boolean_or("attention_bias", false);
     read_laguna_gate(json, attention);
-    Moe moe = read_experts(json, "num_experts", "", 0);
+    model::Moe moe = read_experts(json, "num_experts", "", 0);
     moe.shared_ffn = json.integer_or("shared_expert_intermediate_size", 512, 0, max_ffn);
     moe.router = selecting_router(json, "norm_topk_prob", "moe_routed_scaling_factor", 1.0);
     for (std::size_t layer = 0; layer < heads.size(); ++layer) {
-        LayerKind kind;
+        model::LayerKind kind;
         kind.activation = read_activation(json, "silu");
         kind.attention = attention;
         kind.attention.heads = static_cast<int>(heads[layer]);
@@ -336,4 +337,4 @@ void read_laguna(const JsonObject& json, Model& model) {
     model.not_executable = "Laguna: bases of rotation by layer and gates of attention are not trained yet";
 }
 
-} // namespace moe::config
+} // namespace moe::families

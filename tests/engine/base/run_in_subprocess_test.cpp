@@ -17,7 +17,7 @@ namespace {
 template <class Work>
 std::string thrown(Work work) {
     try {
-        apart([&]() -> std::string {
+        engine::run_in_subprocess([&]() -> std::string {
             work();
             return "";
         });
@@ -32,15 +32,15 @@ std::string thrown(Work work) {
 TEST_CASE("what is computed apart comes back whole, from another process") {
     int changed = 0;
     const std::string long_one(3 << 20, 'x'); // longer than a pipe holds
-    CHECK(apart([&] {
+    CHECK(engine::run_in_subprocess([&] {
               ++changed;
               return long_one;
           }) == long_one);
     CHECK(changed == 0);
-    CHECK(apart([] { return std::string(); }).empty());
+    CHECK(engine::run_in_subprocess([] { return std::string(); }).empty());
     const std::string zero("a\0b", 3);
-    CHECK(apart([&] { return zero; }) == zero);
-    CHECK(apart([] { return std::to_string(::getppid()); }) == std::to_string(::getpid()));
+    CHECK(engine::run_in_subprocess([&] { return zero; }) == zero);
+    CHECK(engine::run_in_subprocess([] { return std::to_string(::getppid()); }) == std::to_string(::getpid()));
 }
 
 TEST_CASE("an error apart is thrown here with its fault; a death there is a failure") {

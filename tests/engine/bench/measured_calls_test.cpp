@@ -10,34 +10,34 @@ namespace {
 
 using Calls = std::vector<std::tuple<double, double, std::vector<double>>>;
 
-Calls told(const std::vector<MeasuredCall>& calls) {
+Calls told(const std::vector<machine::MeasuredCall>& calls) {
     Calls result;
-    for (const MeasuredCall& c : calls) result.emplace_back(c.work, c.seconds, c.sides);
+    for (const machine::MeasuredCall& c : calls) result.emplace_back(c.work, c.seconds, c.sides);
     return result;
 }
 
 } // namespace
 
 TEST_CASE("samples of one shape are one call, their mean, sorted by work") {
-    const std::vector<MeasuredCall> samples{
+    const std::vector<machine::MeasuredCall> samples{
         {8.0, 3.0, {4.0, 2.0}}, {6.0, 1.0, {3.0, 2.0}}, {8.0, 5.0, {4.0, 2.0}}, {8.0, 1.0, {2.0, 4.0}}};
-    CHECK(told(calls_of(samples, true)) ==
+    CHECK(told(bench::calls_of(samples, true)) ==
           Calls{{6.0, 1.0, {3.0, 2.0}}, {8.0, 1.0, {2.0, 4.0}}, {8.0, 4.0, {4.0, 2.0}}});
 }
 
 TEST_CASE("samples of like work are one call without sides") {
-    const std::vector<MeasuredCall> samples{{100.0, 1.0, {4.0}}, {120.0, 3.0, {5.0}}, {126.0, 9.0, {6.0}}};
-    CHECK(told(calls_of(samples, false)) == Calls{{110.0, 2.0, {}}, {126.0, 9.0, {}}});
+    const std::vector<machine::MeasuredCall> samples{{100.0, 1.0, {4.0}}, {120.0, 3.0, {5.0}}, {126.0, 9.0, {6.0}}};
+    CHECK(told(bench::calls_of(samples, false)) == Calls{{110.0, 2.0, {}}, {126.0, 9.0, {}}});
 }
 
 TEST_CASE("later calls stand for those of the same shape, or of like work, and join the others") {
-    const std::vector<MeasuredCall> shaped{{6.0, 1.0, {3.0, 2.0}}, {8.0, 4.0, {4.0, 2.0}}};
-    CHECK(told(with_later("gemm", shaped, {{8.0, 2.0, {4.0, 2.0}}, {8.0, 7.0, {2.0, 4.0}}})) ==
+    const std::vector<machine::MeasuredCall> shaped{{6.0, 1.0, {3.0, 2.0}}, {8.0, 4.0, {4.0, 2.0}}};
+    CHECK(told(bench::with_later("gemm", shaped, {{8.0, 2.0, {4.0, 2.0}}, {8.0, 7.0, {2.0, 4.0}}})) ==
           Calls{{6.0, 1.0, {3.0, 2.0}}, {8.0, 7.0, {2.0, 4.0}}, {8.0, 2.0, {4.0, 2.0}}});
-    const std::vector<MeasuredCall> plain{{100.0, 1.0, {}}, {200.0, 2.0, {}}};
-    CHECK(told(with_later("add", plain, {{120.0, 5.0, {}}})) == Calls{{120.0, 5.0, {}}, {200.0, 2.0, {}}});
-    CHECK(told(with_later("add", {}, plain)) == told(plain));
+    const std::vector<machine::MeasuredCall> plain{{100.0, 1.0, {}}, {200.0, 2.0, {}}};
+    CHECK(told(bench::with_later("add", plain, {{120.0, 5.0, {}}})) == Calls{{120.0, 5.0, {}}, {200.0, 2.0, {}}});
+    CHECK(told(bench::with_later("add", {}, plain)) == told(plain));
     CHECK(fault_of([&] {
-              with_later("gemm", plain, shaped);
+              bench::with_later("gemm", plain, shaped);
           }).find("calls of gemm have 0 sides in the profile and 2") != std::string::npos);
 }

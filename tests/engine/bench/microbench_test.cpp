@@ -22,8 +22,8 @@ using namespace moe;
 namespace {
 
 // In FP32, in any of its forms.
-bool measured(const Microbench& result, OpKind kind) {
-    const std::string name = to_string(kind);
+bool measured(const bench::Microbench& result, program::OpKind kind) {
+    const std::string name = program::to_string(kind);
     return std::any_of(result.measured.begin(), result.measured.end(), [&](const auto& family) {
         const std::string& key = family.first;
         return (key == name || key.rfind(name + ".", 0) == 0) && key.find("bf16") == std::string::npos;
@@ -33,49 +33,49 @@ bool measured(const Microbench& result, OpKind kind) {
 } // namespace
 
 TEST_CASE("a short microbenchmark measures every kind of op, in FP32 and in BF16 where operands differ") {
-    MicrobenchOptions options;
+    bench::MicrobenchOptions options;
     options.most = 7; // all that the grid has of its smallest size
     options.seconds = 600.0;
     int lines = 0;
     options.progress = [&](const std::string&) { ++lines; };
-    const Microbench result = run_microbench(options);
+    const bench::Microbench result = bench::run_microbench(options);
     CHECK(lines >= 1);
-    for (const OpKind kind : {OpKind::embedding,
-                              OpKind::embedding_grad,
-                              OpKind::rmsnorm,
-                              OpKind::rmsnorm_grad,
-                              OpKind::add,
-                              OpKind::gemm,
-                              OpKind::rope,
-                              OpKind::rope_grad,
-                              OpKind::attention,
-                              OpKind::attention_grad,
-                              OpKind::activation,
-                              OpKind::activation_grad,
-                              OpKind::router,
-                              OpKind::router_grad,
-                              OpKind::permute_map,
-                              OpKind::permute,
-                              OpKind::unpermute,
-                              OpKind::expert_counts,
-                              OpKind::sort_rows,
-                              OpKind::unsort_rows,
-                              OpKind::grouped_gemm,
-                              OpKind::ce_max,
-                              OpKind::ce_sum,
-                              OpKind::ce_loss,
-                              OpKind::ce_grad,
-                              OpKind::cross_entropy,
-                              OpKind::zero,
-                              OpKind::sum_squares,
-                              OpKind::adamw,
-                              OpKind::all_gather,
-                              OpKind::reduce_scatter,
-                              OpKind::all_reduce,
-                              OpKind::all_to_all_rows,
-                              OpKind::send,
-                              OpKind::recv}) {
-        INFO(std::string(to_string(kind)));
+    for (const program::OpKind kind : {program::OpKind::embedding,
+                                       program::OpKind::embedding_grad,
+                                       program::OpKind::rmsnorm,
+                                       program::OpKind::rmsnorm_grad,
+                                       program::OpKind::add,
+                                       program::OpKind::gemm,
+                                       program::OpKind::rope,
+                                       program::OpKind::rope_grad,
+                                       program::OpKind::attention,
+                                       program::OpKind::attention_grad,
+                                       program::OpKind::activation,
+                                       program::OpKind::activation_grad,
+                                       program::OpKind::router,
+                                       program::OpKind::router_grad,
+                                       program::OpKind::permute_map,
+                                       program::OpKind::permute,
+                                       program::OpKind::unpermute,
+                                       program::OpKind::expert_counts,
+                                       program::OpKind::sort_rows,
+                                       program::OpKind::unsort_rows,
+                                       program::OpKind::grouped_gemm,
+                                       program::OpKind::ce_max,
+                                       program::OpKind::ce_sum,
+                                       program::OpKind::ce_loss,
+                                       program::OpKind::ce_grad,
+                                       program::OpKind::cross_entropy,
+                                       program::OpKind::zero,
+                                       program::OpKind::sum_squares,
+                                       program::OpKind::adamw,
+                                       program::OpKind::all_gather,
+                                       program::OpKind::reduce_scatter,
+                                       program::OpKind::all_reduce,
+                                       program::OpKind::all_to_all_rows,
+                                       program::OpKind::send,
+                                       program::OpKind::recv}) {
+        INFO(std::string(program::to_string(kind)));
         CHECK(measured(result, kind));
     }
     for (const auto& [key, calls] : result.measured) {
@@ -90,17 +90,17 @@ TEST_CASE("a short microbenchmark measures every kind of op, in FP32 and in BF16
     CHECK(result.fp32_flops > 1e8);
     CHECK(result.memory_bandwidth > 1e8);
     CHECK(result.launch_seconds == 0.0); // a CPU has no queue
-    CHECK(result.stamp_seconds == 0.0);
+    CHECK(result.event_overhead == 0.0);
     CHECK(!result.device.empty());
     options.seconds = 0.0;
-    CHECK_THROWS_AS(run_microbench(options), Error);
+    CHECK_THROWS_AS(bench::run_microbench(options), Error);
 }
 
 TEST_CASE("blockwise FP8 is measured by keys of its own") {
-    MicrobenchOptions options;
+    bench::MicrobenchOptions options;
     options.most = 5; // three in FP32, one in BF16
     options.seconds = 60.0;
-    const Microbench result = run_microbench(options);
+    const bench::Microbench result = bench::run_microbench(options);
     for (const char* key : {"gemm.nt.fp8-blockwise", "gemm.nn.fp8-blockwise", "grouped_gemm.forward.fp8-blockwise",
                             "grouped_gemm.dgrad.fp8-blockwise", "quantize.bf16", "dequantize.fp8-blockwise",
                             "activation.bf16.to-fp8", "cast", "quantize.weights.bf16"}) {
@@ -112,36 +112,37 @@ TEST_CASE("blockwise FP8 is measured by keys of its own") {
 }
 
 TEST_CASE("one rank is measured without communication, at larger sizes") {
-    MicrobenchOptions options;
+    bench::MicrobenchOptions options;
     options.seconds = 1.0;
     options.one_rank = true;
-    const Microbench result = run_microbench(options);
-    for (const OpKind kind : {OpKind::gemm, OpKind::grouped_gemm, OpKind::attention, OpKind::attention_grad,
-                              OpKind::permute, OpKind::adamw, OpKind::zero}) {
-        INFO(std::string(to_string(kind)));
+    const bench::Microbench result = bench::run_microbench(options);
+    for (const program::OpKind kind :
+         {program::OpKind::gemm, program::OpKind::grouped_gemm, program::OpKind::attention,
+          program::OpKind::attention_grad, program::OpKind::permute, program::OpKind::adamw, program::OpKind::zero}) {
+        INFO(std::string(program::to_string(kind)));
         CHECK(measured(result, kind));
     }
     for (const auto& [key, calls] : result.measured) CHECK_MESSAGE(key.find("all_") == std::string::npos, key);
     CHECK(result.measured.at("gemm.nt").back().work >= 2.0 * 256 * 256 * 256);
-    for (const MeasuredCall& call : result.measured.at("gemm.nt")) {
+    for (const machine::MeasuredCall& call : result.measured.at("gemm.nt")) {
         REQUIRE(call.sides.size() == 3);
         CHECK(2.0 * call.sides[0] * call.sides[1] * call.sides[2] == call.work);
     }
 }
 
 TEST_CASE("runs in processes of their own measure the same calls, and say why they cannot") {
-    MicrobenchOptions options;
+    bench::MicrobenchOptions options;
     options.seconds = 60.0;
     options.one_rank = true;
     options.most = 2;
-    const Microbench here = run_microbench(options);
-    options.apart = true;
-    const Microbench there = run_microbench(options);
+    const bench::Microbench here = bench::run_microbench(options);
+    options.in_subprocess = true;
+    const bench::Microbench there = bench::run_microbench(options);
     CHECK(there.device == here.device);
     REQUIRE(there.measured.size() == here.measured.size());
     for (const auto& [key, calls] : here.measured) {
         INFO(key);
-        const std::vector<MeasuredCall>& others = there.measured.at(key);
+        const std::vector<machine::MeasuredCall>& others = there.measured.at(key);
         REQUIRE(others.size() == calls.size());
         for (std::size_t i = 0; i < calls.size(); ++i) {
             CHECK(others[i].work == calls[i].work);
@@ -150,49 +151,49 @@ TEST_CASE("runs in processes of their own measure the same calls, and say why th
         }
     }
     options.backend = "abacus";
-    CHECK_THROWS_AS(run_microbench(options), Error);
+    CHECK_THROWS_AS(bench::run_microbench(options), Error);
 }
 
 TEST_CASE("every model of the grids is a sound plan, and those of GPUs fit one of 80 GB") {
-    const Backend& cpu = backend_named("cpu");
+    const ops::Backend& cpu = backends::backend_named("cpu");
     for (const bool gpus : {false, true})
-        for (const Point& point : gpus ? grid_of_gpus() : grid_of_cores()) {
+        for (const bench::Point& point : gpus ? bench::grid_of_gpus() : bench::grid_of_cores()) {
             INFO(point.family);
             INFO(point.hidden);
             INFO(point.seq);
-            INFO(std::string(to_string(point.precision)));
-            const Plan plan = plan_of(point, cpu);
-            const PlanFault wrong = check_plan(plan);
+            INFO(std::string(machine::to_string(point.precision)));
+            const plan::Plan plan = bench::plan_of(point, cpu);
+            const plan::PlanFault wrong = plan::check_plan(plan);
             CHECK_MESSAGE(!wrong, wrong.message);
-            std::vector<Program> programs;
-            for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower(plan, stage));
-            CHECK_NOTHROW(check_executable(plan, programs, cpu));
-            if (gpus) CHECK(plan_memory(programs.front()).arena_bytes < 80e9);
+            std::vector<program::Program> programs;
+            for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower::lower(plan, stage));
+            CHECK_NOTHROW(run::check_executable(plan, programs, cpu));
+            if (gpus) CHECK(memory::plan_memory(programs.front()).arena_bytes < 80e9);
         }
 }
 
 TEST_CASE("a point that offloads measures copies, by their bytes alone") {
-    Point point{"gptoss", 64, 4, 2, 16, 64, 8, 2, 0, 128, 64, 1};
-    point.offload = offload::core_attn | offload::moe_act;
-    const Plan plan = plan_of(point, backend_named("cpu"));
-    const Program program = lower(plan, 0);
+    bench::Point point{"gptoss", 64, 4, 2, 16, 64, 8, 2, 0, 128, 64, 1};
+    point.offload = plan::offload::core_attn | plan::offload::moe_act;
+    const plan::Plan plan = bench::plan_of(point, backends::backend_named("cpu"));
+    const program::Program program = lower::lower(plan, 0);
     std::int64_t copies = 0;
-    for (const Template& tmpl : program.templates)
-        for (const Op& op : tmpl.ops) {
-            if (op.kind != OpKind::copy_to_host) continue;
+    for (const program::Template& tmpl : program.templates)
+        for (const program::Op& op : tmpl.ops) {
+            if (op.kind != program::OpKind::copy_to_host) continue;
             ++copies;
-            CHECK(measured_key(op, program) == "copy_to_host");
+            CHECK(program::measured_key(op, program) == "copy_to_host");
         }
     CHECK(copies > 0);
     std::int64_t out = 0, back = 0;
-    const std::vector<std::vector<TimelineRow>> ranks = record_training(plan, "cpu");
-    for (const TimelineRow& row : ranks.front()) {
-        out += row.kind == OpKind::copy_to_host ? 1 : 0;
-        back += row.kind == OpKind::copy_from_host ? 1 : 0;
+    const std::vector<std::vector<program::TimelineRow>> ranks = bench::record_training(plan, "cpu");
+    for (const program::TimelineRow& row : ranks.front()) {
+        out += row.kind == program::OpKind::copy_to_host ? 1 : 0;
+        back += row.kind == program::OpKind::copy_from_host ? 1 : 0;
         CHECK(row.busy >= 0.0);
     }
     CHECK(out == copies * plan.micro_batches());
     CHECK(back == out);
-    const std::vector<Point> points = grid_of_gpus();
-    CHECK(std::any_of(points.begin(), points.end(), [](const Point& p) { return p.offload != 0; }));
+    const std::vector<bench::Point> points = bench::grid_of_gpus();
+    CHECK(std::any_of(points.begin(), points.end(), [](const bench::Point& p) { return p.offload != 0; }));
 }

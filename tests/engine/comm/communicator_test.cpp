@@ -16,13 +16,13 @@ using namespace moe;
 
 namespace {
 
-constexpr Group tp{Domain::dense, axis::tensor};
-constexpr Group samples{Domain::dense, axis::data};
-constexpr Group ep{Domain::expert, axis::expert};
-constexpr Group etp{Domain::expert, axis::tensor};
+constexpr plan::Group tp{plan::Domain::dense, plan::axis::tensor};
+constexpr plan::Group samples{plan::Domain::dense, plan::axis::data};
+constexpr plan::Group ep{plan::Domain::expert, plan::axis::expert};
+constexpr plan::Group etp{plan::Domain::expert, plan::axis::tensor};
 
-Plan mesh_plan(int tensor, int data, int pipeline, int expert, int expert_tensor) {
-    Plan plan;
+plan::Plan mesh_plan(int tensor, int data, int pipeline, int expert, int expert_tensor) {
+    plan::Plan plan;
     plan.gpus = tensor * data * pipeline;
     plan.tp = tensor;
     plan.dp = data;
@@ -35,17 +35,17 @@ Plan mesh_plan(int tensor, int data, int pipeline, int expert, int expert_tensor
 
 // Runs body(communicator) on every rank of the mesh.
 template <class Body>
-void on_ranks(const Plan& plan, int permits, Body body) {
-    const Mesh mesh(plan);
-    Cores cores(mesh.size(), permits);
-    ThreadFabric fabric(mesh, cores);
+void on_ranks(const plan::Plan& plan, int permits, Body body) {
+    const plan::Mesh mesh(plan);
+    engine::Cores cores(mesh.size(), permits);
+    comm::ThreadFabric fabric(mesh, cores);
     cores.run([&](int rank) {
-        ThreadCommunicator communicator(fabric, rank);
+        comm::ThreadCommunicator communicator(fabric, rank);
         body(communicator);
     });
     // The same over sockets; each rank behind a transport of its own, as a process has it.
-    on_transports(mesh.size(), [&](Transport& transport) {
-        ProcessCommunicator communicator(transport, mesh);
+    on_transports(mesh.size(), [&](comm::Transport& transport) {
+        comm::ProcessCommunicator communicator(transport, mesh);
         body(communicator);
     });
 }
@@ -61,7 +61,7 @@ struct Wrong {
 TEST_CASE("dense collectives agree with sums done by hand, in place and not, with fewer permits than ranks") {
     for (const int permits : {1, 2, 8}) {
         Wrong wrong;
-        on_ranks(mesh_plan(4, 2, 1, 1, 1), permits, [&](Communicator& c) {
+        on_ranks(mesh_plan(4, 2, 1, 1, 1), permits, [&](comm::Communicator& c) {
             const int size = c.size(tp), me = c.index(tp), base = c.rank() - me;
             for (int repeat = 0; repeat < 20; ++repeat) {
                 std::vector<float> x(12), y(48), sum(3);
@@ -72,22 +72,22 @@ TEST_CASE("dense collectives agree with sums done by hand, in place and not, wit
                     for (int i = 0; i < 12; ++i)
                         wrong.unless(y[static_cast<std::size_t>(12 * m + i)] ==
                                      static_cast<float>(100 * (base + m) + i + repeat));
-                c.reduce_scatter(tp, x.data(), sum.data(), 3, Dtype::f32);
+                c.reduce_scatter(tp, x.data(), sum.data(), 3, program::Dtype::f32);
                 const int ranks = 4 * base + 6;
                 for (int i = 0; i < 3; ++i)
                     wrong.unless(sum[static_cast<std::size_t>(i)] ==
                                  static_cast<float>(100 * ranks + 4 * (3 * me + i + repeat)));
                 std::vector<float> in_place = x;
-                c.reduce_scatter(tp, in_place.data(), in_place.data() + 3 * me, 3, Dtype::f32);
+                c.reduce_scatter(tp, in_place.data(), in_place.data() + 3 * me, 3, program::Dtype::f32);
                 wrong.unless(std::equal(sum.begin(), sum.end(), in_place.begin() + 3 * me));
                 c.all_gather(tp, in_place.data() + 3 * me, in_place.data(), 12);
                 for (int i = 0; i < 12; ++i)
                     wrong.unless(in_place[static_cast<std::size_t>(i)] ==
                                  static_cast<float>(100 * ranks + 4 * (i + repeat)));
-                c.all_reduce(tp, x.data(), x.data(), 12, Dtype::f32, false);
+                c.all_reduce(tp, x.data(), x.data(), 12, program::Dtype::f32, false);
                 wrong.unless(x == in_place);
                 float largest = static_cast<float>(c.rank());
-                c.all_reduce(samples, &largest, &largest, 1, Dtype::f32, true);
+                c.all_reduce(samples, &largest, &largest, 1, program::Dtype::f32, true);
                 wrong.unless(largest == static_cast<float>(c.rank() % 4 + 4));
                 std::vector<int> from(5), mine(5, c.rank());
                 c.ring_exchange(tp, mine.data(), from.data(), 5 * 4);
@@ -100,7 +100,7 @@ TEST_CASE("dense collectives agree with sums done by hand, in place and not, wit
 
 TEST_CASE("all_to_all turns sequence shards into head shards and back") {
     Wrong wrong;
-    on_ranks(mesh_plan(4, 1, 1, 1, 1), 2, [&](Communicator& c) {
+    on_ranks(mesh_plan(4, 1, 1, 1, 1), 2, [&](comm::Communicator& c) {
         // Of 16 rows, each rank has two runs of two: value = row of the whole * 100 + column. Pieces of 8 and 4
         // columns.
         std::vector<std::int32_t> x, heads(48), back(48);
@@ -120,8 +120,8 @@ TEST_CASE("all_to_all turns sequence shards into head shards and back") {
 TEST_CASE("routed rows reach their experts over EP and ETP and come back summed") {
     Wrong wrong;
     const int experts = 6;
-    on_ranks(mesh_plan(2, 3, 1, 3, 2), 3, [&](Communicator& c) {
-        const Group both{Domain::expert, axis::expert | axis::tensor};
+    on_ranks(mesh_plan(2, 3, 1, 3, 2), 3, [&](comm::Communicator& c) {
+        const plan::Group both{plan::Domain::expert, plan::axis::expert | plan::axis::tensor};
         const int me = c.index(ep), member = c.index(etp);
         // Source s sends (s + expert) % 3 rows to each expert; a row carries source and expert.
         std::vector<std::int32_t> counts(experts), all(36);
@@ -136,10 +136,10 @@ TEST_CASE("routed rows reach their experts over EP and ETP and come back summed"
         for (int s = 0; s < 6; ++s)
             for (int e = 0; e < experts; ++e)
                 wrong.unless(all[static_cast<std::size_t>(s * experts + e)] == (s + e) % 3);
-        const RowsAttr to{2, 100, experts, 3, 2, false}, back{2, 100, experts, 3, 2, true};
+        const program::RowsAttr to{2, 100, experts, 3, 2, false}, back{2, 100, experts, 3, 2, true};
         std::vector<float> arrived(200, -1), gathered(400, -1), local(200, -1), home(rows.size(), -1);
-        c.all_to_all_rows(ep, rows.data(), all.data(), arrived.data(), to, Dtype::f32, 10, 100);
-        c.all_gather_rows(etp, arrived.data(), all.data(), gathered.data(), to, Dtype::f32, 100, 200);
+        c.all_to_all_rows(ep, rows.data(), all.data(), arrived.data(), to, program::Dtype::f32, 10, 100);
+        c.all_gather_rows(etp, arrived.data(), all.data(), gathered.data(), to, program::Dtype::f32, 100, 200);
         std::size_t at = 0;
         for (int m = 0; m < 2; ++m)
             for (int s = 0; s < 3; ++s)
@@ -149,8 +149,8 @@ TEST_CASE("routed rows reach their experts over EP and ETP and come back summed"
                         wrong.unless(gathered[at++] == static_cast<float>(e));
                     }
         wrong.unless(gathered[at] == -1);
-        c.reduce_scatter_rows(etp, gathered.data(), all.data(), local.data(), back, Dtype::f32, 200, 100);
-        c.all_to_all_rows(ep, local.data(), all.data(), home.data(), back, Dtype::f32, 100,
+        c.reduce_scatter_rows(etp, gathered.data(), all.data(), local.data(), back, program::Dtype::f32, 200, 100);
+        c.all_to_all_rows(ep, local.data(), all.data(), home.data(), back, program::Dtype::f32, 100,
                           static_cast<std::int64_t>(rows.size() / 2));
         for (std::size_t i = 0; i < rows.size(); ++i) wrong.unless(home[i] == 2 * rows[i]);
     });
@@ -158,20 +158,21 @@ TEST_CASE("routed rows reach their experts over EP and ETP and come back summed"
 }
 
 TEST_CASE("rows beyond the planned capacity are refused, not written") {
-    CHECK_THROWS_WITH_AS(
-        on_ranks(mesh_plan(1, 2, 1, 2, 1), 2,
-                 [&](Communicator& c) {
-                     const std::vector<std::int32_t> all{3, 0, 4, 0};
-                     std::vector<float> x(4), y(5);
-                     c.all_to_all_rows(ep, x.data(), all.data(), y.data(), {1, 5, 2, 2, 1, false}, Dtype::f32, 4, 5);
-                 }),
-        "all_to_all_rows: 7 routed rows do not fit a buffer of 5; plan with capacity 0 (worst case)", Error);
+    CHECK_THROWS_WITH_AS(on_ranks(mesh_plan(1, 2, 1, 2, 1), 2,
+                                  [&](comm::Communicator& c) {
+                                      const std::vector<std::int32_t> all{3, 0, 4, 0};
+                                      std::vector<float> x(4), y(5);
+                                      c.all_to_all_rows(ep, x.data(), all.data(), y.data(), {1, 5, 2, 2, 1, false},
+                                                        program::Dtype::f32, 4, 5);
+                                  }),
+                         "all_to_all_rows: 7 routed rows do not fit a buffer of 5; plan with capacity 0 (worst case)",
+                         Error);
 }
 
 TEST_CASE("messages keep their order per tag and stage and never block the sender") {
     Wrong wrong;
-    on_ranks(mesh_plan(1, 2, 3, 1, 1), 1, [&](Communicator& c) {
-        const int stage = c.index({Domain::dense, axis::pipeline});
+    on_ranks(mesh_plan(1, 2, 3, 1, 1), 1, [&](comm::Communicator& c) {
+        const int stage = c.index({plan::Domain::dense, plan::axis::pipeline});
         for (int round = 0; round < 30; ++round) {
             const int value = 1000 * stage + round, again = value + 500;
             c.send({1, 0, 7}, &value, 4);
@@ -189,20 +190,20 @@ TEST_CASE("messages keep their order per tag and stage and never block the sende
 
 TEST_CASE("a rank that fails ends all others with its own line") {
     std::atomic<int> ended{0};
-    const Plan plan = mesh_plan(4, 2, 1, 1, 1);
-    const Mesh mesh(plan);
-    Cores cores(8, 2);
-    ThreadFabric fabric(mesh, cores);
+    const plan::Plan plan = mesh_plan(4, 2, 1, 1, 1);
+    const plan::Mesh mesh(plan);
+    engine::Cores cores(8, 2);
+    comm::ThreadFabric fabric(mesh, cores);
     const auto job = [&](int rank) {
         struct Count {
             std::atomic<int>& ended;
             ~Count() { ++ended; }
         } count{ended};
-        ThreadCommunicator c(fabric, rank);
+        comm::ThreadCommunicator c(fabric, rank);
         float x = 1;
-        c.all_reduce(samples, &x, &x, 1, Dtype::f32, false);
+        c.all_reduce(samples, &x, &x, 1, program::Dtype::f32, false);
         if (rank == 5) fail("rank 5 lost its disk");
-        for (int i = 0; i < 100; ++i) c.all_reduce(tp, &x, &x, 1, Dtype::f32, false);
+        for (int i = 0; i < 100; ++i) c.all_reduce(tp, &x, &x, 1, program::Dtype::f32, false);
     };
     CHECK_THROWS_WITH_AS(cores.run(job), "rank 5 lost its disk", Error);
     CHECK(ended >= 5);
@@ -212,9 +213,9 @@ TEST_CASE("a rank that fails ends all others with its own line") {
 
 TEST_CASE("a wait that nobody can end is reported at once") {
     CHECK_THROWS_WITH_AS(on_ranks(mesh_plan(2, 1, 1, 1, 1), 2,
-                                  [&](Communicator& c) {
+                                  [&](comm::Communicator& c) {
                                       float x = 0;
-                                      if (c.rank() == 1) c.all_reduce(tp, &x, &x, 1, Dtype::f32, false);
+                                      if (c.rank() == 1) c.all_reduce(tp, &x, &x, 1, program::Dtype::f32, false);
                                   }),
                          "deadlock: rank 1 waits for all_reduce", Error);
 }
@@ -223,10 +224,10 @@ TEST_CASE("sums in BF16 are rounded once and do not depend on timing") {
     std::vector<std::uint16_t> first;
     for (int repeat = 0; repeat < 5; ++repeat) {
         std::vector<std::uint16_t> result(8);
-        on_ranks(mesh_plan(8, 1, 1, 1, 1), 1 + repeat % 3, [&](Communicator& c) {
+        on_ranks(mesh_plan(8, 1, 1, 1, 1), 1 + repeat % 3, [&](comm::Communicator& c) {
             // 1 + rank / 128 in BF16: 0x3f80 + rank.
             std::vector<std::uint16_t> x(8, static_cast<std::uint16_t>(0x3f80 + c.rank()));
-            c.all_reduce(tp, x.data(), x.data(), 8, Dtype::bf16, false);
+            c.all_reduce(tp, x.data(), x.data(), 8, program::Dtype::bf16, false);
             if (c.rank() == 3) result = x;
         });
         // 8 + 28 / 128 = 8.21875, between the BF16 neighbours 8.1875 and 8.25, exactly half way: the even one is 8.25

@@ -20,7 +20,7 @@ using namespace moe;
 
 namespace {
 
-constexpr Group everyone{Domain::dense, axis::data};
+constexpr plan::Group everyone{plan::Domain::dense, plan::axis::data};
 constexpr std::size_t repeats = 20;
 
 enum class Kind { all_gather, reduce_scatter, all_reduce, ring };
@@ -34,35 +34,35 @@ double on_the_bus(Kind kind, double bytes, int members) {
 
 // One rank's end: the engine's communicator and a bare one, the same memory for both.
 struct End {
-    std::unique_ptr<Device> device;
-    std::unique_ptr<QueuedCommunicator> ours;
-    CollectiveLibrary::Member bare = nullptr;
+    std::unique_ptr<device::Device> device;
+    std::unique_ptr<comm::QueuedCommunicator> ours;
+    comm::CollectiveLibrary::Member bare = nullptr;
     char *x = nullptr, *y = nullptr;
 };
 
 void ours(End& end, Kind kind, std::int64_t bytes, int members) {
-    end.ours->use(Stream::data, end.device->queue()->stream());
+    end.ours->use(program::Stream::data, end.device->queue()->stream());
     switch (kind) {
     case Kind::all_gather:
         return end.ours->all_gather(everyone, end.x, end.y, bytes / members);
     case Kind::reduce_scatter:
-        return end.ours->reduce_scatter(everyone, end.x, end.y, bytes / members / 2, Dtype::bf16);
+        return end.ours->reduce_scatter(everyone, end.x, end.y, bytes / members / 2, program::Dtype::bf16);
     case Kind::all_reduce:
-        return end.ours->all_reduce(everyone, end.x, end.y, bytes / 2, Dtype::bf16, false);
+        return end.ours->all_reduce(everyone, end.x, end.y, bytes / 2, program::Dtype::bf16, false);
     case Kind::ring:
         return end.ours->ring_exchange(everyone, end.x, end.y, bytes);
     }
 }
 
-void bare(const CollectiveLibrary& library, End& end, Kind kind, std::int64_t bytes, int members, int rank) {
+void bare(const comm::CollectiveLibrary& library, End& end, Kind kind, std::int64_t bytes, int members, int rank) {
     void* stream = end.device->queue()->stream();
     switch (kind) {
     case Kind::all_gather:
         return library.all_gather(end.bare, end.x, end.y, bytes / members, stream);
     case Kind::reduce_scatter:
-        return library.reduce_scatter(end.bare, end.x, end.y, bytes / members / 2, Dtype::bf16, stream);
+        return library.reduce_scatter(end.bare, end.x, end.y, bytes / members / 2, program::Dtype::bf16, stream);
     case Kind::all_reduce:
-        return library.all_reduce(end.bare, end.x, end.y, bytes / 2, Dtype::bf16, false, stream);
+        return library.all_reduce(end.bare, end.x, end.y, bytes / 2, program::Dtype::bf16, false, stream);
     case Kind::ring:
         library.begin_group();
         library.send(end.bare, end.x, bytes, (rank + 1) % members, stream);
@@ -72,8 +72,8 @@ void bare(const CollectiveLibrary& library, End& end, Kind kind, std::int64_t by
 }
 
 // Seconds of one of `repeats` calls in a graph, the second time that it runs.
-double timed(Device& device, const std::function<void()>& call) {
-    Queue& queue = *device.queue();
+double timed(device::Device& device, const std::function<void()>& call) {
+    device::Queue& queue = *device.queue();
     const auto run = [&] {
         call();
         queue.stamp(0);
@@ -103,23 +103,23 @@ TEST_CASE("cuda ranks: collectives beside bare NCCL") {
     int members = 1;
     while (2 * members <= gpus_here()) members *= 2;
     if (members < 2 || !has_gpus(members)) return;
-    const Backend& backend = backend_named("cuda");
-    const CollectiveLibrary& library = backend.collectives();
-    const Plan plan = small_plan("qwen3", members, {{"cp", "1"}});
-    const Mesh mesh(plan);
-    Program program; // ops that say which communicators there must be
+    const ops::Backend& backend = backends::backend_named("cuda");
+    const comm::CollectiveLibrary& library = backend.collectives();
+    const plan::Plan plan = small_plan("qwen3", members, {{"cp", "1"}});
+    const plan::Mesh mesh(plan);
+    program::Program program; // ops that say which communicators there must be
     program.templates.resize(1);
-    for (const OpKind kind : {OpKind::all_reduce, OpKind::ring_exchange}) {
-        Op op;
+    for (const program::OpKind kind : {program::OpKind::all_reduce, program::OpKind::ring_exchange}) {
+        program::Op op;
         op.kind = kind;
-        op.stream = Stream::data;
+        op.stream = program::Stream::data;
         op.group = everyone;
         program.templates[0].ops.push_back(op);
     }
-    std::vector<Circle> circles = circles_of({&program}, mesh);
-    REQUIRE(circles.size() == 1);
-    QueuedFabric fabric(library, mesh, std::move(circles), {library.meeting_point()}, nullptr);
-    const MeetingPoint point = library.meeting_point();
+    std::vector<comm::CommGroup> comm_groups = comm::comm_groups_of({&program}, mesh);
+    REQUIRE(comm_groups.size() == 1);
+    comm::QueuedFabric fabric(library, mesh, std::move(comm_groups), {library.meeting_point()}, nullptr);
+    const comm::MeetingPoint point = library.meeting_point();
     constexpr std::int64_t most = std::int64_t{1} << 30;
 
     std::vector<End> ends(static_cast<std::size_t>(members));
@@ -128,8 +128,8 @@ TEST_CASE("cuda ranks: collectives beside bare NCCL") {
         end.x = end.device->allocate(most);
         end.y = end.device->allocate(most);
         end.device->fill(end.x, 0x3c, most); // small numbers in BF16
-        end.ours = std::make_unique<QueuedCommunicator>(fabric, rank, *end.device, *backend.kernels,
-                                                        std::vector<const Program*>{&program});
+        end.ours = std::make_unique<comm::QueuedCommunicator>(fabric, rank, *end.device, *backend.kernels,
+                                                              std::vector<const program::Program*>{&program});
         end.bare = library.join(point, members, rank, 0);
         bare(library, end, Kind::all_reduce, 8, members, rank);
         bare(library, end, Kind::ring, 8, members, rank);

@@ -89,24 +89,24 @@ TEST_CASE("cuda ranks 2: BF16 with every expert chosen") {
 
 TEST_CASE("cuda ranks 2: the last step is recorded on every rank, op by op") {
     if (!has_gpus(2)) return;
-    TrainOptions options;
+    train::TrainOptions options;
     options.steps = 2;
     options.backend = "cuda";
-    Trainer trainer(small_plan("qwen3", 2, {{"ep", "2"}, {"cuda_graph", "full"}}), options);
+    train::Trainer trainer(small_plan("qwen3", 2, {{"ep", "2"}, {"cuda_graph", "full"}}), options);
     trainer.step(made_up_tokens(61));
     const double seconds = trainer.step(made_up_tokens(61)).seconds;
-    const Timeline timeline = trainer.timeline();
+    const program::Timeline timeline = trainer.timeline();
     REQUIRE(timeline.rows.size() == trainer.recorder(0).ops() + trainer.recorder(1).ops());
-    for (const TimelineRow& row : timeline.rows) {
+    for (const program::TimelineRow& row : timeline.rows) {
         CHECK(row.start >= 0.0);
         CHECK(row.end <= seconds);
         CHECK(row.end >= row.start);
     }
     std::printf("%zu communicators took %.3f GiB of a GPU:", trainer.joined().communicators,
                 trainer.joined().bytes / (1 << 30));
-    for (const Joined::Member& member : trainer.joined().each) {
+    for (const comm::Joined::Member& member : trainer.joined().each) {
         CHECK(member.bytes > 0.0);
-        std::printf(" %s %.0f MiB", member.circle.pairwise ? "pairwise" : "", member.bytes / (1 << 20));
+        std::printf(" %s %.0f MiB", member.group.pairwise ? "pairwise" : "", member.bytes / (1 << 20));
     }
     std::printf("\n");
 }
@@ -115,13 +115,13 @@ TEST_CASE("cuda ranks 2: a rank that fails ends the run with its own line") {
     if (!has_gpus(2)) return;
     static std::atomic<bool> armed;
     armed = false;
-    Backend failing = backend_named("cuda");
-    failing.table[static_cast<std::size_t>(OpKind::adamw)] = [](const OpContext& c) {
+    ops::Backend failing = backends::backend_named("cuda");
+    failing.table[static_cast<std::size_t>(program::OpKind::adamw)] = [](const ops::OpContext& c) {
         if (armed && c.position.rank == 1) fail("no kernel for this");
     };
-    TrainOptions options;
+    train::TrainOptions options;
     options.table = &failing;
-    Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}, {"etp", "2"}}), options);
+    train::Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}, {"etp", "2"}}), options);
     trainer.step(made_up_tokens(61));
     armed = true;
     CHECK_THROWS_WITH_AS(trainer.step(made_up_tokens(61)), doctest::Contains("rank 1: adamw (layer -1"), Error);
@@ -130,24 +130,24 @@ TEST_CASE("cuda ranks 2: a rank that fails ends the run with its own line") {
 TEST_CASE("cuda ranks 2: a checkpoint goes on on one GPU and on the CPU") {
     if (!has_gpus(2)) return;
     const Folder folder;
-    TrainOptions options;
+    train::TrainOptions options;
     options.lr = 1e-3;
     options.eps = 1e-3; // see train_on()
-    const SampleSource source = made_up_tokens(61);
+    const train::SampleSource source = made_up_tokens(61);
     const auto on = [&](const char* backend, int ranks, const Fields& fields) {
         options.backend = backend;
-        return std::make_unique<Trainer>(small_plan("qwen3", ranks, fields), options);
+        return std::make_unique<train::Trainer>(small_plan("qwen3", ranks, fields), options);
     };
     const auto two = on("cuda", 2, {{"ep", "2"}, {"cuda_graph", "full"}});
     for (int i = 0; i < 2; ++i) two->step(source);
-    CheckpointWriter writer(folder.path.string(), "-test");
+    train::CheckpointWriter writer(folder.path.string(), "-test");
     writer.save(*two);
     writer.finish();
     REQUIRE(writer.saved_step() == 2);
     const double loss = two->step(source).loss;
-    const auto goes_on = [&](Trainer& trainer) {
+    const auto goes_on = [&](train::Trainer& trainer) {
         std::vector<std::string> skipped;
-        const auto saved = newest_checkpoint(folder.path.string(), skipped);
+        const auto saved = weights::newest_checkpoint(folder.path.string(), skipped);
         REQUIRE(saved);
         trainer.restore(*saved);
         return trainer.step(source).loss;
@@ -159,9 +159,9 @@ TEST_CASE("cuda ranks 2: a checkpoint goes on on one GPU and on the CPU") {
 
 TEST_CASE("cuda ranks 2: a plan that has no room says so before anybody waits") {
     if (!has_gpus(2)) return;
-    TrainOptions options;
+    train::TrainOptions options;
     options.backend = "cuda";
-    const Plan plan =
+    const plan::Plan plan =
         small_plan(small_model("qwen3", {{"vocab_size", "134217728"}, {"hidden_size", "256"}}), 2, {{"ep", "2"}});
-    CHECK_THROWS_WITH_AS(Trainer(plan, options), doctest::Contains("GiB"), Error);
+    CHECK_THROWS_WITH_AS(train::Trainer(plan, options), doctest::Contains("GiB"), Error);
 }

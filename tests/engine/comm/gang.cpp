@@ -35,8 +35,8 @@ bool has_ipv6() {
     return bound;
 }
 
-std::vector<std::string> failures(int world, Transport::Limits limits, const std::function<void(Transport&)>& body,
-                                  const std::string& host) {
+std::vector<std::string> failures(int world, comm::Transport::Limits limits,
+                                  const std::function<void(comm::Transport&)>& body, const std::string& host) {
     std::vector<std::string> failed(static_cast<std::size_t>(world));
     std::vector<std::thread> ranks;
     const int port = free_port();
@@ -44,11 +44,11 @@ std::vector<std::string> failures(int world, Transport::Limits limits, const std
         ranks.emplace_back([&, rank] {
             std::string& why = failed[static_cast<std::size_t>(rank)];
             try {
-                Transport transport({rank, world, host, port}, 7, limits);
+                comm::Transport transport({rank, world, host, port}, 7, limits);
                 try {
                     body(transport);
                     transport.close();
-                } catch (const Aborted&) {
+                } catch (const engine::Aborted&) {
                     why = transport.aborted();
                 } catch (const std::exception& error) {
                     why = error.what();
@@ -62,7 +62,7 @@ std::vector<std::string> failures(int world, Transport::Limits limits, const std
     return failed;
 }
 
-void on_transports(int world, const std::function<void(Transport&)>& body, const std::string& host) {
-    for (const std::string& why : failures(world, Transport::Limits{}, body, host))
+void on_transports(int world, const std::function<void(comm::Transport&)>& body, const std::string& host) {
+    for (const std::string& why : failures(world, comm::Transport::Limits{}, body, host))
         if (!why.empty()) throw std::runtime_error(why);
 }

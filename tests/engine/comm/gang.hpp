@@ -13,9 +13,10 @@ int free_port();
 bool has_ipv6(); // its loopback address
 
 // Runs body(transport) for each of `world` ranks, which meet at `host`, and says farewell; rethrows the first failure.
-void on_transports(int world, const std::function<void(moe::Transport&)>& body, const std::string& host = "127.0.0.1");
+void on_transports(int world, const std::function<void(moe::comm::Transport&)>& body,
+                   const std::string& host = "127.0.0.1");
 
 // What each rank fails with, "" where it does not.
-std::vector<std::string> failures(int world, moe::Transport::Limits limits,
-                                  const std::function<void(moe::Transport&)>& body,
+std::vector<std::string> failures(int world, moe::comm::Transport::Limits limits,
+                                  const std::function<void(moe::comm::Transport&)>& body,
                                   const std::string& host = "127.0.0.1");

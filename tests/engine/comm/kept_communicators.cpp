@@ -21,7 +21,7 @@ namespace {
 struct Made {
     std::vector<int> devices; // by index
     int blocks = 0;           // that were asked for
-    std::vector<CollectiveLibrary::Member> members;
+    std::vector<comm::CollectiveLibrary::Member> members;
     std::size_t left = 0; // members that nobody uses
 };
 
@@ -30,37 +30,37 @@ struct Hall {
     std::vector<int> devices;
     std::size_t come = 0, gone = 0;
     std::shared_ptr<Made> made;
-    MeetingPoint point{}; // NCCL's, where it is new
+    comm::MeetingPoint point{}; // NCCL's, where it is new
     bool fresh = false;
 };
 
 class Keeper {
 public:
-    explicit Keeper(const CollectiveLibrary& library) : library_(library) {}
+    explicit Keeper(const comm::CollectiveLibrary& library) : library_(library) {}
 
-    MeetingPoint meeting_point() {
+    comm::MeetingPoint meeting_point() {
         const std::lock_guard<std::mutex> lock(mutex_);
-        MeetingPoint point{};
+        comm::MeetingPoint point{};
         std::memcpy(point.data(), &++points_, sizeof points_);
         return point;
     }
 
-    CollectiveLibrary::Member join(const MeetingPoint& point, int members, int index, int blocks) {
+    comm::CollectiveLibrary::Member join(const comm::MeetingPoint& point, int members, int index, int blocks) {
         const auto mine = static_cast<std::size_t>(index);
         const Hall hall = meet(point, static_cast<std::size_t>(members), mine, blocks);
         if (!hall.fresh) return hall.made->members[mine];
-        const CollectiveLibrary::Member member = library_.join(hall.point, members, index, blocks);
+        const comm::CollectiveLibrary::Member member = library_.join(hall.point, members, index, blocks);
         const std::lock_guard<std::mutex> lock(mutex_);
         made_of_[member] = hall.made;
         return hall.made->members[mine] = member;
     }
 
-    void leave(CollectiveLibrary::Member member) {
+    void leave(comm::CollectiveLibrary::Member member) {
         const std::lock_guard<std::mutex> lock(mutex_);
         ++made_of_.at(member)->left;
     }
     // Its work may be unfinished, and the other members will not be used again either.
-    void abandon(CollectiveLibrary::Member member) {
+    void abandon(comm::CollectiveLibrary::Member member) {
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             std::erase(kept_, made_of_.at(member));
@@ -69,7 +69,7 @@ public:
     }
 
 private:
-    Hall meet(const MeetingPoint& point, std::size_t members, std::size_t index, int blocks) {
+    Hall meet(const comm::MeetingPoint& point, std::size_t members, std::size_t index, int blocks) {
         int device = 0;
         if (cudaGetDevice(&device) != cudaSuccess) fail("which GPU is this thread's?");
         std::uint64_t number = 0;
@@ -104,30 +104,30 @@ private:
         kept_.push_back(hall.made);
     }
 
-    const CollectiveLibrary& library_;
+    const comm::CollectiveLibrary& library_;
     std::mutex mutex_;
     std::condition_variable wake_;
     std::uint64_t points_ = 0;
     std::map<std::uint64_t, Hall> halls_;
     std::vector<std::shared_ptr<Made>> kept_;
-    std::map<CollectiveLibrary::Member, std::shared_ptr<Made>> made_of_;
+    std::map<comm::CollectiveLibrary::Member, std::shared_ptr<Made>> made_of_;
 };
 
 // Never taken down: NCCL may be gone before it when the process ends.
 Keeper& keeper() {
-    static Keeper& all = *new Keeper(backend_named("cuda").collectives());
+    static Keeper& all = *new Keeper(backends::backend_named("cuda").collectives());
     return all;
 }
 
-const CollectiveLibrary& keeping_library() {
-    static const CollectiveLibrary library = [] {
-        CollectiveLibrary l = backend_named("cuda").collectives();
+const comm::CollectiveLibrary& keeping_library() {
+    static const comm::CollectiveLibrary library = [] {
+        comm::CollectiveLibrary l = backends::backend_named("cuda").collectives();
         l.meeting_point = [] { return keeper().meeting_point(); };
-        l.join = [](const MeetingPoint& point, int members, int index, int blocks) {
+        l.join = [](const comm::MeetingPoint& point, int members, int index, int blocks) {
             return keeper().join(point, members, index, blocks);
         };
-        l.leave = [](CollectiveLibrary::Member member) { keeper().leave(member); };
-        l.abandon = [](CollectiveLibrary::Member member) { keeper().abandon(member); };
+        l.leave = [](comm::CollectiveLibrary::Member member) { keeper().leave(member); };
+        l.abandon = [](comm::CollectiveLibrary::Member member) { keeper().abandon(member); };
         return l;
     }();
     return library;
@@ -135,9 +135,9 @@ const CollectiveLibrary& keeping_library() {
 
 } // namespace
 
-const Backend& cuda_keeping() {
-    static const Backend backend = [] {
-        Backend b = backend_named("cuda");
+const ops::Backend& cuda_keeping() {
+    static const ops::Backend backend = [] {
+        ops::Backend b = backends::backend_named("cuda");
         b.collectives = keeping_library;
         return b;
     }();

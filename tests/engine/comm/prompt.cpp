@@ -90,14 +90,14 @@ Halls& halls() {
     return all;
 }
 
-MeetingPoint meeting_point() {
+comm::MeetingPoint meeting_point() {
     const std::lock_guard<std::mutex> lock(halls().mutex);
-    MeetingPoint point{};
+    comm::MeetingPoint point{};
     std::memcpy(point.data(), &++halls().points, sizeof halls().points);
     return point;
 }
 
-void* join(const MeetingPoint& point, int members, int index, int) {
+void* join(const comm::MeetingPoint& point, int members, int index, int) {
     std::uint64_t number = 0;
     std::memcpy(&number, point.data(), sizeof number);
     std::shared_ptr<Gathering> gathering;
@@ -130,27 +130,28 @@ void all_gather(void* member, const void* x, void* y, std::int64_t bytes, void*)
     });
 }
 
-void sum(const std::vector<const void*>& all, std::int64_t first, void* y, std::int64_t elements, Dtype dtype,
+void sum(const std::vector<const void*>& all, std::int64_t first, void* y, std::int64_t elements, program::Dtype dtype,
          bool max) {
-    const Type type = dtype == Dtype::bf16 ? Type::bf16 : Type::f32;
+    const Type type = dtype == program::Dtype::bf16 ? Type::bf16 : Type::f32;
     std::vector<const void*> parts;
-    for (const void* x : all) parts.push_back(static_cast<const char*>(x) + bytes_of(dtype, first));
+    for (const void* x : all) parts.push_back(static_cast<const char*>(x) + program::bytes_of(dtype, first));
     const auto kernel = max ? cpu_kernels().reduce_max : cpu_kernels().reduce_sum;
     kernel({y, type}, parts.data(), static_cast<int>(parts.size()), elements, type, nullptr);
 }
 
 // By way of a copy: y may be a part of somebody's x.
-void reduce(void* member, const void* x, void* y, std::int64_t first, std::int64_t elements, Dtype dtype, bool max) {
-    std::vector<char> result(static_cast<std::size_t>(bytes_of(dtype, elements)));
+void reduce(void* member, const void* x, void* y, std::int64_t first, std::int64_t elements, program::Dtype dtype,
+            bool max) {
+    std::vector<char> result(static_cast<std::size_t>(program::bytes_of(dtype, elements)));
     seat(member).gathering->together(seat(member).index, x, [&](const std::vector<const void*>& all) {
         sum(all, first, result.data(), elements, dtype, max);
     });
     if (!result.empty()) std::memcpy(y, result.data(), result.size());
 }
-void reduce_scatter(void* member, const void* x, void* y, std::int64_t elements, Dtype dtype, void*) {
+void reduce_scatter(void* member, const void* x, void* y, std::int64_t elements, program::Dtype dtype, void*) {
     reduce(member, x, y, seat(member).index * elements, elements, dtype, false);
 }
-void all_reduce(void* member, const void* x, void* y, std::int64_t elements, Dtype dtype, bool max, void*) {
+void all_reduce(void* member, const void* x, void* y, std::int64_t elements, program::Dtype dtype, bool max, void*) {
     reduce(member, x, y, 0, elements, dtype, max);
 }
 
@@ -182,7 +183,7 @@ void copy(void* to, const void* from, std::int64_t bytes, void*) {
 }
 
 // What is queued is done at once, in the order of the calls; every signal must have been given before it is awaited.
-class PromptQueue : public Queue {
+class PromptQueue : public device::Queue {
 public:
     void* stream(int) const override { return nullptr; }
     void reserve(std::size_t, std::size_t signals) override { given_.resize(std::max(given_.size(), signals)); }
@@ -209,13 +210,13 @@ public:
 
 private:
     std::vector<bool> given_;
-    std::array<std::atomic<int>, queue_streams> marks_{};
+    std::array<std::atomic<int>, device::queue_streams> marks_{};
 };
 
-class PromptDevice : public Device {
+class PromptDevice : public device::Device {
 public:
     std::string name() const override { return "a device that is none"; }
-    Queue* queue() override { return &queue_; }
+    device::Queue* queue() override { return &queue_; }
     char* allocate(std::size_t bytes) override { return host_->allocate(bytes); }
     void release(char* memory) noexcept override { host_->release(memory); }
     void fill(void* target, int byte, std::size_t bytes) override { host_->fill(target, byte, bytes); }
@@ -223,7 +224,7 @@ public:
     void read(void* target, const void* source, std::size_t bytes) override { host_->read(target, source, bytes); }
 
 private:
-    std::unique_ptr<Device> host_ = open_host();
+    std::unique_ptr<device::Device> host_ = device::open_host();
     PromptQueue queue_;
 };
 
@@ -234,7 +235,7 @@ public:
 };
 class StuckDevice : public PromptDevice {
 public:
-    Queue* queue() override { return &stuck_; }
+    device::Queue* queue() override { return &stuck_; }
 
 private:
     StuckQueue stuck_;
@@ -262,7 +263,7 @@ private:
 };
 class ClockedDevice : public PromptDevice {
 public:
-    Queue* queue() override { return &clocked_; }
+    device::Queue* queue() override { return &clocked_; }
 
 private:
     ClockedQueue clocked_;
@@ -275,18 +276,18 @@ Departures departures() {
     return halls().departures;
 }
 
-const CollectiveLibrary& prompt_library() {
-    static const CollectiveLibrary all{meeting_point, join,           leave,      abandon,     trouble,
-                                       all_gather,    reduce_scatter, all_reduce, begin_group, end_group,
-                                       send,          recv,           copy};
+const comm::CollectiveLibrary& prompt_library() {
+    static const comm::CollectiveLibrary all{meeting_point, join,           leave,      abandon,     trouble,
+                                             all_gather,    reduce_scatter, all_reduce, begin_group, end_group,
+                                             send,          recv,           copy};
     return all;
 }
 
-const Backend& prompt_backend() {
-    static const Backend backend = [] {
-        Backend b = cpu_backend();
+const ops::Backend& prompt_backend() {
+    static const ops::Backend backend = [] {
+        ops::Backend b = backends::cpu_backend();
         b.name = "prompt";
-        b.open = [](bool, int) -> std::unique_ptr<Device> { return std::make_unique<PromptDevice>(); };
+        b.open = [](bool, int) -> std::unique_ptr<device::Device> { return std::make_unique<PromptDevice>(); };
         b.devices = [] { return 16; };
         b.collectives = prompt_library;
         return b;
@@ -294,5 +295,5 @@ const Backend& prompt_backend() {
     return backend;
 }
 
-std::unique_ptr<Device> open_stuck(bool, int) { return std::make_unique<StuckDevice>(); }
-std::unique_ptr<Device> open_clocked(bool, int) { return std::make_unique<ClockedDevice>(); }
+std::unique_ptr<device::Device> open_stuck(bool, int) { return std::make_unique<StuckDevice>(); }
+std::unique_ptr<device::Device> open_clocked(bool, int) { return std::make_unique<ClockedDevice>(); }

@@ -7,18 +7,18 @@
 #include <memory>
 
 // 16 devices; every signal must have been given before it is awaited, or the rank fails.
-const moe::Backend& prompt_backend();
+const moe::ops::Backend& prompt_backend();
 // What prompt_backend() communicates by: reductions in the order of the members, with the bits of ranks that read each
 // other's memory.
-const moe::CollectiveLibrary& prompt_library();
+const moe::comm::CollectiveLibrary& prompt_library();
 // A device of prompt_backend() whose queue never gets idle.
-std::unique_ptr<moe::Device> open_stuck(bool, int);
+std::unique_ptr<moe::device::Device> open_stuck(bool, int);
 // One whose steps take so long, in seconds: before the first op, every op, and a stamp behind it.
 struct Clocked {
     double launch = 60e-6, op = 10e-6, stamp = 4e-6;
 };
 inline constexpr Clocked clocked;
-std::unique_ptr<moe::Device> open_clocked(bool, int);
+std::unique_ptr<moe::device::Device> open_clocked(bool, int);
 
 struct Departures { // from all communicators of the process so far
     int left = 0, abandoned = 0;

@@ -20,7 +20,7 @@ using namespace moe;
 
 namespace {
 
-void check_same(const Plan& plan, const std::string& what) {
+void check_same(const plan::Plan& plan, const std::string& what) {
     INFO(what);
     const Trained want = train_three(plan), got = train_three(plan, 1, &prompt_backend());
     check_bits(got, want);
@@ -55,48 +55,49 @@ TEST_CASE("queued communication: the bits of ranks that read each other's memory
 }
 
 TEST_CASE("a recorded step's ops take what they do without stamps, the launch before them left out") {
-    Backend backend = prompt_backend();
+    ops::Backend backend = prompt_backend();
     backend.open = open_clocked;
-    const Plan plan = small_plan("qwen3", 1, {});
-    TrainOptions options;
+    const plan::Plan plan = small_plan("qwen3", 1, {});
+    train::TrainOptions options;
     options.steps = 6;
     options.permits = 2;
     options.table = &backend;
-    Trainer trainer(plan, options);
-    const SampleSource source = made_up_tokens(plan.model->vocab);
+    train::Trainer trainer(plan, options);
+    const train::SampleSource source = made_up_tokens(plan.model->vocab);
     for (int step = 0; step < 6; ++step) trainer.step(source);
-    const Timeline timeline = trainer.timeline();
+    const program::Timeline timeline = trainer.timeline();
     REQUIRE_FALSE(timeline.rows.empty());
-    for (const TimelineRow& row : timeline.rows) CHECK(row.busy / clocked.op == nearly(1.0));
+    for (const program::TimelineRow& row : timeline.rows) CHECK(row.busy / clocked.op == nearly(1.0));
 }
 
 TEST_CASE("queued communication: random plans") {
     for (const RandomCase& c : random_cases(11, draws(60), 5)) {
-        const Plan plan = plan_of(c);
-        if (plan.dispatcher != Dispatcher::hybridep) check_same(plan, c.text()); // which needs memory that GPUs share
+        const plan::Plan plan = plan_of(c);
+        if (plan.dispatcher != plan::Dispatcher::hybridep)
+            check_same(plan, c.text()); // which needs memory that GPUs share
     }
 }
 
 TEST_CASE("queued communication: a machine with fewer devices than ranks is refused") {
-    Backend few = prompt_backend();
+    ops::Backend few = prompt_backend();
     few.devices = [] { return 2; };
-    TrainOptions options;
+    train::TrainOptions options;
     options.table = &few;
-    CHECK_THROWS_WITH_AS(Trainer(small_plan("qwen3", 4, {{"ep", "2"}}), options),
+    CHECK_THROWS_WITH_AS(train::Trainer(small_plan("qwen3", 4, {{"ep", "2"}}), options),
                          doctest::Contains("4 ranks on this machine, but it has 2 GPUs, and every rank needs one"),
                          Error);
 }
 
 TEST_CASE("queued communication: a rank that fails abandons what others wait for") {
-    Backend failing = prompt_backend();
-    failing.table[static_cast<std::size_t>(OpKind::adamw)] = [](const OpContext& c) {
+    ops::Backend failing = prompt_backend();
+    failing.table[static_cast<std::size_t>(program::OpKind::adamw)] = [](const ops::OpContext& c) {
         if (c.position.rank == 1) fail("no kernel for this");
     };
-    TrainOptions options;
+    train::TrainOptions options;
     options.table = &failing;
     const int before = departures().abandoned;
     {
-        Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}}), options);
+        train::Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}}), options);
         CHECK_THROWS_WITH_AS(trainer.step(made_up_tokens(61)), doctest::Contains("rank 1: adamw (layer -1, slot "),
                              Error);
     }
@@ -104,17 +105,17 @@ TEST_CASE("queued communication: a rank that fails abandons what others wait for
 }
 
 TEST_CASE("queued communication: what the library says of its connections ends the step, with rank, op and remedy") {
-    static const CollectiveLibrary losing = [] {
-        CollectiveLibrary l = prompt_library();
+    static const comm::CollectiveLibrary losing = [] {
+        comm::CollectiveLibrary l = prompt_library();
         l.trouble = [](void*) -> std::string { return "NCCL: remote process exited"; };
         return l;
     }();
-    Backend stuck = prompt_backend();
+    ops::Backend stuck = prompt_backend();
     stuck.open = open_stuck;
-    stuck.collectives = []() -> const CollectiveLibrary& { return losing; };
-    TrainOptions options;
+    stuck.collectives = []() -> const comm::CollectiveLibrary& { return losing; };
+    train::TrainOptions options;
     options.table = &stuck;
-    Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}}), options);
+    train::Trainer trainer(small_plan("qwen3", 2, {{"tp", "2"}}), options);
     std::string said;
     try {
         trainer.step(made_up_tokens(61));
@@ -128,40 +129,43 @@ TEST_CASE("queued communication: what the library says of its connections ends t
 }
 
 TEST_CASE("queued communication: a communicator that cannot be joined names rank, use and remedy") {
-    static const CollectiveLibrary full = [] {
-        CollectiveLibrary l = prompt_library();
-        l.join = [](const MeetingPoint&, int, int, int) -> void* { fail("NCCL: unhandled cuda error: out of memory"); };
+    static const comm::CollectiveLibrary full = [] {
+        comm::CollectiveLibrary l = prompt_library();
+        l.join = [](const comm::MeetingPoint&, int, int, int) -> void* {
+            fail("NCCL: unhandled cuda error: out of memory");
+        };
         return l;
     }();
-    Backend none = prompt_backend();
-    none.collectives = []() -> const CollectiveLibrary& { return full; };
-    TrainOptions options;
+    ops::Backend none = prompt_backend();
+    none.collectives = []() -> const comm::CollectiveLibrary& { return full; };
+    train::TrainOptions options;
     options.table = &none;
-    CHECK_THROWS_WITH_AS(Trainer(small_plan("qwen3", 2, {{"ep", "2"}}), options),
+    CHECK_THROWS_WITH_AS(train::Trainer(small_plan("qwen3", 2, {{"ep", "2"}}), options),
                          doctest::Contains("out of memory; where memory is short use a smaller mbs"), Error);
 }
 
 TEST_CASE("communicators and buffers are those that the planner counts") {
-    const auto check = [](const Plan& plan, const std::string& what) {
+    const auto check = [](const plan::Plan& plan, const std::string& what) {
         INFO(what);
-        TrainOptions options;
+        train::TrainOptions options;
         options.table = &prompt_backend();
-        const Trainer trainer(plan, options);
+        const train::Trainer trainer(plan, options);
         if (plan.capacity > 0.0) return; // a second Program shares the buffers
-        const Joined& joined = trainer.joined();
-        const Communicators counted = communicators_of(trainer.programs().front(), Mesh(plan));
+        const comm::Joined& joined = trainer.joined();
+        const program::Communicators counted = program::communicators_of(trainer.programs().front(), plan::Mesh(plan));
         CHECK(counted.buffer_bytes + std::max(8 * plan.gpus, 1) == joined.buffer_bytes); // greetings
         std::vector<int> collective, pairwise;
         int messages = 0;
-        for (const auto& [circle, bytes] : joined.each)
-            if (circle.messages())
+        for (const auto& [group, bytes] : joined.each)
+            if (group.messages())
                 ++messages;
             else
-                (circle.pairwise ? pairwise : collective).push_back(static_cast<int>(circle.ranks.size()));
+                (group.pairwise ? pairwise : collective).push_back(static_cast<int>(group.ranks.size()));
         CHECK(counted.collective == collective);
         CHECK(counted.pairwise == pairwise);
         CHECK(counted.messages == messages);
-        CHECK(spared_multiprocessors(trainer.programs().front(), plan.pp) == (messages > 0 ? 2 * message_channels : 0));
+        CHECK(program::reserved_sms_of(trainer.programs().front(), plan.pp) ==
+              (messages > 0 ? 2 * program::message_channels : 0));
     };
     for (const RandomCase& c : random_cases(5, draws(60), 5))
         if (c.ranks > 1) check(plan_of(c), c.text());
@@ -170,7 +174,7 @@ TEST_CASE("communicators and buffers are those that the planner counts") {
 namespace {
 
 // Peers that show each other their memory and move nothing.
-const PeerLibrary& idle_peers() {
+const comm::PeerLibrary& idle_peers() {
     static const PeerKernels kernels{
         [](int, std::int64_t) { return std::int64_t{64}; },
         [](const PeerGroup&, const TokenShape&, Src, const std::int32_t*, const std::int32_t*, const float*, Dst,
@@ -180,28 +184,28 @@ const PeerLibrary& idle_peers() {
         [](const PeerGroup&, const TokenShape&, Src, const std::int32_t*, const std::int32_t*, const std::int32_t*,
            const float*, Dst, Dst, float*, void*) {},
         [](const PeerGroup&, const void*, void*, std::int64_t, void*) {}};
-    static const PeerLibrary library{[](char* memory) {
-                                         PeerLibrary::Handle handle{};
-                                         std::memcpy(handle.data(), &memory, sizeof memory);
-                                         return handle;
-                                     },
-                                     [](const PeerLibrary::Handle& handle, std::string&) {
-                                         char* memory = nullptr;
-                                         std::memcpy(&memory, handle.data(), sizeof memory);
-                                         return memory;
-                                     },
-                                     [](const PeerLibrary::Handle&, char*) {},
-                                     []() -> const PeerKernels& { return kernels; }};
+    static const comm::PeerLibrary library{[](char* memory) {
+                                               comm::PeerLibrary::Handle handle{};
+                                               std::memcpy(handle.data(), &memory, sizeof memory);
+                                               return handle;
+                                           },
+                                           [](const comm::PeerLibrary::Handle& handle, std::string&) {
+                                               char* memory = nullptr;
+                                               std::memcpy(&memory, handle.data(), sizeof memory);
+                                               return memory;
+                                           },
+                                           [](const comm::PeerLibrary::Handle&, char*) {},
+                                           []() -> const PeerKernels& { return kernels; }};
     return library;
 }
 
 } // namespace
 
 TEST_CASE("every kind of communication between devices is measured over sizes, by the number of ranks") {
-    Backend backend = prompt_backend();
+    ops::Backend backend = prompt_backend();
     backend.peers = idle_peers;
     for (const int ranks : thinned(std::vector<int>{2, 4})) {
-        const CollectiveBench result = run_collective_bench(backend, ranks, 8 << 20);
+        const bench::CollectiveBench result = bench::run_collective_bench(backend, ranks, 8 << 20);
         std::size_t families = 0;
         const auto check = [&](const std::string& family, std::size_t calls) {
             INFO(family, " among ", ranks);
@@ -212,17 +216,19 @@ TEST_CASE("every kind of communication between devices is measured over sizes, b
                 CHECK(found->second[i].work >= found->second[i - 1].work);
             ++families;
         };
-        for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce,
-                                  OpKind::all_to_all_rows, OpKind::all_gather_rows, OpKind::reduce_scatter_rows,
-                                  OpKind::all_to_all, OpKind::ring_exchange, OpKind::send})
-            if (kind != OpKind::send || ranks == 2) check(group_key(to_string(kind), ranks), ranks == 2 ? 6 : 5);
+        for (const program::OpKind kind :
+             {program::OpKind::all_gather, program::OpKind::reduce_scatter, program::OpKind::all_reduce,
+              program::OpKind::all_to_all_rows, program::OpKind::all_gather_rows, program::OpKind::reduce_scatter_rows,
+              program::OpKind::all_to_all, program::OpKind::ring_exchange, program::OpKind::send})
+            if (kind != program::OpKind::send || ranks == 2)
+                check(program::group_key(program::to_string(kind), ranks), ranks == 2 ? 6 : 5);
         for (const char* family : {"dispatch_tokens", "combine_tokens"})
             for (const char* values : {"", ".values"})
                 for (const char* beside : {"", ".beside"})
-                    check(group_key(std::string(family) + values + beside, ranks), 3);
-        check(group_key(peer_gather_key, ranks), 4);
+                    check(program::group_key(std::string(family) + values + beside, ranks), 3);
+        check(program::group_key(program::peer_gather_key, ranks), 4);
         for (const char* family : {"ce_max.bf16", "ce_sum.bf16", "ce_grad.bf16", "ce_loss"}) check(family, 1);
         CHECK(result.measured.size() == families);
     }
-    CHECK_THROWS_AS(run_collective_bench(cpu_backend(), 2), Error);
+    CHECK_THROWS_AS(bench::run_collective_bench(backends::cpu_backend(), 2), Error);
 }

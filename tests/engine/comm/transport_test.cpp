@@ -36,7 +36,7 @@ private:
 std::string refusal(const std::map<std::string, std::string>& variables) {
     const Environment environment(variables);
     try {
-        launch_of_environment();
+        comm::launch_of_environment();
     } catch (const Error& error) {
         CHECK(error.fault() == Fault::bad_input);
         return error.what();
@@ -49,7 +49,7 @@ std::string refusal(const std::map<std::string, std::string>& variables) {
 TEST_CASE("launch: the variables of torchrun, Open MPI and Slurm") {
     const auto launched = [](const std::map<std::string, std::string>& variables) {
         const Environment environment(variables);
-        return launch_of_environment();
+        return comm::launch_of_environment();
     };
     CHECK_FALSE(launched({}));
     CHECK_FALSE(launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
@@ -80,7 +80,7 @@ TEST_CASE("launch: the variables of torchrun, Open MPI and Slurm") {
 }
 
 TEST_CASE("transport: messages of a channel keep their order, whatever their sizes, to oneself as well") {
-    on_transports(3, [](Transport& t) {
+    on_transports(3, [](comm::Transport& t) {
         std::vector<char> data(3'000'000);
         for (std::size_t i = 0; i < data.size(); ++i)
             data[i] = static_cast<char>(i * 7 + static_cast<std::size_t>(t.rank()));
@@ -114,7 +114,7 @@ TEST_CASE("transport: processes meet at addresses of either family, and at a nam
         }
         on_transports(
             3,
-            [](Transport& t) {
+            [](comm::Transport& t) {
                 char word = t.rank() == 1 ? 'x' : ' ';
                 t.broadcast(1, {&word, 1}); // ranks 1 and 2 called each other at the places that rank 0 told
                 if (word != 'x') fail("rank {} was told something else", t.rank());
@@ -124,19 +124,19 @@ TEST_CASE("transport: processes meet at addresses of either family, and at a nam
 }
 
 TEST_CASE("transport: who waits for a rank that died says so, and so do all others") {
-    const auto why = failures(4, {}, [](Transport& t) {
+    const auto why = failures(4, {}, [](comm::Transport& t) {
         if (t.rank() == 2) throw std::runtime_error("rank 2: adamw (layer 3): out of luck");
         t.receive(t.rank() == 0 ? 2 : 0, 1); // 1 and 3 wait for 0, which waits for 2
     });
     for (const std::string& reason : why) CHECK(reason == "rank 2: adamw (layer 3): out of luck");
-    const auto gone = failures(3, {}, [](Transport& t) {
+    const auto gone = failures(3, {}, [](comm::Transport& t) {
         if (t.rank() != 1) t.receive(1, 1);
     });
     CHECK(mentions(gone[0] + gone[2], "rank 1 has ended"));
 }
 
 TEST_CASE("transport: a rank that sends nothing it owes, but lives, is waited for") {
-    const auto why = failures(2, {30.0, 1.5}, [](Transport& t) {
+    const auto why = failures(2, {30.0, 1.5}, [](comm::Transport& t) {
         const char word = 'x';
         if (t.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(3)); // twice the patience
         if (t.rank() == 1) t.send(0, 1, &word, 1);
@@ -150,7 +150,7 @@ TEST_CASE("transport: processes that do not come, come twice or run something el
     std::string missing, other, first;
     std::thread([&] {
         try {
-            Transport transport({0, 3, "127.0.0.1", port}, 1, {0.5, 5.0});
+            comm::Transport transport({0, 3, "127.0.0.1", port}, 1, {0.5, 5.0});
         } catch (const Error& error) {
             missing = error.what();
         }
@@ -159,13 +159,13 @@ TEST_CASE("transport: processes that do not come, come twice or run something el
     CHECK(mentions(missing, "ranks 1, 2 have not"));
     std::thread root([&] {
         try {
-            Transport transport({0, 2, "127.0.0.1", port}, 1, {20.0, 5.0});
+            comm::Transport transport({0, 2, "127.0.0.1", port}, 1, {20.0, 5.0});
         } catch (const Error& error) {
             first = error.what();
         }
     });
     try {
-        Transport transport({1, 2, "127.0.0.1", port}, 2, {20.0, 5.0});
+        comm::Transport transport({1, 2, "127.0.0.1", port}, 2, {20.0, 5.0});
     } catch (const Error& error) {
         other = error.what();
     }

@@ -49,7 +49,7 @@ void write_dataset(const std::string& prefix, std::uint8_t type, const std::vect
 
 std::string refusal(const std::string& prefix) {
     try {
-        const IndexedDataset dataset(prefix);
+        const data::IndexedDataset dataset(prefix);
     } catch (const Error& error) {
         CHECK(error.fault() == Fault::bad_input);
         return error.what();
@@ -67,10 +67,10 @@ TEST_CASE("the byte tokenizer writes what the reader reads") {
     for (int i = 0; i < 256; ++i) second.push_back(static_cast<char>(i));
     write_file(folder / "a.txt", first);
     write_file(folder / "b.txt", second);
-    const TokenizeResult result = tokenize_bytes({folder / "a.txt", folder / "b.txt"}, folder / "text");
+    const data::TokenizeResult result = data::tokenize_bytes({folder / "a.txt", folder / "b.txt"}, folder / "text");
     CHECK(result.documents == 2);
     CHECK(result.tokens == static_cast<std::int64_t>(first.size() + 256));
-    const IndexedDataset dataset(folder / "text");
+    const data::IndexedDataset dataset(folder / "text");
     CHECK(dataset.tokens() == result.tokens);
     CHECK(dataset.documents() == 2);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(result.tokens));
@@ -87,7 +87,7 @@ TEST_CASE("every integer element type is read, back to back or with gaps") {
     const auto check = [&](auto zero, std::uint8_t type, int gap) {
         using T = decltype(zero);
         write_dataset<T>(folder / "t", type, {{5, 6, 7}, {}, {8}, {9, 10, 11, 12}}, gap);
-        const IndexedDataset dataset(folder / "t");
+        const data::IndexedDataset dataset(folder / "t");
         REQUIRE(dataset.tokens() == 8);
         std::vector<std::int32_t> all(8), middle(4);
         dataset.read(0, all, 100);
@@ -145,7 +145,7 @@ TEST_CASE("broken datasets are refused with the file and the numbers") {
 TEST_CASE("token ids outside the vocabulary are refused where they stand") {
     const Folder folder;
     write_dataset<std::int32_t>(folder / "v", 4, {{1, 2, 300, -1}});
-    const IndexedDataset dataset(folder / "v");
+    const data::IndexedDataset dataset(folder / "v");
     std::vector<std::int32_t> out(4);
     CHECK_THROWS_WITH_AS(dataset.read(0, out, 256), doctest::Contains("token 300 at position 2"), Error);
     CHECK_THROWS_WITH_AS(dataset.read(0, out, 301), doctest::Contains("token -1 at position 3"), Error);
@@ -157,16 +157,16 @@ TEST_CASE("samples follow the documents, overlap by their label, and start again
     std::vector<std::uint16_t> tokens(101);
     std::iota(tokens.begin(), tokens.end(), std::uint16_t{0});
     write_dataset<std::uint16_t>(folder / "s", 8, {tokens});
-    SampleData data({{folder / "s", 1.0}}, 10, 4, 200, false, 1);
+    data::SampleData data({{folder / "s", 1.0}}, 10, 4, 200, false, 1);
     std::vector<std::int32_t> sample(11);
     for (const int k : {0, 3, 9, 10, 27}) {
         data.read(k, sample);
         for (int i = 0; i < 11; ++i) CHECK(sample[static_cast<std::size_t>(i)] == k % 10 * 10 + i);
     }
-    CHECK_THROWS_WITH_AS(SampleData({{folder / "s", 1.0}}, 10, 11, 200, false, 1),
+    CHECK_THROWS_WITH_AS(data::SampleData({{folder / "s", 1.0}}, 10, 11, 200, false, 1),
                          doctest::Contains("101 tokens are fewer"), Error);
-    CHECK_THROWS_AS(SampleData({{folder / "s", 0.0}}, 10, 1, 200, false, 1), Error);
-    CHECK_THROWS_AS(SampleData({}, 10, 1, 200, false, 1), Error);
+    CHECK_THROWS_AS(data::SampleData({{folder / "s", 0.0}}, 10, 1, 200, false, 1), Error);
+    CHECK_THROWS_AS(data::SampleData({}, 10, 1, 200, false, 1), Error);
 }
 
 TEST_CASE("shuffling takes every sample once per pass, in another order each pass") {
@@ -174,7 +174,7 @@ TEST_CASE("shuffling takes every sample once per pass, in another order each pas
     std::vector<std::uint16_t> tokens(1001);
     std::iota(tokens.begin(), tokens.end(), std::uint16_t{0});
     write_dataset<std::uint16_t>(folder / "s", 8, {tokens});
-    SampleData data({{folder / "s", 1.0}}, 10, 4, 2000, true, 42);
+    data::SampleData data({{folder / "s", 1.0}}, 10, 4, 2000, true, 42);
     std::vector<std::int32_t> sample(11);
     std::vector<std::vector<int>> passes(2);
     for (int k = 0; k < 200; ++k) {
@@ -187,7 +187,7 @@ TEST_CASE("shuffling takes every sample once per pass, in another order each pas
     CHECK_FALSE(std::is_sorted(passes[0].begin(), passes[0].end()));
     for (const std::int64_t size : {1, 2, 5, 16, 17, 1000}) {
         std::set<std::int64_t> seen;
-        for (std::int64_t i = 0; i < size; ++i) seen.insert(permuted(i, size, 99));
+        for (std::int64_t i = 0; i < size; ++i) seen.insert(data::permuted(i, size, 99));
         CHECK(static_cast<std::int64_t>(seen.size()) == size);
         CHECK(*seen.rbegin() == size - 1);
     }
@@ -197,7 +197,7 @@ TEST_CASE("a blend draws by weight, and its entropy is that of the tokens") {
     const Folder folder;
     write_dataset<std::uint16_t>(folder / "a", 8, {std::vector<std::uint16_t>(500, 1)});
     write_dataset<std::uint16_t>(folder / "b", 8, {std::vector<std::uint16_t>(500, 2)});
-    SampleData data({{folder / "a", 3.0}, {folder / "b", 1.0}}, 8, 2, 4, false, 1);
+    data::SampleData data({{folder / "a", 3.0}, {folder / "b", 1.0}}, 8, 2, 4, false, 1);
     std::vector<std::int32_t> sample(9);
     int of_a = 0;
     for (int k = 0; k < 400; ++k) {
@@ -212,13 +212,13 @@ TEST_CASE("the tokenizer refuses what it cannot read and leaves nothing behind w
     const Folder folder;
     write_file(folder / "empty.txt", std::string());
     write_file(folder / "text.txt", std::string("abc"));
-    CHECK_THROWS_WITH_AS(tokenize_bytes({folder / "text.txt", folder / "empty.txt"}, folder / "out"),
+    CHECK_THROWS_WITH_AS(data::tokenize_bytes({folder / "text.txt", folder / "empty.txt"}, folder / "out"),
                          doctest::Contains("empty.txt"), Error);
-    CHECK_THROWS_AS(tokenize_bytes({folder / "missing.txt"}, folder / "out"), Error);
-    CHECK_THROWS_AS(tokenize_bytes({}, folder / "out"), Error);
-    CHECK_THROWS_AS(tokenize_bytes({folder / "text.txt"}, folder / "no/such/folder/out"), Error);
+    CHECK_THROWS_AS(data::tokenize_bytes({folder / "missing.txt"}, folder / "out"), Error);
+    CHECK_THROWS_AS(data::tokenize_bytes({}, folder / "out"), Error);
+    CHECK_THROWS_AS(data::tokenize_bytes({folder / "text.txt"}, folder / "no/such/folder/out"), Error);
     std::filesystem::create_directory(folder / "out.idx");
-    CHECK_THROWS_AS(tokenize_bytes({folder / "text.txt"}, folder / "out"), Error);
+    CHECK_THROWS_AS(data::tokenize_bytes({folder / "text.txt"}, folder / "out"), Error);
     CHECK_FALSE(std::filesystem::exists(folder / "out.bin"));
     CHECK_FALSE(std::filesystem::exists(folder / "out.bin.partial"));
 }

@@ -45,7 +45,7 @@ Json made_by_hand() {
 std::string refusal(const Folder& folder, const Json& json) {
     write_file(folder / "tokenizer.json", json.dump());
     try {
-        BytePairEncoder encoder(folder / "tokenizer.json");
+        data::BytePairEncoder encoder(folder / "tokenizer.json");
     } catch (const Error& error) {
         CHECK(error.fault() == Fault::bad_input);
         return error.what();
@@ -55,7 +55,7 @@ std::string refusal(const Folder& folder, const Json& json) {
 
 bool no_icu() {
     std::string why;
-    if (can_split(why)) return false;
+    if (data::can_split(why)) return false;
     MESSAGE("skipped: ", why);
     return true;
 }
@@ -67,7 +67,7 @@ TEST_CASE("tokenizer: pairs merge by rank from the left, pieces keep them apart,
     const Folder folder;
     Json json = made_by_hand();
     write_file(folder / "tokenizer.json", json.dump());
-    BytePairEncoder encoder(folder / "tokenizer.json");
+    data::BytePairEncoder encoder(folder / "tokenizer.json");
     CHECK(encoder.vocabulary() == 263);
     const auto encode = [&encoder](const std::string& text) {
         std::vector<std::int32_t> ids;
@@ -83,7 +83,7 @@ TEST_CASE("tokenizer: pairs merge by rank from the left, pieces keep them apart,
     CHECK(encode("").empty());
     json["model"]["ignore_merges"] = true;
     write_file(folder / "tokenizer.json", json.dump());
-    BytePairEncoder whole(folder / "tokenizer.json");
+    data::BytePairEncoder whole(folder / "tokenizer.json");
     std::vector<std::int32_t> ids;
     whole.encode("hello hello", "text", ids);
     CHECK(ids == std::vector<std::int32_t>{261, ' ', 258, 'o'});
@@ -97,13 +97,13 @@ TEST_CASE("tokenizer: a dataset of its ids, in 32 bits where 16 do not hold them
     for (const int id : {262, 65535, 65536}) {
         json["added_tokens"][0]["id"] = id;
         write_file(folder / "tokenizer.json", json.dump());
-        const TokenizeResult result =
-            tokenize_words({folder / "text", folder / "text"}, folder / "tokenizer.json", folder / "out");
+        const data::TokenizeResult result =
+            data::tokenize_words({folder / "text", folder / "text"}, folder / "tokenizer.json", folder / "out");
         CHECK(result.documents == 2);
         CHECK(result.tokens == 6);
         CHECK(std::filesystem::file_size(folder / "out.bin") == (id > 65535 ? 24u : 12u));
         std::vector<std::int32_t> ids(6);
-        IndexedDataset(folder / "out").read(0, ids, id + 1);
+        data::IndexedDataset(folder / "out").read(0, ids, id + 1);
         CHECK(ids == std::vector<std::int32_t>{258, 'o', id, 258, 'o', id});
     }
 }
@@ -134,7 +134,7 @@ TEST_CASE("tokenizer: what is not read is refused by its field") {
     missing["model"]["vocab"].erase("h");
     CHECK(refusal(folder, missing).find("byte 104") != std::string::npos);
     write_file(folder / "tokenizer.json", made_by_hand().dump());
-    BytePairEncoder encoder(folder / "tokenizer.json");
+    data::BytePairEncoder encoder(folder / "tokenizer.json");
     std::vector<std::int32_t> ids;
     try {
         encoder.encode("good \xff", "text.txt", ids);

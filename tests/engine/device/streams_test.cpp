@@ -12,15 +12,15 @@ using namespace moe;
 namespace {
 
 struct Lowered {
-    std::vector<Program> programs;
-    std::vector<MemoryPlan> memory;
+    std::vector<program::Program> programs;
+    std::vector<memory::MemoryPlan> memory;
 };
 
-Lowered lowered(const Plan& plan) {
+Lowered lowered(const plan::Plan& plan) {
     Lowered all;
     for (int stage = 0; stage < plan.pp; ++stage) {
-        all.programs.push_back(lower(plan, stage));
-        all.memory.push_back(plan_memory_with_rerun(plan, all.programs.back()));
+        all.programs.push_back(lower::lower(plan, stage));
+        all.memory.push_back(memory::plan_memory_with_retry(plan, all.programs.back()));
     }
     return all;
 }
@@ -32,22 +32,22 @@ struct Touch {
 };
 
 // Pairs of ops that touch the same bytes, one of them writing, of which none is known to end before the other begins.
-int races(const Program& program, const MemoryPlan& memory, const Mesh& mesh, int rank) {
-    const std::unique_ptr<Device> nowhere = open_nowhere();
-    const Arena arena(program, memory, mesh, rank, *nowhere);
-    const StreamOrder order(program, arena, mesh.group_size({Domain::dense, axis::pipeline}));
+int races(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank) {
+    const std::unique_ptr<device::Device> nowhere = comm::open_nowhere();
+    const device::Arena arena(program, memory, mesh, rank, *nowhere);
+    const device::StreamOrder order(program, arena, mesh.group_size({plan::Domain::dense, plan::axis::pipeline}));
     std::vector<std::vector<Touch>> touches; // by work
     int number = 0;
-    for (OpWalk walk(program); !walk.done(); walk.next(), ++number) {
-        const auto add = [&](const std::vector<TensorId>& ids, bool writes) {
-            for (const TensorId id : ids)
-                if (id != no_tensor)
+    for (program::OpWalk walk(program); !walk.done(); walk.next(), ++number) {
+        const auto add = [&](const std::vector<program::TensorId>& ids, bool writes) {
+            for (const program::TensorId id : ids)
+                if (id != program::no_tensor)
                     touches.back().push_back({static_cast<const char*>(arena.at(id, walk.slot().micro_batch)),
                                               program.tensors[static_cast<std::size_t>(id)].bytes(), writes});
         };
         for (bool first = true; touches.size() < order.size() && order[touches.size()].op == number; first = false) {
             touches.emplace_back();
-            if (walk.op().kind != OpKind::send || first) add(walk.op().in, false);
+            if (walk.op().kind != program::OpKind::send || first) add(walk.op().in, false);
             add(walk.op().out, true);
         }
     }
@@ -85,11 +85,12 @@ TEST_CASE("streams: ops that touch the same bytes are in order, whatever lies be
                             {{"tp", "2"}, {"ep", "4"}, {"ep_overlap", "on"}, {"recompute", "moe_act+layernorm"}},
                             {{"cp", "2"}, {"ep", "4"}, {"etp", "1"}}};
     for (const Fields& fields : cases) {
-        const Plan plan = small_plan("qwen3", 4, fields);
-        const Mesh mesh(plan);
+        const plan::Plan plan = small_plan("qwen3", 4, fields);
+        const plan::Mesh mesh(plan);
         const Lowered all = lowered(plan);
         for (int rank = 0; rank < plan.gpus; rank += plan.gpus / plan.pp) {
-            const auto stage = static_cast<std::size_t>(mesh.coordinate(Domain::dense, axis::pipeline, rank));
+            const auto stage =
+                static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank));
             INFO(fields.front().first, " ", fields.back().first, " rank ", rank);
             CHECK(races(all.programs[stage], all.memory[stage], mesh, rank) == 0);
         }
@@ -99,10 +100,10 @@ TEST_CASE("streams: ops that touch the same bytes are in order, whatever lies be
 TEST_CASE("streams: no random plan's streams wait for each other for ever") {
     for (const RandomCase& c :
          random_cases(environment("MOE_PLAN_SEED", 1), environment("MOE_PLAN_PLANS", draws(500)), 20)) {
-        const Plan plan = plan_of(c);
+        const plan::Plan plan = plan_of(c);
         const Lowered all = lowered(plan);
         try {
-            check_streams(all.programs, all.memory, Mesh(plan));
+            comm::check_streams(all.programs, all.memory, plan::Mesh(plan));
         } catch (const Error& error) {
             const std::string why = error.what();
             FAIL_CHECK(c.text(), "\n", why);

@@ -20,17 +20,19 @@ Fields with(Fields fields, const char* field, const char* value) {
 }
 
 // Bytes of a rank's saved activations by name.
-std::map<std::string, std::int64_t> saved(const Program& program, const MemoryPlan& memory) {
+std::map<std::string, std::int64_t> saved(const program::Program& program, const memory::MemoryPlan& memory) {
     std::map<std::string, std::int64_t> found;
     for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-        const Place& place = memory.places[id];
-        if (place.memory_class != MemoryClass::saved || place.block < 0) continue;
-        found[program.tensors[id].name] += aligned(program.tensors[id].bytes());
+        const memory::Place& place = memory.places[id];
+        if (place.memory_class != memory::MemoryClass::saved || place.block < 0) continue;
+        found[program.tensors[id].name] += memory::aligned(program.tensors[id].bytes());
     }
     return found;
 }
 
-std::int64_t held(const MemoryPlan& memory, MemoryClass of) { return memory.class_bytes[static_cast<std::size_t>(of)]; }
+std::int64_t held(const memory::MemoryPlan& memory, memory::MemoryClass of) {
+    return memory.class_bytes[static_cast<std::size_t>(of)];
+}
 
 // One micro-batch in flight and one chunk per rank: what is saved is there once, and bytes can be added up.
 const Fields base{{"tp", "2"}, {"ep", "4"}, {"mbs", "2"}};
@@ -47,15 +49,16 @@ bool ends_with(const std::string& text, const std::string& end) {
 // The pass changes no bit; of what was saved exactly `tensors` is gone, and nothing else came.
 void check_freed(const std::string& model, const Freed& freed) {
     INFO(model, " ", freed.field, "=", freed.value);
-    const Plan before = small_plan(model, 8, base),
-               after = small_plan(model, 8, with(base, freed.field.c_str(), freed.value.c_str()));
+    const plan::Plan before = small_plan(model, 8, base),
+                     after = small_plan(model, 8, with(base, freed.field.c_str(), freed.value.c_str()));
     const Trained expected = train_three(before), got = train_three(after);
     CHECK(got.losses == expected.losses);
     CHECK(got.gradients == expected.gradients);
     CHECK(got.weights == expected.weights);
 
-    const Program old_program = lower(before, 0), new_program = lower(after, 0);
-    const MemoryPlan old_memory = plan_memory(old_program), new_memory = plan_memory(new_program);
+    const program::Program old_program = lower::lower(before, 0), new_program = lower::lower(after, 0);
+    const memory::MemoryPlan old_memory = memory::plan_memory(old_program),
+                             new_memory = memory::plan_memory(new_program);
     REQUIRE(old_program.in_flight == std::vector<int>{1}); // so that bytes of layers just add up
     const auto was = saved(old_program, old_memory), is = saved(new_program, new_memory);
     std::int64_t bytes = 0;
@@ -71,12 +74,12 @@ void check_freed(const std::string& model, const Freed& freed) {
     CHECK(seen.size() == freed.tensors.size());
     for (const auto& [name, size] : is) CHECK_MESSAGE(was.count(name) == 1, name);
     CHECK(bytes > 0);
-    CHECK(held(old_memory, MemoryClass::saved) - held(new_memory, MemoryClass::saved) == bytes);
+    CHECK(held(old_memory, memory::MemoryClass::saved) - held(new_memory, memory::MemoryClass::saved) == bytes);
     // What the engine allocates is what was planned.
-    const Trainer trainer(after, {});
+    const train::Trainer trainer(after, {});
     std::int64_t largest = 0;
     for (int stage = 0; stage < after.pp; ++stage)
-        largest = std::max(largest, plan_memory(lower(after, stage)).arena_bytes);
+        largest = std::max(largest, memory::plan_memory(lower::lower(after, stage)).arena_bytes);
     CHECK(trainer.memory_gib() == static_cast<double>(largest) / (1 << 30));
 }
 
@@ -99,10 +102,10 @@ TEST_CASE("recompute whole layers: the same bits, and of a layer only what comes
                (dot != std::string::npos && ends_with(name, ".mlp_residual"));
     };
     for (const char* model : {"qwen3", "qwen2", "deepseek3", "gptoss", "mixtral"}) {
-        const Plan plan = small_plan(model, 8, base);
-        const Program program = lower(plan, 0);
+        const plan::Plan plan = small_plan(model, 8, base);
+        const program::Program program = lower::lower(plan, 0);
         Freed freed{"recompute", "full", {}};
-        for (const auto& [name, bytes] : saved(program, plan_memory(program)))
+        for (const auto& [name, bytes] : saved(program, memory::plan_memory(program)))
             if (!outside(name)) freed.tensors.push_back(name);
         CHECK(freed.tensors.size() > 4 * 10);
         check_freed(model, freed);
@@ -112,11 +115,11 @@ TEST_CASE("recompute whole layers: the same bits, and of a layer only what comes
 TEST_CASE("routing weights behind FC2: its output is saved as well, in exactly its bytes") {
     for (const char* model : {"qwen3", "deepseek3", "gptoss"}) {
         INFO(model);
-        const Plan early = small_plan(model, 8, base),
-                   late = small_plan(model, 8, with(base, "memory_efficient_permutation", "off"));
+        const plan::Plan early = small_plan(model, 8, base),
+                         late = small_plan(model, 8, with(base, "memory_efficient_permutation", "off"));
         CHECK(disagreement(train_three(late), train_three(early), parity_tolerance, parity_tolerance) == "");
-        const Program before = lower(early, 0), after = lower(late, 0);
-        const auto was = saved(before, plan_memory(before)), is = saved(after, plan_memory(after));
+        const program::Program before = lower::lower(early, 0), after = lower::lower(late, 0);
+        const auto was = saved(before, memory::plan_memory(before)), is = saved(after, memory::plan_memory(after));
         std::int64_t more = 0;
         for (const auto& [name, bytes] : is)
             if (was.count(name) == 0) {
@@ -126,9 +129,11 @@ TEST_CASE("routing weights behind FC2: its output is saved as well, in exactly i
             }
         for (const auto& [name, bytes] : was) CHECK_MESSAGE(is.count(name) == 1, name);
         CHECK(more > 0);
-        CHECK(held(plan_memory(after), MemoryClass::saved) - held(plan_memory(before), MemoryClass::saved) == more);
-        const Trainer trainer(late, {});
-        CHECK(trainer.memory_gib() == static_cast<double>(plan_memory(after).arena_bytes) / (1 << 30));
+        CHECK(held(memory::plan_memory(after), memory::MemoryClass::saved) -
+                  held(memory::plan_memory(before), memory::MemoryClass::saved) ==
+              more);
+        const train::Trainer trainer(late, {});
+        CHECK(trainer.memory_gib() == static_cast<double>(memory::plan_memory(after).arena_bytes) / (1 << 30));
     }
 }
 
@@ -144,69 +149,71 @@ TEST_CASE("offload by module: the same bits, and what the module reads waits on 
 
 TEST_CASE("offloaded activations lie on the host once per micro-batch in flight") {
     const Fields pipeline{{"pp", "2"}, {"ep", "2"}, {"offload", "moe_act"}};
-    const Plan plan = small_plan("qwen3", 4, pipeline);
+    const plan::Plan plan = small_plan("qwen3", 4, pipeline);
     for (const int stage : {0, 1}) {
-        const Program program = lower(plan, stage);
+        const program::Program program = lower::lower(plan, stage);
         std::int64_t bytes = 0;
-        for (const Tensor& t : program.tensors)
-            if (t.storage == Storage::host) bytes += aligned(t.bytes());
+        for (const program::Tensor& t : program.tensors)
+            if (t.storage == program::Storage::host) bytes += memory::aligned(t.bytes());
         CHECK(program.in_flight == std::vector<int>{2 - stage});
-        CHECK(plan_memory(program).host_bytes == bytes * (2 - stage));
+        CHECK(memory::plan_memory(program).host_bytes == bytes * (2 - stage));
     }
     const Trained kept = train_three(small_plan("qwen3", 4, {{"pp", "2"}, {"ep", "2"}})), away = train_three(plan);
     CHECK(away.gradients == kept.gradients);
 }
 
 TEST_CASE("optimizer states on the host between steps: the same bits, the arena without them") {
-    const Plan kept = small_plan("qwen3", 8, base), away = small_plan("qwen3", 8, with(base, "offload", "optimizer"));
+    const plan::Plan kept = small_plan("qwen3", 8, base),
+                     away = small_plan("qwen3", 8, with(base, "offload", "optimizer"));
     const Trained expected = train_three(kept), got = train_three(away);
     CHECK(got.losses == expected.losses);
     CHECK(got.weights == expected.weights);
-    const Program program = lower(away, 0);
-    const MemoryPlan before = plan_memory(lower(kept, 0)), after = plan_memory(program);
+    const program::Program program = lower::lower(away, 0);
+    const memory::MemoryPlan before = memory::plan_memory(lower::lower(kept, 0)), after = memory::plan_memory(program);
     std::int64_t states = 0;
-    for (const Bucket& b : program.buckets) states += 3 * aligned(4 * b.elements / b.group_size);
-    CHECK(held(before, MemoryClass::optimizer) == states);
-    CHECK(held(after, MemoryClass::optimizer) == 0);
+    for (const program::Bucket& b : program.buckets) states += 3 * memory::aligned(4 * b.elements / b.group_size);
+    CHECK(held(before, memory::MemoryClass::optimizer) == states);
+    CHECK(held(after, memory::MemoryClass::optimizer) == 0);
     CHECK(after.host_bytes == states);
     CHECK(before.arena_bytes - after.arena_bytes ==
-          states - (held(after, MemoryClass::transient) - held(before, MemoryClass::transient)));
+          states - (held(after, memory::MemoryClass::transient) - held(before, memory::MemoryClass::transient)));
 }
 
 TEST_CASE("BF16 moments: the same losses to their rounding, half of the moments' bytes") {
-    const Plan wide = small_plan("qwen3", 8, base),
-               narrow = small_plan("qwen3", 8, with(base, "optimizer", "adamw+bf16_moments"));
+    const plan::Plan wide = small_plan("qwen3", 8, base),
+                     narrow = small_plan("qwen3", 8, with(base, "optimizer", "adamw+bf16_moments"));
     const Trained expected = train_three(wide), got = train_three(narrow);
     CHECK(got.losses.front() == expected.losses.front());
     CHECK(disagreement(got, expected, 1e-4, 1e-3) == "");
     CHECK(got.weights != expected.weights);
-    const Program program = lower(narrow, 0);
+    const program::Program program = lower::lower(narrow, 0);
     std::int64_t less = 0;
-    for (const Bucket& b : program.buckets) {
+    for (const program::Bucket& b : program.buckets) {
         const std::int64_t own = b.elements / b.group_size;
-        less += 2 * (aligned(4 * own) - aligned(2 * own));
+        less += 2 * (memory::aligned(4 * own) - memory::aligned(2 * own));
     }
-    CHECK(plan_memory(lower(wide, 0)).arena_bytes - plan_memory(program).arena_bytes == less);
+    CHECK(memory::plan_memory(lower::lower(wide, 0)).arena_bytes - memory::plan_memory(program).arena_bytes == less);
 }
 
 TEST_CASE("delayed weight gradients: they leave multiprocessors to the tokens that they run beside") {
-    const Plan plan = small_plan("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}, {"delay_wgrad", "on"}});
-    const Program program = lower(plan, 0);
+    const plan::Plan plan = small_plan("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}, {"delay_wgrad", "on"}});
+    const program::Program program = lower::lower(plan, 0);
     int exchanges = 0, products = 0;
-    for (const Template& t : program.templates) {
-        if (t.kind != SlotKind::backward) continue;
+    for (const program::Template& t : program.templates) {
+        if (t.kind != plan::SlotKind::backward) continue;
         bool left = false; // the layer's tokens
-        for (const Op& op : t.ops) {
-            if (op.kind == OpKind::dispatch_tokens) left = false;
-            if (op.kind == OpKind::combine_tokens) {
-                CHECK(std::get<RowsAttr>(op.attr).beside);
+        for (const program::Op& op : t.ops) {
+            if (op.kind == program::OpKind::dispatch_tokens) left = false;
+            if (op.kind == program::OpKind::combine_tokens) {
+                CHECK(std::get<program::RowsAttr>(op.attr).beside);
                 left = true;
                 ++exchanges;
             }
-            if (op.kind != OpKind::grouped_gemm) continue;
-            const bool delayed = op.phase == Phase::wgrad;
+            if (op.kind != program::OpKind::grouped_gemm) continue;
+            const bool delayed = op.phase == program::Phase::wgrad;
             CHECK(delayed == left);
-            CHECK(std::get<GroupedGemmAttr>(op.attr).spared == (delayed ? peer_blocks_beside : 0));
+            CHECK(std::get<program::GroupedGemmAttr>(op.attr).reserved_sms ==
+                  (delayed ? program::peer_blocks_beside : 0));
             products += delayed ? 1 : 0;
         }
     }
@@ -219,13 +226,14 @@ TEST_CASE("delayed weight gradients: they leave multiprocessors to the tokens th
 TEST_CASE("delayed weight gradients: another order, the same bits") {
     for (const char* model : {"qwen3", "deepseek3"}) {
         const Fields fields{{"tp", "2"}, {"pp", "2"}, {"ep", "4"}, {"mbs", "2"}};
-        const Plan plan = small_plan(model, 8, fields),
-                   delayed = small_plan(model, 8, with(fields, "delay_wgrad", "on"));
-        const auto order = [](const Plan& p) {
+        const plan::Plan plan = small_plan(model, 8, fields),
+                         delayed = small_plan(model, 8, with(fields, "delay_wgrad", "on"));
+        const auto order = [](const plan::Plan& p) {
             std::string text;
-            for (const Template& t : lower(p, 1).templates)
-                if (t.kind == SlotKind::backward)
-                    for (const Op& op : t.ops) text += fmt::format("{} {};", to_string(op.kind), to_string(op.phase));
+            for (const program::Template& t : lower::lower(p, 1).templates)
+                if (t.kind == plan::SlotKind::backward)
+                    for (const program::Op& op : t.ops)
+                        text += fmt::format("{} {};", program::to_string(op.kind), program::to_string(op.phase));
             return text;
         };
         CHECK(order(plan) != order(delayed));

@@ -16,10 +16,10 @@ namespace {
 
 // What the watchdog says within `seconds`, of ranks that stand as `standing` tells. A verdict that is expected
 // gets a minute: a busy machine may run the watchdog late.
-std::string verdict(int ranks, const std::function<Standing(int)>& standing, double seconds = 60.0) {
+std::string verdict(int ranks, const std::function<run::Standing(int)>& standing, double seconds = 60.0) {
     std::promise<std::string> first;
     std::future<std::string> line = first.get_future();
-    Watchdog watchdog(ranks, 1.0, standing, [&first](const std::string& said) { first.set_value(said); });
+    run::Watchdog watchdog(ranks, 1.0, standing, [&first](const std::string& said) { first.set_value(said); });
     const auto enough = std::chrono::duration<double>(seconds);
     return line.wait_for(enough) == std::future_status::ready ? line.get() : "";
 }
@@ -31,7 +31,7 @@ TEST_CASE("watchdog: the rank that neither gets on nor waits is named, and nobod
     const auto standing = [&looks](int rank) {
         const std::uint64_t look = looks[static_cast<std::size_t>(rank)]++;
         const std::uint64_t ops = rank == 0 ? look : 7; // only rank 0 gets on
-        return Standing{ops, rank == 1, "rank " + std::to_string(rank) + ": gemm (layer 3, slot 7)", {}};
+        return run::Standing{ops, rank == 1, "rank " + std::to_string(rank) + ": gemm (layer 3, slot 7)", {}};
     };
     CHECK(verdict(2, standing, 2.6).empty());
     CHECK(verdict(3, standing) == "rank 2: gemm (layer 3, slot 7): hangs: nothing has ended for 1 s and it waits "
@@ -40,7 +40,7 @@ TEST_CASE("watchdog: the rank that neither gets on nor waits is named, and nobod
 
 TEST_CASE("watchdog: of a rank whose device waits for others, they are named") {
     const std::string line = verdict(1, [](int) {
-        return Standing{7, false, "rank 0: all_gather (layer -1, slot 0)", "rank 1, 3"};
+        return run::Standing{7, false, "rank 0: all_gather (layer -1, slot 0)", "rank 1, 3"};
     });
     CHECK(line.find("and it may wait for rank 1, 3; if its") != std::string::npos);
 }
@@ -50,14 +50,14 @@ TEST_CASE("watchdog: a rank that gets on or waits now and then is left alone") {
     CHECK(verdict(
               1,
               [&](int) {
-                  return Standing{++look / 2, false, "rank 0", {}};
+                  return run::Standing{++look / 2, false, "rank 0", {}};
               },
               2.6)
               .empty());
     CHECK(verdict(
               1,
               [&](int) {
-                  return Standing{7, ++look % 2 == 0, "rank 0", {}};
+                  return run::Standing{7, ++look % 2 == 0, "rank 0", {}};
               },
               2.6)
               .empty());

@@ -53,9 +53,9 @@ TEST_CASE("a step allocates nothing on any rank") {
         {"gptoss", {{"pp", "2"}, {"ep", "4"}, {"expert_capacity", "1"}}},
     };
     for (const auto& [model, fields] : cases) {
-        TrainOptions options;
+        train::TrainOptions options;
         options.permits = 2;
-        Trainer trainer(small_plan(model, 8, fields), options);
+        train::Trainer trainer(small_plan(model, 8, fields), options);
         trainer.step(made_up_tokens(61));
         counting() = true;
         std::thread([] { delete new int; }).join(); // the count sees other threads

@@ -15,24 +15,24 @@ using namespace moe;
 
 namespace {
 
-std::vector<StepResult> train_steps(Trainer& trainer, int steps) {
-    std::vector<StepResult> results;
+std::vector<train::StepResult> train_steps(train::Trainer& trainer, int steps) {
+    std::vector<train::StepResult> results;
     for (int s = 0; s < steps; ++s) results.push_back(trainer.step(made_up_tokens(61)));
     return results;
 }
 
-double imbalance(const StepResult& step) {
+double imbalance(const train::StepResult& step) {
     double sum = 0.0;
-    for (const RouterStep& router : step.routers) sum += router.max_over_mean();
+    for (const train::RouterStep& router : step.routers) sum += router.max_over_mean();
     return sum / static_cast<double>(step.routers.size());
 }
 
 // Mean over the last steps of a short run that starts with routers which prefer some experts.
 double trained_imbalance(const std::string& model, Fields fields) {
     fields.emplace_back("ep", "2");
-    TrainOptions options;
+    train::TrainOptions options;
     options.lr = 3e-3;
-    Trainer trainer(small_plan(model, 2, fields), options);
+    train::Trainer trainer(small_plan(model, 2, fields), options);
     for (const auto& [name, shape] : trainer.parameters()) {
         if (name.find("mlp.gate.weight") == std::string::npos) continue;
         std::vector<float> weight = trainer.read_weight(name);
@@ -40,7 +40,7 @@ double trained_imbalance(const std::string& model, Fields fields) {
             weight[i] *= i / static_cast<std::size_t>(shape.cols) < 3 ? 12.0f : 1.0f;
         trainer.write_weight(name, weight);
     }
-    const std::vector<StepResult> steps = train_steps(trainer, 40);
+    const std::vector<train::StepResult> steps = train_steps(trainer, 40);
     double sum = 0.0;
     for (std::size_t s = 30; s < 40; ++s) sum += imbalance(steps[s]);
     return sum / 10.0;
@@ -64,13 +64,13 @@ TEST_CASE("balancing losses and the selection bias even out the load" * doctest:
 
 TEST_CASE("the selection bias moves once per step, against the load of the whole batch") {
     for (const char* precision : {"fp32", "bf16"}) {
-        Plan plan = small_plan("deepseek3", 4, {{"bias_update", "0.001"}, {"ep", "2"}, {"tp", "2"}});
-        plan.precision = precision_from_string(precision);
-        TrainOptions options;
-        Trainer trainer(plan, options);
+        plan::Plan plan = small_plan("deepseek3", 4, {{"bias_update", "0.001"}, {"ep", "2"}, {"tp", "2"}});
+        plan.precision = machine::precision_from_string(precision);
+        train::TrainOptions options;
+        train::Trainer trainer(plan, options);
         std::map<int, std::vector<double>> expected;
-        for (const StepResult& step : train_steps(trainer, 3))
-            for (const RouterStep& router : step.routers) {
+        for (const train::StepResult& step : train_steps(trainer, 3))
+            for (const train::RouterStep& router : step.routers) {
                 std::vector<double>& bias = expected[router.layer];
                 bias.resize(router.tokens.size(), 0.0);
                 const std::int64_t sum = std::accumulate(router.tokens.begin(), router.tokens.end(), std::int64_t{0});
@@ -91,46 +91,47 @@ TEST_CASE("the selection bias moves once per step, against the load of the whole
 
 TEST_CASE("the micro-batch loss follows its formula, the global one starts a step later") {
     // One micro-batch of everything: with aux_loss 1 a balanced layer adds 1, any other more.
-    Plan plan = small_plan("qwen3", 1, {{"mbs", "8"}, {"load_balancing", "aux_loss"}, {"aux_loss", "1"}});
-    TrainOptions options;
+    plan::Plan plan = small_plan("qwen3", 1, {{"mbs", "8"}, {"load_balancing", "aux_loss"}, {"aux_loss", "1"}});
+    train::TrainOptions options;
     options.lr = 0.0;
-    const SampleSource same = [source = made_up_tokens(61)](std::int64_t sample, std::span<std::int32_t> tokens) {
+    const train::SampleSource same = [source = made_up_tokens(61)](std::int64_t sample,
+                                                                   std::span<std::int32_t> tokens) {
         source(sample % 8, tokens);
     };
-    Trainer whole(plan, options);
-    const StepResult first = whole.step(same);
+    train::Trainer whole(plan, options);
+    const train::StepResult first = whole.step(same);
     REQUIRE(first.routers.size() == 4);
-    for (const RouterStep& router : first.routers) {
+    for (const train::RouterStep& router : first.routers) {
         CHECK(router.aux_loss > 0.99);
         CHECK(router.aux_loss < router.max_over_mean());
         CHECK(router.z_loss == 0.0);
     }
-    set_field(plan, "load_balancing", "global_aux_loss");
-    set_field(plan, "mbs", "2");
-    Trainer parts(plan, options);
+    plan::set_field(plan, "load_balancing", "global_aux_loss");
+    plan::set_field(plan, "mbs", "2");
+    train::Trainer parts(plan, options);
     CHECK(parts.step(same).aux_loss() == 0.0);
-    const StepResult second = parts.step(same);
+    const train::StepResult second = parts.step(same);
     for (std::size_t i = 0; i < 4; ++i)
         CHECK(second.routers[i].aux_loss == nearly(first.routers[i].aux_loss).epsilon(1e-5));
 }
 
 TEST_CASE("no expert takes more than its capacity, and a generous one drops nothing") {
     const auto run = [](const Fields& fields) {
-        Trainer trainer(small_plan("qwen3", 4, fields), TrainOptions{});
+        train::Trainer trainer(small_plan("qwen3", 4, fields), train::TrainOptions{});
         return train_steps(trainer, 2);
     };
     const Fields base{{"ep", "4"}, {"tp", "2"}};
-    const std::vector<StepResult> dropless = run(base);
+    const std::vector<train::StepResult> dropless = run(base);
     for (const char* policy : {"probs", "position"}) {
         Fields generous = base, tight = base;
         generous.insert(generous.end(), {{"expert_capacity", "8"}, {"drop_policy", policy}});
         tight.insert(tight.end(), {{"expert_capacity", "1"}, {"drop_policy", policy}});
-        const std::vector<StepResult> free = run(generous), dropped = run(tight);
+        const std::vector<train::StepResult> free = run(generous), dropped = run(tight);
         for (std::size_t s = 0; s < 2; ++s) CHECK(free[s].loss == dropless[s].loss);
         CHECK(dropped[0].loss != dropless[0].loss);
         CHECK(std::isfinite(dropped[1].grad_norm));
         // 16 tokens of a rank's micro-batch choose 2 of 8 experts: 4 each, 16 times over ranks and micro-batches.
-        for (const RouterStep& router : dropped[1].routers) {
+        for (const train::RouterStep& router : dropped[1].routers) {
             CHECK(*std::max_element(router.tokens.begin(), router.tokens.end()) <= 4 * 16);
             CHECK(std::accumulate(router.tokens.begin(), router.tokens.end(), std::int64_t{0}) < 8 * 32 * 2);
         }
@@ -155,10 +156,10 @@ TEST_CASE("experts that are filled up to their capacity with zero rows learn wha
                 CAPTURE(model);
                 CAPTURE(policy);
                 CAPTURE(capacity);
-                Trainer without(small_plan(model, 4, plain), TrainOptions{});
-                Trainer with(small_plan(model, 4, filled), TrainOptions{});
+                train::Trainer without(small_plan(model, 4, plain), train::TrainOptions{});
+                train::Trainer with(small_plan(model, 4, filled), train::TrainOptions{});
                 for (int step = 0; step < 2; ++step) {
-                    const StepResult want = train_steps(without, 1).back(), got = train_steps(with, 1).back();
+                    const train::StepResult want = train_steps(without, 1).back(), got = train_steps(with, 1).back();
                     CHECK(got.loss == nearly(want.loss).epsilon(1e-5));
                     REQUIRE(got.routers.size() == want.routers.size());
                     for (std::size_t r = 0; r < got.routers.size(); ++r)
@@ -177,16 +178,16 @@ TEST_CASE("experts that are filled up to their capacity with zero rows learn wha
 
 TEST_CASE("rows of filled-up experts are planned and priced whatever the routing") {
     // 16 tokens of a rank's micro-batch choose 2 of 8 experts: 4 each, of which a factor of 1.5 makes 6 rows.
-    const Program program = lower(
+    const program::Program program = lower::lower(
         small_plan(
             "qwen3", 4,
             {{"ep", "4"}, {"tp", "2"}, {"expert_capacity", "1.5"}, {"pad_to_capacity", "on"}, {"routing", "zipf:1"}}),
         0);
-    const auto tensor = [&](TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; };
+    const auto tensor = [&](program::TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; };
     int products = 0;
-    for (const Template& ops : program.templates)
-        for (const Op& op : ops.ops) {
-            if (op.kind != OpKind::grouped_gemm || op.phase != Phase::forward) continue;
+    for (const program::Template& ops : program.templates)
+        for (const program::Op& op : ops.ops) {
+            if (op.kind != program::OpKind::grouped_gemm || op.phase != program::Phase::forward) continue;
             ++products;
             CHECK(tensor(op.in[0]).rows == 6 * 8);
             CHECK(op.flops == 2.0 * 6 * 8 * static_cast<double>(tensor(op.in[0]).cols * tensor(op.out[0]).cols));
@@ -195,10 +196,10 @@ TEST_CASE("rows of filled-up experts are planned and priced whatever the routing
 }
 
 TEST_CASE("a forced choice loads every expert alike") {
-    Trainer trainer(small_plan("deepseek3", 4, {{"ep", "4"}, {"balance", "forced"}}), TrainOptions{});
-    const StepResult step = train_steps(trainer, 2).back();
+    train::Trainer trainer(small_plan("deepseek3", 4, {{"ep", "4"}, {"balance", "forced"}}), train::TrainOptions{});
+    const train::StepResult step = train_steps(trainer, 2).back();
     REQUIRE(step.routers.size() == 3);
-    for (const RouterStep& router : step.routers) CHECK(router.max_over_mean() == 1.0);
+    for (const train::RouterStep& router : step.routers) CHECK(router.max_over_mean() == 1.0);
 }
 
 TEST_CASE("what a model's routers cannot follow is refused by its field") {

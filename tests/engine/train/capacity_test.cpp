@@ -15,7 +15,7 @@ using namespace moe;
 namespace {
 
 // 128 tokens on a rank and 2 copies of each: buffers of 256 rows are the balanced load exactly.
-Plan wide_plan(const std::string& model, int ranks, Fields fields, const std::string& capacity) {
+plan::Plan wide_plan(const std::string& model, int ranks, Fields fields, const std::string& capacity) {
     fields.emplace_back("capacity", capacity);
     return small_plan(small_model(model), ranks, fields, {128, 16});
 }
@@ -91,19 +91,20 @@ TEST_CASE("capacity: a balanced load fits, and steps are run once") {
 
 TEST_CASE("capacity: the arena holds both Programs, to the byte, and less than worst-case buffers") {
     for (const Fields& fields : {Fields{{"ep", "4"}, {"pp", "2"}}, Fields{{"ep", "8"}, {"mbs", "2"}}}) {
-        const Plan plan = wide_plan("qwen3", 8, fields, "1"), worst = wide_plan("qwen3", 8, fields, "none");
+        const plan::Plan plan = wide_plan("qwen3", 8, fields, "1"), worst = wide_plan("qwen3", 8, fields, "none");
         std::int64_t planned = 0, once = 0, again = 0, most = 0;
         for (int stage = 0; stage < plan.pp; ++stage) {
-            const Program program = lower(plan, stage);
-            planned = std::max(planned, plan_memory_with_rerun(plan, program).arena_bytes);
-            once = std::max(once, plan_memory(program).arena_bytes);
-            again = std::max(again, plan_memory(lower(*rerun_plan(plan), stage)).arena_bytes);
-            most = std::max(most, plan_memory(lower(worst, stage)).arena_bytes);
+            const program::Program program = lower::lower(plan, stage);
+            planned = std::max(planned, memory::plan_memory_with_retry(plan, program).arena_bytes);
+            once = std::max(once, memory::plan_memory(program).arena_bytes);
+            again =
+                std::max(again, memory::plan_memory(lower::lower(*plan::overflow_retry_plan(plan), stage)).arena_bytes);
+            most = std::max(most, memory::plan_memory(lower::lower(worst, stage)).arena_bytes);
         }
         CHECK(planned == std::max(once, again));
         CHECK(planned < most);
-        CHECK(Trainer(plan, {}).memory_gib() == static_cast<double>(planned) / (1 << 30));
+        CHECK(train::Trainer(plan, {}).memory_gib() == static_cast<double>(planned) / (1 << 30));
     }
-    CHECK_FALSE(rerun_plan(wide_plan("qwen3", 4, {}, "1")));            // without EP every copy has its place
-    CHECK_FALSE(rerun_plan(wide_plan("qwen3", 4, {{"ep", "4"}}, "0"))); // the worst case is planned
+    CHECK_FALSE(plan::overflow_retry_plan(wide_plan("qwen3", 4, {}, "1"))); // without EP every copy has its place
+    CHECK_FALSE(plan::overflow_retry_plan(wide_plan("qwen3", 4, {{"ep", "4"}}, "0"))); // the worst case is planned
 }

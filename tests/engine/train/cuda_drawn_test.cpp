@@ -28,8 +28,8 @@ double apart_as_one(const std::map<std::string, std::vector<float>>& got,
     return std::sqrt(difference / norm);
 }
 
-double margin(const Plan& plan, const CudaResult& got, const CudaResult& expected) {
-    if (plan.precision == Precision::bf16)
+double margin(const plan::Plan& plan, const CudaResult& got, const CudaResult& expected) {
+    if (plan.precision == machine::Precision::bf16)
         return std::max(apart_as_one(got.gradients, expected.gradients), apart_as_one(got.weights, expected.weights)) /
                2e-2;
     // Moments that are rounded to BF16 may round the other way.
@@ -46,9 +46,9 @@ struct Seconds {
 
 // How far a plan's three steps are from the CPU's, over the tolerance. seed: of the weights.
 double judged(const RandomCase& c, bool replayed, std::uint64_t seed, Seconds& seconds) {
-    Plan plan = plan_of(c);
+    plan::Plan plan = plan_of(c);
     const CudaResult expected = train_on(plan, "cpu", 3, seed);
-    plan.cuda_graph = replayed ? CudaGraph::full : CudaGraph::none;
+    plan.cuda_graph = replayed ? plan::CudaGraph::full : plan::CudaGraph::none;
     const CudaResult got = train_on(plan, "cuda", 3, seed);
     seconds.cpu += expected.seconds;
     seconds.gpus += got.seconds;

@@ -19,18 +19,18 @@ using namespace moe;
 
 namespace {
 
-std::shared_ptr<const Model> with_every_expert(Model model) {
-    for (LayerKind& kind : model.kinds) {
+std::shared_ptr<const model::Model> with_every_expert(model::Model model) {
+    for (model::LayerKind& kind : model.kinds) {
         if (!kind.moe) continue;
         kind.moe->top_k = kind.moe->experts;
         kind.moe->router.groups_kept = kind.moe->router.groups;
     }
-    return std::make_shared<const Model>(std::move(model));
+    return std::make_shared<const model::Model>(std::move(model));
 }
 
 } // namespace
 
-int gpus_here() { return backend_named("cuda").devices(); }
+int gpus_here() { return backends::backend_named("cuda").devices(); }
 
 bool has_gpus(int ranks) {
     const int devices = gpus_here();
@@ -38,8 +38,8 @@ bool has_gpus(int ranks) {
     return devices >= ranks;
 }
 
-CudaResult train_on(const Plan& plan, const std::string& backend, int steps, std::uint64_t seed) {
-    TrainOptions options;
+CudaResult train_on(const plan::Plan& plan, const std::string& backend, int steps, std::uint64_t seed) {
+    train::TrainOptions options;
     options.seed = seed;
     options.steps = steps;
     options.lr = 1e-3;
@@ -53,11 +53,11 @@ CudaResult train_on(const Plan& plan, const std::string& backend, int steps, std
     };
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
-    Trainer trainer(plan, options);
-    const SampleSource source = made_up_tokens(plan.model->vocab);
+    train::Trainer trainer(plan, options);
+    const train::SampleSource source = made_up_tokens(plan.model->vocab);
     CudaResult result;
     for (int step = 0; step < steps; ++step) {
-        const StepResult r = trainer.step(source);
+        const train::StepResult r = trainer.step(source);
         result.losses.push_back(r.loss);
         result.norms.push_back(r.grad_norm);
         if (step > 0) continue;
@@ -130,20 +130,20 @@ std::string described(const std::string& model, const Fields& fields, int ranks)
 
 void check_model(const std::string& model, const Fields& fields, double tolerance, bool every_expert, int steps,
                  int ranks) {
-    Plan plan = small_plan(model, ranks, fields);
+    plan::Plan plan = small_plan(model, ranks, fields);
     if (every_expert) plan.model = with_every_expert(*plan.model);
     const std::string what = described(model, fields, ranks);
-    Plan reference = plan;
-    reference.cuda_graph = CudaGraph::none;
+    plan::Plan reference = plan;
+    reference.cuda_graph = plan::CudaGraph::none;
     compare(what, train_on(plan, "cuda", steps), train_on(reference, "cpu", steps), tolerance);
 }
 
 void check_ranks(int ranks, const std::string& model, const Fields& fields) {
     if (!has_gpus(ranks)) return;
-    Plan plan = small_plan(model, ranks, fields);
+    plan::Plan plan = small_plan(model, ranks, fields);
     const std::string what = described(model, fields, ranks);
     const CudaResult expected = train_on(plan, "cpu"), queued = train_on(plan, "cuda");
-    plan.cuda_graph = CudaGraph::full;
+    plan.cuda_graph = plan::CudaGraph::full;
     const CudaResult replayed = train_on(plan, "cuda");
     compare(what, queued, expected, 1e-4);
     INFO(what);

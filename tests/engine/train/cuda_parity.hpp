@@ -19,7 +19,7 @@ struct CudaResult {
 };
 
 // Several GPUs get communicators of earlier plans (kept_communicators.hpp).
-CudaResult train_on(const moe::Plan& plan, const std::string& backend, int steps = 3, std::uint64_t seed = 1);
+CudaResult train_on(const moe::plan::Plan& plan, const std::string& backend, int steps = 3, std::uint64_t seed = 1);
 
 // The number that is farthest off, NaN included, and what it belongs to.
 struct Farthest {

@@ -78,7 +78,7 @@ TEST_CASE("cuda: twenty optimizer steps with replayed routing are the CPU's") {
 TEST_CASE("cuda: BF16 losses with routing are the CPU's") {
     for (const char* model : {"qwen3", "qwen2", "deepseek3", "deepseek2", "mixtral"}) {
         INFO(model);
-        const Plan plan = small_plan(model, 1, {{"precision", "bf16"}});
+        const plan::Plan plan = small_plan(model, 1, {{"precision", "bf16"}});
         const CudaResult got = train_on(plan, "cuda"), expected = train_on(plan, "cpu");
         for (std::size_t i = 0; i < 3; ++i) {
             CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 1e-3);
@@ -142,7 +142,7 @@ TEST_CASE("cuda: deterministic runs repeat bit for bit, as a graph too") {
         const CudaResult first =
             train_on(small_plan(model, 1, {{"precision", precision}, {"deterministic", "on"}}), "cuda");
         for (const char* graph : {"none", "full"}) {
-            const Plan plan =
+            const plan::Plan plan =
                 small_plan(model, 1, {{"precision", precision}, {"deterministic", "on"}, {"cuda_graph", graph}});
             const CudaResult again = train_on(plan, "cuda");
             CHECK(again.losses == first.losses);
@@ -153,16 +153,16 @@ TEST_CASE("cuda: deterministic runs repeat bit for bit, as a graph too") {
 }
 
 TEST_CASE("cuda: a captured step copies nothing between host and device but what is offloaded") {
-    TrainOptions options;
+    train::TrainOptions options;
     options.steps = 2;
     options.backend = "cuda";
     const auto queued = [&](Fields fields) {
         fields.emplace_back("cuda_graph", "full");
-        Trainer trainer(small_plan("deepseek3", 1, fields), options);
+        train::Trainer trainer(small_plan("deepseek3", 1, fields), options);
         trainer.step(made_up_tokens(61));
         return trainer.queued_step();
     };
-    const QueuedStep plain = queued({}), recomputed = queued({{"recompute", "full"}, {"precision", "bf16"}});
+    const device::QueuedStep plain = queued({}), recomputed = queued({{"recompute", "full"}, {"precision", "bf16"}});
     CHECK(plain.nodes > 100);
     CHECK(plain.host_copies == 0);
     CHECK(recomputed.host_copies == 0);
@@ -170,29 +170,29 @@ TEST_CASE("cuda: a captured step copies nothing between host and device but what
     CHECK(recomputed.fills == 0);
     CHECK(plain.host_seconds > 0.0);
     CHECK(queued({{"offload", "optimizer"}}).host_copies > 0);
-    const Plan eager = small_plan("deepseek3", 1, {});
-    CHECK(Trainer(eager, options).queued_step().nodes == 0);
+    const plan::Plan eager = small_plan("deepseek3", 1, {});
+    CHECK(train::Trainer(eager, options).queued_step().nodes == 0);
 }
 
 TEST_CASE("cuda: the last step is recorded op by op") {
     for (const char* graph : {"none", "full"}) {
-        const Plan plan = small_plan("deepseek3", 1, {{"cuda_graph", graph}});
-        TrainOptions options;
+        const plan::Plan plan = small_plan("deepseek3", 1, {{"cuda_graph", graph}});
+        train::TrainOptions options;
         options.steps = 3;
         options.backend = "cuda";
-        Trainer trainer(plan, options);
+        train::Trainer trainer(plan, options);
         trainer.step(made_up_tokens(61));
         trainer.step(made_up_tokens(61));
         CHECK_THROWS_WITH_AS(trainer.timeline(), doctest::Contains("no step has been recorded"), Error);
         const double seconds = trainer.step(made_up_tokens(61)).seconds;
-        const Timeline timeline = trainer.timeline();
+        const program::Timeline timeline = trainer.timeline();
         CHECK(timeline.step_seconds > 0.0);
         CHECK(timeline.step_seconds <= seconds); // without what its stamps cost
         REQUIRE(timeline.rows.size() == trainer.recorder(0).ops());
         double busy = 0.0;
         std::size_t timed = 0;
         for (std::size_t i = 0; i < timeline.rows.size(); ++i) {
-            const TimelineRow& row = timeline.rows[i];
+            const program::TimelineRow& row = timeline.rows[i];
             if (i > 0) CHECK(row.start >= timeline.rows[i - 1].start);
             CHECK(row.end <= seconds);
             busy += row.busy;
@@ -204,7 +204,7 @@ TEST_CASE("cuda: the last step is recorded op by op") {
 }
 
 TEST_CASE("cuda: memory beyond the staging's size goes there and back") {
-    const std::unique_ptr<Device> device = backend_named("cuda").open(false, 0);
+    const std::unique_ptr<device::Device> device = backends::backend_named("cuda").open(false, 0);
     CHECK(device->allocate(std::size_t{1} << 50) == nullptr);
     std::vector<std::uint32_t> there((std::size_t{70} << 18) + 3), back(there.size());
     for (std::size_t i = 0; i < there.size(); ++i) there[i] = static_cast<std::uint32_t>(i * 2654435761u);
@@ -221,10 +221,10 @@ TEST_CASE("cuda: memory beyond the staging's size goes there and back") {
 }
 
 TEST_CASE("cuda: what it cannot run is refused by name") {
-    TrainOptions options;
+    train::TrainOptions options;
     options.backend = "cuda";
-    const auto refused = [&](const Plan& plan, const char* text) {
-        CHECK_THROWS_WITH_AS(Trainer(plan, options), doctest::Contains(text), Error);
+    const auto refused = [&](const plan::Plan& plan, const char* text) {
+        CHECK_THROWS_WITH_AS(train::Trainer(plan, options), doctest::Contains(text), Error);
     };
     refused(small_plan(small_model("qwen3", {}), 128, {{"dp", "128"}}, {16, 128}),
             "128 ranks on this machine, but it has ");
@@ -233,7 +233,7 @@ TEST_CASE("cuda: what it cannot run is refused by name") {
 
 int main(int argc, char** argv) {
     try {
-        backend_named("cuda");
+        backends::backend_named("cuda");
     } catch (const Error& error) {
         std::printf("engine on CUDA: skipped: %s\n", error.what());
         return skipped_status;

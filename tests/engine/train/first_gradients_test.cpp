@@ -16,32 +16,32 @@ namespace {
 std::atomic<int> set_calls; // of all ranks' threads
 
 template <class Attr>
-Attr* setting(Op& op) {
+Attr* setting(program::Op& op) {
     auto* attr = std::get_if<Attr>(&op.attr);
-    return attr != nullptr && op.phase == Phase::wgrad && !attr->accumulate ? attr : nullptr;
+    return attr != nullptr && op.phase == program::Phase::wgrad && !attr->accumulate ? attr : nullptr;
 }
 
 // Runs `c` with its gradient filled with `before` where it sets one; `adds`: as an addition to that.
-void run_filled(const OpContext& c, float before, bool adds) {
-    Op op = c.op;
-    auto* dense = setting<GemmAttr>(op);
-    auto* grouped = setting<GroupedGemmAttr>(op);
+void run_filled(const ops::OpContext& c, float before, bool adds) {
+    program::Op op = c.op;
+    auto* dense = setting<program::GemmAttr>(op);
+    auto* grouped = setting<program::GroupedGemmAttr>(op);
     if (dense != nullptr || grouped != nullptr) {
         ++set_calls;
         auto* const gradient = static_cast<float*>(c.out[0]);
         std::fill(gradient, gradient + c.output(0).elements(), before);
         if (adds) (dense != nullptr ? dense->accumulate : grouped->accumulate) = true;
     }
-    backend_named("cpu").function(op.kind)(
+    backends::backend_named("cpu").function(op.kind)(
         {op, c.program, c.position, c.communicator, c.kernels, c.stream, c.in, c.out, c.shard_offset});
 }
 
-void adding(const OpContext& c) { run_filled(c, 0.0f, true); }
-void poisoned(const OpContext& c) { run_filled(c, std::numeric_limits<float>::quiet_NaN(), false); }
+void adding(const ops::OpContext& c) { run_filled(c, 0.0f, true); }
+void poisoned(const ops::OpContext& c) { run_filled(c, std::numeric_limits<float>::quiet_NaN(), false); }
 
-Backend with_products(OpFunction product) {
-    Backend backend = backend_named("cpu");
-    for (const OpKind kind : {OpKind::gemm, OpKind::grouped_gemm})
+ops::Backend with_products(ops::OpFunction product) {
+    ops::Backend backend = backends::backend_named("cpu");
+    for (const program::OpKind kind : {program::OpKind::gemm, program::OpKind::grouped_gemm})
         backend.table[static_cast<std::size_t>(kind)] = product;
     return backend;
 }
@@ -54,7 +54,7 @@ TEST_CASE("gradients that products set have the bits of those added to zeros") {
         int ranks;
         Fields fields;
     };
-    const Backend old_form = with_products(adding), dirty = with_products(poisoned);
+    const ops::Backend old_form = with_products(adding), dirty = with_products(poisoned);
     for (const Case& c : std::vector<Case>{
              {"qwen3", 1, {}},
              {"qwen3", 1, {{"mbs", "8"}}}, // one micro-batch: its backward is the first and the last
@@ -67,7 +67,7 @@ TEST_CASE("gradients that products set have the bits of those added to zeros") {
          }) {
         CAPTURE(c.model);
         for (const auto& [field, value] : c.fields) INFO(field, "=", value);
-        const Plan plan = small_plan(c.model, c.ranks, c.fields);
+        const plan::Plan plan = small_plan(c.model, c.ranks, c.fields);
         const Trained want = train_three(plan);
         set_calls = 0;
         check_bits(train_three(plan, 1, &old_form), want);
@@ -80,11 +80,11 @@ TEST_CASE("gradients that products set have the bits of those added to zeros") {
 
 TEST_CASE("a tied head sets the table's gradient, and the embedding adds to it") {
     const Fields tied{{"tie_word_embeddings", "true"}};
-    const Backend old_form = with_products(adding), dirty = with_products(poisoned);
+    const ops::Backend old_form = with_products(adding), dirty = with_products(poisoned);
     for (const Fields& fields :
          {Fields{}, Fields{{"pp", "2"}}, Fields{{"pp", "2"}, {"vpp", "2"}, {"schedule", "zb-v"}}}) {
         const int ranks = fields.empty() ? 1 : 2;
-        const Plan plan = small_plan(small_model("qwen3", tied), ranks, fields);
+        const plan::Plan plan = small_plan(small_model("qwen3", tied), ranks, fields);
         const Trained want = train_three(plan);
         check_bits(train_three(plan, 1, &old_form), want);
         check_bits(train_three(plan, 1, &dirty), want);

@@ -16,7 +16,7 @@ using namespace moe;
 
 namespace {
 
-Plan fp8_plan(const std::string& kind, int ranks, Fields fields, const Fields& model = {}) {
+plan::Plan fp8_plan(const std::string& kind, int ranks, Fields fields, const Fields& model = {}) {
     fields.insert(fields.begin(), {"precision", "fp8-blockwise"});
     return small_plan(wide_model(kind, model), ranks, fields, {16, 8});
 }
@@ -53,12 +53,12 @@ void check_same(const std::string& kind, int ranks, const std::vector<Fields>& p
                 const Fields& model = {}) {
     Fields shared = common;
     shared.emplace_back("balance", "forced");
-    const Plan alone = fp8_plan(kind, 1, shared, model);
+    const plan::Plan alone = fp8_plan(kind, 1, shared, model);
     const Trained expected = train_three(alone);
     for (Fields fields : thinned(plans)) {
         fields.insert(fields.begin(), shared.begin(), shared.end());
         INFO(kind, " ", text(fields));
-        const Plan plan = fp8_plan(kind, ranks, fields, model);
+        const plan::Plan plan = fp8_plan(kind, ranks, fields, model);
         const Trained got = train_three(plan);
         CHECK(got.routed == expected.routed);
         check_near(got, expected);
@@ -84,15 +84,15 @@ void check_close(const std::string& kind, const std::vector<Fields>& plans, cons
     }
 }
 
-std::int64_t bytes_of_class(const Plan& plan, MemoryClass memory_class) {
-    return plan_memory(lower(plan, 0)).class_bytes[static_cast<std::size_t>(memory_class)];
+std::int64_t bytes_of_class(const plan::Plan& plan, memory::MemoryClass memory_class) {
+    return memory::plan_memory(lower::lower(plan, 0)).class_bytes[static_cast<std::size_t>(memory_class)];
 }
 
-std::string refusal(const Plan& plan) {
+std::string refusal(const plan::Plan& plan) {
     return message([&] {
-        std::vector<Program> programs;
-        for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower(plan, stage));
-        check_executable(plan, programs, cpu_backend());
+        std::vector<program::Program> programs;
+        for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower::lower(plan, stage));
+        run::check_executable(plan, programs, backends::cpu_backend());
     });
 }
 
@@ -130,13 +130,15 @@ TEST_CASE(
         CHECK(got.gradients == expected.gradients);
         CHECK(got.weights == expected.weights);
     }
-    const Program program = lower(fp8_plan("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}, wide), 0);
+    const program::Program program =
+        lower::lower(fp8_plan("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}, wide), 0);
     int exchanges = 0;
-    for (const Template& ops : program.templates)
-        for (const Op& op : ops.ops) {
-            if (op.kind != OpKind::dispatch_tokens) continue;
-            const Dtype dtype = program.tensors[static_cast<std::size_t>(op.in[0])].dtype;
-            CHECK(dtype == (op.phase == Phase::forward ? Dtype::fp8_block : Dtype::bf16)); // gradients go as they are
+    for (const program::Template& ops : program.templates)
+        for (const program::Op& op : ops.ops) {
+            if (op.kind != program::OpKind::dispatch_tokens) continue;
+            const program::Dtype dtype = program.tensors[static_cast<std::size_t>(op.in[0])].dtype;
+            CHECK(dtype == (op.phase == program::Phase::forward ? program::Dtype::fp8_block
+                                                                : program::Dtype::bf16)); // gradients go as they are
             ++exchanges;
         }
     CHECK(exchanges > 0);
@@ -210,11 +212,12 @@ TEST_CASE("fp8: layers that stay in BF16 train as in BF16, all of them to the bi
 
 TEST_CASE(
     "fp8: inputs of products are saved in one byte, those of experts by token; their activations are made again") {
-    const Plan bf16 = small_plan(wide_model("qwen3"), 1, {{"precision", "bf16"}, {"mbs", "2"}}, {16, 8});
-    const Plan fp8 = fp8_plan("qwen3", 1, {{"mbs", "2"}});
+    const plan::Plan bf16 = small_plan(wide_model("qwen3"), 1, {{"precision", "bf16"}, {"mbs", "2"}}, {16, 8});
+    const plan::Plan fp8 = fp8_plan("qwen3", 1, {{"mbs", "2"}});
     // By layer and token: the normed inputs of query, key and value and of the K experts, and the experts' activations.
     const std::int64_t tokens = 32, layers = 2, copies = 2, width = 256, wide = width + copies * (width + width);
-    const std::int64_t saved = bytes_of_class(bf16, MemoryClass::saved) - bytes_of_class(fp8, MemoryClass::saved);
+    const std::int64_t saved =
+        bytes_of_class(bf16, memory::MemoryClass::saved) - bytes_of_class(fp8, memory::MemoryClass::saved);
     // Norms keep their own input, not their output; scales are 4 bytes of 128.
     CHECK(saved == layers * tokens * (wide * 2 - 2 * (width + width / 128 * 4)));
     CHECK(refusal(fp8) == "no error");
@@ -224,10 +227,10 @@ TEST_CASE("fp8: what products in FP8 cannot take is refused by name") {
     CHECK(mentions(refusal(fp8_plan("qwen3", 1, {{"offload", "optimizer"}})), "offload = optimizer"));
     CHECK(mentions(refusal(fp8_plan("deepseek3", 1, {}, {{"q_lora_rank", "24"}})), "q_lora_rank is 24"));
     CHECK(mentions(refusal(fp8_plan("qwen3", 32, {{"tp", "8"}, {"etp", "32"}})), "width of an expert per rank is 8"));
-    Plan other = fp8_plan("qwen3", 1, {});
-    other.precision = Precision::mxfp8;
+    plan::Plan other = fp8_plan("qwen3", 1, {});
+    other.precision = machine::Precision::mxfp8;
     CHECK(mentions(refusal(other), "precision = mxfp8"));
-    other.precision = Precision::bf16;
-    other.head_precision = Precision::fp8_tensor;
+    other.precision = machine::Precision::bf16;
+    other.head_precision = machine::Precision::fp8_tensor;
     CHECK(mentions(refusal(other), "head_precision = fp8-tensor"));
 }

@@ -20,11 +20,11 @@ public:
 
     // All that gradients are taken of. All steps see the same samples.
     double loss() {
-        const StepResult step =
+        const train::StepResult step =
             trainer_.step([&](std::int64_t sample, std::span<std::int32_t> tokens) { source_(sample % 4, tokens); });
         return step.loss + step.aux_loss() + 0.1 * step.mtp_loss;
     }
-    Trainer& trainer() { return trainer_; }
+    train::Trainer& trainer() { return trainer_; }
 
     struct Slope {
         double value = 0.0; // (loss(w + step d) - loss(w - step d)) / (2 step) for a direction d of length 1
@@ -52,21 +52,21 @@ public:
 private:
     static constexpr double rounding = 1e-6; // of a loss of about 5
     // Few tokens: few of them stand near the boundary between two experts.
-    static Plan plan(const std::string& model, Fields fields) {
+    static plan::Plan plan(const std::string& model, Fields fields) {
         fields.emplace_back("mbs", "2");
-        Plan plan = small_plan(model, 1, fields);
+        plan::Plan plan = small_plan(model, 1, fields);
         plan.seq = 8;
         plan.gbs = 4;
         return plan;
     }
-    static TrainOptions options() {
-        TrainOptions options;
+    static train::TrainOptions options() {
+        train::TrainOptions options;
         options.lr = 0.0;
         options.permits = 1;
         return options;
     }
-    Trainer trainer_;
-    SampleSource source_;
+    train::Trainer trainer_;
+    train::SampleSource source_;
 };
 
 std::vector<double> normalized(std::vector<double> v) {
@@ -101,7 +101,7 @@ void check_model(const std::string& model, const Fields& fields = {}) {
     for (const auto& [name, shape] : probe.trainer().parameters()) {
         std::vector<float> weights = probe.trainer().read_weight(name);
         const float scale = name == "model.embed_tokens.weight" ? 1.0f : 0.12f;
-        const std::vector<float> deviates = normal(random_stream(12, name), weights.size());
+        const std::vector<float> deviates = normal(weights::random_stream(12, name), weights.size());
         for (std::size_t i = 0; i < weights.size(); ++i) weights[i] += scale * deviates[i];
         probe.trainer().write_weight(name, weights);
     }
@@ -114,7 +114,7 @@ void check_model(const std::string& model, const Fields& fields = {}) {
     for (const auto& [name, gradient] : thinned(std::vector(gradients.begin(), gradients.end()))) {
         if (name.find("e_score_correction_bias") != std::string::npos) continue; // chooses, and has no gradient
         const std::vector<float> weights = probe.trainer().read_weight(name);
-        for (const std::vector<double>& direction : directions(gradient, random_stream(5, name))) {
+        for (const std::vector<double>& direction : directions(gradient, weights::random_stream(5, name))) {
             const double expected = std::inner_product(gradient.begin(), gradient.end(), direction.begin(), 0.0);
             // The largest smooth step of these, which change the loss by at most 0.002 or so, gives the sharpest
             // answer.

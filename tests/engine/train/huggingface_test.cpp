@@ -19,8 +19,8 @@ using namespace moe;
 
 namespace {
 
-TrainOptions seeded(std::uint64_t seed) {
-    TrainOptions options;
+train::TrainOptions seeded(std::uint64_t seed) {
+    train::TrainOptions options;
     options.seed = seed;
     return options;
 }
@@ -29,23 +29,23 @@ TrainOptions seeded(std::uint64_t seed) {
 using Content = std::map<std::string, std::pair<std::vector<std::int64_t>, std::vector<float>>>;
 
 Content content_of(const std::string& folder) {
-    const StoredWeights weights(folder);
+    const weights::StoredWeights weights(folder);
     Content content;
     for (const std::string& name : weights.names()) {
-        const StoredTensor& tensor = *weights.find(name);
+        const weights::StoredTensor& tensor = *weights.find(name);
         std::vector<float> values(static_cast<std::size_t>(tensor.elements));
-        read_floats(tensor, name, 0, values);
+        weights::read_floats(tensor, name, 0, values);
         content[name] = {tensor.shape, values};
     }
     return content;
 }
 
 void write_content(const std::string& folder, const Content& content) {
-    std::vector<TensorToWrite> tensors;
+    std::vector<weights::TensorToWrite> tensors;
     for (const auto& [name, tensor] : content) tensors.push_back({name, tensor.first});
     std::filesystem::remove_all(folder);
-    write_weights(folder, tensors, Dtype::f32, 1 << 30,
-                  [&](const TensorToWrite& t) { return content.at(t.name).second; });
+    weights::write_weights(folder, tensors, program::Dtype::f32, 1 << 30,
+                           [&](const weights::TensorToWrite& t) { return content.at(t.name).second; });
 }
 
 // Experts as transformers 5 holds them: [E, 2f, h] and [E, h, f] of a layer, under "mlp".
@@ -83,7 +83,7 @@ Content fused(const Content& content) {
     return out;
 }
 
-void check_equal(const Trainer& a, const Trainer& b) {
+void check_equal(const train::Trainer& a, const train::Trainer& b) {
     REQUIRE(a.parameters().size() == b.parameters().size());
     for (const auto& [name, shape] : a.parameters()) {
         CAPTURE(name);
@@ -115,37 +115,37 @@ TEST_CASE("weights survive export and import between plans bit for bit") {
     for (const RoundTrip& c : cases) {
         CAPTURE(c.model);
         const Folder folder;
-        const Plan one = small_plan(c.model, 1), many = small_plan(c.model, c.ranks, c.split);
-        Trainer first(one, seeded(3));
-        const SampleSource drawn = made_up_tokens(one.model->vocab);
-        const SampleSource tokens = [&](std::int64_t sample, std::span<std::int32_t> out) {
+        const plan::Plan one = small_plan(c.model, 1), many = small_plan(c.model, c.ranks, c.split);
+        train::Trainer first(one, seeded(3));
+        const train::SampleSource drawn = made_up_tokens(one.model->vocab);
+        const train::SampleSource tokens = [&](std::int64_t sample, std::span<std::int32_t> out) {
             drawn(sample % one.gbs, out); // every step sees the same batch
         };
         first.step(tokens); // so that the weights are no seed's
-        export_weights(first, folder / "one", {Dtype::f32, 20'000});
+        train::export_weights(first, folder / "one", {program::Dtype::f32, 20'000});
         CHECK(std::filesystem::exists(folder / "one/model.safetensors.index.json"));
 
-        Trainer second(many, seeded(4));
-        const LoadReport report = load_weights(second, folder / "one");
+        train::Trainer second(many, seeded(4));
+        const train::LoadReport report = train::load_weights(second, folder / "one");
         CHECK(report.loaded == static_cast<std::int64_t>(first.parameters().size()));
-        CHECK(describe(report).empty());
+        CHECK(train::describe(report).empty());
         check_equal(first, second);
-        export_weights(second, folder / "two");
+        train::export_weights(second, folder / "two");
         CHECK(content_of(folder / "one") == content_of(folder / "two"));
         {
-            CheckpointWriter writer(folder / "checkpoints", "test");
+            train::CheckpointWriter writer(folder / "checkpoints", "test");
             writer.save(second);
             writer.finish();
         }
         std::vector<std::string> skipped;
-        export_weights(*newest_checkpoint(folder / "checkpoints", skipped), folder / "three");
+        train::export_weights(*weights::newest_checkpoint(folder / "checkpoints", skipped), folder / "three");
         CHECK(content_of(folder / "one") == content_of(folder / "three"));
-        CHECK(load_model(folder / "three").kinds == one.model->kinds);
-        CHECK(load_model(folder / "two").architecture == one.model->architecture);
+        CHECK(families::load_model(folder / "three").kinds == one.model->kinds);
+        CHECK(families::load_model(folder / "two").architecture == one.model->architecture);
 
-        Trainer third(one, seeded(5));
+        train::Trainer third(one, seeded(5));
         write_content(folder / "fused", fused(content_of(folder / "two")));
-        CHECK(describe(load_weights(third, folder / "fused")).empty());
+        CHECK(train::describe(train::load_weights(third, folder / "fused")).empty());
         check_equal(first, third);
         const double loss = first.step(tokens).loss;
         CHECK(second.step(tokens).loss == nearly(loss).epsilon(1e-5));
@@ -155,14 +155,14 @@ TEST_CASE("weights survive export and import between plans bit for bit") {
 
 TEST_CASE("BF16 plans keep FP32 masters as the checkpoint has them") {
     const Folder folder;
-    Trainer first(small_plan("qwen3", 1), seeded(3));
-    export_weights(first, folder / "hf");
-    Trainer second(small_plan("qwen3", 2, {{"tp", "2"}, {"precision", "bf16"}}), seeded(4));
-    load_weights(second, folder / "hf");
+    train::Trainer first(small_plan("qwen3", 1), seeded(3));
+    train::export_weights(first, folder / "hf");
+    train::Trainer second(small_plan("qwen3", 2, {{"tp", "2"}, {"precision", "bf16"}}), seeded(4));
+    train::load_weights(second, folder / "hf");
     check_equal(first, second);
-    export_weights(second, folder / "bf16", {Dtype::bf16, 1 << 30});
-    Trainer third(small_plan("qwen3", 1), seeded(5));
-    load_weights(third, folder / "bf16");
+    train::export_weights(second, folder / "bf16", {program::Dtype::bf16, 1 << 30});
+    train::Trainer third(small_plan("qwen3", 1), seeded(5));
+    train::load_weights(third, folder / "bf16");
     const std::vector<float> exact = first.read_weight("lm_head.weight"), rounded = third.read_weight("lm_head.weight");
     CHECK(exact != rounded);
     CHECK(relative_distance(rounded, exact) < 0x1p-8); // half a unit of BF16's 8-bit significand
@@ -170,14 +170,14 @@ TEST_CASE("BF16 plans keep FP32 masters as the checkpoint has them") {
 
 TEST_CASE("tensors that are missing, misshapen, of another type or left over are named") {
     const Folder folder;
-    Trainer trainer(small_plan("qwen3", 2, {{"ep", "2"}}), seeded(3));
-    export_weights(trainer, folder / "good");
+    train::Trainer trainer(small_plan("qwen3", 2, {{"ep", "2"}}), seeded(3));
+    train::export_weights(trainer, folder / "good");
     const Content good = content_of(folder / "good");
     const auto load = [&](const std::function<void(Content&)>& change) {
         Content content = good;
         change(content);
         write_content(folder / "bad", content);
-        return message([&] { load_weights(trainer, folder / "bad"); });
+        return message([&] { train::load_weights(trainer, folder / "bad"); });
     };
     const std::string up = "model.layers.2.mlp.experts.5.up_proj.weight";
     const std::vector<float> before = trainer.read_weight("model.embed_tokens.weight");
@@ -197,7 +197,7 @@ TEST_CASE("tensors that are missing, misshapen, of another type or left over are
     Content more = good;
     more["model.layers.4.mlp.gate.weight"] = {{8, 32}, std::vector<float>(256, 0.0f)};
     write_content(folder / "more", more);
-    CHECK(describe(load_weights(trainer, folder / "more")) ==
+    CHECK(train::describe(train::load_weights(trainer, folder / "more")) ==
           "1 tensors of the checkpoint are not used: model.layers.4.mlp.gate.weight");
 
     const std::string config = read_file(folder / "good/config.json");
@@ -208,21 +208,22 @@ TEST_CASE("tensors that are missing, misshapen, of another type or left over are
         write_file(folder / "more/config.json", text);
         return folder / "more";
     };
-    CHECK(mentions(message([&] { load_weights(trainer, with("Qwen3MoeForCausalLM", "MixtralForCausalLM")); }),
+    CHECK(mentions(message([&] { train::load_weights(trainer, with("Qwen3MoeForCausalLM", "MixtralForCausalLM")); }),
                    "architectures = MixtralForCausalLM, but the plan's model is Qwen3MoeForCausalLM"));
-    const LoadReport report = load_weights(trainer, with("\"norm_topk_prob\":true", "\"norm_topk_prob\":false"));
-    CHECK(mentions(describe(report), "differs in attention, MLP or router of layer 0"));
-    CHECK(mentions(message([&] { load_weights(trainer, folder / "nowhere"); }), "holds neither"));
+    const train::LoadReport report =
+        train::load_weights(trainer, with("\"norm_topk_prob\":true", "\"norm_topk_prob\":false"));
+    CHECK(mentions(train::describe(report), "differs in attention, MLP or router of layer 0"));
+    CHECK(mentions(message([&] { train::load_weights(trainer, folder / "nowhere"); }), "holds neither"));
 }
 
 TEST_CASE("a type that holds no weights is refused before anything is read") {
     const Folder folder;
-    Trainer trainer(small_plan("llama", 1), seeded(3));
-    export_weights(trainer, folder / "hf");
+    train::Trainer trainer(small_plan("llama", 1), seeded(3));
+    train::export_weights(trainer, folder / "hf");
     std::string bytes = read_file(folder / "hf/model.safetensors");
     const std::size_t at = bytes.find("\"F32\"");
     REQUIRE(at != std::string::npos);
     bytes.replace(at, 5, "\"I32\"");
     write_file(folder / "hf/model.safetensors", bytes);
-    CHECK(mentions(message([&] { load_weights(trainer, folder / "hf"); }), "is stored as I32"));
+    CHECK(mentions(message([&] { train::load_weights(trainer, folder / "hf"); }), "is stored as I32"));
 }

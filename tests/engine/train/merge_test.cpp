@@ -21,22 +21,22 @@ std::string text(const Fields& fields) {
 }
 
 struct Pair {
-    Plan apart, merged;
+    plan::Plan apart, merged;
 };
 
 Pair pair_of(const std::string& model, int ranks, Fields fields) {
     fields.emplace_back("ep_overlap", "on");
-    const Plan merged = small_plan(model, ranks, fields);
-    Plan apart = merged;
+    const plan::Plan merged = small_plan(model, ranks, fields);
+    plan::Plan apart = merged;
     apart.ep_overlap = apart.delay_wgrad = false;
     return {apart, merged};
 }
 
 // Merged slots of all stages.
-int merged_slots(const Plan& plan) {
+int merged_slots(const plan::Plan& plan) {
     int count = 0;
     for (int stage = 0; stage < plan.pp; ++stage)
-        for (const Slot& slot : lower(plan, stage).slots) count += slot.merge >= 0 ? 1 : 0;
+        for (const program::Slot& slot : lower::lower(plan, stage).slots) count += slot.merge >= 0 ? 1 : 0;
     return count;
 }
 
@@ -48,10 +48,10 @@ void check_same(const std::string& model, const Fields& fields) {
     const Trained expected = train_three(apart), got = train_three(merged);
     check_bits(got, expected);
     CHECK(got.routed == expected.routed);
-    const Trainer trainer(merged, {});
+    const train::Trainer trainer(merged, {});
     std::int64_t largest = 0;
     for (int stage = 0; stage < merged.pp; ++stage)
-        largest = std::max(largest, plan_memory(lower(merged, stage)).arena_bytes);
+        largest = std::max(largest, memory::plan_memory(lower::lower(merged, stage)).arena_bytes);
     CHECK(trainer.memory_gib() == static_cast<double>(largest) / (1 << 30));
 }
 
@@ -97,17 +97,17 @@ TEST_CASE("EP overlap: every schedule's messages come through, however many stag
                     if ((kind == "1f1b") != (vpp == 1) || (kind == "dualpipe-v" && vpp != 2)) continue;
                     const int micro_batches = kind == "dualpipe-v" ? (groups + 1) * pp : groups * pp;
                     INFO("pp ", pp, " vpp ", vpp, " ", kind, " micro-batches ", micro_batches);
-                    const Plan plan = small_plan(model, 2 * pp,
-                                                 {{"pp", std::to_string(pp)},
-                                                  {"schedule", kind},
-                                                  {"vpp", std::to_string(vpp)},
-                                                  {"ep", "2"},
-                                                  {"tp", "2"},
-                                                  {"ep_overlap", "on"}},
-                                                 {32, micro_batches});
-                    std::vector<Program> programs;
-                    for (int stage = 0; stage < pp; ++stage) programs.push_back(lower(plan, stage));
-                    CHECK_NOTHROW(check_communication(programs, Mesh(plan)));
+                    const plan::Plan plan = small_plan(model, 2 * pp,
+                                                       {{"pp", std::to_string(pp)},
+                                                        {"schedule", kind},
+                                                        {"vpp", std::to_string(vpp)},
+                                                        {"ep", "2"},
+                                                        {"tp", "2"},
+                                                        {"ep_overlap", "on"}},
+                                                       {32, micro_batches});
+                    std::vector<program::Program> programs;
+                    for (int stage = 0; stage < pp; ++stage) programs.push_back(lower::lower(plan, stage));
+                    CHECK_NOTHROW(comm::check_communication(programs, plan::Mesh(plan)));
                     ++plans;
                 }
     CHECK(plans == 4 * 4 * 4);
@@ -115,14 +115,14 @@ TEST_CASE("EP overlap: every schedule's messages come through, however many stag
 
 TEST_CASE("EP overlap: what is measured are the ops of the merged list, in its order") {
     const auto [apart, merged] = pair_of("qwen3", 4, {{"tp", "2"}, {"ep", "4"}});
-    TrainOptions options;
-    Trainer trainer(merged, options);
+    train::TrainOptions options;
+    train::Trainer trainer(merged, options);
     trainer.step(made_up_tokens(merged.model->vocab));
-    const Program program = lower(merged, 0);
-    const std::vector<TimelineRow> rows = trainer.timeline().rows;
+    const program::Program program = lower::lower(merged, 0);
+    const std::vector<program::TimelineRow> rows = trainer.timeline().rows;
     std::size_t row = 0;
     int turns = 0; // from one of two merged slots to the other
-    for (OpWalk walk(program); !walk.done(); walk.next(), ++row) {
+    for (program::OpWalk walk(program); !walk.done(); walk.next(), ++row) {
         REQUIRE(row < rows.size());
         REQUIRE(rows[row].rank == 0);
         CHECK(rows[row].slot == static_cast<int>(walk.slot_number()));
@@ -138,15 +138,17 @@ TEST_CASE("EP overlap: what is measured are the ops of the merged list, in its o
 // Attention of the forward, experts of the backward, experts of the forward, attention of the backward: each sends what
 // the next but one reads.
 TEST_CASE("EP overlap: tokens travel under what the other slot computes") {
-    const Program program = lower(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged, 0);
+    const program::Program program =
+        lower::lower(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged, 0);
     std::string exchanges, want; // of the backward in capitals
     int computed = 0;            // products since the last exchange
-    for (OpWalk walk(program); !walk.done(); walk.next()) {
-        const OpKind kind = walk.op().kind;
-        computed += kind == OpKind::gemm || kind == OpKind::grouped_gemm;
-        if (!walk.merged() || (kind != OpKind::dispatch_tokens && kind != OpKind::combine_tokens)) continue;
-        const bool backward = walk.ops().kind == SlotKind::backward;
-        exchanges += kind == OpKind::dispatch_tokens ? (backward ? 'D' : 'd') : (backward ? 'C' : 'c');
+    for (program::OpWalk walk(program); !walk.done(); walk.next()) {
+        const program::OpKind kind = walk.op().kind;
+        computed += kind == program::OpKind::gemm || kind == program::OpKind::grouped_gemm;
+        if (!walk.merged() || (kind != program::OpKind::dispatch_tokens && kind != program::OpKind::combine_tokens))
+            continue;
+        const bool backward = walk.ops().kind == plan::SlotKind::backward;
+        exchanges += kind == program::OpKind::dispatch_tokens ? (backward ? 'D' : 'd') : (backward ? 'C' : 'c');
         CHECK(computed > 0);
         computed = 0;
     }
@@ -156,18 +158,19 @@ TEST_CASE("EP overlap: tokens travel under what the other slot computes") {
 }
 
 TEST_CASE("EP overlap: the first two products of experts behind each departure leave tokens their multiprocessors") {
-    const Plan plan = pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged;
-    const Program program = lower(plan, 0);
-    int products = 2, sparing = 0; // products of experts since tokens left
-    for (OpWalk walk(program); !walk.done(); walk.next()) {
-        const OpKind kind = walk.op().kind;
-        if (kind == OpKind::dispatch_tokens || kind == OpKind::combine_tokens) products = 0;
-        const bool spares = walk.merged() && kind == OpKind::grouped_gemm && products++ < 2;
-        CHECK(walk.spared() == (spares ? peer_blocks_beside : 0));
-        sparing += spares ? 1 : 0;
+    const plan::Plan plan = pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).merged;
+    const program::Program program = lower::lower(plan, 0);
+    int products = 2, reserving = 0; // products of experts since tokens left
+    for (program::OpWalk walk(program); !walk.done(); walk.next()) {
+        const program::OpKind kind = walk.op().kind;
+        if (kind == program::OpKind::dispatch_tokens || kind == program::OpKind::combine_tokens) products = 0;
+        const bool spares = walk.merged() && kind == program::OpKind::grouped_gemm && products++ < 2;
+        CHECK(walk.reserved_sms() == (spares ? program::peer_blocks_beside : 0));
+        reserving += spares ? 1 : 0;
     }
     // The backward's two behind the forward's dispatch, and the forward's two behind the backward's combine.
-    CHECK(sparing == 4 * 4 * merged_slots(plan));
-    const Program apart = lower(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).apart, 0);
-    for (OpWalk walk(apart); !walk.done(); walk.next()) CHECK(walk.spared() == 0);
+    CHECK(reserving == 4 * 4 * merged_slots(plan));
+    const program::Program apart =
+        lower::lower(pair_of("qwen3", 2, {{"ep", "2"}, {"dispatcher", "hybridep"}}).apart, 0);
+    for (program::OpWalk walk(apart); !walk.done(); walk.next()) CHECK(walk.reserved_sms() == 0);
 }

@@ -35,8 +35,8 @@ std::string tensor_disagreement(const char* what, const std::map<std::string, st
 
 } // namespace
 
-Trained train_three(const Plan& plan, std::uint64_t seed, const Backend* table) {
-    TrainOptions options;
+Trained train_three(const plan::Plan& plan, std::uint64_t seed, const ops::Backend* table) {
+    train::TrainOptions options;
     options.steps = 3;
     options.lr = 1e-3;
     options.seed = seed;
@@ -45,11 +45,11 @@ Trained train_three(const Plan& plan, std::uint64_t seed, const Backend* table) 
     // Adam divides by the root of the squared gradient: an epsilon of the gradients' own size keeps the update from
     // turning rounding errors of vanishing gradients into full-size steps.
     options.eps = 1e-3;
-    Trainer trainer(plan, options);
-    const SampleSource source = made_up_tokens(plan.model->vocab);
+    train::Trainer trainer(plan, options);
+    const train::SampleSource source = made_up_tokens(plan.model->vocab);
     Trained result;
     for (int step = 0; step < 3; ++step) {
-        const StepResult r = trainer.step(source);
+        const train::StepResult r = trainer.step(source);
         result.losses.push_back(r.loss);
         result.overflow.push_back(r.overflow);
         result.aux_losses.push_back(r.aux_loss() + r.mtp_loss);

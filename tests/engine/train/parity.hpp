@@ -20,7 +20,7 @@ struct Trained {
 };
 
 // seed: of the initial weights; table: a back end other than the CPU's.
-Trained train_three(const moe::Plan& plan, std::uint64_t seed = 1, const moe::Backend* table = nullptr);
+Trained train_three(const moe::plan::Plan& plan, std::uint64_t seed = 1, const moe::ops::Backend* table = nullptr);
 
 // Losses, auxiliary losses, gradient norm, every gradient and every weight: the first that differs by more than
 // `tolerance` (weights: `of_weights`), as a sentence; empty if none does. A gradient that cancels to less than a

@@ -297,12 +297,12 @@ TEST_CASE("parity: split backwards give the very same bits as whole ones") {
 }
 
 TEST_CASE("parity: runs repeat bit for bit, whatever the number of cores") {
-    const Plan plan = small_plan("qwen3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
+    const plan::Plan plan = small_plan("qwen3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
     std::vector<std::vector<double>> losses;
     for (const int permits : {1, 3, 8}) {
-        TrainOptions options;
+        train::TrainOptions options;
         options.permits = permits;
-        Trainer trainer(plan, options);
+        train::Trainer trainer(plan, options);
         losses.emplace_back();
         for (int step = 0; step < 3; ++step) losses.back().push_back(trainer.step(made_up_tokens(61)).loss);
     }

@@ -106,15 +106,17 @@ void draw_passes(Dice& dice, RandomCase& c) {
         if (dice.one_in(n)) c.plan.emplace_back(field, value);
     };
     if (dice.one_in(3)) {
-        const unsigned all = recompute::layernorm | recompute::core_attn | recompute::mla_up_proj | recompute::moe_act |
-                             recompute::mlp | recompute::shared_experts | recompute::moe;
-        const unsigned set = dice.one_in(4) ? recompute::full : static_cast<unsigned>(dice.next()) & all;
-        c.plan.emplace_back("recompute", recompute::to_string(set));
+        const unsigned all = plan::recompute::layernorm | plan::recompute::core_attn | plan::recompute::mla_up_proj |
+                             plan::recompute::moe_act | plan::recompute::mlp | plan::recompute::shared_experts |
+                             plan::recompute::moe;
+        const unsigned set = dice.one_in(4) ? plan::recompute::full : static_cast<unsigned>(dice.next()) & all;
+        c.plan.emplace_back("recompute", plan::recompute::to_string(set));
     }
     if (dice.one_in(6)) {
-        const unsigned all = offload::attn_norm | offload::qkv_linear | offload::core_attn | offload::attn_proj |
-                             offload::mlp_norm | offload::expert_fc1 | offload::moe_act | offload::optimizer;
-        c.plan.emplace_back("offload", offload::to_string(static_cast<unsigned>(dice.next()) & all));
+        const unsigned all = plan::offload::attn_norm | plan::offload::qkv_linear | plan::offload::core_attn |
+                             plan::offload::attn_proj | plan::offload::mlp_norm | plan::offload::expert_fc1 |
+                             plan::offload::moe_act | plan::offload::optimizer;
+        c.plan.emplace_back("offload", plan::offload::to_string(static_cast<unsigned>(dice.next()) & all));
     }
     maybe(8, "optimizer", "adamw+bf16_moments");
     maybe(4, "dispatcher", dice.of({"allgather", "hybridep"}));
@@ -212,10 +214,10 @@ std::string RandomCase::text() const {
     return out;
 }
 
-Plan plan_of(const RandomCase& c) {
-    static const Stack stack = load_stack("moe-plan", load_hardware("cpu-local"));
-    Plan plan = small_plan(small_model(c.model, c.config), c.ranks, c.plan, {16, c.gbs});
-    if (const PlanFault fault = check_stack(plan, stack)) refuse("{}", fault.message);
+plan::Plan plan_of(const RandomCase& c) {
+    static const stack::Stack stack = stack::load_stack("moe-plan", machine::load_hardware("cpu-local"));
+    plan::Plan plan = small_plan(small_model(c.model, c.config), c.ranks, c.plan, {16, c.gbs});
+    if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}", fault.message);
     return plan;
 }
 

@@ -19,7 +19,7 @@ struct RandomCase {
 };
 
 // The plan of a case; Throws Error for what is unsound or what execute does not run.
-moe::Plan plan_of(const RandomCase& c);
+moe::plan::Plan plan_of(const RandomCase& c);
 // The same model and batch on one rank.
 RandomCase one_rank_of(const RandomCase& c);
 

@@ -44,9 +44,9 @@ struct Verdict {
 };
 
 Verdict judge(const RandomCase& c, const Trained& want, std::uint64_t seed = 1) {
-    const Plan plan = plan_of(c);
+    const plan::Plan plan = plan_of(c);
     const Trained got = train_three(plan, seed);
-    if (plan.precision == Precision::bf16) {
+    if (plan.precision == machine::Precision::bf16) {
         // Single tensors may cancel to their rounding: BF16 is held as a whole.
         Trained whole = got;
         whole.gradients = want.gradients;
@@ -141,7 +141,7 @@ TEST_CASE("random plans over 1 to 16 ranks train what one rank trains") {
 TEST_CASE("a failure shrinks to the smallest plan that shows it") {
     // As if TP and EP together were wrong from two MoE layers on.
     const auto fails = [](const RandomCase& c) {
-        const Plan plan = plan_of(c);
+        const plan::Plan plan = plan_of(c);
         return plan.tp > 1 && plan.ep > 1 && plan.model->layers.size() > 1 && plan.model->kinds.front().moe.has_value();
     };
     RandomCase big{"qwen3",

@@ -61,15 +61,15 @@ const std::map<std::string, std::string>& configs() {
 
 } // namespace
 
-std::shared_ptr<const Model> small_model(const std::string& kind, const Fields& changed) {
+std::shared_ptr<const model::Model> small_model(const std::string& kind, const Fields& changed) {
     const std::string text =
         std::string("{") + common + configs().at(kind) + R"(, "megatron": {"vocab_size_divisor": 4}})";
     nlohmann::json config = nlohmann::json::parse(text);
     for (const auto& [field, value] : changed) config[field] = nlohmann::json::parse(value);
-    return std::make_shared<const Model>(model_from_json(config.dump(), kind));
+    return std::make_shared<const model::Model>(families::model_from_json(config.dump(), kind));
 }
 
-std::shared_ptr<const Model> wide_model(const std::string& kind, const Fields& changed) {
+std::shared_ptr<const model::Model> wide_model(const std::string& kind, const Fields& changed) {
     Fields fields{{"hidden_size", "256"}, {"num_hidden_layers", "2"}, {"intermediate_size", "256"}};
     if (kind != "mixtral") fields.emplace_back("moe_intermediate_size", "256");
     if (kind == "deepseek3")
@@ -84,27 +84,27 @@ std::shared_ptr<const Model> wide_model(const std::string& kind, const Fields& c
     return small_model(kind, fields);
 }
 
-Plan small_plan(const std::string& model, int ranks, const Fields& fields) {
+plan::Plan small_plan(const std::string& model, int ranks, const Fields& fields) {
     return small_plan(small_model(model), ranks, fields);
 }
 
-Plan small_plan(std::shared_ptr<const Model> model, int ranks, const Fields& fields, SmallBatch batch) {
-    Plan plan;
+plan::Plan small_plan(std::shared_ptr<const model::Model> model, int ranks, const Fields& fields, SmallBatch batch) {
+    plan::Plan plan;
     plan.model = std::move(model);
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("cpu-local"));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("cpu-local"));
     plan.stack = "moe-plan";
     plan.gpus = ranks;
     plan.seq = batch.seq;
     plan.gbs = batch.gbs;
-    plan.precision = Precision::fp32;
-    for (const auto& [field, value] : fields) set_field(plan, field, value);
+    plan.precision = machine::Precision::fp32;
+    for (const auto& [field, value] : fields) plan::set_field(plan, field, value);
     plan.dp = ranks / (plan.tp * plan.cp * plan.pp);
     plan.edp = ranks / (plan.ep * plan.etp * plan.pp);
-    if (const PlanFault fault = check_plan(plan)) refuse("test plan: {}", fault.message);
+    if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("test plan: {}", fault.message);
     return plan;
 }
 
-SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed) {
+train::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed) {
     return [vocab, seed](std::int64_t sample, std::span<std::int32_t> tokens) {
         std::uint64_t x = seed + 1000003u * static_cast<std::uint64_t>(sample);
         std::int64_t token = static_cast<std::int64_t>(x % static_cast<std::uint64_t>(vocab));

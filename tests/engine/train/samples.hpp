@@ -16,21 +16,22 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 // group-limited softmax), "deepseek3-mtp" (two layers of multi-token prediction), "gptoss" (windows in turns, sinks,
 // biases everywhere, clamped gates), "mixtral", "llama" (dense). All have 4 layers, hidden 32 and 61 tokens of
 // vocabulary, which no TP degree divides.
-std::shared_ptr<const moe::Model> small_model(const std::string& kind, const Fields& changed = {});
+std::shared_ptr<const moe::model::Model> small_model(const std::string& kind, const Fields& changed = {});
 
 // Of two layers whose widths are 128 and its multiples on every rank of TP 2 and ETP 2, so that blocks of FP8 are the
 // same under all plans; not "gptoss", "llama" and "deepseek3-mtp".
-std::shared_ptr<const moe::Model> wide_model(const std::string& kind, const Fields& changed = {});
+std::shared_ptr<const moe::model::Model> wide_model(const std::string& kind, const Fields& changed = {});
 
 // One-rank FP32 plan of 32 tokens per sequence, 8 sequences per step, changed by fields ("tp", "2"); dp and edp follow.
-moe::Plan small_plan(const std::string& model, int ranks, const Fields& fields = {});
+moe::plan::Plan small_plan(const std::string& model, int ranks, const Fields& fields = {});
 struct SmallBatch {
     std::int64_t seq = 32, gbs = 8;
 };
-moe::Plan small_plan(std::shared_ptr<const moe::Model> model, int ranks, const Fields& fields, SmallBatch batch = {});
+moe::plan::Plan small_plan(std::shared_ptr<const moe::model::Model> model, int ranks, const Fields& fields,
+                           SmallBatch batch = {});
 
 // Deterministic tokens with some structure to learn: each depends on its predecessor.
-moe::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed = 7);
+moe::train::SampleSource made_up_tokens(std::int64_t vocab, std::uint64_t seed = 7);
 
 // |a - b| / |b| in double, over whole tensors.
 double relative_distance(const std::vector<float>& a, const std::vector<float>& b);

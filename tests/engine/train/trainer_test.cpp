@@ -19,16 +19,16 @@ using namespace moe;
 
 namespace {
 
-std::vector<Program> lowered(const Plan& plan) {
-    std::vector<Program> programs;
-    for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower(plan, stage));
+std::vector<program::Program> lowered(const plan::Plan& plan) {
+    std::vector<program::Program> programs;
+    for (int stage = 0; stage < plan.pp; ++stage) programs.push_back(lower::lower(plan, stage));
     return programs;
 }
 
-Op& first_op(Program& program, SlotKind slot, OpKind kind) {
-    for (Template& ops : program.templates)
+program::Op& first_op(program::Program& program, plan::SlotKind slot, program::OpKind kind) {
+    for (program::Template& ops : program.templates)
         if (ops.kind == slot)
-            for (Op& op : ops.ops)
+            for (program::Op& op : ops.ops)
                 if (op.kind == kind) return op;
     throw std::logic_error("no such op");
 }
@@ -37,18 +37,18 @@ Op& first_op(Program& program, SlotKind slot, OpKind kind) {
 
 // What many steps learn, whose every op parity_test.cpp runs.
 TEST_CASE("eight ranks learn the rule behind made-up tokens, in FP32 and in BF16" * doctest::skip(sanitized)) {
-    for (const Precision precision : {Precision::fp32, Precision::bf16}) {
-        Plan plan = small_plan("qwen3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
+    for (const machine::Precision precision : {machine::Precision::fp32, machine::Precision::bf16}) {
+        plan::Plan plan = small_plan("qwen3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
         plan.precision = precision;
-        TrainOptions options;
+        train::TrainOptions options;
         options.steps = 60;
         options.lr = 1e-2;
         options.warmup = 5;
-        options.schedule = LearningRate::cosine;
-        Trainer trainer(plan, options);
+        options.schedule = train::LearningRate::cosine;
+        train::Trainer trainer(plan, options);
         int calls = 0;
-        const std::vector<StepResult> results =
-            train(trainer, options, made_up_tokens(61), [&](const StepResult& r) { CHECK(r.step == ++calls); });
+        const std::vector<train::StepResult> results = train::train(
+            trainer, options, made_up_tokens(61), [&](const train::StepResult& r) { CHECK(r.step == ++calls); });
         REQUIRE(results.size() == 60);
         CHECK(results.front().loss == nearly(std::log(61.0)).epsilon(0.05));
         // Guessing by frequency reaches ln 61 = 4.11; knowing the successor three times in four about 1.6.
@@ -58,10 +58,10 @@ TEST_CASE("eight ranks learn the rule behind made-up tokens, in FP32 and in BF16
 }
 
 TEST_CASE("BF16 storage follows FP32 to its precision") {
-    Plan plan = small_plan("deepseek3", 4, {{"tp", "2"}, {"ep", "2"}, {"pp", "2"}});
-    Trainer exact(plan, {});
-    plan.precision = Precision::bf16;
-    Trainer rounded(plan, {});
+    plan::Plan plan = small_plan("deepseek3", 4, {{"tp", "2"}, {"ep", "2"}, {"pp", "2"}});
+    train::Trainer exact(plan, {});
+    plan.precision = machine::Precision::bf16;
+    train::Trainer rounded(plan, {});
     const double a = exact.step(made_up_tokens(61)).loss, b = rounded.step(made_up_tokens(61)).loss;
     CHECK(std::abs(a / b - 1.0) < 2e-3);
     CHECK(a != b);
@@ -70,14 +70,14 @@ TEST_CASE("BF16 storage follows FP32 to its precision") {
 }
 
 TEST_CASE("tokens by expert: every copy is counted once, whatever the plan and what it recomputes") {
-    const auto counts = [](const Plan& plan) {
-        Trainer trainer(plan, {});
+    const auto counts = [](const plan::Plan& plan) {
+        train::Trainer trainer(plan, {});
         trainer.step(made_up_tokens(61));
         return trainer.routed_tokens();
     };
-    const Plan one = small_plan("deepseek3", 1, {});
-    Plan many = small_plan("deepseek3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
-    many.recompute = recompute::moe;
+    const plan::Plan one = small_plan("deepseek3", 1, {});
+    plan::Plan many = small_plan("deepseek3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
+    many.recompute = plan::recompute::moe;
     const std::vector<std::vector<std::int64_t>> alone = counts(one);
     std::size_t routed = 0;
     for (const int kind : one.model->layers) routed += one.model->kinds[static_cast<std::size_t>(kind)].moe ? 1 : 0;
@@ -91,8 +91,8 @@ TEST_CASE("tokens by expert: every copy is counted once, whatever the plan and w
 }
 
 TEST_CASE("clipping scales the update, not the reported norm") {
-    const Plan plan = small_plan("llama", 2, {});
-    TrainOptions options;
+    const plan::Plan plan = small_plan("llama", 2, {});
+    train::TrainOptions options;
     options.clip = 0.0;
     // With an epsilon far above the gradients, AdamW's first update is proportional to them.
     options.eps = 1e3;
@@ -100,7 +100,7 @@ TEST_CASE("clipping scales the update, not the reported norm") {
     options.lr = 1e3;
     const auto update = [&](double clip) {
         options.clip = clip;
-        Trainer trainer(plan, options);
+        train::Trainer trainer(plan, options);
         const std::vector<float> before = trainer.read_weight("lm_head.weight");
         const double norm = trainer.step(made_up_tokens(61)).grad_norm;
         std::vector<float> change = trainer.read_weight("lm_head.weight");
@@ -115,8 +115,8 @@ TEST_CASE("clipping scales the update, not the reported norm") {
 }
 
 TEST_CASE("initial weights do not depend on the plan") {
-    Trainer one(small_plan("deepseek3", 1), {});
-    Trainer eight(small_plan("deepseek3", 8, {{"tp", "2"}, {"ep", "2"}, {"etp", "2"}, {"pp", "2"}}), {});
+    train::Trainer one(small_plan("deepseek3", 1), {});
+    train::Trainer eight(small_plan("deepseek3", 8, {{"tp", "2"}, {"ep", "2"}, {"etp", "2"}, {"pp", "2"}}), {});
     for (const auto& [name, shape] : one.parameters()) {
         INFO(name);
         CHECK(one.read_weight(name) == eight.read_weight(name));
@@ -134,12 +134,12 @@ TEST_CASE("initial weights do not depend on the plan") {
 }
 
 TEST_CASE("a timeline has every op of every rank, in order, with busy times that add up") {
-    const Plan plan = small_plan("qwen3", 4, {{"tp", "2"}, {"ep", "2"}, {"pp", "2"}});
-    TrainOptions options;
+    const plan::Plan plan = small_plan("qwen3", 4, {{"tp", "2"}, {"ep", "2"}, {"pp", "2"}});
+    train::TrainOptions options;
     options.permits = 2;
-    Trainer trainer(plan, options);
+    train::Trainer trainer(plan, options);
     for (int step = 0; step < 4; ++step) trainer.step(made_up_tokens(61));
-    const Timeline timeline = trainer.timeline();
+    const program::Timeline timeline = trainer.timeline();
     CHECK_FALSE(timeline.predicted);
     CHECK(timeline.ranks == std::vector<int>{0, 1, 2, 3});
     CHECK(timeline.pipeline_rank == std::vector<int>{0, 0, 1, 1});
@@ -149,17 +149,17 @@ TEST_CASE("a timeline has every op of every rank, in order, with busy times that
     std::size_t row = 0;
     double busy = 0.0;
     for (const int stage : timeline.pipeline_rank) {
-        const Program& program = trainer.programs()[static_cast<std::size_t>(stage)];
+        const program::Program& program = trainer.programs()[static_cast<std::size_t>(stage)];
         double end = 0.0;
         for (std::size_t s = 0; s < program.slots.size(); ++s) {
-            const Template& ops = program.templates[static_cast<std::size_t>(program.slots[s].index)];
+            const program::Template& ops = program.templates[static_cast<std::size_t>(program.slots[s].index)];
             for (std::size_t i = 0; i < ops.ops.size(); ++i, ++row) {
-                const TimelineRow& r = timeline.rows.at(row);
+                const program::TimelineRow& r = timeline.rows.at(row);
                 const bool same =
                     r.slot == static_cast<int>(s) && r.op == static_cast<int>(i) && r.kind == ops.ops[i].kind;
                 const bool timed =
                     r.start >= end && r.end >= r.start && r.busy >= 0.0 && r.busy <= r.end - r.start + 1e-12;
-                if (!same || !timed) FAIL("row ", row, " of ", to_string(r.kind));
+                if (!same || !timed) FAIL("row ", row, " of ", program::to_string(r.kind));
                 end = r.end;
                 busy += r.busy;
             }
@@ -171,106 +171,109 @@ TEST_CASE("a timeline has every op of every rank, in order, with busy times that
 }
 
 TEST_CASE("learning rates follow their schedule") {
-    TrainOptions o;
+    train::TrainOptions o;
     o.steps = 101;
     o.lr = 1.0;
-    CHECK(learning_rate(o, 0) == 1.0);
-    CHECK(learning_rate(o, 100) == 1.0);
+    CHECK(train::learning_rate(o, 0) == 1.0);
+    CHECK(train::learning_rate(o, 100) == 1.0);
     o.warmup = 10;
-    CHECK(learning_rate(o, 0) == nearly(0.1));
-    CHECK(learning_rate(o, 9) == nearly(1.0));
-    o.schedule = LearningRate::cosine;
-    CHECK(learning_rate(o, 10) == nearly(1.0));
-    CHECK(learning_rate(o, 55) == nearly(0.55));
-    CHECK(learning_rate(o, 100) == nearly(0.1));
-    CHECK(learning_rate(o, 500) == nearly(0.1));
+    CHECK(train::learning_rate(o, 0) == nearly(0.1));
+    CHECK(train::learning_rate(o, 9) == nearly(1.0));
+    o.schedule = train::LearningRate::cosine;
+    CHECK(train::learning_rate(o, 10) == nearly(1.0));
+    CHECK(train::learning_rate(o, 55) == nearly(0.55));
+    CHECK(train::learning_rate(o, 100) == nearly(0.1));
+    CHECK(train::learning_rate(o, 500) == nearly(0.1));
 }
 
 TEST_CASE("options outside their range are refused by name") {
     const auto refused = [](auto change, const char* name) {
-        TrainOptions options;
+        train::TrainOptions options;
         change(options);
-        CHECK_THROWS_WITH_AS(check_options(options), doctest::Contains(name), Error);
+        CHECK_THROWS_WITH_AS(train::check_options(options), doctest::Contains(name), Error);
     };
-    refused([](TrainOptions& o) { o.steps = 0; }, "--steps");
-    refused([](TrainOptions& o) { o.lr = -1; }, "--lr");
-    refused([](TrainOptions& o) { o.lr = std::numeric_limits<double>::quiet_NaN(); }, "--lr");
-    refused([](TrainOptions& o) { o.warmup = -3; }, "--warmup");
-    refused([](TrainOptions& o) { o.beta2 = 1.0; }, "--betas");
-    refused([](TrainOptions& o) { o.eps = 0.0; }, "--eps");
-    refused([](TrainOptions& o) { o.clip = -1.0; }, "--grad-clip");
-    refused([](TrainOptions& o) { o.weight_decay = std::numeric_limits<double>::infinity(); }, "--weight-decay");
-    TrainOptions cuda;
+    refused([](train::TrainOptions& o) { o.steps = 0; }, "--steps");
+    refused([](train::TrainOptions& o) { o.lr = -1; }, "--lr");
+    refused([](train::TrainOptions& o) { o.lr = std::numeric_limits<double>::quiet_NaN(); }, "--lr");
+    refused([](train::TrainOptions& o) { o.warmup = -3; }, "--warmup");
+    refused([](train::TrainOptions& o) { o.beta2 = 1.0; }, "--betas");
+    refused([](train::TrainOptions& o) { o.eps = 0.0; }, "--eps");
+    refused([](train::TrainOptions& o) { o.clip = -1.0; }, "--grad-clip");
+    refused([](train::TrainOptions& o) { o.weight_decay = std::numeric_limits<double>::infinity(); }, "--weight-decay");
+    train::TrainOptions cuda;
     cuda.backend = "cuda";
-    CHECK_THROWS_WITH_AS(Trainer(small_plan("llama", 1), cuda), doctest::Contains("--backend cuda"), Error);
+    CHECK_THROWS_WITH_AS(train::Trainer(small_plan("llama", 1), cuda), doctest::Contains("--backend cuda"), Error);
 }
 
 TEST_CASE("a run that diverges ends with one line") {
-    TrainOptions options;
+    train::TrainOptions options;
     options.steps = 20;
-    Trainer trainer(small_plan("llama", 1), options);
+    train::Trainer trainer(small_plan("llama", 1), options);
     std::vector<float> weights = trainer.read_weight("lm_head.weight");
     weights[3] = std::numeric_limits<float>::infinity();
     trainer.write_weight("lm_head.weight", weights);
-    CHECK_THROWS_WITH_AS(train(trainer, options, made_up_tokens(61), {}), doctest::Contains("step 1: loss"), Error);
+    CHECK_THROWS_WITH_AS(train::train(trainer, options, made_up_tokens(61), {}), doctest::Contains("step 1: loss"),
+                         Error);
 }
 
 TEST_CASE("what the engine cannot run is refused by the field that asks for it") {
     const auto refused = [](const char* model, std::vector<std::pair<std::string, std::string>> fields,
                             const char* text) {
-        const Plan plan = small_plan(model, 8, fields);
-        CHECK_THROWS_WITH_AS(check_executable(plan, lowered(plan), cpu_backend()), doctest::Contains(text), Error);
+        const plan::Plan plan = small_plan(model, 8, fields);
+        CHECK_THROWS_WITH_AS(run::check_executable(plan, lowered(plan), backends::cpu_backend()),
+                             doctest::Contains(text), Error);
     };
     refused("qwen3", {{"ep", "8"}, {"dispatcher", "deepep"}}, "dispatcher = deepep");
     refused("qwen3", {{"ep", "4"}, {"etp", "2"}, {"dispatcher", "hybridep"}}, "dispatcher = hybridep: etp = 2");
     refused("qwen3", {{"ep", "8"}, {"cuda_graph", "full"}}, "cuda_graph = full");
-    Plan plan = small_plan("qwen3", 8, {{"ep", "8"}});
-    plan.precision = Precision::fp8_tensor;
-    CHECK_THROWS_WITH_AS(check_executable(plan, lowered(plan), cpu_backend()),
+    plan::Plan plan = small_plan("qwen3", 8, {{"ep", "8"}});
+    plan.precision = machine::Precision::fp8_tensor;
+    CHECK_THROWS_WITH_AS(run::check_executable(plan, lowered(plan), backends::cpu_backend()),
                          doctest::Contains("precision = fp8-tensor"), Error);
-    plan.precision = Precision::fp32;
-    auto model = std::make_shared<Model>(*plan.model);
+    plan.precision = machine::Precision::fp32;
+    auto model = std::make_shared<model::Model>(*plan.model);
     model->not_executable = "some_field = 3";
     plan.model = model;
-    CHECK_THROWS_WITH_AS(Trainer(plan, {}), doctest::Contains("some_field = 3"), Error);
+    CHECK_THROWS_WITH_AS(train::Trainer(plan, {}), doctest::Contains("some_field = 3"), Error);
 }
 
 TEST_CASE("communication that does not line up is found before the run") {
-    const Plan plan =
+    const plan::Plan plan =
         small_plan("qwen3", 8, {{"tp", "2"}, {"ep", "2"}, {"pp", "2"}, {"vpp", "2"}, {"schedule", "interleaved"}});
-    const Mesh mesh(plan);
-    const std::vector<Program> sound = lowered(plan);
-    CHECK_NOTHROW(check_communication(sound, mesh));
+    const plan::Mesh mesh(plan);
+    const std::vector<program::Program> sound = lowered(plan);
+    CHECK_NOTHROW(comm::check_communication(sound, mesh));
 
-    std::vector<Program> programs = sound;
-    std::get<PeerAttr>(first_op(programs[0], SlotKind::forward, OpKind::send).attr).stage += 1;
-    CHECK_THROWS_WITH_AS(check_communication(programs, mesh), doctest::Contains("cannot finish: rank"), Error);
+    std::vector<program::Program> programs = sound;
+    std::get<program::PeerAttr>(first_op(programs[0], plan::SlotKind::forward, program::OpKind::send).attr).stage += 1;
+    CHECK_THROWS_WITH_AS(comm::check_communication(programs, mesh), doctest::Contains("cannot finish: rank"), Error);
 
     programs = sound;
-    for (Template& ops : programs[1].templates)
-        for (Op& op : ops.ops)
-            if (op.group.axes & axis::pipeline && op.kind == OpKind::all_reduce) op.kind = OpKind::all_gather;
-    CHECK_THROWS_WITH_AS(check_communication(programs, mesh), doctest::Contains("do not line up: rank"), Error);
+    for (program::Template& ops : programs[1].templates)
+        for (program::Op& op : ops.ops)
+            if (op.group.axes & plan::axis::pipeline && op.kind == program::OpKind::all_reduce)
+                op.kind = program::OpKind::all_gather;
+    CHECK_THROWS_WITH_AS(comm::check_communication(programs, mesh), doctest::Contains("do not line up: rank"), Error);
 
     // The stages' last collective, over all ranks, is missing on one of them.
     programs = sound;
-    for (Template& ops : programs[1].templates)
-        if (ops.kind == SlotKind::finish)
-            std::erase_if(ops.ops, [](const Op& op) { return op.kind == OpKind::all_reduce; });
-    CHECK_THROWS_WITH_AS(check_communication(programs, mesh), doctest::Contains("all_reduce"), Error);
+    for (program::Template& ops : programs[1].templates)
+        if (ops.kind == plan::SlotKind::finish)
+            std::erase_if(ops.ops, [](const program::Op& op) { return op.kind == program::OpKind::all_reduce; });
+    CHECK_THROWS_WITH_AS(comm::check_communication(programs, mesh), doctest::Contains("all_reduce"), Error);
 
     // A message of another size.
     programs = sound;
-    Op& recv = first_op(programs[1], SlotKind::forward, OpKind::recv);
+    program::Op& recv = first_op(programs[1], plan::SlotKind::forward, program::OpKind::recv);
     programs[1].tensors[static_cast<std::size_t>(recv.out[0])].rows += 1;
-    CHECK_THROWS_WITH_AS(check_communication(programs, mesh), doctest::Contains("expects it"), Error);
+    CHECK_THROWS_WITH_AS(comm::check_communication(programs, mesh), doctest::Contains("expects it"), Error);
 
     // Micro-batches in another order.
     programs = sound;
     std::vector<std::size_t> forwards;
     for (std::size_t s = 0; s < programs[1].slots.size(); ++s)
-        if (programs[1].templates[static_cast<std::size_t>(programs[1].slots[s].index)].kind == SlotKind::forward)
+        if (programs[1].templates[static_cast<std::size_t>(programs[1].slots[s].index)].kind == plan::SlotKind::forward)
             forwards.push_back(s);
     std::swap(programs[1].slots[forwards[0]].micro_batch, programs[1].slots[forwards[1]].micro_batch);
-    CHECK_THROWS_WITH_AS(check_communication(programs, mesh), doctest::Contains("micro-batch"), Error);
+    CHECK_THROWS_WITH_AS(comm::check_communication(programs, mesh), doctest::Contains("micro-batch"), Error);
 }

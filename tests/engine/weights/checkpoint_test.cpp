@@ -22,39 +22,39 @@ namespace fs = std::filesystem;
 
 namespace {
 
-TrainOptions options() {
-    TrainOptions o;
+train::TrainOptions options() {
+    train::TrainOptions o;
     o.steps = 6;
     o.lr = 1e-3;
     o.eps = 1e-3; // see parity_test.cpp
-    o.schedule = LearningRate::cosine;
+    o.schedule = train::LearningRate::cosine;
     o.permits = 2;
     return o;
 }
 
-std::vector<double> steps(Trainer& trainer, int count) {
+std::vector<double> steps(train::Trainer& trainer, int count) {
     std::vector<double> losses;
-    const SampleSource source = made_up_tokens(trainer.plan().model->vocab);
+    const train::SampleSource source = made_up_tokens(trainer.plan().model->vocab);
     for (int i = 0; i < count; ++i) losses.push_back(trainer.step(source).loss);
     return losses;
 }
 
-Snapshot state_of(const Trainer& trainer) {
-    Snapshot snapshot;
+weights::Snapshot state_of(const train::Trainer& trainer) {
+    weights::Snapshot snapshot;
     trainer.snapshot(snapshot);
     return snapshot;
 }
 
-void save(const Trainer& trainer, const std::string& folder) {
-    CheckpointWriter writer(folder, "-test");
+void save(const train::Trainer& trainer, const std::string& folder) {
+    train::CheckpointWriter writer(folder, "-test");
     writer.save(trainer);
     writer.finish();
     CHECK(writer.saved_step() == trainer.steps_done());
 }
 
-std::unique_ptr<StoredCheckpoint> newest(const std::string& folder) {
+std::unique_ptr<weights::StoredCheckpoint> newest(const std::string& folder) {
     std::vector<std::string> skipped;
-    auto found = newest_checkpoint(folder, skipped);
+    auto found = weights::newest_checkpoint(folder, skipped);
     CHECK(skipped.empty());
     REQUIRE(found);
     return found;
@@ -101,16 +101,16 @@ void damage(const std::string& path, double where) {
 
 TEST_CASE("CRC-32C: the check value of the polynomial, and RFC 3720's examples") {
     const std::string digits = "123456789", zeros(32, '\0'), ones(32, '\xff');
-    CHECK(crc32c(digits) == 0xe3069283u);
-    CHECK(crc32c(zeros) == 0x8a9136aau);
-    CHECK(crc32c(ones) == 0x62a8ab43u);
+    CHECK(weights::crc32c(digits) == 0xe3069283u);
+    CHECK(weights::crc32c(zeros) == 0x8a9136aau);
+    CHECK(weights::crc32c(ones) == 0x62a8ab43u);
 }
 
 TEST_CASE("runs of elements are kept as repetitions") {
-    std::vector<Runs> runs;
-    for (int row = 0; row < 100; ++row) add_run(runs, row * 64 + 16, 8);
-    add_run(runs, 9000, 8);
-    add_run(runs, 9008, 4);
+    std::vector<weights::Runs> runs;
+    for (int row = 0; row < 100; ++row) weights::add_run(runs, row * 64 + 16, 8);
+    weights::add_run(runs, 9000, 8);
+    weights::add_run(runs, 9008, 4);
     REQUIRE(runs.size() == 3);
     CHECK(runs[0].repeat == 100);
     CHECK(runs[0].stride == 64);
@@ -122,16 +122,17 @@ TEST_CASE("the same plan goes on bit for bit") {
             CAPTURE(precision);
             CAPTURE(model);
             const Folder folder;
-            const Plan plan = small_plan(model, 8, {{"tp", "2"}, {"pp", "2"}, {"ep", "2"}, {"precision", precision}});
-            Trainer whole(plan, options());
+            const plan::Plan plan =
+                small_plan(model, 8, {{"tp", "2"}, {"pp", "2"}, {"ep", "2"}, {"precision", precision}});
+            train::Trainer whole(plan, options());
             steps(whole, 3);
             save(whole, folder / "c");
             const std::vector<double> expected = steps(whole, 3);
-            Trainer resumed(plan, options());
+            train::Trainer resumed(plan, options());
             resumed.restore(*newest(folder / "c"));
             CHECK(resumed.steps_done() == 3);
             CHECK(steps(resumed, 3) == expected);
-            const Snapshot a = state_of(whole), b = state_of(resumed);
+            const weights::Snapshot a = state_of(whole), b = state_of(resumed);
             for (std::size_t r = 0; r < a.ranks.size(); ++r)
                 for (std::size_t i = 0; i < a.ranks[r].slices.size(); ++i)
                     CHECK(a.ranks[r].slices[i].values == b.ranks[r].slices[i].values);
@@ -148,17 +149,17 @@ TEST_CASE("any plan goes on from any plan's checkpoint") {
         CAPTURE(model);
         CAPTURE(text(from));
         CAPTURE(text(to));
-        Trainer first(small_plan(model, from.ranks, from.fields), options());
+        train::Trainer first(small_plan(model, from.ranks, from.fields), options());
         steps(first, 2);
         save(first, folder / "c");
         const std::vector<double> expected = steps(first, 3);
-        Trainer second(small_plan(model, to.ranks, to.fields), options());
+        train::Trainer second(small_plan(model, to.ranks, to.fields), options());
         const auto saved = newest(folder / "c");
         second.restore(*saved);
         // Weights as they were saved, to the bit, before any step.
         for (const auto& [name, shape] : first.parameters()) {
             std::vector<float> stored(static_cast<std::size_t>(shape.rows * shape.cols));
-            saved->read(name, StateKind::weight, 0, stored);
+            saved->read(name, weights::StateKind::weight, 0, stored);
             CHECK(second.read_weight(name) == stored);
         }
         const std::vector<double> got = steps(second, 3);
@@ -171,11 +172,12 @@ TEST_CASE("any plan goes on from any plan's checkpoint") {
 TEST_CASE("tied embeddings are saved once, and both stages get them back") {
     const Folder folder;
     const auto tied = small_model("llama", {{"tie_word_embeddings", "true"}});
-    Trainer first(small_plan(tied, 8, {{"pp", "2"}, {"tp", "2"}}), options());
+    train::Trainer first(small_plan(tied, 8, {{"pp", "2"}, {"tp", "2"}}), options());
     steps(first, 2);
     save(first, folder / "c");
     const std::vector<double> expected = steps(first, 2);
-    Trainer same(small_plan(tied, 8, {{"pp", "2"}, {"tp", "2"}}), options()), one(small_plan(tied, 1, {}), options());
+    train::Trainer same(small_plan(tied, 8, {{"pp", "2"}, {"tp", "2"}}), options()),
+        one(small_plan(tied, 1, {}), options());
     same.restore(*newest(folder / "c"));
     CHECK(steps(same, 2) == expected);
     one.restore(*newest(folder / "c"));
@@ -185,12 +187,12 @@ TEST_CASE("tied embeddings are saved once, and both stages get them back") {
 
 TEST_CASE("another batch size goes on with the samples that are next") {
     const Folder folder;
-    Trainer first(small_plan("llama", 2, {}), options());
+    train::Trainer first(small_plan("llama", 2, {}), options());
     steps(first, 3);
     save(first, folder / "c");
-    Plan half = small_plan("llama", 2, {});
+    plan::Plan half = small_plan("llama", 2, {});
     half.gbs = 4;
-    Trainer second(half, options());
+    train::Trainer second(half, options());
     second.restore(*newest(folder / "c"));
     std::vector<std::int64_t> asked;
     second.step([&](std::int64_t sample, std::span<std::int32_t> tokens) {
@@ -202,19 +204,21 @@ TEST_CASE("another batch size goes on with the samples that are next") {
 
 TEST_CASE("what is damaged is named and skipped") {
     const Folder folder;
-    Trainer trainer(small_plan("llama", 4, {{"tp", "2"}}), options());
+    train::Trainer trainer(small_plan("llama", 4, {{"tp", "2"}}), options());
     for (int step = 0; step < 4; ++step) {
         steps(trainer, 1);
         save(trainer, folder / "c");
     }
-    CHECK(checkpoint_steps(folder / "c") == std::vector<std::int64_t>{4, 3, 2, 1});
-    const auto shard = [&](int step) { return folder / ("c/" + checkpoint_name(step) + "/rank-00001.safetensors"); };
+    CHECK(weights::checkpoint_steps(folder / "c") == std::vector<std::int64_t>{4, 3, 2, 1});
+    const auto shard = [&](int step) {
+        return folder / ("c/" + weights::checkpoint_name(step) + "/rank-00001.safetensors");
+    };
     damage(shard(4), 0.7); // in the data
     fs::resize_file(shard(3), fs::file_size(shard(3)) / 2);
-    damage(folder / ("c/" + checkpoint_name(2) + "/index.json"), 0.5);
+    damage(folder / ("c/" + weights::checkpoint_name(2) + "/index.json"), 0.5);
     fs::create_directories(folder / "c/step-00000009.partial-1"); // of a run that was killed
     std::vector<std::string> skipped;
-    const auto found = newest_checkpoint(folder / "c", skipped);
+    const auto found = weights::newest_checkpoint(folder / "c", skipped);
     REQUIRE(found);
     CHECK(found->state().step == 1);
     REQUIRE(skipped.size() == 3);
@@ -223,19 +227,20 @@ TEST_CASE("what is damaged is named and skipped") {
     CHECK(mentions(skipped[1], shard(3)));
     CHECK(mentions(skipped[2], "index.json"));
     fs::remove(shard(1));
-    CHECK(mentions(message([&] { newest_checkpoint(folder / "c", skipped); }), "none of its 4 checkpoints is whole"));
-    remove_partial_checkpoints(folder / "c");
+    CHECK(mentions(message([&] { weights::newest_checkpoint(folder / "c", skipped); }),
+                   "none of its 4 checkpoints is whole"));
+    weights::remove_partial_checkpoints(folder / "c");
     CHECK_FALSE(fs::exists(folder / "c/step-00000009.partial-1"));
     skipped.clear();
-    CHECK(newest_checkpoint(folder / "nothing", skipped) == nullptr);
+    CHECK(weights::newest_checkpoint(folder / "nothing", skipped) == nullptr);
 }
 
 TEST_CASE("every byte of a checkpoint counts") {
     const Folder folder;
-    Trainer trainer(small_plan("llama", 2, {{"tp", "2"}}), options());
+    train::Trainer trainer(small_plan("llama", 2, {{"tp", "2"}}), options());
     steps(trainer, 1);
     save(trainer, folder / "c");
-    const std::string path = folder / ("c/" + checkpoint_name(1));
+    const std::string path = folder / ("c/" + weights::checkpoint_name(1));
     std::mt19937 random(11);
     for (int i = 0; i < 40; ++i) {
         const std::string copy = folder / "copy";
@@ -250,29 +255,29 @@ TEST_CASE("every byte of a checkpoint counts") {
         damage(copy + "/" + file, where);
         CAPTURE(file);
         CAPTURE(where);
-        CHECK_THROWS_AS(StoredCheckpoint{copy}, Error);
+        CHECK_THROWS_AS(weights::StoredCheckpoint{copy}, Error);
     }
 }
 
 TEST_CASE("checkpoints of other models and seeds are refused") {
     const Folder folder;
-    Trainer trainer(small_plan("llama", 1, {}), options());
+    train::Trainer trainer(small_plan("llama", 1, {}), options());
     save(trainer, folder / "c");
     const auto stored = newest(folder / "c");
-    Trainer other(small_plan("qwen3", 1, {}), options());
+    train::Trainer other(small_plan("qwen3", 1, {}), options());
     CHECK(mentions(message([&] { other.restore(*stored); }), "holds no parameter"));
-    TrainOptions seeded = options();
+    train::TrainOptions seeded = options();
     seeded.seed = 9;
-    Trainer shuffled(small_plan("llama", 1, {}), seeded);
+    train::Trainer shuffled(small_plan("llama", 1, {}), seeded);
     CHECK(mentions(message([&] { shuffled.restore(*stored); }), "was made with --seed 1, this run has 9"));
 }
 
 TEST_CASE("a checkpoint that cannot be written fails the run, not silently") {
     const Folder folder;
-    Trainer trainer(small_plan("llama", 1, {}), options());
+    train::Trainer trainer(small_plan("llama", 1, {}), options());
     write_file(folder / "file", "x");
-    CHECK_THROWS_AS(CheckpointWriter(folder / "file", ""), Error);
-    CheckpointWriter writer(folder / "c", "");
+    CHECK_THROWS_AS(train::CheckpointWriter(folder / "file", ""), Error);
+    train::CheckpointWriter writer(folder / "c", "");
     fs::remove_all(folder / "c");
     write_file(folder / "c", "in the way");
     writer.save(trainer);

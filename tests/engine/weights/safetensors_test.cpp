@@ -34,17 +34,17 @@ std::string bytes_of_values(const std::vector<T>& values) {
     return bytes;
 }
 
-std::vector<float> read(const Safetensors& file, const std::string& name) {
-    const StoredTensor& tensor = file.tensors().at(name);
+std::vector<float> read(const weights::Safetensors& file, const std::string& name) {
+    const weights::StoredTensor& tensor = file.tensors().at(name);
     std::vector<float> values(static_cast<std::size_t>(tensor.elements));
-    read_floats(tensor, name, 0, values);
+    weights::read_floats(tensor, name, 0, values);
     return values;
 }
 
 std::string refusal(const std::string& bytes) {
     const Folder folder;
     write_file(folder / "x.safetensors", bytes);
-    return message([&] { const Safetensors file(folder / "x.safetensors"); });
+    return message([&] { const weights::Safetensors file(folder / "x.safetensors"); });
 }
 
 const std::vector<std::uint32_t> odd_floats = {0x00000000u, 0x80000000u, 0x3f800000u, 0x00000001u, 0x7f800000u,
@@ -56,12 +56,12 @@ TEST_CASE("FP32 values come back bit for bit, negative zero, subnormals and NaN 
     const Folder folder;
     std::vector<float> values;
     for (const std::uint32_t bits : odd_floats) values.push_back(std::bit_cast<float>(bits));
-    write_safetensors(folder / "x.safetensors", {{"b", {2, 5}}, {"a", {3}}, {"none", {0, 7}}}, Dtype::f32,
-                      [&](const TensorToWrite& tensor) {
-                          if (tensor.name == "b") return values;
-                          return tensor.name == "a" ? std::vector<float>{1, 2, 3} : std::vector<float>{};
-                      });
-    const Safetensors file(folder / "x.safetensors");
+    weights::write_safetensors(folder / "x.safetensors", {{"b", {2, 5}}, {"a", {3}}, {"none", {0, 7}}},
+                               program::Dtype::f32, [&](const weights::TensorToWrite& tensor) {
+                                   if (tensor.name == "b") return values;
+                                   return tensor.name == "a" ? std::vector<float>{1, 2, 3} : std::vector<float>{};
+                               });
+    const weights::Safetensors file(folder / "x.safetensors");
     CHECK(file.tensors().size() == 3);
     CHECK(file.tensors().at("b").shape == std::vector<std::int64_t>{2, 5});
     CHECK(file.tensors().at("none").elements == 0);
@@ -69,10 +69,10 @@ TEST_CASE("FP32 values come back bit for bit, negative zero, subnormals and NaN 
     const std::vector<float> back = read(file, "b");
     for (std::size_t i = 0; i < values.size(); ++i) CHECK(std::bit_cast<std::uint32_t>(back[i]) == odd_floats[i]);
     std::vector<float> slice(2);
-    read_floats(file.tensors().at("a"), "a", 1, slice);
+    weights::read_floats(file.tensors().at("a"), "a", 1, slice);
     CHECK(slice == std::vector<float>{2, 3});
-    CHECK_THROWS_AS(read_floats(file.tensors().at("a"), "a", 2, slice), Error);
-    CHECK_THROWS_AS(read_floats(file.tensors().at("a"), "a", -1, slice), Error);
+    CHECK_THROWS_AS(weights::read_floats(file.tensors().at("a"), "a", 2, slice), Error);
+    CHECK_THROWS_AS(weights::read_floats(file.tensors().at("a"), "a", -1, slice), Error);
 }
 
 TEST_CASE("every BF16 and F16 pattern is read as the number it stands for, at odd addresses") {
@@ -84,7 +84,7 @@ TEST_CASE("every BF16 and F16 pattern is read as the number it stands for, at od
         "h": {"dtype": "F16", "shape": [256, 256], "data_offsets": [131073, 262145]}})";
     const Folder folder;
     write_file(folder / "x.safetensors", file_of(header, "x" + bytes_of_values(patterns) + bytes_of_values(patterns)));
-    const Safetensors file(folder / "x.safetensors");
+    const weights::Safetensors file(folder / "x.safetensors");
     const std::vector<float> b = read(file, "b"), h = read(file, "h");
     for (std::uint32_t bits = 0; bits < 65536; ++bits) {
         const float wide = std::bit_cast<float>(bits << 16);
@@ -103,15 +103,16 @@ TEST_CASE("every BF16 and F16 pattern is read as the number it stands for, at od
         }
     }
     std::vector<float> one(1);
-    CHECK(mentions(message([&] { read_floats(file.tensors().at("pad"), "pad", 0, one); }), "pad is stored as U8"));
+    CHECK(mentions(message([&] { weights::read_floats(file.tensors().at("pad"), "pad", 0, one); }),
+                   "pad is stored as U8"));
 }
 
 TEST_CASE("BF16 is rounded to nearest even when written") {
     const Folder folder;
     const std::vector<float> values = {1.0f, 1.00390625f, 1.01171875f, -3.3895314e38f, 1e-40f};
-    write_safetensors(folder / "x.safetensors", {{"w", {5}}}, Dtype::bf16,
-                      [&](const TensorToWrite&) { return values; });
-    const std::vector<float> back = read(Safetensors(folder / "x.safetensors"), "w");
+    weights::write_safetensors(folder / "x.safetensors", {{"w", {5}}}, program::Dtype::bf16,
+                               [&](const weights::TensorToWrite&) { return values; });
+    const std::vector<float> back = read(weights::Safetensors(folder / "x.safetensors"), "w");
     CHECK(back[0] == 1.0f);
     CHECK(back[1] == 1.0f);      // half way between 1 and 1.0078125
     CHECK(back[2] == 1.015625f); // half way between 1.0078125 and 1.015625
@@ -157,8 +158,9 @@ TEST_CASE("broken files are refused with the numbers that disagree") {
 
 TEST_CASE("a file cut anywhere is refused, never read past its end") {
     const Folder folder;
-    write_safetensors(folder / "x.safetensors", {{"a", {3, 2}}, {"b", {5}}}, Dtype::f32,
-                      [](const TensorToWrite& t) { return std::vector<float>(t.name == "a" ? 6 : 5, 1.5f); });
+    weights::write_safetensors(
+        folder / "x.safetensors", {{"a", {3, 2}}, {"b", {5}}}, program::Dtype::f32,
+        [](const weights::TensorToWrite& t) { return std::vector<float>(t.name == "a" ? 6 : 5, 1.5f); });
     const std::string whole = read_file(folder / "x.safetensors");
     for (std::size_t length = 0; length < whole.size(); ++length) {
         CAPTURE(length);
@@ -168,32 +170,32 @@ TEST_CASE("a file cut anywhere is refused, never read past its end") {
 
 TEST_CASE("weights are split into shards with an index and found again") {
     const Folder folder;
-    const std::vector<TensorToWrite> tensors = {{"a", {4}}, {"b", {2, 3}}, {"c", {10}}, {"d", {1}}};
-    const auto values = [](const TensorToWrite& t) {
+    const std::vector<weights::TensorToWrite> tensors = {{"a", {4}}, {"b", {2, 3}}, {"c", {10}}, {"d", {1}}};
+    const auto values = [](const weights::TensorToWrite& t) {
         const std::size_t n = t.name == "a" ? 4 : t.name == "b" ? 6 : t.name == "c" ? 10 : 1;
         return std::vector<float>(n, static_cast<float>(t.name[0]));
     };
-    write_weights(folder / "hf", tensors, Dtype::f32, 40, values);
+    weights::write_weights(folder / "hf", tensors, program::Dtype::f32, 40, values);
     // 16 + 24 bytes fill the first shard, c alone the second, d the third.
     CHECK(std::filesystem::exists(folder / "hf/model-00003-of-00003.safetensors"));
-    const StoredWeights weights(folder / "hf");
+    const weights::StoredWeights weights(folder / "hf");
     CHECK(weights.names() == std::vector<std::string>{"a", "b", "c", "d"});
-    for (const TensorToWrite& tensor : tensors) {
-        const StoredTensor* stored = weights.find(tensor.name);
+    for (const weights::TensorToWrite& tensor : tensors) {
+        const weights::StoredTensor* stored = weights.find(tensor.name);
         REQUIRE(stored != nullptr);
         CHECK(stored->shape == tensor.shape);
         std::vector<float> back(static_cast<std::size_t>(stored->elements));
-        read_floats(*stored, tensor.name, 0, back);
+        weights::read_floats(*stored, tensor.name, 0, back);
         CHECK(back == values(tensor));
     }
     CHECK(weights.find("e") == nullptr);
-    CHECK(mentions(message([&] { write_weights(folder / "hf", tensors, Dtype::f32, 40, values); }),
+    CHECK(mentions(message([&] { weights::write_weights(folder / "hf", tensors, program::Dtype::f32, 40, values); }),
                    "holds weights already"));
 
     const std::string index = folder / "hf/model.safetensors.index.json";
     const auto with_index = [&](const std::string& text) {
         write_file(index, text);
-        return message([&] { const StoredWeights broken(folder / "hf"); });
+        return message([&] { const weights::StoredWeights broken(folder / "hf"); });
     };
     CHECK(mentions(with_index(R"({"weight_map": {"a": "model-00002-of-00003.safetensors"}})"), "does not hold it"));
     CHECK(mentions(with_index(R"({"weight_map": {"a": "model-00009-of-00003.safetensors"}})"), "cannot read"));
@@ -202,5 +204,6 @@ TEST_CASE("weights are split into shards with an index and found again") {
     CHECK(mentions(with_index(R"({"metadata": {}})"), "weight_map is missing"));
     CHECK(mentions(with_index("{"), "damaged at byte"));
     std::filesystem::create_directories(folder / "empty");
-    CHECK(mentions(message([&] { const StoredWeights none(folder / "empty"); }), "holds neither model.safetensors"));
+    CHECK(mentions(message([&] { const weights::StoredWeights none(folder / "empty"); }),
+                   "holds neither model.safetensors"));
 }

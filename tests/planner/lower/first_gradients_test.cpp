@@ -17,43 +17,44 @@ namespace {
 
 using Fields = std::vector<std::pair<const char*, const char*>>;
 
-Plan trained_plan(const Fields& fields, bool tied = false) {
-    Plan plan;
-    const std::shared_ptr<Model> model = small_moe_model(8);
+plan::Plan trained_plan(const Fields& fields, bool tied = false) {
+    plan::Plan plan;
+    const std::shared_ptr<model::Model> model = small_moe_model(8);
     model->tied_embeddings = tied;
     plan.model = model;
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h100"));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("h100"));
     plan.stack = "moe-plan";
     plan.gpus = 4;
     plan.seq = 256;
     plan.gbs = 16;
-    for (const auto& [field, value] : fields) set_field(plan, field, value);
+    for (const auto& [field, value] : fields) plan::set_field(plan, field, value);
     plan.dp = plan.gpus / (plan.tp * plan.cp * plan.pp);
     plan.edp = plan.gpus / (plan.ep * plan.etp * plan.pp);
     return plan;
 }
 
-bool sets(const Op& op) {
-    if (op.phase != Phase::wgrad) return false;
-    if (const auto* g = std::get_if<GroupedGemmAttr>(&op.attr)) return g->mode == GroupedMode::wgrad && !g->accumulate;
-    const auto* g = std::get_if<GemmAttr>(&op.attr);
+bool sets(const program::Op& op) {
+    if (op.phase != program::Phase::wgrad) return false;
+    if (const auto* g = std::get_if<program::GroupedGemmAttr>(&op.attr))
+        return g->mode == program::GroupedMode::wgrad && !g->accumulate;
+    const auto* g = std::get_if<program::GemmAttr>(&op.attr);
     return g != nullptr && g->transpose_a && !g->accumulate;
 }
 
 // How often each element of each bucket's gradients begins: by a zero or by a product that sets it.
 struct Begun {
-    const Program& program;
-    std::map<TensorId, std::vector<std::uint8_t>> times{};
+    const program::Program& program;
+    std::map<program::TensorId, std::vector<std::uint8_t>> times{};
     double set = 0.0, all = 0.0; // elements
 
     std::string first_fault() {
-        for (const Bucket& b : program.buckets) {
+        for (const program::Bucket& b : program.buckets) {
             const std::int64_t n = program.tensors[static_cast<std::size_t>(b.gradients)].elements();
             times[b.gradients].assign(static_cast<std::size_t>(n), 0);
             all += static_cast<double>(n);
         }
-        for (OpWalk walk(program); !walk.done(); walk.next())
-            for (const TensorId id : walk.op().out)
+        for (program::OpWalk walk(program); !walk.done(); walk.next())
+            for (const program::TensorId id : walk.op().out)
                 if (const std::string fault = touch(walk.op(), id); !fault.empty()) return fault;
         for (const auto& [id, counts] : times)
             if (std::count(counts.begin(), counts.end(), 1) != static_cast<std::ptrdiff_t>(counts.size()))
@@ -62,14 +63,14 @@ struct Begun {
     }
 
 private:
-    std::string touch(const Op& op, TensorId id) {
-        if (id == no_tensor) return "";
-        const Tensor& t = program.tensors[static_cast<std::size_t>(id)];
-        const auto bucket = times.find(t.base == no_tensor ? id : t.base);
-        if (bucket == times.end() || is_communication(op.kind) || op.phase == Phase::step) {
-            if (op.kind != OpKind::zero) return "";
+    std::string touch(const program::Op& op, program::TensorId id) {
+        if (id == program::no_tensor) return "";
+        const program::Tensor& t = program.tensors[static_cast<std::size_t>(id)];
+        const auto bucket = times.find(t.base == program::no_tensor ? id : t.base);
+        if (bucket == times.end() || program::is_communication(op.kind) || op.phase == program::Phase::step) {
+            if (op.kind != program::OpKind::zero) return "";
         }
-        const bool begins = op.kind == OpKind::zero || sets(op);
+        const bool begins = op.kind == program::OpKind::zero || sets(op);
         if (sets(op)) set += static_cast<double>(t.elements());
         for (std::int64_t i = 0; i < t.elements(); ++i) {
             std::uint8_t& count = bucket->second[static_cast<std::size_t>(t.offset + i)];
@@ -96,11 +97,11 @@ TEST_CASE("gradients are zeroed or set once, and products set nearly all of them
     };
     for (const bool tied : {false, true})
         for (const Fields& fields : cases) {
-            const Plan plan = trained_plan(fields, tied);
-            CAPTURE(plan_to_json(plan));
-            REQUIRE(check_plan(plan).message == "");
+            const plan::Plan plan = trained_plan(fields, tied);
+            CAPTURE(plan::plan_to_json(plan));
+            REQUIRE(plan::check_plan(plan).message == "");
             for (int rank = 0; rank < plan.pp; ++rank) {
-                const Program program = lower(plan, rank);
+                const program::Program program = lower::lower(plan, rank);
                 Begun begun{program};
                 CHECK(begun.first_fault() == "");
                 CHECK(begun.set > 0.6 * begun.all); // not embeddings, norms and padding
@@ -109,17 +110,17 @@ TEST_CASE("gradients are zeroed or set once, and products set nearly all of them
 }
 
 TEST_CASE("a product that sets moves its gradient once less, and only the first micro-batch has such products") {
-    const Plan plan = trained_plan({});
-    const Program program = lower(plan, 0);
+    const plan::Plan plan = trained_plan({});
+    const program::Program program = lower::lower(plan, 0);
     std::map<int, int> setting; // by micro-batch
     double saved = 0.0;
-    for (const Slot& slot : program.slots) {
-        const Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
+    for (const program::Slot& slot : program.slots) {
+        const program::Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
         for (std::size_t i = 0; i < tmpl.ops.size(); ++i) {
             if (!sets(tmpl.ops[i])) continue;
             ++setting[slot.micro_batch];
-            const Op& adding = program.templates[1].ops[i];
-            const Tensor& gradient = program.tensors[static_cast<std::size_t>(adding.out.front())];
+            const program::Op& adding = program.templates[1].ops[i];
+            const program::Tensor& gradient = program.tensors[static_cast<std::size_t>(adding.out.front())];
             CHECK(adding.kind == tmpl.ops[i].kind);
             CHECK(!sets(adding));
             CHECK(adding.bytes - tmpl.ops[i].bytes == gradient.expected_bytes());
@@ -132,12 +133,12 @@ TEST_CASE("a product that sets moves its gradient once less, and only the first 
 }
 
 TEST_CASE("published stacks add to gradients that are zeroed whole") {
-    Plan plan = trained_plan({});
+    plan::Plan plan = trained_plan({});
     plan.stack = plan.hardware->default_stack;
-    const Program program = lower(plan, 0);
-    for (OpWalk walk(program); !walk.done(); walk.next()) CHECK(!sets(walk.op()));
+    const program::Program program = lower::lower(plan, 0);
+    for (program::OpWalk walk(program); !walk.done(); walk.next()) CHECK(!sets(walk.op()));
     std::size_t zeroed = 0;
-    for (const Op& op : program.templates[static_cast<std::size_t>(program.slots.front().index)].ops)
-        if (op.kind == OpKind::zero) CHECK(op.out.front() == program.buckets.at(zeroed++).gradients);
+    for (const program::Op& op : program.templates[static_cast<std::size_t>(program.slots.front().index)].ops)
+        if (op.kind == program::OpKind::zero) CHECK(op.out.front() == program.buckets.at(zeroed++).gradients);
     CHECK(zeroed == program.buckets.size());
 }

@@ -20,36 +20,38 @@ using namespace moe;
 
 namespace {
 
-const Tensor& tensor(const Program& program, TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; }
+const program::Tensor& tensor(const program::Program& program, program::TensorId id) {
+    return program.tensors[static_cast<std::size_t>(id)];
+}
 
-TensorId root(const Program& program, TensorId id) {
-    return tensor(program, id).base == no_tensor ? id : tensor(program, id).base;
+program::TensorId root(const program::Program& program, program::TensorId id) {
+    return tensor(program, id).base == program::no_tensor ? id : tensor(program, id).base;
 }
 
 // Walks the slots as an engine would and reports the first activation that is read before anything wrote it.
-std::string read_before_write(const Program& program) {
-    std::set<std::pair<TensorId, int>> written;
-    for (const Slot& slot : program.slots) {
-        const Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
-        for (const Op& op : tmpl.ops) {
-            for (TensorId id : op.in) {
-                if (id == no_tensor || tensor(program, id).storage != Storage::activation) continue;
+std::string read_before_write(const program::Program& program) {
+    std::set<std::pair<program::TensorId, int>> written;
+    for (const program::Slot& slot : program.slots) {
+        const program::Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
+        for (const program::Op& op : tmpl.ops) {
+            for (program::TensorId id : op.in) {
+                if (id == program::no_tensor || tensor(program, id).storage != program::Storage::activation) continue;
                 if (!written.count({root(program, id), slot.micro_batch}))
-                    return std::string(to_string(op.kind)) + " reads " + tensor(program, id).name;
+                    return std::string(program::to_string(op.kind)) + " reads " + tensor(program, id).name;
             }
-            for (TensorId id : op.out)
-                if (id != no_tensor) written.insert({root(program, id), slot.micro_batch});
+            for (program::TensorId id : op.out)
+                if (id != program::no_tensor) written.insert({root(program, id), slot.micro_batch});
         }
     }
     return "";
 }
 
-std::string wrong_gemm(const Program& program, bool overlap) {
-    for (const Template& tmpl : program.templates)
-        for (const Op& op : tmpl.ops) {
-            const auto elements = [&](TensorId id) { return tensor(program, id).elements(); };
-            if (op.kind == OpKind::gemm) {
-                const auto& g = std::get<GemmAttr>(op.attr);
+std::string wrong_gemm(const program::Program& program, bool overlap) {
+    for (const program::Template& tmpl : program.templates)
+        for (const program::Op& op : tmpl.ops) {
+            const auto elements = [&](program::TensorId id) { return tensor(program, id).elements(); };
+            if (op.kind == program::OpKind::gemm) {
+                const auto& g = std::get<program::GemmAttr>(op.attr);
                 if (g.batch > 1) { // on some of the columns of A, and on one of the two matrices in B or C
                     if (elements(op.in[0]) < g.batch * g.m * g.k || elements(op.in[1]) < g.batch * g.n * g.k ||
                         elements(op.out[0]) < g.batch * g.m * g.n)
@@ -67,12 +69,12 @@ std::string wrong_gemm(const Program& program, bool overlap) {
                 if (!overlap && (a != g.m * g.k || elements(op.out[0]) != g.m * g.n))
                     return tensor(program, op.out[0]).name;
             }
-            if (op.kind == OpKind::grouped_gemm) {
-                const auto& g = std::get<GroupedGemmAttr>(op.attr);
+            if (op.kind == program::OpKind::grouped_gemm) {
+                const auto& g = std::get<program::GroupedGemmAttr>(op.attr);
                 const std::int64_t weight = static_cast<std::int64_t>(g.groups) * g.n * g.k;
-                const bool wgrad = g.mode == GroupedMode::wgrad;
+                const bool wgrad = g.mode == program::GroupedMode::wgrad;
                 if (elements(wgrad ? op.out[0] : op.in[1]) != weight) return tensor(program, op.out[0]).name;
-                if (elements(op.in[0]) != g.capacity * (g.mode == GroupedMode::forward ? g.k : g.n))
+                if (elements(op.in[0]) != g.capacity * (g.mode == program::GroupedMode::forward ? g.k : g.n))
                     return tensor(program, op.out[0]).name;
             }
         }
@@ -82,31 +84,31 @@ std::string wrong_gemm(const Program& program, bool overlap) {
 } // namespace
 
 TEST_CASE("Programs of sample plans are well formed") {
-    for (const Plan& plan : sample_plans()) {
-        CAPTURE(plan_to_json(plan));
-        REQUIRE(check_plan(plan).message == "");
+    for (const plan::Plan& plan : sample_plans()) {
+        CAPTURE(plan::plan_to_json(plan));
+        REQUIRE(plan::check_plan(plan).message == "");
         for (int rank = 0; rank < plan.pp; ++rank) {
-            const Program program = lower(plan, rank);
+            const program::Program program = lower::lower(plan, rank);
             CHECK(read_before_write(program) == "");
             CHECK(wrong_gemm(program, plan.tp_overlap) == "");
             CHECK(program.slots.size() == static_cast<std::size_t>(2 * plan.micro_batches() * plan.vpp + 2));
-            for (const Template& tmpl : program.templates)
-                for (const Op& op : tmpl.ops) {
+            for (const program::Template& tmpl : program.templates)
+                for (const program::Op& op : tmpl.ops) {
                     CHECK(op.bytes >= 0.0);
-                    if (is_communication(op.kind)) CHECK(group_size(plan, op.group) > 1);
+                    if (program::is_communication(op.kind)) CHECK(plan::group_size(plan, op.group) > 1);
                 }
         }
     }
 }
 
 TEST_CASE("Shards of parameters add up to the model") {
-    for (const Plan& plan : sample_plans()) {
-        CAPTURE(plan_to_json(plan));
+    for (const plan::Plan& plan : sample_plans()) {
+        CAPTURE(plan::plan_to_json(plan));
         std::int64_t total = 0;
         for (int rank = 0; rank < plan.pp; ++rank) {
-            const Program program = lower(plan, rank);
-            for (const Parameter& p : program.parameters) {
-                const bool expert = p.domain == Domain::expert;
+            const program::Program program = lower::lower(plan, rank);
+            for (const program::Parameter& p : program.parameters) {
+                const bool expert = p.domain == plan::Domain::expert;
                 const int degree = expert ? plan.etp : plan.tp;
                 CHECK(p.local_elements() * (p.shard_dim >= 0 ? degree : 1) == p.padded_rows * p.cols);
                 // Copies of one table on several stages count once.
@@ -114,61 +116,64 @@ TEST_CASE("Shards of parameters add up to the model") {
                 total += p.rows * p.cols * (expert ? plan.ep : 1);
             }
         }
-        const bool exact = plan.model->kinds.front().attention.kind == AttentionKind::gqa ||
-                           plan.model->kinds.front().attention.kind == AttentionKind::mla;
-        const auto expected = static_cast<double>(count_parameters(*plan.model).total);
+        const bool exact = plan.model->kinds.front().attention.kind == model::AttentionKind::gqa ||
+                           plan.model->kinds.front().attention.kind == model::AttentionKind::mla;
+        const auto expected = static_cast<double>(model::count_parameters(*plan.model).total);
         CHECK(static_cast<double>(total) == nearly(expected).epsilon(exact ? 0.001 : 0.03));
     }
 }
 
 TEST_CASE("Executed FLOPs are the model's, plus router and vocabulary padding") {
-    for (Plan plan : sample_plans()) {
+    for (plan::Plan plan : sample_plans()) {
         if (plan.recompute != 0 || plan.cp > 1) continue;
         bool plain = true;
-        for (const LayerKind& kind : plan.model->kinds)
-            plain = plain && !kind.attention.sparse() && // whose core works on more than the model counts
-                    (kind.attention.kind == AttentionKind::gqa || kind.attention.kind == AttentionKind::mla);
+        for (const model::LayerKind& kind : plan.model->kinds)
+            plain =
+                plain && !kind.attention.sparse() && // whose core works on more than the model counts
+                (kind.attention.kind == model::AttentionKind::gqa || kind.attention.kind == model::AttentionKind::mla);
         if (!plain) continue;
-        CAPTURE(plan_to_json(plan));
+        CAPTURE(plan::plan_to_json(plan));
         double executed = 0.0, model_attention = 0.0;
         for (int rank = 0; rank < plan.pp; ++rank) {
-            const Program program = lower(plan, rank);
-            for (const Slot& slot : program.slots)
-                for (const Op& op : program.templates[static_cast<std::size_t>(slot.index)].ops) {
-                    const bool router = op.module == Module::router;
-                    if ((op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm) && !router) executed += op.flops;
+            const program::Program program = lower::lower(plan, rank);
+            for (const program::Slot& slot : program.slots)
+                for (const program::Op& op : program.templates[static_cast<std::size_t>(slot.index)].ops) {
+                    const bool router = op.module == program::Module::router;
+                    if ((op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm) && !router)
+                        executed += op.flops;
                     // A flash backward computes QK^T once more than the model counts: 5 products instead of 4.
-                    if (op.kind == OpKind::attention) model_attention += 3.0 * op.flops;
+                    if (op.kind == program::OpKind::attention) model_attention += 3.0 * op.flops;
                 }
         }
         const double tokens = static_cast<double>(plan.gbs) * static_cast<double>(plan.seq);
         const double per_token = (executed + model_attention) * plan.stage_ranks() / tokens;
-        CHECK(per_token == nearly(model_flops_per_token(*plan.model, plan.seq, plan.tp)).epsilon(0.005));
+        CHECK(per_token == nearly(model::model_flops_per_token(*plan.model, plan.seq, plan.tp)).epsilon(0.005));
     }
 }
 
 TEST_CASE("tied embeddings over several stages: a bucket of its own, counted once, of which only the shard travels") {
-    Plan plan = sample_plans().front();
-    auto model = std::make_shared<Model>(*plan.model);
+    plan::Plan plan = sample_plans().front();
+    auto model = std::make_shared<model::Model>(*plan.model);
     model->tied_embeddings = true;
     plan.model = model;
     plan.stack = "moe-plan";
     plan.pp = 2;
     plan.gpus *= 2;
-    REQUIRE(table_holders(plan) == std::vector<int>{0, 1});
+    REQUIRE(emit::table_holders(plan) == std::vector<int>{0, 1});
     const std::int64_t table = model->padded_vocab(plan.tp) / plan.tp * model->hidden;
     std::vector<std::int64_t> sizes;
     for (const int rank : {0, 1}) {
-        const Program program = lower(plan, rank);
-        const auto of_table = std::find_if(program.buckets.begin(), program.buckets.end(), [&](const Bucket& b) {
-            return b.elements >= table && b.elements < table + 64 * b.group_size && b.decayed == table;
-        });
+        const program::Program program = lower::lower(plan, rank);
+        const auto of_table =
+            std::find_if(program.buckets.begin(), program.buckets.end(), [&](const program::Bucket& b) {
+                return b.elements >= table && b.elements < table + 64 * b.group_size && b.decayed == table;
+            });
         REQUIRE(of_table != program.buckets.end());
         CHECK(of_table->copy == (rank == 1));
         int squares = 0;
-        for (const Op& op : program.templates.back().ops) {
-            if (op.kind == OpKind::sum_squares) squares += op.in.front() == of_table->gradient_shard ? 1 : 0;
-            if (op.kind == OpKind::send)
+        for (const program::Op& op : program.templates.back().ops) {
+            if (op.kind == program::OpKind::sum_squares) squares += op.in.front() == of_table->gradient_shard ? 1 : 0;
+            if (op.kind == program::OpKind::send)
                 sizes.push_back(program.tensors[static_cast<std::size_t>(op.in[0])].elements());
         }
         CHECK(squares == (rank == 0 ? 1 : 0));
@@ -180,17 +185,18 @@ TEST_CASE("tied embeddings over several stages: a bucket of its own, counted onc
 TEST_CASE("deterministic: every op of attention is told, and its gradient is another family of measured calls") {
     for (const bool deterministic : {false, true}) {
         int gradients = 0;
-        for (Plan plan : sample_plans()) {
+        for (plan::Plan plan : sample_plans()) {
             plan.deterministic = deterministic;
-            const Program program = lower(plan, 0);
-            for (const Template& t : program.templates)
-                for (const Op& op : t.ops) {
-                    const auto* attention = std::get_if<AttentionAttr>(&op.attr);
+            const program::Program program = lower::lower(plan, 0);
+            for (const program::Template& t : program.templates)
+                for (const program::Op& op : t.ops) {
+                    const auto* attention = std::get_if<program::AttentionAttr>(&op.attr);
                     if (attention == nullptr) continue;
                     CHECK(attention->deterministic == deterministic);
-                    if (op.kind != OpKind::attention_grad) continue;
+                    if (op.kind != program::OpKind::attention_grad) continue;
                     ++gradients;
-                    CHECK((measured_key(op, program).find(".deterministic") != std::string::npos) == deterministic);
+                    CHECK((program::measured_key(op, program).find(".deterministic") != std::string::npos) ==
+                          deterministic);
                 }
         }
         CHECK(gradients > 0);

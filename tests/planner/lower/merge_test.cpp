@@ -11,33 +11,35 @@ using namespace moe;
 
 namespace {
 
-Plan overlapped() {
-    Plan plan = sample_plans()[4];
+plan::Plan overlapped() {
+    plan::Plan plan = sample_plans()[4];
     plan.ep_overlap = true;
-    REQUIRE(check_plan(plan).message == "");
+    REQUIRE(plan::check_plan(plan).message == "");
     return plan;
 }
 
-const Template& of(const Program& program, int index) { return program.templates[static_cast<std::size_t>(index)]; }
+const program::Template& of(const program::Program& program, int index) {
+    return program.templates[static_cast<std::size_t>(index)];
+}
 
 } // namespace
 
 TEST_CASE("merged slots: all ops of both, each in its own order, and every other slot alone") {
-    const Plan plan = overlapped();
+    const plan::Plan plan = overlapped();
     for (const int rank : {0, plan.pp - 1}) {
-        const Program program = lower(plan, rank);
+        const program::Program program = lower::lower(plan, rank);
         REQUIRE(!program.merges.empty());
-        for (const Merge& merge : program.merges) {
+        for (const program::Merge& merge : program.merges) {
             const auto backward =
                 static_cast<std::size_t>(std::count(merge.from_backward.begin(), merge.from_backward.end(), true));
-            CHECK(of(program, merge.forward).kind == SlotKind::forward);
-            CHECK(of(program, merge.backward).kind == SlotKind::backward);
+            CHECK(of(program, merge.forward).kind == plan::SlotKind::forward);
+            CHECK(of(program, merge.backward).kind == plan::SlotKind::backward);
             CHECK(backward == of(program, merge.backward).ops.size());
             CHECK(merge.from_backward.size() - backward == of(program, merge.forward).ops.size());
         }
         std::vector<std::size_t> next(program.slots.size(), 0); // op by slot
         std::size_t ops = 0;
-        for (OpWalk walk(program); !walk.done(); walk.next(), ++ops) {
+        for (program::OpWalk walk(program); !walk.done(); walk.next(), ++ops) {
             REQUIRE(walk.index() == next[walk.slot_number()]);
             ++next[walk.slot_number()];
         }
@@ -46,7 +48,7 @@ TEST_CASE("merged slots: all ops of both, each in its own order, and every other
             REQUIRE(next[s] == of(program, program.slots[s].index).ops.size());
             listed += next[s];
             if (program.slots[s].merge < 0) continue;
-            const Merge& merge = program.merges[static_cast<std::size_t>(program.slots[s].merge)];
+            const program::Merge& merge = program.merges[static_cast<std::size_t>(program.slots[s].merge)];
             CHECK(merge.forward == program.slots[s].index);
             CHECK(merge.backward == program.slots[s + 1].index);
         }
@@ -55,13 +57,14 @@ TEST_CASE("merged slots: all ops of both, each in its own order, and every other
 }
 
 TEST_CASE("merged slots: behind an exchange the other side goes on, and a layer of the forward ends last") {
-    const Plan plan = overlapped();
-    const Program program = lower(plan, 1);
-    const Merge& merge = program.merges.front();
-    const std::vector<Op>&forward = of(program, merge.forward).ops, &backward = of(program, merge.backward).ops;
-    const auto layers = [](const std::vector<Op>& ops) {
+    const plan::Plan plan = overlapped();
+    const program::Program program = lower::lower(plan, 1);
+    const program::Merge& merge = program.merges.front();
+    const std::vector<program::Op>&forward = of(program, merge.forward).ops,
+          &backward = of(program, merge.backward).ops;
+    const auto layers = [](const std::vector<program::Op>& ops) {
         std::vector<int> list;
-        for (const Op& op : ops)
+        for (const program::Op& op : ops)
             if (op.layer >= 0 && (list.empty() || list.back() != op.layer)) list.push_back(op.layer);
         return list;
     };
@@ -72,8 +75,8 @@ TEST_CASE("merged slots: behind an exchange the other side goes on, and a layer 
     int hidden = 0; // exchanges behind which the other side computes
     for (std::size_t i = 0; i < merge.from_backward.size(); ++i) {
         const bool from_backward = merge.from_backward[i];
-        const Op& op = from_backward ? backward[b++] : forward[f++];
-        if (i + 1 < merge.from_backward.size() && op.stream == Stream::expert &&
+        const program::Op& op = from_backward ? backward[b++] : forward[f++];
+        if (i + 1 < merge.from_backward.size() && op.stream == program::Stream::expert &&
             merge.from_backward[i + 1] != from_backward)
             ++hidden;
         // When a layer of the forward is through, so is the one of the backward that it ran beside.
@@ -81,30 +84,30 @@ TEST_CASE("merged slots: behind an exchange the other side goes on, and a layer 
         if (!ends) continue;
         const auto place = static_cast<std::size_t>(std::find(filled.begin(), filled.end(), op.layer) - filled.begin());
         CHECK(std::none_of(backward.begin() + static_cast<std::ptrdiff_t>(b), backward.end(),
-                           [&](const Op& left) { return left.layer == emptied[place]; }));
+                           [&](const program::Op& left) { return left.layer == emptied[place]; }));
     }
     // Dispatch and combine of either direction in every layer, as both have four.
     CHECK(hidden == 4 * static_cast<int>(filled.size()));
 }
 
 TEST_CASE("merged slots: the first two products behind a departure spare, the first alone where it is long") {
-    const auto op = [](OpKind kind, double flops, double bytes) {
-        Op result;
+    const auto op = [](program::OpKind kind, double flops, double bytes) {
+        program::Op result;
         result.kind = kind;
         result.flops = flops;
         result.bytes = bytes;
         return result;
     };
-    const auto spared = [&](double flops) {
-        SparingProducts sparing;
-        int count = sparing.next(op(OpKind::grouped_gemm, flops, 0.0)) ? 10 : 0; // no tokens have left
-        for (const OpKind kind : {OpKind::dispatch_tokens, OpKind::combine_tokens}) {
-            sparing.next(op(kind, 0.0, 1e6));
-            sparing.next(op(OpKind::gemm, flops, 0.0));
-            for (int i = 0; i < 3; ++i) count += sparing.next(op(OpKind::grouped_gemm, flops, 0.0)) ? 1 : 0;
+    const auto reserved_sms = [&](double flops) {
+        passes::ReservedSms reserving;
+        int count = reserving.next(op(program::OpKind::grouped_gemm, flops, 0.0)) ? 10 : 0; // no tokens have left
+        for (const program::OpKind kind : {program::OpKind::dispatch_tokens, program::OpKind::combine_tokens}) {
+            reserving.next(op(kind, 0.0, 1e6));
+            reserving.next(op(program::OpKind::gemm, flops, 0.0));
+            for (int i = 0; i < 3; ++i) count += reserving.next(op(program::OpKind::grouped_gemm, flops, 0.0)) ? 1 : 0;
         }
         return count;
     };
-    CHECK(spared(1e9) == 4);
-    CHECK(spared(1e10) == 2);
+    CHECK(reserved_sms(1e9) == 4);
+    CHECK(reserved_sms(1e10) == 2);
 }

@@ -17,20 +17,20 @@ using namespace moe;
 
 namespace {
 
-Model read(const std::string& config) { return model_from_json(config, "config.json"); }
+model::Model read(const std::string& config) { return families::model_from_json(config, "config.json"); }
 
-Plan small_plan(const Model& model, std::int64_t seq) {
-    Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06", seq);
-    plan.model = std::make_shared<const Model>(model);
+plan::Plan small_plan(const model::Model& model, std::int64_t seq) {
+    plan::Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06", seq);
+    plan.model = std::make_shared<const model::Model>(model);
     plan.gpus = plan.dp = 2;
     plan.gbs = 2;
     plan.edp = 2;
     return plan;
 }
 
-std::int64_t declared(const Program& program) {
+std::int64_t declared(const program::Program& program) {
     std::int64_t sum = 0;
-    for (const Parameter& parameter : program.parameters) sum += parameter.local_elements();
+    for (const program::Parameter& parameter : program.parameters) sum += parameter.local_elements();
     return sum;
 }
 
@@ -39,34 +39,35 @@ std::int64_t declared(const Program& program) {
 TEST_CASE("mixed layers, lowered: declared weights are the counted ones, products of a forward the model's FLOPs") {
     for (const std::string& config : small_mixed_models()) {
         CAPTURE(config);
-        const Model model = read(config);
-        const Plan plan = small_plan(model, 512);
-        REQUIRE(check_plan(plan).message == "");
-        const Program program = lower(plan, 0);
-        CHECK(declared(program) == count_parameters(model).total);
+        const model::Model model = read(config);
+        const plan::Plan plan = small_plan(model, 512);
+        REQUIRE(plan::check_plan(plan).message == "");
+        const program::Program program = lower::lower(plan, 0);
+        CHECK(declared(program) == model::count_parameters(model).total);
         double products = 0.0;
-        for (const Op& op : program.templates[0].ops)
-            if (op.module != Module::router &&
-                (op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm || op.kind == OpKind::attention))
+        for (const program::Op& op : program.templates[0].ops)
+            if (op.module != program::Module::router &&
+                (op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm ||
+                 op.kind == program::OpKind::attention))
                 products += op.flops;
         // A third of training's FLOPs, less the norms that MTP's inputs are counted with.
         const double norms = 6.0 * 3.0 * static_cast<double>(model.hidden) * static_cast<double>(model.mtp.size());
-        const double counted = (model_flops_per_token(model, 512) - norms) * 512.0 / 3.0;
+        const double counted = (model::model_flops_per_token(model, 512) - norms) * 512.0 / 3.0;
         CHECK(products == nearly(counted).epsilon(1e-9));
     }
 }
 
 TEST_CASE("Granite 4, lowered: scans and experts in one layer, the counted weights") {
-    const Model model = read(small_granite());
-    const Plan plan = small_plan(model, 512);
-    REQUIRE(check_plan(plan).message == "");
-    const Program program = lower(plan, 0);
-    CHECK(declared(program) == count_parameters(model).total);
+    const model::Model model = read(small_granite());
+    const plan::Plan plan = small_plan(model, 512);
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0);
+    CHECK(declared(program) == model::count_parameters(model).total);
     int scans = 0, grouped = 0, attentions = 0;
-    for (const Op& op : program.templates[0].ops) {
-        scans += op.kind == OpKind::scan;
-        grouped += op.kind == OpKind::grouped_gemm;
-        attentions += op.kind == OpKind::attention;
+    for (const program::Op& op : program.templates[0].ops) {
+        scans += op.kind == program::OpKind::scan;
+        grouped += op.kind == program::OpKind::grouped_gemm;
+        attentions += op.kind == program::OpKind::attention;
     }
     CHECK(scans == 2);
     CHECK(attentions == 1);
@@ -74,63 +75,63 @@ TEST_CASE("Granite 4, lowered: scans and experts in one layer, the counted weigh
 }
 
 TEST_CASE("norms behind attention and MLP: two more a layer, forward and backward, and their weights") {
-    const Model model = read(small_mixed_models()[0]);
-    Model without = model;
+    const model::Model model = read(small_mixed_models()[0]);
+    model::Model without = model;
     without.post_norms = false;
-    const auto norms = [](const Model& of) {
-        const Program program = lower(small_plan(of, 512), 0);
+    const auto norms = [](const model::Model& of) {
+        const program::Program program = lower::lower(small_plan(of, 512), 0);
         std::pair<int, int> count;
-        for (const Op& op : program.templates[0].ops) count.first += op.kind == OpKind::rmsnorm;
-        for (const Op& op : program.templates[1].ops) count.second += op.kind == OpKind::rmsnorm_grad;
+        for (const program::Op& op : program.templates[0].ops) count.first += op.kind == program::OpKind::rmsnorm;
+        for (const program::Op& op : program.templates[1].ops) count.second += op.kind == program::OpKind::rmsnorm_grad;
         return count;
     };
     const auto [forward, backward] = norms(model);
     CHECK(forward - norms(without).first == 8);
     CHECK(backward - norms(without).second == 8);
-    CHECK(count_parameters(model).total - count_parameters(without).total == 8 * 256);
-    CHECK(model_flops_per_token(model, 512) == model_flops_per_token(without, 512));
-    const std::vector<Parameter> parameters = lower(small_plan(model, 512), 0).parameters;
+    CHECK(model::count_parameters(model).total - model::count_parameters(without).total == 8 * 256);
+    CHECK(model::model_flops_per_token(model, 512) == model::model_flops_per_token(without, 512));
+    const std::vector<program::Parameter> parameters = lower::lower(small_plan(model, 512), 0).parameters;
     for (const char* name : {"post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"})
-        CHECK(std::count_if(parameters.begin(), parameters.end(), [&](const Parameter& p) {
+        CHECK(std::count_if(parameters.begin(), parameters.end(), [&](const program::Parameter& p) {
                   return p.name.find(std::string(".") + name + ".") != std::string::npos;
               }) == 4);
 }
 
 TEST_CASE("Gemma 4, lowered: norms of both branches, values made of keys") {
-    const Model model = read(small_mixed_models()[4]);
+    const model::Model model = read(small_mixed_models()[4]);
     REQUIRE(model.architecture == "Gemma4ForCausalLM");
-    const Program program = lower(small_plan(model, 512), 0);
+    const program::Program program = lower::lower(small_plan(model, 512), 0);
     int forward = 0, backward = 0;
-    for (const Op& op : program.templates[0].ops) forward += op.kind == OpKind::rmsnorm;
-    for (const Op& op : program.templates[1].ops) backward += op.kind == OpKind::rmsnorm_grad;
+    for (const program::Op& op : program.templates[0].ops) forward += op.kind == program::OpKind::rmsnorm;
+    for (const program::Op& op : program.templates[1].ops) backward += op.kind == program::OpKind::rmsnorm_grad;
     CHECK(forward == 4 * 8 + 1); // a layer has 8, the model one at its end
     CHECK(backward == 4 * 8 + 1);
     int made = 0;
-    for (const Op& op : program.templates[0].ops) {
-        if (op.kind != OpKind::rope) continue;
-        const auto cols = [&](TensorId id) { return program.tensors[static_cast<std::size_t>(id)].cols; };
+    for (const program::Op& op : program.templates[0].ops) {
+        if (op.kind != program::OpKind::rope) continue;
+        const auto cols = [&](program::TensorId id) { return program.tensors[static_cast<std::size_t>(id)].cols; };
         made += cols(op.out[0]) - cols(op.in[0]) == 128; // one head of values, of the last layer alone
     }
     CHECK(made == 1);
 }
 
 TEST_CASE("gates of heads: one column a head beside the queries, under tensor and context parallelism as well") {
-    const Model model = read(small_mixed_models().back());
-    Plan plan = small_plan(model, 512);
+    const model::Model model = read(small_mixed_models().back());
+    plan::Plan plan = small_plan(model, 512);
     plan.tp = 2;
     plan.dp = 1;
     plan.cp = 1;
-    REQUIRE(check_plan(plan).message == "");
-    const auto widths = [](const Program& program) {
+    REQUIRE(plan::check_plan(plan).message == "");
+    const auto widths = [](const program::Program& program) {
         std::vector<std::int64_t> list;
-        for (const Parameter& p : program.parameters)
+        for (const program::Parameter& p : program.parameters)
             if (p.name.find("g_proj") != std::string::npos) list.push_back(p.local_rows);
         return list;
     };
-    CHECK(widths(lower(plan, 0)) == std::vector<std::int64_t>{4, 4, 4, 2, 4, 4});
+    CHECK(widths(lower::lower(plan, 0)) == std::vector<std::int64_t>{4, 4, 4, 2, 4, 4});
     plan.tp = 1;
     plan.cp = 2;
-    plan.cp_comm = ContextComm::alltoall;
-    REQUIRE(check_plan(plan).message == "");
-    CHECK(lower(plan, 0).templates[0].ops.size() > 0);
+    plan.cp_comm = plan::ContextComm::alltoall;
+    REQUIRE(plan::check_plan(plan).message == "");
+    CHECK(lower::lower(plan, 0).templates[0].ops.size() > 0);
 }

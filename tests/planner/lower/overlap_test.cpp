@@ -14,10 +14,10 @@ using namespace moe;
 
 namespace {
 
-Plan llama(int tp, int cp) {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model("Llama3-8B"));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h100"));
+plan::Plan llama(int tp, int cp) {
+    plan::Plan plan;
+    plan.model = std::make_shared<const model::Model>(families::load_model("Llama3-8B"));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("h100"));
     plan.stack = "bridge-26.04";
     plan.seq = 8192;
     plan.gpus = tp * cp;
@@ -34,10 +34,10 @@ struct Sum {
 };
 
 // Ops of one layer of the forward (template 0) or backward.
-Sum layer_ops(const Plan& plan, int tmpl, OpKind kind) {
-    const Program program = lower(plan, 0);
+Sum layer_ops(const plan::Plan& plan, int tmpl, program::OpKind kind) {
+    const program::Program program = lower::lower(plan, 0);
     Sum sum;
-    for (const Op& op : program.templates[static_cast<std::size_t>(tmpl)].ops)
+    for (const program::Op& op : program.templates[static_cast<std::size_t>(tmpl)].ops)
         if (op.layer == 5 && op.kind == kind) ++sum.count, sum.bytes += op.bytes, sum.flops += op.flops;
     return sum;
 }
@@ -45,52 +45,59 @@ Sum layer_ops(const Plan& plan, int tmpl, OpKind kind) {
 } // namespace
 
 TEST_CASE("tp_overlap: gathers become rings of tp - 1 steps, reductions four pieces, the work stays") {
-    const Plan plain = llama(4, 1);
-    Plan overlap = plain;
+    const plan::Plan plain = llama(4, 1);
+    plan::Plan overlap = plain;
     overlap.tp_overlap = true;
-    REQUIRE(check_plan(overlap).message == "");
+    REQUIRE(plan::check_plan(overlap).message == "");
     const double hidden = 8192.0 * 4096 * 2; // the whole sequence in BF16
     // Forward: the inputs of QKV and FC1 are gathered, the outputs of the two others reduced.
-    CHECK(layer_ops(plain, 0, OpKind::all_gather).bytes == 2 * hidden);
-    CHECK(layer_ops(overlap, 0, OpKind::all_gather).count == 0);
-    CHECK(layer_ops(overlap, 0, OpKind::ring_exchange).count == 2 * 3);
-    CHECK(layer_ops(overlap, 0, OpKind::ring_exchange).bytes == 2 * 0.75 * hidden); // what leaves a rank
-    CHECK(layer_ops(overlap, 0, OpKind::reduce_scatter).count == 2 * 4);
-    CHECK(layer_ops(overlap, 0, OpKind::reduce_scatter).bytes == layer_ops(plain, 0, OpKind::reduce_scatter).bytes);
+    CHECK(layer_ops(plain, 0, program::OpKind::all_gather).bytes == 2 * hidden);
+    CHECK(layer_ops(overlap, 0, program::OpKind::all_gather).count == 0);
+    CHECK(layer_ops(overlap, 0, program::OpKind::ring_exchange).count == 2 * 3);
+    CHECK(layer_ops(overlap, 0, program::OpKind::ring_exchange).bytes == 2 * 0.75 * hidden); // what leaves a rank
+    CHECK(layer_ops(overlap, 0, program::OpKind::reduce_scatter).count == 2 * 4);
+    CHECK(layer_ops(overlap, 0, program::OpKind::reduce_scatter).bytes ==
+          layer_ops(plain, 0, program::OpKind::reduce_scatter).bytes);
     // Backward: gradients of the two row-parallel outputs come by ring, wgrad's inputs in one piece beside dgrad.
-    CHECK(layer_ops(plain, 1, OpKind::all_gather).count == 4);
-    CHECK(layer_ops(overlap, 1, OpKind::all_gather).count == 2);
-    CHECK(layer_ops(overlap, 1, OpKind::ring_exchange).count == 2 * 3);
-    CHECK(layer_ops(overlap, 1, OpKind::reduce_scatter).count == 2);
+    CHECK(layer_ops(plain, 1, program::OpKind::all_gather).count == 4);
+    CHECK(layer_ops(overlap, 1, program::OpKind::all_gather).count == 2);
+    CHECK(layer_ops(overlap, 1, program::OpKind::ring_exchange).count == 2 * 3);
+    CHECK(layer_ops(overlap, 1, program::OpKind::reduce_scatter).count == 2);
     for (const int tmpl : {0, 1})
-        CHECK(layer_ops(overlap, tmpl, OpKind::gemm).flops == layer_ops(plain, tmpl, OpKind::gemm).flops);
+        CHECK(layer_ops(overlap, tmpl, program::OpKind::gemm).flops ==
+              layer_ops(plain, tmpl, program::OpKind::gemm).flops);
     // Weights are read once per piece, nothing else more often: 4 + 4 + 4 + 4 products instead of 4.
     const double weights = 2.0 / 4 * (4096.0 * 6144 + 4096.0 * 4096 + 3 * 4096.0 * 14336);
-    CHECK(layer_ops(overlap, 0, OpKind::gemm).bytes - layer_ops(plain, 0, OpKind::gemm).bytes == 3 * weights);
-    CHECK(plan_memory(lower(overlap, 0)).class_bytes[static_cast<std::size_t>(MemoryClass::saved)] ==
-          plan_memory(lower(plain, 0)).class_bytes[static_cast<std::size_t>(MemoryClass::saved)]);
+    CHECK(layer_ops(overlap, 0, program::OpKind::gemm).bytes - layer_ops(plain, 0, program::OpKind::gemm).bytes ==
+          3 * weights);
+    CHECK(
+        memory::plan_memory(lower::lower(overlap, 0))
+            .class_bytes[static_cast<std::size_t>(memory::MemoryClass::saved)] ==
+        memory::plan_memory(lower::lower(plain, 0)).class_bytes[static_cast<std::size_t>(memory::MemoryClass::saved)]);
 }
 
 TEST_CASE("cp_comm = alltoall: whole sequences of some heads, no ring; what moves and what is computed") {
-    const Plan ring = llama(1, 4);
-    Plan heads = ring;
-    heads.cp_comm = ContextComm::alltoall;
-    REQUIRE(check_plan(heads).message == "");
+    const plan::Plan ring = llama(1, 4);
+    plan::Plan heads = ring;
+    heads.cp_comm = plan::ContextComm::alltoall;
+    REQUIRE(plan::check_plan(heads).message == "");
     const double tokens = 8192.0 / 4;
-    CHECK(layer_ops(ring, 0, OpKind::ring_exchange).count == 3);
-    CHECK(layer_ops(heads, 0, OpKind::ring_exchange).count == 0);
+    CHECK(layer_ops(ring, 0, program::OpKind::ring_exchange).count == 3);
+    CHECK(layer_ops(heads, 0, program::OpKind::ring_exchange).count == 0);
     // Packed queries, keys and values out (32 + 8 + 8 heads of 128), the output back (32 heads), in BF16.
-    CHECK(layer_ops(heads, 0, OpKind::all_to_all).count == 2);
-    CHECK(layer_ops(heads, 0, OpKind::all_to_all).bytes == tokens * 128 * (48 + 32) * 2);
-    CHECK(layer_ops(heads, 1, OpKind::all_to_all).bytes == tokens * 128 * (48 + 32) * 2);
+    CHECK(layer_ops(heads, 0, program::OpKind::all_to_all).count == 2);
+    CHECK(layer_ops(heads, 0, program::OpKind::all_to_all).bytes == tokens * 128 * (48 + 32) * 2);
+    CHECK(layer_ops(heads, 1, program::OpKind::all_to_all).bytes == tokens * 128 * (48 + 32) * 2);
     // One attention over the whole sequence does what four over quarters do.
-    CHECK(layer_ops(heads, 0, OpKind::attention).count == 1);
-    CHECK(layer_ops(heads, 0, OpKind::attention).flops == layer_ops(ring, 0, OpKind::attention).flops);
-    CHECK(layer_ops(heads, 1, OpKind::attention_grad).flops == layer_ops(ring, 1, OpKind::attention_grad).flops);
+    CHECK(layer_ops(heads, 0, program::OpKind::attention).count == 1);
+    CHECK(layer_ops(heads, 0, program::OpKind::attention).flops ==
+          layer_ops(ring, 0, program::OpKind::attention).flops);
+    CHECK(layer_ops(heads, 1, program::OpKind::attention_grad).flops ==
+          layer_ops(ring, 1, program::OpKind::attention_grad).flops);
 
-    Plan eight = llama(1, 8); // 8 key-value heads
-    eight.cp_comm = ContextComm::alltoall;
-    CHECK(check_plan(eight).message == "");
+    plan::Plan eight = llama(1, 8); // 8 key-value heads
+    eight.cp_comm = plan::ContextComm::alltoall;
+    CHECK(plan::check_plan(eight).message == "");
     eight.tp = 2, eight.gpus = eight.edp = 16;
-    CHECK(check_plan(eight).counter == "cp_comm");
+    CHECK(plan::check_plan(eight).counter == "cp_comm");
 }

@@ -16,10 +16,10 @@ using namespace moe;
 
 namespace {
 
-Plan plan_of(const char* model, const char* hardware, Precision precision) {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model(model));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware(hardware));
+plan::Plan plan_of(const char* model, const char* hardware, machine::Precision precision) {
+    plan::Plan plan;
+    plan.model = std::make_shared<const model::Model>(families::load_model(model));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware(hardware));
     plan.stack = plan.hardware->default_stack;
     plan.seq = plan.gbs = 4096;
     plan.gpus = plan.dp = plan.edp = 1;
@@ -28,18 +28,18 @@ Plan plan_of(const char* model, const char* hardware, Precision precision) {
     return plan;
 }
 
-std::int64_t bytes(const Plan& plan, MemoryClass c) {
-    return plan_memory(lower(plan, 0)).class_bytes[static_cast<std::size_t>(c)];
+std::int64_t bytes(const plan::Plan& plan, memory::MemoryClass c) {
+    return memory::plan_memory(lower::lower(plan, 0)).class_bytes[static_cast<std::size_t>(c)];
 }
 
 // Products whose weights or rows are of a precision, by module.
-int products(const Plan& plan, Module module, Dtype dtype) {
-    const Program program = lower(plan, 0);
+int products(const plan::Plan& plan, program::Module module, program::Dtype dtype) {
+    const program::Program program = lower::lower(plan, 0);
     int count = 0;
     for (int t = 0; t < 2; ++t)
-        for (const Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
-            const bool product = op.kind == OpKind::gemm || op.kind == OpKind::grouped_gemm ||
-                                 op.kind == OpKind::attention || op.kind == OpKind::attention_grad;
+        for (const program::Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
+            const bool product = op.kind == program::OpKind::gemm || op.kind == program::OpKind::grouped_gemm ||
+                                 op.kind == program::OpKind::attention || op.kind == program::OpKind::attention_grad;
             if (product && op.module == module)
                 count += program.tensors[static_cast<std::size_t>(op.in[0])].dtype == dtype;
         }
@@ -49,72 +49,72 @@ int products(const Plan& plan, Module module, Dtype dtype) {
 } // namespace
 
 TEST_CASE("attention in FP8 reads FP8 operands and keeps them in place of BF16 ones") {
-    const Plan bf16 = plan_of("Llama3-8B", "h100", Precision::bf16);
-    Plan fp8 = bf16;
-    fp8.attention_precision = Precision::fp8_tensor;
-    REQUIRE(check_plan(fp8).message == "");
-    CHECK(products(bf16, Module::core_attn, Dtype::fp8_tensor) == 0);
-    CHECK(products(fp8, Module::core_attn, Dtype::fp8_tensor) == 2 * 32);
-    CHECK(products(fp8, Module::mlp, Dtype::fp8_tensor) == 0);
+    const plan::Plan bf16 = plan_of("Llama3-8B", "h100", machine::Precision::bf16);
+    plan::Plan fp8 = bf16;
+    fp8.attention_precision = machine::Precision::fp8_tensor;
+    REQUIRE(plan::check_plan(fp8).message == "");
+    CHECK(products(bf16, program::Module::core_attn, program::Dtype::fp8_tensor) == 0);
+    CHECK(products(fp8, program::Module::core_attn, program::Dtype::fp8_tensor) == 2 * 32);
+    CHECK(products(fp8, program::Module::mlp, program::Dtype::fp8_tensor) == 0);
     // 32 + 2 * 8 heads of 128 for 4,096 tokens in 32 layers: one byte each instead of two.
-    CHECK(bytes(bf16, MemoryClass::saved) - bytes(fp8, MemoryClass::saved) == 48LL * 128 * 4096 * 32);
+    CHECK(bytes(bf16, memory::MemoryClass::saved) - bytes(fp8, memory::MemoryClass::saved) == 48LL * 128 * 4096 * 32);
 }
 
 TEST_CASE("the LM head in MXFP8: its products, its weights twice in one byte, its input in one") {
-    const Plan bf16 = plan_of("Llama3-8B", "gb200-nvl72", Precision::bf16);
-    Plan low = bf16;
-    low.head_precision = Precision::mxfp8;
-    REQUIRE(check_plan(low).message == "");
-    CHECK(products(low, Module::head, Dtype::mxfp8) == 3);
-    CHECK(products(low, Module::mlp, Dtype::mxfp8) == 0);
+    const plan::Plan bf16 = plan_of("Llama3-8B", "gb200-nvl72", machine::Precision::bf16);
+    plan::Plan low = bf16;
+    low.head_precision = machine::Precision::mxfp8;
+    REQUIRE(plan::check_plan(low).message == "");
+    CHECK(products(low, program::Module::head, program::Dtype::mxfp8) == 3);
+    CHECK(products(low, program::Module::mlp, program::Dtype::mxfp8) == 0);
     // 525.3 M weights: two copies of 33/32 bytes instead of one of 2.
-    CHECK(static_cast<double>(bytes(low, MemoryClass::weights) - bytes(bf16, MemoryClass::weights)) ==
+    CHECK(static_cast<double>(bytes(low, memory::MemoryClass::weights) - bytes(bf16, memory::MemoryClass::weights)) ==
           nearly(525'336'576 / 16.0).epsilon(1e-4));
     // The final norm's output (4,096 columns for 4,096 tokens) is kept column-wise in 33/32 bytes, not in 2.
-    CHECK(bytes(bf16, MemoryClass::saved) - bytes(low, MemoryClass::saved) == 4096LL * 4096 * 31 / 32);
-    low.model = std::make_shared<const Model>([] {
-        Model tied = load_model("Llama3-8B");
+    CHECK(bytes(bf16, memory::MemoryClass::saved) - bytes(low, memory::MemoryClass::saved) == 4096LL * 4096 * 31 / 32);
+    low.model = std::make_shared<const model::Model>([] {
+        model::Model tied = families::load_model("Llama3-8B");
         tied.tied_embeddings = true;
         return tied;
     }());
-    CHECK(check_plan(low).counter == "head_precision");
+    CHECK(plan::check_plan(low).counter == "head_precision");
 }
 
 TEST_CASE("experts may stay in BF16 beside MXFP8 linears, or the reverse") {
-    Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", Precision::mxfp8);
-    CHECK(products(plan, Module::experts, Dtype::mxfp8) == 48 * 6);
-    CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 48 * 3);
-    const std::int64_t low = bytes(plan, MemoryClass::weights);
-    plan.expert_precision = Precision::bf16;
-    REQUIRE(check_plan(plan).message == "");
-    CHECK(products(plan, Module::experts, Dtype::mxfp8) == 0);
-    CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 48 * 3);
+    plan::Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", machine::Precision::mxfp8);
+    CHECK(products(plan, program::Module::experts, program::Dtype::mxfp8) == 48 * 6);
+    CHECK(products(plan, program::Module::attn_in, program::Dtype::mxfp8) == 48 * 3);
+    const std::int64_t low = bytes(plan, memory::MemoryClass::weights);
+    plan.expert_precision = machine::Precision::bf16;
+    REQUIRE(plan::check_plan(plan).message == "");
+    CHECK(products(plan, program::Module::experts, program::Dtype::mxfp8) == 0);
+    CHECK(products(plan, program::Module::attn_in, program::Dtype::mxfp8) == 48 * 3);
     // 48 layers of 128 experts of 3 x 2048 x 768 weights, kept once in two bytes.
     const double experts = 48.0 * 128 * 3 * 2048 * 768;
-    CHECK(static_cast<double>(low - bytes(plan, MemoryClass::weights)) == nearly(experts / 16.0).epsilon(1e-4));
-    plan.precision = Precision::bf16;
-    plan.expert_precision = Precision::mxfp8;
-    CHECK(products(plan, Module::experts, Dtype::mxfp8) == 48 * 6);
-    CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 0);
+    CHECK(static_cast<double>(low - bytes(plan, memory::MemoryClass::weights)) == nearly(experts / 16.0).epsilon(1e-4));
+    plan.precision = machine::Precision::bf16;
+    plan.expert_precision = machine::Precision::mxfp8;
+    CHECK(products(plan, program::Module::experts, program::Dtype::mxfp8) == 48 * 6);
+    CHECK(products(plan, program::Module::attn_in, program::Dtype::mxfp8) == 0);
 }
 
 TEST_CASE(
     "blockwise FP8 of ours quantizes a token once, and experts' activations and their gradients as they are written") {
-    Plan plan = plan_of("Qwen3-30B-A3B", "h200", Precision::fp8_blockwise);
+    plan::Plan plan = plan_of("Qwen3-30B-A3B", "h200", machine::Precision::fp8_blockwise);
     plan.stack = "moe-plan";
     plan.gbs = plan.mbs = 1;
-    const Program program = lower(plan, 0);
-    const auto tensor = [&](TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; };
+    const program::Program program = lower::lower(plan, 0);
+    const auto tensor = [&](program::TensorId id) { return program.tensors[static_cast<std::size_t>(id)]; };
     std::int64_t quantized = 0, widened = 0, moved = 0, written = 0; // rows by layer
     for (int t = 0; t < 2; ++t)
-        for (const Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
+        for (const program::Op& op : program.templates[static_cast<std::size_t>(t)].ops) {
             if (op.layer != 7) continue;
-            if (op.kind == OpKind::quantize) quantized += tensor(op.in[0]).rows;
-            if (op.kind == OpKind::dequantize) widened += tensor(op.in[0]).rows;
-            if (op.kind == OpKind::permute && tensor(op.in[0]).dtype == Dtype::fp8_block)
+            if (op.kind == program::OpKind::quantize) quantized += tensor(op.in[0]).rows;
+            if (op.kind == program::OpKind::dequantize) widened += tensor(op.in[0]).rows;
+            if (op.kind == program::OpKind::permute && tensor(op.in[0]).dtype == program::Dtype::fp8_block)
                 moved += tensor(op.out[0]).rows;
-            if (op.kind == OpKind::activation || op.kind == OpKind::activation_grad)
-                written += tensor(op.out.back()).dtype == Dtype::fp8_block ? tensor(op.out.back()).rows : 0;
+            if (op.kind == program::OpKind::activation || op.kind == program::OpKind::activation_grad)
+                written += tensor(op.out.back()).dtype == program::Dtype::fp8_block ? tensor(op.out.back()).rows : 0;
         }
     // Inputs and output gradients of both projections of attention, tokens before and gradients behind the experts.
     CHECK(quantized == (4 + 2) * plan.seq);
@@ -124,70 +124,71 @@ TEST_CASE(
     // With experts elsewhere rows are quantized where they arrive.
     plan.gpus = plan.dp = plan.ep = 2;
     plan.gbs = 2;
-    REQUIRE(check_plan(plan).message == "");
-    const Program spread = lower(plan, 0);
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program spread = lower::lower(plan, 0);
     for (int t = 0; t < 2; ++t)
-        for (const Op& op : spread.templates[static_cast<std::size_t>(t)].ops)
-            if (op.kind == OpKind::permute)
-                CHECK(spread.tensors[static_cast<std::size_t>(op.in[0])].dtype != Dtype::fp8_block);
+        for (const program::Op& op : spread.templates[static_cast<std::size_t>(t)].ops)
+            if (op.kind == program::OpKind::permute)
+                CHECK(spread.tensors[static_cast<std::size_t>(op.in[0])].dtype != program::Dtype::fp8_block);
 }
 
 TEST_CASE("current scaling reads a tensor twice before it is FP8, delayed scaling once") {
-    Plan plan = plan_of("Llama3-8B", "h100", Precision::fp8_tensor);
-    const auto quantized = [&](Fp8Scaling scaling) {
+    plan::Plan plan = plan_of("Llama3-8B", "h100", machine::Precision::fp8_tensor);
+    const auto quantized = [&](plan::Fp8Scaling scaling) {
         plan.fp8_scaling = scaling;
-        REQUIRE(check_plan(plan).message == "");
-        const Program program = lower(plan, 0);
-        for (const Op& op : program.templates[0].ops)
-            if (op.kind == OpKind::quantize) return op.bytes;
+        REQUIRE(plan::check_plan(plan).message == "");
+        const program::Program program = lower::lower(plan, 0);
+        for (const program::Op& op : program.templates[0].ops)
+            if (op.kind == program::OpKind::quantize) return op.bytes;
         return 0.0;
     };
     // The first: the attention norm's output, 4,096 x 4,096 in BF16, into a row-wise and a column-wise copy.
-    CHECK(quantized(Fp8Scaling::delayed) == 4096.0 * 4096 * (2 + 1 + 1));
-    CHECK(quantized(Fp8Scaling::current) == 4096.0 * 4096 * (2 + 2 + 1 + 1));
+    CHECK(quantized(plan::Fp8Scaling::delayed) == 4096.0 * 4096 * (2 + 1 + 1));
+    CHECK(quantized(plan::Fp8Scaling::current) == 4096.0 * 4096 * (2 + 2 + 1 + 1));
 }
 
 TEST_CASE("first and last layers may stay in BF16: their products, their weights, their attention") {
-    Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", Precision::mxfp8);
+    plan::Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", machine::Precision::mxfp8);
     const std::size_t kinds = plan.model->kinds.size();
-    const std::int64_t low = bytes(plan, MemoryClass::weights);
-    set_field(plan, "bf16_layers", "1+2");
-    REQUIRE(check_plan(plan).message == "");
+    const std::int64_t low = bytes(plan, memory::MemoryClass::weights);
+    plan::set_field(plan, "bf16_layers", "1+2");
+    REQUIRE(plan::check_plan(plan).message == "");
     CHECK(plan.model->kinds.size() == 2 * kinds);
     CHECK(plan.model->kind_of(0).bf16);
     CHECK_FALSE(plan.model->kind_of(1).bf16);
     CHECK_FALSE(plan.model->kind_of(45).bf16);
     CHECK(plan.model->kind_of(46).bf16);
-    CHECK(products(plan, Module::experts, Dtype::mxfp8) == 45 * 6);
-    CHECK(products(plan, Module::attn_in, Dtype::mxfp8) == 45 * 3);
-    CHECK(products(plan, Module::experts, Dtype::bf16) == 3 * 6);
+    CHECK(products(plan, program::Module::experts, program::Dtype::mxfp8) == 45 * 6);
+    CHECK(products(plan, program::Module::attn_in, program::Dtype::mxfp8) == 45 * 3);
+    CHECK(products(plan, program::Module::experts, program::Dtype::bf16) == 3 * 6);
     // Weights of three layers once in two bytes instead of twice in 33/32 bytes each.
     const double layer = 128.0 * 3 * 2048 * 768 + 2048.0 * (32 + 4 + 4) * 128 + 32 * 128 * 2048.0;
-    CHECK(static_cast<double>(low - bytes(plan, MemoryClass::weights)) == nearly(3 * layer / 16.0).epsilon(1e-3));
-    plan.attention_precision = Precision::fp8_tensor;
-    CHECK(products(plan, Module::core_attn, Dtype::fp8_tensor) == 45 * 2);
-    CHECK(plan_to_json(plan_from_json(plan_to_json(plan), "plan.json")) == plan_to_json(plan));
-    CHECK(plan_from_json(plan_to_json(plan), "plan.json").model->kinds == plan.model->kinds);
-    set_field(plan, "bf16_layers", "none");
-    CHECK(plan.model->kinds == load_model("Qwen3-30B-A3B").kinds);
-    CHECK(plan_to_json(plan).find("bf16_layers") == std::string::npos);
+    CHECK(static_cast<double>(low - bytes(plan, memory::MemoryClass::weights)) ==
+          nearly(3 * layer / 16.0).epsilon(1e-3));
+    plan.attention_precision = machine::Precision::fp8_tensor;
+    CHECK(products(plan, program::Module::core_attn, program::Dtype::fp8_tensor) == 45 * 2);
+    CHECK(plan::plan_to_json(plan::plan_from_json(plan::plan_to_json(plan), "plan.json")) == plan::plan_to_json(plan));
+    CHECK(plan::plan_from_json(plan::plan_to_json(plan), "plan.json").model->kinds == plan.model->kinds);
+    plan::set_field(plan, "bf16_layers", "none");
+    CHECK(plan.model->kinds == families::load_model("Qwen3-30B-A3B").kinds);
+    CHECK(plan::plan_to_json(plan).find("bf16_layers") == std::string::npos);
 }
 
 TEST_CASE("layers that stay in BF16: what cannot be is refused") {
-    Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", Precision::mxfp8);
+    plan::Plan plan = plan_of("Qwen3-30B-A3B", "gb200-nvl72", machine::Precision::mxfp8);
     for (const char* wrong : {"1", "1+", "+1", "1+x", "-1+1", "47+2", "1+2+3", ""}) {
         CAPTURE(std::string(wrong));
-        CHECK(fault_of([&] { set_field(plan, "bf16_layers", wrong); }).find("bf16_layers=") != std::string::npos);
+        CHECK(fault_of([&] { plan::set_field(plan, "bf16_layers", wrong); }).find("bf16_layers=") != std::string::npos);
     }
-    set_field(plan, "bf16_layers", "24+24");
-    CHECK(check_plan(plan).message == "");
-    plan.precision = Precision::bf16;
-    CHECK(check_plan(plan).message.find("nothing else is quantized") != std::string::npos);
-    set_field(plan, "bf16_layers", "1+1");
-    plan.precision = Precision::mxfp8;
-    std::string text = plan_to_json(plan);
+    plan::set_field(plan, "bf16_layers", "24+24");
+    CHECK(plan::check_plan(plan).message == "");
+    plan.precision = machine::Precision::bf16;
+    CHECK(plan::check_plan(plan).message.find("nothing else is quantized") != std::string::npos);
+    plan::set_field(plan, "bf16_layers", "1+1");
+    plan.precision = machine::Precision::mxfp8;
+    std::string text = plan::plan_to_json(plan);
     const std::size_t at = text.find("\"bf16_layers\": [");
     REQUIRE(at != std::string::npos);
     text.replace(text.find('[', at), text.find(']', at) - text.find('[', at) + 1, "[40, 9]");
-    CHECK(fault_of([&] { plan_from_json(text, "plan.json"); }).find("bf16_layers") != std::string::npos);
+    CHECK(fault_of([&] { plan::plan_from_json(text, "plan.json"); }).find("bf16_layers") != std::string::npos);
 }

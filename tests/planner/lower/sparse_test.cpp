@@ -29,30 +29,30 @@ std::string config(const std::string& rest = "") {
 }
 const char* shared_by_three = R"(, "index_topk_freq": 3, "index_skip_topk_offset": 1)";
 
-Model read(const std::string& text) { return model_from_json(text, "config.json"); }
+model::Model read(const std::string& text) { return families::model_from_json(text, "config.json"); }
 std::string refused(const std::string& text) {
     return fault_of([&] { read(text); });
 }
 
-Plan plan_of(const std::string& text) {
-    Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06");
-    plan.model = std::make_shared<const Model>(read(text));
+plan::Plan plan_of(const std::string& text) {
+    plan::Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06");
+    plan.model = std::make_shared<const model::Model>(read(text));
     plan.gpus = plan.dp = plan.edp = 4;
     plan.gbs = 4;
     plan.seq = 512;
     return plan;
 }
 
-std::string pickers(const Model& model) {
+std::string pickers(const model::Model& model) {
     std::string letters;
     for (const int kind : model.layers)
         letters += model.kinds[static_cast<std::size_t>(kind)].attention.indexes() ? 'F' : 'S';
     return letters;
 }
 
-std::map<OpKind, int> count(const Program& program, std::size_t index) {
-    std::map<OpKind, int> counts;
-    for (const Op& op : program.templates[index].ops) ++counts[op.kind];
+std::map<program::OpKind, int> count(const program::Program& program, std::size_t index) {
+    std::map<program::OpKind, int> counts;
+    for (const program::Op& op : program.templates[index].ops) ++counts[op.kind];
     return counts;
 }
 
@@ -65,7 +65,7 @@ TEST_CASE("sparse attention: layers pick keys or share those of the last that di
     CHECK(pickers(read(config(R"(, "index_topk_pattern": "FSFSSF")"))) == "FSFSSF");
     CHECK(pickers(read(config(R"(, "indexer_types": ["full", "full", "shared", "full", "shared", "shared"])"))) ==
           "FFSFSS");
-    const Model glm = load_model("GLM-5.2");
+    const model::Model glm = families::load_model("GLM-5.2");
     CHECK(pickers(glm).substr(0, 12) == "FFFSSSFSSSFS");
     const std::string all = pickers(glm);
     CHECK(std::count(all.begin(), all.end(), 'F') == 21); // arXiv 2603.12201: one of four behind the first three
@@ -88,43 +88,43 @@ TEST_CASE("sparse attention: a choice that cannot be is refused by field") {
 }
 
 TEST_CASE("sparse attention: parameters and FLOPs are the published ones") {
-    CHECK(count_parameters(load_model("GLM-5")).total_no_mtp == nearly(744e9).epsilon(2e-3));
-    CHECK(count_parameters(load_model("GLM-5")).active_no_embed == nearly(40e9).epsilon(0.03));
+    CHECK(model::count_parameters(families::load_model("GLM-5")).total_no_mtp == nearly(744e9).epsilon(2e-3));
+    CHECK(model::count_parameters(families::load_model("GLM-5")).active_no_embed == nearly(40e9).epsilon(0.03));
     // NVIDIA-NeMo/Megatron-Bridge pull request 5401: 499.60 TFLOPS on each of 192 GPUs for 39.4292 s and 3,072
     // sequences of 4,096, without the indexer's loss: its projections and scores have no gradient there.
-    const Model glm = load_model("GLM-5.2");
+    const model::Model glm = families::load_model("GLM-5.2");
     const double published = 499.60e12 * 192 * 39.4292 / (3072.0 * 4096);
     const double projections = 2048.0 * 32 * 128 + 6144.0 * (128 + 32), seen = 2048.0 * (1 - 2048.0 / 8192);
     const double loss = 2.0 * 22 * (projections + 2 * 32 * 128 * seen);
-    CHECK(model_flops_per_token(glm, 4096) - loss == nearly(published).epsilon(2e-4));
+    CHECK(model::model_flops_per_token(glm, 4096) - loss == nearly(published).epsilon(2e-4));
     // Behind top-k positions a query sees no more keys; the indexer compares all of them.
-    CHECK(keys_seen(glm.kind_of(0).attention, 1024) == nearly(512));
-    CHECK(keys_seen(glm.kind_of(0).attention, 131072) == nearly(2048 * (1 - 2048.0 / 262144)));
-    const double longer = model_flops_per_token(glm, 262144) - model_flops_per_token(glm, 131072);
+    CHECK(model::keys_seen(glm.kind_of(0).attention, 1024) == nearly(512));
+    CHECK(model::keys_seen(glm.kind_of(0).attention, 131072) == nearly(2048 * (1 - 2048.0 / 262144)));
+    const double longer = model::model_flops_per_token(glm, 262144) - model::model_flops_per_token(glm, 131072);
     const double compared = 2.0 * 22 * 32 * 128 * 65536.0, more = 2048.0 * 2048 / 524288;
     CHECK(longer == nearly(compared + more * (6.0 * 79 * 64 * (2 * 512 + 64) + 4.0 * 22 * 32 * 128)));
 }
 
 TEST_CASE("sparse attention: products of a forward are the model's FLOPs, the core works on all keys picked") {
-    const Plan plan = plan_of(config(shared_by_three));
-    REQUIRE(check_plan(plan).message == "");
-    const Program program = lower(plan, 0);
+    const plan::Plan plan = plan_of(config(shared_by_three));
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0);
     double products = 0.0;
-    for (const Op& op : program.templates[0].ops) {
-        if (op.kind == OpKind::gemm && op.module != Module::router) products += op.flops;
-        if (op.kind == OpKind::attention) {
-            const auto& attr = std::get<AttentionAttr>(op.attr);
+    for (const program::Op& op : program.templates[0].ops) {
+        if (op.kind == program::OpKind::gemm && op.module != program::Module::router) products += op.flops;
+        if (op.kind == program::OpKind::attention) {
+            const auto& attr = std::get<program::AttentionAttr>(op.attr);
             CHECK(attr.qk_dim == 128 + 32);
             CHECK(attr.v_dim == 128);
             CHECK(op.flops == nearly(2.0 * 512 * 128 * 4 * (160 + 128)));
         }
-        if (op.kind == OpKind::pick_keys) CHECK(op.flops == nearly(2.0 * 512 * 256 * 2 * 64));
+        if (op.kind == program::OpKind::pick_keys) CHECK(op.flops == nearly(2.0 * 512 * 256 * 2 * 64));
     }
-    std::map<OpKind, int> forward = count(program, 0), backward = count(program, 1);
-    CHECK(forward[OpKind::pick_keys] == 2);
-    CHECK(forward[OpKind::attention] == 6);
-    CHECK(backward[OpKind::pick_keys_grad] == 2);
-    CHECK(backward[OpKind::attention_grad] == 6);
+    std::map<program::OpKind, int> forward = count(program, 0), backward = count(program, 1);
+    CHECK(forward[program::OpKind::pick_keys] == 2);
+    CHECK(forward[program::OpKind::attention] == 6);
+    CHECK(backward[program::OpKind::pick_keys_grad] == 2);
+    CHECK(backward[program::OpKind::attention_grad] == 6);
     const double attention = 96.0 * (256 + 4 * 96) + 128.0 * (256 + 4 * (64 + 48)) + 256.0 * 32 + 4.0 * 48 * 256;
     const double indexer = 96.0 * 128 + 256.0 * (64 + 2);
     const double mlp = 3.0 * 256 * 384, shared = 3.0 * 256 * 128;
@@ -132,59 +132,60 @@ TEST_CASE("sparse attention: products of a forward are the model's FLOPs, the co
 }
 
 TEST_CASE("sparse attention: heads are split over TP, the indexer is not, CP brings all keys to its queries") {
-    Plan plan = plan_of(config());
+    plan::Plan plan = plan_of(config());
     plan.tp = 2;
     plan.cp = 2;
     plan.dp = 1;
-    REQUIRE(check_plan(plan).message == "");
-    const Program program = lower(plan, 0);
-    for (const Op& op : program.templates[0].ops) {
-        if (op.kind == OpKind::attention) {
-            const auto& attr = std::get<AttentionAttr>(op.attr);
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0);
+    for (const program::Op& op : program.templates[0].ops) {
+        if (op.kind == program::OpKind::attention) {
+            const auto& attr = std::get<program::AttentionAttr>(op.attr);
             CHECK(attr.heads == 2);
             CHECK(attr.seq_q == 256);
             CHECK(attr.seq_k == 512);
             CHECK(op.flops == nearly(2.0 * 256 * 128 * 2 * (160 + 128)));
         }
-        if (op.kind == OpKind::pick_keys) CHECK(op.flops == nearly(2.0 * 256 * 256 * 2 * 64));
+        if (op.kind == program::OpKind::pick_keys) CHECK(op.flops == nearly(2.0 * 256 * 256 * 2 * 64));
     }
     int gathered = 0, scattered = 0;
-    for (const Op& op : program.templates[0].ops)
-        gathered += op.kind == OpKind::all_gather && op.group == groups::context;
-    for (const Op& op : program.templates[1].ops)
-        scattered += op.kind == OpKind::reduce_scatter && op.group == groups::context;
+    for (const program::Op& op : program.templates[0].ops)
+        gathered += op.kind == program::OpKind::all_gather && op.group == emit::groups::context;
+    for (const program::Op& op : program.templates[1].ops)
+        scattered += op.kind == program::OpKind::reduce_scatter && op.group == emit::groups::context;
     CHECK(gathered == 12); // keys and index keys of every layer
     CHECK(scattered == 12);
 }
 
 TEST_CASE("sparse attention: a choice that later layers share is kept, another is made again with its layer") {
     for (const auto& [rest, again] : {std::pair{std::string(shared_by_three), 0}, std::pair{std::string(), 6}}) {
-        Plan plan = plan_of(config(rest));
-        plan.recompute = recompute::full;
-        const Program program = lower(plan, 0);
+        plan::Plan plan = plan_of(config(rest));
+        plan.recompute = plan::recompute::full;
+        const program::Program program = lower::lower(plan, 0);
         int picks = 0;
-        for (const Op& op : program.templates[1].ops) picks += op.kind == OpKind::pick_keys;
+        for (const program::Op& op : program.templates[1].ops) picks += op.kind == program::OpKind::pick_keys;
         CHECK(picks == again);
-        CHECK(plan_memory(program).arena_bytes > 0);
+        CHECK(memory::plan_memory(program).arena_bytes > 0);
     }
 }
 
 TEST_CASE("sparse attention: a stage begins with a layer that picks its own keys") {
-    Plan plan = plan_of(config(shared_by_three));
+    plan::Plan plan = plan_of(config(shared_by_three));
     plan.pp = 2;
     plan.dp = plan.edp = 2;
-    CHECK(check_plan(plan).message == ""); // three layers each
+    CHECK(plan::check_plan(plan).message == ""); // three layers each
     plan.layout = "Ett|ttttL";
-    CHECK(check_plan(plan).message.find("a stage begins with layer 2") != std::string::npos);
+    CHECK(plan::check_plan(plan).message.find("a stage begins with layer 2") != std::string::npos);
     plan.layout = "Ettt|tttL";
-    CHECK(check_plan(plan).message == "");
-    CHECK(cut_units(*plan.model) == 3);
-    const std::vector<Stage> cut = balanced_stages(*plan.model, plan.seq, 2);
+    CHECK(plan::check_plan(plan).message == "");
+    CHECK(plan::cut_units(*plan.model) == 3);
+    const std::vector<plan::Stage> cut = plan::balanced_stages(*plan.model, plan.seq, 2);
     CHECK(cut[0].layers == 3);
-    CHECK(balanced_stages(*plan.model, plan.seq, 3)[1].layers == 3);
-    CHECK(fault_of([&] { balanced_stages(*plan.model, plan.seq, 4); }).find("4 for 3 units") != std::string::npos);
-    const Model glm = load_model("GLM-5.2");
+    CHECK(plan::balanced_stages(*plan.model, plan.seq, 3)[1].layers == 3);
+    CHECK(fault_of([&] { plan::balanced_stages(*plan.model, plan.seq, 4); }).find("4 for 3 units") !=
+          std::string::npos);
+    const model::Model glm = families::load_model("GLM-5.2");
     for (const int count : {4, 8, 16})
-        for (const Stage& stage : balanced_stages(glm, 4096, count))
-            if (stage.layers > 0) CHECK(may_begin_stage(glm, stage.first_layer));
+        for (const plan::Stage& stage : plan::balanced_stages(glm, 4096, count))
+            if (stage.layers > 0) CHECK(plan::may_begin_stage(glm, stage.first_layer));
 }

@@ -14,38 +14,38 @@ using namespace moe;
 
 namespace {
 
-double bytes(const Program& program, TensorId id) {
-    return id == no_tensor ? 0.0 : program.tensors[static_cast<std::size_t>(id)].expected_bytes();
+double bytes(const program::Program& program, program::TensorId id) {
+    return id == program::no_tensor ? 0.0 : program.tensors[static_cast<std::size_t>(id)].expected_bytes();
 }
 
-double bytes(const Program& program, const std::vector<TensorId>& ids) {
+double bytes(const program::Program& program, const std::vector<program::TensorId>& ids) {
     double sum = 0.0;
-    for (const TensorId id : ids) sum += bytes(program, id);
+    for (const program::TensorId id : ids) sum += bytes(program, id);
     return sum;
 }
 
 // What an op of the step reads and writes of its tensors; negative for kinds that this test does not size.
-double touched(const Program& program, const Op& op) {
+double touched(const program::Program& program, const program::Op& op) {
     switch (op.kind) {
-    case OpKind::all_gather:
-    case OpKind::zero:
+    case program::OpKind::all_gather:
+    case program::OpKind::zero:
         return bytes(program, op.out);
-    case OpKind::reduce_scatter:
-    case OpKind::all_reduce:
+    case program::OpKind::reduce_scatter:
+    case program::OpKind::all_reduce:
         return bytes(program, op.in);
-    case OpKind::sum_squares:
+    case program::OpKind::sum_squares:
         return bytes(program, op.in);
-    case OpKind::copy_to_host:
+    case program::OpKind::copy_to_host:
         return bytes(program, op.in);
-    case OpKind::copy_from_host:
+    case program::OpKind::copy_from_host:
         return bytes(program, op.out);
-    case OpKind::cast:
+    case program::OpKind::cast:
         return bytes(program, op.in) + bytes(program, op.out);
-    case OpKind::quantize:
-        if (const auto* m = std::get_if<QuantizeAttr>(&op.attr))
+    case program::OpKind::quantize:
+        if (const auto* m = std::get_if<program::QuantizeAttr>(&op.attr))
             return bytes(program, op.in) + static_cast<double>(2 * m->groups * m->n * m->k + 8 * m->scales());
         return bytes(program, op.in) + bytes(program, op.out);
-    case OpKind::adamw: // states are read and written
+    case program::OpKind::adamw: // states are read and written
         return bytes(program, op.in[0]) + bytes(program, op.out[3]) +
                2.0 * (bytes(program, op.out[0]) + bytes(program, op.out[1]) + bytes(program, op.out[2]));
     default:
@@ -53,13 +53,13 @@ double touched(const Program& program, const Op& op) {
     }
 }
 
-std::vector<Plan> step_plans() {
-    std::vector<Plan> plans = sample_plans();
-    const Plan first = plans.front();
+std::vector<plan::Plan> step_plans() {
+    std::vector<plan::Plan> plans = sample_plans();
+    const plan::Plan first = plans.front();
     const auto add = [&](const char* stack, std::vector<std::pair<const char*, const char*>> fields) {
-        Plan plan = first;
+        plan::Plan plan = first;
         plan.stack = stack;
-        for (const auto& [field, value] : fields) set_field(plan, field, value);
+        for (const auto& [field, value] : fields) plan::set_field(plan, field, value);
         plans.push_back(plan);
     };
     add("moe-plan", {{"precision", "fp8-blockwise"}});
@@ -67,10 +67,10 @@ std::vector<Plan> step_plans() {
     add("moe-plan", {{"capacity", "1.5"}});
     add("bridge-26.08", {{"gradients", "bf16"}, {"precision", "fp8-tensor"}});
     add("bridge-26.08", {{"fsdp", "on"}});
-    Plan alone = first; // a group of one rank quantizes its masters
+    plan::Plan alone = first; // a group of one rank quantizes its masters
     alone.stack = "moe-plan";
     alone.gpus = alone.dp = alone.ep = alone.edp = 1;
-    alone.precision = Precision::fp8_blockwise;
+    alone.precision = machine::Precision::fp8_blockwise;
     plans.push_back(alone);
     return plans;
 }
@@ -78,19 +78,19 @@ std::vector<Plan> step_plans() {
 } // namespace
 
 TEST_CASE("what a step does with buckets moves the bytes of its tensors") {
-    std::set<OpKind> seen;
-    for (const Plan& plan : step_plans()) {
-        CAPTURE(plan_to_json(plan));
-        REQUIRE(check_plan(plan).message == "");
+    std::set<program::OpKind> seen;
+    for (const plan::Plan& plan : step_plans()) {
+        CAPTURE(plan::plan_to_json(plan));
+        REQUIRE(plan::check_plan(plan).message == "");
         for (const int rank : {0, plan.pp - 1}) {
-            const Program program = lower(plan, rank);
-            for (const Template& tmpl : program.templates)
-                for (const Op& op : tmpl.ops) {
-                    const double wanted = op.phase == Phase::step ? touched(program, op) : -1.0;
+            const program::Program program = lower::lower(plan, rank);
+            for (const program::Template& tmpl : program.templates)
+                for (const program::Op& op : tmpl.ops) {
+                    const double wanted = op.phase == program::Phase::step ? touched(program, op) : -1.0;
                     if (wanted < 0.0) continue;
                     seen.insert(op.kind);
                     if (op.bytes == wanted) continue;
-                    CAPTURE(to_string(op.kind));
+                    CAPTURE(program::to_string(op.kind));
                     CHECK(op.bytes == wanted);
                 }
         }
@@ -99,44 +99,46 @@ TEST_CASE("what a step does with buckets moves the bytes of its tensors") {
 }
 
 TEST_CASE("gathers come bucket by bucket, whole gradients are zeroed behind all of them, updates behind all fetches") {
-    using Item = std::pair<std::size_t, StepWork>;
+    using Item = std::pair<std::size_t, passes::StepWork>;
     std::vector<Item> begin, finish;
-    each_begin_op(
-        2, [](std::size_t b) { return b == 0; }, [&](std::size_t b, StepWork work) { begin.emplace_back(b, work); });
-    CHECK(begin == std::vector<Item>{{0, StepWork::round},
-                                     {0, StepWork::gather},
-                                     {0, StepWork::quantize},
-                                     {0, StepWork::zero},
-                                     {1, StepWork::round},
-                                     {1, StepWork::gather},
-                                     {1, StepWork::quantize},
-                                     {1, StepWork::zero}});
+    passes::each_begin_op(
+        2, [](std::size_t b) { return b == 0; },
+        [&](std::size_t b, passes::StepWork work) { begin.emplace_back(b, work); });
+    CHECK(begin == std::vector<Item>{{0, passes::StepWork::round},
+                                     {0, passes::StepWork::gather},
+                                     {0, passes::StepWork::quantize},
+                                     {0, passes::StepWork::zero},
+                                     {1, passes::StepWork::round},
+                                     {1, passes::StepWork::gather},
+                                     {1, passes::StepWork::quantize},
+                                     {1, passes::StepWork::zero}});
     begin.clear();
-    each_begin_op(
-        2, [](std::size_t b) { return b == 1; }, [&](std::size_t b, StepWork work) { begin.emplace_back(b, work); });
-    CHECK(begin.back() == Item{0, StepWork::zero});
-    each_op_behind_norm(2, [&](std::size_t b, StepWork work) { finish.emplace_back(b, work); });
-    CHECK(finish == std::vector<Item>{{0, StepWork::fetch},
-                                      {1, StepWork::fetch},
-                                      {0, StepWork::update},
-                                      {0, StepWork::store},
-                                      {1, StepWork::update},
-                                      {1, StepWork::store}});
+    passes::each_begin_op(
+        2, [](std::size_t b) { return b == 1; },
+        [&](std::size_t b, passes::StepWork work) { begin.emplace_back(b, work); });
+    CHECK(begin.back() == Item{0, passes::StepWork::zero});
+    passes::each_op_behind_norm(2, [&](std::size_t b, passes::StepWork work) { finish.emplace_back(b, work); });
+    CHECK(finish == std::vector<Item>{{0, passes::StepWork::fetch},
+                                      {1, passes::StepWork::fetch},
+                                      {0, passes::StepWork::update},
+                                      {0, passes::StepWork::store},
+                                      {1, passes::StepWork::update},
+                                      {1, passes::StepWork::store}});
 }
 
 TEST_CASE("what is recomputed holds the same as the tensor that it repeats") {
-    Plan plan = sample_plans().front();
-    plan.recompute = recompute::full;
-    const Program program = lower(plan, 0);
-    std::set<TensorId> written;
-    for (const Op& op : program.templates[0].ops) written.insert(op.out.begin(), op.out.end());
+    plan::Plan plan = sample_plans().front();
+    plan.recompute = plan::recompute::full;
+    const program::Program program = lower::lower(plan, 0);
+    std::set<program::TensorId> written;
+    for (const program::Op& op : program.templates[0].ops) written.insert(op.out.begin(), op.out.end());
     int repeated = 0;
-    for (const Op& op : program.templates[1].ops) {
-        if (op.phase != Phase::recompute) continue;
-        for (const TensorId id : op.out) {
-            if (id == no_tensor) continue;
-            const Tensor& again = program.tensors[static_cast<std::size_t>(id)];
-            REQUIRE(again.again_of != no_tensor);
+    for (const program::Op& op : program.templates[1].ops) {
+        if (op.phase != program::Phase::recompute) continue;
+        for (const program::TensorId id : op.out) {
+            if (id == program::no_tensor) continue;
+            const program::Tensor& again = program.tensors[static_cast<std::size_t>(id)];
+            REQUIRE(again.again_of != program::no_tensor);
             CHECK(written.count(again.again_of) == 1);
             CHECK(again.bytes() == program.tensors[static_cast<std::size_t>(again.again_of)].bytes());
             ++repeated;
@@ -146,12 +148,14 @@ TEST_CASE("what is recomputed holds the same as the tensor that it repeats") {
 }
 
 TEST_CASE("segments name what their neighbours send") {
-    const Plan plan = sample_plans().front();
-    const Program layer = lower_segment(plan, SegmentKind::layer, 0);
-    REQUIRE(layer.io.segment_message(0) != no_tensor);
-    REQUIRE(layer.io.segment_message(1) != no_tensor);
+    const plan::Plan plan = sample_plans().front();
+    const program::Program layer = lower::lower_segment(plan, lower::SegmentKind::layer, 0);
+    REQUIRE(layer.io.segment_message(0) != program::no_tensor);
+    REQUIRE(layer.io.segment_message(1) != program::no_tensor);
     CHECK(layer.io.segment_message(0) != layer.io.segment_message(1));
-    CHECK(lower_segment(plan, SegmentKind::embedding).io.segment_message(0) == no_tensor); // it reads token ids
-    CHECK(lower_segment(plan, SegmentKind::head).io.segment_message(1) == no_tensor);      // it begins the backward
-    CHECK(lower(plan, 0).io.segment_message(0) == no_tensor);
+    CHECK(lower::lower_segment(plan, lower::SegmentKind::embedding).io.segment_message(0) ==
+          program::no_tensor); // it reads token ids
+    CHECK(lower::lower_segment(plan, lower::SegmentKind::head).io.segment_message(1) ==
+          program::no_tensor); // it begins the backward
+    CHECK(lower::lower(plan, 0).io.segment_message(0) == program::no_tensor);
 }

@@ -12,7 +12,7 @@
 #include <set>
 
 TEST_CASE("every shipped coefficient states prior, unit and source, and is named by a stack") {
-    const moe::Coefficients all = moe::load_coefficients();
+    const moe::machine::Coefficients all = moe::machine::load_coefficients();
     CHECK(all.size() >= 30);
     std::string stacks;
     for (const char* file : {"base/megatron", "bridge-25.09", "bridge-25.11", "bridge-26.08", "mlm-moe-recipes",
@@ -30,11 +30,11 @@ TEST_CASE("every shipped coefficient states prior, unit and source, and is named
 }
 
 TEST_CASE("coefficients survive being written and read") {
-    moe::Coefficients one;
+    moe::machine::Coefficients one;
     one["a.b"] = {0.123456, 0.1, 0.2, 0.05, "of something", "a test"};
     const Folder folder;
     const std::string path = folder / "coefficients.json";
-    moe::save_coefficients(one, path);
+    moe::machine::save_coefficients(one, path);
     const std::string text = moe::read_file(path);
     CHECK(text.find("\"value\": 0.1235") != std::string::npos);
     CHECK(text.find("\"error\": 0.05") != std::string::npos);

@@ -9,7 +9,7 @@
 namespace {
 
 std::string fault(const std::string& text) {
-    return fault_of([&] { moe::hardware_from_json(text, "h.json"); });
+    return fault_of([&] { moe::machine::hardware_from_json(text, "h.json"); });
 }
 
 std::string gpu(const std::string& more) {
@@ -23,7 +23,7 @@ std::string communicators(const std::string& collective) {
                R"(, "pairwise": 2, "messages": 1})");
 }
 
-double peak(const moe::Hardware& hardware, moe::Precision precision) {
+double peak(const moe::machine::Hardware& hardware, moe::machine::Precision precision) {
     return hardware.peak_flops[static_cast<std::size_t>(precision)];
 }
 
@@ -32,45 +32,46 @@ double peak(const moe::Hardware& hardware, moe::Precision precision) {
 TEST_CASE("every shipped GPU loads with sources and survives a round trip") {
     for (const char* name : {"h100", "h100-hbm2e", "h200", "h800", "b200", "b300", "gb200-nvl72", "gb300-nvl72"}) {
         CAPTURE(name);
-        const moe::Hardware hardware = moe::load_hardware(name);
+        const moe::machine::Hardware hardware = moe::machine::load_hardware(name);
         CHECK(hardware.name == name);
         CHECK_FALSE(hardware.cpu);
         CHECK(hardware.source.size() > 100);
-        CHECK(peak(hardware, moe::Precision::fp8_tensor) > 1.9 * peak(hardware, moe::Precision::bf16));
+        CHECK(peak(hardware, moe::machine::Precision::fp8_tensor) >
+              1.9 * peak(hardware, moe::machine::Precision::bf16));
         const bool blackwell = hardware.name.find('b') < 2;
-        CHECK((peak(hardware, moe::Precision::mxfp8) > 0.0) == blackwell);
-        CHECK((peak(hardware, moe::Precision::nvfp4) > 0.0) == blackwell);
+        CHECK((peak(hardware, moe::machine::Precision::mxfp8) > 0.0) == blackwell);
+        CHECK((peak(hardware, moe::machine::Precision::nvfp4) > 0.0) == blackwell);
         CHECK(hardware.context_bytes > 0.0);
-        const moe::Hardware again = moe::hardware_from_json(moe::to_json(hardware), "again");
-        CHECK(moe::to_json(again) == moe::to_json(hardware));
+        const moe::machine::Hardware again = moe::machine::hardware_from_json(moe::machine::to_json(hardware), "again");
+        CHECK(moe::machine::to_json(again) == moe::machine::to_json(hardware));
         CHECK(again.peak_flops == hardware.peak_flops);
         CHECK(again.memory_bytes == hardware.memory_bytes);
     }
 }
 
 TEST_CASE("figures of the profiles") {
-    const moe::Hardware gb200 = moe::load_hardware("gb200-nvl72");
-    CHECK(peak(gb200, moe::Precision::bf16) == 2450e12);
-    CHECK(peak(gb200, moe::Precision::mxfp8) == 4900e12);
+    const moe::machine::Hardware gb200 = moe::machine::load_hardware("gb200-nvl72");
+    CHECK(peak(gb200, moe::machine::Precision::bf16) == 2450e12);
+    CHECK(peak(gb200, moe::machine::Precision::mxfp8) == 4900e12);
     CHECK(gb200.memory_bytes == 189471.0 * 1048576.0);
     CHECK(gb200.nvlink_domain == 72);
     CHECK(gb200.nvlink_domain_used == 64);
     CHECK(gb200.nic.bandwidth == 50e9);
-    const moe::Hardware h100 = moe::load_hardware("h100");
+    const moe::machine::Hardware h100 = moe::machine::load_hardware("h100");
     CHECK(h100.memory_bytes == 81559.0 * 1048576.0);
     CHECK(h100.nvlink.bandwidth == 450e9);
-    CHECK(moe::load_hardware("h800").nvlink.bandwidth == 200e9);
+    CHECK(moe::machine::load_hardware("h800").nvlink.bandwidth == 200e9);
 }
 
 TEST_CASE("the local CPU takes cores and memory from the machine, and a plan keeps what it took") {
-    const moe::Hardware cpu = moe::load_hardware("cpu-local");
+    const moe::machine::Hardware cpu = moe::machine::load_hardware("cpu-local");
     CHECK(cpu.cpu);
     CHECK(cpu.cores >= 1);
     CHECK(cpu.memory_bytes > 1e8);
     CHECK(cpu.default_stack == "moe-plan");
-    CHECK(peak(cpu, moe::Precision::fp32) > 0.0);
-    CHECK(peak(cpu, moe::Precision::fp8_tensor) == 0.0);
-    moe::Hardware other = cpu;
+    CHECK(peak(cpu, moe::machine::Precision::fp32) > 0.0);
+    CHECK(peak(cpu, moe::machine::Precision::fp8_tensor) == 0.0);
+    moe::machine::Hardware other = cpu;
     other.cores = 8192;
     other.memory_bytes = 12345.0;
     other.measured["gemm"] = {{1e6, 1e-4}, {1e9, 0.05}};
@@ -78,7 +79,7 @@ TEST_CASE("the local CPU takes cores and memory from the machine, and a plan kee
     other.sm_count = 100;
     other.product_tiles["grouped_gemm.forward"] = {{2, 128, 384, 64, 500.5, 0.0, true}};
     other.measured_by = "2026-01-01, test";
-    const moe::Hardware again = moe::hardware_from_json(moe::to_json(other), "again");
+    const moe::machine::Hardware again = moe::machine::hardware_from_json(moe::machine::to_json(other), "again");
     CHECK(again.cores == 8192);
     CHECK(again.memory_bytes == 12345.0);
     REQUIRE(again.measured.at("gemm").size() == 2);
@@ -91,26 +92,28 @@ TEST_CASE("the local CPU takes cores and memory from the machine, and a plan kee
 }
 
 TEST_CASE("measured calls are sorted by work") {
-    const moe::Hardware hardware =
-        moe::hardware_from_json(gpu(R"("measured": {"gemm": [[3, 0.3], [1, 0.1], [2, 0.2]]})"), "h.json");
+    const moe::machine::Hardware hardware =
+        moe::machine::hardware_from_json(gpu(R"("measured": {"gemm": [[3, 0.3], [1, 0.1], [2, 0.2]]})"), "h.json");
     CHECK(hardware.measured.at("gemm")[0].work == 1.0);
     CHECK(hardware.measured.at("gemm")[2].seconds == 0.3);
 }
 
 TEST_CASE("a communicator takes what one of the next larger number of members was measured to take") {
-    const moe::Hardware hardware = moe::hardware_from_json(communicators("[[4, 9], [2, 5]]"), "h.json");
-    const moe::CommunicatorBytes& bytes = hardware.communicators;
-    CHECK(moe::bytes_among(bytes.collective, 2) == 5.0);
-    CHECK(moe::bytes_among(bytes.collective, 3) == 9.0);
-    CHECK(moe::bytes_among(bytes.collective, 8) == 9.0);
-    CHECK(moe::bytes_among(bytes.pairwise, 4) == 2.0);
+    const moe::machine::Hardware hardware =
+        moe::machine::hardware_from_json(communicators("[[4, 9], [2, 5]]"), "h.json");
+    const moe::machine::CommunicatorBytes& bytes = hardware.communicators;
+    CHECK(moe::machine::bytes_among(bytes.collective, 2) == 5.0);
+    CHECK(moe::machine::bytes_among(bytes.collective, 3) == 9.0);
+    CHECK(moe::machine::bytes_among(bytes.collective, 8) == 9.0);
+    CHECK(moe::machine::bytes_among(bytes.pairwise, 4) == 2.0);
     CHECK(bytes.messages == 1.0);
     CHECK(bytes.first == 3.0);
     CHECK(bytes.first_pairwise == 0.0);
-    CHECK(moe::to_json(moe::hardware_from_json(moe::to_json(hardware), "again")) == moe::to_json(hardware));
-    const moe::Hardware any = moe::hardware_from_json(gpu(R"("communicator_bytes": 7)"), "h.json");
-    CHECK(moe::bytes_among(any.communicators.collective, 16) == 7.0);
-    CHECK(moe::to_json(any).find("\"communicator_bytes\": 7") != std::string::npos);
+    CHECK(moe::machine::to_json(moe::machine::hardware_from_json(moe::machine::to_json(hardware), "again")) ==
+          moe::machine::to_json(hardware));
+    const moe::machine::Hardware any = moe::machine::hardware_from_json(gpu(R"("communicator_bytes": 7)"), "h.json");
+    CHECK(moe::machine::bytes_among(any.communicators.collective, 16) == 7.0);
+    CHECK(moe::machine::to_json(any).find("\"communicator_bytes\": 7") != std::string::npos);
 }
 
 TEST_CASE("bad hardware is refused by field") {
@@ -143,6 +146,8 @@ TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu(R"("measured": {"gemm": [[1, 0]]})")).find("[work, seconds, sides..]") != std::string::npos);
     CHECK(fault(gpu(R"("sm_count": 0)")).find("sm_count = 0") != std::string::npos);
     CHECK(fault("{").find("not valid JSON") != std::string::npos);
-    CHECK(fault_of([] { moe::load_hardware("gb200"); }) == "2: unknown hardware 'gb200': did you mean gb200-nvl72?");
-    CHECK(fault_of([] { moe::precision_from_string("fp8"); }).find("did you mean fp8-tensor?") != std::string::npos);
+    CHECK(fault_of([] { moe::machine::load_hardware("gb200"); }) ==
+          "2: unknown hardware 'gb200': did you mean gb200-nvl72?");
+    CHECK(fault_of([] { moe::machine::precision_from_string("fp8"); }).find("did you mean fp8-tensor?") !=
+          std::string::npos);
 }

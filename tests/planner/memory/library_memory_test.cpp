@@ -9,18 +9,19 @@
 
 TEST_CASE("attention scratch: gradients of queries in FP32 where any order will do") {
     // 32 heads of 4096 queries: 128 elements and a sum each.
-    CHECK(moe::attention_scratch({2, 16, 16, 128, 128, 4096}) == 256 + 32 * 4096 * 129 * 4);
+    CHECK(moe::memory::attention_scratch({2, 16, 16, 128, 128, 4096}) == 256 + 32 * 4096 * 129 * 4);
     // Key heads shared by four: their gradients by query head besides.
-    CHECK(moe::attention_scratch({2, 16, 4, 128, 128, 4096}) == 256 + 32 * 4096 * 129 * 4 + 32 * 2 * 4096 * 256);
-    CHECK(moe::attention_scratch({1, 1, 1, 64, 64, 100, 10}) == 256 + 512 + 100 * 64 * 4);
+    CHECK(moe::memory::attention_scratch({2, 16, 4, 128, 128, 4096}) ==
+          256 + 32 * 4096 * 129 * 4 + 32 * 2 * 4096 * 256);
+    CHECK(moe::memory::attention_scratch({1, 1, 1, 64, 64, 100, 10}) == 256 + 512 + 100 * 64 * 4);
 }
 
 TEST_CASE("attention scratch, deterministic: whole where it fits a slice, else slices of sequences or key heads, "
           "chunks and parts") {
     const double mib = 1 << 20;
-    const auto scratch = [](moe::AttentionWork work) {
+    const auto scratch = [](moe::memory::AttentionWork work) {
         work.deterministic = true;
-        return moe::attention_scratch(work) - 256;
+        return moe::memory::attention_scratch(work) - 256;
     };
     // 2 sequences of 16 heads: 32 heads of 4096 x 4096 x 2 bytes, a sum per query.
     CHECK(scratch({2, 16, 16, 128, 128, 4096}) == 32 * 32 * mib + 32 * 4096 * 4);
@@ -41,31 +42,32 @@ TEST_CASE("attention scratch, deterministic: whole where it fits a slice, else s
 }
 
 TEST_CASE("library memory: the engine's own plans in BF16 on a GPU have scratch, others the context alone") {
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h200"));
+    moe::plan::Plan plan;
+    plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("h200"));
     plan.stack = "moe-plan";
     plan.seq = 4096;
     plan.mbs = 2;
-    plan.precision = moe::Precision::bf16;
+    plan.precision = moe::machine::Precision::bf16;
     const double context = plan.hardware->context_bytes;
-    CHECK(moe::library_memory(plan) == context + moe::attention_scratch({2, 32, 4, 128, 128, 4096}));
+    CHECK(moe::memory::library_memory(plan) == context + moe::memory::attention_scratch({2, 32, 4, 128, 128, 4096}));
     plan.deterministic = true;
-    CHECK(moe::library_memory(plan) == context + moe::attention_scratch({2, 32, 4, 128, 128, 4096, 0, true}));
+    CHECK(moe::memory::library_memory(plan) ==
+          context + moe::memory::attention_scratch({2, 32, 4, 128, 128, 4096, 0, true}));
     plan.deterministic = false;
     plan.tp = 4;
-    CHECK(moe::library_memory(plan) == context + moe::attention_scratch({2, 8, 1, 128, 128, 4096}));
+    CHECK(moe::memory::library_memory(plan) == context + moe::memory::attention_scratch({2, 8, 1, 128, 128, 4096}));
     plan.cp = 2; // a ring's step: half the sequence, and a dq of its own until it is added
-    CHECK(moe::library_memory(plan) ==
-          context + moe::attention_scratch({2, 8, 1, 128, 128, 2048}) + 2 * 2048 * 8 * (2 * 128 + 4));
-    plan.cp_comm = moe::ContextComm::alltoall;
-    CHECK(moe::library_memory(plan) == context + moe::attention_scratch({2, 4, 1, 128, 128, 4096}));
-    plan.precision = moe::Precision::fp32;
-    CHECK(moe::library_memory(plan) == context);
-    plan.offload = moe::offload::optimizer;
-    CHECK(moe::library_memory(plan) == context + (7 << 20));
+    CHECK(moe::memory::library_memory(plan) ==
+          context + moe::memory::attention_scratch({2, 8, 1, 128, 128, 2048}) + 2 * 2048 * 8 * (2 * 128 + 4));
+    plan.cp_comm = moe::plan::ContextComm::alltoall;
+    CHECK(moe::memory::library_memory(plan) == context + moe::memory::attention_scratch({2, 4, 1, 128, 128, 4096}));
+    plan.precision = moe::machine::Precision::fp32;
+    CHECK(moe::memory::library_memory(plan) == context);
+    plan.offload = moe::plan::offload::optimizer;
+    CHECK(moe::memory::library_memory(plan) == context + (7 << 20));
     plan.offload = 0;
-    plan.precision = moe::Precision::bf16;
+    plan.precision = moe::machine::Precision::bf16;
     plan.stack = "bridge-26.08";
-    CHECK(moe::library_memory(plan) == context);
+    CHECK(moe::memory::library_memory(plan) == context);
 }

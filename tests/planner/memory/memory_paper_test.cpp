@@ -27,10 +27,10 @@ constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 using Fields = std::vector<std::pair<const char*, const char*>>;
 
 // The paper's example: BF16, PP4 x VPP4 x EP64, sequence 4096, one sequence per micro-batch, before any technique.
-Plan example(const Fields& fields = {}) {
-    Plan plan;
-    plan.model = std::make_shared<Model>(load_model("DeepSeek-V3"));
-    plan.hardware = std::make_shared<Hardware>(load_hardware("gb200-nvl72"));
+plan::Plan example(const Fields& fields = {}) {
+    plan::Plan plan;
+    plan.model = std::make_shared<model::Model>(families::load_model("DeepSeek-V3"));
+    plan.hardware = std::make_shared<machine::Hardware>(machine::load_hardware("gb200-nvl72"));
     plan.stack = "mcore-2603.07685";
     plan.gpus = 256;
     plan.dp = 64;
@@ -43,9 +43,9 @@ Plan example(const Fields& fields = {}) {
                                              {"layout", "Et*4|(tttt|)*14tmL"},
                                              {"dispatcher", "hybridep"},
                                              {"memory_efficient_permutation", "off"}})
-        set_field(plan, field, value);
-    for (const auto& [field, value] : fields) set_field(plan, field, value);
-    REQUIRE(check_plan(plan).message == "");
+        plan::set_field(plan, field, value);
+    for (const auto& [field, value] : fields) plan::set_field(plan, field, value);
+    REQUIRE(plan::check_plan(plan).message == "");
     return plan;
 }
 
@@ -53,16 +53,16 @@ Plan example(const Fields& fields = {}) {
 // Its peak is rank 0 with 19 chunks.
 constexpr int paper_rank = 2;
 
-MemoryBreakdown held(const Plan& plan, int rank = paper_rank) {
-    const Program program = lower(plan, rank);
-    return memory_breakdown(program, plan_memory(program));
+memory::MemoryBreakdown held(const plan::Plan& plan, int rank = paper_rank) {
+    const program::Program program = lower::lower(plan, rank);
+    return memory::memory_breakdown(program, memory::plan_memory(program));
 }
 
-double size(const MemoryBreakdown& held, MemoryClass c) {
+double size(const memory::MemoryBreakdown& held, memory::MemoryClass c) {
     return static_cast<double>(held.classes[static_cast<std::size_t>(c)]) / gib;
 }
 
-double saved(const Fields& fields) { return size(held(example(fields)), MemoryClass::saved); }
+double saved(const Fields& fields) { return size(held(example(fields)), memory::MemoryClass::saved); }
 
 struct Row {
     const char* what;
@@ -91,10 +91,11 @@ Fields with(Fields fields, const Fields& more) {
 } // namespace
 
 TEST_CASE("DeepSeek-V3's 199.5 GiB by component, within 2 %") {
-    const MemoryBreakdown parts = held(example());
+    const memory::MemoryBreakdown parts = held(example());
     REQUIRE(parts.kept == 15);
-    const double states = size(parts, MemoryClass::weights) + size(parts, MemoryClass::gradients),
-                 optimizer = size(parts, MemoryClass::optimizer), activations = size(parts, MemoryClass::saved);
+    const double states = size(parts, memory::MemoryClass::weights) + size(parts, memory::MemoryClass::gradients),
+                 optimizer = size(parts, memory::MemoryClass::optimizer),
+                 activations = size(parts, memory::MemoryClass::saved);
     // Table 3; "GB" there are GiB.
     check_rows("arXiv 2603.07685 Table 3",
                {{"weights and gradients", 36.4, states},
@@ -105,22 +106,23 @@ TEST_CASE("DeepSeek-V3's 199.5 GiB by component, within 2 %") {
     // Activations by class of module. The paper names three of them; the others are BF16 elements per token, 60 layers
     // of 4096 tokens: attention's input projections keep the two latents and their norms, the core its output (and
     // 4 bytes per head of its log-sum-exp), the experts' products their input (dispatch), FC1's output and FC2's.
-    const auto module = [&](Module m) { return static_cast<double>(parts.saved.at(m)) / gib; };
+    const auto module = [&](program::Module m) { return static_cast<double>(parts.saved.at(m)) / gib; };
     const auto elements = [](double per_token) { return 2.0 * per_token * 4096.0 * 60.0 / gib; };
     const double h = 7168, k = 8, f = 2048, heads = 128;
-    check_rows("by class of module (arithmetic on the architecture)",
-               {{"norms: attention's and the MoE layer's output", elements(2 * h), module(Module::layernorm)},
-                {"residual stream: two inputs a layer", elements(2 * h), module(Module::residual)},
-                {"down projections and their norms", elements(2 * 1536 + 2 * 512 + 64), module(Module::attn_in)},
-                {"MLA up projections (paper, recomputed: 30.4)", 30.4, module(Module::mla_up_proj)},
-                {"attention's output", elements(heads * 128), module(Module::core_attn)},
-                {"dispatched rows", elements(k * h), module(Module::dispatch)},
-                {"FC1 and FC2 outputs (FC2 in the paper: 26.3)", elements(k * 2 * f) + 26.3, module(Module::experts)},
-                {"SwiGLU's output", elements(k * f), module(Module::moe_act)},
-                {"shared expert", elements(3 * f), module(Module::shared_experts)}},
-               0.02);
+    check_rows(
+        "by class of module (arithmetic on the architecture)",
+        {{"norms: attention's and the MoE layer's output", elements(2 * h), module(program::Module::layernorm)},
+         {"residual stream: two inputs a layer", elements(2 * h), module(program::Module::residual)},
+         {"down projections and their norms", elements(2 * 1536 + 2 * 512 + 64), module(program::Module::attn_in)},
+         {"MLA up projections (paper, recomputed: 30.4)", 30.4, module(program::Module::mla_up_proj)},
+         {"attention's output", elements(heads * 128), module(program::Module::core_attn)},
+         {"dispatched rows", elements(k * h), module(program::Module::dispatch)},
+         {"FC1 and FC2 outputs (FC2 in the paper: 26.3)", elements(k * 2 * f) + 26.3, module(program::Module::experts)},
+         {"SwiGLU's output", elements(k * f), module(program::Module::moe_act)},
+         {"shared expert", elements(3 * f), module(program::Module::shared_experts)}},
+        0.02);
     // What no table names: router logits and choices in FP32, a fifth of a per cent.
-    CHECK(module(Module::router) < 0.3);
+    CHECK(module(program::Module::router) < 0.3);
     const double named = std::accumulate(parts.saved.begin(), parts.saved.end(), 0.0,
                                          [](double sum, const auto& part) { return sum + part.second / gib; });
     CHECK(named == nearly(activations).epsilon(1e-9));
@@ -133,7 +135,9 @@ TEST_CASE("DeepSeek-V3: what each technique of section 4.1 saves, within 15 %") 
     const Fields fp8 = with(efficient, {{"precision", "fp8-tensor"}});
     const double base = saved({}), without_fc2 = saved(efficient), stored_fp8 = saved(fp8);
     const auto recomputed = [&](const char* set) { return stored_fp8 - saved(with(fp8, {{"recompute", set}})); };
-    const auto states = [](const Fields& fields) { return size(held(example(fields)), MemoryClass::optimizer); };
+    const auto states = [](const Fields& fields) {
+        return size(held(example(fields)), memory::MemoryClass::optimizer);
+    };
     check_rows("arXiv 2603.07685 section 4.1",
                {{"memory-efficient permutation (4.1.2)", 26.3, base - without_fc2},
                 {"FP8-stored linear inputs (4.1.3)", 16.0, without_fc2 - stored_fp8},
@@ -152,7 +156,7 @@ TEST_CASE("DeepSeek-V3: what offload saves") {
     // arXiv 2603.07685 Table 5: TP1 PP8 EP32 VPP4 MXFP8, 169 to 151 GB (10.7 %). The modules are not named; the input
     // of the activation, FC1's output, is the largest tensor of a layer.
     const auto peak = [](const char* offloaded) {
-        Plan plan = example(efficient);
+        plan::Plan plan = example(efficient);
         plan.dp = 32;
         for (const auto& [field, value] : Fields{{"pp", "8"},
                                                  {"ep", "32"},
@@ -160,10 +164,11 @@ TEST_CASE("DeepSeek-V3: what offload saves") {
                                                  {"precision", "mxfp8"},
                                                  {"recompute", "mlp"},
                                                  {"offload", offloaded}})
-            set_field(plan, field, value);
-        REQUIRE(check_plan(plan).message == "");
+            plan::set_field(plan, field, value);
+        REQUIRE(plan::check_plan(plan).message == "");
         std::int64_t most = 0;
-        for (int rank = 0; rank < plan.pp; ++rank) most = std::max(most, plan_memory(lower(plan, rank)).arena_bytes);
+        for (int rank = 0; rank < plan.pp; ++rank)
+            most = std::max(most, memory::plan_memory(lower::lower(plan, rank)).arena_bytes);
         return (static_cast<double>(most) + plan.hardware->context_bytes) / gib;
     };
     const double before = peak("none"), after = peak("moe_act");
@@ -171,16 +176,16 @@ TEST_CASE("DeepSeek-V3: what offload saves") {
     CHECK((before - after) / before == nearly(0.107).epsilon(0.15));
     // Section 4.1.6: optimizer states between steps, 15 to 20 GB, moments in BF16.
     const Fields bf16 = with(efficient, {{"optimizer", "adamw+bf16_moments"}});
-    const double states = size(held(example(bf16)), MemoryClass::optimizer) -
-                          size(held(example(with(bf16, {{"offload", "optimizer"}}))), MemoryClass::optimizer);
+    const double states = size(held(example(bf16)), memory::MemoryClass::optimizer) -
+                          size(held(example(with(bf16, {{"offload", "optimizer"}}))), memory::MemoryClass::optimizer);
     CHECK(states >= 15.0 * 0.85);
     CHECK(states <= 20.0 * 1.15);
 }
 
 TEST_CASE("DeepSeek-V3 fits an H100 with everything on") {
     // arXiv 2603.07685 section 11: 199.5 GB come below 80. The plan of its Table 17: 1,024 H100, TP2 PP8 VPP4 EP64.
-    Plan plan = example(efficient);
-    plan.hardware = std::make_shared<Hardware>(load_hardware("h100"));
+    plan::Plan plan = example(efficient);
+    plan.hardware = std::make_shared<machine::Hardware>(machine::load_hardware("h100"));
     plan.gpus = 1024;
     plan.edp = 2;
     for (const auto& [field, value] : Fields{{"tp", "2"},
@@ -188,11 +193,11 @@ TEST_CASE("DeepSeek-V3 fits an H100 with everything on") {
                                              {"layout", "Et*3|(tt|)*29m|L"},
                                              {"precision", "fp8-blockwise"},
                                              {"recompute", "mla_up_proj+mlp"}})
-        set_field(plan, field, value);
-    REQUIRE(check_plan(plan).message == "");
+        plan::set_field(plan, field, value);
+    REQUIRE(plan::check_plan(plan).message == "");
     for (int rank = 0; rank < plan.pp; ++rank) {
-        const Program program = lower(plan, rank);
-        CHECK(static_cast<double>(plan_memory(program).arena_bytes) < 80e9);
+        const program::Program program = lower::lower(plan, rank);
+        CHECK(static_cast<double>(memory::plan_memory(program).arena_bytes) < 80e9);
     }
 }
 
@@ -215,14 +220,15 @@ TEST_CASE("Saved activations of one layer follow the element counts of the field
                                            {"DeepSeek-V3", 2 * 7168 + 2 * 1536 + 2 * 512 + 64 + 128 * (2 * 192 + 128) +
                                                                128 * 128 + moe(7168, 8, 2048) + 3 * 2048.0}}) {
         CAPTURE(c.model);
-        Plan plan = example(efficient);
-        plan.model = std::make_shared<Model>(load_model(c.model));
+        plan::Plan plan = example(efficient);
+        plan.model = std::make_shared<model::Model>(families::load_model(c.model));
         plan.pp = plan.vpp = plan.ep = 1;
         plan.dp = plan.edp = plan.gpus;
         plan.layout.clear();
-        plan.schedule = ScheduleKind::one_f_one_b;
+        plan.schedule = plan::ScheduleKind::one_f_one_b;
         const int kind = plan.model->layers.back();
-        const SegmentMemory layer = segment_memory(lower_segment(plan, SegmentKind::layer, kind));
+        const memory::SegmentMemory layer =
+            memory::segment_memory(lower::lower_segment(plan, lower::SegmentKind::layer, kind));
         CHECK(static_cast<double>(layer.saved) / (2.0 * 4096.0) == nearly(c.elements).epsilon(0.03));
     }
 }

@@ -18,25 +18,27 @@ using namespace moe;
 namespace {
 
 struct Span {
-    TensorId id;
+    program::TensorId id;
     int first, last;
 };
 
 // Lifetimes of transients in one template, worked out anew from the accesses.
-std::vector<Span> transient_spans(const Program& program, const MemoryPlan& memory, const Template& tmpl) {
-    std::map<TensorId, Span> spans;
+std::vector<Span> transient_spans(const program::Program& program, const memory::MemoryPlan& memory,
+                                  const program::Template& tmpl) {
+    std::map<program::TensorId, Span> spans;
     for (std::size_t i = 0; i < tmpl.ops.size(); ++i) {
-        const auto touch = [&](TensorId id) {
-            if (id == no_tensor || memory.places[static_cast<std::size_t>(id)].memory_class != MemoryClass::transient)
+        const auto touch = [&](program::TensorId id) {
+            if (id == program::no_tensor ||
+                memory.places[static_cast<std::size_t>(id)].memory_class != memory::MemoryClass::transient)
                 return;
-            const TensorId base =
+            const program::TensorId base =
                 program.tensors[static_cast<std::size_t>(id)].base; // a view lives where its base does
-            if (base != no_tensor) id = base;
+            if (base != program::no_tensor) id = base;
             auto [at, fresh] = spans.try_emplace(id, Span{id, static_cast<int>(i), static_cast<int>(i)});
             if (!fresh) at->second.last = static_cast<int>(i);
         };
-        for (TensorId id : tmpl.ops[i].in) touch(id);
-        for (TensorId id : tmpl.ops[i].out) touch(id);
+        for (program::TensorId id : tmpl.ops[i].in) touch(id);
+        for (program::TensorId id : tmpl.ops[i].out) touch(id);
     }
     std::vector<Span> list;
     for (const auto& [id, span] : spans) list.push_back(span);
@@ -46,15 +48,15 @@ std::vector<Span> transient_spans(const Program& program, const MemoryPlan& memo
 } // namespace
 
 TEST_CASE("Nothing that lives at one time overlaps") {
-    for (const Plan& plan : sample_plans()) {
-        CAPTURE(plan_to_json(plan));
-        const Program program = lower(plan, plan.pp - 1);
-        const MemoryPlan memory = plan_memory(program);
-        const auto end = [&](TensorId id) {
+    for (const plan::Plan& plan : sample_plans()) {
+        CAPTURE(plan::plan_to_json(plan));
+        const program::Program program = lower::lower(plan, plan.pp - 1);
+        const memory::MemoryPlan memory = memory::plan_memory(program);
+        const auto end = [&](program::TensorId id) {
             return memory.places[static_cast<std::size_t>(id)].offset +
                    program.tensors[static_cast<std::size_t>(id)].bytes();
         };
-        for (const Template& tmpl : program.templates) {
+        for (const program::Template& tmpl : program.templates) {
             const std::vector<Span> spans = transient_spans(program, memory, tmpl);
             for (std::size_t i = 0; i < spans.size(); ++i) {
                 CHECK(end(spans[i].id) <= memory.arena_bytes);
@@ -72,14 +74,15 @@ TEST_CASE("Nothing that lives at one time overlaps") {
         // What is not transient has a region of its own.
         std::vector<std::pair<std::int64_t, std::int64_t>> regions;
         for (std::size_t id = 0; id < program.tensors.size(); ++id) {
-            const Place& place = memory.places[id];
-            if (program.tensors[id].base != no_tensor || place.memory_class == MemoryClass::transient) continue;
+            const memory::Place& place = memory.places[id];
+            if (program.tensors[id].base != program::no_tensor || place.memory_class == memory::MemoryClass::transient)
+                continue;
             if (place.block >= 0 || place.stride == 0) continue;
             regions.emplace_back(place.offset, place.offset + place.stride * place.instances);
         }
         std::map<int, std::pair<std::int64_t, std::int64_t>> pools;
-        for (const SavedBlock& block : memory.blocks) {
-            const Place& place = memory.places[static_cast<std::size_t>(block.tensors.front())];
+        for (const memory::SavedBlock& block : memory.blocks) {
+            const memory::Place& place = memory.places[static_cast<std::size_t>(block.tensors.front())];
             pools[block.pool] = {place.offset, place.offset + place.stride * place.instances};
         }
         for (const auto& [pool, region] : pools) regions.push_back(region);
@@ -97,13 +100,13 @@ namespace {
 // micro-batch to the last.
 class Owners {
 public:
-    Owners(const Program& program, const MemoryPlan& memory) : program_(program), memory_(memory) {
-        for (OpWalk walk(program_); !walk.done(); walk.next())
-            for_each_block(walk, [&](const SavedBlock& block) { ++left_[owner(walk, block)]; });
+    Owners(const program::Program& program, const memory::MemoryPlan& memory) : program_(program), memory_(memory) {
+        for (program::OpWalk walk(program_); !walk.done(); walk.next())
+            for_each_block(walk, [&](const memory::SavedBlock& block) { ++left_[owner(walk, block)]; });
     }
     void play() {
-        for (OpWalk walk(program_); !walk.done(); walk.next())
-            for_each_block(walk, [&](const SavedBlock& block) {
+        for (program::OpWalk walk(program_); !walk.done(); walk.next())
+            for_each_block(walk, [&](const memory::SavedBlock& block) {
                 const int instance = block.instance[static_cast<std::size_t>(walk.slot().micro_batch)];
                 REQUIRE(instance >= 0);
                 REQUIRE(instance < memory_.places[static_cast<std::size_t>(block.tensors.front())].instances);
@@ -116,29 +119,32 @@ public:
     bool empty() const { return taken_.empty(); }
 
 private:
-    using Owner = std::pair<int, const SavedBlock*>; // micro-batch
+    using Owner = std::pair<int, const memory::SavedBlock*>; // micro-batch
 
-    static Owner owner(const OpWalk& walk, const SavedBlock& block) { return {walk.slot().micro_batch, &block}; }
+    static Owner owner(const program::OpWalk& walk, const memory::SavedBlock& block) {
+        return {walk.slot().micro_batch, &block};
+    }
     template <class Visit>
-    void for_each_block(const OpWalk& walk, Visit visit) const {
+    void for_each_block(const program::OpWalk& walk, Visit visit) const {
         for (const auto* list : {&walk.op().in, &walk.op().out})
-            for (TensorId id : *list) {
-                if (id == no_tensor) continue;
-                const TensorId base = program_.tensors[static_cast<std::size_t>(id)].base;
-                const Place& place = memory_.places[static_cast<std::size_t>(base == no_tensor ? id : base)];
-                if (place.memory_class == MemoryClass::saved)
+            for (program::TensorId id : *list) {
+                if (id == program::no_tensor) continue;
+                const program::TensorId base = program_.tensors[static_cast<std::size_t>(id)].base;
+                const memory::Place& place =
+                    memory_.places[static_cast<std::size_t>(base == program::no_tensor ? id : base)];
+                if (place.memory_class == memory::MemoryClass::saved)
                     visit(memory_.blocks[static_cast<std::size_t>(place.block)]);
             }
     }
 
-    const Program& program_;
-    const MemoryPlan& memory_;
+    const program::Program& program_;
+    const memory::MemoryPlan& memory_;
     std::map<Owner, int> left_;                  // accesses to come
     std::map<std::pair<int, int>, Owner> taken_; // (pool, instance)
 };
 
-Plan overlapped() {
-    Plan plan = sample_plans()[4];
+plan::Plan overlapped() {
+    plan::Plan plan = sample_plans()[4];
     plan.ep_overlap = true;
     return plan;
 }
@@ -149,13 +155,13 @@ Plan overlapped() {
 // that touched the earlier one.
 TEST_CASE("Streams wait for those whose memory they take over, and for nobody else's") {
     int waits = 0, wrong = 0, missing = 0;
-    for (const Plan& plan : sample_plans()) {
-        CAPTURE(plan_to_json(plan));
-        const Program program = lower(plan, 0);
-        const MemoryPlan memory = plan_memory(program);
-        const Reuses reuses = reuses_of(program);
+    for (const plan::Plan& plan : sample_plans()) {
+        CAPTURE(plan::plan_to_json(plan));
+        const program::Program program = lower::lower(plan, 0);
+        const memory::MemoryPlan memory = memory::plan_memory(program);
+        const memory::Reuses reuses = memory::reuses_of(program);
         for (std::size_t t = 0; t < program.templates.size(); ++t) {
-            const std::vector<Op>& ops = program.templates[t].ops;
+            const std::vector<program::Op>& ops = program.templates[t].ops;
             REQUIRE(reuses[t].size() == ops.size());
             const std::vector<Span> spans = transient_spans(program, memory, program.templates[t]);
             const auto begin = [&](const Span& s) { return memory.places[static_cast<std::size_t>(s.id)].offset; };
@@ -174,7 +180,7 @@ TEST_CASE("Streams wait for those whose memory they take over, and for nobody el
                     ++waits;
                 }
                 for (const int last : needed[i]) {
-                    const Stream stream = ops[static_cast<std::size_t>(last)].stream;
+                    const program::Stream stream = ops[static_cast<std::size_t>(last)].stream;
                     const bool waited = std::any_of(reuses[t][i].begin(), reuses[t][i].end(), [&](int other) {
                         return other >= last && ops[static_cast<std::size_t>(other)].stream == stream;
                     });
@@ -189,12 +195,12 @@ TEST_CASE("Streams wait for those whose memory they take over, and for nobody el
 }
 
 TEST_CASE("Saved activations that live at one time lie apart") {
-    std::vector<Plan> plans = sample_plans();
+    std::vector<plan::Plan> plans = sample_plans();
     plans.push_back(overlapped());
-    for (const Plan& plan : plans) {
-        CAPTURE(plan_to_json(plan));
-        const Program program = lower(plan, 0);
-        const MemoryPlan memory = plan_memory(program);
+    for (const plan::Plan& plan : plans) {
+        CAPTURE(plan::plan_to_json(plan));
+        const program::Program program = lower::lower(plan, 0);
+        const memory::MemoryPlan memory = memory::plan_memory(program);
         Owners owners(program, memory);
         owners.play();
         CHECK(owners.empty());
@@ -203,14 +209,15 @@ TEST_CASE("Saved activations that live at one time lie apart") {
 
 TEST_CASE("EP overlap saves a layer while it releases another: one layer more than the micro-batches before the pair") {
     // arXiv 2603.07685 section 4.2.3: the merged forward and backward need no further activation memory.
-    const Plan plan = overlapped();
-    Plan apart = plan;
+    const plan::Plan plan = overlapped();
+    plan::Plan apart = plan;
     apart.ep_overlap = false;
-    const auto held = [](const Plan& p) {
-        const Program program = lower(p, 1); // sixteen equal MoE layers
-        return plan_memory(program).class_bytes[static_cast<std::size_t>(MemoryClass::saved)];
+    const auto held = [](const plan::Plan& p) {
+        const program::Program program = lower::lower(p, 1); // sixteen equal MoE layers
+        return memory::plan_memory(program).class_bytes[static_cast<std::size_t>(memory::MemoryClass::saved)];
     };
-    const std::int64_t layer = segment_memory(lower_segment(plan, SegmentKind::layer, plan.model->layers[10])).saved;
+    const std::int64_t layer =
+        memory::segment_memory(lower::lower_segment(plan, lower::SegmentKind::layer, plan.model->layers[10])).saved;
     // Both warm up with 16 forwards and one more: 17 chunks of four layers; merged, a layer comes on top.
     CHECK(held(apart) == 17 * 4 * layer);
     CHECK(held(plan) == (17 * 4 + 1) * layer);
@@ -218,14 +225,14 @@ TEST_CASE("EP overlap saves a layer while it releases another: one layer more th
 
 TEST_CASE(
     "Paged stash keeps 1.2 of the expected routed rows where a capacity plans 1.5, and works on planned buffers") {
-    Plan plan = sample_plans()[4];
+    plan::Plan plan = sample_plans()[4];
     const auto memory = [&](double capacity, bool paged) {
         plan.capacity = capacity;
         plan.paged_stash = paged;
-        return plan_memory(lower(plan, 1)).class_bytes;
+        return memory::plan_memory(lower::lower(plan, 1)).class_bytes;
     };
-    const auto saved = static_cast<std::size_t>(MemoryClass::saved),
-               work = static_cast<std::size_t>(MemoryClass::transient);
+    const auto saved = static_cast<std::size_t>(memory::MemoryClass::saved),
+               work = static_cast<std::size_t>(memory::MemoryClass::transient);
     const auto exact = memory(0.0, false), planned = memory(1.5, false), paged = memory(1.5, true);
     const auto over = [&](const auto& sizes) { return static_cast<double>(sizes[saved] - exact[saved]); };
     REQUIRE(over(planned) > 0.0);
@@ -238,38 +245,41 @@ TEST_CASE(
 TEST_CASE("Chunks share instances: a rank of PP4 VPP4 keeps 19 to 13 pairs of chunk and micro-batch, not 24 or more") {
     // Megatron's interleaved schedule: 2 (4 - rank - 1) + 3 * 4 + 1 (arXiv 2603.07685 section 4.1; Megatron-LM
     // pipeline_parallel/schedules.py).
-    Plan plan = sample_plans()[4];
+    plan::Plan plan = sample_plans()[4];
     REQUIRE(plan.pp * plan.vpp == 16);
     for (int rank = 0; rank < 4; ++rank) {
-        const Program program = lower(plan, rank);
-        CHECK(memory_breakdown(program, plan_memory(program)).kept == 2 * (4 - rank - 1) + 3 * 4 + 1);
+        const program::Program program = lower::lower(plan, rank);
+        CHECK(memory::memory_breakdown(program, memory::plan_memory(program)).kept == 2 * (4 - rank - 1) + 3 * 4 + 1);
     }
 }
 
 TEST_CASE("The parts of a breakdown add up to the arena") {
-    for (const Plan& plan : sample_plans()) {
-        CAPTURE(plan_to_json(plan));
-        const Program program = lower(plan, plan.pp - 1);
-        const MemoryPlan memory = plan_memory(program);
-        const MemoryBreakdown parts = memory_breakdown(program, memory);
+    for (const plan::Plan& plan : sample_plans()) {
+        CAPTURE(plan::plan_to_json(plan));
+        const program::Program program = lower::lower(plan, plan.pp - 1);
+        const memory::MemoryPlan memory = memory::plan_memory(program);
+        const memory::MemoryBreakdown parts = memory::memory_breakdown(program, memory);
         std::int64_t all = 0, saved = 0;
         for (const std::int64_t bytes : parts.classes) all += bytes;
         for (const auto& [module, bytes] : parts.saved) saved += bytes;
         CHECK(all == memory.arena_bytes);
-        CHECK(saved == parts.classes[static_cast<std::size_t>(MemoryClass::saved)]);
-        for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gradients, MemoryClass::optimizer})
+        CHECK(saved == parts.classes[static_cast<std::size_t>(memory::MemoryClass::saved)]);
+        for (const memory::MemoryClass c :
+             {memory::MemoryClass::weights, memory::MemoryClass::gradients, memory::MemoryClass::optimizer})
             CHECK(parts.expert[static_cast<std::size_t>(c)] <= parts.classes[static_cast<std::size_t>(c)]);
     }
 }
 
 TEST_CASE("Recompute frees exactly the tensors that it recomputes") {
-    Plan plan = sample_plans().front();
+    plan::Plan plan = sample_plans().front();
     const auto saved = [&](unsigned set) {
         plan.recompute = set;
-        return plan_memory(lower(plan, 0)).class_bytes[static_cast<std::size_t>(MemoryClass::saved)];
+        return memory::plan_memory(lower::lower(plan, 0))
+            .class_bytes[static_cast<std::size_t>(memory::MemoryClass::saved)];
     };
-    const std::int64_t none = saved(0), norm = saved(recompute::layernorm), act = saved(recompute::moe_act),
-                       both = saved(recompute::layernorm | recompute::moe_act), full = saved(recompute::full);
+    const std::int64_t none = saved(0), norm = saved(plan::recompute::layernorm), act = saved(plan::recompute::moe_act),
+                       both = saved(plan::recompute::layernorm | plan::recompute::moe_act),
+                       full = saved(plan::recompute::full);
     CHECK(norm < none);
     CHECK(act < none);
     // The sets touch different tensors, so their savings add up to the byte.
@@ -280,18 +290,20 @@ TEST_CASE("Recompute frees exactly the tensors that it recomputes") {
 }
 
 TEST_CASE("A segment's saved bytes are its share of the whole chunk") {
-    const Plan plan = sample_plans().front();
-    const Program whole = lower(plan, 0);
-    const std::int64_t saved = plan_memory(whole).class_bytes[static_cast<std::size_t>(MemoryClass::saved)];
+    const plan::Plan plan = sample_plans().front();
+    const program::Program whole = lower::lower(plan, 0);
+    const std::int64_t saved =
+        memory::plan_memory(whole).class_bytes[static_cast<std::size_t>(memory::MemoryClass::saved)];
     std::int64_t sum = 0;
     for (std::size_t c = 0; c < whole.chunks.size(); ++c) {
-        const Stage& stage = whole.chunks[c];
+        const plan::Stage& stage = whole.chunks[c];
         std::int64_t chunk = 0;
         for (int i = 0; i < stage.layers; ++i)
-            chunk += segment_memory(lower_segment(plan, SegmentKind::layer,
-                                                  plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]))
+            chunk += memory::segment_memory(
+                         lower::lower_segment(plan, lower::SegmentKind::layer,
+                                              plan.model->layers[static_cast<std::size_t>(stage.first_layer + i)]))
                          .saved;
-        if (stage.loss) chunk += segment_memory(lower_segment(plan, SegmentKind::head)).saved;
+        if (stage.loss) chunk += memory::segment_memory(lower::lower_segment(plan, lower::SegmentKind::head)).saved;
         sum += chunk * whole.in_flight[c];
     }
     CHECK(static_cast<double>(sum) == nearly(static_cast<double>(saved)).epsilon(0.01));

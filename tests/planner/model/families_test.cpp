@@ -114,8 +114,8 @@ constexpr Published published[] = {
 TEST_CASE("published configs: as many parameters as the model cards say") {
     for (const Published& p : published) {
         CAPTURE(std::string(p.name));
-        const moe::Model model = moe::model_from_json(p.config, "config.json");
-        const moe::ParameterCount count = moe::count_parameters(model);
+        const moe::model::Model model = moe::families::model_from_json(p.config, "config.json");
+        const moe::model::ParameterCount count = moe::model::count_parameters(model);
         CHECK(static_cast<double>(count.total_no_mtp) / 1e9 == nearly(p.total).epsilon(0.01));
         CHECK(static_cast<double>(count.active) / 1e9 == nearly(p.active).epsilon(0.03));
         CHECK(model.not_executable.empty() == p.executable);
@@ -125,10 +125,10 @@ TEST_CASE("published configs: as many parameters as the model cards say") {
 TEST_CASE("published configs: what differs from their neighbours") {
     const auto read = [](const char* name) {
         for (const Published& p : published)
-            if (std::string(p.name) == name) return moe::model_from_json(p.config, "config.json");
-        return moe::Model{};
+            if (std::string(p.name) == name) return moe::families::model_from_json(p.config, "config.json");
+        return moe::model::Model{};
     };
-    const moe::Model ernie = read("ERNIE-4.5-21B-A3B");
+    const moe::model::Model ernie = read("ERNIE-4.5-21B-A3B");
     CHECK_FALSE(ernie.kind_of(0).moe.has_value());
     CHECK(ernie.kind_of(1).moe->shared_ffn == 2 * 1536);
     CHECK(ernie.kind_of(1).moe->router.expert_bias);
@@ -136,14 +136,14 @@ TEST_CASE("published configs: what differs from their neighbours") {
     CHECK(read("Hunyuan-A13B").kind_of(0).moe->shared_ffn == 3072);
     CHECK(read("MiniMax-M2").kind_of(0).attention.rope_dim == 64);
     CHECK(read("Mistral-7B").kind_of(31).attention.window == 4096);
-    const moe::Model dots = read("dots.llm1");
+    const moe::model::Model dots = read("dots.llm1");
     CHECK_FALSE(dots.kind_of(0).moe.has_value());
-    CHECK(dots.kind_of(1).moe->router.scoring == moe::Scoring::sigmoid);
+    CHECK(dots.kind_of(1).moe->router.scoring == moe::model::Scoring::sigmoid);
     CHECK(dots.kind_of(1).moe->router.expert_bias);
     CHECK(dots.kind_of(1).attention.qk_norm);
     CHECK(read("DBRX").kind_of(39).moe->top_k == 4);
-    const moe::Model qwen = read("Qwen3.5-397B-A17B");
-    CHECK(qwen.kind_of(2).attention.kind == moe::AttentionKind::gated_delta);
+    const moe::model::Model qwen = read("Qwen3.5-397B-A17B");
+    CHECK(qwen.kind_of(2).attention.kind == moe::model::AttentionKind::gated_delta);
     CHECK(qwen.kind_of(3).attention.output_gate);
     CHECK(qwen.kind_of(3).moe->router.normalize);
     CHECK(qwen.mtp.size() == 1);
@@ -151,7 +151,7 @@ TEST_CASE("published configs: what differs from their neighbours") {
 
 TEST_CASE(
     "GLM-4.5V: the language model of GLM-4.5-Air, less MTP, with partly rotated heads as transformers 5 writes them") {
-    const moe::Model model = moe::model_from_json(
+    const moe::model::Model model = moe::families::model_from_json(
         R"({"architectures": ["Glm4vMoeForConditionalGeneration"], "model_type": "glm4v_moe", "text_config":
         {"attention_bias": true, "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
         "intermediate_size": 10944, "model_type": "glm4v_moe_text", "moe_intermediate_size": 1408, "n_group": 1,
@@ -160,10 +160,10 @@ TEST_CASE(
         [8, 12, 12], "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"}, "topk_group": 1,
         "use_qk_norm": false, "vocab_size": 151552}, "vision_config": {"depth": 24}})",
         "config.json");
-    const moe::Model air = moe::load_model("GLM-4.5-Air");
+    const moe::model::Model air = moe::families::load_model("GLM-4.5-Air");
     CHECK(model.kinds == air.kinds);
     CHECK(model.layers == air.layers);
-    CHECK(moe::count_parameters(model).total == moe::count_parameters(air).total_no_mtp);
+    CHECK(moe::model::count_parameters(model).total == moe::model::count_parameters(air).total_no_mtp);
 }
 
 TEST_CASE("DeepSeek-V3.2: V3 with an indexer in every layer, and V3 itself without the field") {
@@ -171,44 +171,45 @@ TEST_CASE("DeepSeek-V3.2: V3 with an indexer in every layer, and V3 itself witho
         "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "moe_intermediate_size": 2048,
         "n_routed_experts": 256, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
         "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280)";
-    CHECK(moe::model_from_json(config + "}", "config.json").kinds == moe::load_model("DeepSeek-V3").kinds);
-    const moe::Model sparse = moe::model_from_json(config + R"(, "index_topk": 2048})", "config.json");
-    CHECK(sparse.kinds == moe::load_model("DeepSeek-V3.2").kinds);
+    CHECK(moe::families::model_from_json(config + "}", "config.json").kinds ==
+          moe::families::load_model("DeepSeek-V3").kinds);
+    const moe::model::Model sparse = moe::families::model_from_json(config + R"(, "index_topk": 2048})", "config.json");
+    CHECK(sparse.kinds == moe::families::load_model("DeepSeek-V3.2").kinds);
     const double indexer = 1536.0 * 64 * 128 + 7168.0 * (128 + 64) + 2 * 128;
-    CHECK(static_cast<double>(moe::count_parameters(sparse).total_no_mtp -
-                              moe::count_parameters(moe::load_model("DeepSeek-V3")).total_no_mtp) ==
+    CHECK(static_cast<double>(moe::model::count_parameters(sparse).total_no_mtp -
+                              moe::model::count_parameters(moe::families::load_model("DeepSeek-V3")).total_no_mtp) ==
           nearly(61 * indexer));
 }
 
 TEST_CASE("GLM-4.7-Flash: 30 billion parameters, latent attention, a layer for MTP") {
-    const moe::Model model = moe::model_from_json(
+    const moe::model::Model model = moe::families::model_from_json(
         R"({"architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048,
         "intermediate_size": 10240, "kv_lora_rank": 512, "moe_intermediate_size": 1536, "n_routed_experts": 64,
         "n_shared_experts": 1, "num_attention_heads": 20, "num_experts_per_tok": 4, "num_hidden_layers": 47,
         "num_nextn_predict_layers": 1, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
         "routed_scaling_factor": 1.8, "v_head_dim": 256, "vocab_size": 154880})",
         "config.json");
-    CHECK(static_cast<double>(moe::count_parameters(model).total_no_mtp) / 1e9 == nearly(30).epsilon(0.01));
-    CHECK(model.kind_of(1).attention.kind == moe::AttentionKind::mla);
+    CHECK(static_cast<double>(moe::model::count_parameters(model).total_no_mtp) / 1e9 == nearly(30).epsilon(0.01));
+    CHECK(model.kind_of(1).attention.kind == moe::model::AttentionKind::mla);
     CHECK(model.kind_of(1).moe->router.expert_bias);
     CHECK(model.mtp.size() == 1);
     CHECK_FALSE(model.not_executable.empty());
 }
 
 TEST_CASE("Llama 4: layers with rotary positions see their chunk alone, every fourth all of the sequence") {
-    moe::Model scout = moe::load_model("Llama4-Scout");
+    moe::model::Model scout = moe::families::load_model("Llama4-Scout");
     CHECK(scout.kind_of(0).attention.chunk == 8192);
     CHECK(scout.kind_of(3).attention.chunk == 0);
-    moe::Model whole = scout;
-    for (moe::LayerKind& kind : whole.kinds) kind.attention.chunk = 0;
-    CHECK(moe::model_flops_per_token(scout, 8192) == moe::model_flops_per_token(whole, 8192));
+    moe::model::Model whole = scout;
+    for (moe::model::LayerKind& kind : whole.kinds) kind.attention.chunk = 0;
+    CHECK(moe::model::model_flops_per_token(scout, 8192) == moe::model::model_flops_per_token(whole, 8192));
     // Of 131,072 positions three layers of four see 4,096 on the average and one 65,536.
     const double pair = 40.0 * 2 * 128, seen = 36 * 4096.0 + 12 * 65536.0, all = 48 * 65536.0;
-    CHECK(moe::model_flops_per_token(whole, 131072) - moe::model_flops_per_token(scout, 131072) ==
+    CHECK(moe::model::model_flops_per_token(whole, 131072) - moe::model::model_flops_per_token(scout, 131072) ==
           nearly(6.0 * pair * (all - seen)));
-    moe::Attention chunked;
+    moe::model::Attention chunked;
     chunked.chunk = 4;
-    CHECK(moe::keys_seen(chunked, 10) == nearly((2 * 4.0 * 4 / 2 + 2.0 * 2 / 2) / 10));
+    CHECK(moe::model::keys_seen(chunked, 10) == nearly((2 * 4.0 * 4 / 2 + 2.0 * 2 / 2) / 10));
 }
 
 TEST_CASE("what an architecture's reader does not know of a layer is refused, not priced as something else") {
@@ -216,8 +217,9 @@ TEST_CASE("what an architecture's reader does not know of a layer is refused, no
         for (const Published& p : published) {
             if (std::string(p.name) != name) continue;
             const std::string config = p.config;
-            return fault_of(
-                [&] { moe::model_from_json(config.substr(0, config.size() - 1) + ", " + more + "}", "c.json"); });
+            return fault_of([&] {
+                moe::families::model_from_json(config.substr(0, config.size() - 1) + ", " + more + "}", "c.json");
+            });
         }
         return std::string("no such model");
     };
@@ -236,7 +238,8 @@ TEST_CASE("what an architecture's reader does not know of a layer is refused, no
 TEST_CASE("architectures of two natures are refused as such, near names alone are suggested") {
     const auto fault = [](const std::string& name) {
         return fault_of([&] {
-            moe::model_from_json("{\"architectures\": [\"" + name + "\"], \"hidden_size\": 64}", "config.json");
+            moe::families::model_from_json("{\"architectures\": [\"" + name + "\"], \"hidden_size\": 64}",
+                                           "config.json");
         });
     };
     const auto holds = [](const std::string& line, const std::string& words) {

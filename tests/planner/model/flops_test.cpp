@@ -46,8 +46,8 @@ constexpr Published without_mtp[] = {
     {"Nemotron-3.5-Lightning", 8192, 22.28},
 };
 
-double gflop(const moe::Model& model, std::int64_t seq, int tp = 1) {
-    return moe::model_flops_per_token(model, seq, tp) / 1e9;
+double gflop(const moe::model::Model& model, std::int64_t seq, int tp = 1) {
+    return moe::model::model_flops_per_token(model, seq, tp) / 1e9;
 }
 
 const char* dense = R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
@@ -59,11 +59,11 @@ TEST_CASE("FLOPs per token match the published tables within 0.1 %") {
     for (const Published& row : published) {
         CAPTURE(row.model);
         CAPTURE(row.seq);
-        CHECK(gflop(moe::load_model(row.model), row.seq) == nearly(row.gflop).epsilon(1e-3));
+        CHECK(gflop(moe::families::load_model(row.model), row.seq) == nearly(row.gflop).epsilon(1e-3));
     }
     for (const Published& row : without_mtp) {
         CAPTURE(row.model);
-        moe::Model model = moe::load_model(row.model);
+        moe::model::Model model = moe::families::load_model(row.model);
         REQUIRE(!model.mtp.empty());
         model.mtp.clear();
         CHECK(gflop(model, row.seq) == nearly(row.gflop).epsilon(1e-3));
@@ -77,9 +77,9 @@ TEST_CASE("parameter counts match every profile's own within 0.5 %") {
         const std::string path = entry.path().string();
         CAPTURE(path);
         const moe::JsonObject json = moe::JsonObject::parse(moe::read_file(path), path);
-        moe::Model model = moe::load_model(path);
+        moe::model::Model model = moe::families::load_model(path);
         if (model.hybrid && model.mtp.size() > 1) model.mtp.resize(1); // published depths share one layer, ours do not
-        const moe::ParameterCount count = moe::count_parameters(model);
+        const moe::model::ParameterCount count = moe::model::count_parameters(model);
         if (!json.has("param_counts")) continue; // our own small models carry none
         ++models;
         const moe::JsonObject known = json.object("param_counts");
@@ -93,26 +93,26 @@ TEST_CASE("parameter counts match every profile's own within 0.5 %") {
 }
 
 TEST_CASE("a small dense model by hand") {
-    const moe::Model model = moe::model_from_json(dense, "small.json");
+    const moe::model::Model model = moe::families::model_from_json(dense, "small.json");
     // Per layer: q 64x64, k and v 64x32 each, o 64x64, three 64x96 matrices, two norms; then final norm, two
     // embeddings.
     const std::int64_t matrices = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96;
     const std::int64_t total = 2 * (matrices + 2 * 64) + 64 + 2 * 250 * 64;
-    CHECK(moe::count_parameters(model).total == total);
-    CHECK(moe::count_parameters(model).active_no_embed == total - 250 * 64);
+    CHECK(moe::model::count_parameters(model).total == total);
+    CHECK(moe::model::count_parameters(model).active_no_embed == total - 250 * 64);
     // Attention at half: 100 / 2 keys, each one multiply-accumulate per column in QK and in PV. Vocabulary padded to
     // 256.
     const double macs = 2.0 * (static_cast<double>(matrices) + 50.0 * (64 + 64)) + 64.0 * 256.0;
-    CHECK(moe::model_flops_per_token(model, 100) == nearly(6.0 * macs).epsilon(1e-12));
+    CHECK(moe::model::model_flops_per_token(model, 100) == nearly(6.0 * macs).epsilon(1e-12));
     // TP 4 pads the vocabulary to a multiple of 512.
-    CHECK(moe::model_flops_per_token(model, 100, 4) == nearly(6.0 * (macs + 64.0 * 256.0)).epsilon(1e-12));
+    CHECK(moe::model::model_flops_per_token(model, 100, 4) == nearly(6.0 * (macs + 64.0 * 256.0)).epsilon(1e-12));
     CHECK(model.padded_vocab(1) == 256);
     CHECK(model.padded_vocab(4) == 512);
 }
 
 TEST_CASE("only top-k and shared experts count as FLOPs, all of them as parameters") {
     const auto config = [](int experts, int top_k) {
-        return moe::model_from_json(
+        return moe::families::model_from_json(
             fmt::format(R"({{"architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
                 "num_attention_heads": 4, "vocab_size": 256, "num_experts": {}, "num_experts_per_tok": {},
                 "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}})",
@@ -120,11 +120,12 @@ TEST_CASE("only top-k and shared experts count as FLOPs, all of them as paramete
             "small.json");
     };
     const double expert = 3 * 64 * 32;
-    CHECK(moe::model_flops_per_token(config(8, 2), 64) == moe::model_flops_per_token(config(16, 2), 64));
-    CHECK(moe::model_flops_per_token(config(8, 4), 64) - moe::model_flops_per_token(config(8, 2), 64) ==
+    CHECK(moe::model::model_flops_per_token(config(8, 2), 64) == moe::model::model_flops_per_token(config(16, 2), 64));
+    CHECK(moe::model::model_flops_per_token(config(8, 4), 64) - moe::model::model_flops_per_token(config(8, 2), 64) ==
           6 * 3 * 2 * expert);
     // 8 more experts per layer, with a router column each.
-    CHECK(moe::count_parameters(config(16, 2)).total - moe::count_parameters(config(8, 2)).total ==
+    CHECK(moe::model::count_parameters(config(16, 2)).total - moe::model::count_parameters(config(8, 2)).total ==
           3 * 8 * (3 * 64 * 32 + 64));
-    CHECK(moe::count_parameters(config(16, 2)).active - moe::count_parameters(config(8, 2)).active == 3 * 8 * 64);
+    CHECK(moe::model::count_parameters(config(16, 2)).active - moe::model::count_parameters(config(8, 2)).active ==
+          3 * 8 * 64);
 }

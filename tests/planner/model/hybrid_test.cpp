@@ -25,9 +25,9 @@ std::string config(const std::string& pattern, const std::string& rest = "") {
            rest + "}";
 }
 
-Plan plan_of(const std::string& text) {
-    Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06");
-    plan.model = std::make_shared<const Model>(model_from_json(text, "config.json"));
+plan::Plan plan_of(const std::string& text) {
+    plan::Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06");
+    plan.model = std::make_shared<const model::Model>(families::model_from_json(text, "config.json"));
     plan.gpus = 4;
     plan.tp = plan.dp = 2;
     plan.ep = 4;
@@ -38,27 +38,28 @@ Plan plan_of(const std::string& text) {
 }
 
 std::string refused(const std::string& text) {
-    return fault_of([&] { model_from_json(text, "config.json"); });
+    return fault_of([&] { families::model_from_json(text, "config.json"); });
 }
 
 } // namespace
 
 TEST_CASE("hybrid: every letter is a layer of one part, an MTP depth has two") {
-    const Model model = model_from_json(config("ME*M-E", R"(, "num_nextn_predict_layers": 2)"), "config.json");
+    const model::Model model =
+        families::model_from_json(config("ME*M-E", R"(, "num_nextn_predict_layers": 2)"), "config.json");
     REQUIRE(model.layers.size() == 6);
     CHECK(model.hybrid);
-    CHECK(model.kind_of(0).attention.kind == AttentionKind::mamba);
+    CHECK(model.kind_of(0).attention.kind == model::AttentionKind::mamba);
     CHECK(!model.kind_of(0).moe);
     CHECK(!model.kind_of(0).dense());
     CHECK(model.layers[0] == model.layers[3]);
-    CHECK(model.kind_of(1).attention.kind == AttentionKind::none);
+    CHECK(model.kind_of(1).attention.kind == model::AttentionKind::none);
     CHECK(model.kind_of(1).moe->latent == 64);
-    CHECK(model.kind_of(1).moe->router.scoring == Scoring::sigmoid);
+    CHECK(model.kind_of(1).moe->router.scoring == model::Scoring::sigmoid);
     CHECK(model.kind_of(2).attention.rope_dim == 0);
     CHECK(model.kind_of(4).dense_ffn == 384);
     REQUIRE(model.mtp.size() == 2);
-    const LayerKind& depth = model.kinds[static_cast<std::size_t>(model.mtp[0])];
-    CHECK(depth.attention.kind == AttentionKind::gqa);
+    const model::LayerKind& depth = model.kinds[static_cast<std::size_t>(model.mtp[0])];
+    CHECK(depth.attention.kind == model::AttentionKind::gqa);
     CHECK(depth.moe.has_value());
     CHECK(model.not_executable == "hybrid_override_pattern: no Mamba layers yet");
 }
@@ -70,35 +71,36 @@ TEST_CASE("hybrid: what contradicts itself is refused by field") {
               .find("mtp_hybrid_override_pattern") != std::string::npos);
     CHECK(refused(config("ME*M-E", R"(, "mamba_expand": 2, "mamba_num_heads": 9)")).find("mamba_num_heads") !=
           std::string::npos);
-    Plan plan = plan_of(config("ME*M-E"));
-    REQUIRE(check_plan(plan).message == "");
+    plan::Plan plan = plan_of(config("ME*M-E"));
+    REQUIRE(plan::check_plan(plan).message == "");
     plan.tp = 1;
     plan.cp = 4;
     plan.dp = 1;
-    CHECK(check_plan(plan).message.find("n_groups = 2") != std::string::npos);
+    CHECK(plan::check_plan(plan).message.find("n_groups = 2") != std::string::npos);
     plan = plan_of(config("MMMMMM"));
-    CHECK(check_plan(plan).message.find("has no experts") != std::string::npos);
+    CHECK(plan::check_plan(plan).message.find("has no experts") != std::string::npos);
 }
 
 TEST_CASE("hybrid: products of a forward are the model's FLOPs, experts work and tokens travel in the latent width") {
-    const Plan plan = plan_of(config("ME*M-E"));
-    const Program program = lower(plan, 0);
-    std::map<OpKind, int> count;
+    const plan::Plan plan = plan_of(config("ME*M-E"));
+    const program::Program program = lower::lower(plan, 0);
+    std::map<program::OpKind, int> count;
     int moved = 0;
     double products = 0.0;
-    for (const Op& op : program.templates[0].ops) {
+    for (const program::Op& op : program.templates[0].ops) {
         ++count[op.kind];
-        if (op.kind == OpKind::gemm && op.module != Module::router) products += op.flops;
-        if (op.kind == OpKind::grouped_gemm) products += op.flops;
-        if (op.kind == OpKind::all_to_all_rows && std::get<RowsAttr>(op.attr).cols > 1) { // not the routing weights
+        if (op.kind == program::OpKind::gemm && op.module != program::Module::router) products += op.flops;
+        if (op.kind == program::OpKind::grouped_gemm) products += op.flops;
+        if (op.kind == program::OpKind::all_to_all_rows &&
+            std::get<program::RowsAttr>(op.attr).cols > 1) { // not the routing weights
             ++moved;
             CHECK(op.bytes == nearly(256.0 * 2 * 64 * 2)); // two copies of each of 256 tokens
         }
     }
     CHECK(moved == 4);
-    CHECK(count[OpKind::scan] == 2);
-    CHECK(count[OpKind::attention] == 1);
-    CHECK(count[OpKind::grouped_gemm] == 4);
+    CHECK(count[program::OpKind::scan] == 2);
+    CHECK(count[program::OpKind::attention] == 1);
+    CHECK(count[program::OpKind::grouped_gemm] == 4);
     // Multiply-accumulates per token, of one rank of tp = 2. Per Mamba layer: 8 heads of 32, 2 groups of 16, 8 steps.
     const double mamba = 256.0 * (2 * 256 + 2 * 32 + 8) + 256.0 * 256;
     const double attention = 256.0 * (256 + 2 * 128) + 256.0 * 256, mlp = 2.0 * 256 * 384;
@@ -110,12 +112,12 @@ TEST_CASE("hybrid: products of a forward are the model's FLOPs, experts work and
 }
 
 TEST_CASE("hybrid: a scan moves its tokens, its chunks' states and their products") {
-    const Program program = lower(plan_of(config("ME*M-E")), 0);
+    const program::Program program = lower::lower(plan_of(config("ME*M-E")), 0);
     int scans = 0;
-    for (const Op& op : program.templates[0].ops) {
-        if (op.kind != OpKind::scan) continue;
+    for (const program::Op& op : program.templates[0].ops) {
+        if (op.kind != program::OpKind::scan) continue;
         ++scans;
-        const auto& scan = std::get<ScanAttr>(op.attr);
+        const auto& scan = std::get<program::ScanAttr>(op.attr);
         CHECK(scan.rows == 512);
         CHECK(scan.heads == 4); // of one rank of tp = 2
         // Elements of a row: 128 of the heads, 16 of the groups, 128 * 16 / 64 of states, 64 of products.
@@ -123,28 +125,29 @@ TEST_CASE("hybrid: a scan moves its tokens, its chunks' states and their product
     }
     CHECK(scans == 2);
     int gradients = 0;
-    for (const Op& op : program.templates[1].ops) {
-        gradients += op.kind == OpKind::scan_grad;
-        if (op.kind == OpKind::scan_grad) CHECK(op.bytes == nearly(512.0 * (42 * 128 + 42 * 16 + 38 * 32 + 28 * 64)));
+    for (const program::Op& op : program.templates[1].ops) {
+        gradients += op.kind == program::OpKind::scan_grad;
+        if (op.kind == program::OpKind::scan_grad)
+            CHECK(op.bytes == nearly(512.0 * (42 * 128 + 42 * 16 + 38 * 32 + 28 * 64)));
     }
     CHECK(gradients == 2);
 }
 
 TEST_CASE("hybrid: under context parallelism a scan has all tokens of some heads") {
-    Plan plan = plan_of(config("ME*M-E"));
+    plan::Plan plan = plan_of(config("ME*M-E"));
     plan.tp = 1;
     plan.cp = 2;
-    REQUIRE(check_plan(plan).message == "");
-    const Program program = lower(plan, 0);
-    for (const auto& [index, kind] : {std::pair{0, OpKind::scan}, std::pair{1, OpKind::scan_grad}}) {
+    REQUIRE(plan::check_plan(plan).message == "");
+    const program::Program program = lower::lower(plan, 0);
+    for (const auto& [index, kind] : {std::pair{0, program::OpKind::scan}, std::pair{1, program::OpKind::scan_grad}}) {
         int scans = 0, exchanges = 0;
-        for (const Op& op : program.templates[static_cast<std::size_t>(index)].ops) {
-            exchanges += op.kind == OpKind::all_to_all;
+        for (const program::Op& op : program.templates[static_cast<std::size_t>(index)].ops) {
+            exchanges += op.kind == program::OpKind::all_to_all;
             if (op.kind != kind) continue;
             ++scans;
-            CHECK(std::get<ScanAttr>(op.attr).rows == 512);
-            CHECK(std::get<ScanAttr>(op.attr).heads == 4);
-            CHECK(std::get<ScanAttr>(op.attr).groups == 1);
+            CHECK(std::get<program::ScanAttr>(op.attr).rows == 512);
+            CHECK(std::get<program::ScanAttr>(op.attr).heads == 4);
+            CHECK(std::get<program::ScanAttr>(op.attr).groups == 1);
         }
         CHECK(scans == 2);
         CHECK(exchanges == 4); // attention's ring has none

@@ -9,7 +9,7 @@
 
 namespace {
 
-moe::Model read(const std::string& text) { return moe::model_from_json(text, "config.json"); }
+moe::model::Model read(const std::string& text) { return moe::families::model_from_json(text, "config.json"); }
 std::string fault(const std::string& text) {
     return fault_of([&] { read(text); });
 }
@@ -33,7 +33,7 @@ std::string deepseek(const std::string& architecture, const std::string& more) {
 } // namespace
 
 TEST_CASE("DeepSeek-V3 from its profile") {
-    const moe::Model model = moe::load_model("DeepSeek-V3");
+    const moe::model::Model model = moe::families::load_model("DeepSeek-V3");
     CHECK(model.name == "DeepSeek-V3");
     CHECK(model.layers.size() == 61);
     CHECK(model.mtp.size() == 1);
@@ -42,18 +42,18 @@ TEST_CASE("DeepSeek-V3 from its profile") {
     CHECK_FALSE(model.kind_of(2).moe.has_value());
     CHECK(model.kind_of(2).dense_ffn == 18432);
     REQUIRE(model.kind_of(3).moe.has_value());
-    const moe::Moe& moe = *model.kind_of(3).moe;
+    const moe::model::Moe& moe = *model.kind_of(3).moe;
     CHECK(moe.experts == 256);
     CHECK(moe.shared_ffn == 2048);
-    CHECK(moe.router.scoring == moe::Scoring::sigmoid);
+    CHECK(moe.router.scoring == moe::model::Scoring::sigmoid);
     CHECK(moe.router.groups == 8);
     CHECK(moe.router.groups_kept == 4);
     CHECK(moe.router.group_score_top == 2);
     CHECK(moe.router.expert_bias);
     CHECK(moe.router.normalize);
     CHECK(moe.router.scale == 2.5);
-    const moe::Attention& attention = model.kind_of(0).attention;
-    CHECK(attention.kind == moe::AttentionKind::mla);
+    const moe::model::Attention& attention = model.kind_of(0).attention;
+    CHECK(attention.kind == moe::model::AttentionKind::mla);
     CHECK(attention.qk_dim == 192);
     CHECK(attention.v_dim == 128);
     CHECK(model.not_executable.empty());
@@ -68,24 +68,24 @@ TEST_CASE("routers differ by architecture as the reference implementations do") 
         CHECK_FALSE(router(mixtral("")).normalize);
     }
     SUBCASE("DeepSeek-V2 greedy ignores groups and does not normalise") {
-        const moe::Router r =
+        const moe::model::Router r =
             router(deepseek("DeepseekV2ForCausalLM", R"("n_group": 4, "topk_group": 2, "routed_scaling_factor": 16)"));
-        CHECK(r.scoring == moe::Scoring::softmax);
+        CHECK(r.scoring == moe::model::Scoring::softmax);
         CHECK(r.groups == 1);
         CHECK(r.scale == 16.0);
         CHECK_FALSE(r.normalize);
         CHECK_FALSE(r.expert_bias);
     }
     SUBCASE("DeepSeek-V2 group-limited: best expert scores the group") {
-        const moe::Router r = router(deepseek(
+        const moe::model::Router r = router(deepseek(
             "DeepseekV2ForCausalLM", R"("n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy")"));
         CHECK(r.groups == 4);
         CHECK(r.groups_kept == 2);
         CHECK(r.group_score_top == 1);
     }
     SUBCASE("DeepSeek-V3 defaults: sigmoid, best two experts score the group, selection bias") {
-        const moe::Router r = router(deepseek("DeepseekV3ForCausalLM", R"("n_group": 4, "topk_group": 2)"));
-        CHECK(r.scoring == moe::Scoring::sigmoid);
+        const moe::model::Router r = router(deepseek("DeepseekV3ForCausalLM", R"("n_group": 4, "topk_group": 2)"));
+        CHECK(r.scoring == moe::model::Scoring::sigmoid);
         CHECK(r.group_score_top == 2);
         CHECK(r.expert_bias);
         CHECK(r.normalize);
@@ -94,7 +94,7 @@ TEST_CASE("routers differ by architecture as the reference implementations do") 
 }
 
 TEST_CASE("a Qwen2-MoE config as Hugging Face ships it") {
-    const moe::Model model =
+    const moe::model::Model model =
         read(R"({"architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
         "decoder_sparse_step": 2, "mlp_only_layers": [3], "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
         "intermediate_size": 96, "max_window_layers": 21, "model_type": "qwen2_moe", "moe_intermediate_size": 32,
@@ -117,7 +117,8 @@ TEST_CASE("a Qwen2-MoE config as Hugging Face ships it") {
 }
 
 TEST_CASE("a GPT-OSS config as Hugging Face ships it") {
-    const moe::Model model = read(R"({"architectures": ["GptOssForCausalLM"], "attention_bias": true, "head_dim": 64,
+    const moe::model::Model model =
+        read(R"({"architectures": ["GptOssForCausalLM"], "attention_bias": true, "head_dim": 64,
         "hidden_act": "silu", "hidden_size": 128, "intermediate_size": 96, "layer_types": ["sliding_attention",
         "full_attention", "full_attention"], "model_type": "gpt_oss", "num_attention_heads": 4, "num_experts_per_tok": 2,
         "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 4, "quantization_config": {"quant_method":
@@ -127,7 +128,7 @@ TEST_CASE("a GPT-OSS config as Hugging Face ships it") {
     CHECK(model.kind_of(1).attention.window == 0);
     CHECK(model.kind_of(2).attention.window == 0);
     CHECK(model.kind_of(0).attention.sinks);
-    CHECK(model.kind_of(0).activation == moe::Activation::quick_gelu);
+    CHECK(model.kind_of(0).activation == moe::model::Activation::quick_gelu);
     CHECK(model.kind_of(0).swiglu_limit == 7.0);
     CHECK(model.kind_of(0).moe->expert_bias);
     CHECK(model.rope_scaling.factor == 32.0);
@@ -135,7 +136,8 @@ TEST_CASE("a GPT-OSS config as Hugging Face ships it") {
 }
 
 TEST_CASE("a vision-language Llama 4 config keeps its language model in text_config") {
-    const moe::Model model = read(R"({"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4",
+    const moe::model::Model model =
+        read(R"({"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4",
         "text_config": {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1,
         "interleave_moe_layer_step": 2, "vocab_size": 256}, "vision_config": {"hidden_size": 1408}})");
@@ -154,15 +156,15 @@ TEST_CASE("what execute cannot train is named, with what would run where one cha
               .not_executable.find("rope_scaling = yarn") == 0);
     CHECK(read(mixtral(R"("sliding_window": 4096)")).not_executable.empty());
     CHECK(read(mixtral(R"("hidden_act": "gelu")")).not_executable.find("hidden_act = gelu") == 0);
-    CHECK(moe::load_model("GPT-OSS-20B").not_executable.empty());
+    CHECK(moe::families::load_model("GPT-OSS-20B").not_executable.empty());
     for (const char* name : {"Qwen3-Next-80B-A3B", "DeepSeek-V4-Flash", "Grok-1", "Llama4-Scout", "GPT3-175B"}) {
         CAPTURE(name);
-        CHECK_FALSE(moe::load_model(name).not_executable.empty());
+        CHECK_FALSE(moe::families::load_model(name).not_executable.empty());
     }
     for (const char* name :
          {"Qwen3-30B-A3B", "Qwen2-57B-A14B", "Mixtral-8x7B", "Kimi-K2", "DeepSeek-V2-Lite", "Llama3-8B"}) {
         CAPTURE(name);
-        CHECK(moe::load_model(name).not_executable.empty());
+        CHECK(moe::families::load_model(name).not_executable.empty());
     }
 }
 
@@ -171,7 +173,7 @@ TEST_CASE("a vision-language config of another name is read by the language mode
         "num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 32, "intermediate_size": 96,
         "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 256}, "vision_config": {"hidden_size": 1408}})";
     for (const char* outside : {"SomeVisionForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"}) {
-        const moe::Model model = read("{\"architectures\": [\"" + std::string(outside) + "\"], " + inside);
+        const moe::model::Model model = read("{\"architectures\": [\"" + std::string(outside) + "\"], " + inside);
         CHECK(model.architecture == "Qwen3MoeForCausalLM");
         CHECK(model.kind_of(1).moe->experts == 8);
         CHECK(model.left_out == std::vector<std::string>{"vision_config"});
@@ -180,7 +182,7 @@ TEST_CASE("a vision-language config of another name is read by the language mode
     std::string elsewhere = inside;
     elsewhere.replace(elsewhere.find("text_config"), 11, "llm_config");
     elsewhere.replace(elsewhere.find("qwen3_moe"), 9, "qwen3_vl_moe_text");
-    const moe::Model model = read(R"({"architectures": ["SomeVisionChatModel"], )" + elsewhere);
+    const moe::model::Model model = read(R"({"architectures": ["SomeVisionChatModel"], )" + elsewhere);
     CHECK(model.architecture == "Qwen3MoeForCausalLM");
     CHECK(model.hidden == 64);
     CHECK(model.left_out == std::vector<std::string>{"vision_config"});
@@ -204,11 +206,11 @@ TEST_CASE("unknown architectures and models suggest the nearest name") {
           std::string::npos);
     CHECK(fault(R"({"architectures": ["BertModel"]})").find("architectures = \"BertModel\": unknown architecture") !=
           std::string::npos);
-    CHECK(fault_of([] { moe::load_model("DeepSeek-V33"); }) ==
+    CHECK(fault_of([] { moe::families::load_model("DeepSeek-V33"); }) ==
           "2: unknown model 'DeepSeek-V33': did you mean DeepSeek-V3?");
-    CHECK(fault_of([] { moe::load_model("qwen3-30b"); }) ==
+    CHECK(fault_of([] { moe::families::load_model("qwen3-30b"); }) ==
           "2: unknown model 'qwen3-30b': did you mean Qwen3-30B-A3B?");
-    CHECK(fault_of([] { moe::load_model("./no-such.json"); }) ==
+    CHECK(fault_of([] { moe::families::load_model("./no-such.json"); }) ==
           "2: cannot read ./no-such.json: No such file or directory");
 }
 
@@ -262,7 +264,7 @@ TEST_CASE("numbers that contradict each other are refused") {
 }
 
 TEST_CASE("a model without a name takes one that its own text then carries") {
-    const moe::Model model = read(mixtral(""));
+    const moe::model::Model model = read(mixtral(""));
     CHECK(read(model.config_json).name == model.name);
     CHECK(read(mixtral(R"("name": "mine")")).name == "mine");
     CHECK(read(read(mixtral(R"("name": "mine")")).config_json).config_json ==

@@ -193,7 +193,7 @@ constexpr Published published[] = {
     {"Trinity-Mini", 26, 3, false, trinity_mini},
 };
 
-Model read(const std::string& config) { return model_from_json(config, "config.json"); }
+model::Model read(const std::string& config) { return families::model_from_json(config, "config.json"); }
 
 std::string with(std::string config, const std::string& more) {
     config.back() = ',';
@@ -205,8 +205,8 @@ std::string with(std::string config, const std::string& more) {
 TEST_CASE("published configs of mixed layers: as many parameters as the model cards say") {
     for (const Published& p : published) {
         CAPTURE(std::string(p.name));
-        const Model model = read(p.config());
-        const ParameterCount count = count_parameters(model);
+        const model::Model model = read(p.config());
+        const model::ParameterCount count = model::count_parameters(model);
         CHECK(static_cast<double>(count.total_no_mtp) / 1e9 == nearly(p.total).epsilon(0.005));
         const double all = static_cast<double>(count.active) / 1e9,
                      rest = static_cast<double>(count.active_no_embed) / 1e9;
@@ -218,11 +218,11 @@ TEST_CASE("published configs of mixed layers: as many parameters as the model ca
 TEST_CASE("MiMo-V2.5-Pro: every weight of the published files, which list 1,023,244,718,976 with the scales of FP8") {
     const std::int64_t scales =
         73 * 216 * 48 + 4 * 3 * 48 * 128 + std::int64_t{69} * 384 * 3 * 48 * 16; // attention, MLPs, experts
-    CHECK(count_parameters(read(mimo_pro())).total == 1'023'244'718'976 - scales);
+    CHECK(model::count_parameters(read(mimo_pro())).total == 1'023'244'718'976 - scales);
 }
 
 TEST_CASE("MiMo-V2: layers of windows have key/value heads and sinks of their own") {
-    const Model model = read(mimo_pro());
+    const model::Model model = read(mimo_pro());
     CHECK(model.kind_of(0).attention.window == 0);
     CHECK_FALSE(model.kind_of(0).attention.sinks);
     CHECK(model.kind_of(0).dense_ffn == 16384);
@@ -232,14 +232,15 @@ TEST_CASE("MiMo-V2: layers of windows have key/value heads and sinks of their ow
     CHECK(model.kind_of(7).attention.window == 0);
     CHECK(model.kind_of(69).attention.window == 0);
     REQUIRE(model.mtp.size() == 3);
-    const LayerKind& depth = model.kinds[static_cast<std::size_t>(model.mtp[0])];
+    const model::LayerKind& depth = model.kinds[static_cast<std::size_t>(model.mtp[0])];
     CHECK(depth.attention == model.kind_of(1).attention);
     CHECK(depth.dense_ffn == 16384);
-    const Model flash = read(mimo_flash());
+    const model::Model flash = read(mimo_flash());
     CHECK(flash.kind_of(0).attention.kv_heads == 4);
     CHECK(flash.kind_of(1).attention.kv_heads == 8);
     // As transformers 5 saves it: types of layers, and no field for the windows' heads.
-    const Model saved = read(R"({"architectures": ["MiMoV2FlashForCausalLM"], "head_dim": 192, "hidden_size": 4096,
+    const model::Model saved =
+        read(R"({"architectures": ["MiMoV2FlashForCausalLM"], "head_dim": 192, "hidden_size": 4096,
         "intermediate_size": 16384, "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense",
         "sparse"], "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_attention_heads": 64,
         "num_experts_per_tok": 8, "num_hidden_layers": 2, "num_key_value_heads": 4, "sliding_window": 128, "v_head_dim":
@@ -249,7 +250,7 @@ TEST_CASE("MiMo-V2: layers of windows have key/value heads and sinks of their ow
 }
 
 TEST_CASE("Step-3.5, Laguna: query heads by layer, a gate for each") {
-    const Model step = read(step_flash());
+    const model::Model step = read(step_flash());
     CHECK(step.kind_of(0).attention.heads == 64);
     CHECK(step.kind_of(0).attention.rope_dim == 64);
     CHECK(step.kind_of(1).attention.heads == 96);
@@ -263,27 +264,28 @@ TEST_CASE("Step-3.5, Laguna: query heads by layer, a gate for each") {
     REQUIRE(step.mtp.size() == 3);
     CHECK(step.kinds[static_cast<std::size_t>(step.mtp[2])].attention == step.kind_of(1).attention);
     CHECK(step.kinds[static_cast<std::size_t>(step.mtp[2])].dense_ffn == 11264);
-    const Model laguna = read(laguna_s());
+    const model::Model laguna = read(laguna_s());
     CHECK(laguna.kind_of(0).attention.heads == 48);
     CHECK(laguna.kind_of(0).attention.rope_dim == 64);
     CHECK(laguna.kind_of(47).attention.heads == 72);
     CHECK(laguna.kind_of(47).attention.head_gate);
     CHECK(read(with(laguna_s(), R"("gating": "per-element")")).kind_of(47).attention.output_gate);
     CHECK_FALSE(read(with(laguna_s(), R"("gating": false)")).kind_of(47).attention.head_gate);
-    const Model older = read(with(laguna_s(), R"("mlp_layer_types": null, "mlp_only_layers": [0, 1])"));
+    const model::Model older = read(with(laguna_s(), R"("mlp_layer_types": null, "mlp_only_layers": [0, 1])"));
     CHECK_FALSE(older.kind_of(1).moe.has_value());
     CHECK(older.kind_of(2).moe.has_value());
     // A vision-language model around it.
     const std::string config = step_flash();
-    const Model wrapped = read(R"({"architectures": ["Step3p7ForConditionalGeneration"], "text_config": {"model_type":
-        "step3p5", )" + config.substr(config.find("\"att_impl_type\"")) +
-                               R"(, "vision_config": {"depth": 2}})");
+    const model::Model wrapped =
+        read(R"({"architectures": ["Step3p7ForConditionalGeneration"], "text_config": {"model_type":
+        "step3p5", )" +
+             config.substr(config.find("\"att_impl_type\"")) + R"(, "vision_config": {"depth": 2}})");
     CHECK(wrapped.kinds == step.kinds);
     CHECK(wrapped.layers == step.layers);
 }
 
 TEST_CASE("AFMoE, EXAONE-MoE: layers that see everything turn nothing") {
-    const Model trinity = read(trinity_large());
+    const model::Model trinity = read(trinity_large());
     CHECK(trinity.post_norms);
     CHECK(trinity.kind_of(0).attention.window == 4096);
     CHECK(trinity.kind_of(0).attention.rope_dim == 128);
@@ -291,8 +293,8 @@ TEST_CASE("AFMoE, EXAONE-MoE: layers that see everything turn nothing") {
     CHECK(trinity.kind_of(3).attention.rope_dim == 0);
     CHECK(trinity.kind_of(3).attention.output_gate);
     CHECK_FALSE(trinity.kind_of(5).moe.has_value());
-    CHECK(trinity.kind_of(6).moe->router.scoring == Scoring::sigmoid);
-    const Model exaone = read(k_exaone());
+    CHECK(trinity.kind_of(6).moe->router.scoring == model::Scoring::sigmoid);
+    const model::Model exaone = read(k_exaone());
     CHECK(exaone.kind_of(47).attention.rope_dim == 0);
     CHECK(exaone.kind_of(46).attention.window == 128);
     CHECK_FALSE(exaone.kind_of(0).moe.has_value());
@@ -305,27 +307,28 @@ TEST_CASE("AFMoE, EXAONE-MoE: layers that see everything turn nothing") {
             rest + "}");
     };
     for (const char* pattern : {R"("sliding_window_pattern": "LLLG")", R"("sliding_window_pattern": 4)"}) {
-        const Model same = later(pattern);
+        const model::Model same = later(pattern);
         CHECK(same.kinds == exaone.kinds);
         CHECK(same.layers == exaone.layers);
     }
 }
 
 TEST_CASE("Granite 4: every layer has a mixer, and experts or the shared MLP alone") {
-    const Model small = read(granite_small());
-    CHECK(small.kind_of(0).attention.kind == AttentionKind::mamba);
+    const model::Model small = read(granite_small());
+    CHECK(small.kind_of(0).attention.kind == model::AttentionKind::mamba);
     CHECK(small.kind_of(0).moe->shared_ffn == 1536);
-    CHECK(small.kind_of(5).attention.kind == AttentionKind::gqa);
+    CHECK(small.kind_of(5).attention.kind == model::AttentionKind::gqa);
     CHECK(small.kind_of(5).attention.rope_dim == 0);
     CHECK(small.kind_of(5).moe->router.softmax_after_top_k);
-    const Model dense = read(with(granite_small(), R"("num_local_experts": 0, "position_embedding_type": "rope")"));
+    const model::Model dense =
+        read(with(granite_small(), R"("num_local_experts": 0, "position_embedding_type": "rope")"));
     CHECK_FALSE(dense.kind_of(0).moe.has_value());
     CHECK(dense.kind_of(0).dense_ffn == 1536);
     CHECK(dense.kind_of(5).attention.rope_dim == 128);
 }
 
 TEST_CASE("Gemma 4: keys serve as values where all is seen, the MLP beside the experts is no expert of theirs") {
-    const Model model = read(gemma4());
+    const model::Model model = read(gemma4());
     CHECK(model.kind_of(0).attention.window == 1024);
     CHECK(model.kind_of(0).attention.rope_dim == 256);
     CHECK_FALSE(model.kind_of(0).attention.k_eq_v);
@@ -335,7 +338,7 @@ TEST_CASE("Gemma 4: keys serve as values where all is seen, the MLP beside the e
     CHECK(model.kind_of(5).attention.rope_dim == 128);
     CHECK(model.kind_of(5).moe->shared_ffn == 2112);
     CHECK(model.kind_of(5).moe->branch_norms);
-    CHECK(model.kind_of(5).activation == Activation::gelu);
+    CHECK(model.kind_of(5).activation == model::Activation::gelu);
     CHECK(model.tied_embeddings);
     CHECK(model.left_out == std::vector<std::string>{"vision_config"});
     const std::string small = R"({"architectures": ["Gemma4ForCausalLM"], "global_head_dim": 512, "head_dim": 256,
@@ -349,10 +352,10 @@ TEST_CASE("Gemma 4: keys serve as values where all is seen, the MLP beside the e
 }
 
 TEST_CASE("Mistral 4: latent attention and a softmax over all experts") {
-    const Model model = read(mistral_small4());
-    CHECK(model.kind_of(0).attention.kind == AttentionKind::mla);
+    const model::Model model = read(mistral_small4());
+    CHECK(model.kind_of(0).attention.kind == model::AttentionKind::mla);
     CHECK(model.kind_of(0).attention.kv_lora == 256);
-    CHECK(model.kind_of(0).moe->router.scoring == Scoring::softmax);
+    CHECK(model.kind_of(0).moe->router.scoring == model::Scoring::softmax);
     CHECK(model.kind_of(0).moe->router.normalize);
     CHECK_FALSE(model.kind_of(0).moe->router.expert_bias);
 }

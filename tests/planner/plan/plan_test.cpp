@@ -11,13 +11,14 @@
 
 namespace {
 
-using Edit = std::function<void(moe::Plan&)>;
+using Edit = std::function<void(moe::plan::Plan&)>;
 
 // DeepSeek-V3 on 256 GB200 as NVIDIA publishes it: TP1 PP4 VPP4 EP64, MXFP8.
-moe::Plan sound() {
-    static const auto model = std::make_shared<const moe::Model>(moe::load_model("DeepSeek-V3"));
-    static const auto hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("gb200-nvl72"));
-    moe::Plan plan;
+moe::plan::Plan sound() {
+    static const auto model = std::make_shared<const moe::model::Model>(moe::families::load_model("DeepSeek-V3"));
+    static const auto hardware =
+        std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("gb200-nvl72"));
+    moe::plan::Plan plan;
     plan.model = model;
     plan.hardware = hardware;
     plan.stack = "bridge-26.08";
@@ -26,25 +27,25 @@ moe::Plan sound() {
     plan.gpus = 256;
     plan.dp = plan.ep = 64;
     plan.pp = plan.vpp = 4;
-    plan.schedule = moe::ScheduleKind::interleaved;
-    plan.precision = moe::Precision::mxfp8;
-    plan.dispatcher = moe::Dispatcher::hybridep;
-    plan.cuda_graph = moe::CudaGraph::full;
-    plan.recompute = moe::recompute::mla_up_proj | moe::recompute::moe_act;
+    plan.schedule = moe::plan::ScheduleKind::interleaved;
+    plan.precision = moe::machine::Precision::mxfp8;
+    plan.dispatcher = moe::plan::Dispatcher::hybridep;
+    plan.cuda_graph = moe::plan::CudaGraph::full;
+    plan.recompute = moe::plan::recompute::mla_up_proj | moe::plan::recompute::moe_act;
     return plan;
 }
 
-moe::Plan with_model(const char* name) {
-    moe::Plan plan = sound();
-    plan.model = std::make_shared<const moe::Model>(moe::load_model(name));
+moe::plan::Plan with_model(const char* name) {
+    moe::plan::Plan plan = sound();
+    plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model(name));
     plan.recompute = 0;
     return plan;
 }
 
 std::string counter(const Edit& edit) {
-    moe::Plan plan = sound();
+    moe::plan::Plan plan = sound();
     edit(plan);
-    const moe::PlanFault found = moe::check_plan(plan);
+    const moe::plan::PlanFault found = moe::plan::check_plan(plan);
     CAPTURE(found.message);
     if (found) CHECK(found.message.size() > 10);
     return found.counter;
@@ -57,94 +58,96 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 }
 
 std::string fault(const std::string& text) {
-    return fault_of([&] { moe::plan_from_json(text, "p.json"); });
+    return fault_of([&] { moe::plan::plan_from_json(text, "p.json"); });
 }
 
 } // namespace
 
 TEST_CASE("the published plan is sound, and every broken axis is counted under its own reason") {
-    CHECK(counter([](moe::Plan&) {}).empty());
-    CHECK(counter([](moe::Plan& p) { p.seq = 0; }) == "range");
-    CHECK(counter([](moe::Plan& p) { p.tp = -1; }) == "range");
-    CHECK(counter([](moe::Plan& p) { p.gbs = std::int64_t{1} << 40; }) == "range");
-    CHECK(counter([](moe::Plan& p) { p.seq = 1 << 27, p.mbs = 4096; }) == "range");
-    CHECK(counter([](moe::Plan& p) { p.capacity = 0.5; }) == "range");
-    CHECK(counter([](moe::Plan& p) { p.capacity = -1.0; }) == "range");
-    CHECK(counter([](moe::Plan& p) { p.dp = 32; }) == "tp*cp*dp*pp != gpus");
-    CHECK(counter([](moe::Plan& p) { p.tp = p.cp = p.dp = p.pp = 1 << 22; }) == "tp*cp*dp*pp != gpus");
-    CHECK(counter([](moe::Plan& p) { p.edp = 2; }) == "etp*ep*edp*pp != gpus");
-    CHECK(counter([](moe::Plan& p) { p.gpus = 240, p.dp = p.ep = 60; }) == "experts % ep");
-    CHECK(counter([](moe::Plan& p) { p.gpus = 60, p.pp = 4, p.dp = 5, p.tp = 3, p.ep = 1, p.edp = 15; }) ==
+    CHECK(counter([](moe::plan::Plan&) {}).empty());
+    CHECK(counter([](moe::plan::Plan& p) { p.seq = 0; }) == "range");
+    CHECK(counter([](moe::plan::Plan& p) { p.tp = -1; }) == "range");
+    CHECK(counter([](moe::plan::Plan& p) { p.gbs = std::int64_t{1} << 40; }) == "range");
+    CHECK(counter([](moe::plan::Plan& p) { p.seq = 1 << 27, p.mbs = 4096; }) == "range");
+    CHECK(counter([](moe::plan::Plan& p) { p.capacity = 0.5; }) == "range");
+    CHECK(counter([](moe::plan::Plan& p) { p.capacity = -1.0; }) == "range");
+    CHECK(counter([](moe::plan::Plan& p) { p.dp = 32; }) == "tp*cp*dp*pp != gpus");
+    CHECK(counter([](moe::plan::Plan& p) { p.tp = p.cp = p.dp = p.pp = 1 << 22; }) == "tp*cp*dp*pp != gpus");
+    CHECK(counter([](moe::plan::Plan& p) { p.edp = 2; }) == "etp*ep*edp*pp != gpus");
+    CHECK(counter([](moe::plan::Plan& p) { p.gpus = 240, p.dp = p.ep = 60; }) == "experts % ep");
+    CHECK(counter([](moe::plan::Plan& p) { p.gpus = 60, p.pp = 4, p.dp = 5, p.tp = 3, p.ep = 1, p.edp = 15; }) ==
           "heads % tp");
-    CHECK(counter([](moe::Plan& p) { p.gpus = 12, p.dp = 3, p.ep = 1, p.etp = 3; }) == "expert ffn % etp");
-    CHECK(counter([](moe::Plan& p) { p.mbs = 3; }) == "gbs % (dp*mbs)");
-    CHECK(counter([](moe::Plan& p) { p.cp = 2, p.dp = 32, p.seq = 4094; }) == "seq % (2*cp)");
-    CHECK(counter([](moe::Plan& p) { p.tp = 2, p.dp = 32, p.seq = 4095; }) == "tokens % tp");
-    CHECK(counter([](moe::Plan& p) { p.gbs = 64 * 6; }) == "micro-batches % pp");
-    CHECK(counter([](moe::Plan& p) { p.vpp = 1; }) == "interleaved needs pp, vpp > 1");
-    CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::one_f_one_b; }) == "vpp without interleaved");
-    CHECK(counter([](moe::Plan& p) { p.vpp = 16; }) == "pp*vpp > layers");
-    CHECK(counter([](moe::Plan& p) { p.layout = "Et|t|L"; }) == "layout");
-    CHECK(counter([](moe::Plan& p) { p.layout = "Et*4|(tttt|)*14tmL"; }).empty());
-    CHECK(counter([](moe::Plan& p) { p.rank_order = "tp-cp"; }) == "rank_order");
-    CHECK(counter([](moe::Plan& p) { p.ep = 1, p.ep_overlap = true, p.edp = 64; }) == "ep_overlap");
-    CHECK(counter([](moe::Plan& p) { p.recompute = moe::recompute::full | moe::recompute::mlp; }) == "recompute");
-    CHECK(counter([](moe::Plan& p) { p.recompute = 1U << 20; }) == "recompute");
-    CHECK(counter([](moe::Plan& p) { p.offload = 1U << 20; }) == "offload");
-    CHECK(counter([](moe::Plan& p) { p.attention_precision = moe::Precision::fp8_blockwise; }) ==
+    CHECK(counter([](moe::plan::Plan& p) { p.gpus = 12, p.dp = 3, p.ep = 1, p.etp = 3; }) == "expert ffn % etp");
+    CHECK(counter([](moe::plan::Plan& p) { p.mbs = 3; }) == "gbs % (dp*mbs)");
+    CHECK(counter([](moe::plan::Plan& p) { p.cp = 2, p.dp = 32, p.seq = 4094; }) == "seq % (2*cp)");
+    CHECK(counter([](moe::plan::Plan& p) { p.tp = 2, p.dp = 32, p.seq = 4095; }) == "tokens % tp");
+    CHECK(counter([](moe::plan::Plan& p) { p.gbs = 64 * 6; }) == "micro-batches % pp");
+    CHECK(counter([](moe::plan::Plan& p) { p.vpp = 1; }) == "interleaved needs pp, vpp > 1");
+    CHECK(counter([](moe::plan::Plan& p) { p.schedule = moe::plan::ScheduleKind::one_f_one_b; }) ==
+          "vpp without interleaved");
+    CHECK(counter([](moe::plan::Plan& p) { p.vpp = 16; }) == "pp*vpp > layers");
+    CHECK(counter([](moe::plan::Plan& p) { p.layout = "Et|t|L"; }) == "layout");
+    CHECK(counter([](moe::plan::Plan& p) { p.layout = "Et*4|(tttt|)*14tmL"; }).empty());
+    CHECK(counter([](moe::plan::Plan& p) { p.rank_order = "tp-cp"; }) == "rank_order");
+    CHECK(counter([](moe::plan::Plan& p) { p.ep = 1, p.ep_overlap = true, p.edp = 64; }) == "ep_overlap");
+    CHECK(counter([](moe::plan::Plan& p) { p.recompute = moe::plan::recompute::full | moe::plan::recompute::mlp; }) ==
+          "recompute");
+    CHECK(counter([](moe::plan::Plan& p) { p.recompute = 1U << 20; }) == "recompute");
+    CHECK(counter([](moe::plan::Plan& p) { p.offload = 1U << 20; }) == "offload");
+    CHECK(counter([](moe::plan::Plan& p) { p.attention_precision = moe::machine::Precision::fp8_blockwise; }) ==
           "attention_precision");
-    CHECK(counter([](moe::Plan& p) { p.head_precision = moe::Precision::fp32; }) == "head_precision");
-    CHECK(counter([](moe::Plan& p) { p.fp8_scaling = moe::Fp8Scaling::delayed; }) == "fp8_scaling");
-    CHECK(counter([](moe::Plan& p) { p.gradients = moe::Precision::mxfp8; }) == "gradients");
-    CHECK(counter([](moe::Plan& p) { p.tp_overlap = true; }) == "tp_overlap");
-    CHECK(counter([](moe::Plan& p) { p.paged_stash = true; }) == "paged_stash");
-    CHECK(counter([](moe::Plan& p) { p.paged_stash = true, p.capacity = 1.5; }).empty());
-    CHECK(counter([](moe::Plan& p) { p.cp_comm = moe::ContextComm::alltoall; }) == "cp_comm");
-    CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::zero_bubble; }) ==
+    CHECK(counter([](moe::plan::Plan& p) { p.head_precision = moe::machine::Precision::fp32; }) == "head_precision");
+    CHECK(counter([](moe::plan::Plan& p) { p.fp8_scaling = moe::plan::Fp8Scaling::delayed; }) == "fp8_scaling");
+    CHECK(counter([](moe::plan::Plan& p) { p.gradients = moe::machine::Precision::mxfp8; }) == "gradients");
+    CHECK(counter([](moe::plan::Plan& p) { p.tp_overlap = true; }) == "tp_overlap");
+    CHECK(counter([](moe::plan::Plan& p) { p.paged_stash = true; }) == "paged_stash");
+    CHECK(counter([](moe::plan::Plan& p) { p.paged_stash = true, p.capacity = 1.5; }).empty());
+    CHECK(counter([](moe::plan::Plan& p) { p.cp_comm = moe::plan::ContextComm::alltoall; }) == "cp_comm");
+    CHECK(counter([](moe::plan::Plan& p) { p.schedule = moe::plan::ScheduleKind::zero_bubble; }) ==
           "zero-bubble needs pp > 1, vpp 1");
-    CHECK(counter([](moe::Plan& p) { p.schedule = moe::ScheduleKind::dualpipe_v; }) ==
+    CHECK(counter([](moe::plan::Plan& p) { p.schedule = moe::plan::ScheduleKind::dualpipe_v; }) ==
           "dualpipe-v needs pp > 1, vpp 2");
     for (const char* text : {"", "even", "zipf:", "zipf:-1", "zipf:x", "dirichlet:0", "dirichlet:1e999"}) {
         CAPTURE(text);
-        CHECK(counter([text](moe::Plan& p) { p.routing = text; }) == "routing");
+        CHECK(counter([text](moe::plan::Plan& p) { p.routing = text; }) == "routing");
     }
-    CHECK(counter([](moe::Plan& p) { p.model = nullptr; }) == "model");
-    CHECK(counter([](moe::Plan& p) { p.hardware = nullptr; }) == "hardware");
+    CHECK(counter([](moe::plan::Plan& p) { p.model = nullptr; }) == "model");
+    CHECK(counter([](moe::plan::Plan& p) { p.hardware = nullptr; }) == "hardware");
 }
 
 TEST_CASE("rules that depend on the model and the hardware") {
-    moe::Plan dense = with_model("Llama3-8B");
+    moe::plan::Plan dense = with_model("Llama3-8B");
     dense.vpp = 2;
-    CHECK(moe::check_plan(dense).counter == "ep without experts");
+    CHECK(moe::plan::check_plan(dense).counter == "ep without experts");
     dense.ep = 1, dense.edp = 64;
-    CHECK(moe::check_plan(dense).counter.empty());
-    dense.recompute = moe::recompute::moe_act;
-    CHECK(moe::check_plan(dense).counter == "recompute");
-    dense.recompute = moe::recompute::mla_up_proj;
-    CHECK(moe::check_plan(dense).counter == "recompute");
+    CHECK(moe::plan::check_plan(dense).counter.empty());
+    dense.recompute = moe::plan::recompute::moe_act;
+    CHECK(moe::plan::check_plan(dense).counter == "recompute");
+    dense.recompute = moe::plan::recompute::mla_up_proj;
+    CHECK(moe::plan::check_plan(dense).counter == "recompute");
 
-    moe::Plan qwen = with_model("Qwen3-235B-A22B");
+    moe::plan::Plan qwen = with_model("Qwen3-235B-A22B");
     qwen.tp = 8, qwen.dp = 8;
-    CHECK(moe::check_plan(qwen).counter == "kv_heads % tp");
+    CHECK(moe::plan::check_plan(qwen).counter == "kv_heads % tp");
     qwen.tp = 4, qwen.dp = 16;
-    CHECK(moe::check_plan(qwen).counter.empty());
+    CHECK(moe::plan::check_plan(qwen).counter.empty());
 
-    moe::Plan hopper = sound();
-    hopper.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h100"));
-    CHECK(moe::check_plan(hopper).counter == "precision");
-    hopper.precision = moe::Precision::fp8_blockwise;
-    CHECK(moe::check_plan(hopper).counter.empty());
+    moe::plan::Plan hopper = sound();
+    hopper.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("h100"));
+    CHECK(moe::plan::check_plan(hopper).counter == "precision");
+    hopper.precision = moe::machine::Precision::fp8_blockwise;
+    CHECK(moe::plan::check_plan(hopper).counter.empty());
 }
 
 TEST_CASE("plan.json carries the whole plan and gives the same text again") {
-    moe::Plan plan = sound();
+    moe::plan::Plan plan = sound();
     plan.layout = "Et*4|(tttt|)*14tmL";
     plan.optimizer.bf16_moments = true;
     plan.capacity = 1.25;
     plan.ep_overlap = true;
-    const std::string text = moe::plan_to_json(plan);
-    const moe::Plan again = moe::plan_from_json(text, "p.json");
-    CHECK(moe::plan_to_json(again) == text);
+    const std::string text = moe::plan::plan_to_json(plan);
+    const moe::plan::Plan again = moe::plan::plan_from_json(text, "p.json");
+    CHECK(moe::plan::plan_to_json(again) == text);
     CHECK(again.model->name == "DeepSeek-V3");
     CHECK(again.model->layers == plan.model->layers);
     CHECK(again.model->kinds == plan.model->kinds);
@@ -153,12 +156,12 @@ TEST_CASE("plan.json carries the whole plan and gives the same text again") {
     CHECK(again.capacity == 1.25);
     CHECK(again.ep_overlap);
     CHECK(again.optimizer.bf16_moments);
-    CHECK(again.cuda_graph == moe::CudaGraph::full);
+    CHECK(again.cuda_graph == moe::plan::CudaGraph::full);
     CHECK(again.layout == plan.layout);
 }
 
 TEST_CASE("a plan edited by hand is refused by field and numbers") {
-    const std::string text = moe::plan_to_json(sound());
+    const std::string text = moe::plan::plan_to_json(sound());
     CHECK(fault(text).empty());
     CHECK(fault(replaced(text, "\"ep\": 64", "\"ep\": 48")) ==
           "2: p.json: etp * ep * edp * pp = 1 * 48 * 1 * 4 = 192, but gpus = 256");
@@ -188,12 +191,12 @@ TEST_CASE("a plan edited by hand is refused by field and numbers") {
     CHECK(fault(replaced(text, "\"ep_overlap\": false", "\"ep_overlap\": 0")).find("must be true or false") !=
           std::string::npos);
     CHECK(fault(text.substr(0, text.size() / 2)).find("not valid JSON") != std::string::npos);
-    CHECK(fault_of([] { moe::load_plan("/no/such/plan.json"); }) ==
+    CHECK(fault_of([] { moe::plan::load_plan("/no/such/plan.json"); }) ==
           "2: cannot read /no/such/plan.json: No such file or directory");
 }
 
 TEST_CASE("a truncated plan is refused in one short line wherever it ends") {
-    const std::string text = moe::plan_to_json(sound());
+    const std::string text = moe::plan::plan_to_json(sound());
     for (std::size_t length = 0; length + 2 < text.size(); length += 13) {
         const std::string line = fault(text.substr(0, length));
         CAPTURE(line);
@@ -204,19 +207,19 @@ TEST_CASE("a truncated plan is refused in one short line wherever it ends") {
 }
 
 TEST_CASE("every field of --fix is set by name") {
-    moe::Plan plan = sound();
-    const auto set = [&](const char* field, const char* value) { moe::set_field(plan, field, value); };
+    moe::plan::Plan plan = sound();
+    const auto set = [&](const char* field, const char* value) { moe::plan::set_field(plan, field, value); };
     set("tp", "2"), set("cp", "3"), set("pp", "5"), set("vpp", "7"), set("dp", "11"), set("ep", "13"), set("etp", "17");
     CHECK(plan.tp * plan.cp * plan.pp * plan.vpp * plan.dp * plan.ep * plan.etp == 2 * 3 * 5 * 7 * 11 * 13 * 17);
     set("mbs", "4"), set("layout", "Et|tL"), set("schedule", "1f1b"), set("rank_order", "tp-ep-cp-dp-pp");
     CHECK(plan.mbs == 4);
     CHECK(plan.layout == "Et|tL");
-    CHECK(plan.schedule == moe::ScheduleKind::one_f_one_b);
+    CHECK(plan.schedule == moe::plan::ScheduleKind::one_f_one_b);
     CHECK(plan.rank_order == "tp-ep-cp-dp-pp");
     set("precision", "fp8-blockwise"), set("recompute", "layernorm+moe_act"), set("offload", "moe_act+optimizer");
-    CHECK(plan.precision == moe::Precision::fp8_blockwise);
-    CHECK(plan.recompute == (moe::recompute::layernorm | moe::recompute::moe_act));
-    CHECK(plan.offload == (moe::offload::moe_act | moe::offload::optimizer));
+    CHECK(plan.precision == moe::machine::Precision::fp8_blockwise);
+    CHECK(plan.recompute == (moe::plan::recompute::layernorm | moe::plan::recompute::moe_act));
+    CHECK(plan.offload == (moe::plan::offload::moe_act | moe::plan::offload::optimizer));
     set("recompute", "none"), set("offload", "none"), set("layout", "none");
     CHECK(plan.recompute == 0);
     CHECK(plan.offload == 0);
@@ -224,7 +227,7 @@ TEST_CASE("every field of --fix is set by name") {
     set("optimizer", "adamw+bf16_moments"), set("fsdp", "on"), set("dispatcher", "deepep"), set("capacity", "1.5");
     CHECK(plan.optimizer.bf16_moments);
     CHECK(plan.fsdp);
-    CHECK(plan.dispatcher == moe::Dispatcher::deepep);
+    CHECK(plan.dispatcher == moe::plan::Dispatcher::deepep);
     CHECK(plan.capacity == 1.5);
     set("optimizer", "adamw"), set("fsdp", "off"), set("capacity", "none"), set("ep_overlap", "on"),
         set("cuda_graph", "partial");
@@ -232,32 +235,32 @@ TEST_CASE("every field of --fix is set by name") {
     CHECK_FALSE(plan.fsdp);
     CHECK(plan.capacity == 0.0);
     CHECK(plan.ep_overlap);
-    CHECK(plan.cuda_graph == moe::CudaGraph::partial);
+    CHECK(plan.cuda_graph == moe::plan::CudaGraph::partial);
     set("cuda_graph", "attn+moe_router"), set("cp_comm", "alltoall"), set("tp_overlap", "on"), set("delay_wgrad", "on");
-    CHECK(plan.cuda_graph == (moe::CudaGraph::attn | moe::CudaGraph::moe_router));
-    CHECK(plan.cp_comm == moe::ContextComm::alltoall);
+    CHECK(plan.cuda_graph == (moe::plan::CudaGraph::attn | moe::plan::CudaGraph::moe_router));
+    CHECK(plan.cp_comm == moe::plan::ContextComm::alltoall);
     CHECK((plan.tp_overlap && plan.delay_wgrad));
     set("paged_stash", "on"), set("memory_efficient_permutation", "off");
     CHECK((plan.paged_stash && !plan.memory_efficient_permutation));
     set("attention_precision", "fp8-tensor"), set("head_precision", "mxfp8"), set("expert_precision", "nvfp4");
-    CHECK(plan.core_attention() == moe::Precision::fp8_tensor);
-    CHECK(plan.head() == moe::Precision::mxfp8);
-    CHECK(plan.experts() == moe::Precision::nvfp4);
+    CHECK(plan.core_attention() == moe::machine::Precision::fp8_tensor);
+    CHECK(plan.head() == moe::machine::Precision::mxfp8);
+    CHECK(plan.experts() == moe::machine::Precision::nvfp4);
     set("attention_precision", "default"), set("head_precision", "default"), set("expert_precision", "default");
-    CHECK(plan.core_attention() == moe::Precision::bf16);
-    CHECK(plan.head() == moe::Precision::bf16);
-    CHECK(plan.experts() == moe::Precision::fp8_blockwise);
+    CHECK(plan.core_attention() == moe::machine::Precision::bf16);
+    CHECK(plan.head() == moe::machine::Precision::bf16);
+    CHECK(plan.experts() == moe::machine::Precision::fp8_blockwise);
     set("fp8_scaling", "delayed"), set("gradients", "bf16"), set("routing", "zipf:1.1"), set("schedule", "zero-bubble");
-    CHECK(plan.fp8_scaling == moe::Fp8Scaling::delayed);
-    CHECK(plan.gradients == moe::Precision::bf16);
+    CHECK(plan.fp8_scaling == moe::plan::Fp8Scaling::delayed);
+    CHECK(plan.gradients == moe::machine::Precision::bf16);
     CHECK(plan.routing == "zipf:1.1");
-    CHECK(plan.schedule == moe::ScheduleKind::zero_bubble);
+    CHECK(plan.schedule == moe::plan::ScheduleKind::zero_bubble);
 }
 
 TEST_CASE("bad values of --fix are refused") {
-    moe::Plan plan = sound();
+    moe::plan::Plan plan = sound();
     const auto fault = [&](const char* field, const char* value) {
-        return fault_of([&] { moe::set_field(plan, field, value); });
+        return fault_of([&] { moe::plan::set_field(plan, field, value); });
     };
     CHECK(fault("tpp", "1").find("unknown plan field 'tpp': did you mean tp?") != std::string::npos);
     for (const char* value : {"", "0", "-1", "2x", "1.0", "99999999999999999999", "none"}) {
@@ -274,12 +277,12 @@ TEST_CASE("bad values of --fix are refused") {
 
 TEST_CASE("recompute sets, offload sets and graph scopes are written and read alike") {
     for (unsigned set = 0; set < 256; ++set) {
-        CHECK(moe::recompute::from_string(moe::recompute::to_string(set)) == set);
-        CHECK(moe::offload::from_string(moe::offload::to_string(set)) == set);
+        CHECK(moe::plan::recompute::from_string(moe::plan::recompute::to_string(set)) == set);
+        CHECK(moe::plan::offload::from_string(moe::plan::offload::to_string(set)) == set);
     }
     for (unsigned set = 0; set < 64; ++set) {
-        const auto graph = static_cast<moe::CudaGraph>(set);
-        CHECK(moe::cuda_graph_from_string(moe::to_string(graph)) == graph);
+        const auto graph = static_cast<moe::plan::CudaGraph>(set);
+        CHECK(moe::plan::cuda_graph_from_string(moe::plan::to_string(graph)) == graph);
     }
-    CHECK(moe::to_string(moe::CudaGraph::partial) == "partial");
+    CHECK(moe::plan::to_string(moe::plan::CudaGraph::partial) == "partial");
 }

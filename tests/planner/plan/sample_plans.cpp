@@ -6,16 +6,16 @@
 
 namespace {
 
-moe::Plan make(const char* model, const char* hardware, int gpus, std::int64_t gbs,
-               std::vector<std::pair<const char*, const char*>> fields) {
-    moe::Plan plan;
-    plan.model = std::make_shared<moe::Model>(moe::load_model(model));
-    plan.hardware = std::make_shared<moe::Hardware>(moe::load_hardware(hardware));
+moe::plan::Plan make(const char* model, const char* hardware, int gpus, std::int64_t gbs,
+                     std::vector<std::pair<const char*, const char*>> fields) {
+    moe::plan::Plan plan;
+    plan.model = std::make_shared<moe::model::Model>(moe::families::load_model(model));
+    plan.hardware = std::make_shared<moe::machine::Hardware>(moe::machine::load_hardware(hardware));
     plan.stack = plan.hardware->default_stack;
     plan.gpus = gpus;
     plan.gbs = gbs;
     plan.seq = 4096;
-    for (const auto& [field, value] : fields) moe::set_field(plan, field, value);
+    for (const auto& [field, value] : fields) moe::plan::set_field(plan, field, value);
     plan.dp = gpus / (plan.tp * plan.cp * plan.pp);
     plan.edp = gpus / (plan.ep * plan.etp * plan.pp);
     return plan;
@@ -23,8 +23,8 @@ moe::Plan make(const char* model, const char* hardware, int gpus, std::int64_t g
 
 } // namespace
 
-std::vector<moe::Plan> sample_plans() {
-    std::vector<moe::Plan> plans;
+std::vector<moe::plan::Plan> sample_plans() {
+    std::vector<moe::plan::Plan> plans;
     plans.push_back(make("Qwen3-30B-A3B", "h100", 8, 32, {{"ep", "8"}}));
     plans.push_back(make("Qwen3-30B-A3B", "h100", 8, 32,
                          {{"ep", "8"}, {"recompute", "layernorm+moe_act+core_attn"}, {"dispatcher", "alltoall"}}));
@@ -90,16 +90,16 @@ std::vector<moe::Plan> sample_plans() {
     return plans;
 }
 
-std::shared_ptr<moe::Model> small_moe_model(int layers) {
-    auto model = std::make_shared<moe::Model>();
+std::shared_ptr<moe::model::Model> small_moe_model(int layers) {
+    auto model = std::make_shared<moe::model::Model>();
     model->name = "small";
     model->hidden = 256;
     model->vocab = 4096;
-    moe::LayerKind kind;
+    moe::model::LayerKind kind;
     kind.attention.heads = 8;
     kind.attention.kv_heads = 4;
     kind.attention.qk_dim = kind.attention.v_dim = 32;
-    kind.moe = moe::Moe{};
+    kind.moe = moe::model::Moe{};
     kind.moe->experts = 16;
     kind.moe->top_k = 2;
     kind.moe->ffn = 96;

@@ -7,7 +7,7 @@
 #include <vector>
 
 // Sound plans over profiles/models and a GPU profile. The first one: a GQA mixture of experts on one stage.
-std::vector<moe::Plan> sample_plans();
+std::vector<moe::plan::Plan> sample_plans();
 
 // Layers of 16 experts, two of them chosen, with few heads: its degrees divide what small searches ask for.
-std::shared_ptr<moe::Model> small_moe_model(int layers);
+std::shared_ptr<moe::model::Model> small_moe_model(int layers);

@@ -13,7 +13,7 @@ namespace {
 using namespace moe;
 
 struct Case {
-    ScheduleKind kind;
+    plan::ScheduleKind kind;
     int pp, vpp, micro_batches;
     bool ep_overlap = false;
 };
@@ -22,29 +22,30 @@ std::vector<Case> cases() {
     std::vector<Case> result;
     for (const bool overlap : {false, true}) {
         for (const int pp : {1, 2, 3, 4, 8})
-            for (const int m : {1, 2, 3, 7, 8, 24}) result.push_back({ScheduleKind::one_f_one_b, pp, 1, m, overlap});
+            for (const int m : {1, 2, 3, 7, 8, 24})
+                result.push_back({plan::ScheduleKind::one_f_one_b, pp, 1, m, overlap});
         for (const int pp : {2, 3, 4, 8})
             for (const int vpp : {1, 2, 3, 5})
                 for (const int groups : {1, 2, 3, 6})
-                    result.push_back({ScheduleKind::interleaved, pp, vpp, pp * groups, overlap});
+                    result.push_back({plan::ScheduleKind::interleaved, pp, vpp, pp * groups, overlap});
     }
     return result;
 }
 
-using Orders = std::vector<std::vector<Turn>>;
+using Orders = std::vector<std::vector<plan::Turn>>;
 
 Orders orders(const Case& c) {
     Orders result;
     for (int rank = 0; rank < c.pp; ++rank)
-        result.push_back(order(c.kind, c.pp, c.vpp, c.micro_batches, rank, c.ep_overlap));
+        result.push_back(plan::order(c.kind, c.pp, c.vpp, c.micro_batches, rank, c.ep_overlap));
     return result;
 }
 
 // Every (chunk, micro-batch) once forward, then once backward; micro-batches of a chunk leave in the order they came.
-void check_complete(const std::vector<Turn>& turns, const Case& c) {
+void check_complete(const std::vector<plan::Turn>& turns, const Case& c) {
     std::vector<int> forward(static_cast<std::size_t>(c.vpp), 0);
     std::vector<int> backward = forward;
-    for (const Turn& turn : turns) {
+    for (const plan::Turn& turn : turns) {
         REQUIRE(turn.chunk >= 0);
         REQUIRE(turn.chunk < c.vpp);
         const auto chunk = static_cast<std::size_t>(turn.chunk);
@@ -74,7 +75,7 @@ std::size_t play(const Orders& all, const Case& c) {
         moved = false;
         for (std::size_t rank = 0; rank < all.size(); ++rank) {
             for (; next[rank] < all[rank].size(); ++next[rank], ++done, moved = true) {
-                const Turn& turn = all[rank][next[rank]];
+                const plan::Turn& turn = all[rank][next[rank]];
                 const int stage = turn.chunk * c.pp + static_cast<int>(rank);
                 const int mb = turn.micro_batch;
                 const bool ready = turn.forward() ? stage == 0 || forward[place(stage - 1, mb)]
@@ -88,15 +89,15 @@ std::size_t play(const Orders& all, const Case& c) {
     return done;
 }
 
-int most_in_flight(const std::vector<Turn>& turns) {
+int most_in_flight(const std::vector<plan::Turn>& turns) {
     int now = 0;
     int most = 0;
-    for (const Turn& turn : turns) most = std::max(most, now += turn.forward() ? 1 : -1);
+    for (const plan::Turn& turn : turns) most = std::max(most, now += turn.forward() ? 1 : -1);
     return most;
 }
 
-Plan plan_with(int layers, int mtp, int pp, int vpp, const std::string& layout = "") {
-    auto model = std::make_shared<Model>();
+plan::Plan plan_with(int layers, int mtp, int pp, int vpp, const std::string& layout = "") {
+    auto model = std::make_shared<model::Model>();
     model->hidden = 64;
     model->vocab = 512;
     model->kinds.resize(1);
@@ -107,7 +108,7 @@ Plan plan_with(int layers, int mtp, int pp, int vpp, const std::string& layout =
     model->kinds[0].dense_ffn = 256;
     model->layers.assign(static_cast<std::size_t>(layers), 0);
     model->mtp.assign(static_cast<std::size_t>(mtp), 0);
-    Plan plan;
+    plan::Plan plan;
     plan.model = model;
     plan.pp = pp;
     plan.vpp = vpp;
@@ -115,14 +116,14 @@ Plan plan_with(int layers, int mtp, int pp, int vpp, const std::string& layout =
     return plan;
 }
 
-std::vector<int> layer_counts(const std::vector<Stage>& all) {
+std::vector<int> layer_counts(const std::vector<plan::Stage>& all) {
     std::vector<int> counts;
-    for (const Stage& stage : all) counts.push_back(stage.layers);
+    for (const plan::Stage& stage : all) counts.push_back(stage.layers);
     return counts;
 }
 
 // What every cut must satisfy: embedding first, loss last, layers contiguous and complete, MTP once.
-void check_stages(const std::vector<Stage>& all, int layers, int mtp) {
+void check_stages(const std::vector<plan::Stage>& all, int layers, int mtp) {
     int next = 0;
     int found = 0;
     for (std::size_t k = 0; k < all.size(); ++k) {
@@ -136,9 +137,9 @@ void check_stages(const std::vector<Stage>& all, int layers, int mtp) {
     CHECK(found == mtp);
 }
 
-std::string refusal(const Plan& plan) {
+std::string refusal(const plan::Plan& plan) {
     try {
-        stages(plan);
+        plan::stages(plan);
     } catch (const Error& error) {
         CHECK(error.fault() == Fault::bad_input);
         return error.what();
@@ -174,11 +175,11 @@ TEST_CASE("schedule: every slot runs once and no rank waits for ever") {
 TEST_CASE("schedule: in-flight chunks are min(m, PP-r) for 1F1B and 2(PP-r-1)+(VPP-1)PP+1 for what is interleaved or "
           "merged") {
     for (const Case& c : cases()) {
-        if (c.kind == ScheduleKind::interleaved && c.vpp == 1) continue; // its warm-up is not the 1F1B one
+        if (c.kind == plan::ScheduleKind::interleaved && c.vpp == 1) continue; // its warm-up is not the 1F1B one
         const Orders all = orders(c);
         for (int rank = 0; rank < c.pp; ++rank) {
             const int more = c.ep_overlap ? 1 : 0;
-            const int formula = c.kind == ScheduleKind::one_f_one_b && !c.ep_overlap
+            const int formula = c.kind == plan::ScheduleKind::one_f_one_b && !c.ep_overlap
                                     ? c.pp - rank
                                     : 2 * (c.pp - rank - 1) + (c.vpp - 1) * c.pp + 1 + more;
             CHECK(most_in_flight(all[static_cast<std::size_t>(rank)]) == std::min(formula, c.micro_batches * c.vpp));
@@ -190,14 +191,15 @@ TEST_CASE(
     "schedule: warm-up forwards come before the first backward's partner, and with EP overlap no other is alone") {
     for (const Case& c : cases())
         for (int rank = 0; rank < c.pp; ++rank) {
-            const std::vector<Turn> turns = order(c.kind, c.pp, c.vpp, c.micro_batches, rank, c.ep_overlap);
-            const int warm_up = warm_up_forwards(c.kind, c.pp, c.vpp, c.micro_batches, rank, c.ep_overlap);
-            const auto first = std::find_if(turns.begin(), turns.end(), [](const Turn& t) { return !t.forward(); });
+            const std::vector<plan::Turn> turns = plan::order(c.kind, c.pp, c.vpp, c.micro_batches, rank, c.ep_overlap);
+            const int warm_up = plan::warm_up_forwards(c.kind, c.pp, c.vpp, c.micro_batches, rank, c.ep_overlap);
+            const auto first =
+                std::find_if(turns.begin(), turns.end(), [](const plan::Turn& t) { return !t.forward(); });
             const auto before = static_cast<int>(first - turns.begin());
             CHECK(before == std::min(warm_up + 1, c.micro_batches * c.vpp));
             if (!c.ep_overlap) continue;
             const auto alone =
-                std::count_if(turns.begin(), turns.end(), [](const Turn& t) { return t.forward() && !t.merged; });
+                std::count_if(turns.begin(), turns.end(), [](const plan::Turn& t) { return t.forward() && !t.merged; });
             CHECK(alone >= warm_up); // a last one stays alone where its own backward follows
             for (int i = 0; i < warm_up; ++i) CHECK(!turns[static_cast<std::size_t>(i)].merged);
         }
@@ -206,10 +208,10 @@ TEST_CASE(
 TEST_CASE("schedule: micro-batch modulo in_flight never names an instance that is still in use") {
     for (const Case& c : cases()) {
         for (const auto& turns : orders(c)) {
-            const std::vector<int> instances = in_flight(turns, c.vpp);
+            const std::vector<int> instances = plan::in_flight(turns, c.vpp);
             std::vector<std::vector<bool>> used;
             for (const int count : instances) used.emplace_back(static_cast<std::size_t>(count), false);
-            for (const Turn& turn : turns) {
+            for (const plan::Turn& turn : turns) {
                 auto& chunk = used[static_cast<std::size_t>(turn.chunk)];
                 const auto instance = static_cast<std::size_t>(turn.micro_batch) % chunk.size();
                 REQUIRE(chunk[instance] != turn.forward());
@@ -222,7 +224,7 @@ TEST_CASE("schedule: micro-batch modulo in_flight never names an instance that i
 TEST_CASE("schedule: what is kept together is the fullest of what comes before backwards") {
     for (const Case& c : cases()) {
         for (const auto& turns : orders(c)) {
-            const std::vector<Kept> states = kept_together(turns, c.vpp);
+            const std::vector<plan::Kept> states = plan::kept_together(turns, c.vpp);
             std::vector<int> now(static_cast<std::size_t>(c.vpp), 0);
             std::vector<bool> met(states.size(), false);
             const auto before = [&](int forward, int backward) {
@@ -253,32 +255,32 @@ TEST_CASE("schedule: what is kept together is the fullest of what comes before b
 TEST_CASE("schedule: the interleaved order of rank 0 of PP2 VPP2 with 4 micro-batches, written out") {
     // Warm-up of 2(2-0-1) + (2-1)2 = 4 forwards, then one forward and one backward in turn.
     std::string text;
-    for (const Turn& turn : order(ScheduleKind::interleaved, 2, 2, 4, 0))
+    for (const plan::Turn& turn : plan::order(plan::ScheduleKind::interleaved, 2, 2, 4, 0))
         text += fmt::format("{}{}.{} ", turn.forward() ? 'F' : 'B', turn.chunk, turn.micro_batch);
     CHECK(text == "F0.0 F0.1 F1.0 F1.1 F0.2 B1.0 F0.3 B1.1 F1.2 B0.0 F1.3 B0.1 B1.2 B1.3 B0.2 B0.3 ");
 }
 
 TEST_CASE("schedule: impossible requests are refused") {
-    CHECK_THROWS_AS(order(ScheduleKind::interleaved, 4, 2, 6, 0), Error);
-    CHECK_THROWS_AS(order(ScheduleKind::one_f_one_b, 4, 2, 8, 0), Error);
-    CHECK_THROWS_AS(order(ScheduleKind::one_f_one_b, 4, 1, 0, 0), Error);
-    CHECK_THROWS_AS(order(ScheduleKind::one_f_one_b, 4, 1, 8, 4), Error);
+    CHECK_THROWS_AS(plan::order(plan::ScheduleKind::interleaved, 4, 2, 6, 0), Error);
+    CHECK_THROWS_AS(plan::order(plan::ScheduleKind::one_f_one_b, 4, 2, 8, 0), Error);
+    CHECK_THROWS_AS(plan::order(plan::ScheduleKind::one_f_one_b, 4, 1, 0, 0), Error);
+    CHECK_THROWS_AS(plan::order(plan::ScheduleKind::one_f_one_b, 4, 1, 8, 4), Error);
 }
 
 TEST_CASE("stages: an even cut keeps the longer stages away from the loss and, where it can, from the embedding") {
-    const auto v3 = stages(plan_with(61, 1, 4, 4));
+    const auto v3 = plan::stages(plan_with(61, 1, 4, 4));
     check_stages(v3, 61, 1);
     CHECK(layer_counts(v3) == std::vector<int>{3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3});
     CHECK(v3.back().mtp == 1);
-    CHECK(layer_counts(stages(plan_with(7, 0, 4, 1))) == std::vector<int>{2, 2, 2, 1});
-    CHECK(layer_counts(stages(plan_with(8, 0, 4, 1))) == std::vector<int>{2, 2, 2, 2});
-    CHECK(layer_counts(stages(plan_with(5, 2, 1, 1))) == std::vector<int>{5});
+    CHECK(layer_counts(plan::stages(plan_with(7, 0, 4, 1))) == std::vector<int>{2, 2, 2, 1});
+    CHECK(layer_counts(plan::stages(plan_with(8, 0, 4, 1))) == std::vector<int>{2, 2, 2, 2});
+    CHECK(layer_counts(plan::stages(plan_with(5, 2, 1, 1))) == std::vector<int>{5});
     CHECK(refusal(plan_with(3, 0, 4, 1)).find("4 stages for 3 decoder layers") != std::string::npos);
     CHECK(refusal(plan_with(3, 0, 2000000000, 2000000000)) != "");
 }
 
 TEST_CASE("stages: published DeepSeek-V3 layout strings") {
-    const auto h100 = stages(plan_with(61, 1, 8, 4, "Et*3|(tt|)*29m|L"));
+    const auto h100 = plan::stages(plan_with(61, 1, 8, 4, "Et*3|(tt|)*29m|L"));
     check_stages(h100, 61, 1);
     CHECK(h100.size() == 32);
     CHECK(h100[0].layers == 3);
@@ -287,28 +289,28 @@ TEST_CASE("stages: published DeepSeek-V3 layout strings") {
     CHECK(h100[30].layers == 0);
     CHECK(h100[31].layers == 0);
 
-    const auto gb200 = stages(plan_with(61, 1, 4, 4, "Et*4|(tttt|)*14tmL"));
+    const auto gb200 = plan::stages(plan_with(61, 1, 4, 4, "Et*4|(tttt|)*14tmL"));
     check_stages(gb200, 61, 1);
     CHECK(gb200.size() == 16);
     CHECK(gb200[15].layers == 1);
     CHECK(gb200[15].mtp == 1);
 
     const std::string written = "Etttt|tttt|tttt|tttt|tttt|tttt|tttt|tttt|tttt|tttt|tttt|tttt|tttt|tttt|tttt|tmL";
-    const auto plain = stages(plan_with(61, 1, 4, 4, written));
+    const auto plain = plan::stages(plan_with(61, 1, 4, 4, written));
     CHECK(layer_counts(plain) == layer_counts(gb200));
-    CHECK(layer_counts(stages(plan_with(61, 1, 4, 4, "E t*4 | (t*4|)*14, t m L"))) == layer_counts(gb200));
-    CHECK(layer_counts(stages(plan_with(61, 0, 8, 4, "Et|(tt|)*30L"))) ==
-          layer_counts(stages(plan_with(61, 0, 8, 4, "E,t|((tt|)*15)*2L"))));
+    CHECK(layer_counts(plan::stages(plan_with(61, 1, 4, 4, "E t*4 | (t*4|)*14, t m L"))) == layer_counts(gb200));
+    CHECK(layer_counts(plan::stages(plan_with(61, 0, 8, 4, "Et|(tt|)*30L"))) ==
+          layer_counts(plan::stages(plan_with(61, 0, 8, 4, "E,t|((tt|)*15)*2L"))));
 }
 
 TEST_CASE("stages: layout strings are written as they are read") {
     for (const char* layout : {"Ettt|(tt|)*29m|L", "Etttt|(tttt|)*14tmL", "Et|(tt|)*30mL"}) {
         const int count = std::string(layout).find("14") != std::string::npos ? 16 : 32;
-        const auto read = stages(plan_with(61, 1, count, 1, layout));
-        CHECK(layout_to_string(read) == layout);
+        const auto read = plan::stages(plan_with(61, 1, count, 1, layout));
+        CHECK(plan::layout_to_string(read) == layout);
     }
-    CHECK(layout_to_string(stages(plan_with(61, 1, 1, 1))) == "Et*61mL");
-    CHECK(layout_to_string(stages(plan_with(5, 0, 5, 1, "Et||tt|tt|L"))) == "Et||(tt|)*2L");
+    CHECK(plan::layout_to_string(plan::stages(plan_with(61, 1, 1, 1))) == "Et*61mL");
+    CHECK(plan::layout_to_string(plan::stages(plan_with(5, 0, 5, 1, "Et||tt|tt|L"))) == "Et||(tt|)*2L");
 }
 
 TEST_CASE("stages: bad layout strings are refused with the place") {
@@ -338,11 +340,11 @@ TEST_CASE("stages: the balanced cut has the lightest possible heaviest stage") {
     for (const int layers : {3, 5, 8, 13})
         for (const int mtp : {0, 1})
             for (int count = 1; count <= 4; ++count) {
-                const Plan plan = plan_with(layers, mtp, count, 1);
-                const Model& model = *plan.model;
-                const auto cut = balanced_stages(model, 128, count);
+                const plan::Plan plan = plan_with(layers, mtp, count, 1);
+                const model::Model& model = *plan.model;
+                const auto cut = plan::balanced_stages(model, 128, count);
                 check_stages(cut, layers, mtp);
-                const auto weights = stage_weights(model, 128, cut);
+                const auto weights = plan::stage_weights(model, 128, cut);
                 const auto heaviest = *std::max_element(weights.begin(), weights.end());
                 // Every other cut, by brute force over layouts, is at least as heavy somewhere.
                 const int units = layers + (mtp > 0 ? 1 : 0) + 1;
@@ -357,11 +359,11 @@ TEST_CASE("stages: the balanced cut has the lightest possible heaviest stage") {
                         }
                     }
                     if (pieces != count) continue;
-                    Plan other = plan;
+                    plan::Plan other = plan;
                     other.layout = layout;
-                    const auto w = stage_weights(model, 128, stages(other));
+                    const auto w = plan::stage_weights(model, 128, plan::stages(other));
                     REQUIRE(*std::max_element(w.begin(), w.end()) >= heaviest);
                 }
             }
-    CHECK_THROWS_AS(balanced_stages(*plan_with(2, 0, 1, 1).model, 128, 4), Error);
+    CHECK_THROWS_AS(plan::balanced_stages(*plan_with(2, 0, 1, 1).model, 128, 4), Error);
 }

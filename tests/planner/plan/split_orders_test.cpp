@@ -23,13 +23,13 @@ namespace {
 // Seconds of one chunk's forward, dgrad and wgrad; a whole backward takes both, a merged pair `pair`.
 struct Times {
     double forward = 1.0, dgrad = 1.0, wgrad = 1.0, pair = 0.0;
-    double of(const Turn& turn) const {
+    double of(const plan::Turn& turn) const {
         switch (turn.kind) {
-        case SlotKind::forward:
+        case plan::SlotKind::forward:
             return forward;
-        case SlotKind::dgrad:
+        case plan::SlotKind::dgrad:
             return dgrad;
-        case SlotKind::wgrad:
+        case plan::SlotKind::wgrad:
             return wgrad;
         default:
             return dgrad + wgrad;
@@ -37,19 +37,19 @@ struct Times {
     }
 };
 
-using Orders = std::vector<std::vector<Turn>>;
+using Orders = std::vector<std::vector<plan::Turn>>;
 
-Orders orders(ScheduleKind kind, int pp, int micro_batches, bool merged = false) {
+Orders orders(plan::ScheduleKind kind, int pp, int micro_batches, bool merged = false) {
     Orders all;
     for (int rank = 0; rank < pp; ++rank)
-        all.push_back(order(kind, pp, in_a_v(kind) ? 2 : 1, micro_batches, rank, merged));
+        all.push_back(plan::order(kind, pp, plan::in_a_v(kind) ? 2 : 1, micro_batches, rank, merged));
     return all;
 }
 
 // Plays the ranks against each other, turn by turn; messages take no time.
 class Play {
 public:
-    Play(ScheduleKind kind, const Orders& all, const Times& times) : kind_(kind), all_(all), times_(times) {
+    Play(plan::ScheduleKind kind, const Orders& all, const Times& times) : kind_(kind), all_(all), times_(times) {
         free_.assign(all.size(), 0.0);
         next_.assign(all.size(), 0);
     }
@@ -68,20 +68,20 @@ private:
     int pp() const { return static_cast<int>(all_.size()); }
 
     // When the inputs of a turn are there; -1 = not yet.
-    double ready(int rank, const Turn& turn) const {
-        const int stage = stage_of(kind_, pp(), rank, turn.chunk), stages = pp() * (in_a_v(kind_) ? 2 : 1);
+    double ready(int rank, const plan::Turn& turn) const {
+        const int stage = plan::stage_of(kind_, pp(), rank, turn.chunk), stages = pp() * (plan::in_a_v(kind_) ? 2 : 1);
         const auto when = [&](bool forward, int s) {
             const auto found = done_.find({forward, s, turn.micro_batch});
             return found == done_.end() ? -1.0 : found->second;
         };
         if (turn.forward()) return stage == 0 ? 0.0 : when(true, stage - 1);
-        if (turn.kind == SlotKind::wgrad) return when(false, stage);
+        if (turn.kind == plan::SlotKind::wgrad) return when(false, stage);
         const double own = when(true, stage), above = stage + 1 == stages ? own : when(false, stage + 1);
         return own < 0.0 || above < 0.0 ? -1.0 : std::max(own, above);
     }
     bool advance(int rank) {
         std::size_t& next = next_[at(rank)];
-        const std::vector<Turn>& turns = all_[at(rank)];
+        const std::vector<plan::Turn>& turns = all_[at(rank)];
         if (next == turns.size()) return false;
         const bool pair = turns[next].merged;
         double start = free_[at(rank)], seconds = pair ? times_.pair : times_.of(turns[next]);
@@ -91,15 +91,15 @@ private:
             start = std::max(start, there);
         }
         for (std::size_t i = next; i < next + (pair ? 2 : 1); ++i)
-            if (turns[i].kind != SlotKind::wgrad)
-                done_[{turns[i].forward(), stage_of(kind_, pp(), rank, turns[i].chunk), turns[i].micro_batch}] =
+            if (turns[i].kind != plan::SlotKind::wgrad)
+                done_[{turns[i].forward(), plan::stage_of(kind_, pp(), rank, turns[i].chunk), turns[i].micro_batch}] =
                     start + seconds;
         free_[at(rank)] = start + seconds;
         next += pair ? 2 : 1;
         return true;
     }
 
-    ScheduleKind kind_;
+    plan::ScheduleKind kind_;
     const Orders& all_;
     Times times_;
     std::vector<double> free_;
@@ -107,61 +107,62 @@ private:
     std::map<std::tuple<bool, int, int>, double> done_; // (forward, stage, micro-batch)
 };
 
-double bubble(ScheduleKind kind, int pp, int m, const Times& times) {
-    const double work = m * (in_a_v(kind) ? 2 : 1) * (times.forward + times.dgrad + times.wgrad);
+double bubble(plan::ScheduleKind kind, int pp, int m, const Times& times) {
+    const double work = m * (plan::in_a_v(kind) ? 2 : 1) * (times.forward + times.dgrad + times.wgrad);
     return Play(kind, orders(kind, pp, m, times.pair > 0.0), times).run() - work;
 }
 
-int most_kept(const std::vector<Turn>& turns) {
+int most_kept(const std::vector<plan::Turn>& turns) {
     int now = 0, most = 0;
-    for (const Turn& turn : turns) most = std::max(most, now += turn.forward() ? 1 : turn.last() ? -1 : 0);
+    for (const plan::Turn& turn : turns) most = std::max(most, now += turn.forward() ? 1 : turn.last() ? -1 : 0);
     return most;
 }
 
-constexpr ScheduleKind split_kinds[] = {ScheduleKind::zero_bubble, ScheduleKind::zb_v, ScheduleKind::dualpipe_v};
+constexpr plan::ScheduleKind split_kinds[] = {plan::ScheduleKind::zero_bubble, plan::ScheduleKind::zb_v,
+                                              plan::ScheduleKind::dualpipe_v};
 
-Plan qwen(ScheduleKind schedule, int pp = 4) {
-    Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.04");
+plan::Plan qwen(plan::ScheduleKind schedule, int pp = 4) {
+    plan::Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.04");
     plan.gpus = 8 * pp;
     plan.dp = plan.ep = 8;
     plan.pp = pp;
-    plan.vpp = in_a_v(schedule) ? 2 : 1;
+    plan.vpp = plan::in_a_v(schedule) ? 2 : 1;
     plan.gbs = 8 * 12;
     plan.schedule = schedule;
     return plan;
 }
 
-std::map<std::string, double> totals(const std::vector<const Template*>& templates) {
+std::map<std::string, double> totals(const std::vector<const program::Template*>& templates) {
     std::map<std::string, double> sum;
-    for (const Template* tmpl : templates)
-        for (const Op& op : tmpl->ops)
-            sum[std::string(to_string(op.kind)) + to_string(op.phase)] += 1.0 + op.bytes + op.flops;
+    for (const program::Template* tmpl : templates)
+        for (const program::Op& op : tmpl->ops)
+            sum[std::string(program::to_string(op.kind)) + program::to_string(op.phase)] += 1.0 + op.bytes + op.flops;
     return sum;
 }
 
-const Template* find(const Program& program, SlotKind kind, int chunk) {
+const program::Template* find(const program::Program& program, plan::SlotKind kind, int chunk) {
     const auto found = std::find_if(program.templates.begin(), program.templates.end(),
-                                    [&](const Template& t) { return t.kind == kind && t.chunk == chunk; });
+                                    [&](const program::Template& t) { return t.kind == kind && t.chunk == chunk; });
     return found == program.templates.end() ? nullptr : &*found;
 }
 
 } // namespace
 
 TEST_CASE("split schedules: every slot once, in order, without a deadlock") {
-    for (const ScheduleKind kind : split_kinds)
+    for (const plan::ScheduleKind kind : split_kinds)
         for (const int pp : {2, 3, 4, 5, 8, 16})
             for (const int more : {0, 1, 2, 7, 40}) {
-                const int chunks = in_a_v(kind) ? 2 : 1, m = chunks * pp + more;
-                CAPTURE(to_string(kind));
+                const int chunks = plan::in_a_v(kind) ? 2 : 1, m = chunks * pp + more;
+                CAPTURE(plan::to_string(kind));
                 CAPTURE(pp);
                 CAPTURE(m);
                 const Orders all = orders(kind, pp, m);
-                for (const std::vector<Turn>& turns : all) {
+                for (const std::vector<plan::Turn>& turns : all) {
                     std::map<std::pair<int, int>, int> forward, backward, weights; // (chunk, -) -> next micro-batch
-                    for (const Turn& turn : turns) {
+                    for (const plan::Turn& turn : turns) {
                         const std::pair<int, int> chunk{turn.chunk, 0};
                         if (turn.forward()) REQUIRE(turn.micro_batch == forward[chunk]++);
-                        if (turn.kind == SlotKind::backward || turn.kind == SlotKind::dgrad)
+                        if (turn.kind == plan::SlotKind::backward || turn.kind == plan::SlotKind::dgrad)
                             REQUIRE(turn.micro_batch == backward[chunk]++);
                         if (turn.last()) REQUIRE(turn.micro_batch == weights[chunk]++);
                         REQUIRE(backward[chunk] <= forward[chunk]);
@@ -181,14 +182,14 @@ TEST_CASE("split schedules: bubbles of the papers") {
             CAPTURE(m);
             // ZB-H1 (arXiv 2401.10241 section 2.2): (p-1)(F + B - W), 1F1B's is (p-1)(F + B + W).
             for (const Times& t : {Times{}, Times{1.0, 1.2, 0.8}, Times{2.0, 2.0, 1.0}})
-                CHECK(bubble(ScheduleKind::zero_bubble, pp, m, t) ==
+                CHECK(bubble(plan::ScheduleKind::zero_bubble, pp, m, t) ==
                       nearly((pp - 1) * (t.forward + t.dgrad - t.wgrad)));
             // ZB-V (its section 6): with F = B = W nobody waits but for the first forward to come by.
-            CHECK(bubble(ScheduleKind::zb_v, pp, m, {}) == nearly(pp - 1));
+            CHECK(bubble(plan::ScheduleKind::zb_v, pp, m, {}) == nearly(pp - 1));
             // DualPipeV (DeepSeek's DualPipe repository): (PP/2 - 1)(F&B + B - 3W), PP = 2p chunks, B whole.
             for (const double w : {1.0, 0.75}) {
                 const Times t{1.0, 1.0, w, 2.0 + w};
-                CHECK(bubble(ScheduleKind::dualpipe_v, pp, m, t) ==
+                CHECK(bubble(plan::ScheduleKind::dualpipe_v, pp, m, t) ==
                       nearly((pp - 1) * (t.pair + t.dgrad + t.wgrad - 3.0 * t.wgrad)));
             }
         }
@@ -199,52 +200,55 @@ TEST_CASE("split schedules: what is kept at most, in chunks") {
         for (const int m : {2 * pp, 5 * pp + 1})
             for (int rank = 0; rank < pp; ++rank) {
                 // As much as the first rank of 1F1B, on every rank; halves of it in a V; DualPipe's one more.
-                CHECK(most_kept(order(ScheduleKind::zero_bubble, pp, 1, m, rank)) == pp);
-                CHECK(most_kept(order(ScheduleKind::zb_v, pp, 2, m, rank)) == 2 * pp);
-                CHECK(most_kept(order(ScheduleKind::dualpipe_v, pp, 2, m, rank)) == 2 * pp + 1);
+                CHECK(most_kept(plan::order(plan::ScheduleKind::zero_bubble, pp, 1, m, rank)) == pp);
+                CHECK(most_kept(plan::order(plan::ScheduleKind::zb_v, pp, 2, m, rank)) == 2 * pp);
+                CHECK(most_kept(plan::order(plan::ScheduleKind::dualpipe_v, pp, 2, m, rank)) == 2 * pp + 1);
             }
 }
 
 TEST_CASE("split schedules: the halves are the backward, and weight gradients leave the path of the message") {
-    const Program whole = lower(qwen(ScheduleKind::one_f_one_b), 1), split = lower(qwen(ScheduleKind::zero_bubble), 1);
-    const Template *backward = find(whole, SlotKind::backward, 0), *dgrad = find(split, SlotKind::dgrad, 0),
-                   *wgrad = find(split, SlotKind::wgrad, 0);
+    const program::Program whole = lower::lower(qwen(plan::ScheduleKind::one_f_one_b), 1),
+                           split = lower::lower(qwen(plan::ScheduleKind::zero_bubble), 1);
+    const program::Template *backward = find(whole, plan::SlotKind::backward, 0),
+                            *dgrad = find(split, plan::SlotKind::dgrad, 0),
+                            *wgrad = find(split, plan::SlotKind::wgrad, 0);
     REQUIRE(dgrad != nullptr);
     REQUIRE(wgrad != nullptr);
-    CHECK(find(split, SlotKind::backward, 0) == nullptr);
+    CHECK(find(split, plan::SlotKind::backward, 0) == nullptr);
     CHECK(totals({backward}) == totals({dgrad, wgrad}));
-    for (const Op& op : wgrad->ops) CHECK(op.phase == Phase::wgrad);
-    for (const Op& op : dgrad->ops) CHECK((op.kind != OpKind::grouped_gemm || op.phase != Phase::wgrad));
-    CHECK(dgrad->ops.back().kind == OpKind::send);
+    for (const program::Op& op : wgrad->ops) CHECK(op.phase == program::Phase::wgrad);
+    for (const program::Op& op : dgrad->ops)
+        CHECK((op.kind != program::OpKind::grouped_gemm || op.phase != program::Phase::wgrad));
+    CHECK(dgrad->ops.back().kind == program::OpKind::send);
     // The first rank has nobody to send to; its backwards stay whole.
-    CHECK(find(lower(qwen(ScheduleKind::zero_bubble), 0), SlotKind::dgrad, 0) == nullptr);
+    CHECK(find(lower::lower(qwen(plan::ScheduleKind::zero_bubble), 0), plan::SlotKind::dgrad, 0) == nullptr);
 }
 
 TEST_CASE("split schedules: gradients are reduced once, behind the last slot that adds to them") {
-    for (const ScheduleKind kind : split_kinds)
+    for (const plan::ScheduleKind kind : split_kinds)
         for (int rank = 0; rank < 4; ++rank) {
-            const Program program = lower(qwen(kind), rank);
-            std::map<TensorId, int> reduced;
+            const program::Program program = lower::lower(qwen(kind), rank);
+            std::map<program::TensorId, int> reduced;
             std::set<int> closed; // chunks
-            for (const Slot& slot : program.slots) {
-                const Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
+            for (const program::Slot& slot : program.slots) {
+                const program::Template& tmpl = program.templates[static_cast<std::size_t>(slot.index)];
                 if (tmpl.chunk >= 0) CHECK(closed.count(tmpl.chunk) == 0);
-                for (const Op& op : tmpl.ops)
-                    if (op.kind == OpKind::reduce_scatter && op.module == Module::data_parallel) {
+                for (const program::Op& op : tmpl.ops)
+                    if (op.kind == program::OpKind::reduce_scatter && op.module == program::Module::data_parallel) {
                         ++reduced[op.in.front()];
                         closed.insert(tmpl.chunk);
                     }
             }
-            for (const Bucket& bucket : program.buckets)
+            for (const program::Bucket& bucket : program.buckets)
                 CHECK(reduced[bucket.gradients] == (bucket.group_size > 1 ? 1 : 0));
         }
 }
 
 TEST_CASE("split schedules: a weight gradient keeps its inputs and what dgrad writes for it, nothing else") {
-    const Program split = lower(qwen(ScheduleKind::zero_bubble), 3);
-    const MemoryPlan memory = plan_memory(split);
+    const program::Program split = lower::lower(qwen(plan::ScheduleKind::zero_bubble), 3);
+    const memory::MemoryPlan memory = memory::plan_memory(split);
     std::int64_t early = 0, late = 0, between = 0; // bytes of one micro-batch of layer 40
-    for (const SavedBlock& block : memory.blocks) {
+    for (const memory::SavedBlock& block : memory.blocks) {
         if (block.layer != 40) continue;
         (block.from_dgrad ? between : block.until_wgrad ? late : early) += block.bytes;
     }
@@ -252,17 +256,17 @@ TEST_CASE("split schedules: a weight gradient keeps its inputs and what dgrad wr
     CHECK(late > 0);
     CHECK(between > 0);
     // No two micro-batches share an instance while either needs it.
-    for (const SavedBlock& block : memory.blocks) {
+    for (const memory::SavedBlock& block : memory.blocks) {
         std::map<int, int> holder; // instance -> micro-batch
-        for (const Slot& slot : split.slots) {
-            const SlotKind kind = split.templates[static_cast<std::size_t>(slot.index)].kind;
-            if (kind == SlotKind::begin || kind == SlotKind::finish) continue;
+        for (const program::Slot& slot : split.slots) {
+            const plan::SlotKind kind = split.templates[static_cast<std::size_t>(slot.index)].kind;
+            if (kind == plan::SlotKind::begin || kind == plan::SlotKind::finish) continue;
             const int instance = block.instance[static_cast<std::size_t>(slot.micro_batch)];
-            if (kind == (block.from_dgrad ? SlotKind::dgrad : SlotKind::forward)) {
+            if (kind == (block.from_dgrad ? plan::SlotKind::dgrad : plan::SlotKind::forward)) {
                 REQUIRE(holder.count(instance) == 0);
                 holder[instance] = slot.micro_batch;
             }
-            if (kind == (block.until_wgrad ? SlotKind::wgrad : SlotKind::dgrad)) {
+            if (kind == (block.until_wgrad ? plan::SlotKind::wgrad : plan::SlotKind::dgrad)) {
                 REQUIRE(holder.at(instance) == slot.micro_batch);
                 holder.erase(instance);
             }
@@ -270,45 +274,46 @@ TEST_CASE("split schedules: a weight gradient keeps its inputs and what dgrad wr
     }
     // Before a dgrad of the last rank one micro-batch is whole, and three wait: what only dgrad reads is there once.
     std::int64_t expected = 0;
-    for (const SavedBlock& block : memory.blocks)
+    for (const memory::SavedBlock& block : memory.blocks)
         expected += block.bytes * (block.from_dgrad || block.until_wgrad ? 4 : 1);
-    CHECK(memory.class_bytes[static_cast<std::size_t>(MemoryClass::saved)] == expected);
+    CHECK(memory.class_bytes[static_cast<std::size_t>(memory::MemoryClass::saved)] == expected);
 }
 
 TEST_CASE("split schedules: in a V embedding and MTP share one table, which is trained once") {
-    Plan plan = qwen(ScheduleKind::zb_v);
-    plan.model = std::make_shared<const Model>(load_model("DeepSeek-V3"));
+    plan::Plan plan = qwen(plan::ScheduleKind::zb_v);
+    plan.model = std::make_shared<const model::Model>(families::load_model("DeepSeek-V3"));
     plan.layout = "";
-    REQUIRE(check_plan(plan).message == "");
-    CHECK(table_holders(plan) == std::vector<int>{0});
-    const Program first = lower(plan, 0);
+    REQUIRE(plan::check_plan(plan).message == "");
+    CHECK(emit::table_holders(plan) == std::vector<int>{0});
+    const program::Program first = lower::lower(plan, 0);
     CHECK(std::count_if(first.parameters.begin(), first.parameters.end(),
-                        [](const Parameter& p) { return p.name == "model.embed_tokens.weight"; }) == 1);
-    std::set<TensorId> tables;
-    for (const Template& tmpl : first.templates)
-        for (const Op& op : tmpl.ops)
-            if (op.kind == OpKind::embedding_grad) tables.insert(op.out.front());
+                        [](const program::Parameter& p) { return p.name == "model.embed_tokens.weight"; }) == 1);
+    std::set<program::TensorId> tables;
+    for (const program::Template& tmpl : first.templates)
+        for (const program::Op& op : tmpl.ops)
+            if (op.kind == program::OpKind::embedding_grad) tables.insert(op.out.front());
     CHECK(tables.size() == 1);
 }
 
 TEST_CASE("split schedules: requests that make no sense are refused, naming the field") {
-    const auto refused = [](ScheduleKind kind, auto change) {
-        Plan plan = qwen(kind);
+    const auto refused = [](plan::ScheduleKind kind, auto change) {
+        plan::Plan plan = qwen(kind);
         change(plan);
-        return check_plan(plan).message;
+        return plan::check_plan(plan).message;
     };
-    for (const ScheduleKind kind : split_kinds) {
-        CHECK(refused(kind, [](Plan&) {}) == "");
-        CHECK(refused(kind, [](Plan& p) { p.vpp = 3; }).find("but pp = 4, vpp = 3") != std::string::npos);
-        CHECK(refused(kind, [](Plan& p) { p.gbs = 8 * 3; }).find("micro-batches or more, but gbs / (dp * mbs) = 3") !=
+    for (const plan::ScheduleKind kind : split_kinds) {
+        CHECK(refused(kind, [](plan::Plan&) {}) == "");
+        CHECK(refused(kind, [](plan::Plan& p) { p.vpp = 3; }).find("but pp = 4, vpp = 3") != std::string::npos);
+        CHECK(refused(kind, [](plan::Plan& p) {
+                  p.gbs = 8 * 3;
+              }).find("micro-batches or more, but gbs / (dp * mbs) = 3") != std::string::npos);
+        CHECK(refused(kind, [](plan::Plan& p) { p.offload = plan::offload::moe_act; }).find("offload = moe_act") !=
               std::string::npos);
-        CHECK(refused(kind, [](Plan& p) { p.offload = offload::moe_act; }).find("offload = moe_act") !=
-              std::string::npos);
-        const bool merges = kind == ScheduleKind::dualpipe_v;
-        CHECK((refused(kind, [](Plan& p) { p.ep_overlap = true; }) == "") == merges);
-        CHECK((refused(kind, [](Plan& p) { p.delay_wgrad = true; }) == "") == merges);
-        CHECK_THROWS_AS(order(kind, 4, in_a_v(kind) ? 2 : 1, 3, 0), Error);
-        CHECK_THROWS_AS(order(kind, 1, in_a_v(kind) ? 2 : 1, 8, 0), Error);
-        CHECK_THROWS_AS(order(kind, 4, 3, 12, 0), Error);
+        const bool merges = kind == plan::ScheduleKind::dualpipe_v;
+        CHECK((refused(kind, [](plan::Plan& p) { p.ep_overlap = true; }) == "") == merges);
+        CHECK((refused(kind, [](plan::Plan& p) { p.delay_wgrad = true; }) == "") == merges);
+        CHECK_THROWS_AS(plan::order(kind, 4, plan::in_a_v(kind) ? 2 : 1, 3, 0), Error);
+        CHECK_THROWS_AS(plan::order(kind, 1, plan::in_a_v(kind) ? 2 : 1, 8, 0), Error);
+        CHECK_THROWS_AS(plan::order(kind, 4, 3, 12, 0), Error);
     }
 }

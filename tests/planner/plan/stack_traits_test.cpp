@@ -6,13 +6,13 @@
 using namespace moe;
 
 TEST_CASE("the engine's own stack, Megatron Core and other software have capabilities of their own") {
-    const StackTraits &own = stack_traits("moe-plan"), &megatron = stack_traits("bridge-26.08"),
-                      &torch = stack_traits("torchtitan");
-    CHECK(own.engine == StackEngine::own);
-    CHECK(megatron.engine == StackEngine::megatron);
-    CHECK(torch.engine == StackEngine::other);
+    const plan::StackTraits &own = plan::stack_traits("moe-plan"), &megatron = plan::stack_traits("bridge-26.08"),
+                            &torch = plan::stack_traits("torchtitan");
+    CHECK(own.engine == plan::StackEngine::own);
+    CHECK(megatron.engine == plan::StackEngine::megatron);
+    CHECK(torch.engine == plan::StackEngine::other);
     // Ours alone.
-    for (const StackTraits* traits : {&own, &megatron, &torch}) {
+    for (const plan::StackTraits* traits : {&own, &megatron, &torch}) {
         const bool ours = traits == &own;
         CHECK(traits->runs_in_arena == ours);
         CHECK(traits->retries_overflow == ours);
@@ -21,7 +21,7 @@ TEST_CASE("the engine's own stack, Megatron Core and other software have capabil
         CHECK(traits->holds_dispatcher_buffers != ours);
     }
     // Megatron's alone.
-    for (const StackTraits* traits : {&own, &megatron, &torch}) {
+    for (const plan::StackTraits* traits : {&own, &megatron, &torch}) {
         CHECK(traits->optimizer_copies == (traits == &megatron));
         CHECK(traits->recompute_keeps_core == (traits == &megatron));
         CHECK(traits->holds_deep_ep_buffers == (traits == &megatron));
@@ -29,7 +29,7 @@ TEST_CASE("the engine's own stack, Megatron Core and other software have capabil
 }
 
 TEST_CASE("features behind a stack's name leave a published stack what it is") {
-    CHECK(stack_traits("bridge-26.08,no-fused_router").engine == StackEngine::megatron);
-    CHECK(stack_traits("torchtitan,no-fused_router").engine == StackEngine::other);
-    CHECK(stack_traits("somebody's").engine == StackEngine::megatron);
+    CHECK(plan::stack_traits("bridge-26.08,no-fused_router").engine == plan::StackEngine::megatron);
+    CHECK(plan::stack_traits("torchtitan,no-fused_router").engine == plan::StackEngine::other);
+    CHECK(plan::stack_traits("somebody's").engine == plan::StackEngine::megatron);
 }

@@ -17,16 +17,17 @@ using namespace moe;
 
 namespace {
 
-Model llama(const std::string& more) {
-    return model_from_json(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 2,
+model::Model llama(const std::string& more) {
+    return families::model_from_json(
+        R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 2,
         "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
         "rope_theta": 500000.0, "max_position_embeddings": 131072)" +
-                               (more.empty() ? "" : ", " + more) + "}",
-                           "config.json");
+            (more.empty() ? "" : ", " + more) + "}",
+        "config.json");
 }
 
 // Of pair i, as a fraction of its own frequency.
-double kept(const FrequencyScale& s, double theta, int dim, int i) {
+double kept(const program::FrequencyScale& s, double theta, int dim, int i) {
     const double f = std::pow(theta, -2.0 * i / dim), u = s.turns > 0.0 ? f * s.turns : i;
     const double keep = std::clamp((u - s.low) / (s.high - s.low), 0.0, 1.0);
     return keep + (1.0 - keep) / s.factor;
@@ -38,9 +39,9 @@ TEST_CASE("DeepSeek-V3's YaRN: pairs up to 10 kept, from 23 on slowed 40 times, 
     // The profile leaves out what no cost depends on; this is the published config.json's.
     const std::string scaling = R"("rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0,
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}, )";
-    std::string config = load_model("DeepSeek-V3").config_json;
-    Model model = model_from_json(config.insert(config.find('{') + 1, scaling), "config.json");
-    const FrequencyScale s = frequency_scale(model, 64);
+    std::string config = families::load_model("DeepSeek-V3").config_json;
+    model::Model model = families::model_from_json(config.insert(config.find('{') + 1, scaling), "config.json");
+    const program::FrequencyScale s = program::frequency_scale(model, 64);
     // 64 ln(4096 / 64 pi) / (2 ln 10000) = 10.47 and 64 ln(4096 / 2 pi) / (2 ln 10000) = 22.51, rounded outwards.
     CHECK(kept(s, 10000.0, 64, 0) == nearly(1.0));
     CHECK(kept(s, 10000.0, 64, 10) == nearly(1.0));
@@ -50,23 +51,23 @@ TEST_CASE("DeepSeek-V3's YaRN: pairs up to 10 kept, from 23 on slowed 40 times, 
     CHECK(kept(s, 10000.0, 64, 31) == nearly(1.0 / 40));
     CHECK(s.magnitude == nearly(1.0)); // mscale and mscale_all_dim are equal
 
-    Plan plan;
+    plan::Plan plan;
     model.mtp.clear();
-    plan.model = std::make_shared<const Model>(model);
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h100"));
+    plan.model = std::make_shared<const model::Model>(model);
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("h100"));
     plan.stack = "moe-plan";
     plan.seq = 4096;
     plan.gbs = 1;
     int found = 0;
-    for (const Template& tmpl : lower(plan, 0).templates)
-        for (const Op& op : tmpl.ops) {
-            if (const auto* attention = std::get_if<AttentionAttr>(&op.attr)) {
+    for (const program::Template& tmpl : lower::lower(plan, 0).templates)
+        for (const program::Op& op : tmpl.ops) {
+            if (const auto* attention = std::get_if<program::AttentionAttr>(&op.attr)) {
                 const double m = 0.1 * std::log(40.0) + 1.0;
                 if (attention->scale != nearly(m * m / std::sqrt(192.0))) FAIL(attention->scale);
                 ++found;
-            } else if (const auto* rope = std::get_if<MlaRopeAttr>(&op.attr)) {
+            } else if (const auto* rope = std::get_if<program::MlaRopeAttr>(&op.attr)) {
                 if (rope->scale.factor != 40.0) FAIL(rope->scale.factor);
-            } else if (const auto* norm = std::get_if<NormAttr>(&op.attr)) {
+            } else if (const auto* norm = std::get_if<program::NormAttr>(&op.attr)) {
                 if (norm->eps != 1e-6) FAIL(norm->eps);
             }
         }
@@ -74,10 +75,10 @@ TEST_CASE("DeepSeek-V3's YaRN: pairs up to 10 kept, from 23 on slowed 40 times, 
 }
 
 TEST_CASE("Llama 3.1's scaling by wavelength") {
-    const Model model = llama(R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+    const model::Model model = llama(R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})");
     CHECK(model.not_executable.empty());
-    const FrequencyScale s = frequency_scale(model, 128);
+    const program::FrequencyScale s = program::frequency_scale(model, 128);
     for (int i = 0; i < 64; ++i) {
         const double wavelength = 2.0 * std::numbers::pi * std::pow(500000.0, i / 64.0);
         const double smooth = (8192.0 / wavelength - 1.0) / 3.0;
@@ -89,18 +90,19 @@ TEST_CASE("Llama 3.1's scaling by wavelength") {
 }
 
 TEST_CASE("YaRN without mscale multiplies the rotated columns; linear scaling slows every pair; none changes nothing") {
-    const Model yarn = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0,
+    const model::Model yarn = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0,
         "original_max_position_embeddings": 32768})");
-    CHECK(frequency_scale(yarn, 128).magnitude == nearly(0.1 * std::log(4.0) + 1.0));
-    const Model given = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 0.7,
+    CHECK(program::frequency_scale(yarn, 128).magnitude == nearly(0.1 * std::log(4.0) + 1.0));
+    const model::Model given = llama(R"("rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 0.7,
         "original_max_position_embeddings": 32768})");
-    CHECK(frequency_scale(given, 128).magnitude == 0.7);
+    CHECK(program::frequency_scale(given, 128).magnitude == 0.7);
     // transformers takes the ratio of both lengths where factor is missing.
-    const Model by_length = llama(R"("rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32768})");
-    CHECK(frequency_scale(by_length, 128).factor == 4.0);
-    const Model linear = llama(R"("rope_scaling": {"type": "linear", "factor": 2.5})");
-    for (const int i : {0, 1, 63}) CHECK(kept(frequency_scale(linear, 128), 500000.0, 128, i) == 1.0 / 2.5);
-    for (const int i : {0, 1, 63}) CHECK(kept(frequency_scale(llama(""), 128), 500000.0, 128, i) == 1.0);
+    const model::Model by_length =
+        llama(R"("rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32768})");
+    CHECK(program::frequency_scale(by_length, 128).factor == 4.0);
+    const model::Model linear = llama(R"("rope_scaling": {"type": "linear", "factor": 2.5})");
+    for (const int i : {0, 1, 63}) CHECK(kept(program::frequency_scale(linear, 128), 500000.0, 128, i) == 1.0 / 2.5);
+    for (const int i : {0, 1, 63}) CHECK(kept(program::frequency_scale(llama(""), 128), 500000.0, 128, i) == 1.0);
 }
 
 TEST_CASE("scalings that cannot be trained are named") {
@@ -112,8 +114,9 @@ TEST_CASE("scalings that cannot be trained are named") {
     CHECK(obstacle(R"("type": "yarn", "factor": 2.0, "beta_fast": 0)").find("must be above 0") != std::string::npos);
     CHECK(obstacle(R"("type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 4)")
               .find("must exceed low_freq_factor") != std::string::npos);
-    CHECK(model_from_json(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1,
+    CHECK(
+        families::model_from_json(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1,
         "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 64, "rope_scaling": {"type": "yarn", "factor": 2.0}})",
-                          "config.json")
-              .not_executable.find("original_max_position_embeddings is missing") != std::string::npos);
+                                  "config.json")
+            .not_executable.find("original_max_position_embeddings is missing") != std::string::npos);
 }

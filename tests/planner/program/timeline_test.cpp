@@ -16,8 +16,8 @@
 namespace {
 
 // Two ranks, two streams, rows that touch each other at times that no decimal fraction can hold.
-moe::Timeline sample() {
-    moe::Timeline t;
+moe::program::Timeline sample() {
+    moe::program::Timeline t;
     t.plan_json = "{\"name\": \"a \\\"quoted\\\" plan\",\n\t\"n\": 1}";
     t.ranks = {0, 8};
     t.pipeline_rank = {0, 1};
@@ -28,16 +28,16 @@ moe::Timeline sample() {
     for (const int rank : t.ranks) {
         double now = 0.0;
         for (int i = 0; i < 40; ++i) {
-            moe::TimelineRow row;
+            moe::program::TimelineRow row;
             row.rank = rank;
             row.slot = i / 4;
             row.op = i % 4;
             row.layer = static_cast<std::int16_t>(i % 3 - 1);
-            row.kind = static_cast<moe::OpKind>(i);
-            row.stream = i % 5 == 0 ? moe::Stream::expert : moe::Stream::compute;
-            row.module = static_cast<moe::Module>(i % 20);
-            row.phase = static_cast<moe::Phase>(i % 5);
-            row.slot_kind = static_cast<moe::SlotKind>(i % 4);
+            row.kind = static_cast<moe::program::OpKind>(i);
+            row.stream = i % 5 == 0 ? moe::program::Stream::expert : moe::program::Stream::compute;
+            row.module = static_cast<moe::program::Module>(i % 20);
+            row.phase = static_cast<moe::program::Phase>(i % 5);
+            row.slot_kind = static_cast<moe::plan::SlotKind>(i % 4);
             row.chunk = static_cast<std::int16_t>(i % 2);
             row.micro_batch = i;
             row.start = now;
@@ -50,8 +50,8 @@ moe::Timeline sample() {
     return t;
 }
 
-std::string written(const moe::Timeline& t, const char* name) {
-    moe::write_trace(t, name);
+std::string written(const moe::program::Timeline& t, const char* name) {
+    moe::program::write_trace(t, name);
     std::string text = moe::read_file(name);
     std::remove(name);
     return text;
@@ -60,7 +60,7 @@ std::string written(const moe::Timeline& t, const char* name) {
 std::string fault_of_file(const std::string& content) {
     const char* name = "timeline_test_bad.json";
     moe::write_file(name, content);
-    const std::string fault = fault_of([&] { moe::read_trace(name); });
+    const std::string fault = fault_of([&] { moe::program::read_trace(name); });
     std::remove(name);
     return fault;
 }
@@ -105,9 +105,9 @@ TEST_CASE("a trace follows the Chrome trace event rules") {
 }
 
 TEST_CASE("a trace comes back as it was, to a tenth of a nanosecond") {
-    const moe::Timeline t = sample();
-    moe::write_trace(t, "timeline_test_trip.json");
-    const moe::Timeline back = moe::read_trace("timeline_test_trip.json");
+    const moe::program::Timeline t = sample();
+    moe::program::write_trace(t, "timeline_test_trip.json");
+    const moe::program::Timeline back = moe::program::read_trace("timeline_test_trip.json");
     std::remove("timeline_test_trip.json");
     CHECK(back.predicted == t.predicted);
     CHECK(back.plan_json == t.plan_json);
@@ -119,7 +119,7 @@ TEST_CASE("a trace comes back as it was, to a tenth of a nanosecond") {
     CHECK(back.memory_gib == t.memory_gib);
     REQUIRE(back.rows.size() == t.rows.size());
     for (std::size_t i = 0; i < t.rows.size(); ++i) {
-        const moe::TimelineRow &a = t.rows[i], &b = back.rows[i];
+        const moe::program::TimelineRow &a = t.rows[i], &b = back.rows[i];
         CHECK(std::tuple(a.rank, a.slot, a.op, a.layer, a.kind, a.stream, a.module, a.phase) ==
               std::tuple(b.rank, b.slot, b.op, b.layer, b.kind, b.stream, b.module, b.phase));
         CHECK(std::tuple(a.slot_kind, a.chunk, a.micro_batch) == std::tuple(b.slot_kind, b.chunk, b.micro_batch));
@@ -154,16 +154,16 @@ TEST_CASE("what is not a trace is refused in one line, status 2") {
     refused(with(good, "\"tid\":2,\"name\":\"embedding\"", "\"tid\":99,\"name\":\"embedding\""), "tid");
     refused(with(good, "\"represents\":[8,8]", "\"represents\":[8]"), "1 classes");
     refused(std::string(5000, '['), "nested");
-    CHECK(fault_of([] { moe::read_trace("no such file"); }).rfind("2: ", 0) == 0);
+    CHECK(fault_of([] { moe::program::read_trace("no such file"); }).rfind("2: ", 0) == 0);
 }
 
 TEST_CASE("a full disk and rows that cannot be leave nothing behind, status 1") {
-    CHECK(fault_of([] { moe::write_trace(sample(), "/dev/full"); }).rfind("1: ", 0) == 0);
-    moe::Timeline backwards = sample();
+    CHECK(fault_of([] { moe::program::write_trace(sample(), "/dev/full"); }).rfind("1: ", 0) == 0);
+    moe::program::Timeline backwards = sample();
     std::swap(backwards.rows[3].start, backwards.rows[3].end);
-    CHECK(fault_of([&] { moe::write_trace(backwards, "timeline_test_none.json"); }).rfind("1: ", 0) == 0);
-    moe::Timeline ragged = sample();
+    CHECK(fault_of([&] { moe::program::write_trace(backwards, "timeline_test_none.json"); }).rfind("1: ", 0) == 0);
+    moe::program::Timeline ragged = sample();
     ragged.represents.pop_back();
-    CHECK(fault_of([&] { moe::write_trace(ragged, "timeline_test_none.json"); }).rfind("1: ", 0) == 0);
+    CHECK(fault_of([&] { moe::program::write_trace(ragged, "timeline_test_none.json"); }).rfind("1: ", 0) == 0);
     CHECK(fault_of([] { moe::read_file("timeline_test_none.json"); }).rfind("2: ", 0) == 0);
 }

@@ -13,7 +13,7 @@ using namespace small_space;
 class Partial : public Analytic {
 public:
     bool broken = false;
-    Estimate estimate(const Plan& plan) override {
+    search::Estimate estimate(const plan::Plan& plan) override {
         if (broken) fail("the disk is full");
         if (plan.cp > 1) refuse("cp {}: cannot be priced", plan.cp);
         return Analytic::estimate(plan);
@@ -23,24 +23,24 @@ public:
 } // namespace
 
 TEST_CASE("search: what the estimator refuses is counted, what it fails at is passed on") {
-    SearchRequest request = small_request();
+    search::SearchRequest request = small_request();
     request.exhaustive = true;
     Partial estimator;
-    const SearchResult result = search(request, small_stack(), estimator);
+    const search::SearchResult result = search::search(request, small_stack(), estimator);
     CHECK(result.pruned.at("not priced") > 0);
     for (const auto& [plan, estimate] : result.plans) CHECK(plan.cp == 1);
     estimator.broken = true;
     for (const int threads : {1, 3}) {
         request.threads = threads;
-        CHECK(fault_of([&] { search(request, small_stack(), estimator); }) == "1: the disk is full");
+        CHECK(fault_of([&] { search::search(request, small_stack(), estimator); }) == "1: the disk is full");
     }
 }
 
 TEST_CASE("search: requests without a plan are refused in one line that names reason, numbers and remedy") {
     const std::string bad_input = "2: ";
-    const auto refusal = [&](const SearchRequest& request, const std::string& status = "3: ") {
+    const auto refusal = [&](const search::SearchRequest& request, const std::string& status = "3: ") {
         Analytic estimator;
-        std::string line = fault_of([&] { search(request, small_stack(), estimator); });
+        std::string line = fault_of([&] { search::search(request, small_stack(), estimator); });
         CHECK(line.substr(0, 3) == status);
         CHECK(line.find('\n') == std::string::npos);
         CHECK(line.size() < 600);
@@ -50,7 +50,7 @@ TEST_CASE("search: requests without a plan are refused in one line that names re
         CAPTURE(line);
         CHECK(line.find(words) != std::string::npos);
     };
-    SearchRequest request = small_request();
+    search::SearchRequest request = small_request();
     request.base.hardware = small_hardware(0.12 * gib);
     const std::string memory = refusal(request);
     holds(memory, "no plan for 8 GPUs fits");
@@ -91,7 +91,7 @@ TEST_CASE("search: requests without a plan are refused in one line that names re
     holds(refusal(request, bad_input), "top 0");
     // Whatever else excludes candidates, a model that the stack does not train is the reason.
     request = small_request(12, 48);
-    auto untrained = std::make_shared<Model>(*request.base.model);
+    auto untrained = std::make_shared<model::Model>(*request.base.model);
     untrained->not_executable = "some_field = 3";
     request.base.model = untrained;
     holds(refusal(request), "stack test offers only what execute runs: some_field = 3");

@@ -17,7 +17,7 @@ using namespace small_space;
 
 bool divides(int part, int whole) { return whole % part == 0; }
 
-std::vector<std::int64_t> micro_batches(const Plan& plan) {
+std::vector<std::int64_t> micro_batches(const plan::Plan& plan) {
     if (plan.gbs % plan.dp != 0) return {1};
     std::vector<std::int64_t> result;
     for (const std::int64_t mbs : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 48, 64, 96, 128})
@@ -27,11 +27,11 @@ std::vector<std::int64_t> micro_batches(const Plan& plan) {
 
 // Calls visit(plan) for every point of the space, sound or not, by plain loops.
 template <class Visit>
-void every_plan(const SearchRequest& request, const Stack& stack, const Visit& visit) {
+void every_plan(const search::SearchRequest& request, const stack::Stack& stack, const Visit& visit) {
     const int n = request.base.gpus;
     const int layers = static_cast<int>(request.base.model->layers.size());
-    Plan p = request.base;
-    p.precision = Precision::bf16;
+    plan::Plan p = request.base;
+    p.precision = machine::Precision::bf16;
     for (p.pp = 1; p.pp <= n; ++p.pp)
         for (p.tp = 1; p.tp <= n; ++p.tp)
             for (p.cp = 1; p.cp <= n; ++p.cp)
@@ -45,15 +45,16 @@ void every_plan(const SearchRequest& request, const Stack& stack, const Visit& v
                             if (p.vpp > 1 && largest(p.vpp) == largest(p.vpp - 1)) continue; // the fewest chunks
                             for (const std::int64_t mbs : micro_batches(p)) {
                                 p.mbs = mbs;
-                                p.schedule = p.vpp > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
+                                p.schedule =
+                                    p.vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
                                 std::vector<std::string> layouts{""};
                                 const int units = layers + static_cast<int>(p.model->mtp.size()) + 1;
                                 if (p.pp * p.vpp > 1 && p.pp * p.vpp <= units) {
-                                    Plan even = p;
+                                    plan::Plan even = p;
                                     even.layout.clear();
                                     const std::string text =
-                                        layout_to_string(balanced_stages(*p.model, p.seq, p.pp * p.vpp));
-                                    if (p.pp * p.vpp > layers || text != layout_to_string(stages(even)))
+                                        plan::layout_to_string(plan::balanced_stages(*p.model, p.seq, p.pp * p.vpp));
+                                    if (p.pp * p.vpp > layers || text != plan::layout_to_string(plan::stages(even)))
                                         layouts.push_back(text);
                                 }
                                 for (const std::string& layout : layouts)
@@ -69,25 +70,25 @@ void every_plan(const SearchRequest& request, const Stack& stack, const Visit& v
                     }
 }
 
-std::string text_of(const Plan& p) {
+std::string text_of(const plan::Plan& p) {
     return fmt::format("pp{} vpp{} tp{} cp{} dp{} etp{} ep{} edp{} mbs{} rec{} {} {}", p.pp, p.vpp, p.tp, p.cp, p.dp,
-                       p.etp, p.ep, p.edp, p.mbs, recompute::to_string(p.recompute), p.optimizer.bf16_moments,
+                       p.etp, p.ep, p.edp, p.mbs, plan::recompute::to_string(p.recompute), p.optimizer.bf16_moments,
                        p.layout);
 }
 
 struct Priced {
-    Plan plan;
+    plan::Plan plan;
     double seconds;
 };
 
 // All plans that fit, fastest first; `total` counts all candidates.
-std::vector<Priced> brute_force(const SearchRequest& request, const Stack& stack, std::int64_t& total) {
+std::vector<Priced> brute_force(const search::SearchRequest& request, const stack::Stack& stack, std::int64_t& total) {
     Analytic estimator;
     std::vector<Priced> result;
     total = 0;
-    every_plan(request, stack, [&](const Plan& plan) {
+    every_plan(request, stack, [&](const plan::Plan& plan) {
         ++total;
-        if (check_plan(plan) || check_stack(plan, stack)) return;
+        if (plan::check_plan(plan) || stack::check_stack(plan, stack)) return;
         if (estimator.memory_bytes(plan) > plan.hardware->memory_bytes) return;
         result.push_back({plan, estimator.estimate(plan).step_seconds});
     });
@@ -100,7 +101,7 @@ std::vector<Priced> one_per_mapping(const std::vector<Priced>& all) {
     std::set<std::array<int, 6>> seen;
     std::vector<Priced> result;
     for (const Priced& p : all) {
-        const Plan& m = p.plan;
+        const plan::Plan& m = p.plan;
         if (seen.insert({m.tp, m.cp, m.dp, m.pp, m.ep, m.etp}).second) result.push_back(p);
     }
     return result;
@@ -116,7 +117,7 @@ std::int64_t sum(const std::map<std::string, std::int64_t>& pruned) {
     return total;
 }
 
-void check_same(const SearchResult& result, const std::vector<Priced>& expected, std::size_t top) {
+void check_same(const search::SearchResult& result, const std::vector<Priced>& expected, std::size_t top) {
     REQUIRE(result.plans.size() == std::min(top, expected.size()));
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         CHECK(result.plans[i].second.step_seconds == nearly(expected[i].seconds).epsilon(1e-12));
@@ -128,13 +129,13 @@ void check_same(const SearchResult& result, const std::vector<Priced>& expected,
 }
 
 // Plans of one mapping that cost the same are many.
-void check_same_times(const SearchResult& result, const std::vector<Priced>& expected, std::size_t top) {
+void check_same_times(const search::SearchResult& result, const std::vector<Priced>& expected, std::size_t top) {
     REQUIRE(result.plans.size() == std::min(top, expected.size()));
     for (std::size_t i = 0; i < result.plans.size(); ++i)
         CHECK(result.plans[i].second.step_seconds == nearly(expected[i].seconds).epsilon(1e-12));
 }
 
-std::vector<std::string> texts(const SearchResult& result) {
+std::vector<std::string> texts(const search::SearchResult& result) {
     std::vector<std::string> list;
     for (const auto& [plan, estimate] : result.plans)
         list.push_back(fmt::format("{} {:.17g}", text_of(plan), estimate.step_seconds));
@@ -148,16 +149,16 @@ TEST_CASE("search: the exhaustive list equals brute force, and every candidate i
          {std::tuple(8, 32, 1.0), {8, 32, 0.45}, {6, 30, 0.6}, {12, 12, 1.0}, {1, 14, 4.0}}) {
         CAPTURE(gpus);
         CAPTURE(memory);
-        SearchRequest request = small_request(gpus, gbs);
+        search::SearchRequest request = small_request(gpus, gbs);
         request.base.hardware = small_hardware(memory * gib);
         request.exhaustive = request.similar = true;
         request.top = 20;
-        const Stack stack = small_stack();
+        const stack::Stack stack = small_stack();
         std::int64_t total = 0;
         const std::vector<Priced> expected = brute_force(request, stack, total);
         REQUIRE(!expected.empty());
         Analytic estimator;
-        const SearchResult result = search(request, stack, estimator);
+        const search::SearchResult result = search::search(request, stack, estimator);
         check_same(result, expected, 20);
         CHECK(result.evaluated == static_cast<std::int64_t>(expected.size()));
         CHECK(result.evaluated == estimator.calls);
@@ -170,15 +171,15 @@ TEST_CASE("search: bounds and dominance lose no plan of the list and leave most 
          {std::tuple(8, 32, 1.0), {8, 32, 0.45}, {8, 96, 0.6}, {6, 30, 0.6}, {16, 80, 0.3}}) {
         CAPTURE(gpus);
         CAPTURE(memory);
-        SearchRequest request = small_request(gpus, gbs);
+        search::SearchRequest request = small_request(gpus, gbs);
         request.base.hardware = small_hardware(memory * gib);
         request.top = 5;
-        const Stack stack = small_stack();
+        const stack::Stack stack = small_stack();
         std::int64_t total = 0;
         const std::vector<Priced> all = brute_force(request, stack, total);
         REQUIRE(!all.empty());
         Analytic estimator;
-        const SearchResult result = search(request, stack, estimator);
+        const search::SearchResult result = search::search(request, stack, estimator);
         check_same_times(result, one_per_mapping(all), 5);
         CHECK(result.evaluated + sum(result.pruned) == total);
         CHECK(result.evaluated < static_cast<std::int64_t>(all.size()) / 2);
@@ -188,14 +189,14 @@ TEST_CASE("search: bounds and dominance lose no plan of the list and leave most 
 }
 
 TEST_CASE("search: the result does not depend on the number of threads") {
-    SearchRequest request = small_request(16, 96);
+    search::SearchRequest request = small_request(16, 96);
     request.base.hardware = small_hardware(0.4 * gib);
     request.top = 7;
     Analytic estimator;
-    const SearchResult one = search(request, small_stack(), estimator);
+    const search::SearchResult one = search::search(request, small_stack(), estimator);
     for (const int threads : {2, 5, 0}) {
         request.threads = threads;
-        const SearchResult several = search(request, small_stack(), estimator);
+        const search::SearchResult several = search::search(request, small_stack(), estimator);
         CHECK(texts(several) == texts(one));
         CHECK(several.evaluated == one.evaluated);
         CHECK(several.pruned == one.pruned);
@@ -210,19 +211,19 @@ TEST_CASE("search: pinned fields hold in every plan and shrink the space") {
         {"precision", "fp32"}, {"dp", "4"},          {"layout", "Ett|ttt|ttmL|"},
         {"optimizer", "adamw"}};
     Analytic estimator;
-    SearchRequest free = small_request();
-    const SearchResult open = search(free, small_stack(), estimator);
+    search::SearchRequest free = small_request();
+    const search::SearchResult open = search::search(free, small_stack(), estimator);
     const std::int64_t whole = open.evaluated + sum(open.pruned);
     for (const auto& [field, value] : pins) {
         if (field == "layout") continue; // below: the string must fit
         CAPTURE(field);
-        SearchRequest request = small_request();
+        search::SearchRequest request = small_request();
         request.fixed = {{field, value}};
-        const SearchResult result = search(request, small_stack(), estimator);
+        const search::SearchResult result = search::search(request, small_stack(), estimator);
         REQUIRE(!result.plans.empty());
         for (const auto& [plan, estimate] : result.plans) {
-            Plan same = plan;
-            set_field(same, field, value);
+            plan::Plan same = plan;
+            plan::set_field(same, field, value);
             CHECK(text_of(same) == text_of(plan));
             CHECK(same.precision == plan.precision);
             CHECK(same.schedule == plan.schedule);
@@ -230,9 +231,9 @@ TEST_CASE("search: pinned fields hold in every plan and shrink the space") {
         // Cuts that are no use unless asked for are not in the open space.
         if (field != "precision" && field != "vpp") CHECK(result.evaluated + sum(result.pruned) < whole);
     }
-    SearchRequest request = small_request();
+    search::SearchRequest request = small_request();
     request.fixed = {{"layout", "Ett|tt|tt|tmL"}};
-    const SearchResult result = search(request, small_stack(), estimator);
+    const search::SearchResult result = search::search(request, small_stack(), estimator);
     for (const auto& [plan, estimate] : result.plans) {
         CHECK(plan.pp * plan.vpp == 4);
         CHECK(plan.layout == "Ett|tt|tt|tmL");
@@ -240,20 +241,20 @@ TEST_CASE("search: pinned fields hold in every plan and shrink the space") {
 }
 
 TEST_CASE("search: several precisions are all explored") {
-    SearchRequest request = small_request(4, 8); // small: every plan of it has a place
-    request.precisions = {Precision::fp32, Precision::bf16};
+    search::SearchRequest request = small_request(4, 8); // small: every plan of it has a place
+    request.precisions = {machine::Precision::fp32, machine::Precision::bf16};
     request.exhaustive = request.similar = true;
     request.top = 100000;
     Analytic estimator;
-    std::set<Precision> seen;
-    const SearchResult result = search(request, small_stack(), estimator);
+    std::set<machine::Precision> seen;
+    const search::SearchResult result = search::search(request, small_stack(), estimator);
     for (const auto& [plan, estimate] : result.plans) seen.insert(plan.precision);
     CHECK(seen.size() == 2);
-    CHECK(result.plans.front().first.precision == Precision::bf16);
+    CHECK(result.plans.front().first.precision == machine::Precision::bf16);
 }
 
 TEST_CASE("search: progress is reported from counts that never fall") {
-    SearchRequest request = small_request(16, 96);
+    search::SearchRequest request = small_request(16, 96);
     request.exhaustive = true;
     std::int64_t last = 0;
     int calls = 0;
@@ -263,7 +264,7 @@ TEST_CASE("search: progress is reported from counts that never fall") {
         ++calls;
     };
     Analytic estimator;
-    const SearchResult result = search(request, small_stack(), estimator);
+    const search::SearchResult result = search::search(request, small_stack(), estimator);
     CHECK(last <= result.evaluated + sum(result.pruned));
     CHECK(calls <= 1 + static_cast<int>(result.seconds * 10.0));
 }

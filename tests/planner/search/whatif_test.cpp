@@ -19,24 +19,24 @@ namespace {
 using namespace moe;
 
 // Time and memory as plain functions of the fields, so that the test can say what each change must give.
-class Formula : public Estimator {
+class Formula : public search::Estimator {
 public:
-    double memory_bytes(const Plan& p) override {
+    double memory_bytes(const plan::Plan& p) override {
         const double layers = 8.0 / p.pp, weights = layers * (4.0 / p.tp + 64.0 / (p.ep * p.etp));
         double saved = layers * static_cast<double>(p.mbs) * p.pp / (p.tp * p.cp) * 10.0;
-        if ((p.recompute & recompute::moe_act) != 0) saved *= 0.7;
-        if ((p.recompute & recompute::layernorm) != 0) saved *= 0.9;
-        if (p.recompute == recompute::full) saved *= 0.1;
+        if ((p.recompute & plan::recompute::moe_act) != 0) saved *= 0.7;
+        if ((p.recompute & plan::recompute::layernorm) != 0) saved *= 0.9;
+        if (p.recompute == plan::recompute::full) saved *= 0.1;
         return weights * (p.optimizer.bf16_moments ? 2.0 : 3.0) + saved;
     }
-    Estimate estimate(const Plan& p) override {
+    search::Estimate estimate(const plan::Plan& p) override {
         ++calls;
         if (p.ep == 8) refuse("ep 8: has no price here");
-        Estimate e;
+        search::Estimate e;
         double share = 1.0;
-        if ((p.recompute & recompute::moe_act) != 0) share += 0.02;
-        if ((p.recompute & recompute::layernorm) != 0) share += 0.01;
-        if (p.recompute == recompute::full) share += 0.3;
+        if ((p.recompute & plan::recompute::moe_act) != 0) share += 0.02;
+        if ((p.recompute & plan::recompute::layernorm) != 0) share += 0.01;
+        if (p.recompute == plan::recompute::full) share += 0.3;
         e.step_seconds = share * (1.0 + 0.1 * p.tp + 0.2 * p.cp + 0.05 * p.ep + 0.3 * p.etp + 0.2 * (p.pp - 1) / p.vpp +
                                   0.5 / static_cast<double>(p.mbs));
         e.tflops_per_gpu = 100.0 / e.step_seconds;
@@ -47,12 +47,12 @@ public:
     int calls = 0;
 };
 
-Plan base_plan() {
-    auto hardware = std::make_shared<Hardware>();
+plan::Plan base_plan() {
+    auto hardware = std::make_shared<machine::Hardware>();
     hardware->name = "box";
-    hardware->peak_flops[static_cast<std::size_t>(Precision::bf16)] = 2e12;
+    hardware->peak_flops[static_cast<std::size_t>(machine::Precision::bf16)] = 2e12;
     hardware->memory_bytes = 200.0;
-    Plan plan;
+    plan::Plan plan;
     plan.model = small_moe_model(8);
     plan.hardware = hardware;
     plan.stack = "test";
@@ -68,27 +68,28 @@ Plan base_plan() {
     return plan;
 }
 
-Stack test_stack() {
-    Stack stack;
+stack::Stack test_stack() {
+    stack::Stack stack;
     stack.name = "test";
-    stack.precisions = {Precision::bf16};
-    stack.dispatchers = {Dispatcher::alltoall, Dispatcher::deepep};
-    stack.cuda_graphs = {CudaGraph::none};
-    stack.recompute_sets = {0, recompute::moe_act, recompute::layernorm | recompute::moe_act, recompute::full};
-    stack.recompute_modules = recompute::full | recompute::layernorm | recompute::moe_act;
+    stack.precisions = {machine::Precision::bf16};
+    stack.dispatchers = {plan::Dispatcher::alltoall, plan::Dispatcher::deepep};
+    stack.cuda_graphs = {plan::CudaGraph::none};
+    stack.recompute_sets = {0, plan::recompute::moe_act, plan::recompute::layernorm | plan::recompute::moe_act,
+                            plan::recompute::full};
+    stack.recompute_modules = plan::recompute::full | plan::recompute::layernorm | plan::recompute::moe_act;
     stack.bf16_moments = true;
     return stack;
 }
 
-const WhatIf* find(const std::vector<WhatIf>& list, const std::string& field, const std::string& to) {
+const search::WhatIf* find(const std::vector<search::WhatIf>& list, const std::string& field, const std::string& to) {
     const auto it = std::find_if(list.begin(), list.end(),
-                                 [&](const WhatIf& w) { return w.change.field == field && w.change.to == to; });
+                                 [&](const search::WhatIf& w) { return w.change.field == field && w.change.to == to; });
     return it == list.end() ? nullptr : &*it;
 }
 
-std::string along(const WhatIf& w) {
+std::string along(const search::WhatIf& w) {
     std::string text;
-    for (const FieldChange& c : w.along) text += c.field + " " + c.from + "->" + c.to + ";";
+    for (const plan::FieldChange& c : w.along) text += c.field + " " + c.from + "->" + c.to + ";";
     return text;
 }
 
@@ -96,12 +97,12 @@ std::string along(const WhatIf& w) {
 
 TEST_CASE("what-ifs: each degree in both directions, the other axis of its factoring takes up the difference") {
     Formula formula;
-    const Plan plan = base_plan();
-    const Stack stack = test_stack();
-    REQUIRE(!check_plan(plan));
-    const std::vector<WhatIf> list = what_ifs(plan, stack, formula);
+    const plan::Plan plan = base_plan();
+    const stack::Stack stack = test_stack();
+    REQUIRE(!plan::check_plan(plan));
+    const std::vector<search::WhatIf> list = search::what_ifs(plan, stack, formula);
     const auto expect = [&](const char* field, const char* to, const char* moved) {
-        const WhatIf* w = find(list, field, to);
+        const search::WhatIf* w = find(list, field, to);
         REQUIRE_MESSAGE(w != nullptr, field << " " << to);
         CHECK(w->impossible.empty());
         CHECK_MESSAGE(along(*w) == moved, field << " " << to);
@@ -120,7 +121,7 @@ TEST_CASE("what-ifs: each degree in both directions, the other axis of its facto
     expect("recompute", "full", "");
     expect("optimizer", "adamw+bf16_moments", "");
     // The estimator refuses EP 8: the reason stands in the list instead of a number.
-    const WhatIf* refused = find(list, "ep", "8");
+    const search::WhatIf* refused = find(list, "ep", "8");
     REQUIRE(refused != nullptr);
     CHECK(refused->impossible == "ep 8: has no price here");
     // A dispatcher that changes neither time nor memory tells nothing.
@@ -129,25 +130,25 @@ TEST_CASE("what-ifs: each degree in both directions, the other axis of its facto
 
 TEST_CASE("what-ifs: figures, order and soundness") {
     Formula formula;
-    Plan plan = base_plan();
-    plan.recompute = recompute::moe_act;
-    const Stack stack = test_stack();
-    const Estimate base = formula.estimate(plan);
-    const std::vector<WhatIf> list = what_ifs(plan, stack, formula);
+    plan::Plan plan = base_plan();
+    plan.recompute = plan::recompute::moe_act;
+    const stack::Stack stack = test_stack();
+    const search::Estimate base = formula.estimate(plan);
+    const std::vector<search::WhatIf> list = search::what_ifs(plan, stack, formula);
     std::set<std::string> seen;
     for (std::size_t i = 0; i < list.size(); ++i) {
-        const WhatIf& w = list[i];
+        const search::WhatIf& w = list[i];
         CHECK(seen.insert(w.change.field + w.change.to).second);
         if (!w.impossible.empty()) continue;
-        CHECK(!check_plan(w.plan));
-        CHECK(!check_stack(w.plan, stack));
-        CHECK(field_text(w.plan, w.change.field) == w.change.to);
-        CHECK(field_text(plan, w.change.field) == w.change.from);
+        CHECK(!plan::check_plan(w.plan));
+        CHECK(!stack::check_stack(w.plan, stack));
+        CHECK(plan::field_text(w.plan, w.change.field) == w.change.to);
+        CHECK(plan::field_text(plan, w.change.field) == w.change.from);
         CHECK(w.estimate.step_seconds == formula.estimate(w.plan).step_seconds);
         CHECK(w.gain == nearly(w.estimate.tflops_per_gpu / base.tflops_per_gpu - 1.0));
-        CHECK(differences(plan, w.plan).size() == w.along.size() + 1);
+        CHECK(plan::differences(plan, w.plan).size() == w.along.size() + 1);
         if (i == 0 || !list[i - 1].impossible.empty()) continue;
-        const WhatIf& before = list[i - 1];
+        const search::WhatIf& before = list[i - 1];
         CHECK((before.estimate.fits > w.estimate.fits ||
                (before.estimate.fits == w.estimate.fits && before.gain >= w.gain)));
     }
@@ -159,33 +160,33 @@ TEST_CASE("what-ifs: figures, order and soundness") {
 
 TEST_CASE("what-ifs: a degree that cannot move says why") {
     Formula formula;
-    Plan plan = base_plan();
+    plan::Plan plan = base_plan();
     plan.tp = 4;
     plan.dp = 2;
-    const std::vector<WhatIf> list = what_ifs(plan, test_stack(), formula);
-    const WhatIf* w = find(list, "tp", "8"); // 4 key/value heads
+    const std::vector<search::WhatIf> list = search::what_ifs(plan, test_stack(), formula);
+    const search::WhatIf* w = find(list, "tp", "8"); // 4 key/value heads
     REQUIRE(w != nullptr);
     CHECK(w->impossible.find("num_key_value_heads = 4") != std::string::npos);
 }
 
 TEST_CASE("what-ifs: another pipeline is cut anew and the faster cut counts") {
     Formula formula;
-    Plan plan = base_plan();
+    plan::Plan plan = base_plan();
     plan.layout = "Ettttt|tttL";
-    REQUIRE(!check_plan(plan));
-    const std::vector<WhatIf> list = what_ifs(plan, test_stack(), formula);
-    const WhatIf* w = find(list, "pp", "4");
+    REQUIRE(!plan::check_plan(plan));
+    const std::vector<search::WhatIf> list = search::what_ifs(plan, test_stack(), formula);
+    const search::WhatIf* w = find(list, "pp", "4");
     REQUIRE(w != nullptr);
     CHECK(w->plan.layout != plan.layout);
-    CHECK(!check_plan(w->plan));
+    CHECK(!plan::check_plan(w->plan));
     CHECK(find(list, "mbs", "1")->plan.layout == plan.layout);
 }
 
 TEST_CASE("memory front: nothing on it is beaten, nothing beats it") {
     Formula formula;
-    const Plan plan = base_plan();
-    const Stack stack = test_stack();
-    const std::vector<FrontPoint> front = memory_front(plan, stack, formula);
+    const plan::Plan plan = base_plan();
+    const stack::Stack stack = test_stack();
+    const std::vector<search::FrontPoint> front = search::memory_front(plan, stack, formula);
     REQUIRE(front.size() >= 3);
     for (std::size_t i = 1; i < front.size(); ++i) {
         CHECK(front[i].estimate.memory_bytes > front[i - 1].estimate.memory_bytes);
@@ -195,58 +196,59 @@ TEST_CASE("memory front: nothing on it is beaten, nothing beats it") {
     for (const unsigned set : stack.recompute_sets)
         for (const std::int64_t mbs : {1, 2, 4, 8})
             for (const bool moments : {false, true}) {
-                Plan other = plan;
+                plan::Plan other = plan;
                 other.recompute = set;
                 other.mbs = mbs;
                 other.optimizer.bf16_moments = moments;
-                if (check_plan(other)) continue;
+                if (plan::check_plan(other)) continue;
                 ++candidates;
-                const Estimate e = formula.estimate(other);
-                const bool covered = std::any_of(front.begin(), front.end(), [&](const FrontPoint& p) {
+                const search::Estimate e = formula.estimate(other);
+                const bool covered = std::any_of(front.begin(), front.end(), [&](const search::FrontPoint& p) {
                     return p.estimate.memory_bytes <= e.memory_bytes && p.estimate.step_seconds <= e.step_seconds;
                 });
                 CHECK(covered);
             }
     CHECK(candidates >= 24);
-    for (const FrontPoint& p : front)
-        for (const FieldChange& c : p.changes)
+    for (const search::FrontPoint& p : front)
+        for (const plan::FieldChange& c : p.changes)
             CHECK((c.field == "recompute" || c.field == "mbs" || c.field == "optimizer"));
 }
 
 TEST_CASE("fields: text reads back as it was set, differences are named in order") {
-    Plan plan = base_plan();
-    for (const std::string& field : field_names()) {
-        Plan other = plan;
-        set_field(other, field, field_text(plan, field));
-        CHECK_MESSAGE(differences(plan, other).empty(), field);
+    plan::Plan plan = base_plan();
+    for (const std::string& field : plan::field_names()) {
+        plan::Plan other = plan;
+        plan::set_field(other, field, plan::field_text(plan, field));
+        CHECK_MESSAGE(plan::differences(plan, other).empty(), field);
     }
-    Plan other = plan;
+    plan::Plan other = plan;
     other.seq = 2048;
     other.ep = 2;
     other.edp = 4;
-    other.attention_precision = Precision::bf16;
+    other.attention_precision = machine::Precision::bf16;
     std::string text;
-    for (const FieldChange& c : differences(plan, other)) text += c.field + " " + c.from + "->" + c.to + ";";
+    for (const plan::FieldChange& c : plan::differences(plan, other))
+        text += c.field + " " + c.from + "->" + c.to + ";";
     CHECK(text == "seq 1024->2048;ep 4->2;edp 2->4;attention_precision default->bf16;");
-    CHECK(fault_of([&] { field_text(plan, "tpp"); }).find("did you mean tp?") != std::string::npos);
+    CHECK(fault_of([&] { plan::field_text(plan, "tpp"); }).find("did you mean tp?") != std::string::npos);
 }
 
 namespace {
 
-SearchRequest tight_request(int gpus, double memory) {
-    SearchRequest request;
+search::SearchRequest tight_request(int gpus, double memory) {
+    search::SearchRequest request;
     request.base = base_plan();
-    Hardware hardware = *request.base.hardware;
+    machine::Hardware hardware = *request.base.hardware;
     hardware.memory_bytes = memory;
-    request.base.hardware = std::make_shared<const Hardware>(hardware);
+    request.base.hardware = std::make_shared<const machine::Hardware>(hardware);
     request.base.gpus = gpus;
     request.threads = 1;
     return request;
 }
 
-const Remedy* remedy(const Infeasibility& why, const std::string& what) {
+const search::Remedy* remedy(const search::Infeasibility& why, const std::string& what) {
     const auto it =
-        std::find_if(why.remedies.begin(), why.remedies.end(), [&](const Remedy& r) { return r.what == what; });
+        std::find_if(why.remedies.begin(), why.remedies.end(), [&](const search::Remedy& r) { return r.what == what; });
     return it == why.remedies.end() ? nullptr : &*it;
 }
 
@@ -254,12 +256,12 @@ const Remedy* remedy(const Infeasibility& why, const std::string& what) {
 
 TEST_CASE("an infeasible request: memory kills every mapping, more GPUs help") {
     Formula formula;
-    const Stack stack = test_stack();
-    const SearchRequest request = tight_request(4, 80.0);
-    REQUIRE(fault_of([&] { search(request, stack, formula); }).find("'memory'") != std::string::npos);
-    CHECK(has_plan(request, stack));
-    CHECK(!fitting_plan(request, stack, formula));
-    const Infeasibility why = explain_request(request, stack, formula);
+    const stack::Stack stack = test_stack();
+    const search::SearchRequest request = tight_request(4, 80.0);
+    REQUIRE(fault_of([&] { search::search(request, stack, formula); }).find("'memory'") != std::string::npos);
+    CHECK(search::has_plan(request, stack));
+    CHECK(!search::fitting_plan(request, stack, formula));
+    const search::Infeasibility why = search::explain_request(request, stack, formula);
     REQUIRE(!why.obstacles.empty());
     CHECK(why.obstacles.front().constraint == "memory");
     REQUIRE(!why.closest.empty());
@@ -268,27 +270,28 @@ TEST_CASE("an infeasible request: memory kills every mapping, more GPUs help") {
         CHECK(why.closest[i].memory_bytes == formula.memory_bytes(why.closest[i].plan));
         if (i > 0) CHECK(why.closest[i].memory_bytes >= why.closest[i - 1].memory_bytes);
     }
-    const Remedy* gpus = remedy(why, "gpus");
+    const search::Remedy* gpus = remedy(why, "gpus");
     REQUIRE(gpus != nullptr);
     CHECK(gpus->from == "4");
     CHECK(std::stoi(gpus->to) > 4);
     CHECK(gpus->memory_bytes <= 80.0);
-    CHECK(!check_plan(gpus->plan));
+    CHECK(!plan::check_plan(gpus->plan));
     CHECK(gpus->plan.gpus == std::stoi(gpus->to));
-    CHECK(!fitting_plan(with_gpus(request, std::stoi(gpus->to) / 2), stack, formula)); // the smallest power that does
+    CHECK(!search::fitting_plan(search::with_gpus(request, std::stoi(gpus->to) / 2), stack,
+                                formula)); // the smallest power that does
 }
 
 TEST_CASE("an infeasible request: a fixed field is named, and opening it is the remedy") {
     Formula formula;
-    const Stack stack = test_stack();
-    SearchRequest request = tight_request(16, 1e9);
+    const stack::Stack stack = test_stack();
+    search::SearchRequest request = tight_request(16, 1e9);
     request.fixed = {{"tp", "8"}, {"mbs", "1"}}; // 4 key/value heads
-    REQUIRE(!fault_of([&] { search(request, stack, formula); }).empty());
-    const Infeasibility why = explain_request(request, stack, formula);
+    REQUIRE(!fault_of([&] { search::search(request, stack, formula); }).empty());
+    const search::Infeasibility why = search::explain_request(request, stack, formula);
     REQUIRE(!why.obstacles.empty());
     CHECK(why.obstacles.front().constraint == "kv_heads % tp");
     CHECK(why.closest.empty());
-    const Remedy* open = remedy(why, "fix tp");
+    const search::Remedy* open = remedy(why, "fix tp");
     REQUIRE(open != nullptr);
     CHECK(open->from == "8");
     CHECK(open->plan.tp != 8);
@@ -296,8 +299,8 @@ TEST_CASE("an infeasible request: a fixed field is named, and opening it is the 
     // A batch that no plan divides: the nearest one that does.
     request.fixed = {{"tp", "1"}, {"cp", "1"}, {"pp", "1"}};
     request.base.gbs = 30;
-    const Infeasibility batch = explain_request(request, stack, formula);
-    const Remedy* gbs = remedy(batch, "gbs");
+    const search::Infeasibility batch = search::explain_request(request, stack, formula);
+    const search::Remedy* gbs = remedy(batch, "gbs");
     REQUIRE(gbs != nullptr);
     CHECK(gbs->to == "32");
 }

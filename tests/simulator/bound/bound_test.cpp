@@ -18,46 +18,49 @@ TEST_CASE("quotes of 300 random plans are not above their estimates, and hold me
     for (const RandomPlan& drawn : random_plans(seed, draws(300))) {
         CAPTURE(seed);
         CAPTURE(drawn.text);
-        moe::FastEstimator estimator(drawn.plan.hardware, drawn.stack);
-        const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
-        const int layers = quoter->layers(drawn.plan), stages = quoter->stages(drawn.plan);
-        const moe::Quote quote = quoter->quote(layers, stages);
-        const moe::Estimate estimate = estimator.estimate(drawn.plan);
-        CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
-        CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::quote_memory_margin));
-        CHECK(quoter->merged_seconds(drawn.plan) <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
-        CHECK(quoter->floor(layers) <= quote.step_seconds * (1.0 + moe::quote_time_margin));
+        moe::pricing::FastEstimator estimator(drawn.plan.hardware, drawn.stack);
+        const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
+        const int layers = bound_model->layer_costs(drawn.plan), stages = bound_model->stage_split(drawn.plan);
+        const moe::search::LowerBound quote = bound_model->bound(layers, stages);
+        const moe::search::Estimate estimate = estimator.estimate(drawn.plan);
+        CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+        CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::search::bound_memory_margin));
+        CHECK(bound_model->merged_step_bound(drawn.plan) <=
+              estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+        CHECK(bound_model->step_bound(layers) <= quote.step_seconds * (1.0 + moe::search::bound_time_margin));
         // Floors from parts hold for the plan and for every recomputation of it.
-        CHECK(quoter->early_floor(drawn.plan) <= quoter->floor(layers) * (1.0 + 1e-9));
-        const moe::Quote early = quoter->quote(quoter->early_layers(drawn.plan), stages);
+        CHECK(bound_model->early_step_bound(drawn.plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
+        const moe::search::LowerBound early = bound_model->bound(bound_model->early_layer_costs(drawn.plan), stages);
         CHECK(early.step_seconds <= quote.step_seconds * (1.0 + 1e-9));
         CHECK(early.memory_bytes <= quote.memory_bytes * (1.0 + 1e-9));
-        const moe::Quote coarse = quoter->quote(quoter->coarse_layers(drawn.plan), stages);
+        const moe::search::LowerBound coarse = bound_model->bound(bound_model->coarse_layer_costs(drawn.plan), stages);
         CHECK(coarse.step_seconds <= quote.step_seconds * (1.0 + 1e-9));
         CHECK(coarse.memory_bytes <= quote.memory_bytes * (1.0 + 1e-9));
         // One floor serves all micro-batch sizes that divide its own.
         for (const int times : {2, 3, 64}) {
-            moe::Plan larger = drawn.plan;
+            moe::plan::Plan larger = drawn.plan;
             larger.mbs *= times;
             CAPTURE(times);
-            CHECK(quoter->early_floor(larger) <= quoter->early_floor(drawn.plan) * (1.0 + 1e-9));
+            CHECK(bound_model->early_step_bound(larger) <= bound_model->early_step_bound(drawn.plan) * (1.0 + 1e-9));
         }
         // Recomputing more never needs more: what it works in for one layer was kept for every layer under way.
         for (const unsigned more :
-             {drawn.plan.recompute | (drawn.stack.recompute_modules & ~moe::recompute::full), moe::recompute::full}) {
-            moe::Plan thrifty = drawn.plan;
-            thrifty.recompute = moe::applicable_recompute(more, *drawn.plan.model);
-            if ((more & ~drawn.stack.recompute_modules) != 0 || check_stack(thrifty, drawn.stack)) continue;
-            CHECK(quoter->quote(quoter->layers(thrifty), stages).memory_bytes <=
-                  quote.memory_bytes * (1.0 + moe::quote_memory_margin));
+             {drawn.plan.recompute | (drawn.stack.recompute_modules & ~moe::plan::recompute::full),
+              moe::plan::recompute::full}) {
+            moe::plan::Plan thrifty = drawn.plan;
+            thrifty.recompute = moe::published::applicable_recompute(more, *drawn.plan.model);
+            if ((more & ~drawn.stack.recompute_modules) != 0 || moe::stack::check_stack(thrifty, drawn.stack)) continue;
+            CHECK(bound_model->bound(bound_model->layer_costs(thrifty), stages).memory_bytes <=
+                  quote.memory_bytes * (1.0 + moe::search::bound_memory_margin));
         }
-        CHECK(quoter->least_bytes(drawn.plan) <= quote.memory_bytes * (1.0 + moe::quote_memory_margin));
+        CHECK(bound_model->least_bytes(drawn.plan) <= quote.memory_bytes * (1.0 + moe::search::bound_memory_margin));
         memory.push_back(quote.memory_bytes / estimate.memory_bytes);
         // Handles of other plans in between change nothing.
-        moe::Plan other = drawn.plan;
+        moe::plan::Plan other = drawn.plan;
         other.recompute = 0;
-        quoter->layers(other);
-        const moe::Quote again = quoter->quote(quoter->layers(drawn.plan), quoter->stages(drawn.plan));
+        bound_model->layer_costs(other);
+        const moe::search::LowerBound again =
+            bound_model->bound(bound_model->layer_costs(drawn.plan), bound_model->stage_split(drawn.plan));
         CHECK(again.step_seconds == quote.step_seconds);
         CHECK(again.memory_bytes == quote.memory_bytes);
     }
@@ -69,25 +72,26 @@ TEST_CASE("quotes of random plans with backwards in two slots are not above thei
     const std::uint64_t seed = seed_of_run();
     std::vector<double> time;
     for (const RandomPlan& drawn : random_plans(seed, draws(150)))
-        for (const moe::ScheduleKind kind :
-             {moe::ScheduleKind::zero_bubble, moe::ScheduleKind::zb_v, moe::ScheduleKind::dualpipe_v}) {
-            moe::Plan plan = drawn.plan;
+        for (const moe::plan::ScheduleKind kind : {moe::plan::ScheduleKind::zero_bubble, moe::plan::ScheduleKind::zb_v,
+                                                   moe::plan::ScheduleKind::dualpipe_v}) {
+            moe::plan::Plan plan = drawn.plan;
             plan.schedule = kind;
-            plan.vpp = in_a_v(kind) ? 2 : 1;
+            plan.vpp = moe::plan::in_a_v(kind) ? 2 : 1;
             plan.gbs = plan.mbs * plan.dp * 2 * plan.pp;
-            if (plan.pp == 1 || check_plan(plan) || check_stack(plan, drawn.stack)) continue;
+            if (plan.pp == 1 || moe::plan::check_plan(plan) || moe::stack::check_stack(plan, drawn.stack)) continue;
             CAPTURE(seed);
             CAPTURE(drawn.text);
-            CAPTURE(to_string(kind));
-            moe::FastEstimator estimator(plan.hardware, drawn.stack);
-            const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
-            const int layers = quoter->layers(plan), stages = quoter->stages(plan);
-            const moe::Quote quote = quoter->quote(layers, stages);
-            const moe::Estimate estimate = estimator.estimate(plan);
-            CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
-            CHECK(quoter->floor(layers) <= quote.step_seconds * (1.0 + moe::quote_time_margin));
-            CHECK(quoter->early_floor(plan) <= quoter->floor(layers) * (1.0 + 1e-9));
-            CHECK(quoter->quote(quoter->early_layers(plan), stages).step_seconds <= quote.step_seconds * (1.0 + 1e-9));
+            CAPTURE(moe::plan::to_string(kind));
+            moe::pricing::FastEstimator estimator(plan.hardware, drawn.stack);
+            const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
+            const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
+            const moe::search::LowerBound quote = bound_model->bound(layers, stages);
+            const moe::search::Estimate estimate = estimator.estimate(plan);
+            CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+            CHECK(bound_model->step_bound(layers) <= quote.step_seconds * (1.0 + moe::search::bound_time_margin));
+            CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
+            CHECK(bound_model->bound(bound_model->early_layer_costs(plan), stages).step_seconds <=
+                  quote.step_seconds * (1.0 + 1e-9));
             time.push_back(quote.step_seconds / estimate.step_seconds);
         }
     REQUIRE(!time.empty());
@@ -103,24 +107,27 @@ TEST_CASE("quotes of skewed plans are not above their estimates at any point of 
     std::size_t next = 0;
     std::vector<double> time;
     for (const RandomPlan& drawn : random_plans(seed, draws(60))) {
-        moe::Plan plan = drawn.plan;
+        moe::plan::Plan plan = drawn.plan;
         plan.routing = routings[next++ % std::size(routings)];
-        if (check_plan(plan)) continue; // dense models have no experts to skew
+        if (moe::plan::check_plan(plan)) continue; // dense models have no experts to skew
         CAPTURE(seed);
         CAPTURE(drawn.text);
         CAPTURE(plan.routing);
-        for (const moe::SkewPoint point : {moe::SkewPoint::mean, moe::SkewPoint::p50, moe::SkewPoint::p99}) {
-            moe::SkewedEstimator estimator(plan.hardware, drawn.stack, point);
-            const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
-            const int layers = quoter->layers(plan), stages = quoter->stages(plan);
-            const moe::Quote quote = quoter->quote(layers, stages);
-            const moe::Estimate estimate = estimator.estimate(plan);
-            CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
-            CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::quote_memory_margin));
-            CHECK(quoter->merged_seconds(plan) <= estimate.step_seconds * (1.0 + moe::quote_time_margin));
-            CHECK(quoter->early_floor(plan) <= quoter->floor(layers) * (1.0 + 1e-9));
-            CHECK(quoter->quote(quoter->early_layers(plan), stages).step_seconds <= quote.step_seconds * (1.0 + 1e-9));
-            if (point == moe::SkewPoint::mean) time.push_back(quote.step_seconds / estimate.step_seconds);
+        for (const moe::routing::SkewPoint point :
+             {moe::routing::SkewPoint::mean, moe::routing::SkewPoint::p50, moe::routing::SkewPoint::p99}) {
+            moe::pricing::SkewedEstimator estimator(plan.hardware, drawn.stack, point);
+            const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
+            const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
+            const moe::search::LowerBound quote = bound_model->bound(layers, stages);
+            const moe::search::Estimate estimate = estimator.estimate(plan);
+            CHECK(quote.step_seconds <= estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+            CHECK(quote.memory_bytes <= estimate.memory_bytes * (1.0 + moe::search::bound_memory_margin));
+            CHECK(bound_model->merged_step_bound(plan) <=
+                  estimate.step_seconds * (1.0 + moe::search::bound_time_margin));
+            CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
+            CHECK(bound_model->bound(bound_model->early_layer_costs(plan), stages).step_seconds <=
+                  quote.step_seconds * (1.0 + 1e-9));
+            if (point == moe::routing::SkewPoint::mean) time.push_back(quote.step_seconds / estimate.step_seconds);
         }
     }
     REQUIRE(!time.empty());
@@ -131,32 +138,34 @@ TEST_CASE("quotes of skewed plans are not above their estimates at any point of 
 
 TEST_CASE("quotes hold gathers and reductions, and what tokens beside it cost a merged pair") {
     // 64 H200 of 8 nodes: the experts of a layer in one node, their weights and gradients over all of them.
-    moe::Plan plan = published_plan("Mixtral-8x7B", "h200-measured", "moe-plan", 4096);
+    moe::plan::Plan plan = published_plan("Mixtral-8x7B", "h200-measured", "moe-plan", 4096);
     plan.gpus = plan.dp = 64;
     plan.ep = plan.edp = 8;
     plan.gbs = 256;
     plan.optimizer.bf16_moments = true;
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
-    moe::FastEstimator estimator(plan.hardware, stack);
-    const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
-    for (const moe::Dispatcher dispatcher : {moe::Dispatcher::alltoall, moe::Dispatcher::hybridep})
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+    moe::pricing::FastEstimator estimator(plan.hardware, stack);
+    const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
+    for (const moe::plan::Dispatcher dispatcher : {moe::plan::Dispatcher::alltoall, moe::plan::Dispatcher::hybridep})
         for (const bool overlap : {false, true}) {
             plan.dispatcher = dispatcher;
             plan.ep_overlap = overlap;
             CAPTURE(overlap);
-            CAPTURE(moe::to_string(dispatcher));
-            const double quote = quoter->quote(quoter->layers(plan), quoter->stages(plan)).step_seconds;
-            const double early = quoter->quote(quoter->early_layers(plan), quoter->stages(plan)).step_seconds;
+            CAPTURE(moe::plan::to_string(dispatcher));
+            const double quote =
+                bound_model->bound(bound_model->layer_costs(plan), bound_model->stage_split(plan)).step_seconds;
+            const double early =
+                bound_model->bound(bound_model->early_layer_costs(plan), bound_model->stage_split(plan)).step_seconds;
             const double estimate = estimator.estimate(plan).step_seconds;
             MESSAGE("quoted over estimated: ", quote / estimate, ", from parts ", early / estimate);
-            CHECK(quote <= estimate * (1.0 + moe::quote_time_margin));
+            CHECK(quote <= estimate * (1.0 + moe::search::bound_time_margin));
             CHECK(quote > estimate * 0.9); // 0.88 and 0.85 without
         }
 }
 
 TEST_CASE(
     "a quoter that has quoted other plans of a mesh quotes as a fresh one, MTP apart from the loss or beside it") {
-    moe::Plan plan = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 4096);
+    moe::plan::Plan plan = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 4096);
     plan.gpus = 1024;
     plan.pp = 4;
     plan.vpp = 8;
@@ -164,17 +173,18 @@ TEST_CASE(
     plan.ep = 64;
     plan.edp = 4;
     plan.gbs = 8192;
-    plan.schedule = moe::ScheduleKind::interleaved;
-    plan.precision = moe::Precision::bf16;
-    std::vector<moe::Plan> plans;
-    const auto add_all = [&plans](moe::Plan plan) {
+    plan.schedule = moe::plan::ScheduleKind::interleaved;
+    plan.precision = moe::machine::Precision::bf16;
+    std::vector<moe::plan::Plan> plans;
+    const auto add_all = [&plans](moe::plan::Plan plan) {
         for (const std::int64_t mbs : {1, 2})
-            for (const moe::Dispatcher dispatcher : {moe::Dispatcher::alltoall, moe::Dispatcher::hybridep})
+            for (const moe::plan::Dispatcher dispatcher :
+                 {moe::plan::Dispatcher::alltoall, moe::plan::Dispatcher::hybridep})
                 for (const bool overlap : {true, false}) {
                     plan.mbs = mbs;
                     plan.dispatcher = dispatcher;
                     plan.ep_overlap = overlap;
-                    REQUIRE(!check_plan(plan));
+                    REQUIRE(!moe::plan::check_plan(plan));
                     plans.push_back(plan);
                 }
     };
@@ -183,69 +193,70 @@ TEST_CASE(
         add_all(plan);
     }
     // As many micro-batches as stages, or half as many, with which a pipeline is never full.
-    plan.schedule = moe::ScheduleKind::one_f_one_b;
+    plan.schedule = moe::plan::ScheduleKind::one_f_one_b;
     plan.vpp = 1;
     plan.gbs = 1024;
     add_all(plan);
-    moe::FastEstimator estimator(plan.hardware, moe::load_stack(plan.stack, *plan.hardware));
-    const auto quoted = [](moe::Quoter& quoter, const moe::Plan& p) {
-        const moe::Quote quote = quoter.quote(quoter.layers(p), quoter.stages(p));
-        return std::tuple(quote.step_seconds, quote.memory_bytes, quoter.merged_seconds(p));
+    moe::pricing::FastEstimator estimator(plan.hardware, moe::stack::load_stack(plan.stack, *plan.hardware));
+    const auto quoted = [](moe::search::BoundModel& bound_model, const moe::plan::Plan& p) {
+        const moe::search::LowerBound quote = bound_model.bound(bound_model.layer_costs(p), bound_model.stage_split(p));
+        return std::tuple(quote.step_seconds, quote.memory_bytes, bound_model.merged_step_bound(p));
     };
-    const std::unique_ptr<moe::Quoter> used = estimator.quoter();
-    for (const moe::Plan& p : plans) quoted(*used, p);
+    const std::unique_ptr<moe::search::BoundModel> used = estimator.bound_model();
+    for (const moe::plan::Plan& p : plans) quoted(*used, p);
     used->forget();
-    for (const moe::Plan& p : plans) {
+    for (const moe::plan::Plan& p : plans) {
         CAPTURE(p.layout);
         CAPTURE(p.mbs);
-        const std::unique_ptr<moe::Quoter> fresh = estimator.quoter();
+        const std::unique_ptr<moe::search::BoundModel> fresh = estimator.bound_model();
         const auto expected = quoted(*fresh, p);
         CHECK(quoted(*used, p) == expected);
         // As a search asks: floors first, other sizes between.
-        moe::Plan other = p;
+        moe::plan::Plan other = p;
         other.mbs = 3 - p.mbs;
         quoted(*used, other);
-        const int stages = used->stages(p), layers = used->layers(p);
-        CHECK(used->merged_seconds(p) == std::get<2>(expected));
-        CHECK(used->quote(layers, stages).step_seconds == std::get<0>(expected));
+        const int stages = used->stage_split(p), layers = used->layer_costs(p);
+        CHECK(used->merged_step_bound(p) == std::get<2>(expected));
+        CHECK(used->bound(layers, stages).step_seconds == std::get<0>(expected));
     }
 }
 
 TEST_CASE(
     "floors from parts are not above those of whole layers where FSDP, or a V of split backwards, ends the step") {
-    const auto check = [](const moe::Plan& plan) {
-        REQUIRE(!check_plan(plan));
-        moe::FastEstimator estimator(plan.hardware, moe::load_stack(plan.stack, *plan.hardware));
-        const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
-        const int layers = quoter->layers(plan), stages = quoter->stages(plan);
-        const moe::Quote quote = quoter->quote(layers, stages);
-        CHECK(quote.step_seconds <= estimator.estimate(plan).step_seconds * (1.0 + moe::quote_time_margin));
-        for (const int lower : {quoter->early_layers(plan), quoter->coarse_layers(plan)})
-            CHECK(quoter->quote(lower, stages).step_seconds <= quote.step_seconds * (1.0 + 1e-9));
-        CHECK(quoter->early_floor(plan) <= quoter->floor(layers) * (1.0 + 1e-9));
-        CHECK(quoter->floor(layers) <= quote.step_seconds * (1.0 + 1e-9));
+    const auto check = [](const moe::plan::Plan& plan) {
+        REQUIRE(!moe::plan::check_plan(plan));
+        moe::pricing::FastEstimator estimator(plan.hardware, moe::stack::load_stack(plan.stack, *plan.hardware));
+        const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
+        const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
+        const moe::search::LowerBound quote = bound_model->bound(layers, stages);
+        CHECK(quote.step_seconds <= estimator.estimate(plan).step_seconds * (1.0 + moe::search::bound_time_margin));
+        for (const int lower : {bound_model->early_layer_costs(plan), bound_model->coarse_layer_costs(plan)})
+            CHECK(bound_model->bound(lower, stages).step_seconds <= quote.step_seconds * (1.0 + 1e-9));
+        CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * (1.0 + 1e-9));
+        CHECK(bound_model->step_bound(layers) <= quote.step_seconds * (1.0 + 1e-9));
     };
     // Moving weights and gradients takes longer than computing. MTP behind the head is none of this model's layers.
-    moe::Plan sharded = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 2048);
+    moe::plan::Plan sharded = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 2048);
     sharded.tp = sharded.gpus = 4;
     sharded.ep = sharded.edp = 2;
     sharded.gbs = 24;
-    sharded.precision = moe::Precision::bf16;
-    sharded.dispatcher = moe::Dispatcher::hybridep;
-    sharded.recompute = moe::recompute::layernorm | moe::recompute::mla_up_proj | moe::recompute::moe_act;
+    sharded.precision = moe::machine::Precision::bf16;
+    sharded.dispatcher = moe::plan::Dispatcher::hybridep;
+    sharded.recompute =
+        moe::plan::recompute::layernorm | moe::plan::recompute::mla_up_proj | moe::plan::recompute::moe_act;
     sharded.fsdp = true;
     check(sharded);
     // Tokens on their way take longest: reductions of gradients come behind them.
-    moe::Plan v = published_plan("Qwen3-30B-A3B", "h100", "moe-plan", 2048);
+    moe::plan::Plan v = published_plan("Qwen3-30B-A3B", "h100", "moe-plan", 2048);
     v.tp = 4;
     v.cp = v.pp = v.vpp = v.etp = 2;
     v.dp = 8;
     v.ep = 32;
     v.gpus = 128;
     v.gbs = 32;
-    v.precision = moe::Precision::fp8_blockwise;
-    v.dispatcher = moe::Dispatcher::alltoall;
+    v.precision = moe::machine::Precision::fp8_blockwise;
+    v.dispatcher = moe::plan::Dispatcher::alltoall;
     v.ep_overlap = true;
-    v.schedule = moe::ScheduleKind::dualpipe_v;
+    v.schedule = moe::plan::ScheduleKind::dualpipe_v;
     check(v);
 }

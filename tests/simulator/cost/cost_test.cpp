@@ -11,33 +11,35 @@
 
 namespace {
 
-moe::StackCosts ideal() {
-    moe::StackCosts costs;
+moe::stack::StackCosts ideal() {
+    moe::stack::StackCosts costs;
     costs.kernel_seconds = 0.0;
     costs.memory = 1.0;
     costs.permute = 0.5;
     return costs;
 }
 
-moe::Rates rates(const moe::Hardware& hardware, const moe::StackCosts& costs) { return {&hardware, &costs, 1.0}; }
+moe::cost::Rates rates(const moe::machine::Hardware& hardware, const moe::stack::StackCosts& costs) {
+    return {&hardware, &costs, 1.0};
+}
 
 // cuDNN attention on DeepSeek-V3's shape, one sequence: causal FLOPs, TFLOPS reached.
 double attention_tflops(const char* machine, bool forward, std::int64_t seq,
-                        moe::Precision precision = moe::Precision::bf16) {
-    const moe::Hardware hardware = moe::load_hardware(machine);
-    moe::StackCosts costs = ideal();
+                        moe::machine::Precision precision = moe::machine::Precision::bf16) {
+    const moe::machine::Hardware hardware = moe::machine::load_hardware(machine);
+    moe::stack::StackCosts costs = ideal();
     costs.attention_forward = 0.72;
     costs.attention_backward = 0.57;
-    moe::Op op;
-    op.kind = forward ? moe::OpKind::attention : moe::OpKind::attention_grad;
-    moe::AttentionAttr attr;
+    moe::program::Op op;
+    op.kind = forward ? moe::program::OpKind::attention : moe::program::OpKind::attention_grad;
+    moe::program::AttentionAttr attr;
     attr.seq_q = attr.seq_k = seq;
     attr.heads = attr.kv_heads = 128;
     attr.qk_dim = 192;
     attr.v_dim = 128;
     op.attr = attr;
     op.flops = static_cast<double>(seq) * static_cast<double>(seq) * 128 * 320 * (forward ? 1.0 : 2.5);
-    return op.flops / moe::attention_seconds(rates(hardware, costs), op, precision) / 1e12;
+    return op.flops / moe::cost::attention_seconds(rates(hardware, costs), op, precision) / 1e12;
 }
 
 } // namespace
@@ -63,16 +65,16 @@ TEST_CASE("attention reaches the published rates within 5 %") {
 
 // FlashAttention-3, arXiv 2407.08608, abstract: up to 740 TFLOPS in FP16 and close to 1.2 PFLOPS in FP8 on H100.
 TEST_CASE("attention in FP8 gains less than its products alone would") {
-    const double fp8 = attention_tflops("h100", true, 16384, moe::Precision::fp8_tensor);
+    const double fp8 = attention_tflops("h100", true, 16384, moe::machine::Precision::fp8_tensor);
     CHECK(fp8 == nearly(1200).epsilon(0.15));
     CHECK(fp8 / attention_tflops("h100", true, 16384) == nearly(1200.0 / 740.0).epsilon(0.02));
 }
 
 TEST_CASE("products: whole waves run at the rate, a tile more costs a wave, splitting the inner loop helps few tiles") {
-    const moe::Hardware h = moe::load_hardware("h100"); // 132 SMs
-    const moe::StackCosts costs = ideal();
+    const moe::machine::Hardware h = moe::machine::load_hardware("h100"); // 132 SMs
+    const moe::stack::StackCosts costs = ideal();
     const auto seconds = [&](double m, double n, double k) {
-        return moe::gemm_seconds(rates(h, costs), 800e12, 1, m, n, k, 0.0);
+        return moe::cost::gemm_seconds(rates(h, costs), 800e12, 1, m, n, k, 0.0);
     };
     const double wave = 132 * 2.0 * 256 * 128 * 8192 / 800e12;
     CHECK(seconds(256 * 132, 128, 8192) == nearly(wave));
@@ -81,47 +83,47 @@ TEST_CASE("products: whole waves run at the rate, a tile more costs a wave, spli
     CHECK(seconds(256 * 133, 128, 8192) <= 2 * wave);
     CHECK(seconds(256, 128, 8192) < 0.25 * wave); // one tile, its inner loop on several SMs
     // Bytes are the floor.
-    CHECK(moe::gemm_seconds(rates(h, costs), 800e12, 1, 128, 128, 128, 3.35e12) >= 1.0);
+    CHECK(moe::cost::gemm_seconds(rates(h, costs), 800e12, 1, 128, 128, 128, 3.35e12) >= 1.0);
     // Many small groups fill the machine as one large product does.
-    CHECK(moe::gemm_seconds(rates(h, costs), 800e12, 132, 256, 128, 8192, 0.0) == nearly(wave));
-    moe::StackCosts slow = costs;
+    CHECK(moe::cost::gemm_seconds(rates(h, costs), 800e12, 132, 256, 128, 8192, 0.0) == nearly(wave));
+    moe::stack::StackCosts slow = costs;
     slow.tile_seconds = 1e-6;
-    CHECK(moe::gemm_seconds(rates(h, slow), 800e12, 1, 256 * 132, 128, 8192, 0.0) == nearly(wave + 1e-6));
+    CHECK(moe::cost::gemm_seconds(rates(h, slow), 800e12, 1, 256 * 132, 128, 8192, 0.0) == nearly(wave + 1e-6));
 }
 
 TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less and starts no kernel") {
-    const moe::Hardware h = moe::load_hardware("h100");
-    moe::StackCosts costs = ideal();
+    const moe::machine::Hardware h = moe::machine::load_hardware("h100");
+    moe::stack::StackCosts costs = ideal();
     costs.kernel_seconds = 1e-6;
-    moe::Op op;
-    op.kind = moe::OpKind::rmsnorm;
+    moe::program::Op op;
+    op.kind = moe::program::OpKind::rmsnorm;
     op.bytes = 3.35e9;
-    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == nearly(1e-3 + 1e-6));
-    op.kind = moe::OpKind::permute;
-    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == nearly(2e-3 + 1e-6));
-    op.kind = moe::OpKind::quantize;
-    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == nearly(1e-3 + 1e-6));
+    CHECK(moe::cost::memory_bound_seconds(rates(h, costs), op) == nearly(1e-3 + 1e-6));
+    op.kind = moe::program::OpKind::permute;
+    CHECK(moe::cost::memory_bound_seconds(rates(h, costs), op) == nearly(2e-3 + 1e-6));
+    op.kind = moe::program::OpKind::quantize;
+    CHECK(moe::cost::memory_bound_seconds(rates(h, costs), op) == nearly(1e-3 + 1e-6));
     costs.quantize_share = 0.5;
-    CHECK(moe::memory_bound_seconds(rates(h, costs), op) == nearly(0.5e-3));
+    CHECK(moe::cost::memory_bound_seconds(rates(h, costs), op) == nearly(0.5e-3));
 }
 
 TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {
-    Priced priced("bridge-26.08", moe::load_hardware("h100"));
-    const moe::StackCosts& costs = priced.stack.costs;
-    moe::Program program;
-    moe::Tensor tensor;
-    tensor.dtype = moe::Dtype::mxfp8;
+    Priced priced("bridge-26.08", moe::machine::load_hardware("h100"));
+    const moe::stack::StackCosts& costs = priced.stack.costs;
+    moe::program::Program program;
+    moe::program::Tensor tensor;
+    tensor.dtype = moe::program::Dtype::mxfp8;
     program.tensors.assign(2, tensor);
-    moe::Op op;
-    op.kind = moe::OpKind::gemm;
+    moe::program::Op op;
+    op.kind = moe::program::OpKind::gemm;
     op.in = {0, 1};
-    op.attr = moe::GemmAttr{1024, 1024, 1024};
+    op.attr = moe::program::GemmAttr{1024, 1024, 1024};
     op.flops = 2.0 * 1024 * 1024 * 1024;
     CHECK_THROWS_WITH_AS(priced(op, program), doctest::Contains("mxfp8"), moe::Error);
-    program.tensors[0].dtype = moe::Dtype::f32; // the narrower operand decides
-    program.tensors[1].dtype = moe::Dtype::bf16;
+    program.tensors[0].dtype = moe::program::Dtype::f32; // the narrower operand decides
+    program.tensors[1].dtype = moe::program::Dtype::bf16;
     CHECK(priced(op, program).device > op.flops / 989e12);
     CHECK(priced(op, program).host == costs.launch_seconds);
-    priced.plan.cuda_graph = moe::CudaGraph::full;
+    priced.plan.cuda_graph = moe::plan::CudaGraph::full;
     CHECK(priced(op, program).host == costs.graph_launch_seconds);
 }

@@ -13,42 +13,44 @@
 
 namespace {
 
-moe::GroupLinks links(const moe::Hardware& hardware, moe::Placement placement, double efficiency = 1.0) {
-    const moe::Routes routes(hardware);
+moe::cost::GroupLinks links(const moe::machine::Hardware& hardware, moe::cost::Placement placement,
+                            double efficiency = 1.0) {
+    const moe::cost::Routes routes(hardware);
     return {placement, routes.of(placement), hardware.nvlink, hardware.nic, efficiency};
 }
 
-moe::Moe deepseek() { return *moe::load_model("DeepSeek-V3").kinds[1].moe; }
+moe::model::Moe deepseek() { return *moe::families::load_model("DeepSeek-V3").kinds[1].moe; }
 
 } // namespace
 
 TEST_CASE("placement counts domains, and a job uses 64 of the 72 GPUs of a domain") {
-    const moe::Hardware h100 = moe::load_hardware("h100"), gb200 = moe::load_hardware("gb200-nvl72");
-    CHECK(moe::domain_of_job(h100, 1024) == 8);
-    CHECK(moe::domain_of_job(h100, 4) == 4);
-    CHECK(moe::domain_of_job(gb200, 256) == 64);
-    CHECK(moe::domain_of_job(gb200, 72) == 72);
-    CHECK(moe::domain_of_job(gb200, 96) == 48);
-    CHECK(moe::place({0, 1, 2, 3}, 8) == moe::Placement{4, 1, 4});
-    CHECK(moe::place({0, 8, 16, 24}, 8) == moe::Placement{4, 4, 1});
-    CHECK(moe::place({0, 4, 8, 12}, 8) == moe::Placement{4, 2, 2});
+    const moe::machine::Hardware h100 = moe::machine::load_hardware("h100"),
+                                 gb200 = moe::machine::load_hardware("gb200-nvl72");
+    CHECK(moe::cost::domain_of_job(h100, 1024) == 8);
+    CHECK(moe::cost::domain_of_job(h100, 4) == 4);
+    CHECK(moe::cost::domain_of_job(gb200, 256) == 64);
+    CHECK(moe::cost::domain_of_job(gb200, 72) == 72);
+    CHECK(moe::cost::domain_of_job(gb200, 96) == 48);
+    CHECK(moe::cost::place({0, 1, 2, 3}, 8) == moe::cost::Placement{4, 1, 4});
+    CHECK(moe::cost::place({0, 8, 16, 24}, 8) == moe::cost::Placement{4, 4, 1});
+    CHECK(moe::cost::place({0, 4, 8, 12}, 8) == moe::cost::Placement{4, 2, 2});
 }
 
 TEST_CASE("a group of several instances lies like the one that touches most domains") {
-    moe::Plan plan;
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("gb200-nvl72"));
+    moe::plan::Plan plan;
+    plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("gb200-nvl72"));
     plan.gpus = 960; // domains of 64
     plan.tp = 4, plan.cp = 2, plan.dp = 24, plan.pp = 5;
     plan.ep = 16, plan.edp = 12;
-    const moe::Mesh mesh(plan);
-    const moe::Routes routes(*plan.hardware);
-    for (const moe::Domain domain : {moe::Domain::dense, moe::Domain::expert})
+    const moe::plan::Mesh mesh(plan);
+    const moe::cost::Routes routes(*plan.hardware);
+    for (const moe::plan::Domain domain : {moe::plan::Domain::dense, moe::plan::Domain::expert})
         for (const std::uint8_t axes : {1, 2, 4, 5, 8, 10, 15}) {
-            const moe::Group group{domain, axes};
-            CAPTURE(to_string(group));
-            moe::Placement worst = moe::place(mesh.members(group, 0), 64);
+            const moe::plan::Group group{domain, axes};
+            CAPTURE(moe::plan::to_string(group));
+            moe::cost::Placement worst = moe::cost::place(mesh.members(group, 0), 64);
             for (int rank = 0; rank < plan.gpus; ++rank) {
-                const moe::Placement p = moe::place(mesh.members(group, rank), 64);
+                const moe::cost::Placement p = moe::cost::place(mesh.members(group, rank), 64);
                 if (std::pair(-p.domains, p.per_domain) < std::pair(-worst.domains, worst.per_domain)) worst = p;
             }
             CHECK(routes.placement(plan, group) == worst);
@@ -56,70 +58,70 @@ TEST_CASE("a group of several instances lies like the one that touches most doma
 }
 
 TEST_CASE("routes: the fullest of a member's own links sets the rate") {
-    const moe::Hardware h = moe::load_hardware("h100"); // NVLink 450 GB/s, NIC 50 GB/s
-    CHECK(moe::exchange_route(h, {8, 1, 8}).bandwidth == nearly(450e9));
+    const moe::machine::Hardware h = moe::machine::load_hardware("h100"); // NVLink 450 GB/s, NIC 50 GB/s
+    CHECK(moe::cost::exchange_route(h, {8, 1, 8}).bandwidth == nearly(450e9));
     // 16 ranks on two nodes: 8 of 15 messages leave the node.
-    CHECK(moe::exchange_route(h, {16, 2, 8}).bandwidth == nearly(50e9 * 15 / 8));
-    CHECK(moe::exchange_route(h, {8, 8, 1}).bandwidth == nearly(50e9));
-    CHECK(moe::ring_route(h, {8, 1, 8}).bandwidth == nearly(450e9));
+    CHECK(moe::cost::exchange_route(h, {16, 2, 8}).bandwidth == nearly(50e9 * 15 / 8));
+    CHECK(moe::cost::exchange_route(h, {8, 8, 1}).bandwidth == nearly(50e9));
+    CHECK(moe::cost::ring_route(h, {8, 1, 8}).bandwidth == nearly(450e9));
     // Eight rings over eight NICs: 8 x 50 GB/s is below what NVLink passes on.
-    CHECK(moe::ring_route(h, {16, 2, 8}).bandwidth == nearly(400e9));
-    CHECK(moe::ring_route(h, {4, 4, 1}).bandwidth == nearly(50e9));
-    CHECK(moe::exchange_route(h, {8, 1, 8}).latency == nearly(h.nvlink.latency));
-    CHECK(moe::exchange_route(h, {16, 2, 8}).latency == nearly(h.nic.latency));
-    moe::Hardware lonely = h;
+    CHECK(moe::cost::ring_route(h, {16, 2, 8}).bandwidth == nearly(400e9));
+    CHECK(moe::cost::ring_route(h, {4, 4, 1}).bandwidth == nearly(50e9));
+    CHECK(moe::cost::exchange_route(h, {8, 1, 8}).latency == nearly(h.nvlink.latency));
+    CHECK(moe::cost::exchange_route(h, {16, 2, 8}).latency == nearly(h.nic.latency));
+    moe::machine::Hardware lonely = h;
     lonely.nic.bandwidth = 0.0;
-    CHECK_THROWS_AS(moe::exchange_route(lonely, {16, 2, 8}), moe::Error);
+    CHECK_THROWS_AS(moe::cost::exchange_route(lonely, {16, 2, 8}), moe::Error);
 }
 
 TEST_CASE("routes: a NIC that answers sooner takes no message from NVLink") {
-    moe::Hardware h = moe::load_hardware("h100");
-    const moe::Route far = moe::ring_route(h, {16, 2, 8});
+    moe::machine::Hardware h = moe::machine::load_hardware("h100");
+    const moe::cost::Route far = moe::cost::ring_route(h, {16, 2, 8});
     for (const double latency : {0.0, h.nvlink.latency / 2, h.nvlink.latency}) {
         h.nic.latency = latency;
-        CHECK(moe::exchange_route(h, {8, 1, 8}).bandwidth == nearly(h.nvlink.bandwidth));
-        CHECK(moe::pair_route(h, {2, 1, 2}).latency == nearly(h.nvlink.latency));
-        CHECK(moe::ring_route(h, {16, 2, 8}).bandwidth == nearly(far.bandwidth));
-        CHECK(moe::domain_route(h, {16, 2, 8}).latency == nearly(latency));
+        CHECK(moe::cost::exchange_route(h, {8, 1, 8}).bandwidth == nearly(h.nvlink.bandwidth));
+        CHECK(moe::cost::pair_route(h, {2, 1, 2}).latency == nearly(h.nvlink.latency));
+        CHECK(moe::cost::ring_route(h, {16, 2, 8}).bandwidth == nearly(far.bandwidth));
+        CHECK(moe::cost::domain_route(h, {16, 2, 8}).latency == nearly(latency));
     }
 }
 
 TEST_CASE("collectives: (n-1)/n of the bytes at the ring's rate, small ones by latency") {
-    const moe::Hardware h = moe::load_hardware("h100");
-    const moe::GroupLinks node = links(h, {8, 1, 8});
+    const moe::machine::Hardware h = moe::machine::load_hardware("h100");
+    const moe::cost::GroupLinks node = links(h, {8, 1, 8});
     const double big = 8e9;
-    CHECK(moe::all_gather_seconds(node, big) == nearly(big * 7 / 8 / 450e9).epsilon(0.01));
-    CHECK(moe::reduce_scatter_seconds(node, big) == nearly(moe::all_gather_seconds(node, big)));
-    CHECK(moe::all_reduce_seconds(node, big) == nearly(2 * moe::all_gather_seconds(node, big)));
-    CHECK(moe::all_gather_seconds(node, 8.0) < 7.5 * h.nvlink.latency);
-    CHECK(moe::all_gather_seconds(node, 8.0) >= 3 * h.nvlink.latency);
-    CHECK(moe::all_reduce_seconds(links(h, {16, 2, 8}), big) > moe::all_reduce_seconds(node, big));
-    CHECK(moe::all_gather_seconds(links(h, {1, 1, 1}), big) == 0.0);
-    CHECK(moe::pair_seconds(links(h, {2, 2, 1}), 50e6) == nearly(1e-3 + h.nic.latency));
+    CHECK(moe::cost::all_gather_seconds(node, big) == nearly(big * 7 / 8 / 450e9).epsilon(0.01));
+    CHECK(moe::cost::reduce_scatter_seconds(node, big) == nearly(moe::cost::all_gather_seconds(node, big)));
+    CHECK(moe::cost::all_reduce_seconds(node, big) == nearly(2 * moe::cost::all_gather_seconds(node, big)));
+    CHECK(moe::cost::all_gather_seconds(node, 8.0) < 7.5 * h.nvlink.latency);
+    CHECK(moe::cost::all_gather_seconds(node, 8.0) >= 3 * h.nvlink.latency);
+    CHECK(moe::cost::all_reduce_seconds(links(h, {16, 2, 8}), big) > moe::cost::all_reduce_seconds(node, big));
+    CHECK(moe::cost::all_gather_seconds(links(h, {1, 1, 1}), big) == 0.0);
+    CHECK(moe::cost::pair_seconds(links(h, {2, 2, 1}), 50e6) == nearly(1e-3 + h.nic.latency));
 }
 
 // Copies per token, K 8 of 256 experts: 5.29/6.52/7.27/7.68 ranks of 8/16/32/64 and 1.99/3.61/5.29 nodes of 2/4/8 under
 // uniform routing, 1.97/3.14/4.00 nodes when 4 of 8 groups are kept (derived from DeepSeek-V3's routing).
 TEST_CASE("distinct destinations of a token") {
-    moe::Router uniform;
-    CHECK(moe::distinct_destinations(256, 8, 1, uniform) == 1.0);
-    CHECK(moe::distinct_destinations(256, 8, 8, uniform) == nearly(5.29).epsilon(0.002));
-    CHECK(moe::distinct_destinations(256, 8, 16, uniform) == nearly(6.52).epsilon(0.002));
-    CHECK(moe::distinct_destinations(256, 8, 64, uniform) == nearly(7.68).epsilon(0.002));
-    const moe::Router limited = deepseek().router;
+    moe::model::Router uniform;
+    CHECK(moe::cost::distinct_destinations(256, 8, 1, uniform) == 1.0);
+    CHECK(moe::cost::distinct_destinations(256, 8, 8, uniform) == nearly(5.29).epsilon(0.002));
+    CHECK(moe::cost::distinct_destinations(256, 8, 16, uniform) == nearly(6.52).epsilon(0.002));
+    CHECK(moe::cost::distinct_destinations(256, 8, 64, uniform) == nearly(7.68).epsilon(0.002));
+    const moe::model::Router limited = deepseek().router;
     CHECK(limited.groups == 8);
-    CHECK(moe::distinct_destinations(256, 8, 2, limited) == nearly(1.97).epsilon(0.005));
-    CHECK(moe::distinct_destinations(256, 8, 4, limited) == nearly(3.14).epsilon(0.005));
-    CHECK(moe::distinct_destinations(256, 8, 8, limited) == nearly(4.0).epsilon(0.005));
+    CHECK(moe::cost::distinct_destinations(256, 8, 2, limited) == nearly(1.97).epsilon(0.005));
+    CHECK(moe::cost::distinct_destinations(256, 8, 4, limited) == nearly(3.14).epsilon(0.005));
+    CHECK(moe::cost::distinct_destinations(256, 8, 8, limited) == nearly(4.0).epsilon(0.005));
     // Every expert chosen: every part is met.
-    CHECK(moe::distinct_destinations(8, 8, 4, uniform) == nearly(4.0));
+    CHECK(moe::cost::distinct_destinations(8, 8, 4, uniform) == nearly(4.0));
 }
 
 // arXiv 2603.07685 Table 7: microseconds of dispatch at h 7168, 4096 tokens, 256 experts, top 8, BF16.
 TEST_CASE("dispatch latencies of the published table within a quarter") {
     struct Row {
         const char* hardware;
-        moe::Placement placement;
+        moe::cost::Placement placement;
         double hybrid, alltoall, hybrid_efficiency, alltoall_efficiency;
     };
     const Row rows[] = {
@@ -131,11 +133,11 @@ TEST_CASE("dispatch latencies of the published table within a quarter") {
     for (const Row& row : rows) {
         CAPTURE(row.hardware);
         CAPTURE(row.placement.size);
-        const moe::Hardware hardware = moe::load_hardware(row.hardware);
-        const double hybrid = moe::token_exchange_seconds(
+        const moe::machine::Hardware hardware = moe::machine::load_hardware(row.hardware);
+        const double hybrid = moe::cost::token_exchange_seconds(
             links(hardware, row.placement, 1.0), {row.hybrid_efficiency, row.hybrid_efficiency}, copy, deepseek());
         const double alltoall =
-            moe::all_to_all_seconds(links(hardware, row.placement, row.alltoall_efficiency), 8 * copy);
+            moe::cost::all_to_all_seconds(links(hardware, row.placement, row.alltoall_efficiency), 8 * copy);
         CHECK(std::abs(hybrid / row.hybrid - 1.0) < 0.25);
         CHECK(std::abs(alltoall / row.alltoall - 1.0) < 0.25);
     }

@@ -11,21 +11,21 @@
 
 struct Priced {
     // `stack_name`: "" for the machine's own. The GPUs are data-parallel.
-    Priced(const std::string& stack_name, const moe::Hardware& profile, int gpus = 1)
-        : stack(moe::load_stack(stack_name, profile)),
-          hardware(std::make_shared<const moe::Hardware>(profile)),
+    Priced(const std::string& stack_name, const moe::machine::Hardware& profile, int gpus = 1)
+        : stack(moe::stack::load_stack(stack_name, profile)),
+          hardware(std::make_shared<const moe::machine::Hardware>(profile)),
           machine(*hardware) {
-        plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+        plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model("Qwen3-30B-A3B"));
         plan.hardware = hardware;
         plan.stack = stack.name;
         plan.gpus = plan.dp = plan.edp = gpus;
     }
-    moe::OpCost operator()(const moe::Op& op, const moe::Program& program) const {
-        return moe::CostModel(plan, stack, machine)(op, program);
+    moe::cost::OpCost operator()(const moe::program::Op& op, const moe::program::Program& program) const {
+        return moe::cost::CostModel(plan, stack, machine)(op, program);
     }
 
-    moe::Plan plan; // its fields may be changed between calls
-    moe::Stack stack;
-    std::shared_ptr<const moe::Hardware> hardware;
-    moe::Machine machine;
+    moe::plan::Plan plan; // its fields may be changed between calls
+    moe::stack::Stack stack;
+    std::shared_ptr<const moe::machine::Hardware> hardware;
+    moe::cost::Machine machine;
 };

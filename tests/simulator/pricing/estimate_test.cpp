@@ -18,12 +18,12 @@
 
 namespace {
 
-double sum(const moe::Breakdown& b) {
+double sum(const moe::search::Breakdown& b) {
     return b.compute + b.tensor + b.context + b.expert + b.pipeline + b.bubble + b.data + b.optimizer + b.recompute +
            b.host;
 }
 
-double least(const moe::Breakdown& b) {
+double least(const moe::search::Breakdown& b) {
     return std::min(
         {b.compute, b.tensor, b.context, b.expert, b.pipeline, b.bubble, b.data, b.optimizer, b.recompute, b.host});
 }
@@ -37,9 +37,9 @@ TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, mem
     for (const RandomPlan& drawn : random_plans(seed, draws(100))) {
         CAPTURE(seed);
         CAPTURE(drawn.text);
-        moe::FastEstimator estimator(drawn.plan.hardware, drawn.stack);
-        const moe::Simulation full = moe::simulate(drawn.plan, drawn.stack, false);
-        const moe::Estimate fast = estimator.estimate(drawn.plan);
+        moe::pricing::FastEstimator estimator(drawn.plan.hardware, drawn.stack);
+        const moe::replay::Simulation full = moe::replay::simulate(drawn.plan, drawn.stack, false);
+        const moe::search::Estimate fast = estimator.estimate(drawn.plan);
         const double error = fast.step_seconds / full.estimate.step_seconds - 1.0;
         worst = std::max(worst, std::abs(error));
         CHECK(std::abs(error) < 0.03);
@@ -56,21 +56,21 @@ TEST_CASE("fast and event-driven agree on 100 random plans: time within 3 %, mem
 TEST_CASE("fast and event-driven agree where the host catches up only after some micro-batches") {
     // Weights take 4 s to be gathered, in which the host issues three micro-batches of 1.4 s; devices need 0.4 s for
     // each.
-    moe::Plan plan = published_plan("DeepSeek-V3", "h200", "bridge-26.04", 2048);
+    moe::plan::Plan plan = published_plan("DeepSeek-V3", "h200", "bridge-26.04", 2048);
     for (const auto& [field, value] :
          {std::pair{"tp", "4"}, std::pair{"cp", "4"}, std::pair{"ep", "8"}, std::pair{"etp", "2"},
           std::pair{"precision", "fp8-tensor"}, std::pair{"dispatcher", "hybridep"}, std::pair{"capacity", "1.5"},
           std::pair{"ep_overlap", "on"}, std::pair{"delay_wgrad", "on"}, std::pair{"cuda_graph", "none"}})
-        moe::set_field(plan, field, value);
+        moe::plan::set_field(plan, field, value);
     plan.gpus = 256;
     plan.dp = plan.edp = 16;
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
     for (const int micro_batches : {4, 8, 40}) {
         CAPTURE(micro_batches);
         plan.gbs = plan.dp * micro_batches;
-        REQUIRE(moe::check_plan(plan).message == "");
-        moe::FastEstimator estimator(plan.hardware, stack);
-        const moe::Simulation full = moe::simulate(plan, stack, false);
+        REQUIRE(moe::plan::check_plan(plan).message == "");
+        moe::pricing::FastEstimator estimator(plan.hardware, stack);
+        const moe::replay::Simulation full = moe::replay::simulate(plan, stack, false);
         CHECK(full.host_seconds > 0.5 * full.estimate.step_seconds);
         CHECK(estimator.estimate(plan).step_seconds == nearly(full.estimate.step_seconds).epsilon(1e-3));
     }
@@ -93,10 +93,10 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
         CAPTURE(std::string(c.model));
         CAPTURE(std::string(c.stack));
         CAPTURE(std::string(c.layout));
-        moe::Plan plan;
-        plan.model = std::make_shared<const moe::Model>(moe::load_model(c.model));
-        plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware(c.hardware));
-        const moe::Stack stack = moe::load_stack(c.stack, *plan.hardware);
+        moe::plan::Plan plan;
+        plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model(c.model));
+        plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware(c.hardware));
+        const moe::stack::Stack stack = moe::stack::load_stack(c.stack, *plan.hardware);
         plan.stack = stack.name;
         plan.gpus = c.pp * c.dp;
         plan.pp = c.pp;
@@ -104,41 +104,43 @@ TEST_CASE("fast and event-driven agree where MTP lies behind the embedding's sta
         plan.ep = c.ep;
         plan.edp = c.dp / c.ep;
         plan.layout = c.layout;
-        plan.vpp = moe::layout_stage_count(plan) / c.pp;
-        plan.schedule = moe::ScheduleKind::interleaved;
+        plan.vpp = moe::plan::layout_stage_count(plan) / c.pp;
+        plan.schedule = moe::plan::ScheduleKind::interleaved;
         plan.seq = 4096;
         plan.gbs = 8 * c.dp;
-        plan.precision = moe::Precision::bf16;
+        plan.precision = moe::machine::Precision::bf16;
         plan.dispatcher = stack.usual_dispatcher;
-        plan.recompute = moe::recompute::moe_act;
-        moe::FastEstimator estimator(plan.hardware, stack);
-        const moe::Estimate fast = estimator.estimate(plan), full = moe::simulate(plan, stack, false).estimate;
+        plan.recompute = moe::plan::recompute::moe_act;
+        moe::pricing::FastEstimator estimator(plan.hardware, stack);
+        const moe::search::Estimate fast = estimator.estimate(plan),
+                                    full = moe::replay::simulate(plan, stack, false).estimate;
         CHECK(fast.step_seconds == nearly(full.step_seconds).epsilon(0.005));
         CHECK(fast.memory_bytes == nearly(full.memory_bytes).epsilon(0.03));
-        const std::unique_ptr<moe::Quoter> quoter = estimator.quoter();
-        const moe::Quote quote = quoter->quote(quoter->layers(plan), quoter->stages(plan));
-        CHECK(quote.step_seconds <= fast.step_seconds * (1.0 + moe::quote_time_margin));
-        CHECK(quote.memory_bytes <= fast.memory_bytes * (1.0 + moe::quote_memory_margin));
+        const std::unique_ptr<moe::search::BoundModel> bound_model = estimator.bound_model();
+        const moe::search::LowerBound quote =
+            bound_model->bound(bound_model->layer_costs(plan), bound_model->stage_split(plan));
+        CHECK(quote.step_seconds <= fast.step_seconds * (1.0 + moe::search::bound_time_margin));
+        CHECK(quote.memory_bytes <= fast.memory_bytes * (1.0 + moe::search::bound_memory_margin));
     }
 }
 
 TEST_CASE("fast and event-driven agree where hosts wait for counts in the merged slots of a pipeline") {
-    moe::Plan plan = published_plan("Qwen3-235B-A22B", "h100", "bridge-26.04", 2048);
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    moe::plan::Plan plan = published_plan("Qwen3-235B-A22B", "h100", "bridge-26.04", 2048);
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
     plan.tp = plan.etp = 4;
     plan.dp = plan.ep = 8;
     plan.vpp = plan.mbs = 2;
-    plan.schedule = moe::ScheduleKind::interleaved;
-    plan.precision = moe::Precision::bf16;
-    plan.dispatcher = moe::Dispatcher::alltoall;
-    plan.cuda_graph = moe::CudaGraph::partial;
+    plan.schedule = moe::plan::ScheduleKind::interleaved;
+    plan.precision = moe::machine::Precision::bf16;
+    plan.dispatcher = moe::plan::Dispatcher::alltoall;
+    plan.cuda_graph = moe::plan::CudaGraph::partial;
     plan.ep_overlap = true;
     for (const int pp : {2, 3, 4}) {
         plan.pp = pp;
         plan.gpus = 32 * pp;
         plan.gbs = plan.dp * plan.mbs * 12 * pp;
-        const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
-        CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.01));
+        const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.01));
     }
 }
 
@@ -153,14 +155,14 @@ TEST_CASE("fast and event-driven agree in memory of pairs, of the model's ends a
          {// Micro-batches too few for merged slots, which have two workspaces.
           Case{"Qwen2-57B-A14B", "h100", "moe-plan", 2, 4, 32, 32, 2, 2, true, 0},
           // A pair's backward begins with the loss, its forward with the embedding or a message.
-          Case{"Mixtral-8x7B", "gb300-nvl72", "bridge-26.04", 1, 1, 32, 2, 1, 32, true, moe::recompute::moe_act},
+          Case{"Mixtral-8x7B", "gb300-nvl72", "bridge-26.04", 1, 1, 32, 2, 1, 32, true, moe::plan::recompute::moe_act},
           // Ranks at the ends of a pipeline have one neighbour to send to and receive from.
           Case{"GPT-OSS-20B", "h200", "moe-plan", 4, 3, 16, 8, 2, 32, false, 0},
           // A copy of the embedding table's gradient comes to the stage of MTP, which recomputes everything.
-          Case{"DeepSeek-V3", "gb300-nvl72", "bridge-26.08", 2, 8, 32, 32, 1, 2, false, moe::recompute::full}}) {
+          Case{"DeepSeek-V3", "gb300-nvl72", "bridge-26.08", 2, 8, 32, 32, 1, 2, false, moe::plan::recompute::full}}) {
         CAPTURE(std::string(c.model));
-        moe::Plan plan = published_plan(c.model, c.hardware, c.stack, 2048);
-        const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+        moe::plan::Plan plan = published_plan(c.model, c.hardware, c.stack, 2048);
+        const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
         plan.tp = c.tp;
         plan.pp = c.pp;
         plan.dp = c.dp;
@@ -169,61 +171,61 @@ TEST_CASE("fast and event-driven agree in memory of pairs, of the model's ends a
         plan.gpus = c.tp * c.pp * c.dp;
         plan.edp = plan.gpus / (c.pp * c.ep * c.etp);
         plan.gbs = static_cast<std::int64_t>(c.micro_batches) * c.dp;
-        plan.precision = moe::Precision::bf16;
-        plan.dispatcher = moe::Dispatcher::alltoall;
+        plan.precision = moe::machine::Precision::bf16;
+        plan.dispatcher = moe::plan::Dispatcher::alltoall;
         plan.ep_overlap = c.overlap;
         plan.recompute = c.recompute;
-        REQUIRE(!check_plan(plan));
-        const double fast = moe::FastEstimator(plan.hardware, stack).memory_bytes(plan);
-        CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.memory_bytes).epsilon(0.002));
+        REQUIRE(!moe::plan::check_plan(plan));
+        const double fast = moe::pricing::FastEstimator(plan.hardware, stack).memory_bytes(plan);
+        CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.memory_bytes).epsilon(0.002));
     }
 }
 
 TEST_CASE("fast and event-driven agree where both ends of the model share a bucket that no layer's matrices enter") {
     // 1,024 ranks cut buckets at a billion elements: embedding and head are one of them, gathered first and reduced
     // last.
-    moe::Plan plan = published_plan("Llama3-8B", "h800", "bridge-26.08", 8192);
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    moe::plan::Plan plan = published_plan("Llama3-8B", "h800", "bridge-26.08", 8192);
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
     plan.gpus = plan.gbs = plan.dp = plan.edp = 1024;
-    plan.precision = moe::Precision::bf16;
+    plan.precision = moe::machine::Precision::bf16;
     plan.dispatcher = stack.usual_dispatcher;
     for (const int tp : {1, 2}) {
         plan.tp = tp;
         plan.dp = 1024 / tp;
-        const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
-        CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.002));
+        const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+        CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.002));
     }
 }
 
 TEST_CASE("fast and event-driven agree where one micro-batch sets gradients and has them reduced") {
-    moe::Plan plan = published_plan("GPT-OSS-120B", "h200-measured", "moe-plan");
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    moe::plan::Plan plan = published_plan("GPT-OSS-120B", "h200-measured", "moe-plan");
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
     plan.gpus = plan.gbs = plan.dp = 8;
     plan.ep = 2;
     plan.edp = 4;
-    plan.precision = moe::Precision::fp32; // whose products take far longer where they add to gradients
-    plan.recompute = moe::recompute::full;
-    plan.cuda_graph = moe::CudaGraph::full;
-    const double fast = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
-    CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+    plan.precision = moe::machine::Precision::fp32; // whose products take far longer where they add to gradients
+    plan.recompute = moe::plan::recompute::full;
+    plan.cuda_graph = moe::plan::CudaGraph::full;
+    const double fast = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+    CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
 }
 
 TEST_CASE("fast and event-driven agree where ops are priced by measured calls of their shape") {
-    const auto hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h200-measured"));
-    const moe::Stack stack = moe::load_stack("", *hardware);
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
+    const auto hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("h200-measured"));
+    const moe::stack::Stack stack = moe::stack::load_stack("", *hardware);
+    moe::plan::Plan plan;
+    plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model("Qwen3-30B-A3B"));
     plan.hardware = hardware;
     plan.stack = stack.name;
     plan.seq = 4096;
     plan.gbs = 8;
-    plan.cuda_graph = moe::CudaGraph::full;
+    plan.cuda_graph = moe::plan::CudaGraph::full;
     for (const std::int64_t mbs : {1, 4})
         for (const bool bf16_moments : {false, true}) {
             plan.mbs = mbs;
             plan.optimizer.bf16_moments = bf16_moments;
-            const double fast = moe::FastEstimator(hardware, stack).estimate(plan).step_seconds;
-            CHECK(fast == nearly(moe::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+            const double fast = moe::pricing::FastEstimator(hardware, stack).estimate(plan).step_seconds;
+            CHECK(fast == nearly(moe::replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
         }
 }
 
@@ -234,7 +236,7 @@ TEST_CASE("an estimate does not depend on what was estimated before, nor on thre
         if (d.plan.hardware == drawn.front().plan.hardware && d.stack.name == drawn.front().stack.name)
             same.push_back(&d);
     REQUIRE(!same.empty());
-    moe::FastEstimator shared(drawn.front().plan.hardware, drawn.front().stack);
+    moe::pricing::FastEstimator shared(drawn.front().plan.hardware, drawn.front().stack);
     std::vector<double> a(same.size()), b(same.size());
     const auto run = [&](std::vector<double>& out) {
         for (std::size_t i = 0; i < same.size(); ++i) out[i] = shared.estimate(same[i]->plan).step_seconds;
@@ -244,7 +246,7 @@ TEST_CASE("an estimate does not depend on what was estimated before, nor on thre
     second.join();
     for (std::size_t i = 0; i < same.size(); ++i) {
         CAPTURE(same[i]->text);
-        moe::FastEstimator fresh(same[i]->plan.hardware, same[i]->stack);
+        moe::pricing::FastEstimator fresh(same[i]->plan.hardware, same[i]->stack);
         CHECK(a[i] == b[i]);
         CHECK(fresh.estimate(same[i]->plan).step_seconds == a[i]);
     }

@@ -22,11 +22,11 @@ namespace {
 constexpr double h100_peak = 989.5; // TFLOPS, the paper's own
 
 struct Row {
-    Run run;
-    Prediction prediction;
+    published::Run run;
+    published::Prediction prediction;
     // The paper's methods: FSDP, FSDP with EP, ZeRO-1 with TP and EP, Megatron Core's five dimensions, folding.
     std::string method() const {
-        const Plan& plan = prediction.plan;
+        const plan::Plan& plan = prediction.plan;
         if (plan.fsdp) return plan.ep > 1 ? "FSDP+EP" : "FSDP";
         if (plan.pp == 1) return "TP+EP+DP";
         return plan.etp < plan.tp ? "folding" : "MCore";
@@ -36,11 +36,12 @@ struct Row {
 // Micro-batch and chunks per rank of its pipelines are not printed: the planner chooses them.
 const std::vector<Row>& rows() {
     static const std::vector<Row> all = [] {
-        std::vector<Run> runs;
-        for (Run& run : load_runs(profiles_folder() + "/runs/papers.csv"))
+        std::vector<published::Run> runs;
+        for (published::Run& run : published::load_runs(profiles_folder() + "/runs/papers.csv"))
             if (run.run_id.rfind("MPF-2504.14960", 0) == 0 || run.run_id.find("s131072") != std::string::npos)
                 runs.push_back(std::move(run));
-        const std::vector<Prediction> predictions = predict_runs(runs, load_coefficients(), {});
+        const std::vector<published::Prediction> predictions =
+            published::predict_runs(runs, machine::load_coefficients(), {});
         std::vector<Row> result;
         for (std::size_t i = 0; i < runs.size(); ++i)
             if (predictions[i].skipped.empty()) result.push_back({runs[i], predictions[i]});
@@ -66,7 +67,7 @@ TEST_CASE("folding paper: MFU of every row, predicted beside published") {
     double sum = 0.0;
     int within = 0;
     for (const Row* row : list) {
-        const Prediction& p = row->prediction;
+        const published::Prediction& p = row->prediction;
         text += fmt::format("\n{:<16} {:<9} {:>5} {:>7} {:>5}  {:>8.1f}% {:>8.1f}% {:>6.1f}%  mbs {} vpp {}", p.model,
                             row->method(), p.plan.gpus, p.plan.seq, p.plan.gbs, 100.0 * p.published / h100_peak,
                             100.0 * p.predicted / h100_peak, 100.0 * p.error, p.plan.mbs, p.plan.vpp);
@@ -89,7 +90,7 @@ TEST_CASE("folding paper: every ordering of methods within a model is right") {
     using Group = std::tuple<std::string, int, std::int64_t, std::int64_t, std::string>;
     std::map<Group, std::vector<const Row*>> groups;
     for (const Row* row : folding_rows()) {
-        const Plan& plan = row->prediction.plan;
+        const plan::Plan& plan = row->prediction.plan;
         groups[{row->prediction.model, plan.gpus, plan.gbs, plan.seq, row->run.precision}].push_back(row);
     }
     int pairs = 0;
@@ -97,7 +98,7 @@ TEST_CASE("folding paper: every ordering of methods within a model is right") {
         for (std::size_t i = 0; i < members.size(); ++i)
             for (std::size_t j = i + 1; j < members.size(); ++j) {
                 if (members[i]->method() == members[j]->method()) continue;
-                const Prediction &a = members[i]->prediction, &b = members[j]->prediction;
+                const published::Prediction &a = members[i]->prediction, &b = members[j]->prediction;
                 CAPTURE(a.run_id);
                 CAPTURE(b.run_id);
                 CHECK((a.published - b.published) * (a.predicted - b.predicted) > 0.0);
@@ -116,7 +117,7 @@ TEST_CASE("folding paper: scaling to 1,024 GPUs and to 128K tokens keeps its sha
     for (auto& [key, members] : series) {
         std::sort(members.begin(), members.end(),
                   [](const Row* a, const Row* b) { return a->prediction.plan.gpus < b->prediction.plan.gpus; });
-        const Prediction& first = members.front()->prediction;
+        const published::Prediction& first = members.front()->prediction;
         for (const Row* row : members) {
             CAPTURE(row->run.run_id);
             const double published = row->prediction.published / first.published,

@@ -12,8 +12,8 @@
 
 namespace {
 
-moe::Plan llama() {
-    moe::Plan plan = published_plan("Llama3-8B", "h100", "torchtitan", 8192);
+moe::plan::Plan llama() {
+    moe::plan::Plan plan = published_plan("Llama3-8B", "h100", "torchtitan", 8192);
     plan.gpus = plan.dp = plan.edp = 8;
     plan.gbs = 8;
     plan.fsdp = true;
@@ -27,14 +27,14 @@ struct Span {
 } // namespace
 
 TEST_CASE("a layer's weights come under the layer before it, and not before the layer two ahead is done") {
-    const moe::Plan plan = llama();
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
-    const moe::Simulation simulation = moe::simulate(plan, stack, true);
+    const moe::plan::Plan plan = llama();
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+    const moe::replay::Simulation simulation = moe::replay::simulate(plan, stack, true);
     std::map<int, Span> gather, work; // of the forward, by layer; products are the last to read weights
-    for (const moe::TimelineRow& row : simulation.timeline.rows) {
-        if (row.slot_kind != moe::SlotKind::forward || row.layer < 0) continue;
-        if (row.kind != moe::OpKind::all_gather && row.kind != moe::OpKind::gemm) continue;
-        Span& span = row.kind == moe::OpKind::all_gather ? gather[row.layer] : work[row.layer];
+    for (const moe::program::TimelineRow& row : simulation.timeline.rows) {
+        if (row.slot_kind != moe::plan::SlotKind::forward || row.layer < 0) continue;
+        if (row.kind != moe::program::OpKind::all_gather && row.kind != moe::program::OpKind::gemm) continue;
+        Span& span = row.kind == moe::program::OpKind::all_gather ? gather[row.layer] : work[row.layer];
         span.start = std::min(span.start, row.start);
         span.end = std::max(span.end, row.end);
     }
@@ -51,16 +51,16 @@ TEST_CASE("a layer's weights come under the layer before it, and not before the 
 }
 
 TEST_CASE("where links are slow, a micro-batch takes two gathers and one reduction of every layer") {
-    moe::Plan plan = llama();
-    auto slow = std::make_shared<moe::Hardware>(*plan.hardware);
+    moe::plan::Plan plan = llama();
+    auto slow = std::make_shared<moe::machine::Hardware>(*plan.hardware);
     slow->nvlink.bandwidth /= 100.0;
     plan.hardware = slow;
     plan.seq = 512;
     plan.gbs = 32; // four micro-batches
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
-    const moe::Simulation four = moe::simulate(plan, stack, false);
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+    const moe::replay::Simulation four = moe::replay::simulate(plan, stack, false);
     plan.gbs = 24;
-    const moe::Simulation three = moe::simulate(plan, stack, false);
+    const moe::replay::Simulation three = moe::replay::simulate(plan, stack, false);
     const double layers = 32 * 218'112'000.0, ends = 2 * 525'336'576.0;
     const double bytes = 0.875 * (2.0 * (2.0 * layers + ends) + 4.0 * (layers + ends));
     const double expected = bytes / (4.5e9 * stack.costs.collective);

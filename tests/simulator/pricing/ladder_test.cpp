@@ -20,7 +20,7 @@ namespace {
 
 // Where a rung stands: the plan, the features that the software still lacks, and how well DeepEP is set up.
 struct State {
-    Plan plan;
+    plan::Plan plan;
     std::vector<std::string> lacks;
     double deepep_tuning = 0.7; // of the bandwidth that it reaches with its channels and SMs tuned; an estimate
 };
@@ -35,10 +35,10 @@ struct Rung {
 // source's model FLOPs are 250.4 GF/token with the router, ours 249.8 without.
 State base() {
     State s;
-    auto model = std::make_shared<Model>(load_model("DeepSeek-V3"));
+    auto model = std::make_shared<model::Model>(families::load_model("DeepSeek-V3"));
     model->mtp.clear();
     s.plan.model = std::move(model);
-    s.plan.hardware = std::make_shared<Hardware>(load_hardware("gb200-nvl72"));
+    s.plan.hardware = std::make_shared<machine::Hardware>(machine::load_hardware("gb200-nvl72"));
     s.plan.stack = "mcore-2603.07685";
     s.plan.gpus = 256;
     s.plan.dp = 32;
@@ -55,7 +55,7 @@ State base() {
                                                           {"cuda_graph", "none"},
                                                           {"recompute", "mlp+mla_up_proj"},
                                                           {"optimizer", "adamw+bf16_moments"}})
-        set_field(s.plan, field, value);
+        plan::set_field(s.plan, field, value);
     s.lacks = {"fused_permute",       "fused_router", "lean_recompute",     "bound_cores",
                "programmatic_launch", "lean_host",    "fused_norm_quantize"};
     return s;
@@ -65,7 +65,7 @@ auto gains(const char* feature) {
     return [feature](State& s) { std::erase(s.lacks, std::string(feature)); };
 }
 auto sets(const char* field, const char* value) {
-    return [field, value](State& s) { set_field(s.plan, field, value); };
+    return [field, value](State& s) { plan::set_field(s.plan, field, value); };
 }
 
 const std::vector<Rung>& ladder() {
@@ -77,7 +77,7 @@ const std::vector<Rung>& ladder() {
         {"fine-grained FP8 recompute, none of MLA up", 610.7,
          [](State& s) {
              gains("lean_recompute")(s);
-             set_field(s.plan, "recompute", "mlp+moe_act");
+             plan::set_field(s.plan, "recompute", "mlp+moe_act");
          }},
         {"CUDA graphs: attention, router, preprocessing", 663.3, sets("cuda_graph", "attn+moe_router+moe_preprocess")},
         {"DeepEP tuning", 691.5, [](State& s) { s.deepep_tuning = 1.0; }},
@@ -94,11 +94,11 @@ const std::vector<Rung>& ladder() {
 double predict(const State& s) {
     std::string name = s.plan.stack;
     for (const std::string& feature : s.lacks) name += ",no-" + feature;
-    Stack stack = load_stack(name, *s.plan.hardware);
+    stack::Stack stack = stack::load_stack(name, *s.plan.hardware);
     stack.costs.dispatcher.at("deepep").nvlink *= s.deepep_tuning;
-    REQUIRE(check_plan(s.plan).message == "");
-    REQUIRE(check_stack(s.plan, stack).message == "");
-    return FastEstimator(s.plan.hardware, stack).estimate(s.plan).tflops_per_gpu;
+    REQUIRE(plan::check_plan(s.plan).message == "");
+    REQUIRE(stack::check_stack(s.plan, stack).message == "");
+    return pricing::FastEstimator(s.plan.hardware, stack).estimate(s.plan).tflops_per_gpu;
 }
 
 double kendall_tau(const std::vector<double>& a, const std::vector<double>& b) {

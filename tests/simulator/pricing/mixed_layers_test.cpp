@@ -21,19 +21,19 @@ TEST_CASE("models of mixed layers: closed forms and play agree in time within 3 
     configs.push_back(small_granite());
     for (const std::string& config : configs) {
         CAPTURE(config);
-        for (const unsigned recomputed : {0U, recompute::layernorm | recompute::moe_act}) {
-            Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06");
-            plan.model = std::make_shared<const Model>(model_from_json(config, "config.json"));
+        for (const unsigned recomputed : {0U, plan::recompute::layernorm | plan::recompute::moe_act}) {
+            plan::Plan plan = published_plan("Qwen3-30B-A3B", "h100", "bridge-26.06");
+            plan.model = std::make_shared<const model::Model>(families::model_from_json(config, "config.json"));
             plan.gpus = plan.dp = plan.ep = 8;
             plan.edp = 1;
             plan.gbs = 64;
             plan.mbs = 2;
             plan.recompute = recomputed;
-            REQUIRE(check_plan(plan).message == "");
-            const Stack stack = load_stack(plan.stack, *plan.hardware);
-            FastEstimator estimator(plan.hardware, stack);
-            const Estimate fast = estimator.estimate(plan);
-            const Estimate played = simulate(plan, stack, false).estimate;
+            REQUIRE(plan::check_plan(plan).message == "");
+            const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+            pricing::FastEstimator estimator(plan.hardware, stack);
+            const search::Estimate fast = estimator.estimate(plan);
+            const search::Estimate played = replay::simulate(plan, stack, false).estimate;
             CHECK(fast.step_seconds == nearly(played.step_seconds).epsilon(0.03));
             CHECK(fast.memory_bytes == nearly(played.memory_bytes).epsilon(0.01));
             CHECK(played.step_seconds > 0.0);

@@ -10,32 +10,32 @@
 
 namespace {
 
-moe::Plan plan_of(const char* model) {
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model(model));
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("gb200-nvl72"));
+moe::plan::Plan plan_of(const char* model) {
+    moe::plan::Plan plan;
+    plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model(model));
+    plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("gb200-nvl72"));
     plan.stack = "bridge-26.08";
     plan.seq = 4096;
-    plan.dispatcher = moe::Dispatcher::hybridep;
-    plan.cuda_graph = moe::CudaGraph::full;
+    plan.dispatcher = moe::plan::Dispatcher::hybridep;
+    plan.cuda_graph = moe::plan::CudaGraph::full;
     return plan;
 }
 
-double step(const moe::Plan& plan) {
-    REQUIRE(moe::check_plan(plan).message == "");
-    return moe::simulate(plan, moe::load_stack(plan.stack, *plan.hardware), false).estimate.step_seconds;
+double step(const moe::plan::Plan& plan) {
+    REQUIRE(moe::plan::check_plan(plan).message == "");
+    return moe::replay::simulate(plan, moe::stack::load_stack(plan.stack, *plan.hardware), false).estimate.step_seconds;
 }
 
 } // namespace
 
 TEST_CASE("activations: hidden on a wide host link, a micro-batch's copies out and back on a narrow one") {
-    moe::Plan plan = plan_of("Qwen3-30B-A3B");
+    moe::plan::Plan plan = plan_of("Qwen3-30B-A3B");
     plan.gpus = plan.dp = plan.ep = 8;
     plan.gbs = 32;
     const double without = step(plan);
-    plan.offload = moe::offload::attn_proj; // 4096 tokens x 4096 columns in BF16, 48 layers
+    plan.offload = moe::plan::offload::attn_proj; // 4096 tokens x 4096 columns in BF16, 48 layers
     CHECK(step(plan) == nearly(without).epsilon(0.01));
-    auto narrow = std::make_shared<moe::Hardware>(*plan.hardware);
+    auto narrow = std::make_shared<moe::machine::Hardware>(*plan.hardware);
     narrow->host.bandwidth = 2e9;
     plan.hardware = narrow;
     const double four = step(plan);
@@ -46,17 +46,17 @@ TEST_CASE("activations: hidden on a wide host link, a micro-batch's copies out a
 
 // arXiv 2603.07685 section 4.1.6: 0.1 to 0.2 s per iteration for DeepSeek-V3 on GB200.
 TEST_CASE("optimizer states: both ways over the host link once per step") {
-    moe::Plan plan = plan_of("DeepSeek-V3");
-    plan.precision = moe::Precision::mxfp8;
+    moe::plan::Plan plan = plan_of("DeepSeek-V3");
+    plan.precision = moe::machine::Precision::mxfp8;
     plan.gpus = 256;
     plan.dp = plan.ep = 64;
     plan.pp = plan.vpp = 4;
-    plan.schedule = moe::ScheduleKind::interleaved;
+    plan.schedule = moe::plan::ScheduleKind::interleaved;
     plan.layout = "Et*4|(tttt|)*14tmL";
     plan.gbs = 64 * 8;
     plan.optimizer.bf16_moments = true;
     const double without = step(plan);
-    plan.offload = moe::offload::optimizer;
+    plan.offload = moe::plan::offload::optimizer;
     const double cost = step(plan) - without;
     CHECK(cost > 0.1);
     CHECK(cost < 0.2);
@@ -69,20 +69,20 @@ TEST_CASE("optimizer states: both ways over the host link once per step") {
 }
 
 TEST_CASE("what is offloaded has to fit into the host's memory") {
-    moe::Plan plan = plan_of("Qwen3-30B-A3B");
+    moe::plan::Plan plan = plan_of("Qwen3-30B-A3B");
     plan.gpus = plan.dp = plan.ep = 8;
     plan.gbs = 32;
-    plan.offload = moe::offload::attn_proj;
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
+    plan.offload = moe::plan::offload::attn_proj;
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
     // One copy of every layer's rows: the host's are as many as the micro-batches under way.
     const double bytes = 48.0 * 4096 * 4096 * 2;
-    const moe::Estimate e = moe::simulate(plan, stack, false).estimate;
+    const moe::search::Estimate e = moe::replay::simulate(plan, stack, false).estimate;
     CHECK(e.host_bytes == nearly(bytes).epsilon(0.001));
     CHECK(e.fits);
-    auto small = std::make_shared<moe::Hardware>(*plan.hardware);
+    auto small = std::make_shared<moe::machine::Hardware>(*plan.hardware);
     small->host_memory_bytes = 0.9 * bytes;
     plan.hardware = small;
-    CHECK_FALSE(moe::simulate(plan, stack, false).estimate.fits);
+    CHECK_FALSE(moe::replay::simulate(plan, stack, false).estimate.fits);
     small->host_memory_bytes = 0.0; // not known
-    CHECK(moe::simulate(plan, stack, false).estimate.fits);
+    CHECK(moe::replay::simulate(plan, stack, false).estimate.fits);
 }

@@ -43,17 +43,17 @@ constexpr const char* models[] = {"DeepSeek-V3",  "DeepSeek-V2-Lite", "Qwen3-30B
 constexpr const char* machines[] = {"h100", "h200", "b200", "gb200-nvl72", "gb300-nvl72"};
 constexpr const char* stacks[] = {"bridge-26.08", "bridge-26.04", "mcore-2603.07685", "moe-plan"};
 
-std::shared_ptr<const moe::Model> model(const std::string& name) {
-    static std::map<std::string, std::shared_ptr<const moe::Model>> known;
+std::shared_ptr<const moe::model::Model> model(const std::string& name) {
+    static std::map<std::string, std::shared_ptr<const moe::model::Model>> known;
     auto& entry = known[name];
-    if (!entry) entry = std::make_shared<const moe::Model>(moe::load_model(name));
+    if (!entry) entry = std::make_shared<const moe::model::Model>(moe::families::load_model(name));
     return entry;
 }
 
-std::shared_ptr<const moe::Hardware> machine(const std::string& name) {
-    static std::map<std::string, std::shared_ptr<const moe::Hardware>> known;
+std::shared_ptr<const moe::machine::Hardware> machine(const std::string& name) {
+    static std::map<std::string, std::shared_ptr<const moe::machine::Hardware>> known;
     auto& entry = known[name];
-    if (!entry) entry = std::make_shared<const moe::Hardware>(moe::load_hardware(name));
+    if (!entry) entry = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware(name));
     return entry;
 }
 
@@ -61,10 +61,10 @@ bool draw(Random& random, RandomPlan& out) {
     constexpr int small[] = {1, 1, 2, 4}, wide[] = {1, 2, 4, 8, 16, 32}, pipeline[] = {1, 1, 2, 3, 4, 8},
                   chunks[] = {1, 1, 2, 3, 4};
     constexpr int batches[] = {2, 4, 8, 16, 24, 32}, lengths[] = {2048, 4096, 8192};
-    moe::Plan p;
+    moe::plan::Plan p;
     p.model = model(random.of(models));
     p.hardware = machine(random.of(machines));
-    out.stack = moe::load_stack(random.of(stacks), *p.hardware);
+    out.stack = moe::stack::load_stack(random.of(stacks), *p.hardware);
     p.stack = out.stack.name;
     p.tp = random.of(small);
     p.cp = random.of(small);
@@ -78,7 +78,7 @@ bool draw(Random& random, RandomPlan& out) {
     p.gpus = p.tp * p.cp * p.pp * p.dp;
     if (p.gpus / p.pp % (p.ep * p.etp) != 0) return false;
     p.edp = p.gpus / p.pp / (p.ep * p.etp);
-    p.schedule = p.vpp > 1 ? moe::ScheduleKind::interleaved : moe::ScheduleKind::one_f_one_b;
+    p.schedule = p.vpp > 1 ? moe::plan::ScheduleKind::interleaved : moe::plan::ScheduleKind::one_f_one_b;
     p.gbs = p.dp * p.mbs * random.of(batches) * (p.vpp > 1 ? p.pp : 1);
     p.precision = random.of(out.stack.precisions);
     p.recompute = random.of(out.stack.recompute_sets);
@@ -86,35 +86,37 @@ bool draw(Random& random, RandomPlan& out) {
     p.cuda_graph = random.of(out.stack.cuda_graphs);
     p.ep_overlap = random.next() % 8 == 0;
     p.fsdp = !out.stack.executable && random.next() % 4 == 0;
-    p.gradients = !out.stack.executable && random.next() % 8 == 0 ? moe::Precision::bf16 : moe::Precision::fp32;
+    p.gradients =
+        !out.stack.executable && random.next() % 8 == 0 ? moe::machine::Precision::bf16 : moe::machine::Precision::fp32;
     if (random.next() % 4 == 0) p.capacity = 1.5;
     p.paged_stash = p.capacity > 0.0 && random.next() % 2 == 0;
     p.memory_efficient_permutation = p.fsdp || random.next() % 8 != 0;
     if (!out.stack.executable && random.next() % 4 == 0) {
-        p.attention_precision = moe::Precision::fp8_tensor;
-        if (p.precision != moe::Precision::bf16) p.head_precision = p.precision;
+        p.attention_precision = moe::machine::Precision::fp8_tensor;
+        if (p.precision != moe::machine::Precision::bf16) p.head_precision = p.precision;
         p.expert_precision = random.of(out.stack.precisions);
-        p.fp8_scaling = random.next() % 2 == 0 ? moe::Fp8Scaling::current : moe::Fp8Scaling::delayed;
+        p.fp8_scaling = random.next() % 2 == 0 ? moe::plan::Fp8Scaling::current : moe::plan::Fp8Scaling::delayed;
     }
     p.tp_overlap = !out.stack.executable && p.tp > 1 && random.next() % 3 == 0;
-    if (!out.stack.executable && p.cp > 1 && random.next() % 3 == 0) p.cp_comm = moe::ContextComm::alltoall;
+    if (!out.stack.executable && p.cp > 1 && random.next() % 3 == 0) p.cp_comm = moe::plan::ContextComm::alltoall;
     if (!out.stack.executable && random.next() % 3 == 0) {
-        constexpr unsigned sets[] = {moe::offload::optimizer, moe::offload::expert_fc1 | moe::offload::moe_act,
-                                     moe::offload::attn_norm | moe::offload::core_attn | moe::offload::attn_proj,
-                                     moe::offload::qkv_linear | moe::offload::mlp_norm | moe::offload::optimizer,
-                                     moe::offload::expert_fc1 | moe::offload::optimizer};
+        constexpr unsigned sets[] = {
+            moe::plan::offload::optimizer, moe::plan::offload::expert_fc1 | moe::plan::offload::moe_act,
+            moe::plan::offload::attn_norm | moe::plan::offload::core_attn | moe::plan::offload::attn_proj,
+            moe::plan::offload::qkv_linear | moe::plan::offload::mlp_norm | moe::plan::offload::optimizer,
+            moe::plan::offload::expert_fc1 | moe::plan::offload::optimizer};
         p.offload = random.of(sets);
     }
     Random apart = random;
     apart.next();
     // Under FSDP closed forms count the buffers of both kinds of layers all the time.
-    if (!out.stack.executable && !p.reshards() && p.precision > moe::Precision::bf16 && apart.next() % 4 == 0)
-        moe::keep_in_bf16(p, 1, static_cast<int>(p.model->layers.size()) / 8);
+    if (!out.stack.executable && !p.reshards() && p.precision > moe::machine::Precision::bf16 && apart.next() % 4 == 0)
+        moe::plan::keep_in_bf16(p, 1, static_cast<int>(p.model->layers.size()) / 8);
     Random aside = random; // a draw that leaves the other plans of a seed as they are
     p.delay_wgrad = !out.stack.executable && (p.ep_overlap || p.pp > 1) && aside.next() % 8 == 0;
-    if (moe::check_plan(p) || moe::check_stack(p, out.stack)) return false;
+    if (moe::plan::check_plan(p) || moe::stack::check_stack(p, out.stack)) return false;
     // The choices of plan.json, which ends with the whole model and hardware.
-    out.text = moe::plan_to_json(p);
+    out.text = moe::plan::plan_to_json(p);
     out.text.resize(out.text.find("\"model\":"));
     std::erase_if(out.text, [](char c) { return c == ' ' || c == '\n' || c == '"'; });
     out.text = p.model->name + " " + p.hardware->name + " " + out.text;

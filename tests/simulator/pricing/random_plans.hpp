@@ -12,8 +12,8 @@
 #include <vector>
 
 struct RandomPlan {
-    moe::Plan plan;
-    moe::Stack stack;
+    moe::plan::Plan plan;
+    moe::stack::Stack stack;
     std::string text; // what was drawn, for messages
 };
 

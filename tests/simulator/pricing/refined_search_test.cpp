@@ -30,32 +30,34 @@ using Pins = std::vector<std::pair<std::string, std::string>>;
 class Searcher {
 public:
     explicit Searcher(const Asked& asked)
-        : hardware_(std::make_shared<const Hardware>(load_hardware(asked.hardware))),
-          stack_(load_stack(asked.stack, *hardware_)),
+        : hardware_(std::make_shared<const machine::Hardware>(machine::load_hardware(asked.hardware))),
+          stack_(stack::load_stack(asked.stack, *hardware_)),
           estimator_(hardware_, stack_) {
-        request_.base.model = std::make_shared<const Model>(load_model(asked.model));
+        request_.base.model = std::make_shared<const model::Model>(families::load_model(asked.model));
         request_.base.hardware = hardware_;
         request_.base.stack = stack_.name;
         request_.base.gpus = asked.gpus;
         request_.base.gbs = asked.gbs;
         request_.base.seq = asked.seq;
     }
-    SearchResult plain(Pins pins = {}) { return search(with(std::move(pins)), stack_, estimator_); }
-    SearchResult refined(Pins pins = {}) { return refined_search(with(std::move(pins)), stack_, estimator_); }
-    std::pair<Plan, Estimate> best(Pins pins = {}) { return refined(std::move(pins)).plans.front(); }
-    Estimate replayed(const Plan& plan) const { return simulate(plan, stack_, false).estimate; }
-    SearchRequest& request() { return request_; }
+    search::SearchResult plain(Pins pins = {}) { return search::search(with(std::move(pins)), stack_, estimator_); }
+    search::SearchResult refined(Pins pins = {}) {
+        return search::refined_search(with(std::move(pins)), stack_, estimator_);
+    }
+    std::pair<plan::Plan, search::Estimate> best(Pins pins = {}) { return refined(std::move(pins)).plans.front(); }
+    search::Estimate replayed(const plan::Plan& plan) const { return replay::simulate(plan, stack_, false).estimate; }
+    search::SearchRequest& request() { return request_; }
 
 private:
-    SearchRequest with(Pins pins) const {
-        SearchRequest request = request_;
+    search::SearchRequest with(Pins pins) const {
+        search::SearchRequest request = request_;
         request.fixed = std::move(pins);
         return request;
     }
-    std::shared_ptr<const Hardware> hardware_;
-    Stack stack_;
-    FastEstimator estimator_;
-    SearchRequest request_;
+    std::shared_ptr<const machine::Hardware> hardware_;
+    stack::Stack stack_;
+    pricing::FastEstimator estimator_;
+    search::SearchRequest request_;
 };
 
 } // namespace
@@ -90,7 +92,7 @@ TEST_CASE("a request that only offload brings into memory has plans, unless it i
 
 TEST_CASE("pinned offload that the host has no memory for is refused, with what it needs") {
     Searcher searcher({"Llama3-8B", "h200", "moe-plan", 1, 8, 32768});
-    auto small = std::make_shared<Hardware>(*searcher.request().base.hardware);
+    auto small = std::make_shared<machine::Hardware>(*searcher.request().base.hardware);
     small->host_memory_bytes = 1e9;
     searcher.request().base.hardware = small;
     const auto said = [&](const char* modules) {
@@ -105,11 +107,11 @@ TEST_CASE("pinned offload that the host has no memory for is refused, with what 
 
 TEST_CASE("the first plan does not depend on how many are asked for") {
     Searcher searcher({"Qwen3-30B-A3B", "h100", "moe-plan", 8, 64, 4096});
-    const Plan of_five = searcher.best().first;
+    const plan::Plan of_five = searcher.best().first;
     searcher.request().top = 1;
-    const std::vector<std::pair<Plan, Estimate>> alone = searcher.refined().plans;
+    const std::vector<std::pair<plan::Plan, search::Estimate>> alone = searcher.refined().plans;
     REQUIRE(alone.size() == 1);
-    CHECK(differences(alone.front().first, of_five).empty());
+    CHECK(plan::differences(alone.front().first, of_five).empty());
 }
 
 TEST_CASE("stacks that do not offload, and pinned fields, are left as they are") {
@@ -117,9 +119,9 @@ TEST_CASE("stacks that do not offload, and pinned fields, are left as they are")
     CHECK(before.best().first.offload == 0);
     Searcher searcher({"Llama2-7B", "h100", "bridge-26.08", 1, 8, 4096});
     CHECK(searcher.best().first.offload != 0);
-    CHECK(searcher.best({{"offload", "core_attn"}}).first.offload == offload::core_attn);
+    CHECK(searcher.best({{"offload", "core_attn"}}).first.offload == plan::offload::core_attn);
     const auto [plan, estimate] = searcher.best({{"recompute", "full"}, {"delay_wgrad", "off"}});
-    CHECK(plan.recompute == recompute::full);
+    CHECK(plan.recompute == plan::recompute::full);
     CHECK_FALSE(plan.delay_wgrad);
 }
 
@@ -141,33 +143,33 @@ TEST_CASE("backwards in two slots are tried on the plans found, where the stack 
         return Searcher({"Mixtral-8x7B", "b200", stack, 16, 16, 4096}).best(std::move(pins));
     };
     const auto [split, estimate] = best("moe-plan", {});
-    CHECK(splits_backward(split.schedule));
+    CHECK(plan::splits_backward(split.schedule));
     CHECK(estimate.fits);
     const auto whole = best("moe-plan", {{"schedule", "1f1b"}});
-    CHECK(whole.first.schedule == ScheduleKind::one_f_one_b);
+    CHECK(whole.first.schedule == plan::ScheduleKind::one_f_one_b);
     CHECK(estimate.step_seconds < whole.second.step_seconds);
-    CHECK_FALSE(splits_backward(best("moe-plan", {{"vpp", "1"}}).first.schedule));
-    CHECK_FALSE(splits_backward(best("bridge-26.08", {}).first.schedule));
+    CHECK_FALSE(plan::splits_backward(best("moe-plan", {{"vpp", "1"}}).first.schedule));
+    CHECK_FALSE(plan::splits_backward(best("bridge-26.08", {}).first.schedule));
 }
 
 TEST_CASE("the list is sorted, one plan for each mapping, and the same on one thread and on three") {
     Searcher searcher({"Mixtral-8x7B", "h100", "moe-plan", 8, 16, 4096});
     const Pins few{{"cp", "1"}, {"etp", "1"}, {"mbs", "1"}, {"ep_overlap", "off"}, {"cuda_graph", "full"}};
     searcher.request().threads = 1;
-    const SearchResult one = searcher.refined(few);
+    const search::SearchResult one = searcher.refined(few);
     searcher.request().threads = 3;
-    const SearchResult three = searcher.refined(few);
+    const search::SearchResult three = searcher.refined(few);
     REQUIRE(one.plans.size() == three.plans.size());
     REQUIRE(one.plans.size() > 1);
     CHECK(one.evaluated == three.evaluated);
     for (std::size_t i = 0; i < one.plans.size(); ++i) {
         const auto& [plan, estimate] = one.plans[i];
-        CHECK(differences(plan, three.plans[i].first).empty());
+        CHECK(plan::differences(plan, three.plans[i].first).empty());
         CHECK(estimate.step_seconds == three.plans[i].second.step_seconds);
-        CHECK(sound(plan, load_stack("moe-plan", *plan.hardware)));
+        CHECK(stack::sound(plan, stack::load_stack("moe-plan", *plan.hardware)));
         for (std::size_t j = 0; j < i; ++j) {
             CHECK(one.plans[j].second.step_seconds <= estimate.step_seconds);
-            const Plan& other = one.plans[j].first;
+            const plan::Plan& other = one.plans[j].first;
             CHECK(std::tie(plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.etp) !=
                   std::tie(other.tp, other.cp, other.dp, other.pp, other.ep, other.etp));
         }
@@ -176,7 +178,7 @@ TEST_CASE("the list is sorted, one plan for each mapping, and the same on one th
 
 TEST_CASE("on CPUs a refined search is a search") {
     Searcher searcher({"tiny-qwen3-moe", "cpu-local", "moe-plan", 4, 16, 256});
-    const SearchResult plain = searcher.plain(), refined = searcher.refined();
+    const search::SearchResult plain = searcher.plain(), refined = searcher.refined();
     REQUIRE(plain.plans.size() == refined.plans.size());
     for (std::size_t i = 0; i < plain.plans.size(); ++i)
         CHECK(plain.plans[i].second.step_seconds == refined.plans[i].second.step_seconds);

@@ -1,6 +1,7 @@
 // One estimator that is asked for many plans answers as a fresh one for each: nothing that it remembers is taken for
 // something else.
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
@@ -10,6 +11,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -82,13 +84,14 @@ private:
 };
 
 // Follows from the other fields.
-void complete(moe::Plan& plan) {
+void complete(moe::plan::Plan& plan) {
     plan.gpus = plan.tp * plan.cp * plan.dp * plan.pp;
     plan.edp = std::max(1, plan.gpus / plan.pp / (plan.ep * plan.etp));
-    if (plan.vpp == 1 && plan.schedule == moe::ScheduleKind::interleaved)
-        plan.schedule = moe::ScheduleKind::one_f_one_b;
-    if (in_a_v(plan.schedule)) plan.vpp = 2;
-    if (plan.vpp > 1 && plan.schedule == moe::ScheduleKind::one_f_one_b) plan.schedule = moe::ScheduleKind::interleaved;
+    if (plan.vpp == 1 && plan.schedule == moe::plan::ScheduleKind::interleaved)
+        plan.schedule = moe::plan::ScheduleKind::one_f_one_b;
+    if (moe::plan::in_a_v(plan.schedule)) plan.vpp = 2;
+    if (plan.vpp > 1 && plan.schedule == moe::plan::ScheduleKind::one_f_one_b)
+        plan.schedule = moe::plan::ScheduleKind::interleaved;
 }
 
 // Everything that an estimator says about a plan, as numbers; what it refuses, as text.
@@ -109,97 +112,106 @@ Answers asked(Ask ask) {
     return answers;
 }
 
-using Question = Answers (*)(moe::Estimator&, moe::Quoter&, const moe::Plan&);
+using Question = Answers (*)(moe::search::Estimator&, moe::search::BoundModel&, const moe::plan::Plan&);
 struct Named {
     std::string name;
     Question ask;
 };
 
-void add(std::vector<double>& list, const moe::Quote& quote) {
+void add(std::vector<double>& list, const moe::search::LowerBound& quote) {
     list.insert(list.end(), {quote.step_seconds, quote.memory_bytes});
 }
 
 // Each is asked by itself, in any order.
 const Named questions[] = {
     {"estimate",
-     [](moe::Estimator& estimator, moe::Quoter&, const moe::Plan& plan) {
+     [](moe::search::Estimator& estimator, moe::search::BoundModel&, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) {
-             const moe::Estimate e = estimator.estimate(plan);
-             const moe::Breakdown& b = e.breakdown;
+             const moe::search::Estimate e = estimator.estimate(plan);
+             const moe::search::Breakdown& b = e.breakdown;
              list = {e.step_seconds, e.tflops_per_gpu, e.memory_bytes, b.compute, b.tensor,    b.context,  b.expert,
                      b.pipeline,     b.bubble,         b.data,         b.host,    b.optimizer, b.recompute};
          });
      }},
     {"memory_bytes",
-     [](moe::Estimator& estimator, moe::Quoter&, const moe::Plan& plan) {
+     [](moe::search::Estimator& estimator, moe::search::BoundModel&, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) { list = {estimator.memory_bytes(plan)}; });
      }},
     {"quote",
-     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
+     [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) {
-             const int layers = quoter.layers(plan), stages = quoter.stages(plan);
-             add(list, quoter.quote(layers, stages));
-             list.push_back(quoter.floor(layers));
-             const std::vector<double> slowness = quoter.slowness(layers);
+             const int layers = bound_model.layer_costs(plan), stages = bound_model.stage_split(plan);
+             add(list, bound_model.bound(layers, stages));
+             list.push_back(bound_model.step_bound(layers));
+             const std::vector<double> slowness = bound_model.dominance_key(layers);
              list.insert(list.end(), slowness.begin(), slowness.end());
          });
      }},
     {"early quote",
-     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
+     [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) {
-             list.push_back(quoter.early_floor(plan));
-             const int layers = quoter.early_layers(plan), stages = quoter.stages(plan);
-             add(list, quoter.quote(layers, stages));
+             list.push_back(bound_model.early_step_bound(plan));
+             const int layers = bound_model.early_layer_costs(plan), stages = bound_model.stage_split(plan);
+             add(list, bound_model.bound(layers, stages));
          });
      }},
     {"coarse quote",
-     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
+     [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
          return asked([&](std::vector<double>& list) {
-             const int layers = quoter.coarse_layers(plan), stages = quoter.stages(plan);
-             add(list, quoter.quote(layers, stages));
+             const int layers = bound_model.coarse_layer_costs(plan), stages = bound_model.stage_split(plan);
+             add(list, bound_model.bound(layers, stages));
          });
      }},
     {"merged_seconds",
-     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
-         return asked([&](std::vector<double>& list) { list = {quoter.merged_seconds(plan)}; });
+     [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
+         return asked([&](std::vector<double>& list) { list = {bound_model.merged_step_bound(plan)}; });
      }},
     {"least and kept bytes",
-     [](moe::Estimator&, moe::Quoter& quoter, const moe::Plan& plan) {
-         return asked([&](std::vector<double>& list) { list = {quoter.least_bytes(plan), quoter.kept_bytes(plan)}; });
+     [](moe::search::Estimator&, moe::search::BoundModel& bound_model, const moe::plan::Plan& plan) {
+         return asked([&](std::vector<double>& list) {
+             list = {bound_model.least_bytes(plan), bound_model.kept_bytes(plan)};
+         });
      }},
 };
 
 struct Variation {
-    moe::Plan plan;
+    moe::plan::Plan plan;
     std::string change; // "field=value"
 };
 
-// Plans around one: each field alone takes each of its values. `varied` gets the fields that some plan differs in.
-std::vector<Variation> variations(const moe::Plan& base, const moe::Stack& stack, std::set<std::string>& varied) {
+// Plans around one: each field alone takes each of its values, and another field one of its own with it. `varied` gets
+// the fields that some plan differs in.
+std::vector<Variation> variations(const moe::plan::Plan& base, const moe::stack::Stack& stack, Random& random,
+                                  std::set<std::string>& varied) {
     std::vector<Variation> plans{{base, "none"}};
-    const auto keep = [&](moe::Plan plan, const std::string& field, const std::string& value) {
+    const auto keep = [&](moe::plan::Plan plan, const std::string& field, const std::string& value) {
         complete(plan);
-        if (check_plan(plan) || check_stack(plan, stack)) return;
-        if (field_values().count(field) == 1 && field_text(plan, field) != field_text(base, field))
+        if (moe::plan::check_plan(plan) || moe::stack::check_stack(plan, stack)) return;
+        if (field_values().count(field) == 1 && moe::plan::field_text(plan, field) != moe::plan::field_text(base, field))
             varied.insert(field);
         plans.push_back({std::move(plan), field + "=" + value});
     };
-    for (const auto& [field, values] : field_values())
-        for (const char* value : values) {
-            moe::Plan plan = base;
-            try {
-                set_field(plan, field, value);
-                if (field == "pad_to_capacity" || field == "drop_policy") plan.router.expert_capacity = 1.5;
-                if (field == "load_balancing") plan.router.aux_loss = 0.01;
-                if (field == "paged_stash") plan.capacity = 1.5;
-                keep(plan, field, value);
-            } catch (const moe::Error&) {
-                continue; // layers of another model
-            }
+    const auto change = [&](moe::plan::Plan plan, const std::string& field, const char* value) {
+        try {
+            moe::plan::set_field(plan, field, value);
+            if (field == "pad_to_capacity" || field == "drop_policy") plan.router.expert_capacity = 1.5;
+            if (field == "load_balancing") plan.router.aux_loss = 0.01;
+            if (field == "paged_stash") plan.capacity = 1.5;
+            keep(plan, field, value);
+        } catch (const moe::Error&) { // layers of another model
         }
-    for (const moe::Plan& plan : sound_cuts(base, stack)) keep(plan, "layout", plan.layout);
+    };
+    for (const auto& [field, values] : field_values())
+        for (const char* value : values) change(base, field, value);
+    // What some plans share may differ from what others share: so do two fields at a time.
+    const std::vector<Variation> once = plans;
+    for (const Variation& other : once) {
+        const auto field = std::next(field_values().begin(), static_cast<long>(random.below(field_values().size())));
+        change(other.plan, field->first, field->second[random.below(field->second.size())]);
+    }
+    for (const moe::plan::Plan& plan : moe::stack::sound_cuts(base, stack)) keep(plan, "layout", plan.layout);
     for (const std::int64_t times : {2, 3}) {
-        moe::Plan plan = base;
+        moe::plan::Plan plan = base;
         plan.gbs *= times;
         keep(plan, "gbs", fmt::format("{}", plan.gbs));
         plan = base;
@@ -210,32 +222,32 @@ std::vector<Variation> variations(const moe::Plan& base, const moe::Stack& stack
 }
 
 struct Machine {
-    std::shared_ptr<const moe::Hardware> hardware;
-    moe::Stack stack;
+    std::shared_ptr<const moe::machine::Hardware> hardware;
+    moe::stack::Stack stack;
     std::vector<Variation> plans;
 };
 
 } // namespace
 
 TEST_CASE("every field of a plan has values by which the shared estimator is tried") {
-    for (const std::string& field : moe::field_names()) {
+    for (const std::string& field : moe::plan::field_names()) {
         CAPTURE(field);
         CHECK(field_values().count(field) == 1);
     }
 }
 
 TEST_CASE("an estimator that has seen a plan without expert_capacity knows what one with it saves") {
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(moe::load_hardware("h200"));
+    moe::plan::Plan plan;
+    plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::machine::Hardware>(moe::machine::load_hardware("h200"));
     plan.stack = "moe-plan";
     plan.gpus = plan.dp = plan.ep = 8;
     plan.seq = 4096;
     plan.gbs = 64;
-    moe::Plan capped = plan;
+    moe::plan::Plan capped = plan;
     capped.router.expert_capacity = 1.0;
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
-    moe::FastEstimator shared(plan.hardware, stack), fresh(plan.hardware, stack);
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+    moe::pricing::FastEstimator shared(plan.hardware, stack), fresh(plan.hardware, stack);
     const double uncapped = shared.memory_bytes(plan);
     CHECK(shared.memory_bytes(capped) == fresh.memory_bytes(capped));
     CHECK(shared.memory_bytes(capped) < 0.7 * uncapped);
@@ -246,37 +258,39 @@ TEST_CASE("a shared estimator answers as a fresh one, to the bit, whatever it wa
     MESSAGE("seed ", seed, " (MOE_PLAN_SEED)");
     // Bases by machine and stack: what they share is asked of one estimator.
     std::map<std::string, Machine> machines;
+    Random random(seed);
     std::set<std::string> varied;
-    for (const RandomPlan& drawn : random_plans(seed + 100, draws(24))) {
+    for (const RandomPlan& drawn : random_plans(seed + 100, draws(16))) {
         Machine& machine = machines[drawn.plan.hardware->name + " " + drawn.stack.name];
         machine.hardware = drawn.plan.hardware;
         machine.stack = drawn.stack;
-        for (Variation& plan : variations(drawn.plan, drawn.stack, varied)) machine.plans.push_back(std::move(plan));
+        for (Variation& plan : variations(drawn.plan, drawn.stack, random, varied))
+            machine.plans.push_back(std::move(plan));
     }
-    Random random(seed);
     std::size_t asked_plans = 0;
     for (auto& [name, machine] : machines) {
         random.shuffle(machine.plans);
-        moe::SkewedEstimator shared(machine.hardware, machine.stack, moe::SkewPoint::mean);
-        const std::unique_ptr<moe::Quoter> quoter = shared.quoter();
+        moe::pricing::SkewedEstimator shared(machine.hardware, machine.stack, moe::routing::SkewPoint::mean);
+        const std::unique_ptr<moe::search::BoundModel> bound_model = shared.bound_model();
         for (const auto& [plan, change] : machine.plans) {
             ++asked_plans;
             CAPTURE(seed);
             CAPTURE(name);
-            std::string text = moe::plan_to_json(plan);
+            std::string text = moe::plan::plan_to_json(plan);
             text.resize(text.find("\"model\":"));
             std::erase_if(text, [](char c) { return c == ' ' || c == '\n' || c == '"'; });
             CAPTURE(plan.model->name);
             CAPTURE(change);
             CAPTURE(text);
-            moe::SkewedEstimator fresh(machine.hardware, machine.stack, moe::SkewPoint::mean);
-            const std::unique_ptr<moe::Quoter> own = fresh.quoter();
-            if (random.below(4) == 0) quoter->forget();
+            moe::pricing::SkewedEstimator fresh(machine.hardware, machine.stack, moe::routing::SkewPoint::mean);
+            const std::unique_ptr<moe::search::BoundModel> own = fresh.bound_model();
+            if (random.below(40) == 0) bound_model->forget();
             std::vector<Named> order(std::begin(questions), std::end(questions));
             random.shuffle(order);
             for (const Named& question : order) {
                 CAPTURE(question.name);
-                const Answers expected = question.ask(fresh, *own, plan), got = question.ask(shared, *quoter, plan);
+                const Answers expected = question.ask(fresh, *own, plan),
+                              got = question.ask(shared, *bound_model, plan);
                 CHECK(got.refusal == expected.refusal);
                 CHECK(got.numbers == expected.numbers);
             }
@@ -284,7 +298,7 @@ TEST_CASE("a shared estimator answers as a fresh one, to the bit, whatever it wa
     }
     MESSAGE(asked_plans, " plans of ", machines.size(), " machines and stacks");
     if (draws(8) == 8)
-        for (const std::string& field : moe::field_names()) {
+        for (const std::string& field : moe::plan::field_names()) {
             CAPTURE(field);
             CHECK(varied.count(field) == 1);
         }

@@ -14,32 +14,33 @@ using namespace moe;
 namespace {
 
 // DeepSeek-V3 as its report trains it, on fewer GPUs: pipeline of 8, experts over 32.
-Plan deepseek(ScheduleKind schedule, int micro_batches) {
-    Plan plan = published_plan("DeepSeek-V3", "h800", "deepseek-v3");
+plan::Plan deepseek(plan::ScheduleKind schedule, int micro_batches) {
+    plan::Plan plan = published_plan("DeepSeek-V3", "h800", "deepseek-v3");
     plan.gpus = 256;
     plan.pp = 8;
     plan.dp = plan.ep = 32;
-    plan.vpp = in_a_v(schedule) ? 2 : schedule == ScheduleKind::interleaved ? 2 : 1;
+    plan.vpp = plan::in_a_v(schedule) ? 2 : schedule == plan::ScheduleKind::interleaved ? 2 : 1;
     plan.gbs = 32LL * micro_batches;
     plan.schedule = schedule;
-    plan.dispatcher = Dispatcher::deepep;
+    plan.dispatcher = plan::Dispatcher::deepep;
     return plan;
 }
 
-Stack stack_of(const Plan& plan) { return load_stack(plan.stack, *plan.hardware); }
+stack::Stack stack_of(const plan::Plan& plan) { return stack::load_stack(plan.stack, *plan.hardware); }
 
-double bubble(const Plan& plan) {
-    REQUIRE(check_plan(plan).message == "");
-    const Estimate e = simulate(plan, stack_of(plan), false).estimate;
+double bubble(const plan::Plan& plan) {
+    REQUIRE(plan::check_plan(plan).message == "");
+    const search::Estimate e = replay::simulate(plan, stack_of(plan), false).estimate;
     return e.breakdown.bubble / e.step_seconds;
 }
 
 } // namespace
 
 TEST_CASE("split backwards leave less of a bubble, most of all in a V") {
-    const double plain = bubble(deepseek(ScheduleKind::one_f_one_b, 16)),
-                 h1 = bubble(deepseek(ScheduleKind::zero_bubble, 16)), v = bubble(deepseek(ScheduleKind::zb_v, 16)),
-                 dual = bubble(deepseek(ScheduleKind::dualpipe_v, 16));
+    const double plain = bubble(deepseek(plan::ScheduleKind::one_f_one_b, 16)),
+                 h1 = bubble(deepseek(plan::ScheduleKind::zero_bubble, 16)),
+                 v = bubble(deepseek(plan::ScheduleKind::zb_v, 16)),
+                 dual = bubble(deepseek(plan::ScheduleKind::dualpipe_v, 16));
     MESSAGE("share of the step: 1F1B ", plain, ", ZB-H1 ", h1, ", ZB-V ", v, ", DualPipeV ", dual);
     CHECK(h1 < 0.75 * plain);
     CHECK(v < 0.75 * plain);
@@ -47,45 +48,49 @@ TEST_CASE("split backwards leave less of a bubble, most of all in a V") {
 }
 
 TEST_CASE("a forward beside a whole backward hides the exchange of DualPipeV's middle") {
-    Plan apart = deepseek(ScheduleKind::dualpipe_v, 32), together = apart;
+    plan::Plan apart = deepseek(plan::ScheduleKind::dualpipe_v, 32), together = apart;
     together.ep_overlap = true;
-    const double gain = simulate(apart, stack_of(apart), false).estimate.step_seconds /
-                        simulate(together, stack_of(together), false).estimate.step_seconds;
+    const double gain = replay::simulate(apart, stack_of(apart), false).estimate.step_seconds /
+                        replay::simulate(together, stack_of(together), false).estimate.step_seconds;
     MESSAGE("gain ", gain);
     CHECK(gain > 1.05);
 }
 
 TEST_CASE("split schedules: the fast estimate against the timeline, in time and memory") {
-    for (const ScheduleKind kind : {ScheduleKind::zero_bubble, ScheduleKind::zb_v, ScheduleKind::dualpipe_v})
+    for (const plan::ScheduleKind kind :
+         {plan::ScheduleKind::zero_bubble, plan::ScheduleKind::zb_v, plan::ScheduleKind::dualpipe_v})
         for (const int m : {16, 40, 77}) {
-            const Plan plan = deepseek(kind, m);
-            CAPTURE(to_string(kind));
+            const plan::Plan plan = deepseek(kind, m);
+            CAPTURE(plan::to_string(kind));
             CAPTURE(m);
-            FastEstimator fast(plan.hardware, stack_of(plan));
-            const Estimate quick = fast.estimate(plan), played = simulate(plan, stack_of(plan), false).estimate;
+            pricing::FastEstimator fast(plan.hardware, stack_of(plan));
+            const search::Estimate quick = fast.estimate(plan),
+                                   played = replay::simulate(plan, stack_of(plan), false).estimate;
             CHECK(quick.step_seconds == nearly(played.step_seconds).epsilon(0.01));
             CHECK(quick.memory_bytes == nearly(played.memory_bytes).epsilon(1e-6));
         }
 }
 
 TEST_CASE("split schedules: quotes and their floors are no higher than the estimate") {
-    for (const ScheduleKind kind : {ScheduleKind::zero_bubble, ScheduleKind::zb_v, ScheduleKind::dualpipe_v})
+    for (const plan::ScheduleKind kind :
+         {plan::ScheduleKind::zero_bubble, plan::ScheduleKind::zb_v, plan::ScheduleKind::dualpipe_v})
         for (const bool overlap : {false, true}) {
-            Plan plan = deepseek(kind, 24);
-            if (overlap && kind != ScheduleKind::dualpipe_v) continue;
+            plan::Plan plan = deepseek(kind, 24);
+            if (overlap && kind != plan::ScheduleKind::dualpipe_v) continue;
             plan.ep_overlap = overlap;
-            CAPTURE(to_string(kind));
+            CAPTURE(plan::to_string(kind));
             CAPTURE(overlap);
-            FastEstimator estimator(plan.hardware, stack_of(plan));
-            const std::unique_ptr<Quoter> quoter = estimator.quoter();
-            const int layers = quoter->layers(plan), stages = quoter->stages(plan);
-            const Quote quote = quoter->quote(layers, stages);
-            const Estimate estimate = estimator.estimate(plan);
+            pricing::FastEstimator estimator(plan.hardware, stack_of(plan));
+            const std::unique_ptr<search::BoundModel> bound_model = estimator.bound_model();
+            const int layers = bound_model->layer_costs(plan), stages = bound_model->stage_split(plan);
+            const search::LowerBound quote = bound_model->bound(layers, stages);
+            const search::Estimate estimate = estimator.estimate(plan);
             CHECK(quote.step_seconds <= estimate.step_seconds);
             CHECK(quote.memory_bytes <= estimate.memory_bytes);
             CHECK(quote.memory_bytes >= 0.55 * estimate.memory_bytes); // what dgrads wait for, above all
-            CHECK(quoter->floor(layers) <= quote.step_seconds * 1.005);
-            CHECK(quoter->early_floor(plan) <= quoter->floor(layers) * 1.005);
-            CHECK(quoter->quote(quoter->early_layers(plan), stages).step_seconds <= quote.step_seconds * 1.005);
+            CHECK(bound_model->step_bound(layers) <= quote.step_seconds * 1.005);
+            CHECK(bound_model->early_step_bound(plan) <= bound_model->step_bound(layers) * 1.005);
+            CHECK(bound_model->bound(bound_model->early_layer_costs(plan), stages).step_seconds <=
+                  quote.step_seconds * 1.005);
         }
 }

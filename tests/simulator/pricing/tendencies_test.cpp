@@ -20,11 +20,13 @@ using namespace moe;
 // List scheduling may lose a little where something comes sooner and takes another's turn.
 constexpr double anomaly = 1.01;
 
-Estimate played(const Plan& plan, const Stack& stack) { return simulate(plan, stack, false).estimate; }
+search::Estimate played(const plan::Plan& plan, const stack::Stack& stack) {
+    return replay::simulate(plan, stack, false).estimate;
+}
 
 template <class Change>
-Plan on_other(Plan plan, const Change& change) {
-    auto hardware = std::make_shared<Hardware>(*plan.hardware);
+plan::Plan on_other(plan::Plan plan, const Change& change) {
+    auto hardware = std::make_shared<machine::Hardware>(*plan.hardware);
     change(*hardware);
     plan.hardware = std::move(hardware);
     return plan;
@@ -38,17 +40,17 @@ TEST_CASE("random plans: twice the rate of any part of the machine makes no step
     for (const RandomPlan& drawn : random_plans(seed, draws(40))) {
         CAPTURE(seed);
         CAPTURE(drawn.text);
-        const Estimate base = played(drawn.plan, drawn.stack);
-        const Plan others[] = {on_other(drawn.plan,
-                                        [](Hardware& h) {
-                                            for (double& peak : h.peak_flops) peak *= 2.0;
-                                        }),
-                               on_other(drawn.plan, [](Hardware& h) { h.memory_bandwidth *= 2.0; }),
-                               on_other(drawn.plan, [](Hardware& h) { h.nvlink.bandwidth *= 2.0; }),
-                               on_other(drawn.plan, [](Hardware& h) { h.nic.bandwidth *= 2.0; })};
+        const search::Estimate base = played(drawn.plan, drawn.stack);
+        const plan::Plan others[] = {on_other(drawn.plan,
+                                              [](machine::Hardware& h) {
+                                                  for (double& peak : h.peak_flops) peak *= 2.0;
+                                              }),
+                                     on_other(drawn.plan, [](machine::Hardware& h) { h.memory_bandwidth *= 2.0; }),
+                                     on_other(drawn.plan, [](machine::Hardware& h) { h.nvlink.bandwidth *= 2.0; }),
+                                     on_other(drawn.plan, [](machine::Hardware& h) { h.nic.bandwidth *= 2.0; })};
         for (std::size_t i = 0; i < std::size(others); ++i) {
             CAPTURE(i);
-            const Estimate other = played(others[i], drawn.stack);
+            const search::Estimate other = played(others[i], drawn.stack);
             CHECK(other.step_seconds <= base.step_seconds * anomaly);
             CHECK(other.memory_bytes == nearly(base.memory_bytes).epsilon(1e-12));
             gains[i] += base.step_seconds / other.step_seconds - 1.0;
@@ -63,9 +65,9 @@ TEST_CASE("random plans: more micro-batches are less of a bubble, and no token i
         if (drawn.plan.pp == 1) continue;
         CAPTURE(seed);
         CAPTURE(drawn.text);
-        Plan twice = drawn.plan;
+        plan::Plan twice = drawn.plan;
         twice.gbs *= 2;
-        const Estimate one = played(drawn.plan, drawn.stack), two = played(twice, drawn.stack);
+        const search::Estimate one = played(drawn.plan, drawn.stack), two = played(twice, drawn.stack);
         CHECK(two.step_seconds <= 2.0 * one.step_seconds * anomaly);
         CHECK(two.step_seconds >= one.step_seconds);
         CHECK(two.breakdown.bubble / two.step_seconds <= one.breakdown.bubble / one.step_seconds + 0.01);
@@ -77,21 +79,23 @@ TEST_CASE("random plans: full recomputation takes memory from no plan and gives 
     for (const RandomPlan& drawn : random_plans(seed, draws(40))) {
         CAPTURE(seed);
         CAPTURE(drawn.text);
-        Plan none = drawn.plan, full = drawn.plan;
+        plan::Plan none = drawn.plan, full = drawn.plan;
         none.recompute = 0;
-        full.recompute = recompute::full;
-        if (check_plan(none) || check_plan(full) || check_stack(full, drawn.stack) || none.offload != 0) continue;
-        const Estimate keeps = played(none, drawn.stack), repeats = played(full, drawn.stack);
+        full.recompute = plan::recompute::full;
+        if (plan::check_plan(none) || plan::check_plan(full) || stack::check_stack(full, drawn.stack) ||
+            none.offload != 0)
+            continue;
+        const search::Estimate keeps = played(none, drawn.stack), repeats = played(full, drawn.stack);
         CHECK(repeats.memory_bytes <= keeps.memory_bytes * 1.001);
         CHECK(repeats.step_seconds * anomaly >= keeps.step_seconds);
     }
 }
 
 TEST_CASE("tensor parallelism inside a node is faster than over its network") {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model("Mixtral-8x7B"));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h100"));
-    const Stack stack = load_stack("bridge-26.08", *plan.hardware);
+    plan::Plan plan;
+    plan.model = std::make_shared<const model::Model>(families::load_model("Mixtral-8x7B"));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("h100"));
+    const stack::Stack stack = stack::load_stack("bridge-26.08", *plan.hardware);
     plan.stack = stack.name;
     plan.gpus = 16;
     plan.tp = 8;
@@ -101,10 +105,10 @@ TEST_CASE("tensor parallelism inside a node is faster than over its network") {
     plan.seq = 4096;
     plan.gbs = 32;
     plan.mbs = 4;
-    plan.precision = Precision::bf16;
+    plan.precision = machine::Precision::bf16;
     plan.dispatcher = stack.usual_dispatcher;
     plan.cuda_graph = stack.usual_cuda_graph;
     const double inside = played(plan, stack).step_seconds;
-    const Plan apart = on_other(plan, [](Hardware& h) { h.nvlink_domain = h.nvlink_domain_used = 2; });
+    const plan::Plan apart = on_other(plan, [](machine::Hardware& h) { h.nvlink_domain = h.nvlink_domain_used = 2; });
     CHECK(played(apart, stack).step_seconds > 1.2 * inside);
 }

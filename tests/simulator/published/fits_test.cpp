@@ -18,7 +18,7 @@ namespace {
 bool holds(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
 
 // Why a row may be predicted not to fit; empty when it may not.
-std::string reason(const Run& run) {
+std::string reason(const published::Run& run) {
     // cpu_offloading_num_layers: whole activations of half of the layers wait in host memory, which no plan says.
     if (holds(run.offload_modules, "layer-activations")) return "offload of whole layers";
     // MBS as printed is twice or four times that of the release's own recipe (scripts/performance/configs of
@@ -41,10 +41,11 @@ TEST_CASE("every published plan fits its GPU, but for rows with a known reason")
     int predicted = 0, too_large = 0;
     for (const auto& file : std::filesystem::directory_iterator(profiles_folder() + "/runs")) {
         if (file.path().extension() != ".csv") continue;
-        const std::vector<Run> runs = thinned(load_runs(file.path().string()));
-        const std::vector<Prediction> predictions = predict_runs(runs, load_coefficients(), {});
+        const std::vector<published::Run> runs = thinned(published::load_runs(file.path().string()));
+        const std::vector<published::Prediction> predictions =
+            published::predict_runs(runs, machine::load_coefficients(), {});
         for (std::size_t i = 0; i < runs.size(); ++i) {
-            const Prediction& p = predictions[i];
+            const published::Prediction& p = predictions[i];
             if (!p.skipped.empty()) continue;
             ++predicted;
             const bool fits = std::none_of(p.warnings.begin(), p.warnings.end(),

@@ -17,8 +17,8 @@ struct RunMapping {
     std::int64_t gpus = 0, gbs = 0, seq_len = 0, tp = 1, pp = 1;
 };
 
-inline Run published_run(const RunOrigin& origin, const RunSubject& subject, const RunMapping& mapping) {
-    Run run;
+inline published::Run published_run(const RunOrigin& origin, const RunSubject& subject, const RunMapping& mapping) {
+    published::Run run;
     run.source = origin.source;
     run.release = origin.release;
     run.model = subject.model;

@@ -16,7 +16,7 @@ const std::string header = "run_id,source,release,model,system,gpus,precision,gb
 const std::string row = "a,Paper,1.0,Mixtral-8x7B,H100,8,BF16,64,4096,1,1,current";
 
 std::string fault(const std::string& text) {
-    return fault_of([&] { moe::runs_from_csv(text, "r.csv"); });
+    return fault_of([&] { moe::published::runs_from_csv(text, "r.csv"); });
 }
 
 // The row with one cell replaced.
@@ -35,7 +35,7 @@ std::string with(const std::string& column, const std::string& cell) {
 } // namespace
 
 TEST_CASE("cells are read as written, whatever the order of columns and the end of lines") {
-    const auto runs = moe::runs_from_csv(header + "\n" + row + "\n", "r.csv");
+    const auto runs = moe::published::runs_from_csv(header + "\n" + row + "\n", "r.csv");
     REQUIRE(runs.size() == 1);
     CHECK(runs[0].line == 2);
     CHECK(runs[0].model == "Mixtral-8x7B");
@@ -44,9 +44,10 @@ TEST_CASE("cells are read as written, whatever the order of columns and the end 
     CHECK_FALSE(runs[0].mbs.has_value());
     CHECK_FALSE(runs[0].tflops_std.has_value());
 
-    const auto turned = moe::runs_from_csv("\xEF\xBB\xBFtflops_std,extra,ep_overlap,mtp_layers," + header +
-                                               "\r\n\r\n12.5,\"x, \"\"y\"\"\n z\",1,0," + row + "\r\n1e3,,0,2," + row,
-                                           "r.csv");
+    const auto turned =
+        moe::published::runs_from_csv("\xEF\xBB\xBFtflops_std,extra,ep_overlap,mtp_layers," + header +
+                                          "\r\n\r\n12.5,\"x, \"\"y\"\"\n z\",1,0," + row + "\r\n1e3,,0,2," + row,
+                                      "r.csv");
     REQUIRE(turned.size() == 2);
     CHECK(turned[0].line == 3);
     CHECK(turned[0].tflops_std == nearly(12.5));
@@ -58,14 +59,14 @@ TEST_CASE("cells are read as written, whatever the order of columns and the end 
 }
 
 TEST_CASE("quoted cells keep commas, quotes and line feeds") {
-    const auto runs = moe::runs_from_csv(with("source", "\"Docs, \"\"Table\"\"\n1\""), "r.csv");
+    const auto runs = moe::published::runs_from_csv(with("source", "\"Docs, \"\"Table\"\"\n1\""), "r.csv");
     CHECK(runs.at(0).source == "Docs, \"Table\"\n1");
     CHECK(runs.at(0).status == "current");
 }
 
 TEST_CASE("spreadsheet numbers and surrounding blanks are understood") {
-    CHECK(moe::runs_from_csv(with("gbs", " 4096.0 "), "r.csv").at(0).gbs == 4096);
-    CHECK_FALSE(moe::runs_from_csv(with("gbs", ""), "r.csv").at(0).gbs.has_value());
+    CHECK(moe::published::runs_from_csv(with("gbs", " 4096.0 "), "r.csv").at(0).gbs == 4096);
+    CHECK_FALSE(moe::published::runs_from_csv(with("gbs", ""), "r.csv").at(0).gbs.has_value());
 }
 
 TEST_CASE("bad files are refused with their line and column") {
@@ -102,11 +103,11 @@ TEST_CASE("a message stays one line whatever the cell holds") {
 }
 
 TEST_CASE("the shipped runs are complete: sources, releases and distinct names") {
-    const auto runs = moe::load_runs(moe::profiles_folder() + "/runs");
+    const auto runs = moe::published::load_runs(moe::profiles_folder() + "/runs");
     CHECK(runs.size() == 571);
     std::set<std::string> ids;
     int current = 0;
-    for (const moe::Run& run : runs) {
+    for (const moe::published::Run& run : runs) {
         CAPTURE(run.run_id);
         ids.insert(run.run_id);
         CHECK_FALSE(run.source.empty());
@@ -116,6 +117,6 @@ TEST_CASE("the shipped runs are complete: sources, releases and distinct names")
     }
     CHECK(ids.size() == runs.size());
     CHECK(current == 491);
-    CHECK(moe::load_runs("torchtitan").size() == 35); // by its name in profiles/runs
-    CHECK(fault_of([] { moe::load_runs("no-such-runs"); }).find("2: ") == 0);
+    CHECK(moe::published::load_runs("torchtitan").size() == 35); // by its name in profiles/runs
+    CHECK(fault_of([] { moe::published::load_runs("no-such-runs"); }).find("2: ") == 0);
 }

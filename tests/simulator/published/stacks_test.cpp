@@ -48,28 +48,28 @@ private:
     std::string before_;
 };
 
-std::string fault(const std::string& name, const moe::Hardware& hardware) {
-    return fault_of([&] { moe::load_stack(name, hardware); });
+std::string fault(const std::string& name, const moe::machine::Hardware& hardware) {
+    return fault_of([&] { moe::stack::load_stack(name, hardware); });
 }
 
 } // namespace
 
 TEST_CASE("every shipped stack loads on every GPU, with an efficiency for each precision that it offers") {
     for (const char* machine : {"h100", "h100-hbm2e", "h200", "h800", "b200", "b300", "gb200-nvl72", "gb300-nvl72"}) {
-        const moe::Hardware hardware = moe::load_hardware(machine);
-        for (const std::string& name : moe::stack_names()) {
+        const moe::machine::Hardware hardware = moe::machine::load_hardware(machine);
+        for (const std::string& name : moe::stack::stack_names()) {
             CAPTURE(name);
             CAPTURE(machine);
-            const moe::Stack stack = moe::load_stack(name, hardware);
+            const moe::stack::Stack stack = moe::stack::load_stack(name, hardware);
             CHECK(stack.name == name);
             CHECK(stack.source.size() > 20);
-            for (const moe::Precision precision : stack.precisions) {
+            for (const moe::machine::Precision precision : stack.precisions) {
                 CHECK(stack.costs.gemm[static_cast<std::size_t>(precision)] > 0.0);
                 CHECK(stack.costs.grouped_gemm[static_cast<std::size_t>(precision)] > 0.0);
             }
-            for (const moe::Dispatcher dispatcher : stack.dispatchers) {
-                CAPTURE(moe::to_string(dispatcher));
-                CHECK(stack.costs.dispatcher.count(moe::to_string(dispatcher)) == 1);
+            for (const moe::plan::Dispatcher dispatcher : stack.dispatchers) {
+                CAPTURE(moe::plan::to_string(dispatcher));
+                CHECK(stack.costs.dispatcher.count(moe::plan::to_string(dispatcher)) == 1);
             }
         }
     }
@@ -77,13 +77,14 @@ TEST_CASE("every shipped stack loads on every GPU, with an efficiency for each p
 
 TEST_CASE("a stack with a base states only what differs") {
     const Profiles profiles;
-    moe::Hardware h100;
+    moe::machine::Hardware h100;
     h100.name = "h100";
     profiles.stack("mine",
                    R"("base": "bridge-26.08", "source": "a test", "cuda_graphs": ["none"], "usual_cuda_graph": "none",
         "costs": {"memory": 0.25}, "cost_sources": {"memory": "a test"},
         "on": [{"hardware": ["h100"], "set": {"dispatchers": ["deepep"]}}])");
-    const moe::Stack base = moe::load_stack("bridge-26.08", h100), mine = moe::load_stack("mine", h100);
+    const moe::stack::Stack base = moe::stack::load_stack("bridge-26.08", h100),
+                            mine = moe::stack::load_stack("mine", h100);
     CHECK(mine.name == "mine");
     CHECK(mine.source == "a test");
     CHECK(mine.release == base.release);
@@ -91,14 +92,14 @@ TEST_CASE("a stack with a base states only what differs") {
     CHECK(mine.costs.permute == base.costs.permute);
     CHECK(mine.costs.gemm == base.costs.gemm);
     CHECK(mine.precisions == base.precisions); // of the base on this machine
-    CHECK(mine.dispatchers == std::vector<moe::Dispatcher>{moe::Dispatcher::deepep});
+    CHECK(mine.dispatchers == std::vector<moe::plan::Dispatcher>{moe::plan::Dispatcher::deepep});
     CHECK_FALSE(base.published.empty());
     CHECK(mine.published.empty()); // what the base stands for is not inherited
 }
 
 TEST_CASE("bad bases are refused") {
     const Profiles profiles;
-    const moe::Hardware any;
+    const moe::machine::Hardware any;
     profiles.stack("a", R"("base": "b")");
     profiles.stack("b", R"("base": "a")");
     CHECK(fault("a", any).find("is it a circle?") != std::string::npos);
@@ -117,13 +118,13 @@ TEST_CASE("bad bases are refused") {
 
 TEST_CASE("costs name coefficients, alone or multiplied, and unknown ones are refused") {
     const Profiles profiles;
-    const moe::Hardware any; // of no name: no machine's figures
-    const moe::Coefficients all{{"x", {0.5, 0.5, 0.1, 0.0, "", ""}}, {"y", {0.4, 0.4, 0.0, 0.0, "", ""}}};
+    const moe::machine::Hardware any; // of no name: no machine's figures
+    const moe::machine::Coefficients all{{"x", {0.5, 0.5, 0.1, 0.0, "", ""}}, {"y", {0.4, 0.4, 0.0, 0.0, "", ""}}};
     const std::string plain = R"("base": "moe-plan", "costs": {"memory": )";
     profiles.stack("alone", plain + R"("@x"}, "cost_sources": {})");
-    CHECK(moe::load_stack("alone", any, all).costs.memory == nearly(0.5));
+    CHECK(moe::stack::load_stack("alone", any, all).costs.memory == nearly(0.5));
     profiles.stack("product", plain + R"(["@x", "@y", 1.5]}, "cost_sources": {"memory": "the factor is a test's"})");
-    CHECK(moe::load_stack("product", any, all).costs.memory == nearly(0.3));
+    CHECK(moe::stack::load_stack("product", any, all).costs.memory == nearly(0.3));
     profiles.stack("bare", plain + R"(["@x", 1.5]}, "cost_sources": {})");
     CHECK(fault("bare", any).find("costs.memory has no entry in \"cost_sources\"") != std::string::npos);
     profiles.stack("lost", plain + R"("@z"}, "cost_sources": {})");
@@ -133,15 +134,15 @@ TEST_CASE("costs name coefficients, alone or multiplied, and unknown ones are re
 }
 
 TEST_CASE("features are dropped and added behind a stack's name, at their cost") {
-    const moe::Hardware gb200 = moe::load_hardware("gb200-nvl72");
-    const moe::Stack whole = moe::load_stack("bridge-26.04", gb200);
-    const moe::Stack bare = moe::load_stack("bridge-26.04,no-fused_router,no-programmatic_launch", gb200);
+    const moe::machine::Hardware gb200 = moe::machine::load_hardware("gb200-nvl72");
+    const moe::stack::Stack whole = moe::stack::load_stack("bridge-26.04", gb200);
+    const moe::stack::Stack bare = moe::stack::load_stack("bridge-26.04,no-fused_router,no-programmatic_launch", gb200);
     CHECK(bare.name == "bridge-26.04,no-fused_router,no-programmatic_launch");
     CHECK(whole.costs.router_launches == 1.0);
     CHECK(bare.costs.router_launches == nearly(72.0 / 31.0).epsilon(0.01));
     CHECK(bare.costs.kernel_seconds > 1.2 * whole.costs.kernel_seconds);
     CHECK(bare.costs.launch_seconds == whole.costs.launch_seconds);
-    CHECK(moe::load_stack("bridge-26.04,no-fused_router,fused_router", gb200).costs.router_launches == 1.0);
+    CHECK(moe::stack::load_stack("bridge-26.04,no-fused_router,fused_router", gb200).costs.router_launches == 1.0);
     CHECK(fault("bridge-26.04,no-wings", gb200).find("unknown feature \"wings\"") != std::string::npos);
     CHECK(fault("moe-plan,no-fused_router", gb200).find("names no features") != std::string::npos);
 }

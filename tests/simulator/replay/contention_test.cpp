@@ -18,67 +18,68 @@
 namespace {
 
 // GPUs as calibrated, whose experts' gradients are reduced over all of them.
-moe::Plan data_parallel(int gpus, double lost) {
-    moe::Hardware hardware = moe::load_hardware("h200-measured");
+moe::plan::Plan data_parallel(int gpus, double lost) {
+    moe::machine::Hardware hardware = moe::machine::load_hardware("h200-measured");
     for (const char* key : {"lost_beside_collective.x2", "lost_beside_collective.x4"})
         hardware.measured[key] = {{1.0, lost}};
-    moe::Plan plan;
-    plan.model = std::make_shared<const moe::Model>(moe::load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const moe::Hardware>(hardware);
+    moe::plan::Plan plan;
+    plan.model = std::make_shared<const moe::model::Model>(moe::families::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const moe::machine::Hardware>(hardware);
     plan.stack = "moe-plan";
     plan.gpus = plan.dp = plan.edp = gpus;
     plan.seq = 4096;
     plan.mbs = 1;
     plan.gbs = 4 * gpus;
-    plan.cuda_graph = moe::CudaGraph::full;
+    plan.cuda_graph = moe::plan::CudaGraph::full;
     return plan;
 }
 
-double lost_to_collectives(const moe::Plan& plan) {
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
-    const moe::Machine machine(*plan.hardware);
-    return moe::CostModel(plan, stack, machine).beside_communication().to_collectives;
+double lost_to_collectives(const moe::plan::Plan& plan) {
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+    const moe::cost::Machine machine(*plan.hardware);
+    return moe::cost::CostModel(plan, stack, machine).contention_price().to_collectives;
 }
 
 } // namespace
 
 TEST_CASE("beside communication work goes on at a lower rate") {
-    const moe::Travels travels{{1.0, 2.0}, {3.0, 4.0}, {4.0, 5.0}};
-    CHECK(moe::slowed(travels, 0.5, 0.0, 1.0) == 0.0); // done before
-    CHECK(moe::slowed(travels, 0.5, 0.0, 1.25) == nearly(0.25));
-    CHECK(moe::slowed(travels, 0.5, 0.0, 1.5) == nearly(0.5)); // to the end of the first
-    CHECK(moe::slowed(travels, 0.5, 0.0, 2.5) == nearly(0.5)); // not to the second
-    CHECK(moe::slowed(travels, 0.5, 1.5, 2.0) == nearly(1.0)); // 0.5 beside one, 1 between, 1.5 beside others
-    CHECK(moe::slowed(travels, 0.5, 3.0, 4.0) == nearly(1.0)); // beyond the last
-    CHECK(moe::slowed({{0.5, 0.5}, {1.0, 2.0}}, 0.5, 0.0, 1.5) == nearly(0.5)); // what takes no time stops nothing
-    CHECK(moe::slowed(travels, 0.5, 2.0, 1.0) == 0.0);
-    CHECK(moe::slowed(travels, 0.0, 0.0, 9.0) == 0.0);
-    CHECK(moe::slowed({}, 0.5, 0.0, 9.0) == 0.0);
+    const moe::replay::CommIntervals travels{{1.0, 2.0}, {3.0, 4.0}, {4.0, 5.0}};
+    CHECK(moe::replay::slowed(travels, 0.5, 0.0, 1.0) == 0.0); // done before
+    CHECK(moe::replay::slowed(travels, 0.5, 0.0, 1.25) == nearly(0.25));
+    CHECK(moe::replay::slowed(travels, 0.5, 0.0, 1.5) == nearly(0.5)); // to the end of the first
+    CHECK(moe::replay::slowed(travels, 0.5, 0.0, 2.5) == nearly(0.5)); // not to the second
+    CHECK(moe::replay::slowed(travels, 0.5, 1.5, 2.0) == nearly(1.0)); // 0.5 beside one, 1 between, 1.5 beside others
+    CHECK(moe::replay::slowed(travels, 0.5, 3.0, 4.0) == nearly(1.0)); // beyond the last
+    CHECK(moe::replay::slowed({{0.5, 0.5}, {1.0, 2.0}}, 0.5, 0.0, 1.5) ==
+          nearly(0.5)); // what takes no time stops nothing
+    CHECK(moe::replay::slowed(travels, 0.5, 2.0, 1.0) == 0.0);
+    CHECK(moe::replay::slowed(travels, 0.0, 0.0, 9.0) == 0.0);
+    CHECK(moe::replay::slowed({}, 0.5, 0.0, 9.0) == 0.0);
 }
 
 TEST_CASE("beside gathers and reductions all that computes is longer by what they take of it") {
     constexpr double lost = 0.25;
-    const moe::Plan plan = data_parallel(2, lost);
-    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
-    const moe::Simulation played = moe::simulate(plan, stack);
-    const moe::Program program = moe::lower(plan, 0);
-    const moe::Machine machine(*plan.hardware);
-    const moe::ProgramCosts costs = moe::price(moe::CostModel(plan, stack, machine), program);
+    const moe::plan::Plan plan = data_parallel(2, lost);
+    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+    const moe::replay::Simulation played = moe::replay::simulate(plan, stack);
+    const moe::program::Program program = moe::lower::lower(plan, 0);
+    const moe::cost::Machine machine(*plan.hardware);
+    const moe::cost::ProgramCosts costs = moe::cost::price(moe::cost::CostModel(plan, stack, machine), program);
     std::vector<std::pair<double, double>> collectives;
-    for (const moe::TimelineRow& row : played.timeline.rows)
-        if (row.stream == moe::Stream::data && moe::is_communication(row.kind))
+    for (const moe::program::TimelineRow& row : played.timeline.rows)
+        if (row.stream == moe::program::Stream::data && moe::program::is_communication(row.kind))
             collectives.emplace_back(row.end - row.busy, row.end);
     REQUIRE(collectives.size() > 4);
     int products = 0, others = 0;
-    for (const moe::TimelineRow& row : played.timeline.rows) {
-        if (row.stream != moe::Stream::compute) continue;
+    for (const moe::program::TimelineRow& row : played.timeline.rows) {
+        if (row.stream != moe::program::Stream::compute) continue;
         double beside = 0.0;
         for (const auto& [from, until] : collectives)
             beside += std::max(0.0, std::min(until, row.end) - std::max(from, row.end - row.busy));
         const auto t = static_cast<std::size_t>(program.slots[static_cast<std::size_t>(row.slot)].index);
         const double alone = costs[t][static_cast<std::size_t>(row.op)].device;
         CHECK(row.busy == nearly(alone + lost * beside).epsilon(1e-9));
-        if (beside > 0.0) ++(row.kind == moe::OpKind::grouped_gemm ? products : others);
+        if (beside > 0.0) ++(row.kind == moe::program::OpKind::grouped_gemm ? products : others);
     }
     CHECK(products > 10);
     CHECK(others > 10);
@@ -93,14 +94,14 @@ TEST_CASE("fast and event-driven agree on what gathers and reductions take") {
                 CAPTURE(micro_batches);
                 double fast[2], full[2];
                 for (const bool loses : {false, true}) {
-                    moe::Plan plan = data_parallel(gpus, loses ? 0.4 : 0.0);
+                    moe::plan::Plan plan = data_parallel(gpus, loses ? 0.4 : 0.0);
                     plan.gbs = micro_batches * gpus;
                     plan.ep = 2;
                     plan.edp = gpus / 2;
-                    plan.recompute = recomputes ? moe::recompute::moe_act : 0u;
-                    const moe::Stack stack = moe::load_stack(plan.stack, *plan.hardware);
-                    fast[loses] = moe::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
-                    full[loses] = moe::simulate(plan, stack, false).estimate.step_seconds;
+                    plan.recompute = recomputes ? moe::plan::recompute::moe_act : 0u;
+                    const moe::stack::Stack stack = moe::stack::load_stack(plan.stack, *plan.hardware);
+                    fast[loses] = moe::pricing::FastEstimator(plan.hardware, stack).estimate(plan).step_seconds;
+                    full[loses] = moe::replay::simulate(plan, stack, false).estimate.step_seconds;
                     CHECK(fast[loses] == nearly(full[loses]).epsilon(0.005));
                 }
                 CHECK(full[1] > full[0] * 1.0005);
@@ -116,7 +117,7 @@ TEST_CASE("what gathers and reductions take is what was measured among GPUs of a
     CHECK(lost_to_collectives(data_parallel(8, 0.3)) == nearly(0.3)); // of the nearest size
     CHECK(lost_to_collectives(data_parallel(16, 0.3)) == nearly(24.0 / 132));
     CHECK(lost_to_collectives(data_parallel(1, 0.3)) == 0.0);
-    moe::Plan plan = data_parallel(2, 0.3);
+    moe::plan::Plan plan = data_parallel(2, 0.3);
     plan.ep = 2; // the gradients of all but experts are still reduced
     plan.edp = 1;
     CHECK(lost_to_collectives(plan) == nearly(0.3));

@@ -6,14 +6,15 @@
 
 namespace {
 
-constexpr double never = moe::Passage::never;
+constexpr double never = moe::replay::MaxPlusMatrix::never;
 
 // Two kernels of `device` seconds, each issued in `host` seconds; the second needs the neighbour's message. With
 // `waits` the host issues the second when the first is through.
-moe::Passage two_kernels(double host, double device, bool waits) {
-    moe::Passage p;
-    p.from_host = waits ? moe::Clocks{device + host, 2.0 * device, never}
-                        : moe::Clocks{2.0 * host, host + device + (device > host ? device - host : 0.0), never};
+moe::replay::MaxPlusMatrix two_kernels(double host, double device, bool waits) {
+    moe::replay::MaxPlusMatrix p;
+    p.from_host =
+        waits ? moe::replay::StreamClocks{device + host, 2.0 * device, never}
+              : moe::replay::StreamClocks{2.0 * host, host + device + (device > host ? device - host : 0.0), never};
     p.from_device = {waits ? device + host : never, 2.0 * device, never};
     p.from_message = {never, device, never};
     return p;
@@ -22,14 +23,14 @@ moe::Passage two_kernels(double host, double device, bool waits) {
 } // namespace
 
 TEST_CASE("a host that is ahead stays ahead, one that is late stays late") {
-    const moe::Passage fast = two_kernels(1.0, 3.0, false), slow = two_kernels(5.0, 3.0, false);
+    const moe::replay::MaxPlusMatrix fast = two_kernels(1.0, 3.0, false), slow = two_kernels(5.0, 3.0, false);
     CHECK_FALSE(fast.waits());
-    moe::Passage many_fast, many_slow;
+    moe::replay::MaxPlusMatrix many_fast, many_slow;
     for (int i = 0; i < 10; ++i) {
         many_fast = many_fast.then(fast);
         many_slow = many_slow.then(slow);
     }
-    const moe::Clocks ahead = many_fast.after({}, never), late = many_slow.after({}, never);
+    const moe::replay::StreamClocks ahead = many_fast.after({}, never), late = many_slow.after({}, never);
     CHECK(ahead.device == nearly(60.0)); // the device sets the pace
     CHECK(ahead.host == nearly(20.0));
     CHECK(late.host == nearly(100.0)); // the host does
@@ -39,16 +40,16 @@ TEST_CASE("a host that is ahead stays ahead, one that is late stays late") {
 }
 
 TEST_CASE("a host that waits loses its lead, however long it was") {
-    const moe::Passage p = two_kernels(1.0, 3.0, true);
+    const moe::replay::MaxPlusMatrix p = two_kernels(1.0, 3.0, true);
     REQUIRE(p.waits());
     CHECK(p.after({-100.0, 0.0, 0.0}, never).host == nearly(4.0));
     CHECK(p.then(p).after({-100.0, 0.0, 0.0}, never).host == nearly(10.0));
 }
 
 TEST_CASE("only the first piece of a row waits for the neighbour's message") {
-    const moe::Passage p = two_kernels(1.0, 3.0, false), both = p.then(p);
+    const moe::replay::MaxPlusMatrix p = two_kernels(1.0, 3.0, false), both = p.then(p);
     CHECK(both.after({}, 2.0).device == nearly(12.0)); // there before it is needed
     CHECK(both.after({}, 7.0).device == nearly(16.0));
-    const moe::Passage nothing;
+    const moe::replay::MaxPlusMatrix nothing;
     CHECK(nothing.then(p).after({}, 7.0).device == nearly(13.0)); // the empty work ends when the message comes
 }

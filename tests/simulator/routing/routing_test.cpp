@@ -21,36 +21,36 @@ namespace {
 
 using namespace moe;
 
-LayerLoads drawn(const std::string& routing, int experts, int top_k, int ranks) {
-    return draw_layer_loads(routing_from_string(routing), experts, top_k, ranks, {});
+routing::LayerLoads drawn(const std::string& routing, int experts, int top_k, int ranks) {
+    return routing::draw_layer_loads(plan::routing_from_string(routing), experts, top_k, ranks, {});
 }
 
 double mean(const std::vector<float>& values) {
     return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-Plan skewed_plan(const std::string& routing) {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model("Qwen3-30B-A3B"));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("h100"));
+plan::Plan skewed_plan(const std::string& routing) {
+    plan::Plan plan;
+    plan.model = std::make_shared<const model::Model>(families::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("h100"));
     plan.stack = "bridge-26.08";
     plan.seq = 4096;
     plan.gbs = 64;
     plan.gpus = 16;
     plan.pp = 2;
     plan.dp = plan.ep = 8;
-    plan.dispatcher = Dispatcher::hybridep;
+    plan.dispatcher = plan::Dispatcher::hybridep;
     plan.routing = routing;
     return plan;
 }
 
-Stack stack_of(const Plan& plan) { return load_stack(plan.stack, *plan.hardware); }
+stack::Stack stack_of(const plan::Plan& plan) { return stack::load_stack(plan.stack, *plan.hardware); }
 
 // 1F1B with slots of the given lengths per rank (backward twice as long), messages for nothing.
 double play(const std::vector<double>& forward, int micro_batches) {
     const int pp = static_cast<int>(forward.size());
-    std::vector<std::vector<Turn>> turns;
-    for (int r = 0; r < pp; ++r) turns.push_back(order(ScheduleKind::one_f_one_b, pp, 1, micro_batches, r));
+    std::vector<std::vector<plan::Turn>> turns;
+    for (int r = 0; r < pp; ++r) turns.push_back(plan::order(plan::ScheduleKind::one_f_one_b, pp, 1, micro_batches, r));
     std::vector<std::vector<double>> down(forward.size(),
                                           std::vector<double>(static_cast<std::size_t>(micro_batches), -1.0)),
         up = down;
@@ -60,7 +60,7 @@ double play(const std::vector<double>& forward, int micro_batches) {
         moved = false;
         for (std::size_t r = 0; r < forward.size(); ++r)
             while (next[r] < turns[r].size()) {
-                const Turn& t = turns[r][next[r]];
+                const plan::Turn& t = turns[r][next[r]];
                 const auto m = static_cast<std::size_t>(t.micro_batch);
                 const double ready = t.forward() ? (r == 0 ? 0.0 : down[r - 1][m])
                                                  : (r + 1 == forward.size() ? down[r][m] : up[r + 1][m]);
@@ -78,11 +78,11 @@ double play(const std::vector<double>& forward, int micro_batches) {
 
 TEST_CASE("layer loads: balanced limits, one rank, all experts chosen") {
     for (const char* routing : {"zipf:0", "dirichlet:1000000"}) {
-        const LayerLoads loads = drawn(routing, 64, 8, 8);
+        const routing::LayerLoads loads = drawn(routing, 64, 8, 8);
         for (const float load : loads.hottest) CHECK(load == nearly(1.0).epsilon(0.01));
         CHECK(loads.spread < 0.01);
     }
-    const LayerLoads one = drawn("dirichlet:0.5", 16, 2, 1);
+    const routing::LayerLoads one = drawn("dirichlet:0.5", 16, 2, 1);
     for (const float load : one.hottest) CHECK(load == nearly(1.0));
     CHECK(one.spread > 0.5); // the experts of the rank still differ
     for (const float load : drawn("zipf:2", 8, 8, 4).hottest) CHECK(load == nearly(1.0));
@@ -100,7 +100,7 @@ TEST_CASE("layer loads: Zipf and Dirichlet by hand") {
     // The largest of n exponentials over their sum is H_n / n on average: 16 experts on 16 ranks, H_16 = 3.3807.
     CHECK(mean(drawn("dirichlet:1", 16, 1, 16).hottest) == nearly(3.3807).epsilon(0.03));
     // Every draw's loads average to one.
-    const LayerLoads loads = drawn("dirichlet:0.3", 64, 6, 16);
+    const routing::LayerLoads loads = drawn("dirichlet:0.3", 64, 6, 16);
     for (std::size_t d = 0; d < loads.hottest.size(); ++d) {
         double sum = 0.0;
         for (std::size_t r = 0; r < 16; ++r) sum += loads.loads[d * 16 + r];
@@ -116,16 +116,16 @@ TEST_CASE("histograms: CSV and JSON, and what is wrong with them") {
     const std::string csv = folder / "h.csv", json = folder / "h.json";
     write_file(csv, "expert 0,expert 1,expert 2,expert 3\n30,10,10,10\n10,10,10,30\n");
     write_file(json, R"({"counts": [[30, 10, 10, 10], [10, 10, 10, 30]]})");
-    CHECK(load_histogram(csv) == load_histogram(json));
+    CHECK(routing::load_histogram(csv) == routing::load_histogram(json));
     // Two ranks: either the first or the second holds 40 of 60 tokens.
-    Routing routing = routing_from_string(csv);
-    for (const float load : draw_layer_loads(routing, 4, 1, 2, load_histogram(csv)).hottest)
+    plan::Routing routing = plan::routing_from_string(csv);
+    for (const float load : routing::draw_layer_loads(routing, 4, 1, 2, routing::load_histogram(csv)).hottest)
         CHECK(load == nearly(80.0 / 60.0));
-    CHECK_THROWS_WITH_AS(draw_layer_loads(routing, 8, 1, 2, load_histogram(csv)),
+    CHECK_THROWS_WITH_AS(routing::draw_layer_loads(routing, 8, 1, 2, routing::load_histogram(csv)),
                          doctest::Contains("4 experts, but the model has 8"), Error);
     const auto refused = [&](const std::string& text, const char* words) {
         write_file(csv, text);
-        CHECK_THROWS_WITH_AS(load_histogram(csv), doctest::Contains(words), Error);
+        CHECK_THROWS_WITH_AS(routing::load_histogram(csv), doctest::Contains(words), Error);
     };
     refused("1,2\n3\n", "layer 2 has 1 experts, but the first one has 2");
     refused("1,2\n3,x\n", "line 2");
@@ -133,13 +133,13 @@ TEST_CASE("histograms: CSV and JSON, and what is wrong with them") {
     refused("0,0\n", "all token counts are 0");
     refused("1,-2\n", "must be 0 or more");
     write_file(json, "{\"counts\": [[1, \"a\"]]}");
-    CHECK_THROWS_WITH_AS(load_histogram(json), doctest::Contains("no token count"), Error);
+    CHECK_THROWS_WITH_AS(routing::load_histogram(json), doctest::Contains("no token count"), Error);
 }
 
 TEST_CASE("step load: equal loads are kept, the formula follows a pipeline that is played") {
-    CHECK(pipeline_load({0.6, 0.6}, {2, 2}, 0.2) == nearly(1.3));
-    CHECK(pipeline_load({0.6, 0.3}, {2, 1}, 0.0) == nearly(1.3)); // half the layers, half the work
-    CHECK(pipeline_load({0.0, 0.0}, {0, 0}, 0.2) == 1.0);
+    CHECK(routing::pipeline_load({0.6, 0.6}, {2, 2}, 0.2) == nearly(1.3));
+    CHECK(routing::pipeline_load({0.6, 0.3}, {2, 1}, 0.0) == nearly(1.3)); // half the layers, half the work
+    CHECK(routing::pipeline_load({0.0, 0.0}, {0, 0}, 0.2) == 1.0);
     std::mt19937 random(1);
     std::uniform_real_distribution<double> load(1.0, 2.5);
     for (const int pp : {2, 4, 8})
@@ -154,7 +154,7 @@ TEST_CASE("step load: equal loads are kept, the formula follows a pipeline that 
                     slots.push_back(4.0 + 0.5 * sum); // half of a layer is routed
                 }
                 const std::vector<int> layers(slots.size(), 4);
-                const double x = pipeline_load(beyond, layers, pp / (micro_batches + pp - 1.0));
+                const double x = routing::pipeline_load(beyond, layers, pp / (micro_batches + pp - 1.0));
                 const double predicted = play(std::vector<double>(slots.size(), 4.0 * (0.5 + 0.5 * x)), micro_batches);
                 const double ratio = predicted / play(slots, micro_batches);
                 CHECK(ratio > 1.0 - 1e-9);
@@ -164,45 +164,45 @@ TEST_CASE("step load: equal loads are kept, the formula follows a pipeline that 
 }
 
 TEST_CASE("a given load: routed rows and their ops scale, the rest stays") {
-    const Plan balanced = skewed_plan("balanced"), hot = skewed_plan("load:1.5");
-    const Program a = lower(balanced, 0), b = lower(hot, 0);
+    const plan::Plan balanced = skewed_plan("balanced"), hot = skewed_plan("load:1.5");
+    const program::Program a = lower::lower(balanced, 0), b = lower::lower(hot, 0);
     REQUIRE(a.templates.size() == b.templates.size());
     int grouped = 0, others = 0;
     for (std::size_t t = 0; t < a.templates.size(); ++t)
         for (std::size_t i = 0; i < a.templates[t].ops.size(); ++i) {
-            const Op &x = a.templates[t].ops[i], &y = b.templates[t].ops[i];
+            const program::Op &x = a.templates[t].ops[i], &y = b.templates[t].ops[i];
             REQUIRE(x.kind == y.kind);
-            if (x.kind == OpKind::grouped_gemm) {
+            if (x.kind == program::OpKind::grouped_gemm) {
                 CHECK(y.flops == nearly(1.5 * x.flops));
                 ++grouped;
-            } else if (x.kind == OpKind::gemm || x.kind == OpKind::attention) {
+            } else if (x.kind == program::OpKind::gemm || x.kind == program::OpKind::attention) {
                 CHECK(y.flops == x.flops);
                 CHECK(y.bytes == x.bytes);
                 ++others;
-            } else if (x.kind == OpKind::all_to_all_rows) {
+            } else if (x.kind == program::OpKind::all_to_all_rows) {
                 CHECK(y.bytes == nearly(1.5 * x.bytes));
             }
         }
     CHECK(grouped > 0);
     CHECK(others > 0);
     // A planned capacity bounds what is computed: rows beyond it have no place.
-    Plan bounded = hot;
+    plan::Plan bounded = hot;
     bounded.capacity = 1.25;
-    const Program c = lower(bounded, 0);
+    const program::Program c = lower::lower(bounded, 0);
     for (std::size_t t = 0; t < a.templates.size(); ++t)
         for (std::size_t i = 0; i < a.templates[t].ops.size(); ++i)
-            if (a.templates[t].ops[i].kind == OpKind::grouped_gemm)
+            if (a.templates[t].ops[i].kind == program::OpKind::grouped_gemm)
                 CHECK(c.templates[t].ops[i].flops == nearly(1.25 * a.templates[t].ops[i].flops));
 }
 
 TEST_CASE("skew: more of it is slower, p99 above p50, both tiers agree") {
-    const Stack stack = stack_of(skewed_plan("balanced"));
+    const stack::Stack stack = stack_of(skewed_plan("balanced"));
     double before = 0.0;
     for (const char* routing : {"balanced", "dirichlet:20", "dirichlet:4", "dirichlet:1", "dirichlet:0.3"}) {
-        const Plan plan = skewed_plan(routing);
-        REQUIRE(!check_plan(plan));
-        const Simulation mean = simulate(plan, stack, false);
-        const Skew skew = skew_of(plan, stack, mean);
+        const plan::Plan plan = skewed_plan(routing);
+        REQUIRE(!plan::check_plan(plan));
+        const replay::Simulation mean = replay::simulate(plan, stack, false);
+        const pricing::Skew skew = pricing::skew_of(plan, stack, mean);
         CHECK(mean.estimate.step_seconds > before);
         before = mean.estimate.step_seconds;
         if (std::string(routing) == "balanced") continue;
@@ -210,9 +210,10 @@ TEST_CASE("skew: more of it is slower, p99 above p50, both tiers agree") {
         CHECK(skew.step_seconds.p99 > skew.step_seconds.p50);
         CHECK(skew.tflops_per_gpu.p99 < skew.tflops_per_gpu.p50);
         CHECK(skew.memory_bytes.p99 >= skew.memory_bytes.p50);
-        for (const SkewPoint point : {SkewPoint::mean, SkewPoint::p99}) {
-            SkewedEstimator fast(plan.hardware, stack, point);
-            const Estimate quick = fast.estimate(plan), slow = simulate(plan, stack, false, point).estimate;
+        for (const routing::SkewPoint point : {routing::SkewPoint::mean, routing::SkewPoint::p99}) {
+            pricing::SkewedEstimator fast(plan.hardware, stack, point);
+            const search::Estimate quick = fast.estimate(plan),
+                                   slow = replay::simulate(plan, stack, false, point).estimate;
             CHECK(quick.step_seconds == nearly(slow.step_seconds).epsilon(0.03));
             CHECK(quick.memory_bytes == nearly(slow.memory_bytes).epsilon(0.01));
         }
@@ -220,34 +221,34 @@ TEST_CASE("skew: more of it is slower, p99 above p50, both tiers agree") {
 }
 
 TEST_CASE("skew: both tiers see a load fill tiles in steps") {
-    Plan plan = skewed_plan("zipf:0.5");
-    plan.model = std::make_shared<const Model>(load_model("Kimi-K2"));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("gb300-nvl72"));
+    plan::Plan plan = skewed_plan("zipf:0.5");
+    plan.model = std::make_shared<const model::Model>(families::load_model("Kimi-K2"));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("gb300-nvl72"));
     plan.stack = "moe-plan";
     plan.gpus = plan.gbs = 128;
     plan.tp = plan.ep = 4;
     plan.pp = 1;
     plan.dp = plan.edp = 32;
-    plan.precision = Precision::fp32;
-    plan.dispatcher = Dispatcher::allgather;
-    plan.recompute = recompute::full;
-    REQUIRE(!check_plan(plan));
-    const Stack stack = stack_of(plan);
-    SkewedEstimator quick(plan.hardware, stack);
+    plan.precision = machine::Precision::fp32;
+    plan.dispatcher = plan::Dispatcher::allgather;
+    plan.recompute = plan::recompute::full;
+    REQUIRE(!plan::check_plan(plan));
+    const stack::Stack stack = stack_of(plan);
+    pricing::SkewedEstimator quick(plan.hardware, stack);
     const double seconds = quick.estimate(plan).step_seconds;
-    CHECK(seconds == nearly(simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
-    const std::unique_ptr<Quoter> quoter = quick.quoter();
-    CHECK(quoter->quote(quoter->layers(plan), quoter->stages(plan)).step_seconds <=
-          seconds * (1.0 + quote_time_margin));
+    CHECK(seconds == nearly(replay::simulate(plan, stack, false).estimate.step_seconds).epsilon(0.005));
+    const std::unique_ptr<search::BoundModel> bound_model = quick.bound_model();
+    CHECK(bound_model->bound(bound_model->layer_costs(plan), bound_model->stage_split(plan)).step_seconds <=
+          seconds * (1.0 + search::bound_time_margin));
 }
 
 TEST_CASE("skew: smaller expert groups are hit less, capacities overflow") {
-    LoadTables tables;
-    Plan plan = skewed_plan("dirichlet:2");
-    const StepLoads wide = tables.of(plan);
+    routing::LoadTables tables;
+    plan::Plan plan = skewed_plan("dirichlet:2");
+    const routing::StepLoads wide = tables.of(plan);
     plan.ep = 4;
     plan.edp = 2;
-    const StepLoads narrow = tables.of(plan);
+    const routing::StepLoads narrow = tables.of(plan);
     CHECK(narrow.time.mean < wide.time.mean);
     CHECK(narrow.memory.mean < wide.memory.mean);
     CHECK(wide.memory.mean < wide.time.mean); // the hottest rank changes from layer to layer
@@ -265,11 +266,11 @@ TEST_CASE("skew: smaller expert groups are hit less, capacities overflow") {
 }
 
 TEST_CASE("grouped products: rows that differ by expert fill more tiles") {
-    const Hardware hardware = load_hardware("h100");
-    Stack stack = load_stack("bridge-26.08", hardware);
-    const Rates rates{&hardware, &stack.costs};
+    const machine::Hardware hardware = machine::load_hardware("h100");
+    stack::Stack stack = stack::load_stack("bridge-26.08", hardware);
+    const cost::Rates rates{&hardware, &stack.costs};
     const auto seconds = [&](double rows, double spread) {
-        return gemm_seconds(rates, 8e14, 64.0, rows, 1536.0, 2048.0, 0.0, spread);
+        return cost::gemm_seconds(rates, 8e14, 64.0, rows, 1536.0, 2048.0, 0.0, spread);
     };
     CHECK(seconds(256.0, 0.8) > 1.05 * seconds(256.0, 0.0));   // full tiles only where rows are equal
     CHECK(seconds(8192.0, 0.8) < 1.03 * seconds(8192.0, 0.0)); // of many tiles the last one matters little

@@ -51,15 +51,16 @@ TEST_CASE("profiles/runs/ACCURACY.md is what the stored residuals and today's pr
     const std::string residuals = read_file(path);
     const CrossValidation rows = stored_rows(problem.rows(), residuals, path);
     CHECK_MESSAGE(residuals_json(rows) == residuals, "run build/tools/fit/fit-stacks --tables");
-    CHECK_MESSAGE(accuracy_document(rows, load_coefficients()) == read_file(folder + "/ACCURACY.md"),
+    CHECK_MESSAGE(accuracy_document(rows, machine::load_coefficients()) == read_file(folder + "/ACCURACY.md"),
                   "run build/tools/fit/fit-stacks --tables");
 }
 
 TEST_CASE("the accuracy that the README of the project claims holds") {
     const FitProblem problem;
-    std::map<std::string, ValidationSummary> by;
-    for (const auto& [name, summary] : summarize_by(problem.rows(), &Prediction::tier_and_kind)) by[name] = summary;
-    const ValidationSummary& moe = by["A MoE"];
+    std::map<std::string, published::ValidationSummary> by;
+    for (const auto& [name, summary] : published::summarize_by(problem.rows(), &published::Prediction::tier_and_kind))
+        by[name] = summary;
+    const published::ValidationSummary& moe = by["A MoE"];
     CHECK(moe.predicted >= 94);
     CHECK(moe.mape <= 0.08);
     CHECK(std::abs(moe.bias) <= 0.02);

@@ -14,8 +14,8 @@ using namespace moe::tools;
 
 namespace {
 
-TimelineRow row(int rank, int op, OpKind kind, double start, double busy) {
-    TimelineRow r;
+program::TimelineRow row(int rank, int op, program::OpKind kind, double start, double busy) {
+    program::TimelineRow r;
     r.rank = rank;
     r.op = op;
     r.kind = kind;
@@ -26,8 +26,8 @@ TimelineRow row(int rank, int op, OpKind kind, double start, double busy) {
 }
 
 // Rank 0 stands for three ranks, rank 3 for itself.
-Timeline predicted_timeline() {
-    Timeline t;
+program::Timeline predicted_timeline() {
+    program::Timeline t;
     t.plan_json = "{}";
     t.ranks = {0, 3};
     t.pipeline_rank = {0, 1};
@@ -35,12 +35,13 @@ Timeline predicted_timeline() {
     t.step_seconds = 10.0;
     t.tflops_per_gpu = 2.0;
     t.memory_gib = 4.0;
-    t.rows = {row(0, 0, OpKind::gemm, 0.0, 1.0), row(0, 1, OpKind::add, 2.0, 0.5), row(3, 0, OpKind::gemm, 0.0, 3.0)};
+    t.rows = {row(0, 0, program::OpKind::gemm, 0.0, 1.0), row(0, 1, program::OpKind::add, 2.0, 0.5),
+              row(3, 0, program::OpKind::gemm, 0.0, 3.0)};
     return t;
 }
 
-Timeline measured_timeline() {
-    Timeline t = predicted_timeline();
+program::Timeline measured_timeline() {
+    program::Timeline t = predicted_timeline();
     t.predicted = false;
     t.step_seconds = 8.0;
     t.tflops_per_gpu = 2.5;
@@ -50,23 +51,23 @@ Timeline measured_timeline() {
     t.represents = {1, 1, 1, 1};
     t.rows.clear();
     for (int rank = 0; rank < 3; ++rank) {
-        t.rows.push_back(row(rank, 0, OpKind::gemm, 0.0, 2.0));
-        t.rows.push_back(row(rank, 1, OpKind::add, 4.0, 0.25));
+        t.rows.push_back(row(rank, 0, program::OpKind::gemm, 0.0, 2.0));
+        t.rows.push_back(row(rank, 1, program::OpKind::add, 4.0, 0.25));
     }
-    t.rows.push_back(row(3, 0, OpKind::gemm, 0.0, 2.0));
+    t.rows.push_back(row(3, 0, program::OpKind::gemm, 0.0, 2.0));
     return t;
 }
 
 } // namespace
 
 TEST_CASE("sums by kind are means over the ranks that rows stand for") {
-    const Comparison c = compare_timelines(predicted_timeline(), measured_timeline());
+    const Comparison c = compare(predicted_timeline(), measured_timeline());
     REQUIRE(c.kinds.size() == 2);
-    CHECK(c.kinds[0].kind == OpKind::gemm);
+    CHECK(c.kinds[0].kind == program::OpKind::gemm);
     CHECK(c.kinds[0].count == 4);
     CHECK(c.kinds[0].predicted == nearly((3 * 1.0 + 3.0) / 4));
     CHECK(c.kinds[0].measured == nearly(2.0));
-    CHECK(c.kinds[1].kind == OpKind::add);
+    CHECK(c.kinds[1].kind == program::OpKind::add);
     CHECK(c.kinds[1].count == 3);
     CHECK(c.kinds[1].predicted == nearly(3 * 0.5 / 4));
     CHECK(c.kinds[1].measured == nearly(3 * 0.25 / 4));
@@ -74,30 +75,30 @@ TEST_CASE("sums by kind are means over the ranks that rows stand for") {
     // Ranks 0 and 3 are in both: three ops line up, the furthest apart first.
     CHECK(c.matched == 3);
     REQUIRE(c.widest.size() == 3);
-    CHECK(c.widest[2].measured.kind == OpKind::add);
-    CHECK(c.widest[0].predicted.kind == OpKind::gemm);
+    CHECK(c.widest[2].measured.kind == program::OpKind::add);
+    CHECK(c.widest[0].predicted.kind == program::OpKind::gemm);
 }
 
 TEST_CASE("timelines that do not belong together are refused") {
-    const Timeline predicted = predicted_timeline(), measured = measured_timeline();
-    CHECK_THROWS_AS(compare_timelines(measured, predicted), Error);
-    CHECK_THROWS_AS(compare_timelines(predicted, predicted), Error);
-    Timeline other = measured;
+    const program::Timeline predicted = predicted_timeline(), measured = measured_timeline();
+    CHECK_THROWS_AS(compare(measured, predicted), Error);
+    CHECK_THROWS_AS(compare(predicted, predicted), Error);
+    program::Timeline other = measured;
     other.plan_json = "{\"tp\": 2}";
-    CHECK_THROWS_AS(compare_timelines(predicted, other), Error);
+    CHECK_THROWS_AS(compare(predicted, other), Error);
     other = measured;
-    other.rows[0].kind = OpKind::rope;
-    CHECK_THROWS_AS(compare_timelines(predicted, other), Error);
+    other.rows[0].kind = program::OpKind::rope;
+    CHECK_THROWS_AS(compare(predicted, other), Error);
     other = measured;
     other.rows.pop_back();
-    CHECK_THROWS_AS(compare_timelines(predicted, other), Error);
+    CHECK_THROWS_AS(compare(predicted, other), Error);
     other = measured;
     other.rows[0].rank = 77;
-    CHECK_THROWS_AS(compare_timelines(predicted, other), Error);
+    CHECK_THROWS_AS(compare(predicted, other), Error);
 }
 
 TEST_CASE("the pipeline's picture has a box per slot, and stays small") {
-    Timeline t = predicted_timeline();
+    program::Timeline t = predicted_timeline();
     const auto boxes = [](const std::string& svg) {
         int count = 0;
         for (std::size_t at = svg.find("<rect"); at != std::string::npos; at = svg.find("<rect", at + 1)) ++count;
@@ -106,12 +107,12 @@ TEST_CASE("the pipeline's picture has a box per slot, and stays small") {
     CHECK(boxes(pipeline_svg(t)) == 2); // two stages, one slot each
     t.rows.clear();
     for (int slot = 0; slot < 50'000; ++slot) {
-        TimelineRow r = row(0, 0, OpKind::gemm, slot * 1.0, 0.4);
+        program::TimelineRow r = row(0, 0, program::OpKind::gemm, slot * 1.0, 0.4);
         r.slot = slot;
         t.rows.push_back(r);
     }
     const std::string svg = pipeline_svg(t);
     CHECK(boxes(svg) > 1000);
     CHECK(boxes(svg) < 7000);
-    CHECK(boxes(pipeline_svg(Timeline{})) == 0);
+    CHECK(boxes(pipeline_svg(program::Timeline{})) == 0);
 }

@@ -26,7 +26,8 @@ TEST_CASE("execute: a document with every field is tests/schemas/execute_on_gpus
     run.joined.communicators = 2;
     run.joined.bytes = 2e9;
     run.joined.buffer_bytes = 1e9;
-    run.joined.each = {{{static_cast<int>(Stream::expert), {0, 1}, true}, 1.5e9}, {{stream_count, {0, 1}, false}, 5e8}};
+    run.joined.each = {{{static_cast<int>(program::Stream::expert), {0, 1}, true}, 1.5e9},
+                       {{program::stream_count, {0, 1}, false}, 5e8}};
     run.command = "moe-plan execute plan.json";
     CHECK(run_document(run) == read_file(std::string(source) + "/tests/schemas/execute_on_gpus.json"));
 }

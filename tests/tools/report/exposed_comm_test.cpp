@@ -8,8 +8,8 @@ using namespace moe;
 
 namespace {
 
-TimelineRow row(int rank, OpKind kind, double start, double end) {
-    TimelineRow r;
+program::TimelineRow row(int rank, program::OpKind kind, double start, double end) {
+    program::TimelineRow r;
     r.rank = rank;
     r.kind = kind;
     r.start = start;
@@ -20,12 +20,13 @@ TimelineRow row(int rank, OpKind kind, double start, double end) {
 } // namespace
 
 TEST_CASE("exposed communication: what no other op of the rank covers, once where several run, mean over ranks") {
-    Timeline t;
+    program::Timeline t;
     CHECK(tools::exposed_communication(t) == 0.0);
-    t.rows = {row(0, OpKind::gemm, 0.0, 2.0), row(0, OpKind::all_gather, 1.0, 4.0),
-              row(0, OpKind::all_reduce, 3.0, 5.0), row(0, OpKind::add, 4.5, 6.0), row(0, OpKind::send, 7.0, 7.5)};
+    t.rows = {row(0, program::OpKind::gemm, 0.0, 2.0), row(0, program::OpKind::all_gather, 1.0, 4.0),
+              row(0, program::OpKind::all_reduce, 3.0, 5.0), row(0, program::OpKind::add, 4.5, 6.0),
+              row(0, program::OpKind::send, 7.0, 7.5)};
     CHECK(tools::exposed_communication(t) == nearly(2.5 + 0.5)); // 2 to 4.5, 7 to 7.5
-    t.rows.push_back(row(1, OpKind::gemm, 0.0, 7.0));
-    t.rows.push_back(row(1, OpKind::recv, 2.0, 6.0)); // hidden as a whole
+    t.rows.push_back(row(1, program::OpKind::gemm, 0.0, 7.0));
+    t.rows.push_back(row(1, program::OpKind::recv, 2.0, 6.0)); // hidden as a whole
     CHECK(tools::exposed_communication(t) == nearly(1.5));
 }

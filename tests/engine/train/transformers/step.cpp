@@ -13,12 +13,12 @@ using namespace moe;
 
 namespace {
 
-Plan plan_of(const std::string& folder, std::span<char*> fields) {
-    Plan plan;
-    plan.model = std::make_shared<const Model>(load_model(folder));
-    plan.hardware = std::make_shared<const Hardware>(load_hardware("cpu-local"));
+plan::Plan plan_of(const std::string& folder, std::span<char*> fields) {
+    plan::Plan plan;
+    plan.model = std::make_shared<const model::Model>(families::load_model(folder));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("cpu-local"));
     plan.stack = "moe-plan";
-    plan.precision = Precision::fp32;
+    plan.precision = machine::Precision::fp32;
     for (const std::string field : fields) {
         const std::size_t equal = field.find('=');
         if (equal == std::string::npos) refuse("{}: must be FIELD=VALUE", field);
@@ -30,29 +30,29 @@ Plan plan_of(const std::string& folder, std::span<char*> fields) {
         else if (key == "gbs")
             plan.gbs = std::stoll(value);
         else
-            set_field(plan, key, value);
+            plan::set_field(plan, key, value);
     }
     plan.dp = plan.gpus / (plan.tp * plan.cp * plan.pp);
     plan.edp = plan.gpus / (plan.ep * plan.etp * plan.pp);
-    if (const PlanFault fault = check_plan(plan)) refuse("plan: {}", fault.message);
+    if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("plan: {}", fault.message);
     return plan;
 }
 
-void run(std::span<char*> arguments) {
+void write_step(std::span<char*> arguments) {
     if (arguments.size() < 4) refuse("usage: hf_step HF_DIR DATA_PREFIX OUT.safetensors [FIELD=VALUE ...]");
-    const Plan plan = plan_of(arguments[1], arguments.subspan(4));
-    TrainOptions options;
+    const plan::Plan plan = plan_of(arguments[1], arguments.subspan(4));
+    train::TrainOptions options;
     options.lr = 0.0;
-    Trainer trainer(plan, options);
-    const LoadReport report = load_weights(trainer, arguments[1]);
-    if (const std::string text = describe(report); !text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
-    SampleData data({{arguments[2], 1.0}}, plan.seq, plan.gbs, plan.model->vocab, false, 1);
-    const StepResult step =
+    train::Trainer trainer(plan, options);
+    const train::LoadReport report = train::load_weights(trainer, arguments[1]);
+    if (const std::string text = train::describe(report); !text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
+    data::SampleData data({{arguments[2], 1.0}}, plan.seq, plan.gbs, plan.model->vocab, false, 1);
+    const train::StepResult step =
         trainer.step([&](std::int64_t sample, std::span<std::int32_t> out) { data.read(sample, out); });
 
-    std::vector<TensorToWrite> tensors{{"loss", {1}}};
+    std::vector<weights::TensorToWrite> tensors{{"loss", {1}}};
     for (const auto& [name, shape] : trainer.parameters()) tensors.push_back({name, {shape.rows, shape.cols}});
-    write_safetensors(arguments[3], tensors, Dtype::f32, [&](const TensorToWrite& tensor) {
+    weights::write_safetensors(arguments[3], tensors, program::Dtype::f32, [&](const weights::TensorToWrite& tensor) {
         if (tensor.name == "loss") return std::vector{static_cast<float>(step.loss)};
         return trainer.read_gradient(tensor.name);
     });
@@ -62,7 +62,7 @@ void run(std::span<char*> arguments) {
 
 int main(int count, char** arguments) {
     try {
-        run({arguments, static_cast<std::size_t>(count)});
+        write_step({arguments, static_cast<std::size_t>(count)});
     } catch (const Error& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return static_cast<int>(error.fault());
