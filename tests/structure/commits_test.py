@@ -1,4 +1,5 @@
 """Tests of commits.py on a repository of three commits."""
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from tree import TreeTest
 @unittest.skipUnless(shutil.which("git"), "needs git")
 class Commits(TreeTest):
     def git(self, *arguments):
+        # In a hook GIT_DIR and its like name the project's own repository, which these commits are not for.
+        for name in [name for name in os.environ if name.startswith("GIT_")]:
+            del os.environ[name]
         subprocess.run(["git", "-C", str(self.root), "-c", "user.name=T", "-c", "user.email=t@example.org", *arguments],
                        check=True, capture_output=True)
 
