@@ -149,8 +149,7 @@ template <class E>
 class Words {
 public:
     Words(E last, const char* what) : what_(what) {
-        for (int i = 0; i <= static_cast<int>(last); ++i)
-            values_[to_string(static_cast<E>(i))] = static_cast<E>(i);
+        for (int i = 0; i <= static_cast<int>(last); ++i) values_[to_string(static_cast<E>(i))] = static_cast<E>(i);
     }
     E operator()(const std::string& path, const std::string& word) const {
         const auto it = values_.find(word);

@@ -40,10 +40,10 @@ void add_parts(search::Breakdown& sum, const search::Breakdown& part, double tim
 }
 
 constexpr double search::Breakdown::*all_parts[] = {&search::Breakdown::compute,   &search::Breakdown::tensor,
-                                            &search::Breakdown::context,   &search::Breakdown::expert,
-                                            &search::Breakdown::pipeline,  &search::Breakdown::bubble,
-                                            &search::Breakdown::data,      &search::Breakdown::optimizer,
-                                            &search::Breakdown::recompute, &search::Breakdown::host};
+                                                    &search::Breakdown::context,   &search::Breakdown::expert,
+                                                    &search::Breakdown::pipeline,  &search::Breakdown::bubble,
+                                                    &search::Breakdown::data,      &search::Breakdown::optimizer,
+                                                    &search::Breakdown::recompute, &search::Breakdown::host};
 
 void add_difference(search::Breakdown& sum, const search::Breakdown& more, const search::Breakdown& less,
                     double times) {

@@ -187,7 +187,8 @@ std::vector<Variation> variations(const moe::plan::Plan& base, const moe::stack:
     const auto keep = [&](moe::plan::Plan plan, const std::string& field, const std::string& value) {
         complete(plan);
         if (moe::plan::check_plan(plan) || moe::stack::check_stack(plan, stack)) return;
-        if (field_values().count(field) == 1 && moe::plan::field_text(plan, field) != moe::plan::field_text(base, field))
+        if (field_values().count(field) == 1 &&
+            moe::plan::field_text(plan, field) != moe::plan::field_text(base, field))
             varied.insert(field);
         plans.push_back({std::move(plan), field + "=" + value});
     };
