@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <system_error>
+#include <utility>
 
 #include <pthread.h>
 #include <sched.h>
@@ -163,7 +164,7 @@ void Cores::bind(int rank, int core) {
 
 void Cores::set_failure(std::exception_ptr failure) {
     if (failure_) return;
-    failure_ = failure;
+    failure_ = std::move(failure);
     for (Member& member : members_) member.wake.notify_one();
 }
 

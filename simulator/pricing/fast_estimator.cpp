@@ -204,8 +204,9 @@ double FastEstimator::held_bytes(const plan::Plan& plan) {
     for (int r = 0; r < plan.pp; ++r) {
         std::vector<const estimate::SavedSegments*> chunks;
         for (int c = 0; c < plan.vpp; ++c)
-            chunks.push_back(
-                &segments[static_cast<std::size_t>(shape.of_stage[static_cast<std::size_t>(c * plan.pp + r)])]);
+            chunks.push_back(&segments[static_cast<std::size_t>(
+                shape.of_stage[static_cast<std::size_t>(c) * static_cast<std::size_t>(plan.pp) +
+                               static_cast<std::size_t>(r)])]);
         const std::vector<plan::Kept>& kept = state_->orders.of(plan, enough, r).kept;
         activations.push_back({0.0, estimate::merges(kept)});
         for (const auto& [bytes, most] : estimate::most_kept(chunks, kept))
