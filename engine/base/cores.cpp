@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <utility>
 
 namespace moe::engine {
 

@@ -116,9 +116,10 @@ QueuedCommunicator::QueuedCommunicator(QueuedFabric& fabric, int rank, device::D
     for (std::size_t s = 0; s < slots_.size(); ++s)
         if (slot_bytes_[s] > 0) slots_[s] = take_memory(slot_bytes_[s], "slots of routed rows");
     for (auto& [channel, box] : boxes_) box.memory = take_memory(box.box.bytes * box.box.places, "messages that leave");
-    char* greetings = take_memory(8 * fabric.mesh().size(), "the first messages");
-    device_.fill(greetings, 0, static_cast<std::size_t>(8 * fabric.mesh().size()));
-    if (device::Queue* queue = device_.queue()) use(program::Stream::compute, queue->stream());
+    const int greeting_bytes = 8 * fabric.mesh().size();
+    char* greetings = take_memory(greeting_bytes, "the first messages");
+    device_.fill(greetings, 0, static_cast<std::size_t>(greeting_bytes));
+    if (device::Queue* queue = device_.queue()) QueuedCommunicator::use(program::Stream::compute, queue->stream());
     for (std::size_t i = 0; i < fabric.comm_groups().size(); ++i) {
         const CommGroup& group = fabric.comm_groups()[i];
         const auto me = std::find(group.ranks.begin(), group.ranks.end(), rank_);

@@ -302,7 +302,7 @@ bool wait_writable(int socket, double seconds) {
 
 Meeting meet_processes(const Launch& launch, std::uint64_t fingerprint, double patience) {
     const Deadline deadline(patience);
-    const Meeting meeting =
+    Meeting meeting =
         launch.rank == 0 ? meet_as_first(launch, fingerprint, deadline) : meet_as_other(launch, fingerprint, deadline);
     for (const int socket : meeting.sockets)
         if (socket >= 0) tune(socket);

@@ -69,7 +69,7 @@ private:
         if (const std::string type = word(model, "type", "BPE"); type != "BPE")
             refuse("{}: model.type = {}: only BPE is read", path_, shown(type));
         for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"})
-            if (given(model, key) && model[key] != "")
+            if (given(model, key) && model[key] != "") // NOLINT(readability-container-size-empty): no container
                 refuse("{}: model.{} = {}: only null is read", path_, key, shown(model[key].dump()));
         if (flag(model, "byte_fallback", false))
             refuse("{}: model.byte_fallback = true: only byte-level BPE is read, not SentencePiece's", path_);
