@@ -84,7 +84,7 @@ private:
     std::vector<const program::Op*> ops_;              // likewise: by number, in the order of OpWalk
     std::vector<std::size_t> slots_;                   // of those
     bool marked_ = false;                              // communication marks its way, as the rank is not alone
-    int reserved_sms_ = 0;                             // spared_multiprocessors() of the Program
+    int reserved_sms_ = 0;                             // multiprocessors that another kernel holds meanwhile
     std::atomic<std::uint64_t> calls_{0};              // begun and ended
     std::atomic<const program::Op*> current_{nullptr}; // the last one begun
     std::atomic<std::size_t> current_slot_{0};

@@ -95,7 +95,7 @@ bool sm90_grouped_gemm(const GroupedShape& s, Src a, Src b, const std::int32_t* 
     if (!takes(s, a, b, c)) return false;
     // Clusters go through their tiles without looking at how far others are: one that finds its place taken by
     // something else begins when the first have ended, and the product takes twice as long.
-    const int multiprocessors = sm90::multiprocessors() - s.spared / 2 * 2;
+    const int multiprocessors = sm90::multiprocessors() - s.reserved_sms / 2 * 2;
     if (multiprocessors <= 0) return false;
     const Call call{s, a, b, counts, c, multiprocessors, stream};
     switch (s.product) {
