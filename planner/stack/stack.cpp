@@ -120,6 +120,17 @@ std::vector<Publication> read_published(const Json* list, const std::string& pla
     return result;
 }
 
+Engine read_engine(const Json& json, const std::string& place) {
+    static const machine::Coefficients none; // names and versions hold no costs
+    Reader in(json, place + ": engine", none);
+    const auto version = [&in](const char* key) { return in.find(key) != nullptr ? in.text(key) : std::string(); };
+    Engine engine{in.text("name"), version("release"), version("transformer_engine"), version("bridge")};
+    if (!engine.release.empty()) in.text("source");
+    in.find("source");
+    in.finish();
+    return engine;
+}
+
 Stack read_stack(const Json& json, const std::string& place, const machine::Coefficients& coefficients) {
     Reader in(json, place, coefficients);
     Stack s;
@@ -153,6 +164,8 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     if (in.find("features") != nullptr) s.features = in.list("features", [](std::string name) { return name; });
     s.costs = read_costs(in.at("costs"), in.at("cost_sources"), place, coefficients);
     s.published = read_published(in.find("published"), place, coefficients);
+    if (const Json* engine = in.find("engine")) s.engine = read_engine(*engine, place);
+    s.rules = std::make_shared<const std::vector<Rule>>(load_rules(s.engine));
     in.finish();
     for (const unsigned set : s.recompute_sets)
         if ((set & ~s.recompute_modules) != 0)

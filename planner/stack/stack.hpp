@@ -6,9 +6,11 @@
 #include "planner/machine/precision.hpp"
 #include "planner/plan/choices.hpp"
 #include "planner/plan/fwd.hpp"
+#include "planner/stack/rules.hpp"
 
 #include <array>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -59,9 +61,11 @@ struct Publication {
 };
 
 struct Stack {
-    std::string name;        // "moe-plan", "bridge-26.08", ...
-    std::string release;     // as the source names it
-    bool executable = false; // execute can run what it offers
+    std::string name;                               // "moe-plan", "bridge-26.08", ...
+    std::string release;                            // as the source names it
+    bool executable = false;                        // execute can run what it offers
+    Engine engine;                                  // whose rules its plans keep
+    std::shared_ptr<const std::vector<Rule>> rules; // those in force; may be null
     bool tensor = true, context = true, expert_tensor = true, interleaved = true;
     std::vector<machine::Precision> precisions;
     std::vector<plan::Dispatcher> dispatchers;
@@ -99,7 +103,13 @@ Stack load_stack(const std::string& name, const machine::Hardware& hardware, con
 // Names in profiles/stacks, sorted.
 std::vector<std::string> stack_names();
 
-// Whether the stack offers the plan: like check_plan(), empty when it does.
+// Whether the stack offers what the plan asks for, the rules of its engine aside: like check_plan(), empty when it
+// does.
+plan::PlanFault check_offers(const plan::Plan& plan, const Stack& stack);
+// The rules of the stack's engine that the plan breaks, in their file's order.
+std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack);
+// Whether the stack's software would run the plan: check_offers(), then the first broken rule, counted as
+// "ENGINE: RULE". Its message ends with the rule's source.
 plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack);
 // Whether neither check_plan() nor check_stack() has anything against it.
 bool sound(const plan::Plan& plan, const Stack& stack);

@@ -1,4 +1,4 @@
-// Whether a stack can do what a plan asks for: what it offers, and which combinations its engine excludes.
+// Whether a stack can do what a plan asks for: what it offers, and the rules of its engine.
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
@@ -76,33 +76,9 @@ plan::PlanFault check_features(const plan::Plan& p, const Stack& s) {
     return {};
 }
 
-// Combinations that the published engines exclude (Megatron-LM's merged schedule and CUDA-graph documents).
-plan::PlanFault check_combinations(const plan::Plan& p, const Stack& s) {
-    if (s.executable) return {};
-    if (p.ep_overlap && p.pp > 1 && p.vpp == 1)
-        return {"stack: ep_overlap", fmt::format("ep_overlap on: with pp {} needs vpp > 1, found vpp 1", p.pp)};
-    if (p.ep_overlap && (p.recompute & (plan::recompute::full | plan::recompute::moe)) != 0)
-        return {"stack: ep_overlap",
-                fmt::format("ep_overlap on: excludes recompute {}", plan::recompute::to_string(p.recompute))};
-    if (p.cuda_graph == plan::CudaGraph::full && p.ep > 1 && !p.fixed_rows() && offers(s.host_synced, p.dispatcher) &&
-        p.dispatcher != plan::Dispatcher::hybridep)
-        return {"stack: cuda_graph", fmt::format("cuda_graph full: dispatcher {} reads counts on the host: use another",
-                                                 plan::to_string(p.dispatcher))};
-    if (p.cuda_graph != plan::CudaGraph::none &&
-        (p.offload & (plan::offload::attn_norm | plan::offload::mlp_norm)) != 0)
-        return {"stack: cuda_graph", fmt::format("cuda_graph {}: excludes offload {}", plan::to_string(p.cuda_graph),
-                                                 plan::offload::to_string(p.offload & (plan::offload::attn_norm |
-                                                                                       plan::offload::mlp_norm)))};
-    if (p.cuda_graph != plan::CudaGraph::none && p.cuda_graph != plan::CudaGraph::full &&
-        (p.recompute & plan::recompute::full) != 0)
-        return {"stack: cuda_graph",
-                fmt::format("cuda_graph {}: excludes recompute full", plan::to_string(p.cuda_graph))};
-    return {};
-}
-
 } // namespace
 
-plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack) {
+plan::PlanFault check_offers(const plan::Plan& plan, const Stack& stack) {
     if (stack.executable && !plan.model->not_executable.empty())
         return {"stack: model", fmt::format("model {}: stack {} offers only what execute runs: {}", plan.model->name,
                                             stack.name, plan.model->not_executable)};
@@ -110,8 +86,24 @@ plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack) {
         if (const plan::PlanFault fault = plan::check_executable(plan))
             return {"stack: " + fault.counter, fmt::format("stack {}: {}", stack.name, fault.message)};
     if (plan::PlanFault fault = check_mesh(plan, stack)) return fault;
-    if (plan::PlanFault fault = check_features(plan, stack)) return fault;
-    return check_combinations(plan, stack);
+    return check_features(plan, stack);
+}
+
+std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack) {
+    std::vector<const Rule*> broken;
+    if (stack.rules != nullptr)
+        for (const Rule& rule : *stack.rules)
+            if (rule.broken_by(plan)) broken.push_back(&rule);
+    return broken;
+}
+
+plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack) {
+    if (plan::PlanFault fault = check_offers(plan, stack)) return fault;
+    if (stack.rules == nullptr) return {};
+    for (const Rule& rule : *stack.rules)
+        if (rule.broken_by(plan))
+            return {stack.engine.name + ": " + rule.name, fmt::format("{} ({})", rule.message, rule.source)};
+    return {};
 }
 
 bool sound(const plan::Plan& plan, const Stack& stack) { return !plan::check_plan(plan) && !check_stack(plan, stack); }

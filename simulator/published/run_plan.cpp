@@ -186,7 +186,11 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
     apply_recipe(run, s, plan, planned.warnings);
     plan.layout = recipe_layout(run, plan, planned.warnings);
     if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("{}", fault.message);
-    if (const plan::PlanFault fault = stack::check_stack(plan, s)) refuse("{}", fault.message);
+    if (const plan::PlanFault fault = stack::check_offers(plan, s)) refuse("{}", fault.message);
+    // What was published did run: where the recipe as recorded breaks a rule, the record lacks something.
+    for (const stack::Rule* rule : stack::broken_rules(plan, s))
+        planned.warnings.push_back(
+            fmt::format("the recipe as recorded breaks a rule of {}: {}", s.engine.name, rule->message));
     planned.flops_per_token = run.gflop_per_token_std ? *run.gflop_per_token_std * 1e9
                                                       : model::model_flops_per_token(*plan.model, plan.seq, plan.tp);
 }

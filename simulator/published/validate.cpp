@@ -16,6 +16,14 @@
 namespace moe::published {
 namespace {
 
+// Whether the stack would run the plan as far as it would run the row: what is chosen for a row breaks no further rule.
+bool sound_as(const PlannedRun& planned, const plan::Plan& plan, const stack::Stack& stack) {
+    if (plan::check_plan(plan) || stack::check_offers(plan, stack)) return false;
+    const std::vector<const stack::Rule*> before = stack::broken_rules(planned.plan, stack);
+    const std::vector<const stack::Rule*> now = stack::broken_rules(plan, stack);
+    return std::includes(before.begin(), before.end(), now.begin(), now.end());
+}
+
 class Estimators {
 public:
     pricing::FastEstimator& of(const plan::Plan& plan, const stack::Stack& stack) {
@@ -31,10 +39,10 @@ private:
 // The lightest of the stack's recompute sets with which the plan fits; the row's own where it names one. Sets that
 // repeat whole products are left out: published recipes that use them say so, and dense rows that were priced with them
 // came out 10 to 15 % too slow beside rows of the same mapping without. A stack that only knows whole layers uses them.
-bool fit(plan::Plan& plan, bool open_recompute, const stack::Stack& stack, pricing::FastEstimator& estimator) {
+bool fit(const PlannedRun& planned, plan::Plan& plan, const stack::Stack& stack, pricing::FastEstimator& estimator) {
     const auto fits = [&] { return estimator.memory_bytes(plan) <= plan.hardware->memory_bytes; };
     if (fits()) return true;
-    if (!open_recompute) return false;
+    if (!planned.open_recompute) return false;
     const unsigned before = plan.recompute;
     const bool whole_layers = std::all_of(stack.recompute_sets.begin(), stack.recompute_sets.end(),
                                           [](unsigned set) { return set == 0 || set == plan::recompute::full; });
@@ -43,7 +51,7 @@ bool fit(plan::Plan& plan, bool open_recompute, const stack::Stack& stack, prici
     for (const unsigned set : stack.recompute_sets) {
         if ((set & products) != 0 && !whole_layers) continue;
         plan.recompute = applicable_recompute(set, *plan.model);
-        if (stack::sound(plan, stack) && fits()) return true;
+        if (sound_as(planned, plan, stack) && fits()) return true;
     }
     plan.recompute = before;
     return false;
@@ -64,7 +72,7 @@ std::vector<int> open_chunks(const PlannedRun& planned, const plan::Plan& plan) 
 search::Estimate choose(const PlannedRun& planned, plan::Plan& plan, const stack::Stack& stack,
                         pricing::FastEstimator& estimator) {
     if (!planned.open_mbs) {
-        fit(plan, planned.open_recompute, stack, estimator);
+        fit(planned, plan, stack, estimator);
         return estimator.estimate(plan);
     }
     constexpr std::array<std::int64_t, 10> sizes{1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
@@ -76,8 +84,8 @@ search::Estimate choose(const PlannedRun& planned, plan::Plan& plan, const stack
             candidate.mbs = size;
             candidate.vpp = vpp;
             candidate.schedule = vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
-            if (!stack::sound(candidate, stack)) continue;
-            if (!fit(candidate, planned.open_recompute, stack, estimator)) break;
+            if (!sound_as(planned, candidate, stack)) continue;
+            if (!fit(planned, candidate, stack, estimator)) break;
             const search::Estimate estimate = estimator.estimate(candidate);
             if (fastest.step_seconds > 0.0 && estimate.step_seconds >= fastest.step_seconds) continue;
             fastest = estimate;

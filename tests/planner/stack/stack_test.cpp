@@ -86,20 +86,26 @@ TEST_CASE("published stacks: combinations that their engines exclude, and what H
     const auto base = [](moe::plan::Plan& p) {
         p.precision = moe::machine::Precision::mxfp8, p.ep = 64, p.dispatcher = moe::plan::Dispatcher::hybridep;
         p.cuda_graph = moe::plan::CudaGraph::full, p.pp = p.vpp = 4, p.ep_overlap = true;
+        p.capacity = 1.5;
     };
     CHECK(check(base).empty());
-    CHECK(check([&](moe::plan::Plan& p) { base(p), p.vpp = 1; }) == "stack: ep_overlap");
-    CHECK(check([&](moe::plan::Plan& p) { base(p), p.recompute = moe::plan::recompute::full; }) == "stack: ep_overlap");
+    CHECK(check([&](moe::plan::Plan& p) { base(p), p.vpp = 1; }) == "megatron-core: ep_overlap: vpp");
+    CHECK(check([&](moe::plan::Plan& p) { base(p), p.recompute = moe::plan::recompute::full; }) ==
+          "megatron-core: ep_overlap: recompute full");
     CHECK(check([&](moe::plan::Plan& p) { base(p), p.dispatcher = moe::plan::Dispatcher::alltoall; }) ==
-          "stack: cuda_graph");
+          "megatron-core: capacity: dispatcher");
+    CHECK(check([&](moe::plan::Plan& p) { base(p), p.capacity = 0.0; }) == "megatron-core: cuda_graph full: capacity");
+    CHECK(check([&](moe::plan::Plan& p) { base(p), p.ep_overlap = false, p.delay_wgrad = true; }) ==
+          "megatron-core: delay_wgrad: ep_overlap");
     CHECK(check([&](moe::plan::Plan& p) {
               base(p), p.ep_overlap = false, p.cuda_graph = moe::plan::CudaGraph::partial,
                        p.recompute = moe::plan::recompute::full;
-          }) == "stack: cuda_graph");
-    CHECK(check([&](moe::plan::Plan& p) { base(p), p.offload = moe::plan::offload::moe_act; }).empty());
-    CHECK(check([&](moe::plan::Plan& p) {
-              base(p), p.offload = moe::plan::offload::moe_act | moe::plan::offload::mlp_norm;
-          }) == "stack: cuda_graph");
+          }) == "megatron-core: cuda_graph partial: recompute full");
+    CHECK(check([&](moe::plan::Plan& p) { base(p), p.offload = moe::plan::offload::moe_act; }) ==
+          "megatron-core: capacity: offload");
+    CHECK(check([&](moe::plan::Plan& p) { base(p), p.offload = moe::plan::offload::core_attn; }).empty());
+    CHECK(check([&](moe::plan::Plan& p) { base(p), p.offload = moe::plan::offload::mlp_norm; }) ==
+          "megatron-core: offload: norms at a graph's edge");
     CHECK(check([](moe::plan::Plan& p) {
               p.precision = moe::machine::Precision::bf16,
               p.cuda_graph = moe::plan::CudaGraph::attn | moe::plan::CudaGraph::moe_router;

@@ -1,0 +1,258 @@
+// One row for each word that is a number, a set or a name; the other plan fields are text.
+#include "planner/stack/plan_words.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/bf16_layers.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/plan/plan_fields.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace moe::stack {
+namespace {
+
+using machine::Precision;
+using model::LayerKind;
+using plan::Plan;
+
+const char* on_off(bool on) { return on ? "on" : "off"; }
+
+const char* name_of(const std::optional<Precision>& precision) {
+    return precision ? machine::to_string(*precision) : "default";
+}
+
+// The kind of the first layer, in order, of which `has` holds; nullptr where there is none.
+template <class Has>
+const LayerKind* first_kind(const Plan& p, const Has& has) {
+    for (const int kind : p.model->layers)
+        if (const LayerKind& k = p.model->kinds[static_cast<std::size_t>(kind)]; has(k)) return &k;
+    return nullptr;
+}
+
+template <class Has>
+const char* some_layer(const Plan& p, const Has& has) {
+    return on_off(first_kind(p, has) != nullptr);
+}
+
+const model::Moe* experts_of(const Plan& p) {
+    const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.moe.has_value(); });
+    return kind != nullptr ? &*kind->moe : nullptr;
+}
+
+const model::Attention* attention_of(const Plan& p) {
+    const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.attention.heads > 0; });
+    return kind != nullptr ? &kind->attention : nullptr;
+}
+
+double dense_layers(const Plan& p) {
+    return static_cast<double>(std::count_if(p.model->layers.begin(), p.model->layers.end(), [&p](int kind) {
+        return p.model->kinds[static_cast<std::size_t>(kind)].dense();
+    }));
+}
+
+const char* router_score(const Plan& p) {
+    const model::Moe* moe = experts_of(p);
+    if (moe == nullptr || moe->router.scoring == model::Scoring::softmax) return "softmax";
+    return moe->router.scoring == model::Scoring::sigmoid ? "sigmoid" : "sqrtsoftplus";
+}
+
+// The activation of the experts, of the dense MLP where there are none.
+const char* activation(const Plan& p) {
+    const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.moe.has_value(); });
+    if (kind == nullptr) kind = first_kind(p, [](const LayerKind& k) { return k.dense(); });
+    if (kind == nullptr) return "silu";
+    switch (kind->activation) {
+    case model::Activation::silu:
+        return "silu";
+    case model::Activation::gelu:
+        return "gelu";
+    case model::Activation::quick_gelu:
+        return "quick_gelu";
+    case model::Activation::relu2:
+        return "relu2";
+    }
+    return "silu";
+}
+
+bool latent(const LayerKind& k) {
+    return k.attention.kind == model::AttentionKind::mla || k.attention.kind == model::AttentionKind::compressed;
+}
+
+const char* generation(const Plan& p) {
+    const auto peak = [&p](Precision precision) { return p.hardware->peak_flops[static_cast<std::size_t>(precision)]; };
+    return peak(Precision::mxfp8) > 0.0 || peak(Precision::nvfp4) > 0.0 ? "blackwell" : "hopper";
+}
+
+// What a measured profile is named after has the rules of that machine.
+std::string machine_name(const Plan& p) {
+    if (!p.hardware->like.empty()) return p.hardware->like;
+    return p.hardware->name.substr(0, p.hardware->name.rfind("-measured"));
+}
+
+const char* exported_dispatcher(const Plan& p) {
+    const bool asked = p.ep * p.etp > 1 || (p.capacity > 0.0 && p.dispatcher == plan::Dispatcher::hybridep);
+    return plan::to_string(asked ? p.dispatcher : plan::Dispatcher::alltoall);
+}
+
+const char* bf16_layers_fit(const Plan& p) {
+    return on_off(std::max(p.bf16_first, p.bf16_last) <= static_cast<int>(p.model->layers.size()) / p.pp);
+}
+
+const char* linear_heads_fit(const Plan& p) {
+    const int parts = p.tp * p.cp;
+    return on_off(first_kind(p, [parts](const LayerKind& k) {
+                      return k.attention.kind == model::AttentionKind::gated_delta &&
+                             (k.attention.key_heads % parts != 0 || k.attention.value_heads % parts != 0);
+                  }) == nullptr);
+}
+
+const SetWord recompute_word{[](const Plan& p) { return p.recompute; }, plan::recompute::from_string,
+                             plan::recompute::to_string};
+const SetWord offload_word{[](const Plan& p) { return p.offload; }, plan::offload::from_string,
+                           plan::offload::to_string};
+const SetWord graph_word{
+    [](const Plan& p) { return static_cast<unsigned>(p.cuda_graph); },
+    [](const std::string& text) { return static_cast<unsigned>(plan::cuda_graph_from_string(text)); },
+    [](unsigned set) { return plan::to_string(static_cast<plan::CudaGraph>(set)); }};
+
+std::vector<PlanWord> plan_fields() {
+    return {
+        {"tp", NumberWord{[](const Plan& p) { return double(p.tp); }}},
+        {"cp", NumberWord{[](const Plan& p) { return double(p.cp); }}},
+        {"pp", NumberWord{[](const Plan& p) { return double(p.pp); }}},
+        {"vpp", NumberWord{[](const Plan& p) { return double(p.vpp); }}},
+        {"dp", NumberWord{[](const Plan& p) { return double(p.dp); }}},
+        {"ep", NumberWord{[](const Plan& p) { return double(p.ep); }}},
+        {"etp", NumberWord{[](const Plan& p) { return double(p.etp); }}},
+        {"mbs", NumberWord{[](const Plan& p) { return double(p.mbs); }}},
+        {"capacity", NumberWord{[](const Plan& p) { return p.capacity; }, true}},
+        {"aux_loss", NumberWord{[](const Plan& p) { return p.router.aux_loss; }, true}},
+        {"z_loss", NumberWord{[](const Plan& p) { return p.router.z_loss; }, true}},
+        {"bias_update", NumberWord{[](const Plan& p) { return p.router.bias_update; }, true}},
+        {"expert_capacity", NumberWord{[](const Plan& p) { return p.router.expert_capacity; }, true}},
+        {"recompute", recompute_word},
+        {"offload", offload_word},
+        {"cuda_graph", graph_word},
+        {"schedule", NameWord{[](const Plan& p) { return plan::to_string(p.schedule); }}},
+        {"precision", NameWord{[](const Plan& p) { return machine::to_string(p.precision); }}},
+        {"attention_precision", NameWord{[](const Plan& p) { return name_of(p.attention_precision); }}},
+        {"expert_precision", NameWord{[](const Plan& p) { return name_of(p.expert_precision); }}},
+        {"head_precision", NameWord{[](const Plan& p) { return name_of(p.head_precision); }}},
+        {"fp8_scaling", NameWord{[](const Plan& p) { return plan::to_string(p.fp8_scaling); }}},
+        {"gradients", NameWord{[](const Plan& p) { return machine::to_string(p.gradients); }}},
+        {"fsdp", NameWord{[](const Plan& p) { return on_off(p.fsdp); }}},
+        {"dispatcher", NameWord{[](const Plan& p) { return plan::to_string(p.dispatcher); }}},
+        {"cp_comm", NameWord{[](const Plan& p) { return plan::to_string(p.cp_comm); }}},
+        {"paged_stash", NameWord{[](const Plan& p) { return on_off(p.paged_stash); }}},
+        {"tp_overlap", NameWord{[](const Plan& p) { return on_off(p.tp_overlap); }}},
+        {"ep_overlap", NameWord{[](const Plan& p) { return on_off(p.ep_overlap); }}},
+        {"delay_wgrad", NameWord{[](const Plan& p) { return on_off(p.delay_wgrad); }}},
+        {"deterministic", NameWord{[](const Plan& p) { return on_off(p.deterministic); }}},
+        {"load_balancing", NameWord{[](const Plan& p) { return plan::to_string(p.router.load_balancing); }}},
+        {"drop_policy", NameWord{[](const Plan& p) { return plan::to_string(p.router.drop_policy); }}},
+        {"pad_to_capacity", NameWord{[](const Plan& p) { return on_off(p.router.pad_to_capacity); }}},
+        {"rank_order", TextWord{[](const Plan& p) { return p.rank_order; }}},
+        {"layout", TextWord{[](const Plan& p) { return p.layout.empty() ? std::string("none") : p.layout; }}},
+        {"bf16_layers", TextWord{plan::bf16_layers_to_string}},
+        {"optimizer", TextWord{[](const Plan& p) { return plan::to_string(p.optimizer); }}},
+    };
+}
+
+double count(const model::Moe* moe) { return moe != nullptr ? moe->experts : 0.0; }
+
+std::vector<PlanWord> facts() {
+    return {
+        {"model.experts", NumberWord{[](const Plan& p) { return count(experts_of(p)); }}},
+        {"model.dense_layers", NumberWord{dense_layers}},
+        {"model.layers", NumberWord{[](const Plan& p) { return double(p.model->layers.size()); }}},
+        {"model.mtp", NumberWord{[](const Plan& p) { return double(p.model->mtp.size()); }}},
+        {"model.heads", NumberWord{[](const Plan& p) {
+             const model::Attention* attention = attention_of(p);
+             return attention != nullptr ? attention->heads : 0.0;
+         }}},
+        {"model.kv_heads", NumberWord{[](const Plan& p) {
+             const model::Attention* attention = attention_of(p);
+             return attention != nullptr ? attention->kv_heads : 0.0;
+         }}},
+        {"model.shared_experts", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->shared_ffn > 0; });
+         }}},
+        {"model.mla", NameWord{[](const Plan& p) { return some_layer(p, latent); }}},
+        {"model.sparse_attention", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return latent(k) && k.attention.indexer_top_k > 0; });
+         }}},
+        {"model.gated_delta", NameWord{[](const Plan& p) {
+             return some_layer(
+                 p, [](const LayerKind& k) { return k.attention.kind == model::AttentionKind::gated_delta; });
+         }}},
+        {"model.hybrid", NameWord{[](const Plan& p) { return on_off(p.model->hybrid); }}},
+        {"model.router_score", NameWord{router_score}},
+        {"model.attention_bias", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return k.attention.qkv_bias || k.attention.out_bias; });
+         }}},
+        {"model.expert_bias", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->expert_bias; });
+         }}},
+        {"model.activation", NameWord{activation}},
+        {"model.probs_on_input", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->probs_on_input; });
+         }}},
+        {"hardware", TextWord{machine_name}},
+        {"hardware.generation", NameWord{generation}},
+        {"micro_batches", NumberWord{[](const Plan& p) { return double(p.micro_batches()); }}},
+        {"derived.expert_ranks", NumberWord{[](const Plan& p) { return double(p.ep) * p.etp; }}},
+        {"derived.dispatcher", NameWord{exported_dispatcher}},
+        {"derived.bf16_layers_fit", NameWord{bf16_layers_fit}},
+        {"derived.expert_precision_is_precision",
+         NameWord{[](const Plan& p) { return on_off(p.experts() == p.precision); }}},
+        {"derived.linear_heads_fit", NameWord{linear_heads_fit}},
+    };
+}
+
+const std::map<std::string, PlanWord>& words() {
+    static const std::map<std::string, PlanWord> all = [] {
+        std::map<std::string, PlanWord> by_name;
+        for (std::vector<PlanWord>& list : std::vector{plan_fields(), facts()})
+            for (PlanWord& word : list) by_name.emplace(word.name, std::move(word));
+        for (const std::string& field : plan::field_names())
+            by_name.try_emplace(
+                field, PlanWord{field, TextWord{[field](const Plan& p) { return plan::field_text(p, field); }}});
+        return by_name;
+    }();
+    return all;
+}
+
+struct AsText {
+    const Plan& plan;
+    std::string operator()(const NumberWord& word) const {
+        const double number = word.read(plan);
+        return number == 0.0 && word.none_is_zero ? "none" : fmt::format("{}", number);
+    }
+    std::string operator()(const SetWord& word) const { return word.text(word.read(plan)); }
+    std::string operator()(const NameWord& word) const { return word.read(plan); }
+    std::string operator()(const TextWord& word) const { return word.read(plan); }
+};
+
+} // namespace
+
+const PlanWord* find_plan_word(const std::string& name) {
+    const auto found = words().find(name);
+    return found == words().end() ? nullptr : &found->second;
+}
+
+std::vector<std::string> plan_word_names() {
+    std::vector<std::string> names;
+    for (const auto& [name, word] : words()) names.push_back(name);
+    return names;
+}
+
+std::string plan_word(const plan::Plan& plan, const std::string& name) {
+    if (const PlanWord* word = find_plan_word(name)) return std::visit(AsText{plan}, word->reader);
+    refuse("unknown plan field or fact '{}'{}", shown(name), did_you_mean(name, plan_word_names()));
+}
+
+} // namespace moe::stack

@@ -1,0 +1,105 @@
+// Reads the rules of an engine from profiles/stacks/rules and keeps those of one release.
+#include "planner/stack/rules.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/names.hpp"
+#include "planner/base/profile.hpp"
+#include "planner/stack/stack_reader.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <charconv>
+#include <filesystem>
+#include <set>
+
+namespace moe::stack {
+namespace {
+
+using Json = nlohmann::json;
+
+std::vector<std::int64_t> numbers_of(const std::string& version, const std::string& place) {
+    std::vector<std::int64_t> numbers;
+    const char* at = version.data();
+    const char* end = at + version.size();
+    while (true) {
+        std::int64_t number = 0;
+        const auto [last, error] = std::from_chars(at, end, number);
+        if (error != std::errc{} || number < 0 || (last != end && *last != '.'))
+            refuse("{}: version '{}': must be numbers joined by points", place, shown(version));
+        numbers.push_back(number);
+        if (last == end) return numbers;
+        at = last + 1;
+    }
+}
+
+RuleKind kind_from_string(const std::string& text, const std::string& place) {
+    if (text == "conflict") return RuleKind::conflict;
+    if (text == "absent") return RuleKind::absent;
+    refuse("{}: kind = '{}': must be conflict or absent", place, shown(text));
+}
+
+void check_asserted_by(const std::string& text, const std::string& place) {
+    static const std::set<std::string> known{"class", "arguments", "runtime", "documentation", "bridge", "translation"};
+    if (!known.contains(text))
+        refuse("{}: asserted_by = '{}': must be one of {}", place, shown(text), fmt::join(known, ", "));
+}
+
+bool in_force(StackReader& in, const std::string& release) {
+    const bool from = in.find("from") == nullptr || compare_versions(release, in.text("from")) >= 0;
+    const bool until = in.find("until") == nullptr || compare_versions(release, in.text("until")) < 0;
+    return from && until;
+}
+
+Rule read_rule(const Json& json, const std::string& file, const std::string& release, bool& in_release) {
+    static const machine::Coefficients none; // rules hold no costs
+    if (!json.is_object() || !json.contains("name") || !json["name"].is_string())
+        refuse("{}: rules: each must be an object with a \"name\"", file);
+    StackReader in(json, fmt::format("{}: rule \"{}\"", file, shown(json["name"].get<std::string>())), none);
+    Rule rule;
+    rule.name = in.text("name");
+    rule.kind = kind_from_string(in.text("kind"), in.place());
+    rule.asserted_by = in.text("asserted_by");
+    check_asserted_by(rule.asserted_by, in.place());
+    rule.message = in.text("message");
+    rule.source = in.text("source");
+    rule.when = Condition(in.at("when"), in.place());
+    rule.needs = in.find("needs") != nullptr;
+    if (rule.needs == (in.find("excludes") != nullptr))
+        refuse("{}: must have either \"needs\" or \"excludes\"", in.place());
+    rule.test = Condition(in.at(rule.needs ? "needs" : "excludes"), in.place());
+    in_release = in_force(in, release);
+    in.finish();
+    return rule;
+}
+
+} // namespace
+
+int compare_versions(const std::string& a, const std::string& b) {
+    const std::vector<std::int64_t> x = numbers_of(a, "release"), y = numbers_of(b, "release");
+    if (x == y) return 0;
+    return x < y ? -1 : 1;
+}
+
+std::vector<Rule> load_rules(const Engine& engine) {
+    std::vector<Rule> rules;
+    if (engine.name.empty()) return rules;
+    const std::string file = profiles_folder() + "/stacks/rules/" + engine.name + ".json";
+    if (engine.name.find('/') != std::string::npos || !std::filesystem::is_regular_file(file)) return rules;
+    Json json;
+    try {
+        json = Json::parse(read_file(file));
+    } catch (const Json::parse_error& error) {
+        refuse("{}: not valid JSON near byte {}", file, error.byte);
+    }
+    if (!json.is_object() || !json.contains("rules") || !json["rules"].is_array())
+        refuse("{}: must be an object with a list \"rules\"", file);
+    for (const Json& one : json["rules"]) {
+        bool in_release = false;
+        Rule rule = read_rule(one, file, engine.release, in_release);
+        if (in_release) rules.push_back(std::move(rule));
+    }
+    return rules;
+}
+
+} // namespace moe::stack

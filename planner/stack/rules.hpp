@@ -1,0 +1,46 @@
+// Rules of an engine: settings that need or exclude each other, or that a release lacks, as data with their sources.
+#pragma once
+
+#include "planner/plan/fwd.hpp"
+#include "planner/stack/condition.hpp"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace moe::stack {
+
+// A software whose releases a stack stands for. Versions are numbers joined by points, "" where none is known.
+struct Engine {
+    std::string name; // "megatron-core"; names the rules, profiles/stacks/rules/NAME.json. "" = a stack without rules
+    std::string release;            // whose rules hold
+    std::string transformer_engine; // shipped beside it
+    std::string bridge;             // the Megatron-Bridge of the same release
+};
+
+enum class RuleKind : std::uint8_t {
+    conflict, // settings that exclude each other
+    absent,   // the release lacks the setting
+};
+
+struct Rule {
+    std::string name; // "delay_wgrad: ep_overlap"; search counts rejections under it
+    RuleKind kind = RuleKind::conflict;
+    std::string asserted_by; // class, arguments, runtime, documentation, bridge, translation
+    std::string message;     // what is wrong and what to set
+    std::string source;      // file and release that asserts it
+    Condition when;          // the plans that it speaks of
+    bool needs = true;       // its test must hold; else must not
+    Condition test;
+
+    bool broken_by(const plan::Plan& plan) const { return when.holds(plan) && test.holds(plan) != needs; }
+};
+
+// Rules of the engine that are in force for its release, in the file's order; none where the engine has no file. The
+// grammar stands in the file. Throws Error (bad_input) "FILE: rule NAME: why".
+std::vector<Rule> load_rules(const Engine& engine);
+
+// Less than 0, 0 or more, comparing number by number: 0.9 < 0.15.99 < 0.16.0.
+int compare_versions(const std::string& a, const std::string& b);
+
+} // namespace moe::stack
