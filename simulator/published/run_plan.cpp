@@ -68,6 +68,14 @@ void fill_mesh(const Run& run, plan::Plan& plan) {
     plan.edp = remaining(remaining(plan.gpus, plan.pp, "pp"), expert, "ep * etp (times pp)");
 }
 
+// A published run did run: where its recipe as recorded breaks a rule, the record lacks something. A layout that the
+// row does not state stands for account_for_embedding_in_pipeline_split and its like, which every release has.
+void warn_of_rules(const Run& run, plan::Plan plan, const stack::Stack& s, std::vector<std::string>& warnings) {
+    if (run.pipeline_layout.empty()) plan.layout.clear();
+    for (const stack::Rule* rule : stack::broken_rules(plan, s))
+        warnings.push_back(fmt::format("the recipe as recorded breaks a rule of {}: {}", s.engine.name, rule->message));
+}
+
 } // namespace
 
 std::string kind_of(const model::Model& model) {
@@ -187,10 +195,7 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
     plan.layout = recipe_layout(run, plan, planned.warnings);
     if (const plan::PlanFault fault = plan::check_plan(plan)) refuse("{}", fault.message);
     if (const plan::PlanFault fault = stack::check_offers(plan, s)) refuse("{}", fault.message);
-    // What was published did run: where the recipe as recorded breaks a rule, the record lacks something.
-    for (const stack::Rule* rule : stack::broken_rules(plan, s))
-        planned.warnings.push_back(
-            fmt::format("the recipe as recorded breaks a rule of {}: {}", s.engine.name, rule->message));
+    warn_of_rules(run, plan, s, planned.warnings);
     planned.flops_per_token = run.gflop_per_token_std ? *run.gflop_per_token_std * 1e9
                                                       : model::model_flops_per_token(*plan.model, plan.seq, plan.tp);
 }

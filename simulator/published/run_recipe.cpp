@@ -104,13 +104,19 @@ void module_precisions(const Run& run, plan::Plan& plan) {
 // "expert_rank_capacity=1.5", "moe_expert_rank_capacity_factor=1.2": buffers of a sync-free dispatch. 0 = as many rows
 // as there are, which the host knows.
 double capacity_of(const Run& run) {
-    if (holds(run.moe_balance, "capacity 1")) return 1.0;
     const std::size_t word = run.other_settings.find("expert_rank_capacity");
     if (word == std::string::npos) return 0.0;
     const std::size_t equals = run.other_settings.find('=', word);
     if (equals == std::string::npos) return 0.0;
     const double factor = std::strtod(run.other_settings.c_str() + equals + 1, nullptr);
     return factor >= 1.0 && factor <= 1e6 ? factor : 0.0;
+}
+
+// "token-drop, capacity 1.0": an expert takes a factor of the balanced load, and its input is filled up to that.
+void drop_tokens(const Run& run, plan::Plan& plan) {
+    if (!holds(run.moe_balance, "capacity 1")) return;
+    plan.router.expert_capacity = 1.0;
+    plan.router.pad_to_capacity = plan.dispatcher == plan::Dispatcher::alltoall;
 }
 
 // The stack's usual choices hold for plans that can use them: what excludes them is left off.
@@ -162,6 +168,7 @@ void apply_recipe(const Run& run, const stack::Stack& stack, plan::Plan& plan, s
                        (plan.offload & (plan::offload::expert_fc1 | plan::offload::moe_act)) == 0; // one or the other
     plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
     if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
+    drop_tokens(run, plan);
     if (run.ep_overlap) plan.ep_overlap = *run.ep_overlap && plan.ep > 1;
     if (run.cuda_graph.empty()) usual_graphs(stack, plan);
     if (!run.ep_overlap) usual_overlap(stack, plan);
@@ -170,6 +177,9 @@ void apply_recipe(const Run& run, const stack::Stack& stack, plan::Plan& plan, s
 
 std::string recipe_layout(const Run& run, const plan::Plan& plan, std::vector<std::string>& warnings) {
     std::string layout = run.pipeline_layout;
+    if (layout == "DualPipe")
+        refuse("pipeline layout DualPipe: a rank holds two copies of its weights, which no plan says: priced is "
+               "DualPipeV");
     if (layout.find_first_not_of("EtmL|()*0123456789, ") != std::string::npos) {
         warnings.push_back("pipeline layout " + layout + " is no layout string: priced as " +
                            plan::to_string(plan.schedule));
