@@ -9,6 +9,8 @@ namespace moe {
 namespace schema {
 inline constexpr const char* checkpoint = "moe-plan/checkpoint/1";
 inline constexpr const char* compare = "moe-plan/compare/1";
+inline constexpr const char* compare_log = "moe-plan/compare-log/1";
+inline constexpr const char* compare_profile = "moe-plan/compare-profile/1";
 inline constexpr const char* execute = "moe-plan/execute/1";
 inline constexpr const char* explain = "moe-plan/explain/1";
 inline constexpr const char* exported = "moe-plan/export/1";

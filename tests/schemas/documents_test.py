@@ -87,7 +87,7 @@ def test_schemas_are_sound():
 def test_names_are_those_of_the_program():
     stamped = {SCHEMAS[name]["properties"]["schema"]["const"] for name in SCHEMAS
                if "schema" in SCHEMAS[name].get("properties", {}) and name != "measured"}
-    listed = set(re.findall(r'"(moe-plan/[a-z]+/\d+)"', (ROOT / "planner/base/schema.hpp").read_text()))
+    listed = set(re.findall(r'"(moe-plan/[a-z-]+/\d+)"', (ROOT / "planner/base/schema.hpp").read_text()))
     assert stamped == listed, f"docs/schemas and planner/base/schema.hpp differ: {sorted(stamped ^ listed)}"
 
 
@@ -182,6 +182,17 @@ def test_checkpoint_and_export():
 
 def test_compare():
     hold_to_changes("compare", printed("compare run", "compare"))
+
+
+def test_compare_with_other_engines():
+    command(f"search {GPUS} --out gpus.json")
+    for log in sorted((ROOT / "tests/tools/measured/logs").glob("*.log")):
+        document = printed(f"compare gpus.json --log {log}", "compare-log")
+    hold_to_changes("compare-log", document)
+    seed = json.loads((ROOT / "tests/fuzz/seeds/chrome_trace/named.json").read_text())
+    seed["distributedInfo"]["world_size"] = 16
+    (HERE / "trace.json").write_text(json.dumps(seed))
+    hold_to_changes("compare-profile", printed("compare gpus.json --profile trace.json", "compare-profile"))
 
 
 def test_calibrate():

@@ -132,7 +132,18 @@ void add_execute(CLI::App& app, ExecuteOptions& o) {
 void add_compare(CLI::App& app, CompareOptions& o) {
     CLI::App* verb = add_verb(app, o, "compare", "line up predicted and measured, op by op",
                               "moe-plan compare runs/first", [&o] { compare_verb(o); });
-    add(verb, "TRACES", o.traces, "FILE", "PREDICTED MEASURED, or one run directory")->required()->expected(1, 2);
+    add(verb, "TRACES", o.traces, "FILE",
+        "PREDICTED MEASURED, or one run directory; with --log or --profile the plan that ran")
+        ->required()
+        ->expected(1, 2);
+    add(verb, "--log", o.log, "FILE",
+        "training log of Megatron-LM, Megatron-Bridge, torchtitan or NeMo AutoModel (also .gz)");
+    add(verb, "--profile", o.profile, "FILE",
+        "trace of PyTorch's profiler (.json, .json.gz), or SQLite export of Nsight Systems");
+    add(verb, "--steps", o.steps, "N", "with --profile: steps that it holds (default: its ProfilerStep#N)");
+    add(verb, "--rank", o.rank, "N", "with --profile: the rank whose it is (default: as it says, else 0)");
+    add(verb, "--kernels", o.kernels, "FILE",
+        "with --profile: table of kernel names, or the name of one in profiles/kernels (default: the stack's)");
 }
 
 void add_calibrate(CLI::App& app, CalibrateOptions& o) {

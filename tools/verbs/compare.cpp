@@ -57,6 +57,11 @@ Table widest_table(const Comparison& c) {
 } // namespace
 
 void compare_verb(const CompareOptions& options) {
+    if (!options.log.empty() || !options.profile.empty()) return compare_with_plan(options);
+    for (const auto& [given, name] :
+         {std::pair(!options.kernels.empty(), "--kernels"), std::pair(options.steps != 0, "--steps"),
+          std::pair(options.rank != -1, "--rank")})
+        if (given) refuse("{} is for --profile FILE: name the profile as well, or leave it out", name);
     const auto [predicted_path, measured_path] = trace_paths(options.traces);
     const program::Timeline predicted = program::read_trace(predicted_path);
     const program::Timeline measured = program::read_trace(measured_path);

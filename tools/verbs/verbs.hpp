@@ -62,9 +62,16 @@ struct ExecuteOptions : OutputOptions {
 void execute_verb(const ExecuteOptions& options);
 
 struct CompareOptions : OutputOptions {
-    std::vector<std::string> traces; // predicted and measured, or one run directory
+    std::vector<std::string> traces; // predicted and measured, one run directory, or a plan with one of the two below
+    std::string log;                 // a training log of another engine, empty = none
+    std::string profile;             // a profile of another engine, empty = none
+    std::string kernels;             // with a profile: a kernel table, empty = that of the plan's stack
+    std::int64_t steps = 0;          // with a profile: steps that it holds, 0 = as it says
+    std::int64_t rank = -1;          // with a profile: whose it is, -1 = as it says
 };
 void compare_verb(const CompareOptions& options);
+// Its part for logs and profiles of other engines.
+void compare_with_plan(const CompareOptions& options);
 
 struct CalibrateOptions : OutputOptions {
     std::string backend = "cpu";

@@ -30,3 +30,14 @@ TEST_CASE("exposed communication: what no other op of the rank covers, once wher
     t.rows.push_back(row(1, program::OpKind::recv, 2.0, 6.0)); // hidden as a whole
     CHECK(tools::exposed_communication(t) == nearly(1.5));
 }
+
+TEST_CASE("exposed communication: copies from and to the host neither hide it nor are any") {
+    using tools::SpanSort;
+    const tools::SpanTotals totals = tools::totals_of({{0.0, 4.0, SpanSort::communication},
+                                                       {1.0, 2.0, SpanSort::work},
+                                                       {2.0, 5.0, SpanSort::copy},
+                                                       {7.0, 8.0, SpanSort::copy}});
+    CHECK(totals.exposed == nearly(3.0));
+    CHECK(totals.busy == nearly(6.0));
+    CHECK(tools::totals_of({}).busy == 0.0);
+}
