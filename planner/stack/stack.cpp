@@ -148,6 +148,7 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
     s.bf16_moments = in.flag("bf16_moments", false);
     s.paged_stash = in.flag("paged_stash", false);
+    s.memory_headroom = in.number("memory_headroom", 0.0, 0.0, 0.9);
     s.usual_capacity = in.number("usual_capacity", 0.0, 1.0, 100.0);
     if (in.find("usual_gradients") != nullptr)
         s.usual_gradients = machine::precision_from_string(in.text("usual_gradients"));

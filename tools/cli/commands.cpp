@@ -66,9 +66,8 @@ void add_search(CLI::App& app, SearchOptions& o) {
         "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
         ->capture_default_str();
     add(verb, "--memory-headroom", o.memory_headroom, "SHARE",
-        "share of a GPU's memory that plans leave free, such as 0.1: memory under --stack moe-plan is exact, "
-        "that of published stacks is met within about a tenth")
-        ->capture_default_str();
+        "share of a GPU's memory that plans leave free, such as 0.1; by default the stack's own: 0.05 for published "
+        "stacks, whose allocator reserves more than it gives out, and 0 for moe-plan, whose memory is exact");
     add(verb, "--out", o.out, "FILE", "write the best plan to this file");
 }
 

@@ -2,6 +2,7 @@
 // systems are off.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "simulator/published/ratios.hpp"
 #include "tools/fit/accuracy.hpp"
 #include "tools/fit/problem.hpp"
 #include "tools/print/console.hpp"
@@ -44,6 +45,7 @@ void write_tables(const machine::Coefficients& coefficients, const CrossValidati
     const std::string residuals = residuals_json(rows);
     const CrossValidation stored = stored_rows(rows.fitted, residuals, "residuals.json");
     write_file(folder + "/residuals.json", residuals);
+    write_file(folder + "/ratios.json", published::ratio_errors_json(published::ratio_errors(stored.left_family)));
     write_file(folder + "/ACCURACY.md", accuracy_document(stored, coefficients));
 }
 
@@ -76,16 +78,18 @@ void fit(const std::vector<std::string>& only, bool dry) {
     machine::save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
     rows.fitted = FitProblem().rows(); // by the coefficients as they are written, with fewer digits
     write_tables(machine::load_coefficients(), rows);
-    console.say("written: coefficients.json, runs/residuals.json and runs/ACCURACY.md in {}", profiles_folder());
+    console.say("written: coefficients.json, runs/residuals.json, runs/ratios.json and runs/ACCURACY.md in {}",
+                profiles_folder());
 }
 
 } // namespace
 } // namespace moe::tools
 
 int main(int argc, char** argv) {
-    CLI::App app("Fit the coefficients in profiles/coefficients.json to profiles/runs/*.csv, refit without each model "
-                 "family and each system in turn, and write coefficients, residuals.json and the tables of "
-                 "profiles/runs/ACCURACY.md");
+    CLI::App app(
+        "Fit the coefficients in profiles/coefficients.json to profiles/runs/*.csv, refit without each model "
+        "family and each system in turn, and write coefficients, residuals.json, ratios.json and the tables of "
+        "profiles/runs/ACCURACY.md");
     bool dry = false;
     app.add_flag("--dry", dry, "fit and show, without the refits and without writing");
     bool tables = false;

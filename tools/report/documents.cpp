@@ -55,6 +55,21 @@ Json interval_json(const published::IntervalResult& result) {
             {"new_system", i.new_system}};
 }
 
+// [low, high] in TFLOPS/GPU; null where nothing is known.
+void add_note(Json& entry, const PlanNote& note) {
+    const auto& interval = note.interval.interval;
+    entry["interval"] = interval ? Json{interval->low, interval->high} : Json(nullptr);
+    entry["equal_to_first"] = note.equal_to_first;
+    entry["first_is_faster"] = note.certainty ? Json(*note.certainty) : Json(nullptr);
+    entry["trains_differently"] = note.trains_differently;
+    entry["nearest_published"] = Json::array();
+    for (const published::NearRun& run : note.nearest)
+        entry["nearest_published"].push_back({{"run_id", run.run_id},
+                                              {"measured", run.measured},
+                                              {"predicted", run.predicted},
+                                              {"differs_in", run.differs_in}});
+}
+
 Json summary_json(const published::ValidationSummary& s) {
     return {{"rows", s.rows},
             {"predicted", s.predicted},
@@ -80,15 +95,17 @@ Json prediction_json(const published::Prediction& p) {
 
 } // namespace
 
-std::string search_document(const search::SearchResult& result) {
+std::string search_document(const search::SearchResult& result, const Ranking& ranking) {
     Json document = {{"evaluated", result.evaluated}};
     document["pruned"] = Json::object();
     for (const auto& [reason, count] : result.pruned) document["pruned"][reason] = count;
     document["seconds"] = result.seconds;
     document["plans"] = Json::array();
-    for (const auto& [plan, estimate] : result.plans) {
+    for (std::size_t i = 0; i < result.plans.size(); ++i) {
+        const auto& [plan, estimate] = result.plans[i];
         Json entry = {{"plan", Json::parse(plan::plan_to_json(plan))}};
         add_estimate(entry, estimate);
+        add_note(entry, ranking.plans[i]);
         document["plans"].push_back(std::move(entry));
     }
     return stamped(schema::search, document);

@@ -9,6 +9,7 @@
 #include "simulator/published/interval.hpp"
 #include "simulator/replay/simulate.hpp"
 #include "tools/report/comparison.hpp"
+#include "tools/report/ranking.hpp"
 
 #include <cstdint>
 #include <string>
@@ -16,7 +17,8 @@
 
 namespace moe::tools {
 
-std::string search_document(const search::SearchResult& result);
+// `ranking` holds a note for each plan.
+std::string search_document(const search::SearchResult& result, const Ranking& ranking);
 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
 // skew: figures at the mean, p50 and p99 of the plan's routing.

@@ -81,8 +81,9 @@ Request request_of(const SearchOptions& options) {
     plan::Plan& base = request.search.base;
     base.model = std::make_shared<const model::Model>(families::load_model(options.model));
     request.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware(options.hardware));
-    base.hardware = with_headroom(request.hardware, options.memory_headroom);
-    request.stack = stack::load_stack(options.stack, *base.hardware);
+    request.stack = stack::load_stack(options.stack, *request.hardware);
+    request.headroom = options.memory_headroom.value_or(request.stack.memory_headroom);
+    base.hardware = with_headroom(request.hardware, request.headroom);
     base.stack = request.stack.name;
     base.gpus = static_cast<int>(options.gpus);
     base.gbs = options.gbs;

@@ -12,6 +12,7 @@ namespace moe::tools {
 struct Request {
     search::SearchRequest search; // its plans have `hardware` less the headroom
     std::shared_ptr<const machine::Hardware> hardware;
+    double headroom = 0.0; // share of its memory
     stack::Stack stack;
     routing::SkewPoint point = routing::SkewPoint::mean;
 };

@@ -8,6 +8,7 @@
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/documents.hpp"
+#include "tools/report/ranking_text.hpp"
 #include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 
@@ -17,51 +18,21 @@ namespace moe::tools {
 
 namespace {
 
-std::string degree(std::int64_t value) { return fmt::format("{}", value); }
+constexpr std::size_t nearest_runs = 3; // that are shown for a plan
 
-void print_plans(Console& console, const search::SearchResult& result) {
-    const bool offloads = std::any_of(result.plans.begin(), result.plans.end(),
-                                      [](const auto& ranked) { return ranked.first.offload != 0; });
-    std::vector<Column> columns{"",
-                                "TFLOPS/GPU",
-                                {"tokens/s/GPU", 9},
-                                {"step", 2},
-                                "GiB",
-                                "TP",
-                                {"CP", 3},
-                                {"DP", 4},
-                                "PP",
-                                {"VPP", 1},
-                                "EP",
-                                {"ETP", 6},
-                                {"MBS", 1},
-                                {"<precision", 5},
-                                {"<schedule", 7},
-                                "<recompute"};
-    if (offloads) columns.emplace_back("<offload");
-    Table table(columns);
-    for (std::size_t i = 0; i < result.plans.size(); ++i) {
-        const auto& [plan, estimate] = result.plans[i];
-        std::vector<std::string> row{fmt::format("{}", i + 1),
-                                     fmt::format("{:.4g}", estimate.tflops_per_gpu),
-                                     count_text(estimate.tokens_per_second_per_gpu),
-                                     seconds_text(estimate.step_seconds),
-                                     gib_text(estimate.memory_bytes),
-                                     degree(plan.tp),
-                                     degree(plan.cp),
-                                     degree(plan.dp),
-                                     degree(plan.pp),
-                                     degree(plan.vpp),
-                                     degree(plan.ep),
-                                     degree(plan.etp),
-                                     degree(plan.mbs),
-                                     machine::to_string(plan.precision),
-                                     plan::to_string(plan.schedule),
-                                     plan::recompute::to_string(plan.recompute)};
-        if (offloads) row.push_back(plan::offload::to_string(plan.offload));
-        table.add(std::move(row));
-    }
-    console.table(table);
+void print_plans(Console& console, const search::SearchResult& result, const Ranking& ranking) {
+    console.table(ranking_table(result, ranking));
+    for (const std::string& line : ranking_lines(result, ranking)) console.note("{}", line);
+    if (ranking.plans.front().nearest.empty()) return;
+    console.note("");
+    console.table(nearest_table(ranking));
+}
+
+// What plans leave free, and of which memory.
+std::string headroom_text(const Request& request) {
+    if (request.headroom == 0.0) return "";
+    return fmt::format(", {} of {:.1f} GiB left free", percent_text(request.headroom),
+                       gib(request.hardware->memory_bytes));
 }
 
 void print_counts(Console& console, const search::SearchResult& result) {
@@ -97,11 +68,13 @@ void search_verb(const SearchOptions& options) {
     if (!options.out.empty()) write_file(options.out, plan::plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
 
-    if (options.json) return print(search_document(result));
+    const Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs);
+    if (options.json) return print(search_document(result, ranking));
     const std::string& machine = request.stack.figures_of;
-    console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens\n", model.name, options.gpus, hardware.name,
-                request.stack.name, machine.empty() ? "" : " with its figures of " + machine, options.gbs, options.seq);
-    print_plans(console, result);
+    console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens{}\n", model.name, options.gpus, hardware.name,
+                request.stack.name, machine.empty() ? "" : " with its figures of " + machine, options.gbs, options.seq,
+                headroom_text(request));
+    print_plans(console, result, ranking);
     print_counts(console, result);
     if (options.out.empty())
         console.note("Keep the best plan with --out plan.json");

@@ -4,6 +4,7 @@
 #include "tools/print/output.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,9 @@ struct SearchOptions : OutputOptions {
     std::string stack;                       // empty = the hardware's default
     std::vector<std::string> fix;            // FIELD=VALUE
     std::int64_t top = 5;
-    std::string optimize_for = "mean"; // of skewed routing: mean, p50 or p99
-    double memory_headroom = 0.0;      // share of a GPU's memory that plans leave free
-    std::string out;                   // plan.json of the best plan, empty = not written
+    std::string optimize_for = "mean";     // of skewed routing: mean, p50 or p99
+    std::optional<double> memory_headroom; // share of a GPU's memory that plans leave free; empty = the stack's own
+    std::string out;                       // plan.json of the best plan, empty = not written
 };
 void search_verb(const SearchOptions& options);
 

@@ -1,5 +1,6 @@
 // The fit: its solver on problems with known answers, and its stored figures held to what is predicted today.
 #include "planner/base/files.hpp"
+#include "simulator/published/ratios.hpp"
 #include "tests/support/nearly.hpp"
 #include "tools/fit/accuracy.hpp"
 #include "tools/fit/problem.hpp"
@@ -51,6 +52,9 @@ TEST_CASE("profiles/runs/ACCURACY.md is what the stored residuals and today's pr
     const std::string residuals = read_file(path);
     const CrossValidation rows = stored_rows(problem.rows(), residuals, path);
     CHECK_MESSAGE(residuals_json(rows) == residuals, "run build/tools/fit/fit-stacks --tables");
+    CHECK_MESSAGE(published::ratio_errors_json(published::ratio_errors(rows.left_family)) ==
+                      read_file(folder + "/ratios.json"),
+                  "run build/tools/fit/fit-stacks --tables");
     CHECK_MESSAGE(accuracy_document(rows, machine::load_coefficients()) == read_file(folder + "/ACCURACY.md"),
                   "run build/tools/fit/fit-stacks --tables");
 }

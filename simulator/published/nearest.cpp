@@ -1,0 +1,86 @@
+// Ranks published runs by how far their workload is from a plan's, then by how far their choices are.
+#include "simulator/published/nearest.hpp"
+
+#include "planner/base/files.hpp"
+#include "planner/machine/coefficients.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan_fields.hpp"
+#include "simulator/published/ratios.hpp"
+#include "simulator/published/run_plan.hpp"
+#include "simulator/published/run_recipe.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+namespace moe::published {
+namespace {
+
+// Weights of what differs, in doublings of the GPUs: another model changes more than any number of them.
+constexpr double other_model = 4.0, other_machine = 3.0, other_precision = 1.5, field = 0.25;
+constexpr std::size_t planned = 24; // nearest by workload whose choices are compared
+
+double doublings(double a, double b) { return std::abs(std::log2(a / b)); }
+
+// Of what the row itself says; infinite for a row that names no precision that is known.
+double workload_distance(const plan::Plan& plan, const Run& run) {
+    if (!run.gpus || !run.gbs || !run.seq_len) return INFINITY;
+    double distance = run.model == plan.model->name ? 0.0 : other_model;
+    if (hardware_profile_of(run.system) != plan.hardware->name) distance += other_machine;
+    if (recipe_precision(run.precision) != plan.precision) distance += other_precision;
+    return distance + doublings(static_cast<double>(*run.gpus), plan.gpus) +
+           0.5 * doublings(static_cast<double>(*run.gbs), static_cast<double>(plan.gbs)) +
+           doublings(static_cast<double>(*run.seq_len), static_cast<double>(plan.seq));
+}
+
+// log(predicted / published) of every fitted run.
+std::map<std::string, double> fitted_residuals() {
+    std::map<std::string, double> fitted;
+    const std::string path = profiles_folder() + "/runs/residuals.json";
+    if (!std::filesystem::exists(path)) return fitted;
+    for (const auto& row : nlohmann::json::parse(read_file(path)))
+        fitted[row.at("run_id").get<std::string>()] = row.at("fitted").get<double>();
+    return fitted;
+}
+
+std::vector<std::string> differing_fields(const plan::Plan& plan, const plan::Plan& other) {
+    std::vector<std::string> fields;
+    for (const plan::FieldChange& change : plan::differences(plan, other))
+        if (change.field != "edp") fields.push_back(change.field);
+    return fields;
+}
+
+} // namespace
+
+std::vector<NearRun> nearest_published(const plan::Plan& plan, std::size_t most) {
+    const std::map<std::string, double> fitted = fitted_residuals();
+    const std::string folder = profiles_folder() + "/runs";
+    if (fitted.empty() || !std::filesystem::is_directory(folder)) return {};
+    std::vector<std::pair<double, Run>> runs;
+    for (Run& run : load_runs(folder))
+        if (fitted.contains(run.run_id)) runs.emplace_back(workload_distance(plan, run), std::move(run));
+    const auto nearer = [](const auto& a, const auto& b) { return a.first < b.first; };
+    std::stable_sort(runs.begin(), runs.end(), nearer);
+    runs.resize(std::min(runs.size(), planned));
+    RunPlanner planner(machine::load_coefficients());
+    std::vector<std::pair<double, NearRun>> near;
+    for (const auto& [distance, run] : runs) {
+        const PlannedRun row = planner.plan(run);
+        if (!row.skipped.empty() || row.kind != kind_of(*plan.model)) continue;
+        const double measured = run.tflops_std ? *run.tflops_std : run.tflops_per_gpu.value_or(0.0);
+        near.emplace_back(distance + field * differing_choices(plan, row.plan),
+                          NearRun{run.run_id, measured, measured * std::exp(fitted.at(run.run_id)),
+                                  differing_fields(plan, row.plan)});
+    }
+    std::stable_sort(near.begin(), near.end(), nearer);
+    std::vector<NearRun> result;
+    for (auto& [distance, run] : near)
+        if (result.size() < most) result.push_back(std::move(run));
+    return result;
+}
+
+} // namespace moe::published

@@ -1,0 +1,68 @@
+// Notes on ranked plans: intervals, ties with the first plan, what trains differently, and the nearest published runs.
+#include "tools/report/ranking.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/plan/plan_fields.hpp"
+#include "simulator/published/ratios.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe::tools {
+
+std::vector<std::string> differences_of_training(const plan::Plan& plan) {
+    std::vector<std::string> what;
+    const bool own = plan.stack == "moe-plan"; // runs a step again whose rows overflow
+    if (plan.capacity > 0.0 && !own)
+        what.push_back(fmt::format("capacity {}: a rank drops rows beyond it", plan::field_text(plan, "capacity")));
+    if (plan.router.expert_capacity > 0.0)
+        what.push_back(fmt::format("expert_capacity {}: an expert drops tokens beyond it",
+                                   plan::field_text(plan, "expert_capacity")));
+    if (plan.router.aux_loss > 0.0 && plan.router.load_balancing == plan::LoadBalancing::micro_batch)
+        what.emplace_back("load_balancing aux_loss: taken over a micro-batch, it depends on mbs and tp");
+    for (const char* field : {"head_precision", "attention_precision"})
+        if (plan::field_text(plan, field) != "default")
+            what.push_back(fmt::format("{} {}: rounds what is BF16 by default", field, plan::field_text(plan, field)));
+    return what;
+}
+
+int complexity(const plan::Plan& plan) {
+    plan::Plan plain;
+    plain.model = plan.model;
+    plain.hardware = plan.hardware;
+    plain.stack = plan.stack;
+    plain.precision = plan.precision;
+    plain.gradients = plan.gradients;
+    plain.gpus = plan.gpus, plain.gbs = plan.gbs, plain.seq = plan.seq;
+    plain.dispatcher = plan.dispatcher;
+    return published::differing_choices(plain, plan) + (plan.recompute != 0 ? 1 : 0) + (plan.offload != 0 ? 1 : 0);
+}
+
+Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest) {
+    Ranking ranking;
+    if (result.plans.empty()) return ranking;
+    const auto& [first, best] = result.plans.front();
+    const std::vector<published::Residual> residuals = published::load_residuals(first, executable);
+    const std::vector<published::RatioError> errors = published::load_ratio_errors(executable);
+    for (const auto& [plan, estimate] : result.plans) {
+        PlanNote note;
+        note.interval = published::interval_of(plan, estimate, residuals);
+        const double log_ratio = std::log(best.tflops_per_gpu / estimate.tflops_per_gpu);
+        const std::optional<double> margin = published::ratio_margin(errors, first, plan);
+        note.equal_to_first = ranking.plans.empty() || (margin && log_ratio <= *margin);
+        if (!ranking.plans.empty()) note.certainty = published::certainty(errors, first, plan, log_ratio);
+        if (note.equal_to_first && margin) ranking.widest_margin = std::max(ranking.widest_margin.value_or(0), *margin);
+        note.trains_differently = differences_of_training(plan);
+        note.nearest = executable ? std::vector<published::NearRun>{} : published::nearest_published(plan, nearest);
+        ranking.plans.push_back(std::move(note));
+    }
+    for (std::size_t i = 0; i < ranking.plans.size(); ++i)
+        if (ranking.plans[i].equal_to_first &&
+            complexity(result.plans[i].first) < complexity(result.plans[ranking.simplest].first))
+            ranking.simplest = i;
+    return ranking;
+}
+
+} // namespace moe::tools

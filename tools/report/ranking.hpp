@@ -1,0 +1,40 @@
+// What a ranking says of its plans besides their figures: how sure the order is, and which of them train otherwise.
+#pragma once
+
+#include "planner/search/search.hpp"
+#include "simulator/published/interval.hpp"
+#include "simulator/published/nearest.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+struct PlanNote {
+    published::IntervalResult interval;
+    // The plan cannot be told apart from the first one: their predicted rates differ by less than the ratio of two such
+    // plans may be off, see published::ratio_margin(). The first plan is equal to itself.
+    bool equal_to_first = false;
+    std::optional<double> certainty; // probability that the first plan is the faster one; none for the first itself
+    std::vector<std::string> trains_differently; // what makes losses depend on the plan, see differences_of_training()
+    std::vector<published::NearRun> nearest;
+};
+
+struct Ranking {
+    std::vector<PlanNote> plans;
+    std::size_t simplest = 0;            // index of the plan with fewest choices among those equal to the first
+    std::optional<double> widest_margin; // of the plans marked equal: largest log ratio that tells nothing
+};
+
+// `executable`: plans of the engine's own stack, of which no published pairs speak. `nearest`: runs of each plan.
+Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest);
+
+// Settings by which a plan trains another model than one rank would: tokens dropped over a capacity, a balancing loss
+// over micro-batches, products of the head or of attention in another precision than the linear layers' usual one.
+std::vector<std::string> differences_of_training(const plan::Plan& plan);
+
+// Degrees above 1 and choices that are not a plan's plainest ones: what somebody has to set and to understand.
+int complexity(const plan::Plan& plan);
+
+} // namespace moe::tools

@@ -1,0 +1,116 @@
+// Lays out a ranking's table and says what its marks mean.
+#include "tools/report/ranking_text.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/plan/plan_fields.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+namespace moe::tools {
+namespace {
+
+// Choices that have a column only where they differ, by field, with heading and rank.
+struct Extra {
+    const char* field;
+    const char* heading;
+    int rank;
+};
+constexpr Extra extras[] = {
+    {"offload", "<offload", 0},        {"cuda_graph", "<graph", 2}, {"ep_overlap", "<EP overlap", 2},
+    {"dispatcher", "<dispatcher", 2},  {"fsdp", "<FSDP", 2},        {"capacity", "capacity", 3},
+    {"delay_wgrad", "<delay wgrad", 4}};
+
+bool differ(const search::SearchResult& result, const char* field) {
+    std::set<std::string> values;
+    for (const auto& [plan, estimate] : result.plans) values.insert(plan::field_text(plan, field));
+    // A set of modules says something even where all plans have it.
+    return values.size() > 1 || (std::string(field) == "offload" && *values.begin() != "none");
+}
+
+std::string number(std::int64_t value) { return fmt::format("{}", value); }
+
+std::string marked(std::size_t i, const PlanNote& note) {
+    return fmt::format("{}{}{}", i + 1, i > 0 && note.equal_to_first ? "=" : "",
+                       note.trains_differently.empty() ? "" : "*");
+}
+
+} // namespace
+
+Table ranking_table(const search::SearchResult& result, const Ranking& ranking) {
+    std::vector<Column> columns{"<",
+                                "TFLOPS/GPU",
+                                {"tokens/s/GPU", 9},
+                                {"step", 4},
+                                "GiB",
+                                "TP",
+                                {"CP", 3},
+                                {"DP", 6},
+                                "PP",
+                                {"VPP", 1},
+                                "EP",
+                                {"ETP", 8},
+                                {"MBS", 1},
+                                {"<precision", 7},
+                                {"<schedule", 9},
+                                "<recompute"};
+    std::vector<const char*> fields;
+    for (const Extra& extra : extras)
+        if (differ(result, extra.field)) {
+            columns.emplace_back(extra.heading, extra.rank);
+            fields.push_back(extra.field);
+        }
+    Table table(columns);
+    for (std::size_t i = 0; i < result.plans.size(); ++i) {
+        const auto& [plan, estimate] = result.plans[i];
+        std::vector<std::string> row{marked(i, ranking.plans[i]),
+                                     fmt::format("{:.4g}", estimate.tflops_per_gpu),
+                                     count_text(estimate.tokens_per_second_per_gpu),
+                                     seconds_text(estimate.step_seconds),
+                                     gib_text(estimate.memory_bytes),
+                                     number(plan.tp),
+                                     number(plan.cp),
+                                     number(plan.dp),
+                                     number(plan.pp),
+                                     number(plan.vpp),
+                                     number(plan.ep),
+                                     number(plan.etp),
+                                     number(plan.mbs),
+                                     machine::to_string(plan.precision),
+                                     plan::to_string(plan.schedule),
+                                     plan::recompute::to_string(plan.recompute)};
+        for (const char* field : fields) row.push_back(plan::field_text(plan, field));
+        table.add(std::move(row));
+    }
+    return table;
+}
+
+std::vector<std::string> ranking_lines(const search::SearchResult& result, const Ranking& ranking) {
+    std::vector<std::string> lines;
+    const auto equal = std::count_if(ranking.plans.begin(), ranking.plans.end(),
+                                     [](const PlanNote& note) { return note.equal_to_first; });
+    if (equal > 1 && ranking.widest_margin)
+        lines.push_back(fmt::format(
+            "= cannot be told from plan 1: published pairs of such plans are off by up to {:.0f}% "
+            "({:.0f}% of them); the simplest of these plans is {}",
+            100.0 * std::expm1(*ranking.widest_margin), 100.0 * published::interval_coverage, ranking.simplest + 1));
+    std::set<std::string> told;
+    for (std::size_t i = 0; i < result.plans.size(); ++i)
+        for (const std::string& what : ranking.plans[i].trains_differently)
+            if (told.insert(what).second) lines.push_back(fmt::format("* plan {} trains differently: {}", i + 1, what));
+    return lines;
+}
+
+Table nearest_table(const Ranking& ranking) {
+    Table table({"<nearest published run", "measured", "predicted", "<differs from plan 1 in"});
+    if (ranking.plans.empty()) return table;
+    for (const published::NearRun& run : ranking.plans.front().nearest)
+        table.add({run.run_id, fmt::format("{:.4g}", run.measured), fmt::format("{:.4g}", run.predicted),
+                   run.differs_in.empty() ? "nothing" : fmt::format("{}", fmt::join(run.differs_in, " "))});
+    return table;
+}
+
+} // namespace moe::tools
