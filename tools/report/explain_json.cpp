@@ -27,11 +27,12 @@ Json figures(const search::Estimate& e) {
             {"fits", e.fits}};
 }
 
-Json delta_json(const search::WhatIf& w, const search::Estimate& base) {
+Json delta_json(const search::WhatIf& w, const std::optional<double>& certainty, const search::Estimate& base) {
     Json delta = {{"field", w.change.field}, {"from", w.change.from}, {"to", w.change.to}};
     delta["along"] = changes_json(w.along);
     delta.update(figures(w.estimate));
     delta["gain"] = w.gain;
+    delta["certainty"] = certainty ? Json(*certainty) : Json(nullptr);
     delta["step_seconds_delta"] = w.estimate.step_seconds - base.step_seconds;
     delta["memory_gib_delta"] = gib(w.estimate.memory_bytes - base.memory_bytes);
     return delta;
@@ -111,12 +112,14 @@ std::string explanation_document(const Explanation& e, const Versus* versus) {
     document["base"] = figures(e.base);
     document["deltas"] = Json::array();
     document["impossible"] = Json::array();
-    for (const search::WhatIf& w : e.deltas)
+    for (std::size_t i = 0; i < e.deltas.size(); ++i) {
+        const search::WhatIf& w = e.deltas[i];
         if (w.impossible.empty())
-            document["deltas"].push_back(delta_json(w, e.base));
+            document["deltas"].push_back(delta_json(w, e.certainties[i], e.base));
         else
             document["impossible"].push_back(
                 {{"field", w.change.field}, {"from", w.change.from}, {"to", w.change.to}, {"reason", w.impossible}});
+    }
     document["front"] = Json::array();
     for (const search::FrontPoint& point : e.front) {
         Json entry = {{"changes", changes_json(point.changes)}};

@@ -2,6 +2,7 @@
 #include "tools/report/explanation.hpp"
 
 #include "simulator/pricing/skewed_estimator.hpp"
+#include "simulator/published/ratios.hpp"
 #include "tools/print/table.hpp"
 
 #include <fmt/format.h>
@@ -47,6 +48,10 @@ Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, repl
     pricing::SkewedEstimator estimator(plan.hardware, stack);
     e.base = estimator.play(plan);
     e.deltas = search::what_ifs(plan, stack, estimator);
+    const std::vector<published::RatioError> errors = published::load_ratio_errors(stack.executable);
+    for (const search::WhatIf& w : e.deltas)
+        e.certainties.push_back(w.impossible.empty() ? published::certainty(errors, plan, w.plan, std::log1p(w.gain))
+                                                     : std::nullopt);
     e.front = search::memory_front(plan, stack, estimator);
     return e;
 }

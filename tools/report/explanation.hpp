@@ -8,6 +8,7 @@
 #include "simulator/replay/walls.hpp"
 #include "tools/report/comparison.hpp"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@ struct Explanation {
     pricing::Skew skew;
     search::Estimate base; // by the estimator that priced `deltas` and `front`
     std::vector<search::WhatIf> deltas;
+    std::vector<std::optional<double>> certainties; // of deltas: probability that a gain or loss has the sign predicted
     std::vector<search::FrontPoint> front;
 };
 // The plan must be sound and within the stack, the simulation its own with rows.

@@ -90,15 +90,19 @@ void print_compute(Console& console, const Explanation& e) {
 void print_deltas(Console& console, const Explanation& e) {
     console.say("\nEach single change, by the fast estimate (this plan: {} TFLOPS/GPU, {} GiB):",
                 figure(e.base.tflops_per_gpu), gib_text(e.base.memory_bytes));
-    Table table({"<change", "<", {"TFLOPS/GPU", 1}, "gain", {"step", 3}, "GiB", {"more GiB", 2}, "<also"});
-    for (const search::WhatIf& w : e.deltas) {
+    Table table({"<change", "<", {"TFLOPS/GPU", 1}, "gain", "sure", {"step", 3}, "GiB", {"more GiB", 2}, "<also"});
+    for (std::size_t i = 0; i < e.deltas.size(); ++i) {
+        const search::WhatIf& w = e.deltas[i];
         if (!w.impossible.empty()) continue;
-        table.add({w.change.field, fmt::format("{} -> {}", w.change.from, w.change.to),
-                   figure(w.estimate.tflops_per_gpu), signed_percent(w.gain), seconds_text(w.estimate.step_seconds),
-                   gib_text(w.estimate.memory_bytes) + (w.estimate.fits ? "" : "!"),
-                   signed_gib_text(w.estimate.memory_bytes - e.base.memory_bytes), along_text(w.along)});
+        table.add(
+            {w.change.field, fmt::format("{} -> {}", w.change.from, w.change.to), figure(w.estimate.tflops_per_gpu),
+             signed_percent(w.gain), e.certainties[i] ? fmt::format("{:.0f}%", 100.0 * *e.certainties[i]) : "-",
+             seconds_text(w.estimate.step_seconds), gib_text(w.estimate.memory_bytes) + (w.estimate.fits ? "" : "!"),
+             signed_gib_text(w.estimate.memory_bytes - e.base.memory_bytes), along_text(w.along)});
     }
     console.table(table, 2);
+    if (std::any_of(e.certainties.begin(), e.certainties.end(), [](const auto& c) { return c.has_value(); }))
+        console.say("  (sure: probability that the sign of the gain is right, by pairs of published runs)");
     if (std::any_of(e.deltas.begin(), e.deltas.end(),
                     [](const search::WhatIf& w) { return w.impossible.empty() && !w.estimate.fits; }))
         console.say("  (! does not fit)");
