@@ -13,7 +13,7 @@
 
 namespace moe::lower {
 
-// What one chunk holds, in execution order.
+// The layers that one chunk holds, in execution order.
 struct ChunkSpec {
     int chunk = 0, stage = 0;
     bool embedding = false, loss = false;
@@ -25,7 +25,7 @@ struct ChunkSpec {
     bool heads_behind = false; // the LM head passes of these MTP layers are made on a later stage, with the loss
 };
 
-// What virtual stage `stage` of the cut `all` is to the rank that runs it.
+// Describes virtual stage `stage` of the cut `all` as the chunk of the rank that runs it.
 ChunkSpec spec_of(const plan::Plan& plan, const std::vector<plan::Stage>& all, int stage);
 
 class DecoderLayer;

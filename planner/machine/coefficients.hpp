@@ -15,7 +15,7 @@ struct Coefficient {
     std::string unit, source;
 };
 
-// By name, in the order of the names.
+// Coefficients by name, in the order of the names.
 using Coefficients = std::map<std::string, Coefficient>;
 
 // profiles/coefficients.json. Throws Error (bad_input).

@@ -39,13 +39,14 @@ struct ProductTile {
 
 // Bytes that a communicator takes of a member's device at most: one for collectives alone and one whose members also
 // send to each other, by how many members were measured; one for messages of a pipeline, between two. The first of a
-// rank takes so much more, and so does the first whose members send. Of published stacks every group counts as one for
-// collectives.
+// rank takes so much more, and so does the first whose members send. Under published stacks every group counts as one
+// for collectives.
 struct CommunicatorBytes {
     double first = 0.0, first_pairwise = 0.0, messages = 0.0;
     std::map<int, double> collective, pairwise;
 };
-// Of so many members: as of the next larger number that was measured, or of the largest; 0 where none was.
+// Bytes of a communicator of so many members: those of the next larger number that was measured, or of the largest; 0
+// where none was.
 double bytes_among(const std::map<int, double>& measured, int members);
 
 struct Hardware {

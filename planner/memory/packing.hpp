@@ -15,7 +15,7 @@ struct Lifetime {
     int first = std::numeric_limits<int>::max(), last = -1;
 };
 
-// By which kinds of templates an activation is touched. One that outlives a template is saved, the rest is transient.
+// The kinds of templates that touch an activation. One that outlives a template is saved, the rest is transient.
 struct Use {
     bool forward = false, backward = false; // backward: whole or either half
     bool dgrad = false, wgrad = false;

@@ -10,7 +10,7 @@
 
 namespace moe::plan {
 
-// What is worked out once for all plans that agree in the fields that it depends on.
+// The subjects that are worked out once for all plans that agree in the fields that they depend on.
 enum class Subject : std::uint8_t {
     size,    // ops and activations of a segment, their bytes and groups
     time,    // seconds of a segment's ops
@@ -21,7 +21,7 @@ enum class Subject : std::uint8_t {
     place,   // where the ranks of every group that a layer uses lie
 };
 
-// How a subject depends on a field.
+// The ways in which a subject depends on a field.
 enum class As : std::uint8_t {
     nothing,
     fixed, // the field is the same wherever anything is kept

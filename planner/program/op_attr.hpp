@@ -37,7 +37,7 @@ struct GroupedGemmAttr {
     bool accumulate = true; // wgrad; without it dW is set, to zero for experts without rows
     int reserved_sms = 0;   // multiprocessors of a device that it leaves to what runs beside it in its own slot
 };
-// Where the rows are partial sums over ETP, every member adds the same share of the bias.
+// Every member adds the same share of the bias where the rows are partial sums over ETP.
 struct GroupedBiasAttr {
     double share = 1.0;
 };
@@ -120,7 +120,7 @@ struct RouterAttr {
     model::Router router;
     std::int64_t batch = 1; // forced: row r of this rank's tokens is of position positions[(first + r) / batch]
 };
-// What a layer's tokens add to the losses of its router; see RouterTraining.
+// The losses of a layer's router, to which its tokens add; see RouterTraining.
 struct BalanceAttr {
     std::int64_t tokens = 0, sequences = 1; // row r belongs to sequence r modulo sequences
     int experts = 0, top_k = 0;

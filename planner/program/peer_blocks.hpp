@@ -1,4 +1,4 @@
-// What of the device dispatch and combine over peer memory take, and what else travels with them.
+// The share of the device that dispatch and combine over peer memory take, and the gathers that travel with them.
 #pragma once
 
 #include "planner/program/fwd.hpp"
@@ -19,7 +19,7 @@ inline constexpr int most_collective_blocks = 32;
 // as well.
 inline constexpr std::int64_t most_gathered_over_peers = 256 * 1024;
 
-// Of a Program's calls outside of merged slots.
+// The multiprocessors of a Program's calls outside of merged slots.
 int peer_blocks(const Program& program);
 
 } // namespace moe::program

@@ -57,7 +57,7 @@ struct Bucket {
     TensorId staging = no_tensor;
     TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
     TensorId copies = no_tensor; // FP32, of what finish reads: Plan::optimizer_copy_bytes()
-    // Where they wait between steps when they are offloaded; those above are then on the device only in finish.
+    // Offloaded optimizer states wait here between steps; those above are then on the device only in finish.
     TensorId host_master = no_tensor, host_exp_avg = no_tensor, host_exp_avg_sq = no_tensor;
     TensorId kept_master() const { return host_master == no_tensor ? master : host_master; }
     // FSDP (Plan::reshards) and a group of several ranks: weights and gradients above are only this rank's shards; the
@@ -92,11 +92,11 @@ struct Slot {
 struct Merge {
     int forward = 0, backward = 0;   // templates
     std::vector<bool> from_backward; // by op of both: whose it is; the ops of either come in their own order
-    // By op of both: multiprocessors that a product leaves to the tokens on their way over peer memory beside it.
+    // Multiprocessors, by op of both, that a product leaves to the tokens on their way over peer memory beside it.
     std::vector<std::uint8_t> reserved_sms;
 };
 
-// What one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
+// The tensors that one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
 struct RouterIo {
     int layer = 0;
     int experts = 0;

@@ -49,7 +49,7 @@ std::vector<OffloadFit> offloaded_to_fit(const plan::Plan& plan, const stack::St
     std::array<double, modules> reserved_sms{}; // by each alone; nothing by those that cannot be offloaded
     for (std::size_t i = 0; i < modules; ++i)
         reserved_sms[i] = std::max(0.0, bytes - bytes_with(plan, 1U << i, stack, estimator));
-    // What is spared in memory is there once for each micro-batch that is held; all micro-batches go and come back.
+    // Memory is saved once for each micro-batch that is held; all micro-batches go and come back.
     const double ways = 2.0 * plan.micro_batches() / held_micro_batches(plan);
 
     for (const unsigned states : {0U, plan::offload::optimizer}) {

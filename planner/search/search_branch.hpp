@@ -11,7 +11,7 @@
 
 namespace moe::search {
 
-// How layers and batch are cut.
+// One cut of the layers and of the batch.
 struct NodeShape {
     const ParallelConfig* parallel_config = nullptr;
     const StageSplit* stage_split = nullptr;
@@ -47,7 +47,7 @@ bool sooner(const Candidate& a, const Candidate& b);
 // Least step seconds of a plan with this quote.
 double least_seconds(double quoted);
 
-// What a part of the space came to.
+// The plans and the least memory that a part of the search space came to.
 struct Found {
     std::int64_t evaluated = 0; // fits by its quote
     Rejections rejected;

@@ -90,9 +90,9 @@ public:
     } // the one with fewer bytes first
     // Every combination of the options that plans with these degrees have: plans of those fields alone.
     const std::vector<plan::Plan>& roots(int tp, int cp, int ep, int etp, int pp) const;
-    // For each root the first that differs from it in CUDA graphs at most.
+    // The first root, for each root, that differs from it in CUDA graphs at most.
     const std::vector<std::size_t>& without_graphs(int tp, int cp, int ep, int etp, int pp) const;
-    // What goes with each root, with one chunk per rank or several.
+    // The recompute sets and optimizers that go with each root, with one chunk per rank or several.
     const std::vector<RootSets>& sets_of_roots(int tp, int cp, int ep, int etp, int pp, bool chunks) const;
     // Roots times recompute sets times optimizers.
     std::int64_t choices(int tp, int cp, int ep, int etp, int pp) const;
@@ -101,7 +101,7 @@ public:
     plan::Plan candidate(const LayerOptions& family, const ParallelConfig& mapping, int vpp, std::int64_t mbs) const;
     // check_plan() and check_stack().
     plan::PlanFault fault_of(const plan::Plan& plan) const;
-    // The same; a usual choice that this combination excludes is dropped from the plan first.
+    // Does as fault_of(), after a usual choice that this combination excludes is dropped from the plan.
     plan::PlanFault check(plan::Plan& plan) const;
 
     // The plan without what it may choose and what other choices may exclude.
@@ -138,7 +138,7 @@ private:
     std::set<std::string> pinned_;
     std::vector<unsigned> sets_;
     std::vector<plan::OptimizerChoice> optimizers_;
-    // By the degrees that exceed 1; sets also by whether vpp does.
+    // Roots by the degrees that exceed 1; their sets also by whether vpp does.
     std::array<std::vector<plan::Plan>, 32> roots_;
     std::array<std::vector<std::size_t>, 32> without_graphs_;
     std::array<std::vector<RootSets>, 64> sets_of_roots_;

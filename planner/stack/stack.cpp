@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 using Reader = StackReader;
 
-// Whether a cost holds a number of its own; coefficients carry their source themselves.
+// True where a cost holds a number of its own; coefficients carry their source themselves.
 bool states_figure(const Json& cost) {
     if (cost.is_object() || cost.is_array()) return std::any_of(cost.begin(), cost.end(), states_figure);
     return cost.is_number();
@@ -225,7 +225,7 @@ void apply_features(Json& json, const std::vector<std::string>& changes, const s
     if (!has.empty()) refuse("{}: unknown feature \"{}\": see {}", place, *has.begin(), path);
 }
 
-// What differs on some machines, as a JSON merge patch.
+// The differences on some machines, as a JSON merge patch.
 struct Variant {
     std::vector<std::string> machines;
     Json set;

@@ -38,7 +38,7 @@ struct StackCosts {
     double step_seconds = 0.0;                    // fixed host work per step
     double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host
     double attention_gathered = 1.0;              // of these rates, where keys are picked by index
-    // The same of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
+    // Rates of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
     double attention_picked_forward = 0.65, attention_picked_backward = 0.28, attention_picked_half_length = 183.0;
     double attention_half_length = 1200.0; // sequence length at which attention reaches half of its rate, tokens
     double overlap_sm_share = 0.0;         // share of the SMs that communication takes while EP overlap is on
@@ -92,27 +92,27 @@ struct Stack {
     std::vector<Publication> published;
 };
 
-// By name from profiles/stacks, where a file may state only what differs from its "base"; an empty name gives the
-// hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped" or
-// "bridge-26.04,no-fused_router". What a stack states for some machines goes by the profile's `like`, else by its name;
-// a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if it
-// computes in MXFP8 or NVFP4, else those of h100. Throws Error (bad_input).
+// Loads a stack by name from profiles/stacks, where a file may state only what differs from its "base"; an empty name
+// gives the hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped"
+// or "bridge-26.04,no-fused_router". Figures that a stack states for some machines go by the profile's `like`, else by
+// its name; a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if
+// it computes in MXFP8 or NVFP4, else those of h100. Throws Error (bad_input).
 Stack load_stack(const std::string& name, const machine::Hardware& hardware);
-// The same with other coefficients than those in profiles/coefficients.json.
+// Loads a stack with other coefficients than those in profiles/coefficients.json.
 Stack load_stack(const std::string& name, const machine::Hardware& hardware, const machine::Coefficients& coefficients);
 
 // Names in profiles/stacks, sorted.
 std::vector<std::string> stack_names();
 
-// Whether the stack offers what the plan asks for, the rules of its engine aside: like check_plan(), empty when it
-// does.
+// Tells whether the stack offers what the plan asks for, the rules of its engine aside: like check_plan(), empty when
+// it does.
 plan::PlanFault check_offers(const plan::Plan& plan, const Stack& stack);
 // The rules of the stack's engine that the plan breaks, in their file's order.
 std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack);
-// Whether the stack's software would run the plan: check_offers(), then the first broken rule, counted as
+// Tells whether the stack's software would run the plan: check_offers(), then the first broken rule, counted as
 // "ENGINE: RULE". Its message ends with the rule's source.
 plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack);
-// Whether neither check_plan() nor check_stack() has anything against it.
+// True where neither check_plan() nor check_stack() has anything against it.
 bool sound(const plan::Plan& plan, const Stack& stack);
 // Those that are sound of the plan with its stages cut evenly and by balanced_stages().
 std::vector<plan::Plan> sound_cuts(plan::Plan plan, const Stack& stack);

@@ -159,7 +159,8 @@ private:
     std::int64_t width() const { return moe_.latent > 0 ? moe_.latent : model_.hidden; } // of what travels
     Rows dispatch(emit::Builder& b, program::TensorId x, program::TensorId weight,
                   const std::string& name); // also backward of combine
-    // Also backward of dispatch: the sums, and where `rows` has gradients of the routing weights, these by copy.
+    // Combines the experts' rows, and is the backward of dispatch: the sums, and where `rows` has gradients of the
+    // routing weights, these by copy.
     Rows combine(emit::Builder& b, Rows rows, const std::string& name);
     program::TensorId combine_rows(emit::Builder& b, program::TensorId rows, const std::string& name);
     program::TensorId combine_probs(emit::Builder& b, program::TensorId dprobs);
@@ -190,7 +191,8 @@ private:
         return exchanges(b) && b.plan().dispatcher == plan::Dispatcher::hybridep &&
                plan::stack_traits(b.plan()).peer_memory_dispatch;
     }
-    // Of what is made of all ranks' counts: where tokens go next to their experts, only they wait for the other ranks.
+    // The stream of ops on the counts of all ranks: where tokens go next to their experts, only these wait for the
+    // other ranks.
     program::Stream counting_stream(const emit::Builder& b) const {
         return over_peers(b) ? program::Stream::expert : program::Stream::compute;
     }
@@ -257,7 +259,8 @@ private:
     program::TensorId logits_ = program::no_tensor, max_ = program::no_tensor, stat_ = program::no_tensor;
 };
 
-// What two linear layers and two norms put before an MTP layer: h' = W [norm(embedding of the next token); norm(h)].
+// The input of an MTP layer, which two linear layers and two norms make: h' = W [norm(embedding of the next token);
+// norm(h)].
 class MtpInput {
 public:
     MtpInput(const model::Model& model, std::string key, std::string hf_prefix)

@@ -11,8 +11,8 @@
 
 namespace moe::passes {
 
-// Whether the plan's software does so. Published stacks zero whole buckets and add to them; FSDP's products write new
-// whole gradients in every backward.
+// True where the plan's software sets a first gradient instead of adding to zeros. Published stacks zero whole buckets
+// and add to them; FSDP's products write new whole gradients in every backward.
 bool sets_first_gradients(const plan::Plan& plan);
 
 // Goes through the templates of a rank in the order of its slots and keeps which elements of each bucket are written.

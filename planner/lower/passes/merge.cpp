@@ -56,8 +56,8 @@ void interleave(const Pieces& forward, const Pieces& backward, std::vector<bool>
     while (f < forward.size()) take(forward[f++], false);
 }
 
-// Of experts: our kernels share tiles out in advance. Tokens are on their way for about as long as two of them take;
-// cuBLASLt's products do not gain by it.
+// The products are those of experts: our kernels share tiles out in advance. Tokens are on their way for about as long
+// as two of them take; cuBLASLt's products do not gain by it.
 constexpr int sparing_products = 2;
 // A second one does not where the first has taken longer than tokens on their way can: FLOPs to a byte of their rows
 // (650 TFLOPS, 150 GB/s, a quarter of what they have).

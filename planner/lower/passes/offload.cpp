@@ -19,7 +19,7 @@ struct Offloaded {
                       home = program::no_tensor; // home: on the host
 };
 
-// Which module's input an operand is. A layer has two norms, the second before its MLP or experts, and two grouped
+// The module whose input an operand is. A layer has two norms, the second before its MLP or experts, and two grouped
 // products, the first of which is FC1.
 class Scopes {
 public:
@@ -70,7 +70,8 @@ bool reads(const program::Op& op, program::TensorId id) {
     return std::find(op.in.begin(), op.in.end(), id) != op.in.end();
 }
 
-// What leaves the device: read by a chosen module in the forward, large enough, and read again in the backward.
+// The tensors that leave the device: read by a chosen module in the forward, large enough, and read again in the
+// backward.
 std::map<program::TensorId, Offloaded> find_offloaded(const program::Program& program, const program::Template& forward,
                                                       const program::Template& backward, unsigned set,
                                                       std::int64_t smallest) {
@@ -112,7 +113,7 @@ program::TensorId add_buffer(program::Program& program, program::TensorId like, 
     return static_cast<program::TensorId>(program.tensors.size()) - 1;
 }
 
-// Where a tensor waits on the host, one for every micro-batch in flight.
+// Adds the place where a tensor waits on the host, one for every micro-batch in flight.
 program::TensorId add_home(program::Program& program, program::TensorId of) {
     program::Tensor home = program.tensors[static_cast<std::size_t>(of)];
     home.name += ".on_host";
@@ -135,7 +136,7 @@ void share_buffers(program::Program& program, const program::Template& forward,
         if (fresh) at->second = {add_buffer(program, id, ".to_host"), add_buffer(program, id, ".from_host")};
         o.again = at->second.second;
         o.home = add_home(program, id);
-        // What a stage receives keeps a place of its own, so that messages need not wait for copies.
+        // The tensor that a stage receives keeps a place of its own, so that messages need not wait for copies.
         const auto writer = std::find_if(forward.ops.begin(), forward.ops.end(), [id = id](const program::Op& op) {
             return std::find(op.out.begin(), op.out.end(), id) != op.out.end();
         });

@@ -1,4 +1,4 @@
-// What a step does with a flat bucket as it begins and finishes, from the bucket's size: the one list of gathers,
+// The ops by which a step begins and finishes a flat bucket, from the bucket's size: the one list of gathers,
 // quantizing, zeroing, gradient reductions, norm and AdamW that lowering emits and that estimate and bound price.
 #pragma once
 
@@ -21,7 +21,7 @@ struct BucketSize {
     bool resharded = false;                             // FSDP: the templates of the chunk gather and reduce it
     bool copy = false;                                  // see Bucket
 
-    // Whether new weights are gathered in BF16 through the gradient buffer before they are quantized.
+    // True where new weights are gathered in BF16 through the gradient buffer before they are quantized.
     bool staged() const { return program::is_quantized(weight_dtype) && (matrices == 0 || group_size > 1); }
 };
 BucketSize size_of(const program::Program& program, const program::Bucket& bucket);
@@ -57,11 +57,11 @@ struct StepOp {
     int times = 1;
     bool in_blocks = false; // quantize: a matrix, see QuantizeAttr
 };
-// Whether a step does this with the bucket.
+// True where a step does this work with the bucket.
 bool has_work(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
 // The op, of work that the bucket has. zero: of all gradients; quantize: as many ops as matrices, of their mean size.
 StepOp step_op(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
-// The same of some gradients, and of one matrix with the scales of both its forms.
+// These two are step_op() for some gradients, and for one matrix with the scales of both its forms.
 StepOp zero_op(const plan::Plan& plan, const BucketSize& bucket, double elements);
 StepOp quantize_op(const BucketSize& bucket, double elements, double scales);
 // The sum of the gradients' squares over all ranks, and of so many scalars in all.
