@@ -1,4 +1,4 @@
-// The quoter of estimators that have no closed form: it keeps plans and asks for their estimates.
+// The bound model of estimators that have no closed form: it keeps plans and asks for their estimates.
 #include "planner/machine/hardware.hpp"
 #include "planner/search/search.hpp"
 

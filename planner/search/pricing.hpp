@@ -45,7 +45,7 @@ public:
     // that weights depend on: degrees and precisions.
     virtual int stage_split(const plan::Plan& plan) = 0;
     virtual LowerBound bound(int layers, int stages) = 0;
-    // Nearer to the estimate of a plan whose forwards and backwards run side by side than quote(), and dearer: step
+    // Nearer to the estimate of a plan whose forwards and backwards run side by side than bound(), and dearer: step
     // seconds; 0 where that tells no more.
     virtual double merged_step_bound(const plan::Plan& plan) = 0;
 
@@ -53,9 +53,9 @@ public:
     virtual double step_bound(int layers) = 0;
     // A step_bound() for any CUDA graphs and any recomputation, cheaper and lower.
     virtual double early_step_bound(const plan::Plan& plan) = 0;
-    // A handle as from layers(), as cheap: its quotes are floors with any CUDA graphs and any recomputation.
+    // A handle as from layer_costs(), as cheap: its bounds are floors with any CUDA graphs and any recomputation.
     virtual int early_layer_costs(const plan::Plan& plan) = 0;
-    // A handle as from layers(), cheaper for FSDP: its quotes are no greater.
+    // A handle as from layer_costs(), cheaper for FSDP: its bounds are no greater.
     virtual int coarse_layer_costs(const plan::Plan& plan) = 0;
     // Numbers that make plans slower: of two plans without recomputation and with the same EP overlap the one for which
     // none is greater is no slower with any cut.
@@ -65,7 +65,8 @@ public:
     virtual double least_bytes(const plan::Plan& plan) = 0;
     // Bytes that the plan keeps of each decoder layer and micro-batch under way, whatever is recomputed: its input.
     virtual double kept_bytes(const plan::Plan& plan) = 0;
-    // Plans of equal number that differ in pp, dp and edp alone have the same layers(), if all or none have a pipeline.
+    // Plans of equal number that differ in pp, dp and edp alone have the same layer_costs(), if all or none have a
+    // pipeline.
     virtual int placement(const plan::Plan& plan) = 0;
     virtual void forget() = 0;
 };
@@ -77,8 +78,7 @@ public:
     virtual ~Estimator() = default;
     virtual double memory_bytes(const plan::Plan& plan) = 0; // closed form, cheap
     virtual Estimate estimate(const plan::Plan& plan) = 0;   // throws Error (bad_input) for what it cannot price
-    // The estimate played event by event, dearer, for the few plans that are shown. The default is estimate(). By
-    // default the estimate.
+    // The estimate played event by event, dearer, for the few plans that are shown; by default estimate() itself.
     virtual Estimate play(const plan::Plan& plan) { return estimate(plan); }
     // The lower bounds of this estimator's plans; the estimator must outlive them. By default they are its estimates.
     virtual std::unique_ptr<BoundModel> bound_model();

@@ -1,4 +1,4 @@
-// The quoter of FastEstimator: layers and stages worked out once each, composed in a fraction of a microsecond.
+// The bound model of FastEstimator: layers and stages worked out once each, composed in a fraction of a microsecond.
 #pragma once
 
 #include "planner/plan/plan.hpp"
@@ -46,13 +46,13 @@ private:
         std::vector<const Terms*> terms; // by segment of the model; none of those that few cuts have, see complete()
         std::vector<double> pool_bytes;  // of the saved activations of the segments of each pool
         int pools = 0;                   // which segments share pools
-        // Of coarse_layers(): the early terms of its segments, which give way to coarse ones.
+        // The early terms of the segments of coarse_layer_costs(), which give way to coarse ones; null for others.
         std::vector<Terms>* early = nullptr;
         plan::Plan plan;
         double message_bytes = 0.0;
     };
 
-    // What a pipeline rank keeps at most: segments by pool, those of equal size sharing one, see most_kept().
+    // The most that a pipeline rank keeps: segments by pool, those of equal size sharing one, see most_kept().
     struct RankKept {
         std::vector<int> most;
         bool merges = false;
@@ -70,7 +70,7 @@ private:
         Busy busy_forward{}, busy_backward{};
     };
 
-    // What some segments of a chunk have moved as a step begins and ends, at least: those up to a segment of a part of
+    // The least that some segments of a chunk have moved as a step begins and ends: those up to a segment of a part of
     // Stages::parts, itself included, that others before them have not.
     struct Moved {
         int part = 0, segments = 0;

@@ -1,4 +1,5 @@
-// What quotes know of a segment: its slot times and bytes, for every choice of recomputation from one lowering.
+// The terms that bounds know of a segment: its slot times and bytes, for every choice of recomputation from one
+// lowering.
 #pragma once
 
 #include "planner/plan/choices.hpp"

@@ -223,7 +223,7 @@ ContentionPrice CostModel::contention_price() const {
     ContentionPrice beside;
     if (plan_.ep > 1) {
         beside.lost = lost_to(program::losses_key, {plan::Domain::expert, plan::axis::expert});
-        // What a product leaves to messages is among them, and in its price already.
+        // The multiprocessors that a product leaves to messages are among them, and in its price already.
         const int messages = program::reserved_sms_of(plan_);
         beside.reserved_slowdown =
             reserved_slowdown(std::max(messages, program::peer_blocks_beside)) / reserved_slowdown(messages);

@@ -12,10 +12,10 @@
 
 namespace moe::cost {
 
-// Where calls have no sides: log-log between neighbours of like work, beyond the last at its rate. Else the Formula of
-// the family, times what calls near by take of that: its logarithm over those of work and sides, locally linear with
-// weights that fall with distance (Cleveland, JASA 74, 1979) and slopes drawn to zero, so that where neighbours say
-// nothing the nearest one's share holds.
+// The time of a family from its measured calls. Where calls have no sides: log-log between neighbours of like work,
+// beyond the last at its rate. Else the Formula of the family, times what calls near by take of that: its logarithm
+// over those of work and sides, locally linear with weights that fall with distance (Cleveland, JASA 74, 1979) and
+// slopes drawn to zero, so that where neighbours say nothing the nearest one's share holds.
 class MeasuredFamily {
 public:
     // `key`: of Hardware::measured. At least one call, sorted by work; they must outlive the family.

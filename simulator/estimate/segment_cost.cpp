@@ -59,7 +59,7 @@ public:
     replay::StreamClocks after(program::TensorId late) const { return from_now({}, late); }
 
 private:
-    // What the neighbour sends, see lower_segment().
+    // The message that the neighbour sends, see lower_segment().
     program::TensorId message() const { return program_->io.segment_message(unit_.lanes[0].front()); }
     // The clocks at the end, from those at far_ahead; a clock that is not past it does not depend on them.
     replay::StreamClocks from_now(const replay::StreamClocks& start,
@@ -67,7 +67,7 @@ private:
         const replay::RankRun run = play(start, late);
         replay::StreamClocks end{run.host_seconds, start.device, start.ring};
         for (const program::TimelineRow& row : run.rows) {
-            // What is computed next waits for communication, but not for copies to the host.
+            // Ops that compute next wait for communication, but not for copies to the host.
             const bool copy = row.stream == program::Stream::host;
             if (!copy) end.device = std::max(end.device, row.end);
             if (copy || (rings_ && row.stream == program::Stream::tensor) || (copies_ && uses_buffer(row)))
@@ -108,7 +108,7 @@ double period(const replay::MaxPlusMatrix& max_plus) {
     return (clocks.device - first) / others;
 }
 
-// What a layer saves among others like it is communication.
+// The time that a layer saves among others like it is communication.
 void run_on(SegmentTime& time, double period) {
     double saved = time.device - period;
     if (saved <= 0.0) return;

@@ -1,4 +1,4 @@
-// What a segment costs in either direction when it is the only work of a rank, and when it uses its buckets.
+// The cost of a segment in either direction when it is the only work of a rank, and the times when it uses its buckets.
 #pragma once
 
 #include "planner/search/pricing.hpp"
@@ -18,9 +18,9 @@ struct SegmentTime {
     search::Breakdown parts; // of `device`
 };
 
-// When a segment uses the parameters of one bucket: its clocks at the end of its forward when the weights are there at
-// 0 and everything else long before, those at the end of its backward when the gradients have been zeroed at 0, and the
-// seconds from the last addition to the gradients to the end of the backward, the host being far ahead.
+// The times when a segment uses the parameters of one bucket: its clocks at the end of its forward when the weights are
+// there at 0 and everything else long before, those at the end of its backward when the gradients have been zeroed at
+// 0, and the seconds from the last addition to the gradients to the end of the backward, the host being far ahead.
 struct BucketUse {
     passes::BucketSize bucket; // of the segment alone
     replay::StreamClocks after_weights, after_zero;

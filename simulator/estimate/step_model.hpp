@@ -52,7 +52,7 @@ struct StepModel {
     double table_message = 0.0, table_add = 0.0;
 };
 
-// What playing a number of micro-batches gives, for one pipeline rank.
+// The result of playing a number of micro-batches, for one pipeline rank.
 struct RankPlay {
     double end = 0.0;
     double issued = 0.0;                                         // when the host had issued the last slot

@@ -16,8 +16,8 @@ struct Improvement {
     double seconds = 0.0;                   // that the search took
 };
 
-// For each prediction that was not skipped: a search over its model, GPUs, batch, precision and stack, with what search
-// does not choose (offload, capacity, ...) as in the row. `progress` may be empty; it is called with the rows done.
+// Runs, for each prediction that was not skipped, a search over its model, GPUs, batch, precision and stack, with what
+// search does not choose (offload, capacity, ...) as in the row.
 std::vector<Improvement> improve(const std::vector<Prediction>& predictions, const machine::Coefficients& coefficients,
                                  const std::function<void(std::size_t)>& progress);
 

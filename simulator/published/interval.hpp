@@ -1,4 +1,4 @@
-// How far a predicted rate may be off: quantiles of cross-validated residuals of published runs.
+// The range by which a predicted rate may be off: quantiles of cross-validated residuals of published runs.
 #pragma once
 
 #include "planner/search/pricing.hpp"

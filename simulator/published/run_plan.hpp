@@ -57,7 +57,7 @@ std::string stack_of(const std::vector<std::pair<std::string, stack::Publication
 // Negative, zero or positive as release `a` is older than, equal to or newer than `b`, number by number.
 int compare_releases(const std::string& a, const std::string& b);
 
-// What rows are grouped by: "MoE", "dense" or, of layers of one part each, "hybrid".
+// The kind that rows are grouped by: "MoE", "dense" or, of layers of one part each, "hybrid".
 std::string kind_of(const model::Model& model);
 
 } // namespace moe::published

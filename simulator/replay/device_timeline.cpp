@@ -262,7 +262,7 @@ private:
     }
 
     // Tokens on their way and a collective of tensor parallelism beside them share the links: each gets half while both
-    // last. What has begun is not put off any more.
+    // last. An op that has begun is not put off any more.
     double shared_seconds(const program::Op& op, double start, double seconds) {
         const bool tokens = op.stream == program::Stream::expert;
         if (run_.reuses == nullptr || !program::is_communication(op.kind) ||
