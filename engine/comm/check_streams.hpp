@@ -14,7 +14,7 @@ namespace moe::comm {
 void check_streams(const std::vector<program::Program>& programs, const std::vector<memory::MemoryPlan>& memory,
                    const plan::Mesh& mesh);
 
-// Where an arena's tensors lie, for who only wants to compare addresses.
+// A device that gives an arena's tensors addresses only, for those who just compare them.
 std::unique_ptr<device::Device> open_nowhere();
 
 } // namespace moe::comm

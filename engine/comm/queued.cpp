@@ -16,7 +16,7 @@ namespace moe::comm {
 
 namespace {
 
-// What may wait for other ranks at one time fits the multiprocessors of an H100 or H200
+// The blocks that may wait for other ranks at one time fit the multiprocessors of an H100 or H200
 // (planner/program/peer_blocks.hpp).
 constexpr int multiprocessors = 132;
 static_assert(program::peer_blocks_beside <= program::peer_blocks_in_pipeline &&
@@ -175,7 +175,7 @@ QueuedCommunicator::~QueuedCommunicator() {
         if (device::Queue* queue = device_.queue()) queue->forget();
         for (const auto& [key, member] : members_) library_.leave(member);
     } catch (const Error&) {
-        // What went wrong in the run has been reported; there is nothing left to save.
+        // Errors of the run have been reported; there is nothing left to save.
     }
 }
 
@@ -333,8 +333,8 @@ void QueuedCommunicator::reduce_scatter_rows(plan::Group group, const void* x, c
     library_.reduce_scatter(here(group_rank(group)), out, y, capacity_rows * attr.cols, dtype, queued_);
 }
 
-// On the side of heads, what belongs to one member's tokens is two runs of rows as they lie; on the side of tokens,
-// columns of every row.
+// One member's tokens are two runs of rows as they lie on the side of heads, and columns of every row on the side of
+// tokens.
 void QueuedCommunicator::all_to_all(plan::Group group, const void* x, void* y, const program::AllToAllAttr& attr,
                                     std::int64_t element_bytes) {
     const GroupRank& members = group_rank(group);
@@ -386,7 +386,7 @@ void QueuedCommunicator::put(const program::PeerAttr& peer, const void* x, std::
     library_.copy(box.place(box.put++), x, bytes, queued_);
 }
 
-// From the box, where put() has left it.
+// Sends from the box, where put() has left the bytes.
 void QueuedCommunicator::send(const program::PeerAttr& peer, const void*, std::int64_t bytes) {
     const int to = peer_rank(peer.delta);
     if (to == rank_) return; // it need not leave

@@ -22,9 +22,9 @@
 
 namespace moe::comm {
 
-// Ranks that need a communicator of the library. What runs side by side has one of its own, because a communicator's
-// work has one order: collectives one per group and stream, messages one per sender, receiver and tag, as a message
-// must not wait behind another that its receiver wants later.
+// Ranks that need a communicator of the library. Communication that runs side by side has one of its own, because a
+// communicator's work has one order: collectives one per group and stream, messages one per sender, receiver and tag,
+// as a message must not wait behind another that its receiver wants later.
 struct CommGroup {
     int channel = 0;        // Stream of collectives, or stream_count + tag of messages
     std::vector<int> ranks; // in the order of the group; of messages: sender, receiver
@@ -47,7 +47,7 @@ struct Joined {
     std::vector<Member> each;  // communicators of the first one
 };
 
-// What the ranks of this process share.
+// The state that the ranks of this process share.
 class QueuedFabric {
 public:
     // points: one for each of the circles. `transport` leads to other processes, if there are any.
@@ -122,7 +122,7 @@ public:
     bool waits() const override { return false; }
 
     std::int64_t buffer_bytes() const { return buffer_bytes_; } // of slots and boxes
-    // What each of this rank's communicators took of the device: by number in QueuedFabric::circles().
+    // Bytes that each of this rank's communicators took of the device, by number in QueuedFabric::comm_groups().
     const std::map<std::size_t, double>& taken() const { return taken_; }
 
 private:

@@ -1,4 +1,4 @@
-// Where a rank's memory lies and how its work is queued: in this process, or on an accelerator that runs behind it.
+// A device: the memory of a rank and the queue of its work, in this process, or on an accelerator that runs behind it.
 #pragma once
 
 #include "engine/device/power_sample.hpp"
@@ -38,7 +38,8 @@ public:
     virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
     virtual void forget() = 0;                            // the records
     virtual QueuedStep queued_step() const { return {}; } // the one without stamps
-    // What the last play() took on the device, its stamps included; to be asked when it is done. 0 if nobody knows.
+    // Seconds that the last play() took on the device, its stamps included; to be asked when it is done. 0 if nobody
+    // knows.
     virtual double played_seconds() { return 0.0; }
     // Loads what a step needs without running it. Kernels are loaded at their first use, which can wait for all work of
     // the device: where that is communication which waits for another rank that loads kernels too, for ever.
@@ -89,8 +90,8 @@ public:
     // its addresses as well.
     virtual std::unique_ptr<Device> open_offload() const { return open_host(); }
 
-    // In the order of the queue. `source` of write() may change as soon as it returns; read() returns when the bytes
-    // are there.
+    // These run in the order of the queue. `source` of write() may change as soon as it returns; read() returns when
+    // the bytes are there.
     virtual void fill(void* target, int byte, std::size_t bytes) = 0;
     virtual void write(void* target, const void* source, std::size_t bytes) = 0;
     virtual void read(void* target, const void* source, std::size_t bytes) = 0;

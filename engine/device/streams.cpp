@@ -79,7 +79,7 @@ int leaves_on(const program::Op& op, int stages) {
     return line == 0 ? static_cast<int>(op.stream) : leaving_streams + line - 1;
 }
 
-// Where messages wait, as addresses that no arena has: one byte for each place.
+// The places where messages wait, as addresses that no arena has: one byte for each place.
 class Places {
 public:
     Places(const program::Program& program, int stages) : boxes_(program::boxes_of(program, stages)), stages_(stages) {}
