@@ -24,7 +24,7 @@ struct Scales { // [capacity, blocks] and [groups, columns of 128, blocks]
 };
 
 // The scales of a thread's elements: of its two rows and of the tile's columns, 64 of which at least have one. They are
-// loaded a block ahead. Of the four lanes that have the same rows each loads those of other columns: what all lanes
+// loaded a block ahead. Each of the four lanes that have the same rows loads those of other columns: what all lanes
 // load from one place is waited for at once, to be kept in a register of the warp.
 template <class C>
 class ScalesOfTile {
@@ -45,7 +45,7 @@ public:
         load(0);
     }
     __device__ void load(int block) { row_[0] = rows_[0][block], row_[1] = rows_[1][block], column_ = columns_[block]; }
-    // Of the block that was loaded last, by columns and row.
+    // The scales of the block that was loaded last, by columns and row.
     __device__ void products(int pass, float (&scale)[pieces_of_pass][2]) const {
 #pragma unroll
         for (int i = 0; i < pieces_of_pass; ++i) {
@@ -59,9 +59,9 @@ private:
     float row_[2], column_;
 };
 
-// Where the block at this place of the ring is, as soon as it has come. The address comes out of a reduction because
-// that leaves it in a register of the warp: else every part of the descriptors would be brought there one by one, with
-// the tensor cores idle.
+// The stage of the block at this place of the ring, as soon as it has come. The address comes out of a reduction
+// because that leaves it in a register of the warp: else every part of the descriptors would be brought there one by
+// one, with the tensor cores idle.
 template <class C>
 __device__ unsigned await_block(const Shared<C>& shared, const Ring<C::stages>& at) {
     const unsigned stage = __reduce_max_sync(all_lanes, shared.a(at.stage));
