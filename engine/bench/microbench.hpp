@@ -19,8 +19,8 @@ struct MicrobenchOptions {
     std::string backend = "cpu";
     // One rank and sizes up to those of real layers, instead of eight ranks that share a machine's cores.
     bool one_rank = false;
-    // Every run in a process of its own (apart.hpp): on a GPU, the second training of a process takes longer for
-    // each of its ops than the first (docs/notes/engine-calibration.md).
+    // Every run in a process of its own (engine/base/run_in_subprocess.hpp): on a GPU, the second training of a process
+    // takes longer for each of its ops than the first (docs/notes/engine-calibration.md).
     bool in_subprocess = false;
     std::size_t most = 0;                                  // of the grid's runs, from the smallest; 0: all
     std::function<void(const std::string& line)> progress; // may be empty

@@ -43,7 +43,7 @@ struct AttentionCalls {
 AttentionCalls cuda_attention_calls();
 // Device memory that libraries hold for all streams by now, beyond what is part of this module.
 std::int64_t cuda_library_workspace_bytes();
-// Frees what belongs to a stream. To be called before the stream is destroyed, with its work done: the libraries'
+// Forgets what belongs to a stream. To be called before the stream is destroyed, with its work done: the libraries'
 // scratch belongs to a stream, and the graphs that were captured on it are not to be launched again.
 void cuda_forget_stream(void* stream);
 

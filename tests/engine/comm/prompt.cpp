@@ -139,7 +139,7 @@ void sum(const std::vector<const void*>& all, std::int64_t first, void* y, std::
     kernel({y, type}, parts.data(), static_cast<int>(parts.size()), elements, type, nullptr);
 }
 
-// By way of a copy: y may be a part of somebody's x.
+// The sum goes by way of a copy: y may be a part of somebody's x.
 void reduce(void* member, const void* x, void* y, std::int64_t first, std::int64_t elements, program::Dtype dtype,
             bool max) {
     std::vector<char> result(static_cast<std::size_t>(program::bytes_of(dtype, elements)));
@@ -182,7 +182,8 @@ void copy(void* to, const void* from, std::int64_t bytes, void*) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-// What is queued is done at once, in the order of the calls; every signal must have been given before it is awaited.
+// A queue whose work is done at once, in the order of the calls; every signal must have been given before it is
+// awaited.
 class PromptQueue : public device::Queue {
 public:
     void* stream(int) const override { return nullptr; }

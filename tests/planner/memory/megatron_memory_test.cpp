@@ -1,5 +1,5 @@
-// What Megatron Core holds where our own engine does not: outputs that its recomputation keeps, FP32 copies of its
-// optimizer, buffers of its dispatcher.
+// The memory that Megatron Core holds where our own engine does not: outputs that its recomputation keeps, FP32 copies
+// of its optimizer, buffers of its dispatcher.
 #include "planner/lower/lower.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/memory/library_memory.hpp"
@@ -40,7 +40,7 @@ std::int64_t saved(plan::Plan plan, unsigned recomputed) {
 // Saved bytes that recomputation of a set spares.
 std::int64_t spared(const plan::Plan& plan, unsigned set) { return saved(plan, 0) - saved(plan, set); }
 
-// Of one norm in every layer: its output in BF16.
+// Bytes of one norm in every layer: its output in BF16.
 double norms(const plan::Plan& plan) {
     return 2.0 * static_cast<double>(plan.tokens_local() * plan.model->hidden) *
            static_cast<double>(plan.model->layers.size());

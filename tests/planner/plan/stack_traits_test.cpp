@@ -1,4 +1,4 @@
-// Which stacks have which capabilities.
+// The capabilities of each stack.
 #include "planner/plan/stack_traits.hpp"
 
 #include <doctest/doctest.h>

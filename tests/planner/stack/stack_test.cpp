@@ -1,4 +1,4 @@
-// What a stack does not offer is refused by field; bad stack files are refused by place.
+// Refusals by field of what a stack does not offer, and by place of bad stack files.
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"

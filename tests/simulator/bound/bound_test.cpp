@@ -192,7 +192,7 @@ TEST_CASE(
         plan.layout = layout;
         add_all(plan);
     }
-    // As many micro-batches as stages, or half as many, with which a pipeline is never full.
+    // There are as many micro-batches as stages, or half as many, with which a pipeline is never full.
     plan.schedule = moe::plan::ScheduleKind::one_f_one_b;
     plan.vpp = 1;
     plan.gbs = 1024;
@@ -211,7 +211,7 @@ TEST_CASE(
         const std::unique_ptr<moe::search::BoundModel> fresh = estimator.bound_model();
         const auto expected = quoted(*fresh, p);
         CHECK(quoted(*used, p) == expected);
-        // As a search asks: floors first, other sizes between.
+        // The order is that of a search: floors first, other sizes between.
         moe::plan::Plan other = p;
         other.mbs = 3 - p.mbs;
         quoted(*used, other);
