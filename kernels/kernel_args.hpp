@@ -44,7 +44,7 @@ struct GroupedShape {
     GroupedProduct product = GroupedProduct::forward;
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
-    bool accumulate = true; // of a wgrad; false sets C, also of experts without rows
+    bool accumulate = true; // a wgrad adds to C where true; false sets C, also of experts without rows
     int reserved_sms = 0;   // multiprocessors of a device that something else holds meanwhile
 };
 

@@ -18,7 +18,7 @@ struct TileKind {
     int depth;            // contracted elements of a step
     double step_cycles;   // of the tensor cores, and of issuing what they do
     double tile_cycles;   // of a tile's start and its results, where nothing hides them
-    bool swapped = false; // of a gradient: C is computed transposed
+    bool swapped = false; // C of a gradient is computed transposed
     bool operator==(const TileKind&) const = default;
 };
 

@@ -72,7 +72,7 @@ std::vector<CommGroup> comm_groups_of(const std::vector<const program::Program*>
                     peer != nullptr ? Use{program::stream_count + peer->tag, {}, peer->delta, false}
                                     : Use{static_cast<int>(op.stream), op.group, 0, program::is_pairwise(op.kind)});
             }
-    std::map<std::pair<int, std::vector<int>>, bool> found; // whether pairwise
+    std::map<std::pair<int, std::vector<int>>, bool> found; // true where pairwise
     for (int rank = 0; rank < mesh.size(); ++rank)
         for (const Use& use :
              uses[static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank))]) {

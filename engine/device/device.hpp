@@ -17,7 +17,7 @@ struct QueuedStep {
     std::size_t fills = 0;            // of them, the device's own fills, which make a graph slow to queue
     double host_seconds = 0.0;        // that the host took to queue it: the median of the last 64
     double event_overhead = 0.0;      // taken out of the recorded step for each of its stamps (engine/run/stamps.hpp)
-    double usual_stamp_seconds = 0.0; // what one costs behind kernels that do next to nothing
+    double usual_stamp_seconds = 0.0; // seconds of one behind kernels that do next to nothing
 };
 
 // The work of an accelerator: calls return at once, the work follows, on each stream in the order of the calls. Streams
@@ -26,7 +26,7 @@ class Queue {
 public:
     virtual ~Queue() = default;
 
-    virtual void* stream(int number = 0) const = 0; // what kernels take
+    virtual void* stream(int number = 0) const = 0; // the handle that kernels take
 
     // A step, queued by the function `enqueue`. Where steps are replayed, prepare() records what `enqueue` queues and
     // play() runs the record; elsewhere prepare() does nothing and play() calls `enqueue`. A step with and one without
@@ -57,7 +57,7 @@ public:
     // Progress that the host can see while the queue runs: mark() writes `value` when the stream has come there.
     virtual void mark(int value, int number) = 0;
     virtual int marked(int number) const = 0; // for any thread
-    virtual bool idle() = 0;                  // whether everything queued on stream 0 is done or has failed
+    virtual bool idle() = 0;                  // true where everything queued on stream 0 is done or has failed
 
     // Returns when everything queued is done. Throws Error (failure) where some of it failed.
     virtual void wait() = 0;

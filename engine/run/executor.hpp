@@ -89,7 +89,7 @@ private:
     std::atomic<const program::Op*> current_{nullptr}; // the last one begun
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
-    bool replayed_ = true; // by a queue that can
+    bool replayed_ = true; // a queue that can replay its record does so
     // Times that the last steps without stamps took on the device.
     static constexpr std::size_t kept_plain = 64;
     std::array<double, kept_plain> plain_{};

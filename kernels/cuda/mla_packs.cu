@@ -97,7 +97,7 @@ struct Turns {
         return buffer[parity];
     }
 };
-// Those of this lane.
+// Takes the turns of this lane.
 template <class A>
 __device__ void take_turns(const Turn* all, const Part<A>& part, Turn (&turn)[A::width]) {
 #pragma unroll
@@ -200,7 +200,8 @@ struct LaneSums {
 #pragma unroll
         for (int j = 0; j < W; ++j) a[j] += held.a[j], b[j] += held.b[j];
     }
-    // Those of the warp's lanes that have the same columns, turned back: the angle is the same for all heads.
+    // Adds up the sums of the warp's lanes that have the same columns, turned back: the angle is the same for all
+    // heads.
     template <class A>
     __device__ void gather(const Part<A>& part, const Turn* all, bool interleaved) {
 #pragma unroll

@@ -205,7 +205,7 @@ bool choose_grad_rows(const Norm& n, const Gradients& d, float* dw, int block, v
         }
     }
     if (blocks > room) blocks = room;
-    // Those with a multiprocessor to share would hold up the rest.
+    // Blocks with a multiprocessor to share would hold up the rest.
     if (blocks > each && blocks < 3 * each) blocks -= blocks % each;
     launch_grad_rows<A, K, residual, 1>(n, d, dw, blocks, block, stream);
     return true;

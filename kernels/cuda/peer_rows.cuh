@@ -278,7 +278,7 @@ private:
         ring_.next();
     }
     __device__ void send(char* to, unsigned left, const float (&held)[packs][A::width]) {
-        ptx::wait_stores_read<0>(); // what lay there has left
+        ptx::wait_stores_read<0>(); // the rows that lay there have left
         __syncwarp();
 #pragma unroll
         for (int t = 0; t < packs; ++t) {

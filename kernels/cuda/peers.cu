@@ -10,7 +10,7 @@ namespace moe::cuda {
 namespace {
 
 constexpr int gather_threads = 256;
-constexpr int most_experts = 896; // whose routes fit beside the rows in shared memory
+constexpr int most_experts = 896; // their routes fit beside the rows in shared memory
 
 struct Tokens {
     PeerGroup group;

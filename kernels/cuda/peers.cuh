@@ -34,7 +34,7 @@ __device__ T* at_rank(const PeerGroup& g, T* mine, int rank) {
     return reinterpret_cast<T*>(g.arena[rank] + offset);
 }
 
-// Until rank `peer` has raised the flag in this rank's board to `call`, or the group's patience is over.
+// Waits until rank `peer` has raised the flag in this rank's board to `call`, or the group's patience is over.
 __device__ inline void wait_for(const PeerGroup& g, const unsigned* flag, unsigned call, int peer) {
     std::uint64_t since = 0;
     for (unsigned looks = 1; static_cast<int>(ptx::acquire(flag) - call) < 0; ++looks) {
@@ -58,7 +58,7 @@ __device__ inline unsigned begin_call(const PeerGroup& g) {
     if (blockIdx.x == 0 && peer < g.ranks && peer != g.rank) ptx::release(&board_of(g, peer)->ready[g.rank], call);
     return call;
 }
-// Until all have begun it. The whole block.
+// The whole block waits until all have begun it.
 __device__ inline void wait_for_ranks(const PeerGroup& g, unsigned call) {
     const int peer = static_cast<int>(threadIdx.x);
     if (peer < g.ranks && peer != g.rank) wait_for(g, &board_of(g, g.rank)->ready[peer], call, peer);

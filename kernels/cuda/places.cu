@@ -63,7 +63,7 @@ static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
 // Copies are cut into chunks of a block each: the first launch counts them by expert, and in the second every chunk
 // adds up what lies before it and numbers its own. The index is read twice. The second looks for neighbours of one
 // expert while the first still counts.
-constexpr int most_experts = 512; // whose counts per warp fit shared memory
+constexpr int most_experts = 512; // their counts per warp fit shared memory
 
 // found[chunk][expert]
 template <int strips>

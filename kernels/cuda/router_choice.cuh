@@ -179,7 +179,7 @@ __device__ bool group_kept(const RouterShape& s, float first, float second, int 
     return real && perhaps < kept;
 }
 
-// Those of a token's experts that may be among the best K, by number.
+// The experts of a token that may be among the best K, by number.
 template <int span, int L, int K>
 struct alignas(16) Shortlist {
     static constexpr int places = 2 * K < L * span ? 2 * K : L * span;

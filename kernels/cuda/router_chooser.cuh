@@ -139,7 +139,7 @@ template <int span, int L, int K, By by>
 __device__ void choose(Chooser<span, L, by>& chooser, float (&x)[span], int lanes, int real, bool there,
                        Shortlist<span, L, K>& list) {
     using List = Shortlist<span, L, K>;
-    constexpr bool limited = by != By::logit; // by scores it may be
+    constexpr bool limited = by != By::logit; // groups may limit a choice by scores
     const int part = chooser.part, top_k = chooser.s.top_k;
     float part_of[parts_of<span, L, K, limited>];
     for (bool exactly = false;; exactly = true) {

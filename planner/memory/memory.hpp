@@ -32,7 +32,7 @@ struct Place {
 struct SavedBlock {
     int chunk = 0, layer = -1; // layer: that of the backward ops which read them, -1 = outside of layers
     bool from_dgrad = false;   // written by dgrad for wgrad; else by the forward
-    bool until_wgrad = false;  // where a backward runs in two slots: kept for the second; else free behind the first
+    bool until_wgrad = false;  // kept for wgrad where a backward runs in two slots; false: free behind dgrad
     std::vector<program::TensorId> tensors;
     std::int64_t bytes = 0;
     int pool = 0;              // blocks of one pool lie in the same instances

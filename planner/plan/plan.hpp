@@ -118,10 +118,10 @@ struct Plan {
     machine::Precision core_attention() const { return attention_precision.value_or(activations()); }
     machine::Precision experts() const { return expert_precision.value_or(precision); }
     machine::Precision head() const { return head_precision.value_or(activations()); }
-    // Ours, where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its rows, which the
-    // forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the gradient of the
-    // output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of two. Published
-    // stacks keep a second form, scaled along the tokens, and multiply in FP8.
+    // True for our stack where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its
+    // rows, which the forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the
+    // gradient of the output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of
+    // two. Published stacks keep a second form, scaled along the tokens, and multiply in FP8.
     bool blocks_by_rows() const;
     // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
     // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in

@@ -57,7 +57,7 @@ struct StackTraits {
     bool counts_first_copy = false;
     // The libraries behind the dispatchers (HybridEP) hold buffers of their own.
     bool holds_dispatcher_buffers = false;
-    // Those of DeepEP are sized as Megatron Core asks for them.
+    // The buffers of DeepEP are sized as Megatron Core asks for them.
     bool holds_deep_ep_buffers = false;
     // The optimizer copies to FP32 what it reads in BF16, see Plan::optimizer_copy_bytes().
     bool optimizer_copies = false;

@@ -34,7 +34,7 @@ struct GroupedGemmAttr {
     GroupedMode mode = GroupedMode::forward;
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
-    bool accumulate = true; // wgrad; without it dW is set, to zero for experts without rows
+    bool accumulate = true; // a wgrad adds to dW where true; false sets dW, to zero for experts without rows
     int reserved_sms = 0;   // multiprocessors of a device that it leaves to what runs beside it in its own slot
 };
 // Every member adds the same share of the bias where the rows are partial sums over ETP.
@@ -153,7 +153,7 @@ struct RowsAttr {
     std::int64_t cols = 0, capacity = 0; // capacity: rows of the expert-side buffer
     int experts = 0, ep = 1, etp = 1;
     bool combine = false;
-    bool beside = false; // of tokens over peer memory: the slot itself computes something else meanwhile
+    bool beside = false; // the slot itself computes something else while tokens travel over peer memory
 };
 struct LossAttr {
     std::int64_t rows = 0, vocab_local = 0, vocab = 0; // columns >= vocab are padding and take no part

@@ -44,7 +44,7 @@ struct Bucket {
     int chunk = 0;
     std::int64_t elements = 0; // padded to a multiple of group_size
     std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not
-    bool copy = false;         // of weights that another pipeline rank counts in the norm
+    bool copy = false;         // another pipeline rank counts these weights in the norm
     bool quantizable = false;  // holds matrices that low precisions quantize, which lie apart from everything else
     // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
     // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
@@ -91,7 +91,7 @@ struct Slot {
 // EP overlap: in which order one rank runs the ops of a forward and of the backward beside it.
 struct Merge {
     int forward = 0, backward = 0;   // templates
-    std::vector<bool> from_backward; // by op of both: whose it is; the ops of either come in their own order
+    std::vector<bool> from_backward; // by op of both: the backward's; ops of either keep their order
     // Multiprocessors, by op of both, that a product leaves to the tokens on their way over peer memory beside it.
     std::vector<std::uint8_t> reserved_sms;
 };

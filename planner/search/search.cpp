@@ -71,7 +71,7 @@ private:
         std::optional<Estimate> estimate;
         plan::PlanFault fault{"memory", "memory"};
         double bytes = 0.0;  // of a plan that does not fit
-        bool beaten = false; // by what its mapping or the podium has already
+        bool beaten = false; // its mapping or the podium already has something faster
     };
 
     template <class Beaten>

@@ -49,7 +49,7 @@ struct ParallelConfig {
 struct Option {
     const char* field;
     std::vector<std::string> values;
-    bool (*applies)(const plan::Plan& plan); // of the degrees alone: whether tp, cp, ep, etp and pp exceed 1
+    bool (*applies)(const plan::Plan& plan); // depends on the degrees alone: whether tp, cp, ep, etp and pp exceed 1
 };
 
 // Sets of recomputed modules beside one root, by index into recompute_sets().

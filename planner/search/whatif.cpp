@@ -335,7 +335,7 @@ std::vector<plan::Plan> front_candidates(const plan::Plan& base, const stack::St
     return plans;
 }
 
-// Those that no other one beats in both memory and step time; ascending in memory.
+// The points that no other one beats in both memory and step time; ascending in memory.
 std::vector<FrontPoint> unbeaten(std::vector<FrontPoint> points) {
     std::stable_sort(points.begin(), points.end(), [](const FrontPoint& a, const FrontPoint& b) {
         const Estimate &x = a.estimate, &y = b.estimate;

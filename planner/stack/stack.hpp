@@ -37,12 +37,12 @@ struct StackCosts {
     double collective = 0.8;                      // NCCL ring collectives, fraction of link bandwidth
     double step_seconds = 0.0;                    // fixed host work per step
     double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host
-    double attention_gathered = 1.0;              // of these rates, where keys are picked by index
+    double attention_gathered = 1.0;              // share of these rates, where keys are picked by index
     // Rates of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
     double attention_picked_forward = 0.65, attention_picked_backward = 0.28, attention_picked_half_length = 183.0;
     double attention_half_length = 1200.0; // sequence length at which attention reaches half of its rate, tokens
     double overlap_sm_share = 0.0;         // share of the SMs that communication takes while EP overlap is on
-    double fsdp_sm_share = 0.0;            // the same of FSDP, whose collectives run all the time
+    double fsdp_sm_share = 0.0;            // as overlap_sm_share, of FSDP, whose collectives run all the time
     // Kernels behind an op of the router, a gather of rows and a quantization, over those behind others.
     double routed_launches = 1.0; // host time of an op on routed rows, over that of other ops
     double router_launches = 1.0, permute_launches = 1.0, quantize_launches = 1.0;
@@ -72,7 +72,7 @@ struct Stack {
     std::vector<plan::CudaGraph> cuda_graphs;
     bool ep_overlap = false;
     std::vector<plan::ScheduleKind> split_schedules; // with backwards in two slots: tried on the plans found
-    bool offloads = false;                           // of activations and optimizer states: tried on the plans found
+    bool offloads = false;                           // may offload activations and states: tried on the plans found
     std::vector<unsigned> recompute_sets;            // the sets that search tries
     unsigned recompute_modules = 0;                  // all modules that a plan may name (a superset of the sets above)
     std::vector<plan::Dispatcher> host_synced;       // dispatchers that read routed counts on the host
@@ -114,7 +114,7 @@ std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack
 plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack);
 // True where neither check_plan() nor check_stack() has anything against it.
 bool sound(const plan::Plan& plan, const Stack& stack);
-// Those that are sound of the plan with its stages cut evenly and by balanced_stages().
+// The sound ones of two cuts of the plan: its stages cut evenly, and by balanced_stages().
 std::vector<plan::Plan> sound_cuts(plan::Plan plan, const Stack& stack);
 
 } // namespace moe::stack

@@ -17,7 +17,7 @@ namespace moe::cost {
 
 struct OpCost {
     double device = 0.0;           // from its start to its end on its stream, peers being there
-    double merged = 0.0;           // the same in merged slots, nothing being beside it
+    double merged = 0.0;           // seconds in merged slots, nothing being beside it
     double host = 0.0;             // time of the host until the next op can be issued
     bool waits_for_counts = false; // the host first waits until routed counts are there (dispatchers that read them)
 };

@@ -263,7 +263,7 @@ private:
                 const double reduce = bucket[passes::StepWork::reduce];
                 if (reduce == 0.0) continue;
                 double ready = std::min(bucket.until_final.after(before, message).device + waited, end);
-                // Those of other buckets beside what comes before.
+                // The gradients of other buckets are reduced beside what comes before.
                 ready += replay::slowed(rank.collectives, model_.lost * computes, start, ready - start);
                 rank.data_free = std::max(rank.data_free, ready) + reduce;
                 rank.collectives.emplace_back(rank.data_free - reduce, rank.data_free);

@@ -36,8 +36,8 @@ std::string show_stack_document(const stack::Stack& stack, const machine::Hardwa
 
 // The facts that plan.json leaves to derive of a run.
 struct PlanFacts {
-    std::string fault;                // what the plan's own stack has against it, empty = nothing
-    std::vector<std::string> why_not; // what execute cannot run
+    std::string fault;                // the fault that the plan's own stack finds, empty = none
+    std::vector<std::string> why_not; // reasons why execute cannot run it
     std::vector<std::string> changed; // fields that are not at their default
 };
 PlanFacts facts_of(const plan::Plan& plan);

@@ -38,7 +38,7 @@ __device__ inline void arrive_remote(unsigned cluster_barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
 }
 
-// Until the phase of this parity is complete.
+// Waits until the phase of this parity is complete.
 __device__ inline void wait(unsigned barrier, unsigned parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"

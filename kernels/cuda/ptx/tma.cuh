@@ -78,13 +78,13 @@ __device__ inline void fence_global_proxy() { asm volatile("fence.proxy.async.gl
 
 // A thread's stores since the last commit are one group.
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until at most `pending` of the thread's groups still read shared memory.
+// Waits until at most `pending` of the thread's groups still read shared memory.
 template <int pending>
 __device__ void wait_stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-// Waits until they are written.
+// Waits until at most `pending` of the thread's groups are still being written.
 template <int pending>
 __device__ void wait_stores() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");

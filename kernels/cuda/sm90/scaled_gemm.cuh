@@ -33,7 +33,7 @@ public:
     static constexpr int pieces_of_pass = pieces / C::passes;
     static_assert(pieces <= 4);
 
-    // Those of the tile's first block are on their way then.
+    // The scales of the tile's first block are on their way then.
     __device__ void begin(const Scales& scales, const Grouped& p, const Tile& tile, int consumer, int blocks) {
         const int lane = static_cast<int>(threadIdx.x % 128), last_row = p.capacity - 1;
         const int row = tile.routed + consumer * 64 + lane / warp_size * 16 + lane % warp_size / 4;
@@ -95,7 +95,7 @@ __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales&
     ScalesOfTile<C> ahead;
     Sums<C> sums;
     float part[count], scale[pieces][2];
-    Tile tile, next, summed{-1}; // whose sums are to be written
+    Tile tile, next, summed{-1}; // summed: the tile whose sums are to be written
     unsigned stage = 0;          // of the next products
     const auto find = [&](Tile& t, const Ring<C::stages>& at) {
         if (!tiles.next(t) || t.rows_left <= consumer * 64) return;
@@ -109,7 +109,8 @@ __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales&
 #pragma unroll
         for (int i = 0; i < count; ++i) sums[0][pass * count + i] += part[i] * scale[i * pieces / count][i / 2 % 2];
     };
-    const auto prepare = [&](int block, int pass) { // what adds these products, and what comes behind them
+    // Computes the scales of these products, and loads what comes behind them.
+    const auto prepare = [&](int block, int pass) {
         ahead.products(pass, scale);
         if (pass + 1 < C::passes) return;
         Ring<C::stages> behind = ring;

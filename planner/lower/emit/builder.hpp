@@ -50,7 +50,7 @@ public:
     program::Module module = program::Module::residual;
     program::Phase phase = program::Phase::forward;
     int layer = -1;
-    bool bf16 = false; // of a layer that is not quantized
+    bool bf16 = false; // the layer is not quantized
 
     program::Dtype activation_dtype() const { return activations_; }
     // The type that operands of the open module's products are quantized to; bf16 where they are not quantized.

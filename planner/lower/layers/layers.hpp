@@ -156,7 +156,9 @@ private:
     std::int64_t expert_capacity(const emit::Builder& b) const; // tokens that one expert keeps of this rank's
     std::int64_t padded(const emit::Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
     std::int64_t sent_rows(const emit::Builder& b) const;       // rows of this rank for all experts
-    std::int64_t width() const { return moe_.latent > 0 ? moe_.latent : model_.hidden; } // of what travels
+    std::int64_t width() const {
+        return moe_.latent > 0 ? moe_.latent : model_.hidden;
+    } // elements of a row that travels
     Rows dispatch(emit::Builder& b, program::TensorId x, program::TensorId weight,
                   const std::string& name); // also backward of combine
     // Combines the experts' rows, and is the backward of dispatch: the sums, and where `rows` has gradients of the
@@ -186,7 +188,7 @@ private:
     std::int64_t capacity(const emit::Builder& b) const;
     void fit_rows(emit::Builder& b, program::TensorId& counts, const program::RowsAttr& attr);
     bool exchanges(const emit::Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
-    // Ours; published stacks' ops of that name are only priced.
+    // True for dispatch by our engine; published stacks' ops of that name are only priced.
     bool over_peers(const emit::Builder& b) const {
         return exchanges(b) && b.plan().dispatcher == plan::Dispatcher::hybridep &&
                plan::stack_traits(b.plan()).peer_memory_dispatch;

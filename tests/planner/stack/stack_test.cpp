@@ -135,7 +135,7 @@ TEST_CASE("costs of every shipped stack are fractions and seconds of a sensible 
                 CHECK(dense < 1.0);
                 CHECK(grouped > 0.0);
                 CHECK(grouped < 1.0);
-                // Ours is priced at what its plain kernels measured on an H100; the published ones are tuned.
+                // Our stack is priced at what its plain kernels measured on an H100; the published ones are tuned.
                 if (s.executable) continue;
                 CHECK(grouped > 0.2);
                 CHECK(dense >= grouped);
