@@ -1,4 +1,4 @@
-// Static proof, before a run on devices, that streams side by side cannot wait for each other in a circle.
+// Static proof, before a run on devices, that streams side by side cannot wait for each other in a cycle.
 #pragma once
 
 #include "engine/device/streams.hpp"

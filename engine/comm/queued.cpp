@@ -376,13 +376,13 @@ void QueuedCommunicator::ring_exchange(plan::Group group, const void* x, void* y
 
 int QueuedCommunicator::peer_rank(int delta) { return peer_of(fabric_.mesh(), rank_, delta); }
 
-QueuedCommunicator::SendRing& QueuedCommunicator::leaving(const program::PeerAttr& peer) {
+QueuedCommunicator::SendRing& QueuedCommunicator::send_ring(const program::PeerAttr& peer) {
     const int stages = static_cast<int>(peers(fabric_.mesh(), rank_).size());
     return boxes_.at({(peer.delta % stages + stages) % stages, peer.tag, peer.stage});
 }
 
 void QueuedCommunicator::put(const program::PeerAttr& peer, const void* x, std::int64_t bytes) {
-    SendRing& box = leaving(peer);
+    SendRing& box = send_ring(peer);
     library_.copy(box.place(box.put++), x, bytes, queued_);
 }
 
@@ -390,14 +390,14 @@ void QueuedCommunicator::put(const program::PeerAttr& peer, const void* x, std::
 void QueuedCommunicator::send(const program::PeerAttr& peer, const void*, std::int64_t bytes) {
     const int to = peer_rank(peer.delta);
     if (to == rank_) return; // it need not leave
-    SendRing& box = leaving(peer);
+    SendRing& box = send_ring(peer);
     library_.send(member(program::stream_count + peer.tag, {rank_, to}), box.place(box.sent++), bytes, 1, queued_);
 }
 
 void QueuedCommunicator::recv(const program::PeerAttr& peer, void* y, std::int64_t bytes) {
     const int from = peer_rank(peer.delta);
     if (from == rank_) {
-        SendRing& box = leaving(peer);
+        SendRing& box = send_ring(peer);
         return library_.copy(y, box.place(box.received++), bytes, queued_);
     }
     library_.recv(member(program::stream_count + peer.tag, {from, rank_}), y, bytes, 0, queued_);

@@ -16,7 +16,7 @@ namespace moe::device {
 
 // Streams beside those that Programs name: one that copies into boxes, and three for messages that leave. In a V
 // activations and gradients go both ways, and none may queue behind another whose receiver waits for it.
-inline constexpr int box_stream = program::stream_count, leaving_streams = program::stream_count + 1;
+inline constexpr int box_stream = program::stream_count, send_streams = program::stream_count + 1;
 inline constexpr int queue_streams = program::stream_count + 4;
 
 // One rank's work, in the order of OpWalk, on as many streams as the Program names. Work waits for the last that wrote

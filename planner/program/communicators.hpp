@@ -16,7 +16,7 @@ namespace moe::program {
 
 // Messages leave through boxes: a send copies into a place of its channel's box, on a stream of its own, and what
 // computes next may use the memory again although nobody has received the message. Without that, ranks of a pipeline
-// wait for each other in a circle: each to receive until its own message is gone.
+// wait for each other in a cycle: each to receive until its own message is gone.
 struct Channel {
     int delta = 0; // pipeline ranks to the receiver, modulo their number; 0: a rank's message to itself
     int tag = 0, stage = 0;

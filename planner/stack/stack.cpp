@@ -274,7 +274,7 @@ std::string known_machine(const machine::Hardware& hardware, const std::vector<V
     return hardware.nvlink_domain > 8 ? "gb200-nvl72" : "b200";
 }
 
-constexpr int longest_chain = 8; // of bases; more is a circle
+constexpr int longest_chain = 8; // of bases; more is a cycle
 
 // A stack's file with its bases below it: objects merge field by field, "on" lists follow each other. A cost that a
 // file changes needs that file's own entry in cost_sources, since its base speaks of another figure.
@@ -289,8 +289,7 @@ Json read_with_bases(const std::string& name, int depth) {
     Json json = parse_file(path);
     if (!json.is_object() || !json.contains("base")) return json;
     if (!json["base"].is_string()) refuse("{}: \"base\" must be a string, found {}", path, json["base"].type_name());
-    if (depth >= longest_chain)
-        refuse("{}: more than {} bases follow each other: is it a circle?", path, longest_chain);
+    if (depth >= longest_chain) refuse("{}: more than {} bases follow each other: is it a cycle?", path, longest_chain);
     if (json.contains("costs") && json["costs"].is_object())
         for (const auto& item : json["costs"].items())
             if (states_figure(item.value()) &&

@@ -42,18 +42,18 @@ std::vector<cost::OpCost> without_early(const program::Program& plain, std::vect
 // by side, where an exchange follows every piece of the other direction that has products). Where none does so, tokens
 // hold up what is not a product and keep products waiting.
 std::array<double, 2> held_up(const program::Program& plain, const std::vector<cost::OpCost>& prices,
-                              const cost::ContentionPrice& beside) {
+                              const cost::ContentionPrice& contention) {
     std::array<double, 2> seconds{};
-    if (beside.none()) return seconds;
+    if (contention.none()) return seconds;
     auto price = prices.begin();
     for (std::size_t side = 0; side < 2; ++side) {
         passes::ReservedSms reserving;
         for (const program::Op& op : plain.templates[side].ops) {
             const double device = (price++)->device;
-            if (reserving.next(op)) seconds[side] += device * (beside.reserved_slowdown - 1.0);
+            if (reserving.next(op)) seconds[side] += device * (contention.reserved_slowdown - 1.0);
             const bool by_peers =
                 op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens;
-            if (replay::exchanges_rows(plain, op) && !by_peers) seconds[side] += device * beside.lost;
+            if (replay::exchanges_rows(plain, op) && !by_peers) seconds[side] += device * contention.lost;
         }
     }
     return seconds;

@@ -21,12 +21,12 @@ class Alone {
 public:
     Alone(const stack::Stack& stack, std::shared_ptr<const program::Program> program,
           std::shared_ptr<const cost::ProgramCosts> costs, std::shared_ptr<const memory::Reuses> reuses,
-          cost::ContentionPrice beside, int slot)
+          cost::ContentionPrice contention, int slot)
         : stack_(stack),
           program_(std::move(program)),
           costs_(std::move(costs)),
           reuses_(std::move(reuses)),
-          beside_(beside) {
+          contention_(contention) {
         unit_.lanes[0] = {slot};
         for (const program::Op& op : program_->templates[static_cast<std::size_t>(slot)].ops) {
             rings_ = rings_ || op.kind == program::OpKind::ring_exchange;
@@ -42,7 +42,7 @@ public:
         run.program = program_;
         run.costs = costs_;
         run.reuses = reuses_;
-        run.contention = beside_;
+        run.contention = contention_;
         replay::play_segment(stack_, run, {unit_}, start, late, replay::far_ahead);
         return run;
     }
@@ -91,7 +91,7 @@ private:
     std::shared_ptr<const program::Program> program_;
     std::shared_ptr<const cost::ProgramCosts> costs_;
     std::shared_ptr<const memory::Reuses> reuses_;
-    cost::ContentionPrice beside_;
+    cost::ContentionPrice contention_;
     replay::Unit unit_;
     bool rings_ = false, copies_ = false;
 };
@@ -167,9 +167,9 @@ SegmentCost segment_cost(const cost::CostModel& model, SegmentId id) {
 
     SegmentCost result;
     const std::shared_ptr<const memory::Reuses> reuses = replay::reuses_in(plan, *program);
-    const cost::ContentionPrice beside = model.contention_price();
-    const Alone alone[2] = {{model.stack(), program, costs, reuses, beside, 0},
-                            {model.stack(), program, costs, reuses, beside, 1}};
+    const cost::ContentionPrice contention = model.contention_price();
+    const Alone alone[2] = {{model.stack(), program, costs, reuses, contention, 0},
+                            {model.stack(), program, costs, reuses, contention, 1}};
     replay::RankRun ahead;
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result.forward : result.backward;
@@ -179,7 +179,7 @@ SegmentCost segment_cost(const cost::CostModel& model, SegmentId id) {
         time.max_plus = alone[slot].max_plus();
         if (alone[slot].runs_ahead()) run_on(time, period(time.max_plus));
     }
-    const Alone first_backward(model.stack(), program, costs, reuses, beside,
+    const Alone first_backward(model.stack(), program, costs, reuses, contention,
                                static_cast<int>(program->templates.size()) - 1);
     result.first_backward = result.backward;
     if (program->templates.size() > 2) {

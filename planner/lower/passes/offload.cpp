@@ -15,7 +15,7 @@ struct Offloaded {
     unsigned scope = 0;
     std::size_t last_reader = 0; // in forward
     int layer = -1;              // whose backward reads it
-    program::TensorId leaving = program::no_tensor, again = program::no_tensor,
+    program::TensorId source = program::no_tensor, again = program::no_tensor,
                       home = program::no_tensor; // home: on the host
 };
 
@@ -140,7 +140,7 @@ void share_buffers(program::Program& program, const program::Template& forward,
         const auto writer = std::find_if(forward.ops.begin(), forward.ops.end(), [id = id](const program::Op& op) {
             return std::find(op.out.begin(), op.out.end(), id) != op.out.end();
         });
-        o.leaving = writer == forward.ops.end() || writer->layer < 0 ? id : at->second.first;
+        o.source = writer == forward.ops.end() || writer->layer < 0 ? id : at->second.first;
     }
 }
 
@@ -173,12 +173,12 @@ void offload_pass(program::Program& program, program::Template& forward, program
         for (std::vector<program::TensorId>* ids : {&forward.ops[i].in, &forward.ops[i].out})
             for (program::TensorId& id : *ids) {
                 const auto at = offloaded.find(id);
-                if (at != offloaded.end()) id = at->second.leaving;
+                if (at != offloaded.end()) id = at->second.source;
             }
         ops.push_back(std::move(forward.ops[i]));
         for (const auto& [id, o] : offloaded)
             if (o.last_reader == i)
-                ops.push_back(copy(program, program::OpKind::copy_to_host, ops.back(), o.leaving, o.home,
+                ops.push_back(copy(program, program::OpKind::copy_to_host, ops.back(), o.source, o.home,
                                    ops.back().layer, rules.planned_rows));
     }
     forward.ops = std::move(ops);

@@ -164,7 +164,7 @@ TEST_CASE("quotes hold gathers and reductions, and what tokens beside it cost a 
 }
 
 TEST_CASE(
-    "a quoter that has quoted other plans of a mesh quotes as a fresh one, MTP apart from the loss or beside it") {
+    "a bound model that has priced other plans of a mesh prices as a fresh one, MTP apart from the loss or beside it") {
     moe::plan::Plan plan = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 4096);
     plan.gpus = 1024;
     plan.pp = 4;
