@@ -19,6 +19,8 @@ struct NodeShape {
 };
 
 struct SearchNode {
+    // A root: one combination of the options that search chooses for layers (SearchSpace::roots()). Its plans differ in
+    // shape, recompute set and optimizer alone.
     struct Root {
         double floor = 0.0; // step seconds below which no plan of this root goes
         std::uint16_t index = 0;
