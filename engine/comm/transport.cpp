@@ -206,7 +206,7 @@ void Transport::beat() {
     for (int tenths = 0; !ending_; ++tenths) {
         if (tenths % 10 == 0)
             for (const auto& peer : peers_) {
-                // A peer in the middle of a message shows that it lives.
+                // A message on its way shows already that this process lives.
                 const std::unique_lock<std::mutex> held(peer->sending, std::try_to_lock);
                 const std::uint64_t header[2] = {beat_channel, 0};
                 if (held && peer->socket >= 0 && wait_writable(peer->socket, 0.0))

@@ -2,9 +2,9 @@
 // in registers until the gradient takes their place. Clusters step through rows; the next one comes to shared memory
 // meanwhile.
 //
-// A row costs waiting beside its bytes, so that nothing in a CTA waits for all of its warps: each thread's exponentials
-// are relative to its own largest logit, a warp sends its largest and its sum to all CTAs of the cluster, and every
-// warp adds up what all warps have sent.
+// Waiting is what a row costs beside its bytes, so that nothing in a CTA waits for all of its warps: each thread's
+// exponentials are relative to its own largest logit, a warp sends its largest and its sum to all CTAs of the cluster,
+// and every warp adds up what all warps have sent.
 #include "kernels/cuda/cross_entropy.hpp"
 
 #include "kernels/cuda/ptx/barrier.cuh"

@@ -189,7 +189,7 @@ public:
           sums_(memory.sums[threadIdx.x / warp_size]),
           rows_(memory.ring.rows[threadIdx.x / warp_size]) {}
 
-    // The places of the lanes that write it; read by sum().
+    // The sums that lanes describe here; sum() reads them.
     __device__ Sums& sums() { return sums_; }
 
     // Rows of `bytes`; a token without rows gets zeros.

@@ -62,7 +62,7 @@ Values words(const std::vector<T>& list) {
     return values;
 }
 
-// The fields that are no degrees, with the values to try. The stack's check says which of them it offers.
+// The fields that are no degrees, with the values to try. check_stack() says which of them the stack offers.
 std::vector<std::pair<std::string, Values>> choice_values(const plan::Plan& plan, const stack::Stack& stack) {
     const Values on_off{"on", "off"}, precisions = words(stack.precisions);
     Values by_module = precisions;

@@ -11,7 +11,7 @@
 
 namespace moe::replay {
 
-// The work of the rank that ends last, in one step over one kind of group.
+// The communication of the rank that ends last, in one step over one kind of group.
 struct CommunicationWall {
     std::string axis;     // "tensor", "context", "expert", "pipeline", "data"
     double busy = 0.0;    // seconds of transfers, waiting for peers left out

@@ -1,4 +1,4 @@
-// Reduction of a captured step: the nodes and edges that its graph need not hold.
+// Reduction of a captured step's graph: the edges that it need not hold.
 #pragma once
 
 #include <cuda_runtime_api.h>
