@@ -60,10 +60,10 @@ private:
     layers::EmbeddingLayer embedding_;
     layers::HeadLayer head_;
     std::vector<std::unique_ptr<DecoderLayer>> layers_;
-    layers::Norm final_norm_; // with MTP before the loss
+    layers::Norm final_norm_; // the final norm, where MTP comes before the loss
     std::vector<std::unique_ptr<MtpLayer>> mtp_;
-    std::vector<layers::HeadLayer> late_heads_; // of MTP layers on an earlier stage
-    std::vector<program::TensorId> branches_;   // by MTP layer, on their way to the loss's stage
+    std::vector<layers::HeadLayer> late_heads_; // heads of MTP layers on an earlier stage
+    std::vector<program::TensorId> branches_;   // outputs by MTP layer, on their way to the loss's stage
 };
 
 } // namespace moe::lower

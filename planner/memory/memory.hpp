@@ -36,15 +36,15 @@ struct SavedBlock {
     std::vector<program::TensorId> tensors;
     std::int64_t bytes = 0;
     int pool = 0;              // blocks of one pool lie in the same instances
-    std::vector<int> instance; // by micro-batch
+    std::vector<int> instance; // instance by micro-batch
 };
 
 struct MemoryPlan {
-    std::vector<Place> places; // by TensorId; views resolved to their base
+    std::vector<Place> places; // places by TensorId; views resolved to their base
     std::vector<SavedBlock> blocks;
     std::int64_t arena_bytes = 0;
     std::array<std::int64_t, memory_class_count> class_bytes{};
-    std::int64_t host_bytes = 0; // of Storage::host, outside of the arena: places of such tensors count from its start
+    std::int64_t host_bytes = 0; // bytes of Storage::host, outside of the arena: its tensors count from its start
 };
 
 // Activations written in a chunk's forward and read in its backward are saved, from the chunk's first slot of a

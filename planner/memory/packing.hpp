@@ -21,7 +21,7 @@ struct Use {
     bool dgrad = false, wgrad = false;
     bool saved() const { return (forward && backward) || (dgrad && wgrad); }
 };
-std::vector<Use> uses(const program::Program& program); // by TensorId
+std::vector<Use> uses(const program::Program& program); // one by TensorId
 
 inline program::TensorId root(const program::Program& program, program::TensorId id) {
     const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;

@@ -16,8 +16,8 @@ constexpr bool splits_backward(ScheduleKind kind) {
 }
 constexpr bool in_a_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
 enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
-enum class ContextComm : std::uint8_t { ring, alltoall };  // how context parallelism brings keys and queries together
-enum class Fp8Scaling : std::uint8_t { current, delayed }; // of fp8-tensor: scales of this tensor, or of its history
+enum class ContextComm : std::uint8_t { ring, alltoall };  // how keys and queries come together under CP
+enum class Fp8Scaling : std::uint8_t { current, delayed }; // fp8-tensor takes scales of this tensor, or of its history
 
 // The work that CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...),
 // all that has static shapes (partial), or the whole step (full).

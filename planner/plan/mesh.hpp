@@ -37,7 +37,7 @@ private:
         int size;
         int stride;
     };
-    std::vector<Axis> axes_[2]; // by Domain, in the order's sequence
+    std::vector<Axis> axes_[2]; // axes by Domain, in the order's sequence
     int world_ = 1;
 };
 

@@ -74,7 +74,7 @@ struct Plan {
     ScheduleKind schedule = ScheduleKind::one_f_one_b;
     std::string layout; // "" = stages cut as evenly as possible; else Megatron's layout string
 
-    machine::Precision precision = machine::Precision::bf16; // of the linear layers
+    machine::Precision precision = machine::Precision::bf16; // precision of the linear layers
     // Precisions of their own. By default the core of attention and the LM head are not quantized, and experts have
     // `precision`.
     std::optional<machine::Precision> attention_precision, expert_precision, head_precision;

@@ -80,7 +80,7 @@ std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp);
 
 // The micro-batches that the rank keeps together, wholly or in part, by chunk, before a backward or dgrad slot.
 struct Kept {
-    std::vector<int> micro_batches; // by chunk
+    std::vector<int> micro_batches; // numbers by chunk
     // EP overlap: chunks of the pair that runs next, a forward which is saved layer by layer while the backward beside
     // it releases; -1 = the backward runs alone.
     int forward = -1, backward = -1;

@@ -24,7 +24,7 @@ struct Channel {
 };
 struct Box {
     int places = 1;         // one, or as many as messages to itself wait at once
-    std::int64_t bytes = 0; // of one place
+    std::int64_t bytes = 0; // bytes of one place
 };
 Channel channel_of(const PeerAttr& peer, int stages);
 std::map<Channel, Box> boxes_of(const Program& program, int stages);
@@ -57,7 +57,7 @@ bool joins_devices(const plan::Plan& plan);
 struct Communicators {
     std::vector<int> collective, pairwise; // members of each
     int messages = 0;
-    std::int64_t buffer_bytes = 0; // of slots and boxes
+    std::int64_t buffer_bytes = 0; // bytes of slots and boxes
     double bytes(const machine::CommunicatorBytes& each) const;
 };
 // The communicators of any rank that runs the Program.

@@ -38,7 +38,7 @@ bool is_large_product(const Op& op, double seconds, const machine::Hardware& har
 
 struct CostPoint {
     std::string key;
-    std::string adding; // of a product that sets a gradient: the key of the one that adds to it, which takes longer
+    std::string adding; // for a product that sets a gradient: the key of the one that adds to it, which takes longer
     double work = 0.0;  // FLOPs; bytes where there are none
     std::vector<double>
         sides; // lengths, each >= 1; equal in number for all ops of one key, none where only work counts

@@ -30,7 +30,7 @@ struct Parameter {
     bool ones = false;
     bool copy = false; // another pipeline rank holds the same weight and speaks for it (tied embeddings)
     int bucket = -1;
-    std::int64_t offset = 0; // of the local slice in its bucket, elements
+    std::int64_t offset = 0; // place of the local slice in its bucket, elements
     std::int64_t local_rows = 0, local_cols = 1;
     std::int64_t local_elements() const { return local_rows * local_cols; }
 };
@@ -134,8 +134,8 @@ struct Program {
     std::vector<Slot> slots;
     std::vector<Parameter> parameters;
     std::vector<Bucket> buckets;
-    std::vector<plan::Stage> chunks; // what each chunk holds
-    std::vector<int> in_flight;      // by chunk
+    std::vector<plan::Stage> chunks; // stages by chunk
+    std::vector<int> in_flight;      // micro-batches by chunk
     std::vector<Merge> merges;       // EP overlap, one for every two templates that run side by side
     ProgramIo io;
 };

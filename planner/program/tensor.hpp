@@ -50,7 +50,7 @@ struct Tensor {
     // Matrices of fp8_block: the elements, and behind them (16 bytes aligned) the scales [rows, ceil(cols / 128)].
     std::int64_t scale_offset() const { return (elements() + 15) / 16 * 16; } // bytes
     std::int64_t bytes() const;
-    double expected_bytes() const; // with expected_rows
+    double expected_bytes() const; // bytes with expected_rows
 };
 
 } // namespace moe::program

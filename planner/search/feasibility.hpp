@@ -27,7 +27,7 @@ SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus);
 
 // The reason that keeps a request from having a plan.
 struct Obstacle {
-    std::string constraint; // as search counts it
+    std::string constraint; // name by which search counts it
     std::int64_t candidates = 0;
     std::string example; // the message of one of them
 };

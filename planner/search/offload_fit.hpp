@@ -11,7 +11,7 @@ namespace moe::search {
 
 struct OffloadFit {
     plan::Plan plan;
-    double link_seconds = 0.0; // of a step, that the host's link is busy at its full bandwidth; about
+    double link_seconds = 0.0; // seconds of a step that the host's link is busy at its full bandwidth; about
 };
 
 // Variants with offload of a plan that offloads nothing and does not fit: with activations alone and with the

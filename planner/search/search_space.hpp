@@ -32,7 +32,7 @@ struct StageSplit {
     double heaviest_rank = 1;  // model FLOPs of the heaviest pipeline rank, MTP and head included
     double most_layers = 1;    // decoder layers alone of the pipeline rank that has most, against the same mean
     double most_held = 1;      // decoder and MTP layers of the rank that has most, against the mean of those
-    double lightest_chunk = 1; // of the lightest stage, against the mean stage
+    double lightest_chunk = 1; // model FLOPs of the lightest stage, against the mean stage
     // Inputs of decoder layers that a pipeline rank keeps on average when as many micro-batches are under way as there
     // are ranks: rank r of pp has at least pp - r of them in all its chunks, with any schedule.
     double mean_kept = 0;
@@ -144,7 +144,7 @@ private:
     std::array<std::vector<RootSets>, 64> sets_of_roots_;
     Rejections rejected_;
     std::vector<LayerOptions> families_;
-    std::map<std::pair<int, int>, std::vector<StageSplit>> cuts_; // by (pp, vpp)
+    std::map<std::pair<int, int>, std::vector<StageSplit>> cuts_; // cuts by (pp, vpp)
 };
 
 } // namespace moe::search

@@ -24,16 +24,16 @@ struct LinkShares {
 // Efficiencies are fractions of the hardware's rate that large operations reach; times are seconds. Few and physical;
 // each carries its source in the stack's JSON.
 struct StackCosts {
-    std::array<double, machine::precision_count> gemm{};         // of peak_flops, large dense GEMM
-    std::array<double, machine::precision_count> grouped_gemm{}; // of peak_flops, many rows per expert
-    double attention_forward = 0.6, attention_backward = 0.45;   // of the BF16 peak, long sequences
-    double memory = 0.8;                          // of memory bandwidth, fused elementwise and norm kernels
-    double permute = 0.5;                         // of memory bandwidth, gathers of rows
-    double scan = 0.16;                           // of memory bandwidth, Mamba-2's scan; as fitted for Megatron
+    std::array<double, machine::precision_count> gemm{};         // share of peak_flops, large dense GEMM
+    std::array<double, machine::precision_count> grouped_gemm{}; // share of peak_flops, many rows per expert
+    double attention_forward = 0.6, attention_backward = 0.45;   // share of the BF16 peak, long sequences
+    double memory = 0.8;                          // share of memory bandwidth, fused elementwise and norm kernels
+    double permute = 0.5;                         // share of memory bandwidth, gathers of rows
+    double scan = 0.16;                           // share of memory bandwidth, Mamba-2's scan; as fitted for Megatron
     double kernel_seconds = 2e-6;                 // device time of an empty kernel (tail and start)
     double launch_seconds = 5e-6;                 // host time to launch one op without CUDA graphs
-    double graph_launch_seconds = 0.5e-6;         // per op inside a CUDA graph
-    std::map<std::string, LinkShares> dispatcher; // by the dispatcher's name
+    double graph_launch_seconds = 0.5e-6;         // host time per op inside a CUDA graph
+    std::map<std::string, LinkShares> dispatcher; // shares by the dispatcher's name
     double collective = 0.8;                      // NCCL ring collectives, fraction of link bandwidth
     double step_seconds = 0.0;                    // fixed host work per step
     double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host
@@ -46,12 +46,12 @@ struct StackCosts {
     // Kernels behind an op of the router, a gather of rows and a quantization, over those behind others.
     double routed_launches = 1.0; // host time of an op on routed rows, over that of other ops
     double router_launches = 1.0, permute_launches = 1.0, quantize_launches = 1.0;
-    double recompute_launches = 1.0;    // host time of a recomputed op over that of the same op in the forward
-    double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out
+    double recompute_launches = 1.0; // host time of a recomputed op over that of the same op in the forward
+    double tile_seconds = 0.0;       // seconds of each wave of tiles of a product: filling the pipeline and writing out
     double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
     double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read
-    double clock = 1.0;          // of the machine under full load, over the clock that its peak FLOP/s assume
-    double quantize_share = 1.0; // of the bytes of a quantize op that are moved; below 1 it is fused into its producer
+    double clock = 1.0;          // clock of the machine under full load, over the one that its peak FLOP/s assume
+    double quantize_share = 1.0; // share of a quantize op's bytes that are moved; below 1 it is fused
 };
 
 // Published figures that a stack stands for: a word of their source and its releases, newest last.
@@ -62,7 +62,7 @@ struct Publication {
 
 struct Stack {
     std::string name;                               // "moe-plan", "bridge-26.08", ...
-    std::string release;                            // as the source names it
+    std::string release;                            // release as the source names it
     bool executable = false;                        // execute can run what it offers
     Engine engine;                                  // whose rules its plans keep
     std::shared_ptr<const std::vector<Rule>> rules; // those in force; may be null
@@ -71,7 +71,7 @@ struct Stack {
     std::vector<plan::Dispatcher> dispatchers;
     std::vector<plan::CudaGraph> cuda_graphs;
     bool ep_overlap = false;
-    std::vector<plan::ScheduleKind> split_schedules; // with backwards in two slots: tried on the plans found
+    std::vector<plan::ScheduleKind> split_schedules; // schedules with backwards in two slots: tried on the plans found
     bool offloads = false;                           // may offload activations and states: tried on the plans found
     std::vector<unsigned> recompute_sets;            // the sets that search tries
     unsigned recompute_modules = 0;                  // all modules that a plan may name (a superset of the sets above)

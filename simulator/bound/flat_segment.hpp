@@ -54,8 +54,8 @@ private:
     struct Direction {
         std::vector<FlatOp> ops;
         std::vector<int> waits;
-        std::vector<Life> lives; // of what does not outlive the direction
-        int first_reader = -1;   // of the neighbour's message; -1 = none
+        std::vector<Life> lives; // lives of what does not outlive the direction
+        int first_reader = -1;   // first op that reads the neighbour's message; -1 = none
     };
     void add_ops(int direction, const program::Program& segment, const std::vector<int>& price_of);
     void add_lives(const program::Program& segment, const std::vector<int>& tensor_of);

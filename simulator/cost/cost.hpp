@@ -16,7 +16,7 @@
 namespace moe::cost {
 
 struct OpCost {
-    double device = 0.0;           // from its start to its end on its stream, peers being there
+    double device = 0.0;           // seconds from its start to its end on its stream, peers being there
     double merged = 0.0;           // seconds in merged slots, nothing being beside it
     double host = 0.0;             // time of the host until the next op can be issued
     bool waits_for_counts = false; // the host first waits until routed counts are there (dispatchers that read them)
@@ -63,7 +63,7 @@ private:
     const plan::Plan& plan_;
     const stack::Stack& stack_;
     const Machine& machine_;
-    double spread_ = 0.0; // of rows over the experts of a rank
+    double spread_ = 0.0; // spread of rows over the experts of a rank
 };
 
 // Costs of a whole Program: [template][op].
@@ -74,7 +74,7 @@ ProgramCosts price(const CostModel& model, const program::Program& program);
 struct Rates {
     const machine::Hardware* hardware;
     const stack::StackCosts* costs;
-    double sm_share = 1.0; // of the SMs that compute kernels get
+    double sm_share = 1.0; // share of the SMs that compute kernels get
 };
 
 // Dense product C[m, n] with inner width k, `groups` times; flop_rate: FLOP/s of large products. spread: standard

@@ -31,10 +31,10 @@ private:
     double on_surface(double work, const std::vector<double>& sides) const;
 
     const std::vector<machine::MeasuredCall>& calls_;
-    std::size_t sides_; // of every call
+    std::size_t sides_; // number of sides of every call
     std::optional<Formula> formula_;
-    std::vector<Place> places_;  // by call
-    std::vector<double> shares_; // by call: logarithm of its seconds over the formula's
+    std::vector<Place> places_;  // places by call
+    std::vector<double> shares_; // logarithm of each call's seconds over the formula's
 };
 
 // The families of one machine, which must outlive them; each is fitted when it is first asked for. Thread-safe.

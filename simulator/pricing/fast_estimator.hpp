@@ -26,7 +26,7 @@ public:
 
 private:
     double held_bytes(const plan::Plan& plan);                               // without the step that is run again
-    search::Estimate priced(const plan::Plan& plan, search::Estimate timed); // with its memory and rates
+    search::Estimate priced(const plan::Plan& plan, search::Estimate timed); // adds its memory and rates
     struct State;
     std::unique_ptr<State> state_;
 };

@@ -11,7 +11,7 @@ struct Improvement {
     double published_tflops = 0.0;          // predicted for the published plan, TFLOP/s per GPU by the plan's own rule
     plan::Plan best;                        // the published plan itself where search finds nothing faster
     search::Estimate estimate;              // the best plan's; never slower than the published plan's
-    std::vector<plan::FieldChange> changes; // from the published plan to the best
+    std::vector<plan::FieldChange> changes; // changes from the published plan to the best
     std::int64_t candidates = 0;            // that were weighed
     double seconds = 0.0;                   // that the search took
 };

@@ -20,7 +20,7 @@ struct Prediction {
     std::string model, family, kind, system, precision, stack, tier, tier_and_kind;
     double published = 0.0, predicted = 0.0; // TFLOP/s per GPU
     double error = 0.0;                      // predicted / published - 1
-    plan::Plan plan;                         // with what was open chosen
+    plan::Plan plan;                         // the plan, with what was open chosen
     search::Estimate estimate;
     std::vector<std::string> warnings;
 };

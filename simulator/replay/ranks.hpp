@@ -31,7 +31,7 @@ struct RankRun {
 // each.
 struct Unit {
     std::vector<int> lanes[2]; // indices into Program::slots, in order; the second may be empty
-    std::vector<bool> second;  // by op of both, in the order in which they run: whose it is; empty: whoever can
+    std::vector<bool> second;  // by op of both, in the order in which they run: the second lane's; empty: whoever can
     bool merged() const { return !lanes[1].empty(); }
 };
 // in_order: as Program::merges says, which is how our engine runs it.

@@ -27,10 +27,10 @@ namespace moe::routing {
 
 // Draws of one layer's loads; a load is a rank's rows over the mean rank's.
 struct LayerLoads {
-    int ranks = 1;              // of the EP group
+    int ranks = 1;              // ranks of the EP group
     std::vector<float> loads;   // [draw][rank]
-    std::vector<float> hottest; // by draw
-    double spread = 0.0;        // of rows over the experts of the hottest rank, see Routing::spread; mean over draws
+    std::vector<float> hottest; // load by draw
+    double spread = 0.0; // spread of rows over the experts of the hottest rank, see Routing::spread; mean over draws
 };
 
 // `counts`: for a histogram, tokens by layer and expert; else empty. Deterministic: draws are keyed by a fixed seed.
@@ -68,14 +68,14 @@ class LoadTables {
 public:
     // 1 throughout for balanced routing, and for plans without experts.
     StepLoads of(const plan::Plan& plan);
-    Quantiles memory(const plan::Plan& plan); // of() without the rest
-    LeastLoad least(const plan::Plan& plan);  // of plans with as many EP ranks
+    Quantiles memory(const plan::Plan& plan); // memory of of() alone
+    LeastLoad least(const plan::Plan& plan);  // a bound for plans with as many EP ranks
 
 private:
     using Key = std::tuple<std::string, int, int, int>; // routing, experts, top_k, EP
     struct Table {
         LayerLoads loads;
-        std::map<int, Quantiles> memory; // by MoE layers of the rank that has most
+        std::map<int, Quantiles> memory; // quantiles by MoE layers of the rank that has most
     };
     using Cut = std::tuple<const model::Model*, int, int, std::string>; // model, PP, VPP, layout
 

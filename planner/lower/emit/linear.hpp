@@ -32,7 +32,7 @@ struct Linear {
     bool shared_input = false;
     bool quantize = true;                         // router and gates stay in the activation precision
     program::TensorId saved = program::no_tensor; // local input that wgrad reads
-    std::int64_t rows = 0;                        // of y
+    std::int64_t rows = 0;                        // rows of y
 };
 program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype);
 // dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well. `low`:

@@ -62,8 +62,8 @@ private:
         int copies = 1;
         std::map<std::pair<std::int64_t, std::int64_t>, std::pair<program::TensorId, program::TensorId>> views;
     };
-    void add_buffers(program::Program& program);                     // of resharded buckets
-    void add_matrices(program::Program& program, std::size_t index); // of a bucket that is quantized in blocks
+    void add_buffers(program::Program& program);                     // adds those of resharded buckets
+    void add_matrices(program::Program& program, std::size_t index); // those of a bucket quantized in blocks
     void list_parameters(program::Program& program, int first_bucket) const;
     int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low);
     std::int64_t cut_elements(const program::Bucket& bucket) const;
@@ -76,7 +76,7 @@ private:
     std::vector<program::Parameter> parameters_;
     std::vector<program::Bucket> buckets_;
     std::vector<bool> sharded_, closed_;
-    std::vector<program::Dtype> low_; // of weights as products read them; bf16: as they are
+    std::vector<program::Dtype> low_; // dtypes of weights as products read them; bf16: as they are
     std::vector<std::int64_t> undecayed_;
     std::map<std::string, Key> keys_;
 };

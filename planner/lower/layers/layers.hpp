@@ -156,11 +156,10 @@ private:
     std::int64_t expert_capacity(const emit::Builder& b) const; // tokens that one expert keeps of this rank's
     std::int64_t padded(const emit::Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
     std::int64_t sent_rows(const emit::Builder& b) const;       // rows of this rank for all experts
-    std::int64_t width() const {
-        return moe_.latent > 0 ? moe_.latent : model_.hidden;
-    } // elements of a row that travels
+    // Elements of a row that travels.
+    std::int64_t width() const { return moe_.latent > 0 ? moe_.latent : model_.hidden; }
     Rows dispatch(emit::Builder& b, program::TensorId x, program::TensorId weight,
-                  const std::string& name); // also backward of combine
+                  const std::string& name); // is the backward of combine too
     // Combines the experts' rows, and is the backward of dispatch: the sums, and where `rows` has gradients of the
     // routing weights, these by copy.
     Rows combine(emit::Builder& b, Rows rows, const std::string& name);
@@ -208,7 +207,7 @@ private:
     std::string key_, hf_;
     int layer_;
     Norm norm_, post_norm_;
-    Norm router_norm_, expert_norm_, expert_post_, shared_post_; // where branches have their own
+    Norm router_norm_, expert_norm_, expert_post_, shared_post_; // norms of branches, where these have their own
     std::optional<MlpLayer> shared_;
     emit::Linear gate_, latent_down_, latent_up_;
     emit::Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;

@@ -31,7 +31,7 @@ private:
     using Ranges = std::map<std::int64_t, std::int64_t>; // begin -> end, apart from each other
 
     const program::Program& program_;
-    std::map<program::TensorId, Ranges> written_, set_; // by the tensor that holds a bucket's gradients
+    std::map<program::TensorId, Ranges> written_, set_; // ranges by the tensor that holds a bucket's gradients
 };
 
 } // namespace moe::passes

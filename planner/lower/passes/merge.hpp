@@ -30,7 +30,7 @@ public:
 private:
     int products_ = 0;   // since tokens left
     double flops_ = 0.0; // FLOPs of those
-    double bytes_ = 0.0; // of the tokens; 0: none have left
+    double bytes_ = 0.0; // bytes of the tokens; 0: none have left
 };
 
 } // namespace moe::passes
