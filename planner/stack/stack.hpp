@@ -84,7 +84,7 @@ struct Stack {
     plan::CudaGraph usual_cuda_graph = plan::CudaGraph::none;
     bool usual_ep_overlap = false;
     double usual_capacity = 0.0; // Plan::capacity of graphs that hold a whole step with experts; 0 = it has none
-    std::string figures_of; // the machine whose figures these are where the hardware is another one, else ""
+    std::string figures_of;      // the machine whose figures these are where the hardware is another one, else ""
     // Named capabilities whose absence costs something: profiles/stacks/base/features.json. Empty: costs are as stated.
     std::vector<std::string> features;
     StackCosts costs;
