@@ -1,4 +1,4 @@
-// What normal deviates are made of, so that every back end draws the same bits.
+// The parts that normal deviates are made of, so that every back end draws the same bits.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Series {
 inline constexpr Series log_terms{{1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3, 1.0}};
 inline constexpr double log_of_two = 0.693147180559945309417, root_of_two = 1.41421356237309504880,
                         two_pi = 6.28318530717958647692;
-// Of v less the nearest quarter, |x| <= pi/4: Taylor series of cosine and sine in x^2, below 1e-15.
+// Series of v less the nearest quarter, |x| <= pi/4: Taylor series of cosine and sine in x^2, below 1e-15.
 inline constexpr Series cosine_terms{{1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0,
                                       1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -1.0 / 2.0, 1.0}};
 inline constexpr Series sine_terms{{1.0 / 355687428096000.0, -1.0 / 1307674368000.0, 1.0 / 6227020800.0,

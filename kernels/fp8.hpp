@@ -16,7 +16,7 @@ inline float float_of_e4m3(std::uint8_t x) {
     return (x & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-// To the nearest, ties to even; beyond +-448 that, NaN stays NaN.
+// Rounds to the nearest, ties to even; beyond +-448 that, NaN stays NaN.
 inline std::uint8_t e4m3_of_float(float x) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x), sign = bits >> 24 & 0x80;
     const float magnitude = std::bit_cast<float>(bits & 0x7fffffffu);

@@ -44,7 +44,7 @@ struct GroupedShape {
     GroupedProduct product = GroupedProduct::forward;
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
-    bool accumulate = true; // of a wgrad; false sets C, also of experts without rows
+    bool accumulate = true; // a wgrad adds to C where true; false sets C, also of experts without rows
     int reserved_sms = 0;   // multiprocessors of a device that something else holds meanwhile
 };
 
@@ -161,8 +161,8 @@ struct RouterShape {
     bool softmax_after_top_k = false, normalize = false;
     double scale = 1.0;
     int groups = 1, groups_kept = 1, group_score_top = 1;
-    // With positions the choice is forced: token t of position p = positions[(first + t) / batch] goes to the experts
-    // (p + k floor(experts / top_k)) mod experts.
+    // The choice is forced where positions are given: token t of position p = positions[(first + t) / batch] goes to
+    // the experts (p + k floor(experts / top_k)) mod experts.
     std::int64_t first = 0, batch = 1;
 };
 
@@ -181,7 +181,7 @@ struct ExpertBiasShape {
     double rate = 0.0;
 };
 
-// Of each expert's copies `capacity` are kept: the heaviest (equal ones by lower token) or the first.
+// Every expert keeps `capacity` of its copies: the heaviest (equal ones by lower token) or the first.
 struct DropShape {
     std::int64_t tokens = 0, capacity = 0;
     int experts = 0, top_k = 0;

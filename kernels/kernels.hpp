@@ -63,7 +63,7 @@ struct Kernels {
     // kv_down[tokens, kv_lora + rope]. q_out may be q.
     void (*mla_rope)(const MlaRopeShape& shape, Src q, Src kv, Src kv_down, const std::int32_t* positions, Dst q_out,
                      Dst k, Dst v, void* stream);
-    // Only the last `rope` columns of dkv_down are written (the sum over heads). dq may be dq_out.
+    // It writes only the last `rope` columns of dkv_down (the sum over heads). dq may be dq_out.
     void (*mla_rope_grad)(const MlaRopeShape& shape, Src dq_out, Src dk, Src dv, const std::int32_t* positions, Dst dq,
                           Dst dkv, Dst dkv_down, void* stream);
 
@@ -134,8 +134,8 @@ struct Kernels {
     // counts[local] = column sums of all_counts[sources, experts] for experts [first, first + local).
     void (*expert_counts)(const std::int32_t* all_counts, std::int32_t* counts, int sources, int experts, int first,
                           int local, void* stream);
-    // Where every buffer has room: fitting = counts, fitting_row_of = row_of. Else 0 and -1, so that nothing is routed,
-    // and +overflow[1] takes the rows that the fullest buffer lacks.
+    // It sets, where every buffer has room: fitting = counts, fitting_row_of = row_of. Else 0 and -1, so that nothing
+    // is routed, and +overflow[1] takes the rows that the fullest buffer lacks.
     void (*fit_rows)(const FitShape& shape, const std::int32_t* counts, const std::int32_t* row_of,
                      std::int32_t* fitting, std::int32_t* fitting_row_of, float* overflow, void* stream);
     // Arrival order -> expert-major order, both [capacity, cols].
@@ -212,7 +212,7 @@ struct Kernels {
 // The reference back end. Every entry is set. Call cpu_supported() before the first kernel.
 const Kernels& cpu_kernels();
 
-// Whether this machine runs the instructions the CPU kernels are compiled for; if not, `why` names the missing ones.
+// True where this machine runs the instructions the CPU kernels are compiled for; if not, `why` names the missing ones.
 bool cpu_supported(std::string& why);
 
 } // namespace moe

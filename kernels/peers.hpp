@@ -14,19 +14,20 @@ inline constexpr int most_peers = 8, most_choices = 24;
 
 struct PeerGroup {
     int ranks = 1, rank = 0;
-    // By rank, as this device addresses them. Operands that others read or write lie at one offset in all of them.
+    // Arenas by rank, as this device addresses them. Operands that others read or write lie at one offset in all of
+    // them.
     char* arena[most_peers] = {};
     // Flags and numbers of calls, board_bytes() each, zero before the first call; for one stream at a time.
     char* board[most_peers] = {};
     int blocks = 24; // multiprocessors that a call takes at most, the same at all ranks
-    // Who waits longer than that many seconds for a rank writes 1 + that rank to the host's pinned memory and goes on
-    // with whatever lies there; 0: waits for ever.
+    // A call that waits longer than that many seconds for a rank writes 1 + that rank to the host's pinned memory and
+    // goes on with whatever lies there; 0: waits for ever.
     double patience = 0.0;
     int* trouble = nullptr;
 };
 
 // [tokens, top_k] choices on every rank; rows of `cols` elements that are whole 16 bytes, at most `capacity` on the
-// expert side. Of the experts, rank r has [r * experts / ranks, (r + 1) * experts / ranks).
+// expert side. Rank r has the experts [r * experts / ranks, (r + 1) * experts / ranks).
 struct TokenShape {
     std::int64_t tokens = 0, cols = 0, capacity = 0;
     int top_k = 0, experts = 0;
@@ -36,7 +37,7 @@ struct TokenShape {
 
 // Functions throw std::runtime_error for a CUDA error and for sizes beyond the limits above.
 struct PeerKernels {
-    // Of a board with the flags of calls of up to so many tokens.
+    // Bytes of a board with the flags of calls of up to so many tokens.
     std::int64_t (*board_bytes)(int ranks, std::int64_t tokens) = nullptr;
     // x[tokens, cols] -> rows[capacity, cols]: each copy's row to its place in expert-major order at the rank of its
     // expert, one row per token and rank over the link; weight[tokens, top_k] -> probs[capacity] with them.
@@ -46,7 +47,7 @@ struct PeerKernels {
     void (*dispatch)(const PeerGroup& group, const TokenShape& shape, Src x, const std::int32_t* all_counts,
                      const std::int32_t* row_of, const float* weight, Dst rows, float* probs, std::int32_t* places,
                      void* stream) = nullptr;
-    // The same for rows in E4M3 (Fp8Rows), whose scales go where they go. Whole 16 bytes of them: cols is a multiple of
+    // Dispatches rows in E4M3 (Fp8Rows), whose scales go where they go. Whole 16 bytes of them: cols is a multiple of
     // 512.
     void (*dispatch_quantized)(const PeerGroup& group, const TokenShape& shape, const std::uint8_t* x,
                                const float* x_scale, const std::int32_t* all_counts, const std::int32_t* row_of,

@@ -12,19 +12,19 @@ namespace moe {
 // A cluster of two CTAs, each on a multiprocessor of its own.
 inline constexpr int tile_multiprocessors = 2;
 
-// What a cluster computes at once, in steps along the contraction.
+// The tile that a cluster computes at once, in steps along the contraction.
 struct TileKind {
     int down, across;     // rows and columns of a group's C
     int depth;            // contracted elements of a step
     double step_cycles;   // of the tensor cores, and of issuing what they do
     double tile_cycles;   // of a tile's start and its results, where nothing hides them
-    bool swapped = false; // of a gradient: C is computed transposed
+    bool swapped = false; // C of a gradient is computed transposed
     bool operator==(const TileKind&) const = default;
 };
 
-// How the two warpgroups of a CTA work: together on a tile, whose start and end nothing hides; in turn on tiles of
-// their own; or together, one tile's results written beside the next one's first products, of all columns at once or in
-// two passes.
+// The ways in which the two warpgroups of a CTA work: together on a tile, whose start and end nothing hides; in turn on
+// tiles of their own; or together, one tile's results written beside the next one's first products, of all columns at
+// once or in two passes.
 enum class Work { together, in_turn, streamed, in_passes };
 
 // A CTA's 128 rows x `columns`; 128 rows x 1 column x 64 elements of BF16, or 128 of E4M3, are 4 cycles of an SM's
@@ -34,7 +34,7 @@ constexpr TileKind tile_kind(int down, int across, int columns, int depth, Work 
     return {down, across, depth, 4.0 * columns + issue_cycles, work == Work::together ? 2700.0 : 0.0, swapped};
 }
 
-// Of products of routed rows (forward, dgrad), of their weights' gradients, and of rows and weights in E4M3.
+// Tiles of products of routed rows (forward, dgrad), of their weights' gradients, and of rows and weights in E4M3.
 inline constexpr std::array<TileKind, 3> row_tiles{tile_kind(128, 512, 256, 64, Work::together),
                                                    tile_kind(128, 384, 192, 64, Work::in_turn),
                                                    tile_kind(128, 256, 128, 64, Work::together)};

@@ -51,7 +51,7 @@ std::string place(const CLI::App& app) {
     return chosen.empty() ? "moe-plan" : "moe-plan " + chosen.front()->get_name();
 }
 
-// What CLI11 could not place, with the option that was probably meant.
+// Names the words that CLI11 could not place, with the option that was probably meant.
 std::string unexpected_text(const CLI::App& verb) {
     const std::vector<std::string> words = verb.remaining();
     const auto option = std::find_if(words.begin(), words.end(), [](const auto& word) { return word[0] == '-'; });

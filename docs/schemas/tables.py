@@ -12,7 +12,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 REFERENCE = HERE.parent / "reference"
 BEGIN, END = "<!-- tables.py writes from here -->", "<!-- tables.py wrote to here -->"
 
-PRINTED = ["search", "replay", "explain", "execute", "compare", "compare-log", "compare-profile", "validate", "tokenize", "export", "launch"]
+PRINTED = ["search", "replay", "explain", "execute", "compare", "compare-log", "compare-profile", "validate", "tokenize", "export", "launch",
+           "show-models", "show-model", "show-hardware-list", "show-hardware", "show-stacks", "show-stack", "show-plan", "completion", "man"]
 FILES = ["plan", "hardware", "model", "stack", "coefficients", "checkpoint", "trace", "measured", "residuals"]
 
 INTRODUCTION = """# Documents
@@ -30,17 +31,20 @@ A field with `?` may be missing. Fractions are fractions, not per cent; GiB are 
 
 RUN_DIRECTORY = """## The run directory
 
-`execute --run-dir DIR` leaves these files.
+`execute --run-dir DIR` keeps the record of one run in these files.
+The folder is made where it is missing, and files of an earlier run are removed first.
+Of several processes, the one of rank 0 writes.
 
-| file | holds |
-|---|---|
-| `plan.json` | the plan that ran: that of the command with what its options set in place of fields ([plan](plan.md)) |
-| `run.json` | the steps, as `execute --json` prints them ([execute](#execute)) |
-| `predicted.json` | the simulated timeline of a step ([trace](#trace)) |
-| `measured.json` | the measured timeline of a step; missing where none was recorded ([trace](#trace)) |
-| `routing.csv` | tokens by MoE layer and expert, where the model has experts ([CSV](csv.md#routing)) |
+| file | holds | written |
+|---|---|---|
+| `plan.json` | the plan that ran: that of the command with what its options set in place of fields ([plan](plan.md)) | before the first step |
+| `predicted.json` | the simulated timeline of a step ([trace](#trace)) | before the first step |
+| `measured.json` | the measured timeline of a step, of all ranks; missing where none was recorded ([trace](#trace)) | behind the last step |
+| `run.json` | the steps, as `execute --json` prints them ([execute](#execute)) | behind the last step |
+| `routing.csv` | tokens by MoE layer and expert, where tokens are counted ([CSV](csv.md#routing)) | behind the last step |
 
 `compare DIR` reads the two timelines, `calibrate --runs DIR` the measured one with the plan inside of it.
+`search --fix routing=DIR/routing.csv` plans for the experts' loads.
 """
 
 

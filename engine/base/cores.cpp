@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <utility>
 
 namespace moe::engine {
 
@@ -159,7 +158,7 @@ void Cores::bind(int rank, int core) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(static_cast<std::size_t>(core), &set);
-    // Without it the rank runs all the same, only its wake-ups are slower.
+    // A rank that cannot be pinned runs all the same, only its wake-ups are slower.
     ::pthread_setaffinity_np(threads_[static_cast<std::size_t>(rank)].native_handle(), sizeof set, &set);
 }
 

@@ -43,7 +43,7 @@ public:
     // gang stays broken and every later call throws it again.
     void run(const std::function<void(int rank)>& job);
 
-    // For communicators. The lock guards all shared state of a communicator, so that no wake-up is lost.
+    // The lock of communicators. The lock guards all shared state of a communicator, so that no wake-up is lost.
     Lock lock() { return Lock(mutex_); }
     // Gives the permit away until unpark(rank), then waits for a permit. `what` (a literal) names the wait in the line
     // that reports a deadlock. Throws Aborted when another rank fails.
@@ -54,7 +54,7 @@ public:
     // thread then takes to wake up is not waiting: the core is held meanwhile, and nobody else can use it. Only for
     // that rank's own thread, or between jobs.
     double waited(int rank) const { return members_[static_cast<std::size_t>(rank)].waited; }
-    // Whether the rank does not run just now: it is parked, or waits for a permit. For any thread; never blocks, and
+    // True where the rank does not run just now: it is parked, or waits for a permit. For any thread; never blocks, and
     // says no where another thread holds the lock.
     bool waits(int rank) const;
 

@@ -161,7 +161,7 @@ void call(comm::Communicator& c, const Room& room, const Kind& k, std::int64_t r
     }
 }
 
-// As many rows for each expert; where there is one expert rank, all of a member's.
+// Writes as many rows for each expert; where there is one expert rank, all of a member's.
 void write_counts(BenchEnd& end, std::int32_t* at, const Kind& k, std::int64_t rows, int n) {
     const auto* attr = std::get_if<program::RowsAttr>(&k.attr);
     if (attr == nullptr) return;
@@ -188,7 +188,7 @@ void measure(std::vector<BenchEnd>& ends, const Kind& k, int n, std::int64_t mos
     }
 }
 
-// What communicators took, one after another, of the member that they took most of.
+// The bytes that communicators took, one after another, of the member that they took most of.
 struct Taken {
     std::vector<double> collective, pairwise, messages;
 

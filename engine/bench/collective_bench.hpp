@@ -1,5 +1,5 @@
-// What ranks on this machine's devices cost beyond what one alone does: every kind of communication over its sizes, as
-// the engine queues it, tokens over peers' memory, and the loss that they share.
+// The costs of ranks on this machine's devices beyond those of one alone: every kind of communication over its sizes,
+// as the engine queues it, tokens over peers' memory, and the loss that they share.
 #pragma once
 
 #include "engine/ops/backend.hpp"
@@ -13,9 +13,9 @@
 namespace moe::bench {
 
 struct CollectiveBench {
-    // By group_key(), split losses by measured_key(): seconds of a call with everybody there, its hand-over from the
-    // stream that computes and back included; bytes as Op::bytes counts them, of exchanged rows also as cost_point()
-    // does.
+    // Calls by group_key(), split losses by measured_key(): seconds of a call with everybody there, its hand-over from
+    // the stream that computes and back included; bytes as Op::bytes counts them, of exchanged rows also as
+    // cost_point() does.
     std::map<std::string, std::vector<machine::MeasuredCall>> measured;
     machine::CommunicatorBytes taken;
     std::string device;

@@ -21,7 +21,7 @@ struct Size {
 constexpr Size sizes[] = {{1024, 8192},   {4096, 8192},   {2048, 32768}, {8192, 32768},
                           {2048, 131072}, {6144, 131072}, {12288, 65536}};
 
-// Of one rank, zeros: logits, their gradient, and what there is of every row.
+// The operands of one rank, zeros: logits, their gradient, and what there is of every row.
 struct Room {
     char *logits, *gradient;
     float *max, *stat, *loss;

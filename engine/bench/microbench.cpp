@@ -103,7 +103,7 @@ int record_steps(train::Trainer& trainer, const plan::Plan& plan, const std::str
         std::uint64_t x = static_cast<std::uint64_t>(sample) * 0x9e3779b97f4a7c15u + 1;
         for (std::int32_t& token : tokens) {
             x = x * 6364136223846793005u + 1442695040888963407u;
-            // As often as in text, by Zipf's law: the logarithms of their ranks are spread evenly.
+            // Tokens are as frequent as in text, by Zipf's law: the logarithms of their ranks are spread evenly.
             const double rank = std::exp(static_cast<double>(x >> 11) * 0x1p-53 * log_vocab);
             token =
                 static_cast<std::int32_t>(std::min<std::int64_t>(static_cast<std::int64_t>(rank), plan.model->vocab)) -
@@ -126,7 +126,7 @@ int record_steps(train::Trainer& trainer, const plan::Plan& plan, const std::str
     return steps;
 }
 
-// What the training of one point says.
+// The result of training one point.
 struct Measured {
     CallSamples samples;
     std::string device;
@@ -248,7 +248,7 @@ Microbench run_microbench(const MicrobenchOptions& options) {
         result.device = measured.device;
         result.event_overhead = measured.event_overhead;
         double& first = beside_arena[static_cast<std::size_t>(point.precision)];
-        // Of the smallest run: in one process, later ones hold fragments of freed arenas.
+        // The smallest run counts: in one process, later ones hold fragments of freed arenas.
         if (first == 0.0) first = measured.beside_arena;
         longest = std::max(longest, elapsed() - before);
         ++done;

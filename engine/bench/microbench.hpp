@@ -1,4 +1,4 @@
-// What ops cost on this machine: training runs over a grid of sizes, every op timed where it really runs.
+// The costs of ops on this machine: training runs over a grid of sizes, every op timed where it really runs.
 #pragma once
 
 #include "planner/machine/hardware.hpp"
@@ -19,27 +19,27 @@ struct MicrobenchOptions {
     std::string backend = "cpu";
     // One rank and sizes up to those of real layers, instead of eight ranks that share a machine's cores.
     bool one_rank = false;
-    // Every run in a process of its own (apart.hpp): on a GPU, the second training of a process takes longer for
-    // each of its ops than the first (docs/notes/engine-calibration.md).
+    // Every run in a process of its own (engine/base/run_in_subprocess.hpp): on a GPU, the second training of a process
+    // takes longer for each of its ops than the first (docs/notes/engine-calibration.md).
     bool in_subprocess = false;
     std::size_t most = 0;                                  // of the grid's runs, from the smallest; 0: all
     std::function<void(const std::string& line)> progress; // may be empty
 };
 
 struct Microbench {
-    // By measured_key(): busy seconds of one rank, sorted by work; with sides where one rank had the device to itself.
-    // Ranks run side by side on all cores, so shared caches and memory are in the times, and a communication op's time
-    // includes the wake-up of its thread, but not the wait for others.
+    // Calls by measured_key(): busy seconds of one rank, sorted by work; with sides where one rank had the device to
+    // itself. Ranks run side by side on all cores, so shared caches and memory are in the times, and a communication
+    // op's time includes the wake-up of its thread, but not the wait for others.
     std::map<std::string, std::vector<machine::MeasuredCall>> measured;
-    // Of the grouped products among these families, where the back end's kernels compute them on such tiles.
+    // Tiles of the grouped products among these families, where the back end's kernels compute them on such tiles.
     std::map<std::string, std::vector<machine::ProductTile>> product_tiles;
-    // Of one core, or of a GPU: best large GEMM with operands in that storage, FLOP/s, and bytes/s of the largest
+    // Rates of one core, or of a GPU: best large GEMM with operands in that storage, FLOP/s, and bytes/s of the largest
     // elementwise ops (cores: with all of them busy).
     double fp32_flops = 0.0, bf16_flops = 0.0, fp8_flops = 0.0;
     double memory_bandwidth = 0.0;
     std::string device; // where the ranks' memory lay
-    // 0 on devices without a queue. What is taken on the device beside the arena; the host's time to launch a kernel;
-    // what a time stamp between two ops takes, which is not in the times above.
+    // 0 on devices without a queue. Context: bytes that are taken on the device beside the arena. Launch: the host's
+    // time to launch a kernel. Event: the time that a stamp between two ops takes, which is not in the times above.
     double context_bytes = 0.0, launch_seconds = 0.0, event_overhead = 0.0;
 };
 

@@ -22,7 +22,7 @@ struct Size {
     std::int64_t cols;
     int top_k, experts;
 };
-// Of no published model, between those of many.
+// These are sizes of no published model, between those of many.
 constexpr Size widths[] = {{1024, 2, 8},  {1024, 8, 64}, {1536, 4, 32}, {2560, 8, 64},
                            {3072, 2, 16}, {4096, 4, 32}, {5120, 8, 64}};
 constexpr std::int64_t token_counts[] = {640, 2560, 5120, 10240, most_tokens};
@@ -106,7 +106,7 @@ struct Kind {
 };
 constexpr Kind kinds[] = {{false, true}, {false, false}, {true, false}, {true, true}};
 
-// As layers/dispatch makes it.
+// Makes the op as layers/dispatch makes it.
 program::Op op_of(const Kind& k, const Case& c, int n, program::Program& program) {
     const auto tensor = [&](program::Dtype dtype, std::int64_t rows, std::int64_t cols) {
         program::Tensor t;
@@ -206,7 +206,7 @@ void measure_gathers(std::vector<BenchEnd>& ends, std::map<std::string, std::vec
     }
 }
 
-// What the communicator reads of a Program: the largest dispatch.
+// The part of a Program that the communicator reads: the largest dispatch.
 program::Program largest(int n) {
     program::Program program;
     const program::Op op = op_of(kinds[0], {widths[0], most_tokens}, n, program);

@@ -1,4 +1,4 @@
-// What dispatch and combine over peers' memory cost, over numbers and widths of tokens.
+// The costs of dispatch and combine over peers' memory, over numbers and widths of tokens.
 #pragma once
 
 #include "engine/ops/backend.hpp"

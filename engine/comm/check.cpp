@@ -77,7 +77,7 @@ private:
                            s.micro_batch, s.bytes);
     }
 
-    // At most four ranks: enough to see who waits for whom.
+    // Names at most four ranks: enough to see who waits for whom.
     std::string stuck() const {
         std::string text;
         int shown = 0;

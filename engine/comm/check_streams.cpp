@@ -79,7 +79,7 @@ public:
             scripts_.push_back(script_of(programs[stage], memory[stage], mesh, ranks[stage]));
     }
 
-    // Who waits for what in the end; empty where all are through.
+    // Plays to the end and tells who waits for what there; empty where all are through.
     std::string run() {
         for (bool progress = true; progress;) {
             progress = false;

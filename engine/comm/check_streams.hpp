@@ -1,4 +1,4 @@
-// Static proof, before a run on devices, that streams side by side cannot wait for each other in a circle.
+// Static proof, before a run on devices, that streams side by side cannot wait for each other in a cycle.
 #pragma once
 
 #include "engine/device/streams.hpp"
@@ -14,7 +14,7 @@ namespace moe::comm {
 void check_streams(const std::vector<program::Program>& programs, const std::vector<memory::MemoryPlan>& memory,
                    const plan::Mesh& mesh);
 
-// Where an arena's tensors lie, for who only wants to compare addresses.
+// A device that gives an arena's tensors addresses only, for those who just compare them.
 std::unique_ptr<device::Device> open_nowhere();
 
 } // namespace moe::comm

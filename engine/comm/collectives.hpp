@@ -10,7 +10,7 @@
 
 namespace moe::comm {
 
-// How the members of a communicator find each other: made by one process, known to all members.
+// The key by which the members of a communicator find each other: made by one process, known to all members.
 using MeetingPoint = std::array<char, 128>;
 
 // Work is queued on `stream`; pointers are of the device that was current when the communicator was joined. Functions
@@ -23,7 +23,7 @@ struct CollectiveLibrary {
     // likes.
     Member (*join)(const MeetingPoint& point, int members, int index, int blocks) = nullptr;
     void (*leave)(Member member) = nullptr;
-    // The same without waiting: what is queued ends unfinished.
+    // Leaves without waiting: what is queued ends unfinished.
     void (*abandon)(Member member) = nullptr;
     std::string (*trouble)(Member member) = nullptr; // of queued work; empty while all is well
 

@@ -1,4 +1,4 @@
-// What a rank can say to the others: one end of every group it is a member of.
+// A communicator of a rank: its end of every group that it is a member of.
 //
 // Every member of a group calls the same operations in the same order with the same sizes. Buffers belong to the caller
 // and may be used again when the call returns. Sums run in group order, so results do not depend on timing. Calls throw
@@ -72,15 +72,15 @@ public:
     // x goes to the next member of the group, y comes from the previous one.
     virtual void ring_exchange(plan::Group group, const void* x, void* y, std::int64_t bytes) = 0;
 
-    // To and from the rank `peer.delta` pipeline stages away. A send never waits; messages of one (pair, tag, stage)
-    // arrive in order.
+    // These send to and receive from the rank `peer.delta` pipeline stages away. A send never waits; messages of one
+    // (pair, tag, stage) arrive in order.
     virtual void send(const program::PeerAttr& peer, const void* x, std::int64_t bytes) = 0;
     virtual void recv(const program::PeerAttr& peer, void* y, std::int64_t bytes) = 0;
 
-    // Where work is queued, before send(): takes what it will send, on a stream of its own, so that x may be used again
-    // although nobody has received it.
+    // Takes, where work is queued, before send() the bytes that it will send, on a stream of its own, so that x may be
+    // used again although nobody has received it.
     virtual void put(const program::PeerAttr&, const void*, std::int64_t) {}
-    // What is called from now on goes to this stream of the rank's queue.
+    // Calls from now on go to this stream of the rank's queue.
     virtual void use(program::Stream, void*) {}
     // A step is about to be queued.
     virtual void begin_step() {}
@@ -89,7 +89,7 @@ public:
 
     // Seconds this rank has spent waiting for others (and then for a core) since it began.
     virtual double waited() const = 0;
-    // Whether it waits just now, or did a moment ago. For any thread.
+    // True where it waits just now, or did a moment ago. For any thread.
     virtual bool waits() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// How this process was started: alone, or as one of several by torchrun, mpirun or srun.
+// The start of this process: alone, or as one of several by torchrun, mpirun or srun.
 #pragma once
 
 #include <optional>
@@ -14,10 +14,10 @@ struct Launch {
     int local = 0; // among the processes of this machine, from 0: the device it uses
 };
 
-// From the environment: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI), SLURM_PROCID and
-// SLURM_NTASKS (srun); the place on the machine from LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or SLURM_LOCALID; where to
-// meet from MASTER_ADDR and MASTER_PORT. Nothing where none of the pairs is set, or for one process. Throws Error
-// (bad_input) for half a pair, values out of range, and several nodes without MASTER_ADDR.
+// Reads the launch from the environment: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI),
+// SLURM_PROCID and SLURM_NTASKS (srun); the place on the machine from LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or
+// SLURM_LOCALID; where to meet from MASTER_ADDR and MASTER_PORT. Nothing where none of the pairs is set, or for one
+// process. Throws Error (bad_input) for half a pair, values out of range, and several nodes without MASTER_ADDR.
 std::optional<Launch> launch_of_environment();
 
 } // namespace moe::comm

@@ -16,8 +16,8 @@
 
 namespace moe::comm {
 
-// How one device's memory is reached from another: a table, as CollectiveLibrary is. Functions work on the device that
-// is current; they throw Error (failure) where the driver reports one.
+// The functions by which one device's memory is reached from another: a table, as CollectiveLibrary is. Functions work
+// on the device that is current; they throw Error (failure) where the driver reports one.
 struct PeerLibrary {
     using Handle =
         std::array<char, 128>; // of an allocation, for other ranks, in this process or another of this machine
@@ -47,7 +47,7 @@ public:
 
     std::int64_t bytes() const { return board_bytes_; } // beside the arena
     void exchange(const program::RowsAttr& attr, const TokenOperands& operands, void* stream) const;
-    // Whether gather() can: y in the arena, and little of it.
+    // True where gather() can: y in the arena, and little of it.
     bool gathers(const void* y, std::int64_t bytes) const;
     void gather(const void* x, void* y, std::int64_t bytes, void* stream) const;
     // Throws Error (failure) when a call has waited for another rank for too long.

@@ -16,7 +16,7 @@ namespace moe::comm {
 
 namespace {
 
-// What may wait for other ranks at one time fits the multiprocessors of an H100 or H200
+// The blocks that may wait for other ranks at one time fit the multiprocessors of an H100 or H200
 // (planner/program/peer_blocks.hpp).
 constexpr int multiprocessors = 132;
 static_assert(program::peer_blocks_beside <= program::peer_blocks_in_pipeline &&
@@ -72,7 +72,7 @@ std::vector<CommGroup> comm_groups_of(const std::vector<const program::Program*>
                     peer != nullptr ? Use{program::stream_count + peer->tag, {}, peer->delta, false}
                                     : Use{static_cast<int>(op.stream), op.group, 0, program::is_pairwise(op.kind)});
             }
-    std::map<std::pair<int, std::vector<int>>, bool> found; // whether pairwise
+    std::map<std::pair<int, std::vector<int>>, bool> found; // true where pairwise
     for (int rank = 0; rank < mesh.size(); ++rank)
         for (const Use& use :
              uses[static_cast<std::size_t>(mesh.coordinate(plan::Domain::dense, plan::axis::pipeline, rank))]) {
@@ -175,7 +175,7 @@ QueuedCommunicator::~QueuedCommunicator() {
         if (device::Queue* queue = device_.queue()) queue->forget();
         for (const auto& [key, member] : members_) library_.leave(member);
     } catch (const Error&) {
-        // What went wrong in the run has been reported; there is nothing left to save.
+        // Errors of the run have been reported; there is nothing left to save.
     }
 }
 
@@ -333,8 +333,8 @@ void QueuedCommunicator::reduce_scatter_rows(plan::Group group, const void* x, c
     library_.reduce_scatter(here(group_rank(group)), out, y, capacity_rows * attr.cols, dtype, queued_);
 }
 
-// On the side of heads, what belongs to one member's tokens is two runs of rows as they lie; on the side of tokens,
-// columns of every row.
+// One member's tokens are two runs of rows as they lie on the side of heads, and columns of every row on the side of
+// tokens.
 void QueuedCommunicator::all_to_all(plan::Group group, const void* x, void* y, const program::AllToAllAttr& attr,
                                     std::int64_t element_bytes) {
     const GroupRank& members = group_rank(group);
@@ -376,28 +376,28 @@ void QueuedCommunicator::ring_exchange(plan::Group group, const void* x, void* y
 
 int QueuedCommunicator::peer_rank(int delta) { return peer_of(fabric_.mesh(), rank_, delta); }
 
-QueuedCommunicator::SendRing& QueuedCommunicator::leaving(const program::PeerAttr& peer) {
+QueuedCommunicator::SendRing& QueuedCommunicator::send_ring(const program::PeerAttr& peer) {
     const int stages = static_cast<int>(peers(fabric_.mesh(), rank_).size());
     return boxes_.at({(peer.delta % stages + stages) % stages, peer.tag, peer.stage});
 }
 
 void QueuedCommunicator::put(const program::PeerAttr& peer, const void* x, std::int64_t bytes) {
-    SendRing& box = leaving(peer);
+    SendRing& box = send_ring(peer);
     library_.copy(box.place(box.put++), x, bytes, queued_);
 }
 
-// From the box, where put() has left it.
+// Sends from the box, where put() has left the bytes.
 void QueuedCommunicator::send(const program::PeerAttr& peer, const void*, std::int64_t bytes) {
     const int to = peer_rank(peer.delta);
     if (to == rank_) return; // it need not leave
-    SendRing& box = leaving(peer);
+    SendRing& box = send_ring(peer);
     library_.send(member(program::stream_count + peer.tag, {rank_, to}), box.place(box.sent++), bytes, 1, queued_);
 }
 
 void QueuedCommunicator::recv(const program::PeerAttr& peer, void* y, std::int64_t bytes) {
     const int from = peer_rank(peer.delta);
     if (from == rank_) {
-        SendRing& box = leaving(peer);
+        SendRing& box = send_ring(peer);
         return library_.copy(y, box.place(box.received++), bytes, queued_);
     }
     library_.recv(member(program::stream_count + peer.tag, {from, rank_}), y, bytes, 0, queued_);

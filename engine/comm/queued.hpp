@@ -22,17 +22,17 @@
 
 namespace moe::comm {
 
-// Ranks that need a communicator of the library. What runs side by side has one of its own, because a communicator's
-// work has one order: collectives one per group and stream, messages one per sender, receiver and tag, as a message
-// must not wait behind another that its receiver wants later.
+// Ranks that need a communicator of the library. Communication that runs side by side has one of its own, because a
+// communicator's work has one order: collectives one per group and stream, messages one per sender, receiver and tag,
+// as a message must not wait behind another that its receiver wants later.
 struct CommGroup {
     int channel = 0;        // Stream of collectives, or stream_count + tag of messages
     std::vector<int> ranks; // in the order of the group; of messages: sender, receiver
     bool pairwise = false;  // members send to each other, besides what they do together
     bool messages() const { return channel >= program::stream_count; }
 };
-// All circles of a run, in an order that every rank finds alike. programs: by pipeline rank; may be followed by those
-// of steps that are run again, in the same order.
+// All communicators of a run, in an order that every rank finds alike. programs: by pipeline rank; may be followed by
+// those of steps that are run again, in the same order.
 std::vector<CommGroup> comm_groups_of(const std::vector<const program::Program*>& programs, const plan::Mesh& mesh);
 
 // Communicators on devices: how many a rank has, and what they and their buffers took there, besides the arena.
@@ -47,10 +47,10 @@ struct Joined {
     std::vector<Member> each;  // communicators of the first one
 };
 
-// What the ranks of this process share.
+// The state that the ranks of this process share.
 class QueuedFabric {
 public:
-    // points: one for each of the circles. `transport` leads to other processes, if there are any.
+    // points: one for each of the comm_groups. `transport` leads to other processes, if there are any.
     QueuedFabric(const CollectiveLibrary& library, const plan::Mesh& mesh, std::vector<CommGroup> comm_groups,
                  std::vector<MeetingPoint> points, Transport* transport)
         : library_(library),
@@ -80,8 +80,8 @@ private:
 
 class QueuedCommunicator : public Communicator {
 public:
-    // Joins the rank's circles, which all ranks do at the same time, and makes their connections. `programs`: all that
-    // the rank will run. Its memory, which no plan counts, is that of slots and of boxes.
+    // Joins the rank's communicators, which all ranks do at the same time, and makes their connections. `programs`: all
+    // that the rank will run. Its memory, which no plan counts, is that of slots and of boxes.
     QueuedCommunicator(QueuedFabric& fabric, int rank, device::Device& device, const Kernels& kernels,
                        const std::vector<const program::Program*>& programs);
     ~QueuedCommunicator() override;
@@ -122,7 +122,7 @@ public:
     bool waits() const override { return false; }
 
     std::int64_t buffer_bytes() const { return buffer_bytes_; } // of slots and boxes
-    // What each of this rank's communicators took of the device: by number in QueuedFabric::circles().
+    // Bytes that each of this rank's communicators took of the device, by number in QueuedFabric::comm_groups().
     const std::map<std::size_t, double>& taken() const { return taken_; }
 
 private:
@@ -153,7 +153,7 @@ private:
     void exchange_slots(const GroupRank& group_rank, const char* x, char* y, std::int64_t bytes);
     SlotShape slot_shape(const program::RowsAttr& attr, RowParts parts, std::int64_t slot_rows, std::int64_t capacity);
     int peer_rank(int delta);
-    SendRing& leaving(const program::PeerAttr& peer);
+    SendRing& send_ring(const program::PeerAttr& peer);
 
     QueuedFabric& fabric_;
     const CollectiveLibrary& library_;

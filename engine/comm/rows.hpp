@@ -1,4 +1,4 @@
-// Where the routed rows of each source and expert lie in the buffers that dispatch and combine move between.
+// The places of the routed rows of each source and expert in the buffers that dispatch and combine move between.
 #pragma once
 
 #include "kernels/kernels.hpp"
@@ -43,7 +43,7 @@ private:
     int local_;
 };
 
-// What sums over ranks are made of. Throws Error (failure) for other types.
+// The type that sums over ranks are made of. Throws Error (failure) for other types.
 inline Type storage_of_sum(program::Dtype dtype) {
     if (dtype == program::Dtype::f32) return Type::f32;
     if (dtype == program::Dtype::bf16) return Type::bf16;

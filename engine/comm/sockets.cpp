@@ -36,7 +36,7 @@ struct Place { // of a rank that listens
     char host[64] = {};
     std::int32_t port = 0;
 };
-// What rank 0 answers: the table of places follows.
+// The answer of rank 0: the table of places follows.
 struct Answer {
     std::uint32_t magic = greeting;
     std::int32_t refused = 0; // 1: another world, 2: another fingerprint
@@ -158,7 +158,7 @@ int accept_until(int listener, const Deadline& deadline) {
     return ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
 }
 
-// As getaddrinfo reads it; a caller by IPv4 at a listener for both families is known by its IPv4 address.
+// The host as getaddrinfo reads it; a caller by IPv4 at a listener for both families is known by its IPv4 address.
 std::string host_of(int socket) {
     sockaddr_storage address{};
     socklen_t length = sizeof address;

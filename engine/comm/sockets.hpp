@@ -14,7 +14,7 @@ std::string system_reason(int error);
 
 // All of it; false when the connection has ended.
 bool write_bytes(int socket, const void* data, std::size_t bytes);
-// What the connection takes at once, in bytes.
+// Writes what the connection takes at once, in bytes.
 inline constexpr std::size_t connection_ended = ~std::size_t{0};
 std::size_t write_some(int socket, const void* data, std::size_t bytes);
 bool wait_writable(int socket, double seconds); // false when it takes nothing until then

@@ -99,7 +99,7 @@ void Transport::check_peers() {
         if (peer != rank_ && !peers_[static_cast<std::size_t>(peer)]->farewell) check(peer);
 }
 
-// What a wait does twice a second: check, and show the watchdog that it does.
+// The work of a wait twice a second: check, and show the watchdog that it does.
 void Transport::look(int from) {
     looked_ = Clock::now().time_since_epoch().count();
     check(from);
@@ -158,7 +158,7 @@ void Transport::read_loop() {
     beating.join();
 }
 
-// What lies ready on a connection; false when it has ended.
+// Reads the bytes that lie ready on a connection; false when it has ended.
 bool Transport::read_some(int from, Arrival& arrival) {
     Peer& peer = *peers_[static_cast<std::size_t>(from)];
     constexpr std::size_t header = sizeof arrival.header;
@@ -206,7 +206,7 @@ void Transport::beat() {
     for (int tenths = 0; !ending_; ++tenths) {
         if (tenths % 10 == 0)
             for (const auto& peer : peers_) {
-                // Who is in the middle of a message shows that it lives.
+                // A message on its way shows already that this process lives.
                 const std::unique_lock<std::mutex> held(peer->sending, std::try_to_lock);
                 const std::uint64_t header[2] = {beat_channel, 0};
                 if (held && peer->socket >= 0 && wait_writable(peer->socket, 0.0))

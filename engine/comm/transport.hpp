@@ -50,7 +50,7 @@ public:
     std::vector<char> receive(int from, std::uint64_t channel); // of any length
     double waited() const { return waited_; }                   // seconds in receive(); for the thread that calls it
 
-    // Whether a send or receive waits just now, or did within the last second and a half. For any thread.
+    // True where a send or receive waits just now, or did within the last second and a half. For any thread.
     bool waits() const;
 
     // Between all processes; called by all in the same order.
@@ -74,7 +74,7 @@ private:
         std::chrono::steady_clock::time_point heard;
         bool closed = false, farewell = false;
     };
-    // What has come of a message so far.
+    // The part of a message that has come so far.
     struct Arrival {
         std::uint64_t header[2] = {0, 0};
         std::size_t have = 0; // bytes of header and data

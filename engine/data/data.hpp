@@ -74,7 +74,7 @@ private:
     std::int64_t seq_, vocab_;
     bool shuffle_;
     std::uint64_t seed_;
-    // Where the walk through the blend stands, so that samples in order cost O(1).
+    // The walk through the blend stands here, so that samples in order cost O(1).
     std::int64_t walked_ = 0;
     std::vector<std::int64_t> drawn_;
 };

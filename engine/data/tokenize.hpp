@@ -15,7 +15,7 @@ struct TokenizeResult {
 // Writes PREFIX.bin, then PREFIX.idx. Throws Error (bad_input) for a file that cannot be read or is empty, (failure)
 // when writing fails; nothing half-written is left.
 TokenizeResult tokenize_bytes(const std::vector<std::string>& files, const std::string& prefix);
-// The same with the vocabulary of a Hugging Face tokenizer.json (BytePairEncoder says which), in 16-bit elements where
+// Tokenizes with the vocabulary of a Hugging Face tokenizer.json (BytePairEncoder says which), in 16-bit elements where
 // they hold all ids, else 32-bit ones. Special tokens are not added; those that stand in the text become one id.
 TokenizeResult tokenize_words(const std::vector<std::string>& files, const std::string& tokenizer,
                               const std::string& prefix);

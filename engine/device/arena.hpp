@@ -21,7 +21,8 @@ public:
     Arena(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,
           Device& device);
 
-    // The same memory with the places of another Program, which must be no larger. `home` must outlive it.
+    // An arena of the memory of `home` with the places of another Program, which must be no larger. `home` must outlive
+    // it.
     Arena(const program::Program& program, const memory::MemoryPlan& memory, const plan::Mesh& mesh, int rank,
           const Arena& home);
 

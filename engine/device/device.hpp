@@ -1,4 +1,4 @@
-// Where a rank's memory lies and how its work is queued: in this process, or on an accelerator that runs behind it.
+// A device: the memory of a rank and the queue of its work, in this process, or on an accelerator that runs behind it.
 #pragma once
 
 #include "engine/device/power_sample.hpp"
@@ -17,7 +17,7 @@ struct QueuedStep {
     std::size_t fills = 0;            // of them, the device's own fills, which make a graph slow to queue
     double host_seconds = 0.0;        // that the host took to queue it: the median of the last 64
     double event_overhead = 0.0;      // taken out of the recorded step for each of its stamps (engine/run/stamps.hpp)
-    double usual_stamp_seconds = 0.0; // what one costs behind kernels that do next to nothing
+    double usual_stamp_seconds = 0.0; // seconds of one behind kernels that do next to nothing
 };
 
 // The work of an accelerator: calls return at once, the work follows, on each stream in the order of the calls. Streams
@@ -26,7 +26,7 @@ class Queue {
 public:
     virtual ~Queue() = default;
 
-    virtual void* stream(int number = 0) const = 0; // what kernels take
+    virtual void* stream(int number = 0) const = 0; // the handle that kernels take
 
     // A step, queued by the function `enqueue`. Where steps are replayed, prepare() records what `enqueue` queues and
     // play() runs the record; elsewhere prepare() does nothing and play() calls `enqueue`. A step with and one without
@@ -38,7 +38,8 @@ public:
     virtual void play(bool stamped, const std::function<void()>& enqueue) = 0;
     virtual void forget() = 0;                            // the records
     virtual QueuedStep queued_step() const { return {}; } // the one without stamps
-    // What the last play() took on the device, its stamps included; to be asked when it is done. 0 if nobody knows.
+    // Seconds that the last play() took on the device, its stamps included; to be asked when it is done. 0 if nobody
+    // knows.
     virtual double played_seconds() { return 0.0; }
     // Loads what a step needs without running it. Kernels are loaded at their first use, which can wait for all work of
     // the device: where that is communication which waits for another rank that loads kernels too, for ever.
@@ -56,7 +57,7 @@ public:
     // Progress that the host can see while the queue runs: mark() writes `value` when the stream has come there.
     virtual void mark(int value, int number) = 0;
     virtual int marked(int number) const = 0; // for any thread
-    virtual bool idle() = 0;                  // whether everything queued on stream 0 is done or has failed
+    virtual bool idle() = 0;                  // true where everything queued on stream 0 is done or has failed
 
     // Returns when everything queued is done. Throws Error (failure) where some of it failed.
     virtual void wait() = 0;
@@ -89,8 +90,8 @@ public:
     // its addresses as well.
     virtual std::unique_ptr<Device> open_offload() const { return open_host(); }
 
-    // In the order of the queue. `source` of write() may change as soon as it returns; read() returns when the bytes
-    // are there.
+    // These run in the order of the queue. `source` of write() may change as soon as it returns; read() returns when
+    // the bytes are there.
     virtual void fill(void* target, int byte, std::size_t bytes) = 0;
     virtual void write(void* target, const void* source, std::size_t bytes) = 0;
     virtual void read(void* target, const void* source, std::size_t bytes) = 0;

@@ -12,8 +12,8 @@ struct GraphEdge {
     bool whole = true;    // `to` begins when all of `from` has ended, not only a part of it
 };
 
-// Which of the edges between `nodes` nodes, without a circle, say nothing that paths of other whole edges do not:
-// indices in order. All of them may be dropped at once.
+// The edges between `nodes` nodes, without a cycle, that say nothing that paths of other whole edges do not: indices in
+// order. All of them may be dropped at once.
 std::vector<std::size_t> implied_edges(int nodes, std::span<const GraphEdge> edges);
 
 } // namespace moe::device

@@ -1,5 +1,5 @@
-// What the devices of a run draw and how fast they run: a GPU at the limit of its power holds less than its top clock,
-// which is the first question where a measured step is longer than a predicted one.
+// Power and clock of the devices of a run: a GPU at the limit of its power holds less than its top clock, which is the
+// first question where a measured step is longer than a predicted one.
 #pragma once
 
 #include <chrono>
@@ -7,7 +7,8 @@
 
 namespace moe::device {
 
-// Of one device now, or of several: the mean, and the slowest one's clock. All zero where a device does not say.
+// A sample of one device now, or of several: the mean, and the slowest one's clock. All zero where a device does not
+// say.
 struct PowerSample {
     double joules = 0.0; // since some time before the process began
     double limit_watts = 0.0;
@@ -29,10 +30,10 @@ public:
     static constexpr double between_seconds = 0.2; // drivers count energy anew ten times a second
     static constexpr double kept_seconds = 4.0;    // in which the clock of a GPU at its limit swings about its mean
 
-    // Whether it is time for another reading.
+    // True where it is time for another reading.
     bool due(Time now) const;
     void add(Time now, const PowerSample& power_sample);
-    // Of the readings kept, if they span at least a second.
+    // The mean of the readings kept, if they span at least a second.
     MeanPower mean() const;
 
 private:

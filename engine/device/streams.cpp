@@ -76,10 +76,10 @@ const program::PeerAttr* message(const program::Op& op) { return std::get_if<pro
 int leaves_on(const program::Op& op, int stages) {
     const program::Channel channel = program::channel_of(*message(op), stages);
     const int line = 2 * static_cast<int>(channel.delta != 1) + channel.tag % 2;
-    return line == 0 ? static_cast<int>(op.stream) : leaving_streams + line - 1;
+    return line == 0 ? static_cast<int>(op.stream) : send_streams + line - 1;
 }
 
-// Where messages wait, as addresses that no arena has: one byte for each place.
+// The places where messages wait, as addresses that no arena has: one byte for each place.
 class Places {
 public:
     Places(const program::Program& program, int stages) : boxes_(program::boxes_of(program, stages)), stages_(stages) {}

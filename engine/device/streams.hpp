@@ -1,4 +1,4 @@
-// Which work of a rank waits for which where its streams run side by side: whatever touches the same bytes.
+// The order between streams of a rank that run side by side: work waits for other work that touches the same bytes.
 #pragma once
 
 #include "engine/device/arena.hpp"
@@ -16,13 +16,13 @@ namespace moe::device {
 
 // Streams beside those that Programs name: one that copies into boxes, and three for messages that leave. In a V
 // activations and gradients go both ways, and none may queue behind another whose receiver waits for it.
-inline constexpr int box_stream = program::stream_count, leaving_streams = program::stream_count + 1;
+inline constexpr int box_stream = program::stream_count, send_streams = program::stream_count + 1;
 inline constexpr int queue_streams = program::stream_count + 4;
 
 // One rank's work, in the order of OpWalk, on as many streams as the Program names. Work waits for the last that wrote
 // what it reads or writes, and for those that have read since what it writes: by addresses, so that memory which
-// tensors use in turn is covered like a tensor. What follows from other waits, or from the order of a stream, is left
-// out.
+// tensors use in turn is covered like a tensor. Waits that follow from other waits, or from the order of a stream, are
+// left out.
 class StreamOrder {
 public:
     StreamOrder(const program::Program& program, const Arena& arena, int stages);

@@ -26,11 +26,12 @@ struct Backend {
     // step once and replays it.
     std::unique_ptr<device::Device> (*open)(bool replayed, int device) = nullptr;
     int (*devices)() = nullptr; // of this machine, one for each rank; null: ranks share its cores
-    // What joins ranks on devices; null: messages between threads and processes do.
+    // The library that joins ranks on devices; null: messages between threads and processes do.
     const comm::CollectiveLibrary& (*collectives)() = nullptr;
-    // How ranks on devices reach each other's memory; null: they do not.
+    // The library by which ranks on devices reach each other's memory; null: they do not.
     const comm::PeerLibrary& (*peers)() = nullptr;
-    // Whether its grouped products run on the tiles of kernels/tiles.hpp on the current device; null: they do not.
+    // Tells whether its grouped products run on the tiles of kernels/tiles.hpp on the current device; null: they do
+    // not.
     bool (*tiled)() = nullptr;
     bool can_replay = false;                       // cuda_graph = full
     std::array<OpFunction, op_kind_count> table{}; // null: this back end cannot run the op kind

@@ -9,7 +9,7 @@ namespace {
 const std::int32_t* counts(const OpContext& c) { return static_cast<const std::int32_t*>(c.in[1]); }
 const program::RowsAttr& rows(const OpContext& c) { return std::get<program::RowsAttr>(c.op.attr); }
 
-// Of quantized rows the elements and, behind all of them, the scales.
+// Gathers of quantized rows the elements and, behind all of them, the scales.
 void all_gather(const OpContext& c) {
     const program::Tensor& x = c.input(0);
     if (x.dtype != program::Dtype::fp8_block)

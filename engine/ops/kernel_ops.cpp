@@ -47,7 +47,7 @@ void bias_grad(const OpContext& c) {
     c.kernels.bias_grad(src(c, 0), floats_out(c, 0), rows_of(c.input(0), cols), cols, c.stream);
 }
 
-// Which TP member's part of the sequence a ring has brought after `step` steps.
+// The TP member whose part of the sequence a ring has brought after `step` steps.
 std::int64_t member_of(const OpContext& c, int ring, int step) { return (c.position.tensor + ring - step) % ring; }
 
 // A wgrad whose first operand comes in the pieces of a ring.

@@ -10,7 +10,7 @@
 
 namespace moe::ops {
 
-// What an op needs to know of the rank that runs it.
+// The facts that an op needs to know of the rank that runs it.
 struct RankPosition {
     int rank = 0;
     int tensor = 0;        // index in the TP group

@@ -1,4 +1,4 @@
-// Whether the engine can run a plan, decided before anything is allocated.
+// The check whether the engine can run a plan, made before anything is allocated.
 #pragma once
 
 #include "engine/ops/backend.hpp"

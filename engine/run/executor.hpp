@@ -19,15 +19,15 @@
 
 namespace moe::run {
 
-// On the CPU a rank is one thread, and the listed order satisfies every dependency. On a device with a queue every op
-// goes to the stream that the Program names, behind those that StreamOrder says. Without `replayed`, the queue is given
-// a step op by op whatever it can do: it holds the record of one Program.
+// Executes the Program of one rank. On the CPU a rank is one thread, and the listed order satisfies every dependency.
+// On a device with a queue every op goes to the stream that the Program names, behind those that StreamOrder says.
+// Without `replayed`, the queue is given a step op by op whatever it can do: it holds the record of one Program.
 class Executor {
 public:
     Executor(const program::Program& program, const device::Arena& arena, const plan::Mesh& mesh, int rank,
              const ops::Backend& backend, comm::Communicator& communicator, bool replayed = true);
 
-    // On a device with a queue: records the step, or loads what it needs. To be called once, before any rank's first
+    // Records the step on a device with a queue, or loads what it needs. To be called once, before any rank's first
     // step: ranks that are not alone must come to their communication with everything loaded.
     void prepare();
 
@@ -42,17 +42,17 @@ public:
     // device, which no op of a step waits for.
     const std::vector<std::vector<std::int64_t>>& routed_tokens() const { return routed_tokens_; }
 
-    // From now on until step() has ended this rank has work: a thread that never takes it up hangs as well.
+    // Declares that this rank has work until step() has ended: a thread that never takes it up hangs as well.
     void begin() { busy_ = true; }
 
-    // On a device with a queue, by the last recorded step: what a stamp cost, and all of them. Neither is in the
+    // The cost of a stamp and of all stamps on a device with a queue, by the last recorded step. Neither is in the
     // record.
     double event_overhead() const { return stamp_; }
     double usual_stamp_seconds() const { return usual_stamp_; }
     double removed_seconds() const { return removed_; }
 
-    // For any thread. On a device with a queue only communication says how far the step is; a rank that is alone there
-    // counts as waiting.
+    // The rank's standing, for any thread. On a device with a queue only communication says how far the step is; a rank
+    // that is alone there counts as waiting.
     Standing standing() const;
 
 private:
@@ -89,8 +89,8 @@ private:
     std::atomic<const program::Op*> current_{nullptr}; // the last one begun
     std::atomic<std::size_t> current_slot_{0};
     std::atomic<bool> busy_{false};
-    bool replayed_ = true; // by a queue that can
-    // What the last steps without stamps took on the device.
+    bool replayed_ = true; // a queue that can replay its record does so
+    // Times that the last steps without stamps took on the device.
     static constexpr std::size_t kept_plain = 64;
     std::array<double, kept_plain> plain_{};
     std::size_t plain_steps_ = 0;

@@ -12,9 +12,9 @@ namespace moe::run {
 
 namespace {
 
-// How far a stamp is from the usual one, in seconds, and a step from the median of its like, by its length: standard
-// deviations on an H200, where steps of 20 to 60 ms of eight plans told 3.7 to 4.2 us at a usual one of 3.4, and steps
-// at the limit of its power vary by 1 to 2 %.
+// The deviations of a stamp from the usual one, in seconds, and of a step from the median of its like, by its length:
+// standard deviations on an H200, where steps of 20 to 60 ms of eight plans told 3.7 to 4.2 us at a usual one of 3.4,
+// and steps at the limit of its power vary by 1 to 2 %.
 constexpr double stamp_spread = 0.5e-6, step_spread = 1e-2;
 
 } // namespace

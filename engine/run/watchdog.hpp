@@ -11,7 +11,7 @@
 
 namespace moe::run {
 
-// Where a rank stands, seen from another thread.
+// The standing of a rank, seen from another thread.
 struct Standing {
     std::uint64_t ops = 0; // begun and ended so far: changes whenever the rank gets on
     bool waits = false;    // for another rank, a core or its next step: not its own fault

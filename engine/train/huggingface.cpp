@@ -1,4 +1,4 @@
-// How the model's parameters are called and shaped in Hugging Face checkpoints.
+// The names and shapes of the model's parameters in Hugging Face checkpoints.
 #include "engine/train/huggingface.hpp"
 
 #include "engine/weights/safetensors.hpp"
@@ -21,7 +21,7 @@ namespace {
 
 using WeightReader = std::function<std::vector<float>(const std::string& name)>;
 
-// Where a parameter lies in a checkpoint: its element (r, c) is element offset + r * row_stride + c * col_stride of a
+// The place of a parameter in a checkpoint: its element (r, c) is element offset + r * row_stride + c * col_stride of a
 // stored tensor of the given shape.
 struct Source {
     std::string name;

@@ -8,7 +8,7 @@
 
 namespace moe::train {
 
-// What loading found beside the weights it needed.
+// The parts of a checkpoint that loading found beside the weights it needed.
 struct LoadReport {
     std::int64_t loaded = 0;             // parameters of the model
     std::vector<std::string> unused;     // tensors of the checkpoint that no parameter takes
@@ -33,7 +33,7 @@ struct ExportOptions {
 // one; GPT-OSS's as its own class has them; MTP with its copies of embedding and head).
 // Throws Error (bad_input) when the folder holds weights already, Error (failure) when writing fails.
 void export_weights(const Trainer& trainer, const std::string& folder, const ExportOptions& options = {});
-// The same from a checkpoint, without ranks.
+// Exports the weights of a checkpoint, without ranks.
 void export_weights(const weights::StoredCheckpoint& checkpoint, const std::string& folder,
                     const ExportOptions& options = {});
 

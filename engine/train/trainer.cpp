@@ -59,8 +59,8 @@ Trainer::Trainer(const plan::Plan& plan, const TrainOptions& options)
     if (transport() == nullptr) fabric_ = std::make_unique<comm::ThreadFabric>(mesh_, *cores_);
     tokens_.resize(static_cast<std::size_t>(plan_.gbs * (plan_.seq + 1)));
     kept_.resize(static_cast<std::size_t>(std::max(1, options_.kept_steps)));
-    // On the ranks' own threads: filling the arenas takes as long as a step and touches the memory where it will be
-    // used.
+    // Ranks are built on their own threads: filling the arenas takes as long as a step and touches the memory where it
+    // will be used.
     run_ranks([&](Rank& rank, int place) { build_rank(rank, place, memory); });
     if (backend_->collectives != nullptr && plan_.gpus > 1) join_devices(memory);
     run_ranks([&](Rank& rank, int) { start_rank(rank); });
@@ -189,7 +189,7 @@ StepResult Trainer::step(const SampleSource& source) {
     const double seconds = std::chrono::duration<double>(run::Recorder::Clock::now() - zero_).count();
     if (timed && ranks_.front().device->queue() != nullptr)
         run_ranks([](Rank& r, int) { r.executor->record(*r.recorder); });
-    // What the timeline's rows add up to: a recorded step is as long as those that are not.
+    // The timeline's rows add up to this: a recorded step is as long as those that are not.
     const double stamps = timed ? ranks_.front().executor->removed_seconds() : 0.0;
     kept_[static_cast<std::size_t>(done_) % kept_.size()] = {seconds, seconds - stamps};
     const double too_many = overflow();
@@ -224,7 +224,7 @@ void Trainer::run_again() {
         fail("step {}: {} routed rows have no place in buffers for the worst case", done_ + 1, left);
 }
 
-// As the rank that computes the loss has them.
+// Returns the sums as the rank that computes the loss has them.
 std::array<double, 3> Trainer::step_sums() const {
     std::array<double, 3> values{};
     const bool here = transport() == nullptr || transport()->rank() == loss_rank_;

@@ -55,7 +55,7 @@ void check_options(const TrainOptions& options);
 // Learning rate of step `step` (from 0).
 double learning_rate(const TrainOptions& options, std::int64_t step);
 
-// What a layer's router did in a step, over the whole global batch.
+// The work of a layer's router in a step, over the whole global batch.
 struct RouterStep {
     int layer = 0;                       // global; MTP layers come behind the model's
     double aux_loss = 0.0, z_loss = 0.0; // with their coefficients; 0 where the plan has none
@@ -74,7 +74,8 @@ struct StepResult {
     // Routed rows, over all layers and ranks, for which the planned capacity had no place. Above 0 the step was run a
     // second time with the worst case's buffers, whose results these are.
     double overflow = 0.0;
-    // By layer, at process 0; empty on back ends with a queue and over processes unless the plan counts loads.
+    // Steps of the routers, by layer, at process 0; empty on back ends with a queue and over processes unless the plan
+    // counts loads.
     std::vector<RouterStep> routers;
     double aux_loss() const; // sum over layers of the routers' losses, auxiliary and z
 };
@@ -90,7 +91,8 @@ public:
     Trainer& operator=(const Trainer&) = delete;
 
     StepResult step(const SampleSource& source);
-    // On devices only the last of options.steps are recorded, because that costs time; from now on all are.
+    // Records every step from now on. On devices only the last of options.steps are recorded otherwise, because that
+    // costs time.
     void record_from_now() { first_timed_ = std::min(first_timed_, done_); }
 
     // Global tensors by Hugging Face name, row-major [rows, cols]: the gradient of the last step (summed over ranks,
@@ -115,12 +117,12 @@ public:
     // are not this model's, or its seed is not the run's.
     void restore(const weights::StoredCheckpoint& checkpoint);
 
-    // Whether any process says so. Called by all processes in turn with steps.
+    // True where any process says so. Called by all processes in turn with steps.
     bool any(bool here) const;
 
-    // Of several processes, the one of rank 0 has the rows, and the tokens below, of all; all of them must call.
-    // Rows of the recorded step whose duration is the median of the last kept ones (the first step, which touches
-    // memory for the first time, is left out when there are others).
+    // The timeline of the run. Where there are several processes, the one of rank 0 has the rows, and the tokens below,
+    // of all; all of them must call. Rows of the recorded step whose duration is the median of the last kept ones (the
+    // first step, which touches memory for the first time, is left out when there are others).
     program::Timeline timeline() const;
     // Largest arena of a rank; on a device that can tell, all that is taken there, which counts context and libraries.
     double memory_gib() const;
@@ -131,7 +133,7 @@ public:
     std::string device_name() const;          // with their number, where there are several
     device::PowerSample power_sample() const; // of the devices here
     device::QueuedStep queued_step() const;   // of the first rank here; all zero on back ends without a queue
-    // What joins ranks on devices; empty elsewhere.
+    // The library that joins ranks on devices; empty elsewhere.
     const comm::Joined& joined() const { return joined_; }
     std::int64_t steps_done() const { return done_; }
     std::int64_t steps_taken() const { return done_ - begun_; } // by this process
@@ -145,7 +147,7 @@ private:
         std::unique_ptr<comm::Communicator> communicator;
         std::unique_ptr<run::Executor> executor;
         std::unique_ptr<run::Recorder> recorder;
-        // Of a step that is run again; null where none can be.
+        // These three run a step again that overflowed; null where none can be.
         std::unique_ptr<device::Arena> rerun_arena;
         std::unique_ptr<run::Executor> rerun_executor;
         std::unique_ptr<run::Recorder> rerun_recorder;
@@ -226,8 +228,8 @@ private:
     std::unique_ptr<run::Watchdog> watchdog_; // last: it looks at the others
 };
 
-// When train() saves, and where: every `interval` steps (0: never in between), behind the last step, and when `stop`
-// says so, which also ends the run.
+// The times when train() saves, and the place: every `interval` steps (0: never in between), behind the last step, and
+// when `stop` says so, which also ends the run.
 struct Saving {
     CheckpointWriter& writer;
     std::int64_t interval = 0;

@@ -9,7 +9,7 @@
 
 namespace moe::train {
 
-// Where a launcher shows a process only its own device, that is number 0.
+// A launcher that shows a process only its own device makes that number 0.
 int Trainer::device_of(int place) const {
     if (backend_->devices == nullptr) return 0;
     const int devices = backend_->devices(), device = options_.device + place;

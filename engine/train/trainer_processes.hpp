@@ -1,4 +1,4 @@
-// How the trainers of several processes talk to each other between ops.
+// The messages that the trainers of several processes exchange between ops.
 #pragma once
 
 #include "engine/train/trainer.hpp"

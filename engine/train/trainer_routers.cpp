@@ -1,4 +1,5 @@
-// What the routers did in a step: tokens by expert, losses and loads, brought together from all stages and processes.
+// The work of the routers in a step: tokens by expert, losses and loads, brought together from all stages and
+// processes.
 #include "engine/train/trainer_processes.hpp"
 
 #include <algorithm>

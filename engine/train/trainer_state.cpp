@@ -9,7 +9,7 @@ namespace moe::train {
 
 namespace {
 
-// What a rank holds of each parameter, with room for its state.
+// The slices that a rank holds of each parameter, with room for its state.
 std::vector<weights::Slice> slices_of(const std::vector<weights::LocalParameter>& parameters) {
     std::vector<weights::Slice> slices;
     for (const weights::LocalParameter& p : parameters) {

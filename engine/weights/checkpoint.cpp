@@ -78,7 +78,7 @@ void write_shard(const std::string& path, const std::vector<Slice>& slices) {
                       [next = std::size_t{0}, &values](const TensorToWrite&) mutable { return *values[next++]; });
 }
 
-// What a rank's shard holds: {name: {shape, runs, crc32c}}.
+// The content of a rank's shard: {name: {shape, runs, crc32c}}.
 Json part_of(const RankSlices& rank) {
     Json part = Json::object();
     for (const Slice& slice : rank.slices) {
@@ -238,7 +238,8 @@ void write_into(const std::string& partial, const Snapshot& snapshot, double pat
                                                           schema::checkpoint, crc32c(text), text));
 }
 
-// What this process wrote, which would fill the disk that it ran out of; the folder with the last of all processes.
+// Removes the files that this process wrote, which would fill the disk that it ran out of; the folder with the last of
+// all processes.
 void remove_parts(const std::string& partial, const Snapshot& snapshot) {
     std::error_code error;
     for (const RankSlices& rank : snapshot.ranks)

@@ -21,14 +21,14 @@
 
 namespace moe::weights {
 
-// Where a run stands. `samples`: of the data, taken by all steps so far; the seed keys the order of samples, the only
-// randomness behind the initial weights.
+// The point that a run stands at. `samples`: of the data, taken by all steps so far; the seed keys the order of
+// samples, the only randomness behind the initial weights.
 struct RunState {
     std::int64_t step = 0, samples = 0;
     std::uint64_t seed = 0;
     std::string model;  // its name
     std::string config; // its config.json, so that an export needs nothing else
-    // By layer, where the plan's load_balancing is global_aux_loss: the load that the next step balances.
+    // Loads by layer, where the plan's load_balancing is global_aux_loss: the load that the next step balances.
     std::map<int, std::vector<float>> router_loads;
 };
 

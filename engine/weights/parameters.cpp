@@ -167,7 +167,7 @@ void draw_by_threads(const LocalParameter& p, std::uint64_t stream, std::int64_t
     }
 }
 
-// On a device that has the masters, where they lie.
+// Draws on a device that has the masters, where they lie.
 void draw_there(const LocalParameter& p, std::uint64_t stream, const Piece& piece, const program::Program& program,
                 const device::Arena& arena, const Kernels& kernels) {
     const program::Bucket& bucket = program.buckets[static_cast<std::size_t>(p.bucket)];

@@ -37,14 +37,14 @@ struct LocalParameter {
 // of it; the pieces of all ranks, copies of other stages aside, cover every global tensor exactly once.
 std::vector<LocalParameter> local_parameters(const program::Program& program, const plan::Mesh& mesh, int rank);
 
-// What is kept of each parameter: the FP32 master weight and AdamW's moments.
+// The states that are kept of each parameter: the FP32 master weight and AdamW's moments.
 enum class StateKind : std::uint8_t { weight, exp_avg, exp_avg_sq };
 inline constexpr int state_kind_count = 3;
 const char* to_string(StateKind kind);
 
 // Writes initial weights, FP32 masters (not rounded to the stored precision) and zero moments of a rank's own shards.
-// What the other members of a bucket's group hold arrives with the gather at the start of the step. They are drawn by a
-// device's `kernels` where its queue is, elsewhere by `threads` threads; the values depend on neither.
+// Parts that the other members of a bucket's group hold arrive with the gather at the start of the step. They are drawn
+// by a device's `kernels` where its queue is, elsewhere by `threads` threads; the values depend on neither.
 void initialize_parameters(const program::Program& program, const std::vector<LocalParameter>& parameters,
                            const device::Arena& arena, const Kernels& kernels, std::uint64_t seed, int threads);
 

@@ -142,7 +142,7 @@ void attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, f
             const float sink = sinks.data != nullptr ? value(sinks, h) : minus_infinity;
             for (std::int64_t i = 0; i < s.seq_q; i += block_q) {
                 const std::int64_t m = std::min(block_q, s.seq_q - i);
-                if (s.merge && z.last(i + m - 1) <= z.first(i)) continue; // what was summed before is all
+                if (s.merge && z.last(i + m - 1) <= z.first(i)) continue; // the sums of before are all
                 gather(q, z.q(b, h), i, m, queries);
                 Row(queries, m * s.qk_dim) *= static_cast<float>(s.scale);
                 std::fill_n(block_lse, m, sink);

@@ -116,7 +116,7 @@ void drop_copies(const DropShape& s, const std::int32_t* index, const float* wei
         const bool early = load[index[i]]++ < s.capacity;
         kept[i] = early ? index[i] : -1;
     }
-    // By weight only the experts that overflow need the order of their copies.
+    // Only the experts that overflow need the order of their copies, where weight decides.
     for (std::int64_t i = 0; s.by_weight && i < s.tokens * s.top_k; ++i)
         if (load[index[i]] > s.capacity) kept[i] = ahead(s, index, weight, i) < s.capacity ? index[i] : -1;
     for (std::int64_t i = 0; i < s.tokens * s.top_k; ++i) kept_weight[i] = kept[i] < 0 ? 0.0f : weight[i];

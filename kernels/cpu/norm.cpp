@@ -27,7 +27,7 @@ void rmsnorm(Src x, Src w, Dst y, float* rstd, std::int64_t rows, std::int64_t c
     }
 }
 
-// With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)), dw = dy n.
+// Computes, with n = x rstd and g = dy w: dx = rstd (g - n mean(g n)), dw = dy n.
 void rmsnorm_grad(Src dy, Src x, Src w, const float* rstd, Src dresidual, Dst dx, float* dw, std::int64_t rows,
                   std::int64_t cols, std::int64_t stride, void*) {
     if (stride == 0) stride = cols;

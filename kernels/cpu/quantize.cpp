@@ -7,7 +7,7 @@
 namespace moe::cpu {
 namespace {
 
-// By bits, where NaN lies above all numbers.
+// The largest magnitude, compared by bits, where NaN lies above all numbers.
 float largest_of(const float* x, std::int64_t n) {
     std::uint32_t largest = 0;
     for (std::int64_t i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffu);

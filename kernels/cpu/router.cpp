@@ -20,7 +20,7 @@ struct Work { // scratch of one row
 };
 
 float group_score(const float* choice, int experts, int top, float* value) {
-    // Only the values matter here: the list is kept like Best's, without indices.
+    // The values alone matter here: the list is kept like Best's, without indices.
     int used = 0;
     for (int e = 0; e < experts; ++e) {
         if (used == top && !(choice[e] > value[top - 1])) continue;

@@ -1,4 +1,5 @@
-// What the CPU kernels share: scratch per thread, rows between storage precision and FP32, the table's families.
+// The tools that the CPU kernels share: scratch per thread, rows between storage precision and FP32, the table's
+// families.
 #pragma once
 
 #include "kernels/bf16.hpp"
@@ -16,7 +17,7 @@ inline constexpr std::int64_t chunk = 2048;
 // step allocates nothing once every shape was seen. A kernel uses each slot for one purpose only.
 enum class Slot : int { a, b, c, d, e, f, g, h, i, j, count };
 float* scratch(Slot slot, std::int64_t elements);
-// The same for row cursors and indices: one buffer per thread.
+// A buffer for row cursors and indices, kept like those of scratch(): one per thread.
 std::int32_t* index_scratch(std::int64_t elements);
 
 inline void widen(const std::uint16_t* x, float* y, std::int64_t n) {
@@ -57,7 +58,7 @@ inline const float* read(Src x, std::int64_t offset, std::int64_t n, float* buff
     widen(b16(x, offset), buffer, n);
     return buffer;
 }
-// Where to write FP32 results for y[offset...]: y itself or `buffer`; flush() then narrows the buffer.
+// The place to write FP32 results for y[offset...]: y itself or `buffer`; flush() then narrows the buffer.
 inline float* target(Dst y, std::int64_t offset, float* buffer) {
     return y.type == Type::f32 ? f32(y, offset) : buffer;
 }

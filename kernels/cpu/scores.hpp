@@ -9,7 +9,7 @@ namespace moe::cpu {
 inline constexpr float tiny_sum = 1e-20f;
 
 inline bool limits_groups(const RouterShape& s) { return s.groups > 1 && s.groups_kept < s.groups; }
-// Whether only the order of scores counts, which is that of the logits.
+// True where only the order of scores counts, which is that of the logits.
 inline bool by_logit(const RouterShape& s, bool biased) {
     return !biased && (!limits_groups(s) || s.group_score_top == 1 || s.groups == s.experts);
 }

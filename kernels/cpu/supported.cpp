@@ -1,5 +1,5 @@
-// Whether this processor has the instructions of the CPU kernels; compiled for the plainest processor, to be safe to
-// ask.
+// The check whether this processor has the instructions of the CPU kernels; compiled for the plainest processor, to be
+// safe to ask.
 #include "kernels/kernels.hpp"
 
 namespace moe {

@@ -38,7 +38,7 @@ __device__ Point evaluate(Curve curve, float x) {
     }
 }
 
-// What multiplies the curve, and the slopes of gate and up inside their limits; 1 added to up where there is a limit.
+// The factors of the curve, and the slopes of gate and up inside their limits; 1 added to up where there is a limit.
 struct Gated {
     float gate, up, gate_slope = 1.0f, up_slope = 1.0f;
     __device__ Gated(float x, float y, float limit) : gate(x), up(y) {
@@ -56,7 +56,7 @@ struct Operands {
     const std::int32_t* counts;
 };
 
-// What a kernel is compiled for: SwiGLU, which most models have, and all else.
+// The kinds that a kernel is compiled for: SwiGLU, which most models have, and all else.
 template <bool swiglu>
 struct Kind {
     Curve curve;
@@ -69,7 +69,7 @@ struct Kind {
 };
 bool is_swiglu(const ActivationShape& s) { return s.gated && s.curve == Curve::silu && s.limit <= 0.0; }
 
-// What a kernel leaves besides dprobs: y, dx and E4M3 of what it is for, each of them only where it is asked for.
+// The results of a kernel besides dprobs: y, dx and E4M3 of its main result, each of them only where it is asked for.
 struct Results {
     Dst y, dx;
     Fp8Rows q;
@@ -79,7 +79,7 @@ struct Results {
 // A warp waits for the counts, for its row and for its block's largest in turn: what hides that is other warps, so that
 // registers are kept to what four or three blocks of a multiprocessor can have.
 //
-// `more`: results beyond the one that every call has. What becomes E4M3 is rounded to BF16 first.
+// `more`: results beyond the one that every call has. Values that become E4M3 are rounded to BF16 first.
 template <class A, bool swiglu, bool more>
 __global__ void __launch_bounds__(row_threads, 4) activation_kernel(ActivationShape s, Operands in, Results out) {
     constexpr int W = A::width;

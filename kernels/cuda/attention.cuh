@@ -1,4 +1,4 @@
-// What both directions of attention share: rows of heads in memory, the mask, blocks in shared memory.
+// The parts that both directions of attention share: rows of heads in memory, the mask, blocks in shared memory.
 //
 // The plain kernels: FP32 multiply-adds out of shared memory for operands of any type, heads up to 256 wide. The
 // running softmax and the recomputation of probabilities from the saved log-sum-exp follow FlashAttention (Dao et al.,

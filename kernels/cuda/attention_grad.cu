@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(attention_threads) key_grad_kernel(AttentionSi
     const int col = static_cast<int>(threadIdx.x) % grid_side;
     m.qk_long.fill(in.k, z.k(b, key_head), j0, long_block, s.seq_k, s.qk_dim, 1.0f);
     m.v_long.fill(in.v, z.v(b, key_head), j0, long_block, s.seq_k, s.v_dim, 1.0f);
-    // Query i sees keys up to i + shift, and with a window those above i + shift - window. Which queries of a spread
-    // sequence see a block of keys is left to the mask.
+    // Query i sees keys up to i + shift, and with a window those above i + shift - window. The mask decides which
+    // queries of a spread sequence see a block of keys.
     const std::int64_t shift = s.seq_k - s.seq_q, share = s.heads / s.kv_heads;
     const std::int64_t begin = s.causal && !s.spread && j0 - shift > 0 ? j0 - shift : 0;
     const std::int64_t beyond = j0 + long_block - 1 + s.window - shift;

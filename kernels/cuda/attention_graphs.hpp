@@ -7,8 +7,9 @@
 
 namespace moe::cuda {
 
-// What decides a plan: sizes and strides of BF16 operands (elements), the mask, the scale. Row i of sequence b and head
-// h of q starts at b * batch_stride + h * width + i * row_stride, row_stride = (sequences interleaved) * batch_stride.
+// The shape that decides a plan: sizes and strides of BF16 operands (elements), the mask, the scale. Row i of sequence
+// b and head h of q starts at b * batch_stride + h * width + i * row_stride, row_stride = (sequences interleaved) *
+// batch_stride.
 struct AttentionPlanShape {
     std::int64_t batch = 0, heads = 0, kv_heads = 0, seq_q = 0, seq_k = 0, qk_dim = 0, v_dim = 0;
     std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0; // from one sequence to the next

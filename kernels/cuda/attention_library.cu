@@ -48,7 +48,7 @@ std::optional<AttentionPlanShape> plan_shape(const AttentionCall& c, Src o) {
     constexpr std::int64_t step = 8; // elements of 16 bytes
     const bool whole = s.qk_dim % step == 0 && s.v_dim % step == 0 && z.q_stride % step == 0 &&
                        z.k_stride % step == 0 && z.v_stride % step == 0;
-    // Of more queries than keys some see nothing, which cuDNN does not define.
+    // Some of more queries than keys see nothing, which cuDNN does not define.
     const bool blind = (s.causal || s.window > 0) && s.seq_q > s.seq_k;
     if (s.seq_k <= 0 || !whole || blind || !aligned({c.q, c.k, c.v, o})) return std::nullopt;
     AttentionPlanShape p;
@@ -318,7 +318,7 @@ Library& library() {
     return opened;
 }
 
-// What the table held before the library came in front.
+// The functions that the table held before the library came in front.
 struct Fallback {
     decltype(Kernels::attention) attention = nullptr;
     decltype(Kernels::attention_grad) attention_grad = nullptr;

@@ -23,7 +23,7 @@ bool library_attention_grad(const AttentionCall& call, Src dout, Src o, const fl
 // Memory beside what these calls use themselves; the next call of a stream yields the same.
 char* library_scratch(cudaStream_t stream, std::int64_t bytes);
 
-// The same of one step of a ring over spread sequences: `s` as the table's functions have it, operands too.
+// These do one step of a ring over spread sequences: `s` as the table's functions have it, operands too.
 bool spread_attention(const AttentionShape& s, Src q, Src k, Src v, Src sinks, Dst o, float* lse, cudaStream_t stream);
 bool spread_attention_grad(const AttentionShape& s, Src dout, Src q, Src k, Src v, Src o, const float* lse, Dst dq,
                            Dst dk, Dst dv, cudaStream_t stream);

@@ -1,4 +1,5 @@
-// In place of attention_library.cu where this was built without cuDNN's headers: the plain kernels stay in the table.
+// The stand-in for attention_library.cu where this was built without cuDNN's headers: the plain kernels stay in the
+// table.
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/families.hpp"
 

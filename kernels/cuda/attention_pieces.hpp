@@ -1,4 +1,4 @@
-// How a backward of attention is cut into calls of cuDNN, and the sums over those that share keys.
+// The cut of a backward of attention into calls of cuDNN, and the sums over those that share keys.
 #pragma once
 
 #include "kernels/cuda/attention_graphs.hpp"
@@ -15,11 +15,11 @@ struct AttentionPiece {
     std::int64_t sequence = 0, sequences = 0;
     std::int64_t key_head = 0, key_heads = 0, head = 0, heads = 0;
     std::int64_t query = 0, queries = 0, key = 0, keys = 0;
-    // Of pieces one after another that share key heads: their key gradients are summed in FP32.
+    // Pieces one after another may share key heads: their key gradients are summed in FP32.
     bool shared = false, first = true, last = true;
 };
 
-// In the order in which they run; empty where a piece would take more scratch than it should.
+// The pieces in the order in which they run; empty where a piece would take more scratch than it should.
 std::vector<AttentionPiece> attention_pieces(const AttentionPlanShape& whole);
 AttentionPlanShape shape_of(const AttentionPlanShape& whole, const AttentionPiece& piece);
 

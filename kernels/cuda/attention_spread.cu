@@ -1,7 +1,8 @@
 // A step of ring attention as one rectangle of queries and keys, so that a library can take it.
 //
-// Of 2R runs, rank r holds numbers r and 2R - 1 - r. Its own keys make a causal square of both runs; of an earlier rank
-// all its queries see the first run and none the second; of a later rank its second run sees both and its first none.
+// Rank r holds, of 2R runs, numbers r and 2R - 1 - r. Its own keys make a causal square of both runs; of an earlier
+// rank all its queries see the first run and none the second; of a later rank its second run sees both and its first
+// none.
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/attention_library.hpp"
 

@@ -8,8 +8,8 @@ namespace {
 constexpr int threads = 128, warps = threads / warp_size;
 constexpr int sum_threads = 1024, sum_warps = sum_threads / warp_size;
 
-// What a warp needs of a token's logits: their largest, the logarithm of the sum of their exponentials, the sum of
-// scores.
+// The values that a warp needs of a token's logits: their largest, the logarithm of the sum of their exponentials, the
+// sum of scores.
 struct Row {
     std::int64_t start;
     float largest = -INFINITY, lse = 0.0f, sum = 1.0f;

@@ -5,11 +5,11 @@
 
 namespace moe::cuda {
 
-// In the first kernel: blocks of the second may come once all of the first have said so, or left.
+// The first kernel says by this that blocks of the second may come once all of the first have said so, or left.
 __device__ inline void let_next_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// In the second kernel: waits for the end of the first, whose writes are then seen. Nothing may be written before, and
-// nothing read that the first writes.
+// The second kernel waits by this for the end of the first, whose writes are then seen. Nothing may be written before,
+// and nothing read that the first writes.
 __device__ inline void wait_for_last() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Queues the second kernel, which calls wait_for_last(), behind the first, which calls let_next_come(), on one stream:

@@ -49,7 +49,7 @@ struct Edges {
     std::vector<cudaGraphEdgeData> data;
 };
 
-// What `node` waits for, or what waits for it.
+// The edges to what `node` waits for, or to what waits for it.
 template <class List>
 Edges edges_of(cudaGraphNode_t node, List list) {
     Edges edges;

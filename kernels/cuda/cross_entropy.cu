@@ -2,7 +2,7 @@
 // in registers until the gradient takes their place. Clusters step through rows; the next one comes to shared memory
 // meanwhile.
 //
-// What a row costs beside its bytes is waiting, so that nothing in a CTA waits for all of its warps: each thread's
+// Waiting is what a row costs beside its bytes, so that nothing in a CTA waits for all of its warps: each thread's
 // exponentials are relative to its own largest logit, a warp sends its largest and its sum to all CTAs of the cluster,
 // and every warp adds up what all warps have sent.
 #include "kernels/cuda/cross_entropy.hpp"
@@ -32,18 +32,18 @@ __device__ float power_of_2(float x) {
 struct Stat {
     float largest, sum;
     __device__ float base() const { return __fmul_rn(largest, log2_e); }
-    // Of what the lanes of a warp have.
+    // The largest and the sum of all that the lanes of a warp have.
     __device__ static Stat of_warp(Stat own) {
         Stat all{warp_max(own.largest), 0.0f};
         all.sum = warp_sum(own.sum * power_of_2(own.base() - all.base()));
         return all;
     }
-    // Of the exponentials of differences to the largest logit itself.
+    // The sum of the exponentials of differences to the largest logit itself.
     __device__ float true_sum() const { return sum * power_of_2(-__fmaf_rn(largest, log2_e, -base())); }
 };
 
-// What the warps of a cluster's CTAs tell each other, by turns in two places: who sends for the row after next has
-// heard of the next one from all, and these have read before they sent.
+// The values that the warps of a cluster's CTAs tell each other, by turns in two places: who sends for the row after
+// next has heard of the next one from all, and these have read before they sent.
 struct Exchange {
     struct Place {
         float2 of_warp[most_ctas * warps];
@@ -127,7 +127,7 @@ struct Slice {
         ptx::init_barrier(ptx::shared_address(&arrival.taken), threads);
         arrival.asked = 0;
     }
-    // Of a row, if there is one; one thread calls.
+    // Fetches the logits of a row, if there is one; one thread calls.
     __device__ void fetch(const LossShape& s, std::int64_t row, Src logits) const {
         if (row >= s.rows) return;
         const unsigned size = static_cast<unsigned>(real - begin) * 16;
@@ -165,7 +165,7 @@ struct Slice {
     }
     __device__ int pack(int p) const { return begin + static_cast<int>(threadIdx.x) + p * threads; }
     __device__ bool has(int p) const { return pack(p) < end; }
-    // Whether this thread holds a column.
+    // True where this thread holds a column.
     __device__ bool owns(int column) const {
         const int at = column / W - begin;
         return column >= 0 && at >= 0 && at < end - begin && at % threads == static_cast<int>(threadIdx.x);

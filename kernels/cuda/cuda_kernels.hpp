@@ -2,7 +2,7 @@
 //
 // `stream` is a cudaStream_t of the current device (null: the legacy default stream). A call only enqueues work:
 // nothing is copied between host and device, nothing waits and nothing is allocated, so every kernel can be captured in
-// a CUDA graph. What differs from the CPU:
+// a CUDA graph. Differences from the CPU:
 // * reduce_sum and reduce_max read the array `srcs` (at most 64 device pointers) on the host when they are called.
 // * Sums have a fixed order, and what adds in memory adds once to an element, but for dq of attention where the shape
 //   is not `deterministic` (kernels/kernel_args.hpp).
@@ -24,12 +24,12 @@ namespace moe {
 // The table, every entry set; null where cuda_supported() says no.
 const Kernels* cuda_kernels();
 
-// The same without libraries: what every entry is compared with. Null likewise.
+// The table without libraries, with which every entry is compared. Null likewise.
 const Kernels* cuda_plain_kernels();
-// What moves routed tokens between devices that reach each other's memory.
+// The functions that move routed tokens between devices that reach each other's memory.
 const PeerKernels& cuda_peer_kernels();
 
-// Whether grouped products run on the tiles of kernels/tiles.hpp on the current device: on Hopper.
+// True where grouped products run on the tiles of kernels/tiles.hpp on the current device: on Hopper.
 bool cuda_has_tiles();
 
 // The library of dense products with its version, or why it is not used.
@@ -43,8 +43,8 @@ struct AttentionCalls {
 AttentionCalls cuda_attention_calls();
 // Device memory that libraries hold for all streams by now, beyond what is part of this module.
 std::int64_t cuda_library_workspace_bytes();
-// To be called before a stream is destroyed, with its work done: the libraries' scratch belongs to a stream, and the
-// graphs that were captured on it are not to be launched again.
+// Forgets what belongs to a stream. To be called before the stream is destroyed, with its work done: the libraries'
+// scratch belongs to a stream, and the graphs that were captured on it are not to be launched again.
 void cuda_forget_stream(void* stream);
 
 // Writes `value` to `place`, pinned memory of the host, when the stream has come there.
@@ -54,7 +54,7 @@ void cuda_mark(int* place, int value, void* stream);
 // why.
 void cuda_replace_fills(void* captured);
 
-// Whether there is a driver and a device that the kernels are compiled for; if not, `why` says what is missing.
+// True where there is a driver and a device that the kernels are compiled for; if not, `why` says what is missing.
 bool cuda_supported(std::string& why);
 
 } // namespace moe

@@ -99,7 +99,7 @@ public:
     Tensor index(const Tensor& x, std::int64_t axis);
     // Over the dimensions in which y is shorter than x.
     void reduce(cudnnReduceTensorOp_t op, const Tensor& x, const Tensor& y);
-    // The same elements in the order that y's strides say.
+    // y holds x's elements in the order that y's strides say.
     void view(const Tensor& x, const Tensor& y);
 
     // The op that yields a new inner tensor of x's shape.

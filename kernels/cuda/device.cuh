@@ -1,4 +1,4 @@
-// What the CUDA kernels share: elements of either storage type, reductions, rows of groups, launch shapes.
+// The tools that the CUDA kernels share: elements of either storage type, reductions, rows of groups, launch shapes.
 #pragma once
 
 #include "kernels/cuda/check.hpp"

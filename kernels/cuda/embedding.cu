@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(row_threads)
     });
 }
 
-// Rows by id, without a search: a chain of those of each id, the last that came first. Which that is depends on the
-// order of atomics; whoever adds the rows puts them in order. Rows are counted from 1 here, so that 0 is none.
+// Rows by id, without a search: a chain of those of each id, the last that came first. The order of a chain depends on
+// the order of atomics; whoever adds the rows puts them in order. Rows are counted from 1 here, so that 0 is none.
 struct RowsOfIds {
     std::int32_t *last, *many;     // [vocab_local], [1]: how many are in many_ids
     std::int32_t *next, *many_ids; // [rows], [rows / few_rows]: ids that have more than few_rows
@@ -103,8 +103,8 @@ __device__ int list_rows(const RowsOfIds& r, std::int64_t id, std::int32_t (&sor
 }
 
 // The block of the row of an id that came first adds all rows of that id in order: no two blocks write the same place,
-// so that the sum is the same every time. What most ids need, which occur once, is read before it is known how often
-// they do.
+// so that the sum is the same every time. The bytes that most ids need, which occur once, are read before it is known
+// how often they do.
 template <class A>
 __global__ void __launch_bounds__(threads) embedding_grad_kernel(RowsOfIds r, Src dx, Dst dtable, std::int64_t cols) {
     constexpr int W = A::width, together = 4; // more registers would leave fewer blocks
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// Without scratch memory for all ids: the block of an id's first row looks for the others, which costs rows^2 / 2
-// comparisons at worst, out of the L2 cache.
+// This way needs no scratch memory for all ids: the block of an id's first row looks for the others, which costs rows^2
+// / 2 comparisons at worst, out of the L2 cache.
 __global__ void __launch_bounds__(threads)
     embedding_search_kernel(const std::int32_t* ids, Src dx, float* dtable, std::int64_t rows, std::int64_t cols,
                             std::int64_t first, std::int64_t vocab_local) {

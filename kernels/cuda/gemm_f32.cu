@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(threads) sum_parts_kernel(Product p, const flo
     store(p.c, at, p.accumulate ? load(read_back(p.c), at) + sum : sum);
 }
 
-// As many as fill an H200 twice over, have room for their sums and are long enough to be worth it.
+// The parts of a contraction: as many as fill an H200 twice over, have room for their sums and are long enough to be
+// worth it.
 int parts_of(const Product& p) {
     constexpr std::int64_t enough_blocks = 264, shortest = 128;
     if (p.routed != Product::Routed::none || p.groups != 1) return 1;

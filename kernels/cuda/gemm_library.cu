@@ -21,7 +21,7 @@
 namespace moe::cuda {
 namespace {
 
-// What cuBLAS recommends for Hopper and later (cuBLAS documentation, cublasSetWorkspace).
+// The size is the one that cuBLAS recommends for Hopper and later (cuBLAS documentation, cublasSetWorkspace).
 constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
 __device__ __align__(256) unsigned char workspace_memory[workspace_bytes];
 
@@ -153,7 +153,7 @@ public:
         return true;
     }
 
-    // In pieces of rows whose scales the stream's scratch has room for.
+    // Multiplies in pieces of rows whose scales the stream's scratch has room for.
     bool multiply(const ScaledProduct& p, cudaStream_t stream) {
         const bool whole = p.rows % 16 == 0 && p.n % 16 == 0 && p.k % 16 == 0 && alignment_of(p.a) == 16 &&
                            alignment_of(p.b) == 16 && alignment_of(p.c) == 16;
@@ -272,7 +272,7 @@ private:
     std::map<Shape, Choice> choices_;
 };
 
-// By device; never closed, as graphs may hold what they chose.
+// The libraries by device; never closed, as graphs may hold what they chose.
 struct Libraries {
     std::mutex guard;
     std::map<int, std::unique_ptr<Library>> opened;
@@ -282,7 +282,7 @@ Libraries& libraries() {
     return all;
 }
 
-// Of the current device.
+// The library of the current device.
 Library& library() {
     int device = 0;
     CUDA_CHECK(cudaGetDevice(&device));

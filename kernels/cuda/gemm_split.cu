@@ -1,8 +1,8 @@
 // Products of an FP32 operand and a BF16 one, such as those of a router's gradient: the first as two of BF16.
 //
-// What BF16 leaves of an FP32 number is again nearly a BF16 number: of both together 2^-18 of it are missing at most,
-// 7e-7 on average, less than what FP32 sums of some thousand products lose. The rest is multiplied first, so that a
-// result in BF16, which the second product adds to, has lost no more than 2^-18 of itself in between.
+// The rest of an FP32 number beyond BF16 is again nearly a BF16 number: of both together 2^-18 of it are missing at
+// most, 7e-7 on average, less than what FP32 sums of some thousand products lose. The rest is multiplied first, so that
+// a result in BF16, which the second product adds to, has lost no more than 2^-18 of itself in between.
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/product.cuh"
 #include "kernels/cuda/scratch.hpp"

@@ -30,7 +30,8 @@ struct Runs {
     unsigned blocks() const { return blocks_for(rows * count, 1); }
 };
 
-// What a block goes over: packs [begin, end) of a row, and in its last run the columns behind the last whole pack.
+// The range that a block goes over: packs [begin, end) of a row, and in its last run the columns behind the last whole
+// pack.
 template <class A>
 struct Run {
     std::int64_t row, start, columns;

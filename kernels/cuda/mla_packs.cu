@@ -9,7 +9,7 @@ namespace {
 
 constexpr int most_rope = 256, threads = 256, warps = threads / warp_size, resident = 2; // blocks of a multiprocessor
 
-// How the warps of a block share its tokens out: in even parts of their heads.
+// The shares that the warps of a block have of its tokens: even parts of their heads.
 struct Shares {
     int of_token = 1, heads, tokens; // warps of a token, heads of a part, tokens of a block at a time
     // sides: heads that a warp can take side by side. Where warps of a token wait for each other they should be few, as
@@ -25,8 +25,8 @@ struct Shares {
     }
 };
 
-// What a warp works on at a time: heads of a token whose rotary packs lie side by side in its lanes, two packs that
-// turn into each other per lane.
+// The part that a warp works on at a time: heads of a token whose rotary packs lie side by side in its lanes, two packs
+// that turn into each other per lane.
 template <class A>
 struct Part {
     static constexpr int W = A::width;
@@ -83,7 +83,7 @@ struct Turns {
             frequency[i] = frequency_of(i, half, s.theta, s.scale);
         __syncthreads();
     }
-    // Of `count` tokens from `first` on, by token.
+    // The turns of `count` tokens from `first` on, by token.
     __device__ const OfToken* at(const MlaRopeShape& s, const std::int32_t* positions, std::int64_t first, int count,
                                  int parity) {
         const int half = s.rope / 2;
@@ -97,7 +97,7 @@ struct Turns {
         return buffer[parity];
     }
 };
-// Those of this lane.
+// Takes the turns of this lane.
 template <class A>
 __device__ void take_turns(const Turn* all, const Part<A>& part, Turn (&turn)[A::width]) {
 #pragma unroll
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(threads, resident)
     }
 }
 
-// What a lane's packs of all its heads add up to: a lane has the same columns in every part.
+// The sums of a lane's packs over all its heads: a lane has the same columns in every part.
 template <int W>
 struct LaneSums {
     float a[W]{}, b[W]{};
@@ -200,7 +200,8 @@ struct LaneSums {
 #pragma unroll
         for (int j = 0; j < W; ++j) a[j] += held.a[j], b[j] += held.b[j];
     }
-    // Those of the warp's lanes that have the same columns, turned back: the angle is the same for all heads.
+    // Adds up the sums of the warp's lanes that have the same columns, turned back: the angle is the same for all
+    // heads.
     template <class A>
     __device__ void gather(const Part<A>& part, const Turn* all, bool interleaved) {
 #pragma unroll

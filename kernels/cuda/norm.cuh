@@ -65,7 +65,7 @@ bool with_share(std::int64_t packs, Run run) {
     return true;
 }
 
-// As in the table.
+// The table's entry of that name.
 void rmsnorm_grad(Src dy, Src x, Src w, const float* rstd, Src dresidual, Dst dx, float* dw, std::int64_t rows,
                   std::int64_t cols, std::int64_t stride, void* stream);
 

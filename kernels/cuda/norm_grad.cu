@@ -15,7 +15,7 @@ struct Gradients {
     Dst dx;
 };
 
-// With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)), + dresidual.
+// Computes, with n = x rstd and g = dy w: dx = rstd (g - n mean(g n)), + dresidual.
 __global__ void __launch_bounds__(threads) rmsnorm_grad_kernel(Norm n, Gradients d) {
     const std::int64_t row = blockIdx.x;
     const float scale = d.rstd[row];
@@ -87,8 +87,8 @@ __device__ void add_neighbour(uint4* slots, float (&sum)[K][W]) {
     ptx::cluster_sync(); // until when the second one's memory is read
 }
 
-// The same for a block's rows, and the sum of their dy x rstd, over all CTAs of a cluster, in partial[cluster][cols]:
-// the columns of a thread are the same in every row, so that its sums stay in registers.
+// Computes these for a block's rows, and the sum of their dy x rstd, over all CTAs of a cluster, in
+// partial[cluster][cols]: the columns of a thread are the same in every row, so that its sums stay in registers.
 template <class A, int K, bool residual, int ctas>
 __global__ void __launch_bounds__(norm_threads) rmsnorm_grad_rows_kernel(Norm n, Gradients d, float* partial) {
     constexpr int W = A::width;
@@ -182,9 +182,9 @@ std::int64_t wanted_blocks(int block, std::size_t shared, std::int64_t room) {
     return block > 2 * warp_size ? multiprocessors() * (bring > 2 ? bring : 2) : room;
 }
 
-// As many blocks as are wanted and fit, and as the scratch has room for the sums of. Where it has much less, two of a
-// cluster share them; with a residual one block of a multiprocessor brings enough. False where not even one block has
-// room for the rows on their way.
+// Chooses as many blocks as are wanted and fit, and as the scratch has room for the sums of. Where it has much less,
+// two of a cluster share them; with a residual one block of a multiprocessor brings enough. False where not even one
+// block has room for the rows on their way.
 template <class A, int K, bool residual>
 bool choose_grad_rows(const Norm& n, const Gradients& d, float* dw, int block, void* stream) {
     const std::size_t shared = Ring < A, K, residual ? 3 : 2 > ::bytes(block);
@@ -205,7 +205,7 @@ bool choose_grad_rows(const Norm& n, const Gradients& d, float* dw, int block, v
         }
     }
     if (blocks > room) blocks = room;
-    // Those with a multiprocessor to share would hold up the rest.
+    // Blocks with a multiprocessor to share would hold up the rest.
     if (blocks > each && blocks < 3 * each) blocks -= blocks % each;
     launch_grad_rows<A, K, residual, 1>(n, d, dw, blocks, block, stream);
     return true;

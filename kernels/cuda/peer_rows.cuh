@@ -124,7 +124,7 @@ public:
     __device__ Spreader(SpreadMemory<scaled>& memory, char* rows, char* scales)
         : ring_(memory.ring), rows_(rows), scales_(scales) {}
 
-    // To the places that lanes name, null: none. They are written when finish() returns.
+    // Copies the row to the places that lanes name, null: none. They are written when finish() returns.
     __device__ void spread(const char* from, const char* scales, char* to, unsigned bytes) {
         if (__ballot_sync(all_lanes, to != nullptr) == 0) return;
         for (unsigned at = 0; at < bytes; at += piece_bytes)
@@ -189,7 +189,7 @@ public:
           sums_(memory.sums[threadIdx.x / warp_size]),
           rows_(memory.ring.rows[threadIdx.x / warp_size]) {}
 
-    // Of the lanes that write it; read by sum().
+    // The sums that lanes describe here; sum() reads them.
     __device__ Sums& sums() { return sums_; }
 
     // Rows of `bytes`; a token without rows gets zeros.
@@ -211,7 +211,7 @@ public:
         }
         __syncwarp();
     }
-    // What was summed since the last one is behind this flag.
+    // Rows that were summed since the last one are behind this flag.
     __device__ void promise(int flag) {
         if (sent_)
             promises_.promise(flag);
@@ -278,7 +278,7 @@ private:
         ring_.next();
     }
     __device__ void send(char* to, unsigned left, const float (&held)[packs][A::width]) {
-        ptx::wait_stores_read<0>(); // what lay there has left
+        ptx::wait_stores_read<0>(); // the rows that lay there have left
         __syncwarp();
 #pragma unroll
         for (int t = 0; t < packs; ++t) {

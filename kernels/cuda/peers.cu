@@ -10,7 +10,7 @@ namespace moe::cuda {
 namespace {
 
 constexpr int gather_threads = 256;
-constexpr int most_experts = 896; // whose routes fit beside the rows in shared memory
+constexpr int most_experts = 896; // their routes fit beside the rows in shared memory
 
 struct Tokens {
     PeerGroup group;
@@ -22,7 +22,7 @@ struct Tokens {
         return static_cast<int>(tokens - first(tile) < per_tile ? tokens - first(tile) : per_tile);
     }
     __device__ bool fits(int place) const { return place >= 0 && place < capacity; }
-    // Of the lane's copy: numbers[tokens, top_k].
+    // The number of the lane's copy, of numbers[tokens, top_k].
     __device__ int lane_of(const std::int32_t* numbers, std::int64_t tile, int none) const {
         const int lane = static_cast<int>(threadIdx.x % warp_size);
         if (lane >= count(tile) * top_k) return none;
@@ -33,8 +33,8 @@ struct Tokens {
     __device__ unsigned row() const { return static_cast<unsigned>(row_bytes); }
 };
 
-// Numbers below `count`, by turns to the first `warps` of every block. What fetch(number) finds is asked for one number
-// ahead.
+// Numbers below `count`, by turns to the first `warps` of every block. The result of fetch(number) is asked for one
+// number ahead.
 template <class Fetch, class Body>
 __device__ void for_each(int warps, std::int64_t count, Fetch fetch, Body body) {
     const int warp = static_cast<int>(threadIdx.x) / warp_size;
@@ -63,7 +63,7 @@ __device__ void for_each_taken(const PeerGroup& g, std::int64_t count, Body body
     }
 }
 
-// Where the copy of this lane goes, by its row in the expert-major order of the token's rank.
+// The way of this lane's copy, by its row in the expert-major order of the token's rank.
 struct Way {
     int to = -1, place = -1; // rank, row there; -1: nowhere
     unsigned ranks = 0;      // all that the token goes to

@@ -1,4 +1,4 @@
-// What calls between peers share: boards with flags, the beginning and the end of a call, places of copies.
+// The tools that calls between peers share: boards with flags, the beginning and the end of a call, places of copies.
 //
 // Flags hold the number of the call that raised them. Numbers only grow and each rank counts its own calls, so nothing
 // is reset between calls, and a captured call counts on when it is replayed. A rank touches another one's memory only
@@ -27,14 +27,14 @@ __device__ inline unsigned* arrived(const PeerGroup& g, int at, int from, std::i
     return reinterpret_cast<unsigned*>(g.board[at] + sizeof(Board)) + from * tiles + tile;
 }
 
-// The same operand at another rank.
+// The operand at the same place of another rank.
 template <class T>
 __device__ T* at_rank(const PeerGroup& g, T* mine, int rank) {
     const std::ptrdiff_t offset = reinterpret_cast<const char*>(mine) - g.arena[g.rank];
     return reinterpret_cast<T*>(g.arena[rank] + offset);
 }
 
-// Until rank `peer` has raised the flag in this rank's board to `call`, or the group's patience is over.
+// Waits until rank `peer` has raised the flag in this rank's board to `call`, or the group's patience is over.
 __device__ inline void wait_for(const PeerGroup& g, const unsigned* flag, unsigned call, int peer) {
     std::uint64_t since = 0;
     for (unsigned looks = 1; static_cast<int>(ptx::acquire(flag) - call) < 0; ++looks) {
@@ -58,13 +58,13 @@ __device__ inline unsigned begin_call(const PeerGroup& g) {
     if (blockIdx.x == 0 && peer < g.ranks && peer != g.rank) ptx::release(&board_of(g, peer)->ready[g.rank], call);
     return call;
 }
-// Until all have begun it. The whole block.
+// The whole block waits until all have begun it.
 __device__ inline void wait_for_ranks(const PeerGroup& g, unsigned call) {
     const int peer = static_cast<int>(threadIdx.x);
     if (peer < g.ranks && peer != g.rank) wait_for(g, &board_of(g, g.rank)->ready[peer], call, peer);
     __syncthreads();
 }
-// Of rank `from` as a whole, where no tiles have flags.
+// The flag of rank `from` as a whole, where no tiles have flags.
 __device__ inline unsigned* all_arrived(const PeerGroup& g, int at, int from) { return arrived(g, at, from, 1, 0); }
 
 // Leaves the board as the next call expects it. met: no rank goes on before all others are through, as they read here.
@@ -116,7 +116,7 @@ __device__ inline void sum_up(int* numbers, int n) {
     }
 }
 
-// Where the copies of some ranks' tokens go, by expert, in shared memory. The whole block makes it.
+// The places where the copies of some ranks' tokens go, by expert, in shared memory. The whole block makes it.
 struct Routes {
     int experts, local, from; // of all ranks, of one; the first of those ranks
     int* all;                 // rows of all ranks for the experts before
@@ -150,7 +150,8 @@ struct Routes {
         __syncthreads();
     }
 
-    // Of a rank's row, which some expert has: the last one whose rows begin there or before, as others have none.
+    // The expert of a rank's row, which some expert has: the last one whose rows begin there or before, as others have
+    // none.
     __device__ int expert_of(int rank, int row) const {
         const int* begins = first + (rank - from) * experts;
         int low = 0, high = experts;
@@ -160,7 +161,7 @@ struct Routes {
         }
         return low;
     }
-    // At the rank of its expert.
+    // The place at the rank of its expert.
     __device__ int place_of(int rank, int row, int expert) const {
         const int at = (rank - from) * experts + expert;
         return row - first[at] + all[expert] - all[expert / local * local] + ahead[at];

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(row_threads, 2) scatter_kernel(Move m, Src x, 
     });
 }
 
-// What a lane adds up at a time: packs a warp's width apart, from `pack` on, of a row of `packs`.
+// The sums that a lane adds up at a time: packs a warp's width apart, from `pack` on, of a row of `packs`.
 template <class A, int side>
 struct Sums {
     float value[side][A::width] = {};

@@ -63,7 +63,7 @@ static_assert(map_warps == warp_size, "a warp scans the counts of all warps");
 // Copies are cut into chunks of a block each: the first launch counts them by expert, and in the second every chunk
 // adds up what lies before it and numbers its own. The index is read twice. The second looks for neighbours of one
 // expert while the first still counts.
-constexpr int most_experts = 512; // whose counts per warp fit shared memory
+constexpr int most_experts = 512; // their counts per warp fit shared memory
 
 // found[chunk][expert]
 template <int strips>
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(threads)
     if (first == 0 && !fits) *overflow += static_cast<float>(most - s.capacity);
 }
 
-// Of a chunk: more blocks are done sooner, but each adds up what all of them found.
+// The strips of a chunk: more blocks are done sooner, but each adds up what all of them found.
 int strips_of(std::int64_t copies) { return copies <= 1 << 16 ? 1 : copies <= 1 << 18 ? 2 : copies <= 1 << 19 ? 4 : 8; }
 
 void permute_map(const std::int32_t* index, std::int32_t* counts, std::int32_t* row_of, std::int32_t* filled,

@@ -18,7 +18,7 @@ struct HeadRange {
     int begin, end, last;
 };
 
-// What the gradient reads for a few heads, a lane its packs of each.
+// The operands that the gradient reads for a few heads, a lane its packs of each.
 template <class A, bool norm>
 struct Step {
     static constexpr int together = norm ? 1 : 2;

@@ -8,8 +8,8 @@ namespace moe::cuda {
 
 inline constexpr int most_pairs = warp_size * 8; // rotated pairs of a head that one warp holds
 
-// Which columns of every head a lane holds: packs at `first` and `second`, turned by pairs [pair, pair + W) or, beyond
-// the rotated columns, not at all. A warp holds several heads side by side.
+// The columns of every head that a lane holds: packs at `first` and `second`, turned by pairs [pair, pair + W) or,
+// beyond the rotated columns, not at all. A warp holds several heads side by side.
 template <class A>
 struct Lane {
     static constexpr int W = A::width;
@@ -73,7 +73,7 @@ struct Heads {
     }
 };
 
-// Whether two packs per lane make up a head, and the rotated columns too.
+// True where two packs per lane make up a head, and the rotated columns too.
 template <class A>
 bool fits(const RopeShape& s) {
     const int lanes = s.head_dim / (2 * A::width);

@@ -13,7 +13,8 @@ struct RopeGradients {
     const float* rstd;
 };
 
-// As rope and rope_grad of the table; false, with nothing done, where types, addresses or widths do not allow it.
+// These do as rope and rope_grad of the table; false, with nothing done, where types, addresses or widths do not allow
+// it.
 bool rope_packs(const RopeShape& s, Src qkv, const std::int32_t* positions, Src wq, Src wk, Dst out, float* rstd,
                 void* stream);
 bool rope_grad_packs(const RopeShape& s, const RopeGradients& in, Dst dqkv, float* dwq, float* dwk, void* stream);

@@ -26,7 +26,7 @@ __device__ inline Turn turn_of(std::int32_t position, float frequency, float mag
     return turn;
 }
 
-// Where pair i of a head's rotary part lies.
+// The columns of pair i of a head's rotary part.
 struct Pair {
     int first, second;
     __device__ Pair(int i, int half, bool interleaved)

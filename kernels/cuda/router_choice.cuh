@@ -91,12 +91,12 @@ __device__ void largest_of_parts(const float (&x)[span], float (&parts)[N]) {
     }
 }
 
-// How many parts a lane's values have. With 32 of a token few values are not below the K-th largest of their largest
+// The number of parts of a lane's values. With 32 of a token few values are not below the K-th largest of their largest
 // (8.8 of 128 in the mean for K = 8; 10.2 with 16). Where groups limit the choice half of them may be out.
 template <int span, int L, int K, bool limited>
 inline constexpr int parts_of = std::clamp((limited ? 8 * K : 32) / L, 1, std::min(2 * K, span));
-// How many of its parts' largest a lane gives away: few lanes have more among the best, and without them the floor is
-// only lower.
+// The number of its parts' largest values that a lane gives away: few lanes have more among the best, and without them
+// the floor is only lower.
 template <int L, int K, bool limited>
 inline constexpr int given_of = std::clamp((limited || L > 4 ? 4 : 2) * K / L, 2, K);
 
@@ -150,8 +150,8 @@ __device__ void best_two(const float (&x)[span], float (&parts)[N], float& first
     second = low[0];
 }
 
-// Whether the group of this lane, whose best two are known, is one of the groups_kept best; `lanes` hold a group. The
-// best may be off by up to error * (1 + |best|) / 2 each: unclear is set where that may decide.
+// True where the group of this lane, whose best two are known, is one of the groups_kept best; `lanes` hold a group.
+// The best may be off by up to error * (1 + |best|) / 2 each: unclear is set where that may decide.
 template <int L>
 __device__ bool group_kept(const RouterShape& s, float first, float second, int lanes, int lane, float error,
                            bool& unclear) {
@@ -179,7 +179,7 @@ __device__ bool group_kept(const RouterShape& s, float first, float second, int 
     return real && perhaps < kept;
 }
 
-// Those of a token's experts that may be among the best K, by number.
+// The experts of a token that may be among the best K, by number.
 template <int span, int L, int K>
 struct alignas(16) Shortlist {
     static constexpr int places = 2 * K < L * span ? 2 * K : L * span;
@@ -188,8 +188,8 @@ struct alignas(16) Shortlist {
     float value[places];
     std::uint16_t expert[places];
 
-    // From a bit for each of a lane's experts, the first of them the highest: how many there are. Listed if there are
-    // places for all.
+    // Counts the experts whose bits are set, a bit for each of a lane's experts, the first of them the highest. Listed
+    // if there are places for all.
     __device__ int fill(unsigned bits, int part) {
         const int mine = __popc(bits);
         int end = mine;
@@ -231,8 +231,8 @@ struct alignas(16) Shortlist {
             }
         }
     }
-    // From `count` listed ones, of which this lane's are number with the values own, to the best first. Values are
-    // above -infinity; `none` where there is no entry.
+    // Puts `count` listed ones, of which this lane's are number with the values own, in order, the best first. Values
+    // are above -infinity; `none` where there is no entry.
     static constexpr float none = -FLT_MAX;
     __device__ void put_in_order(const int (&number)[each], const float (&own)[each], int count, int part) {
         float place[each];

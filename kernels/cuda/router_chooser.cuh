@@ -1,4 +1,4 @@
-// By what a token's experts are chosen, logits or scores, and the choice from a lane's logits to the list of the best.
+// The choice of a token's experts by logits or scores, from a lane's logits to the list of the best.
 #pragma once
 
 #include "kernels/cuda/router_choice.cuh"
@@ -17,8 +17,8 @@ __device__ inline float reciprocal(float x) {
     return y;
 }
 
-// What a token's experts are chosen by: the logits, of all groups or of those whose best are the best, or scores with a
-// bias, which may limit the choice to some groups.
+// The values by which a token's experts are chosen: the logits, of all groups or of those whose best are the best, or
+// scores with a bias, which may limit the choice to some groups.
 enum class By { logit, logit_in_groups, score };
 
 template <int span, int L, By by>
@@ -44,7 +44,7 @@ struct Chooser {
         if (scoring.softmax) return power_of_two((logit - scoring.largest) * log2_of_e) * scoring.inverse;
         return reciprocal(1.0f + power_of_two(-log2_of_e * logit));
     }
-    // At a place of the spans of this lane's token.
+    // The logit at a place of the spans of this lane's token.
     __device__ float logit(int place) const {
         return (&spans.at[lane - part][0])[place + place / span * (padded<span> - span)];
     }
@@ -83,8 +83,8 @@ struct Chooser {
         }
     }
 
-    // From this lane's logits to what is chosen by, and the largest of its parts; whether its experts are eligible, of
-    // groups that `lanes` hold.
+    // Turns this lane's logits into what is chosen by, and the largest of its parts; tells whether its experts are
+    // eligible, of groups that `lanes` hold.
     template <int N>
     __device__ bool weigh(float (&x)[span], float (&part_of)[N], int real, int lanes, bool exactly) {
         unclear = false;
@@ -139,7 +139,7 @@ template <int span, int L, int K, By by>
 __device__ void choose(Chooser<span, L, by>& chooser, float (&x)[span], int lanes, int real, bool there,
                        Shortlist<span, L, K>& list) {
     using List = Shortlist<span, L, K>;
-    constexpr bool limited = by != By::logit; // by scores it may be
+    constexpr bool limited = by != By::logit; // groups may limit a choice by scores
     const int part = chooser.part, top_k = chooser.s.top_k;
     float part_of[parts_of<span, L, K, limited>];
     for (bool exactly = false;; exactly = true) {

@@ -113,13 +113,13 @@ __global__ void __launch_bounds__(whole_threads, by == By::score ? 14 : 16)
     route<span, L, K, by, true>(s, lanes, tokens, spans, biases, lists[threadIdx.x / L], positions, index, weight);
 }
 
-// How a token's experts lie in spans: where groups limit the choice all of a lane's are in one group, whose lanes are a
-// power of two.
+// The layout of a token's experts in spans: where groups limit the choice all of a lane's are in one group, whose lanes
+// are a power of two.
 struct Layout {
     int span = 0, lanes = 0, each = 0; // lanes of a group, 0 where groups do not count; experts of a lane
 };
-// For groups of any size: a span of at least the usual length that is more than half full and takes whole packs, or the
-// shortest.
+// The layout for groups of any size: a span of at least the usual length that is more than half full and takes whole
+// packs, or the shortest.
 Layout layout_of(const RouterShape& s) {
     const int least = span_of(s), size = s.experts / s.groups;
     if (!limits_groups(s)) return {least, 0, least};

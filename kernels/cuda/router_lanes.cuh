@@ -6,12 +6,12 @@
 
 namespace moe::cuda {
 
-// From one lane's experts to the next's, of which there are span: an odd number of packs, so that those of eight lanes
-// lie in all banks.
+// The distance from one lane's experts to the next's, of which there are span: an odd number of packs, so that those of
+// eight lanes lie in all banks.
 template <int span>
 inline constexpr int padded = span / 4 % 2 == 1 ? span : span + 4;
 
-// What a warp works on in shared memory: a span per lane.
+// The values that a warp works on in shared memory: a span per lane.
 template <int span>
 struct alignas(16) Spans {
     float at[warp_size][padded<span>];
@@ -42,7 +42,7 @@ struct Tokens {
           experts(s.experts),
           each(experts_of_lane) {}
     __device__ std::int64_t mine() const { return first + lane_id() / L; }
-    // Whether there is an expert for every place of the spans, so that they lie in memory as they do here.
+    // True where there is an expert for every place of the spans, so that they lie in memory as they do here.
     __device__ bool whole() const { return experts == L * span && first + count <= all; }
     // Between an expert and its place in its token's spans, which are in the same order.
     __device__ int place_of(int expert) const { return expert + expert / each * (span - each); }
@@ -141,7 +141,7 @@ __device__ float largest_of(float value) {
     return value;
 }
 
-// From a token's logits to its scores. A quotient of the softmax is rounded as a division would.
+// The computation from a token's logits to its scores. A quotient of the softmax is rounded as a division would.
 struct Scoring {
     Score score;
     bool softmax, plain; // softmax over all experts; logits as they are, since the softmax comes after the choice
@@ -233,7 +233,7 @@ bool with_lanes(int experts, Run run) {
     return true;
 }
 
-// Whether so many experts fill 4, 8 or 16 lanes, where shorter or longer spans would leave some idle.
+// True where so many experts fill 4, 8 or 16 lanes, where shorter or longer spans would leave some idle.
 inline bool fills_lanes(int experts, int span) {
     return experts == 4 * span || experts == 8 * span || experts == 16 * span;
 }

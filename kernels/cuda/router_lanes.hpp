@@ -6,7 +6,7 @@
 
 namespace moe::cuda {
 
-// As router and router_grad of the table; false, with nothing done, for other shapes.
+// These do as router and router_grad of the table; false, with nothing done, for other shapes.
 bool router_lanes(const RouterShape& shape, Src logits, Src bias, const std::int32_t* positions, std::int32_t* index,
                   float* weight, void* stream);
 bool router_grad_lanes(const RouterShape& shape, const float* dweight, Src logits, const std::int32_t* index,

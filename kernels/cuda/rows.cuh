@@ -20,7 +20,8 @@ __device__ void for_each_row(const std::int32_t* counts, int groups, std::int64_
     for (std::int64_t row = first_row(); row < rows; row += row_step()) body(row);
 }
 
-// For packs [0, packs) that this lane owns: held = read(pack) for `together` of them, then write(pack, held) for each.
+// Does for packs [0, packs) that this lane owns: held = read(pack) for `together` of them, then write(pack, held) for
+// each.
 template <int together, class Read, class Write>
 __device__ void for_each_pack(int packs, Read read, Write write) {
     for (int first = lane_of_warp(); first < packs; first += warp_size * together) {
@@ -36,7 +37,8 @@ __device__ void for_each_pack(int packs, Read read, Write write) {
     }
 }
 
-// The same where lanes need each other: all of a warp come to write(pack, held, whether the pack is one of `packs`).
+// Does as for_each_pack() where lanes need each other: all of a warp come to write(pack, held, whether the pack is one
+// of `packs`).
 template <int together, class Read, class Write>
 __device__ void for_packs_of_warp(int packs, Read read, Write write) {
     for (int start = 0; start < packs; start += warp_size * together) {

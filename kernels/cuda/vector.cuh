@@ -69,8 +69,8 @@ struct Access {
             store(y, i, held.value);
         } else {
             T* at = static_cast<T*>(y.data) + i;
-            // By hand: the compiler takes assignments of vectors apart and stores words as they are ready, which halves
-            // what the memory takes.
+            // The store is written by hand: the compiler takes assignments of vectors apart and stores words as they
+            // are ready, which halves what the memory takes.
             if constexpr (Held::words == 2) {
                 asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(held.word[0]), "r"(held.word[1])
                              : "memory");
@@ -147,7 +147,7 @@ void with_storage(Type type, Run run) {
     }
 }
 
-// Whether accesses of 16 bytes serve operands of `type` whose rows begin at multiples of each of `extents` elements.
+// True where accesses of 16 bytes serve operands of `type` whose rows begin at multiples of each of `extents` elements.
 inline bool whole_packs(Type type, std::initializer_list<Src> operands, std::initializer_list<std::int64_t> extents) {
     if (!all_aligned(operands)) return false;
     for (const Src x : operands) {
@@ -183,13 +183,13 @@ inline int multiprocessors() {
     return count;
 }
 
-// As many blocks as the device holds at once, if there is work for them: a grid that steps through `items`, a block
-// `each` at a time.
+// The number of blocks that the device holds at once, if there is work for them: a grid that steps through `items`, a
+// block `each` at a time.
 template <auto kernel>
 unsigned resident_blocks(int threads, std::int64_t items, std::int64_t each, std::size_t shared = 0) {
     if (shared > 12 * 1024) // 48 KiB are allowed unasked, static arrays included; every device is asked by itself
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-    // By warps of a block, which determine its shared memory; asking costs more than a launch.
+    // The known counts by warps of a block, which determine its shared memory; asking costs more than a launch.
     static std::atomic<int> known[1024 / warp_size + 1];
     std::atomic<int>& per_multiprocessor = known[threads / warp_size];
     if (per_multiprocessor == 0) {

@@ -31,7 +31,7 @@ std::string reason_of(const Json::parse_error& error) {
         if (colon != std::string::npos) text = text.substr(colon + 2);
         break;
     }
-    // What was read last may be a whole paragraph.
+    // The text that the parser read last may be a whole paragraph.
     const std::size_t quote = text.find("last read: '");
     const std::size_t end = text.rfind('\'');
     constexpr std::size_t lead = 12, longest = 40;

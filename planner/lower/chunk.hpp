@@ -13,7 +13,7 @@
 
 namespace moe::lower {
 
-// What one chunk holds, in execution order.
+// The layers that one chunk holds, in execution order.
 struct ChunkSpec {
     int chunk = 0, stage = 0;
     bool embedding = false, loss = false;
@@ -25,7 +25,7 @@ struct ChunkSpec {
     bool heads_behind = false; // the LM head passes of these MTP layers are made on a later stage, with the loss
 };
 
-// What virtual stage `stage` of the cut `all` is to the rank that runs it.
+// Describes virtual stage `stage` of the cut `all` as the chunk of the rank that runs it.
 ChunkSpec spec_of(const plan::Plan& plan, const std::vector<plan::Stage>& all, int stage);
 
 class DecoderLayer;
@@ -60,10 +60,10 @@ private:
     layers::EmbeddingLayer embedding_;
     layers::HeadLayer head_;
     std::vector<std::unique_ptr<DecoderLayer>> layers_;
-    layers::Norm final_norm_; // with MTP before the loss
+    layers::Norm final_norm_; // the final norm, where MTP comes before the loss
     std::vector<std::unique_ptr<MtpLayer>> mtp_;
-    std::vector<layers::HeadLayer> late_heads_; // of MTP layers on an earlier stage
-    std::vector<program::TensorId> branches_;   // by MTP layer, on their way to the loss's stage
+    std::vector<layers::HeadLayer> late_heads_; // heads of MTP layers on an earlier stage
+    std::vector<program::TensorId> branches_;   // outputs by MTP layer, on their way to the loss's stage
 };
 
 } // namespace moe::lower

@@ -103,7 +103,7 @@ void add_routers(program::Program& program, const plan::Plan& plan, const std::v
     }
 }
 
-// How the slots of a chunk run its backward: whole, in two halves, or some so and some so.
+// The ways in which the slots of a chunk run its backward: whole, in two halves, or some so and some so.
 struct Backwards {
     bool whole = true, split = false;
 };
@@ -163,8 +163,8 @@ EmittedChunk emit_chunk(const plan::Plan& plan, program::Program& program, const
     return emitted;
 }
 
-// What opens finish on a rank that holds a copy of the embedding table: gradients go round the holders and are added up
-// in the order of holders, so that all copies stay the same bits.
+// The ops that open finish on a rank that holds a copy of the embedding table: gradients go round the holders and are
+// added up in the order of holders, so that all copies stay the same bits.
 std::vector<program::Op> add_tables(const plan::Plan& plan, program::Program& program, program::TensorId gradient) {
     const std::vector<int> holders = emit::table_holders(plan);
     const auto me = std::find(holders.begin(), holders.end(), program.pipeline_rank);

@@ -16,9 +16,9 @@ namespace moe::lower {
 // for a combination that has no lowering, naming the field.
 program::Program lower(const plan::Plan& plan, int pipeline_rank);
 
-// What lies between two stage boundaries, for the fast estimate: one decoder layer of a kind, or the ends of the model.
-// Where a layout puts MTP on a stage before the loss, it is an mtp_body, without its pass of the LM head, which
-// all_heads makes behind that of the model itself.
+// The kinds of segments that lie between two stage boundaries, for the fast estimate: one decoder layer of a kind, or
+// the ends of the model. Where a layout puts MTP on a stage before the loss, it is an mtp_body, without its pass of the
+// LM head, which all_heads makes behind that of the model itself.
 enum class SegmentKind : std::uint8_t { embedding, layer, mtp, mtp_body, head, all_heads };
 inline bool is_mtp(SegmentKind kind) { return kind == SegmentKind::mtp || kind == SegmentKind::mtp_body; }
 inline bool is_head(SegmentKind kind) { return kind == SegmentKind::head || kind == SegmentKind::all_heads; }

@@ -31,21 +31,22 @@ struct MeasuredCall {
 struct ProductTile {
     int multiprocessors = 1;
     int down = 1, across = 1, depth = 1;
-    double step_cycles = 0.0; // of the tensor cores, and of issuing what they do
-    double tile_cycles = 0.0; // of a tile's start and its results, where nothing hides them
+    double step_cycles = 0.0; // cycles of the tensor cores, and of issuing what they do
+    double tile_cycles = 0.0; // cycles of a tile's start and its results, where nothing hides them
     bool swapped = false;
     bool operator==(const ProductTile&) const = default;
 };
 
 // Bytes that a communicator takes of a member's device at most: one for collectives alone and one whose members also
 // send to each other, by how many members were measured; one for messages of a pipeline, between two. The first of a
-// rank takes so much more, and so does the first whose members send. Of published stacks every group counts as one for
-// collectives.
+// rank takes so much more, and so does the first whose members send. Under published stacks every group counts as one
+// for collectives.
 struct CommunicatorBytes {
     double first = 0.0, first_pairwise = 0.0, messages = 0.0;
     std::map<int, double> collective, pairwise;
 };
-// Of so many members: as of the next larger number that was measured, or of the largest; 0 where none was.
+// Bytes of a communicator of so many members: those of the next larger number that was measured, or of the largest; 0
+// where none was.
 double bytes_among(const std::map<int, double>& measured, int members);
 
 struct Hardware {
@@ -54,12 +55,12 @@ struct Hardware {
     int cores = 0;    // cpu only
     int sm_count = 0;
     std::array<double, precision_count> peak_flops{}; // dense FLOP/s by Precision; 0 = cannot run it
-    double memory_bytes = 0.0;                        // what a job can use on one GPU, before the constants below
+    double memory_bytes = 0.0;                        // bytes that a job can use on one GPU, before the constants below
     double memory_bandwidth = 0.0;                    // bytes/s, datasheet
     int nvlink_domain = 1;                            // GPUs that reach each other over NVLink
-    int nvlink_domain_used = 1;                       // of them, how many a job uses (64 of 72 on NVL72)
+    int nvlink_domain_used = 1;                       // GPUs of a domain that a job uses (64 of 72 on NVL72)
     Link nvlink, nic, host;                           // host: GPU <-> CPU memory
-    double host_memory_bytes = 0.0;  // of the host, one GPU's share, for what is offloaded; 0 = not known, no limit
+    double host_memory_bytes = 0.0;  // host bytes of one GPU's share, for what is offloaded; 0 = not known, no limit
     double context_bytes = 0.0;      // CUDA context and library workspaces, not available to tensors
     CommunicatorBytes communicators; // taken of a rank's memory
     std::string default_stack;
@@ -67,9 +68,9 @@ struct Hardware {
     std::string source;
     // Measured profiles only: calls by measured_key(), sorted by work. Empty for datasheet profiles.
     std::map<std::string, std::vector<MeasuredCall>> measured;
-    std::map<std::string, std::vector<ProductTile>> product_tiles; // of families of `measured`, where they are known
+    std::map<std::string, std::vector<ProductTile>> product_tiles; // by families of `measured`, where they are known
     std::string measured_by;                                       // date, machine and command of the measurement
-    std::string json;                                              // as read, so that a plan can carry its hardware
+    std::string json; // the file as read, so that a plan can carry its hardware
 };
 
 Hardware hardware_from_json(const std::string& text, const std::string& place);

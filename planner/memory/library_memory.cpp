@@ -20,11 +20,11 @@ std::int64_t divided_up(std::int64_t n, std::int64_t by) { return (n + by - 1) /
 // The largest piece of a backward: what one call of the library computes.
 struct Piece {
     std::int64_t sequences, key_heads, heads, queries, keys;
-    bool shares_keys; // with others, whose key gradients are summed beside it
+    bool shares_keys; // pieces share keys, whose key gradients are summed beside them
     std::int64_t score_bytes() const { return rounded(queries, 64) * rounded(keys, 128) * 2; } // of a head
 };
 
-// As kernels/cuda/attention_pieces.cu cuts it.
+// The largest piece, cut as kernels/cuda/attention_pieces.cu cuts it.
 Piece largest_piece(const AttentionWork& w) {
     const std::int64_t share = w.heads / std::max<std::int64_t>(w.kv_heads, 1);
     Piece p{w.batch, w.kv_heads, share, w.seq, w.seq, false};

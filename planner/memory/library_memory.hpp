@@ -1,4 +1,4 @@
-// What a rank's accelerator holds beside the plan's arena and its communicators.
+// The memory of libraries: bytes that a rank's accelerator holds beside the plan's arena and its communicators.
 #pragma once
 
 #include "planner/plan/fwd.hpp"
@@ -25,10 +25,10 @@ struct HybridEpGroup {
 // csrc/hybrid_ep/buffer/intranode.cu and internode.cu (allocate_dispatch_buffers, allocate_combine_buffers).
 double hybrid_ep_buffers(const HybridEpGroup& group);
 
-// The same of DeepEP for tokens of this width in an EP group (with its ETP) of so many ranks, whatever their number of
-// tokens: chunks on their way in 20 / 2 channels over NVLink and, behind eight ranks, as many to and from every node;
-// a token comes with room for 128 choices and as many scales. Source: DeepEP, csrc/config.hpp
-// (get_nvl_buffer_size_hint, get_rdma_buffer_size_hint) and deep_ep/buffer.py (get_dispatch_config,
+// Bytes of the buffers that DeepEP registers on a rank, for tokens of this width in an EP group (with its ETP) of so
+// many ranks, whatever their number of tokens: chunks on their way in 20 / 2 channels over NVLink and, behind eight
+// ranks, as many to and from every node; a token comes with room for 128 choices and as many scales. Source: DeepEP,
+// csrc/config.hpp (get_nvl_buffer_size_hint, get_rdma_buffer_size_hint) and deep_ep/buffer.py (get_dispatch_config,
 // get_combine_config), which are asked with these in Megatron-LM, megatron/core/transformer/moe/fused_a2a.py
 // (get_buffer); 20: moe_deepep_num_sms.
 double deep_ep_buffers(std::int64_t width, std::int64_t ranks);

@@ -82,7 +82,7 @@ public:
             block.instance.assign(static_cast<std::size_t>(micro_batches), -1);
             of_chunk_[static_cast<std::size_t>(block.chunk)].push_back(&block);
         }
-        // In the order of the forward; what lies outside of layers is the loss for the most part.
+        // Blocks go in the order of the forward; those outside of layers are the loss for the most part.
         for (auto& list : of_chunk_)
             std::stable_sort(list.begin(), list.end(), [](const SavedBlock* a, const SavedBlock* b) {
                 return (a->layer < 0 ? unbounded : a->layer) < (b->layer < 0 ? unbounded : b->layer);
@@ -239,8 +239,8 @@ MemoryPlan plan_memory(const program::Program& program) {
         }
     place_saved(program, use, plan);
 
-    // Templates take turns with one workspace; a backward that runs beside a forward has its own behind it.
-    // What finish brings to the device lies where activations lay.
+    // Templates take turns with one workspace; a backward that runs beside a forward has its own behind it. Tensors
+    // that finish brings to the device lie where activations lay.
     const bool merged = !program.merges.empty();
     std::int64_t heights[2] = {0, 0}, finish_height = 0;
     std::vector<std::vector<Packed>> packed;
@@ -284,7 +284,8 @@ SegmentMemory segment_memory(const program::Program& segment) {
     SegmentMemory memory;
     for (std::size_t id = 0; id < segment.tensors.size(); ++id)
         if (use[id].saved()) memory.saved += aligned(segment.tensors[id].bytes());
-    // What layers share outlives the one of a segment: FSDP's buffers of gradients, those of offloaded activations.
+    // Buffers that layers share outlive the one of a segment: FSDP's buffers of gradients, those of offloaded
+    // activations.
     const auto widened = [&](int direction) {
         const program::Template& tmpl = segment.templates[static_cast<std::size_t>(direction)];
         const Lifetime whole{0, static_cast<int>(tmpl.ops.size()) - 1};

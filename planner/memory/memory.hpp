@@ -32,36 +32,37 @@ struct Place {
 struct SavedBlock {
     int chunk = 0, layer = -1; // layer: that of the backward ops which read them, -1 = outside of layers
     bool from_dgrad = false;   // written by dgrad for wgrad; else by the forward
-    bool until_wgrad = false;  // where a backward runs in two slots: kept for the second; else free behind the first
+    bool until_wgrad = false;  // kept for wgrad where a backward runs in two slots; false: free behind dgrad
     std::vector<program::TensorId> tensors;
     std::int64_t bytes = 0;
     int pool = 0;              // blocks of one pool lie in the same instances
-    std::vector<int> instance; // by micro-batch
+    std::vector<int> instance; // instance by micro-batch
 };
 
 struct MemoryPlan {
-    std::vector<Place> places; // by TensorId; views resolved to their base
+    std::vector<Place> places; // places by TensorId; views resolved to their base
     std::vector<SavedBlock> blocks;
     std::int64_t arena_bytes = 0;
     std::array<std::int64_t, memory_class_count> class_bytes{};
-    std::int64_t host_bytes = 0; // of Storage::host, outside of the arena: places of such tensors count from its start
+    std::int64_t host_bytes = 0; // bytes of Storage::host, outside of the arena: its tensors count from its start
 };
 
 // Activations written in a chunk's forward and read in its backward are saved, from the chunk's first slot of a
 // micro-batch to its last; where a backward runs in two slots, until the last of them that reads them, and so is what
 // the first writes for the second. The others live inside one template and share one workspace, packed by first-fit
-// over their lifetimes. Of merged slots the forward takes a layer's place with its first op that touches it, the
+// over their lifetimes. In merged slots the forward takes a layer's place with its first op that touches it, the
 // backward gives one free behind its last, and each has its own workspace. Every place is aligned to 256 bytes.
 // Deterministic.
 MemoryPlan plan_memory(const program::Program& program);
 
-// By template and op: the ops of the template, the latest of every other stream, that must have ended before the op may
-// write, because a transient tensor that begins with it has bytes of one that ended with them: plan_memory() gives
-// memory on in the order of the ops, and streams that could run ahead of that order wait.
+// Ops that an op must wait for, by template and op: the ops of the template, the latest of every other stream, that
+// must have ended before the op may write, because a transient tensor that begins with it has bytes of one that ended
+// with them:
 using Reuses = std::vector<std::vector<std::vector<int>>>;
 Reuses reuses_of(const program::Program& program);
 
-// What fills one rank's arena, component by component; all in bytes, instances in flight and alignment included.
+// The parts that fill one rank's arena, component by component; all in bytes, instances in flight and alignment
+// included.
 struct MemoryBreakdown {
     std::array<std::int64_t, memory_class_count> classes{}; // as MemoryPlan::class_bytes; they add up to the arena
     // Share of the experts in weights, gradients and optimizer (the rest is attention, dense and shared MLPs, norms,

@@ -46,7 +46,7 @@ struct Step {
     double bytes; // negative: freed
 };
 
-// What is saved begins in the forward and ends in the backward of its micro-batch, or in a half of it.
+// A saved block begins in the forward and ends in the backward of its micro-batch, or in a half of it.
 bool begins(const SavedBlock& block, plan::SlotKind kind) {
     return kind == (block.from_dgrad ? plan::SlotKind::dgrad : plan::SlotKind::forward);
 }
@@ -91,7 +91,7 @@ std::vector<Step> steps_of(const program::Program& program, const MemoryPlan& me
                 steps.push_back({slots[s].end[static_cast<std::size_t>(span.last)], c, -bytes});
         }
     }
-    // At one moment frees come first: an op's output may take the place of what the op before it used.
+    // Frees come first at one moment: an op's output may take the place of what the op before it used.
     std::sort(steps.begin(), steps.end(),
               [](const Step& a, const Step& b) { return a.time != b.time ? a.time < b.time : a.bytes < b.bytes; });
     return steps;

@@ -65,7 +65,7 @@ namespace {
 
 using LastTouch = std::array<int, program::stream_count>; // by stream, -1 none
 
-// Of the template's transients, by TensorId of the root.
+// The last touch of each of the template's transients, by TensorId of the root.
 std::map<program::TensorId, LastTouch> last_touches(const program::Program& program, const program::Template& tmpl) {
     std::map<program::TensorId, LastTouch> touches;
     for_each_access(program, tmpl, [&](program::TensorId id, int op, bool) {

@@ -15,13 +15,13 @@ struct Lifetime {
     int first = std::numeric_limits<int>::max(), last = -1;
 };
 
-// By which kinds of templates an activation is touched. One that outlives a template is saved, the rest is transient.
+// The kinds of templates that touch an activation. One that outlives a template is saved, the rest is transient.
 struct Use {
     bool forward = false, backward = false; // backward: whole or either half
     bool dgrad = false, wgrad = false;
     bool saved() const { return (forward && backward) || (dgrad && wgrad); }
 };
-std::vector<Use> uses(const program::Program& program); // by TensorId
+std::vector<Use> uses(const program::Program& program); // one by TensorId
 
 inline program::TensorId root(const program::Program& program, program::TensorId id) {
     const program::TensorId base = program.tensors[static_cast<std::size_t>(id)].base;

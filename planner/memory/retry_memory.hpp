@@ -11,7 +11,7 @@ namespace moe::memory {
 // its place, counted as workspace.
 MemoryPlan plan_memory_with_retry(const plan::Plan& plan, const program::Program& program);
 
-// Whether both have weights, gradients, optimizer states, inputs and scalars at the same places.
+// True where both have weights, gradients, optimizer states, inputs and scalars at the same places.
 bool same_states(const program::Program& a, const MemoryPlan& memory_a, const program::Program& b,
                  const MemoryPlan& memory_b);
 

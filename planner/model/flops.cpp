@@ -158,7 +158,7 @@ LayerCount layer(const Model& model, const LayerKind& kind, double seq) {
     const double bias = moe.expert_bias ? (matrices - 1.0) * static_cast<double>(moe.ffn) + width : 0.0;
     const double shared = matrices * h * static_cast<double>(moe.shared_ffn);
     const double vectors = (moe.router.linear_bias ? 1.0 : 0.0) + (moe.router.expert_bias ? 1.0 : 0.0);
-    // Of inputs of router and experts, of outputs of both branches, and a factor for each expert.
+    // Vectors are those of inputs of router and experts, of outputs of both branches, and a factor for each expert.
     const double branches = moe.branch_norms ? 4.0 * h + moe.experts : 0.0;
     const double always =
         outside + shared + latent + branches + moe.experts * (h + vectors) + (moe.shared_gate ? h : 0.0);
@@ -212,7 +212,7 @@ double model_flops_per_token(const Model& model, std::int64_t seq, int tp) {
     const double head = h * static_cast<double>(model.padded_vocab(tp));
     double sum = head;
     for (const int kind : model.layers) sum += macs[static_cast<std::size_t>(kind)];
-    // Of hybrids Megatron counts the layers of an MTP depth and its head alone.
+    // Megatron counts, of hybrids, the layers of an MTP depth and its head alone.
     const double projection = model.hybrid ? 0.0 : mtp_projection(h);
     for (const int kind : model.mtp) sum += macs[static_cast<std::size_t>(kind)] + projection + head;
     constexpr double flops_per_mac = 6.0;

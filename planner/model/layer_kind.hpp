@@ -21,8 +21,8 @@ struct Attention {
     AttentionKind kind = AttentionKind::gqa;
     int heads = 0;           // query heads
     int kv_heads = 0;        // key/value heads (gqa)
-    int qk_dim = 0;          // per-head width of queries and keys (MLA: nope + rope)
-    int v_dim = 0;           // per-head width of values
+    int qk_dim = 0;          // width of queries and keys of a head (MLA: nope + rope)
+    int v_dim = 0;           // width of values of a head
     int rope_dim = 0;        // rotated columns per head (MLA: the shared rotary key's width)
     int q_lora = 0;          // MLA: latent width of queries, 0 = queries projected directly
     int kv_lora = 0;         // MLA: latent width of keys and values

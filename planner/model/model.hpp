@@ -15,7 +15,7 @@ struct RopeScaling { // "linear", "yarn" or "llama3"; others are read but not tr
     double factor = 1.0;
     double beta_fast = 32.0, beta_slow = 1.0;
     double mscale = 0.0, mscale_all_dim = 0.0; // 0 = not given
-    double attention_factor = 1.0;             // of the rotated queries and keys, as given or from factor and mscale
+    double attention_factor = 1.0; // factor of the rotated queries and keys, as given or from factor and mscale
     double low_freq_factor = 1.0, high_freq_factor = 4.0; // llama3
     bool truncate = true;                                 // whole columns bound YaRN's ramp
     std::int64_t original_positions = 0;
@@ -57,7 +57,7 @@ struct Model {
 double keys_seen(const Attention& attention, std::int64_t seq);
 
 struct ParameterCount {
-    std::int64_t total = 0; // with MTP layers and both embeddings
+    std::int64_t total = 0; // all parameters, with MTP layers and both embeddings
     std::int64_t total_no_mtp = 0;
     std::int64_t active = 0;          // used per token, embedding counted, without MTP
     std::int64_t active_no_embed = 0; // active minus the input embedding (when untied)

@@ -16,11 +16,11 @@ constexpr bool splits_backward(ScheduleKind kind) {
 }
 constexpr bool in_a_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
 enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
-enum class ContextComm : std::uint8_t { ring, alltoall };  // how context parallelism brings keys and queries together
-enum class Fp8Scaling : std::uint8_t { current, delayed }; // of fp8-tensor: scales of this tensor, or of its history
+enum class ContextComm : std::uint8_t { ring, alltoall };  // how keys and queries come together under CP
+enum class Fp8Scaling : std::uint8_t { current, delayed }; // fp8-tensor takes scales of this tensor, or of its history
 
-// What CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...), all that
-// has static shapes (partial), or the whole step (full).
+// The work that CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...),
+// all that has static shapes (partial), or the whole step (full).
 enum class CudaGraph : std::uint8_t {
     none = 0,
     attn = 1,
@@ -56,7 +56,7 @@ unsigned from_string(const std::string& text); // throws Error (bad_input) namin
 // Over which tokens the auxiliary loss wants experts equally loaded; by Megatron's names aux_loss, seq_aux_loss and
 // global_aux_loss.
 enum class LoadBalancing : std::uint8_t { micro_batch, sequence, global };
-// Which of the tokens beyond an expert's capacity are dropped: those of the lowest weight or those that come last.
+// The tokens beyond an expert's capacity that are dropped: those of the lowest weight or those that come last.
 enum class DropPolicy : std::uint8_t { probs, position };
 
 const char* to_string(ScheduleKind kind);

@@ -37,8 +37,8 @@ std::vector<std::string> split(const std::string& order) {
     }
 }
 
-// The words in the order's sequence. As in Megatron, a word that the order leaves out is appended where its degree
-// is 1.
+// The words in the order's sequence. A word that the order leaves out is appended where its degree is 1, as in
+// Megatron.
 std::vector<Word> sequence(const Plan& plan) {
     const auto known = words(plan);
     std::vector<Word> result;

@@ -24,7 +24,7 @@ public:
     int group_size(Group group) const;
     // Members of `rank`'s group in increasing index along the group's axes (leftmost axis of the order fastest).
     std::vector<int> members(Group group, int rank) const;
-    // What the first members of the group's instances leave as remainder modulo `modulus`, ascending.
+    // The remainders modulo `modulus` of the first members of the group's instances, ascending.
     std::vector<int> first_members(Group group, int modulus) const;
     // Position of `rank` within members(group, rank).
     int index(Group group, int rank) const;
@@ -37,7 +37,7 @@ private:
         int size;
         int stride;
     };
-    std::vector<Axis> axes_[2]; // by Domain, in the order's sequence
+    std::vector<Axis> axes_[2]; // axes by Domain, in the order's sequence
     int world_ = 1;
 };
 

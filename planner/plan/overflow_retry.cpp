@@ -1,4 +1,4 @@
-// Which plan takes the place of one that overflowed.
+// The choice of the plan that takes the place of one that overflowed.
 #include "planner/plan/overflow_retry.hpp"
 
 #include "planner/plan/plan_choices.hpp"

@@ -8,7 +8,7 @@
 
 namespace moe::plan {
 
-// Whether more routed rows can come than the plan's buffers hold. Only our stack has buffers that can overflow: what
+// True where more routed rows can come than the plan's buffers hold. Only our stack has buffers that can overflow: what
 // arrives over EP is bounded by nothing else (without EP every copy has its place), and its Programs then tell so
 // (ProgramIo::overflow).
 bool may_overflow(const Plan& plan);

@@ -14,7 +14,7 @@
 
 namespace moe::plan {
 
-// How the router is trained; everything is off by default.
+// The choices by which the router is trained; everything is off by default.
 //
 // With P(t, e) the score of expert e divided by the sum over all experts (for softmax that sum is 1) and n(e) the
 // tokens among T whose K best scores hold e, selection bias and groups left aside, a layer adds
@@ -38,8 +38,8 @@ struct RouterTraining {
     // nothing.
     double expert_capacity = 0.0;
     DropPolicy drop_policy = DropPolicy::probs;
-    // With expert_capacity: every expert gets exactly that many rows of every rank, those without a token zero, so that
-    // all shapes are known before the step.
+    // Every expert gets exactly expert_capacity rows of every rank, those without a token zero, so that all shapes are
+    // known before the step.
     bool pad_to_capacity = false;
     bool has_loss() const { return aux_loss > 0.0 || z_loss > 0.0; }
     bool counts_load() const { return has_loss() || bias_update > 0.0; }
@@ -74,8 +74,9 @@ struct Plan {
     ScheduleKind schedule = ScheduleKind::one_f_one_b;
     std::string layout; // "" = stages cut as evenly as possible; else Megatron's layout string
 
-    machine::Precision precision = machine::Precision::bf16; // of the linear layers
-    // What departs from it: the core of attention and the LM head are not quantized by default, experts as `precision`.
+    machine::Precision precision = machine::Precision::bf16; // precision of the linear layers
+    // Precisions of their own. By default the core of attention and the LM head are not quantized, and experts have
+    // `precision`.
     std::optional<machine::Precision> attention_precision, expert_precision, head_precision;
     int bf16_first = 0,
         bf16_last = 0; // decoder layers that stay in BF16; set by keep_in_bf16(), which marks the model's
@@ -89,7 +90,8 @@ struct Plan {
     Dispatcher dispatcher = Dispatcher::alltoall;
     ContextComm cp_comm = ContextComm::ring;
     double capacity = 0.0; // factor over the balanced load; 0 = worst case, never overflows
-    // With a capacity: what backward needs of routed rows waits in pages that hold the rows there are, not the planned.
+    // True, with a capacity: the routed rows that backward needs wait in pages, which hold the rows there are, not the
+    // planned.
     bool paged_stash = false;
     // Routing weights multiply the activation before FC2, so that FC2's output need not be kept; off: they multiply
     // that output (arXiv 2603.07685 section 4.1.2).
@@ -116,10 +118,10 @@ struct Plan {
     machine::Precision core_attention() const { return attention_precision.value_or(activations()); }
     machine::Precision experts() const { return expert_precision.value_or(precision); }
     machine::Precision head() const { return head_precision.value_or(activations()); }
-    // Ours, where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its rows, which the
-    // forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the gradient of the
-    // output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of two. Published
-    // stacks keep a second form, scaled along the tokens, and multiply in FP8.
+    // True for our stack where products are fp8-blockwise: a tensor has one quantized form, scaled by 1 x 128 of its
+    // rows, which the forward and dgrad multiply. wgrad, whose contracted index is the tokens, multiplies in BF16: the
+    // gradient of the output as it is, and the saved FP8 input widened, which loses nothing since scales are powers of
+    // two. Published stacks keep a second form, scaled along the tokens, and multiply in FP8.
     bool blocks_by_rows() const;
     // Megatron's optimizer works in FP32: bytes per element of a rank's shard that it copies to while it steps, all
     // of a rank's at once. Gradients of a BF16 buffer, unless an optimizer of BF16 moments reads them as they are (in

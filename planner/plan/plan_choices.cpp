@@ -257,8 +257,8 @@ PlanFault check_executable_precision(const Plan& plan) {
     return check_widths(plan);
 }
 
-// What dispatch over peer memory takes: a warp holds all that there is to know of a token, 16 bytes move at a time, and
-// every rank reaches the memory of the others.
+// Conditions of dispatch over peer memory: a warp holds all that there is to know of a token, 16 bytes move at a time,
+// and every rank reaches the memory of the others.
 PlanFault check_over_peers(const Plan& plan) {
     constexpr int most_ranks = 8, most_choices = 24, most_experts = 896;
     if (plan.dispatcher != Dispatcher::hybridep || plan.ep * plan.etp == 1) return {};

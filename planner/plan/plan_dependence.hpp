@@ -10,26 +10,26 @@
 
 namespace moe::plan {
 
-// What is worked out once for all plans that agree in the fields that it depends on.
+// The subjects that are worked out once for all plans that agree in the fields that they depend on.
 enum class Subject : std::uint8_t {
     size,    // ops and activations of a segment, their bytes and groups
     time,    // seconds of a segment's ops
     weights, // buckets of a segment's parameters, or of a stage's
     dense,   // times of a layer's ops outside of routed rows
     routed,  // times of a layer's ops on routed rows
-    cut,     // what a stage holds and moves, whatever its layers compute
-    place,   // where the ranks of every group that a layer uses lie
+    cut,     // parts that a stage holds and moves, whatever its layers compute
+    place,   // places of the ranks of every group that a layer uses
 };
 
-// How a subject depends on a field.
+// The ways in which a subject depends on a field.
 enum class As : std::uint8_t {
     nothing,
     fixed, // the field is the same wherever anything is kept
     value,
-    many,    // whether it is more than one
+    many,    // only whether it is more than one
     sharded, // the value, where the plan reshards; else nothing
     tokens,  // through tokens_local() alone, as long as the router has no loss
-    order,   // whether EP varies faster than TP over the ranks
+    order,   // only whether EP varies faster than TP over the ranks
 };
 
 struct FieldUse {

@@ -8,9 +8,9 @@
 
 namespace moe::plan {
 
-// In the order of the contract. set_field() (plan.hpp) sets one.
+// All names of fields, in the order of the contract.
 std::vector<std::string> field_names();
-// As set_field() reads it. Throws Error (bad_input) for an unknown name.
+// The text of a field as set_field() reads it. Throws Error (bad_input) for an unknown name.
 std::string field_text(const Plan& plan, const std::string& field);
 
 struct FieldChange {

@@ -34,7 +34,7 @@ inline auto values(const RouterTraining& router) {
     return std::make_tuple(load_balancing, aux_loss, z_loss, bias_update, forced, expert_capacity, drop_policy, pad);
 }
 
-// What of a field goes into a key. counts: the field may matter to what is kept; else its usual values stand there.
+// The part of a field that goes into a key.
 template <Subject subject, std::size_t row>
 auto part(const Plan& plan, bool counts) {
     constexpr auto field = std::get<row>(table);

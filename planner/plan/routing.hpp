@@ -1,4 +1,4 @@
-// How a workload's tokens spread over experts, as a plan says it.
+// A plan's routing: the spread of a workload's tokens over experts.
 #pragma once
 
 #include "planner/plan/fwd.hpp"

@@ -46,7 +46,7 @@ void merge_pairs(std::vector<Turn>& turns, std::size_t first) {
 } // namespace
 
 // Source: Megatron-LM pipeline_parallel/schedules.py. EP overlap merges a forward with the backward of another
-// micro-batch, which takes one more in flight. What a pair sends leaves at its end, to the next rank as well as to the
+// micro-batch, which takes one more in flight. Messages of a pair leave at its end, to the next rank as well as to the
 // one before, and with one warm-up forward per rank behind both would wait for each other all the time: it takes two,
 // as the interleaved order has them.
 int warm_up_forwards(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap) {
@@ -81,7 +81,7 @@ std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, i
 
 namespace {
 
-// Of what a chunk keeps, in micro-batches.
+// The change in the micro-batches that a chunk keeps.
 int change(const Turn& turn) { return turn.forward() ? 1 : turn.last() ? -1 : 0; }
 
 } // namespace

@@ -1,4 +1,5 @@
-// How layers are cut into pipeline stages, and in which order a pipeline rank runs their forward and backward slots.
+// Schedules: the cut of layers into pipeline stages, and the order in which a pipeline rank runs their forward and
+// backward slots.
 #pragma once
 
 #include "planner/model/fwd.hpp"
@@ -11,7 +12,7 @@
 
 namespace moe::plan {
 
-// What one virtual stage holds; rank_of_stage() says where it runs.
+// The layers that one virtual stage holds; rank_of_stage() says where it runs.
 struct Stage {
     bool embedding = false;
     int first_layer = 0, layers = 0; // decoder layers [first_layer, first_layer + layers)
@@ -23,14 +24,15 @@ struct Stage {
 // it has none, decoder layers cut as evenly as possible with the longer stages away from the embedding and the loss.
 // Throws Error (bad_input) when the string does not hold exactly the model's layers in pp*vpp stages.
 std::vector<Stage> stages(const Plan& plan);
-// How many stages the plan's layout string has, whatever pp*vpp is. Throws Error (bad_input) when it cannot be read.
+// The number of stages that the plan's layout string has, whatever pp*vpp is. Throws Error (bad_input) when it cannot
+// be read.
 int layout_stage_count(const Plan& plan);
 // The shortest layout string that gives these stages, e.g. "Ettt|(tt|)*29m|L".
 std::string layout_to_string(const std::vector<Stage>& stages);
 
-// Whether a stage may begin with this layer: one that shares an earlier layer's choice of keys stays on its stage.
+// True where a stage may begin with this layer: one that shares an earlier layer's choice of keys stays on its stage.
 bool may_begin_stage(const model::Model& model, int layer);
-// How many stages the model can be cut into: runs of layers that stay together, the MTP layers, the head.
+// The number of stages that the model can be cut into: runs of layers that stay together, the MTP layers, the head.
 int cut_units(const model::Model& model);
 
 // Model FLOPs of each stage in thousandths of the mean decoder layer's, MTP layers and LM head included.
@@ -56,7 +58,7 @@ struct Turn {
     int micro_batch = 0;
     bool merged = false; // EP overlap: a forward beside which the turn behind it, a whole backward, runs
     bool forward() const { return kind == SlotKind::forward; }
-    // What a micro-batch saved on a chunk is free behind this turn.
+    // True where the activations that a micro-batch saved on a chunk are free behind this turn.
     bool last() const { return kind == SlotKind::backward || kind == SlotKind::wgrad; }
 };
 
@@ -72,13 +74,13 @@ std::vector<Turn> order(ScheduleKind kind, int pp, int vpp, int micro_batches, i
 // them, and with EP overlap more, none of which is merged with a backward (the last backwards are as many).
 int warm_up_forwards(ScheduleKind kind, int pp, int vpp, int micro_batches, int rank, bool ep_overlap);
 
-// For each chunk of that rank: the most micro-batches that are between the start of their forward and the end of their
-// backward (or wgrad) at one time. FIFO per chunk, so instance = micro_batch % in_flight never collides.
+// The most micro-batches that are between the start of their forward and the end of their backward (or wgrad) at one
+// time, for each chunk of that rank. FIFO per chunk, so instance = micro_batch % in_flight never collides.
 std::vector<int> in_flight(const std::vector<Turn>& turns, int vpp);
 
-// What that rank keeps together, wholly or in part, in micro-batches by chunk, before a backward or dgrad slot.
+// The micro-batches that the rank keeps together, wholly or in part, by chunk, before a backward or dgrad slot.
 struct Kept {
-    std::vector<int> micro_batches; // by chunk
+    std::vector<int> micro_batches; // numbers by chunk
     // EP overlap: chunks of the pair that runs next, a forward which is saved layer by layer while the backward beside
     // it releases; -1 = the backward runs alone.
     int forward = -1, backward = -1;

@@ -1,5 +1,5 @@
-// What lowering, memory and cost take a plan's software to do, as named capabilities: the one place that compares stack
-// names.
+// The behaviour of a plan's software as named capabilities, which lowering, memory and cost ask for: the one place that
+// compares stack names.
 //
 // A Stack (planner/stack) says what a generation offers and how fast it is. These traits follow from the name alone, so
 // that a plan.json is lowered the same wherever it is read.
@@ -11,8 +11,8 @@
 
 namespace moe::plan {
 
-// Whose software a stack is. Every published stack but PyTorch's own and one paper's is Megatron Core with Transformer
-// Engine.
+// The software that a stack is a version of. Every published stack but PyTorch's own and one paper's is Megatron Core
+// with Transformer Engine.
 enum class StackEngine : std::uint8_t { own, megatron, other };
 
 struct StackTraits {
@@ -32,7 +32,7 @@ struct StackTraits {
     bool final_norm_with_mtp = false;
     // The forward of the loss writes the logits' gradient in their place, unless TP cuts the vocabulary.
     bool fuses_cross_entropy = false;
-    // Without Plan::capacity, buffers of routed rows hold the worst case; otherwise the rows that are expected.
+    // Buffers of routed rows hold the worst case where Plan::capacity is not set; otherwise the rows that are expected.
     bool plans_worst_case_rows = false;
     // Routed rows beyond Plan::capacity are counted, and the step is run again with more room (overflow_retry.hpp).
     bool retries_overflow = false;
@@ -57,20 +57,20 @@ struct StackTraits {
     bool counts_first_copy = false;
     // The libraries behind the dispatchers (HybridEP) hold buffers of their own.
     bool holds_dispatcher_buffers = false;
-    // Those of DeepEP are sized as Megatron Core asks for them.
+    // The buffers of DeepEP are sized as Megatron Core asks for them.
     bool holds_deep_ep_buffers = false;
     // The optimizer copies to FP32 what it reads in BF16, see Plan::optimizer_copy_bytes().
     bool optimizer_copies = false;
 
-    // Cost.
-    // What computes loses measured shares of its rate to communication beside it; otherwise StackCosts states a share.
+    // Cost. Cost: computing loses measured shares of its rate to communication beside it; otherwise StackCosts states a
+    // share.
     bool measures_contention = false;
     // Products of experts leave multiprocessors to messages and tokens beside them, and take longer for it.
     bool reserves_multiprocessors = false;
 };
 
-// By the name of a stack. Features behind the name ("bridge-26.08,no-fused_router") leave a published stack what it is;
-// only the bare name is the engine's own stack.
+// The traits of a stack, by its name. Features behind the name ("bridge-26.08,no-fused_router") leave a published stack
+// what it is; only the bare name is the engine's own stack.
 const StackTraits& stack_traits(std::string_view stack);
 inline const StackTraits& stack_traits(const Plan& plan) { return stack_traits(plan.stack); }
 

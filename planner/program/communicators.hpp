@@ -1,4 +1,5 @@
-// What ranks on devices hold beside the arena so that they can talk: communicators, slots of routed rows and boxes.
+// Memory that ranks on devices hold beside the arena so that they can talk: communicators, slots of routed rows and
+// boxes.
 #pragma once
 
 #include "planner/machine/fwd.hpp"
@@ -15,7 +16,7 @@ namespace moe::program {
 
 // Messages leave through boxes: a send copies into a place of its channel's box, on a stream of its own, and what
 // computes next may use the memory again although nobody has received the message. Without that, ranks of a pipeline
-// wait for each other in a circle: each to receive until its own message is gone.
+// wait for each other in a cycle: each to receive until its own message is gone.
 struct Channel {
     int delta = 0; // pipeline ranks to the receiver, modulo their number; 0: a rank's message to itself
     int tag = 0, stage = 0;
@@ -23,7 +24,7 @@ struct Channel {
 };
 struct Box {
     int places = 1;         // one, or as many as messages to itself wait at once
-    std::int64_t bytes = 0; // of one place
+    std::int64_t bytes = 0; // bytes of one place
 };
 Channel channel_of(const PeerAttr& peer, int stages);
 std::map<Channel, Box> boxes_of(const Program& program, int stages);
@@ -33,7 +34,7 @@ constexpr std::int64_t slot_rows(std::int64_t x_rows, std::int64_t y_rows) { ret
 // Bytes of slots that an op's rows are packed into, which those on one stream share; 0 for most ops.
 std::int64_t slots_of(const Program& program, const Op& op);
 
-// Of all streams, each as large as its largest op's.
+// Bytes of the slots of all streams, each as large as its largest op's.
 std::int64_t all_slots(const Program& program);
 
 // Channels of a message's communicator, each of which holds a multiprocessor from when a side is ready until both are.
@@ -42,24 +43,24 @@ inline constexpr int message_channels = 8;
 // waiting receive took 1.74 times as long with all 132 for themselves, and no longer with 16 less, which costs them 2 %
 // at the limit of its power and 11 to 14 % of their time below it.
 int reserved_sms_of(const Program& program, int stages);
-// The same of all Programs of a plan, each of which has messages where there are several stages.
+// The multiprocessors that any Program of the plan leaves; each has messages where there are several stages.
 int reserved_sms_of(const plan::Plan& plan);
 
-// Whether members of a group send to each other in it, besides what a collective does.
+// True where members of a group send to each other in it, besides what a collective does.
 bool is_pairwise(OpKind kind);
 
-// Whether the plan's ranks lie on devices and this project's engine joins them.
+// True where the plan's ranks lie on devices and this project's engine joins them.
 bool joins_devices(const plan::Plan& plan);
 
-// What one rank has of communicators. Work of one communicator has one order, so collectives have one for each group
-// and stream, messages one for each sender, receiver and tag.
+// The communicators of one rank. Work of one communicator has one order, so collectives have one for each group and
+// stream, messages one for each sender, receiver and tag.
 struct Communicators {
     std::vector<int> collective, pairwise; // members of each
     int messages = 0;
-    std::int64_t buffer_bytes = 0; // of slots and boxes
+    std::int64_t buffer_bytes = 0; // bytes of slots and boxes
     double bytes(const machine::CommunicatorBytes& each) const;
 };
-// Of any rank that runs the Program.
+// The communicators of any rank that runs the Program.
 Communicators communicators_of(const Program& program, const plan::Mesh& mesh);
 
 } // namespace moe::program

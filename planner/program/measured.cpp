@@ -26,7 +26,7 @@ const Tensor* first_tensor(const Op& op, const Program& program) {
     return tensor != nullptr ? tensor : first_tensor(op.out, program);
 }
 
-// What selects another kernel of the same op kind.
+// The attributes that select another kernel of the same op kind.
 std::string form(const Op& op) {
     if (const auto* g = std::get_if<GemmAttr>(&op.attr))
         return std::string(".") + (g->transpose_a ? 't' : 'n') + (g->transpose_b ? 't' : 'n') +
@@ -62,7 +62,7 @@ Op adding(Op op) {
     return op;
 }
 
-// What these take depends on how much they move alone; flat buckets and most messages have no shape.
+// True for kinds whose time depends on how much they move alone; flat buckets and most messages have no shape.
 bool shapeless(OpKind kind) {
     switch (kind) {
     case OpKind::add:
@@ -118,7 +118,8 @@ struct Sides {
     std::vector<double> operator()(const PermuteAttr& p) const {
         return {of(p.tokens), of(p.cols), of(p.top_k), of(p.experts)};
     }
-    // Of tokens over peers' memory their number, what each takes and its copies; of rows slots, whatever they hold.
+    // Sides of tokens over peers' memory are their number, what each takes and its copies; those of rows are slots,
+    // whatever they hold.
     std::vector<double> operator()(const RowsAttr& r) const {
         if (op.kind == OpKind::dispatch_tokens || op.kind == OpKind::combine_tokens) {
             const Tensor &tokens = tensor(r.combine ? op.out[0] : op.in[0]), &row_of = tensor(op.in[2]);
@@ -134,7 +135,7 @@ struct Sides {
     }
 };
 
-// Whether an op that is no quantization leaves E4M3 beside, or in place of, what it is for.
+// True where an op that is no quantization leaves E4M3 beside, or in place of, its own result.
 bool quantizes(const Op& op, const Program& program) {
     return (op.kind == OpKind::activation || op.kind == OpKind::activation_grad) && op.out.back() != no_tensor &&
            program.tensors[static_cast<std::size_t>(op.out.back())].dtype == Dtype::fp8_block;

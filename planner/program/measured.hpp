@@ -1,4 +1,4 @@
-// Where an op stands among measured calls: the key of its family and the lengths that its time depends on.
+// The place of an op among measured calls: the key of its family and the lengths that its time depends on.
 #pragma once
 
 #include "planner/machine/fwd.hpp"
@@ -19,36 +19,37 @@ std::string measured_key(const Op& op, const Program& program);
 // only; ranks that share a machine's cores are measured as they share them.
 std::string group_key(const std::string& key, int members);
 
-// Of dispatch_tokens and combine_tokens on so many multiprocessors (planner/program/peer_blocks.hpp), for group_key():
-// "combine_tokens.values" where a value per copy travels along, ".beside" where they have fewer than alone.
+// The key of dispatch_tokens and combine_tokens on so many multiprocessors (planner/program/peer_blocks.hpp), for
+// group_key():
 std::string tokens_key(const Op& op, int blocks);
-// Of gathers over peers' memory, for group_key().
+// The key of gathers over peers' memory, for group_key().
 inline constexpr const char* peer_gather_key = "all_gather.peers";
 
-// What GPUs that train together take beyond one alone, for group_key(): [seconds of large products by one GPU, by the
-// slowest of the group]; [0, seconds by which a communication op in a step is longer than alone]; in merged slots
-// [seconds of exchanges over EP beside ops that are no products of experts, seconds by which those are longer for it];
-// [seconds of gathers and reductions of data parallelism beside ops that compute, seconds by which those are longer].
+// Keys of the time that GPUs that train together take beyond one alone, for group_key(): [seconds of large products by
+// one GPU, by the slowest of the group]; [0, seconds by which a communication op in a step is longer than alone]; in
+// merged slots [seconds of exchanges over EP beside ops that are no products of experts, seconds by which those are
+// longer for it]; [seconds of gathers and reductions of data parallelism beside ops that compute, seconds by which
+// those are longer].
 inline constexpr const char *products_key = "large_products", *waits_key = "wait_in_step",
                             *losses_key = "lost_beside_exchange", *collectives_key = "lost_beside_collective";
 inline constexpr std::array in_step_keys{products_key, waits_key, losses_key, collectives_key};
-// Whether it keeps a GPU at the limit of its power: at least half of the peak rate.
+// True where it keeps a GPU at the limit of its power: at least half of the peak rate.
 bool is_large_product(const Op& op, double seconds, const machine::Hardware& hardware);
 
 struct CostPoint {
     std::string key;
-    std::string adding; // of a product that sets a gradient: the key of the one that adds to it, which takes longer
+    std::string adding; // for a product that sets a gradient: the key of the one that adds to it, which takes longer
     double work = 0.0;  // FLOPs; bytes where there are none
     std::vector<double>
         sides; // lengths, each >= 1; equal in number for all ops of one key, none where only work counts
 };
-// What a family's time grows with beside its work: the elements of a product's operands and result, of all its groups;
-// the rows of queries of all heads of attention, each of which has sums that begin and end; the bytes of a
-// dispatch or combine over peers' memory, of a group_key(): a token's once for every member that one of its choices is
-// with; 0 for other families.
+// The second quantity, beside its work, that a family's time grows with: the elements of a product's operands and
+// result, of all its groups; the rows of queries of all heads of attention, each of which has sums that begin and end;
+// the bytes of a dispatch or combine over peers' memory, of a group_key(): a token's once for every member that one of
+// its choices is with; 0 for other families.
 double beside_work(const std::string& key, const std::vector<double>& sides);
 
-// At the Program's expected rows.
+// The work and sides of an op, at the Program's expected rows.
 CostPoint cost_point(const Op& op, const Program& program);
 
 } // namespace moe::program

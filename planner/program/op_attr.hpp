@@ -25,7 +25,7 @@ struct GemmAttr {
     // tp_overlap, where a reduction takes the sequence in pieces: rows of A in as many runs, one of every TP member's,
     // so many elements apart.
     std::int64_t runs = 1, run_stride = 0;
-    int batch = 1; // as many products side by side, one for every head, on columns of A and C and rows of B (cost only)
+    int batch = 1; // products side by side, one for every head, on columns of A and C and rows of B (cost only)
 };
 enum class GroupedMode : std::uint8_t { forward, dgrad, wgrad };
 // forward: y[r, n] = x[r, k] W_e[n, k]^T; dgrad: dx[r, k] = dy[r, n] W_e[n, k]; wgrad: dW_e[n, k] (+)= dy_e^T x_e.
@@ -34,10 +34,10 @@ struct GroupedGemmAttr {
     GroupedMode mode = GroupedMode::forward;
     int groups = 0;
     std::int64_t n = 0, k = 0, capacity = 0;
-    bool accumulate = true; // wgrad; without it dW is set, to zero for experts without rows
+    bool accumulate = true; // a wgrad adds to dW where true; false sets dW, to zero for experts without rows
     int reserved_sms = 0;   // multiprocessors of a device that it leaves to what runs beside it in its own slot
 };
-// Where the rows are partial sums over ETP, every member adds the same share of the bias.
+// Every member adds the same share of the bias where the rows are partial sums over ETP.
 struct GroupedBiasAttr {
     double share = 1.0;
 };
@@ -47,7 +47,7 @@ struct GroupedBiasAttr {
 struct QuantizeAttr {
     int groups = 1;
     std::int64_t n = 0, k = 0;
-    std::int64_t scales() const; // of one form
+    std::int64_t scales() const; // scales of one form
 };
 struct NormAttr {
     std::int64_t rows = 0, cols = 0, stride = 0; // stride of x and dx in elements
@@ -120,7 +120,7 @@ struct RouterAttr {
     model::Router router;
     std::int64_t batch = 1; // forced: row r of this rank's tokens is of position positions[(first + r) / batch]
 };
-// What a layer's tokens add to the losses of its router; see RouterTraining.
+// The losses of a layer's router, to which its tokens add; see RouterTraining.
 struct BalanceAttr {
     std::int64_t tokens = 0, sequences = 1; // row r belongs to sequence r modulo sequences
     int experts = 0, top_k = 0;
@@ -135,7 +135,7 @@ struct DropAttr {
 };
 struct ExpertBiasAttr {
     int experts = 0;
-    std::int64_t offset = 0; // of the bias in its bucket, elements
+    std::int64_t offset = 0; // place of the bias in its bucket, elements
     double rate = 0.0;
 };
 struct PermuteAttr {
@@ -153,7 +153,7 @@ struct RowsAttr {
     std::int64_t cols = 0, capacity = 0; // capacity: rows of the expert-side buffer
     int experts = 0, ep = 1, etp = 1;
     bool combine = false;
-    bool beside = false; // of tokens over peer memory: the slot itself computes something else meanwhile
+    bool beside = false; // the slot itself computes something else while tokens travel over peer memory
 };
 struct LossAttr {
     std::int64_t rows = 0, vocab_local = 0, vocab = 0; // columns >= vocab are padding and take no part
@@ -161,7 +161,7 @@ struct LossAttr {
     double gradient_scale = 1.0;                       // cross_entropy: of dlogits, where scale is the loss's
 };
 struct AdamAttr {
-    std::int64_t elements = 0; // of this rank's shard
+    std::int64_t elements = 0; // elements of this rank's shard
     std::int64_t decayed = 0;  // elements of the whole bucket, from its start, that weight decay applies to
 };
 struct ReduceAttr {
@@ -182,7 +182,7 @@ int first_table_tag(const model::Model& model);
 struct AllToAllAttr {
     bool to_heads = true; // x: tokens -> heads, or back
     int parts = 1;
-    std::int64_t rows = 0, cols = 0;      // of x
+    std::int64_t rows = 0, cols = 0;      // shape of x
     std::array<std::int64_t, 3> pieces{}; // columns, on the side of tokens; unused ones are 0
 };
 struct CopyAttr {

@@ -1,4 +1,4 @@
-// What of the device dispatch and combine over peer memory take, and what else travels with them.
+// The share of the device that dispatch and combine over peer memory take, and the gathers that travel with them.
 #pragma once
 
 #include "planner/program/fwd.hpp"
@@ -11,7 +11,7 @@ namespace moe::program {
 // send. So must those of a collective beside it, which wait for the other ranks' as well, and where one rank runs the
 // one and another the other first, none comes to its end. So there is room for both: for a collective on the tensor and
 // one on the data stream, and for messages of a pipeline where there are some. In merged slots another micro-batch
-// computes beside them, and they take what its first products leave (Merge::spared).
+// computes beside them, and they take what its first products leave (Merge::reserved_sms).
 inline constexpr int peer_blocks_alone = 64, peer_blocks_in_pipeline = 32, peer_blocks_beside = 24;
 inline constexpr int most_collective_blocks = 32;
 
@@ -19,7 +19,7 @@ inline constexpr int most_collective_blocks = 32;
 // as well.
 inline constexpr std::int64_t most_gathered_over_peers = 256 * 1024;
 
-// Of a Program's calls outside of merged slots.
+// The multiprocessors of a Program's calls outside of merged slots.
 int peer_blocks(const Program& program);
 
 } // namespace moe::program

@@ -329,8 +329,8 @@ const char* to_string(Phase phase) {
 
 int first_table_tag(const model::Model& model) { return 2 + 2 * static_cast<int>(model.mtp.size()); }
 
-// What the kernels of state-spaces/mamba (mamba_ssm, ops/triton/ssd_combined.py: mamba_split_conv1d_scan_combined) read
-// and write, in turn, since each passes its results on through memory: per row d = n p elements of the heads, g of the
+// The kernels of state-spaces/mamba (mamba_ssm, ops/triton/ssd_combined.py: mamba_split_conv1d_scan_combined) read and
+// write in turn, since each passes its results on through memory: per row d = n p elements of the heads, g of the
 // groups' keys (and as many of queries), s = d state / chunk of the chunks' states, c = groups chunk of their products.
 // Forward: convolution, states of chunks (FP32), their sums along the sequence, products of keys and queries (FP32),
 // outputs, norm. Backward makes convolution, states and products again, and takes eleven kernels for the gradients.

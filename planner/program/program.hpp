@@ -30,7 +30,7 @@ struct Parameter {
     bool ones = false;
     bool copy = false; // another pipeline rank holds the same weight and speaks for it (tied embeddings)
     int bucket = -1;
-    std::int64_t offset = 0; // of the local slice in its bucket, elements
+    std::int64_t offset = 0; // place of the local slice in its bucket, elements
     std::int64_t local_rows = 0, local_cols = 1;
     std::int64_t local_elements() const { return local_rows * local_cols; }
 };
@@ -44,7 +44,7 @@ struct Bucket {
     int chunk = 0;
     std::int64_t elements = 0; // padded to a multiple of group_size
     std::int64_t decayed = 0;  // [0, decayed) take weight decay, the rest (norms, biases) does not
-    bool copy = false;         // of weights that another pipeline rank counts in the norm
+    bool copy = false;         // another pipeline rank counts these weights in the norm
     bool quantizable = false;  // holds matrices that low precisions quantize, which lie apart from everything else
     // weights: the whole bucket in storage precision; after the optimizer only this rank's slice is new, and the begin
     // slot of the next step gathers the rest (so the gather can run under the first forward). master is the truth.
@@ -57,7 +57,7 @@ struct Bucket {
     TensorId staging = no_tensor;
     TensorId master = no_tensor, exp_avg = no_tensor, exp_avg_sq = no_tensor; // [elements / group_size]
     TensorId copies = no_tensor; // FP32, of what finish reads: Plan::optimizer_copy_bytes()
-    // Where they wait between steps when they are offloaded; those above are then on the device only in finish.
+    // Offloaded optimizer states wait here between steps; those above are then on the device only in finish.
     TensorId host_master = no_tensor, host_exp_avg = no_tensor, host_exp_avg_sq = no_tensor;
     TensorId kept_master() const { return host_master == no_tensor ? master : host_master; }
     // FSDP (Plan::reshards) and a group of several ranks: weights and gradients above are only this rank's shards; the
@@ -91,12 +91,12 @@ struct Slot {
 // EP overlap: in which order one rank runs the ops of a forward and of the backward beside it.
 struct Merge {
     int forward = 0, backward = 0;   // templates
-    std::vector<bool> from_backward; // by op of both: whose it is; the ops of either come in their own order
-    // By op of both: multiprocessors that a product leaves to the tokens on their way over peer memory beside it.
+    std::vector<bool> from_backward; // by op of both: the backward's; ops of either keep their order
+    // Multiprocessors, by op of both, that a product leaves to the tokens on their way over peer memory beside it.
     std::vector<std::uint8_t> reserved_sms;
 };
 
-// What one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
+// The tensors that one MoE layer leaves behind for the end of the step; only where Plan::router counts loads.
 struct RouterIo {
     int layer = 0;
     int experts = 0;
@@ -134,8 +134,8 @@ struct Program {
     std::vector<Slot> slots;
     std::vector<Parameter> parameters;
     std::vector<Bucket> buckets;
-    std::vector<plan::Stage> chunks; // what each chunk holds
-    std::vector<int> in_flight;      // by chunk
+    std::vector<plan::Stage> chunks; // stages by chunk
+    std::vector<int> in_flight;      // micro-batches by chunk
     std::vector<Merge> merges;       // EP overlap, one for every two templates that run side by side
     ProgramIo io;
 };

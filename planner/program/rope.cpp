@@ -1,4 +1,4 @@
-// How a model's rope_scaling bends the frequencies of its rotary embedding.
+// The frequencies of a rotary embedding, as a model's rope_scaling bends them.
 #include "planner/model/model.hpp"
 #include "planner/program/program.hpp"
 

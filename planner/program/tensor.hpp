@@ -13,14 +13,14 @@ enum class Dtype : std::uint8_t { f32, bf16, fp8_tensor, fp8_block, mxfp8, nvfp4
 // E4M3).
 std::int64_t bytes_of(Dtype dtype, std::int64_t elements);
 inline constexpr std::int64_t fp8_block_size = 128;
-// Whether values have scales of their own, by tensor or by block.
+// True where values have scales of their own, by tensor or by block.
 constexpr bool is_quantized(Dtype dtype) { return dtype != Dtype::f32 && dtype != Dtype::bf16 && dtype != Dtype::i32; }
 const char* to_string(Dtype dtype);
 
 using TensorId = std::int32_t;
 inline constexpr TensorId no_tensor = -1;
 
-// Where a tensor's storage comes from.
+// The kinds of storage that a tensor may lie in.
 enum class Storage : std::uint8_t {
     parameter,  // flat bucket of weights in storage precision, whole step
     gradient,   // flat bucket in the plan's dtype of gradients, whole step
@@ -50,7 +50,7 @@ struct Tensor {
     // Matrices of fp8_block: the elements, and behind them (16 bytes aligned) the scales [rows, ceil(cols / 128)].
     std::int64_t scale_offset() const { return (elements() + 15) / 16 * 16; } // bytes
     std::int64_t bytes() const;
-    double expected_bytes() const; // with expected_rows
+    double expected_bytes() const; // bytes with expected_rows
 };
 
 } // namespace moe::program

@@ -34,8 +34,8 @@ struct Timeline {
     bool predicted = true;
     std::string plan_json;          // the plan it belongs to
     std::vector<int> ranks;         // ranks that have rows
-    std::vector<int> pipeline_rank; // of each of them
-    std::vector<int> represents;    // how many ranks each of them stands for (measured: 1)
+    std::vector<int> pipeline_rank; // pipeline rank of each of them
+    std::vector<int> represents;    // number of ranks that each of them stands for (measured: 1)
     double step_seconds = 0.0;      // measured: median of the recorded steps
     double tflops_per_gpu = 0.0;
     double memory_gib = 0.0;       // peak over ranks

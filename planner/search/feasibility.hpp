@@ -1,4 +1,5 @@
-// Whether a request has any plan: the mappings that divisibility leaves, and the least memory that each can do with.
+// Feasibility, whether a request has any plan: the mappings that divisibility leaves, and the least memory that each
+// can do with.
 #pragma once
 
 #include "planner/search/search_space.hpp"
@@ -19,14 +20,14 @@ std::optional<plan::Plan> thriftiest(const SearchSpace& space, const LayerOption
 // than a few thousand mappings. Empty when none of them fits.
 std::optional<plan::Plan> fitting_plan(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);
 
-// Whether divisibility allows a plan, whatever it needs.
+// True where divisibility allows a plan, however much memory it needs.
 bool has_plan(const SearchRequest& request, const stack::Stack& stack);
 
 SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus);
 
-// What keeps a request from having a plan.
+// The reason that keeps a request from having a plan.
 struct Obstacle {
-    std::string constraint; // as search counts it
+    std::string constraint; // name by which search counts it
     std::int64_t candidates = 0;
     std::string example; // the message of one of them
 };
@@ -45,7 +46,7 @@ struct Infeasibility {
     std::vector<TightConfig> closest; // the mappings that need least, ascending; at most ten
     std::vector<Remedy> remedies;     // those that help: nearest value of each
 };
-// For requests that search() refuses.
+// Explains a request that search() refuses.
 Infeasibility explain_request(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);
 
 } // namespace moe::search

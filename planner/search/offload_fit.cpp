@@ -46,10 +46,10 @@ std::vector<OffloadFit> offloaded_to_fit(const plan::Plan& plan, const stack::St
     const double memory = plan.hardware->memory_bytes, link = plan.hardware->host.bandwidth;
     const double bytes = bytes_with(plan, 0, stack, estimator);
     if (bytes <= memory || link <= 0.0) return result;
-    std::array<double, modules> reserved_sms{}; // by each alone; nothing by those that cannot be offloaded
+    std::array<double, modules> saved_bytes{}; // by each alone; nothing by those that cannot be offloaded
     for (std::size_t i = 0; i < modules; ++i)
-        reserved_sms[i] = std::max(0.0, bytes - bytes_with(plan, 1U << i, stack, estimator));
-    // What is spared in memory is there once for each micro-batch that is held; all micro-batches go and come back.
+        saved_bytes[i] = std::max(0.0, bytes - bytes_with(plan, 1U << i, stack, estimator));
+    // Bytes are saved once for each micro-batch that is held; all micro-batches go and come back.
     const double ways = 2.0 * plan.micro_batches() / held_micro_batches(plan);
 
     for (const unsigned states : {0U, plan::offload::optimizer}) {
@@ -60,8 +60,8 @@ std::vector<OffloadFit> offloaded_to_fit(const plan::Plan& plan, const stack::St
             bool useful = true;
             for (std::size_t i = 0; i < modules; ++i) {
                 if ((set >> i & 1U) == 0) continue;
-                useful = useful && reserved_sms[i] > 0.0;
-                sum += reserved_sms[i];
+                useful = useful && saved_bytes[i] > 0.0;
+                sum += saved_bytes[i];
             }
             if (useful && sum >= sums_are_near * too_many) sets.emplace_back(sum, set | states);
         }

@@ -1,4 +1,4 @@
-// The quoter of estimators that have no closed form: it keeps plans and asks for their estimates.
+// The bound model of estimators that have no closed form: it keeps plans and asks for their estimates.
 #include "planner/machine/hardware.hpp"
 #include "planner/search/search.hpp"
 
@@ -29,7 +29,7 @@ public:
         plan.schedule = cut.schedule;
         plan.optimizer = cut.optimizer;
         const double bytes = estimator_.memory_bytes(plan);
-        // What does not fit need not be timed.
+        // A plan that does not fit need not be timed.
         if (bytes > plan.hardware->memory_bytes) return {0.0, bytes};
         return {estimator_.estimate(plan).step_seconds, bytes};
     }

@@ -38,23 +38,24 @@ inline constexpr double bound_time_margin = 0.0075, bound_memory_margin = 0.002;
 class BoundModel {
 public:
     virtual ~BoundModel() = default;
-    // Of every field but pp, vpp, dp, edp, layout, schedule and optimizer; of those only as far as they place the
-    // groups of the layers' communication, see placement().
+    // A handle of the layers' costs, which depend on every field but pp, vpp, dp, edp, layout, schedule and optimizer;
+    // on those only as far as they place the groups of the layers' communication, see placement().
     virtual int layer_costs(const plan::Plan& plan) = 0;
-    // Of pp, vpp, dp, edp, layout, schedule, optimizer, and what weights depend on: degrees and precisions.
+    // A handle of the cut into stages, which depends on pp, vpp, dp, edp, layout, schedule, optimizer, and the fields
+    // that weights depend on: degrees and precisions.
     virtual int stage_split(const plan::Plan& plan) = 0;
     virtual LowerBound bound(int layers, int stages) = 0;
-    // Nearer to the estimate of a plan whose forwards and backwards run side by side than quote(), and dearer: step
+    // Nearer to the estimate of a plan whose forwards and backwards run side by side than bound(), and dearer: step
     // seconds; 0 where that tells no more.
     virtual double merged_step_bound(const plan::Plan& plan) = 0;
 
     // Step seconds below which no cut of these layers goes, all ranks being busy all the time.
     virtual double step_bound(int layers) = 0;
-    // The same with any CUDA graphs and any recomputation, cheaper and lower.
+    // A step_bound() for any CUDA graphs and any recomputation, cheaper and lower.
     virtual double early_step_bound(const plan::Plan& plan) = 0;
-    // A handle as from layers(), as cheap: its quotes are floors with any CUDA graphs and any recomputation.
+    // A handle as from layer_costs(), as cheap: its bounds are floors with any CUDA graphs and any recomputation.
     virtual int early_layer_costs(const plan::Plan& plan) = 0;
-    // A handle as from layers(), cheaper for FSDP: its quotes are no greater.
+    // A handle as from layer_costs(), cheaper for FSDP: its bounds are no greater.
     virtual int coarse_layer_costs(const plan::Plan& plan) = 0;
     // Numbers that make plans slower: of two plans without recomputation and with the same EP overlap the one for which
     // none is greater is no slower with any cut.
@@ -64,7 +65,8 @@ public:
     virtual double least_bytes(const plan::Plan& plan) = 0;
     // Bytes that the plan keeps of each decoder layer and micro-batch under way, whatever is recomputed: its input.
     virtual double kept_bytes(const plan::Plan& plan) = 0;
-    // Plans of equal number that differ in pp, dp and edp alone have the same layers(), if all or none have a pipeline.
+    // Plans of equal number that differ in pp, dp and edp alone have the same layer_costs(), if all or none have a
+    // pipeline.
     virtual int placement(const plan::Plan& plan) = 0;
     virtual void forget() = 0;
 };
@@ -76,9 +78,9 @@ public:
     virtual ~Estimator() = default;
     virtual double memory_bytes(const plan::Plan& plan) = 0; // closed form, cheap
     virtual Estimate estimate(const plan::Plan& plan) = 0;   // throws Error (bad_input) for what it cannot price
-    // The same event by event, dearer, for the few plans that are shown. By default the estimate.
+    // The estimate played event by event, dearer, for the few plans that are shown; by default estimate() itself.
     virtual Estimate play(const plan::Plan& plan) { return estimate(plan); }
-    // Quotes of this estimator's plans; it must outlive the quoter. By default they are its estimates.
+    // The lower bounds of this estimator's plans; the estimator must outlive them. By default they are its estimates.
     virtual std::unique_ptr<BoundModel> bound_model();
 };
 

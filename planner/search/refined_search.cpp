@@ -32,8 +32,8 @@ constexpr std::size_t lighter_plans = 2, lighter_sets = 12;
 constexpr std::size_t played_together = 8;
 // Plans that are refined at least, so that the first one does not depend on how many are asked for.
 constexpr int fewest_refined = 5;
-// What a variant has to gain over the plan of its mapping: less is not worth another choice, and within what plays
-// know.
+// The share that a variant has to gain over the plan of its mapping: less is not worth another choice, and within what
+// plays know.
 constexpr double least_gain = 0.002;
 
 class Refinement {
@@ -80,7 +80,8 @@ private:
     }
     bool offloads() const { return stack_.offloads && !pinned("offload"); }
 
-    // Of plans that fit into the GPUs. Closed forms do not count what is on the host, so that a pinned set comes here.
+    // Refuses plans that fit into the GPUs but not into the host. Closed forms do not count what is on the host, so
+    // that a pinned set comes here.
     [[noreturn]] void refuse_host_memory() const {
         constexpr double gib = 1024.0 * 1024.0 * 1024.0;
         infeasible(
@@ -128,7 +129,7 @@ private:
                 plan::Plan plan = found;
                 plan.schedule = kind;
                 plan.vpp = plan::in_a_v(kind) ? 2 : 1;
-                // Only DualPipeV has whole backwards for a forward to run beside.
+                // Schedules other than DualPipeV have no whole backwards for a forward to run beside.
                 if (kind != plan::ScheduleKind::dualpipe_v && !pinned("ep_overlap")) plan.ep_overlap = false;
                 for (plan::Plan& cut : stack::sound_cuts(plan, stack_)) result.push_back(std::move(cut));
             }
@@ -205,8 +206,8 @@ private:
         return result;
     }
 
-    // What is too large comes into memory by offload, and takes no less than without, nor than its copies do. The most
-    // promising are played first, until none promises a place.
+    // Plans that are too large come into memory by offload, and take no less than without, nor than its copies do. The
+    // most promising are played first, until none promises a place.
     void play_offloaded() {
         std::vector<Ranked> plans = of_larger_memories();
         for (Ranked& ranked : recomputing_less()) plans.push_back(std::move(ranked));
@@ -251,7 +252,7 @@ private:
 } // namespace
 
 SearchResult refined_search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
-    // On CPUs estimates are plays already, and threads of one process share the cores that wait and the memory.
+    // Estimates on CPUs are plays already, and threads of one process share the cores that wait and the memory.
     if (request.base.hardware->cpu) return search(request, stack, estimator);
     return Refinement(request, stack, estimator).run();
 }

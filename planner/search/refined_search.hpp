@@ -12,7 +12,7 @@ namespace moe::search {
 // - where the stack offloads, the best plans of GPUs with more memory, brought back into this memory by those offloaded
 //   modules that move fewest bytes: they recompute less, or split weights over fewer ranks;
 // - all of these with delayed weight gradients.
-// Of each mapping the fastest stays. A field that the request pins stays as it is. Throws as search() does where
+// The fastest plan of each mapping stays. A field that the request pins stays as it is. Throws as search() does where
 // offload does not help either.
 SearchResult refined_search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);
 

@@ -71,7 +71,7 @@ private:
         std::optional<Estimate> estimate;
         plan::PlanFault fault{"memory", "memory"};
         double bytes = 0.0;  // of a plan that does not fit
-        bool beaten = false; // by what its mapping or the podium has already
+        bool beaten = false; // its mapping or the podium already has something faster
     };
 
     template <class Beaten>
@@ -141,7 +141,7 @@ void price_best(std::vector<Candidate>& candidates, Pricer& pricer, TopK& podium
     pricer.price(batch, podium);
 }
 
-// From the soonest on, until no quote is below the limit of its mapping.
+// Prices candidates from the soonest on, until no quote is below the limit of its mapping.
 void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, TopK& podium) {
     std::sort(candidates.begin(), candidates.end(), sooner);
     std::vector<Candidate> batch;
@@ -156,7 +156,7 @@ void price_in_order(std::vector<Candidate> candidates, Pricer& pricer, TopK& pod
     pricer.price(batch, podium);
 }
 
-// What is often near the best: it comes first, so that there is something to beat.
+// True for branches that are often near the best: they come first, so that there is something to beat.
 bool usual(const SearchNode& branch) {
     return branch.layer_options->cp == 1 && branch.layer_options->etp == 1 && branch.layer_options->tp <= 8 &&
            branch.mbs <= 2;

@@ -199,7 +199,7 @@ private:
         return handle;
     }
 
-    // Without recomputation for every shape; where that is too large, with every set.
+    // Searches without recomputation for every shape; where that is too large, with every set.
     void search_sets(std::size_t root, std::vector<std::size_t> shapes, const std::vector<std::size_t>& sets) {
         const auto first = sets.begin() + (space_.recompute_sets()[sets.front()] == 0 ? 1 : 0);
         const std::int64_t others = static_cast<std::int64_t>(sets.end() - first) * optimizers_;
@@ -253,8 +253,8 @@ private:
     // large: or not priced. slow: no plan of these layers and this cut wins, whatever fits; not always counted as
     // evaluated.
     enum class Verdict : std::uint8_t { fits, large, slow };
-    // What one set comes to with each shape. FSDP's layers differ with every set: floors of theirs that are cheaper
-    // come first.
+    // Quotes one set with each shape. FSDP's layers differ with every set: floors of theirs that are cheaper come
+    // first.
     std::vector<Verdict> quote_set(std::size_t root, const std::vector<std::size_t>& shapes, std::size_t set) {
         std::vector<Verdict> verdicts(shapes.size(), Verdict::fits);
         for (const bool coarse : {true, false}) {
@@ -320,8 +320,7 @@ private:
         return modules;
     }
 
-    // Of the plan with the smallest optimizer states; the others are worse in either case. `coarse`: by floors, so that
-    // nothing is found.
+    // Quotes the plan with the smallest optimizer states; the others are worse in either case.
     Verdict quote(std::size_t root, std::size_t s, std::size_t set, int layers, bool coarse = false) {
         LowerBound quote;
         try {

@@ -11,7 +11,7 @@
 
 namespace moe::search {
 
-// How layers and batch are cut.
+// One cut of the layers and of the batch.
 struct NodeShape {
     const ParallelConfig* parallel_config = nullptr;
     const StageSplit* stage_split = nullptr;
@@ -19,6 +19,8 @@ struct NodeShape {
 };
 
 struct SearchNode {
+    // A root: one combination of the options that search chooses for layers (SearchSpace::roots()). Its plans differ in
+    // shape, recompute set and optimizer alone.
     struct Root {
         double floor = 0.0; // step seconds below which no plan of this root goes
         std::uint16_t index = 0;
@@ -47,7 +49,7 @@ bool sooner(const Candidate& a, const Candidate& b);
 // Least step seconds of a plan with this quote.
 double least_seconds(double quoted);
 
-// What a part of the space came to.
+// The plans and the least memory that a part of the search space came to.
 struct Found {
     std::int64_t evaluated = 0; // fits by its quote
     Rejections rejected;

@@ -1,4 +1,4 @@
-// What search chooses besides degrees and cuts: one line per field, and every set of modules to recompute.
+// Options that search chooses besides degrees and cuts: one line per field, and every set of modules to recompute.
 #include "planner/search/search_space.hpp"
 
 #include "planner/machine/hardware.hpp"
@@ -48,7 +48,7 @@ std::vector<Option> SearchSpace::options() const {
         {"tp_overlap", published ? switched : off, [](const plan::Plan& p) { return p.tp > 1; }},
         {"cp_comm", published ? std::vector<std::string>{"ring", "alltoall"} : std::vector<std::string>{"ring"},
          [](const plan::Plan& p) { return p.cp > 1; }},
-        // In a pipeline FSDP is the distributed optimizer, see Plan::reshards().
+        // FSDP in a pipeline is the distributed optimizer, see Plan::reshards().
         {"fsdp", published ? switched : off, [](const plan::Plan& p) { return p.pp == 1; }},
     };
 }

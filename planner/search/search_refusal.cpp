@@ -61,8 +61,8 @@ std::int64_t nearest_gpus(const SearchRequest& request, const stack::Stack& stac
         base.gpus, names(space.pinned()), base.gpus);
 }
 
-// Of the reasons that name a fixed field ("experts % ep" with --fix ep) the one that excluded most: a choice of the
-// user's explains more than degrees that search would have chosen otherwise. end() when there is none.
+// The reason that excluded most, of those that name a fixed field ("experts % ep" with --fix ep): a choice of the
+// user's explains more than degrees that search would have chosen otherwise.
 std::map<std::string, Rejections::Reason>::const_iterator pinned_reason(const SearchSpace& space,
                                                                         const Rejections& rejected) {
     auto best = rejected.reasons.end();

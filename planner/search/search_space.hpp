@@ -32,7 +32,7 @@ struct StageSplit {
     double heaviest_rank = 1;  // model FLOPs of the heaviest pipeline rank, MTP and head included
     double most_layers = 1;    // decoder layers alone of the pipeline rank that has most, against the same mean
     double most_held = 1;      // decoder and MTP layers of the rank that has most, against the mean of those
-    double lightest_chunk = 1; // of the lightest stage, against the mean stage
+    double lightest_chunk = 1; // model FLOPs of the lightest stage, against the mean stage
     // Inputs of decoder layers that a pipeline rank keeps on average when as many micro-batches are under way as there
     // are ranks: rank r of pp has at least pp - r of them in all its chunks, with any schedule.
     double mean_kept = 0;
@@ -49,7 +49,7 @@ struct ParallelConfig {
 struct Option {
     const char* field;
     std::vector<std::string> values;
-    bool (*applies)(const plan::Plan& plan); // of the degrees alone: whether tp, cp, ep, etp and pp exceed 1
+    bool (*applies)(const plan::Plan& plan); // depends on the degrees alone: whether tp, cp, ep, etp and pp exceed 1
 };
 
 // Sets of recomputed modules beside one root, by index into recompute_sets().
@@ -90,9 +90,9 @@ public:
     } // the one with fewer bytes first
     // Every combination of the options that plans with these degrees have: plans of those fields alone.
     const std::vector<plan::Plan>& roots(int tp, int cp, int ep, int etp, int pp) const;
-    // For each root the first that differs from it in CUDA graphs at most.
+    // The first root, for each root, that differs from it in CUDA graphs at most.
     const std::vector<std::size_t>& without_graphs(int tp, int cp, int ep, int etp, int pp) const;
-    // What goes with each root, with one chunk per rank or several.
+    // The recompute sets and optimizers that go with each root, with one chunk per rank or several.
     const std::vector<RootSets>& sets_of_roots(int tp, int cp, int ep, int etp, int pp, bool chunks) const;
     // Roots times recompute sets times optimizers.
     std::int64_t choices(int tp, int cp, int ep, int etp, int pp) const;
@@ -101,7 +101,7 @@ public:
     plan::Plan candidate(const LayerOptions& family, const ParallelConfig& mapping, int vpp, std::int64_t mbs) const;
     // check_plan() and check_stack().
     plan::PlanFault fault_of(const plan::Plan& plan) const;
-    // The same; a usual choice that this combination excludes is dropped from the plan first.
+    // Does as fault_of(), after a usual choice that this combination excludes is dropped from the plan.
     plan::PlanFault check(plan::Plan& plan) const;
 
     // The plan without what it may choose and what other choices may exclude.
@@ -138,13 +138,13 @@ private:
     std::set<std::string> pinned_;
     std::vector<unsigned> sets_;
     std::vector<plan::OptimizerChoice> optimizers_;
-    // By the degrees that exceed 1; sets also by whether vpp does.
+    // Roots by the degrees that exceed 1; their sets also by whether vpp does.
     std::array<std::vector<plan::Plan>, 32> roots_;
     std::array<std::vector<std::size_t>, 32> without_graphs_;
     std::array<std::vector<RootSets>, 64> sets_of_roots_;
     Rejections rejected_;
     std::vector<LayerOptions> families_;
-    std::map<std::pair<int, int>, std::vector<StageSplit>> cuts_; // by (pp, vpp)
+    std::map<std::pair<int, int>, std::vector<StageSplit>> cuts_; // cuts by (pp, vpp)
 };
 
 } // namespace moe::search

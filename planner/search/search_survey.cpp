@@ -65,7 +65,7 @@ private:
         return true;
     }
 
-    // Only what memory alone excludes tells how much memory would do.
+    // A plan tells how much memory would do where memory alone excludes it.
     void note(const plan::Plan& plan, double bytes) {
         if (found_.smallest && bytes >= found_.least_memory) return;
         if (!space_.fault_of(space_.without_optional(plan))) found_.note(plan, bytes);
@@ -99,9 +99,9 @@ private:
             for (const plan::PlanFault& fault : answer.faults) found_.rejected.add(fault, answer.candidates);
     }
 
-    // Of branches that differ in the micro-batch size alone. A floor: seconds below which no plan of the root goes with
-    // any size that divides the one asked for, since kernels, messages and gathers of a larger micro-batch take no
-    // longer per sample. What it leaves is asked again by those who quote.
+    // The roots of branches that differ in the micro-batch size alone. A floor: seconds below which no plan of the root
+    // goes with any size that divides the one asked for, since kernels, messages and gathers of a larger micro-batch
+    // take no longer per sample. Roots that it leaves are asked again by those who quote.
     struct Roots {
         std::vector<SearchNode::Root> sound;
         std::vector<plan::PlanFault> faults; // of the others
@@ -147,8 +147,9 @@ private:
         found_.rejected.add({"memory", "memory"}, dropped * static_cast<std::int64_t>(count) * choices());
     }
 
-    // What excludes a root with every shape, or nothing and a plan that is sound. A larger micro-batch excludes no root
-    // that a smaller one allows but for what shapes tell without choices as well, so that it is asked once.
+    // The fault that excludes a root with every shape, or nothing and a plan that is sound. A larger micro-batch
+    // excludes no root that a smaller one allows but for what shapes tell without choices as well, so that it is asked
+    // once.
     plan::PlanFault fault_of(const std::vector<NodeShape>& shapes, std::size_t root, std::int64_t mbs,
                              plan::Plan& plan) {
         plan::PlanFault fault;
@@ -206,7 +207,7 @@ private:
     void add_branch(SearchNode branch, std::map<std::pair<bool, bool>, Roots>& asked, std::int64_t multiple) {
         const std::vector<NodeShape> shapes = typical(branch);
         if (shapes.empty() || exhaustive_) {
-            // Without a sound shape the reasons are counted shape by shape, later.
+            // The reasons are counted shape by shape, later, where no shape is sound.
             const std::size_t count = roots((*branch.shapes).front().parallel_config->pp).size();
             for (std::size_t r = 0; r < count; ++r)
                 branch.roots.push_back({0.0, static_cast<std::uint16_t>(r), static_cast<std::uint16_t>(r)});

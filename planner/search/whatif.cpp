@@ -62,7 +62,7 @@ Values words(const std::vector<T>& list) {
     return values;
 }
 
-// What is not a degree, with the values to try. Which of them the stack offers is for check_stack() to say.
+// The fields that are no degrees, with the values to try. check_stack() says which of them the stack offers.
 std::vector<std::pair<std::string, Values>> choice_values(const plan::Plan& plan, const stack::Stack& stack) {
     const Values on_off{"on", "off"}, precisions = words(stack.precisions);
     Values by_module = precisions;
@@ -335,7 +335,7 @@ std::vector<plan::Plan> front_candidates(const plan::Plan& base, const stack::St
     return plans;
 }
 
-// Those that no other one beats in both memory and step time; ascending in memory.
+// The points that no other one beats in both memory and step time; ascending in memory.
 std::vector<FrontPoint> unbeaten(std::vector<FrontPoint> points) {
     std::stable_sort(points.begin(), points.end(), [](const FrontPoint& a, const FrontPoint& b) {
         const Estimate &x = a.estimate, &y = b.estimate;

@@ -1,4 +1,5 @@
-// What-ifs: the plans that differ from a given one in a single choice, and the front of memory against time around it.
+// Questions "what if": the plans that differ from a given one in a single choice, and the front of memory against time
+// around it.
 #pragma once
 
 #include "planner/plan/plan.hpp"
@@ -14,7 +15,7 @@ namespace moe::search {
 // A plan one choice away from another.
 struct WhatIf {
     plan::FieldChange change;
-    // What moved along so that the plan stays sound: the other axis of the same factoring, the cut into stages.
+    // Fields that moved along so that the plan stays sound: the other axis of the same factoring, the cut into stages.
     std::vector<plan::FieldChange> along;
     plan::Plan plan;
     Estimate estimate;
@@ -35,9 +36,8 @@ struct FrontPoint {
     plan::Plan plan;
     Estimate estimate;
 };
-// Of the plan's mapping with every recompute set of the stack, optimizer moments, optimizer offload, FSDP and
-// micro-batch size up to four times its own, and with each activation offloaded alone: those that no other one beats in
-// both memory and step time; ascending in memory.
+// The front of the plan's mapping with every recompute set of the stack, optimizer moments, optimizer offload, FSDP and
+// micro-batch size up to four times its own, and with each activation offloaded alone:
 std::vector<FrontPoint> memory_front(const plan::Plan& plan, const stack::Stack& stack, Estimator& estimator);
 
 } // namespace moe::search

@@ -87,7 +87,7 @@ const char* generation(const Plan& p) {
     return peak(Precision::mxfp8) > 0.0 || peak(Precision::nvfp4) > 0.0 ? "blackwell" : "hopper";
 }
 
-// What a measured profile is named after has the rules of that machine.
+// A measured profile has the rules of the machine that it is like.
 std::string machine_name(const Plan& p) {
     if (!p.hardware->like.empty()) return p.hardware->like;
     return p.hardware->name.substr(0, p.hardware->name.rfind("-measured"));

@@ -10,8 +10,8 @@
 
 namespace moe::stack {
 
-// How a word is read from a plan. Rules are tried on every plan of a search, so that a field or fact is read as what it
-// is, a number or a set of modules, rather than as text.
+// The way in which a word is read from a plan. Rules are tried on every plan of a search, so that a field or fact is
+// read as what it is, a number or a set of modules, rather than as text.
 struct NumberWord {
     double (*read)(const plan::Plan&);
     bool none_is_zero = false; // the word of 0 is "none", which is no number

@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 using Reader = StackReader;
 
-// Whether a cost holds a number of its own; coefficients carry their source themselves.
+// True where a cost holds a number of its own; coefficients carry their source themselves.
 bool states_figure(const Json& cost) {
     if (cost.is_object() || cost.is_array()) return std::any_of(cost.begin(), cost.end(), states_figure);
     return cost.is_number();
@@ -226,7 +226,7 @@ void apply_features(Json& json, const std::vector<std::string>& changes, const s
     if (!has.empty()) refuse("{}: unknown feature \"{}\": see {}", place, *has.begin(), path);
 }
 
-// What differs on some machines, as a JSON merge patch.
+// The differences on some machines, as a JSON merge patch.
 struct Variant {
     std::vector<std::string> machines;
     Json set;
@@ -275,7 +275,7 @@ std::string known_machine(const machine::Hardware& hardware, const std::vector<V
     return hardware.nvlink_domain > 8 ? "gb200-nvl72" : "b200";
 }
 
-constexpr int longest_chain = 8; // of bases; more is a circle
+constexpr int longest_chain = 8; // of bases; more is a cycle
 
 // A stack's file with its bases below it: objects merge field by field, "on" lists follow each other. A cost that a
 // file changes needs that file's own entry in cost_sources, since its base speaks of another figure.
@@ -290,8 +290,7 @@ Json read_with_bases(const std::string& name, int depth) {
     Json json = parse_file(path);
     if (!json.is_object() || !json.contains("base")) return json;
     if (!json["base"].is_string()) refuse("{}: \"base\" must be a string, found {}", path, json["base"].type_name());
-    if (depth >= longest_chain)
-        refuse("{}: more than {} bases follow each other: is it a circle?", path, longest_chain);
+    if (depth >= longest_chain) refuse("{}: more than {} bases follow each other: is it a cycle?", path, longest_chain);
     if (json.contains("costs") && json["costs"].is_object())
         for (const auto& item : json["costs"].items())
             if (states_figure(item.value()) &&

@@ -24,34 +24,34 @@ struct LinkShares {
 // Efficiencies are fractions of the hardware's rate that large operations reach; times are seconds. Few and physical;
 // each carries its source in the stack's JSON.
 struct StackCosts {
-    std::array<double, machine::precision_count> gemm{};         // of peak_flops, large dense GEMM
-    std::array<double, machine::precision_count> grouped_gemm{}; // of peak_flops, many rows per expert
-    double attention_forward = 0.6, attention_backward = 0.45;   // of the BF16 peak, long sequences
-    double memory = 0.8;                          // of memory bandwidth, fused elementwise and norm kernels
-    double permute = 0.5;                         // of memory bandwidth, gathers of rows
-    double scan = 0.16;                           // of memory bandwidth, Mamba-2's scan; as fitted for Megatron
+    std::array<double, machine::precision_count> gemm{};         // share of peak_flops, large dense GEMM
+    std::array<double, machine::precision_count> grouped_gemm{}; // share of peak_flops, many rows per expert
+    double attention_forward = 0.6, attention_backward = 0.45;   // share of the BF16 peak, long sequences
+    double memory = 0.8;                          // share of memory bandwidth, fused elementwise and norm kernels
+    double permute = 0.5;                         // share of memory bandwidth, gathers of rows
+    double scan = 0.16;                           // share of memory bandwidth, Mamba-2's scan; as fitted for Megatron
     double kernel_seconds = 2e-6;                 // device time of an empty kernel (tail and start)
     double launch_seconds = 5e-6;                 // host time to launch one op without CUDA graphs
-    double graph_launch_seconds = 0.5e-6;         // per op inside a CUDA graph
-    std::map<std::string, LinkShares> dispatcher; // by the dispatcher's name
+    double graph_launch_seconds = 0.5e-6;         // host time per op inside a CUDA graph
+    std::map<std::string, LinkShares> dispatcher; // shares by the dispatcher's name
     double collective = 0.8;                      // NCCL ring collectives, fraction of link bandwidth
     double step_seconds = 0.0;                    // fixed host work per step
     double sync_seconds = 0.0;                    // host wait per MoE layer where a dispatcher reads counts on the host
-    double attention_gathered = 1.0;              // of these rates, where keys are picked by index
-    // The same of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
+    double attention_gathered = 1.0;              // share of these rates, where keys are picked by index
+    // Rates of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
     double attention_picked_forward = 0.65, attention_picked_backward = 0.28, attention_picked_half_length = 183.0;
     double attention_half_length = 1200.0; // sequence length at which attention reaches half of its rate, tokens
     double overlap_sm_share = 0.0;         // share of the SMs that communication takes while EP overlap is on
-    double fsdp_sm_share = 0.0;            // the same of FSDP, whose collectives run all the time
+    double fsdp_sm_share = 0.0;            // as overlap_sm_share, of FSDP, whose collectives run all the time
     // Kernels behind an op of the router, a gather of rows and a quantization, over those behind others.
     double routed_launches = 1.0; // host time of an op on routed rows, over that of other ops
     double router_launches = 1.0, permute_launches = 1.0, quantize_launches = 1.0;
-    double recompute_launches = 1.0;    // host time of a recomputed op over that of the same op in the forward
-    double tile_seconds = 0.0;          // of each wave of tiles of a product: filling the pipeline and writing out
+    double recompute_launches = 1.0; // host time of a recomputed op over that of the same op in the forward
+    double tile_seconds = 0.0;       // seconds of each wave of tiles of a product: filling the pipeline and writing out
     double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
     double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read
-    double clock = 1.0;          // of the machine under full load, over the clock that its peak FLOP/s assume
-    double quantize_share = 1.0; // of the bytes of a quantize op that are moved; below 1 it is fused into its producer
+    double clock = 1.0;          // clock of the machine under full load, over the one that its peak FLOP/s assume
+    double quantize_share = 1.0; // share of a quantize op's bytes that are moved; below 1 it is fused
 };
 
 // Published figures that a stack stands for: a word of their source and its releases, newest last.
@@ -62,7 +62,7 @@ struct Publication {
 
 struct Stack {
     std::string name;                               // "moe-plan", "bridge-26.08", ...
-    std::string release;                            // as the source names it
+    std::string release;                            // release as the source names it
     bool executable = false;                        // execute can run what it offers
     Engine engine;                                  // whose rules its plans keep
     std::shared_ptr<const std::vector<Rule>> rules; // those in force; may be null
@@ -71,8 +71,8 @@ struct Stack {
     std::vector<plan::Dispatcher> dispatchers;
     std::vector<plan::CudaGraph> cuda_graphs;
     bool ep_overlap = false;
-    std::vector<plan::ScheduleKind> split_schedules; // with backwards in two slots: tried on the plans found
-    bool offloads = false;                           // of activations and optimizer states: tried on the plans found
+    std::vector<plan::ScheduleKind> split_schedules; // schedules with backwards in two slots: tried on the plans found
+    bool offloads = false;                           // may offload activations and states: tried on the plans found
     std::vector<unsigned> recompute_sets;            // the sets that search tries
     unsigned recompute_modules = 0;                  // all modules that a plan may name (a superset of the sets above)
     std::vector<plan::Dispatcher> host_synced;       // dispatchers that read routed counts on the host
@@ -83,9 +83,9 @@ struct Stack {
     plan::Dispatcher usual_dispatcher = plan::Dispatcher::alltoall;
     plan::CudaGraph usual_cuda_graph = plan::CudaGraph::none;
     bool usual_ep_overlap = false;
-    double usual_capacity = 0.0; // Plan::capacity of graphs that hold a whole step with experts; 0 = it has none
+    double usual_capacity = 0.0;  // Plan::capacity of graphs that hold a whole step with experts; 0 = it has none
     double memory_headroom = 0.0; // share of a GPU's memory that search leaves free unless asked otherwise
-    std::string figures_of; // the machine whose figures these are where the hardware is another one, else ""
+    std::string figures_of;       // the machine whose figures these are where the hardware is another one, else ""
     // Named capabilities whose absence costs something: profiles/stacks/base/features.json. Empty: costs are as stated.
     std::vector<std::string> features;
     StackCosts costs;
@@ -93,29 +93,29 @@ struct Stack {
     std::vector<Publication> published;
 };
 
-// By name from profiles/stacks, where a file may state only what differs from its "base"; an empty name gives the
-// hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped" or
-// "bridge-26.04,no-fused_router". What a stack states for some machines goes by the profile's `like`, else by its name;
-// a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if it
-// computes in MXFP8 or NVFP4, else those of h100. Throws Error (bad_input).
+// Loads a stack by name from profiles/stacks, where a file may state only what differs from its "base"; an empty name
+// gives the hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped"
+// or "bridge-26.04,no-fused_router". Figures that a stack states for some machines go by the profile's `like`, else by
+// its name; a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if
+// it computes in MXFP8 or NVFP4, else those of h100. Throws Error (bad_input).
 Stack load_stack(const std::string& name, const machine::Hardware& hardware);
-// The same with other coefficients than those in profiles/coefficients.json.
+// Loads a stack with other coefficients than those in profiles/coefficients.json.
 Stack load_stack(const std::string& name, const machine::Hardware& hardware, const machine::Coefficients& coefficients);
 
 // Names in profiles/stacks, sorted.
 std::vector<std::string> stack_names();
 
-// Whether the stack offers what the plan asks for, the rules of its engine aside: like check_plan(), empty when it
-// does.
+// Tells whether the stack offers what the plan asks for, the rules of its engine aside: like check_plan(), empty when
+// it does.
 plan::PlanFault check_offers(const plan::Plan& plan, const Stack& stack);
 // The rules of the stack's engine that the plan breaks, in their file's order.
 std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack);
-// Whether the stack's software would run the plan: check_offers(), then the first broken rule, counted as
+// Tells whether the stack's software would run the plan: check_offers(), then the first broken rule, counted as
 // "ENGINE: RULE". Its message ends with the rule's source.
 plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack);
-// Whether neither check_plan() nor check_stack() has anything against it.
+// True where neither check_plan() nor check_stack() has anything against it.
 bool sound(const plan::Plan& plan, const Stack& stack);
-// Those that are sound of the plan with its stages cut evenly and by balanced_stages().
+// The sound ones of two cuts of the plan: its stages cut evenly, and by balanced_stages().
 std::vector<plan::Plan> sound_cuts(plan::Plan plan, const Stack& stack);
 
 } // namespace moe::stack

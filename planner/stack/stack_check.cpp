@@ -1,4 +1,4 @@
-// Whether a stack can do what a plan asks for: what it offers, and the rules of its engine.
+// The check of a plan against a stack: what the stack offers, and the rules of its engine.
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"

@@ -12,8 +12,8 @@
 
 namespace moe::stack {
 
-// What nobody asked for is refused at the end, so that a misspelt field cannot pass. All throw Error (bad_input) that
-// begins with `place`. The object and the coefficients must outlive the reader.
+// Fields that nobody asked for are refused at the end, so that a misspelt field cannot pass. All throw Error
+// (bad_input) that begins with `place`. The object and the coefficients must outlive the reader.
 class StackReader {
 public:
     using Json = nlohmann::json;

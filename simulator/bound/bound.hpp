@@ -10,7 +10,7 @@
 
 namespace moe::bound {
 
-// What quotes share with the estimator that they stand for.
+// The parts that bounds share with the estimator that they stand for.
 struct BoundSources {
     estimate::SegmentCache& segments;
     estimate::Shapes& shapes;

@@ -1,4 +1,4 @@
-// The quoter of FastEstimator: layers and stages worked out once each, composed in a fraction of a microsecond.
+// The bound model of FastEstimator: layers and stages worked out once each, composed in a fraction of a microsecond.
 #pragma once
 
 #include "planner/plan/plan.hpp"
@@ -43,16 +43,16 @@ private:
     static bool offloads(const plan::Plan& plan) { return (plan.offload & ~plan::offload::optimizer) != 0; }
 
     struct Layers {
-        std::vector<const Terms*> terms; // by segment of the model; none of those that few cuts have, see complete()
-        std::vector<double> pool_bytes;  // of the saved activations of the segments of each pool
-        int pools = 0;                   // which segments share pools
-        // Of coarse_layers(): the early terms of its segments, which give way to coarse ones.
+        std::vector<const Terms*> terms; // by segment of the model; none for those that few cuts have, see complete()
+        std::vector<double> pool_bytes;  // bytes of the saved activations of the segments of each pool
+        int pools = 0;                   // number of the way in which segments share pools
+        // The early terms of the segments of coarse_layer_costs(), which give way to coarse ones; null for others.
         std::vector<Terms>* early = nullptr;
         plan::Plan plan;
         double message_bytes = 0.0;
     };
 
-    // What a pipeline rank keeps at most: segments by pool, those of equal size sharing one, see most_kept().
+    // The most that a pipeline rank keeps: segments by pool, those of equal size sharing one, see most_kept().
     struct RankKept {
         std::vector<int> most;
         bool merges = false;
@@ -63,33 +63,33 @@ private:
         double forward = 0.0, backward = 0.0;             // the host being far ahead
         double early_forward = 0.0, early_backward = 0.0; // at the start, before the message is needed
         double host = 0.0;                                // both, where it does not wait
-        double first_saves = 0.0;                         // of the first backward
+        double first_saves = 0.0;                         // seconds by which a step's first backward is shorter
         // Seconds before a step's first forward and behind its last backward: by stream where backwards run in two
         // slots, else of whole slots, under Stream::compute.
         Busy opening{}, behind{};
         Busy busy_forward{}, busy_backward{};
     };
 
-    // What some segments of a chunk have moved as a step begins and ends, at least: those up to a segment of a part of
+    // The least that some segments of a chunk have moved as a step begins and ends: those up to a segment of a part of
     // Stages::parts, itself included, that others before them have not.
     struct Moved {
         int part = 0, segments = 0;
         double gather = 0.0, reduce = 0.0; // seconds
-        double quantize = 0.0;             // of the gather's, that no collective takes
+        double quantize = 0.0;             // part of the gather's that no collective takes
     };
 
     struct Stages {
         plan::Plan plan;
         const estimate::Shape* shape = nullptr;
-        std::vector<std::vector<std::pair<int, int>>> parts; // by distinct stage: segment of the model, count
+        std::vector<std::vector<std::pair<int, int>>> parts; // segment of the model and count, by distinct stage
         bool rare = false;                                   // some of them are segments that few cuts have
         std::vector<estimate::StageMemory> memory;           // states and groups; the rest is the layers'
-        std::vector<std::vector<Moved>> moved;               // by distinct stage, of those that a step begins with
+        std::vector<std::vector<Moved>> moved;               // those by distinct stage that a step begins with
         double zero = 0.0;                                   // seconds that the first rank zeroes gradients
         double lost = 0.0;    // part of its rate that what computes loses to gathers and reductions beside it
         double closing = 0.0; // seconds of norm and optimizer behind the last slot, and of the stack
         double message_start = 0.0, message_per_byte = 0.0;
-        std::map<std::array<int, 3>, const KeptSegments*> kept; // by micro-batches, EP overlap, pools
+        std::map<std::array<int, 3>, const KeptSegments*> kept; // segments by micro-batches, EP overlap, pools
     };
 
     void list_segments(const std::shared_ptr<const model::Model>& model);
@@ -144,8 +144,8 @@ private:
 
     BoundSources sources_;
     std::shared_ptr<const model::Model> model_;
-    std::vector<estimate::SegmentId> segments_; // of the model
-    std::vector<int> counts_;                   // how often the model has each
+    std::vector<estimate::SegmentId> segments_; // segments of the model
+    std::vector<int> counts_;                   // count of each in the model
     SegmentTerms terms_;
     std::vector<Layers> layers_;
     // Branches of a family that differ in the micro-batch ask for the same.
@@ -158,9 +158,9 @@ private:
     std::unordered_map<PartFloors::Key<plan::Subject::dense>, Parts, PartFloors::Hash> dense_parts_;
     std::unordered_map<PartFloors::Key<plan::Subject::routed>, Parts, PartFloors::Hash> routed_parts_;
     std::deque<std::vector<Terms>> own_terms_;    // behind handles
-    std::vector<std::array<int, 2>> part_places_; // by placement: numbers of its dense and its expert groups'
+    std::vector<std::array<int, 2>> part_places_; // numbers of the groups of a placement: dense, expert
     std::unordered_map<plan::PlanKey<plan::Subject::place>, int, plan::PlanKeyHash> known_places_;
-    std::optional<plan::PlanKey<plan::Subject::place>> last_mesh_; // of placement()
+    std::optional<plan::PlanKey<plan::Subject::place>> last_mesh_; // key of the last placement()
     int last_place_ = -1;
     std::vector<Chunk> chunks_; // scratch
     std::vector<estimate::StageMemory> memory_;
@@ -168,7 +168,7 @@ private:
     std::vector<double> slots_, ends_;
     std::vector<std::vector<int>> pools_; // pool of each segment
     std::map<std::tuple<const estimate::Shape*, plan::ScheduleKind, int, bool, int>, KeptSegments>
-        kept_; // as Stages::kept, of any stages
+        kept_; // as Stages::kept, for any stages
 };
 
 } // namespace moe::bound

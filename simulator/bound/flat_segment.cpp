@@ -47,7 +47,7 @@ private:
     std::map<OpName, Entry> found_;
 };
 
-// For both templates: the plain op that each op is or repeats.
+// The plain op that each op is or repeats, for both templates.
 std::array<std::vector<int>, 2> plain_ops(const program::Program& plain, const program::Program& segment) {
     std::array<std::vector<int>, 2> result;
     const auto forwards = static_cast<int>(plain.templates[0].ops.size());
@@ -76,7 +76,7 @@ std::array<std::vector<int>, 2> plain_ops(const program::Program& plain, const p
     return result;
 }
 
-// By tensor of the segment: the plain tensor that it is or repeats, which is as large.
+// The plain tensor that each tensor of the segment is or repeats, which is as large.
 std::vector<int> plain_tensors(const program::Program& plain, const program::Program& segment) {
     std::vector<int> result(segment.tensors.size());
     for (std::size_t i = 0; i < result.size(); ++i) {

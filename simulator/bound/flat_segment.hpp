@@ -11,7 +11,7 @@
 
 namespace moe::bound {
 
-// What an op of a segment costs and a tensor of it takes depends on degrees and sizes; which op waits for which does
+// The costs of a segment's ops and the sizes of its tensors depend on degrees and sizes; which op waits for which does
 // not. A FlatSegment holds the second part of a segment, for any prices of the first. It numbers ops and tensors as the
 // *plain* segment does, the one without recomputation: forward ops, then backward ops; recomputed ops and tensors carry
 // the numbers of those that they repeat. Segments that differ in recomputation alone therefore share prices.
@@ -28,7 +28,7 @@ public:
         double before_input = 0.0; // when the first op that reads the neighbour's message starts
         bool waits = false;        // the host waited for routed counts on the way
     };
-    // prices: by plain op. The host begins `lead` seconds before the device. The same as play_segment() gives.
+    // prices: by plain op. The host begins `lead` seconds before the device. The result is that of play_segment().
     Play play(int direction, const std::vector<cost::OpCost>& prices, double lead, double sync_seconds,
               std::vector<double>& ends) const;
     // Seconds that each stream is busy.
@@ -54,8 +54,8 @@ private:
     struct Direction {
         std::vector<FlatOp> ops;
         std::vector<int> waits;
-        std::vector<Life> lives; // of what does not outlive the direction
-        int first_reader = -1;   // of the neighbour's message; -1 = none
+        std::vector<Life> lives; // lives of what does not outlive the direction
+        int first_reader = -1;   // first op that reads the neighbour's message; -1 = none
     };
     void add_ops(int direction, const program::Program& segment, const std::vector<int>& price_of);
     void add_lives(const program::Program& segment, const std::vector<int>& tensor_of);

@@ -32,7 +32,7 @@ void FastBoundModel::list_segments(const std::shared_ptr<const model::Model>& mo
     for (const int kind : model->layers) add({lower::SegmentKind::layer, kind}, 1);
     for (const int kind : model->mtp) add({lower::SegmentKind::mtp, kind}, 1);
     add({lower::SegmentKind::head, 0}, 1);
-    // What some cuts have in their place: nothing more of the model.
+    // Some cuts have these in their place, and nothing more of the model.
     for (const int kind : model->mtp) add({lower::SegmentKind::mtp_body, kind}, 0);
     if (!model->mtp.empty()) add({lower::SegmentKind::all_heads, 0}, 0);
 }
@@ -186,13 +186,13 @@ int FastBoundModel::early_layer_costs(const plan::Plan& plan) {
 }
 
 int FastBoundModel::coarse_layer_costs(const plan::Plan& plan) {
-    // What is stashed or offloaded depends on what is recomputed, so that sets share nothing.
+    // Tensors that are stashed or offloaded depend on what is recomputed, so that sets share nothing.
     if (!plan.reshards() || plan.paged_stash || plan.offload != 0) return layer_costs(plan);
     list_segments(plan.model);
     return add_layers(plan, &own_terms_.emplace_back(early_terms(plan)));
 }
 
-// What few cuts have in place of the model's own segments consists of ops of these, and is no slower where they are
+// The segments that few cuts have in place of the model's own consist of ops of these, and are no slower where they are
 // not.
 std::vector<double> FastBoundModel::dominance_key(int handle) {
     const Layers& layers = layers_[static_cast<std::size_t>(handle)];

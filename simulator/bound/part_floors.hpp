@@ -21,8 +21,8 @@ namespace moe::bound {
 struct LayerPart {
     double alone[2]{}; // seconds by direction, the host being far ahead, without shared experts
     Busy busy[2]{};
-    double first_saves = 0.0; // as Terms::first_saves
-    double held_up[2]{};      // as SegmentTerms::Priced::held_up
+    double first_saves = 0.0; // seconds as Terms::first_saves
+    double held_up[2]{};      // seconds as SegmentTerms::Priced::held_up
     // Bytes that some op of either direction has in its hands beside the layer's input: alive at one time, whatever is
     // recomputed.
     double work[2]{};
@@ -39,7 +39,7 @@ public:
     struct Key {
         plan::PlanKey<subject> plan;
         estimate::SegmentId id;
-        int place; // as numbered by places()
+        int place; // number as places() gives it
         bool operator==(const Key&) const = default;
     };
     struct Hash {

@@ -13,7 +13,7 @@
 namespace moe::bound {
 namespace {
 
-// The plan whose ops a plan's own repeat. What is stashed, offloaded or gathered in turns depends on what is
+// The plan whose ops a plan's own repeat. Tensors that are stashed, offloaded or gathered in turns depend on what is
 // recomputed: such plans share nothing with others.
 plan::Plan plain_of(plan::Plan plan) {
     if (!plan.paged_stash && plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
@@ -38,22 +38,22 @@ std::vector<cost::OpCost> without_early(const program::Program& plain, std::vect
     return prices;
 }
 
-// In merged slots products that leave multiprocessors to tokens are longer (in either direction the same ones as side
-// by side, where an exchange follows every piece of the other direction that has products), and where none does so
-// tokens hold up what is not a product and keep products waiting.
+// Products that leave multiprocessors to tokens are longer in merged slots (in either direction the same ones as side
+// by side, where an exchange follows every piece of the other direction that has products). Where none does so, tokens
+// hold up what is not a product and keep products waiting.
 std::array<double, 2> held_up(const program::Program& plain, const std::vector<cost::OpCost>& prices,
-                              const cost::ContentionPrice& beside) {
+                              const cost::ContentionPrice& contention) {
     std::array<double, 2> seconds{};
-    if (beside.none()) return seconds;
+    if (contention.none()) return seconds;
     auto price = prices.begin();
     for (std::size_t side = 0; side < 2; ++side) {
         passes::ReservedSms reserving;
         for (const program::Op& op : plain.templates[side].ops) {
             const double device = (price++)->device;
-            if (reserving.next(op)) seconds[side] += device * (beside.reserved_slowdown - 1.0);
+            if (reserving.next(op)) seconds[side] += device * (contention.reserved_slowdown - 1.0);
             const bool by_peers =
                 op.kind == program::OpKind::dispatch_tokens || op.kind == program::OpKind::combine_tokens;
-            if (replay::exchanges_rows(plain, op) && !by_peers) seconds[side] += device * beside.lost;
+            if (replay::exchanges_rows(plain, op) && !by_peers) seconds[side] += device * contention.lost;
         }
     }
     return seconds;
@@ -244,7 +244,7 @@ Terms SegmentTerms::played(const Plain& base, const plan::Plan& plan, estimate::
             ahead.host = host;
         }
         t.busy = flat.busy(side, ops);
-        // What leaves in one slot may still be on its way in the next.
+        // Tensors that leave in one slot may still be on their way in the next.
         if (offloaded) t.busy[static_cast<std::size_t>(program::Stream::host)] = 0.0;
         Busy busy = t.busy;
         busy[static_cast<std::size_t>(program::Stream::data)] = 0.0; // asked of all layers together

@@ -1,4 +1,5 @@
-// What quotes know of a segment: its slot times and bytes, for every choice of recomputation from one lowering.
+// The terms that bounds know of a segment: its slot times and bytes, for every choice of recomputation from one
+// lowering.
 #pragma once
 
 #include "planner/plan/choices.hpp"
@@ -21,7 +22,7 @@ namespace moe::bound {
 class FlatLibrary {
 public:
     struct Shape {
-        std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // by recomputed modules
+        std::map<unsigned, std::unique_ptr<FlatSegment>> flat; // segments by recomputed modules
         unsigned modules = 0;                                  // that recomputation of the segment can name
     };
     Shape& shape_of(const program::Program& plain);
@@ -41,7 +42,7 @@ using Busy = std::array<double, program::stream_count>; // seconds by stream
 struct SideTerms {
     double device = 0.0;       // least seconds among others like it, the host being far ahead
     double together = 0.0;     // without recomputation: the same, host and device starting at the same time
-    double lead_after = 0.0;   // where the host waits: how far it is ahead at the end, at most
+    double lead_after = 0.0;   // lead of the host at the end where it waits, at most
     double before_input = 0.0; // seconds at the start before the neighbour's message is needed
     double host = 0.0;         // seconds that the host works
     bool waits = false;        // for routed counts on the way
@@ -50,7 +51,7 @@ struct SideTerms {
 };
 struct Terms {
     SideTerms sides[2];            // forward, backward
-    std::int64_t saved = 0;        // by one micro-batch
+    std::int64_t saved = 0;        // bytes saved by one micro-batch
     estimate::Workspace workspace; // no packing goes below
     std::uint64_t groups = 0;
     double first_saves = 0.0; // seconds that a step's first backward is shorter, at most: its products set gradients
@@ -74,9 +75,9 @@ public:
         const program::Program& program;
         const FlatSegment& flat;
         const std::vector<cost::OpCost>& prices;
-        const std::vector<double>& first_saves; // as Terms::first_saves, by op of the backward
+        const std::vector<double>& first_saves; // seconds as Terms::first_saves, by op of the backward
         std::array<double, 2> held_up;          // seconds by which the directions compute longer in merged slots
-        const std::vector<std::int64_t>& bytes; // of activations, by tensor
+        const std::vector<std::int64_t>& bytes; // bytes of activations, by tensor
     };
     Priced priced(plan::Plan plan, estimate::SegmentId id, int place, const cost::CostModel& costs);
     void forget();
@@ -88,16 +89,16 @@ private:
         auto operator<=>(const Key&) const = default;
     };
     struct Plain {       // a segment without recomputation, with the sizes of one plan
-        plan::Plan plan; // of several that share it, with as many tensors as the program has
+        plan::Plan plan; // one of several plans that share it, with as many tensors as the program has
         FlatLibrary::Shape* shape = nullptr;
         program::Program program;
         std::vector<std::int64_t> bytes;
     };
     Plain& plain(const plan::Plan& plan, estimate::SegmentId id);
     struct Prices {
-        std::vector<cost::OpCost> ops; // of both directions
+        std::vector<cost::OpCost> ops; // costs of both directions
         std::vector<double> first_saves;
-        std::array<double, 2> held_up{}; // as Priced::held_up
+        std::array<double, 2> held_up{}; // seconds as Priced::held_up
     };
     static Prices device_prices(const Plain& plain, const plan::Plan& plan, const cost::CostModel& costs);
     const Prices& prices(const Plain& plain, const plan::Plan& plan, estimate::SegmentId id, int place,
@@ -111,9 +112,9 @@ private:
     const estimate::SegmentCache& cache_;
     FlatLibrary& library_;
     std::map<estimate::SegmentKey<plan::Subject::size>, Plain> plains_;
-    std::map<Key, Prices> prices_, devices_; // of a plan, and the part of them that CUDA graphs do not change
+    std::map<Key, Prices> prices_, devices_; // prices of a plan, and the part of them that CUDA graphs do not change
     std::map<Key, Terms> terms_, coarse_;
-    std::map<Key, std::vector<cost::OpCost>> cheapest_; // of coarse(), without recomputation
+    std::map<Key, std::vector<cost::OpCost>> cheapest_; // prices of coarse(), without recomputation
     std::vector<double> ends_;                          // scratch
 };
 

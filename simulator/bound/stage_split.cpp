@@ -1,4 +1,4 @@
-// How layers and batch are cut into stages: what each stage holds of parameters, keeps of its layers, and moves as a
+// The cut of layers and batch into stages: what each stage holds of parameters, keeps of its layers, and moves as a
 // step begins and ends.
 #include "simulator/bound/bound_model.hpp"
 
@@ -35,7 +35,7 @@ int FastBoundModel::stage_split(const plan::Plan& plan) {
     const plan::PlanKey<plan::Subject::cut> key(plan);
     auto known = known_stages_.find(key);
     if (known == known_stages_.end()) { // what is refused here leaves no entry behind
-        // Without what layers alone depend on: who asks first must not matter.
+        // Fields on which layers alone depend stay out: who asks first must not matter.
         auto found = std::make_unique<Stages>(stages_of(plan::only<plan::Subject::cut>(plan)));
         known = known_stages_.emplace(key, std::move(found)).first;
     }
@@ -71,7 +71,7 @@ FastBoundModel::Stages FastBoundModel::stages_of(const plan::Plan& plan) {
             memory.groups |= estimate::group_bit(b.group);
             updated += passes::step_op(plan, b, passes::StepWork::update).bytes;
             summed += passes::step_op(plan, b, passes::StepWork::square).bytes;
-            // Where products set gradients what is left is little: embeddings, norms and biases.
+            // Little is left where products set gradients: embeddings, norms and biases.
             if (!program::is_quantized(b.weight_dtype) && !plan.reshards() && !passes::sets_first_gradients(plan))
                 zero += passes::step_op(plan, b, passes::StepWork::zero).bytes;
         }
@@ -139,7 +139,7 @@ std::vector<passes::BucketSize> FastBoundModel::buckets(const plan::Plan& plan, 
 
 std::vector<FastBoundModel::Moved> FastBoundModel::moved_of(const plan::Plan& plan, const cost::CostModel& costs,
                                                             const estimate::StageShape& shape) {
-    // What layers share with others counts nowhere.
+    // Weights that layers share with others count nowhere.
     const bool shares = !plan.model->mtp.empty() || plan.model->tied_embeddings;
     std::vector<Gathered> gathered;
     for (std::size_t p = 0; p < shape.segments.size(); ++p) {

@@ -6,8 +6,8 @@
 //     max(start_r + slots_r, issue_r) + tail_r,
 // where issue_r is what its host needs, and the optimizer follows the last. No rank starts before the weights of its
 // first chunk are gathered, none is through before their gradients are reduced (see add_ends()). A forward merged with
-// a backward lasts at least as long as each stream is busy in both. What else happens (stages that wait for each other
-// in the middle) only adds.
+// a backward lasts at least as long as each stream is busy in both. Anything else that happens (stages that wait for
+// each other in the middle) only adds.
 #include "simulator/bound/bound_model.hpp"
 #include "simulator/estimate/step_parts.hpp"
 
@@ -19,7 +19,7 @@ namespace {
 
 using Pair = std::pair<int, int>; // distinct stages, of the forward and of the backward
 
-// What the slots of a rank are, for a number of micro-batches.
+// The slots of a rank, for a number of micro-batches.
 struct Turns {
     std::map<Pair, double> merged;
     std::vector<double> alone[2]; // forwards and backwards by distinct stage
@@ -110,21 +110,21 @@ void FastBoundModel::sum_chunks(const Layers& layers, const Stages& stages) {
     }
 }
 
-// What gathers and reductions add: a step begins with the weights of each rank's first chunk, and ends with their
-// gradients. What segments up to one need is gathered before that one's first forward ends; their gradients are reduced
-// behind the backward of that one, since it precedes those of the segments before. A pipeline's chunk has one bucket
-// for each group, whole before its first segment is through. Without a pipeline there are several, of unknown length:
-// each segment counts as one, and takes its share of the time of all in one.
+// Adds the time of gathers and reductions: a step begins with the weights of each rank's first chunk, and ends with
+// their gradients. The weights of segments up to one are gathered before that one's first forward ends; their gradients
+// are reduced behind the backward of that one, since it precedes those of the segments before. A pipeline's chunk has
+// one bucket for each group, whole before its first segment is through. Without a pipeline there are several, of
+// unknown length: each segment counts as one, and takes its share of the time of all in one.
 //
-// Where they are hidden they slow down what computes (Beside). Of R seconds of reductions, all but those beside the N
-// seconds of a backward that do not compute and the X behind it do so, and the backward and X become longer by
+// Where they are hidden they slow down what computes (ContentionPrice). All of R seconds of reductions do so, but those
+// beside the N seconds of a backward that do not compute and the X behind it, and the backward and X become longer by
 // lost * (R - N - X) + X, which is lost * (R - N) at least.
 void FastBoundModel::add_ends(const Layers& layers, const Stages& stages, std::size_t stage, Chunk& chunk) {
     const std::vector<std::pair<int, int>>& parts = stages.parts[stage];
     constexpr auto compute = static_cast<std::size_t>(program::Stream::compute);
     const bool split = plan::splits_backward(stages.plan.schedule);
     for (std::size_t s = 0; s < (split ? program::stream_count : compute + 1); ++s) {
-        // As long as split_quote() and slots() take a segment's sides for.
+        // The seconds that split_quote() and slots() take a segment's sides for.
         const auto seconds = [&](std::size_t part, std::size_t side) {
             const SideTerms& terms = layers.terms[static_cast<std::size_t>(parts[part].first)]->sides[side];
             const bool whole = !split || (s == compute && side == 0 && !layers.plan.ep_overlap);
@@ -248,7 +248,7 @@ double FastBoundModel::composed(const Layers& layers, const Stages& stages, cons
         ends_.push_back(start + slots[static_cast<std::size_t>(r)]);
         start += first.forward + message;
     }
-    // From the last rank on, through whose last backwards those of the ranks before it have to wait.
+    // Ranks go from the last one on, through whose last backwards those of the ranks before it have to wait.
     double end = 0.0, issued = 0.0, worst = 0.0;
     for (int r = plan.pp; r-- > 0;) {
         const Chunk& first = chunk(stages, r, 0);

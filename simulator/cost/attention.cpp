@@ -14,7 +14,7 @@ namespace moe::cost {
 // with their number: 0.28 and half = 183 give cuDNN's backward of NVIDIA/cudnn-frontend pull request 318 on a B200 with
 // 128 to 2,048 of 4,096 keys within 8 % (before it 292, 504, 572, 611 TFLOPS, with it 307, 557, 638, 684).
 double attention_seconds(const Rates& rates, const program::Op& op, machine::Precision precision) {
-    // On H100 FlashAttention-3 reaches 740 TFLOPS in FP16 and close to 1200 in FP8, where the softmax between the two
+    // FlashAttention-3 reaches, on H100, 740 TFLOPS in FP16 and close to 1200 in FP8, where the softmax between the two
     // products gains nothing (arXiv 2407.08608, abstract); taken for every kernel, machine and direction.
     constexpr double fp8_gain = 1200.0 / 740.0;
     const auto* attr = std::get_if<program::AttentionAttr>(&op.attr);

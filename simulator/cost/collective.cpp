@@ -36,10 +36,10 @@ Placement find_placement(const plan::Plan& plan, plan::Group group) {
         return {2, 1, 2};
     }
     Placement worst = place(mesh.members(group, 0), domain);
-    // When stages and domains nest, every pipeline rank's group lies like rank 0's.
+    // Every pipeline rank's group lies like rank 0's when stages and domains nest.
     const int stage = plan.stage_ranks();
     if (stage % domain == 0 || domain % stage == 0) return worst;
-    // How it lies depends on where in a domain it begins.
+    // A group's placement depends on where in a domain it begins.
     std::vector<int> ranks = mesh.members(group, 0);
     for (const int first : mesh.first_members(group, domain)) {
         const int shift = first - ranks.front();

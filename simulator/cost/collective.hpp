@@ -26,8 +26,8 @@ public:
         Route exchange, ring, pair, domains;
     };
     const Set& of(const Placement& placement) const;
-    // Where a group of the plan lies: the worst of its instances. Pipeline alone: the neighbours that are farthest
-    // apart.
+    // The placement of a group of the plan: the worst of its instances. Pipeline alone: the neighbours that are
+    // farthest apart.
     Placement placement(const plan::Plan& plan, plan::Group group) const;
     const machine::Hardware& hardware() const { return hardware_; }
 
@@ -59,7 +59,7 @@ double all_to_all_seconds(const GroupLinks& group, double bytes);
 double ring_step_seconds(const GroupLinks& group, double bytes);
 double pair_seconds(const GroupLinks& group, double bytes);
 
-// How a token's K experts spread over `buckets` equal parts of the experts: the expected number of distinct parts,
+// The spread of a token's K experts over `buckets` equal parts of the experts: the expected number of distinct parts,
 // under uniform routing within the kept expert groups. Hypergeometric; e.g. 256 experts, K 8, 8 of 8 parts: 5.29; with
 // DeepSeek-V3's 4 of 8 groups: 4.00 (DeepEP and HybridEP send one copy per distinct destination).
 double distinct_destinations(int experts, int top_k, int buckets, const model::Router& router);

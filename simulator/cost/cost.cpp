@@ -220,18 +220,18 @@ double CostModel::lost_to(const char* key, plan::Group group) const {
 // Published stacks state shares of their own (StackCosts::overlap_sm_share).
 ContentionPrice CostModel::contention_price() const {
     if (plan_.hardware->cpu || !plan::stack_traits(plan_).measures_contention) return {};
-    ContentionPrice beside;
+    ContentionPrice price;
     if (plan_.ep > 1) {
-        beside.lost = lost_to(program::losses_key, {plan::Domain::expert, plan::axis::expert});
-        // What a product leaves to messages is among them, and in its price already.
+        price.lost = lost_to(program::losses_key, {plan::Domain::expert, plan::axis::expert});
+        // The multiprocessors that a product leaves to messages are among them, and in its price already.
         const int messages = program::reserved_sms_of(plan_);
-        beside.reserved_slowdown =
+        price.reserved_slowdown =
             reserved_slowdown(std::max(messages, program::peer_blocks_beside)) / reserved_slowdown(messages);
     }
-    beside.to_collectives =
+    price.to_collectives =
         std::max(lost_to(program::collectives_key, {plan::Domain::dense, plan::axis::data | plan::axis::context}),
                  lost_to(program::collectives_key, {plan::Domain::expert, plan::axis::data}));
-    return beside;
+    return price;
 }
 
 double CostModel::device_seconds(const program::Op& op, const program::Program& program, bool merged) const {

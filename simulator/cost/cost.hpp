@@ -1,4 +1,4 @@
-// What one op costs: seconds of its device (or core), and seconds of the host that issues it.
+// The cost of one op: seconds of its device (or core), and seconds of the host that issues it.
 #pragma once
 
 #include "planner/machine/precision.hpp"
@@ -16,13 +16,13 @@
 namespace moe::cost {
 
 struct OpCost {
-    double device = 0.0;           // from its start to its end on its stream, peers being there
-    double merged = 0.0;           // the same in merged slots, nothing being beside it
+    double device = 0.0;           // seconds from its start to its end on its stream, peers being there
+    double merged = 0.0;           // seconds in merged slots, nothing being beside it
     double host = 0.0;             // time of the host until the next op can be issued
     bool waits_for_counts = false; // the host first waits until routed counts are there (dispatchers that read them)
 };
 
-// What communication takes from what computes beside it.
+// The rate that computing loses to communication beside it.
 struct ContentionPrice {
     // Tokens on their way to experts and back: part of its rate, of ops that are no products of experts; times as long
     // that a product takes which leaves them their multiprocessors.
@@ -31,7 +31,7 @@ struct ContentionPrice {
     bool none() const { return lost == 0.0 && to_collectives == 0.0; }
 };
 
-// What is worked out once of a machine, which must outlive it. Thread-safe.
+// The parts of the model of cost that are worked out once of a machine, which must outlive them. Thread-safe.
 struct Machine {
     explicit Machine(const machine::Hardware& hardware) : routes(hardware), measured(hardware) {}
     Routes routes;
@@ -63,18 +63,18 @@ private:
     const plan::Plan& plan_;
     const stack::Stack& stack_;
     const Machine& machine_;
-    double spread_ = 0.0; // of rows over the experts of a rank
+    double spread_ = 0.0; // spread of rows over the experts of a rank
 };
 
 // Costs of a whole Program: [template][op].
 using ProgramCosts = std::vector<std::vector<OpCost>>;
 ProgramCosts price(const CostModel& model, const program::Program& program);
 
-// What each family's formula needs of machine and stack.
+// The rates of machine and stack that each family's formula needs.
 struct Rates {
     const machine::Hardware* hardware;
     const stack::StackCosts* costs;
-    double sm_share = 1.0; // of the SMs that compute kernels get
+    double sm_share = 1.0; // share of the SMs that compute kernels get
 };
 
 // Dense product C[m, n] with inner width k, `groups` times; flop_rate: FLOP/s of large products. spread: standard

@@ -41,8 +41,8 @@ struct Normal {
     }
 };
 
-// What a family's calls take of the tensor cores: the waves of the tiles that its kernels choose, where those are
-// known, so that experts of 640 columns fill 5 of 6 tiles of 128. Other work is what it is.
+// The work that a family's calls take of the tensor cores: the waves of the tiles that its kernels choose, where those
+// are known, so that experts of 640 columns fill 5 of 6 tiles of 128. Other work is what it is.
 class TensorWork {
 public:
     TensorWork(const machine::Hardware& hardware, const std::string& key);
@@ -61,7 +61,7 @@ private:
 // begin and end after each other, 10 % and 9 %.
 class Formula {
 public:
-    // At least one call, all of the same number of sides, sorted by work.
+    // `calls` holds at least one call; all have the same number of sides and are sorted by work.
     Formula(const machine::Hardware& hardware, const std::string& key, const std::vector<machine::MeasuredCall>& calls);
     double operator()(double work, const std::vector<double>& sides) const; // seconds
 

@@ -72,7 +72,7 @@ double launches(const stack::StackCosts& costs, program::OpKind kind) {
 double host_seconds(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op) {
     if (plan.hardware->cpu) return 0.0; // the rank's own thread runs the op
     const plan::CudaGraph scope = scope_of(op);
-    // With planned rows shapes never change, so that graphs of single layers hold the experts as well.
+    // Shapes never change with planned rows, so that graphs of single layers hold the experts as well.
     const bool whole =
         plan.cuda_graph != plan::CudaGraph::none && plan.fixed_rows() && op.phase != program::Phase::step;
     const bool graph = whole || plan.cuda_graph == plan::CudaGraph::full ||

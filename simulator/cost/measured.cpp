@@ -46,8 +46,7 @@ double MeasuredFamily::on_surface(double work, const std::vector<double>& sides)
     // Octaves, and the weight of a slope of zero. Leaving single calls of an H200's calibration out, errors change by
     // less than a twentieth of themselves from 0.35 to 0.7 octaves and from 0.03 to 1.
     constexpr double least_reach = 0.35, slope_weight = 0.3;
-    // What calls of this very shape took is more than what those around it say: within a twentieth of an octave a call
-    // counts as thirty.
+    // Calls of this very shape say more than those around it: within a twentieth of an octave a call counts as thirty.
     constexpr double same_reach = 0.05, same_weight = 30.0;
     constexpr std::size_t near = 4;
     constexpr double farthest = 9.2; // squares of the reach: what is there counts for 1e-4

@@ -12,10 +12,10 @@
 
 namespace moe::cost {
 
-// Where calls have no sides: log-log between neighbours of like work, beyond the last at its rate. Else the Formula of
-// the family, times what calls near by take of that: its logarithm over those of work and sides, locally linear with
-// weights that fall with distance (Cleveland, JASA 74, 1979) and slopes drawn to zero, so that where neighbours say
-// nothing the nearest one's share holds.
+// The time of a family from its measured calls. Where calls have no sides: log-log between neighbours of like work,
+// beyond the last at its rate. Else the Formula of the family, times what calls near by take of that: its logarithm
+// over those of work and sides, locally linear with weights that fall with distance (Cleveland, JASA 74, 1979) and
+// slopes drawn to zero, so that where neighbours say nothing the nearest one's share holds.
 class MeasuredFamily {
 public:
     // `key`: of Hardware::measured. At least one call, sorted by work; they must outlive the family.
@@ -31,10 +31,10 @@ private:
     double on_surface(double work, const std::vector<double>& sides) const;
 
     const std::vector<machine::MeasuredCall>& calls_;
-    std::size_t sides_; // of every call
+    std::size_t sides_; // number of sides of every call
     std::optional<Formula> formula_;
-    std::vector<Place> places_;  // by call
-    std::vector<double> shares_; // by call: logarithm of its seconds over the formula's
+    std::vector<Place> places_;  // places by call
+    std::vector<double> shares_; // logarithm of each call's seconds over the formula's
 };
 
 // The families of one machine, which must outlive them; each is fitted when it is first asked for. Thread-safe.

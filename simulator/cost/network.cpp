@@ -45,9 +45,9 @@ public:
 
     int domain(int member) const { return std::min(member / placement_.per_domain, placement_.domains - 1); }
 
-    // What the flows of `source` leave it, when every member sends alike. Links beyond the source's own carry the same
-    // sum by symmetry, so only its own are added up. A message takes the path of fewest links: through its domain's
-    // switch where that reaches, whatever the latencies, else through its own NIC.
+    // The rate and latency of the flows that leave `source`, when every member sends alike. Links beyond the source's
+    // own carry the same sum by symmetry, so only its own are added up. A message takes the path of fewest links:
+    // through its domain's switch where that reaches, whatever the latencies, else through its own NIC.
     Route send(int source, const std::vector<Flow>& flows) const {
         std::vector<Vertex> previous(boost::num_vertices(graph_));
         for (Vertex v = 0; v < previous.size(); ++v) previous[v] = v;

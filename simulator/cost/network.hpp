@@ -7,7 +7,7 @@
 
 namespace moe::cost {
 
-// How a group lies on the machine.
+// The place of a group on the machine.
 struct Placement {
     int size = 1;
     int domains = 1;    // NVLink domains that it touches
@@ -22,9 +22,9 @@ int domain_of_job(const machine::Hardware& hardware, int gpus);
 // Ranks lie on the machine in order: rank r in domain r / domain. Members in increasing order.
 Placement place(const std::vector<int>& members, int domain);
 
-// What a pattern of messages gets: seconds = latency + bytes / bandwidth, where `bytes` is all that one member sends.
-// All groups of one shape work at once, so a link carries what every member puts on it; switches themselves do not
-// block.
+// The speed of a pattern of messages: seconds = latency + bytes / bandwidth, where `bytes` is all that one member
+// sends. All groups of one shape work at once, so a link carries what every member puts on it; switches themselves do
+// not block.
 struct Route {
     double bandwidth = 0.0; // bytes/s of one member, limited by its fullest link
     double latency = 0.0;   // seconds of the slowest single message

@@ -44,7 +44,7 @@ double seconds_of(const cost::CostModel& model, const passes::StepOp& sized) {
 cost::OpCost price_op(const cost::CostModel& model, program::OpKind kind, double bytes, program::Dtype dtype,
                       plan::Group group, program::Attr attr) {
     passes::StepOp sized{.kind = kind, .dtype = dtype, .group = group, .bytes = bytes};
-    // As the lowering states it: measured calls go by FLOPs where an op has them.
+    // FLOPs are as the lowering states them: measured calls go by FLOPs where an op has them.
     if (kind == program::OpKind::sum_squares)
         sized.flops = 2.0 * bytes / static_cast<double>(program::bytes_of(dtype, 1));
     return price(model, sized, std::move(attr), kind == program::OpKind::send || kind == program::OpKind::recv);

@@ -69,7 +69,7 @@ private:
     }
     static bool sends(const Segments& s) { return s.empty() || !lower::is_head(s.back().first.kind); }
 
-    // What flows from segment to segment in one direction.
+    // Adds the tensor that flows from segment to segment in one direction.
     program::TensorId add_edge() {
         program::Tensor tensor;
         tensor.chunk = 0;

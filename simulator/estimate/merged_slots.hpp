@@ -22,7 +22,7 @@ struct MergedTime {
 // Plays pairs of chunks of one plan; each segment is lowered and priced once.
 class MergedPlayer {
 public:
-    explicit MergedPlayer(const cost::CostModel& model); // which must outlive the player
+    explicit MergedPlayer(const cost::CostModel& model); // the model must outlive the player
     ~MergedPlayer();
 
     // Segments in forward order, with counts.

@@ -19,7 +19,7 @@
 
 namespace moe::estimate {
 
-// Whether the segment routes tokens to experts in some plans of the model.
+// True where the segment routes tokens to experts in some plans of the model.
 bool has_experts(const plan::Plan& plan, SegmentId id);
 
 // Each group of either domain has a bit of its own, since axes are five bits.
@@ -27,14 +27,14 @@ inline std::uint64_t group_bit(plan::Group group) {
     return group.axes == 0 ? 0 : std::uint64_t{1} << (32 * static_cast<int>(group.domain) + group.axes);
 }
 
-// What the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
+// The sizes that the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
 struct SegmentSize {
     memory::SegmentMemory memory;
     std::uint64_t groups = 0; // that its communication uses, see group_bit()
     std::int64_t slots = 0;   // bytes that its exchanges pack rows into
 };
 
-// What a segment of some plans depends on, as far as one subject goes.
+// The fields that a segment of some plans depends on, as far as one subject goes.
 template <plan::Subject subject>
 struct SegmentKey {
     SegmentKey(const plan::Plan& p, SegmentId segment) : plan(p, has_experts(p, segment)), id(segment) {}
@@ -43,9 +43,9 @@ struct SegmentKey {
     auto operator<=>(const SegmentKey&) const = default;
 };
 
-// Where the groups of a segment's communication lie: tensor, context, expert, expert tensor, dispatch; then, where the
-// plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, and the ranks that
-// share a micro-batch.
+// The placements of the groups of a segment's communication: tensor, context, expert, expert tensor, dispatch; then,
+// where the plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, and the
+// ranks that share a micro-batch.
 using Placements = std::array<cost::Placement, 8>;
 
 // Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.

@@ -21,12 +21,12 @@ class Alone {
 public:
     Alone(const stack::Stack& stack, std::shared_ptr<const program::Program> program,
           std::shared_ptr<const cost::ProgramCosts> costs, std::shared_ptr<const memory::Reuses> reuses,
-          cost::ContentionPrice beside, int slot)
+          cost::ContentionPrice contention, int slot)
         : stack_(stack),
           program_(std::move(program)),
           costs_(std::move(costs)),
           reuses_(std::move(reuses)),
-          beside_(beside) {
+          contention_(contention) {
         unit_.lanes[0] = {slot};
         for (const program::Op& op : program_->templates[static_cast<std::size_t>(slot)].ops) {
             rings_ = rings_ || op.kind == program::OpKind::ring_exchange;
@@ -42,7 +42,7 @@ public:
         run.program = program_;
         run.costs = costs_;
         run.reuses = reuses_;
-        run.contention = beside_;
+        run.contention = contention_;
         replay::play_segment(stack_, run, {unit_}, start, late, replay::far_ahead);
         return run;
     }
@@ -59,7 +59,7 @@ public:
     replay::StreamClocks after(program::TensorId late) const { return from_now({}, late); }
 
 private:
-    // What the neighbour sends, see lower_segment().
+    // The message that the neighbour sends, see lower_segment().
     program::TensorId message() const { return program_->io.segment_message(unit_.lanes[0].front()); }
     // The clocks at the end, from those at far_ahead; a clock that is not past it does not depend on them.
     replay::StreamClocks from_now(const replay::StreamClocks& start,
@@ -67,7 +67,7 @@ private:
         const replay::RankRun run = play(start, late);
         replay::StreamClocks end{run.host_seconds, start.device, start.ring};
         for (const program::TimelineRow& row : run.rows) {
-            // What is computed next waits for communication, but not for copies to the host.
+            // Ops that compute next wait for communication, but not for copies to the host.
             const bool copy = row.stream == program::Stream::host;
             if (!copy) end.device = std::max(end.device, row.end);
             if (copy || (rings_ && row.stream == program::Stream::tensor) || (copies_ && uses_buffer(row)))
@@ -91,7 +91,7 @@ private:
     std::shared_ptr<const program::Program> program_;
     std::shared_ptr<const cost::ProgramCosts> costs_;
     std::shared_ptr<const memory::Reuses> reuses_;
-    cost::ContentionPrice beside_;
+    cost::ContentionPrice contention_;
     replay::Unit unit_;
     bool rings_ = false, copies_ = false;
 };
@@ -108,7 +108,7 @@ double period(const replay::MaxPlusMatrix& max_plus) {
     return (clocks.device - first) / others;
 }
 
-// What a layer saves among others like it is communication.
+// The time that a layer saves among others like it is communication.
 void run_on(SegmentTime& time, double period) {
     double saved = time.device - period;
     if (saved <= 0.0) return;
@@ -167,9 +167,9 @@ SegmentCost segment_cost(const cost::CostModel& model, SegmentId id) {
 
     SegmentCost result;
     const std::shared_ptr<const memory::Reuses> reuses = replay::reuses_in(plan, *program);
-    const cost::ContentionPrice beside = model.contention_price();
-    const Alone alone[2] = {{model.stack(), program, costs, reuses, beside, 0},
-                            {model.stack(), program, costs, reuses, beside, 1}};
+    const cost::ContentionPrice contention = model.contention_price();
+    const Alone alone[2] = {{model.stack(), program, costs, reuses, contention, 0},
+                            {model.stack(), program, costs, reuses, contention, 1}};
     replay::RankRun ahead;
     for (int slot = 0; slot < 2; ++slot) {
         SegmentTime& time = slot == 0 ? result.forward : result.backward;
@@ -179,7 +179,7 @@ SegmentCost segment_cost(const cost::CostModel& model, SegmentId id) {
         time.max_plus = alone[slot].max_plus();
         if (alone[slot].runs_ahead()) run_on(time, period(time.max_plus));
     }
-    const Alone first_backward(model.stack(), program, costs, reuses, beside,
+    const Alone first_backward(model.stack(), program, costs, reuses, contention,
                                static_cast<int>(program->templates.size()) - 1);
     result.first_backward = result.backward;
     if (program->templates.size() > 2) {

@@ -1,4 +1,4 @@
-// What a segment costs in either direction when it is the only work of a rank, and when it uses its buckets.
+// The cost of a segment in either direction when it is the only work of a rank, and the times when it uses its buckets.
 #pragma once
 
 #include "planner/search/pricing.hpp"
@@ -15,14 +15,14 @@ namespace moe::estimate {
 struct SegmentTime {
     replay::MaxPlusMatrix max_plus;
     double device = 0.0;     // seconds among others like it, the host being far ahead
-    search::Breakdown parts; // of `device`
+    search::Breakdown parts; // parts of `device`
 };
 
-// When a segment uses the parameters of one bucket: its clocks at the end of its forward when the weights are there at
-// 0 and everything else long before, those at the end of its backward when the gradients have been zeroed at 0, and the
-// seconds from the last addition to the gradients to the end of the backward, the host being far ahead.
+// The times when a segment uses the parameters of one bucket: its clocks at the end of its forward when the weights are
+// there at 0 and everything else long before, those at the end of its backward when the gradients have been zeroed at
+// 0, and the seconds from the last addition to the gradients to the end of the backward, the host being far ahead.
 struct BucketUse {
-    passes::BucketSize bucket; // of the segment alone
+    passes::BucketSize bucket; // the bucket of the segment alone
     replay::StreamClocks after_weights, after_zero;
     double after_final = 0.0;
     std::int64_t zeroed = 0; // elements whose gradients no product sets, see passes/first_gradients
@@ -30,7 +30,7 @@ struct BucketUse {
 
 struct SegmentCost {
     SegmentTime forward, backward;
-    SegmentTime first_backward;  // of a step, whose products set gradients
+    SegmentTime first_backward;  // the first backward of a step, whose products set gradients
     std::vector<BucketUse> uses; // in the order of declaration
 };
 

@@ -17,8 +17,9 @@
 namespace moe::estimate {
 namespace {
 
-// How far a pair takes a pool above its state before: the forward takes segments of `bytes` from its first layer on,
-// the backward beside it releases from its last on, behind the loss, beside which the forward has no layer yet.
+// The height to which a pair takes a pool above its state before: the forward takes segments of `bytes` from its first
+// layer on, the backward beside it releases from its last on, behind the loss, beside which the forward has no layer
+// yet.
 int rise(const SavedSegments& forward, const SavedSegments& backward, std::int64_t bytes) {
     const auto ends = [bytes](const SavedSegments& s) {
         return static_cast<int>(std::count(s.ends.begin(), s.ends.end(), bytes));
@@ -94,7 +95,7 @@ int size_of(const plan::Plan& plan, plan::Group group) {
            (has(plan::axis::pipeline) ? plan.pp : 1);
 }
 
-// Of its axes those along which there is more than one rank.
+// The axes of the group along which there is more than one rank.
 plan::Group real_axes(const plan::Plan& plan, plan::Group group) {
     plan::Group real{group.domain, 0};
     for (int bit = 1; bit <= group.axes; bit *= 2) {
@@ -104,7 +105,7 @@ plan::Group real_axes(const plan::Plan& plan, plan::Group group) {
     return real;
 }
 
-// What a pipeline rank sends and receives: activations and their gradients.
+// The messages that a pipeline rank sends and receives: activations and their gradients.
 struct Messages {
     int boxes = 0; // one for each that it sends: of each of its chunks in either direction, but at the model's ends
     int lines = 0; // two for each neighbour, in a V of both chunks; chunks of an interleaved schedule go round a ring
@@ -116,8 +117,8 @@ Messages messages_of(const plan::Plan& plan, int rank) {
     return {2 * plan.vpp - (first ? 1 : 0) - (loss ? 1 : 0), neighbours * (v ? 4 : 2)};
 }
 
-// As communicators_of() counts them. A dense group and one of experts are taken for the same where stream and size
-// agree. Of published stacks every group has one.
+// Counts communicators as communicators_of() does. A dense group and one of experts are taken for the same where stream
+// and size agree. Every group of published stacks has one.
 double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, std::int64_t slots) {
     if (!program::joins_devices(plan))
         return machine::bytes_among(plan.hardware->communicators.collective, 2) * std::popcount(used);

@@ -11,7 +11,7 @@
 
 namespace moe::estimate {
 
-// What every stage of one shape holds, in bytes, but for saved activations.
+// The bytes that every stage of one shape holds, but for saved activations.
 struct StageMemory {
     double states = 0.0;        // weights, gradients and optimizer
     double visiting = 0.0;      // offloaded optimizer states: on the device only in place of activations
@@ -40,12 +40,12 @@ std::map<std::int64_t, int> most_kept(const std::vector<const SavedSegments*>& c
 // Micro-batches of a step that keeps as much at one time as the plan's: schedules keep no more in longer steps.
 int enough_micro_batches(const plan::Plan& plan);
 
-// What one pipeline rank keeps of its micro-batches.
+// The activations that one pipeline rank keeps of its micro-batches.
 struct KeptActivations {
     double bytes = 0.0;
     bool merges = false; // some forward runs beside a backward, each in a workspace of its own
 };
-// Whether a rank with these states, of kept_together(), has merged slots: a step of few micro-batches may have none.
+// True where a rank with these states, of kept_together(), has merged slots: a step of few micro-batches may have none.
 bool merges(const std::vector<plan::Kept>& kept);
 
 // Bytes of the fullest rank, constants included. stages: by distinct shape; of_stage: the shape of each virtual stage;

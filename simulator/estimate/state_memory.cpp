@@ -78,7 +78,7 @@ ReshardedMemory resharded_memory(SegmentCache& cache, const plan::Plan& plan, co
     const std::int64_t table = mtp > 0 ? ends_of(cache, plan, lower::SegmentKind::embedding).gradients : 0;
     // MTP reads the LM head's weights, which are there once.
     memory.counted_twice = mtp * ends_of(cache, plan, lower::SegmentKind::head).weights;
-    // Where one layer's backward ends and the next one's weights arrive, only the gradient between them is alive.
+    // Only the gradient between two layers is alive where one layer's backward ends and the next one's weights arrive.
     memory.workspace.backward =
         backward + table + std::max(even.staging, odd.staging) + 2 * plan.tokens_local() * plan.model->hidden;
     const auto raise = [](std::int64_t& height, std::int64_t to) { height = std::max(height, to); };

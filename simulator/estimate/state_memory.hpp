@@ -5,7 +5,7 @@
 
 namespace moe::estimate {
 
-// Of the embedding table's gradient, as ranks that hold copies of the table pass it on when a step ends.
+// Bytes of the embedding table's gradient, as ranks that hold copies of the table pass it on when a step ends.
 double passed_table_bytes(const plan::Plan& plan);
 
 // Weights and gradients of one bucket on one rank.

@@ -103,7 +103,7 @@ private:
         rank.clocks.device = rank.clocks.ring = zeroed;
     }
 
-    // When the message of a turn arrives; negative while it has not been sent.
+    // The time when the message of a turn arrives; negative while it has not been sent.
     double arrival(int r, const plan::Turn& turn) const {
         const int stage = turn.chunk * plan_.pp + r;
         if (turn.forward()) return stage == 0 ? 0.0 : forward_[at(stage, turn.micro_batch)];
@@ -263,7 +263,7 @@ private:
                 const double reduce = bucket[passes::StepWork::reduce];
                 if (reduce == 0.0) continue;
                 double ready = std::min(bucket.until_final.after(before, message).device + waited, end);
-                // Those of other buckets beside what comes before.
+                // The gradients of other buckets are reduced beside what comes before.
                 ready += replay::slowed(rank.collectives, model_.lost * computes, start, ready - start);
                 rank.data_free = std::max(rank.data_free, ready) + reduce;
                 rank.collectives.emplace_back(rank.data_free - reduce, rank.data_free);
@@ -287,7 +287,7 @@ private:
         rank.play.data += rank.clocks.device - end;
         return rank.clocks.device - end;
     }
-    // What is there at `ready` leaves when the host has come to it.
+    // Sends a message that is there at `ready` when the host has come to it.
     void send(int r, const plan::Turn& turn, double ready) {
         const int stage = turn.chunk * plan_.pp + r;
         const int to = turn.forward() ? stage + 1 : stage - 1;
@@ -298,7 +298,8 @@ private:
         (turn.forward() ? forward_ : backward_)[at(to, turn.micro_batch)] = rank.out_free;
     }
 
-    // When each rank's gradient of the embedding table holds its copies' as well; 0 where there is nothing to add.
+    // The times when each rank's gradient of the embedding table holds its copies' as well; 0 where there is nothing to
+    // add.
     std::vector<double> add_tables() {
         std::vector<double> done(ranks_.size(), 0.0);
         const std::size_t n = model_.table_holders.size();

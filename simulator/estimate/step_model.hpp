@@ -24,13 +24,13 @@ struct BucketTime {
     replay::StreamClocks after_weights{replay::MaxPlusMatrix::never, replay::MaxPlusMatrix::never,
                                        replay::MaxPlusMatrix::never},
         after_zero = after_weights;
-    replay::MaxPlusMatrix until_final; // of the chunk's backward, the device's clock: until the gradients are complete
+    replay::MaxPlusMatrix until_final; // the chunk's backward until its gradients are complete: the device's clock
 };
 
 struct ChunkModel {
-    replay::MaxPlusMatrix forward, backward, first_backward; // of its segments in order
+    replay::MaxPlusMatrix forward, backward, first_backward; // paths of its segments in order
     double computes[2] = {1.0, 1.0};                         // part of the time of its forward and its backward
-    std::vector<std::pair<SegmentId, int>> segments;         // with counts
+    std::vector<std::pair<SegmentId, int>> segments;         // segments with counts
     std::vector<BucketTime> buckets;                         // in the order of their gathers
     std::vector<std::size_t> reductions; // indices into buckets in the order in which gradients are finished
 };
@@ -52,12 +52,12 @@ struct StepModel {
     double table_message = 0.0, table_add = 0.0;
 };
 
-// What playing a number of micro-batches gives, for one pipeline rank.
+// The result of playing a number of micro-batches, for one pipeline rank.
 struct RankPlay {
     double end = 0.0;
     double issued = 0.0;                                         // when the host had issued the last slot
-    double closing = 0.0;                                        // from the last slot to the end
-    double host = 0.0, saved = 0.0, data = 0.0, optimizer = 0.0; // of the step, see Breakdown; saved: by overlap
+    double closing = 0.0;                                        // seconds from the last slot to the end
+    double host = 0.0, saved = 0.0, data = 0.0, optimizer = 0.0; // seconds, see Breakdown; saved: by overlap
 };
 
 // Orders of turns by (schedule, pp, vpp, micro-batches, rank, overlap), worked out once each. Thread-safe.

@@ -14,7 +14,7 @@
 namespace moe::estimate {
 namespace {
 
-// Whether the lowering would put both into one bucket, if they were neighbours.
+// True where the lowering would put both into one bucket, if they were neighbours.
 bool like(const passes::BucketSize& a, const passes::BucketSize& b) {
     return a.domain == b.domain && a.group == b.group && a.weight_dtype == b.weight_dtype &&
            a.quantizable == b.quantizable;

@@ -67,7 +67,7 @@ search::Breakdown split(estimate::SegmentCache& cache, const plan::Plan& plan, c
             add_parts(sum, cost.backward.parts, times);
             sum.compute -= count * (cost.backward.device - cost.first_backward.device);
         }
-    // What overlap saves is exposed dispatch and combine; anything beyond that was waiting inside the slots.
+    // Overlap saves exposed dispatch and combine; anything beyond that was waiting inside the slots.
     const double hidden = std::min(play.saved, sum.expert);
     sum.expert -= hidden;
     sum.host = std::max(0.0, sum.host + play.host + model.per_step - (play.saved - hidden));
@@ -86,7 +86,7 @@ search::Breakdown split(estimate::SegmentCache& cache, const plan::Plan& plan, c
     return sum;
 }
 
-// Of the rank that waits least for others, as simulate() chooses it.
+// Splits the step of the rank that waits least for others, as simulate() chooses it.
 search::Breakdown split(estimate::SegmentCache& cache, const plan::Plan& plan, const estimate::StepModel& model,
                         const std::vector<estimate::RankPlay>& plays, double step) {
     search::Breakdown result;

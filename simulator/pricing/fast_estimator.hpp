@@ -16,17 +16,17 @@ public:
     FastEstimator(std::shared_ptr<const machine::Hardware> hardware, stack::Stack stack);
     ~FastEstimator() override;
 
-    // Of everything that shares hardware.memory_bytes: one rank on GPUs, all ranks of the job on CPUs (where the
+    // Bytes of everything that shares hardware.memory_bytes: one rank on GPUs, all ranks of the job on CPUs (where the
     // Estimate's memory_bytes stays that of the fullest rank).
     double memory_bytes(const plan::Plan& plan) override;
     search::Estimate estimate(const plan::Plan& plan) override;
-    // As simulate(); of steps of many micro-batches a few that the others repeat.
+    // Plays a step as simulate() does; of many micro-batches it plays a few that the others repeat.
     search::Estimate play(const plan::Plan& plan) override;
     std::unique_ptr<search::BoundModel> bound_model() override;
 
 private:
     double held_bytes(const plan::Plan& plan);                               // without the step that is run again
-    search::Estimate priced(const plan::Plan& plan, search::Estimate timed); // with its memory and rates
+    search::Estimate priced(const plan::Plan& plan, search::Estimate timed); // adds its memory and rates
     struct State;
     std::unique_ptr<State> state_;
 };

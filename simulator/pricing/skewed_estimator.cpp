@@ -18,7 +18,7 @@ plan::Plan at_near_load(const plan::Plan& plan, double load, double spread) {
 }
 
 // Steps are quoted at a load that none of theirs is below, memory at balanced routing: the hottest rank changes from
-// layer to layer, so that no rank fills up as a step slows down. One quoter for each.
+// layer to layer, so that no rank fills up as a step slows down. One bound model for each.
 class SkewedBoundModel : public search::BoundModel {
 public:
     SkewedBoundModel(std::unique_ptr<search::BoundModel> time, std::unique_ptr<search::BoundModel> memory,
@@ -108,7 +108,7 @@ double SkewedEstimator::memory_bytes(const plan::Plan& plan) {
 search::Estimate SkewedEstimator::estimate(const plan::Plan& plan) { return at_point(plan, &FastEstimator::estimate); }
 search::Estimate SkewedEstimator::play(const plan::Plan& plan) { return at_point(plan, &FastEstimator::play); }
 
-// At the load of the event-driven tier: rows fill tiles and waves in steps, between which nothing is linear.
+// Prices the load of the event-driven tier: rows fill tiles and waves in steps, between which nothing is linear.
 search::Estimate SkewedEstimator::at_point(const plan::Plan& plan,
                                            search::Estimate (FastEstimator::*price)(const plan::Plan&)) {
     if (!routing::skewed(plan)) return (fast_.*price)(plan);

@@ -36,7 +36,8 @@ double quantile(std::vector<Weighted> rows, double share) {
 }
 
 constexpr double tail = (1.0 - interval_coverage) / 2.0;
-// Of groups that were never seen: among a handful of groups the next one lies outside more often than a row among many.
+// Groups that were never seen have wider tails: among a handful of groups the next one lies outside more often than a
+// row among many.
 constexpr double new_tail = tail / 4.0;
 
 void widen(ResidualRange& range, const std::vector<Weighted>& rows, double tail) {

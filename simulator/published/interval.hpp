@@ -1,4 +1,4 @@
-// How far a predicted rate may be off: quantiles of cross-validated residuals of published runs.
+// The range by which a predicted rate may be off: quantiles of cross-validated residuals of published runs.
 #pragma once
 
 #include "planner/search/pricing.hpp"
@@ -11,7 +11,7 @@ namespace moe::published {
 
 // log(predicted / published TFLOPS) of one run, predicted by fits that did not see its model family, or its system.
 struct Residual {
-    std::string run_id, family, system, kind, tier; // as in Prediction; kind: as of kind_of
+    std::string run_id, family, system, kind, tier; // cells as in Prediction; kind: that of kind_of
     double family_left_out = 0.0, system_left_out = 0.0;
 };
 

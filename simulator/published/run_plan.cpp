@@ -124,7 +124,7 @@ std::string stack_of(const std::vector<std::pair<std::string, stack::Publication
 }
 
 RunPlanner::RunPlanner(machine::Coefficients coefficients) : coefficients_(std::move(coefficients)) {
-    // What a stack stands for does not depend on the machine; any that has a profile will do.
+    // A stack stands for the same software on every machine; any that has a profile will do.
     const machine::Hardware any = machine::load_hardware("h100");
     for (const std::string& name : stack::stack_names())
         for (const stack::Publication& publication : stack::load_stack(name, any, coefficients_).published)

@@ -17,10 +17,10 @@ struct PlannedRun {
     std::string skipped; // why there is no plan; empty when there is one
     plan::Plan plan;     // sound and within the stack, open choices at their smallest
     bool open_mbs = false, open_vpp = false, open_recompute = false; // the row leaves them to the planner
-    double flops_per_token = 0.0;                                    // as the published TFLOPS count them
+    double flops_per_token = 0.0;                                    // FLOPs as the published TFLOPS count them
     std::string family;                // architecture of the model; empty when it has no config
-    std::string kind;                  // of the model, see kind_of
-    std::vector<std::string> warnings; // what the row says and the plan does not
+    std::string kind;                  // kind of the model, see kind_of
+    std::vector<std::string> warnings; // statements of the row that the plan does not make
 };
 
 // The hardware profile of a row's system: "GB200" is "gb200-nvl72".
@@ -33,7 +33,7 @@ public:
     explicit RunPlanner(machine::Coefficients coefficients);
     // Never throws for what a row says: that becomes `skipped`. Throws Error for profiles that cannot be read.
     PlannedRun plan(const Run& run);
-    const stack::Stack& stack(const plan::Plan& plan); // of a plan that plan() has made
+    const stack::Stack& stack(const plan::Plan& plan); // the stack of a plan that plan() has made
 
 private:
     // Refuse with what becomes the reason.
@@ -44,9 +44,9 @@ private:
 
     machine::Coefficients coefficients_;
     std::vector<std::pair<std::string, stack::Publication>> published_; // stack name, what it stands for
-    std::map<std::string, std::shared_ptr<const model::Model>> models_; // by name and MTP depth
+    std::map<std::string, std::shared_ptr<const model::Model>> models_; // models by name and MTP depth
     std::map<std::string, std::shared_ptr<const machine::Hardware>> machines_;
-    std::map<std::pair<std::string, std::string>, stack::Stack> stacks_; // by (name, hardware)
+    std::map<std::pair<std::string, std::string>, stack::Stack> stacks_; // stacks by (name, hardware)
 };
 
 // Name of the stack that stands for a source and its release: the longest `source` word that occurs in it; of its
@@ -57,7 +57,7 @@ std::string stack_of(const std::vector<std::pair<std::string, stack::Publication
 // Negative, zero or positive as release `a` is older than, equal to or newer than `b`, number by number.
 int compare_releases(const std::string& a, const std::string& b);
 
-// What rows are grouped by: "MoE", "dense" or, of layers of one part each, "hybrid".
+// The kind that rows are grouped by: "MoE", "dense" or, of layers of one part each, "hybrid".
 std::string kind_of(const model::Model& model);
 
 } // namespace moe::published

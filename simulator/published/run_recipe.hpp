@@ -16,8 +16,8 @@ namespace moe::published {
 machine::Precision recipe_precision(const std::string& text);
 
 // Sets recompute, offload, optimizer, dispatcher, CUDA graphs, EP overlap and capacity of a plan whose mesh is set.
-// Blank cells give the stack's usual choice where it goes together with the rest of the plan. What the plan cannot say
-// is added to `warnings`. Throws Error (bad_input) for words that are not known.
+// Blank cells give the stack's usual choice where it goes together with the rest of the plan. Cells that the plan
+// cannot express are added to `warnings`. Throws Error (bad_input) for words that are not known.
 void apply_recipe(const Run& run, const stack::Stack& stack, plan::Plan& plan, std::vector<std::string>& warnings);
 
 // Modules of a recompute set that the model has, so that one set serves dense and routed models.

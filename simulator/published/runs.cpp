@@ -98,7 +98,7 @@ std::string_view trimmed(std::string_view text) {
     return text;
 }
 
-// Where a cell stands, for messages.
+// The place of a cell, for messages.
 struct Cell {
     const std::string& place;
     int line;
@@ -193,7 +193,7 @@ const std::vector<Column>& columns() {
     return list;
 }
 
-// For every known column its position in the file, -1 when the file has none.
+// The position in the file of every known column, -1 when the file has none.
 std::vector<int> positions(const Row& header, const std::string& place) {
     std::vector<std::string> names;
     for (const std::string& cell : header.cells) names.emplace_back(trimmed(cell));

@@ -10,7 +10,7 @@ namespace moe::published {
 
 // One row, read but not judged: a blank cell is an empty optional or string. Column names are those of the file.
 struct Run {
-    int line = 0; // of the file, where the row begins
+    int line = 0; // line of the file where the row begins
     std::string run_id, source, release, model, system, precision;
     std::optional<std::int64_t> gpus, gbs, mbs, seq_len; // gbs: sequences per step; mbs: per micro-batch
     std::optional<std::int64_t> tp, pp, vpp, cp, ep, etp;

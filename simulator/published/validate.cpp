@@ -16,7 +16,8 @@
 namespace moe::published {
 namespace {
 
-// Whether the stack would run the plan as far as it would run the row: what is chosen for a row breaks no further rule.
+// True where the stack would run the plan as far as it would run the row: what is chosen for a row breaks no further
+// rule.
 bool sound_as(const PlannedRun& planned, const plan::Plan& plan, const stack::Stack& stack) {
     if (plan::check_plan(plan) || stack::check_offers(plan, stack)) return false;
     const std::vector<const stack::Rule*> before = stack::broken_rules(planned.plan, stack);

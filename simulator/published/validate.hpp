@@ -16,11 +16,11 @@ namespace moe::published {
 struct Prediction {
     std::string run_id;
     std::string skipped; // reason, empty when predicted
-    // What rows are grouped by; family and kind are empty for rows without a model.
+    // The values that rows are grouped by; family and kind are empty for rows without a model.
     std::string model, family, kind, system, precision, stack, tier, tier_and_kind;
     double published = 0.0, predicted = 0.0; // TFLOP/s per GPU
     double error = 0.0;                      // predicted / published - 1
-    plan::Plan plan;                         // with what was open chosen
+    plan::Plan plan;                         // the plan, with what was open chosen
     search::Estimate estimate;
     std::vector<std::string> warnings;
 };
@@ -31,7 +31,7 @@ std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const machine
 
 struct ValidationSummary {
     int rows = 0, predicted = 0, skipped = 0;
-    // Of the predicted rows; 0 when there are none.
+    // These figures are of the predicted rows; 0 when there are none.
     double mape = 0.0;              // mean of |error|
     double bias = 0.0;              // mean of error
     double within_10_percent = 0.0; // fraction of rows with |error| <= 0.1
@@ -40,7 +40,7 @@ struct ValidationSummary {
 };
 ValidationSummary summarize(const std::vector<Prediction>& predictions);
 
-// By what reports group the rows.
+// The values by which reports group the rows.
 inline constexpr std::array<std::pair<const char*, const std::string Prediction::*>, 8> validation_groups{{
     {"tier", &Prediction::tier},
     {"kind", &Prediction::kind},
@@ -51,7 +51,7 @@ inline constexpr std::array<std::pair<const char*, const std::string Prediction:
     {"model", &Prediction::model},
     {"class", &Prediction::tier_and_kind},
 }};
-// The same for every value of a grouping, in the order of values.
+// Summarizes the rows of every value of a grouping, in the order of values.
 std::vector<std::pair<std::string, ValidationSummary>> summarize_by(const std::vector<Prediction>& predictions,
                                                                     const std::string Prediction::*group);
 

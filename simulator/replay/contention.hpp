@@ -1,5 +1,5 @@
-// What computing loses to communication beside it: to tokens in merged slots, and beside a shared expert in all; to
-// gathers and reductions of data parallelism in any.
+// Contention, which is the time that computing loses to communication beside it: to tokens in merged slots, and beside
+// a shared expert in all; to gathers and reductions of data parallelism in any.
 #pragma once
 
 #include "planner/lower/passes/merge.hpp"
@@ -10,7 +10,7 @@
 
 namespace moe::replay {
 
-// Whether an op takes tokens' rows to experts or back.
+// True where an op takes tokens' rows to experts or back.
 bool exchanges_rows(const program::Program& program, const program::Op& op);
 
 // Communication on its way, from when until when, in order; one begins when the one before it has ended, or later.

@@ -41,7 +41,7 @@ public:
           program_(*run.program),
           units_(std::move(units)),
           exchange_(exchange),
-          beside_(run.contention),
+          contention_(run.contention),
           host_(start.host) {
         number_clocks();
         std::fill(std::begin(stream_free_), std::end(stream_free_), start.device);
@@ -262,7 +262,7 @@ private:
     }
 
     // Tokens on their way and a collective of tensor parallelism beside them share the links: each gets half while both
-    // last. What has begun is not put off any more.
+    // last. An op that has begun is not put off any more.
     double shared_seconds(const program::Op& op, double start, double seconds) {
         const bool tokens = op.stream == program::Stream::expert;
         if (run_.reuses == nullptr || !program::is_communication(op.kind) ||
@@ -282,7 +282,7 @@ private:
         const cost::OpCost& cost = (*run_.costs)[t][position.op];
         double busy = units_[unit_].merged() ? cost.merged : cost.device;
         busy += shared_seconds(*c.op, c.start, busy);
-        busy += beside_.longer(program_, *c.op, std::max(c.start, c.arrival), busy, units_[unit_].merged());
+        busy += contention_.longer(program_, *c.op, std::max(c.start, c.arrival), busy, units_[unit_].merged());
         const double end = std::max(c.start, c.arrival) + busy;
         host_ = c.issue + cost.host;
         run_.host_seconds = host_;
@@ -334,7 +334,7 @@ private:
     const program::Program& program_;
     std::vector<Unit> units_;
     Exchange& exchange_;
-    Contention beside_;
+    Contention contention_;
     std::vector<int> first_clock_, instances_;
     std::vector<double> written_, read_;
     std::vector<OpAccess> access_; // by template

@@ -1,4 +1,4 @@
-// How a piece of work moves the clocks of one GPU: longest paths from its start to its end.
+// The effect of a piece of work on the clocks of one GPU: longest paths from its start to its end.
 #pragma once
 
 #include <limits>
@@ -21,12 +21,13 @@ struct MaxPlusMatrix {
     static constexpr double never = -std::numeric_limits<double>::infinity(); // no path
     // The clocks at the end when one of those at the start is 0 and the others are long past.
     StreamClocks from_host{0.0, never, never}, from_device{never, 0.0, never}, from_ring{never, never, 0.0};
-    // The same of the neighbour's message, without which part of the work (recomputation) can begin.
+    // The clocks at the end when the neighbour's message arrives at 0; without it a part of the work (recomputation)
+    // can begin.
     StreamClocks from_message{never, 0.0, never};
 
     // Clocks at the end. message: when it is there; `never` for work that needs none.
     StreamClocks after(const StreamClocks& start, double message) const;
-    // What follows begins with what this ends with.
+    // The matrix of this work and `next` behind it, which begins with what this ends with.
     MaxPlusMatrix then(const MaxPlusMatrix& next) const;
     // The host waits for something on the device on the way.
     bool waits() const { return from_device.host > never; }

@@ -1,4 +1,4 @@
-// What the ops of a template read and write, in one list: programs are played by the thousand.
+// The tensors that the ops of a template read and write, in one list: programs are played by the thousand.
 #pragma once
 
 #include "planner/program/program.hpp"
@@ -27,7 +27,7 @@ public:
     std::span<const program::TensorId> written(std::size_t op) const { return between(writes_[op], reads_[op + 1]); }
 
 private:
-    // Where those of `ids` begin in the list.
+    // The place where those of `ids` begin in the list.
     std::uint32_t add(const program::Program& program, const std::vector<program::TensorId>& ids) {
         const auto from = static_cast<std::ptrdiff_t>(tensors_.size());
         for (const program::TensorId id : ids) {

@@ -31,16 +31,16 @@ struct RankRun {
 // each.
 struct Unit {
     std::vector<int> lanes[2]; // indices into Program::slots, in order; the second may be empty
-    std::vector<bool> second;  // by op of both, in the order in which they run: whose it is; empty: whoever can
+    std::vector<bool> second;  // by op of both, in the order in which they run: the second lane's; empty: whoever can
     bool merged() const { return !lanes[1].empty(); }
 };
 // in_order: as Program::merges says, which is how our engine runs it.
 std::vector<Unit> units_of(const program::Program& program, bool in_order);
 
-// Whether its Programs run in an arena and in the order that they say, as ours do; published stacks allocate as they
-// go.
+// True where the plan's Programs run in an arena and in the order that they say, as ours do; published stacks allocate
+// as they go.
 inline bool runs_in_arena(const plan::Plan& plan) { return plan::stack_traits(plan).runs_in_arena; }
-// Of such Programs. `plan` is the program's.
+// The reuses of such a Program, which is one of `plan`; null for others.
 inline std::shared_ptr<const memory::Reuses> reuses_in(const plan::Plan& plan, const program::Program& program) {
     return runs_in_arena(plan) ? std::make_shared<const memory::Reuses>(memory::reuses_of(program)) : nullptr;
 }
@@ -49,15 +49,16 @@ inline std::shared_ptr<const memory::Reuses> reuses_in(const plan::Plan& plan, c
 void play_devices(const stack::Stack& stack, std::vector<RankRun>& runs);
 // Layers of all micro-batches take turns with it: offloaded rows leave from there and come back there.
 inline bool is_buffer(const program::Tensor& t) { return t.storage == program::Storage::activation && t.chunk < 0; }
-// The same for one run whose units are given, for segments. Its clocks are at `start` (streams that Clocks::ring does
-// not speak of at start.device); tensor `late` (its root) is there at `when`, everything else has been there since 0.
+// Plays one run whose units are given, as play_devices() would, for segments. Its clocks are at `start` (streams that
+// Clocks::ring does not speak of at start.device); tensor `late` (its root) is there at `when`, everything else has
+// been there since 0.
 void play_segment(const stack::Stack& stack, RankRun& run, const std::vector<Unit>& units, const StreamClocks& start,
                   program::TensorId late = program::no_tensor, double when = 0.0);
 // CPU: every rank is a thread that needs one of `hardware.cores` permits to run (the engine's rule,
 // engine/base/cores.hpp).
 void play_cores(const plan::Plan& plan, std::vector<RankRun>& runs);
 
-// Where the step went on one rank; the parts add up to `step_seconds`.
+// The parts of the step on one rank; they add up to `step_seconds`.
 search::Breakdown breakdown_of(const plan::Plan& plan, const RankRun& run, double step_seconds);
 
 } // namespace moe::replay

@@ -48,7 +48,7 @@ StagePrograms lower_all(const plan::Plan& plan, const cost::CostModel& model) {
 }
 
 std::vector<RankRun> representatives(const plan::Plan& plan, const StagePrograms& lowered,
-                                     cost::ContentionPrice beside) {
+                                     cost::ContentionPrice contention) {
     std::vector<RankRun> runs;
     const auto add = [&](int rank, int represents, std::size_t stage) {
         RankRun run;
@@ -57,7 +57,7 @@ std::vector<RankRun> representatives(const plan::Plan& plan, const StagePrograms
         run.program = lowered.programs[stage];
         run.costs = lowered.costs[stage];
         run.reuses = lowered.reuses[stage];
-        run.contention = beside;
+        run.contention = contention;
         runs.push_back(std::move(run));
     };
     const std::vector<std::vector<int>> ranks = ranks_by_stage(plan);

@@ -14,7 +14,7 @@
 namespace moe::replay {
 
 struct Simulation {
-    plan::Plan timed, planned;  // whose Programs gave times and memory: the plan with its routing as loads
+    plan::Plan timed, planned;  // plans whose Programs gave times and memory: the plan with its routing as loads
     program::Timeline timeline; // rows of the representatives; empty rows when they were not asked for
     search::Estimate estimate;
     std::int64_t ops = 0; // ops that were played
@@ -23,9 +23,9 @@ struct Simulation {
     // the norm of the gradients, so that which ends last says little.
     int slowest = 0;
     double host_seconds = 0.0;                 // when the last host had issued its last op
-    std::vector<memory::MemoryPlan> memory;    // by pipeline rank
-    std::vector<memory::MemoryBreakdown> held; // by pipeline rank: what fills the arena
-    std::vector<double> memory_bytes;          // by pipeline rank: arena and constants
+    std::vector<memory::MemoryPlan> memory;    // memory plans by pipeline rank
+    std::vector<memory::MemoryBreakdown> held; // parts of the arena, by pipeline rank
+    std::vector<double> memory_bytes;          // bytes by pipeline rank: arena and constants
 };
 
 // Plays one representative per pipeline rank (GPUs: all ranks of a stage are equal) or every rank (CPU). The plan must

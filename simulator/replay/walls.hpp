@@ -11,11 +11,11 @@
 
 namespace moe::replay {
 
-// What the rank that ends last does in one step over one kind of group.
+// The communication of the rank that ends last, in one step over one kind of group.
 struct CommunicationWall {
     std::string axis;     // "tensor", "context", "expert", "pipeline", "data"
     double busy = 0.0;    // seconds of transfers, waiting for peers left out
-    double exposed = 0.0; // of them, seconds in which nothing computes (Breakdown)
+    double exposed = 0.0; // seconds of them in which nothing computes (Breakdown)
     double bytes = 0.0;   // sum of Op::bytes
     std::int64_t ops = 0;
 };
@@ -27,7 +27,7 @@ struct ComputeWall {
     double busy = 0.0; // seconds
     // Seconds at the machine's peak: FLOPs at peak_flops, or bytes at memory_bandwidth (at the host link's) if longer.
     double ideal = 0.0;
-    double repeated = 0; // of `busy`, seconds of recomputation
+    double repeated = 0; // seconds of recomputation in `busy`
     std::int64_t ops = 0;
 };
 
@@ -42,7 +42,7 @@ struct Walls {
     double issue_seconds = 0.0; // the host's time to issue the rank's ops
     std::int64_t launches = 0;  // ops that it issues
     int fullest = 0;            // pipeline rank that holds most
-    double memory_bytes = 0.0, memory_limit = 0.0; // of that rank and what it may hold
+    double memory_bytes = 0.0, memory_limit = 0.0; // bytes of that rank and those that it may hold
     std::vector<std::pair<std::string, double>>
         memory; // bytes by class, saved activations by module; largest first, adds up to memory_bytes
 };

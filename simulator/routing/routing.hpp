@@ -27,10 +27,10 @@ namespace moe::routing {
 
 // Draws of one layer's loads; a load is a rank's rows over the mean rank's.
 struct LayerLoads {
-    int ranks = 1;              // of the EP group
+    int ranks = 1;              // ranks of the EP group
     std::vector<float> loads;   // [draw][rank]
-    std::vector<float> hottest; // by draw
-    double spread = 0.0;        // of rows over the experts of the hottest rank, see Routing::spread; mean over draws
+    std::vector<float> hottest; // load by draw
+    double spread = 0.0; // spread of rows over the experts of the hottest rank, see Routing::spread; mean over draws
 };
 
 // `counts`: for a histogram, tokens by layer and expert; else empty. Deterministic: draws are keyed by a fixed seed.
@@ -48,7 +48,7 @@ struct Quantiles {
 enum class SkewPoint : std::uint8_t { mean, p50, p99 };
 double at(const Quantiles& q, SkewPoint point);
 
-// Of a plan over steps.
+// The loads of a plan over steps.
 struct StepLoads {
     // The load which, the same in every layer, makes the step as long as the drawn loads do.
     Quantiles time;
@@ -58,7 +58,7 @@ struct StepLoads {
     double overflow = 0.0; // probability that a step exceeds the planned capacity somewhere and is run again
 };
 
-// Of a layer: what the loads of no plan's steps are below, at any point.
+// A lower bound of a layer's load: no plan's steps have less, at any point.
 struct LeastLoad {
     double load = 1.0, spread = 0.0;
 };
@@ -68,14 +68,14 @@ class LoadTables {
 public:
     // 1 throughout for balanced routing, and for plans without experts.
     StepLoads of(const plan::Plan& plan);
-    Quantiles memory(const plan::Plan& plan); // of() without the rest
-    LeastLoad least(const plan::Plan& plan);  // of plans with as many EP ranks
+    Quantiles memory(const plan::Plan& plan); // memory of of() alone
+    LeastLoad least(const plan::Plan& plan);  // a bound for plans with as many EP ranks
 
 private:
     using Key = std::tuple<std::string, int, int, int>; // routing, experts, top_k, EP
     struct Table {
         LayerLoads loads;
-        std::map<int, Quantiles> memory; // by MoE layers of the rank that has most
+        std::map<int, Quantiles> memory; // quantiles by MoE layers of the rank that has most
     };
     using Cut = std::tuple<const model::Model*, int, int, std::string>; // model, PP, VPP, layout
 
@@ -89,13 +89,13 @@ private:
     std::vector<std::shared_ptr<const model::Model>> models_; // kept alive, since keys point to them
 };
 
-// The step load of pipeline ranks with `layers` MoE layers each, whose drawn loads exceed 1 by `beyond` in sum. Of m
-// micro-batches, m - 1 pass a pipeline at the pace of its most loaded rank and one passes all ranks in turn; ranks
-// behind the most loaded one hide a part of that, so that the result is an upper bound (a test plays pipelines against
-// it: at most 4 % above for m >= 4 pp). fill: the share of the one micro-batch, pp / (m * vpp + pp - 1).
+// The step load of pipeline ranks with `layers` MoE layers each, whose drawn loads exceed 1 by `beyond` in sum. A
+// pipeline passes m - 1 of m micro-batches at the pace of its most loaded rank, and one through all ranks in turn;
+// ranks behind the most loaded one hide a part of that, so that the result is an upper bound (a test plays pipelines
+// against it: at most 4 % above for m >= 4 pp). fill: the share of the one micro-batch, pp / (m * vpp + pp - 1).
 double pipeline_load(const std::vector<double>& beyond, const std::vector<int>& layers, double fill);
 
-// Whether the plan's routing is a distribution, which has no price before it becomes a load.
+// True where the plan's routing is a distribution, which has no price before it becomes a load.
 bool skewed(const plan::Plan& plan);
 
 // The plan with a load for its routing; balanced for load 1 without spread.

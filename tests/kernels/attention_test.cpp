@@ -175,7 +175,7 @@ Case attention_case(AttentionShape s, Options o) {
     return out;
 }
 
-// In BF16, dout . o is taken from the rounded o, which adds an error of o's rounding to the exact gradient: 3x.
+// The BF16 kernel takes dout . o from the rounded o, which adds an error of o's rounding to the exact gradient: 3x.
 Case attention_grad_case(AttentionShape s, Options o) {
     Case out;
     out.name = describe("attention_grad", s, o);

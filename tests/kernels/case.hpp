@@ -82,7 +82,7 @@ struct Checked {
     std::string name;
     double error = 0.0, tolerance = 0.0;
 };
-// What check() has seen so far, for a report.
+// The list of what check() has seen so far, for a report.
 const std::vector<Checked>& all_checked();
 
 double relative_error(const Vec& got, const Vec& want);

@@ -207,7 +207,7 @@ private:
                     k_.rope_grad(shape, z, positions, x, wq, wk, rstd, y, dwq, dwk, s);
                 };
                 add("rope " + name, 2 * each, forward);
-                // With norm the values of qkv need not be read.
+                // The values of qkv need not be read with norm.
                 time("rope_grad " + name, (norm ? 2.9 : 2.0) * each, backward);
             }
         latent_heads(4096, 128);

@@ -1,4 +1,5 @@
-// What the tests of packed kernels share: the CUDA table beside the CPU's, over storage types and odd addresses.
+// The tools that the tests of packed kernels share: the CUDA table beside the CPU's, over storage types and odd
+// addresses.
 #pragma once
 
 #include "tests/kernels/case.hpp"

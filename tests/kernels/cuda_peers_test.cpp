@@ -29,7 +29,8 @@ double element(const std::vector<char>& data, Type type, std::int64_t i) {
     return static_cast<double>(float_of_bf16(reinterpret_cast<const std::uint16_t*>(data.data())[i]));
 }
 
-// Where every copy belongs: rows of an expert in the order of (rank, token, k), those of a rank's experts in a row.
+// The place where a copy belongs: rows of an expert in the order of (rank, token, k), those of a rank's experts in a
+// row.
 struct Copy {
     int rank, k;
     std::int64_t token, place;

@@ -105,8 +105,8 @@ Vec weighed(const RouterShape& s, const Vec& logits, const Vec& bias) {
     return out;
 }
 
-// Whether two values next to each other among the best `count` and the one behind them differ by so little that it is a
-// matter of rounding which of them is before the other: four units of the last place of sums up to 4.
+// True where two values next to each other among the best `count` and the one behind them differ by so little that it
+// is a matter of rounding which of them is before the other: four units of the last place of sums up to 4.
 bool undecided(Vec values, int count) {
     std::sort(values.rbegin(), values.rend());
     for (std::size_t i = 0; i < static_cast<std::size_t>(count) && i + 1 < values.size(); ++i)

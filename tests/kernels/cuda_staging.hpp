@@ -12,10 +12,10 @@ namespace moe::test {
 // the graph or a guard says that something is wrong.
 const Kernels& staged_kernels();
 
-// Whether staged calls take the table without libraries (cuda_plain_kernels); off at first.
+// True where staged calls take the table without libraries (cuda_plain_kernels); off at first.
 bool& staged_plain();
 
-// How staged calls run their graph: once, or several times with the time summed up here.
+// The number of times that staged calls run their graph: once, or several times with the time summed up here.
 struct Stopwatch {
     int runs = 0; // 0: not timing
     double seconds = 0.0;

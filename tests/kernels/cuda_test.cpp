@@ -162,7 +162,7 @@ bool write(const std::string& path, const Device& device, const std::vector<Line
     return !file.fail();
 }
 
-// What libraries and kernels of one architecture take is also run on the plain kernels behind them.
+// These cases, which libraries and kernels of one architecture take, are also run on the plain kernels behind them.
 constexpr const char* plain_cases = "*gemm:*,attention*";
 
 // Takes "--out FILE", "--bench", "--bandwidth" (of the memory-bound kernels alone; "--bandwidth=PART": of those with

@@ -57,7 +57,7 @@ TEST_CASE("draw_normal: mean 0, deviation 1, tails, and a call in two parts is o
     CHECK(part.values() == y.values(500, 1000));
 }
 
-// What a model begins with must not depend on where it is trained.
+// A model must not begin with other weights depending on where it is trained.
 TEST_CASE("draw_normal: the same bits from every back end") {
     constexpr std::int64_t n = 100'000;
     Tensor y(Type::f32, n);

@@ -14,7 +14,7 @@ namespace moe::test {
 using Bytes = std::vector<std::uint8_t, Tracked<std::uint8_t>>;
 inline constexpr std::uint8_t poison_byte = 0xa5;
 
-// By search through all values; of two that are as near the one of the even byte.
+// Searches through all values; of two that are as near it takes the one of the even byte.
 inline std::uint8_t nearest(double x) {
     std::uint8_t best = 0;
     double least = std::numeric_limits<double>::infinity();
@@ -40,7 +40,7 @@ inline std::int64_t filled(const Index& counts, std::int64_t rows) {
                : std::min<std::int64_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}), rows);
 }
 
-// What is quantized, x, and where to; y is where it comes back.
+// The values that are quantized, x, and the place where to; y is where they come back.
 struct RowData {
     FilledRows s;
     Index counts;

@@ -8,7 +8,7 @@
 namespace moe::test {
 namespace {
 
-// Where a kernel leaves rows in E4M3, all poison at first.
+// The room where a kernel leaves rows in E4M3, all poison at first.
 RowData room(std::int64_t rows, std::int64_t cols, const Index& counts) {
     return {{rows, cols, static_cast<int>(counts.size())},
             counts,

@@ -46,7 +46,7 @@ Index largest(const Vec& values, int k) {
 }
 
 Index choose(const RouterShape& s, const Vec& logits, const Vec& bias) {
-    // Where only the order of scores counts it is that of the logits, which differ where scores saturate.
+    // The order of the scores is that of the logits where only it counts; logits differ where scores saturate.
     const bool ordered = bias.empty() && (s.groups_kept == s.groups || s.group_score_top == 1 || s.groups == s.experts);
     Vec choice = ordered ? logits : scores_of(s, logits);
     if (!bias.empty()) choice = plus(choice, bias);

@@ -244,6 +244,45 @@ def test_launch():
         hold_to_changes("launch", printed(f"launch plan.json {kind}", "launch"))
 
 
+def test_show():
+    """The lists, and everything that stands in them."""
+    lists = {"models": ("show-models", "models"), "hardware": ("show-hardware-list", "hardware"), "stacks": ("show-stacks", "stacks")}
+    for topic, (name, field) in lists.items():
+        document = printed(f"show {topic}", name)
+        hold_to_changes(name, document)
+        listed = [entry["name"] for entry in document[field]]
+        assert len(listed) > 5 and len(set(listed)) == len(listed), topic
+        one = topic.removesuffix("s")
+        for entry in listed:
+            assert printed(f"show {one} {entry}", f"show-{one}")["name"] == entry
+    for words, name in (("model DeepSeek-V3 --seq 8192", "show-model"), ("hardware h200-measured", "show-hardware"),
+                        ("stack bridge-26.08 --hardware b200", "show-stack"), ("plan plan.json", "show-plan")):
+        hold_to_changes(name, printed(f"show {words}", name))
+    # The program leaves out a figure of 0, so the schema has no place for one.
+    document = printed("show model DeepSeek-V3", "show-model")
+    document["kinds"][0]["attention"]["kv_lora"] = 0
+    assert faults("show-model", document)
+
+
+def test_completion_and_man():
+    for shell in ("bash", "zsh", "fish"):
+        document = printed(f"completion {shell}", "completion")
+        assert document["shell"] == shell and document["text"] == command(f"completion {shell}")
+        hold_to_changes("completion", document)
+    for words, form in (("man", "roff"), ("man --markdown", "markdown")):
+        document = printed(words, "man")
+        assert document["format"] == form and document["text"] == command(words)
+        hold_to_changes("man", document)
+
+
+def test_no_document_names_its_schema_itself():
+    """Names of schemas stand in planner/base/schema.hpp alone."""
+    literal = re.compile(r'"moe-plan/[a-z-]+/\d+"')
+    found = [str(file.relative_to(ROOT)) for folder in ("planner", "simulator", "engine", "tools")
+             for file in sorted((ROOT / folder).rglob("*.?pp")) if literal.search(file.read_text())]
+    assert found == ["planner/base/schema.hpp"], found
+
+
 def test_profiles():
     """Everything that is committed; what our reader refuses, its schema must refuse as well."""
     folders = {"hardware": "hardware/*.json", "model": "models/*.json", "stack": "stacks/*.json", "coefficients": "coefficients.json",

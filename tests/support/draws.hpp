@@ -1,4 +1,4 @@
-// How many cases a test draws: all of them in a plain build, a share of them under the sanitizers.
+// The number of cases that a test draws: all of them in a plain build, a share of them under the sanitizers.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@ inline constexpr bool sanitized = false;
 inline constexpr bool sanitized = false;
 #endif
 
-// Of `count` alike cases an eighth, at least one, where the sanitizers make each ten times as slow: they look for wrong
+// An eighth of `count` alike cases, at least one, where the sanitizers make each ten times as slow: they look for wrong
 // accesses on the way, for which a few cases do; the statistics of all of them are the plain build's to check.
 inline constexpr std::size_t draws(std::size_t count) { return sanitized ? (count + 7) / 8 : count; }
 
-// The same share of a list of alike cases, from all over it: draws(list.size()) of them.
+// That share of a list of alike cases, from all over it: draws(list.size()) of them.
 template <class T>
 std::vector<T> thinned(std::vector<T> list) {
     const std::size_t share = draws(list.size());

@@ -1,5 +1,5 @@
-// How well a profile's measured calls say what they take themselves: every call predicted from the others of its
-// family. Build target bench-calibration; bench-calibration PROFILE, by default h200-measured.
+// The errors of a profile's measured calls among themselves: every call predicted from the others of its family. Build
+// target bench-calibration; bench-calibration PROFILE, by default h200-measured.
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "simulator/cost/measured.hpp"

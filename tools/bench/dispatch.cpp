@@ -101,8 +101,8 @@ private:
     std::vector<Record> records_;
 };
 
-// What the engine does for dispatcher = alltoall: rows in expert-major order, slots as large as they can get, NCCL
-// between them, rows out of the slots and sorted by expert.
+// The engine's way for dispatcher = alltoall: rows in expert-major order, slots as large as they can get, NCCL between
+// them, rows out of the slots and sorted by expert.
 class Slots {
 public:
     Slots(const PeerRanks& ranks, const std::vector<comm::CollectiveLibrary::Member>& members)
@@ -263,7 +263,7 @@ void measure(const PeerCase& sizes, double skew, const std::vector<int>& limits,
     std::vector<Choices> choices;
     for (int r = 0; r < sizes.ranks; ++r)
         choices.push_back(draw_choices(sizes.shape, skew, static_cast<std::uint64_t>(r + 1)));
-    // Of one way; rows as they travel, scales included.
+    // The rates of one way; rows as they travel, scales included.
     const auto rates = [&](const PeerCase& as, const Moved& moved, double seconds) {
         const auto rate = [&](std::int64_t rows) {
             return 1e-9 * static_cast<double>(rows * (as.row_bytes() + as.scale_bytes())) / seconds;

@@ -1,4 +1,4 @@
-// How fast plans are searched: whole requests on two threads, and single quotes on one. Build target bench-search.
+// The speed of search: whole requests on two threads, and single bounds on one. Build target bench-search.
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
 #include "planner/model/model.hpp"

@@ -1,4 +1,4 @@
-// What a process's earlier trainings change of a later one: the same two layers trained three times over on one GPU,
+// The effect of a process's earlier trainings on a later one: the same two layers trained three times over on one GPU,
 // and once more in a process of its own. Build target bench-trainings; no arguments.
 #include "engine/backends/backends.hpp"
 #include "engine/base/run_in_subprocess.hpp"

@@ -27,8 +27,8 @@ struct Recorded {
     std::vector<std::vector<program::TimelineRow>> ranks;
 };
 
-// All ranks share the model as `sharing` says, and its tokens go to experts over peers' memory. Of four micro-batches
-// EP overlap merges all slots but the first and the last.
+// All ranks share the model as `sharing` says, and its tokens go to experts over peers' memory. EP overlap merges, with
+// four micro-batches, all slots but the first and the last.
 Recorded record(bench::Point point, const bench::Sharing& sharing, const machine::Hardware& hardware,
                 const std::string& backend, bool overlap = false) {
     point.sharing = sharing;
@@ -88,7 +88,7 @@ double wait_seconds(const Recorded& recorded) {
     return std::max(*middle, 1e-9);
 }
 
-// From when until when the ops of one rank's step ran that say so.
+// The intervals in which the ops of one rank's step ran that say so.
 template <class Says>
 replay::CommIntervals travels_of(const std::vector<program::TimelineRow>& rows, Says says) {
     replay::CommIntervals travels;
@@ -152,9 +152,9 @@ void add_losses(const Recorded& apart, const Recorded& overlapped, machine::Meas
     }
 }
 
-// The same of ops that compute beside gathers and reductions of data parallelism, which the first forward and the last
-// backward of a step have: beside the same ops of other micro-batches. Those of the first backward are none of these,
-// since its products set gradients.
+// Adds the losses of ops that compute beside gathers and reductions of data parallelism, which the first forward and
+// the last backward of a step have: beside the same ops of other micro-batches. Those of the first backward are none of
+// these, since its products set gradients.
 void add_collective_losses(const Recorded& recorded, machine::MeasuredCall& sum) {
     for (const std::vector<program::TimelineRow>& rows : recorded.ranks) {
         const auto travels = travels_of(rows, [](const program::TimelineRow& row) {

@@ -1,4 +1,5 @@
-// What ranks on several GPUs take in a step beyond what one GPU, and a collective alone, take.
+// Calibration of overlap: the time that ranks on several GPUs take in a step beyond what one GPU, and a collective
+// alone, take.
 #pragma once
 
 #include "planner/machine/hardware.hpp"

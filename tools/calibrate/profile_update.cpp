@@ -38,7 +38,7 @@ bool merged(const program::Program& program, std::size_t slot) {
     return program.slots[slot].merge >= 0 || (slot > 0 && program.slots[slot - 1].merge >= 0);
 }
 
-// How many rows these have is up to the router.
+// True for modules whose number of rows is up to the router.
 bool is_routed(program::Module module) {
     return module == program::Module::dispatch || module == program::Module::experts ||
            module == program::Module::moe_act || module == program::Module::combine;

@@ -1,4 +1,4 @@
-// What runs have measured, fed back into the hardware profile that later plans are priced with.
+// Measurements of runs, fed back into the hardware profile that later plans are priced with.
 #pragma once
 
 #include "planner/machine/hardware.hpp"

@@ -38,7 +38,7 @@ CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, con
     return verb;
 }
 
-// What a request consists of; `required`: there is no plan that could stand for it.
+// Adds the options of a request; `required`: there is no plan that could stand for it.
 void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--model", o.model, "MODEL", "Hugging Face config.json, or the name of a model profile")
         ->required(required);

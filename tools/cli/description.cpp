@@ -22,7 +22,7 @@ std::vector<std::string> parts_of(const std::string& text, char separator) {
     return parts;
 }
 
-// What a kind of value stands for.
+// Sets what a kind of value stands for.
 void offer(ArgumentText& argument) {
     const std::string& kind = argument.value;
     const std::pair<const char*, Offer> kinds[] = {{"MODEL", Offer::models},     {"HARDWARE", Offer::hardware},

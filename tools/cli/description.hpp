@@ -10,7 +10,7 @@ class App;
 
 namespace moe::tools {
 
-// What stands for a value, so that a shell can offer it.
+// The kinds of values that a shell can offer for an option.
 enum class Offer {
     nothing, // a number or a free text
     words,   // ArgumentText::words

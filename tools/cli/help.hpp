@@ -1,4 +1,4 @@
-// How --help looks: descriptions wrapped into 80 columns.
+// The look of --help: descriptions wrapped into 80 columns.
 #pragma once
 
 #include <memory>

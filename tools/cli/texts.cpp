@@ -3,7 +3,9 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "planner/base/schema.hpp"
 #include "tools/print/console.hpp"
+#include "tools/report/stamp.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -11,10 +13,10 @@ namespace moe::tools {
 
 namespace {
 
-void print_text(const OutputOptions& options, const char* schema, const char* form, const std::string& kind,
+void print_text(const OutputOptions& options, const char* name, const char* form, const std::string& kind,
                 const std::string& text) {
     if (!options.json) return print(text);
-    print(nlohmann::ordered_json{{"schema", schema}, {form, kind}, {"text", text}}.dump(2) + "\n");
+    print(stamped(name, {{form, kind}, {"text", text}}));
 }
 
 } // namespace
@@ -23,14 +25,14 @@ void print_completion(const TextOptions& options, const CommandText& command) {
     const std::string& shell = options.kind;
     if (shell != "bash" && shell != "zsh" && shell != "fish")
         refuse("completion {}: must be bash, zsh or fish", shown(shell));
-    print_text(options, "moe-plan/completion/1", "shell", shell,
+    print_text(options, schema::completion, "shell", shell,
                shell == "bash"  ? bash_completion(command)
                : shell == "zsh" ? zsh_completion(command)
                                 : fish_completion(command));
 }
 
 void print_manual(const ManOptions& options, const CommandText& command) {
-    print_text(options, "moe-plan/man/1", "format", options.markdown ? "markdown" : "roff",
+    print_text(options, schema::man, "format", options.markdown ? "markdown" : "roff",
                options.markdown ? reference_of_verbs(command) : manual_page(command));
 }
 

@@ -1,4 +1,4 @@
-// What the fit leaves behind: residuals of every row as data, and their tables, profiles/runs/ACCURACY.md.
+// The results of the fit: residuals of every row as data, and their tables, profiles/runs/ACCURACY.md.
 #pragma once
 
 #include "planner/machine/coefficients.hpp"
@@ -9,7 +9,7 @@
 
 namespace moe::tools {
 
-// The same rows predicted with all rows fitted, and each with its own model family or system left out of the fit.
+// Rows predicted with all rows fitted, and each with its own model family or system left out of the fit.
 struct CrossValidation {
     std::vector<published::Prediction> fitted, left_family, left_system;
 };
@@ -18,7 +18,7 @@ struct CrossValidation {
 // are made of. Throws Error (bad_input) for a row without a residual.
 CrossValidation stored_rows(const std::vector<published::Prediction>& predictions, const std::string& residuals,
                             const std::string& place);
-// What left_family and left_system hold of rows that residuals.json knows, as they stand there.
+// Keeps for rows that residuals.json knows the predictions of left_family and left_system as they stand there.
 void keep_stored(CrossValidation& rows, const std::string& residuals);
 // JSON for profiles/runs/residuals.json: log(predicted / published) of every row, three ways.
 std::string residuals_json(const CrossValidation& rows);

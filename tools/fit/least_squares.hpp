@@ -11,7 +11,7 @@ namespace moe::tools {
 // Residuals of all rows for parameters x; finite. Called from several threads at once.
 using Residuals = std::function<std::vector<double>(const std::vector<double>& x)>;
 
-// By row, then parameter.
+// Derivatives by row, then parameter.
 using Jacobian = std::vector<std::vector<double>>;
 
 struct LeastSquares {

@@ -7,7 +7,7 @@ namespace moe::tools {
 
 namespace {
 
-// Of all but the plan's path, which differs.
+// The words of execute but for the plan's path, which differs.
 std::string execute_words(const Job& job) {
     return fmt::format("--backend {} --data {}{}{}", job.backend, quoted(job.data), job.arguments.empty() ? "" : " ",
                        job.arguments);

@@ -1,4 +1,4 @@
-// Where a verb's words go: results to stdout, everything else to stderr, a progress line only where a person looks.
+// The console of a verb: results go to stdout, everything else to stderr, a progress line only where a person looks.
 #pragma once
 
 #include "tools/print/output.hpp"

@@ -1,4 +1,4 @@
-// How much a verb says and in which form; every verb has these options.
+// The options of every verb that say how much it prints and in which form.
 #pragma once
 
 namespace moe::tools {

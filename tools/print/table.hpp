@@ -28,7 +28,7 @@ public:
         std::string text;
         std::vector<std::string> dropped; // headings of the columns that are left out
     };
-    // The same in `width` characters a line: leaves out columns by rank, then wraps the widest left-aligned cells.
+    // The table in `width` characters a line: leaves out columns by rank, then wraps the widest left-aligned cells.
     Fitted fitted(int width, int indent = 0) const;
 
 private:

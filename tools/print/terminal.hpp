@@ -1,4 +1,4 @@
-// What a person sees of a stream: whether it is a terminal, how wide it is, and whether it takes colours.
+// The terminal behind a stream: whether it is one, how wide it is, and whether it takes colours.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ bool is_terminal(int descriptor);
 // Columns that a table may take: a terminal's width where that is more than 80, else 80, and 80 for files and pipes.
 int width_of(int descriptor);
 
-// Whether the stream is a terminal that takes colours: never with NO_COLOR in the environment or TERM=dumb.
+// True where the stream is a terminal that takes colours: never with NO_COLOR in the environment or TERM=dumb.
 bool takes_colour(int descriptor);
 
 enum class Ink { strong, faint, warning, error };

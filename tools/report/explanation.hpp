@@ -1,4 +1,4 @@
-// What explain and the report know of one plan, and of one plan against another.
+// The facts that explain and the report know of one plan, and of one plan against another.
 #pragma once
 
 #include "planner/search/feasibility.hpp"

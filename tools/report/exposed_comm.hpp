@@ -1,4 +1,4 @@
-// How much of a step is communication that nothing hides, and how much of it anything runs.
+// The communication of a step that nothing hides, and the time in which anything runs.
 #pragma once
 
 #include "planner/program/timeline.hpp"

@@ -83,7 +83,7 @@ std::string plan_section(const plan::Plan& p) {
     };
     item("GBS", fmt::format("{}", p.gbs));
     item("tokens", fmt::format("{}", p.seq));
-    // What stands at its default tells nothing.
+    // A field that stands at its default tells nothing.
     const plan::Plan plain;
     for (const std::string& field : plan::field_names())
         if (plan::field_text(p, field) != plan::field_text(plain, field))

@@ -20,7 +20,7 @@ struct Layer {
     const char* name;
     int index; // of MemoryClass, -1 = outside of the arena
 };
-// From the bottom: what never moves first.
+// Layers go from the bottom: what never moves first.
 constexpr std::array<Layer, 7> layers{{{"context and communicators", -1},
                                        {"weights", static_cast<int>(memory::MemoryClass::weights)},
                                        {"optimizer", static_cast<int>(memory::MemoryClass::optimizer)},

@@ -1,11 +1,13 @@
 // The JSON documents of show.
 #include "tools/report/show_json.hpp"
 
+#include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/stamp.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -14,8 +16,6 @@ namespace moe::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string finish(const Json& document) { return document.dump(2) + "\n"; }
 
 const char* kind_name(model::AttentionKind kind) {
     switch (kind) {
@@ -125,7 +125,7 @@ std::string show_models_document(const std::vector<model::Model>& models) {
                         {"layers", model.layers.size()},
                         {"executable", why_not(model).empty()}});
     }
-    return finish({{"schema", "moe-plan/show-models/1"}, {"models", list}});
+    return stamped(schema::show_models, Json{{"models", list}});
 }
 
 std::string show_hardware_list_document(const std::vector<machine::Hardware>& machines) {
@@ -137,20 +137,19 @@ std::string show_hardware_list_document(const std::vector<machine::Hardware>& ma
                         {"nvlink_domain", h.nvlink_domain},
                         {"default_stack", h.default_stack},
                         {"measured", !h.measured.empty()}});
-    return finish({{"schema", "moe-plan/show-hardware-list/1"}, {"hardware", list}});
+    return stamped(schema::show_hardware_list, Json{{"hardware", list}});
 }
 
 std::string show_stacks_document(const std::vector<stack::Stack>& stacks) {
     Json list = Json::array();
     for (const stack::Stack& s : stacks)
         list.push_back({{"name", s.name}, {"release", s.release}, {"executable", s.executable}});
-    return finish({{"schema", "moe-plan/show-stacks/1"}, {"stacks", list}});
+    return stamped(schema::show_stacks, Json{{"stacks", list}});
 }
 
 std::string show_model_document(const model::Model& model, std::int64_t seq) {
     const model::ParameterCount count = model::count_parameters(model);
-    Json json = {{"schema", "moe-plan/show-model/1"},
-                 {"name", model.name},
+    Json json = {{"name", model.name},
                  {"architecture", model.architecture},
                  {"parameters", count.total},
                  {"parameters_without_mtp", count.total_no_mtp},
@@ -173,11 +172,11 @@ std::string show_model_document(const model::Model& model, std::int64_t seq) {
     json["why_not"] = names(why_not(model));
     json["left_out"] = names(model.left_out);
     json["kinds"] = kinds_json(model);
-    return finish(json);
+    return stamped(schema::show_model, json);
 }
 
 std::string show_hardware_document(const machine::Hardware& h) {
-    Json json = {{"schema", "moe-plan/show-hardware/1"}, {"name", h.name}, {"cpu", h.cpu}};
+    Json json = {{"name", h.name}, {"cpu", h.cpu}};
     if (h.cpu)
         json["cores"] = h.cores;
     else
@@ -195,14 +194,13 @@ std::string show_hardware_document(const machine::Hardware& h) {
     for (const auto& [family, calls] : h.measured) json["measured"][family] = calls.size();
     json["measured_by"] = h.measured_by;
     json["source"] = h.source;
-    return finish(json);
+    return stamped(schema::show_hardware, json);
 }
 
 std::string show_stack_document(const stack::Stack& s, const machine::Hardware& hardware) {
     Json sets = Json::array();
     for (const unsigned set : s.recompute_sets) sets.push_back(plan::recompute::to_string(set));
-    Json json = {{"schema", "moe-plan/show-stack/1"},
-                 {"name", s.name},
+    Json json = {{"name", s.name},
                  {"release", s.release},
                  {"hardware", hardware.name},
                  {"figures_of", s.figures_of.empty() ? hardware.name : s.figures_of},
@@ -227,13 +225,12 @@ std::string show_stack_document(const stack::Stack& s, const machine::Hardware& 
                      {"gradients", machine::to_string(s.usual_gradients)}};
     json["features"] = names(s.features);
     json["source"] = s.source;
-    return finish(json);
+    return stamped(schema::show_stack, json);
 }
 
 std::string show_plan_document(const plan::Plan& plan) {
     const PlanFacts facts = facts_of(plan);
-    Json json = {{"schema", "moe-plan/show-plan/1"},
-                 {"model", plan.model->name},
+    Json json = {{"model", plan.model->name},
                  {"hardware", plan.hardware->name},
                  {"stack", plan.stack},
                  {"gpus", plan.gpus},
@@ -247,7 +244,7 @@ std::string show_plan_document(const plan::Plan& plan) {
     json["fault"] = facts.fault.empty() ? Json(nullptr) : Json(facts.fault);
     json["executable"] = facts.why_not.empty();
     json["why_not"] = names(facts.why_not);
-    return finish(json);
+    return stamped(schema::show_plan, json);
 }
 
 } // namespace moe::tools

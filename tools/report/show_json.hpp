@@ -22,7 +22,7 @@ std::string layers_text(const std::vector<int>& layers);
 std::vector<int> layers_of(const model::Model& model, int kind);
 int mtp_layers_of(const model::Model& model, int kind);
 
-// What execute cannot train of the model, empty where it can.
+// The reasons why execute cannot train the model, empty where it can.
 std::vector<std::string> why_not(const model::Model& model);
 
 std::string show_models_document(const std::vector<model::Model>& models);
@@ -34,10 +34,10 @@ std::string show_hardware_document(const machine::Hardware& hardware);
 // hardware: the machine that its figures are for.
 std::string show_stack_document(const stack::Stack& stack, const machine::Hardware& hardware);
 
-// What plan.json says of a run.
+// The facts that plan.json leaves to derive of a run.
 struct PlanFacts {
-    std::string fault;                // what the plan's own stack has against it, empty = nothing
-    std::vector<std::string> why_not; // what execute cannot run
+    std::string fault;                // the fault that the plan's own stack finds, empty = none
+    std::vector<std::string> why_not; // reasons why execute cannot run it
     std::vector<std::string> changed; // fields that are not at their default
 };
 PlanFacts facts_of(const plan::Plan& plan);

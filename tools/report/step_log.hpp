@@ -1,4 +1,4 @@
-// What execute says and keeps of every step.
+// The lines that execute prints and keeps of every step.
 #pragma once
 
 #include "engine/train/trainer.hpp"

@@ -23,7 +23,7 @@ namespace moe::tools {
 
 namespace {
 
-// As the kernel names it; other architectures than x86 have no such line.
+// The processor as the kernel names it; other architectures than x86 have no such line.
 std::string processor_name() {
     std::ifstream file("/proc/cpuinfo");
     for (std::string line; std::getline(file, line);)
@@ -66,7 +66,7 @@ machine::Hardware measured_gpu(const CalibrateOptions& options, const bench::Mic
     return hardware;
 }
 
-// What one GPU costs by itself is measured by one rank, or was before.
+// The costs of one GPU by itself are measured by one rank, or were before.
 machine::Hardware measured_one_gpu(const CalibrateOptions& options, bench::MicrobenchOptions how,
                                    bench::Microbench& bench) {
     if (!options.from.empty()) {
@@ -92,7 +92,7 @@ void measure_between(machine::Hardware& hardware, const CalibrateOptions& option
         taken.pairwise.insert(between.taken.pairwise.begin(), between.taken.pairwise.end());
         bench.device = between.device;
         if (ranks > 2) continue;
-        // Only the first communicators of a process bring kernels along, and messages are always between two.
+        // The first communicators of a process bring kernels along, others do not, and messages are always between two.
         taken.first = between.taken.first;
         taken.first_pairwise = between.taken.first_pairwise;
         taken.messages = between.taken.messages;
@@ -106,7 +106,7 @@ void measure_between(machine::Hardware& hardware, const CalibrateOptions& option
                                         options.backend, gpus);
 }
 
-// How many GPUs take part; 0: the cores do.
+// The number of GPUs that take part; 0: the cores do.
 int gpus_of(const CalibrateOptions& options) {
     const ops::Backend& backend = backends::backend_named(options.backend);
     if (backend.devices == nullptr) {
@@ -137,7 +137,7 @@ machine::Hardware measured_cores(const CalibrateOptions& options, const bench::M
     return hardware;
 }
 
-// By family: how many calls there are, and the ends of them.
+// A table of the calls by family: how many there are, and the ends of them.
 Table calls_table(const std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     Table table({"<op kind", "calls", "smallest", "largest", "G/s at largest"});
     for (const auto& [kind, calls] : measured) {
@@ -150,7 +150,7 @@ Table calls_table(const std::map<std::string, std::vector<machine::MeasuredCall>
     return table;
 }
 
-// What was measured, in figures: so many calls of so many op kinds.
+// The measurement in figures: so many calls of so many op kinds.
 std::string calls_text(const std::map<std::string, std::vector<machine::MeasuredCall>>& measured) {
     std::size_t calls = 0;
     for (const auto& [kind, list] : measured) calls += list.size();
@@ -212,7 +212,8 @@ void calibrate_verb(const CalibrateOptions& options) {
     const std::filesystem::path folder = std::filesystem::absolute(options.out).parent_path();
     if (!std::filesystem::is_directory(folder)) refuse("--out {}: there is no folder {}", options.out, folder.string());
     if (!options.runs.empty()) return feed_back(options);
-    // In another process, because this one must not have begun to use a GPU when its trainings are (apart.hpp).
+    // Another process counts the GPUs, because this one must not have begun to use a GPU when its trainings are
+    // (engine/base/run_in_subprocess.hpp).
     const int gpus = std::stoi(engine::run_in_subprocess([&] { return std::to_string(gpus_of(options)); }));
     Console console(options);
     bench::MicrobenchOptions how;

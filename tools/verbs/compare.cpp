@@ -36,7 +36,7 @@ Table kinds_table(const Comparison& c) {
         predicted += kind.predicted;
         measured += kind.measured;
     }
-    // What is left of the step: waiting for peers, for a core, for the host, and the pipeline's bubble.
+    // The rest of the step is waiting: for peers, for a core, for the host, and the pipeline's bubble.
     const double predicted_wait = c.predicted_seconds - predicted, measured_wait = c.measured_seconds - measured;
     table.add({"(waiting)", "", seconds_text(predicted_wait), seconds_text(measured_wait),
                ratio_text(predicted_wait, measured_wait), percent_text(measured_wait / c.measured_seconds)});

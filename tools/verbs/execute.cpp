@@ -138,7 +138,8 @@ volatile std::sig_atomic_t& terminated() {
     return flag;
 }
 
-// From now on SIGTERM and the first SIGINT end the run behind the step that they meet; a second SIGINT ends it at once.
+// Makes SIGTERM and the first SIGINT end the run behind the step that they meet from now on; a second SIGINT ends it at
+// once.
 void catch_signals() {
     terminated() = 0;
     struct sigaction action {};
@@ -187,7 +188,7 @@ void check_checkpoints(const ExecuteOptions& options) {
                options.checkpoint, steps.front());
 }
 
-// What all processes of a run must agree on.
+// The fingerprint of everything that all processes of a run must agree on.
 std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     const std::string said =
         fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", fmt::join(o.data, " "), o.steps, o.init_from,
@@ -196,14 +197,14 @@ std::uint64_t fingerprint(const ExecuteOptions& o, const plan::Plan& plan) {
     return std::uint64_t{weights::crc32c(plan::plan_to_json(plan))} << 32 | weights::crc32c(said);
 }
 
-// What hangs cannot be made to unwind: the process says why and ends.
+// A run that hangs cannot be made to unwind: the process says why and ends.
 [[noreturn]] void end_hanging(const std::string& line, comm::Transport* transport) {
     if (transport != nullptr) transport->abort(line);
     std::fputs(fmt::format("moe-plan: {}\n", line).c_str(), stderr);
     std::_Exit(static_cast<int>(Fault::failure));
 }
 
-// What the ranks of this process do; `transport` leads to those of others, if there are any; local: Launch::local.
+// The work of the ranks of this process; `transport` leads to those of others, if there are any; local: Launch::local.
 class Execution {
 public:
     Execution(const ExecuteOptions& options, const plan::Plan& plan, comm::Transport* transport, int local = 0)

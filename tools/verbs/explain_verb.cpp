@@ -121,7 +121,7 @@ void print_front(Console& console, const Explanation& e) {
     console.table(table, 2);
 }
 
-// What would make a plan fit that does not: the fitting change that costs least, alone or together.
+// The remedy for a plan that does not fit: the fitting change that costs least, alone or together.
 void print_remedy(Console& console, const Explanation& e) {
     if (e.base.fits) return;
     const double over = e.base.memory_bytes - e.plan.hardware->memory_bytes;

@@ -1,4 +1,4 @@
-// From the words of a command line to a search request.
+// The translation of a command line into a search request.
 #pragma once
 
 #include "planner/search/search.hpp"

@@ -45,7 +45,7 @@ std::string or_none(const std::vector<std::string>& words) {
     return words.empty() ? "none" : fmt::format("{}", fmt::join(words, ", "));
 }
 
-// With --quiet a list is its names, one a line: what scripts and shells take.
+// A list is its names with --quiet, one a line: what scripts and shells take.
 template <class T>
 bool names_alone(Console& console, const ShowOptions& options, const std::vector<T>& list) {
     if (options.quiet)

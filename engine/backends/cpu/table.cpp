@@ -11,7 +11,7 @@ namespace moe::backends {
 
 namespace {
 
-// What is offloaded stays in this process' memory: the last inputs go to the outputs, one each.
+// Offloaded tensors stay in this process' memory: the last inputs go to the outputs, one each.
 void copy_bytes(const ops::OpContext& c) {
     const std::size_t count = c.op.out.size(), first = c.op.in.size() - count;
     for (std::size_t i = 0; i < count; ++i)

@@ -1,4 +1,4 @@
-// What takes the place of the CUDA back end in builds without nvcc.
+// The stand-in for the CUDA back end in builds without nvcc.
 #include "engine/backends/cuda/backend.hpp"
 
 #include "planner/base/error.hpp"

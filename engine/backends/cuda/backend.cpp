@@ -15,8 +15,8 @@ namespace moe::backends {
 
 namespace {
 
-// Offloaded tensors, in the order of the queue: the last inputs go to the outputs, one each. Which side is the host's
-// pinned memory the driver knows by the address.
+// Offloaded tensors, in the order of the queue: the last inputs go to the outputs, one each. The driver knows by the
+// address which side is the host's pinned memory.
 void copy_bytes(const ops::OpContext& c) {
     const std::size_t count = c.op.out.size(), first = c.op.in.size() - count;
     for (std::size_t i = 0; i < count; ++i) {

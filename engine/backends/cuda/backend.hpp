@@ -12,7 +12,7 @@ const ops::Backend& cuda_backend();
 // graphs.
 std::unique_ptr<device::Device> open_cuda(bool replayed, int device);
 
-// Of GPU number `device`; all zero where the driver does not say.
+// The power sample of GPU number `device`; all zero where the driver does not say.
 device::PowerSample cuda_draw(int device);
 
 // NCCL. Throws Error (bad_input) where this machine does not have it.

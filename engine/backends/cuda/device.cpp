@@ -55,7 +55,7 @@ public:
         select(device_);
         int least = 0, greatest = 0;
         check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities");
-        // Not ordered after the legacy default stream, which nothing here uses. What others wait for goes first.
+        // Not ordered after the legacy default stream, which nothing here uses. Streams that others wait for go first.
         for (std::size_t s = 0; s < streams_.size(); ++s)
             check(cudaStreamCreateWithPriority(&streams_[s], cudaStreamNonBlocking, s == 0 ? least : greatest),
                   "creating a stream");

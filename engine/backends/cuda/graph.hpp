@@ -1,4 +1,4 @@
-// What a captured step's graph need not hold.
+// Reduction of a captured step's graph: the edges that it need not hold.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -33,7 +33,7 @@ struct Functions {
     decltype(&ncclRecv) recv = nullptr;
 };
 
-// What NCCL reads from the environment when it is first used. What the user has set stays.
+// Sets what NCCL reads from the environment when it is first used. Variables that the user has set stay.
 void set_environment() {
     const std::pair<const char*, const char*> wanted[] = {
         // NVLink multicast: reductions in the switch are not reproducible from one machine to the next, and a process

@@ -8,14 +8,14 @@
 
 namespace moe::data {
 
-// What happens to the pieces of a text at one step of a tokenizer's pre-tokenization.
+// One step of a tokenizer's pre-tokenization, which cuts the pieces of a text.
 struct SplitStep {
     std::string pattern; // regular expression, matched from left to right
     // Matches and what lies between them are pieces of their own; else only the matches are.
     bool keep_between = true;
 };
 
-// Whether this build can cut text (it was made with ICU); if not, `why` says what is missing.
+// True where this build can cut text (it was made with ICU); if not, `why` says what is missing.
 bool can_split(std::string& why);
 
 class Splitter {

@@ -12,7 +12,7 @@ namespace moe::cuda::ptx {
 
 __device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
-// The same place in the shared memory of the cluster's CTA `rank`.
+// The address of the same place in the shared memory of the cluster's CTA `rank`.
 __device__ inline unsigned in_cta(unsigned address, unsigned rank) {
     unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -22,7 +22,7 @@ __device__ inline unsigned in_cta(unsigned address, unsigned rank) {
 __device__ inline void init_barrier(unsigned barrier, unsigned arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// What was initialised becomes visible to the cluster and to the copy engine.
+// Barriers that were initialised become visible to the cluster and to the copy engine.
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // One arrival, and `bytes` more that the copy engine will report before the phase is complete.
@@ -33,12 +33,12 @@ __device__ inline void arrive_expecting(unsigned barrier, unsigned bytes) {
 __device__ inline void arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// At the barrier of any CTA of the cluster.
+// One arrival at the barrier of any CTA of the cluster.
 __device__ inline void arrive_remote(unsigned cluster_barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
 }
 
-// Until the phase of this parity is complete.
+// Waits until the phase of this parity is complete.
 __device__ inline void wait(unsigned barrier, unsigned parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -50,7 +50,7 @@ __device__ inline void wait(unsigned barrier, unsigned parity) {
                  : "memory");
 }
 
-// Whether that phase is complete.
+// True where that phase is complete.
 __device__ inline bool complete(unsigned barrier, unsigned parity) {
     unsigned done;
     asm volatile("{\n"
@@ -91,7 +91,7 @@ __device__ inline float2 read_remote(unsigned cluster_address) {
     return two;
 }
 
-// To the shared memory of any CTA of the cluster; the eight bytes are reported to a barrier there.
+// Sends to the shared memory of any CTA of the cluster; the eight bytes are reported to a barrier there.
 __device__ inline void send(unsigned cluster_address, float2 two, unsigned cluster_barrier) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(cluster_address),
@@ -116,7 +116,7 @@ __device__ inline int4 read_shared(unsigned address) {
 // A warpgroup among itself; `id` is one of the CTA's 16 barriers, of which 0 is __syncthreads's.
 __device__ inline void sync_warpgroup(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 
-// Of two warpgroups one waits and the other only lets it go.
+// One of two warpgroups waits and the other only lets it go.
 __device__ inline void await_warpgroup(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
 __device__ inline void release_warpgroup(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
 

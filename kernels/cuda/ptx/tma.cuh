@@ -1,6 +1,6 @@
 // Hopper's copy engine (TMA): boxes of tensors of three dimensions, and of groups of rows, to and from shared memory.
 //
-// Coordinates go from the contiguous dimension outward. What lies outside the tensor is read as zero and not written.
+// Coordinates go from the contiguous dimension outward. Elements outside the tensor are read as zero and not written.
 #pragma once
 
 #include <cuda.h>
@@ -17,8 +17,8 @@ __device__ inline void prefetch(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// In a tensor of groups of rows (launch.cuh): a box that begins `at` rows into the group of `rows` rows from `first`
-// on. What lies beyond the group is read as zero.
+// A box in a tensor of groups of rows (launch.cuh), which begins `at` rows into the group of `rows` rows from `first`
+// on. Elements beyond the group are read as zero.
 struct GroupBox {
     static constexpr int span = 1 << 30;
     int inner, first, rows, at;
@@ -32,7 +32,7 @@ __device__ inline void load_box(const CUtensorMap& map, Box at, unsigned shared,
                  : "memory");
 }
 
-// The same to that place of every CTA in `ctas` (a bit each), reported to each one's barrier.
+// One box to that place of every CTA in `ctas` (a bit each), reported to each one's barrier.
 __device__ inline void load_box(const CUtensorMap& map, Box at, unsigned shared, unsigned barrier, unsigned ctas) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared),
@@ -73,18 +73,18 @@ __device__ inline void store_bytes(void* to, unsigned shared, unsigned bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared), "r"(bytes)
                  : "memory");
 }
-// What threads have written to global memory, and others have waited for, comes before what the engine reads next.
+// Bytes that threads have written to global memory, and others have waited for, come before what the engine reads next.
 __device__ inline void fence_global_proxy() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // A thread's stores since the last commit are one group.
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until at most `pending` of the thread's groups still read shared memory.
+// Waits until at most `pending` of the thread's groups still read shared memory.
 template <int pending>
 __device__ void wait_stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-// The same until they are written.
+// Waits until at most `pending` of the thread's groups are still being written.
 template <int pending>
 __device__ void wait_stores() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");

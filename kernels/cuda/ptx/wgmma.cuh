@@ -5,8 +5,8 @@
 
 namespace moe::cuda::ptx {
 
-// How an operand lies in shared memory, rows of 128 bytes in the 128-byte swizzle, boxes of `lead` bytes that
-// begin at a multiple of 1024 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"). A row is 64
+// Describes an operand in shared memory: rows of 128 bytes in the 128-byte swizzle, boxes of `lead` bytes that begin at
+// a multiple of 1024 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"). A row is 64
 // contracted elements of one free index, or 64 free elements of one contracted index (transposed: "MN-major").
 //
 // `stride` is what eight rows take. `lead` is only read of transposed operands: from 64 free elements to the next 64.
@@ -16,7 +16,8 @@ __device__ std::uint64_t describe(unsigned shared) {
     return std::uint64_t{(shared & 0x3ffff) >> 4} | std::uint64_t{lead} >> 4 << 16 | stride >> 4 << 32 |
            swizzle_128 << 62;
 }
-// From one product's 16 contracted elements to the next one's, in units of the descriptor's address (16 bytes).
+// The step from one product's 16 contracted elements to the next one's, in units of the descriptor's address (16
+// bytes).
 template <bool transposed>
 inline constexpr std::uint64_t k16_step = (transposed ? 16 * 128 : 16 * 2) / 16;
 
@@ -115,7 +116,7 @@ __device__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b, in
     }
 }
 
-// The same over 32 contracted elements of E4M3, which both operands have along their rows.
+// Multiplies over 32 contracted elements of E4M3, which both operands have along their rows.
 template <int count>
 __device__ void multiply_f8(float (&d)[count], std::uint64_t a, std::uint64_t b, int add) {
     constexpr int n = 2 * count;

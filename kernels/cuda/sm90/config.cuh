@@ -11,10 +11,10 @@
 
 namespace moe::cuda::sm90 {
 
-enum class Pair : std::uint8_t { along_m, along_n };   // how the tiles of a cluster lie: they share B, or A
+enum class Pair : std::uint8_t { along_m, along_n };   // the tiles of a cluster share B, or A
 enum class Turns : std::uint8_t { together, in_turn }; // the warpgroups halve a tile, or take every second one
 enum class Update : std::uint8_t { store, add };       // C =, or +=: fetched, added to in shared memory, stored
-enum class Sides : std::uint8_t { given, swapped };    // of a gradient: from swapped operands comes C transposed
+enum class Sides : std::uint8_t { given, swapped };    // swapped operands make C of a gradient transposed
 
 inline constexpr int gradient_k = 64; // contracted elements of a gradient's stage
 

@@ -154,7 +154,7 @@ __device__ void multiply_tile(const Shared<C>& shared, Ring<C::stages>& ring, co
     }
 }
 
-// Where a warpgroup has no rows of the tile, it only lets the stages go.
+// A warpgroup that has no rows of the tile only lets the stages go.
 template <class C>
 __device__ void skip_tile(const Shared<C>& shared, Ring<C::stages>& ring, const Tile& tile) {
     for (int step = 0, k = 0; step < steps<C>(tile); ++step, k += C::tile_k, ring.advance()) {
@@ -189,7 +189,7 @@ __device__ void consume(const Maps& maps, const Grouped& p, const Shared<C>& sha
     writer.finish();
 }
 
-// What the threads of a CTA do; all of them come.
+// The work of the threads of a CTA; all of them come.
 template <class C, class Consume>
 __device__ void run(const Maps& maps, const Grouped& p, const void* memory, const Consume& consume) {
     const Shared<C> shared(memory);

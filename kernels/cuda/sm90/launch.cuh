@@ -71,7 +71,7 @@ CUtensorMap group_map_of(const void* data, std::int64_t inner, int box_rows) {
                         box_rows);
 }
 
-// Of the current device; 0 where the kernels do not run on it.
+// The multiprocessors of the current device; 0 where the kernels do not run on it.
 inline int multiprocessors() {
     int device = 0, major = 0, minor = 0, count = 0;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -81,7 +81,7 @@ inline int multiprocessors() {
     return major == 9 && minor == 0 && map_encoder() != nullptr ? count / 2 * 2 : 0;
 }
 
-// Whether the copy engine reaches operands at these addresses and the kernels' indices these sizes.
+// True where the copy engine reaches operands at these addresses and the kernels' indices these sizes.
 inline bool within_reach(std::initializer_list<const void*> operands, std::initializer_list<std::int64_t> sizes) {
     return std::all_of(operands.begin(), operands.end(),
                        [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }) &&

@@ -1,4 +1,4 @@
-// How the sums of a tile reach device memory: rows of BF16 are written, FP32 gradients are added to.
+// The way of a tile's sums to device memory: rows of BF16 are written, FP32 gradients are added to.
 #pragma once
 
 #include "kernels/cuda/ptx/tma.cuh"

@@ -24,7 +24,7 @@ struct Scales { // [capacity, blocks] and [groups, columns of 128, blocks]
 };
 
 // The scales of a thread's elements: of its two rows and of the tile's columns, 64 of which at least have one. They are
-// loaded a block ahead. Of the four lanes that have the same rows each loads those of other columns: what all lanes
+// loaded a block ahead. Each of the four lanes that have the same rows loads those of other columns: what all lanes
 // load from one place is waited for at once, to be kept in a register of the warp.
 template <class C>
 class ScalesOfTile {
@@ -33,7 +33,7 @@ public:
     static constexpr int pieces_of_pass = pieces / C::passes;
     static_assert(pieces <= 4);
 
-    // Those of the tile's first block are on their way then.
+    // The scales of the tile's first block are on their way then.
     __device__ void begin(const Scales& scales, const Grouped& p, const Tile& tile, int consumer, int blocks) {
         const int lane = static_cast<int>(threadIdx.x % 128), last_row = p.capacity - 1;
         const int row = tile.routed + consumer * 64 + lane / warp_size * 16 + lane % warp_size / 4;
@@ -45,7 +45,7 @@ public:
         load(0);
     }
     __device__ void load(int block) { row_[0] = rows_[0][block], row_[1] = rows_[1][block], column_ = columns_[block]; }
-    // Of the block that was loaded last, by columns and row.
+    // The scales of the block that was loaded last, by columns and row.
     __device__ void products(int pass, float (&scale)[pieces_of_pass][2]) const {
 #pragma unroll
         for (int i = 0; i < pieces_of_pass; ++i) {
@@ -59,9 +59,9 @@ private:
     float row_[2], column_;
 };
 
-// Where the block at this place of the ring is, as soon as it has come. The address comes out of a reduction because
-// that leaves it in a register of the warp: else every part of the descriptors would be brought there one by one, with
-// the tensor cores idle.
+// The stage of the block at this place of the ring, as soon as it has come. The address comes out of a reduction
+// because that leaves it in a register of the warp: else every part of the descriptors would be brought there one by
+// one, with the tensor cores idle.
 template <class C>
 __device__ unsigned await_block(const Shared<C>& shared, const Ring<C::stages>& at) {
     const unsigned stage = __reduce_max_sync(all_lanes, shared.a(at.stage));
@@ -95,7 +95,7 @@ __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales&
     ScalesOfTile<C> ahead;
     Sums<C> sums;
     float part[count], scale[pieces][2];
-    Tile tile, next, summed{-1}; // whose sums are to be written
+    Tile tile, next, summed{-1}; // summed: the tile whose sums are to be written
     unsigned stage = 0;          // of the next products
     const auto find = [&](Tile& t, const Ring<C::stages>& at) {
         if (!tiles.next(t) || t.rows_left <= consumer * 64) return;
@@ -109,7 +109,8 @@ __device__ void consume_scaled(const Maps& maps, const Grouped& p, const Scales&
 #pragma unroll
         for (int i = 0; i < count; ++i) sums[0][pass * count + i] += part[i] * scale[i * pieces / count][i / 2 % 2];
     };
-    const auto prepare = [&](int block, int pass) { // what adds these products, and what comes behind them
+    // Computes the scales of these products, and loads what comes behind them.
+    const auto prepare = [&](int block, int pass) {
         ahead.products(pass, scale);
         if (pass + 1 < C::passes) return;
         Ring<C::stages> behind = ring;

@@ -1,4 +1,4 @@
-// Which tile of a grouped product a cluster computes next, from row counts that only the device knows.
+// The tile of a grouped product that a cluster computes next, from row counts that only the device knows.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -21,8 +21,8 @@ struct ClusterTile {
     int row, col;  // corner in the group's C
 };
 
-// Where a tile lies: down bands of 16 tiles of rows, column by column, so that those that run side by side share their
-// operands in L2.
+// The place of a tile: down bands of 16 tiles of rows, column by column, so that those that run side by side share
+// their operands in L2.
 template <int tile_m, int tile_n>
 __device__ void place_in_bands(int local, int down, int across, ClusterTile& tile) {
     constexpr int band = 16;

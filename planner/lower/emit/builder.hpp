@@ -1,4 +1,5 @@
-// What layer emitters write with: tensors and ops of the template that is open, with sizes, bytes and FLOPs filled in.
+// The builder that layer emitters write with: tensors and ops of the template that is open, with sizes, bytes and FLOPs
+// filled in.
 #pragma once
 
 #include "planner/lower/emit/parameters.hpp"
@@ -45,17 +46,17 @@ public:
     program::Template& current() { return program_.templates[static_cast<std::size_t>(open_)]; }
     int chunk() const { return chunk_; }
 
-    // What the next ops belong to.
+    // The module that the next ops belong to.
     program::Module module = program::Module::residual;
     program::Phase phase = program::Phase::forward;
     int layer = -1;
-    bool bf16 = false; // of a layer that is not quantized
+    bool bf16 = false; // the layer is not quantized
 
     program::Dtype activation_dtype() const { return activations_; }
-    // What operands of the open module's products are quantized to; bf16: as they are.
+    // The type that operands of the open module's products are quantized to; bf16 where they are not quantized.
     bool quantized() const { return quantized_dtype() != program::Dtype::bf16; }
     program::Dtype quantized_dtype() const;
-    // Whether they are quantized in one form only, see Plan::blocks_by_rows().
+    // True where they are quantized in one form only, see Plan::blocks_by_rows().
     bool by_rows() const { return plan_.blocks_by_rows() && quantized_dtype() == program::Dtype::fp8_block; }
     std::int64_t local_tokens() const { return local_; }       // T: outside the TP region
     std::int64_t gathered_tokens() const { return gathered_; } // S: inside
@@ -82,7 +83,7 @@ public:
     program::TensorId residual(program::TensorId x, program::TensorId y, const std::string& name);
     program::TensorId add(program::TensorId a, program::TensorId b, const std::string& name);
 
-    // Whether the open module's products run piece by piece beside their gather or reduction over TP.
+    // True where the open module's products run piece by piece beside their gather or reduction over TP.
     bool pipelined() const;
     // [T, C] of the next member of the TP group, as a ring of tp - 1 steps brings the sequence together.
     program::TensorId ring_step(program::TensorId x, const std::string& name);

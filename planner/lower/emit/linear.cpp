@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t reduction_pieces = 4; // Megatron-Bridge's num_splits of a product before a reduce-scatter
 
-// What a product reads and saves of its input.
+// The tensor that a product reads and saves of its input.
 program::TensorId operand_of(Builder& b, Linear& linear, program::TensorId x) {
     linear.saved = x;
     if (!b.quantized() || !linear.quantize || b.at(x).dtype == b.quantized_dtype()) return x;
@@ -81,7 +81,7 @@ program::TensorId saved_of(Builder& b, const Linear& linear) {
     return quantize(b, linear.saved, linear.name + ".in_again", false, true).column;
 }
 
-// What `saved_of` has given, gathered, as wgrad multiplies it.
+// The tensor that `saved_of` has given, gathered, as wgrad multiplies it.
 program::TensorId factor_of(Builder& b, const Linear& linear, program::TensorId x) {
     if (!b.by_rows() || !linear.quantize || linear.shared_input) return x;
     b.phase = program::Phase::wgrad;

@@ -8,14 +8,14 @@
 namespace moe::emit {
 
 // Row-wise and column-wise copies of a tensor in the open module's precision; no_tensor where not asked for. By rows
-// alone (Builder::by_rows()) what wgrad reads, `column`, is x itself. `counts`: of routed rows.
+// alone (Builder::by_rows()) wgrad reads x itself, so that `column` is x. `counts` are those of routed rows.
 struct Quantized {
     program::TensorId row = program::no_tensor, column = program::no_tensor;
 };
 Quantized quantize(Builder& b, program::TensorId x, const std::string& name, bool row, bool column,
                    program::TensorId counts = program::no_tensor);
-// Whether what an op leaves in rows of these widths, one behind the other, can be quantized as it is written: by rows,
-// in blocks of which none lies in two widths.
+// True where the rows of these widths that an op leaves, one behind the other, can be quantized as they are written: by
+// rows, in blocks of which none lies in two widths.
 bool quantizes_as_written(const Builder& b, std::int64_t width, int widths = 1);
 // A row-wise copy in the activation precision.
 program::TensorId dequantize(Builder& b, program::TensorId x, const std::string& name,
@@ -32,7 +32,7 @@ struct Linear {
     bool shared_input = false;
     bool quantize = true;                         // router and gates stay in the activation precision
     program::TensorId saved = program::no_tensor; // local input that wgrad reads
-    std::int64_t rows = 0;                        // of y
+    std::int64_t rows = 0;                        // rows of y
 };
 program::TensorId linear_forward(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype);
 // dy [rows, n] -> dx: [rows, k], reduce-scattered back over TP when the input was gathered. Emits wgrad as well. `low`:
@@ -42,7 +42,8 @@ program::TensorId linear_backward(Builder& b, const Linear& linear, program::Ten
 // wgrad alone, of an input that has no gradient.
 void linear_wgrad(Builder& b, const Linear& linear, program::TensorId dy);
 
-// The same for row-parallel weights: y is summed over TP and scattered along tokens (tensor `name`), dy is gathered.
+// linear_forward() and linear_backward() for row-parallel weights: y is summed over TP and scattered along tokens
+// (tensor `name`), dy is gathered.
 program::TensorId linear_forward_scattered(Builder& b, Linear& linear, program::TensorId x, program::Dtype out_dtype,
                                            const std::string& name);
 program::TensorId linear_backward_gathered(Builder& b, const Linear& linear, program::TensorId dy,

@@ -50,7 +50,7 @@ void ParameterSet::declare(const std::string& key, std::vector<program::Paramete
     const machine::Precision module = domain == plan::Domain::expert ? plan_.experts() : plan_.precision;
     if (bf16_) quantized = false;
     program::Dtype low = quantized ? quantized_dtype(precision.value_or(module)) : program::Dtype::bf16;
-    // What stays FP32 in a BF16 run lies in a bucket of its own.
+    // Weights that stay FP32 in a BF16 run lie in a bucket of their own.
     if (precision == machine::Precision::fp32 && plan_.precision != machine::Precision::fp32) low = program::Dtype::f32;
     // FSDP gathers a layer at once: what nobody quantizes needs no collective of its own.
     if (plan_.reshards() && low == program::Dtype::bf16) quantized = false;
@@ -132,7 +132,7 @@ void ParameterSet::seal(program::Program& program, bool list) {
     const program::Dtype moments = plan_.optimizer.bf16_moments ? program::Dtype::bf16 : program::Dtype::f32;
     const program::Dtype sums =
         plan_.gradients == machine::Precision::bf16 ? program::Dtype::bf16 : program::Dtype::f32;
-    // On the device only while the optimizer runs, where they are offloaded.
+    // Optimizer states that are offloaded are on the device only while the optimizer runs.
     const program::Storage states =
         (plan_.offload & plan::offload::optimizer) != 0 ? program::Storage::activation : program::Storage::optimizer;
     const std::size_t base = program.buckets.size();
@@ -263,7 +263,7 @@ void ParameterSet::add_buffers(program::Program& program) {
     }
 }
 
-// In the order of declaration, copies written out.
+// Lists the parameters in the order of declaration, copies written out.
 void ParameterSet::list_parameters(program::Program& program, int first_bucket) const {
     std::vector<const Key*> order;
     for (const auto& [key, entry] : keys_) order.push_back(&entry);

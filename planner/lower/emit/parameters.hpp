@@ -1,4 +1,4 @@
-// Which weights a chunk holds: their names, shards and places in flat buckets, one bucket per gradient group.
+// The weights that a chunk holds: their names, shards and places in flat buckets, one bucket per gradient group.
 #pragma once
 
 #include "planner/plan/plan.hpp"
@@ -21,9 +21,9 @@ struct Weight;
 // while checkpoints keep the Hugging Face names.
 class ParameterSet {
 public:
-    // What `lender`, a chunk of the same rank, has declared (the embedding table at the open end of a V, or where MTP
-    // came to lie) is shared with it: one weight, one gradient. Megatron-LM's interleaved chunks are models of their
-    // own.
+    // Weights that `lender`, a chunk of the same rank, has declared (the embedding table at the open end of a V, or
+    // where MTP came to lie) are shared with it: one weight, one gradient. Megatron-LM's interleaved chunks are models
+    // of their own.
     ParameterSet(const plan::Plan& plan, int chunk, ParameterSet* lender = nullptr)
         : plan_(plan),
           chunk_(chunk),
@@ -35,10 +35,11 @@ public:
     // quantized to where that is not the plan's choice for their domain; fp32: they stay FP32.
     void declare(const std::string& key, std::vector<program::Parameter> parameters, bool quantized, bool decay = true,
                  int copies = 1, std::optional<machine::Precision> precision = {});
-    // What follows belongs to decoder layer `layer`, -1 for the ends of the model. Behind a layer, a bucket that has
-    // grown past the cut size ends (PP = 1 only, where finer buckets overlap); under FSDP every bucket does.
+    // Declares that the weights that follow belong to decoder layer `layer`, -1 for the ends of the model. Behind a
+    // layer, a bucket that has grown past the cut size ends (PP = 1 only, where finer buckets overlap); under FSDP
+    // every bucket does.
     void boundary(int layer);
-    // Whether what follows is of a layer that is not quantized.
+    // Says whether the weights that follow are of a layer that is not quantized.
     void keep_bf16(bool keep) { bf16_ = keep; }
     // `list` false leaves Program::parameters empty: sizes need no names.
     void seal(program::Program& program, bool list = true);
@@ -61,8 +62,8 @@ private:
         int copies = 1;
         std::map<std::pair<std::int64_t, std::int64_t>, std::pair<program::TensorId, program::TensorId>> views;
     };
-    void add_buffers(program::Program& program);                     // of resharded buckets
-    void add_matrices(program::Program& program, std::size_t index); // of a bucket that is quantized in blocks
+    void add_buffers(program::Program& program);                     // adds those of resharded buckets
+    void add_matrices(program::Program& program, std::size_t index); // those of a bucket quantized in blocks
     void list_parameters(program::Program& program, int first_bucket) const;
     int bucket_for(plan::Domain domain, bool sharded, bool quantized, program::Dtype low);
     std::int64_t cut_elements(const program::Bucket& bucket) const;
@@ -75,7 +76,7 @@ private:
     std::vector<program::Parameter> parameters_;
     std::vector<program::Bucket> buckets_;
     std::vector<bool> sharded_, closed_;
-    std::vector<program::Dtype> low_; // of weights as products read them; bf16: as they are
+    std::vector<program::Dtype> low_; // dtypes of weights as products read them; bf16: as they are
     std::vector<std::int64_t> undecayed_;
     std::map<std::string, Key> keys_;
 };
@@ -87,8 +88,8 @@ program::TensorId add_flat(program::Program& program, std::string name, program:
 // Pipeline ranks that hold a copy of the embedding table, in order: the first stage, that of MTP, and the last where
 // the head is tied to the table. Two or more have to add their gradients to each other's.
 std::vector<int> table_holders(const plan::Plan& plan);
-// Whether they are several and the stack is ours, which adds up only the shards of the optimizer; the published ones
-// add up whole gradients (Megatron-LM's embedding group).
+// True where the table has several holders and the stack is ours, which adds up only the shards of the optimizer; the
+// published ones add up whole gradients (Megatron-LM's embedding group).
 bool shares_table(const plan::Plan& plan);
 
 // Group that a parameter's gradient is summed over: the complement of its sharding inside its domain.

@@ -1,5 +1,5 @@
-// What keeps the experts of a layer evenly loaded: counts, losses and their gradient, and the drop of copies beyond an
-// expert's capacity.
+// Balancing of a layer's experts: counts, losses and their gradient, and the drop of copies beyond an expert's
+// capacity.
 #include "planner/lower/layers/layers.hpp"
 #include "planner/plan/mesh.hpp"
 

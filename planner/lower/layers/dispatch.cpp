@@ -11,8 +11,8 @@
 
 namespace moe::layers {
 
-// Rows that arrive over EP: with a balanced load every rank sends T*K and receives as many. What goes beyond the
-// planned rows has no place there: such a step is run again.
+// Rows that arrive over EP: with a balanced load every rank sends T*K and receives as many. Rows beyond the planned
+// ones have no place there: such a step is run again.
 double MoeLayer::arriving_rows(const emit::Builder& b) const {
     const auto balanced = static_cast<double>(sent_rows(b));
     return b.plan().ep == 1 || padded(b) > 0
@@ -20,7 +20,7 @@ double MoeLayer::arriving_rows(const emit::Builder& b) const {
                : std::min(balanced * plan::routed_load(b.plan()), static_cast<double>(capacity(b)));
 }
 
-// The same with the rows of all ETP ranks.
+// The arriving rows of all ETP ranks.
 double MoeLayer::routed_rows(const emit::Builder& b) const { return arriving_rows(b) * b.plan().etp; }
 
 // Every token of the EP group chooses this rank's experts, before ETP.
@@ -260,7 +260,7 @@ MoeLayer::Rows MoeLayer::dispatch_over_peers(emit::Builder& b, program::TensorId
     const bool forward = weight != program::no_tensor;
     const std::int64_t cap = capacity(b), h = width();
     const double expected = routed_rows(b);
-    // What wgrad reads of a gradient is not quantized.
+    // The gradient that wgrad reads is not quantized.
     const bool low = forward && quantizes_tokens(b);
     const program::TensorId tokens = low ? quantized_tokens(b, x, name) : x;
     const program::Dtype dtype = b.at(tokens).dtype;
@@ -326,7 +326,7 @@ MoeLayer::Rows MoeLayer::dispatch_gathered(emit::Builder& b, program::TensorId x
     }
     const std::int64_t cap = capacity(b) * plan.etp;
     const double expected = routed_rows(b);
-    // Only the copies that are picked are read.
+    // Copies that are not picked are not read.
     const auto pick = [&](program::TensorId all, program::TensorId rows, const program::PermuteAttr& attr) {
         b.emit(program::OpKind::permute, {all, row_of_}, {rows}, attr).bytes = 2.0 * b.at(rows).expected_bytes();
     };
@@ -338,7 +338,7 @@ MoeLayer::Rows MoeLayer::dispatch_gathered(emit::Builder& b, program::TensorId x
     return out;
 }
 
-// The same backwards: this rank's part of every token, added up over the ranks; each keeps its own tokens' sums.
+// The backward way: this rank's part of every token, added up over the ranks; each keeps its own tokens' sums.
 program::TensorId MoeLayer::combine_gathered(emit::Builder& b, program::TensorId rows, std::int64_t cols, bool per_copy,
                                              const std::string& name) {
     const plan::Plan& plan = b.plan();

@@ -7,7 +7,7 @@ namespace moe::layers {
 
 namespace {
 
-// Whether the forward makes the logits' gradient too, in their place: nothing but the loss's scale goes into it, so
+// True where the forward makes the logits' gradient too, in their place: nothing but the loss's scale goes into it, so
 // that they are read once and need no second buffer. A vocabulary cut over TP is reduced in between.
 bool at_once(const plan::Plan& plan) { return plan.tp == 1 && plan::stack_traits(plan).fuses_cross_entropy; }
 

@@ -156,10 +156,12 @@ private:
     std::int64_t expert_capacity(const emit::Builder& b) const; // tokens that one expert keeps of this rank's
     std::int64_t padded(const emit::Builder& b) const;          // rows that one expert gets of this rank, 0: as chosen
     std::int64_t sent_rows(const emit::Builder& b) const;       // rows of this rank for all experts
-    std::int64_t width() const { return moe_.latent > 0 ? moe_.latent : model_.hidden; } // of what travels
+    // Elements of a row that travels.
+    std::int64_t width() const { return moe_.latent > 0 ? moe_.latent : model_.hidden; }
     Rows dispatch(emit::Builder& b, program::TensorId x, program::TensorId weight,
-                  const std::string& name); // also backward of combine
-    // Also backward of dispatch: the sums, and where `rows` has gradients of the routing weights, these by copy.
+                  const std::string& name); // is the backward of combine too
+    // Combines the experts' rows, and is the backward of dispatch: the sums, and where `rows` has gradients of the
+    // routing weights, these by copy.
     Rows combine(emit::Builder& b, Rows rows, const std::string& name);
     program::TensorId combine_rows(emit::Builder& b, program::TensorId rows, const std::string& name);
     program::TensorId combine_probs(emit::Builder& b, program::TensorId dprobs);
@@ -185,12 +187,13 @@ private:
     std::int64_t capacity(const emit::Builder& b) const;
     void fit_rows(emit::Builder& b, program::TensorId& counts, const program::RowsAttr& attr);
     bool exchanges(const emit::Builder& b) const { return b.plan().ep * b.plan().etp > 1; }
-    // Ours; published stacks' ops of that name are only priced.
+    // True for dispatch by our engine; published stacks' ops of that name are only priced.
     bool over_peers(const emit::Builder& b) const {
         return exchanges(b) && b.plan().dispatcher == plan::Dispatcher::hybridep &&
                plan::stack_traits(b.plan()).peer_memory_dispatch;
     }
-    // Of what is made of all ranks' counts: where tokens go next to their experts, only they wait for the other ranks.
+    // The stream of ops on the counts of all ranks: where tokens go next to their experts, only these wait for the
+    // other ranks.
     program::Stream counting_stream(const emit::Builder& b) const {
         return over_peers(b) ? program::Stream::expert : program::Stream::compute;
     }
@@ -204,7 +207,7 @@ private:
     std::string key_, hf_;
     int layer_;
     Norm norm_, post_norm_;
-    Norm router_norm_, expert_norm_, expert_post_, shared_post_; // where branches have their own
+    Norm router_norm_, expert_norm_, expert_post_, shared_post_; // norms of branches, where these have their own
     std::optional<MlpLayer> shared_;
     emit::Linear gate_, latent_down_, latent_up_;
     emit::Weight fc1_, fc2_, gate_bias_, select_bias_, fc1_bias_, fc2_bias_;
@@ -257,7 +260,8 @@ private:
     program::TensorId logits_ = program::no_tensor, max_ = program::no_tensor, stat_ = program::no_tensor;
 };
 
-// What two linear layers and two norms put before an MTP layer: h' = W [norm(embedding of the next token); norm(h)].
+// The input of an MTP layer, which two linear layers and two norms make: h' = W [norm(embedding of the next token);
+// norm(h)].
 class MtpInput {
 public:
     MtpInput(const model::Model& model, std::string key, std::string hf_prefix)

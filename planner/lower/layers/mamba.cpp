@@ -7,8 +7,8 @@
 namespace moe::layers {
 namespace {
 
-// What the projection makes of a token: gate and input of the heads, keys and queries of the groups (the state space
-// model's B and C), a step width per head.
+// Widths of the projection's parts of a token: gate and input of the heads, keys and queries of the groups (the state
+// space model's B and C), a step width per head.
 struct Widths {
     std::int64_t inner, groups, heads; // elements
     std::int64_t projected() const { return 2 * inner + 2 * groups + heads; }

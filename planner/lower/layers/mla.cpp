@@ -148,8 +148,8 @@ std::pair<std::int64_t, std::int64_t> AttentionLayer::mixer_rows() const {
 double AttentionLayer::mixer_flops(const emit::Builder& b) const {
     const double tokens = static_cast<double>(b.gathered_tokens()) / b.plan().tp;
     if (a_.kind == model::AttentionKind::gated_delta) {
-        // Per token and value head: state read, rank-one update and output (3 products of key_dim x value_dim), plus
-        // the 64-token chunk's inner attention.
+        // FLOPs per token and value head: state read, rank-one update and output (3 products of key_dim x value_dim),
+        // plus the 64-token chunk's inner attention.
         const double per_head = 3.0 * a_.key_dim * a_.value_dim + 64.0 * (a_.key_dim + a_.value_dim);
         return 2.0 * tokens * a_.value_heads * per_head;
     }

@@ -205,7 +205,7 @@ emit::Quantized copies(emit::Builder& b, program::TensorId x, program::TensorId 
     return b.quantized() ? emit::quantize(b, x, name, true, true, counts) : emit::Quantized{x, x};
 }
 
-// What the forward keeps of `copies`, and that as wgrad multiplies it.
+// The copy of `copies` that the forward keeps, and that copy as wgrad multiplies it.
 program::TensorId kept(const emit::Builder& b, const emit::Quantized& x) { return b.by_rows() ? x.row : x.column; }
 program::TensorId factor(emit::Builder& b, program::TensorId kept, const std::string& name, program::TensorId counts) {
     return b.by_rows() ? emit::dequantize(b, kept, name, counts) : kept;

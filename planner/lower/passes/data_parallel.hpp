@@ -8,8 +8,8 @@
 namespace moe::passes {
 
 // `backward` with a reduce-scatter (in place, stream data) of every bucket of its chunk right after the op that writes
-// the bucket's gradients last. Buckets whose group is one rank, and those that FSDP reduces itself, are
-// left alone. Of a backward in two slots the second: buckets that only the first writes are reduced before its ops.
+// the bucket's gradients last. Buckets whose group is one rank, and those that FSDP reduces itself, are left alone. A
+// backward in two slots gets them in the second: buckets that only the first writes are reduced before its ops.
 program::Template with_gradient_reduction(const program::Program& program, const plan::Plan& plan,
                                           const program::Template& backward);
 

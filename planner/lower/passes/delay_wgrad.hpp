@@ -5,9 +5,9 @@
 
 namespace moe::passes {
 
-// In a backward template (after recomputation): the experts' weight gradients follow the start of the exchange that
-// takes their layer's gradients back to the tokens, and those of the first layer's attention follow the message to the
-// stage before (arXiv 2603.07685 section 4.2.3). Without such communication the order stays.
+// Moves weight gradients in a backward template (after recomputation). Those of the experts follow the start of the
+// exchange that takes their layer's gradients back to the tokens, and those of the first layer's attention follow the
+// message to the stage before (arXiv 2603.07685 section 4.2.3). Without such communication the order stays.
 void delay_wgrad_pass(program::Template& backward);
 
 } // namespace moe::passes

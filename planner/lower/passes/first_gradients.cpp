@@ -16,7 +16,7 @@ const program::Tensor& tensor(const program::Program& program, program::TensorId
     return program.tensors[static_cast<std::size_t>(id)];
 }
 
-// Where a product says whether it adds to its result, a whole gradient; null for other ops.
+// The flag by which a product says whether it adds to its result, a whole gradient; null for other ops.
 bool* adds(program::Op& op, const program::Tensor& gradient) {
     if (auto* g = std::get_if<program::GroupedGemmAttr>(&op.attr))
         return g->mode == program::GroupedMode::wgrad ? &g->accumulate : nullptr;

@@ -11,8 +11,8 @@
 
 namespace moe::passes {
 
-// Whether the plan's software does so. Published stacks zero whole buckets and add to them; FSDP's products write new
-// whole gradients in every backward.
+// True where the plan's software sets a first gradient instead of adding to zeros. Published stacks zero whole buckets
+// and add to them; FSDP's products write new whole gradients in every backward.
 bool sets_first_gradients(const plan::Plan& plan);
 
 // Goes through the templates of a rank in the order of its slots and keeps which elements of each bucket are written.
@@ -31,7 +31,7 @@ private:
     using Ranges = std::map<std::int64_t, std::int64_t>; // begin -> end, apart from each other
 
     const program::Program& program_;
-    std::map<program::TensorId, Ranges> written_, set_; // by the tensor that holds a bucket's gradients
+    std::map<program::TensorId, Ranges> written_, set_; // ranges by the tensor that holds a bucket's gradients
 };
 
 } // namespace moe::passes

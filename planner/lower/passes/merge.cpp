@@ -56,9 +56,9 @@ void interleave(const Pieces& forward, const Pieces& backward, std::vector<bool>
     while (f < forward.size()) take(forward[f++], false);
 }
 
-// Of experts: our kernels share tiles out in advance. Tokens are on their way for about as long as two of them take;
-// cuBLASLt's products do not gain by it.
-constexpr int sparing_products = 2;
+// The products are those of experts: our kernels share tiles out in advance. Tokens are on their way for about as long
+// as two of them take; cuBLASLt's products do not gain by it.
+constexpr int reserving_products = 2;
 // A second one does not where the first has taken longer than tokens on their way can: FLOPs to a byte of their rows
 // (650 TFLOPS, 150 GB/s, a quarter of what they have).
 constexpr double most_flops_per_byte = 4800.0;
@@ -85,9 +85,9 @@ bool ReservedSms::next(const program::Op& op) {
         bytes_ = op.bytes;
     }
     if (op.kind != program::OpKind::grouped_gemm || bytes_ == 0.0) return false;
-    const bool spares = products_++ < sparing_products && flops_ <= most_flops_per_byte * bytes_;
+    const bool reserves = products_++ < reserving_products && flops_ <= most_flops_per_byte * bytes_;
     flops_ += op.flops;
-    return spares;
+    return reserves;
 }
 
 std::vector<bool> merged_order(const program::Program& program, const std::vector<LayerOp>& forward,

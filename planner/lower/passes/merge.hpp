@@ -10,7 +10,7 @@ namespace moe::passes {
 // take turns behind every exchange over EP (what the one sends is on its way under what the other computes next;
 // arXiv 2603.07685 section 4.2.3), and a layer of the forward ends behind that of the backward, whose saved activations
 // it then takes over. Tokens that travel over peer memory do so by multiprocessors, and the first two products of
-// experts behind their departure leave them those (Merge::spared), the first alone where it is long.
+// experts behind their departure leave them those (Merge::reserved_sms), the first alone where it is long.
 int merge_templates(program::Program& program, int forward, int backward);
 
 // An op of a side, and the layer that it counts as; -1: outside of layers.
@@ -29,8 +29,8 @@ public:
 
 private:
     int products_ = 0;   // since tokens left
-    double flops_ = 0.0; // of those
-    double bytes_ = 0.0; // of the tokens; 0: none have left
+    double flops_ = 0.0; // FLOPs of those
+    double bytes_ = 0.0; // bytes of the tokens; 0: none have left
 };
 
 } // namespace moe::passes

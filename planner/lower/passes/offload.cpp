@@ -15,11 +15,11 @@ struct Offloaded {
     unsigned scope = 0;
     std::size_t last_reader = 0; // in forward
     int layer = -1;              // whose backward reads it
-    program::TensorId leaving = program::no_tensor, again = program::no_tensor,
+    program::TensorId source = program::no_tensor, again = program::no_tensor,
                       home = program::no_tensor; // home: on the host
 };
 
-// Which module's input an operand is. A layer has two norms, the second before its MLP or experts, and two grouped
+// The module whose input an operand is. A layer has two norms, the second before its MLP or experts, and two grouped
 // products, the first of which is FC1.
 class Scopes {
 public:
@@ -70,7 +70,8 @@ bool reads(const program::Op& op, program::TensorId id) {
     return std::find(op.in.begin(), op.in.end(), id) != op.in.end();
 }
 
-// What leaves the device: read by a chosen module in the forward, large enough, and read again in the backward.
+// The tensors that leave the device: read by a chosen module in the forward, large enough, and read again in the
+// backward.
 std::map<program::TensorId, Offloaded> find_offloaded(const program::Program& program, const program::Template& forward,
                                                       const program::Template& backward, unsigned set,
                                                       std::int64_t smallest) {
@@ -112,7 +113,7 @@ program::TensorId add_buffer(program::Program& program, program::TensorId like, 
     return static_cast<program::TensorId>(program.tensors.size()) - 1;
 }
 
-// Where a tensor waits on the host, one for every micro-batch in flight.
+// Adds the place where a tensor waits on the host, one for every micro-batch in flight.
 program::TensorId add_home(program::Program& program, program::TensorId of) {
     program::Tensor home = program.tensors[static_cast<std::size_t>(of)];
     home.name += ".on_host";
@@ -135,11 +136,11 @@ void share_buffers(program::Program& program, const program::Template& forward,
         if (fresh) at->second = {add_buffer(program, id, ".to_host"), add_buffer(program, id, ".from_host")};
         o.again = at->second.second;
         o.home = add_home(program, id);
-        // What a stage receives keeps a place of its own, so that messages need not wait for copies.
+        // The tensor that a stage receives keeps a place of its own, so that messages need not wait for copies.
         const auto writer = std::find_if(forward.ops.begin(), forward.ops.end(), [id = id](const program::Op& op) {
             return std::find(op.out.begin(), op.out.end(), id) != op.out.end();
         });
-        o.leaving = writer == forward.ops.end() || writer->layer < 0 ? id : at->second.first;
+        o.source = writer == forward.ops.end() || writer->layer < 0 ? id : at->second.first;
     }
 }
 
@@ -172,12 +173,12 @@ void offload_pass(program::Program& program, program::Template& forward, program
         for (std::vector<program::TensorId>* ids : {&forward.ops[i].in, &forward.ops[i].out})
             for (program::TensorId& id : *ids) {
                 const auto at = offloaded.find(id);
-                if (at != offloaded.end()) id = at->second.leaving;
+                if (at != offloaded.end()) id = at->second.source;
             }
         ops.push_back(std::move(forward.ops[i]));
         for (const auto& [id, o] : offloaded)
             if (o.last_reader == i)
-                ops.push_back(copy(program, program::OpKind::copy_to_host, ops.back(), o.leaving, o.home,
+                ops.push_back(copy(program, program::OpKind::copy_to_host, ops.back(), o.source, o.home,
                                    ops.back().layer, rules.planned_rows));
     }
     forward.ops = std::move(ops);

@@ -6,7 +6,7 @@
 
 namespace moe::passes {
 
-// Whether a set of recompute:: modules holds the module of a forward op.
+// True where a set of recompute:: modules holds the module of a forward op.
 bool recomputes(unsigned set, const program::Op& op);
 
 // `set`: recompute:: modules. For every tensor that a backward op reads and a chosen forward op of the same layer

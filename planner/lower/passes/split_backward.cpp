@@ -61,7 +61,7 @@ std::vector<bool> deferred_ops(const program::Program& program, const program::T
     return deferred;
 }
 
-// What waits must find its inputs as they were.
+// Ops that wait must find their inputs as they were.
 void check_inputs(const program::Program& program, const program::Template& backward,
                   const std::vector<bool>& deferred) {
     std::unordered_map<program::TensorId, std::size_t> last_writer;

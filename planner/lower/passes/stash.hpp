@@ -5,8 +5,9 @@
 
 namespace moe::passes {
 
-// For every activation that forward writes, backward reads and that has more planned than expected rows: a copy into
-// pages behind its writer, and a copy back before the layer's backward. The tensors themselves become transient.
+// Adds two copies for every activation that forward writes, backward reads and that has more planned than expected
+// rows: one into pages behind its writer, and one back before the layer's backward. The tensors themselves become
+// transient.
 void stash_pass(program::Program& program, program::Template& forward, program::Template& backward);
 
 } // namespace moe::passes

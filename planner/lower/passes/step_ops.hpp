@@ -1,4 +1,4 @@
-// What a step does with a flat bucket as it begins and finishes, from the bucket's size: the one list of gathers,
+// The ops by which a step begins and finishes a flat bucket, from the bucket's size: the one list of gathers,
 // quantizing, zeroing, gradient reductions, norm and AdamW that lowering emits and that estimate and bound price.
 #pragma once
 
@@ -14,20 +14,20 @@ struct BucketSize {
     std::int64_t elements = 0;
     plan::Group group; // axes 0 when its size is 1
     int group_size = 1;
-    program::Dtype weight_dtype = program::Dtype::bf16; // as products read them
+    program::Dtype weight_dtype = program::Dtype::bf16; // dtype in which products read them
     int layer = -1;                                     // FSDP: see Bucket
     int matrices = 0;                                   // quantized one by one, see Bucket
     bool quantizable = false;                           // see Bucket
     bool resharded = false;                             // FSDP: the templates of the chunk gather and reduce it
     bool copy = false;                                  // see Bucket
 
-    // Whether new weights are gathered in BF16 through the gradient buffer before they are quantized.
+    // True where new weights are gathered in BF16 through the gradient buffer before they are quantized.
     bool staged() const { return program::is_quantized(weight_dtype) && (matrices == 0 || group_size > 1); }
 };
 BucketSize size_of(const program::Program& program, const program::Bucket& bucket);
 
 program::Dtype gradient_dtype(const plan::Plan& plan);
-double gradient_bytes(const plan::Plan& plan); // of one element
+double gradient_bytes(const plan::Plan& plan); // bytes of one element
 // A bucket as products read it: quantized weights are kept row-wise and column-wise.
 double weight_bytes(const BucketSize& bucket);
 // Master weights and moments of this rank's shard.
@@ -36,7 +36,7 @@ double optimizer_bytes(const plan::Plan& plan, const BucketSize& bucket);
 enum class StepWork : std::uint8_t {
     round,    // this rank's new weights from master to BF16, where matrices are quantized from what was gathered
     gather,   // new weights of all ranks
-    quantize, // of what was gathered; matrices of a bucket of one rank: of master
+    quantize, // quantizes what was gathered; matrices of a bucket of one rank: master
     zero,     // gradients that no product sets
     reduce,   // gradients, inside the last backward
     square,   // sum of the squares of this rank's gradients
@@ -51,17 +51,17 @@ struct StepOp {
     program::OpKind kind{};
     program::Stream stream = program::Stream::compute;
     program::Module module = program::Module::data_parallel;
-    program::Dtype dtype = program::Dtype::f32; // by which it is priced
+    program::Dtype dtype = program::Dtype::f32; // dtype by which it is priced
     plan::Group group{};
-    double bytes = 0.0, flops = 0.0; // as Op's
+    double bytes = 0.0, flops = 0.0; // figures of the op, as Op's
     int times = 1;
     bool in_blocks = false; // quantize: a matrix, see QuantizeAttr
 };
-// Whether a step does this with the bucket.
+// True where a step does this work with the bucket.
 bool has_work(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
 // The op, of work that the bucket has. zero: of all gradients; quantize: as many ops as matrices, of their mean size.
 StepOp step_op(const plan::Plan& plan, const BucketSize& bucket, StepWork work);
-// The same of some gradients, and of one matrix with the scales of both its forms.
+// These two are step_op() for some gradients, and for one matrix with the scales of both its forms.
 StepOp zero_op(const plan::Plan& plan, const BucketSize& bucket, double elements);
 StepOp quantize_op(const BucketSize& bucket, double elements, double scales);
 // The sum of the gradients' squares over all ranks, and of so many scalars in all.

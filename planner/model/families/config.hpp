@@ -27,7 +27,7 @@ model::Attention read_gqa(const JsonObject& json, const model::Model& model, dou
 model::Attention read_mla(const JsonObject& json);
 model::Activation read_activation(const JsonObject& json, const std::string& fallback);
 
-// Of the decoder layers, those whose entry of `layer_types` is `type`; without the list `fallback`.
+// Tells of each decoder layer whether its entry of `layer_types` is `type`; without the list all are `fallback`.
 std::vector<bool> layers_of_type(const JsonObject& json, const std::string& type, int layers,
                                  const std::vector<bool>& fallback);
 
@@ -42,7 +42,7 @@ void repeat_last_as_mtp(const JsonObject& json, model::Model& model, const char*
 
 // Refuses numbers that contradict each other, naming field and value.
 void check_model(const JsonObject& json, const model::Model& model);
-// What execute cannot train yet, as "field = value: reason", or "".
+// Names the field that execute cannot train yet, as "field = value: reason", or "".
 std::string obstacle(const JsonObject& json, const model::Model& model);
 
 } // namespace moe::families

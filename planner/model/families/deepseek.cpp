@@ -17,7 +17,7 @@ model::Scoring scoring_of(const JsonObject& json, const std::string& fallback) {
     json.refuse_value("scoring_func", "must be softmax, sigmoid or sqrtsoftplus");
 }
 
-// What the configuration classes fill in where a file is silent.
+// Values that the configuration classes fill in where a file is silent.
 struct Defaults {
     const char* scoring = "sigmoid";
     const char* method = "noaux_tc";

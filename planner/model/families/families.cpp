@@ -1,4 +1,4 @@
-// Which architecture a config.json names, and the reader that belongs to it.
+// The list of architectures that a config.json may name, and the reader that belongs to each.
 #include "planner/model/families/families.hpp"
 
 #include "planner/base/error.hpp"
@@ -108,14 +108,15 @@ void refuse_hybrid(const JsonObject& json, const std::string& written) {
         refuse("{}: architectures = \"{}\": hybrid Mamba layers are not supported", json.place(), shown(written));
 }
 
-// Where vision-language files keep the language model, beside a field for each other module; empty: at the top.
+// The field in which vision-language files keep the language model, beside a field for each other module; empty: at the
+// top.
 std::string text_field(const JsonObject& json) {
     for (const char* name : {"text_config", "llm_config"})
         if (json.is_object(name)) return name;
     return {};
 }
 
-// What tells one architecture from another: "Llama" of "LlamaForCausalLM".
+// The part that tells one architecture from another: "Llama" of "LlamaForCausalLM".
 std::string stem(const std::string& name) { return name.substr(0, name.find("For")); }
 
 const Family& family_of(const JsonObject& json) {

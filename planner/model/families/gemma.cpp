@@ -14,7 +14,7 @@ int rotary(const JsonObject& json, const std::string& type, int dim, double fall
     return static_cast<int>(dim * share);
 }
 
-// What a layer of the smaller models does that this structure has no place for.
+// Refuses what a layer of the smaller models does that this structure has no place for.
 void refuse_others(const JsonObject& json) {
     if (json.integer_or("hidden_size_per_layer_input", 0, 0, max_hidden) > 0)
         json.refuse_value("hidden_size_per_layer_input", "embeddings by layer are not supported");

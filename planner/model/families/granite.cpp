@@ -35,7 +35,7 @@ model::Attention read_mamba(const JsonObject& json, const model::Model& model) {
 
 } // namespace
 
-// Without layer_types all layers are Mamba's. Attention turns nothing unless position_embedding_type says "rope".
+// All layers are Mamba's without layer_types. Attention turns nothing unless position_embedding_type says "rope".
 void read_granite_hybrid(const JsonObject& json, model::Model& model) {
     read_common(json, model, 1e-6, 10000.0);
     const int layers = layer_count(json);

@@ -1,5 +1,5 @@
 // Mixtral and those that, like it, send every token through routed experts alone: Grok-1, OLMoE, Phi-3.5-MoE, DBRX,
-// Granite, MiniMax-M2. What of them the engine does not train is named in not_executable.
+// Granite, MiniMax-M2. Parts of them that the engine does not train are named in not_executable.
 #include "planner/base/error.hpp"
 #include "planner/model/families/families.hpp"
 

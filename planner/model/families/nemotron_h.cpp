@@ -46,7 +46,7 @@ model::Moe read_experts(const JsonObject& json) {
     return moe;
 }
 
-// What the letters of a pattern stand for, of those that the pattern has.
+// The kinds of layers that the letters of a pattern stand for, of those that the pattern has.
 std::map<char, model::LayerKind> read_parts(const JsonObject& json, const model::Model& model,
                                             const std::string& pattern) {
     const auto has = [&pattern](char letter) { return pattern.find(letter) != std::string::npos; };

@@ -1,4 +1,4 @@
-// What several families' readers of experts share.
+// Readers of experts that several families share.
 #include "planner/model/families/parts.hpp"
 
 #include "planner/base/error.hpp"

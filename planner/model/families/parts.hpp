@@ -1,4 +1,4 @@
-// What several families' readers of experts share: which layers have them, their sizes, DeepSeek-V3's router.
+// Readers of experts that several families share: which layers have them, their sizes, DeepSeek-V3's router.
 #pragma once
 
 #include "planner/model/families/config.hpp"

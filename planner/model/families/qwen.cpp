@@ -55,7 +55,7 @@ model::Moe read_qwen_experts(const JsonObject& json, bool shared, bool normalize
     return moe;
 }
 
-// Which layers hold experts: every decoder_sparse_step-th, less mlp_only_layers.
+// The layers that hold experts: every decoder_sparse_step-th, less mlp_only_layers.
 std::vector<bool> qwen_sparse_layers(const JsonObject& json, int layers) {
     const int step = integer_or(json, "decoder_sparse_step", 1, 1, max_layers);
     std::vector<bool> sparse(static_cast<std::size_t>(layers));

@@ -10,7 +10,7 @@
 namespace moe::families {
 namespace {
 
-// What the layer at an index is: one of a window, one with experts.
+// Tells of each layer whether its attention has a window, and whether it has experts.
 struct Pattern {
     std::vector<bool> sliding, sparse;
 };

@@ -1,4 +1,4 @@
-// What a refused request says.
+// The message of a refused request.
 #pragma once
 
 #include "planner/base/error.hpp"

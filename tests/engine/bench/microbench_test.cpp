@@ -21,7 +21,7 @@ using namespace moe;
 
 namespace {
 
-// In FP32, in any of its forms.
+// True where the op was measured in FP32, in any of its forms.
 bool measured(const bench::Microbench& result, program::OpKind kind) {
     const std::string name = program::to_string(kind);
     return std::any_of(result.measured.begin(), result.measured.end(), [&](const auto& family) {

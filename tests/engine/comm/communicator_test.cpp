@@ -43,7 +43,7 @@ void on_ranks(const plan::Plan& plan, int permits, Body body) {
         comm::ThreadCommunicator communicator(fabric, rank);
         body(communicator);
     });
-    // The same over sockets; each rank behind a transport of its own, as a process has it.
+    // Sockets give the same; each rank is behind a transport of its own, as a process has it.
     on_transports(mesh.size(), [&](comm::Transport& transport) {
         comm::ProcessCommunicator communicator(transport, mesh);
         body(communicator);
@@ -101,7 +101,7 @@ TEST_CASE("dense collectives agree with sums done by hand, in place and not, wit
 TEST_CASE("all_to_all turns sequence shards into head shards and back") {
     Wrong wrong;
     on_ranks(mesh_plan(4, 1, 1, 1, 1), 2, [&](comm::Communicator& c) {
-        // Of 16 rows, each rank has two runs of two: value = row of the whole * 100 + column. Pieces of 8 and 4
+        // Each rank has, of 16 rows, two runs of two: value = row of the whole * 100 + column. Pieces of 8 and 4
         // columns.
         std::vector<std::int32_t> x, heads(48), back(48);
         for (const int row : {2 * c.rank(), 2 * c.rank() + 1, 14 - 2 * c.rank(), 15 - 2 * c.rank()})

@@ -36,7 +36,7 @@ TEST_CASE("cuda ranks 2: tokens over peers' memory") {
     check_ranks(2, "qwen3", {{"ep", "2"}, {"dispatcher", "hybridep"}, {"ep_overlap", "on"}});
 }
 
-// As on one GPU (cuda_test.cpp): beside what TP 2, which rounds other sums, changes on the CPU.
+// The tolerance is as on one GPU (cuda_test.cpp): beside what TP 2, which rounds other sums, changes on the CPU.
 TEST_CASE("cuda ranks 2: tokens that are quantized before they travel over peers' memory") {
     if (!has_gpus(2)) return;
     const auto model = wide_model("qwen3", {{"hidden_size", "512"}, {"num_experts_per_tok", "8"}});

@@ -16,7 +16,7 @@ bool has_ipv6(); // its loopback address
 void on_transports(int world, const std::function<void(moe::comm::Transport&)>& body,
                    const std::string& host = "127.0.0.1");
 
-// What each rank fails with, "" where it does not.
+// The message that each rank fails with, "" where it does not.
 std::vector<std::string> failures(int world, moe::comm::Transport::Limits limits,
                                   const std::function<void(moe::comm::Transport&)>& body,
                                   const std::string& host = "127.0.0.1");

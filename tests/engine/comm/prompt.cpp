@@ -74,7 +74,7 @@ private:
     std::condition_variable wake_;
 };
 
-struct Seat {
+struct Membership {
     std::shared_ptr<Gathering> gathering;
     int members, index;
 };
@@ -107,12 +107,12 @@ void* join(const comm::MeetingPoint& point, int members, int index, int) {
         if (!gathering) halls().gatherings[number] = gathering = std::make_shared<Gathering>(members);
     }
     gathering->together(index, nullptr, [](const auto&) {});
-    return new Seat{gathering, members, index};
+    return new Membership{gathering, members, index};
 }
 
-Seat& seat(void* member) { return *static_cast<Seat*>(member); }
+Membership& membership(void* member) { return *static_cast<Membership*>(member); }
 void depart(void* member, int Departures::*way) {
-    delete &seat(member);
+    delete &membership(member);
     const std::lock_guard<std::mutex> lock(halls().mutex);
     ++(halls().departures.*way);
 }
@@ -121,7 +121,7 @@ void abandon(void* member) { depart(member, &Departures::abandoned); }
 std::string trouble(void*) { return {}; }
 
 void all_gather(void* member, const void* x, void* y, std::int64_t bytes, void*) {
-    seat(member).gathering->together(seat(member).index, x, [&](const std::vector<const void*>& all) {
+    membership(member).gathering->together(membership(member).index, x, [&](const std::vector<const void*>& all) {
         char* to = static_cast<char*>(y);
         for (const void* part : all) {
             if (to != part) std::memcpy(to, part, static_cast<std::size_t>(bytes));
@@ -139,17 +139,17 @@ void sum(const std::vector<const void*>& all, std::int64_t first, void* y, std::
     kernel({y, type}, parts.data(), static_cast<int>(parts.size()), elements, type, nullptr);
 }
 
-// By way of a copy: y may be a part of somebody's x.
+// The sum goes by way of a copy: y may be a part of somebody's x.
 void reduce(void* member, const void* x, void* y, std::int64_t first, std::int64_t elements, program::Dtype dtype,
             bool max) {
     std::vector<char> result(static_cast<std::size_t>(program::bytes_of(dtype, elements)));
-    seat(member).gathering->together(seat(member).index, x, [&](const std::vector<const void*>& all) {
+    membership(member).gathering->together(membership(member).index, x, [&](const std::vector<const void*>& all) {
         sum(all, first, result.data(), elements, dtype, max);
     });
     if (!result.empty()) std::memcpy(y, result.data(), result.size());
 }
 void reduce_scatter(void* member, const void* x, void* y, std::int64_t elements, program::Dtype dtype, void*) {
-    reduce(member, x, y, seat(member).index * elements, elements, dtype, false);
+    reduce(member, x, y, membership(member).index * elements, elements, dtype, false);
 }
 void all_reduce(void* member, const void* x, void* y, std::int64_t elements, program::Dtype dtype, bool max, void*) {
     reduce(member, x, y, 0, elements, dtype, max);
@@ -163,14 +163,14 @@ struct Waiting {
 thread_local std::vector<Waiting> received;
 thread_local bool in_group = false;
 
-void take(const Waiting& w) { seat(w.member).gathering->take(w.from, seat(w.member).index, w.y, w.bytes); }
+void take(const Waiting& w) { membership(w.member).gathering->take(w.from, membership(w.member).index, w.y, w.bytes); }
 void begin_group() { in_group = true; }
 void end_group() {
     in_group = false;
     for (const Waiting& w : std::exchange(received, {})) take(w);
 }
 void send(void* member, const void* x, std::int64_t bytes, int to, void*) {
-    seat(member).gathering->put(seat(member).index, to, x, bytes);
+    membership(member).gathering->put(membership(member).index, to, x, bytes);
 }
 void recv(void* member, void* y, std::int64_t bytes, int from, void*) {
     if (in_group)
@@ -182,7 +182,8 @@ void copy(void* to, const void* from, std::int64_t bytes, void*) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-// What is queued is done at once, in the order of the calls; every signal must have been given before it is awaited.
+// A queue whose work is done at once, in the order of the calls; every signal must have been given before it is
+// awaited.
 class PromptQueue : public device::Queue {
 public:
     void* stream(int) const override { return nullptr; }

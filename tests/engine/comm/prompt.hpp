@@ -8,8 +8,8 @@
 
 // 16 devices; every signal must have been given before it is awaited, or the rank fails.
 const moe::ops::Backend& prompt_backend();
-// What prompt_backend() communicates by: reductions in the order of the members, with the bits of ranks that read each
-// other's memory.
+// The library that prompt_backend() communicates by: reductions in the order of the members, with the bits of ranks
+// that read each other's memory.
 const moe::comm::CollectiveLibrary& prompt_library();
 // A device of prompt_backend() whose queue never gets idle.
 std::unique_ptr<moe::device::Device> open_stuck(bool, int);

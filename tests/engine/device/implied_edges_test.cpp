@@ -11,7 +11,7 @@ using namespace moe;
 
 namespace {
 
-// Which nodes end before each begins, by paths of the edges that are left; numbers run along the edges.
+// The nodes that end before each begins, by paths of the edges that are left; numbers run along the edges.
 std::vector<std::vector<bool>> reached(int nodes, const std::vector<device::GraphEdge>& edges,
                                        const std::vector<std::size_t>& dropped) {
     std::vector<std::vector<bool>> before(static_cast<std::size_t>(nodes),

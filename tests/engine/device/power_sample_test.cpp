@@ -1,4 +1,4 @@
-// What readings of power and clocks come to.
+// Readings of power and clocks, and their means.
 #include "engine/device/power_sample.hpp"
 #include "tests/support/nearly.hpp"
 

@@ -75,7 +75,7 @@ void check_freed(const std::string& model, const Freed& freed) {
     for (const auto& [name, size] : is) CHECK_MESSAGE(was.count(name) == 1, name);
     CHECK(bytes > 0);
     CHECK(held(old_memory, memory::MemoryClass::saved) - held(new_memory, memory::MemoryClass::saved) == bytes);
-    // What the engine allocates is what was planned.
+    // The engine allocates what was planned.
     const train::Trainer trainer(after, {});
     std::int64_t largest = 0;
     for (int stage = 0; stage < after.pp; ++stage)

@@ -1,4 +1,4 @@
-// Who is called a rank that hangs, and who is not.
+// Verdicts of the watchdog: which rank it calls hanging, and which not.
 #include "engine/run/watchdog.hpp"
 
 #include <doctest/doctest.h>
@@ -14,8 +14,8 @@ using namespace moe;
 
 namespace {
 
-// What the watchdog says within `seconds`, of ranks that stand as `standing` tells. A verdict that is expected
-// gets a minute: a busy machine may run the watchdog late.
+// The watchdog's verdict within `seconds`, of ranks that stand as `standing` tells. A verdict that is expected gets a
+// minute: a busy machine may run the watchdog late.
 std::string verdict(int ranks, const std::function<run::Standing(int)>& standing, double seconds = 60.0) {
     std::promise<std::string> first;
     std::future<std::string> line = first.get_future();

@@ -60,8 +60,8 @@ TEST_CASE("a step allocates nothing on any rank") {
         counting() = true;
         std::thread([] { delete new int; }).join(); // the count sees other threads
         const long seen = allocations().exchange(0);
-        // Which rank runs ahead, and so how many messages wait, differs from step to step: queues grow now and then.
-        // What a step allocates itself is there in every step.
+        // The rank that runs ahead, and so the number of messages that wait, differs from step to step: queues grow now
+        // and then. Memory that a step allocates itself is there in every step.
         constexpr int patience = 50;
         long least = std::numeric_limits<long>::max();
         for (int step = 0; step < patience && least > 0; ++step) {

@@ -1,4 +1,4 @@
-// What the router's training does to the load of experts: losses, selection bias, dropped copies, a forced choice.
+// The effect of the router's training on the load of experts: losses, selection bias, dropped copies, a forced choice.
 #include "planner/base/error.hpp"
 #include "planner/lower/lower.hpp"
 #include "tests/engine/train/samples.hpp"

@@ -39,12 +39,12 @@ double margin(const plan::Plan& plan, const CudaResult& got, const CudaResult& e
     return worst.distance / (plan.optimizer.bf16_moments ? 1e-3 : 1e-4);
 }
 
-// Where a run's seconds went.
+// The seconds of a run by where they went.
 struct Seconds {
     double cpu = 0.0, gpus = 0.0;
 };
 
-// How far a plan's three steps are from the CPU's, over the tolerance. seed: of the weights.
+// The distance of a plan's three steps from the CPU's, over the tolerance. seed: of the weights.
 double judged(const RandomCase& c, bool replayed, std::uint64_t seed, Seconds& seconds) {
     plan::Plan plan = plan_of(c);
     const CudaResult expected = train_on(plan, "cpu", 3, seed);
@@ -55,7 +55,7 @@ double judged(const RandomCase& c, bool replayed, std::uint64_t seed, Seconds& s
     return margin(plan, got, expected);
 }
 
-// In turn over every power of two of GPUs up to `most`.
+// Cases in turn over every power of two of GPUs up to `most`.
 std::vector<RandomCase> drawn_cases(std::uint64_t seed, std::size_t plans, int most) {
     std::vector<std::vector<RandomCase>> by_ranks;
     for (int ranks = 2; ranks <= most; ranks *= 2)

@@ -32,7 +32,7 @@ Farthest farthest(const CudaResult& got, const CudaResult& expected, double smal
 // Prints the tensor that is farthest off, so that a run's output shows the margin that is left.
 void compare(const std::string& what, const CudaResult& got, const CudaResult& expected, double tolerance);
 
-// The same in a precision whose codes flip where sums are rounded otherwise: `other` is the reference's plan with other
+// Compares in a precision whose codes flip where sums are rounded otherwise: `other` is the reference's plan with other
 // roundings, and a gradient may be `times` as far off as that one's, or as all of that one's together where it is less.
 void compare_beside(const std::string& what, const CudaResult& got, const CudaResult& expected, const CudaResult& other,
                     double times);

@@ -43,7 +43,7 @@ TEST_CASE("cuda: balanced routers, the selection bias and dropped copies are the
     check_model("qwen2", {{"balance", "forced"}, {"cuda_graph", "full"}}, 1e-4);
 }
 
-// Where every expert is chosen, no near tie of two logits can send a token elsewhere. On the CPU, initial weights that
+// No near tie of two logits can send a token elsewhere where every expert is chosen. On the CPU, initial weights that
 // are off by 1e-5 of themselves change no gradient of these runs by more than 0.94 % and no weight by more than 0.75 %.
 TEST_CASE("cuda: offloaded activations and optimizer states come back, in a graph too") {
     for (const char* graph : {"none", "full"}) {

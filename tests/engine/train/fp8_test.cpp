@@ -38,7 +38,7 @@ std::string text(const Fields& fields) {
     return out;
 }
 
-// What rounding to one of two neighbouring codes, 1/16 apart, may do to three steps.
+// Allows for three steps what rounding to one of two neighbouring codes, 1/16 apart, may do.
 void check_near(const Trained& got, const Trained& expected) {
     for (std::size_t i = 0; i < 3; ++i) CHECK(std::abs(got.losses[i] / expected.losses[i] - 1.0) < 1e-3);
     CHECK(total_distance(got.gradients, expected.gradients) < 6e-2);
@@ -47,8 +47,8 @@ void check_near(const Trained& got, const Trained& expected) {
 
 // Experts are chosen by turns: where a sum's order moves a value across the edge of two E4M3 codes, the router's near
 // ties may fall the other way. Such a value is a sixteenth apart itself; with some other weights there is none, while a
-// wrong plan is wrong with all. Which weights have one goes by the processor, whose exponentials may differ in a last
-// bit.
+// wrong plan is wrong with all. The processor, whose exponentials may differ in a last bit, decides which weights have
+// one.
 void check_same(const std::string& kind, int ranks, const std::vector<Fields>& plans, const Fields& common = {},
                 const Fields& model = {}) {
     Fields shared = common;
@@ -214,7 +214,8 @@ TEST_CASE(
     "fp8: inputs of products are saved in one byte, those of experts by token; their activations are made again") {
     const plan::Plan bf16 = small_plan(wide_model("qwen3"), 1, {{"precision", "bf16"}, {"mbs", "2"}}, {16, 8});
     const plan::Plan fp8 = fp8_plan("qwen3", 1, {{"mbs", "2"}});
-    // By layer and token: the normed inputs of query, key and value and of the K experts, and the experts' activations.
+    // Bytes by layer and token: the normed inputs of query, key and value and of the K experts, and the experts'
+    // activations.
     const std::int64_t tokens = 32, layers = 2, copies = 2, width = 256, wide = width + copies * (width + width);
     const std::int64_t saved =
         bytes_of_class(bf16, memory::MemoryClass::saved) - bytes_of_class(fp8, memory::MemoryClass::saved);

@@ -31,7 +31,7 @@ public:
         double noise = 0.0; // what the rounding of an FP32 loss leaves open
         bool smooth = false;
     };
-    // Where a token changes its expert within the step, the loss jumps on one side of w and there is no slope to
+    // The loss jumps on one side of w where a token changes its expert within the step, and there is no slope to
     // compare.
     Slope slope(const std::string& name, const std::vector<float>& weights, const std::vector<double>& direction,
                 double step, double here) {

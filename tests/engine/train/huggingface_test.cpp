@@ -25,7 +25,7 @@ train::TrainOptions seeded(std::uint64_t seed) {
     return options;
 }
 
-// What an exported folder holds, changed by `change` and written as one file of another folder.
+// The tensors of an exported folder by name: shape and values.
 using Content = std::map<std::string, std::pair<std::vector<std::int64_t>, std::vector<float>>>;
 
 Content content_of(const std::string& folder) {

@@ -85,7 +85,7 @@ TEST_CASE("EP overlap: the same bits as slot by slot, alone and with what else c
     check_same("qwen3", {{"pp", "4"}, {"ep", "2"}, {"tp", "2"}});
 }
 
-// A rank waits for a merged turn's inputs before it computes anything of it: that must close no circle of ranks.
+// A rank waits for a merged turn's inputs before it computes anything of it: that must close no cycle of ranks.
 TEST_CASE("EP overlap: every schedule's messages come through, however many stages and micro-batches") {
     const auto model = small_model("qwen3", {{"num_hidden_layers", "32"}});
     int plans = 0;

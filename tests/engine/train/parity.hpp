@@ -1,4 +1,4 @@
-// What three optimizer steps of a plan leave behind, and whether two such runs are the same training.
+// The results of three optimizer steps of a plan, and the check whether two such runs are the same training.
 #pragma once
 
 #include "tests/engine/train/samples.hpp"
@@ -27,5 +27,5 @@ Trained train_three(const moe::plan::Plan& plan, std::uint64_t seed = 1, const m
 // thousandth of the whole one is held to that thousandth.
 std::string disagreement(const Trained& got, const Trained& want, double tolerance, double of_weights);
 
-// The same bits: losses, auxiliary losses, gradient norm, gradients and weights.
+// Checks that both have the same bits: losses, auxiliary losses, gradient norm, gradients and weights.
 void check_bits(const Trained& got, const Trained& want);

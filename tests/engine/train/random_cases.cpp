@@ -44,7 +44,7 @@ private:
 
 std::string number(std::int64_t value) { return fmt::format("{}", value); }
 
-// What is trained, so that the one-rank plan has it as well.
+// The fields of what is trained, which the one-rank plan has as well.
 constexpr std::array trained_fields{"optimizer", "precision",   "balance", "load_balancing",
                                     "aux_loss",  "bias_update", "z_loss"};
 
@@ -170,7 +170,7 @@ void draw_plan(Dice& dice, RandomCase& c, int ranks) {
         c.plan.emplace_back("rank_order", fmt::format("{}", fmt::join(order, "-")));
     }
     draw_passes(dice, c);
-    // In BF16 near ties of the router fall either way: only models without a choice.
+    // BF16 is for models without a choice alone: near ties of the router fall either way in it.
     if (c.model == "llama" && dice.one_in(4)) c.plan.emplace_back("precision", "bf16");
 }
 

@@ -20,7 +20,7 @@ struct RandomCase {
 
 // The plan of a case; Throws Error for what is unsound or what execute does not run.
 moe::plan::Plan plan_of(const RandomCase& c);
-// The same model and batch on one rank.
+// A case of the same model and batch on one rank.
 RandomCase one_rank_of(const RandomCase& c);
 
 // `count` cases that plan_of() accepts, the same for the same seed on every machine. Cases come in runs of `per_model`

@@ -139,7 +139,7 @@ TEST_CASE("random plans over 1 to 16 ranks train what one rank trains") {
 }
 
 TEST_CASE("a failure shrinks to the smallest plan that shows it") {
-    // As if TP and EP together were wrong from two MoE layers on.
+    // The check fails as if TP and EP together were wrong from two MoE layers on.
     const auto fails = [](const RandomCase& c) {
         const plan::Plan plan = plan_of(c);
         return plan.tp > 1 && plan.ep > 1 && plan.model->layers.size() > 1 && plan.model->kinds.front().moe.has_value();

@@ -18,8 +18,8 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 // vocabulary, which no TP degree divides.
 std::shared_ptr<const moe::model::Model> small_model(const std::string& kind, const Fields& changed = {});
 
-// Of two layers whose widths are 128 and its multiples on every rank of TP 2 and ETP 2, so that blocks of FP8 are the
-// same under all plans; not "gptoss", "llama" and "deepseek3-mtp".
+// A model of two layers whose widths are 128 and its multiples on every rank of TP 2 and ETP 2, so that blocks of FP8
+// are the same under all plans; not "gptoss", "llama" and "deepseek3-mtp".
 std::shared_ptr<const moe::model::Model> wide_model(const std::string& kind, const Fields& changed = {});
 
 // One-rank FP32 plan of 32 tokens per sequence, 8 sequences per step, changed by fields ("tp", "2"); dp and edp follow.

@@ -35,7 +35,7 @@ program::Op& first_op(program::Program& program, plan::SlotKind slot, program::O
 
 } // namespace
 
-// What many steps learn, whose every op parity_test.cpp runs.
+// Many steps learn here; parity_test.cpp runs every op of them.
 TEST_CASE("eight ranks learn the rule behind made-up tokens, in FP32 and in BF16" * doctest::skip(sanitized)) {
     for (const machine::Precision precision : {machine::Precision::fp32, machine::Precision::bf16}) {
         plan::Plan plan = small_plan("qwen3", 8, {{"tp", "2"}, {"ep", "4"}, {"pp", "2"}});
@@ -94,7 +94,7 @@ TEST_CASE("clipping scales the update, not the reported norm") {
     const plan::Plan plan = small_plan("llama", 2, {});
     train::TrainOptions options;
     options.clip = 0.0;
-    // With an epsilon far above the gradients, AdamW's first update is proportional to them.
+    // AdamW's first update is proportional to the gradients with an epsilon far above them.
     options.eps = 1e3;
     options.weight_decay = 0.0;
     options.lr = 1e3;

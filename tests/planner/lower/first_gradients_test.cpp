@@ -41,7 +41,7 @@ bool sets(const program::Op& op) {
     return g != nullptr && g->transpose_a && !g->accumulate;
 }
 
-// How often each element of each bucket's gradients begins: by a zero or by a product that sets it.
+// Counts how often each element of each bucket's gradients begins: by a zero or by a product that sets it.
 struct Begun {
     const program::Program& program;
     std::map<program::TensorId, std::vector<std::uint8_t>> times{};

@@ -79,7 +79,7 @@ TEST_CASE("merged slots: behind an exchange the other side goes on, and a layer 
         if (i + 1 < merge.from_backward.size() && op.stream == program::Stream::expert &&
             merge.from_backward[i + 1] != from_backward)
             ++hidden;
-        // When a layer of the forward is through, so is the one of the backward that it ran beside.
+        // A layer of the backward is through when the layer of the forward is that ran beside it.
         const bool ends = !from_backward && op.layer >= 0 && (f == forward.size() || forward[f].layer != op.layer);
         if (!ends) continue;
         const auto place = static_cast<std::size_t>(std::find(filled.begin(), filled.end(), op.layer) - filled.begin());

@@ -121,7 +121,7 @@ TEST_CASE(
     CHECK(widened == 2 * plan.seq); // what the projection of query, key and value reads, and the experts
     CHECK(moved == 2 * 8 * plan.seq);
     CHECK(written == 2 * 8 * plan.seq);
-    // With experts elsewhere rows are quantized where they arrive.
+    // Rows are quantized where they arrive, with experts elsewhere.
     plan.gpus = plan.dp = plan.ep = 2;
     plan.gbs = 2;
     REQUIRE(plan::check_plan(plan).message == "");

@@ -24,7 +24,7 @@ double bytes(const program::Program& program, const std::vector<program::TensorI
     return sum;
 }
 
-// What an op of the step reads and writes of its tensors; negative for kinds that this test does not size.
+// The bytes that an op of the step reads and writes of its tensors; negative for kinds that this test does not size.
 double touched(const program::Program& program, const program::Op& op) {
     switch (op.kind) {
     case program::OpKind::all_gather:

@@ -1,5 +1,5 @@
-// What Megatron Core holds where our own engine does not: outputs that its recomputation keeps, FP32 copies of its
-// optimizer, buffers of its dispatcher.
+// The memory that Megatron Core holds where our own engine does not: outputs that its recomputation keeps, FP32 copies
+// of its optimizer, buffers of its dispatcher.
 #include "planner/lower/lower.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/memory/library_memory.hpp"
@@ -38,9 +38,9 @@ std::int64_t saved(plan::Plan plan, unsigned recomputed) {
 }
 
 // Saved bytes that recomputation of a set spares.
-std::int64_t spared(const plan::Plan& plan, unsigned set) { return saved(plan, 0) - saved(plan, set); }
+std::int64_t saved_by(const plan::Plan& plan, unsigned set) { return saved(plan, 0) - saved(plan, set); }
 
-// Of one norm in every layer: its output in BF16.
+// Bytes of one norm in every layer: its output in BF16.
 double norms(const plan::Plan& plan) {
     return 2.0 * static_cast<double>(plan.tokens_local() * plan.model->hidden) *
            static_cast<double>(plan.model->layers.size());
@@ -51,32 +51,32 @@ double norms(const plan::Plan& plan) {
 TEST_CASE("Megatron recomputes norms that are modules of their own, not those within a projection") {
     const plan::Plan theirs = plan_of("Qwen3-30B-A3B", "bridge-26.04", 8),
                      ours = plan_of("Qwen3-30B-A3B", "moe-plan", 8);
-    CHECK(static_cast<double>(spared(theirs, plan::recompute::layernorm)) ==
+    CHECK(static_cast<double>(saved_by(theirs, plan::recompute::layernorm)) ==
           nearly(norms(theirs)).epsilon(0.01)); // experts'
-    CHECK(static_cast<double>(spared(ours, plan::recompute::layernorm)) == nearly(2.0 * norms(ours)).epsilon(0.01));
+    CHECK(static_cast<double>(saved_by(ours, plan::recompute::layernorm)) == nearly(2.0 * norms(ours)).epsilon(0.01));
     const plan::Plan latent = plan_of("DeepSeek-V3", "bridge-26.04", 16); // MLA's is one; not those of the 3 dense MLPs
     const double layers = static_cast<double>(latent.model->layers.size());
-    CHECK(static_cast<double>(spared(latent, plan::recompute::layernorm)) ==
+    CHECK(static_cast<double>(saved_by(latent, plan::recompute::layernorm)) ==
           nearly((2.0 * layers - 3.0) / layers * norms(latent)).epsilon(0.03));
     // Mamba's projection has its norm within as well: only the experts' are left.
     const plan::Plan hybrid = plan_of("Nemotron-3-Nano", "bridge-26.08", 8);
-    CHECK(static_cast<double>(spared(hybrid, plan::recompute::layernorm)) ==
+    CHECK(static_cast<double>(saved_by(hybrid, plan::recompute::layernorm)) ==
           nearly(23.0 / 52.0 * norms(hybrid)).epsilon(0.03));
 }
 
 TEST_CASE("Megatron: the norm within an MLP is recomputed with the MLP") {
     const plan::Plan theirs = plan_of("Llama3-8B", "bridge-26.04", 1), ours = plan_of("Llama3-8B", "moe-plan", 1);
-    CHECK(spared(theirs, plan::recompute::layernorm) == 0);
-    CHECK(static_cast<double>(spared(theirs, plan::recompute::mlp) - spared(ours, plan::recompute::mlp)) ==
+    CHECK(saved_by(theirs, plan::recompute::layernorm) == 0);
+    CHECK(static_cast<double>(saved_by(theirs, plan::recompute::mlp) - saved_by(ours, plan::recompute::mlp)) ==
           nearly(norms(ours)).epsilon(0.01));
 }
 
 TEST_CASE("Megatron: a recomputed attention core leaves its output with the projection behind it") {
     const plan::Plan theirs = plan_of("Llama3-8B", "bridge-26.04", 1), ours = plan_of("Llama3-8B", "moe-plan", 1);
     const double heads = 32.0, rows = static_cast<double>(theirs.tokens_local()) * 32.0; // tokens of all layers
-    CHECK(static_cast<double>(spared(ours, plan::recompute::core_attn)) ==
+    CHECK(static_cast<double>(saved_by(ours, plan::recompute::core_attn)) ==
           nearly(rows * heads * (2 * 128 + 4)).epsilon(0.01));
-    CHECK(static_cast<double>(spared(theirs, plan::recompute::core_attn)) == nearly(rows * heads * 4).epsilon(0.01));
+    CHECK(static_cast<double>(saved_by(theirs, plan::recompute::core_attn)) == nearly(rows * heads * 4).epsilon(0.01));
 }
 
 TEST_CASE("Megatron's optimizer copies BF16 gradients and moments to FP32") {

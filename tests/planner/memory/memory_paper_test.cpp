@@ -121,7 +121,7 @@ TEST_CASE("DeepSeek-V3's 199.5 GiB by component, within 2 %") {
          {"SwiGLU's output", elements(k * f), module(program::Module::moe_act)},
          {"shared expert", elements(3 * f), module(program::Module::shared_experts)}},
         0.02);
-    // What no table names: router logits and choices in FP32, a fifth of a per cent.
+    // No table names router logits and choices in FP32, a fifth of a per cent.
     CHECK(module(program::Module::router) < 0.3);
     const double named = std::accumulate(parts.saved.begin(), parts.saved.end(), 0.0,
                                          [](double sum, const auto& part) { return sum + part.second / gib; });
@@ -202,10 +202,11 @@ TEST_CASE("DeepSeek-V3 fits an H100 with everything on") {
 }
 
 TEST_CASE("Saved activations of one layer follow the element counts of the field's estimators") {
-    // Per token in BF16 elements (Megatron-LM theoretical_memory_usage.py and the estimator of arXiv 2603.07685's
-    // reference 101): GQA h + h + heads, keys and values + attention's output, once more the rotated inputs where
-    // queries and keys are normed; MLA 2h + 2 q_lora + 2 kv_lora + rope + n (2 (nope + rope) + v) + n v; dense SwiGLU
-    // 2h + 3f; MoE 2h + K h + 3 K f + 3 f_shared. FP32 statistics (log-sum-exp, router) come on top: within 3 %.
+    // The counts are per token in BF16 elements (Megatron-LM theoretical_memory_usage.py and the estimator of arXiv
+    // 2603.07685's reference 101): GQA h + h + heads, keys and values + attention's output, once more the rotated
+    // inputs where queries and keys are normed; MLA 2h + 2 q_lora + 2 kv_lora + rope + n (2 (nope + rope) + v) + n v;
+    // dense SwiGLU 2h + 3f; MoE 2h + K h + 3 K f + 3 f_shared. FP32 statistics (log-sum-exp, router) come on top:
+    // within 3 %.
     struct Case {
         const char* model;
         double elements; // per token

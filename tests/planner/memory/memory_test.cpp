@@ -71,7 +71,7 @@ TEST_CASE("Nothing that lives at one time overlaps") {
                 }
             }
         }
-        // What is not transient has a region of its own.
+        // A tensor that is not transient has a region of its own.
         std::vector<std::pair<std::int64_t, std::int64_t>> regions;
         for (std::size_t id = 0; id < program.tensors.size(); ++id) {
             const memory::Place& place = memory.places[id];
@@ -96,7 +96,7 @@ TEST_CASE("Nothing that lives at one time overlaps") {
 
 namespace {
 
-// Who holds which instance of which pool while ops run in their order: from the first that touches a block for a
+// The holders of the instances of pools while ops run in their order: from the first that touches a block for a
 // micro-batch to the last.
 class Owners {
 public:

@@ -203,7 +203,7 @@ TEST_CASE("Llama 4: layers with rotary positions see their chunk alone, every fo
     moe::model::Model whole = scout;
     for (moe::model::LayerKind& kind : whole.kinds) kind.attention.chunk = 0;
     CHECK(moe::model::model_flops_per_token(scout, 8192) == moe::model::model_flops_per_token(whole, 8192));
-    // Of 131,072 positions three layers of four see 4,096 on the average and one 65,536.
+    // Three layers of four see 4,096 of 131,072 positions on the average, and one 65,536.
     const double pair = 40.0 * 2 * 128, seen = 36 * 4096.0 + 12 * 65536.0, all = 48 * 65536.0;
     CHECK(moe::model::model_flops_per_token(whole, 131072) - moe::model::model_flops_per_token(scout, 131072) ==
           nearly(6.0 * pair * (all - seen)));

@@ -39,7 +39,7 @@ constexpr Published published[] = {
     {"Nemotron-H-56B", 8192, 340.24},
 };
 
-// The same without MTP layers, where the model has some.
+// The figures without MTP layers, where the model has some.
 constexpr Published without_mtp[] = {
     {"DeepSeek-V3", 4096, 249.81},           {"DeepSeek-V4-Flash", 4096, 85.70}, {"DeepSeek-V4-Pro", 4096, 311.80},
     {"Qwen3-Next-80B-A3B", 4096, 22.74},     {"Nemotron-3-Super", 8192, 75.37},  {"Nemotron-3-Ultra", 8192, 335.61},
@@ -94,7 +94,7 @@ TEST_CASE("parameter counts match every profile's own within 0.5 %") {
 
 TEST_CASE("a small dense model by hand") {
     const moe::model::Model model = moe::families::model_from_json(dense, "small.json");
-    // Per layer: q 64x64, k and v 64x32 each, o 64x64, three 64x96 matrices, two norms; then final norm, two
+    // Elements per layer: q 64x64, k and v 64x32 each, o 64x64, three 64x96 matrices, two norms; then final norm, two
     // embeddings.
     const std::int64_t matrices = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96;
     const std::int64_t total = 2 * (matrices + 2 * 64) + 64 + 2 * 250 * 64;

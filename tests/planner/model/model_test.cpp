@@ -178,7 +178,7 @@ TEST_CASE("a vision-language config of another name is read by the language mode
         CHECK(model.kind_of(1).moe->experts == 8);
         CHECK(model.left_out == std::vector<std::string>{"vision_config"});
     }
-    // As InternVL writes it, and with the suffix that a language model inside may bear.
+    // InternVL writes it so, and with the suffix that a language model inside may bear.
     std::string elsewhere = inside;
     elsewhere.replace(elsewhere.find("text_config"), 11, "llm_config");
     elsewhere.replace(elsewhere.find("qwen3_moe"), 9, "qwen3_vl_moe_text");

@@ -238,7 +238,7 @@ TEST_CASE("MiMo-V2: layers of windows have key/value heads and sinks of their ow
     const model::Model flash = read(mimo_flash());
     CHECK(flash.kind_of(0).attention.kv_heads == 4);
     CHECK(flash.kind_of(1).attention.kv_heads == 8);
-    // As transformers 5 saves it: types of layers, and no field for the windows' heads.
+    // The file is as transformers 5 saves it: types of layers, and no field for the windows' heads.
     const model::Model saved =
         read(R"({"architectures": ["MiMoV2FlashForCausalLM"], "head_dim": 192, "hidden_size": 4096,
         "intermediate_size": 16384, "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense",

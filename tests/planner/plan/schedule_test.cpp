@@ -122,7 +122,7 @@ std::vector<int> layer_counts(const std::vector<plan::Stage>& all) {
     return counts;
 }
 
-// What every cut must satisfy: embedding first, loss last, layers contiguous and complete, MTP once.
+// Checks what every cut must satisfy: embedding first, loss last, layers contiguous and complete, MTP once.
 void check_stages(const std::vector<plan::Stage>& all, int layers, int mtp) {
     int next = 0;
     int found = 0;

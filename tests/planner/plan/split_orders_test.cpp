@@ -67,7 +67,7 @@ private:
     static std::size_t at(int i) { return static_cast<std::size_t>(i); }
     int pp() const { return static_cast<int>(all_.size()); }
 
-    // When the inputs of a turn are there; -1 = not yet.
+    // The time when the inputs of a turn are there; -1 = not yet.
     double ready(int rank, const plan::Turn& turn) const {
         const int stage = plan::stage_of(kind_, pp(), rank, turn.chunk), stages = pp() * (plan::in_a_v(kind_) ? 2 : 1);
         const auto when = [&](bool forward, int s) {
@@ -199,7 +199,7 @@ TEST_CASE("split schedules: what is kept at most, in chunks") {
     for (const int pp : {2, 3, 4, 8})
         for (const int m : {2 * pp, 5 * pp + 1})
             for (int rank = 0; rank < pp; ++rank) {
-                // As much as the first rank of 1F1B, on every rank; halves of it in a V; DualPipe's one more.
+                // Every rank keeps as much as the first rank of 1F1B; halves of it in a V; DualPipe's one more.
                 CHECK(most_kept(plan::order(plan::ScheduleKind::zero_bubble, pp, 1, m, rank)) == pp);
                 CHECK(most_kept(plan::order(plan::ScheduleKind::zb_v, pp, 2, m, rank)) == 2 * pp);
                 CHECK(most_kept(plan::order(plan::ScheduleKind::dualpipe_v, pp, 2, m, rank)) == 2 * pp + 1);

@@ -1,4 +1,4 @@
-// Which stacks have which capabilities.
+// The capabilities of each stack.
 #include "planner/plan/stack_traits.hpp"
 
 #include <doctest/doctest.h>
@@ -11,7 +11,7 @@ TEST_CASE("the engine's own stack, Megatron Core and other software have capabil
     CHECK(own.engine == plan::StackEngine::own);
     CHECK(megatron.engine == plan::StackEngine::megatron);
     CHECK(torch.engine == plan::StackEngine::other);
-    // Ours alone.
+    // Our stack alone has these.
     for (const plan::StackTraits* traits : {&own, &megatron, &torch}) {
         const bool ours = traits == &own;
         CHECK(traits->runs_in_arena == ours);

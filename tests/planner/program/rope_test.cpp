@@ -26,7 +26,7 @@ model::Model llama(const std::string& more) {
         "config.json");
 }
 
-// Of pair i, as a fraction of its own frequency.
+// The frequency that pair i keeps, as a fraction of its own.
 double kept(const program::FrequencyScale& s, double theta, int dim, int i) {
     const double f = std::pow(theta, -2.0 * i / dim), u = s.turns > 0.0 ? f * s.turns : i;
     const double keep = std::clamp((u - s.low) / (s.high - s.low), 0.0, 1.0);

@@ -121,7 +121,7 @@ void check_same(const search::SearchResult& result, const std::vector<Priced>& e
     REQUIRE(result.plans.size() == std::min(top, expected.size()));
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         CHECK(result.plans[i].second.step_seconds == nearly(expected[i].seconds).epsilon(1e-12));
-        // Where two plans cost exactly the same, either may stand here.
+        // Either of two plans may stand here where both cost exactly the same.
         const bool tied = (i > 0 && expected[i - 1].seconds == expected[i].seconds) ||
                           (i + 1 < expected.size() && expected[i + 1].seconds == expected[i].seconds);
         if (!tied) CHECK(text_of(result.plans[i].first) == text_of(expected[i].plan));

@@ -1,4 +1,5 @@
-// What-ifs and the memory-time front: single changes only, every axis, nothing dominated, against brute force.
+// Questions "what if" and the memory-time front: single changes only, every axis, nothing dominated, against brute
+// force.
 #include "planner/search/feasibility.hpp"
 #include "planner/search/whatif.hpp"
 

@@ -1,4 +1,4 @@
-// What a stack does not offer is refused by field; bad stack files are refused by place.
+// Refusals by field of what a stack does not offer, and by place of bad stack files.
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "planner/plan/plan.hpp"
@@ -135,7 +135,7 @@ TEST_CASE("costs of every shipped stack are fractions and seconds of a sensible 
                 CHECK(dense < 1.0);
                 CHECK(grouped > 0.0);
                 CHECK(grouped < 1.0);
-                // Ours is priced at what its plain kernels measured on an H100; the published ones are tuned.
+                // Our stack is priced at what its plain kernels measured on an H100; the published ones are tuned.
                 if (s.executable) continue;
                 CHECK(grouped > 0.2);
                 CHECK(dense >= grouped);

@@ -164,7 +164,7 @@ TEST_CASE("quotes hold gathers and reductions, and what tokens beside it cost a 
 }
 
 TEST_CASE(
-    "a quoter that has quoted other plans of a mesh quotes as a fresh one, MTP apart from the loss or beside it") {
+    "a bound model that has priced other plans of a mesh prices as a fresh one, MTP apart from the loss or beside it") {
     moe::plan::Plan plan = published_plan("DeepSeek-V3", "h100", "bridge-26.08", 4096);
     plan.gpus = 1024;
     plan.pp = 4;
@@ -192,7 +192,7 @@ TEST_CASE(
         plan.layout = layout;
         add_all(plan);
     }
-    // As many micro-batches as stages, or half as many, with which a pipeline is never full.
+    // There are as many micro-batches as stages, or half as many, with which a pipeline is never full.
     plan.schedule = moe::plan::ScheduleKind::one_f_one_b;
     plan.vpp = 1;
     plan.gbs = 1024;
@@ -211,7 +211,7 @@ TEST_CASE(
         const std::unique_ptr<moe::search::BoundModel> fresh = estimator.bound_model();
         const auto expected = quoted(*fresh, p);
         CHECK(quoted(*used, p) == expected);
-        // As a search asks: floors first, other sizes between.
+        // The order is that of a search: floors first, other sizes between.
         moe::plan::Plan other = p;
         other.mbs = 3 - p.mbs;
         quoted(*used, other);

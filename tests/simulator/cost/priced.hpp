@@ -1,4 +1,5 @@
-// What prices single ops in tests: a plan of Qwen3-30B-A3B on a machine, its stack and what is known of the machine.
+// The parts that price single ops in tests: a plan of Qwen3-30B-A3B on a machine, its stack and what is known of the
+// machine.
 #pragma once
 
 #include "planner/model/families/load_model.hpp"

@@ -1,4 +1,4 @@
-// What the estimate takes a step's ops with a bucket to cost is the price of the ops that lowering emits.
+// The costs that the estimate takes for a step's ops with a bucket are the prices of the ops that lowering emits.
 #include "planner/lower/lower.hpp"
 #include "simulator/estimate/bucket_costs.hpp"
 #include "tests/planner/plan/sample_plans.hpp"

@@ -18,7 +18,7 @@ using namespace moe;
 
 namespace {
 
-// Where a rung stands: the plan, the features that the software still lacks, and how well DeepEP is set up.
+// The state of a rung: the plan, the features that the software still lacks, and how well DeepEP is set up.
 struct State {
     plan::Plan plan;
     std::vector<std::string> lacks;

@@ -17,7 +17,7 @@ struct RandomPlan {
     std::string text; // what was drawn, for messages
 };
 
-// The same for the same seed on every machine.
+// Plans that are the same for the same seed on every machine.
 std::vector<RandomPlan> random_plans(std::uint64_t seed, std::size_t count);
 // $MOE_PLAN_SEED, or a fixed one.
 std::uint64_t seed_of_run();

@@ -1,4 +1,4 @@
-// What a refined search finds beside a search: plans as a replay shows them, offloaded, with split or delayed
+// The plans that a refined search finds beside a search: plans as a replay shows them, offloaded, with split or delayed
 // backwards.
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"

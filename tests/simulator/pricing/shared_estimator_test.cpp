@@ -204,7 +204,7 @@ std::vector<Variation> variations(const moe::plan::Plan& base, const moe::stack:
     };
     for (const auto& [field, values] : field_values())
         for (const char* value : values) change(base, field, value);
-    // What some plans share may differ from what others share: so do two fields at a time.
+    // Two fields change at a time as well, because some plans may share what differs from what others share.
     const std::vector<Variation> once = plans;
     for (const Variation& other : once) {
         const auto field = std::next(field_values().begin(), static_cast<long>(random.below(field_values().size())));

@@ -1,5 +1,5 @@
-// What must hold of any plan: faster parts make no step slower, a longer step is less of a bubble, recomputation gives
-// memory for time, tensor parallelism wants the near links.
+// The tendencies that must hold of any plan: faster parts make no step slower, a longer step is less of a bubble,
+// recomputation gives memory for time, tensor parallelism wants the near links.
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
 #include "simulator/pricing/fast_estimator.hpp"

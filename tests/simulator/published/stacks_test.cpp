@@ -102,7 +102,7 @@ TEST_CASE("bad bases are refused") {
     const moe::machine::Hardware any;
     profiles.stack("a", R"("base": "b")");
     profiles.stack("b", R"("base": "a")");
-    CHECK(fault("a", any).find("is it a circle?") != std::string::npos);
+    CHECK(fault("a", any).find("is it a cycle?") != std::string::npos);
     profiles.stack("lost", R"("base": "nowhere")");
     CHECK(fault("lost", any).find("unknown stack 'nowhere'") != std::string::npos);
     profiles.stack("typed", R"("base": 3)");

@@ -1,4 +1,4 @@
-// What computing loses to gathers and reductions of data parallelism beside it.
+// The loss of computing to gathers and reductions of data parallelism beside it.
 #include "planner/model/families/load_model.hpp"
 #include "simulator/replay/contention.hpp"
 

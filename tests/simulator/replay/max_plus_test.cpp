@@ -35,7 +35,7 @@ TEST_CASE("a host that is ahead stays ahead, one that is late stays late") {
     CHECK(ahead.host == nearly(20.0));
     CHECK(late.host == nearly(100.0)); // the host does
     CHECK(late.device == nearly(98.0));
-    // With a lead of 50 seconds the slow host is not late yet.
+    // The slow host is not late yet with a lead of 50 seconds.
     CHECK(many_slow.after({-50.0, 0.0, 0.0}, never).device == nearly(60.0));
 }
 

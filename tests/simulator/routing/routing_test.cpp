@@ -107,7 +107,7 @@ TEST_CASE("layer loads: Zipf and Dirichlet by hand") {
         CHECK(sum == nearly(16.0).epsilon(1e-4));
         CHECK(loads.hottest[d] <= 16.0f * 4.0f / 6.0f + 1e-3f); // at most all four of its experts by every token
     }
-    // The same numbers each time.
+    // The numbers are the same each time.
     CHECK(drawn("dirichlet:0.3", 64, 6, 16).loads == loads.loads);
 }
 

@@ -1,4 +1,5 @@
-// What runs measured joins the profile that later plans are priced with: calibrate --runs, through the command.
+// The update of a profile: what runs measured joins the profile that later plans are priced with, by calibrate --runs,
+// through the command.
 #include "tests/tools/verbs/command.hpp"
 
 #include <doctest/doctest.h>

@@ -21,7 +21,7 @@ bool there_is(const Folder& folder, const std::string& program) {
     return folder.run("command -v " + program).status == 0;
 }
 
-// What bash offers for the last word of a line; words as the shell would split them.
+// The words that bash offers for the last word of a line; words as the shell would split them.
 std::string offered(const Folder& folder, const std::string& words) {
     folder.write("complete.bash", ". ./moe-plan.bash\nCOMP_WORDS=(" + words +
                                       ")\nCOMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_moe_plan\n"
@@ -92,7 +92,7 @@ TEST_CASE("docs/reference/verbs.md is what the command says of itself") {
     const Folder folder;
     const Outcome made = folder.run("moe-plan man --markdown");
     REQUIRE(made.status == 0);
-    // To renew it: moe-plan man --markdown > docs/reference/verbs.md
+    // The command that renews it: moe-plan man --markdown > docs/reference/verbs.md
     CHECK(made.out == moe::read_file(moe::test::source_folder() + "/docs/reference/verbs.md"));
     moe::test::check_width(made.out, 140);
 }

@@ -1,4 +1,4 @@
-// How much the verbs say: tables that fit, --verbose and --quiet, and what terminals see that files do not.
+// The output of the verbs: tables that fit, --verbose and --quiet, and what terminals see that files do not.
 #include "tests/tools/verbs/command.hpp"
 
 #include <doctest/doctest.h>
@@ -43,7 +43,7 @@ TEST_CASE("search: a file has 80 columns and the names of what is left out, --ve
         CHECK(whole.out.rfind(quiet.out, 0) == 0); // its beginning
         CHECK(quiet.out.size() < whole.out.size() / 2);
     }
-    // With --json and --quiet there is the document and nothing else.
+    // The document and nothing else is there with --json and --quiet.
     const Outcome document = folder.run(search + "--json --quiet");
     CHECK(document.err.empty());
     CHECK(nlohmann::json::accept(document.out));

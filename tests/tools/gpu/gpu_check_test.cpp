@@ -219,8 +219,8 @@ case $1 in
     > "$MOE_PLAN_OUT" ;;
 *drawn*) echo "24 drawn plans over $MOE_PLAN_GPUS GPUs, eager and as graphs in turn: farthest at 0.011 of its tolerance, 0 near ties" ;;
 esac)");
-    // Of processes, the last one is killed or stopped, and the first one says so; two steps are asked of a plan that
-    // has no room.
+    // The last of the processes is killed or stopped, and the first one says so; two steps are asked of a plan that has
+    // no room.
     folder.write("build/tools/moe-plan", R"(#!/bin/sh
 case "$1 $*" in
 *--resume*) echo '{"steps": [{"step": 21}]}' && exit ;;

@@ -13,7 +13,7 @@ struct Outcome {
 };
 // A shell command line in which "moe-plan" names the built command ($MOE_PLAN). Redirections work as in a shell.
 Outcome shell(const std::string& folder, const std::string& command);
-// The same on a terminal of so many columns, which takes stdout and stderr alike: both are in `out`.
+// Runs it on a terminal of so many columns, which takes stdout and stderr alike: both are in `out`.
 Outcome on_terminal(const std::string& folder, const std::string& command, int columns);
 // The source folder ($SOURCE).
 std::string source_folder();
@@ -54,7 +54,7 @@ void write_plan(const Folder& folder, const std::string& fixed, const std::strin
 inline const std::string small_search =
     "search --model tiny-qwen3-moe --hardware cpu-local --gpus 8 --gbs 8 --seq 64 --precision fp32";
 
-// The same of a published model on 16 GPUs, every degree 1 but those of experts and pipeline.
+// Options of a search of a published model on 16 GPUs, every degree 1 but those of experts and pipeline.
 inline const std::string gpu_search =
     "search --model Qwen3-30B-A3B --hardware h100 --gpus 16 --gbs 64 --seq 4096 --fix vpp=1 --fix tp=1 --fix cp=1 "
     "--fix etp=1 ";

@@ -192,7 +192,7 @@ TEST_CASE("tokenize, execute and compare") {
     CHECK(check_trace(measured) > 0);
     CHECK(folder.read("measured.json") == folder.read("run/measured.json"));
 
-    // What the experts got is a workload that can be planned for.
+    // The loads of the experts are a workload that can be planned for.
     REQUIRE(
         folder.run("moe-plan " + small_search + " --fix ep=4 --fix routing=run/routing.csv --out skewed.json").status ==
         0);
@@ -217,7 +217,7 @@ TEST_CASE("tokenize, execute and compare") {
     CHECK(compared["matched_ops"].get<std::size_t>() == ops);
     CHECK(ops == check_trace(Json::parse(folder.read("run/predicted.json"))));
     CHECK(ops == check_trace(measured));
-    // The same from two traces, as a table.
+    // Two traces give the same, as a table.
     const moe::test::Outcome table = folder.run("moe-plan compare run/predicted.json measured.json");
     CHECK(table.status == 0);
     CHECK(table.out.find("grouped_gemm") != std::string::npos);

@@ -37,7 +37,7 @@ double loss(const Json& run, std::size_t from_the_end) {
     return steps[steps.size() - 1 - from_the_end]["loss"];
 }
 
-// Of the folders that carry a checkpoint's final name; 0 without any.
+// The newest of the folders that carry a checkpoint's final name; 0 without any.
 int newest_step(const std::string& path) {
     int newest = 0;
     std::error_code missing;
@@ -80,7 +80,8 @@ TEST_CASE("an exported checkpoint starts a run where it stands") {
     const Json exported = document(folder.run("moe-plan export --checkpoint c --out hf --json"));
     CHECK(exported["step"] == 2);
     CHECK(folder.holds("hf/model.safetensors"));
-    // Same weights, no moments; the samples begin anew, so that only a resumed run sees the third step's.
+    // The weights are the same, without moments; the samples begin anew, so that only a resumed run sees the third
+    // step's.
     const Json first = document(folder.run(execute("other.json", 1, "--init-from hf")));
     CHECK(loss(first, 0) < loss(whole, 0));
     check_line(folder.run("moe-plan export --checkpoint c --out hf"), 2, "hf");
