@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array parts{"kwargs", "optimizer", "ddp", "bridge", "config", "env"};
+constexpr std::array parts{"kwargs", "optimizer", "ddp", "bridge", "provider", "config", "env"};
 
 std::string text_of(const Json& value, const std::string& place, const std::string& key) {
     if (!value.is_string()) refuse("{}: \"{}\" must be text, found {}", place, key, value.type_name());
@@ -103,6 +103,19 @@ void read_list(EngineTable& table, const Json& json, const std::string& path, co
         table.entries.push_back(read_entry(json[list][i], fmt::format("{}: {}[{}]", path, list, i)));
 }
 
+void read_recipes(EngineTable& table, const Json& list, const std::string& path) {
+    if (!list.is_array()) refuse("{}: \"recipes\" must be a list", path);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        const std::string place = fmt::format("{}: recipes[{}]", path, i);
+        const Json& json = object_of(list[i], place, "recipe");
+        for (const char* key : {"name", "from", "when"})
+            if (!json.contains(key)) refuse("{}: \"{}\" is missing", place, key);
+        check_version(text_of(json["from"], place, "from"), place);
+        table.recipes.push_back({text_of(json["name"], place, "name"), json["from"].get<std::string>(),
+                                 stack::Condition(nlohmann::json(json["when"]), place)});
+    }
+}
+
 // "$value" and the like inside of a message.
 std::string filled(const std::string& message, const EngineEntry& entry, const plan::Plan& plan) {
     const std::string mark = "$value";
@@ -128,6 +141,8 @@ EngineTable load_engine_table(const std::string& name) {
     if (json.contains("source")) table.source = text_of(json["source"], path, "source");
     read_list(table, json, path, "fields");
     read_list(table, json, path, "implied");
+    if (json.contains("recipes")) read_recipes(table, json["recipes"], path);
+    if (json.contains("mixed_precision")) table.mixed_precision = json["mixed_precision"];
     return table;
 }
 

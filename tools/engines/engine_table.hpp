@@ -27,11 +27,19 @@ struct EngineEntry {
     bool in_force(const std::string& release) const;
 };
 
+// A recipe that the engine ships for the models for which `when` holds.
+struct EngineRecipe {
+    std::string name, from; // from: the release of the recipes that has it
+    stack::Condition when;
+};
+
 struct EngineTable {
     std::string name;    // "megatron-core"
     std::string release; // for which the names were looked up; "" where the stacks of the engine say it
     std::string source;  // of that release
     std::vector<EngineEntry> entries;
+    std::vector<EngineRecipe> recipes;      // the first that holds is the model's
+    nlohmann::ordered_json mixed_precision; // what names of precisions stand for: fields, names, since
 };
 
 // profiles/engines/NAME.json, whose grammar profiles/engines/README.md tells. Throws Error (bad_input) naming the

@@ -33,5 +33,8 @@ struct EngineLaunch {
 EngineLaunch megatron_core_launch(const plan::Plan& plan);
 // A bash script that starts Megatron-LM's pretraining: "args" are its arguments as they are without any variable set.
 EngineLaunch megatron_lm_launch(const plan::Plan& plan, const Nodes& nodes);
+// Overrides of a recipe of Megatron-Bridge: "recipe", "config" as the YAML file has it, and "args" for its run script.
+// A model of which it has no recipe overrides that of a plain GPT.
+EngineLaunch megatron_bridge_launch(const plan::Plan& plan, const Nodes& nodes);
 
 } // namespace moe::tools

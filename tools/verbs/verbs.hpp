@@ -109,7 +109,7 @@ struct LaunchOptions : OutputOptions {
     std::string plan;
     // One of them: launchers of execute, then other engines.
     bool slurm = false, mpi = false, kubernetes = false;
-    bool megatron_core = false, megatron_lm = false;
+    bool megatron_core = false, megatron_lm = false, megatron_bridge = false;
     std::string data = "text";                           // prefix of the dataset where the job runs
     std::string arguments;                               // more words for execute
     std::string image, claim = "moe-plan";               // Kubernetes: container image, volume claim
