@@ -220,6 +220,10 @@ std::vector<PlanWord> fields() {
     return {
         {"seq", NumberWord{[](const Plan& p) { return double(p.seq); }}},
         {"gbs", NumberWord{[](const Plan& p) { return double(p.gbs); }}},
+        {"derived.etp_form", NameWord{[](const Plan& p) {
+             if (p.etp == 1) return "one";
+             return p.etp == p.tp ? "tp" : "other";
+         }}},
         {"gpus", NumberWord{[](const Plan& p) { return double(p.gpus); }}},
         {"routing", TextWord{[](const Plan& p) { return p.routing; }}},
         {"balance", NameWord{[](const Plan& p) { return p.router.forced ? "forced" : "natural"; }}},

@@ -203,6 +203,8 @@ void add_launch(CLI::App& app, LaunchOptions& o) {
     verb->add_flag("--k8s", o.kubernetes, "a Kubernetes Job with a pod per node, its Service, and the plan");
     verb->add_flag("--megatron-lm", o.megatron_lm, "a bash script that trains with Megatron-LM");
     verb->add_flag("--megatron-bridge", o.megatron_bridge, "YAML of overrides of a recipe of Megatron-Bridge");
+    verb->add_flag("--torchtitan", o.torchtitan, "TOML of torchtitan's job configuration");
+    verb->add_flag("--automodel", o.automodel, "YAML of NeMo AutoModel's benchmarking recipe");
     verb->add_flag("--megatron-core", o.megatron_core, "Megatron-Core's keyword arguments, as JSON");
     add(verb, "--data", o.data, "PREFIX", "prefix of the dataset where the job runs")->capture_default_str();
     add(verb, "--arguments", o.arguments, "TEXT", "more options of execute, as one word");

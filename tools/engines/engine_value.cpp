@@ -5,6 +5,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/schedule.hpp"
 #include "planner/stack/plan_words.hpp"
 
 #include <algorithm>
@@ -56,12 +57,47 @@ Numbers both(const std::string& word) {
     return {word.substr(0, plus), word.substr(plus + 1)};
 }
 
-constexpr std::array made{"$value", "$modules", "$partial", "$first", "$last", "$ep_ranks_per_domain"};
+constexpr std::array made{
+    "$value",       "$modules",     "$partial",          "$first",          "$last", "$ep_ranks_per_domain",
+    "$local_batch", "$peak_tflops", "$torchtitan_parts", "$automodel_parts"};
+
+// Names of what stands before, in and behind the layers of a model.
+struct ModuleNames {
+    const char *embedding, *layer;
+    std::array<const char*, 2> head;
+    const char* everywhere; // a module that every part has, "" = none
+};
+constexpr ModuleNames torchtitan_names{"tok_embeddings", "layers.", {"norm", "output"}, ""};
+constexpr ModuleNames automodel_names{
+    "model.embed_tokens", "model.layers.", {"model.norm", "lm_head"}, "model.rotary_emb"};
+
+// The modules of every stage, a list of lists of names.
+Json parts_of(const plan::Plan& plan, const ModuleNames& names) {
+    Json parts = Json::array();
+    for (const plan::Stage& stage : plan::stages(plan)) {
+        Json part = Json::array();
+        if (stage.embedding) part.push_back(names.embedding);
+        for (int layer = 0; layer < stage.layers; ++layer)
+            part.push_back(fmt::format("{}{}", names.layer, stage.first_layer + layer));
+        if (stage.loss)
+            for (const char* name : names.head) part.push_back(name);
+        if (*names.everywhere != '\0') part.push_back(names.everywhere);
+        parts.push_back(part);
+    }
+    return parts;
+}
+
+// Of the precision of the linear layers, in TFLOP/s.
+double peak_tflops(const plan::Plan& plan) {
+    return plan.hardware->peak_flops[static_cast<std::size_t>(plan.precision)] / 1e12;
+}
 
 std::string word_of(const EngineEntry& entry, const plan::Plan& plan, const std::string& text) {
     if (text == "$value") return stack::plan_word(plan, entry.field);
     if (text == "$first") return both(stack::plan_word(plan, entry.field)).first;
     if (text == "$last") return both(stack::plan_word(plan, entry.field)).last;
+    if (text == "$local_batch") return fmt::format("{}", plan.gbs / plan.dp);
+    if (text == "$peak_tflops") return fmt::format("{}", peak_tflops(plan));
     if (text == "$ep_ranks_per_domain") return fmt::format("{}", expert_ranks_per_domain(plan));
     return stack::plan_word(plan, text.substr(1));
 }
@@ -113,6 +149,8 @@ Json engine_value(const EngineEntry& entry, const plan::Plan& plan, const Json& 
     const std::string text = value.get<std::string>();
     if (!text.starts_with("$")) return value;
     if (is_modules(text)) return modules_of(entry, plan, text);
+    if (text == "$torchtitan_parts") return parts_of(plan, torchtitan_names);
+    if (text == "$automodel_parts") return parts_of(plan, automodel_names);
     return literal(word_of(entry, plan, text));
 }
 

@@ -10,7 +10,7 @@
 
 namespace moe::tools {
 
-// "$value", "$modules", "$first", "$last", "$partial", "$ep_ranks_per_domain" and "$WORD" of every plan field and fact.
+// Those that profiles/engines/README.md names, and "$WORD" of every plan field and fact.
 bool known_placeholder(const std::string& text);
 
 // A word as the number or list that it is, else as text: "4" and "[0,1]" are no texts.

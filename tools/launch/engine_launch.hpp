@@ -37,4 +37,9 @@ EngineLaunch megatron_lm_launch(const plan::Plan& plan, const Nodes& nodes);
 // A model of which it has no recipe overrides that of a plain GPT.
 EngineLaunch megatron_bridge_launch(const plan::Plan& plan, const Nodes& nodes);
 
+// The TOML file of torchtitan's job configuration, and the YAML file of AutoModel's benchmarking recipe: "config". Both
+// know the models that their tables name, and refuse others.
+EngineLaunch torchtitan_launch(const plan::Plan& plan, const Nodes& nodes);
+EngineLaunch automodel_launch(const plan::Plan& plan, const Nodes& nodes);
+
 } // namespace moe::tools

@@ -75,7 +75,7 @@ bool for_execute(const LaunchOptions& options) { return options.slurm || options
 int modes(const LaunchOptions& options) {
     int count = 0;
     for (const bool chosen : {options.slurm, options.mpi, options.kubernetes, options.megatron_core,
-                              options.megatron_lm, options.megatron_bridge})
+                              options.megatron_lm, options.megatron_bridge, options.torchtitan, options.automodel})
         count += chosen ? 1 : 0;
     return count;
 }
@@ -108,6 +108,8 @@ void launch_execute(const LaunchOptions& options, const plan::Plan& plan) {
 
 EngineLaunch engine_launch(const LaunchOptions& options, const plan::Plan& plan, const Nodes& nodes) {
     if (options.megatron_core) return megatron_core_launch(plan);
+    if (options.torchtitan) return torchtitan_launch(plan, nodes);
+    if (options.automodel) return automodel_launch(plan, nodes);
     if (options.megatron_bridge) return megatron_bridge_launch(plan, nodes);
     return megatron_lm_launch(plan, nodes);
 }
@@ -132,8 +134,8 @@ void launch_engine(const LaunchOptions& options, const plan::Plan& plan) {
 
 void launch_verb(const LaunchOptions& options) {
     if (modes(options) != 1)
-        refuse("launch: say for what: one of --slurm, --mpi and --k8s, or of --megatron-lm, --megatron-bridge and "
-               "--megatron-core");
+        refuse("launch: say for what: one of --slurm, --mpi and --k8s, or of --megatron-lm, --megatron-bridge, "
+               "--torchtitan, --automodel and --megatron-core");
     if (options.kubernetes && options.image.empty())
         refuse("launch --k8s: needs --image, a container image with moe-plan in its PATH");
     const plan::Plan plan = plan::load_plan(options.plan);
