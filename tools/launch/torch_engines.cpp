@@ -64,9 +64,9 @@ EngineLaunch automodel_launch(const plan::Plan& plan, const Nodes& nodes) {
     const EngineTable table = load_engine_table("automodel");
     Json model{{"model.config.pretrained_model_name_or_path", known_model(table, plan)},
                {"benchmark.num_nodes", nodes.count}};
-    return configured(
-        table, plan, nodes, model,
-        {"a benchmark of NeMo AutoModel", "automodel THIS_FILE --nproc-per-node {1} # on each of {0} nodes", to_yaml});
+    return configured(table, plan, nodes, model,
+                      {"a benchmark of NeMo AutoModel",
+                       "torchrun --nnodes {} --nproc-per-node {} -m nemo_automodel.cli.app THIS_FILE", to_yaml});
 }
 
 } // namespace moe::tools
