@@ -138,7 +138,7 @@ RUN_ARGS=(
 DATA_ARGS=({without_data})
 if [ -n "$DATA" ]; then
     # shellcheck disable=SC2206 # weights and prefixes are words of their own
-    DATA_ARGS=(--data-path $DATA --split 99,1,0 --tokenizer-type HuggingFaceTokenizer
+    DATA_ARGS=(--data-path $DATA --split '99,1,0' --tokenizer-type HuggingFaceTokenizer
                --tokenizer-model "${{TOKENIZER:?DATA needs TOKENIZER}}")
 fi
 if [ -n "$CHECKPOINTS" ]; then

@@ -140,6 +140,7 @@ TEST_CASE("engines: what cannot be said is refused by the name of the field") {
     plan = qwen();
     set(plan, {{"cuda_graph", "full"}});
     CHECK(fault(plan, tools::torchtitan_launch).starts_with("2: cuda_graph full: "));
+    set(plan, {{"dispatcher", "allgather"}});
     CHECK(fault(plan, tools::automodel_launch).starts_with("2: cuda_graph full: "));
     plan = qwen();
     set(plan, {{"pp", "2"}});
@@ -194,7 +195,7 @@ TEST_CASE("engines: stages that an engine would cut otherwise are a layout") {
 
 TEST_CASE("engines: a table's faults name the entry") {
     const test::Folder folder;
-    folder.run("mkdir engines");
+    folder.run("mkdir engines models");
     const auto refusal = [&](const std::string& entry) {
         folder.write("engines/bad.json", "{\"fields\": [" + entry + "], \"implied\": []}");
         const std::string before = profiles_folder();
