@@ -50,9 +50,8 @@ bool latent(const LayerKind& k) {
 
 // Of softmax attention: the heads of linear attention are facts of their own.
 const model::Attention* attention_of(const Plan& p) {
-    const LayerKind* kind = first_kind(p, [](const LayerKind& k) {
-        return k.attention.kind == model::AttentionKind::gqa || latent(k);
-    });
+    const LayerKind* kind =
+        first_kind(p, [](const LayerKind& k) { return k.attention.kind == model::AttentionKind::gqa || latent(k); });
     return kind != nullptr ? &kind->attention : nullptr;
 }
 
