@@ -17,6 +17,7 @@ inline constexpr const char* explain = "moe-plan/explain/1";
 inline constexpr const char* exported = "moe-plan/export/1";
 inline constexpr const char* hardware = "moe-plan/hardware/1";
 inline constexpr const char* launch = "moe-plan/launch/1";
+inline constexpr const char* launch_engine = "moe-plan/launch-engine/1";
 inline constexpr const char* man = "moe-plan/man/1";
 inline constexpr const char* plan = "moe-plan/plan/1";
 inline constexpr const char* replay = "moe-plan/replay/1";

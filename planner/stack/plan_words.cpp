@@ -8,6 +8,7 @@
 #include "planner/plan/bf16_layers.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "planner/stack/model_words.hpp"
 
 #include <algorithm>
 #include <map>
@@ -43,8 +44,14 @@ const model::Moe* experts_of(const Plan& p) {
     return kind != nullptr ? &*kind->moe : nullptr;
 }
 
+bool latent(const LayerKind& k) {
+    return k.attention.kind == model::AttentionKind::mla || k.attention.kind == model::AttentionKind::compressed;
+}
+
+// Of softmax attention: the heads of linear attention are facts of their own.
 const model::Attention* attention_of(const Plan& p) {
-    const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.attention.heads > 0; });
+    const LayerKind* kind =
+        first_kind(p, [](const LayerKind& k) { return k.attention.kind == model::AttentionKind::gqa || latent(k); });
     return kind != nullptr ? &kind->attention : nullptr;
 }
 
@@ -76,10 +83,6 @@ const char* activation(const Plan& p) {
         return "relu2";
     }
     return "silu";
-}
-
-bool latent(const LayerKind& k) {
-    return k.attention.kind == model::AttentionKind::mla || k.attention.kind == model::AttentionKind::compressed;
 }
 
 const char* generation(const Plan& p) {
@@ -216,7 +219,7 @@ std::vector<PlanWord> facts() {
 const std::map<std::string, PlanWord>& words() {
     static const std::map<std::string, PlanWord> all = [] {
         std::map<std::string, PlanWord> by_name;
-        for (std::vector<PlanWord>& list : std::vector{plan_fields(), facts()})
+        for (std::vector<PlanWord>& list : std::vector{plan_fields(), facts(), model_words()})
             for (PlanWord& word : list) by_name.emplace(word.name, std::move(word));
         for (const std::string& field : plan::field_names())
             by_name.try_emplace(

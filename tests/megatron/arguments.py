@@ -32,8 +32,11 @@ def prepared(generation):
     return training
 
 
-def check(generation, words, gpus, environment):
-    """None where parse_args and validate_args take the arguments, else what they refused them with."""
+def check(generation, words, gpus, environment, configured=None):
+    """None where parse_args and validate_args take the arguments, else what they refused them with.
+
+    To a list `configured` the configuration is added that Megatron-LM makes of the arguments, which checks them too.
+    """
     training = prepared(generation)
     kept, argv = dict(os.environ), sys.argv
     os.environ.update({"WORLD_SIZE": str(gpus), "RANK": "0", "LOCAL_RANK": "0", **environment})
@@ -41,7 +44,11 @@ def check(generation, words, gpus, environment):
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            training.validate_args(training.parse_args())
+            given = training.validate_args(training.parse_args())
+            if configured is not None:
+                from megatron.training.argument_utils import core_transformer_config_from_args
+
+                configured.append(core_transformer_config_from_args(given))
     except SystemExit:
         return "parse_args: " + said.getvalue().strip().splitlines()[-1]
     except Exception as refused:  # Any exception of the checks is a refusal.

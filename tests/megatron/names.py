@@ -15,7 +15,7 @@ import sys
 import zipfile
 
 import mapping
-from rules import in_force
+from rules import in_force, version
 
 
 def trees(wheel, under):
@@ -126,7 +126,7 @@ def check_bridge(path, core_path, engine):
                 fields.setdefault(name, set()).update(more[name])
                 bases.setdefault(name, set()).update(parents[name] - {name})
         sections = {
-            "model": ("GPTModelProvider", "MLAModelProvider", "TransformerConfig", "MLATransformerConfig"),
+            "model": ("GPTModelProvider", "MLAModelProvider", "HybridModelProvider", "TransformerConfig", "MLATransformerConfig"),
             "ddp": ("DistributedDataParallelConfig",),
             "optimizer": ("OptimizerConfig",),
             "train": ("TrainingConfig",),
@@ -134,13 +134,14 @@ def check_bridge(path, core_path, engine):
             "comm_overlap": ("CommOverlapConfig",),
             "mixed_precision": ("MixedPrecisionConfig",),
             "rerun_state_machine": ("RerunStateMachineConfig",),
+            "tokenizer": ("TokenizerConfig",),
             "checkpoint": ("CheckpointConfig",),
             "dataset": ("GPTDatasetConfig", "DataloaderConfig"),
         }
         for entry in engine["fields"] + engine["implied"]:
             if not in_force(entry, release):
                 continue
-            for override, value in entry.get("bridge", {}).items():
+            for override, value in {**entry.get("provider", {}), **entry.get("bridge", {})}.items():
                 checked += 1
                 section, _, name = override.partition(".")
                 if not name:
@@ -148,7 +149,27 @@ def check_bridge(path, core_path, engine):
                         missing.append(f"bridge {release_of(path)}: {override} = {value} is no name there")
                 elif not any(name in with_bases(one, fields, bases) for one in sections[section]):
                     missing.append(f"bridge {release_of(path)}: {override} is no field")
+        bridge = release_of(path)
+        for recipe in engine["recipes"]:
+            if version(bridge) >= version(recipe["from"]):
+                checked += 1
+                if recipe["name"] not in exported(wheel):
+                    missing.append(f"bridge {bridge}: {recipe['name']} is no recipe")
+        precision = engine["mixed_precision"]
+        for name in precision["fields"]:
+            if version(bridge) >= version(precision.get("since", {}).get(name, "0")):
+                checked += 1
+                if name not in fields["MixedPrecisionConfig"]:
+                    missing.append(f"bridge {bridge}: mixed_precision.{name} is no field")
     return missing, checked
+
+
+def exported(wheel):
+    """Names of recipes, the aliases of functions included."""
+    text = "".join(
+        wheel.read(name).decode() for name in wheel.namelist() if name.startswith("megatron/bridge/recipes/")
+    )
+    return set(re.findall(r"[a-z0-9_]+_pretrain_config", text))
 
 
 def main():

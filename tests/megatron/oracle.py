@@ -51,6 +51,11 @@ def state_transformer_engine(version):
     ):
         if getattr(moe_utils, name, None) is None:
             setattr(moe_utils, name, object())
+    from megatron.core.models.common.embeddings import rope_utils
+
+    for name in ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"):
+        if getattr(rope_utils, name, None) is None:
+            setattr(rope_utils, name, object())
     # OptimizerConfig looks at the arguments of Transformer Engine's optimizer.
     if "transformer_engine" not in sys.modules:
         optimizers = types.ModuleType("transformer_engine.pytorch.optimizers")

@@ -5,12 +5,14 @@ from mapping import literal
 DENSE = {
     "model.experts": "0", "model.shared_experts": "off", "model.shared_gate": "off", "model.mtp": "0", "model.mla": "off",
     "model.sparse_attention": "off", "model.gated_delta": "off", "model.hybrid": "off", "model.compressed": "off",
-    "model.router_score": "softmax", "model.attention_bias": "off", "model.expert_bias": "off", "model.linear_bias": "off",
-    "model.qkv_bias": "off", "model.activation": "silu", "model.gated": "on", "model.probs_on_input": "off",
+    "model.router_score": "softmax", "model.attention_bias": "off", "model.expert_bias": "off", "model.bias": "none",
+    "model.activation": "silu", "model.gated": "on", "model.probs_on_input": "off",
     "model.normalization": "RMSNorm", "model.norm_eps": "1e-6", "model.qk_norm": "off", "model.window": "0",
     "model.sinks": "off", "model.swiglu_limit": "0", "model.output_gate": "off", "model.latent": "0",
-    "model.tied_embeddings": "off", "model.vocab": "128256", "model.rope": "on", "model.rope_theta": "500000", "model.rope_scaling": "none",
-    "model.router_scale": "1", "model.router_groups": "1", "model.softmax_first": "off",
+    "model.tied_embeddings": "off", "model.vocab": "128256", "model.vocab_divisor": "128", "model.positions": "rope",
+    "model.rope_theta": "500000", "model.rope_scaling": "none", "model.rotary_percent": "1", "model.router_scale": "1",
+    "model.router_groups": "1", "model.router_weights": "of chosen", "model.selection_bias": "off", "model.q_lora": "0",
+    "model.index_frequency": "1", "model.uniform": "on",
 }  # fmt: skip
 
 MODELS = {
@@ -30,8 +32,8 @@ MODELS = {
                  "model.router_groups": "8", "model.router_groups_kept": "4", "model.mtp": "1"},
     "gpt-oss": {**DENSE, "model.layers": "32", "model.hidden": "2880", "model.heads": "64", "model.kv_heads": "8",
                 "model.head_dim": "64", "model.ffn": "2880", "model.dense_layers": "0", "model.experts": "128",
-                "model.top_k": "4", "model.expert_ffn": "2880", "model.activation": "quick_gelu", "model.linear_bias": "on",
-                "model.qkv_bias": "on", "model.attention_bias": "on", "model.expert_bias": "on"},
+                "model.top_k": "4", "model.expert_ffn": "2880", "model.activation": "quick_gelu", "model.bias": "all",
+                "model.attention_bias": "on", "model.expert_bias": "on"},
     "gated-delta": {**DENSE, "model.layers": "64", "model.hidden": "2048", "model.heads": "16", "model.kv_heads": "8",
                     "model.head_dim": "256", "model.ffn": "5120", "model.dense_layers": "0", "model.experts": "512",
                     "model.top_k": "10", "model.expert_ffn": "512", "model.shared_experts": "on", "model.shared_ffn": "512",

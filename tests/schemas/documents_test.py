@@ -3,7 +3,7 @@
 
     MOE_PLAN=build/tools/moe-plan tests/schemas/documents_test.py
 
-Needs python3-jsonschema; without it the test says so and counts as skipped (exit status 77).
+Needs python3-jsonschema and python3-yaml; without them the test says so and counts as skipped (exit status 77).
 """
 import csv
 import json
@@ -15,11 +15,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 try:
     import jsonschema
+    import yaml
 except ImportError:
-    print("skipped: the documents are held to docs/schemas with python3-jsonschema, which is not installed")
+    print("skipped: the documents are held to docs/schemas with python3-jsonschema and python3-yaml, which are not installed")
     sys.exit(77)
 
 from suite import run
@@ -281,6 +283,20 @@ def test_no_document_names_its_schema_itself():
     found = [str(file.relative_to(ROOT)) for folder in ("planner", "simulator", "engine", "tools")
              for file in sorted((ROOT / folder).rglob("*.?pp")) if literal.search(file.read_text())]
     assert found == ["planner/base/schema.hpp"], found
+
+
+def test_launch_engine():
+    """The engines that know the model; a plan that each of them can express."""
+    on_gpus = "--model Qwen3-30B-A3B --hardware h100 --gpus 8 --gbs 64 --seq 4096 --precision bf16 --fix fsdp=on --fix recompute=full"
+    command(f"search {on_gpus} --stack automodel --fix optimizer=adamw --fix pp=1 --fix ep=1 --top 1 --out engine.json")
+    for engine in ("megatron-core", "megatron-lm", "megatron-bridge", "torchtitan", "automodel"):
+        document = printed(f"launch engine.json --{engine}", "launch-engine")
+        assert document["engine"] == engine
+        if engine == "torchtitan":
+            assert tomllib.loads(document["text"]) == document["config"]
+        elif "config" in document:
+            assert yaml.safe_load(document["text"]) == document["config"]
+        hold_to_changes("launch-engine", document)
 
 
 def test_profiles():

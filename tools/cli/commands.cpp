@@ -193,13 +193,18 @@ void add_export(CLI::App& app, ExportVerbOptions& o) {
 }
 
 void add_launch(CLI::App& app, LaunchOptions& o) {
-    CLI::App* verb = add_verb(app, o, "launch", "the job file that executes a plan, a process per rank",
+    CLI::App* verb = add_verb(app, o, "launch", "the file that runs a plan: a job of execute, or another engine's",
                               "moe-plan launch plan.json --slurm --data text --arguments '--steps 300' --out job.sh",
                               [&o] { launch_verb(o); });
     add(verb, "PLAN", o.plan, "FILE", "plan.json, where the job finds it as well")->required();
     verb->add_flag("--slurm", o.slurm, "a script for sbatch");
     verb->add_flag("--mpi", o.mpi, "a script that calls Open MPI's mpirun");
     verb->add_flag("--k8s", o.kubernetes, "a Kubernetes Job with a pod per node, its Service, and the plan");
+    verb->add_flag("--megatron-lm", o.megatron_lm, "a bash script that trains with Megatron-LM");
+    verb->add_flag("--megatron-bridge", o.megatron_bridge, "YAML of overrides of a recipe of Megatron-Bridge");
+    verb->add_flag("--torchtitan", o.torchtitan, "TOML of torchtitan's job configuration");
+    verb->add_flag("--automodel", o.automodel, "YAML of NeMo AutoModel's benchmarking recipe");
+    verb->add_flag("--megatron-core", o.megatron_core, "Megatron-Core's keyword arguments, as JSON");
     add(verb, "--data", o.data, "PREFIX", "prefix of the dataset where the job runs")->capture_default_str();
     add(verb, "--arguments", o.arguments, "TEXT", "more options of execute, as one word");
     add(verb, "--gpus-per-node", o.per_node, "N", "processes of a node (default: as the plan's hardware has GPUs)");

@@ -289,6 +289,17 @@ std::string launch_document(int nodes, int per_node, const std::string& out, con
     return stamped(schema::launch, {{"nodes", nodes}, {"processes_per_node", per_node}, {"out", out}, {"text", text}});
 }
 
+std::string launch_engine_document(const EngineLaunch& launch, const Nodes& nodes, const std::string& out) {
+    Json document{{"engine", launch.engine}, {"release", launch.release}};
+    document.update(launch.said);
+    document["env"] = launch.environment;
+    document["nodes"] = nodes.count;
+    document["gpus_per_node"] = nodes.gpus;
+    document["out"] = out;
+    if (!launch.text.empty()) document["text"] = launch.text;
+    return stamped(schema::launch_engine, document);
+}
+
 std::string tokenize_document(std::int64_t documents, std::int64_t tokens, const std::string& prefix) {
     return stamped(schema::tokenize, Json{{"documents", documents}, {"tokens", tokens}, {"prefix", prefix}});
 }

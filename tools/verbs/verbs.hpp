@@ -108,7 +108,10 @@ void export_verb(const ExportVerbOptions& options);
 
 struct LaunchOptions : OutputOptions {
     std::string plan;
-    bool slurm = false, mpi = false, kubernetes = false; // one of them
+    // One of them: launchers of execute, then other engines.
+    bool slurm = false, mpi = false, kubernetes = false;
+    bool megatron_core = false, megatron_lm = false, megatron_bridge = false;
+    bool torchtitan = false, automodel = false;
     std::string data = "text";                           // prefix of the dataset where the job runs
     std::string arguments;                               // more words for execute
     std::string image, claim = "moe-plan";               // Kubernetes: container image, volume claim

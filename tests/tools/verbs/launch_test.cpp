@@ -120,3 +120,67 @@ TEST_CASE("launch: GPUs of a node as the hardware has them; bad requests are one
     CHECK(document(warned)["nodes"] == 2);
     CHECK(warned.err.find("execute cannot run this plan: ") != std::string::npos);
 }
+
+namespace {
+
+// A plan for 16 H100 and the script that trains it with Megatron-LM, with a stand-in for torchrun.
+void write_megatron_script(const Folder& folder) {
+    REQUIRE(folder.run("mkdir bin && moe-plan " + moe::test::gpu_search + "--out h100.json").status == 0);
+    REQUIRE(folder.run("moe-plan launch h100.json --megatron-lm --out train.sh").status == 0);
+    stand_in(folder, "torchrun", "printf '%s\\n' \"$@\"\n");
+}
+
+} // namespace
+
+TEST_CASE("launch --megatron-lm: the script passes on what args says, data and checkpoints by variables") {
+    const Folder folder;
+    write_megatron_script(folder);
+    const Json said = document(folder.run("moe-plan launch h100.json --megatron-lm --json"));
+    CHECK(said["text"] == folder.read("train.sh"));
+    const std::string run = "PATH=\"$PWD/bin:$PATH\" ";
+    const Outcome alone = folder.run(run + "./train.sh");
+    CHECK(alone.status == 1);
+    CHECK(alone.err.find("set MASTER_ADDR to the first node") != std::string::npos);
+    const Outcome plain = folder.run(run + "NODE_RANK=1 MASTER_ADDR=first ./train.sh --seed 7");
+    REQUIRE(plain.status == 0);
+    std::string words = "--node-rank\n1\n--nnodes\n2\n--nproc-per-node\n8\n--master-addr\nfirst\n--master-port\n29500\n"
+                        "Megatron-LM/pretrain_gpt.py\n";
+    for (const Json& word : said["args"]) words += word.get<std::string>() + "\n";
+    CHECK(plain.out == words + "--seed\n7\n");
+    const Outcome data =
+        folder.run(run + "MASTER_ADDR=first DATA='0.3 a 0.7 b' TOKENIZER=tokenizer CHECKPOINTS='my dir' "
+                         "STEPS=9 ./train.sh");
+    for (const char* part : {"\n--data-path\n0.3\na\n0.7\nb\n--split\n", "\n--tokenizer-model\ntokenizer\n",
+                             "\n--save\nmy dir\n--load\nmy dir\n", "\n--train-iters\n9\n"})
+        CHECK_MESSAGE(data.out.find(part) != std::string::npos, part);
+    CHECK(data.out.find("--mock-data") == std::string::npos);
+    CHECK(folder.run(run + "MASTER_ADDR=first DATA=a ./train.sh").status == 1);
+}
+
+TEST_CASE("launch --megatron-lm: under Slurm one task of a node starts its processes") {
+    const Folder folder;
+    write_megatron_script(folder);
+    stand_in(folder, "scontrol", "echo node7; echo node8\n");
+    stand_in(folder, "srun", "shift\nfor node in 0 1; do SLURM_NODEID=$node \"$@\" > said$node; done\n");
+    REQUIRE(folder.run("PATH=\"$PWD/bin:$PATH\" SLURM_JOB_ID=5 SLURM_JOB_NODELIST='node[7-8]' ./train.sh").status == 0);
+    CHECK(folder.read("said1").starts_with("--node-rank\n1\n--nnodes\n2\n--nproc-per-node\n8\n--master-addr\nnode7\n"));
+    CHECK(folder.read("said0").starts_with("--node-rank\n0\n"));
+}
+
+TEST_CASE("launch for other engines: files, documents, and refusals that write nothing") {
+    const Folder folder;
+    REQUIRE(folder.run("moe-plan " + moe::test::gpu_search + "--out h100.json").status == 0);
+    const Json core = document(folder.run("moe-plan launch h100.json --megatron-core --out core.json --json"));
+    CHECK(core["class"] == "TransformerConfig");
+    CHECK(core["kwargs"]["num_moe_experts"] == 128);
+    CHECK(Json::parse(folder.read("core.json")) == core);
+    const Json bridge = document(folder.run("moe-plan launch h100.json --megatron-bridge --json"));
+    CHECK(bridge["recipe"] == "qwen3_30b_a3b_pretrain_config");
+    CHECK(bridge["args"][1] == bridge["recipe"]);
+    check_line(folder.run("moe-plan launch h100.json --megatron-lm --torchtitan"), 2, "one of --slurm");
+    check_line(folder.run("moe-plan launch h100.json --megatron-lm --out h100.json"), 2, "--out");
+    REQUIRE(folder.run("moe-plan " + moe::test::gpu_search + "--fix precision=fp8-blockwise --out fp8.json").status ==
+            0);
+    check_line(folder.run("moe-plan launch fp8.json --torchtitan --out job.toml"), 2, "precision fp8-blockwise: ");
+    CHECK_FALSE(folder.holds("job.toml"));
+}
