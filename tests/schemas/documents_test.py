@@ -288,7 +288,7 @@ def test_no_document_names_its_schema_itself():
 def test_launch_engine():
     """The engines that know the model; a plan that each of them can express."""
     on_gpus = "--model Qwen3-30B-A3B --hardware h100 --gpus 8 --gbs 64 --seq 4096 --precision bf16 --fix fsdp=on --fix recompute=full"
-    command(f"search {on_gpus} --stack automodel --fix optimizer=adamw --fix pp=1 --fix ep=1 --top 1 --out engine.json")
+    command(f"search {on_gpus} --stack automodel --fix optimizer=adamw --fix pp=1 --fix ep=1 --fix etp=1 --top 1 --out engine.json")
     for engine in ("megatron-core", "megatron-lm", "megatron-bridge", "torchtitan", "automodel"):
         document = printed(f"launch engine.json --{engine}", "launch-engine")
         assert document["engine"] == engine

@@ -200,7 +200,9 @@ plan::Plan plan_of(const Request& request, const OutputOptions& options) {
     pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
     const search::SearchSpace sound(request.search, request.stack); // refuses fields that cannot be pinned as asked
     try {
-        return search::refined_search(request.search, request.stack, estimator).plans.front().first;
+        plan::Plan best = search::refined_search(request.search, request.stack, estimator).plans.front().first;
+        best.hardware = request.hardware; // the headroom is search's alone
+        return best;
     } catch (const Error& error) {
         if (error.fault() != Fault::no_plan) throw;
         const search::Infeasibility why = search::explain_request(request.search, request.stack, estimator);
