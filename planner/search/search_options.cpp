@@ -25,8 +25,8 @@ unsigned degrees_above_one(int tp, int cp, int ep, int etp, int pp) {
 }
 
 bool same_but_graphs(const plan::Plan& a, const plan::Plan& b) {
-    return std::tie(a.ep_overlap, a.dispatcher, a.tp_overlap, a.cp_comm, a.fsdp) ==
-           std::tie(b.ep_overlap, b.dispatcher, b.tp_overlap, b.cp_comm, b.fsdp);
+    return std::tie(a.ep_overlap, a.dispatcher, a.tp_overlap, a.cp_comm, a.fsdp, a.capacity, a.paged_stash) ==
+           std::tie(b.ep_overlap, b.dispatcher, b.tp_overlap, b.cp_comm, b.fsdp, b.capacity, b.paged_stash);
 }
 
 } // namespace
@@ -53,6 +53,15 @@ std::vector<Option> SearchSpace::options() const {
     };
 }
 
+// A graph of a whole step with experts needs rows that are known before the step: the capacity that the stack's recipes
+// plan for, and pages that hold what backward needs of the rows there are.
+void SearchSpace::plan_rows(plan::Plan& plan) const {
+    if (plan.cuda_graph != plan::CudaGraph::full || stack_.usual_capacity == 0.0 || !plan::has_experts(plan)) return;
+    if (pinned("capacity") || plan.fixed_rows()) return;
+    plan.capacity = stack_.usual_capacity;
+    if (!pinned("paged_stash")) plan.paged_stash = stack_.paged_stash;
+}
+
 void SearchSpace::combine_options() {
     const std::vector<Option> all = options();
     for (unsigned bits = 0; bits < roots_.size(); ++bits) {
@@ -71,6 +80,7 @@ void SearchSpace::combine_options() {
                 for (const std::string& value : option.values) {
                     more.push_back(root);
                     plan::set_field(more.back(), option.field, value);
+                    plan_rows(more.back());
                     if (!option.applies(degrees)) break;
                 }
             roots = std::move(more);

@@ -126,6 +126,7 @@ private:
     std::vector<Expert> expert_factors(int ranks) const;
     std::vector<Option> options() const;
     void combine_options();
+    void plan_rows(plan::Plan& plan) const;
     RootSets sets_of(plan::Plan root) const;
     std::vector<plan::PlanFault> faults(plan::Plan plan) const;
     plan::Plan relaxed(plan::Plan plan) const;
