@@ -154,7 +154,7 @@ std::optional<plan::Plan> thriftiest(const SearchSpace& space, const LayerOption
     plan.layout = space.stage_splits(mapping.pp, vpp).front().layout;
     plan.recompute = space.recompute_sets().back();
     if (!space.optimizers().empty()) plan.optimizer = space.optimizers().front();
-    fault = space.check(plan);
+    fault = space.settle(plan);
     if (fault) return std::nullopt;
     return plan;
 }
@@ -198,7 +198,7 @@ bool has_plan(const SearchRequest& request, const stack::Stack& stack) {
                 const int vpp = space.chunk_counts(mapping.pp).front();
                 plan::Plan plan = space.candidate(family, mapping, vpp, mbs);
                 plan.layout = space.stage_splits(mapping.pp, vpp).front().layout;
-                if (!space.check(plan)) return true;
+                if (!space.settle(plan)) return true;
             }
     return false;
 }

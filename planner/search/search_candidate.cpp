@@ -23,7 +23,7 @@ plan::Plan plan_of(const SearchSpace& space, const Candidate& c) {
     if (!space.pinned("schedule"))
         plan.schedule = c.shape.vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
     plan.recompute = space.recompute_sets()[c.set];
-    plan.optimizer = space.optimizers()[c.optimizer];
+    plan.optimizer = space.optimizer(plan, c.optimizer);
     return plan;
 }
 

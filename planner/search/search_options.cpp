@@ -75,6 +75,7 @@ void SearchSpace::combine_options() {
                 }
             roots = std::move(more);
         }
+        for (plan::Plan& root : roots) root.optimizer = first_optimizer(root);
         for (const plan::Plan& root : roots)
             without_graphs_[bits].push_back(static_cast<std::size_t>(
                 std::find_if(roots.begin(), roots.end(),
@@ -87,6 +88,23 @@ void SearchSpace::combine_options() {
                 sets_of_roots_[2 * bits + (chunks ? 1 : 0)].push_back(sets_of(root));
             }
     }
+}
+
+// The one with fewer bytes that the stack allows beside the options of a root.
+const plan::OptimizerChoice& SearchSpace::first_optimizer(plan::Plan root) const {
+    root.recompute = 0;
+    for (const plan::OptimizerChoice& choice : optimizers_)
+        for (const int vpp : {1, 2}) {
+            root.optimizer = choice;
+            root.vpp = vpp;
+            if (!stack::check_stack(root, stack_)) return choice;
+        }
+    return optimizers_.front();
+}
+
+const plan::OptimizerChoice& SearchSpace::optimizer(const plan::Plan& root, std::size_t n) const {
+    const auto first = std::find(optimizers_.begin(), optimizers_.end(), root.optimizer) - optimizers_.begin();
+    return optimizers_[(static_cast<std::size_t>(first) + n) % optimizers_.size()];
 }
 
 // Sets that the stack excludes beside a root that is sound without any; the degrees only count as above 1.

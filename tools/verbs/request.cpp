@@ -4,6 +4,8 @@
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/routing.hpp"
 
 #include <algorithm>
 
@@ -56,6 +58,21 @@ routing::SkewPoint point_of(const std::string& name) {
     refuse("--optimize-for {}: must be mean, p50 or p99", name);
 }
 
+// A histogram is read once before any plan is: a file that cannot be read would else exclude plan by plan.
+void check_histogram(const SearchOptions& options, const model::Model& model) {
+    for (const std::string& text : options.fix) {
+        const auto [field, value] = fixed_field(text);
+        if (field != "routing") continue;
+        const plan::Routing routing = plan::routing_from_string(value);
+        if (routing.kind != plan::RoutingKind::histogram) continue;
+        const std::size_t experts = routing::load_histogram(routing.path).front().size();
+        for (const model::LayerKind& kind : model.kinds)
+            if (kind.moe && kind.moe->experts != static_cast<int>(experts))
+                refuse("--fix routing={}: the histogram has {} experts, but the model has {}", value, experts,
+                       kind.moe->experts);
+    }
+}
+
 // The hardware with as much less memory; a plan needs what the library and the driver take in any case.
 std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<const machine::Hardware>& hardware,
                                                        double headroom) {
@@ -90,6 +107,7 @@ Request request_of(const SearchOptions& options) {
     base.seq = options.seq;
     request.search.precisions = precisions_of(options.precisions);
     request.search.fixed = fixed_fields(options);
+    check_histogram(options, *base.model);
     request.search.top = static_cast<int>(options.top);
     request.point = point_of(options.optimize_for);
     return request;
