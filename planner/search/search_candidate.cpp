@@ -28,8 +28,13 @@ plan::Plan plan_of(const SearchSpace& space, const Candidate& c) {
 }
 
 ParallelConfigKey parallel_config_of(const Candidate& c) {
-    return {c.layer_options->tp,         c.layer_options->cp, c.shape.parallel_config->dp,
-            c.shape.parallel_config->pp, c.layer_options->ep, c.layer_options->etp};
+    return {c.layer_options->tp,
+            c.layer_options->cp,
+            c.shape.parallel_config->dp,
+            c.shape.parallel_config->pp,
+            c.layer_options->ep,
+            c.layer_options->etp,
+            c.mbs};
 }
 
 bool sooner(const Candidate& a, const Candidate& b) {

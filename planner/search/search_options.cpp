@@ -4,6 +4,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan_choices.hpp"
+#include "planner/plan/plan_fields.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
@@ -22,6 +23,11 @@ std::vector<std::string> usual_first(const std::vector<T>& offered, T usual) {
 
 unsigned degrees_above_one(int tp, int cp, int ep, int etp, int pp) {
     return (tp > 1 ? 1U : 0U) | (cp > 1 ? 2U : 0U) | (ep > 1 ? 4U : 0U) | (etp > 1 ? 8U : 0U) | (pp > 1 ? 16U : 0U);
+}
+
+// What plans of little memory have and others would not: with room for more it is open again.
+bool spares_memory(const std::string& field, const plan::Plan& known) {
+    return field == "ep_overlap" || (field == "fsdp" && known.fsdp);
 }
 
 bool same_but_graphs(const plan::Plan& a, const plan::Plan& b) {
@@ -53,7 +59,7 @@ std::vector<Option> SearchSpace::options() const {
     };
 }
 
-void SearchSpace::combine_options() {
+void SearchSpace::combine_options(const plan::Plan* known) {
     const std::vector<Option> all = options();
     for (unsigned bits = 0; bits < roots_.size(); ++bits) {
         std::vector<plan::Plan>& roots = roots_[bits];
@@ -67,8 +73,11 @@ void SearchSpace::combine_options() {
         for (const Option& option : all) {
             if (pinned(option.field)) continue;
             std::vector<plan::Plan> more;
+            std::vector<std::string> values = option.values;
+            if (known != nullptr && option.applies(degrees) && !spares_memory(option.field, *known))
+                values = {plan::field_text(*known, option.field)};
             for (const plan::Plan& root : roots)
-                for (const std::string& value : option.values) {
+                for (const std::string& value : values) {
                     more.push_back(root);
                     plan::set_field(more.back(), option.field, value);
                     if (!option.applies(degrees)) break;

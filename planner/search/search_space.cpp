@@ -90,13 +90,14 @@ std::int64_t Rejections::total() const {
     return sum;
 }
 
-SearchSpace::SearchSpace(const SearchRequest& request, const stack::Stack& stack) : base_(request.base), stack_(stack) {
+SearchSpace::SearchSpace(const SearchRequest& request, const stack::Stack& stack, const plan::Plan* known)
+    : base_(request.base), stack_(stack) {
     if (base_.model == nullptr || base_.model->layers.empty()) refuse("search: the request has no model");
     if (base_.hardware == nullptr) refuse("search: the request has no hardware");
     if (base_.gpus < 1 || base_.gbs < 1 || base_.seq < 1)
         refuse("search: gpus {}, gbs {}, seq {}: each must be 1 or more", base_.gpus, base_.gbs, base_.seq);
     pin(request, stack);
-    combine_options();
+    combine_options(known);
     make_cuts();
     std::vector<machine::Precision> precisions = request.precisions;
     if (pinned("precision")) precisions = {base_.precision};

@@ -68,8 +68,9 @@ struct LayerOptions {
 
 class SearchSpace {
 public:
-    // Throws Error (bad_input) for fields that cannot be pinned as asked.
-    SearchSpace(const SearchRequest& request, const stack::Stack& stack);
+    // Throws Error (bad_input) for fields that cannot be pinned as asked. If `known` is given, of options that spare no
+    // memory only what it has, where there is a choice.
+    SearchSpace(const SearchRequest& request, const stack::Stack& stack, const plan::Plan* known = nullptr);
 
     // Sorted so that families which tend to be fast come first. Mappings that are impossible with every micro-batch and
     // chunk count are not in them but in rejected().
@@ -129,7 +130,7 @@ private:
     std::vector<Dense> dense_factors(int ranks) const;
     std::vector<Expert> expert_factors(int ranks) const;
     std::vector<Option> options() const;
-    void combine_options();
+    void combine_options(const plan::Plan* known);
     RootSets sets_of(plan::Plan root) const;
     const plan::OptimizerChoice& first_optimizer(plan::Plan root) const;
     std::vector<plan::PlanFault> faults(plan::Plan plan) const;
