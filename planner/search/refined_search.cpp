@@ -281,8 +281,8 @@ private:
         return podium_.plans().empty() ? podium_.worst() : podium_.plans().front().second.step_seconds;
     }
 
-    // Plans that are too large come into memory by offload, and take no less than without, nor than its copies do. The most
-    // promising are tried first, for any place in the list; the others as long as they promise the first one.
+    // Plans that are too large come into memory by offload, and take no less than without, nor than its copies do. The
+    // most promising are tried first, for any place in the list; the others as long as they promise the first one.
     void play_offloaded() {
         std::vector<Ranked> plans = of_larger_memories();
         for (Ranked& ranked : recomputing_less()) plans.push_back(std::move(ranked));
