@@ -202,7 +202,20 @@ void place_saved(const program::Program& program, const std::vector<Use>& use, M
     }
 }
 
+// Copies of a tensor on the host: of activations as many as are under way.
+int host_instances(const program::Program& program, const program::Tensor& t) {
+    if (!t.per_micro_batch || t.chunk < 0) return 1;
+    return std::max(1, program.in_flight[static_cast<std::size_t>(t.chunk)]);
+}
+
 } // namespace
+
+std::int64_t host_memory(const program::Program& program) {
+    std::int64_t bytes = 0;
+    for (const program::Tensor& t : program.tensors)
+        if (t.storage == program::Storage::host) bytes += aligned(t.bytes()) * host_instances(program, t);
+    return bytes;
+}
 
 MemoryPlan plan_memory(const program::Program& program) {
     MemoryPlan plan;
@@ -233,8 +246,8 @@ MemoryPlan plan_memory(const program::Program& program) {
         for (std::size_t id = 0; id < program.tensors.size(); ++id) {
             const program::Tensor& t = program.tensors[id];
             if (t.storage != program::Storage::host || t.per_micro_batch != visiting) continue;
-            const int instances = visiting && t.chunk >= 0 ? program.in_flight[static_cast<std::size_t>(t.chunk)] : 1;
-            plan.places[id] = {MemoryClass::inputs, plan.host_bytes, aligned(t.bytes()), std::max(1, instances), -1};
+            plan.places[id] = {MemoryClass::inputs, plan.host_bytes, aligned(t.bytes()), host_instances(program, t),
+                               -1};
             plan.host_bytes += plan.places[id].stride * plan.places[id].instances;
         }
     place_saved(program, use, plan);

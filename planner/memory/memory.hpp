@@ -54,6 +54,8 @@ struct MemoryPlan {
 // backward gives one free behind its last, and each has its own workspace. Every place is aligned to 256 bytes.
 // Deterministic.
 MemoryPlan plan_memory(const program::Program& program);
+// host_bytes of that plan, without the rest.
+std::int64_t host_memory(const program::Program& program);
 
 // Ops that an op must wait for, by template and op: the ops of the template, the latest of every other stream, that
 // must have ended before the op may write, because a transient tensor that begins with it has bytes of one that ended

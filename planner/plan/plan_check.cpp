@@ -126,7 +126,6 @@ PlanFault check_batch(const Plan& plan) {
     return {};
 }
 
-// Schedules that split backwards: weight gradients are slots already, and they are what fills the pipeline.
 PlanFault check_split(const Plan& plan) {
     if (!splits_backward(plan.schedule)) return {};
     const char* name = to_string(plan.schedule);
@@ -140,18 +139,6 @@ PlanFault check_split(const Plan& plan) {
         return fault("schedule: micro-batches",
                      "schedule {} needs {}pp = {} micro-batches or more, but gbs / (dp * mbs) = {}", name,
                      v ? "2 * " : "", chunks * plan.pp, plan.micro_batches());
-    if ((plan.offload & ~offload::optimizer) != 0)
-        return fault("schedule: offload",
-                     "schedule {} keeps activations until their weight gradients: offload = {} must be none or "
-                     "optimizer",
-                     name, offload::to_string(plan.offload));
-    if (plan.schedule == ScheduleKind::dualpipe_v) return {};
-    if (plan.ep_overlap)
-        return fault("schedule: ep_overlap", "schedule {} has no whole backward for ep_overlap to run beside: use {}",
-                     name, "dualpipe-v");
-    if (plan.delay_wgrad)
-        return fault("schedule: delay_wgrad", "schedule {} splits weight gradients off itself: set delay_wgrad off",
-                     name);
     return {};
 }
 
@@ -208,15 +195,20 @@ PlanFault check_rank_order(const Plan& plan) {
 
 } // namespace
 
-PlanFault check_plan(const Plan& plan) {
+PlanFault check_degrees(const Plan& plan) {
     if (plan.model == nullptr || plan.model->layers.empty()) return fault("model", "the plan has no model");
     if (plan.hardware == nullptr) return fault("hardware", "the plan has no hardware");
-    constexpr std::array rules{check_ranges,   check_factorings, check_layers,     check_batch,
-                               check_schedule, check_stages,     check_rank_order, check_choices};
+    constexpr std::array rules{check_ranges,   check_factorings, check_layers,    check_batch,
+                               check_schedule, check_stages,     check_rank_order};
     for (const auto rule : rules) {
         if (PlanFault found = rule(plan)) return found;
     }
     return {};
+}
+
+PlanFault check_plan(const Plan& plan) {
+    if (PlanFault found = check_degrees(plan)) return found;
+    return check_choices(plan);
 }
 
 } // namespace moe::plan

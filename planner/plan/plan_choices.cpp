@@ -80,6 +80,25 @@ PlanFault check_precision(const Plan& plan) {
     return {};
 }
 
+// Schedules that split backwards: weight gradients are slots already, and they are what fills the pipeline.
+PlanFault check_split(const Plan& plan) {
+    if (!splits_backward(plan.schedule)) return {};
+    const char* name = to_string(plan.schedule);
+    if ((plan.offload & ~offload::optimizer) != 0)
+        return fault("schedule: offload",
+                     "schedule {} keeps activations until their weight gradients: offload = {} must be none or "
+                     "optimizer",
+                     name, offload::to_string(plan.offload));
+    if (plan.schedule == ScheduleKind::dualpipe_v) return {};
+    if (plan.ep_overlap)
+        return fault("schedule: ep_overlap", "schedule {} has no whole backward for ep_overlap to run beside: use {}",
+                     name, "dualpipe-v");
+    if (plan.delay_wgrad)
+        return fault("schedule: delay_wgrad", "schedule {} splits weight gradients off itself: set delay_wgrad off",
+                     name);
+    return {};
+}
+
 PlanFault check_offload(const Plan& plan) {
     using namespace offload;
     constexpr unsigned all =
@@ -187,8 +206,8 @@ bool has_experts(const Plan& plan) {
 }
 
 PlanFault check_choices(const Plan& plan) {
-    constexpr std::array rules{check_precision,   check_recompute, check_offload, check_communication,
-                               check_routed_rows, check_routing,   check_router};
+    constexpr std::array rules{check_split,         check_precision,   check_recompute, check_offload,
+                               check_communication, check_routed_rows, check_routing,   check_router};
     for (const auto rule : rules) {
         if (PlanFault found = rule(plan)) return found;
     }

@@ -15,7 +15,11 @@ PlanFault fault(const char* counter, fmt::format_string<Args...> text, Args&&...
 
 bool has_experts(const Plan& plan);
 
-// Precision, recomputation, offload, communication and graphs: the part of check_plan() behind mesh and schedule.
+// The part of check_plan() that asks for degrees, batch, schedule, stages and rank order alone: whatever else the plan
+// chooses, these go together or do not.
+PlanFault check_degrees(const Plan& plan);
+
+// Precision, recomputation, offload, communication and graphs: what check_plan() asks behind check_degrees().
 PlanFault check_choices(const Plan& plan);
 
 // The recomputed modules against the model's alone, which search asks before it looks at any mapping.

@@ -13,18 +13,7 @@
 namespace moe::search {
 namespace {
 
-constexpr int most_looked_at = 2000; // mappings; each costs one closed form
 constexpr std::size_t most_shown = 10;
-
-// Bytes of a sound plan; empty for what has no price.
-std::optional<double> bytes_of_plan(const plan::Plan& plan, Estimator& estimator) {
-    try {
-        return estimator.memory_bytes(plan);
-    } catch (const Error& error) {
-        if (error.fault() != Fault::bad_input) throw;
-        return std::nullopt;
-    }
-}
 
 // The plan of a changed request, empty where the change is impossible in itself.
 std::optional<plan::Plan> plan_of(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
@@ -66,13 +55,12 @@ private:
         return true;
     }
 
-    // Memory needs a multiple, divisibility a neighbour.
+    // Memory needs more of them, divisibility a neighbour.
     void gpus() {
         const std::int64_t now = request_.base.gpus;
-        for (std::int64_t times = 2; times <= 64 && now * times <= plan::limits::max_gpus; times *= 2)
-            if (try_it(with_gpus(request_, now * times), "gpus", fmt::format("{}", now),
-                       fmt::format("{}", now * times)))
-                break;
+        if (const auto more = fewest_gpus(request_, stack_, estimator_, now + 1, 64 * now))
+            found_.push_back({"gpus", fmt::format("{}", now), fmt::format("{}", more->first), more->second,
+                              estimator_.memory_bytes(more->second)});
         if (has_plan(request_, stack_)) return;
         for (std::int64_t distance = 1; distance <= 64; ++distance)
             for (const std::int64_t near : {now - distance, now + distance})
@@ -140,56 +128,6 @@ private:
 
 } // namespace
 
-SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus) {
-    SearchRequest other = request;
-    other.base.gpus = static_cast<int>(gpus);
-    other.progress = nullptr;
-    return other;
-}
-
-std::optional<plan::Plan> thriftiest(const SearchSpace& space, const LayerOptions& family,
-                                     const ParallelConfig& mapping, plan::PlanFault& fault) {
-    const int vpp = space.chunk_counts(mapping.pp).front();
-    plan::Plan plan = space.candidate(family, mapping, vpp, space.micro_batch_sizes(mapping.dp).front());
-    plan.layout = space.stage_splits(mapping.pp, vpp).front().layout;
-    plan.recompute = space.recompute_sets().back();
-    if (!space.optimizers().empty()) plan.optimizer = space.optimizers().front();
-    fault = space.check(plan);
-    if (fault) return std::nullopt;
-    return plan;
-}
-
-namespace {
-
-// The first thriftiest plan that fits, in the order of `families` or against it.
-std::optional<plan::Plan> first_fitting(const SearchSpace& space, Estimator& estimator, bool forward) {
-    const auto n = static_cast<std::ptrdiff_t>(space.layer_options().size());
-    int left = most_looked_at;
-    for (std::ptrdiff_t i = 0; i < n; ++i) {
-        const LayerOptions& family = space.layer_options()[static_cast<std::size_t>(forward ? i : n - 1 - i)];
-        for (const ParallelConfig& mapping : family.parallel_configs) {
-            plan::PlanFault fault;
-            std::optional<plan::Plan> plan = thriftiest(space, family, mapping, fault);
-            if (!plan) continue;
-            if (left-- == 0) return std::nullopt;
-            const std::optional<double> bytes = bytes_of_plan(*plan, estimator);
-            if (bytes && *bytes <= plan->hardware->memory_bytes) return plan;
-        }
-    }
-    return std::nullopt;
-}
-
-} // namespace
-
-std::optional<plan::Plan> fitting_plan(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
-    const SearchSpace space(request, stack);
-    // Families that split most come last and tell soonest whether anything fits; the first ones tend to be fast.
-    const std::optional<plan::Plan> any = first_fitting(space, estimator, false);
-    if (!any) return std::nullopt;
-    const std::optional<plan::Plan> fast = first_fitting(space, estimator, true);
-    return fast ? fast : any;
-}
-
 bool has_plan(const SearchRequest& request, const stack::Stack& stack) {
     const SearchSpace space(request, stack);
     for (const LayerOptions& family : space.layer_options())
@@ -198,7 +136,7 @@ bool has_plan(const SearchRequest& request, const stack::Stack& stack) {
                 const int vpp = space.chunk_counts(mapping.pp).front();
                 plan::Plan plan = space.candidate(family, mapping, vpp, mbs);
                 plan.layout = space.stage_splits(mapping.pp, vpp).front().layout;
-                if (!space.check(plan)) return true;
+                if (!space.settle(plan)) return true;
             }
     return false;
 }
@@ -215,19 +153,16 @@ Infeasibility explain_request(const SearchRequest& request, const stack::Stack& 
             candidates *= static_cast<std::int64_t>(space.micro_batch_sizes(mapping.dp).size()) *
                           space.choices(family.tp, family.cp, family.ep, family.etp, mapping.pp);
             plan::PlanFault fault;
-            const std::optional<plan::Plan> plan = thriftiest(space, family, mapping, fault);
-            if (!plan) {
-                rejected.add(fault, candidates);
-                continue;
-            }
-            const std::optional<double> bytes = bytes_of_plan(*plan, estimator);
-            if (!bytes || *bytes <= plan->hardware->memory_bytes) continue;
+            const std::optional<Thrifty> found = thriftiest(space, family, mapping, stack, estimator, fault);
+            if (fault) rejected.add(fault, candidates);
+            if (!found || found->bytes <= found->plan.hardware->memory_bytes) continue;
+            const plan::Plan& plan = found->plan;
             rejected.add({"memory", fmt::format("tp {} cp {} pp {} ep {} etp {} needs {:.1f} GiB at least, the machine "
                                                 "has {:.1f}",
-                                                plan->tp, plan->cp, plan->pp, plan->ep, plan->etp, *bytes / 0x1p30,
-                                                plan->hardware->memory_bytes / 0x1p30)},
+                                                plan.tp, plan.cp, plan.pp, plan.ep, plan.etp, found->bytes / 0x1p30,
+                                                plan.hardware->memory_bytes / 0x1p30)},
                          candidates);
-            result.closest.push_back({*plan, *bytes});
+            result.closest.push_back({plan, found->bytes});
         }
     std::stable_sort(result.closest.begin(), result.closest.end(),
                      [](const TightConfig& a, const TightConfig& b) { return a.memory_bytes < b.memory_bytes; });

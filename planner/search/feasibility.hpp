@@ -2,28 +2,15 @@
 // can do with.
 #pragma once
 
-#include "planner/search/search_space.hpp"
+#include "planner/search/thrifty.hpp"
 
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace moe::search {
 
-// The candidate of a mapping that needs least memory: one sequence per micro-batch where that is possible, the stack's
-// deepest recomputation, the optimizer states with fewest bytes. Empty when that candidate is unsound; `fault` says
-// why.
-std::optional<plan::Plan> thriftiest(const SearchSpace& space, const LayerOptions& family,
-                                     const ParallelConfig& mapping, plan::PlanFault& fault);
-
-// A sound plan of the request that fits, of a mapping that tends to be fast where one of those does; looks at no more
-// than a few thousand mappings. Empty when none of them fits.
-std::optional<plan::Plan> fitting_plan(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator);
-
 // True where divisibility allows a plan, however much memory it needs.
 bool has_plan(const SearchRequest& request, const stack::Stack& stack);
-
-SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus);
 
 // The reason that keeps a request from having a plan.
 struct Obstacle {

@@ -5,14 +5,13 @@
 #include "planner/base/parallel.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "planner/search/explore.hpp"
 #include "planner/search/offload_fit.hpp"
-#include "planner/search/search_space.hpp"
-#include "planner/search/top_k.hpp"
+#include "planner/search/thrifty.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -23,13 +22,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Memories to search with, over the real one, and how many mappings of each: offload can spare most of the activations
-// at the speed of the host's link.
+// Memories to search with, over the real one, and how many plans of each: offload can spare most of the activations at
+// the speed of the host's link.
 constexpr double more_memory[] = {1.15, 1.4};
-constexpr int mappings_of_each = 4;
+constexpr int plans_of_each = 8;
 // Plans of the list that are tried with less recomputation, and with how many sets of modules.
 constexpr std::size_t lighter_plans = 2, lighter_sets = 12;
 constexpr std::size_t played_together = 8;
+constexpr double apart = 1.01;       // what a closed form may be above the play of the same plan
+constexpr std::size_t most_vain = 8; // groups that bring no faster plan, after which no other is tried
 // Plans that are refined at least, so that the first one does not depend on how many are asked for.
 constexpr int fewest_refined = 5;
 // The share that a variant has to gain over the plan of its mapping: less is not worth another choice, and within what
@@ -50,20 +51,22 @@ public:
 
     SearchResult run() {
         const Clock::time_point start = Clock::now();
-        std::exception_ptr nothing_fits;
-        try {
-            result_ = search(request_, stack_, estimator_);
-        } catch (const Error& error) {
-            if (error.fault() != Fault::no_plan || !offloads()) throw;
-            nothing_fits = std::current_exception();
-        }
-        std::vector<plan::Plan> found;
-        for (const auto& [plan, estimate] : result_.plans) found.push_back(plan);
+        const SearchSpace space(request_, stack_);
+        const double limit = limit_by_offload();
+        const bool tight = limit < std::numeric_limits<double>::infinity();
+        Exploration exploration = explore(request_, space, estimator_, limit);
+        result_ = std::move(exploration.result);
+        const std::vector<plan::Plan> found = plans_of(result_);
         play(found, false);
         play(with_split_backwards(found));
-        if (offloads()) play_offloaded();
+        if (podium_.plans().empty()) // the rest starts from a plan that fits, whatever it takes
+            if (const std::optional<plan::Plan> thrifty = fitting_plan(space, stack_, estimator_)) play({*thrifty});
+        if (offloads()) {
+            play_host_states(tight ? reach() : least());
+            if (!podium_.plans().empty()) play_offloaded();
+        }
         if (podium_.plans().empty()) {
-            if (nothing_fits) std::rethrow_exception(nothing_fits);
+            if (found.empty()) refuse_search(request_, stack_, estimator_, space, exploration.failure);
             refuse_host_memory();
         }
         play(with_delayed_wgrad());
@@ -74,6 +77,11 @@ public:
     }
 
 private:
+    static std::vector<plan::Plan> plans_of(const SearchResult& result) {
+        std::vector<plan::Plan> plans;
+        for (const auto& [plan, estimate] : result.plans) plans.push_back(plan);
+        return plans;
+    }
     bool pinned(const char* field) const {
         return std::any_of(request_.fixed.begin(), request_.fixed.end(),
                            [field](const auto& pin) { return pin.first == field; });
@@ -109,6 +117,7 @@ private:
             }
             result_.evaluated += fresh ? 1 : 0;
             result_.priced += fresh ? 1 : 0;
+            nearest_.add({plans[i], *played[i]});
             const double limit = podium_.limit(parallel_config_of(plans[i]));
             if (played[i]->step_seconds < (1.0 - least_gain) * limit) podium_.add({plans[i], *played[i]});
         }
@@ -121,16 +130,20 @@ private:
     // Fills what stages wait for each other, and keeps more.
     std::vector<plan::Plan> with_split_backwards(const std::vector<plan::Plan>& plans) const {
         std::vector<plan::Plan> result;
-        for (const char* field : {"schedule", "layout", "vpp"})
-            if (pinned(field)) return result;
+        if (pinned("schedule")) return result;
         for (const plan::Plan& found : plans)
             for (const plan::ScheduleKind kind : stack_.split_schedules) {
-                if (found.pp == 1) continue;
+                const int chunks = plan::in_a_v(kind) ? 2 : 1;
+                if (found.pp == 1 || (pinned("vpp") && found.vpp != chunks)) continue;
                 plan::Plan plan = found;
                 plan.schedule = kind;
-                plan.vpp = plan::in_a_v(kind) ? 2 : 1;
+                plan.vpp = chunks;
                 // Schedules other than DualPipeV have no whole backwards for a forward to run beside.
                 if (kind != plan::ScheduleKind::dualpipe_v && !pinned("ep_overlap")) plan.ep_overlap = false;
+                if (pinned("layout")) {
+                    if (stack::sound(plan, stack_)) result.push_back(std::move(plan));
+                    continue;
+                }
                 for (plan::Plan& cut : stack::sound_cuts(plan, stack_)) result.push_back(std::move(cut));
             }
         return result;
@@ -139,7 +152,12 @@ private:
     std::vector<plan::Plan> with_delayed_wgrad() const {
         std::vector<plan::Plan> result;
         if (pinned("delay_wgrad")) return result;
-        for (const auto& [found, estimate] : podium_.plans()) {
+        std::vector<Ranked> all = podium_.plans();
+        for (const Ranked& ranked : nearest_.plans())
+            if (ranked.second.step_seconds < apart * least()) all.push_back(ranked);
+        std::sort(all.begin(), all.end(), better);
+        all.erase(std::unique(all.begin(), all.end(), same_plan), all.end());
+        for (const auto& [found, estimate] : all) {
             plan::Plan plan = found;
             plan.delay_wgrad = !plan.delay_wgrad;
             if (stack::sound(plan, stack_)) result.push_back(std::move(plan));
@@ -147,58 +165,103 @@ private:
         return result;
     }
 
-    // The best plans of GPUs with more memory. Choices of communication and precision are those of the best plan so
-    // far, which more memory does not change.
-    std::vector<Ranked> of_larger_memories() {
+    // The fastest plan with the stack's usual choices and few kinds of parallelism, found at once.
+    std::optional<Ranked> usual_plan(const char* offload) const {
+        SearchRequest asked = request_;
+        asked.progress = {};
+        asked.top = 1;
+        asked.fixed.emplace_back("offload", offload);
+        for (const auto& [field, value] : {std::pair{"cp", std::string("1")},
+                                           {"etp", "1"},
+                                           {"ep_overlap", "off"},
+                                           {"tp_overlap", "off"},
+                                           {"dispatcher", plan::to_string(stack_.usual_dispatcher)},
+                                           {"cuda_graph", plan::to_string(stack_.usual_cuda_graph)}})
+            if (!pinned(field)) asked.fixed.emplace_back(field, value);
+        const SearchSpace space(asked, stack_);
+        const SearchResult result = explore(asked, space, estimator_).result;
+        return result.plans.empty() ? std::nullopt : std::optional(result.plans.front());
+    }
+
+    // Where memory binds so much that plans are faster with their optimizer states on the host, the many that keep them
+    // on the GPU are not worth the time: step seconds above which none of those is looked at.
+    double limit_by_offload() {
+        constexpr double faster = 0.97, near = 1.03;
+        constexpr double none = std::numeric_limits<double>::infinity();
+        if (!offloads()) return none;
+        const std::optional<Ranked> kept = usual_plan("none");
+        if (kept && kept->first.recompute == 0) return none;
+        const std::optional<Ranked> offloaded = usual_plan("optimizer");
+        if (!offloaded) return none;
+        const double seconds = offloaded->second.step_seconds;
+        if (kept && faster * kept->second.step_seconds < seconds) return none;
+        play({offloaded->first});
+        return podium_.plans().empty() ? none : near * least();
+    }
+
+    // Optimizer states on the host have a closed form, so that plans which have them there are searched as others are.
+    void play_host_states(double seconds) {
+        SearchRequest asked = request_;
+        asked.progress = {};
+        asked.fixed.emplace_back("offload", "optimizer");
+        const SearchSpace space(asked, stack_);
+        play(plans_of(explore(asked, space, estimator_, seconds).result));
+    }
+
+    // Plans that more memory has room for and that would be faster than any so far. Choices of communication are those
+    // of the best plan, which more memory does not change; where they have no meaning for a plan, it is as it is.
+    std::vector<Ranked> of_larger_memories() const {
+        const plan::Plan& best = podium_.plans().front().first;
         SearchRequest larger = request_;
         larger.progress = {};
-        larger.top = mappings_of_each;
-        if (!podium_.plans().empty()) {
-            const plan::Plan& best = podium_.plans().front().first;
-            larger.precisions = {best.precision};
-            for (const char* field :
-                 {"etp", "dispatcher", "cuda_graph", "ep_overlap", "tp_overlap", "cp_comm", "fsdp", "optimizer"})
-                if (!pinned(field)) larger.fixed.emplace_back(field, plan::field_text(best, field));
-        }
+        larger.top = plans_of_each;
+        larger.precisions = {best.precision};
+        for (const char* field : {"etp", "optimizer"})
+            if (!pinned(field)) larger.fixed.emplace_back(field, plan::field_text(best, field));
         std::vector<Ranked> plans;
+        add_of_larger_memories(best, larger, plans);
+        if ((best.offload & plan::offload::optimizer) == 0) return plans;
+        larger.fixed.emplace_back("offload", "optimizer");
+        add_of_larger_memories(best, larger, plans);
+        return plans;
+    }
+
+    void add_of_larger_memories(const plan::Plan& best, SearchRequest larger, std::vector<Ranked>& plans) const {
         for (const double times : more_memory) {
             auto hardware = std::make_shared<machine::Hardware>(*request_.base.hardware);
             hardware->memory_bytes *= times;
             larger.base.hardware = std::move(hardware);
-            try {
-                for (Ranked& ranked : search(larger, stack_, estimator_).plans) {
-                    ranked.first.hardware = request_.base.hardware;
-                    plans.push_back(std::move(ranked));
-                }
-            } catch (const Error& error) {
-                if (error.fault() == Fault::failure) throw;
+            for (Ranked& ranked : explore_like(best, larger, stack_, estimator_, apart * least()).plans) {
+                ranked.first.hardware = request_.base.hardware;
+                plans.push_back(std::move(ranked));
             }
         }
-        return plans;
     }
 
-    // Plans of the list with the sets of recomputed modules that would be fastest if they fitted.
-    std::vector<Ranked> recomputing_less() {
+    // Plans of the list with the sets of recomputed modules that would be fastest, by their bounds, if they fitted.
+    std::vector<Ranked> recomputing_less() const {
         std::vector<Ranked> result;
         if (pinned("recompute")) return result;
         const std::vector<unsigned> sets = SearchSpace::every_set(request_.base.model, stack_);
+        const std::unique_ptr<BoundModel> bounds = estimator_.bound_model();
         for (std::size_t i = 0; i < std::min(lighter_plans, podium_.plans().size()); ++i) {
-            const Ranked& found = podium_.plans()[i];
-            if (found.first.recompute == 0) continue;
-            std::vector<Ranked> faster(sets.size());
-            in_parallel(faster.size(), threads_, [&](std::size_t, std::size_t set) {
-                plan::Plan plan = found.first;
-                plan.recompute = sets[set];
+            const auto& [found, estimate] = podium_.plans()[i];
+            if (found.recompute == 0) continue;
+            std::vector<Ranked> faster;
+            for (const unsigned set : sets) {
+                plan::Plan plan = found;
+                plan.recompute = set;
+                plan.offload = 0;
+                if (!stack::sound(plan, stack_)) continue;
                 try {
-                    if (stack::sound(plan, stack_)) faster[set] = {plan, estimator_.estimate(plan)};
-                } catch (const Error& error) { // not priced: the estimate stays one that fits, and is of no use below
+                    const LowerBound bound = bounds->bound(bounds->layer_costs(plan), bounds->stage_split(plan));
+                    if (bound.step_seconds >= estimate.step_seconds) continue;
+                    faster.emplace_back(std::move(plan), Estimate{});
+                    faster.back().second.step_seconds = bound.step_seconds;
+                } catch (const Error& error) { // without a price it is of no use
                     if (error.fault() != Fault::bad_input) throw;
                 }
-            });
-            const auto no_use = [&found](const Ranked& r) {
-                return r.second.fits || r.second.step_seconds >= found.second.step_seconds;
-            };
-            faster.erase(std::remove_if(faster.begin(), faster.end(), no_use), faster.end());
+            }
             std::sort(faster.begin(), faster.end(), better);
             faster.resize(std::min(faster.size(), lighter_sets));
             result.insert(result.end(), faster.begin(), faster.end());
@@ -206,16 +269,30 @@ private:
         return result;
     }
 
+    static bool same_plan(const Ranked& a, const Ranked& b) { return plan::differences(a.first, b.first).empty(); }
+    // Step seconds that a plan must promise to stay below.
+    double reach() const {
+        constexpr double farthest = 1.05; // over the best: what is beyond is not worth the time of another mapping
+        if (podium_.plans().empty()) return podium_.worst();
+        return std::min(podium_.worst(), farthest * podium_.plans().front().second.step_seconds);
+    }
+
+    double least() const {
+        return podium_.plans().empty() ? podium_.worst() : podium_.plans().front().second.step_seconds;
+    }
+
     // Plans that are too large come into memory by offload, and take no less than without, nor than its copies do. The
-    // most promising are played first, until none promises a place.
+    // most promising are tried first, for any place in the list; the others as long as they promise the first one.
     void play_offloaded() {
         std::vector<Ranked> plans = of_larger_memories();
         for (Ranked& ranked : recomputing_less()) plans.push_back(std::move(ranked));
+        std::sort(plans.begin(), plans.end(), better);
+        plans.erase(std::unique(plans.begin(), plans.end(), same_plan), plans.end());
         std::vector<std::vector<Ranked>> ways(plans.size());
         in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
-            auto& [plan, estimate] = plans[i];
+            const auto& [plan, bound] = plans[i];
             for (OffloadFit& fit : offloaded_to_fit(plan, stack_, estimator_)) {
-                ways[i].push_back({std::move(fit.plan), estimate});
+                ways[i].push_back({std::move(fit.plan), bound});
                 double& least = ways[i].back().second.step_seconds;
                 least = std::max(least, fit.link_seconds);
             }
@@ -223,20 +300,31 @@ private:
         std::vector<Ranked> all;
         for (const std::vector<Ranked>& some : ways) all.insert(all.end(), some.begin(), some.end());
         std::sort(all.begin(), all.end(), better);
-        all.erase(
-            std::unique(all.begin(), all.end(),
-                        [](const Ranked& a, const Ranked& b) { return plan::differences(a.first, b.first).empty(); }),
-            all.end());
+        all.erase(std::unique(all.begin(), all.end(), same_plan), all.end());
+        play_promising(all);
+    }
+
+    // The first ones for any place in the list; the others as long as they promise the first place.
+    void play_promising(const std::vector<Ranked>& plans) {
         std::vector<plan::Plan> batch;
-        for (std::size_t i = 0; i < all.size(); ++i) {
-            const auto& [plan, estimate] = all[i];
-            if (estimate.step_seconds >= podium_.worst()) break;
-            if (estimate.step_seconds < podium_.limit(parallel_config_of(plan))) batch.push_back(plan);
-            if (batch.size() < played_together && i + 1 < all.size()) continue;
-            play(batch);
-            batch.clear();
+        std::size_t vain = 0;
+        double seconds = reach();
+        for (std::size_t i = 0; i < plans.size() && vain < most_vain; ++i) {
+            const auto& [plan, bound] = plans[i];
+            if (bound.step_seconds >= seconds) break;
+            if (bound.step_seconds < podium_.limit(parallel_config_of(plan))) batch.push_back(plan);
+            if (batch.size() < played_together && i + 1 < plans.size()) continue;
+            vain += play_for_less(batch) ? 0 : 1;
+            seconds = vain == 0 ? reach() : least();
         }
         play(batch);
+    }
+    // Whether one of them is faster than all before.
+    bool play_for_less(std::vector<plan::Plan>& batch) {
+        const double before = least();
+        play(batch);
+        batch.clear();
+        return least() < before;
     }
 
     SearchRequest request_;
@@ -245,6 +333,7 @@ private:
     Estimator& estimator_;
     std::size_t threads_;
     TopK podium_;
+    TopK nearest_{8, true}; // of all that were played, whatever their mappings
     SearchResult result_;
     double least_on_host_ = std::numeric_limits<double>::infinity(); // bytes, of the plans that did not fit when played
 };

@@ -4,9 +4,8 @@
 #include "planner/base/error.hpp"
 #include "planner/base/parallel.hpp"
 #include "planner/machine/hardware.hpp"
+#include "planner/search/explore.hpp"
 #include "planner/search/search_branch.hpp"
-#include "planner/search/search_refusal.hpp"
-#include "planner/search/search_space.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -125,14 +124,14 @@ constexpr std::size_t priced_together = 16;
 // Prices the candidates of lowest quotes, and drops those that are above their mapping's limit on the way: they give
 // later rounds something to beat. At first one of each mapping.
 void price_best(std::vector<Candidate>& candidates, Pricer& pricer, TopK& podium) {
-    const bool few = podium.worst() == std::numeric_limits<double>::infinity();
+    const bool few = podium.plans().size() < podium.most();
     std::sort(candidates.begin(), candidates.end(), sooner);
     std::set<ParallelConfigKey> seen;
     std::vector<Candidate> batch;
     auto kept = candidates.begin(), next = kept;
     for (; next != candidates.end() && batch.size() < priced_together; ++next) {
         const ParallelConfigKey mapping = parallel_config_of(*next);
-        if (few && !seen.insert(mapping).second)
+        if (few && !seen.insert(podium.place_of(mapping)).second)
             *kept++ = *next;
         else if (least_seconds(next->seconds) <= podium.limit(mapping))
             batch.push_back(*next);
@@ -183,14 +182,15 @@ std::vector<SearchNode> survey_all(const SearchSpace& space, const std::vector<s
 
 } // namespace
 
-SearchResult search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
+Exploration explore(const SearchRequest& request, const SearchSpace& space, Estimator& estimator, double slowest,
+                    bool by_micro_batch) {
     const Clock::time_point start = Clock::now();
     if (request.top < 1) refuse("top {}: must be 1 or more", request.top);
-    const SearchSpace space(request, stack);
-    SearchResult result;
-    SearchFailure failure;
+    Exploration exploration;
+    SearchResult& result = exploration.result;
+    SearchFailure& failure = exploration.failure;
     failure.rejected = space.rejected();
-    TopK podium(static_cast<std::size_t>(request.top), request.similar);
+    TopK podium(static_cast<std::size_t>(request.top), request.similar, slowest, by_micro_batch);
     Progress progress(request, failure.rejected.total());
     const std::size_t threads = thread_count(request.threads);
     std::vector<std::unique_ptr<BoundModel>> quoters(threads);
@@ -229,12 +229,23 @@ SearchResult search(const SearchRequest& request, const stack::Stack& stack, Est
     for (; done < branches.size(); ++done) bound += candidates_of(space, branches[done], branches[done].roots.size());
     failure.rejected.add({"bound", "bound"}, bound);
     price_in_order(std::move(candidates), pricer, podium);
-    if (failure.smallest) failure.least_memory = estimator.memory_bytes(*failure.smallest);
-    if (podium.plans().empty()) refuse_search(request, stack, estimator, space, failure);
     for (const auto& [counter, reason] : failure.rejected.reasons) result.pruned[counter] = reason.count;
     result.plans = podium.plans();
     result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    return result;
+    return exploration;
+}
+
+SearchResult explore_like(const plan::Plan& known, const SearchRequest& request, const stack::Stack& stack,
+                          Estimator& estimator, double slowest) {
+    const SearchSpace space(request, stack, &known);
+    return explore(request, space, estimator, slowest, true).result;
+}
+
+SearchResult search(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator) {
+    const SearchSpace space(request, stack);
+    Exploration exploration = explore(request, space, estimator);
+    if (exploration.result.plans.empty()) refuse_search(request, stack, estimator, space, exploration.failure);
+    return std::move(exploration.result);
 }
 
 } // namespace moe::search

@@ -89,8 +89,7 @@ private:
             const bool second = !sound.empty() && shape(sound.back()).parallel_config == shape(s).parallel_config &&
                                 shape(sound.back()).vpp == shape(s).vpp;
             if (!second && choices > 0) {
-                plan::Plan plan = space_.without_optional(plan_at(s, 0, 0));
-                if (const plan::PlanFault fault = space_.fault_of(plan)) {
+                if (const plan::PlanFault fault = space_.fault_of_degrees(plan_at(s, 0, 0))) {
                     found_.rejected.add(fault, choices);
                     continue;
                 }
@@ -353,8 +352,14 @@ private:
         for (const std::size_t s : shapes)
             for (const std::size_t set : sets)
                 for (std::int64_t i = 0; i < optimizers_; ++i) {
-                    found_.candidates.push_back(candidate(s, root, set));
-                    found_.candidates.back().optimizer = static_cast<std::uint16_t>(i);
+                    Candidate found = candidate(s, root, set);
+                    found.optimizer = static_cast<std::uint16_t>(i);
+                    if (const plan::PlanFault fault =
+                            i > 0 ? space_.fault_of(plan_of(space_, found)) : plan::PlanFault{}) {
+                        found_.rejected.add(fault, 1);
+                        continue;
+                    }
+                    found_.candidates.push_back(found);
                     ++found_.evaluated;
                 }
     }

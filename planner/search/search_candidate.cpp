@@ -23,13 +23,18 @@ plan::Plan plan_of(const SearchSpace& space, const Candidate& c) {
     if (!space.pinned("schedule"))
         plan.schedule = c.shape.vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
     plan.recompute = space.recompute_sets()[c.set];
-    plan.optimizer = space.optimizers()[c.optimizer];
+    plan.optimizer = space.optimizer(plan, c.optimizer);
     return plan;
 }
 
 ParallelConfigKey parallel_config_of(const Candidate& c) {
-    return {c.layer_options->tp,         c.layer_options->cp, c.shape.parallel_config->dp,
-            c.shape.parallel_config->pp, c.layer_options->ep, c.layer_options->etp};
+    return {c.layer_options->tp,
+            c.layer_options->cp,
+            c.shape.parallel_config->dp,
+            c.shape.parallel_config->pp,
+            c.layer_options->ep,
+            c.layer_options->etp,
+            c.mbs};
 }
 
 bool sooner(const Candidate& a, const Candidate& b) {

@@ -4,6 +4,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan_choices.hpp"
+#include "planner/plan/plan_fields.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
@@ -22,6 +23,11 @@ std::vector<std::string> usual_first(const std::vector<T>& offered, T usual) {
 
 unsigned degrees_above_one(int tp, int cp, int ep, int etp, int pp) {
     return (tp > 1 ? 1U : 0U) | (cp > 1 ? 2U : 0U) | (ep > 1 ? 4U : 0U) | (etp > 1 ? 8U : 0U) | (pp > 1 ? 16U : 0U);
+}
+
+// What plans of little memory have and others would not: with room for more it is open again.
+bool spares_memory(const std::string& field, const plan::Plan& known) {
+    return field == "ep_overlap" || (field == "fsdp" && known.fsdp);
 }
 
 bool same_but_graphs(const plan::Plan& a, const plan::Plan& b) {
@@ -62,7 +68,7 @@ void SearchSpace::plan_rows(plan::Plan& plan) const {
     if (!pinned("paged_stash")) plan.paged_stash = stack_.paged_stash;
 }
 
-void SearchSpace::combine_options() {
+void SearchSpace::combine_options(const plan::Plan* known) {
     const std::vector<Option> all = options();
     for (unsigned bits = 0; bits < roots_.size(); ++bits) {
         std::vector<plan::Plan>& roots = roots_[bits];
@@ -76,8 +82,11 @@ void SearchSpace::combine_options() {
         for (const Option& option : all) {
             if (pinned(option.field)) continue;
             std::vector<plan::Plan> more;
+            std::vector<std::string> values = option.values;
+            if (known != nullptr && option.applies(degrees) && !spares_memory(option.field, *known))
+                values = {plan::field_text(*known, option.field)};
             for (const plan::Plan& root : roots)
-                for (const std::string& value : option.values) {
+                for (const std::string& value : values) {
                     more.push_back(root);
                     plan::set_field(more.back(), option.field, value);
                     plan_rows(more.back());
@@ -85,6 +94,7 @@ void SearchSpace::combine_options() {
                 }
             roots = std::move(more);
         }
+        for (plan::Plan& root : roots) root.optimizer = first_optimizer(root);
         for (const plan::Plan& root : roots)
             without_graphs_[bits].push_back(static_cast<std::size_t>(
                 std::find_if(roots.begin(), roots.end(),
@@ -97,6 +107,23 @@ void SearchSpace::combine_options() {
                 sets_of_roots_[2 * bits + (chunks ? 1 : 0)].push_back(sets_of(root));
             }
     }
+}
+
+// The one with fewer bytes that the stack allows beside the options of a root.
+const plan::OptimizerChoice& SearchSpace::first_optimizer(plan::Plan root) const {
+    root.recompute = 0;
+    for (const plan::OptimizerChoice& choice : optimizers_)
+        for (const int vpp : {1, 2}) {
+            root.optimizer = choice;
+            root.vpp = vpp;
+            if (!stack::check_stack(root, stack_)) return choice;
+        }
+    return optimizers_.front();
+}
+
+const plan::OptimizerChoice& SearchSpace::optimizer(const plan::Plan& root, std::size_t n) const {
+    const auto first = std::find(optimizers_.begin(), optimizers_.end(), root.optimizer) - optimizers_.begin();
+    return optimizers_[(static_cast<std::size_t>(first) + n) % optimizers_.size()];
 }
 
 // Sets that the stack excludes beside a root that is sound without any; the degrees only count as above 1.

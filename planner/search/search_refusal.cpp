@@ -17,18 +17,14 @@ constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 
 std::string names(const std::set<std::string>& pinned) { return fmt::format("{}", fmt::join(pinned, ", ")); }
 
-// "16 GPUs would do" where a multiple of the request does, and what else saves memory.
+// "use 16 GPUs" where more do, and what else saves memory.
 std::string memory_remedy(const SearchRequest& request, const stack::Stack& stack, Estimator& estimator,
                           const SearchSpace& space) {
     std::vector<std::string> ways;
-    constexpr std::int64_t most = 64;
-    for (std::int64_t times = 2; times <= most; times *= 2) {
-        const std::int64_t gpus = request.base.gpus * times;
-        if (gpus > plan::limits::max_gpus) break;
-        if (!fitting_plan(with_gpus(request, gpus), stack, estimator)) continue;
-        ways.push_back(fmt::format("use {} GPUs", gpus));
-        break;
-    }
+    constexpr std::int64_t most = 64; // times as many
+    const std::int64_t now = request.base.gpus;
+    if (const auto more = fewest_gpus(request, stack, estimator, now + 1, most * now))
+        ways.push_back(fmt::format("use {} GPUs", more->first));
     if (!space.pinned().empty()) ways.push_back(fmt::format("unfix one of {}", names(space.pinned())));
     ways.emplace_back("shorten --seq");
     ways.emplace_back("take GPUs with more memory");
@@ -99,12 +95,17 @@ void refuse_search(const SearchRequest& request, const stack::Stack& stack, Esti
         infeasible("no plan for {} GPUs fits: {} of {} candidates fail '{}' ({}): unfix offload, or use more GPUs",
                    gpus, host->second.count, total, host->first, host->second.message);
     if (failure.smallest) {
-        const plan::Plan& p = *failure.smallest;
+        Thrifty best{*failure.smallest, estimator.memory_bytes(*failure.smallest)};
+        if (const std::optional<Thrifty> least = thriftiest(space, stack, estimator);
+            least && least->bytes < best.bytes && least->bytes > space.base().hardware->memory_bytes)
+            best = *least;
+        const plan::Plan& p = best.plan;
         infeasible(
             "no plan for {} GPUs fits: {} of {} candidates fail 'memory' (best needs {:.1f} GiB of {:.1f}: tp {} cp {} "
-            "pp {} ep {} etp {} mbs {} recompute {}){}: {}",
-            gpus, reasons.at("memory").count, total, failure.least_memory / gib, p.hardware->memory_bytes / gib, p.tp,
-            p.cp, p.pp, p.ep, p.etp, p.mbs, plan::recompute::to_string(p.recompute), others("memory"),
+            "pp {} ep {} etp {} mbs {} recompute {}{}{}){}: {}",
+            gpus, reasons.at("memory").count, total, best.bytes / gib, p.hardware->memory_bytes / gib, p.tp, p.cp, p.pp,
+            p.ep, p.etp, p.mbs, plan::recompute::to_string(p.recompute), p.fsdp ? " fsdp on" : "",
+            p.offload != 0 ? " offload " + plan::offload::to_string(p.offload) : std::string(), others("memory"),
             memory_remedy(request, stack, estimator, space));
     }
     const std::int64_t near = nearest_gpus(request, stack);

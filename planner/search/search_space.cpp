@@ -6,7 +6,6 @@
 #include "planner/model/model.hpp"
 #include "planner/plan/plan_choices.hpp"
 #include "planner/plan/routing.hpp"
-#include "planner/plan/schedule.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
@@ -91,13 +90,14 @@ std::int64_t Rejections::total() const {
     return sum;
 }
 
-SearchSpace::SearchSpace(const SearchRequest& request, const stack::Stack& stack) : base_(request.base), stack_(stack) {
+SearchSpace::SearchSpace(const SearchRequest& request, const stack::Stack& stack, const plan::Plan* known)
+    : base_(request.base), stack_(stack) {
     if (base_.model == nullptr || base_.model->layers.empty()) refuse("search: the request has no model");
     if (base_.hardware == nullptr) refuse("search: the request has no hardware");
     if (base_.gpus < 1 || base_.gbs < 1 || base_.seq < 1)
         refuse("search: gpus {}, gbs {}, seq {}: each must be 1 or more", base_.gpus, base_.gbs, base_.seq);
     pin(request, stack);
-    combine_options();
+    combine_options(known);
     make_cuts();
     std::vector<machine::Precision> precisions = request.precisions;
     if (pinned("precision")) precisions = {base_.precision};
@@ -259,62 +259,6 @@ plan::Plan SearchSpace::candidate(const LayerOptions& family, const ParallelConf
     return plan;
 }
 
-plan::PlanFault SearchSpace::fault_of(const plan::Plan& plan) const {
-    if (plan::PlanFault fault = plan::check_plan(plan)) return fault;
-    return stack::check_stack(plan, stack_);
-}
-
-plan::PlanFault SearchSpace::check(plan::Plan& plan) const {
-    if (plan::PlanFault fault = plan::check_plan(plan)) return fault;
-    plan::PlanFault fault = stack::check_stack(plan, stack_);
-    if (!fault) return fault;
-    const bool drop_overlap = plan.ep_overlap && !pinned("ep_overlap");
-    const bool drop_graph = plan.cuda_graph != plan::CudaGraph::none && !pinned("cuda_graph");
-    for (const auto& [overlap, graph] : {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
-        if ((overlap && !drop_overlap) || (graph && !drop_graph)) continue;
-        plan::Plan other = plan;
-        if (overlap) other.ep_overlap = false;
-        if (graph) other.cuda_graph = plan::CudaGraph::none;
-        if (stack::check_stack(other, stack_)) continue;
-        plan = std::move(other);
-        return {};
-    }
-    return fault;
-}
-
-// The reasons why a mapping is impossible, one for each micro-batch size; none when it is possible with some size. One
-// chunk per rank is the mildest case of the rules about chunks, so a mapping that fails there fails everywhere.
-std::vector<plan::PlanFault> SearchSpace::faults(plan::Plan plan) const {
-    std::vector<plan::PlanFault> result;
-    for (const std::int64_t mbs : micro_batch_sizes(plan.dp)) {
-        plan.mbs = mbs;
-        plan::Plan checked = plan;
-        plan::PlanFault fault = check(checked);
-        if (!fault) return {};
-        result.push_back(std::move(fault));
-    }
-    return result;
-}
-
-plan::Plan SearchSpace::without_optional(plan::Plan plan) const {
-    const plan::Plan usual;
-    plan.recompute = usual.recompute;
-    if (!pinned("ep_overlap")) plan.ep_overlap = usual.ep_overlap;
-    if (!pinned("cuda_graph")) plan.cuda_graph = usual.cuda_graph;
-    return plan;
-}
-
-// A mapping in the mildest form that faults() asks for.
-plan::Plan SearchSpace::relaxed(plan::Plan plan) const {
-    plan = without_optional(std::move(plan));
-    plan.vpp = 1;
-    plan.schedule = plan::ScheduleKind::one_f_one_b;
-    plan.layout.clear();
-    plan.ep_overlap = false;
-    plan.cuda_graph = plan::CudaGraph::none;
-    return plan;
-}
-
 // The dense degrees that are possible with unsplit experts; the others are counted for every expert factoring at once.
 std::vector<SearchSpace::Dense> SearchSpace::sound_dense(machine::Precision precision, int pp, std::int64_t cuts,
                                                          const std::vector<Expert>& experts) {
@@ -342,9 +286,8 @@ std::vector<SearchSpace::Dense> SearchSpace::sound_dense(machine::Precision prec
                           static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) * per_size(d));
             continue;
         }
-        plan::Plan plan = relaxed(candidate({precision, d.tp, d.cp, 1, 1, {}}, {1, d.dp, ranks}, 1, 1));
+        plan::Plan plan = candidate({precision, d.tp, d.cp, 1, 1, {}}, {1, d.dp, ranks}, 1, 1);
         plan.gpus = ranks; // one stage stands for all of them: the rules about stages are asked later, of each cut
-        plan.rank_order = plan::Plan{}.rank_order;
         const std::vector<plan::PlanFault> reasons = faults(plan);
         for (const plan::PlanFault& fault : reasons) rejected_.add(fault, per_size(d));
         if (reasons.empty()) sound.push_back(d);
@@ -363,20 +306,20 @@ void SearchSpace::make_families(machine::Precision precision) {
         if (sound.empty()) continue;
         for (const Expert& e : experts) {
             const Dense& one = sound.front(); // possible with unsplit experts, so only the expert degrees can fail
-            plan::Plan plan =
-                relaxed(candidate({precision, one.tp, one.cp, e.ep, e.etp, {}}, {1, one.dp, e.edp}, 1, 1));
+            plan::Plan plan = candidate({precision, one.tp, one.cp, e.ep, e.etp, {}}, {1, one.dp, e.edp}, 1, 1);
             plan.gpus = ranks;
-            plan.rank_order = plan::Plan{}.rank_order;
-            if (const std::vector<plan::PlanFault> reasons = faults(plan); !reasons.empty()) {
-                for (const Dense& d : sound)
-                    rejected_.add(reasons.front(), static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) *
-                                                       cut_count * choices(d.tp, d.cp, e.ep, e.etp, pp));
-                continue;
-            }
+            const std::vector<plan::PlanFault> reasons = faults(plan);
             for (const Dense& d : sound) {
-                LayerOptions& family = found[{d.tp, d.cp, e.ep, e.etp}];
-                family = {precision, d.tp, d.cp, e.ep, e.etp, std::move(family.parallel_configs)};
-                family.parallel_configs.push_back({pp, d.dp, e.edp});
+                const LayerOptions alone{precision, d.tp, d.cp, e.ep, e.etp, {}};
+                const ParallelConfig mapping{pp, d.dp, e.edp};
+                if (const plan::PlanFault fault =
+                        reasons.empty() ? fault_of_mapping(alone, mapping) : reasons.front()) {
+                    rejected_.add(fault, static_cast<std::int64_t>(micro_batch_sizes(d.dp).size()) * cut_count *
+                                             choices(d.tp, d.cp, e.ep, e.etp, pp));
+                    continue;
+                }
+                LayerOptions& family = found.try_emplace({d.tp, d.cp, e.ep, e.etp}, alone).first->second;
+                family.parallel_configs.push_back(mapping);
             }
         }
     }

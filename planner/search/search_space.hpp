@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace moe::search {
@@ -67,8 +68,9 @@ struct LayerOptions {
 
 class SearchSpace {
 public:
-    // Throws Error (bad_input) for fields that cannot be pinned as asked.
-    SearchSpace(const SearchRequest& request, const stack::Stack& stack);
+    // Throws Error (bad_input) for fields that cannot be pinned as asked. If `known` is given, of options that spare no
+    // memory only what it has, where there is a choice.
+    SearchSpace(const SearchRequest& request, const stack::Stack& stack, const plan::Plan* known = nullptr);
 
     // Sorted so that families which tend to be fast come first. Mappings that are impossible with every micro-batch and
     // chunk count are not in them but in rejected().
@@ -101,11 +103,14 @@ public:
     plan::Plan candidate(const LayerOptions& family, const ParallelConfig& mapping, int vpp, std::int64_t mbs) const;
     // check_plan() and check_stack().
     plan::PlanFault fault_of(const plan::Plan& plan) const;
-    // Does as fault_of(), after a usual choice that this combination excludes is dropped from the plan.
-    plan::PlanFault check(plan::Plan& plan) const;
-
-    // The plan without what it may choose and what other choices may exclude.
-    plan::Plan without_optional(plan::Plan plan) const;
+    // What keeps degrees, batch and stages from going together, whatever is chosen beside them.
+    plan::PlanFault fault_of_degrees(const plan::Plan& plan) const;
+    // Asks for any choices that go with the plan's degrees, batch and stages: its own, else the first of the options
+    // and optimizers that are sound, which the plan then has, without recomputation where that is in the way. Where
+    // none is, what excludes the plan's own.
+    plan::PlanFault settle(plan::Plan& plan) const;
+    // The n-th optimizer to try with a root: the first one is sound beside its options where any is.
+    const plan::OptimizerChoice& optimizer(const plan::Plan& root, std::size_t n) const;
 
     bool pinned(const std::string& field) const { return pinned_.count(field) != 0; }
     const std::set<std::string>& pinned() const { return pinned_; }
@@ -125,11 +130,15 @@ private:
     std::vector<Dense> dense_factors(int ranks) const;
     std::vector<Expert> expert_factors(int ranks) const;
     std::vector<Option> options() const;
-    void combine_options();
+    void combine_options(const plan::Plan* known);
     void plan_rows(plan::Plan& plan) const;
     RootSets sets_of(plan::Plan root) const;
+    const plan::OptimizerChoice& first_optimizer(plan::Plan root) const;
     std::vector<plan::PlanFault> faults(plan::Plan plan) const;
-    plan::Plan relaxed(plan::Plan plan) const;
+    plan::PlanFault fault_of_choices(const plan::Plan& plan) const;
+    plan::PlanFault settle_choices(plan::Plan& plan) const;
+    bool offered(const plan::Plan& plan) const;
+    plan::PlanFault fault_of_mapping(const LayerOptions& family, const ParallelConfig& mapping);
     // cuts: ways to cut the layers into pp stages.
     std::vector<Dense> sound_dense(machine::Precision precision, int pp, std::int64_t cuts,
                                    const std::vector<Expert>& experts);
@@ -145,6 +154,9 @@ private:
     std::array<std::vector<RootSets>, 64> sets_of_roots_;
     Rejections rejected_;
     std::vector<LayerOptions> families_;
+    // What excludes all choices beside degrees, of fault_of_mapping(): tp, cp, ep, etp, and whether pp, dp and edp are
+    // above 1.
+    std::map<std::tuple<machine::Precision, int, int, int, int, bool, bool, bool>, plan::PlanFault> known_faults_;
     std::map<std::pair<int, int>, std::vector<StageSplit>> cuts_; // cuts by (pp, vpp)
 };
 

@@ -68,7 +68,8 @@ private:
     // A plan tells how much memory would do where memory alone excludes it.
     void note(const plan::Plan& plan, double bytes) {
         if (found_.smallest && bytes >= found_.least_memory) return;
-        if (!space_.fault_of(space_.without_optional(plan))) found_.note(plan, bytes);
+        plan::Plan sound = plan;
+        if (!space_.settle(sound)) found_.note(sound, bytes);
     }
 
     void add_branches(const std::vector<const ParallelConfig*>& mappings) {
@@ -109,15 +110,14 @@ private:
     };
 
     // The first sound shape with one chunk per rank, and the first with several: what excludes a root in both does so
-    // in all. A shape that is unsound even without choices says nothing about them.
+    // in all. A shape whose degrees are unsound says nothing about choices.
     std::vector<NodeShape> typical(const SearchNode& branch) const {
         std::vector<NodeShape> result;
         for (const bool chunks : {false, true})
             for (const std::uint16_t s : branch.divided) {
                 const NodeShape& shape = (*branch.shapes)[s];
                 if ((shape.vpp > 1) != chunks) continue;
-                plan::Plan plan = space_.without_optional(root_plan(shape, 0, branch.mbs));
-                if (space_.fault_of(plan)) continue;
+                if (space_.fault_of_degrees(root_plan(shape, 0, branch.mbs))) continue;
                 result.push_back(shape);
                 break;
             }

@@ -21,13 +21,15 @@ bool better(const Ranked& a, const Ranked& b) {
     return fields(a.first) < fields(b.first);
 }
 
-ParallelConfigKey parallel_config_of(const plan::Plan& p) { return {p.tp, p.cp, p.dp, p.pp, p.ep, p.etp}; }
+ParallelConfigKey parallel_config_of(const plan::Plan& p) { return {p.tp, p.cp, p.dp, p.pp, p.ep, p.etp, p.mbs}; }
 
 void TopK::add(Ranked ranked) {
+    if (ranked.second.step_seconds > slowest_) return;
     if (!similar_) {
-        const ParallelConfigKey mapping = parallel_config_of(ranked.first);
-        const auto same = std::find_if(plans_.begin(), plans_.end(),
-                                       [&](const Ranked& other) { return parallel_config_of(other.first) == mapping; });
+        const ParallelConfigKey place = place_of(parallel_config_of(ranked.first));
+        const auto same = std::find_if(plans_.begin(), plans_.end(), [&](const Ranked& other) {
+            return place_of(parallel_config_of(other.first)) == place;
+        });
         if (same != plans_.end()) {
             if (!better(ranked, *same)) return;
             plans_.erase(same);
@@ -38,13 +40,14 @@ void TopK::add(Ranked ranked) {
 }
 
 double TopK::worst() const {
-    return plans_.size() < most_ ? std::numeric_limits<double>::infinity() : plans_.back().second.step_seconds;
+    return plans_.size() < most_ ? slowest_ : std::min(slowest_, plans_.back().second.step_seconds);
 }
 
 double TopK::limit(const ParallelConfigKey& mapping) const {
     if (!similar_)
         for (const Ranked& ranked : plans_)
-            if (parallel_config_of(ranked.first) == mapping) return ranked.second.step_seconds;
+            if (place_of(parallel_config_of(ranked.first)) == place_of(mapping))
+                return std::min(slowest_, ranked.second.step_seconds);
     return worst();
 }
 

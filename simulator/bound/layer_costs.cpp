@@ -187,7 +187,7 @@ int FastBoundModel::early_layer_costs(const plan::Plan& plan) {
 
 int FastBoundModel::coarse_layer_costs(const plan::Plan& plan) {
     // Tensors that are stashed or offloaded depend on what is recomputed, so that sets share nothing.
-    if (!plan.reshards() || plan.paged_stash || plan.offload != 0) return layer_costs(plan);
+    if (!plan.reshards() || plan.paged_stash || offloads(plan)) return layer_costs(plan);
     list_segments(plan.model);
     return add_layers(plan, &own_terms_.emplace_back(early_terms(plan)));
 }

@@ -14,8 +14,9 @@ namespace moe::bound {
 namespace {
 
 // The plan whose ops a plan's own repeat. Tensors that are stashed, offloaded or gathered in turns depend on what is
-// recomputed: such plans share nothing with others.
+// recomputed: such plans share nothing with others. Optimizer states are no part of a segment, wherever they are.
 plan::Plan plain_of(plan::Plan plan) {
+    plan.offload &= ~plan::offload::optimizer;
     if (!plan.paged_stash && plan.offload == 0 && !plan.reshards()) plan.recompute = 0;
     return plan;
 }
@@ -62,6 +63,7 @@ std::array<double, 2> held_up(const program::Program& plain, const std::vector<c
 } // namespace
 
 plan::Plan priced_as(plan::Plan plan, const stack::Stack& stack) {
+    plan.offload &= ~plan::offload::optimizer;
     if (stack.costs.overlap_sm_share == 0.0) plan.ep_overlap = false;
     if (stack.costs.fsdp_sm_share == 0.0 && !plan.reshards()) plan.fsdp = false;
     return plan;

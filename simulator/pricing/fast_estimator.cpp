@@ -238,7 +238,7 @@ search::Estimate played_by_ops(const plan::Plan& plan, const stack::Stack& stack
     plan::Plan few = plan;
     const auto played = [&](int micro_batches) {
         few.gbs = plan.mbs * plan.dp * micro_batches;
-        return replay::simulate(few, stack, false);
+        return replay::timed(few, stack);
     };
     estimate::Probe probe(plan);
     if (plan.pp == 1) probe.shorter = 2, probe.longer = 3;
@@ -275,8 +275,8 @@ constexpr std::int64_t played_whole = 600; // micro-batches times ranks: a fract
 search::Estimate FastEstimator::play(const plan::Plan& plan) {
     const stack::Stack& stack = state_->segments.stack();
     const std::int64_t micro_batches = std::int64_t{plan.micro_batches()} * plan.pp; // of all ranks
-    return priced(plan, micro_batches <= played_whole ? replay::simulate(plan, stack, false).estimate
-                                                      : played_by_ops(plan, stack));
+    return priced(plan,
+                  micro_batches <= played_whole ? replay::timed(plan, stack).estimate : played_by_ops(plan, stack));
 }
 
 search::Estimate FastEstimator::priced(const plan::Plan& plan, search::Estimate e) {

@@ -147,21 +147,29 @@ void fill_rates(const plan::Plan& plan, search::Estimate& e) {
     e.fits = e.memory_bytes * ranks_sharing <= plan.hardware->memory_bytes && (host == 0.0 || e.host_bytes <= host);
 }
 
-Simulation simulate(const plan::Plan& plan, const stack::Stack& stack, bool keep_rows, routing::SkewPoint point) {
-    Simulation result;
+namespace {
+
+struct Played {
+    StagePrograms lowered;
+    std::vector<RankRun> runs;
+};
+
+// Fills what simulate() says of time.
+Played play(const plan::Plan& plan, const stack::Stack& stack, routing::SkewPoint point, Simulation& result) {
     result.timed = result.planned = plan;
     if (routing::skewed(plan)) {
         const routing::StepLoads loads = routing::LoadTables().of(plan);
         result.timed = routing::at_time_load(plan, loads, point);
         result.planned = routing::at_memory_load(plan, loads, point);
     }
-    const plan::Plan& timed = result.timed;
     const cost::Machine machine(*plan.hardware);
-    const cost::CostModel model(timed, stack, machine);
-    const StagePrograms lowered = lower_all(timed, model);
-    std::vector<RankRun> runs = representatives(timed, lowered, model.contention_price());
+    const cost::CostModel model(result.timed, stack, machine);
+    Played played;
+    played.lowered = lower_all(result.timed, model);
+    played.runs = representatives(result.timed, played.lowered, model.contention_price());
+    std::vector<RankRun>& runs = played.runs;
     if (plan.hardware->cpu)
-        play_cores(timed, runs);
+        play_cores(result.timed, runs);
     else
         play_devices(stack, runs);
 
@@ -180,6 +188,27 @@ Simulation simulate(const plan::Plan& plan, const stack::Stack& stack, bool keep
     }
     e.breakdown.host += stack.costs.step_seconds;
     e.step_seconds += stack.costs.step_seconds;
+    return played;
+}
+
+} // namespace
+
+Simulation timed(const plan::Plan& plan, const stack::Stack& stack) {
+    Simulation result;
+    const Played played = play(plan, stack, routing::SkewPoint::mean, result);
+    search::Estimate& e = result.estimate;
+    if (plan.offload != 0)
+        for (const std::shared_ptr<const program::Program>& program : played.lowered.programs)
+            e.host_bytes = std::max(e.host_bytes, static_cast<double>(memory::host_memory(*program)));
+    fill_rates(plan, e);
+    return result;
+}
+
+Simulation simulate(const plan::Plan& plan, const stack::Stack& stack, bool keep_rows, routing::SkewPoint point) {
+    Simulation result;
+    auto [lowered, runs] = play(plan, stack, point, result);
+    const plan::Plan& timed = result.timed;
+    search::Estimate& e = result.estimate;
     for (std::size_t stage = 0; stage < lowered.programs.size(); ++stage)
         add_memory(result, timed.routing == result.planned.routing
                                ? lowered.programs[stage]

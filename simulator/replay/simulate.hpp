@@ -34,6 +34,10 @@ struct Simulation {
 Simulation simulate(const plan::Plan& plan, const stack::Stack& stack, bool keep_rows = true,
                     routing::SkewPoint point = routing::SkewPoint::mean);
 
+// simulate() without memory, whose members stay empty, and without rows; the estimate has no memory_bytes, and fits if
+// the host's memory does. For those who know the bytes otherwise.
+Simulation timed(const plan::Plan& plan, const stack::Stack& stack);
+
 // Arena plus what a rank holds outside of it: context and one buffer per communication group that it is a member of.
 double rank_memory_bytes(const plan::Plan& plan, const program::Program& program, std::int64_t arena_bytes);
 

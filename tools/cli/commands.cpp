@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <charconv>
 #include <functional>
 
 namespace moe::tools {
@@ -38,12 +39,26 @@ CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, con
     return verb;
 }
 
+std::int64_t gpus_of(const std::string& text) {
+    if (text == "auto") return SearchOptions::fewest_gpus;
+    std::int64_t number = 0;
+    const char* end = text.data() + text.size();
+    const auto [last, error] = std::from_chars(text.data(), end, number);
+    if (error != std::errc{} || last != end || number < 1)
+        refuse("--gpus {}: must be a whole number of 1 or more, or auto", text);
+    return number;
+}
+
 // Adds the options of a request; `required`: there is no plan that could stand for it.
 void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--model", o.model, "MODEL", "Hugging Face config.json, or the name of a model profile")
         ->required(required);
     add(verb, "--hardware", o.hardware, "HARDWARE", "hardware profile, or the name of one")->required(required);
-    add(verb, "--gpus", o.gpus, "N", "GPUs of the job (CPU: ranks)")->required(required);
+    verb->add_option_function<std::string>(
+            "--gpus", [&o](const std::string& text) { o.gpus = gpus_of(text); },
+            "GPUs of the job (CPU: ranks); auto: the fewest for which there is a plan")
+        ->type_name("N|auto")
+        ->required(required);
     add(verb, "--gbs", o.gbs, "N", "global batch, sequences per step")->required(required);
     add(verb, "--seq", o.seq, "N", "tokens per sequence")->required(required);
     add(verb, "--precision", o.precisions, "PRECISION,..",
@@ -52,6 +67,9 @@ void add_request(CLI::App* verb, SearchOptions& o, bool required) {
     add(verb, "--fix", o.fix, "FIELD=VALUE", "pin a plan field; may be repeated")
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    add(verb, "--memory-headroom", o.memory_headroom, "SHARE",
+        "share of a GPU's memory that plans leave free, such as 0.1; by default the stack's own: 0.05 for published "
+        "stacks, whose allocator reserves more than it gives out, and 0 for moe-plan, whose memory is exact");
 }
 
 void add_search(CLI::App& app, SearchOptions& o) {
@@ -65,9 +83,6 @@ void add_search(CLI::App& app, SearchOptions& o) {
     add(verb, "--optimize-for", o.optimize_for, "mean|p50|p99",
         "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
         ->capture_default_str();
-    add(verb, "--memory-headroom", o.memory_headroom, "SHARE",
-        "share of a GPU's memory that plans leave free, such as 0.1; by default the stack's own: 0.05 for published "
-        "stacks, whose allocator reserves more than it gives out, and 0 for moe-plan, whose memory is exact");
     add(verb, "--out", o.out, "FILE", "write the best plan to this file");
 }
 

@@ -95,8 +95,8 @@ Json prediction_json(const published::Prediction& p) {
 
 } // namespace
 
-std::string search_document(const search::SearchResult& result, const Ranking& ranking) {
-    Json document = {{"evaluated", result.evaluated}};
+std::string search_document(const search::SearchResult& result, int gpus, const Ranking& ranking) {
+    Json document = {{"gpus", gpus}, {"evaluated", result.evaluated}};
     document["pruned"] = Json::object();
     for (const auto& [reason, count] : result.pruned) document["pruned"][reason] = count;
     document["seconds"] = result.seconds;

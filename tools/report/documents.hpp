@@ -19,7 +19,7 @@
 namespace moe::tools {
 
 // `ranking` holds a note for each plan.
-std::string search_document(const search::SearchResult& result, const Ranking& ranking);
+std::string search_document(const search::SearchResult& result, int gpus, const Ranking& ranking);
 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.
 // skew: figures at the mean, p50 and p99 of the plan's routing.

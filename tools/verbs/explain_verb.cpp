@@ -195,13 +195,20 @@ void print_infeasible(Console& console, const Request& request, const search::In
     console.table(table);
 }
 
+// The hardware less the headroom that was asked for.
+std::shared_ptr<const machine::Hardware> asked_headroom(const std::shared_ptr<const machine::Hardware>& hardware,
+                                                        const SearchOptions& options) {
+    return with_headroom(hardware, options.memory_headroom.value_or(0.0));
+}
+
 // The best plan of the request. Where there is none, prints why before it throws search's Error (no_plan).
-plan::Plan plan_of(const Request& request, const OutputOptions& options) {
+plan::Plan plan_of(Request request, const ExplainOptions& options) {
     pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    settle_gpus(options.request, request, estimator);
     const search::SearchSpace sound(request.search, request.stack); // refuses fields that cannot be pinned as asked
     try {
         plan::Plan best = search::refined_search(request.search, request.stack, estimator).plans.front().first;
-        best.hardware = request.hardware; // the headroom is search's alone
+        best.hardware = asked_headroom(request.hardware, options.request); // the stack's own is search's alone
         return best;
     } catch (const Error& error) {
         if (error.fault() != Fault::no_plan) throw;
@@ -216,8 +223,9 @@ plan::Plan plan_of(const Request& request, const OutputOptions& options) {
     }
 }
 
-plan::Plan load_sound(const std::string& path) {
+plan::Plan load_sound(const std::string& path, const SearchOptions& options) {
     plan::Plan plan = plan::load_plan(path);
+    plan.hardware = asked_headroom(plan.hardware, options);
     const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
     if (const plan::PlanFault fault = stack::check_stack(plan, stack)) refuse("{}: {}", path, fault.message);
     return plan;
@@ -234,12 +242,13 @@ void explain_verb(const ExplainOptions& options) {
     const bool asked = !options.request.model.empty() || !options.request.hardware.empty();
     if (options.plan.empty() == !asked)
         refuse("explain: give either PLAN or a request (--model, --hardware, --gpus, --gbs, --seq)");
-    const plan::Plan plan = asked ? plan_of(request_of(options.request), options) : load_sound(options.plan);
+    const plan::Plan plan =
+        asked ? plan_of(request_of(options.request), options) : load_sound(options.plan, options.request);
     const Explanation here = explained(plan);
     Console console(options);
     if (asked) warn_left_out(console, *plan.model);
     Versus versus;
-    if (!options.versus.empty()) versus = compare_plans(here, explained(load_sound(options.versus)));
+    if (!options.versus.empty()) versus = compare_plans(here, explained(load_sound(options.versus, options.request)));
     if (options.json) return print(explanation_document(here, options.versus.empty() ? nullptr : &versus));
 
     const search::Estimate& e = here.simulation.estimate;

@@ -4,6 +4,9 @@
 #include "planner/base/error.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/routing.hpp"
+#include "planner/search/thrifty.hpp"
 
 #include <algorithm>
 
@@ -56,7 +59,23 @@ routing::SkewPoint point_of(const std::string& name) {
     refuse("--optimize-for {}: must be mean, p50 or p99", name);
 }
 
-// The hardware with as much less memory; a plan needs what the library and the driver take in any case.
+// A histogram is read once before any plan is: a file that cannot be read would else exclude plan by plan.
+void check_histogram(const SearchOptions& options, const model::Model& model) {
+    for (const std::string& text : options.fix) {
+        const auto [field, value] = fixed_field(text);
+        if (field != "routing") continue;
+        const plan::Routing routing = plan::routing_from_string(value);
+        if (routing.kind != plan::RoutingKind::histogram) continue;
+        const std::size_t experts = routing::load_histogram(routing.path).front().size();
+        for (const model::LayerKind& kind : model.kinds)
+            if (kind.moe && kind.moe->experts != static_cast<int>(experts))
+                refuse("--fix routing={}: the histogram has {} experts, but the model has {}", value, experts,
+                       kind.moe->experts);
+    }
+}
+
+} // namespace
+
 std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<const machine::Hardware>& hardware,
                                                        double headroom) {
     if (headroom == 0.0) return hardware;
@@ -70,10 +89,8 @@ std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<con
     return std::make_shared<const machine::Hardware>(std::move(less));
 }
 
-} // namespace
-
 Request request_of(const SearchOptions& options) {
-    check_range("--gpus", options.gpus, 10'000'000);
+    if (options.gpus != SearchOptions::fewest_gpus) check_range("--gpus", options.gpus, 10'000'000);
     check_range("--gbs", options.gbs, std::int64_t{1} << 40);
     check_range("--seq", options.seq, std::int64_t{1} << 40);
     check_range("--top", options.top, 1000);
@@ -85,14 +102,26 @@ Request request_of(const SearchOptions& options) {
     request.headroom = options.memory_headroom.value_or(request.stack.memory_headroom);
     base.hardware = with_headroom(request.hardware, request.headroom);
     base.stack = request.stack.name;
-    base.gpus = static_cast<int>(options.gpus);
+    base.gpus = static_cast<int>(std::max<std::int64_t>(options.gpus, 1));
     base.gbs = options.gbs;
     base.seq = options.seq;
     request.search.precisions = precisions_of(options.precisions);
     request.search.fixed = fixed_fields(options);
+    check_histogram(options, *base.model);
     request.search.top = static_cast<int>(options.top);
     request.point = point_of(options.optimize_for);
     return request;
+}
+
+void settle_gpus(const SearchOptions& options, Request& request, search::Estimator& estimator) {
+    if (options.gpus != SearchOptions::fewest_gpus) return;
+    const auto fewest =
+        search::fewest_gpus(request.search, request.stack, estimator, 1, SearchOptions::most_for_fewest);
+    if (!fewest)
+        infeasible(
+            "--gpus auto: no plan for up to {} GPUs: shorten --seq, change --gbs{}, or take GPUs with more memory",
+            SearchOptions::most_for_fewest, options.fix.empty() ? "" : ", unfix a field");
+    request.search.base.gpus = fewest->first;
 }
 
 void warn_left_out(Console& console, const model::Model& model) {

@@ -18,6 +18,12 @@ struct Request {
 };
 // Throws Error (bad_input) naming the option.
 Request request_of(const SearchOptions& options);
+// --gpus auto: the fewest GPUs for which the request has a plan. Throws Error (no_plan) where there are none.
+void settle_gpus(const SearchOptions& options, Request& request, search::Estimator& estimator);
+// The hardware with as much less memory; a plan needs what the library and the driver take in any case. Throws Error
+// (bad_input) naming --memory-headroom.
+std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<const machine::Hardware>& hardware,
+                                                       double headroom);
 // Says which modules of the model's config are in no figure, where there are any.
 void warn_left_out(Console& console, const model::Model& model);
 

@@ -63,15 +63,17 @@ void search_verb(const SearchOptions& options) {
                                      count_text(static_cast<double>(pruned))));
     };
     pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
+    settle_gpus(options, request, estimator);
+    const int gpus = request.search.base.gpus;
     search::SearchResult result = search::refined_search(request.search, request.stack, estimator);
     for (auto& ranked : result.plans) ranked.first.hardware = request.hardware;
     if (!options.out.empty()) write_file(options.out, plan::plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
 
     const Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs);
-    if (options.json) return print(search_document(result, ranking));
+    if (options.json) return print(search_document(result, gpus, ranking));
     const std::string& machine = request.stack.figures_of;
-    console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens{}\n", model.name, options.gpus, hardware.name,
+    console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens{}\n", model.name, gpus, hardware.name,
                 request.stack.name, machine.empty() ? "" : " with its figures of " + machine, options.gbs, options.seq,
                 headroom_text(request));
     print_plans(console, result, ranking);

@@ -13,11 +13,13 @@ namespace moe::tools {
 // Every verb throws Error; what it returns normally has been printed and written completely.
 
 struct SearchOptions : OutputOptions {
-    std::string model, hardware;             // files, or names in profiles/
-    std::int64_t gpus = 0, gbs = 0, seq = 0; // gbs: sequences per step; seq: tokens per sequence
-    std::string precisions;                  // comma-separated, empty = the search's own choice
-    std::string stack;                       // empty = the hardware's default
-    std::vector<std::string> fix;            // FIELD=VALUE
+    std::string model, hardware;                           // files, or names in profiles/
+    static constexpr std::int64_t fewest_gpus = 0;         // --gpus auto
+    static constexpr std::int64_t most_for_fewest = 16384; // and up to how many are looked at
+    std::int64_t gpus = 1, gbs = 0, seq = 0;               // gbs: sequences per step; seq: tokens per sequence
+    std::string precisions;                                // comma-separated, empty = the search's own choice
+    std::string stack;                                     // empty = the hardware's default
+    std::vector<std::string> fix;                          // FIELD=VALUE
     std::int64_t top = 5;
     std::string optimize_for = "mean";     // of skewed routing: mean, p50 or p99
     std::optional<double> memory_headroom; // share of a GPU's memory that plans leave free; empty = the stack's own
@@ -112,11 +114,11 @@ struct LaunchOptions : OutputOptions {
     bool slurm = false, mpi = false, kubernetes = false;
     bool megatron_core = false, megatron_lm = false, megatron_bridge = false;
     bool torchtitan = false, automodel = false;
-    std::string data = "text";                           // prefix of the dataset where the job runs
-    std::string arguments;                               // more words for execute
-    std::string image, claim = "moe-plan";               // Kubernetes: container image, volume claim
-    std::int64_t per_node = 0;                           // GPUs of a node, 0 = as the hardware profile says
-    std::string out;                                     // file, empty = stdout
+    std::string data = "text";             // prefix of the dataset where the job runs
+    std::string arguments;                 // more words for execute
+    std::string image, claim = "moe-plan"; // Kubernetes: container image, volume claim
+    std::int64_t per_node = 0;             // GPUs of a node, 0 = as the hardware profile says
+    std::string out;                       // file, empty = stdout
 };
 void launch_verb(const LaunchOptions& options);
 

@@ -1,5 +1,6 @@
 // Search against brute force on small spaces with an analytic estimator: the best plans and every count.
 #include "planner/base/error.hpp"
+#include "tests/planner/base/fault_of.hpp"
 #include "tests/planner/search/small_space.hpp"
 #include "tests/support/nearly.hpp"
 
@@ -238,6 +239,30 @@ TEST_CASE("search: pinned fields hold in every plan and shrink the space") {
         CHECK(plan.pp * plan.vpp == 4);
         CHECK(plan.layout == "Ett|tt|tt|tmL");
     }
+}
+
+TEST_CASE("search: a pinned field that needs a searched one finds the plans that have both") {
+    Analytic estimator;
+    stack::Stack stack = small_stack();
+    stack.dispatchers = {plan::Dispatcher::allgather, plan::Dispatcher::alltoall};
+    stack.usual_dispatcher = plan::Dispatcher::allgather;
+    const auto found = [&](std::vector<std::pair<std::string, std::string>> fixed) {
+        search::SearchRequest request = small_request();
+        request.fixed = std::move(fixed);
+        return search::search(request, stack, estimator);
+    };
+    // Weight gradients are delayed beside communication, which neither EP nor PP of 1 has.
+    for (const auto& [plan, estimate] : found({{"delay_wgrad", "on"}}).plans) CHECK((plan.ep > 1 || plan.pp > 1));
+    CHECK(found({{"delay_wgrad", "on"}, {"ep", "1"}}).plans.front().first.pp > 1);
+    // Only all-to-all moves rows whose number is known, and it is not the usual dispatcher.
+    const search::SearchResult padded = found({{"expert_capacity", "1"}, {"pad_to_capacity", "on"}});
+    for (const auto& [plan, estimate] : padded.plans) CHECK(plan.dispatcher == plan::Dispatcher::alltoall);
+    CHECK(padded.plans.size() == 5);
+    // What no value of the others satisfies is refused, under the name of what was pinned.
+    CHECK(fault_of([&] {
+              found({{"delay_wgrad", "on"}, {"ep", "1"}, {"pp", "1"}});
+          }).find("fail 'delay_wgrad' (delay_wgrad = on needs communication to fill") != std::string::npos);
+    CHECK(fault_of([&] { found({{"pad_to_capacity", "on"}}); }).find("fail 'pad_to_capacity'") != std::string::npos);
 }
 
 TEST_CASE("search: several precisions are all explored") {

@@ -6,6 +6,7 @@
 #include "planner/plan/plan_fields.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/search/refined_search.hpp"
+#include "planner/search/thrifty.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/pricing/fast_estimator.hpp"
 #include "simulator/replay/simulate.hpp"
@@ -44,6 +45,7 @@ public:
     search::SearchResult refined(Pins pins = {}) {
         return search::refined_search(with(std::move(pins)), stack_, estimator_);
     }
+    auto fewest() { return search::fewest_gpus(request_, stack_, estimator_, 1, 4096); }
     std::pair<plan::Plan, search::Estimate> best(Pins pins = {}) { return refined(std::move(pins)).plans.front(); }
     search::Estimate replayed(const plan::Plan& plan) const { return replay::simulate(plan, stack_, false).estimate; }
     search::SearchRequest& request() { return request_; }
@@ -88,6 +90,39 @@ TEST_CASE("a request that only offload brings into memory has plans, unless it i
     CHECK(fault_of([&] {
               searcher.refined({{"offload", "none"}});
           }).find("no plan for 4 GPUs fits") != std::string::npos);
+}
+
+TEST_CASE("the fewest GPUs have a plan, and fewer have none") {
+    for (const Asked& asked : {Asked{"Mixtral-8x7B", "h100", "bridge-26.08", 1, 64, 4096},
+                               Asked{"Qwen3-30B-A3B", "h200", "moe-plan", 1, 64, 4096}}) {
+        CAPTURE(std::string(asked.model));
+        Searcher searcher(asked);
+        const auto fewest = searcher.fewest();
+        REQUIRE(fewest.has_value());
+        CHECK(fewest->first > 1);
+        searcher.request().base.gpus = fewest->first;
+        CHECK(searcher.best().first.gpus == fewest->first);
+        searcher.request().base.gpus = fewest->first / 2;
+        const std::string refused = fault_of([&] { searcher.refined(); });
+        CAPTURE(refused);
+        CHECK(refused.find(fmt::format("no plan for {} GPUs fits", fewest->first / 2)) != std::string::npos);
+        CHECK(refused.find(fmt::format("use {} GPUs", fewest->first)) != std::string::npos);
+    }
+}
+
+TEST_CASE("a refusal names the plan that needs least, with FSDP and offload") {
+    Searcher searcher({"DeepSeek-V3", "h100", "bridge-26.08", 32, 1024, 4096});
+    // With the degrees that need least of GPUs that keep their states, 249.4 GiB.
+    const std::string kept = fault_of([&] {
+        searcher.refined({{"pp", "1"}, {"ep", "32"}, {"tp", "1"}, {"offload", "none"}});
+    });
+    const std::string refused = fault_of([&] { searcher.refined(); });
+    CAPTURE(refused);
+    const auto needed = [](const std::string& line) { return std::stod(line.substr(line.find("best needs ") + 11)); };
+    CHECK(needed(refused) <= needed(kept));
+    CHECK(needed(kept) < 300.0);
+    CHECK(refused.find("fsdp on") != std::string::npos);
+    CHECK(refused.find("use 128 GPUs") != std::string::npos);
 }
 
 TEST_CASE("pinned offload that the host has no memory for is refused, with what it needs") {
@@ -148,7 +183,11 @@ TEST_CASE("backwards in two slots are tried on the plans found, where the stack 
     const auto whole = best("moe-plan", {{"schedule", "1f1b"}});
     CHECK(whole.first.schedule == plan::ScheduleKind::one_f_one_b);
     CHECK(estimate.step_seconds < whole.second.step_seconds);
-    CHECK_FALSE(plan::splits_backward(best("moe-plan", {{"vpp", "1"}}).first.schedule));
+    CHECK(best("moe-plan", {{"vpp", "1"}}).first.vpp == 1);
+    // A plan that was found is found again under its own chunks and cut.
+    for (const char* field : {"vpp", "layout", "schedule"})
+        CHECK(best("moe-plan", {{field, plan::field_text(split, field)}}).second.step_seconds <
+              1.003 * estimate.step_seconds);
     CHECK_FALSE(plan::splits_backward(best("bridge-26.08", {}).first.schedule));
 }
 

@@ -65,7 +65,7 @@ TEST_CASE("completion: what bash offers at each place") {
     CHECK(offered(folder, "moe-plan search --hardware gb2") == "gb200-nvl72 ");
     CHECK(offered(folder, "moe-plan search --precision mx") == "mxfp8 ");
     CHECK(offered(folder, "moe-plan search --fix rec") == "recompute= ");
-    CHECK(offered(folder, "moe-plan search --gpus ''") == " ");
+    CHECK(offered(folder, "moe-plan search --gpus ''") == "auto ");
     CHECK(offered(folder, "moe-plan execute --lr-schedule c") == "constant cosine ");
     CHECK(offered(folder, "moe-plan replay pl") == "plan.json ");
     CHECK(offered(folder, "moe-plan show model tiny") == "tiny-qwen3-moe ");

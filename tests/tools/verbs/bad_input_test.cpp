@@ -2,6 +2,7 @@
 #include "tests/tools/verbs/command.hpp"
 
 #include "planner/base/files.hpp"
+#include "tests/support/nearly.hpp"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -56,6 +57,22 @@ TEST_CASE("search leaves as much memory free as it is told to") {
     CHECK(less <= 0.6 * whole / 0x1p30);
     CHECK(Json::parse(folder.read("plan.json"))["hardware"]["memory_bytes"] ==
           whole); // the plan is for the GPU as it is
+    // --gpus auto takes as few as have a plan.
+    const std::string fewest = "moe-plan search --model Mixtral-8x7B --hardware h100 --gbs 64 --seq 4096 --top 1 ";
+    const Json found = Json::parse(folder.run(fewest + "--gpus auto --json").out);
+    CHECK(found["gpus"] == 8);
+    CHECK(found["plans"][0]["plan"]["mesh"]["gpus"] == 8);
+    check_line(folder.run(fewest + "--gpus 4"), 3, "use 8 GPUs");
+    check_line(folder.run(fewest + "--gpus some"), 2, "--gpus some: must be a whole number of 1 or more, or auto");
+    // explain keeps the headroom as well, of a request and of a plan.
+    REQUIRE(folder.run(request + "--memory-headroom 0.4 --out less.json").status == 0);
+    const auto limit_of = [&](const std::string& options) {
+        return Json::parse(
+                   folder.run("moe-plan explain less.json --json " + options).out)["walls"]["memory"]["limit_gib"]
+            .get<double>();
+    };
+    CHECK(limit_of("--memory-headroom 0.4") == nearly(0.6 * limit_of("")));
+    check_line(folder.run("moe-plan explain less.json --memory-headroom 1"), 2, "--memory-headroom 1: must be a share");
     check_line(folder.run(request + "--memory-headroom 1"), 2, "--memory-headroom 1: must be a share of the memory");
     check_line(folder.run(request + "--memory-headroom -0.1"), 2, "--memory-headroom -0.1: must be");
     check_line(folder.run(request + "--memory-headroom nan"), 2, "--memory-headroom");

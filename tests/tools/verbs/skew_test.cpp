@@ -56,6 +56,11 @@ TEST_CASE("a recorded histogram is a routing; a wrong one is refused") {
     CHECK(skewed["step_seconds"] > balanced["step_seconds"]);
     check_line(folder.run(request + "--fix routing=short.csv"), 2, "3 experts, but the model has 128");
     check_line(folder.run(request + "--fix routing=absent.csv"), 2, "absent.csv");
+    // On one GPU no plan sends tokens anywhere, and none is excluded by memory.
+    const std::string one = "moe-plan search --model tiny-qwen3-moe --hardware h200 --gpus 1 --gbs 1 --seq 256 ";
+    check_line(folder.run(one + "--fix routing=short.csv"), 2,
+               "short.csv: the histogram has 3 experts, but the model has 8");
+    check_line(folder.run(one + "--fix routing=absent.csv"), 2, "cannot read absent.csv");
     check_line(folder.run(request + "--fix routing=dirichlet:0"), 2, "dirichlet:A");
     check_line(folder.run(request + "--fix routing=skewed"), 2, "must be balanced, dirichlet:A");
     check_line(folder.run(request + "--optimize-for p95"), 2, "--optimize-for p95: must be mean, p50 or p99");
