@@ -25,7 +25,7 @@ constexpr int few_fields = 2;            // differences up to which plans are cl
 constexpr std::size_t fewest_pairs = 15; // that a quantile may rest on
 
 auto workload_of(const Prediction& p) {
-    return std::tuple(p.model, p.system, machine::to_string(p.plan.precision), p.plan.gpus, p.plan.gbs, p.plan.seq);
+    return std::tuple(p.model, p.system, p.plan.precision, p.plan.gpus, p.plan.gbs, p.plan.seq);
 }
 
 double quantile(std::vector<double> values, double share) {

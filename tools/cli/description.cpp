@@ -38,8 +38,13 @@ void offer(ArgumentText& argument) {
             argument.words.emplace_back(machine::to_string(static_cast<machine::Precision>(i)));
     else if (kind == "FIELD=VALUE")
         for (const std::string& field : plan::field_names()) argument.words.push_back(field + "=");
-    else if (kind.find('|') != std::string::npos)
+    else if (kind.find('|') != std::string::npos) {
         argument.words = parts_of(kind, '|');
+        // A part in capitals stands for a value of its kind, as in N|auto.
+        std::erase_if(argument.words, [](const std::string& word) {
+            return std::none_of(word.begin(), word.end(), [](unsigned char c) { return std::islower(c) != 0; });
+        });
+    }
     if (!argument.words.empty()) argument.offer = Offer::words;
 }
 
