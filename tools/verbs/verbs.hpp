@@ -112,13 +112,22 @@ struct LaunchOptions : OutputOptions {
     bool slurm = false, mpi = false, kubernetes = false;
     bool megatron_core = false, megatron_lm = false, megatron_bridge = false;
     bool torchtitan = false, automodel = false;
-    std::string data = "text";                           // prefix of the dataset where the job runs
-    std::string arguments;                               // more words for execute
-    std::string image, claim = "moe-plan";               // Kubernetes: container image, volume claim
-    std::int64_t per_node = 0;                           // GPUs of a node, 0 = as the hardware profile says
-    std::string out;                                     // file, empty = stdout
+    std::string data = "text";             // prefix of the dataset where the job runs
+    std::string arguments;                 // more words for execute
+    std::string image, claim = "moe-plan"; // Kubernetes: container image, volume claim
+    std::int64_t per_node = 0;             // GPUs of a node, 0 = as the hardware profile says
+    std::string out;                       // file, empty = stdout
 };
 void launch_verb(const LaunchOptions& options);
+
+struct ImportVerbOptions : OutputOptions {
+    std::vector<std::string> files;
+    std::string from;                   // engine, empty = as the files tell
+    std::string model, hardware, stack; // empty model: as the files say; empty stack: the hardware's default
+    std::int64_t gpus = 0;              // 0 = as the files say
+    std::string out;                    // plan.json, empty = not written
+};
+void import_verb(const ImportVerbOptions& options);
 
 struct ShowOptions : OutputOptions {
     std::string topic;       // models, hardware, stacks, model, stack or plan
