@@ -12,7 +12,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 REFERENCE = HERE.parent / "reference"
 BEGIN, END = "<!-- tables.py writes from here -->", "<!-- tables.py wrote to here -->"
 
-PRINTED = ["search", "replay", "explain", "execute", "compare", "compare-log", "compare-profile", "validate", "tokenize", "export", "launch", "launch-engine",
+PRINTED = ["search", "replay", "explain", "execute", "compare", "compare-log", "compare-profile", "validate", "tokenize", "export", "launch", "launch-engine", "import",
            "show-models", "show-model", "show-hardware-list", "show-hardware", "show-stacks", "show-stack", "show-plan", "completion", "man"]
 FILES = ["plan", "hardware", "model", "stack", "coefficients", "checkpoint", "trace", "measured", "residuals"]
 

@@ -16,6 +16,7 @@ inline constexpr const char* execute = "moe-plan/execute/1";
 inline constexpr const char* explain = "moe-plan/explain/1";
 inline constexpr const char* exported = "moe-plan/export/1";
 inline constexpr const char* hardware = "moe-plan/hardware/1";
+inline constexpr const char* imported = "moe-plan/import/1";
 inline constexpr const char* launch = "moe-plan/launch/1";
 inline constexpr const char* launch_engine = "moe-plan/launch-engine/1";
 inline constexpr const char* man = "moe-plan/man/1";

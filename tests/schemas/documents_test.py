@@ -299,6 +299,19 @@ def test_launch_engine():
         hold_to_changes("launch-engine", document)
 
 
+def test_import():
+    """What launch wrote for the engines above, read again, beside a flag that means nothing."""
+    for engine, file in (("megatron-lm", "again.sh"), ("torchtitan", "again.toml"), ("automodel", "again.yaml")):
+        command(f"launch engine.json --{engine} --out {file}")
+        document = printed(f"import {file} --from {engine} --hardware h100 --gpus 8 --stack automodel", "import")
+        assert document["engine"] == engine and document["plan"]["mesh"] == written("engine.json")["mesh"]
+        hold_to_changes("import", document)
+    (HERE / "more.txt").write_text("--no-such-flag 3 --fine-grained-activation-offloading --offload-modules attn_proj\n")
+    document = printed("import again.sh more.txt --hardware h100 --gpus 8", "import")
+    assert document["unknown"][0]["setting"] == "--no-such-flag" and document["findings"][0]["severity"] == "error"
+    hold_to_changes("import", document)
+
+
 def test_profiles():
     """Everything that is committed; what our reader refuses, its schema must refuse as well."""
     folders = {"hardware": "hardware/*.json", "model": "models/*.json", "stack": "stacks/*.json", "coefficients": "coefficients.json",

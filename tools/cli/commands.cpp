@@ -228,6 +228,22 @@ void add_launch(CLI::App& app, LaunchOptions& o) {
     add(verb, "--out", o.out, "FILE", "file to write (default: stdout)");
 }
 
+void add_import(CLI::App& app, ImportVerbOptions& o) {
+    CLI::App* verb =
+        add_verb(app, o, "import", "read another engine's launch file as a plan, and what speaks against it",
+                 "moe-plan import pretrain.sh --hardware h100 --out plan.json", [&o] { import_verb(o); });
+    add(verb, "FILE", o.files, "FILE", "launch script, argument list, YAML or TOML; later files over earlier ones")
+        ->required();
+    add(verb, "--from", o.from, "megatron-lm|megatron-bridge|torchtitan|automodel",
+        "whose file it is (default: as the file tells)");
+    add(verb, "--model", o.model, "MODEL",
+        "Hugging Face config.json, or the name of a model profile (default: as the file's sizes say)");
+    add(verb, "--hardware", o.hardware, "HARDWARE", "hardware profile, or the name of one")->required();
+    add(verb, "--gpus", o.gpus, "N", "GPUs of the job (default: nodes times processes of each, as the file says)");
+    add(verb, "--stack", o.stack, "STACK", "software generation (default: the hardware's newest)");
+    add(verb, "--out", o.out, "FILE", "write the plan to this file");
+}
+
 void add_show(CLI::App& app, ShowOptions& o) {
     CLI::App* verb = add_verb(app, o, "show", "what a model, a machine, a stack or a plan was read as",
                               "moe-plan show model DeepSeek-V3 --seq 4096", [&o] { show_verb(o); });
@@ -265,6 +281,7 @@ struct Commands::Options {
     TokenizeOptions tokenize;
     ExportVerbOptions exported;
     LaunchOptions launch;
+    ImportVerbOptions imported;
     ValidateOptions validate;
     ShowOptions show;
     TextOptions completion;
@@ -292,6 +309,7 @@ Commands::Commands()
     add_tokenize(app, o.tokenize);
     add_export(app, o.exported);
     add_launch(app, o.launch);
+    add_import(app, o.imported);
     add_validate(app, o.validate);
     add_show(app, o.show);
     add_completion(app, o.completion);

@@ -62,6 +62,7 @@ void read_member(EngineEntry& entry, const std::string& key, const Json& value, 
         check_version(value.get<std::string>(), place);
     } else if (key == "when") {
         entry.when = stack::Condition(nlohmann::json(value), place);
+        entry.tests = value;
     } else if (key == "args") {
         entry.args = texts_of(value, place, key);
         check_placeholders(value, place);

@@ -18,6 +18,7 @@ struct EngineEntry {
     std::string field; // a plan field or a fact that it says; empty: a setting that no field says
     std::string from, until;
     stack::Condition when;
+    nlohmann::ordered_json tests;                           // of `when`, as written
     std::vector<std::string> args;                          // flags of a command line, each before its values
     std::map<std::string, nlohmann::ordered_json> parts;    // settings by name, one object for each part
     std::vector<std::pair<std::string, std::string>> words; // modules of a set in the engine's words, "" = has none

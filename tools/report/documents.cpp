@@ -289,6 +289,25 @@ std::string launch_document(int nodes, int per_node, const std::string& out, con
     return stamped(schema::launch, {{"nodes", nodes}, {"processes_per_node", per_node}, {"out", out}, {"text", text}});
 }
 
+std::string import_document(const Import& import, const std::string& out) {
+    Json unknown = Json::array(), findings = Json::array();
+    for (const NotUnderstood& one : import.unknown)
+        unknown.push_back(
+            {{"setting", one.setting}, {"value", one.value}, {"file", one.file}, {"line", one.line}, {"why", one.why}});
+    for (const Severity severity : {Severity::error, Severity::warning, Severity::hint})
+        for (const Finding& one : import.findings)
+            if (one.severity == severity)
+                findings.push_back({{"severity", to_string(severity)}, {"field", one.field}, {"message", one.message}});
+    return stamped(schema::imported, Json{{"engine", import.format},
+                                          {"release", import.release},
+                                          {"plan", Json::parse(plan::plan_to_json(import.plan))},
+                                          {"settings", import.settings},
+                                          {"harmless", import.harmless},
+                                          {"unknown", unknown},
+                                          {"findings", findings},
+                                          {"out", out}});
+}
+
 std::string launch_engine_document(const EngineLaunch& launch, const Nodes& nodes, const std::string& out) {
     Json document{{"engine", launch.engine}, {"release", launch.release}};
     document.update(launch.said);

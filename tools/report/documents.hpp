@@ -8,6 +8,7 @@
 #include "simulator/published/improve.hpp"
 #include "simulator/published/interval.hpp"
 #include "simulator/replay/simulate.hpp"
+#include "tools/import/import_plan.hpp"
 #include "tools/launch/engine_launch.hpp"
 #include "tools/report/comparison.hpp"
 #include "tools/report/ranking.hpp"
@@ -62,6 +63,8 @@ std::string comparison_document(const Comparison& comparison);
 std::string validation_document(const std::vector<published::Prediction>& predictions,
                                 const std::vector<published::Improvement>* improvements);
 std::string export_document(std::int64_t step, std::size_t parameters, const std::string& out);
+// A launch file read as a plan; out: path written, empty for none.
+std::string import_document(const Import& import, const std::string& out);
 // A plan in another engine's words; `text`: the file's, empty where it is the document itself.
 std::string launch_engine_document(const EngineLaunch& launch, const Nodes& nodes, const std::string& out);
 std::string launch_document(int nodes, int per_node, const std::string& out, const std::string& text);

@@ -122,6 +122,15 @@ struct LaunchOptions : OutputOptions {
 };
 void launch_verb(const LaunchOptions& options);
 
+struct ImportVerbOptions : OutputOptions {
+    std::vector<std::string> files;
+    std::string from;                   // engine, empty = as the files tell
+    std::string model, hardware, stack; // empty model: as the files say; empty stack: the hardware's default
+    std::int64_t gpus = 0;              // 0 = as the files say
+    std::string out;                    // plan.json, empty = not written
+};
+void import_verb(const ImportVerbOptions& options);
+
 struct ShowOptions : OutputOptions {
     std::string topic;       // models, hardware, stacks, model, stack or plan
     std::string name;        // empty: all of the topic

@@ -1,0 +1,204 @@
+// What launch writes, import reads as the same plan: random plans of each engine, from the file alone.
+//
+// MOE_PLAN_ROUND_TRIPS is how many plans each engine is asked for (40 by default, 1000 for a long run).
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/machine/hardware.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan_fields.hpp"
+#include "planner/stack/stack.hpp"
+#include "tests/support/draws.hpp"
+#include "tests/tools/verbs/command.hpp"
+#include "tools/engines/settings.hpp"
+#include "tools/import/import_plan.hpp"
+#include "tools/launch/engine_launch.hpp"
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <random>
+
+using namespace moe;
+
+namespace {
+
+struct Engine {
+    const char *name, *file;
+    tools::EngineLaunch (*launch)(const plan::Plan&, const tools::Nodes&);
+    std::vector<const char*> models;
+    bool names_model; // the file says which model it is
+};
+
+const std::vector<Engine>& engines() {
+    static const std::vector<Engine> list{
+        {"megatron-lm",
+         "train.sh",
+         tools::megatron_lm_launch,
+         {"DeepSeek-V3", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "Mixtral-8x22B", "Llama3-70B", "Kimi-K2"},
+         true},
+        {"megatron-bridge",
+         "run.yaml",
+         tools::megatron_bridge_launch,
+         {"DeepSeek-V3", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "Mixtral-8x22B", "Llama3-70B", "Kimi-K2"},
+         false},
+        {"torchtitan",
+         "job.toml",
+         tools::torchtitan_launch,
+         {"Qwen3-30B-A3B", "Qwen3-235B-A22B", "Llama3-8B", "Llama3-70B"},
+         true},
+        {"automodel", "job.yaml", tools::automodel_launch, {"Qwen3-30B-A3B", "Qwen3-235B-A22B", "Llama3-8B"}, true},
+    };
+    return list;
+}
+
+class Plans {
+public:
+    Plans(const Engine& engine, std::uint64_t seed) : engine_(engine), random_(seed) {}
+
+    plan::Plan next() {
+        plan::Plan plan;
+        plan.model = model(engine_.models[below(engine_.models.size())]);
+        plan.hardware = hardware(pick({"h100", "b200", "gb200-nvl72"}));
+        plan.stack = pick({"bridge-26.08", "bridge-26.08", "bridge-26.06", "bridge-26.04", "bridge-26.02"});
+        plan.seq = 4096;
+        mesh(plan);
+        choices(plan);
+        const bool titan = std::string(engine_.name) == "torchtitan" || std::string(engine_.name) == "automodel";
+        if (titan) plan.fsdp = plan.pp == 1 || chance(0.5);
+        if (titan && chance(0.8)) plan.recompute = chance(0.5) ? plan::recompute::from_string("full") : 0;
+        return plan;
+    }
+    std::size_t below(std::size_t limit) { return random_() % limit; }
+
+private:
+    bool chance(double share) { return static_cast<double>(below(1000)) < share * 1000; }
+    const char* pick(std::initializer_list<const char*> list) { return *(list.begin() + below(list.size())); }
+    int power(int most) {
+        int value = 1;
+        while (value < most && chance(0.5)) value *= 2;
+        return value;
+    }
+    static std::shared_ptr<const model::Model> model(const std::string& name) {
+        static std::map<std::string, std::shared_ptr<const model::Model>> kept;
+        auto& found = kept[name];
+        if (!found) found = std::make_shared<const model::Model>(families::load_model(name));
+        return found;
+    }
+    static std::shared_ptr<const machine::Hardware> hardware(const std::string& name) {
+        static std::map<std::string, std::shared_ptr<const machine::Hardware>> kept;
+        auto& found = kept[name];
+        if (!found) found = std::make_shared<const machine::Hardware>(machine::load_hardware(name));
+        return found;
+    }
+
+    void mesh(plan::Plan& plan) {
+        plan.tp = power(8);
+        plan.pp = power(8);
+        plan.cp = chance(0.2) ? 2 : 1;
+        plan.dp = 4 * power(16);
+        plan.gpus = plan.tp * plan.pp * plan.cp * plan.dp;
+        const bool experts = plan::field_text(plan, "ep") == "1" && !plan.model->kinds.empty() &&
+                             std::any_of(plan.model->kinds.begin(), plan.model->kinds.end(),
+                                         [](const model::LayerKind& kind) { return kind.moe.has_value(); });
+        if (experts) plan.ep = 2 * power(32);
+        if (experts && chance(0.2)) plan.etp = plan.tp;
+        plan.edp = std::max(1, plan.gpus / (plan.ep * plan.etp * plan.pp));
+        if (plan.pp > 1 && chance(0.5)) plan.vpp = 2 * power(2);
+        plan.schedule = plan.vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
+        plan.mbs = chance(0.3) ? 2 : 1;
+        plan.gbs = plan.mbs * plan.dp * plan.pp * 4;
+        if (chance(0.1)) plan.rank_order = "tp-cp-ep-pp-dp";
+    }
+
+    void set(plan::Plan& plan, double share, const char* field, std::initializer_list<const char*> values) {
+        if (chance(share)) plan::set_field(plan, field, pick(values));
+    }
+
+    void choices(plan::Plan& plan) {
+        set(plan, 0.6, "precision", {"fp8-tensor", "fp8-blockwise", "mxfp8", "nvfp4"});
+        if (plan.precision == machine::Precision::fp8_tensor) set(plan, 0.4, "fp8_scaling", {"delayed"});
+        if (plan.precision != machine::Precision::bf16) set(plan, 0.2, "bf16_layers", {"1+1", "2+0", "0+3"});
+        set(plan, 0.3, "gradients", {"bf16"});
+        set(plan, 0.5, "optimizer", {"adamw+bf16_moments"});
+        set(plan, 0.5, "recompute",
+            {"full", "layernorm", "core_attn", "moe_act+layernorm", "mla_up_proj", "moe", "mlp"});
+        set(plan, 0.1, "offload", {"optimizer", "core_attn+attn_proj", "expert_fc1+moe_act"});
+        set(plan, 0.1, "fsdp", {"on"});
+        if (plan.ep * plan.etp > 1) set(plan, 0.6, "dispatcher", {"deepep", "hybridep", "allgather"});
+        if (plan.cp > 1) set(plan, 0.4, "cp_comm", {"alltoall"});
+        set(plan, 0.1, "tp_overlap", {"on"});
+        if (plan.vpp > 1 || plan.pp == 1) set(plan, 0.3, "ep_overlap", {"on"});
+        if (plan.ep_overlap) set(plan, 0.5, "delay_wgrad", {"on"});
+        set(plan, 0.3, "cuda_graph", {"attn", "partial", "attn+moe_router", "full", "moe_router+moe_preprocess"});
+        if (plan.cuda_graph == plan::CudaGraph::full) set(plan, 0.7, "capacity", {"1.5"});
+        if (plan.capacity > 0.0) set(plan, 0.7, "paged_stash", {"on"});
+        if (plan.ep > 1) router(plan);
+    }
+
+    void router(plan::Plan& plan) {
+        set(plan, 0.3, "balance", {"forced"});
+        set(plan, 0.3, "aux_loss", {"0.01", "0.001", "1e-05"});
+        if (plan.router.aux_loss > 0.0) set(plan, 0.4, "load_balancing", {"aux_loss", "global_aux_loss"});
+        set(plan, 0.1, "z_loss", {"0.001"});
+        set(plan, 0.3, "bias_update", {"0.001", "0.01"});
+        set(plan, 0.1, "expert_capacity", {"1.5"});
+        if (plan.router.expert_capacity > 0.0) set(plan, 0.5, "drop_policy", {"position"});
+    }
+
+    const Engine& engine_;
+    std::mt19937_64 random_;
+};
+
+// Fields that differ, but for graphs of modules that the engine's words do not tell apart.
+std::string difference(const plan::Plan& from, const plan::Plan& to) {
+    std::string text;
+    for (const plan::FieldChange& change : plan::differences(from, to)) {
+        const bool graph = change.field == "cuda_graph" && change.from != "none" && change.to != "none" &&
+                           change.from != "full" && change.to != "full";
+        if (!graph) text += fmt::format("{} {} -> {}; ", change.field, change.from, change.to);
+    }
+    return text;
+}
+
+} // namespace
+
+TEST_CASE("import: what launch writes of a plan is read as that plan") {
+    const std::uint64_t seed = environment("MOE_PLAN_SEED", 1), asked = environment("MOE_PLAN_ROUND_TRIPS", draws(40));
+    for (const Engine& engine : engines()) {
+        const test::Folder folder;
+        Plans plans(engine, seed);
+        std::uint64_t written = 0;
+        for (std::uint64_t tries = 0; written < asked && tries < asked * 400; ++tries) {
+            const plan::Plan plan = plans.next();
+            const int per_node = 4;
+            tools::EngineLaunch launch;
+            try {
+                if (plan::check_plan(plan)) continue;
+                launch = engine.launch(plan, {"job", plan.gpus / per_node, per_node});
+            } catch (const Error&) {
+                continue; // refused by name
+            }
+            ++written;
+            folder.write(engine.file, launch.text);
+            tools::ImportRequest request;
+            request.files = {folder.file(engine.file)};
+            request.from = engine.name;
+            if (!engine.names_model) request.model = plan.model->name;
+            request.hardware = plan.hardware->name;
+            request.stack = plan.stack;
+            request.gpus = plan.gpus;
+            const tools::Import import = tools::import_plan(request);
+            const std::string differs = difference(tools::told(plan), tools::told(import.plan));
+            CHECK_MESSAGE(differs.empty(), std::string(engine.name)
+                                               << ", MOE_PLAN_SEED=" << seed << ", try " << tries << ": " << differs);
+            CHECK_MESSAGE(import.unknown.empty(), std::string(engine.name)
+                                                      << ": "
+                                                      << (import.unknown.empty() ? "" : import.unknown[0].setting));
+            // Written again it is the same file.
+            const bool same = engine.launch(import.plan, {"job", plan.gpus / per_node, per_node}).text == launch.text;
+            CHECK_MESSAGE((same || !differs.empty()), std::string(engine.name)
+                                                          << ", try " << tries << ": written otherwise");
+        }
+        CHECK_MESSAGE(written == asked, std::string(engine.name) << ": " << written << " plans of " << asked);
+    }
+}

@@ -1,0 +1,84 @@
+// Names of precisions are looked up in the table of words, where launch finds them too.
+#include "tools/import/bridge_settings.hpp"
+
+#include "planner/base/profile.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+namespace moe::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* section = "mixed_precision";
+
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+const std::string* value_of(const SettingsFile& file, const std::string& name) {
+    const Setting* setting = file.find(name);
+    return setting != nullptr && setting->values.size() == 1 ? &setting->values.front() : nullptr;
+}
+
+// How many of the fields that tell formats apart have the value in the file that the name stands for.
+int agreeing(const SettingsFile& file, const Json& fields) {
+    int count = 0;
+    for (const char* key : {"fp8", "fp8_recipe", "fp4", "fp8_amax_history_len"}) {
+        const std::string* value = value_of(file, fmt::format("{}.{}", section, key));
+        const std::string usual = fields.contains(key) ? text_of(fields[key]) : "null";
+        count += value != nullptr && *value == usual ? 4 : 0;
+        if (value == nullptr && std::string(key) != "fp8_amax_history_len") count += usual == "null" ? 4 : 0;
+    }
+    return count;
+}
+
+} // namespace
+
+void expand_bridge(SettingsFile& file, const EngineTable& table) {
+    const Json& known = table.mixed_precision;
+    if (!known.is_object()) return;
+    const auto fields_of = [&known](const std::string& name) {
+        Json fields = known["fields"];
+        fields.update(known["names"][name]);
+        return fields;
+    };
+    std::string name;
+    if (const std::string* given = value_of(file, section)) {
+        name = *given;
+    } else {
+        int best = -1;
+        for (const auto& [candidate, own] : known["names"].items())
+            if (const int count = agreeing(file, fields_of(candidate)); count > best) {
+                best = count;
+                name = candidate;
+            }
+        bool any = false;
+        for (const Setting& setting : file.settings) any = any || setting.name.rfind("mixed_precision.", 0) == 0;
+        if (!any) return;
+        file.set({section, {name}, file.settings.front().file, 0});
+    }
+    if (!known["names"].contains(name)) return;
+    const Json fields = fields_of(name);
+    for (const auto& [key, value] : fields.items()) {
+        const std::string whole = fmt::format("{}.{}", section, key);
+        if (file.find(whole) == nullptr && file.settings.size() < max_settings)
+            file.set({whole, {text_of(value)}, file.find(section)->file, file.find(section)->line});
+    }
+}
+
+std::string model_of_recipe(const EngineTable& table, const std::string& recipe) {
+    for (const EngineRecipe& known : table.recipes) {
+        if (known.name != recipe) continue;
+        for (const std::string& name : profile_names("models")) {
+            plan::Plan plan;
+            plan.model = std::make_shared<const model::Model>(families::load_model(name));
+            if (known.when.holds(plan)) return name;
+        }
+    }
+    return {};
+}
+
+} // namespace moe::tools

@@ -1,0 +1,249 @@
+// One config.json with the facts under the names of all families; each architecture reads those that it knows.
+#include "tools/import/model_of_facts.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/profile.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "planner/plan/plan.hpp"
+#include "planner/stack/plan_words.hpp"
+#include "tools/engines/engine_value.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+namespace moe::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string get(const Facts& facts, const std::string& name, const std::string& otherwise = {}) {
+    const auto found = facts.find(name);
+    return found == facts.end() ? otherwise : found->second;
+}
+
+std::int64_t number(const Facts& facts, const std::string& name, std::int64_t otherwise = 0) {
+    const Json value = literal(get(facts, name));
+    if (value.is_number()) return static_cast<std::int64_t>(value.get<double>());
+    return otherwise;
+}
+
+std::int64_t needed(const Facts& facts, const std::string& name, const std::string& place) {
+    const std::int64_t value = number(facts, name);
+    if (value < 1)
+        refuse("{}: says no {}: give the model by --model, a config.json or the name of a profile", place,
+               name.substr(name.find('.') + 1));
+    return value;
+}
+
+bool on(const Facts& facts, const std::string& name) { return get(facts, name) == "on"; }
+
+bool equal_words(const std::string& a, const std::string& b) {
+    const Json left = literal(a), right = literal(b);
+    if (left.is_number() && right.is_number()) return left.get<double>() == right.get<double>();
+    return a == b;
+}
+
+std::string word_of_model(const std::shared_ptr<const model::Model>& model, const std::string& fact) {
+    plan::Plan plan;
+    plan.model = model;
+    return stack::plan_word(plan, fact);
+}
+
+std::vector<FactDifference> differences_of(const Facts& facts, const std::shared_ptr<const model::Model>& model,
+                                           const ReaderTable& reader, std::size_t enough) {
+    std::vector<FactDifference> list;
+    for (const auto& [name, value] : facts) {
+        if (reader.is_cosmetic(name)) continue;
+        const std::string word = word_of_model(model, name);
+        if (!equal_words(value, word)) list.push_back({name, value, word});
+        if (list.size() >= enough) break;
+    }
+    return list;
+}
+
+// Layers without experts, by the list of marks.
+std::vector<int> dense_layers(const Facts& facts) {
+    std::vector<int> dense;
+    const Json marks = literal(get(facts, "model.moe_layers", "[]"));
+    for (std::size_t layer = 0; marks.is_array() && layer < marks.size(); ++layer)
+        if (marks[layer] == 0) dense.push_back(static_cast<int>(layer));
+    return dense;
+}
+
+void add_experts(Json& config, const Facts& facts, const std::string& place) {
+    const std::int64_t experts = number(facts, "model.experts"), width = needed(facts, "model.expert_ffn", place);
+    for (const char* name : {"num_experts", "num_local_experts", "n_routed_experts"}) config[name] = experts;
+    config["num_experts_per_tok"] = needed(facts, "model.top_k", place);
+    config["moe_intermediate_size"] = width;
+    const std::int64_t shared = number(facts, "model.shared_ffn");
+    config["shared_expert_intermediate_size"] = shared;
+    config["n_shared_experts"] = shared % width == 0 ? shared / width : 0;
+    config["norm_topk_prob"] = get(facts, "model.router_weights", "of chosen") == "of chosen";
+    config["scoring_func"] = get(facts, "model.router_score", "softmax");
+    config["routed_scaling_factor"] = literal(get(facts, "model.router_scale", "1"));
+    const std::int64_t groups = number(facts, "model.router_groups", 1);
+    config["n_group"] = std::max<std::int64_t>(1, groups);
+    config["topk_group"] = std::max<std::int64_t>(1, number(facts, "model.router_groups_kept", 1));
+    config["topk_method"] = on(facts, "model.selection_bias") ? "noaux_tc"
+                            : groups > 1                      ? "group_limited_greedy"
+                                                              : "greedy";
+    const std::vector<int> dense = dense_layers(facts);
+    config["mlp_only_layers"] = dense;
+    std::size_t first = 0; // leading layers without experts
+    while (first < dense.size() && dense[first] == static_cast<int>(first)) ++first;
+    config["first_k_dense_replace"] = first;
+}
+
+void add_latent(Json& config, const Facts& facts, const std::string& place) {
+    config["kv_lora_rank"] = needed(facts, "model.kv_lora", place);
+    if (number(facts, "model.q_lora") > 0) config["q_lora_rank"] = number(facts, "model.q_lora");
+    config["qk_nope_head_dim"] = needed(facts, "model.qk_nope_dim", place);
+    config["qk_rope_head_dim"] = needed(facts, "model.rope_dim", place);
+    config["v_head_dim"] = needed(facts, "model.v_dim", place);
+    if (!on(facts, "model.sparse_attention")) return;
+    config["index_n_heads"] = needed(facts, "model.indexer_heads", place);
+    config["index_head_dim"] = needed(facts, "model.indexer_dim", place);
+    config["index_topk"] = needed(facts, "model.indexer_top_k", place);
+    config["index_topk_freq"] = std::max<std::int64_t>(1, number(facts, "model.index_frequency", 1));
+    config["index_skip_topk_offset"] = number(facts, "model.index_offset", 1);
+}
+
+void add_windows(Json& config, const Facts& facts) {
+    const std::int64_t window = number(facts, "model.window");
+    if (window < 1) return;
+    config["sliding_window"] = window;
+    config["use_sliding_window"] = true;
+    const Json marks = literal(get(facts, "model.window_layers", "[]"));
+    for (std::size_t layer = 0; marks.is_array() && layer < marks.size(); ++layer)
+        config["layer_types"].push_back(marks[layer] == 1 ? "sliding_attention" : "full_attention");
+}
+
+Json config_of(const Facts& facts, const std::string& place) {
+    Json config;
+    config["hidden_size"] = needed(facts, "model.hidden", place);
+    config["num_hidden_layers"] = needed(facts, "model.layers", place);
+    config["num_attention_heads"] = needed(facts, "model.heads", place);
+    if (number(facts, "model.kv_heads") > 0) config["num_key_value_heads"] = number(facts, "model.kv_heads");
+    if (number(facts, "model.head_dim") > 0) config["head_dim"] = number(facts, "model.head_dim");
+    config["vocab_size"] = needed(facts, "model.vocab", place);
+    config["tie_word_embeddings"] = on(facts, "model.tied_embeddings");
+    for (const char* name : {"rms_norm_eps", "layer_norm_eps", "norm_eps"})
+        config[name] = literal(get(facts, "model.norm_eps", "1e-5"));
+    config["rope_theta"] = literal(get(facts, "model.rope_theta", "10000"));
+    config["hidden_act"] = get(facts, "model.activation", "silu");
+    config["mlp_gated"] = on(facts, "model.gated");
+    const std::string bias = get(facts, "model.bias", "none");
+    config["attention_bias"] = bias != "none";
+    config["qkv_bias"] = bias == "qkv";
+    config["use_qk_norm"] = on(facts, "model.qk_norm");
+    config["num_nextn_predict_layers"] = number(facts, "model.mtp");
+    if (number(facts, "model.vocab_divisor") > 0)
+        config["megatron"]["make_vocab_size_divisible_by"] = number(facts, "model.vocab_divisor");
+    if (number(facts, "model.ffn") > 0) config["intermediate_size"] = number(facts, "model.ffn");
+    if (number(facts, "model.experts") > 0) add_experts(config, facts, place);
+    if (on(facts, "model.mla")) add_latent(config, facts, place);
+    add_windows(config, facts);
+    return config;
+}
+
+std::vector<const char*> architectures(const Facts& facts) {
+    if (on(facts, "model.mla")) return {"DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV2ForCausalLM"};
+    if (number(facts, "model.experts") > 0)
+        return {"MixtralForCausalLM",  "Qwen3MoeForCausalLM",  "Qwen2MoeForCausalLM",
+                "Glm4MoeForCausalLM",  "Dots1ForCausalLM",     "GptOssForCausalLM",
+                "DeepseekForCausalLM", "Qwen3NextForCausalLM", "Grok-1"};
+    return {"LlamaForCausalLM",
+            "Qwen3ForCausalLM",
+            "Qwen2ForCausalLM",
+            "MistralForCausalLM",
+            "NemotronForCausalLM",
+            "Megatron GPT",
+            "GPT-3"};
+}
+
+// Families whose intermediate_size is that of an expert.
+bool names_expert_width(const std::string& architecture) {
+    return architecture == "MixtralForCausalLM" || architecture == "GptOssForCausalLM" || architecture == "Grok-1";
+}
+
+std::optional<model::Model> read(const Json& config, const std::string& place) {
+    try {
+        return families::model_from_json(config.dump(), place);
+    } catch (const Error&) {
+        return std::nullopt; // not of this architecture
+    }
+}
+
+model::Model built(const Facts& facts, const ReaderTable& reader, const std::string& place) {
+    const Json common = config_of(facts, place);
+    std::optional<model::Model> best;
+    std::size_t fewest = 0;
+    for (const char* architecture : architectures(facts)) {
+        Json config = {{"name", "imported"}, {"architectures", {architecture}}};
+        config.update(common);
+        if (names_expert_width(architecture)) config["intermediate_size"] = config["moe_intermediate_size"];
+        std::optional<model::Model> model = read(config, place);
+        if (!model) continue;
+        model->name = "imported";
+        const std::size_t differ =
+            differences_of(facts, std::make_shared<const model::Model>(*model), reader, 1000).size();
+        if (best && differ >= fewest) continue;
+        fewest = differ;
+        best = std::move(model);
+    }
+    if (!best) refuse("{}: no architecture that is known has these sizes: give the model by --model", place);
+    return *best;
+}
+
+// A profile with another number of multi-token-prediction layers.
+std::optional<model::Model> with_mtp(const model::Model& profile, std::int64_t depth, const std::string& place) {
+    Json config = Json::parse(profile.config_json, nullptr, false);
+    if (!config.is_object()) return std::nullopt;
+    config["num_nextn_predict_layers"] = depth;
+    std::optional<model::Model> model = read(config, place);
+    if (model) model->name = fmt::format("{}-mtp{}", profile.name, depth);
+    return model;
+}
+
+} // namespace
+
+std::vector<FactDifference> differing_facts(const Facts& facts, const model::Model& model, const ReaderTable& reader) {
+    return differences_of(facts, std::make_shared<const model::Model>(model), reader, 1000);
+}
+
+void complete_facts(Facts& facts) {
+    const std::int64_t hidden = number(facts, "model.hidden"), heads = number(facts, "model.heads");
+    const auto fill = [&facts](const char* name, std::int64_t value) {
+        if (value > 0) facts.try_emplace(name, fmt::format("{}", value));
+    };
+    if (!on(facts, "model.mla")) {
+        fill("model.kv_heads", heads);
+        if (heads > 0) fill("model.head_dim", hidden / heads);
+    }
+    // Megatron-LM's arguments.py: 4 times the width, of a gated MLP two thirds of it in steps of 64.
+    fill("model.ffn", on(facts, "model.gated") ? hidden * 4 * 2 / 3 / 64 * 64 : hidden * 4);
+    const std::int64_t layers = number(facts, "model.layers");
+    if (number(facts, "model.experts") < 1 || layers < 1 || layers > 1 << 14) return;
+    fill("model.expert_ffn", number(facts, "model.ffn"));
+    std::string all = "[";
+    for (std::int64_t layer = 0; layer < layers; ++layer) all += layer > 0 ? ",1" : "1";
+    facts.try_emplace("model.moe_layers", all + "]");
+    // Without dense layers their width is of no layer.
+    if (facts["model.moe_layers"].find('0') == std::string::npos) facts.erase("model.ffn");
+}
+
+model::Model model_of_facts(const Facts& facts, const ReaderTable& reader, const std::string& place) {
+    for (const char* size : {"model.layers", "model.hidden", "model.heads"}) needed(facts, size, place);
+    Facts apart = facts;
+    apart.erase("model.mtp");
+    for (const std::string& name : profile_names("models")) {
+        const auto profile = std::make_shared<const model::Model>(families::load_model(name));
+        if (!differences_of(apart, profile, reader, 1).empty()) continue;
+        if (differences_of(facts, profile, reader, 1).empty()) return *profile;
+        if (auto model = with_mtp(*profile, number(facts, "model.mtp"), place)) return *model;
+    }
+    return built(facts, reader, place);
+}
+
+} // namespace moe::tools

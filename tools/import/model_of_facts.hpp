@@ -1,0 +1,28 @@
+// A model from what a launch file says of it: a profile that agrees, or a config.json made of the facts.
+#pragma once
+
+#include "planner/model/model.hpp"
+#include "tools/import/reader_table.hpp"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+using Facts = std::map<std::string, std::string>;
+
+struct FactDifference {
+    std::string fact, file, model; // the words of both
+};
+// Where the model is another one than the facts say; facts that change neither time nor memory are left out.
+std::vector<FactDifference> differing_facts(const Facts& facts, const model::Model& model, const ReaderTable& reader);
+
+// Fills in what follows from other facts where no setting says it: heads of keys, widths.
+void complete_facts(Facts& facts);
+
+// The profile with all of these facts, else a model of the architecture that has most of them. Throws Error (bad_input)
+// naming the fact that is missing; `place` names the file.
+model::Model model_of_facts(const Facts& facts, const ReaderTable& reader, const std::string& place);
+
+} // namespace moe::tools

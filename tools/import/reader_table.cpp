@@ -1,0 +1,146 @@
+// Reads and checks the files of profiles/engines/readers.
+#include "tools/import/reader_table.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "planner/base/names.hpp"
+#include "planner/base/profile.hpp"
+#include "planner/stack/plan_words.hpp"
+#include "tools/import/readers/bash_test.hpp"
+
+#include <algorithm>
+
+namespace moe::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+class Members {
+public:
+    Members(const Json& json, std::string place) : json_(json), place_(std::move(place)) {}
+
+    std::string text(const char* key) const {
+        if (!json_.contains(key) || !json_[key].is_string()) refuse("{}: {}: must be text", place_, key);
+        return json_[key].get<std::string>();
+    }
+    std::string text_or(const char* key) const { return json_.contains(key) ? text(key) : std::string(); }
+    const Json& list(const char* key) const {
+        static const Json none = Json::array();
+        if (!json_.contains(key)) return none;
+        if (!json_[key].is_array()) refuse("{}: {}: must be a list", place_, key);
+        return json_[key];
+    }
+    const Json& object(const char* key) const {
+        static const Json none = Json::object();
+        if (!json_.contains(key)) return none;
+        if (!json_[key].is_object()) refuse("{}: {}: must be an object", place_, key);
+        return json_[key];
+    }
+    std::vector<std::string> texts(const char* key) const {
+        std::vector<std::string> all;
+        for (const Json& item : list(key)) {
+            if (!item.is_string()) refuse("{}: {}: must be a list of texts", place_, key);
+            all.push_back(item.get<std::string>());
+        }
+        return all;
+    }
+    const std::string& place() const { return place_; }
+
+private:
+    const Json& json_;
+    std::string place_;
+};
+
+std::map<std::string, std::string> facts_of(const Members& members) {
+    std::map<std::string, std::string> facts;
+    for (const auto& [name, value] : members.object("facts").items()) {
+        if (stack::find_plan_word(name) == nullptr) refuse("{}: facts: unknown fact {}", members.place(), shown(name));
+        if (!value.is_string()) refuse("{}: facts: {}: must be text", members.place(), name);
+        facts[name] = value.get<std::string>();
+    }
+    return facts;
+}
+
+void read_defaults(ReaderTable& table, const Members& members) {
+    for (const auto& [name, value] : members.object("defaults").items()) {
+        std::vector<std::string>& values = table.defaults[name];
+        for (const Json& item : value.is_array() ? value : Json::array({value})) {
+            if (!item.is_string()) refuse("{}: defaults: {}: must be text or a list of texts", members.place(), name);
+            values.push_back(item.get<std::string>());
+            const std::string& text = values.back();
+            if (text.rfind('$', 0) == 0 && stack::find_plan_word(text.substr(1)) == nullptr)
+                refuse("{}: defaults: {}: unknown word {}", members.place(), name, shown(text));
+        }
+    }
+}
+
+void read_asked_with(ReaderTable& table, const Members& members) {
+    for (const auto& [name, value] : members.object("asked_with").items()) {
+        if (!value.is_string()) refuse("{}: asked_with: {}: must be the name of a setting", members.place(), name);
+        table.asked_with[name] = value.get<std::string>();
+    }
+}
+
+void read_lists(ReaderTable& table, const Members& members) {
+    for (const Json& item : members.list("model")) {
+        const Members one(item, members.place() + ": model");
+        table.facts.push_back({one.object("when"), facts_of(one)});
+    }
+    for (const Json& item : members.list("beside")) {
+        const Members one(item, members.place() + ": beside");
+        table.beside.push_back(
+            {one.texts("settings"), stack::Condition(nlohmann::json(one.object("when")), one.place())});
+    }
+    for (const Json& item : members.list("frequencies")) {
+        const Members one(item, members.place() + ": frequencies");
+        table.frequencies.push_back({one.text("setting"), one.text("layers"), one.text("marks")});
+    }
+    for (const Json& item : members.list("same")) {
+        std::vector<std::string>& group = table.same.emplace_back();
+        for (const Json& value : item) group.push_back(value.get<std::string>());
+    }
+}
+
+bool any_pattern(const std::vector<std::string>& patterns, const std::string& text) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&text](const std::string& pattern) { return matches_pattern(text, pattern); });
+}
+
+} // namespace
+
+bool ReaderTable::is_harmless(const std::string& setting) const { return any_pattern(harmless, setting); }
+bool ReaderTable::is_weak(const std::string& setting) const { return any_pattern(weak, setting); }
+bool ReaderTable::is_cosmetic(const std::string& fact) const { return any_pattern(cosmetic, fact); }
+
+std::vector<std::string> reader_formats() { return profile_names("engines/readers"); }
+
+ReaderTable load_reader_table(const std::string& format) {
+    const std::vector<std::string> known = reader_formats();
+    if (std::find(known.begin(), known.end(), format) == known.end())
+        refuse("--from {}: must be one of {}", shown(format), fmt::join(known, ", "));
+    const std::string path = profiles_folder() + "/engines/readers/" + format + ".json";
+    Json json;
+    try {
+        json = Json::parse(read_file(path));
+    } catch (const Json::parse_error& error) {
+        refuse("{}: not valid JSON near byte {}", path, error.byte);
+    }
+    const Members members(json, path);
+    ReaderTable table;
+    table.format = format;
+    table.engine = members.text("engine");
+    table.part = members.text("part");
+    table.harmless = members.texts("harmless");
+    table.weak = members.texts("weak");
+    table.cosmetic = members.texts("cosmetic");
+    table.recipe = members.texts("recipe");
+    read_defaults(table, members);
+    read_asked_with(table, members);
+    read_lists(table, members);
+    const Members stages(members.object("stages"), path + ": stages");
+    table.stages = {stages.text_or("layers_per_chunk"), stages.text_or("first"), stages.text_or("last"),
+                    stages.text_or("embedding"), stages.text_or("loss")};
+    return table;
+}
+
+} // namespace moe::tools

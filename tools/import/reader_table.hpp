@@ -1,0 +1,62 @@
+// What an engine does that its table of words does not say: defaults, settings without effect, older forms.
+#pragma once
+
+#include "planner/stack/condition.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+// Settings that change nothing in plans for which `when` holds.
+struct Beside {
+    std::vector<std::string> settings; // patterns
+    stack::Condition when;
+};
+
+// Facts of a model where no setting says them, in models whose facts pass the tests.
+struct FactDefaults {
+    nlohmann::ordered_json when;
+    std::map<std::string, std::string> facts;
+};
+
+// A number N in place of a list of layers: "multiples" marks layers 0, N, 2N, ..; "others" all but N - 1, 2N - 1, ..
+struct Frequency {
+    std::string setting, layers, marks; // layers: the setting with their number
+};
+
+// Names of settings by which an engine cuts layers into stages; empty: it has none of that kind.
+struct StageNames {
+    std::string layers_per_chunk, first, last, embedding, loss;
+};
+
+struct ReaderTable {
+    std::string format;                                       // "megatron-lm"
+    std::string engine;                                       // whose table of words it reads: "megatron-core"
+    std::string part;                                         // of that table: "args", "bridge", "config"
+    std::map<std::string, std::vector<std::string>> defaults; // a value $WORD is that of the plan
+    std::vector<FactDefaults> facts;
+    std::vector<std::string> harmless; // patterns
+    std::vector<Beside> beside;
+    std::map<std::string, std::string> asked_with; // settings that are asked for only where another one is on
+    std::vector<std::string> weak;                 // settings that decide only where all others agree
+    std::vector<std::string> cosmetic;             // facts that change neither time nor memory
+    std::vector<std::vector<std::string>> same;    // values of one meaning
+    std::vector<Frequency> frequencies;
+    StageNames stages;
+    std::vector<std::string> recipe; // settings whose values, joined by /, name a model of the engine's table
+
+    bool is_harmless(const std::string& setting) const;
+    bool is_weak(const std::string& setting) const;
+    bool is_cosmetic(const std::string& fact) const;
+};
+
+// Names in profiles/engines/readers, sorted.
+std::vector<std::string> reader_formats();
+// profiles/engines/readers/FORMAT.json. Throws Error (bad_input) naming the file and the member.
+ReaderTable load_reader_table(const std::string& format);
+
+} // namespace moe::tools

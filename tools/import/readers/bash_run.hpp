@@ -1,0 +1,30 @@
+// Follows a bash script without running anything: assignments, branches that can be decided, the commands it would
+// start.
+#pragma once
+
+#include "tools/import/readers/bash_values.hpp"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+struct BashCommand {
+    std::vector<std::string> words;                 // expanded; unknown parts between marks
+    std::map<std::string, std::string> environment; // assignments before the command
+    std::size_t line = 0;
+};
+
+struct BashRun {
+    std::vector<BashCommand> commands; // in order, those of `bash -c` and of documents for sbatch among them
+    std::map<std::string, std::string> exported;
+    std::vector<std::string> slurm;
+    std::vector<Unread> unread; // branches and loops that cannot be decided
+};
+
+// `values` has variables that are set before, and after it those of the script. Throws Error (bad_input) with the file
+// and line of what is no script, or is beyond a bound of size, nesting or steps.
+BashRun follow_bash(const std::string& text, const std::string& file, BashValues& values);
+
+} // namespace moe::tools

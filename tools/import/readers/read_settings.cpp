@@ -1,0 +1,57 @@
+// Chooses the reader of each file by its name and its beginning, and lays the files over each other.
+#include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
+#include "tools/import/readers/readers.hpp"
+
+#include <filesystem>
+
+namespace moe::tools {
+namespace {
+
+SettingsFile read_one(const std::string& file, BashValues& values) {
+    std::error_code ignored;
+    const auto bytes = std::filesystem::file_size(file, ignored);
+    if (!ignored && bytes > max_file_bytes)
+        refuse("{}: {} bytes, and a launch file has at most {}", file, bytes, max_file_bytes);
+    const std::string text = read_file(file);
+    if (text.size() > max_file_bytes) refuse("{}: more than {} bytes", file, max_file_bytes);
+    if (text.find('\0') != std::string::npos) refuse("{}: not a text file", file);
+    const std::string extension = std::filesystem::path(file).extension().string();
+    if (extension == ".toml") return read_toml(text, file);
+    if (extension == ".yaml" || extension == ".yml" || extension == ".json") return read_yaml(text, file, values);
+    return read_launch_script(text, file, values);
+}
+
+void lay_over(SettingsFile& all, SettingsFile next) {
+    if (!all.format.empty() && !next.format.empty() && all.format != next.format)
+        refuse("import: the files are of {} and of {}: give those of one engine, or say which with --from", all.format,
+               next.format);
+    if (all.format.empty()) all.format = next.format;
+    for (Setting& setting : next.settings) all.set(std::move(setting));
+    for (const auto& [name, value] : next.environment) all.environment[name] = value;
+    for (Unread& unread : next.unread) all.unread.push_back(std::move(unread));
+    if (!next.recipe.empty()) all.recipe = next.recipe;
+    if (next.nodes > 0) all.nodes = next.nodes;
+    if (next.processes > 0) all.processes = next.processes;
+    if (next.tasks > 0) all.tasks = next.tasks;
+}
+
+} // namespace
+
+SettingsFile read_settings(const std::vector<std::string>& files, const std::string& from) {
+    SettingsFile all;
+    BashValues values(files.empty() ? "" : files.front());
+    for (const std::string& file : files) {
+        SettingsFile one = read_one(file, values);
+        if (!from.empty()) one.format = from;
+        lay_over(all, std::move(one));
+    }
+    if (all.settings.empty())
+        refuse("{}: starts no training: no command with flags and no section of settings was found",
+               fmt::join(files, ", "));
+    if (all.format.empty())
+        refuse("{}: of which engine it is cannot be told: say it with --from", files.empty() ? "" : files.front());
+    return all;
+}
+
+} // namespace moe::tools

@@ -1,0 +1,32 @@
+// Readers of launch files: each turns a file into settings with their places. What the settings mean is decided
+// elsewhere.
+#pragma once
+
+#include "tools/import/readers/bash_values.hpp"
+#include "tools/import/readers/setting.hpp"
+
+#include <string>
+#include <vector>
+
+namespace moe::tools {
+
+// All throw Error (bad_input) "FILE:LINE: why" for what is not of the format or beyond a bound of size or nesting.
+
+// A bash script that starts a training, or the arguments alone. `values`: variables that files before it export; after
+// the call also those of this one. Arguments of the last command that starts a training program count.
+SettingsFile read_launch_script(const std::string& text, const std::string& file, BashValues& values);
+// Words of a command line: flags with two hyphens and their values, or words NAME=VALUE with points in the name.
+void add_arguments(SettingsFile& into, const std::vector<std::string>& words, const std::string& file,
+                   std::size_t line);
+
+// YAML: the recipes of Megatron-LM (ARGS or MODEL_ARGS beside ENV_VARS), else sections whose names are joined by
+// points.
+SettingsFile read_yaml(const std::string& text, const std::string& file, BashValues& values);
+// TOML: sections whose names are joined by points.
+SettingsFile read_toml(const std::string& text, const std::string& file);
+
+// All of the files as one, later ones over earlier ones. `from`: the engine, empty: as the files tell. Throws Error
+// (bad_input) also where it cannot be told, or files are of several engines.
+SettingsFile read_settings(const std::vector<std::string>& files, const std::string& from);
+
+} // namespace moe::tools

@@ -1,0 +1,42 @@
+// Settings by name: the last one of a name counts, as in every engine.
+#include "tools/import/readers/setting.hpp"
+
+#include "planner/base/error.hpp"
+
+#include <algorithm>
+
+namespace moe::tools {
+
+bool has_unknown(const std::string& text) { return text.find(unknown_mark) != std::string::npos; }
+
+std::string as_written(const std::string& text) {
+    std::string plain;
+    for (const char c : text)
+        if (c != unknown_mark) plain += c;
+    return plain;
+}
+
+bool Setting::unknown() const { return std::any_of(values.begin(), values.end(), has_unknown); }
+
+std::string Setting::place() const { return line == 0 ? file : fmt::format("{}:{}", file, line); }
+
+std::string Setting::text() const { return as_written(fmt::format("{}", fmt::join(values, " "))); }
+
+const Setting* SettingsFile::find(const std::string& name) const {
+    for (auto setting = settings.rbegin(); setting != settings.rend(); ++setting)
+        if (setting->name == name) return &*setting;
+    return nullptr;
+}
+
+void SettingsFile::set(Setting setting) {
+    const auto same = [&setting](const Setting& other) { return other.name == setting.name; };
+    const auto found = std::find_if(settings.begin(), settings.end(), same);
+    if (found != settings.end()) {
+        *found = std::move(setting);
+        return;
+    }
+    if (settings.size() >= max_settings) refuse("{}: more than {} settings", setting.file, max_settings);
+    settings.push_back(std::move(setting));
+}
+
+} // namespace moe::tools

@@ -1,0 +1,159 @@
+// YAML by yaml-cpp. Sections become names with points; the recipes of Megatron-LM become flags.
+#include "planner/base/error.hpp"
+#include "planner/base/names.hpp"
+#include "tools/import/readers/readers.hpp"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <sstream>
+
+namespace moe::tools {
+namespace {
+
+constexpr int max_depth = 40;
+
+std::size_t line_of(const YAML::Node& node) {
+    const int line = node.Mark().line;
+    return line < 0 ? 0 : static_cast<std::size_t>(line) + 1;
+}
+
+struct Reader {
+    SettingsFile& into;
+    const std::string& file;
+    std::size_t nodes = 0;
+
+    void count(int depth) {
+        if (depth > max_depth) refuse("{}: sections nested more than {} deep", file, max_depth);
+        if (++nodes > max_settings * 4) refuse("{}: more than {} values", file, max_settings * 4);
+    }
+
+    static std::string scalar(const YAML::Node& node) {
+        if (node.IsNull()) return "null";
+        return node.Scalar();
+    }
+
+    // {_target_: torch.bfloat16, _call_: false}: a name of Python.
+    static bool names_object(const YAML::Node& node) {
+        return node.IsMap() && node["_target_"] && node["_target_"].IsScalar() && node["_call_"] &&
+               node["_call_"].IsScalar() && (node["_call_"].Scalar() == "false" || node["_call_"].Scalar() == "False");
+    }
+
+    std::string member(const YAML::Node& node, int depth) {
+        count(depth);
+        if (names_object(node)) return node["_target_"].Scalar();
+        if (node.IsScalar() || node.IsNull()) return scalar(node);
+        std::string text; // a list of lists, as Python writes it
+        for (const auto& item : node) {
+            if (node.IsMap()) {
+                text +=
+                    (text.empty() ? "" : ",") + member(item.first, depth + 1) + ":" + member(item.second, depth + 1);
+            } else {
+                text += (text.empty() ? "" : ",") + member(item, depth + 1);
+            }
+        }
+        return (node.IsMap() ? "{" : "[") + text + (node.IsMap() ? "}" : "]");
+    }
+
+    void flatten(const YAML::Node& node, const std::string& name, int depth) {
+        count(depth);
+        if (node.IsMap() && !names_object(node)) {
+            for (const auto& item : node) {
+                if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", file, line_of(item.first));
+                const std::string key = item.first.Scalar();
+                flatten(item.second, name.empty() ? key : name + "." + key, depth + 1);
+            }
+            return;
+        }
+        if (name.empty()) refuse("{}: no sections of settings", file);
+        Setting setting{name, {}, file, line_of(node)};
+        if (node.IsSequence()) {
+            for (const auto& item : node) setting.values.push_back(member(item, depth + 1));
+            if (setting.values.empty()) setting.values.emplace_back("[]");
+        } else {
+            setting.values.push_back(member(node, depth));
+        }
+        into.set(std::move(setting));
+    }
+};
+
+std::string flag_of(std::string key) {
+    if (key.rfind("--", 0) == 0) return key;
+    std::replace(key.begin(), key.end(), '_', '-');
+    return "--" + key;
+}
+
+bool is(const std::string& text, const char* lower) {
+    std::string folded = text;
+    for (char& c : folded) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return folded == lower;
+}
+
+// ARGS of a recipe: true is a flag that is there, false and null one that is not, texts are words of a command line.
+void read_recipe(Reader& reader, const YAML::Node& args, BashValues& values) {
+    if (!args.IsMap()) refuse("{}:{}: ARGS must be a map of arguments", reader.file, line_of(args));
+    for (const auto& item : args) {
+        reader.count(1);
+        if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", reader.file, line_of(item.first));
+        Setting setting{flag_of(item.first.Scalar()), {}, reader.file, line_of(item.first)};
+        const auto add = [&](const std::string& text) {
+            std::istringstream stream(text);
+            for (std::string word; stream >> word;) setting.values.push_back(word);
+        };
+        if (item.second.IsSequence()) {
+            for (const auto& member : item.second) add(values.text(reader.member(member, 2), setting.line));
+        } else {
+            const std::string text = values.text(reader.member(item.second, 1), setting.line);
+            const bool quoted = item.second.Tag() == "!";
+            if (!quoted && (is(text, "false") || is(text, "null") || text.empty())) continue;
+            if (quoted || !is(text, "true")) add(text);
+        }
+        reader.into.set(std::move(setting));
+    }
+}
+
+void read_environment(Reader& reader, const YAML::Node& node, BashValues& values) {
+    if (!node.IsMap()) refuse("{}:{}: variables must be a map of names and values", reader.file, line_of(node));
+    for (const auto& item : node) {
+        reader.count(1);
+        if (!item.first.IsScalar() || !(item.second.IsScalar() || item.second.IsNull())) continue;
+        reader.into.environment[item.first.Scalar()] = values.text(Reader::scalar(item.second), line_of(item.second));
+    }
+}
+
+std::string format_of(const YAML::Node& root) {
+    for (const char* section : {"mixed_precision", "ddp", "comm_overlap", "train", "rerun_state_machine"})
+        if (root[section]) return "megatron-bridge";
+    for (const char* section : {"step_scheduler", "dist_env", "distributed", "packed_sequence"})
+        if (root[section]) return "automodel";
+    return {};
+}
+
+} // namespace
+
+SettingsFile read_yaml(const std::string& text, const std::string& file, BashValues& values) {
+    SettingsFile result;
+    Reader reader{result, file};
+    try {
+        const YAML::Node root = YAML::Load(text);
+        if (!root.IsMap()) refuse("{}: must be a map of sections", file);
+        const YAML::Node args = root["ARGS"] ? root["ARGS"] : root["MODEL_ARGS"];
+        for (const char* section : {"ENV_VARS", "env_vars"})
+            if (root[section] && root[section].IsMap()) read_environment(reader, root[section], values);
+        if (args) {
+            result.format = "megatron-lm";
+            read_recipe(reader, args, values);
+            return result;
+        }
+        result.format = format_of(root);
+        for (const auto& item : root) {
+            if (!item.first.IsScalar()) refuse("{}:{}: a name that is no text", file, line_of(item.first));
+            if (item.first.Scalar() != "env_vars") reader.flatten(item.second, item.first.Scalar(), 1);
+        }
+    } catch (const YAML::Exception& error) {
+        refuse("{}:{}: not valid YAML: {}", file, error.mark.line + 1, shown(error.msg));
+    }
+    return result;
+}
+
+} // namespace moe::tools

@@ -1,0 +1,387 @@
+// Fields one after another, each by trying its possible values: what a value would write is compared with the file.
+#include "tools/import/reading.hpp"
+
+#include "planner/base/error.hpp"
+#include "planner/model/model.hpp"
+#include "planner/plan/plan_fields.hpp"
+#include "planner/plan/schedule.hpp"
+#include "planner/stack/plan_words.hpp"
+#include "planner/stack/rules.hpp"
+#include "tools/import/stage_settings.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <set>
+
+namespace moe::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int settled = 8, hint = 1; // what a setting weighs that disagrees; hint: a variable, or a weak one
+constexpr int passes = 4;
+
+bool contains(const std::vector<std::string>& list, const std::string& item) {
+    return std::find(list.begin(), list.end(), item) != list.end();
+}
+
+void add_once(std::vector<std::string>& list, const std::string& item) {
+    if (!contains(list, item)) list.push_back(item);
+}
+
+// The words of a test that are values: "mxfp8" of "mxfp8" and of ["mxfp8", "nvfp4"], none of "!none" and ">1".
+void plain_words(const Json& test, std::vector<std::string>& words) {
+    if (test.is_array()) {
+        for (const Json& item : test) plain_words(item, words);
+    } else if (test.is_string()) {
+        const std::string text = test.get<std::string>();
+        if (!text.empty() && std::string("!<>+-").find(text[0]) == std::string::npos) add_once(words, text);
+    }
+}
+
+std::int64_t whole(const std::string& text) {
+    std::int64_t number = 0;
+    const auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc{} || last != text.data() + text.size() || number < 1) refuse("no whole number: {}", text);
+    return number;
+}
+
+// Degrees that follow from the others, as far as they divide.
+void settle_mesh(plan::Plan& plan) {
+    const auto share = [&plan](std::int64_t others) {
+        return others > 0 && plan.gpus % others == 0 ? static_cast<int>(plan.gpus / others) : 1;
+    };
+    plan.dp = share(std::int64_t{plan.tp} * plan.cp * plan.pp);
+    plan.edp = share(std::int64_t{plan.etp} * plan.ep * plan.pp);
+    if (plan.schedule == plan::ScheduleKind::one_f_one_b || plan.schedule == plan::ScheduleKind::interleaved)
+        plan.schedule = plan.vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
+}
+
+// Sets the field with all that follows from it. Throws Error (bad_input) for what it cannot be.
+void set_word(plan::Plan& plan, const std::string& field, const std::string& value) {
+    if (field == "seq") {
+        plan.seq = whole(value);
+    } else if (field == "gbs") {
+        plan.gbs = whole(value);
+    } else if (field == "capacity" || field == "expert_capacity" || field == "aux_loss" || field == "z_loss" ||
+               field == "bias_update") {
+        plan::set_field(plan, field, value == "null" || value == "0.0" ? "none" : value);
+    } else {
+        plan::set_field(plan, field, value);
+    }
+    if (field == "layout" && !plan.layout.empty()) {
+        const int stages = plan::layout_stage_count(plan);
+        if (stages % plan.pp == 0) plan.vpp = stages / plan.pp;
+    }
+    settle_mesh(plan);
+}
+
+std::string word_of(const plan::Plan& plan, const std::string& field) { return stack::plan_word(plan, field); }
+
+bool release_less(const std::string& a, const std::string& b) { return stack::compare_versions(a, b) < 0; }
+
+} // namespace
+
+std::vector<std::string> fields_of(const EngineTable& table) {
+    std::vector<std::string> settable = plan::field_names(), order;
+    settable.insert(settable.end(), {"seq", "gbs"});
+    for (const EngineEntry& entry : table.entries) {
+        if (contains(settable, entry.field)) add_once(order, entry.field);
+        for (const auto& [field, test] : entry.tests.items())
+            if (contains(settable, field)) add_once(order, field);
+    }
+    // What follows from others is not read; what no setting says stays as it is.
+    for (const char* follows : {"dp", "routing", "expert_precision", "memory_efficient_permutation"})
+        order.erase(std::remove(order.begin(), order.end(), follows), order.end());
+    return order;
+}
+
+Reading::Reading(const EngineTable& table, const ReaderTable& reader, const SettingsFile& file, std::string release)
+    : table_(table), reader_(reader), file_(file), release_(std::move(release)) {
+    std::set<std::string, decltype(&release_less)> bounds(&release_less);
+    bounds.insert("0");
+    for (const EngineEntry& entry : table_.entries) {
+        Line line{&entry, phrases_of(entry, reader_.part, true), {}};
+        for (const auto& [field, test] : entry.tests.items()) line.fields.push_back(field);
+        lines_.push_back(std::move(line));
+        for (const std::string& bound : {entry.from, entry.until})
+            if (!bound.empty()) bounds.insert(bound);
+    }
+    releases_.push_back(release_);
+    releases_.insert(releases_.end(), bounds.rbegin(), bounds.rend());
+    for (const Setting& setting : file_.settings) given_[setting.name] = setting.values;
+    for (const auto& [name, value] : file_.environment) given_["$" + name] = {value};
+    for (const auto& [name, other] : reader_.asked_with) {
+        const std::vector<std::string>* on = given(other);
+        if (on == nullptr || same_values(*on, {"false"}, reader_)) given_.erase(name);
+    }
+    for (const Frequency& frequency : reader_.frequencies) {
+        const auto found = given_.find(frequency.setting), layers = given_.find(frequency.layers);
+        if (found == given_.end() || layers == given_.end() || found->second.size() != 1 || layers->second.size() != 1)
+            continue;
+        try {
+            const std::int64_t every = whole(found->second[0]), count = whole(layers->second[0]);
+            if (count > 1 << 14) continue;
+            found->second = {marks_of(static_cast<int>(std::min<std::int64_t>(every, 1 << 14)), static_cast<int>(count),
+                                      frequency.marks)};
+        } catch (const Error&) {
+            continue; // a list already
+        }
+    }
+}
+
+const std::vector<std::string>* Reading::given(const std::string& name) const {
+    const auto found = given_.find(name);
+    return found == given_.end() ? nullptr : &found->second;
+}
+
+std::optional<std::vector<std::string>> Reading::default_of(const std::string& name, const plan::Plan& plan) const {
+    const auto found = reader_.defaults.find(name);
+    if (found == reader_.defaults.end()) return std::nullopt;
+    std::vector<std::string> values;
+    for (const std::string& value : found->second)
+        values.push_back(value.rfind('$', 0) == 0 ? word_of(plan, value.substr(1)) : value);
+    return values;
+}
+
+std::optional<std::vector<std::string>> Reading::value(const std::string& name, const plan::Plan& plan) const {
+    if (const auto* values = given(name)) return *values;
+    return default_of(name, plan);
+}
+
+bool Reading::known(const std::string& name) const {
+    return std::any_of(lines_.begin(), lines_.end(), [&name](const Line& line) {
+        return std::any_of(line.phrases.begin(), line.phrases.end(),
+                           [&name](const Phrase& phrase) { return phrase.name == name; });
+    });
+}
+
+bool Reading::without_effect(const std::string& name, const plan::Plan& plan) const {
+    if (reader_.is_harmless(name)) return true;
+    for (const Beside& beside : reader_.beside)
+        if (contains(beside.settings, name) && beside.when.holds(plan)) return true;
+    return false;
+}
+
+// Values that a line's tests name, each with what they ask of other fields in one word.
+void Reading::add_tests(const Line& line, const std::string& field, std::vector<Choice>& tests) {
+    std::vector<std::string> values;
+    for (const std::string& name : {field, "derived." + field})
+        if (line.entry->tests.contains(name)) plain_words(line.entry->tests[name], values);
+    for (const std::string& value : values) {
+        Choice choice{{field, value}};
+        if (line.entry->field == field)
+            for (const auto& [other, test] : line.entry->tests.items()) {
+                std::vector<std::string> words;
+                plain_words(test, words);
+                if (other != field && test.is_string() && words.size() == 1 && contains(plan::field_names(), other))
+                    choice.emplace_back(other, words[0]);
+            }
+        if (std::find(tests.begin(), tests.end(), choice) == tests.end()) tests.push_back(std::move(choice));
+    }
+}
+
+// Values that its settings have in the file.
+void Reading::add_captures(const Line& line, const plan::Plan& plan, const std::string& field,
+                           std::vector<Choice>& captures) const {
+    std::map<std::string, std::string> edges;
+    const auto add = [&](const std::string& value) {
+        const Choice choice{{field, value}};
+        if (std::find(captures.begin(), captures.end(), choice) == captures.end()) captures.push_back(choice);
+    };
+    const bool own = line.entry->field == field;
+    for (const Phrase& phrase : line.phrases) {
+        const auto values = value(phrase.name, plan);
+        if (!values || phrase.environment()) continue;
+        for (const auto& [placeholder, texts] : captured(phrase, *values, reader_).values) {
+            if (placeholder == "$modules" && own) {
+                std::string set;
+                for (const auto& [module, word] : line.entry->words)
+                    if (!word.empty() && contains(texts, word)) set += (set.empty() ? "" : "+") + module;
+                add(set.empty() ? "none" : set);
+            } else if (placeholder.ends_with("_parts") && own) {
+                add(layout_of_parts(texts, plan));
+            } else if ((placeholder == "$first" || placeholder == "$last") && own) {
+                edges[placeholder] = texts.front();
+            } else if ((placeholder == "$value" && own) || placeholder == "$" + field ||
+                       placeholder == "$derived." + field) {
+                add(texts.front());
+            }
+        }
+    }
+    if (edges.size() == 2) add(edges["$first"] + "+" + edges["$last"]);
+}
+
+// Modules that an entry asks for (+module), and what is found beside what the set has already.
+void Reading::add_unions(const plan::Plan& plan, const std::string& field, std::vector<Choice>& all) const {
+    if (field != "recompute" && field != "offload") return;
+    for (const Line& line : lines_) {
+        if (line.entry->field != field || !line.entry->tests.contains(field)) continue;
+        const Json& test = line.entry->tests[field];
+        if (test.is_string() && test.get<std::string>().rfind('+', 0) == 0)
+            all.push_back({{field, test.get<std::string>().substr(1)}});
+    }
+    const std::string now = word_of(plan, field);
+    const std::size_t count = all.size();
+    for (std::size_t i = 0; now != "none" && i < count; ++i)
+        if (all[i].size() == 1 && all[i][0].second != "none") all.push_back({{field, now + "+" + all[i][0].second}});
+}
+
+std::vector<Reading::Choice> Reading::candidates(const plan::Plan& plan, const std::string& field) const {
+    std::vector<Choice> all, captures;
+    for (const Line& line : lines_) {
+        add_tests(line, field, all);
+        add_captures(line, plan, field, captures);
+    }
+    all.insert(all.end(), captures.begin(), captures.end());
+    add_unions(plan, field, all);
+    return all;
+}
+
+int Reading::disagreement(const plan::Plan& plan, const std::string& field, const std::vector<const Line*>& lines,
+                          const std::vector<std::string>& names, const std::string& release) const {
+    std::map<std::string, std::vector<std::string>> says;
+    std::vector<std::string> implied, own; // that no field says; that this one says
+    for (const Line* line : lines)
+        if (line->entry->field == field)
+            for (const Phrase& phrase : line->phrases) add_once(own, phrase.name);
+    for (const Line* line : lines) {
+        if (!line->entry->in_force(release) || !line->entry->when.holds(plan)) continue;
+        for (const Phrase& phrase : line->phrases)
+            if (contains(names, phrase.name)) {
+                says[phrase.name] = said(*line->entry, plan, phrase);
+                if (line->entry->field.empty()) implied.push_back(phrase.name);
+            }
+    }
+    int sum = 0;
+    const std::vector<std::string> off{"null"}, no{"false"};
+    for (const std::string& name : names) {
+        if (reader_.is_harmless(name)) continue;
+        const std::vector<std::string>* here = given(name);
+        const auto would = says.find(name);
+        const auto usual = default_of(name, plan);
+        bool agree = true;
+        if (here != nullptr && std::any_of(here->begin(), here->end(), has_unknown)) {
+            agree = true; // told apart: no value is better than another
+        } else if (here != nullptr && would != says.end()) {
+            agree = same_values(*here, would->second, reader_);
+        } else if (here != nullptr) {
+            agree = usual ? same_values(*here, *usual, reader_)
+                          : same_values(*here, off, reader_) || same_values(*here, no, reader_);
+        } else if (would != says.end()) {
+            agree = usual ? same_values(would->second, *usual, reader_)
+                          : same_values(would->second, off, reader_) || same_values(would->second, no, reader_);
+        }
+        const bool weak = here != nullptr && would != says.end() && reader_.is_weak(name);
+        if (!agree)
+            sum += name[0] == '$' || weak || contains(implied, name) ? hint
+                   : contains(own, name)                             ? 2 * settled
+                                                                     : settled;
+    }
+    return sum;
+}
+
+// The releases whose words the file may be in: this one, and those that have a setting of the file which it lacks.
+std::vector<std::string> Reading::speaking(const std::vector<std::string>& names,
+                                           const std::vector<const Line*>& lines) const {
+    const auto writes = [&lines](const std::string& name, const std::string& release) {
+        return std::any_of(lines.begin(), lines.end(), [&](const Line* line) {
+            return line->entry->in_force(release) &&
+                   std::any_of(line->phrases.begin(), line->phrases.end(),
+                               [&name](const Phrase& phrase) { return phrase.name == name; });
+        });
+    };
+    std::vector<std::string> list{release_};
+    for (const std::string& name : names) {
+        if (given(name) == nullptr || name[0] == '$' || writes(name, release_)) continue;
+        for (const std::string& release : releases_)
+            if (writes(name, release)) add_once(list, release);
+    }
+    return list;
+}
+
+// Whether another value of the field agrees better with the file, which is then set.
+bool Reading::improve(plan::Plan& plan, const std::string& field) {
+    std::vector<std::string> names;
+    // What follows from other fields unless a setting says it.
+    if (field == "schedule" && std::none_of(lines_.begin(), lines_.end(), [](const Line& line) {
+            return line.entry->field == "schedule" && !line.phrases.empty();
+        }))
+        return false;
+    for (const Line& line : lines_)
+        if (line.entry->field == field || contains(line.fields, field) || contains(line.fields, "derived." + field))
+            for (const Phrase& phrase : line.phrases) add_once(names, phrase.name);
+    std::vector<const Line*> lines;
+    for (const Line& line : lines_)
+        if (std::any_of(line.phrases.begin(), line.phrases.end(),
+                        [&names](const Phrase& phrase) { return contains(names, phrase.name); }))
+            lines.push_back(&line);
+    const std::vector<std::string> releases = speaking(names, lines);
+    const auto least = [&](const plan::Plan& tried) {
+        std::pair<int, std::string> best{std::numeric_limits<int>::max(), release_};
+        for (const std::string& release : releases) {
+            try {
+                const int sum = disagreement(tried, field, lines, names, release);
+                if (sum < best.first) best = {sum, release};
+            } catch (const Error&) {
+                continue; // a plan of which the words cannot be said
+            }
+            if (best.first == 0) break;
+        }
+        return best;
+    };
+    const std::string before = word_of(plan, field);
+    auto best = least(plan);
+    plan::Plan chosen = plan;
+    for (const Choice& choice : candidates(plan, field)) {
+        if (best.first == 0) break;
+        plan::Plan tried = plan;
+        try {
+            for (const auto& [name, value] : choice) set_word(tried, name, value);
+        } catch (const Error&) {
+            continue; // told at the end: the plan does not say what the file does
+        }
+        if (const auto sum = least(tried); sum.first < best.first) {
+            best = sum;
+            chosen = std::move(tried);
+        }
+    }
+    if (best.second == release_)
+        dialects_.erase(field);
+    else
+        dialects_[field] = best.second;
+    plan = std::move(chosen);
+    return word_of(plan, field) != before;
+}
+
+void Reading::set_fields(plan::Plan& plan, const std::vector<std::string>& fixed) {
+    settle_mesh(plan);
+    const std::vector<std::string> fields = fields_of(table_);
+    for (int pass = 0; pass < passes; ++pass) {
+        bool changed = false;
+        for (const std::string& field : fields)
+            if (!contains(fixed, field)) changed = improve(plan, field) || changed;
+        if (!changed) break;
+    }
+    settle_mesh(plan);
+}
+
+std::map<std::string, Reading::Said> Reading::written(const plan::Plan& plan) const {
+    std::map<std::string, Said> all;
+    for (const Line& line : lines_) {
+        const auto dialect = dialects_.find(line.entry->field);
+        const std::string& release = dialect == dialects_.end() ? release_ : dialect->second;
+        if (!line.entry->in_force(release) || !line.entry->when.holds(plan)) continue;
+        for (const Phrase& phrase : line.phrases) {
+            try {
+                all[phrase.name] = {said(*line.entry, plan, phrase), line.entry->field};
+            } catch (const Error&) {
+                continue; // stages that do not fit the model: told as an impossible plan
+            }
+        }
+    }
+    return all;
+}
+
+} // namespace moe::tools
