@@ -14,6 +14,7 @@
 namespace moe::tools {
 
 // One saying: of plans for which `when` holds, in releases from `from` up to but not including `until` ("" = no bound).
+// NOLINTNEXTLINE(bugprone-exception-escape): to move an ordered_json may copy its keys
 struct EngineEntry {
     std::string field; // a plan field or a fact that it says; empty: a setting that no field says
     std::string from, until;
@@ -34,6 +35,7 @@ struct EngineRecipe {
     stack::Condition when;
 };
 
+// NOLINTNEXTLINE(bugprone-exception-escape): to move an ordered_json may copy its keys
 struct EngineTable {
     std::string name;    // "megatron-core"
     std::string release; // for which the names were looked up; "" where the stacks of the engine say it

@@ -52,7 +52,7 @@ std::string folded(std::string text) {
 std::string plain(const std::string& text, const ReaderTable& table) {
     if (const auto number = number_of(text)) return fmt::format("{}", *number);
     if (const auto list = list_of(text)) return *list;
-    const std::string word = folded(text);
+    std::string word = folded(text);
     for (const std::vector<std::string>& group : table.same)
         if (std::find(group.begin(), group.end(), word) != group.end()) return group.front();
     return word;

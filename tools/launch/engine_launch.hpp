@@ -16,6 +16,7 @@ struct Nodes {
     int count = 1, gpus = 1;
 };
 
+// NOLINTNEXTLINE(bugprone-exception-escape): to move an ordered_json may copy its keys
 struct EngineLaunch {
     std::string engine;          // "megatron-lm"
     std::string release;         // whose words these are, "0.19.0"
