@@ -102,10 +102,12 @@ private:
             ++import_.harmless;
             return;
         }
-        if (setting.unknown()) return unknown(setting, "its value is not in the file");
+        const std::vector<std::string>* given = reading_.given(setting.name);
+        if (given == nullptr) return; // asked for only beside another
+        if (std::any_of(given->begin(), given->end(), has_unknown))
+            return unknown(setting, "its value is not in the file");
         if (reading_.without_effect(setting.name, import_.plan)) return;
-        if (reading_.given(setting.name) == nullptr) return; // asked for only beside another
-        const std::vector<std::string>& values = *reading_.given(setting.name);
+        const std::vector<std::string>& values = *given;
         const auto written = written_.find(setting.name);
         const auto usual = reading_.default_of(setting.name, import_.plan);
         if (written != written_.end()) {

@@ -111,6 +111,7 @@ Reading::Reading(const EngineTable& table, const ReaderTable& reader, const Sett
     releases_.push_back(release_);
     releases_.insert(releases_.end(), bounds.rbegin(), bounds.rend());
     for (const Setting& setting : file_.settings) given_[setting.name] = setting.values;
+    for (auto& [name, values] : given_) drop_strays(name, values);
     for (const auto& [name, value] : file_.environment) given_["$" + name] = {value};
     for (const auto& [name, other] : reader_.asked_with) {
         const std::vector<std::string>* on = given(other);
@@ -129,6 +130,24 @@ Reading::Reading(const EngineTable& table, const ReaderTable& reader, const Sett
             continue; // a list already
         }
     }
+}
+
+// A variable that nothing sets, behind the values that a flag takes, is most often empty: `--bf16 $EXTRA`.
+void Reading::drop_strays(const std::string& name, std::vector<std::string>& values) const {
+    std::size_t most = 0;
+    bool known = false;
+    for (const Line& line : lines_)
+        for (const Phrase& phrase : line.phrases) {
+            if (phrase.name != name) continue;
+            const bool set = phrase.words.size() == 1 && phrase.words[0] == "$modules";
+            known = true;
+            most = std::max(most, set ? values.size() : phrase.words.size());
+        }
+    const auto stray = [](const std::string& value) {
+        return value.size() > 3 && value[0] == unknown_mark && value.compare(1, 2, "${") == 0 &&
+               value.find(unknown_mark, 1) == value.size() - 1;
+    };
+    while (known && values.size() > most && stray(values.back())) values.pop_back();
 }
 
 const std::vector<std::string>* Reading::given(const std::string& name) const {

@@ -63,6 +63,7 @@ private:
                       std::vector<Choice>& captures) const;
     void add_unions(const plan::Plan& plan, const std::string& field, std::vector<Choice>& all) const;
     static void add_tests(const Line& line, const std::string& field, std::vector<Choice>& tests);
+    void drop_strays(const std::string& name, std::vector<std::string>& values) const;
     int disagreement(const plan::Plan& plan, const std::string& field, const std::vector<const Line*>& lines,
                      const std::vector<std::string>& names, const std::string& release) const;
     std::vector<std::string> speaking(const std::vector<std::string>& names,

@@ -40,7 +40,7 @@ if [ "$EP" -gt 1 ]; then
 fi
 torchrun ${DIST[@]} pretrain_gpt.py ${MODEL[@]} "${MOE[@]}" $TRAIN \
     --pipeline-model-parallel-size 4 --use-distributed-optimizer --overlap-grad-reduce \
-    --data-path $DATA --save "$(pwd)/out" --made-up-flag 3 $EXTRA
+    --data-path $DATA --save "$(pwd)/out" --made-up-flag 3 --sequence-parallel $EXTRA
 )";
 
 Json imported(const Folder& folder, const std::string& words) {
