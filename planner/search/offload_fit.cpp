@@ -17,7 +17,11 @@ namespace {
 
 constexpr std::size_t modules = 7; // of activations: those below offload::optimizer
 static_assert(1U << modules == plan::offload::optimizer);
-constexpr std::size_t sets_kept = 2, sets_tried = 8;
+constexpr std::size_t sets_kept = 1, sets_tried = 8;
+// Pairs of the states that go to the host and the share of memory that the rest may take: the set that moves fewest
+// bytes need not be the fastest, and a little less memory makes it another one.
+constexpr std::pair<unsigned, double> room[] = {
+    {0U, 1.0}, {0U, 0.9}, {plan::offload::optimizer, 1.0}, {plan::offload::optimizer, 0.9}};
 constexpr double sums_are_near = 0.98; // a set may spare a little more than the sum of its modules
 
 // Bytes of the plan with a set of offloaded modules; infinite where that is unsound or cannot be priced.
@@ -52,8 +56,8 @@ std::vector<OffloadFit> offloaded_to_fit(const plan::Plan& plan, const stack::St
     // Bytes are saved once for each micro-batch that is held; all micro-batches go and come back.
     const double ways = 2.0 * plan.micro_batches() / held_micro_batches(plan);
 
-    for (const unsigned states : {0U, plan::offload::optimizer}) {
-        const double too_many = bytes_with(plan, states, stack, estimator) - memory;
+    for (const auto& [states, share] : room) {
+        const double kept_bytes = bytes_with(plan, states, stack, estimator), too_many = kept_bytes - share * memory;
         std::vector<std::pair<double, unsigned>> sets;
         for (unsigned set = 0; set < 1U << modules; ++set) {
             double sum = 0.0;
@@ -67,12 +71,14 @@ std::vector<OffloadFit> offloaded_to_fit(const plan::Plan& plan, const stack::St
         }
         std::sort(sets.begin(), sets.end());
         sets.resize(std::min(sets.size(), sets_tried));
-        const double moved_states = states == 0 ? 0.0 : bytes - memory - too_many;
+        const double moved_states = states == 0 ? 0.0 : bytes - kept_bytes;
         std::size_t kept = 0;
         for (const auto& [sum, set] : sets) {
             if (kept == sets_kept) break;
-            if (bytes_with(plan, set, stack, estimator) > memory) continue;
+            if (bytes_with(plan, set, stack, estimator) > share * memory) continue;
             ++kept;
+            const auto same = [set = set](const OffloadFit& fit) { return fit.plan.offload == set; };
+            if (std::any_of(result.begin(), result.end(), same)) continue;
             result.push_back({plan, (ways * sum + 2.0 * moved_states) / link});
             result.back().plan.offload = set;
         }

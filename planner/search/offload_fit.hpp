@@ -15,8 +15,8 @@ struct OffloadFit {
 };
 
 // Variants with offload of a plan that offloads nothing and does not fit: with activations alone and with the
-// optimizer's states too, the sets that move fewest bytes among those that fit, at most two of each; what is not moved
-// costs nothing. Empty where the stack, or memory, has no place for any.
+// optimizer's states too, the sets that move fewest bytes among those that fit, or leave a tenth of memory free, at
+// most one of each; what is not moved costs nothing. Empty where the stack, or memory, has no place for any.
 std::vector<OffloadFit> offloaded_to_fit(const plan::Plan& plan, const stack::Stack& stack, Estimator& estimator);
 
 } // namespace moe::search

@@ -29,7 +29,11 @@ constexpr int plans_of_each = 8;
 // Plans of the list that are tried with less recomputation, and with how many sets of modules.
 constexpr std::size_t lighter_plans = 2, lighter_sets = 12;
 constexpr std::size_t played_together = 8;
-constexpr double apart = 1.01;       // what a closed form may be above the play of the same plan
+// Shares by which plays may differ from closed forms, or variants from each other; that delayed weight gradients gain
+// at most where copies keep them waiting; and by which each further set of modules of a plan promises less.
+constexpr double apart = 1.02, most_by_delay = 1.04, next_set = 1.002;
+constexpr int most_rounds = 3; // of plans whose offloaded modules are changed one by one, and how many of the list
+constexpr std::size_t plans_of_rounds = 3;
 constexpr std::size_t most_vain = 8; // groups that bring no faster plan, after which no other is tried
 // Plans that are refined at least, so that the first one does not depend on how many are asked for.
 constexpr int fewest_refined = 5;
@@ -175,8 +179,7 @@ private:
                                            {"etp", "1"},
                                            {"ep_overlap", "off"},
                                            {"tp_overlap", "off"},
-                                           {"dispatcher", plan::to_string(stack_.usual_dispatcher)},
-                                           {"cuda_graph", plan::to_string(stack_.usual_cuda_graph)}})
+                                           {"dispatcher", plan::to_string(stack_.usual_dispatcher)}})
             if (!pinned(field)) asked.fixed.emplace_back(field, value);
         const SearchSpace space(asked, stack_);
         const SearchResult result = explore(asked, space, estimator_).result;
@@ -291,10 +294,17 @@ private:
         std::vector<std::vector<Ranked>> ways(plans.size());
         in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
             const auto& [plan, bound] = plans[i];
+            double sets = 1.0; // what a further one promises less
             for (OffloadFit& fit : offloaded_to_fit(plan, stack_, estimator_)) {
-                ways[i].push_back({std::move(fit.plan), bound});
-                double& least = ways[i].back().second.step_seconds;
-                least = std::max(least, fit.link_seconds);
+                const auto add = [&](const plan::Plan& way, double gain) {
+                    ways[i].push_back({way, bound});
+                    double& least = ways[i].back().second.step_seconds;
+                    least = std::max(least / gain, fit.link_seconds) * sets;
+                };
+                if (const std::optional<plan::Plan> delayed = with_wgrad_delayed(fit.plan))
+                    add(*delayed, most_by_delay);
+                add(fit.plan, 1.0);
+                sets *= next_set;
             }
         });
         std::vector<Ranked> all;
@@ -302,6 +312,35 @@ private:
         std::sort(all.begin(), all.end(), better);
         all.erase(std::unique(all.begin(), all.end(), same_plan), all.end());
         play_promising(all);
+        for (int round = 0; round < most_rounds; ++round) {
+            const double before = least();
+            play(with_other_offload());
+            if (least() >= before) break;
+        }
+    }
+
+    // The list's first plans that offload, with one module more or less on the host: the set that moves fewest bytes
+    // need not be the fastest.
+    std::vector<plan::Plan> with_other_offload() const {
+        std::vector<plan::Plan> result;
+        std::size_t left = plans_of_rounds;
+        for (const auto& [found, estimate] : podium_.plans()) {
+            if (found.offload == 0 || estimate.step_seconds > most_by_delay * least()) continue;
+            if (left-- == 0) break;
+            for (unsigned module = 1; module <= plan::offload::optimizer; module *= 2) {
+                plan::Plan plan = found;
+                plan.offload ^= module;
+                if (stack::sound(plan, stack_)) result.push_back(std::move(plan));
+            }
+        }
+        return result;
+    }
+
+    // Copies to the host keep merged slots waiting, which delayed weight gradients may fill.
+    std::optional<plan::Plan> with_wgrad_delayed(plan::Plan plan) const {
+        if (!plan.ep_overlap || plan.delay_wgrad || pinned("delay_wgrad")) return std::nullopt;
+        plan.delay_wgrad = true;
+        return stack::sound(plan, stack_) ? std::optional(plan) : std::nullopt;
     }
 
     // The first ones for any place in the list; the others as long as they promise the first place.
@@ -333,7 +372,7 @@ private:
     Estimator& estimator_;
     std::size_t threads_;
     TopK podium_;
-    TopK nearest_{8, true}; // of all that were played, whatever their mappings
+    TopK nearest_{12, true}; // of all that were played, whatever their mappings
     SearchResult result_;
     double least_on_host_ = std::numeric_limits<double>::infinity(); // bytes, of the plans that did not fit when played
 };
