@@ -121,7 +121,6 @@ void SearchSpace::pin(const SearchRequest& request, const stack::Stack& stack) {
     base_.cuda_graph = stack.usual_cuda_graph;
     base_.gradients = stack.usual_gradients;
     base_.ep_overlap = stack.usual_ep_overlap;
-    base_.gradients = stack.usual_gradients;
     for (const auto& [field, value] : request.fixed) {
         plan::set_field(base_, field, value);
         pinned_.insert(field);

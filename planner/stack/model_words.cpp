@@ -2,9 +2,8 @@
 #include "planner/stack/model_words.hpp"
 
 #include "planner/base/error.hpp"
-#include "planner/model/model.hpp"
-#include "planner/plan/plan.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/stack/layer_facts.hpp"
 
 #include <algorithm>
 
@@ -17,33 +16,13 @@ using model::LayerKind;
 using model::Moe;
 using plan::Plan;
 
-const char* on_off(bool on) { return on ? "on" : "off"; }
-
-template <class Has>
-const LayerKind* first_kind(const Plan& p, const Has& has) {
-    for (const int kind : p.model->layers)
-        if (const LayerKind& k = p.model->kinds[static_cast<std::size_t>(kind)]; has(k)) return &k;
-    return nullptr;
-}
-
-template <class Has>
-const char* some_layer(const Plan& p, const Has& has) {
-    return on_off(first_kind(p, has) != nullptr);
-}
-
-// Whether a layer's attention is softmax attention.
-bool soft(const LayerKind& k) {
-    return k.attention.kind == AttentionKind::gqa || k.attention.kind == AttentionKind::mla ||
-           k.attention.kind == AttentionKind::compressed;
-}
-
 const Attention& attention_of(const Plan& p) {
     static const Attention none;
-    const LayerKind* kind = first_kind(p, soft);
+    const LayerKind* kind = first_kind(p, softmax_attention);
     return kind != nullptr ? kind->attention : none;
 }
 
-// Of the layers of that kind.
+// The attention of the layers of that kind.
 template <AttentionKind Kind>
 const Attention& attention_like(const Plan& p) {
     static const Attention none;
@@ -59,16 +38,48 @@ const Attention& indexer_of(const Plan& p) {
 
 const Moe& experts_of(const Plan& p) {
     static const Moe none;
-    const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.moe.has_value(); });
+    const LayerKind* kind = first_kind(p, has_experts);
     return kind != nullptr ? *kind->moe : none;
 }
 
 // The MLP of the experts, that of dense layers where there are none.
 const LayerKind& mlp_of(const Plan& p) {
     static const LayerKind none;
-    const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.moe.has_value(); });
+    const LayerKind* kind = first_kind(p, has_experts);
     if (kind == nullptr) kind = first_kind(p, [](const LayerKind& k) { return k.dense(); });
     return kind != nullptr ? *kind : none;
+}
+
+double dense_layers(const Plan& p) {
+    return static_cast<double>(std::count_if(p.model->layers.begin(), p.model->layers.end(), [&p](int kind) {
+        return p.model->kinds[static_cast<std::size_t>(kind)].dense();
+    }));
+}
+
+const char* activation(const Plan& p) {
+    switch (mlp_of(p).activation) {
+    case model::Activation::silu:
+        return "silu";
+    case model::Activation::gelu:
+        return "gelu";
+    case model::Activation::quick_gelu:
+        return "quick_gelu";
+    case model::Activation::relu2:
+        return "relu2";
+    }
+    return "silu";
+}
+
+const char* router_score(const Plan& p) {
+    switch (experts_of(p).router.scoring) {
+    case model::Scoring::softmax:
+        return "softmax";
+    case model::Scoring::sigmoid:
+        return "sigmoid";
+    case model::Scoring::sqrt_softplus:
+        return "sqrtsoftplus";
+    }
+    return "softmax";
 }
 
 double ffn(const Plan& p) {
@@ -99,7 +110,7 @@ const char* bias_form(const Plan& p) {
     const LayerKind* first = nullptr;
     for (const int index : p.model->layers) {
         const LayerKind& k = p.model->kinds[static_cast<std::size_t>(index)];
-        if (!soft(k)) continue;
+        if (!softmax_attention(k)) continue;
         if (k.attention.out_bias != mlp_bias(k)) return "mixed";
         if (k.attention.out_bias && !k.attention.qkv_bias) return "mixed";
         if (first == nullptr) first = &k;
@@ -111,14 +122,14 @@ const char* bias_form(const Plan& p) {
     return first->attention.qkv_bias ? "qkv" : "none";
 }
 
-// What layers of one kind of attention may differ in without being of another size.
+// The attention without that in which layers may differ without being of another size.
 Attention without_reach(Attention attention) {
     attention.window = attention.chunk = 0;
     attention.shares_index = false;
     return attention;
 }
 
-// Whether one configuration describes every layer.
+// True where one configuration describes every layer.
 bool uniform(const Plan& p) {
     const LayerKind *attention = nullptr, *linear = nullptr, *experts = nullptr, *dense = nullptr;
     const auto agrees = [](const LayerKind*& first, const LayerKind& k, const auto& same) {
@@ -131,8 +142,8 @@ bool uniform(const Plan& p) {
     std::int64_t reach = 0;
     for (const int index : p.model->layers) {
         const LayerKind& k = p.model->kinds[static_cast<std::size_t>(index)];
-        if (soft(k) && !agrees(attention, k, same_attention)) return false;
-        const bool other = !soft(k) && k.attention.kind != AttentionKind::none;
+        if (softmax_attention(k) && !agrees(attention, k, same_attention)) return false;
+        const bool other = !softmax_attention(k) && k.attention.kind != AttentionKind::none;
         if (other && !agrees(linear, k, same_attention)) return false;
         if (k.moe && !agrees(experts, k, [](const LayerKind& a, const LayerKind& b) { return a.moe == b.moe; }))
             return false;
@@ -216,26 +227,14 @@ std::string pattern(const Plan& p) {
     return text;
 }
 
-std::vector<PlanWord> fields() {
-    return {
-        {"seq", NumberWord{[](const Plan& p) { return double(p.seq); }}},
-        {"gbs", NumberWord{[](const Plan& p) { return double(p.gbs); }}},
-        {"derived.etp_form", NameWord{[](const Plan& p) {
-             if (p.etp == 1) return "one";
-             return p.etp == p.tp ? "tp" : "other";
-         }}},
-        {"gpus", NumberWord{[](const Plan& p) { return double(p.gpus); }}},
-        {"routing", TextWord{[](const Plan& p) { return p.routing; }}},
-        {"balance", NameWord{[](const Plan& p) { return p.router.forced ? "forced" : "natural"; }}},
-        {"memory_efficient_permutation",
-         NameWord{[](const Plan& p) { return on_off(p.memory_efficient_permutation); }}},
-    };
-}
-
 std::vector<PlanWord> whole_model() {
     return {
         {"model.name", TextWord{[](const Plan& p) { return p.model->name; }}},
         {"model.architecture", TextWord{[](const Plan& p) { return p.model->architecture; }}},
+        {"model.layers", NumberWord{[](const Plan& p) { return double(p.model->layers.size()); }}},
+        {"model.dense_layers", NumberWord{dense_layers}},
+        {"model.mtp", NumberWord{[](const Plan& p) { return double(p.model->mtp.size()); }}},
+        {"model.hybrid", NameWord{[](const Plan& p) { return on_off(p.model->hybrid); }}},
         {"model.hidden", NumberWord{[](const Plan& p) { return double(p.model->hidden); }}},
         {"model.vocab", NumberWord{[](const Plan& p) { return double(p.model->vocab); }}},
         {"model.vocab_divisor", NumberWord{[](const Plan& p) { return double(p.model->vocab_divisor); }}},
@@ -270,6 +269,15 @@ std::vector<PlanWord> positions_words() {
 
 std::vector<PlanWord> attention_words() {
     return {
+        {"model.heads", NumberWord{[](const Plan& p) { return double(attention_of(p).heads); }}},
+        {"model.kv_heads", NumberWord{[](const Plan& p) { return double(attention_of(p).kv_heads); }}},
+        {"model.mla", NameWord{[](const Plan& p) { return some_layer(p, latent); }}},
+        {"model.sparse_attention", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return latent(k) && k.attention.indexer_top_k > 0; });
+         }}},
+        {"model.attention_bias", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return k.attention.qkv_bias || k.attention.out_bias; });
+         }}},
         {"model.head_dim", NumberWord{[](const Plan& p) { return double(attention_of(p).qk_dim); }}},
         {"model.value_width_differs", NameWord{[](const Plan& p) {
              const Attention& a = attention_of(p);
@@ -308,9 +316,8 @@ std::vector<PlanWord> linear_words() {
     constexpr auto delta = like<AttentionKind::gated_delta>;
     constexpr auto mamba = like<AttentionKind::mamba>;
     return {
-        {"model.linear_layers", TextWord{[](const Plan& p) {
-             return marks(p, [](const LayerKind& k) { return k.attention.kind == AttentionKind::gated_delta; });
-         }}},
+        {"model.gated_delta", NameWord{[](const Plan& p) { return some_layer(p, gated_delta); }}},
+        {"model.linear_layers", TextWord{[](const Plan& p) { return marks(p, gated_delta); }}},
         {"model.conv_kernel", NumberWord{[](const Plan& p) { return double(delta(p).conv_kernel); }}},
         {"model.key_dim", NumberWord{[](const Plan& p) { return double(delta(p).key_dim); }}},
         {"model.value_dim", NumberWord{[](const Plan& p) { return double(delta(p).value_dim); }}},
@@ -326,10 +333,21 @@ std::vector<PlanWord> linear_words() {
 std::vector<PlanWord> mlp_words() {
     return {
         {"model.ffn", NumberWord{ffn}},
+        {"model.activation", NameWord{activation}},
         {"model.gated", NameWord{[](const Plan& p) { return on_off(mlp_of(p).gated); }}},
         {"model.swiglu_limit", NumberWord{glu_limit}},
-        {"model.moe_layers",
-         TextWord{[](const Plan& p) { return marks(p, [](const LayerKind& k) { return k.moe.has_value(); }); }}},
+        {"model.moe_layers", TextWord{[](const Plan& p) { return marks(p, has_experts); }}},
+        {"model.experts", NumberWord{[](const Plan& p) { return double(experts_of(p).experts); }}},
+        {"model.shared_experts", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->shared_ffn > 0; });
+         }}},
+        {"model.expert_bias", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->expert_bias; });
+         }}},
+        {"model.probs_on_input", NameWord{[](const Plan& p) {
+             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->probs_on_input; });
+         }}},
+        {"model.router_score", NameWord{router_score}},
         {"model.top_k", NumberWord{[](const Plan& p) { return double(experts_of(p).top_k); }}},
         {"model.expert_ffn", NumberWord{[](const Plan& p) { return double(experts_of(p).ffn); }}},
         {"model.shared_ffn", NumberWord{[](const Plan& p) { return double(experts_of(p).shared_ffn); }}},
@@ -350,7 +368,7 @@ std::vector<PlanWord> mlp_words() {
 std::vector<PlanWord> model_words() {
     std::vector<PlanWord> all;
     for (std::vector<PlanWord>& list :
-         std::vector{fields(), whole_model(), positions_words(), attention_words(), linear_words(), mlp_words()})
+         std::vector{whole_model(), positions_words(), attention_words(), linear_words(), mlp_words()})
         for (PlanWord& word : list) all.push_back(std::move(word));
     return all;
 }

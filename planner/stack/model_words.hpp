@@ -1,4 +1,4 @@
-// The facts of a model that an engine needs to build it, as words beside those that rules speak of.
+// The facts of a model, as words: those that rules speak of and those that an engine needs to build it.
 #pragma once
 
 #include "planner/stack/plan_words.hpp"

@@ -4,10 +4,9 @@
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
-#include "planner/model/model.hpp"
 #include "planner/plan/bf16_layers.hpp"
-#include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "planner/stack/layer_facts.hpp"
 #include "planner/stack/model_words.hpp"
 
 #include <algorithm>
@@ -17,72 +16,10 @@ namespace moe::stack {
 namespace {
 
 using machine::Precision;
-using model::LayerKind;
 using plan::Plan;
-
-const char* on_off(bool on) { return on ? "on" : "off"; }
 
 const char* name_of(const std::optional<Precision>& precision) {
     return precision ? machine::to_string(*precision) : "default";
-}
-
-// The kind of the first layer, in order, of which `has` holds; nullptr where there is none.
-template <class Has>
-const LayerKind* first_kind(const Plan& p, const Has& has) {
-    for (const int kind : p.model->layers)
-        if (const LayerKind& k = p.model->kinds[static_cast<std::size_t>(kind)]; has(k)) return &k;
-    return nullptr;
-}
-
-template <class Has>
-const char* some_layer(const Plan& p, const Has& has) {
-    return on_off(first_kind(p, has) != nullptr);
-}
-
-const model::Moe* experts_of(const Plan& p) {
-    const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.moe.has_value(); });
-    return kind != nullptr ? &*kind->moe : nullptr;
-}
-
-bool latent(const LayerKind& k) {
-    return k.attention.kind == model::AttentionKind::mla || k.attention.kind == model::AttentionKind::compressed;
-}
-
-// Of softmax attention: the heads of linear attention are facts of their own.
-const model::Attention* attention_of(const Plan& p) {
-    const LayerKind* kind =
-        first_kind(p, [](const LayerKind& k) { return k.attention.kind == model::AttentionKind::gqa || latent(k); });
-    return kind != nullptr ? &kind->attention : nullptr;
-}
-
-double dense_layers(const Plan& p) {
-    return static_cast<double>(std::count_if(p.model->layers.begin(), p.model->layers.end(), [&p](int kind) {
-        return p.model->kinds[static_cast<std::size_t>(kind)].dense();
-    }));
-}
-
-const char* router_score(const Plan& p) {
-    const model::Moe* moe = experts_of(p);
-    if (moe == nullptr || moe->router.scoring == model::Scoring::softmax) return "softmax";
-    return moe->router.scoring == model::Scoring::sigmoid ? "sigmoid" : "sqrtsoftplus";
-}
-
-// The activation of the experts, of the dense MLP where there are none.
-const char* activation(const Plan& p) {
-    const LayerKind* kind = first_kind(p, [](const LayerKind& k) { return k.moe.has_value(); });
-    if (kind == nullptr) kind = first_kind(p, [](const LayerKind& k) { return k.dense(); });
-    if (kind == nullptr) return "silu";
-    switch (kind->activation) {
-    case model::Activation::silu:
-        return "silu";
-    case model::Activation::gelu:
-        return "gelu";
-    case model::Activation::quick_gelu:
-        return "quick_gelu";
-    case model::Activation::relu2:
-        return "relu2";
-    }
-    return "silu";
 }
 
 const char* generation(const Plan& p) {
@@ -107,8 +44,8 @@ const char* bf16_layers_fit(const Plan& p) {
 
 const char* linear_heads_fit(const Plan& p) {
     const int parts = p.tp * p.cp;
-    return on_off(first_kind(p, [parts](const LayerKind& k) {
-                      return k.attention.kind == model::AttentionKind::gated_delta &&
+    return on_off(first_kind(p, [parts](const model::LayerKind& k) {
+                      return gated_delta(k) &&
                              (k.attention.key_heads % parts != 0 || k.attention.value_heads % parts != 0);
                   }) == nullptr);
 }
@@ -124,6 +61,9 @@ const SetWord graph_word{
 
 std::vector<PlanWord> plan_fields() {
     return {
+        {"gpus", NumberWord{[](const Plan& p) { return double(p.gpus); }}},
+        {"seq", NumberWord{[](const Plan& p) { return double(p.seq); }}},
+        {"gbs", NumberWord{[](const Plan& p) { return double(p.gbs); }}},
         {"tp", NumberWord{[](const Plan& p) { return double(p.tp); }}},
         {"cp", NumberWord{[](const Plan& p) { return double(p.cp); }}},
         {"pp", NumberWord{[](const Plan& p) { return double(p.pp); }}},
@@ -165,48 +105,15 @@ std::vector<PlanWord> plan_fields() {
     };
 }
 
-double count(const model::Moe* moe) { return moe != nullptr ? moe->experts : 0.0; }
-
 std::vector<PlanWord> facts() {
     return {
-        {"model.experts", NumberWord{[](const Plan& p) { return count(experts_of(p)); }}},
-        {"model.dense_layers", NumberWord{dense_layers}},
-        {"model.layers", NumberWord{[](const Plan& p) { return double(p.model->layers.size()); }}},
-        {"model.mtp", NumberWord{[](const Plan& p) { return double(p.model->mtp.size()); }}},
-        {"model.heads", NumberWord{[](const Plan& p) {
-             const model::Attention* attention = attention_of(p);
-             return attention != nullptr ? attention->heads : 0.0;
-         }}},
-        {"model.kv_heads", NumberWord{[](const Plan& p) {
-             const model::Attention* attention = attention_of(p);
-             return attention != nullptr ? attention->kv_heads : 0.0;
-         }}},
-        {"model.shared_experts", NameWord{[](const Plan& p) {
-             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->shared_ffn > 0; });
-         }}},
-        {"model.mla", NameWord{[](const Plan& p) { return some_layer(p, latent); }}},
-        {"model.sparse_attention", NameWord{[](const Plan& p) {
-             return some_layer(p, [](const LayerKind& k) { return latent(k) && k.attention.indexer_top_k > 0; });
-         }}},
-        {"model.gated_delta", NameWord{[](const Plan& p) {
-             return some_layer(
-                 p, [](const LayerKind& k) { return k.attention.kind == model::AttentionKind::gated_delta; });
-         }}},
-        {"model.hybrid", NameWord{[](const Plan& p) { return on_off(p.model->hybrid); }}},
-        {"model.router_score", NameWord{router_score}},
-        {"model.attention_bias", NameWord{[](const Plan& p) {
-             return some_layer(p, [](const LayerKind& k) { return k.attention.qkv_bias || k.attention.out_bias; });
-         }}},
-        {"model.expert_bias", NameWord{[](const Plan& p) {
-             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->expert_bias; });
-         }}},
-        {"model.activation", NameWord{activation}},
-        {"model.probs_on_input", NameWord{[](const Plan& p) {
-             return some_layer(p, [](const LayerKind& k) { return k.moe && k.moe->probs_on_input; });
-         }}},
         {"hardware", TextWord{machine_name}},
         {"hardware.generation", NameWord{generation}},
         {"micro_batches", NumberWord{[](const Plan& p) { return double(p.micro_batches()); }}},
+        {"derived.etp_form", NameWord{[](const Plan& p) {
+             if (p.etp == 1) return "one";
+             return p.etp == p.tp ? "tp" : "other";
+         }}},
         {"derived.expert_ranks", NumberWord{[](const Plan& p) { return double(p.ep) * p.etp; }}},
         {"derived.dispatcher", NameWord{exported_dispatcher}},
         {"derived.bf16_layers_fit", NameWord{bf16_layers_fit}},

@@ -74,10 +74,11 @@ private:
     std::mt19937_64 random_;
 };
 
-std::vector<Bytes> read_seeds(const char* folder) {
+std::vector<Bytes> read_seeds(const std::vector<std::string>& folders) {
     std::vector<std::filesystem::path> paths;
-    for (const auto& entry : std::filesystem::directory_iterator(folder))
-        if (entry.is_regular_file()) paths.push_back(entry.path());
+    for (const std::string& folder : folders)
+        for (const auto& entry : std::filesystem::directory_iterator(folder))
+            if (entry.is_regular_file()) paths.push_back(entry.path());
     std::sort(paths.begin(), paths.end());
     std::vector<Bytes> seeds;
     for (const auto& path : paths) {
@@ -90,8 +91,8 @@ std::vector<Bytes> read_seeds(const char* folder) {
 } // namespace
 
 int main(int count, char** words) {
-    if (count != 2) return std::fprintf(stderr, "usage: %s FOLDER_OF_SEEDS\n", words[0]), 2;
-    const std::vector<Bytes> seeds = read_seeds(words[1]);
+    if (count < 2) return std::fprintf(stderr, "usage: %s FOLDER_OF_SEEDS..\n", words[0]), 2;
+    const std::vector<Bytes> seeds = read_seeds({words + 1, words + count});
     if (seeds.empty()) return std::fprintf(stderr, "%s: no seeds\n", words[1]), 2;
     for (const Bytes& seed : seeds) LLVMFuzzerTestOneInput(seed.data(), seed.size());
     LLVMFuzzerTestOneInput(nullptr, 0);

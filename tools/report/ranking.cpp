@@ -5,6 +5,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "planner/plan/stack_traits.hpp"
 #include "simulator/published/ratios.hpp"
 
 #include <algorithm>
@@ -14,8 +15,9 @@ namespace moe::tools {
 
 std::vector<std::string> differences_of_training(const plan::Plan& plan) {
     std::vector<std::string> what;
-    const bool own = plan.stack == "moe-plan"; // runs a step again whose rows overflow
-    if (plan.capacity > 0.0 && !own)
+    // Megatron-Core 0.19.2, transformer_config.py: with hybridep, tokens beyond moe_expert_rank_capacity_factor are
+    // dropped. The engine's own stack runs the step again.
+    if (plan.capacity > 0.0 && !plan::stack_traits(plan).retries_overflow)
         what.push_back(fmt::format("capacity {}: a rank drops rows beyond it", plan::field_text(plan, "capacity")));
     if (plan.router.expert_capacity > 0.0)
         what.push_back(fmt::format("expert_capacity {}: an expert drops tokens beyond it",

@@ -212,6 +212,30 @@ TEST_CASE("a blank layout counts embedding and loss as layers only where the lay
           }) == 1);
 }
 
+TEST_CASE("a recipe that breaks a rule as recorded keeps its price and is told") {
+    moe::published::Run run = deepseek();
+    run.cuda_graph = "full_iteration", run.other_settings.clear();
+    const moe::published::PlannedRun full = planned(run);
+    REQUIRE(full.skipped == "");
+    CHECK(std::any_of(full.warnings.begin(), full.warnings.end(), [](const std::string& warning) {
+        return warning.find("breaks a rule of megatron-core: cuda_graph full of a MoE") != std::string::npos;
+    }));
+    run.other_settings = "expert_rank_capacity=1.5";
+    for (const std::string& warning : planned(run).warnings) CHECK(warning.find("breaks a rule") == std::string::npos);
+}
+
+TEST_CASE("rows with dropped tokens have an expert capacity") {
+    moe::published::Run run = deepseek();
+    run.cuda_graph = "none", run.other_settings.clear();
+    run.moe_balance = "token-drop, capacity 1.0", run.dispatcher = "alltoall";
+    const moe::plan::Plan drops = planned(run).plan;
+    CHECK(drops.capacity == 0.0);
+    CHECK(drops.router.expert_capacity == 1.0);
+    CHECK(drops.router.pad_to_capacity);
+    run.dispatcher = "HybridEP"; // moves tokens, not rows: nothing to fill up
+    CHECK_FALSE(planned(run).plan.router.pad_to_capacity);
+}
+
 TEST_CASE("rows that cannot be planned say why") {
     const auto reason = [](auto change) {
         moe::published::Run run = deepseek();

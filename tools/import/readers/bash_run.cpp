@@ -3,8 +3,8 @@
 
 #include "planner/base/error.hpp"
 #include "planner/base/names.hpp"
+#include "tools/import/readers/bash_command.hpp"
 #include "tools/import/readers/bash_test.hpp"
-#include "tools/import/readers/bash_tokens.hpp"
 
 #include <algorithm>
 #include <cctype>
@@ -14,26 +14,6 @@ namespace {
 
 constexpr std::size_t max_steps = 200'000;
 constexpr int max_depth = 24;
-
-bool name_like(const std::string& text) {
-    if (text.empty() || std::isdigit(static_cast<unsigned char>(text[0])) != 0) return false;
-    return std::all_of(text.begin(), text.end(),
-                       [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; });
-}
-
-struct Assignment {
-    std::string name, value; // value: raw
-    bool append = false;
-};
-
-bool assignment(const std::string& raw, Assignment& result) {
-    const std::size_t equals = raw.find('=');
-    if (equals == std::string::npos || equals == 0) return false;
-    result.append = raw[equals - 1] == '+';
-    result.name = raw.substr(0, equals - (result.append ? 1 : 0));
-    result.value = raw.substr(equals + 1);
-    return name_like(result.name);
-}
 
 bool one_of(const std::string& word, std::initializer_list<const char*> list) {
     return std::any_of(list.begin(), list.end(), [&word](const char* other) { return word == other; });
@@ -50,30 +30,24 @@ struct Steps {
 class Walk {
 public:
     Walk(const Script& script, const std::string& file, BashValues& values, BashRun& run, Steps& steps)
-        : tokens_(script.tokens), file_(file), values_(values), run_(run), steps_(steps) {
+        : tokens_{script.tokens}, file_(file), values_(values), run_(run), steps_(steps) {
         run_.slurm.insert(run_.slurm.end(), script.slurm.begin(), script.slurm.end());
     }
 
     void all() {
-        while (at_ < tokens_.size()) {
+        while (!tokens_.ended()) {
             list(true, {});
-            if (at_ < tokens_.size()) ++at_; // a word that closes what was never opened
+            if (!tokens_.ended()) ++tokens_.at; // a word that closes what was never opened
         }
     }
 
 private:
-    bool ended() const { return at_ >= tokens_.size() || left_; }
-    const Token& token() const { return tokens_[at_]; }
-    bool word_is(const char* text) const {
-        return at_ < tokens_.size() && token().kind == TokenKind::word && token().text == text;
-    }
-    bool op_is(const char* text) const {
-        return at_ < tokens_.size() && token().kind == TokenKind::op && token().text == text;
-    }
-    bool any_word(std::initializer_list<const char*> list) const {
-        return std::any_of(list.begin(), list.end(), [this](const char* text) { return word_is(text); });
-    }
-    std::size_t line() const { return at_ < tokens_.size() ? token().line : 0; }
+    bool ended() const { return tokens_.ended() || left_; }
+    const Token& token() const { return tokens_.token(); }
+    bool word_is(const char* text) const { return tokens_.word_is(text); }
+    bool op_is(const char* text) const { return tokens_.op_is(text); }
+    bool any_word(std::initializer_list<const char*> list) const { return tokens_.any_word(list); }
+    std::size_t line() const { return tokens_.line(); }
     void step() {
         if (++steps_.taken > max_steps) refuse("{}: more than {} steps to follow", file_, max_steps);
     }
@@ -99,7 +73,7 @@ private:
             step();
             if (token().kind == TokenKind::newline || op_is(";") || op_is("&") || op_is("|")) {
                 skip = false;
-                ++at_;
+                ++tokens_.at;
                 continue;
             }
             if (op_is(";;") || op_is(")") || any_word(ends) ||
@@ -108,8 +82,8 @@ private:
             if (op_is("&&") || op_is("||")) {
                 const bool both = op_is("&&");
                 skip = both ? last != Truth::yes : last != Truth::no;
-                ++at_;
-                while (!ended() && token().kind == TokenKind::newline) ++at_;
+                ++tokens_.at;
+                while (!ended() && token().kind == TokenKind::newline) ++tokens_.at;
                 continue;
             }
             const Truth outcome = command(live && !skip);
@@ -125,9 +99,9 @@ private:
         if (any_word({"while", "until"})) return loop(live);
         if (word_is("for")) return each(live);
         if (word_is("case")) return choice(live);
-        if (word_is("function") || defines()) return definition();
+        if (word_is("function") || tokens_.defines_function()) return definition();
         if (word_is("!")) {
-            ++at_;
+            ++tokens_.at;
             if (ended()) return Truth::unknown;
             const Deeper deeper(*this);
             return opposite(command(live));
@@ -136,14 +110,14 @@ private:
     }
 
     Truth group(bool live, const char* close) {
-        ++at_;
+        ++tokens_.at;
         const Truth last = list(live, {"}"});
-        if (op_is(close) || word_is(close)) ++at_;
+        if (op_is(close) || word_is(close)) ++tokens_.at;
         return last;
     }
 
     void expect(const char* word) {
-        if (word_is(word)) ++at_;
+        if (word_is(word)) ++tokens_.at;
     }
 
     Truth branch(bool live) {
@@ -151,7 +125,7 @@ private:
         for (;;) {
             const std::size_t begin = line();
             const bool last = word_is("else");
-            ++at_;
+            ++tokens_.at;
             Truth condition = Truth::yes;
             if (!last) {
                 condition = list(live && !taken && !open, {"then"});
@@ -173,7 +147,7 @@ private:
     Truth loop(bool live) {
         const std::size_t begin = line();
         const bool until = word_is("until");
-        ++at_;
+        ++tokens_.at;
         Truth condition = list(live, {"do"});
         if (until) condition = opposite(condition);
         expect("do");
@@ -185,27 +159,27 @@ private:
 
     Truth each(bool live) {
         const std::size_t begin = line();
-        ++at_;
-        const std::string name = at_ < tokens_.size() && token().kind == TokenKind::word ? token().text : "";
+        ++tokens_.at;
+        const std::string name = !tokens_.ended() && token().kind == TokenKind::word ? token().text : "";
         std::vector<std::string> items;
         bool known = name_like(name);
         while (!ended() && !word_is("do")) {
             if (token().kind == TokenKind::word && token().text != name && token().text != "in" && live)
                 for (std::string& word : values_.words(token().text, token().line)) items.push_back(std::move(word));
             if (token().kind == TokenKind::op && token().text == "(") known = false;
-            ++at_;
+            ++tokens_.at;
         }
         expect("do");
-        const std::size_t body = at_;
+        const std::size_t body = tokens_.at;
         if (live && !known) unread(begin, "for", "a loop over numbers: its body is not read");
         if (live && known)
             for (const std::string& item : items) {
-                at_ = body;
+                tokens_.at = body;
                 values_.set(name, {item}, false, false);
                 list(true, {"done"});
                 if (left_) return Truth::yes;
             }
-        at_ = body;
+        tokens_.at = body;
         list(false, {"done"});
         expect("done");
         return Truth::yes;
@@ -213,9 +187,9 @@ private:
 
     Truth choice(bool live) {
         const std::size_t begin = line();
-        ++at_;
+        ++tokens_.at;
         const std::string word = !ended() && token().kind == TokenKind::word ? values_.text(token().text, begin) : "";
-        if (!ended()) ++at_;
+        if (!ended()) ++tokens_.at;
         expect("in");
         if (live && has_unknown(word))
             unread(begin, "case " + as_written(word), "not known from the file: no branch is read");
@@ -225,44 +199,37 @@ private:
             while (!ended() && !op_is(")") && !word_is("esac")) { // patterns
                 if (token().kind == TokenKind::word)
                     hit = hit || matches_pattern(word, values_.text(token().text, token().line));
-                ++at_;
+                ++tokens_.at;
             }
             if (ended() || word_is("esac")) break;
-            ++at_;
+            ++tokens_.at;
             list(!done && hit, {"esac"});
             done = done || hit;
-            if (op_is(";;")) ++at_;
-            while (!ended() && token().kind == TokenKind::newline) ++at_;
+            if (op_is(";;")) ++tokens_.at;
+            while (!ended() && token().kind == TokenKind::newline) ++tokens_.at;
             step();
         }
         expect("esac");
         return Truth::yes;
     }
 
-    // NAME ( ) {
-    bool defines() const {
-        return at_ + 2 < tokens_.size() && token().kind == TokenKind::word && name_like(token().text) &&
-               tokens_[at_ + 1].kind == TokenKind::op && tokens_[at_ + 1].text == "(" &&
-               tokens_[at_ + 2].kind == TokenKind::op && tokens_[at_ + 2].text == ")";
-    }
-
     Truth definition() {
-        if (word_is("function")) ++at_;
-        const std::string name = at_ < tokens_.size() ? token().text : "";
-        while (!ended() && !word_is("{") && token().kind != TokenKind::newline) ++at_;
-        while (!ended() && token().kind == TokenKind::newline) ++at_;
+        if (word_is("function")) ++tokens_.at;
+        const std::string name = !tokens_.ended() ? token().text : "";
+        while (!ended() && !word_is("{") && token().kind != TokenKind::newline) ++tokens_.at;
+        while (!ended() && token().kind == TokenKind::newline) ++tokens_.at;
         if (!word_is("{")) return Truth::yes;
-        functions_[name] = at_;
+        functions_[name] = tokens_.at;
         group(false, "}");
         return Truth::yes;
     }
 
     Truth call(std::size_t body) {
         const Deeper deeper(*this);
-        const std::size_t back = at_;
-        at_ = body;
+        const std::size_t back = tokens_.at;
+        tokens_.at = body;
         group(true, "}");
-        at_ = back;
+        tokens_.at = back;
         return Truth::yes;
     }
 
@@ -280,48 +247,10 @@ private:
         values_.set(a.name, std::move(members), true, a.append);
     }
 
-    // Up to the end of one command: its words as written, arrays that it assigns, documents behind <<.
-    struct Simple {
-        std::vector<const Token*> words;
-        const Token* document = nullptr;
-        std::size_t line = 0;
-    };
-
-    Simple collect() {
-        Simple simple;
-        simple.line = line();
-        const bool double_brackets = word_is("[[");
-        while (!ended()) {
-            const Token& t = token();
-            if (t.kind == TokenKind::newline) break;
-            if (t.kind != TokenKind::op) {
-                simple.words.push_back(&t);
-                ++at_;
-                if (double_brackets && t.text == "]]") break;
-                continue;
-            }
-            if (double_brackets) {
-                simple.words.push_back(&t);
-            } else if (t.text.find_first_of("<>") != std::string::npos) {
-                if (t.text.rfind("<<", 0) == 0 && t.text != "<<<") {
-                    simple.document = &t;
-                } else if (at_ + 1 < tokens_.size() && tokens_[at_ + 1].kind == TokenKind::word &&
-                           t.text.back() != '-') {
-                    ++at_; // the file
-                }
-            } else {
-                break;
-            }
-            ++at_;
-        }
-        if (at_ < tokens_.size() && op_is("(") && simple.words.empty()) ++at_;
-        return simple;
-    }
-
     Truth simple(bool live) {
-        const std::size_t start = at_;
-        const Simple s = collect();
-        if (at_ == start) ++at_;
+        const std::size_t start = tokens_.at;
+        const SimpleCommand s = ended() ? SimpleCommand{} : simple_command(tokens_);
+        if (tokens_.at == start) ++tokens_.at;
         if (!live || s.words.empty()) return Truth::unknown;
         BashCommand command;
         command.line = s.line;
@@ -351,7 +280,7 @@ private:
         return started(std::move(command), s);
     }
 
-    Truth declare(const Simple& s, std::size_t first, const std::string& name) {
+    Truth declare(const SimpleCommand& s, std::size_t first, const std::string& name) {
         for (std::size_t i = first; i < s.words.size(); ++i) {
             const Token& t = *s.words[i];
             Assignment a;
@@ -369,7 +298,7 @@ private:
         return Truth::yes;
     }
 
-    Truth tested(const Simple& s, std::size_t first) {
+    Truth tested(const SimpleCommand& s, std::size_t first) {
         std::vector<std::string> words;
         for (std::size_t i = first + 1; i < s.words.size(); ++i) {
             const Token& t = *s.words[i];
@@ -379,7 +308,7 @@ private:
         return test_words(words);
     }
 
-    Truth started(BashCommand command, const Simple& s) {
+    Truth started(BashCommand command, const SimpleCommand& s) {
         if (command.words.empty()) return Truth::yes;
         const std::string name = base_name(command.words[0]);
         if (const auto function = functions_.find(name); function != functions_.end()) return call(function->second);
@@ -425,12 +354,11 @@ private:
             run_.commands[i].line += at_line > 0 ? at_line - 1 : 0;
     }
 
-    const std::vector<Token>& tokens_;
+    TokenCursor tokens_;
     const std::string& file_;
     BashValues& values_;
     BashRun& run_;
     Steps& steps_;
-    std::size_t at_ = 0;
     bool left_ = false; // the script has ended: exit
     std::map<std::string, std::size_t> functions_;
 };

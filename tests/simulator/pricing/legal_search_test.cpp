@@ -1,0 +1,72 @@
+// Searches on published stacks: every plan keeps the rules of its engine, and what they exclude is counted by name.
+#include "planner/machine/hardware.hpp"
+#include "planner/model/families/load_model.hpp"
+#include "planner/search/refined_search.hpp"
+#include "planner/stack/stack.hpp"
+#include "simulator/pricing/fast_estimator.hpp"
+#include "tests/planner/base/fault_of.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+using namespace moe;
+
+namespace {
+
+struct Asked {
+    search::SearchRequest request;
+    stack::Stack stack;
+
+    Asked(const char* model, const char* machine, int gpus, std::int64_t gbs, machine::Precision precision) {
+        plan::Plan& base = request.base;
+        base.model = std::make_shared<const model::Model>(families::load_model(model));
+        base.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware(machine));
+        stack = stack::load_stack("", *base.hardware);
+        base.stack = stack.name;
+        base.gpus = gpus, base.gbs = gbs, base.seq = 4096;
+        request.precisions = {precision};
+        request.threads = 2;
+    }
+    search::SearchResult found() {
+        pricing::FastEstimator estimator(request.base.hardware, stack);
+        return search::refined_search(request, stack, estimator);
+    }
+};
+
+} // namespace
+
+TEST_CASE("found plans break no rule of their engine, and rejections are counted under the rules' names") {
+    std::vector<Asked> requests{{"Qwen3-30B-A3B", "gb200-nvl72", 16, 256, machine::Precision::mxfp8},
+                                {"Mixtral-8x7B", "h100", 32, 128, machine::Precision::bf16},
+                                {"DeepSeek-V2-Lite", "h100", 16, 64, machine::Precision::fp8_blockwise}};
+    for (Asked& asked : requests) {
+        const search::SearchResult result = asked.found();
+        CAPTURE(asked.request.base.model->name);
+        CHECK(result.plans.size() >= 3);
+        for (const auto& [plan, estimate] : result.plans) CHECK(stack::check_stack(plan, asked.stack).message == "");
+        CHECK(std::any_of(result.pruned.begin(), result.pruned.end(),
+                          [](const auto& reason) { return reason.first.rfind("megatron-core: ", 0) == 0; }));
+    }
+}
+
+TEST_CASE("a graph of the whole step with experts comes with the stack's capacity and pages, or not at all") {
+    Asked asked{"Qwen3-30B-A3B", "gb200-nvl72", 16, 256, machine::Precision::mxfp8};
+    asked.request.fixed = {{"cuda_graph", "full"}};
+    CHECK(asked.stack.usual_capacity == 1.5);
+    for (const auto& [plan, estimate] : asked.found().plans) {
+        CHECK(plan.capacity == 1.5);
+        CHECK(plan.dispatcher == plan::Dispatcher::hybridep);
+    }
+    asked.request.fixed = {{"cuda_graph", "full"}, {"capacity", "1.2"}, {"paged_stash", "off"}};
+    for (const auto& [plan, estimate] : asked.found().plans) {
+        CHECK(plan.capacity == 1.2);
+        CHECK_FALSE(plan.paged_stash);
+    }
+    asked.request.fixed = {{"cuda_graph", "full"}, {"capacity", "none"}};
+    CHECK(fault_of([&asked] { asked.found(); }).find("cuda_graph full") != std::string::npos);
+    // Models without experts have no such sizes to know.
+    Asked dense{"Llama3-8B", "gb200-nvl72", 8, 128, machine::Precision::mxfp8};
+    dense.request.fixed = {{"cuda_graph", "full"}};
+    for (const auto& [plan, estimate] : dense.found().plans) CHECK(plan.capacity == 0.0);
+}
