@@ -6,6 +6,7 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "planner/stack/plan_words.hpp"
 #include "simulator/published/ratios.hpp"
 #include "simulator/published/run_plan.hpp"
 #include "simulator/published/run_recipe.hpp"
@@ -30,7 +31,7 @@ double doublings(double a, double b) { return std::abs(std::log2(a / b)); }
 double workload_distance(const plan::Plan& plan, const Run& run) {
     if (!run.gpus || !run.gbs || !run.seq_len) return INFINITY;
     double distance = run.model == plan.model->name ? 0.0 : other_model;
-    if (hardware_profile_of(run.system) != plan.hardware->name) distance += other_machine;
+    if (hardware_profile_of(run.system) != stack::plan_word(plan, "hardware")) distance += other_machine;
     if (recipe_precision(run.precision) != plan.precision) distance += other_precision;
     return distance + doublings(static_cast<double>(*run.gpus), plan.gpus) +
            0.5 * doublings(static_cast<double>(*run.gbs), static_cast<double>(plan.gbs)) +
@@ -47,10 +48,11 @@ std::map<std::string, double> fitted_residuals() {
     return fitted;
 }
 
+// Without the degrees that follow from others.
 std::vector<std::string> differing_fields(const plan::Plan& plan, const plan::Plan& other) {
     std::vector<std::string> fields;
     for (const plan::FieldChange& change : plan::differences(plan, other))
-        if (change.field != "edp") fields.push_back(change.field);
+        if (change.field != "dp" && change.field != "edp") fields.push_back(change.field);
     return fields;
 }
 

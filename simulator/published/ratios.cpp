@@ -34,6 +34,18 @@ double quantile(std::vector<double> values, double share) {
     return values[std::min(at, values.size() - 1)];
 }
 
+// The errors that speak of two plans of that kind which differ in so many choices. Plans of one or two differences and
+// of more are told apart, since errors of the former are half as large; of all kinds where one has too few.
+std::vector<double> errors_for(const std::vector<RatioError>& errors, const std::string& kind, int fields) {
+    std::vector<double> same_kind, all;
+    for (const RatioError& error : errors) {
+        if ((error.fields <= few_fields) != (fields <= few_fields)) continue;
+        all.push_back(error.log_error);
+        if (error.kind == kind) same_kind.push_back(error.log_error);
+    }
+    return same_kind.size() >= fewest_pairs ? same_kind : all;
+}
+
 } // namespace
 
 int differing_choices(const plan::Plan& a, const plan::Plan& b) {
@@ -90,16 +102,6 @@ std::vector<RatioError> load_ratio_errors(bool executable) {
     const std::string path = profiles_folder() + "/runs/ratios.json";
     if (executable || !std::filesystem::exists(path)) return {};
     return ratio_errors_from_json(read_file(path), path);
-}
-
-std::vector<double> errors_for(const std::vector<RatioError>& errors, const std::string& kind, int fields) {
-    std::vector<double> same_kind, all;
-    for (const RatioError& error : errors) {
-        if ((error.fields <= few_fields) != (fields <= few_fields)) continue;
-        all.push_back(error.log_error);
-        if (error.kind == kind) same_kind.push_back(error.log_error);
-    }
-    return same_kind.size() >= fewest_pairs ? same_kind : all;
 }
 
 std::optional<double> ratio_margin(const std::vector<RatioError>& errors, const plan::Plan& a, const plan::Plan& b) {

@@ -30,10 +30,6 @@ std::string ratio_errors_json(const std::vector<RatioError>& errors);
 // profiles/runs/ratios.json; none for the executable stack, whose errors these are not, and without the file.
 std::vector<RatioError> load_ratio_errors(bool executable);
 
-// The errors that speak of two plans of that kind which differ in so many choices: plans of one or two differences and
-// of more are told apart, since errors of the former are half as large; of all kinds where one has too few.
-std::vector<double> errors_for(const std::vector<RatioError>& errors, const std::string& kind, int fields);
-
 // Largest |log(ratio of rates)| that does not tell two such plans apart, at interval_coverage; 0 for equal plans, empty
 // where nothing is known.
 std::optional<double> ratio_margin(const std::vector<RatioError>& errors, const plan::Plan& a, const plan::Plan& b);

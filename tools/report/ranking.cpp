@@ -12,6 +12,22 @@
 #include <cmath>
 
 namespace moe::tools {
+namespace {
+
+// Degrees above 1 and choices that are not a plan's plainest ones: what somebody has to set and to understand.
+int complexity(const plan::Plan& plan) {
+    plan::Plan plain;
+    plain.model = plan.model;
+    plain.hardware = plan.hardware;
+    plain.stack = plan.stack;
+    plain.precision = plan.precision;
+    plain.gradients = plan.gradients;
+    plain.gpus = plan.gpus, plain.gbs = plan.gbs, plain.seq = plan.seq;
+    plain.dispatcher = plan.dispatcher;
+    return published::differing_choices(plain, plan);
+}
+
+} // namespace
 
 std::vector<std::string> differences_of_training(const plan::Plan& plan) {
     std::vector<std::string> what;
@@ -28,18 +44,6 @@ std::vector<std::string> differences_of_training(const plan::Plan& plan) {
         if (plan::field_text(plan, field) != "default")
             what.push_back(fmt::format("{} {}: rounds what is BF16 by default", field, plan::field_text(plan, field)));
     return what;
-}
-
-int complexity(const plan::Plan& plan) {
-    plan::Plan plain;
-    plain.model = plan.model;
-    plain.hardware = plan.hardware;
-    plain.stack = plan.stack;
-    plain.precision = plan.precision;
-    plain.gradients = plan.gradients;
-    plain.gpus = plan.gpus, plain.gbs = plan.gbs, plain.seq = plan.seq;
-    plain.dispatcher = plan.dispatcher;
-    return published::differing_choices(plain, plan) + (plan.recompute != 0 ? 1 : 0) + (plan.offload != 0 ? 1 : 0);
 }
 
 Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest) {

@@ -34,7 +34,4 @@ Ranking rank_notes(const search::SearchResult& result, bool executable, std::siz
 // over micro-batches, products of the head or of attention in another precision than the linear layers' usual one.
 std::vector<std::string> differences_of_training(const plan::Plan& plan);
 
-// Degrees above 1 and choices that are not a plan's plainest ones: what somebody has to set and to understand.
-int complexity(const plan::Plan& plan);
-
 } // namespace moe::tools
