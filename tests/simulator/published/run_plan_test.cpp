@@ -10,7 +10,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,7 +54,7 @@ moe::published::PlannedRun planned(const moe::published::Run& run) {
     return planner.plan(run);
 }
 
-std::string skipped(moe::published::Run run) { return planned(run).skipped; }
+std::string skipped(const moe::published::Run& run) { return planned(run).skipped; }
 
 } // namespace
 
@@ -285,7 +284,7 @@ TEST_CASE("systems by their published names") {
              {"H100", "h100"}, {"H200", "h200"}, {"H800", "h800"}, {"H100(HBM2e,500W)", "h100-hbm2e"}}) {
         moe::published::Run run = llama();
         run.system = system;
-        CAPTURE(system);
+        CAPTURE(run.system);
         REQUIRE(skipped(run) == "");
         CHECK(planned(run).plan.hardware->name == profile);
     }
