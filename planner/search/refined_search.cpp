@@ -293,11 +293,11 @@ private:
         plans.erase(std::unique(plans.begin(), plans.end(), same_plan), plans.end());
         std::vector<std::vector<Ranked>> ways(plans.size());
         in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
-            const auto& [plan, bound] = plans[i];
-            double sets = 1.0; // what a further one promises less
-            for (OffloadFit& fit : offloaded_to_fit(plan, stack_, estimator_)) {
+            const Ranked& ranked = plans[i];
+            double sets = 1.0; // a further one promises less by this factor
+            for (OffloadFit& fit : offloaded_to_fit(ranked.first, stack_, estimator_)) {
                 const auto add = [&](const plan::Plan& way, double gain) {
-                    ways[i].push_back({way, bound});
+                    ways[i].push_back({way, ranked.second});
                     double& least = ways[i].back().second.step_seconds;
                     least = std::max(least / gain, fit.link_seconds) * sets;
                 };
