@@ -50,6 +50,7 @@ void read_dispatchers(Reader& costs, StackCosts& c) {
             Reader one(item.value(), place + "." + item.key(), costs.coefficients());
             shares.nvlink = one.checked(one.at("nvlink"), "nvlink", 0.01, 1.5);
             shares.nic = one.checked(one.at("nic"), "nic", 0.01, 1.5);
+            shares.start = one.number("start", 0.0, 0.0, 1.0);
             one.finish();
         } else {
             shares.nvlink = shares.nic = costs.checked(item.value(), "dispatcher." + item.key(), 0.01, 1.5);
@@ -89,7 +90,13 @@ StackCosts read_costs(const Json& json, const Json& sources, const std::string& 
     c.fsdp_sm_share = costs.number("fsdp_sm_share", c.fsdp_sm_share, 0.0, 0.9);
     c.tile_seconds = costs.number("tile_seconds", c.tile_seconds, 0.0, 1e-3);
     c.expert_launch_seconds = costs.number("expert_launch_seconds", c.expert_launch_seconds, 0.0, longest);
+    c.weighted_bias_bytes = costs.number("weighted_bias_bytes", c.weighted_bias_bytes, 0.0, 1000.0);
+    c.weighted_bias_grad_bytes = costs.number("weighted_bias_grad_bytes", c.weighted_bias_grad_bytes, 0.0, 1000.0);
+    c.attention_exponentials = costs.number("attention_exponentials", c.attention_exponentials, 0.0, 4.0);
+    c.expert_seconds = costs.number("expert_seconds", c.expert_seconds, 0.0, longest);
+    c.overlap_launches = costs.number("overlap_launches", c.overlap_launches, 0.1, 100.0);
     c.quantize_share = costs.number("quantize_share", c.quantize_share, 0.0, 2.0);
+    c.fused_quantize_share = costs.number("fused_quantize_share", c.fused_quantize_share, 0.0, 2.0);
     c.clock = costs.number("clock", c.clock, 0.1, 2.0);
     c.host_machine = costs.number("host_machine", c.host_machine, 0.1, 10.0);
     c.host_software = costs.number("host_software", c.host_software, 0.1, 10.0);
@@ -148,6 +155,9 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
     s.bf16_moments = in.flag("bf16_moments", false);
     s.paged_stash = in.flag("paged_stash", false);
+    if (in.find("fused_experts") != nullptr)
+        s.fused_experts = in.list("fused_experts", machine::precision_from_string);
+    s.fused_experts_need_stash = in.flag("fused_experts_need_stash", false);
     s.memory_headroom = in.number("memory_headroom", 0.0, 0.0, 0.9);
     s.usual_capacity = in.number("usual_capacity", 0.0, 1.0, 100.0);
     if (in.find("usual_gradients") != nullptr)

@@ -19,6 +19,7 @@ namespace moe::stack {
 // Fractions of a link's bandwidth by tier; between domains an exchange also uses the links inside.
 struct LinkShares {
     double nvlink = 1.0, nic = 1.0;
+    double start = 0.0; // seconds of a dispatch or combine before and behind its rows: metadata, barriers
 };
 
 // Efficiencies are fractions of the hardware's rate that large operations reach; times are seconds. Few and physical;
@@ -40,6 +41,7 @@ struct StackCosts {
     double attention_gathered = 1.0;              // share of these rates, where keys are picked by index
     // Rates of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
     double attention_picked_forward = 0.65, attention_picked_backward = 0.28, attention_picked_half_length = 183.0;
+    double attention_exponentials = 0.5; // seconds of exponentials over those of products, BF16 forward, heads of 128
     double attention_half_length = 1200.0; // sequence length at which attention reaches half of its rate, tokens
     double overlap_sm_share = 0.0;         // share of the SMs that communication takes while EP overlap is on
     double fsdp_sm_share = 0.0;            // as overlap_sm_share, of FSDP, whose collectives run all the time
@@ -49,9 +51,15 @@ struct StackCosts {
     double recompute_launches = 1.0; // host time of a recomputed op over that of the same op in the forward
     double tile_seconds = 0.0;       // seconds of each wave of tiles of a product: filling the pipeline and writing out
     double expert_launch_seconds = 0.0; // host time per local expert of a grouped product made of single ones
+    // Bytes that move per element of the experts' last bias, which routing weights multiply, and of its gradients;
+    // negative: what the ops say.
+    double weighted_bias_bytes = -1.0, weighted_bias_grad_bytes = -1.0;
+    double expert_seconds = 0.0;        // device time per local expert of the same, and of its rows' quantization
+    double overlap_launches = 1.0;      // host time of an op in merged slots over that of the same op alone
     double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read
     double clock = 1.0;          // clock of the machine under full load, over the one that its peak FLOP/s assume
-    double quantize_share = 1.0; // share of a quantize op's bytes that are moved; below 1 it is fused
+    double quantize_share = 1.0; // share of a quantize op's bytes that are moved
+    double fused_quantize_share = 1.0; // the same of routed rows where fused_experts holds; below 1 it is no own kernel
 };
 
 // Published figures that a stack stands for: a word of their source and its releases, newest last.
@@ -78,6 +86,10 @@ struct Stack {
     std::vector<plan::Dispatcher> host_synced;       // dispatchers that read routed counts on the host
     bool bf16_moments = false;
     bool paged_stash = false;                                      // see Plan
+    // Precisions in which a grouped product, its activation and its quantizations are single kernels for all experts,
+    // and whether only plans with a paged stash turn them on.
+    std::vector<machine::Precision> fused_experts;
+    bool fused_experts_need_stash = false;
     machine::Precision usual_gradients = machine::Precision::fp32; // in which its recipes sum and reduce gradients
     // usual choices of the generation, taken by search unless fixed
     plan::Dispatcher usual_dispatcher = plan::Dispatcher::alltoall;
@@ -115,6 +127,8 @@ std::vector<const Rule*> broken_rules(const plan::Plan& plan, const Stack& stack
 plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack);
 // True where neither check_plan() nor check_stack() has anything against it.
 bool sound(const plan::Plan& plan, const Stack& stack);
+// True where one kernel works on the rows of all local experts, see Stack::fused_experts.
+bool fuses_experts(const plan::Plan& plan, const Stack& stack);
 // The sound ones of two cuts of the plan: its stages cut evenly, and by balanced_stages().
 std::vector<plan::Plan> sound_cuts(plan::Plan plan, const Stack& stack);
 

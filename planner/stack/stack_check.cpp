@@ -106,6 +106,12 @@ plan::PlanFault check_stack(const plan::Plan& plan, const Stack& stack) {
     return {};
 }
 
+bool fuses_experts(const plan::Plan& plan, const Stack& stack) {
+    const std::vector<machine::Precision>& in = stack.fused_experts;
+    return std::find(in.begin(), in.end(), plan.experts()) != in.end() &&
+           (plan.paged_stash || !stack.fused_experts_need_stash);
+}
+
 bool sound(const plan::Plan& plan, const Stack& stack) { return !plan::check_plan(plan) && !check_stack(plan, stack); }
 
 std::vector<plan::Plan> sound_cuts(plan::Plan plan, const Stack& stack) {

@@ -33,11 +33,15 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
         for (const std::int64_t most : {attr->window, attr->chunk})
             if (most > 0) keys = std::min(keys, static_cast<double>(most));
     }
-    const double narrow = attr == nullptr ? 1.0 : std::min(1.0, std::sqrt(attr->v_dim / 128.0));
-    const double share = narrow * std::max(keys, 1.0) / (std::max(keys, 1.0) + half);
-    const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(machine::Precision::bf16)];
+    // Products of narrow heads fill tensor cores less, and those of FP8 take less time; exponentials, which run beside
+    // the forward's products, take what they take.
     const double gain = precision > machine::Precision::bf16 ? fp8_gain : 1.0;
-    const double compute = op.flops / (gain * peak * limit * std::sqrt(c.clock) * share * rates.sm_share);
+    const double width = attr == nullptr ? 1.0 : std::min(1.0, attr->v_dim / 128.0);
+    const double products = std::sqrt(width) / gain;
+    const double time = forward && !picked ? std::max(products, c.attention_exponentials) : products;
+    const double share = width / time * std::max(keys, 1.0) / (std::max(keys, 1.0) + half);
+    const double peak = rates.hardware->peak_flops[static_cast<std::size_t>(machine::Precision::bf16)];
+    const double compute = op.flops / (peak * limit * std::sqrt(c.clock) * share * rates.sm_share);
     const double memory = op.bytes / (rates.hardware->memory_bandwidth * c.memory);
     return std::max(compute, memory) + c.kernel_seconds;
 }

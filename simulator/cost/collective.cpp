@@ -159,7 +159,7 @@ double token_exchange_seconds(const GroupLinks& g, const stack::LinkShares& shar
         const double sent = copy_bytes * copies * (domains - 1) / domains;
         seconds = std::max(seconds, sent / (g.routes.domains.bandwidth * shares.nic));
     }
-    return g.routes.exchange.latency + seconds;
+    return shares.start + g.routes.exchange.latency + seconds;
 }
 
 } // namespace moe::cost

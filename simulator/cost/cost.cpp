@@ -107,30 +107,51 @@ double CostModel::compute_seconds(const program::Op& op, const program::Program&
     }
     const double taken =
         std::max(plan_.ep_overlap ? stack_.costs.overlap_sm_share : 0.0, plan_.fsdp ? stack_.costs.fsdp_sm_share : 0.0);
-    const Rates rates{&hardware, &stack_.costs, 1.0 - taken};
+    Rates rates{&hardware, &stack_.costs, 1.0 - taken, kernels_by_expert(plan_, stack_, op)};
+    const bool fused = on_routed_rows(op) && stack::fuses_experts(plan_, stack_);
+    rates.quantize_share = stack_.costs.quantize_share * (fused ? stack_.costs.fused_quantize_share : 1.0);
     if (const auto* gemm = std::get_if<program::GemmAttr>(&op.attr)) {
         const double rate = flop_rate(plan_, stack_.costs.clock, stack_.costs.gemm, gemm_precision(op, program));
         return gemm_seconds(rates, rate, gemm->batch, static_cast<double>(gemm->m), static_cast<double>(gemm->n),
                             static_cast<double>(gemm->k), op.bytes);
     }
     if (const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr)) {
-        const double rate =
-            flop_rate(plan_, stack_.costs.clock, stack_.costs.grouped_gemm, gemm_precision(op, program));
+        // One local expert is a plain product.
+        const auto& shares = grouped->groups > 1 ? stack_.costs.grouped_gemm : stack_.costs.gemm;
+        const double rate = flop_rate(plan_, stack_.costs.clock, shares, gemm_precision(op, program));
         const double rows = expected_rows(program, op.in.front()) / std::max(1, grouped->groups);
         const auto n = static_cast<double>(grouped->n), k = static_cast<double>(grouped->k),
                    groups = static_cast<double>(grouped->groups);
+        const double apart = rates.own_kernels > 1.0 ? rates.own_kernels * stack_.costs.expert_seconds : 0.0;
         switch (grouped->mode) {
         case program::GroupedMode::forward:
-            return gemm_seconds(rates, rate, groups, rows, n, k, op.bytes, spread_);
+            return apart + gemm_seconds(rates, rate, groups, rows, n, k, op.bytes, spread_);
         case program::GroupedMode::dgrad:
-            return gemm_seconds(rates, rate, groups, rows, k, n, op.bytes, spread_);
+            return apart + gemm_seconds(rates, rate, groups, rows, k, n, op.bytes, spread_);
         case program::GroupedMode::wgrad:
-            return gemm_seconds(rates, rate, groups, n, k, rows, op.bytes);
+            return apart + gemm_seconds(rates, rate, groups, n, k, rows, op.bytes);
         }
     }
+    if (std::holds_alternative<program::GroupedBiasAttr>(op.attr) && stack_.costs.weighted_bias_bytes >= 0.0)
+        return expert_bias_seconds(rates, op, program, fused);
     if (std::holds_alternative<program::AttentionAttr>(op.attr))
         return attention_seconds(rates, op, gemm_precision(op, program));
     return memory_bound_seconds(rates, op);
+}
+
+// The bias of the experts' first product is added as the product is written out. The last one is multiplied by routing
+// weights, in framework calls of each expert.
+double CostModel::expert_bias_seconds(const Rates& rates, const program::Op& op, const program::Program& program,
+                                      bool fused) const {
+    const bool adds = op.kind == program::OpKind::grouped_bias_add;
+    const bool weighted = op.in.size() > 3 && op.in[3] != program::no_tensor;
+    if (adds && (fused || !weighted)) return 0.0;
+    if (fused || !weighted) return memory_bound_seconds(rates, op);
+    const program::Tensor& rows = program.tensors[static_cast<std::size_t>(op.in.front())];
+    const double bytes = rows.expected_rows * static_cast<double>(rows.cols) *
+                         (adds ? stack_.costs.weighted_bias_bytes : stack_.costs.weighted_bias_grad_bytes);
+    return bytes / (rates.hardware->memory_bandwidth * stack_.costs.memory) +
+           rates.own_kernels * stack_.costs.expert_seconds + stack_.costs.kernel_seconds;
 }
 
 double CostModel::dispatch_seconds(const program::Op& op, const program::RowsAttr& rows, GroupLinks group) const {

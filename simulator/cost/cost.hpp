@@ -38,6 +38,8 @@ struct Machine {
     MeasuredFamilies measured;
 };
 
+struct Rates;
+
 // Prices ops of one plan. Sound for Programs and segments lowered from the plan alone.
 class CostModel {
 public:
@@ -54,6 +56,8 @@ private:
     double lost_to(const char* key, plan::Group group) const;
     double compute_seconds(const program::Op& op, const program::Program& program) const;
     double communication_seconds(const program::Op& op, GroupLinks group) const;
+    double expert_bias_seconds(const Rates& rates, const program::Op& op, const program::Program& program,
+                               bool fused) const;
     double dispatch_seconds(const program::Op& op, const program::RowsAttr& rows, GroupLinks group) const;
     double measured_among_devices(const program::Op& op, const program::CostPoint& at, bool merged) const;
     double device_seconds(const program::Op& op, const program::Program& program, bool merged) const;
@@ -75,6 +79,9 @@ struct Rates {
     const machine::Hardware* hardware;
     const stack::StackCosts* costs;
     double sm_share = 1.0; // share of the SMs that compute kernels get
+    // Of an op on routed rows: local experts that it has kernels of their own for, and the share of a quantization's
+    // bytes that are moved.
+    double own_kernels = 0.0, quantize_share = 1.0;
 };
 
 // Dense product C[m, n] with inner width k, `groups` times; flop_rate: FLOP/s of large products. spread: standard
@@ -86,6 +93,10 @@ double attention_seconds(const Rates& rates, const program::Op& op, machine::Pre
 double memory_bound_seconds(const Rates& rates, const program::Op& op);
 // Kernels behind an op of a kind, over those of most kinds.
 double launches(const stack::StackCosts& costs, program::OpKind kind);
+// True for ops of dispatch, experts, their activation and combine.
+bool on_routed_rows(const program::Op& op);
+// Local experts for which an op on routed rows launches kernels of their own; 0 where one kernel serves all.
+double kernels_by_expert(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op);
 // Host time to issue one op, and whether it makes the host wait for routed counts.
 double host_seconds(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op);
 bool host_waits(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op);

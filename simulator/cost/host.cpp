@@ -1,4 +1,5 @@
 // The host's side of an op: launches one by one or replays a CUDA graph, and waits where a dispatcher reads counts.
+#include "planner/model/model.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/program/op.hpp"
 #include "planner/stack/stack.hpp"
@@ -34,14 +35,13 @@ plan::CudaGraph scope_of(const program::Op& op) {
     }
 }
 
-// Dispatch, experts and combine are chains of framework calls, where other ops are single ones.
+} // namespace
+
 bool on_routed_rows(const program::Op& op) {
     return op.phase != program::Phase::step &&
            (op.module == program::Module::dispatch || op.module == program::Module::experts ||
             op.module == program::Module::moe_act || op.module == program::Module::combine);
 }
-
-} // namespace
 
 double launches(const stack::StackCosts& costs, program::OpKind kind) {
     switch (kind) {
@@ -69,6 +69,21 @@ double launches(const stack::StackCosts& costs, program::OpKind kind) {
     }
 }
 
+double kernels_by_expert(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op) {
+    if (stack::fuses_experts(plan, stack)) return 0.0;
+    if (const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr)) return grouped->groups;
+    // Calls of the framework for each expert: a product and a sum forward; backward two products and two sums.
+    double calls = op.kind == program::OpKind::quantize && on_routed_rows(op) ? 1.0 : 0.0;
+    if (std::holds_alternative<program::GroupedBiasAttr>(op.attr) && op.in.size() > 3 &&
+        op.in[3] != program::no_tensor)
+        calls = op.kind == program::OpKind::grouped_bias_add ? 2.0 : 4.0;
+    if (calls == 0.0 || (calls > 1.0 && stack.costs.weighted_bias_bytes < 0.0)) return 0.0;
+    double most = 0.0;
+    for (const model::LayerKind& kind : plan.model->kinds)
+        if (kind.moe) most = std::max(most, static_cast<double>(kind.moe->experts) / plan.ep);
+    return calls * most;
+}
+
 double host_seconds(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op) {
     if (plan.hardware->cpu) return 0.0; // the rank's own thread runs the op
     const plan::CudaGraph scope = scope_of(op);
@@ -78,11 +93,12 @@ double host_seconds(const plan::Plan& plan, const stack::Stack& stack, const pro
     const bool graph = whole || plan.cuda_graph == plan::CudaGraph::full ||
                        (scope != plan::CudaGraph::none && plan::holds(plan.cuda_graph, scope));
     if (graph) return stack.costs.graph_launch_seconds;
-    const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr);
     const double again = op.phase == program::Phase::recompute ? stack.costs.recompute_launches : 1.0;
+    // Dispatch, experts and combine are chains of framework calls, where other ops are single ones.
     const double routed = on_routed_rows(op) ? stack.costs.routed_launches : 1.0;
-    return stack.costs.launch_seconds * routed * launches(stack.costs, op.kind) * again +
-           (grouped == nullptr ? 0.0 : grouped->groups * stack.costs.expert_launch_seconds);
+    const double merged = plan.ep_overlap && op.phase != program::Phase::step ? stack.costs.overlap_launches : 1.0;
+    return merged * (stack.costs.launch_seconds * routed * launches(stack.costs, op.kind) * again +
+                     kernels_by_expert(plan, stack, op) * stack.costs.expert_launch_seconds);
 }
 
 bool host_waits(const plan::Plan& plan, const stack::Stack& stack, const program::Op& op) {

@@ -27,9 +27,9 @@ double memory_bound_seconds(const Rates& rates, const program::Op& op) {
     const stack::StackCosts& c = *rates.costs;
     if (op.kind == program::OpKind::quantize) {
         // Fused into the kernel before it, a quantization only writes: no start of its own and a share of the traffic.
-        const double bytes = op.bytes * c.quantize_share;
+        const double bytes = op.bytes * rates.quantize_share;
         return bytes / (rates.hardware->memory_bandwidth * c.memory) +
-               (c.quantize_share < 1.0 ? 0.0 : c.kernel_seconds);
+               (rates.quantize_share < 1.0 ? 0.0 : c.kernel_seconds) + rates.own_kernels * c.expert_seconds;
     }
     const bool scans = op.kind == program::OpKind::scan || op.kind == program::OpKind::scan_grad;
     const double share = scans ? c.scan : gathers_rows(op.kind) ? c.permute : c.memory;

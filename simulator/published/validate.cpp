@@ -174,6 +174,7 @@ std::vector<Prediction> predict_runs(const std::vector<Run>& runs, const machine
         p.stack = planned.plan.stack;
         p.tier = run.tier;
         p.tier_and_kind = p.kind.empty() ? "" : p.tier + " " + p.kind;
+        p.system_and_stack = p.system + " " + p.stack;
         p.warnings = planned.warnings;
         try {
             if (p.skipped.empty()) predict(planned, planner, estimators, p);

@@ -17,7 +17,7 @@ struct Prediction {
     std::string run_id;
     std::string skipped; // reason, empty when predicted
     // The values that rows are grouped by; family and kind are empty for rows without a model.
-    std::string model, family, kind, system, precision, stack, tier, tier_and_kind;
+    std::string model, family, kind, system, precision, stack, tier, tier_and_kind, system_and_stack;
     double published = 0.0, predicted = 0.0; // TFLOP/s per GPU
     double error = 0.0;                      // predicted / published - 1
     plan::Plan plan;                         // the plan, with what was open chosen
