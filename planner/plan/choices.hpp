@@ -16,7 +16,9 @@ constexpr bool splits_backward(ScheduleKind kind) {
 }
 constexpr bool in_a_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
 enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
-enum class ContextComm : std::uint8_t { ring, alltoall };  // how keys and queries come together under CP
+// How keys and queries come together under CP: keys and values travel round a ring, heads are traded for tokens, or
+// hierarchically: heads for tokens within an NVLink domain and a ring over the domains (context_inner() in mesh.hpp).
+enum class ContextComm : std::uint8_t { ring, alltoall, hierarchical };
 enum class Fp8Scaling : std::uint8_t { current, delayed }; // fp8-tensor takes scales of this tensor, or of its history
 
 // The work that CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...),
@@ -36,10 +38,12 @@ constexpr CudaGraph operator|(CudaGraph a, CudaGraph b) {
 }
 constexpr bool holds(CudaGraph set, CudaGraph scope) { return (set | scope) == set; }
 
-// Modules that can be recomputed in the backward pass, by Megatron's names; a plan holds a set of them.
+// Modules that can be recomputed in the backward pass, by Megatron's names; a plan holds a set of them. `operators` is
+// torchtitan's selective checkpointing: of a layer, attention's core, exchanges and every second product are kept, all
+// else is computed again (torchtitan/distributed/activation_checkpoint.py, SelectiveAC and before it _apply_op_sac).
 namespace recompute {
 inline constexpr unsigned layernorm = 1, core_attn = 2, mla_up_proj = 4, moe_act = 8, mlp = 16, shared_experts = 32,
-                          moe = 64, full = 128;
+                          moe = 64, full = 128, operators = 256;
 std::string to_string(unsigned set);           // "layernorm+moe_act", "none"
 unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
 } // namespace recompute

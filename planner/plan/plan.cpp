@@ -14,14 +14,14 @@ namespace {
 
 constexpr std::array<const char*, 5> schedule_names{"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"};
 constexpr std::array<const char*, 4> dispatcher_names{"alltoall", "allgather", "deepep", "hybridep"};
-constexpr std::array<const char*, 2> context_comm_names{"ring", "alltoall"};
+constexpr std::array<const char*, 3> context_comm_names{"ring", "alltoall", "alltoall+ring"};
 constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
 constexpr std::array<const char*, 3> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss"};
 constexpr std::array<const char*, 2> drop_names{"probs", "position"};
 constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_router", "moe_preprocess",
                                                  "shared_experts", "full"};
-constexpr std::array<const char*, 8> recompute_names{"layernorm", "core_attn",      "mla_up_proj", "moe_act",
-                                                     "mlp",       "shared_experts", "moe",         "full"};
+constexpr std::array<const char*, 9> recompute_names{"layernorm",      "core_attn", "mla_up_proj", "moe_act",  "mlp",
+                                                     "shared_experts", "moe",       "full",        "operators"};
 constexpr std::array<const char*, 8> offload_names{"attn_norm", "qkv_linear", "core_attn", "attn_proj",
                                                    "mlp_norm",  "expert_fc1", "moe_act",   "optimizer"};
 

@@ -52,7 +52,8 @@ std::vector<Option> SearchSpace::options() const {
         {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph),
          [](const plan::Plan&) { return true; }},
         {"tp_overlap", published ? switched : off, [](const plan::Plan& p) { return p.tp > 1; }},
-        {"cp_comm", published ? std::vector<std::string>{"ring", "alltoall"} : std::vector<std::string>{"ring"},
+        {"cp_comm",
+         published ? std::vector<std::string>{"ring", "alltoall", "alltoall+ring"} : std::vector<std::string>{"ring"},
          [](const plan::Plan& p) { return p.cp > 1; }},
         // FSDP in a pipeline is the distributed optimizer, see Plan::reshards().
         {"fsdp", published ? switched : off, [](const plan::Plan& p) { return p.pp == 1; }},
@@ -179,7 +180,8 @@ std::vector<unsigned> SearchSpace::every_set(const std::shared_ptr<const model::
     std::vector<unsigned> sets;
     for (unsigned set = 0; set < full; ++set)
         if ((set & ~modules) == 0 && ((set & moe) == 0 || (set & (moe_act | shared_experts)) == 0)) sets.push_back(set);
-    if ((stack.recompute_modules & full) != 0) sets.push_back(full);
+    for (const unsigned alone : {full, operators})
+        if ((stack.recompute_modules & alone) != 0) sets.push_back(alone);
     return sets;
 }
 

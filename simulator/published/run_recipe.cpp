@@ -25,11 +25,22 @@ std::string lower(std::string text) {
 bool begins(const std::string& text, const char* word) { return text.rfind(word, 0) == 0; }
 bool holds(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
 
-unsigned recompute_set(const std::string& text, const model::Model& model, std::vector<std::string>& warnings) {
+// Takes a word out of "a+b+c"; false where it is not there.
+bool take_word(std::string& text, const std::string& word) {
+    const std::string joined = "+" + text + "+";
+    const std::size_t at = joined.find("+" + word + "+");
+    if (at == std::string::npos) return false;
+    const std::string rest = joined.substr(0, at) + joined.substr(at + word.size() + 1);
+    text = rest.size() > 1 ? rest.substr(1, rest.size() - 2) : "";
+    return true;
+}
+
+unsigned recompute_set(std::string text, const model::Model& model, std::vector<std::string>& warnings) {
+    // Megatron-LM, megatron/core/transformer/transformer_config.py: mhc, what hyper-connections (DeepSeek-V4) write.
+    if (take_word(text, "mhc"))
+        warnings.push_back("recompute mhc is not priced: what hyper-connections keep is not counted in memory either");
     if (!begins(text, "selective")) return applicable_recompute(plan::recompute::from_string(text), model);
-    // torchtitan's per-op selection keeps every second product and the attention core: half of the products again.
-    warnings.push_back("recompute " + text + " is taken as layernorm+mlp, which repeats about as much");
-    return plan::recompute::layernorm | plan::recompute::mlp;
+    return plan::recompute::operators; // torchtitan's, see choices.hpp
 }
 
 // "expert_fc1+moe_act", "optimizer states+expert_fc1"; other sources' words as a warning.
@@ -51,6 +62,20 @@ plan::Dispatcher dispatcher_of(const std::string& text) {
     word.resize(std::min({word.size(), word.find('('), word.find("-like")}));
     while (!word.empty() && word.back() == ' ') word.pop_back();
     return plan::dispatcher_from_string(word);
+}
+
+// Megatron's words; a ring is what it and the others do unless they are asked for something else (Megatron-LM,
+// megatron/core/extensions/transformer_engine.py: cp_comm_type None is p2p).
+plan::ContextComm context_comm_of(const std::string& text, std::vector<std::string>& warnings) {
+    const std::string word = lower(text);
+    if (word.empty() || word == "p2p") return plan::ContextComm::ring;
+    if (word == "a2a") return plan::ContextComm::alltoall;
+    if (word == "a2a+p2p") return plan::ContextComm::hierarchical;
+    if (word == "allgather" || word == "all_gather") {
+        warnings.push_back("cp_comm " + text + " is priced as a ring: gathered keys and values are no choice of plans");
+        return plan::ContextComm::ring;
+    }
+    refuse("cp_comm '{}': must be p2p, a2a, allgather or a2a+p2p", shown(text));
 }
 
 plan::CudaGraph cuda_graph_of(const std::string& text) {
@@ -166,6 +191,7 @@ void apply_recipe(const Run& run, const stack::Stack& stack, plan::Plan& plan, s
         plan.tp > 1 && (holds(run.other_settings, "tp_comm_overlap") || holds(run.other_settings, "asyncTP"));
     plan.paged_stash = plan.capacity > 0.0 && stack.paged_stash && holds(run.other_settings, "paged_stash") &&
                        (plan.offload & (plan::offload::expert_fc1 | plan::offload::moe_act)) == 0; // one or the other
+    if (plan.cp > 1) plan.cp_comm = context_comm_of(run.cp_comm, warnings);
     plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
     if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
     drop_tokens(run, plan);
