@@ -63,6 +63,20 @@ TEST_CASE("figures of the profiles") {
     CHECK(moe::machine::load_hardware("h800").nvlink.bandwidth == 200e9);
 }
 
+// The profiles say what nvidia-smi reports, so that plans are held to one measure on every machine.
+TEST_CASE("memory of the profiles is what nvidia-smi reports in public logs") {
+    for (const auto& [name, mib] : {std::pair{"h100", 81559.0},
+                                    {"h800", 81559.0},
+                                    {"h200", 143771.0},
+                                    {"b200", 183359.0},
+                                    {"b300", 275040.0},
+                                    {"gb200-nvl72", 189471.0},
+                                    {"gb300-nvl72", 284208.0}}) {
+        CAPTURE(name);
+        CHECK(moe::machine::load_hardware(name).memory_bytes == mib * 1048576.0);
+    }
+}
+
 TEST_CASE("the local CPU takes cores and memory from the machine, and a plan keeps what it took") {
     const moe::machine::Hardware cpu = moe::machine::load_hardware("cpu-local");
     CHECK(cpu.cpu);
