@@ -5,6 +5,7 @@
 #include "engine/comm/peers.hpp"
 #include "engine/device/device.hpp"
 #include "kernels/kernels.hpp"
+#include "planner/machine/fwd.hpp"
 #include "planner/program/op_kind.hpp"
 
 #include <array>
@@ -26,6 +27,8 @@ struct Backend {
     // step once and replays it.
     std::unique_ptr<device::Device> (*open)(bool replayed, int device) = nullptr;
     int (*devices)() = nullptr; // of this machine, one for each rank; null: ranks share its cores
+    // What the driver says of the first of them; null: there are none.
+    machine::GpuProperties (*properties)() = nullptr;
     // The library that joins ranks on devices; null: messages between threads and processes do.
     const comm::CollectiveLibrary& (*collectives)() = nullptr;
     // The library by which ranks on devices reach each other's memory; null: they do not.

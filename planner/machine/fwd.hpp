@@ -4,6 +4,7 @@
 namespace moe::machine {
 
 struct CommunicatorBytes;
+struct GpuProperties;
 struct Hardware;
 struct MeasuredCall;
 

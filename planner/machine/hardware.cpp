@@ -13,7 +13,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <thread>
+#include <utility>
 
 namespace moe::machine {
 namespace {
@@ -22,7 +24,7 @@ constexpr std::array<const char*, precision_count> precision_names{"fp32",      
                                                                    "fp8-blockwise", "mxfp8", "nvfp4"};
 
 // Upper bounds that no machine reaches and that keep products of them finite.
-constexpr double max_rate = 1e19, max_bytes = 1e15, max_seconds = 1e3, max_cycles = 1e9;
+constexpr double max_rate = 1e19, max_bytes = 1e15, max_seconds = 1e3, max_cycles = 1e9, max_capability = 99.9;
 constexpr int max_count = 1 << 20;
 
 Link read_link(const JsonObject& json, const std::string& key) {
@@ -134,8 +136,39 @@ void check(const JsonObject& json, const Hardware& hardware) {
                           fmt::format("must not exceed nvlink_domain = {}", hardware.nvlink_domain));
     if (hardware.nvlink_domain > 1 && hardware.nvlink.bandwidth == 0.0)
         refuse("{}: field \"nvlink\" is missing, but nvlink_domain = {}", json.place(), hardware.nvlink_domain);
+    if (hardware.gpus_per_node > hardware.nvlink_domain && hardware.pcie.bandwidth == 0.0)
+        refuse("{}: field \"pcie\" is missing, but gpus_per_node = {} exceeds nvlink_domain = {}", json.place(),
+               hardware.gpus_per_node, hardware.nvlink_domain);
     if (hardware.context_bytes >= hardware.memory_bytes && hardware.memory_bytes > 0.0)
         json.refuse_value("context_bytes", fmt::format("must be below memory_bytes = {}", hardware.memory_bytes));
+}
+
+// Accelerators of other vendors, asked for by name, are refused as what they are rather than as a typing error.
+void refuse_foreign(const std::string& name) {
+    static const std::pair<const char*, const char*> beginnings[] = {
+        {"mi1", "AMD"},     {"mi2", "AMD"},    {"mi3", "AMD"},         {"mi4", "AMD"},      {"tpu", "Google"},
+        {"gaudi", "Intel"}, {"trn", "Amazon"}, {"trainium", "Amazon"}, {"ascend", "Huawei"}};
+    std::string lower = name;
+    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+    if (lower.find_first_of("/.") != std::string::npos) return; // a path
+    for (const auto& [beginning, vendor] : beginnings)
+        if (lower.rfind(beginning, 0) == 0)
+            refuse("hardware '{}' is an accelerator of {}: only GPUs of NVIDIA and CPUs can be planned for",
+                   shown(name), vendor);
+}
+
+// Nodes of 8 are one NVLink domain; a larger domain has trays of four (GB200 and GB300 NVL72: 18 trays of 4).
+int usual_node(int nvlink_domain) { return nvlink_domain <= 8 ? nvlink_domain : 4; }
+
+// By the narrowest precision that the tensor cores have: MXFP8 and NVFP4 came with 10.0, FP8 of any scaling with 9.0 in
+// training software (CUDA C programming guide, "Compute Capabilities").
+double usual_capability(const Hardware& hardware) {
+    const auto computes = [&hardware](Precision precision) {
+        return hardware.peak_flops[static_cast<std::size_t>(precision)] > 0.0;
+    };
+    if (hardware.cpu) return 0.0;
+    if (computes(Precision::mxfp8) || computes(Precision::nvfp4)) return 10.0;
+    return computes(Precision::fp8_tensor) || computes(Precision::fp8_blockwise) ? 9.0 : 8.0;
 }
 
 nlohmann::ordered_json by_members_json(const std::map<int, double>& bytes) {
@@ -181,11 +214,13 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     const JsonObject json = JsonObject::parse(text, place);
     check_schema(json, schema::hardware);
     json.only({"schema",        "name",
+               "vendor",        "compute_capability",
                "cpu",           "cores",
                "sm_count",      "peak_flops",
                "memory_bytes",  "memory_bandwidth",
                "nvlink_domain", "nvlink_domain_used",
-               "nvlink",        "nic",
+               "gpus_per_node", "nvlink",
+               "pcie",          "nic",
                "host",          "host_memory_bytes",
                "context_bytes", "communicator_bytes",
                "default_stack", "like",
@@ -195,15 +230,20 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
     hardware.name = json.string("name");
     if (hardware.name.empty()) json.refuse_value("name", "must name the machine");
     hardware.cpu = json.boolean_or("cpu", false);
+    hardware.vendor = json.string_or("vendor", hardware.cpu ? "" : "NVIDIA");
     hardware.cores = static_cast<int>(json.integer_or("cores", 0, 0, max_count));
     hardware.sm_count = static_cast<int>(json.integer_or("sm_count", 0, 0, max_count));
     read_peaks(json, hardware);
+    hardware.compute_capability = json.number_or("compute_capability", usual_capability(hardware), 1.0, max_capability);
     hardware.memory_bytes = json.number("memory_bytes", 0.0, max_bytes);
     hardware.memory_bandwidth = json.number("memory_bandwidth", 1.0, max_rate);
     hardware.nvlink_domain = static_cast<int>(json.integer_or("nvlink_domain", 1, 1, max_count));
     hardware.nvlink_domain_used =
         static_cast<int>(json.integer_or("nvlink_domain_used", hardware.nvlink_domain, 1, max_count));
+    hardware.gpus_per_node =
+        static_cast<int>(json.integer_or("gpus_per_node", usual_node(hardware.nvlink_domain), 1, max_count));
     hardware.nvlink = read_link(json, "nvlink");
+    hardware.pcie = read_link(json, "pcie");
     hardware.nic = read_link(json, "nic");
     hardware.host = read_link(json, "host");
     hardware.host_memory_bytes = json.number_or("host_memory_bytes", 0.0, 0.0, max_bytes);
@@ -222,6 +262,7 @@ Hardware hardware_from_json(const std::string& text, const std::string& place) {
 }
 
 Hardware load_hardware(const std::string& name_or_path) {
+    refuse_foreign(name_or_path);
     const ProfileFile file = find_profile(name_or_path, "hardware", "hardware", "");
     return hardware_from_json(read_file(file.path), file.path);
 }
@@ -233,6 +274,9 @@ std::string to_json(const Hardware& hardware) {
     if (hardware.cpu) {
         json["cpu"] = true;
         json["cores"] = hardware.cores;
+    } else {
+        json["vendor"] = hardware.vendor;
+        json["compute_capability"] = hardware.compute_capability;
     }
     if (hardware.sm_count > 0) json["sm_count"] = hardware.sm_count;
     for (std::size_t i = 0; i < precision_names.size(); ++i) {
@@ -242,7 +286,9 @@ std::string to_json(const Hardware& hardware) {
     json["memory_bandwidth"] = hardware.memory_bandwidth;
     json["nvlink_domain"] = hardware.nvlink_domain;
     json["nvlink_domain_used"] = hardware.nvlink_domain_used;
+    json["gpus_per_node"] = hardware.gpus_per_node;
     if (hardware.nvlink.bandwidth > 0.0) json["nvlink"] = link_json(hardware.nvlink);
+    if (hardware.pcie.bandwidth > 0.0) json["pcie"] = link_json(hardware.pcie);
     if (hardware.nic.bandwidth > 0.0) json["nic"] = link_json(hardware.nic);
     if (hardware.host.bandwidth > 0.0) json["host"] = link_json(hardware.host);
     if (hardware.host_memory_bytes > 0.0) json["host_memory_bytes"] = hardware.host_memory_bytes;

@@ -51,15 +51,18 @@ double bytes_among(const std::map<int, double>& measured, int members);
 
 struct Hardware {
     std::string name;
-    bool cpu = false; // ranks are threads that share `cores`
-    int cores = 0;    // cpu only
+    std::string vendor = "NVIDIA";   // of the GPU
+    double compute_capability = 0.0; // CUDA's, of the GPU: 9.0, 10.3; 0 on CPUs and where it is not known
+    bool cpu = false;                // ranks are threads that share `cores`
+    int cores = 0;                   // cpu only
     int sm_count = 0;
     std::array<double, precision_count> peak_flops{}; // dense FLOP/s by Precision; 0 = cannot run it
     double memory_bytes = 0.0;                        // bytes that a job can use on one GPU, before the constants below
     double memory_bandwidth = 0.0;                    // bytes/s, datasheet
     int nvlink_domain = 1;                            // GPUs that reach each other over NVLink
     int nvlink_domain_used = 1;                       // GPUs of a domain that a job uses (64 of 72 on NVL72)
-    Link nvlink, nic, host;                           // host: GPU <-> CPU memory
+    int gpus_per_node = 1;                            // GPUs of one host
+    Link nvlink, pcie, nic, host;    // pcie: between the NVLink domains of a node; host: GPU <-> CPU memory
     double host_memory_bytes = 0.0;  // host bytes of one GPU's share, for what is offloaded; 0 = not known, no limit
     double context_bytes = 0.0;      // CUDA context and library workspaces, not available to tensors
     CommunicatorBytes communicators; // taken of a rank's memory

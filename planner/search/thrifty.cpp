@@ -184,7 +184,7 @@ SearchRequest with_gpus(const SearchRequest& request, std::int64_t gpus) {
 std::optional<std::pair<int, plan::Plan>> fewest_gpus(const SearchRequest& request, const stack::Stack& stack,
                                                       Estimator& estimator, std::int64_t from, std::int64_t to) {
     const machine::Hardware& hardware = *request.base.hardware;
-    const std::int64_t node = hardware.cpu ? 1 : hardware.nvlink_domain <= 8 ? std::max(1, hardware.nvlink_domain) : 4;
+    const std::int64_t node = hardware.cpu ? 1 : hardware.gpus_per_node;
     const std::int64_t most = std::min<std::int64_t>(to, plan::limits::max_gpus);
     for (std::int64_t gpus = 1; gpus <= most;) {
         if (gpus >= from)

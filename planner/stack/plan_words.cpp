@@ -110,6 +110,9 @@ std::vector<PlanWord> facts() {
     return {
         {"hardware", TextWord{machine_name}},
         {"hardware.generation", NameWord{generation}},
+        {"hardware.vendor", TextWord{[](const Plan& p) { return p.hardware->vendor; }}},
+        {"hardware.compute_capability", NumberWord{[](const Plan& p) { return p.hardware->compute_capability; }, true}},
+        {"hardware.nvlink_domain", NumberWord{[](const Plan& p) { return double(p.hardware->nvlink_domain); }}},
         {"micro_batches", NumberWord{[](const Plan& p) { return double(p.micro_batches()); }}},
         {"derived.etp_form", NameWord{[](const Plan& p) {
              if (p.etp == 1) return "one";

@@ -75,6 +75,12 @@ Rule read_rule(const Json& json, const std::string& file, const std::string& rel
 
 } // namespace
 
+Rule read_rule(const Json& json, const std::string& place) {
+    bool in_release = false;
+    Rule rule = read_rule(json, place, "", in_release);
+    return rule;
+}
+
 int compare_versions(const std::string& a, const std::string& b) {
     const std::vector<std::int64_t> x = numbers_of(a, "release"), y = numbers_of(b, "release");
     if (x == y) return 0;

@@ -4,6 +4,8 @@
 #include "planner/plan/fwd.hpp"
 #include "planner/stack/condition.hpp"
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +41,9 @@ struct Rule {
 // Rules of the engine that are in force for its release, in the file's order; none where the engine has no file. The
 // grammar stands in the file. Throws Error (bad_input) "FILE: rule NAME: why".
 std::vector<Rule> load_rules(const Engine& engine);
+
+// One rule as a stack states it of the machines that it runs on. Throws Error (bad_input) "PLACE: rule NAME: why".
+Rule read_rule(const nlohmann::json& json, const std::string& place);
 
 // Less than 0, 0 or more, comparing number by number: 0.9 < 0.15.99 < 0.16.0.
 int compare_versions(const std::string& a, const std::string& b);

@@ -7,6 +7,7 @@
 #include "planner/base/schema.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan_choices.hpp"
+#include "planner/stack/requirements.hpp"
 #include "planner/stack/stack_reader.hpp"
 
 #include <nlohmann/json.hpp>
@@ -179,6 +180,8 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     s.published = read_published(in.find("published"), place, coefficients);
     if (const Json* engine = in.find("engine")) s.engine = read_engine(*engine, place);
     s.rules = std::make_shared<const std::vector<Rule>>(load_rules(s.engine));
+    if (const Json* list = in.find("requirements"))
+        s.requirements = std::make_shared<const std::vector<Rule>>(read_requirements(*list, place));
     in.finish();
     for (const unsigned set : s.recompute_sets)
         if ((set & ~s.recompute_modules) != 0)
@@ -261,6 +264,12 @@ std::vector<Variant> take_variants(Json& json, const std::string& place) {
         variants.push_back(std::move(variant));
     }
     return variants;
+}
+
+void apply_variants(Json& json, const std::vector<Variant>& variants, const std::string& machine) {
+    for (const Variant& variant : variants)
+        if (std::find(variant.machines.begin(), variant.machines.end(), machine) != variant.machines.end())
+            json.merge_patch(variant.set);
 }
 
 // `calibrate` names a GPU's profile after the datasheet's.
@@ -346,16 +355,17 @@ Stack load_stack(const std::string& name, const machine::Hardware& hardware,
     const std::string path = stacks_folder() + "/" + words.front() + ".json";
     Json json = read_with_bases(words.front(), 0);
     const std::vector<Variant> variants = take_variants(json, path);
-    const std::string machine = known_machine(hardware, variants);
-    for (const Variant& variant : variants)
-        if (std::find(variant.machines.begin(), variant.machines.end(), machine) != variant.machines.end())
-            json.merge_patch(variant.set);
+    if (json.contains("requirements")) refuse_machine(wanted, read_requirements(json["requirements"], path), hardware);
+    const std::string machine = known_machine(hardware, variants), own = own_name(hardware);
+    apply_variants(json, variants, machine);
+    if (own != machine) apply_variants(json, variants, own);
     apply_features(json, {words.begin() + 1, words.end()}, path);
     Stack stack = read_stack(json, path, coefficients);
     if (stack.name != words.front())
         refuse("{}: holds the stack \"{}\": rename the file or the stack", path, stack.name);
     stack.name = wanted;
-    if (machine != own_name(hardware)) stack.figures_of = machine;
+    leave_out_lacking(stack, hardware);
+    if (machine != own) stack.figures_of = machine;
     return stack;
 }
 

@@ -75,6 +75,9 @@ struct Stack {
     bool executable = false;                        // execute can run what it offers
     Engine engine;                                  // whose rules its plans keep
     std::shared_ptr<const std::vector<Rule>> rules; // those in force; may be null
+    // What it needs of a machine; may be null. Precisions and dispatchers for which this one lacks something are left
+    // out below.
+    std::shared_ptr<const std::vector<Rule>> requirements;
     bool tensor = true, context = true, expert_tensor = true, interleaved = true;
     std::vector<machine::Precision> precisions;
     std::vector<plan::Dispatcher> dispatchers;
@@ -110,7 +113,8 @@ struct Stack {
 // gives the hardware's default stack. Features can be added and dropped behind the name: "bridge-26.04,fused_grouped"
 // or "bridge-26.04,no-fused_router". Figures that a stack states for some machines go by the profile's `like`, else by
 // its name; a GPU of a name that the stack does not know has the figures of gb200-nvl72 or b200 (domains of up to 8) if
-// it computes in MXFP8 or NVFP4, else those of h100. Throws Error (bad_input).
+// it computes in MXFP8 or NVFP4, else those of h100. What the stack states for the profile's own name comes on top.
+// Throws Error (bad_input), also where the software does not run on the machine.
 Stack load_stack(const std::string& name, const machine::Hardware& hardware);
 // Loads a stack with other coefficients than those in profiles/coefficients.json.
 Stack load_stack(const std::string& name, const machine::Hardware& hardware, const machine::Coefficients& coefficients);

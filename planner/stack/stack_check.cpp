@@ -4,6 +4,7 @@
 #include "planner/model/model.hpp"
 #include "planner/plan/plan_choices.hpp"
 #include "planner/plan/schedule.hpp"
+#include "planner/stack/requirements.hpp"
 #include "planner/stack/stack.hpp"
 
 #include <algorithm>
@@ -45,19 +46,27 @@ plan::PlanFault check_mesh(const plan::Plan& p, const Stack& s) {
     return {};
 }
 
+// What a stack offers elsewhere and this machine lacks something for is refused with the reason.
+std::string refused(const plan::Plan& p, const Stack& s, const std::string& otherwise) {
+    const std::string reason = lacking(p, s);
+    return reason.empty() ? otherwise : fmt::format("stack {} on {}: {}", s.name, p.hardware->name, reason);
+}
+
 plan::PlanFault check_features(const plan::Plan& p, const Stack& s) {
     if (!offers(s.precisions, p.precision))
-        return {"stack: precision", fmt::format("precision {}: stack {} offers {}", machine::to_string(p.precision),
-                                                s.name, names(s.precisions))};
+        return {"stack: precision",
+                fmt::format("precision {}: {}", machine::to_string(p.precision),
+                            refused(p, s, fmt::format("stack {} offers {}", s.name, names(s.precisions))))};
     for (const std::optional<machine::Precision>& module :
          {p.attention_precision, p.expert_precision, p.head_precision})
         if (module && !offers(s.precisions, *module))
             return {"stack: module precision", fmt::format("precision {} of a module: stack {} offers {}",
                                                            machine::to_string(*module), s.name, names(s.precisions))};
     if (p.ep * p.etp > 1 && !offers(s.dispatchers, p.dispatcher))
-        return {"stack: dispatcher",
-                fmt::format("dispatcher {}: stack {} offers {} on {}", plan::to_string(p.dispatcher), s.name,
-                            names(s.dispatchers), p.hardware->name)};
+        return {"stack: dispatcher", fmt::format("dispatcher {}: {}", plan::to_string(p.dispatcher),
+                                                 refused(p, s,
+                                                         fmt::format("stack {} offers {} on {}", s.name,
+                                                                     names(s.dispatchers), p.hardware->name)))};
     if (!offers_graph(s, p.cuda_graph))
         return {"stack: cuda_graph",
                 fmt::format("cuda_graph {}: stack {} offers {} on {}", plan::to_string(p.cuda_graph), s.name,

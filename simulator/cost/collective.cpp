@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace moe::cost {
 
@@ -19,7 +20,7 @@ const Routes::Set& Routes::of(const Placement& placement) const {
         set.exchange = exchange_route(hardware_, placement);
         set.ring = ring_route(hardware_, placement);
         set.pair = pair_route(hardware_, placement);
-        if (placement.domains > 1) set.domains = domain_route(hardware_, placement);
+        if (placement.nodes > 1) set.domains = domain_route(hardware_, placement);
     }
     return sets_.emplace(placement, set).first->second;
 }
@@ -27,25 +28,28 @@ const Routes::Set& Routes::of(const Placement& placement) const {
 namespace {
 
 Placement find_placement(const plan::Plan& plan, plan::Group group) {
-    const int domain = domain_of_job(*plan.hardware, plan.gpus);
+    const int domain = domain_of_job(*plan.hardware, plan.gpus), node = node_of_job(*plan.hardware, plan.gpus);
     const plan::Mesh mesh(plan);
-    if (group.axes == plan::axis::pipeline) {
-        const std::vector<int> ranks = mesh.members(group, 0);
-        for (std::size_t i = 0; i + 1 < ranks.size(); ++i)
-            if (ranks[i] / domain != ranks[i + 1] / domain) return {2, 2, 1};
-        return {2, 1, 2};
-    }
-    Placement worst = place(mesh.members(group, 0), domain);
-    // Every pipeline rank's group lies like rank 0's when stages and domains nest.
-    const int stage = plan.stage_ranks();
-    if (stage % domain == 0 || domain % stage == 0) return worst;
-    // A group's placement depends on where in a domain it begins.
+    const auto worse = [](const Placement& a, const Placement& b) {
+        return std::tuple(a.nodes, a.domains, -a.per_domain) > std::tuple(b.nodes, b.domains, -b.per_domain);
+    };
     std::vector<int> ranks = mesh.members(group, 0);
-    for (const int first : mesh.first_members(group, domain)) {
+    if (group.axes == plan::axis::pipeline) {
+        Placement worst{2, 1, 2};
+        for (std::size_t i = 0; i + 1 < ranks.size(); ++i)
+            if (const Placement p = place({ranks[i], ranks[i + 1]}, domain, node); worse(p, worst)) worst = p;
+        return worst;
+    }
+    Placement worst = place(ranks, domain, node);
+    // Every pipeline rank's group lies like rank 0's when stages nest with domains and nodes.
+    const int stage = plan.stage_ranks();
+    const auto nests = [stage](int unit) { return stage % unit == 0 || unit % stage == 0; };
+    if (nests(domain) && nests(node)) return worst;
+    // A group's placement depends on where in a node it begins.
+    for (const int first : mesh.first_members(group, node)) {
         const int shift = first - ranks.front();
         for (int& rank : ranks) rank += shift;
-        const Placement p = place(ranks, domain);
-        if (p.domains > worst.domains || (p.domains == worst.domains && p.per_domain < worst.per_domain)) worst = p;
+        if (const Placement p = place(ranks, domain, node); worse(p, worst)) worst = p;
     }
     return worst;
 }
@@ -69,16 +73,18 @@ Placement Routes::placement(const plan::Plan& plan, plan::Group group) const {
 
 namespace {
 
-// Latency of the n-1 steps of a ring: most stay inside a domain, one per further domain crosses the fabric.
+// Latency of the n-1 steps of a ring: most stay inside a domain, one per further domain leaves it and one per further
+// node crosses the fabric.
 double ring_latency(const GroupLinks& g) {
-    const int crossings = g.placement.domains - 1;
-    return crossings * g.nic.latency + (g.placement.size - 1 - crossings) * g.nvlink.latency;
+    const int crossings = g.placement.domains - 1, over_nics = g.placement.nodes - 1;
+    return over_nics * g.nic.latency + (g.placement.size - 1 - crossings) * g.nvlink.latency +
+           (crossings - over_nics) * g.pcie.latency;
 }
 
 double tree_latency(const GroupLinks& g) {
-    const double inside = std::ceil(std::log2(std::max(1, g.placement.per_domain)));
-    const double across = std::ceil(std::log2(std::max(1, g.placement.domains)));
-    return inside * g.nvlink.latency + across * g.nic.latency;
+    const auto depth = [](int members) { return std::ceil(std::log2(std::max(1, members))); };
+    return depth(g.placement.per_domain) * g.nvlink.latency + depth(g.placement.nodes) * g.nic.latency +
+           depth(g.placement.domains_per_node()) * g.pcie.latency;
 }
 
 double gather_seconds(const GroupLinks& g, double bytes) {
@@ -101,9 +107,9 @@ double all_to_all_seconds(const GroupLinks& g, double bytes) {
 
 double ring_step_seconds(const GroupLinks& g, double bytes) {
     if (g.placement.size <= 1) return 0.0;
-    // The slowest hop sets the pace of the ring; between domains it is one NIC.
-    const double bandwidth = g.placement.domains > 1 ? g.nic.bandwidth : g.nvlink.bandwidth;
-    return g.routes.ring.latency + bytes / (bandwidth * g.efficiency);
+    // The slowest hop sets the pace of the ring; between nodes it is one NIC.
+    const machine::Link& slowest = g.placement.nodes > 1 ? g.nic : g.placement.domains > 1 ? g.pcie : g.nvlink;
+    return g.routes.ring.latency + bytes / (slowest.bandwidth * g.efficiency);
 }
 
 double pair_seconds(const GroupLinks& g, double bytes) {
@@ -147,18 +153,21 @@ double distinct_destinations(int experts, int top_k, int buckets, const model::R
 double token_exchange_seconds(const GroupLinks& g, const stack::LinkShares& shares, double copy_bytes,
                               const model::Moe& moe) {
     if (g.placement.size <= 1) return 0.0;
-    const int n = g.placement.size, domains = g.placement.domains;
+    const int n = g.placement.size, domains = g.placement.domains, nodes = g.placement.nodes;
     const double ranks = distinct_destinations(moe.experts, moe.top_k, n, moe.router);
     double seconds = 0.0;
     if (g.placement.per_domain > 1) {
         const double remote = static_cast<double>(g.placement.per_domain - 1) / g.placement.per_domain;
         seconds = copy_bytes * ranks * remote / (g.nvlink.bandwidth * shares.nvlink);
     }
-    if (domains > 1) {
-        const double copies = distinct_destinations(moe.experts, moe.top_k, domains, moe.router);
-        const double sent = copy_bytes * copies * (domains - 1) / domains;
-        seconds = std::max(seconds, sent / (g.routes.domains.bandwidth * shares.nic));
-    }
+    // Copies to that many parts of the group, less what stays in the part where the token is.
+    const auto sent = [&](int parts, int apart) {
+        const double copies = distinct_destinations(moe.experts, moe.top_k, parts, moe.router);
+        return copy_bytes * copies * (apart - 1) / apart;
+    };
+    if (domains > nodes)
+        seconds = std::max(seconds, sent(domains, g.placement.domains_per_node()) / (g.pcie.bandwidth * shares.nic));
+    if (nodes > 1) seconds = std::max(seconds, sent(nodes, nodes) / (g.routes.domains.bandwidth * shares.nic));
     return shares.start + g.routes.exchange.latency + seconds;
 }
 

@@ -43,7 +43,7 @@ private:
 struct GroupLinks {
     Placement placement;
     Routes::Set routes;
-    machine::Link nvlink, nic;
+    machine::Link nvlink, pcie, nic;
     double efficiency = 1.0;
 };
 
@@ -64,9 +64,9 @@ double pair_seconds(const GroupLinks& group, double bytes);
 // DeepSeek-V3's 4 of 8 groups: 4.00 (DeepEP and HybridEP send one copy per distinct destination).
 double distinct_destinations(int experts, int top_k, int buckets, const model::Router& router);
 
-// Dispatch or combine that sends one copy of a token per distinct destination: over the NIC once per domain, to the
-// peer of the same index there, and over NVLink once per rank; both at the same time. copy_bytes: all local tokens
-// once.
+// Dispatch or combine that sends one copy of a token per distinct destination: over the NIC once per node, to the peer
+// of the same index there, over PCIe once per NVLink domain and over NVLink once per rank; all at the same time.
+// copy_bytes: all local tokens once.
 double token_exchange_seconds(const GroupLinks& group, const stack::LinkShares& shares, double copy_bytes,
                               const model::Moe& moe);
 

@@ -28,8 +28,8 @@ CostModel::CostModel(const plan::Plan& plan, const stack::Stack& stack, const Ma
 
 GroupLinks CostModel::links(plan::Group group) const {
     const Placement placement = machine_.routes.placement(plan_, group);
-    return {placement, machine_.routes.of(placement), plan_.hardware->nvlink, plan_.hardware->nic,
-            stack_.costs.collective};
+    return {placement,           machine_.routes.of(placement), plan_.hardware->nvlink, plan_.hardware->pcie,
+            plan_.hardware->nic, stack_.costs.collective};
 }
 
 namespace {

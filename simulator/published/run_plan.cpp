@@ -104,6 +104,8 @@ std::string hardware_profile_of(const std::string& system) {
     for (const char c : system) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     if (name == "h100(hbm2e,500w)") return "h100-hbm2e";
     if (name == "gb200" || name == "gb300") return name + "-nvl72";
+    if (name == "vr200") return "vr-nvl72";
+    if (name == "a100") return "a100-sxm";
     return name;
 }
 

@@ -135,6 +135,7 @@ std::string show_hardware_list_document(const std::vector<machine::Hardware>& ma
                         {"peak_flops", peaks_json(h)},
                         {"memory_gib", gib(h.memory_bytes)},
                         {"nvlink_domain", h.nvlink_domain},
+                        {"gpus_per_node", h.gpus_per_node},
                         {"default_stack", h.default_stack},
                         {"measured", !h.measured.empty()}});
     return stamped(schema::show_hardware_list, Json{{"hardware", list}});
@@ -181,6 +182,8 @@ std::string show_hardware_document(const machine::Hardware& h) {
         json["cores"] = h.cores;
     else
         json["sm_count"] = h.sm_count;
+    json["vendor"] = h.vendor;
+    json["compute_capability"] = h.compute_capability;
     json["peak_flops"] = peaks_json(h);
     json["memory_gib"] = gib(h.memory_bytes);
     json["memory_bytes_per_second"] = h.memory_bandwidth;
@@ -188,7 +191,11 @@ std::string show_hardware_document(const machine::Hardware& h) {
     json["host_memory_gib"] = h.host_memory_bytes > 0.0 ? Json(gib(h.host_memory_bytes)) : Json(nullptr);
     json["nvlink_domain"] = h.nvlink_domain;
     json["nvlink_domain_used"] = h.nvlink_domain_used;
-    json["links"] = {{"nvlink", link_json(h.nvlink)}, {"nic", link_json(h.nic)}, {"host", link_json(h.host)}};
+    json["gpus_per_node"] = h.gpus_per_node;
+    json["links"] = {{"nvlink", link_json(h.nvlink)},
+                     {"pcie", link_json(h.pcie)},
+                     {"nic", link_json(h.nic)},
+                     {"host", link_json(h.host)}};
     json["default_stack"] = h.default_stack;
     json["measured"] = Json::object();
     for (const auto& [family, calls] : h.measured) json["measured"][family] = calls.size();

@@ -6,6 +6,7 @@
 #include "engine/ops/backend.hpp"
 #include "planner/base/error.hpp"
 #include "planner/base/files.hpp"
+#include "planner/machine/gpu_properties.hpp"
 #include "planner/program/measured.hpp"
 #include "planner/program/op.hpp"
 #include "tools/calibrate/overlap_calibration.hpp"
@@ -14,7 +15,6 @@
 #include "tools/print/table.hpp"
 #include "tools/verbs/verbs.hpp"
 
-#include <array>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -39,21 +39,12 @@ std::string today() {
     return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
 }
 
-// The datasheet profile of a GPU, by the name that its driver gives it.
-std::string profile_of(const std::string& device) {
-    constexpr std::array profiles{std::pair{"GB300", "gb300-nvl72"}, std::pair{"GB200", "gb200-nvl72"},
-                                  std::pair{"B300", "b300"},         std::pair{"B200", "b200"},
-                                  std::pair{"H200", "h200"},         std::pair{"H800", "h800"},
-                                  std::pair{"H100", "h100"}};
-    for (const auto& [gpu, profile] : profiles)
-        if (device.find(gpu) != std::string::npos) return profile;
-    refuse("calibrate: there is no profile of datasheet figures for the GPU {}: add one to profiles/hardware", device);
-}
-
-// Peaks, links and capacity stay those of the datasheet: one GPU says nothing of the fabric. The stack finds what it
-// states for the datasheet's GPU by the name without "-measured".
-machine::Hardware measured_gpu(const CalibrateOptions& options, const bench::Microbench& bench) {
-    machine::Hardware hardware = machine::load_hardware(profile_of(bench.device));
+// Peaks, links and capacity stay those of the datasheet, or follow from the GPU's properties where there is none: one
+// GPU says nothing of the fabric. The stack finds what it states for the datasheet's GPU by the name without
+// "-measured".
+machine::Hardware measured_gpu(const CalibrateOptions& options, const machine::GpuProperties& gpu,
+                               const bench::Microbench& bench) {
+    machine::Hardware hardware = machine::starting_profile(gpu);
     hardware.name += "-measured";
     hardware.default_stack = "moe-plan";
     hardware.context_bytes = bench.context_bytes;
@@ -76,8 +67,10 @@ machine::Hardware measured_one_gpu(const CalibrateOptions& options, bench::Micro
     }
     how.one_rank = how.in_subprocess = true;
     how.seconds = 240.0; // every process starts the driver and its libraries anew
+    const machine::GpuProperties gpu = machine::gpu_properties_from_json(engine::run_in_subprocess(
+        [&options] { return machine::to_json(backends::backend_named(options.backend).properties()); }));
     bench = bench::run_microbench(how);
-    return measured_gpu(options, bench);
+    return measured_gpu(options, gpu, bench);
 }
 
 // Communication among 2, 4, .. GPUs.

@@ -20,13 +20,11 @@ namespace moe::tools {
 
 namespace {
 
-// A node with NVLink beyond itself is a tray of four GPUs (GB200 and GB300 NVL72: 18 trays of 4).
 int gpus_per_node(const LaunchOptions& options, const plan::Plan& plan) {
     if (options.per_node < 0) refuse("--gpus-per-node {}: must be at least 1", options.per_node);
     if (options.per_node > 0) return static_cast<int>(options.per_node);
     if (plan.hardware->cpu) return plan.gpus;
-    const int node = plan.hardware->nvlink_domain <= 8 ? plan.hardware->nvlink_domain : 4;
-    return std::min(node, plan.gpus);
+    return std::min(plan.hardware->gpus_per_node, plan.gpus);
 }
 
 // Letters, digits and hyphens of the plan's model.
@@ -84,11 +82,21 @@ void make_executable(const std::string& path) {
     std::filesystem::permissions(path, std::filesystem::perms::owner_exec, std::filesystem::perm_options::add);
 }
 
+// Empty where execute can run the plan: what its stack has against the plan, or its kernels against the machine.
+std::string why_not_executed(const plan::Plan& plan) {
+    try {
+        return stack::check_stack(plan, stack::load_stack("moe-plan", *plan.hardware)).message;
+    } catch (const Error& error) {
+        if (error.fault() != Fault::bad_input) throw;
+        return error.what();
+    }
+}
+
 void launch_execute(const LaunchOptions& options, const plan::Plan& plan) {
     const Job job = job_of(options, plan);
     // Said here, where a search is at hand, and not only by the job when its turn has come.
-    if (const plan::PlanFault fault = stack::check_stack(plan, stack::load_stack("moe-plan", *plan.hardware)))
-        Console(options).warn("execute cannot run this plan: {}", fault.message);
+    if (const std::string why = why_not_executed(plan); !why.empty())
+        Console(options).warn("execute cannot run this plan: {}", why);
     const std::string text = options.slurm ? slurm_script(job)
                              : options.mpi ? mpi_script(job)
                                            : kubernetes_manifest(job);

@@ -170,10 +170,16 @@ void show_hardware(const ShowOptions& options) {
             facts.add(fmt::format("peak {}", machine::to_string(p)), peak_text(h, p) + " TFLOPS");
     facts.add("memory", fmt::format("{} GiB, {:.4g} GB/s", gib_text(h.memory_bytes), h.memory_bandwidth / 1e9));
     facts.add("context", gib_text(h.context_bytes) + " GiB that tensors cannot have");
+    if (!h.cpu) {
+        facts.add("made by", h.vendor);
+        facts.add("compute capability", fmt::format("{:.1f}", h.compute_capability));
+        facts.add("node", fmt::format("{} GPUs", h.gpus_per_node));
+    }
     facts.add("NVLink domain", h.nvlink_domain == h.nvlink_domain_used
                                    ? fmt::format("{} GPUs", h.nvlink_domain)
                                    : fmt::format("{} GPUs, jobs use {}", h.nvlink_domain, h.nvlink_domain_used));
     facts.add("NVLink", link_text(h.nvlink));
+    facts.add("PCIe in a node", link_text(h.pcie));
     facts.add("network", link_text(h.nic));
     facts.add("host link", link_text(h.host));
     facts.add("host memory",

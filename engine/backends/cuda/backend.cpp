@@ -5,6 +5,7 @@
 #include "engine/ops/op_context.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "planner/base/error.hpp"
+#include "planner/machine/gpu_properties.hpp"
 #include "planner/program/op.hpp"
 
 #include <cuda_runtime_api.h>
@@ -34,6 +35,29 @@ int count_devices() {
     return devices;
 }
 
+int attribute(cudaDeviceAttr which) {
+    int value = 0;
+    const cudaError_t status = cudaDeviceGetAttribute(&value, which, 0);
+    if (status != cudaSuccess) fail("cuda: asking for the GPU's properties: {}", cudaGetErrorString(status));
+    return value;
+}
+
+machine::GpuProperties properties() {
+    cudaDeviceProp known{};
+    const cudaError_t status = cudaGetDeviceProperties(&known, 0);
+    if (status != cudaSuccess) fail("cuda: asking for the GPU's properties: {}", cudaGetErrorString(status));
+    machine::GpuProperties gpu;
+    gpu.name = known.name;
+    gpu.major = known.major;
+    gpu.minor = known.minor;
+    gpu.multiprocessors = known.multiProcessorCount;
+    gpu.clock = 1e3 * attribute(cudaDevAttrClockRate); // kHz
+    gpu.memory_bytes = static_cast<double>(known.totalGlobalMem);
+    gpu.memory_clock = 1e3 * attribute(cudaDevAttrMemoryClockRate); // kHz
+    gpu.memory_bus = attribute(cudaDevAttrGlobalMemoryBusWidth);
+    return gpu;
+}
+
 ops::Backend make() {
     // More streams than the driver's default of 8 hardware queues would wait for each other; read at its first use. No
     // more than are needed: on an H200, with this variable set before, a process begins in 0.29 s with 8, in 0.42 with
@@ -47,6 +71,7 @@ ops::Backend make() {
     b.kernels = cuda_kernels();
     b.open = open_cuda;
     b.devices = count_devices;
+    b.properties = properties;
     b.collectives = nccl_library;
     b.peers = cuda_peers;
     b.tiled = cuda_has_tiles;

@@ -1,4 +1,5 @@
 // Hardware profiles: the shipped ones load and survive a round trip; bad ones are refused.
+#include "planner/base/profile.hpp"
 #include "planner/machine/hardware.hpp"
 #include "tests/planner/base/fault_of.hpp"
 
@@ -30,17 +31,26 @@ double peak(const moe::machine::Hardware& hardware, moe::machine::Precision prec
 } // namespace
 
 TEST_CASE("every shipped GPU loads with sources and survives a round trip") {
-    for (const char* name : {"h100", "h100-hbm2e", "h200", "h800", "b200", "b300", "gb200-nvl72", "gb300-nvl72"}) {
+    for (const std::string& name : moe::profile_names("hardware")) {
         CAPTURE(name);
         const moe::machine::Hardware hardware = moe::machine::load_hardware(name);
         CHECK(hardware.name == name);
-        CHECK_FALSE(hardware.cpu);
+        if (hardware.cpu || !hardware.measured.empty()) continue;
         CHECK(hardware.source.size() > 100);
-        CHECK(peak(hardware, moe::machine::Precision::fp8_tensor) >
-              1.9 * peak(hardware, moe::machine::Precision::bf16));
-        const bool blackwell = hardware.name.find('b') < 2;
-        CHECK((peak(hardware, moe::machine::Precision::mxfp8) > 0.0) == blackwell);
-        CHECK((peak(hardware, moe::machine::Precision::nvfp4) > 0.0) == blackwell);
+        CHECK(hardware.source.find("ompute capability") != std::string::npos);
+        CHECK(hardware.vendor == "NVIDIA");
+        // What the tensor cores can scale came with 8.9 (by tensors), 9.0 (by blocks) and 10.0 (MXFP8, NVFP4).
+        const double capability = hardware.compute_capability;
+        const auto computes = [&](moe::machine::Precision p) { return peak(hardware, p) > 0.0; };
+        CHECK(computes(moe::machine::Precision::fp8_tensor) == (capability >= 8.9));
+        if (computes(moe::machine::Precision::fp8_blockwise)) CHECK(capability >= 9.0);
+        CHECK(computes(moe::machine::Precision::mxfp8) == (capability >= 10.0));
+        CHECK(computes(moe::machine::Precision::nvfp4) == (capability >= 10.0));
+        if (capability >= 8.9)
+            CHECK(peak(hardware, moe::machine::Precision::fp8_tensor) >
+                  1.9 * peak(hardware, moe::machine::Precision::bf16));
+        // A node without NVLink among all of its GPUs has PCIe between them.
+        CHECK((hardware.pcie.bandwidth > 0.0) == (hardware.gpus_per_node > hardware.nvlink_domain));
         CHECK(hardware.context_bytes > 0.0);
         const moe::machine::Hardware again = moe::machine::hardware_from_json(moe::machine::to_json(hardware), "again");
         CHECK(moe::machine::to_json(again) == moe::machine::to_json(hardware));
@@ -61,6 +71,20 @@ TEST_CASE("figures of the profiles") {
     CHECK(h100.memory_bytes == 81559.0 * 1048576.0);
     CHECK(h100.nvlink.bandwidth == 450e9);
     CHECK(moe::machine::load_hardware("h800").nvlink.bandwidth == 200e9);
+}
+
+// The profiles say what nvidia-smi reports, so that plans are held to one measure on every machine.
+TEST_CASE("memory of the profiles is what nvidia-smi reports in public logs") {
+    for (const auto& [name, mib] : {std::pair{"h100", 81559.0},
+                                    {"h800", 81559.0},
+                                    {"h200", 143771.0},
+                                    {"b200", 183359.0},
+                                    {"b300", 275040.0},
+                                    {"gb200-nvl72", 189471.0},
+                                    {"gb300-nvl72", 284208.0}}) {
+        CAPTURE(name);
+        CHECK(moe::machine::load_hardware(name).memory_bytes == mib * 1048576.0);
+    }
 }
 
 TEST_CASE("the local CPU takes cores and memory from the machine, and a plan keeps what it took") {
@@ -139,6 +163,10 @@ TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu(R"("nvlink_domain_used": 9)")).find("must not exceed nvlink_domain = 8") != std::string::npos);
     CHECK(fault(gpu(R"("nvlink": {"bandwidth": 0, "latency": 0})")).find("bandwidth = 0") != std::string::npos);
     CHECK(fault(gpu(R"("nvlink": null)")).find("\"nvlink\" is missing") != std::string::npos);
+    CHECK(fault(gpu(R"("gpus_per_node": 16)")).find("\"pcie\" is missing, but gpus_per_node = 16") !=
+          std::string::npos);
+    CHECK(fault(gpu(R"("gpus_per_node": 16, "pcie": {"bandwidth": 2e10, "latency": 5e-6})")).empty());
+    CHECK(fault(gpu(R"("compute_capability": 0)")).find("compute_capability = 0") != std::string::npos);
     CHECK(fault(gpu(R"("context_bytes": 9e10)")).find("must be below memory_bytes") != std::string::npos);
     CHECK(fault(communicators("[[1, 5]]")).find("[members, bytes], members >= 2") != std::string::npos);
     CHECK(fault(communicators("[[2]]")).find("[members, bytes], members >= 2") != std::string::npos);
@@ -147,7 +175,34 @@ TEST_CASE("bad hardware is refused by field") {
     CHECK(fault(gpu(R"("sm_count": 0)")).find("sm_count = 0") != std::string::npos);
     CHECK(fault("{").find("not valid JSON") != std::string::npos);
     CHECK(fault_of([] { moe::machine::load_hardware("gb200"); }) ==
-          "2: unknown hardware 'gb200': did you mean gb200-nvl72?");
+          "2: unknown hardware 'gb200': did you mean gb200-nvl36?");
     CHECK(fault_of([] { moe::machine::precision_from_string("fp8"); }).find("did you mean fp8-tensor?") !=
           std::string::npos);
+}
+
+TEST_CASE("what a profile leaves out of its node and its tensor cores follows from the rest") {
+    const auto of = [](const std::string& more) { return moe::machine::hardware_from_json(gpu(more), "h.json"); };
+    CHECK(of("").gpus_per_node == 8);
+    CHECK(of(R"("nvlink_domain": 72)").gpus_per_node == 4);
+    CHECK(of("").vendor == "NVIDIA");
+    CHECK(of("").compute_capability == 8.0);
+    CHECK(of(R"("peak_flops": {"fp8-tensor": 2e15})").compute_capability == 9.0);
+    CHECK(of(R"("peak_flops": {"mxfp8": 2e15})").compute_capability == 10.0);
+    CHECK(of(R"("compute_capability": 10.3)").compute_capability == 10.3);
+    CHECK(moe::machine::load_hardware("cpu-local").compute_capability == 0.0);
+}
+
+TEST_CASE("accelerators of other vendors are refused by name") {
+    for (const auto& [name, vendor] : {std::pair{"mi300x", "AMD"},
+                                       {"MI355X", "AMD"},
+                                       {"tpu-v5p", "Google"},
+                                       {"gaudi3", "Intel"},
+                                       {"trainium2", "Amazon"}}) {
+        CAPTURE(name);
+        const std::string line = fault_of([&] { moe::machine::load_hardware(name); });
+        CHECK(line.rfind("2: ", 0) == 0);
+        CHECK(line.find(vendor) != std::string::npos);
+        CHECK(line.find(name) != std::string::npos);
+    }
+    CHECK(fault_of([] { moe::machine::load_hardware("mi300x.json"); }).find("AMD") == std::string::npos); // a file
 }

@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 
 namespace {
@@ -16,7 +17,7 @@ namespace {
 moe::cost::GroupLinks links(const moe::machine::Hardware& hardware, moe::cost::Placement placement,
                             double efficiency = 1.0) {
     const moe::cost::Routes routes(hardware);
-    return {placement, routes.of(placement), hardware.nvlink, hardware.nic, efficiency};
+    return {placement, routes.of(placement), hardware.nvlink, hardware.pcie, hardware.nic, efficiency};
 }
 
 moe::model::Moe deepseek() { return *moe::families::load_model("DeepSeek-V3").kinds[1].moe; }
@@ -31,9 +32,78 @@ TEST_CASE("placement counts domains, and a job uses 64 of the 72 GPUs of a domai
     CHECK(moe::cost::domain_of_job(gb200, 256) == 64);
     CHECK(moe::cost::domain_of_job(gb200, 72) == 72);
     CHECK(moe::cost::domain_of_job(gb200, 96) == 48);
-    CHECK(moe::cost::place({0, 1, 2, 3}, 8) == moe::cost::Placement{4, 1, 4});
-    CHECK(moe::cost::place({0, 8, 16, 24}, 8) == moe::cost::Placement{4, 4, 1});
-    CHECK(moe::cost::place({0, 4, 8, 12}, 8) == moe::cost::Placement{4, 2, 2});
+    CHECK(moe::cost::place({0, 1, 2, 3}, 8, 8) == moe::cost::Placement{4, 1, 4});
+    CHECK(moe::cost::place({0, 8, 16, 24}, 8, 8) == moe::cost::Placement{4, 4, 1});
+    CHECK(moe::cost::place({0, 4, 8, 12}, 8, 8) == moe::cost::Placement{4, 2, 2});
+    CHECK(moe::cost::place({0, 4, 8, 12}, 8, 4) == moe::cost::Placement{4, 2, 2}); // a tray of NVL72 is no unit
+    for (const int gpus : {4, 8, 96, 1024})
+        CHECK(moe::cost::node_of_job(h100, gpus) == moe::cost::domain_of_job(h100, gpus));
+    for (const int gpus : {72, 96, 256})
+        CHECK(moe::cost::node_of_job(gb200, gpus) == moe::cost::domain_of_job(gb200, gpus));
+}
+
+TEST_CASE("a node of several NVLink domains: who reaches whom over PCIe") {
+    const moe::machine::Hardware pairs = moe::machine::load_hardware("a100-pcie"), // domains of 2 in nodes of 8
+        cards = moe::machine::load_hardware("l40s");                               // no NVLink, nodes of 8
+    CHECK(moe::cost::domain_of_job(pairs, 16) == 2);
+    CHECK(moe::cost::node_of_job(pairs, 16) == 8);
+    CHECK(moe::cost::node_of_job(pairs, 6) == 6);
+    CHECK(moe::cost::node_of_job(pairs, 12) == 6); // nodes are filled evenly
+    CHECK(moe::cost::node_of_job(pairs, 7) == 7);  // and so are pairs: none of 7
+    CHECK(moe::cost::node_of_job(cards, 20) == 5);
+    CHECK(moe::cost::place({0, 1, 2, 3}, 2, 8) == moe::cost::Placement{4, 2, 2, 1, 4});
+    CHECK(moe::cost::place({0, 2, 4, 6}, 2, 8) == moe::cost::Placement{4, 4, 1, 1, 4});
+    CHECK(moe::cost::place({0, 4, 8, 12}, 2, 8) == moe::cost::Placement{4, 4, 1, 2, 2});
+    CHECK(moe::cost::Placement{4, 4, 1, 2, 2}.domains_per_node() == 2);
+}
+
+TEST_CASE("routes over PCIe: a GPU's own link carries its node's messages and those to its NIC") {
+    const moe::machine::Hardware cards = moe::machine::load_hardware("l40s"); // PCIe 24 GB/s, NIC 6.25 GB/s
+    const moe::cost::Placement node{8, 8, 1, 1, 8}, two{16, 16, 1, 2, 8};
+    CHECK(moe::cost::exchange_route(cards, node).bandwidth == nearly(24e9));
+    CHECK(moe::cost::exchange_route(cards, node).latency == nearly(cards.pcie.latency));
+    CHECK(moe::cost::ring_route(cards, node).bandwidth == nearly(24e9));
+    CHECK(moe::cost::pair_route(cards, {2, 2, 1, 1, 2}).bandwidth == nearly(24e9));
+    CHECK(moe::cost::pair_route(cards, {2, 2, 1}).bandwidth == nearly(6.25e9));
+    // 8 of 15 messages leave the node over a quarter of the link's rate.
+    CHECK(moe::cost::exchange_route(cards, two).bandwidth == nearly(6.25e9 * 15 / 8));
+    CHECK(moe::cost::exchange_route(cards, two).latency == nearly(cards.nic.latency));
+    // With a NIC of the same rate, all 15 pass the GPU's own link.
+    moe::machine::Hardware wide = cards;
+    wide.nic.bandwidth = 24e9;
+    CHECK(moe::cost::exchange_route(wide, two).bandwidth == nearly(24e9));
+    // Eight rings over eight NICs: 50 GB/s, more than PCIe passes on.
+    CHECK(moe::cost::ring_route(cards, two).bandwidth == nearly(24e9));
+
+    const moe::machine::Hardware pairs = moe::machine::load_hardware("a100-pcie"); // NVLink 300, PCIe 24, NIC 25 GB/s
+    const moe::cost::Placement bridged{8, 4, 2, 1, 8};
+    CHECK(moe::cost::pair_route(pairs, {2, 1, 2}).bandwidth == nearly(300e9));
+    // 6 of 7 messages leave the pair.
+    CHECK(moe::cost::exchange_route(pairs, bridged).bandwidth == nearly(24e9 * 7 / 6));
+    // Two rings cross between pairs over two links.
+    CHECK(moe::cost::ring_route(pairs, bridged).bandwidth == nearly(48e9));
+    moe::machine::Hardware lonely = cards;
+    lonely.pcie.bandwidth = 0.0;
+    CHECK_THROWS_AS(moe::cost::exchange_route(lonely, node), moe::Error);
+}
+
+TEST_CASE("collectives over PCIe lie between those over NVLink and those over the network") {
+    moe::machine::Hardware h = moe::machine::load_hardware("h100");
+    h.pcie = {50e9, 5e-6};
+    h.nic.bandwidth = 12.5e9;
+    const double bytes = 1e9;
+    const auto seconds = [&](moe::cost::Placement p) {
+        const moe::cost::GroupLinks g = links(h, p);
+        return std::array{moe::cost::all_gather_seconds(g, bytes), moe::cost::all_to_all_seconds(g, bytes),
+                          moe::cost::ring_step_seconds(g, bytes), moe::cost::pair_seconds(g, bytes),
+                          moe::cost::token_exchange_seconds(g, {}, bytes, deepseek())};
+    };
+    const auto over_nvlink = seconds({8, 1, 8}), over_pcie = seconds({8, 8, 1, 1, 8}), over_nic = seconds({8, 8, 1});
+    for (std::size_t i = 0; i < over_nvlink.size(); ++i) {
+        CAPTURE(i);
+        CHECK(over_nvlink[i] < over_pcie[i]);
+        CHECK(over_pcie[i] < over_nic[i]);
+    }
 }
 
 TEST_CASE("a group of several instances lies like the one that touches most domains") {
@@ -48,9 +118,9 @@ TEST_CASE("a group of several instances lies like the one that touches most doma
         for (const std::uint8_t axes : {1, 2, 4, 5, 8, 10, 15}) {
             const moe::plan::Group group{domain, axes};
             CAPTURE(moe::plan::to_string(group));
-            moe::cost::Placement worst = moe::cost::place(mesh.members(group, 0), 64);
+            moe::cost::Placement worst = moe::cost::place(mesh.members(group, 0), 64, 64);
             for (int rank = 0; rank < plan.gpus; ++rank) {
-                const moe::cost::Placement p = moe::cost::place(mesh.members(group, rank), 64);
+                const moe::cost::Placement p = moe::cost::place(mesh.members(group, rank), 64, 64);
                 if (std::pair(-p.domains, p.per_domain) < std::pair(-worst.domains, worst.per_domain)) worst = p;
             }
             CHECK(routes.placement(plan, group) == worst);

@@ -323,8 +323,12 @@ TEST_CASE("precisions by their published names") {
 }
 
 TEST_CASE("systems by their published names") {
-    for (const auto& [system, profile] : std::vector<std::pair<std::string, std::string>>{
-             {"H100", "h100"}, {"H200", "h200"}, {"H800", "h800"}, {"H100(HBM2e,500W)", "h100-hbm2e"}}) {
+    for (const auto& [system, profile] :
+         std::vector<std::pair<std::string, std::string>>{{"H100", "h100"},
+                                                          {"H200", "h200"},
+                                                          {"H800", "h800"},
+                                                          {"A100", "a100-sxm"},
+                                                          {"H100(HBM2e,500W)", "h100-hbm2e"}}) {
         moe::published::Run run = llama();
         run.system = system;
         CAPTURE(run.system);

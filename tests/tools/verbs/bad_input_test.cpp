@@ -151,6 +151,16 @@ TEST_CASE("search: requests that no plan satisfies, and options that say nothing
     CHECK(folder.entries() == 0);
 }
 
+TEST_CASE("search: machines that the software does not run on") {
+    const Prepared folder;
+    const std::string asked = "moe-plan search --model Qwen3-30B-A3B --gpus 8 --gbs 64 --seq 4096 --hardware ";
+    for (const char* machine : {"a100-sxm", "gb300-nvl72"})
+        check_line(folder.run(asked + machine + " --stack moe-plan"), 2, "compute capability 9.0");
+    check_line(folder.run(asked + "mi300x"), 2, "accelerator of AMD");
+    check_line(folder.run(asked + "tpu-v5p"), 2, "accelerator of Google");
+    check_line(folder.run(asked + "a100-sxm --fix dispatcher=hybridep --fix ep=8"), 3, "compute capability 9.0");
+}
+
 TEST_CASE("plans edited by hand") {
     const Prepared folder;
     const auto replay_edited = [&] { return folder.run("moe-plan replay edited.json --trace trace.json"); };

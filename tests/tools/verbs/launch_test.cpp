@@ -119,6 +119,15 @@ TEST_CASE("launch: GPUs of a node as the hardware has them; bad requests are one
     const Outcome warned = folder.run("moe-plan launch mxfp8.json --slurm --json");
     CHECK(document(warned)["nodes"] == 2);
     CHECK(warned.err.find("execute cannot run this plan: ") != std::string::npos);
+    // Eight cards of a node without NVLink; the kernels of execute are not built for them.
+    REQUIRE(folder
+                .run("moe-plan search --model Qwen3-30B-A3B --hardware l40s --gpus 32 --gbs 64 --seq 4096 "
+                     "--precision bf16 --top 1 --out l40s.json")
+                .status == 0);
+    const Outcome cards = folder.run("moe-plan launch l40s.json --slurm --json");
+    CHECK(document(cards)["nodes"] == 4);
+    CHECK(document(cards)["processes_per_node"] == 8);
+    CHECK(cards.err.find("compute capability 9.0") != std::string::npos);
 }
 
 namespace {

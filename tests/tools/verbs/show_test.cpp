@@ -104,7 +104,14 @@ TEST_CASE("show hardware and show stack: the figures of the profiles") {
     CHECK(gb200["peak_flops"]["bf16"] == 2450e12);
     CHECK(gb200["nvlink_domain_used"] == 64);
     CHECK(gb200["measured"] == Json::object());
+    CHECK(gb200["gpus_per_node"] == 4);
+    CHECK(gb200["links"]["pcie"]["bytes_per_second"] == 0.0);
     CHECK(holds(folder.run("moe-plan show hardware gb200-nvl72").out, "72 GPUs, jobs use 64"));
+    const Json l40s = document(folder.run("moe-plan show hardware l40s --json"));
+    CHECK(l40s["compute_capability"] == 8.9);
+    CHECK(l40s["vendor"] == "NVIDIA");
+    CHECK(l40s["links"]["pcie"]["bytes_per_second"] == 24e9);
+    CHECK(holds(folder.run("moe-plan show hardware l40s").out, "PCIe in a node"));
     // A stack offers what it offers on a machine: the same one has MXFP8 on Blackwell alone.
     const Json blackwell = document(folder.run("moe-plan show stack bridge-26.08 --hardware b200 --json"));
     const Json hopper = document(folder.run("moe-plan show stack bridge-26.08 --hardware h100 --json"));
