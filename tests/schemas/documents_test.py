@@ -95,6 +95,9 @@ def test_names_are_those_of_the_program():
 
 def test_search():
     hold_to_changes("search", printed(f"search {SMALL} --top 2", "search"))
+    money = "--price 2 --mtbf 50000 --tokens 1B --deadline 1e6"
+    hold_to_changes("search", printed(f"search {SMALL} {money} --top 1", "search"))
+    printed(f"search {GPUS.replace('--gpus 16', '--gpus 2,16')} --fix pp=1 --fix ep=8 --fix mbs=1 --price 2 --top 1", "search")
 
 
 def test_plan():

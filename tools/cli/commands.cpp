@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <functional>
 
@@ -39,14 +40,24 @@ CLI::App* add_verb(CLI::App& app, OutputOptions& o, const std::string& name, con
     return verb;
 }
 
-std::int64_t gpus_of(const std::string& text) {
-    if (text == "auto") return SearchOptions::fewest_gpus;
-    std::int64_t number = 0;
-    const char* end = text.data() + text.size();
-    const auto [last, error] = std::from_chars(text.data(), end, number);
-    if (error != std::errc{} || last != end || number < 1)
-        refuse("--gpus {}: must be a whole number of 1 or more, or auto", text);
-    return number;
+// "auto", a number, or several as "256,512".
+void read_gpus(SearchOptions& o, const std::string& text) {
+    o.more_gpus.clear();
+    o.gpus = SearchOptions::fewest_gpus;
+    if (text == "auto") return;
+    std::vector<std::int64_t> numbers;
+    for (std::size_t at = 0; at <= text.size();) {
+        const std::size_t comma = std::min(text.find(',', at), text.size());
+        std::int64_t number = 0;
+        const char* end = text.data() + comma;
+        const auto [last, error] = std::from_chars(text.data() + at, end, number);
+        if (error != std::errc{} || last != end || number < 1)
+            refuse("--gpus {}: must be a whole number of 1 or more, or auto", text);
+        if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) numbers.push_back(number);
+        at = comma + 1;
+    }
+    o.gpus = numbers.front();
+    o.more_gpus.assign(numbers.begin() + 1, numbers.end());
 }
 
 // Adds the options of a request; `required`: there is no plan that could stand for it.
@@ -55,8 +66,10 @@ void add_request(CLI::App* verb, SearchOptions& o, bool required) {
         ->required(required);
     add(verb, "--hardware", o.hardware, "HARDWARE", "hardware profile, or the name of one")->required(required);
     verb->add_option_function<std::string>(
-            "--gpus", [&o](const std::string& text) { o.gpus = gpus_of(text); },
-            "GPUs of the job (CPU: ranks); auto: the fewest for which there is a plan")
+            "--gpus", [&o](const std::string& text) { read_gpus(o, text); },
+            "GPUs of the job (CPU: ranks); auto: the fewest for which there is a plan; search: several as A,B, ranked "
+            "by "
+            "GPU-hours")
         ->type_name("N|auto")
         ->required(required);
     add(verb, "--gbs", o.gbs, "N", "global batch, sequences per step")->required(required);
@@ -72,6 +85,25 @@ void add_request(CLI::App* verb, SearchOptions& o, bool required) {
         "stacks, whose allocator reserves more than it gives out, and 0 for moe-plan, whose memory is exact");
 }
 
+// What a run costs and how long it takes: GPU-hours rank where --gpus has several numbers or one of these is given.
+void add_money(CLI::App* verb, MoneyOptions& o) {
+    add(verb, "--price", o.price, "DOLLARS", "of a GPU-hour: what plans cost");
+    add(verb, "--mtbf", o.mtbf, "HOURS",
+        "mean time between failures of one GPU, such as 50000: goodput, with checkpoints and restarts (default: "
+        "failures "
+        "are left out)");
+    add(verb, "--tokens", o.tokens, "T", "tokens to train on, such as 15e12 or 15T (default: figures are of 1T)");
+    add(verb, "--deadline", o.deadline, "HOURS",
+        "for --tokens: plans that end later are left out; with --gpus auto, numbers of GPUs that may do it are "
+        "searched");
+    add(verb, "--storage-bandwidth", o.storage_bandwidth, "GB/S",
+        "of each GPU while all write a checkpoint, for which training stops (default: 0.122, as 2 TB/s for 16,384 "
+        "GPUs)");
+    add(verb, "--restart", o.restart, "MINUTES", "from a failure until training goes on (default: 10)");
+    add(verb, "--checkpoint-interval", o.checkpoint_interval, "MINUTES",
+        "of training between two checkpoints (default: the best by Daly's formula, for each plan)");
+}
+
 void add_search(CLI::App& app, SearchOptions& o) {
     CLI::App* verb = add_verb(app, o, "search", "explore the whole plan space and rank it",
                               "moe-plan search --model DeepSeek-V3 --hardware gb200-nvl72 --gpus 256 --gbs 4096 "
@@ -84,6 +116,7 @@ void add_search(CLI::App& app, SearchOptions& o) {
         "steps to rank by where --fix routing=dirichlet:A, zipf:S or a histogram's file: mean p50 p99")
         ->capture_default_str();
     add(verb, "--out", o.out, "FILE", "write the best plan to this file");
+    add_money(verb, o.money);
 }
 
 void add_replay(CLI::App& app, ReplayOptions& o) {

@@ -4,6 +4,7 @@
 #include "planner/base/schema.hpp"
 #include "planner/plan/plan.hpp"
 #include "tools/print/table.hpp"
+#include "tools/report/money_report.hpp"
 #include "tools/report/stamp.hpp"
 
 #include <nlohmann/json.hpp>
@@ -100,12 +101,14 @@ std::string search_document(const search::SearchResult& result, int gpus, const 
     document["pruned"] = Json::object();
     for (const auto& [reason, count] : result.pruned) document["pruned"][reason] = count;
     document["seconds"] = result.seconds;
+    if (ranking.money) document.update(money_json(*ranking.money));
     document["plans"] = Json::array();
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         const auto& [plan, estimate] = result.plans[i];
         Json entry = {{"plan", Json::parse(plan::plan_to_json(plan))}};
         add_estimate(entry, estimate);
         add_note(entry, ranking.plans[i]);
+        if (ranking.money) entry.update(outlook_json(*ranking.plans[i].outlook, ranking.money->terms));
         document["plans"].push_back(std::move(entry));
     }
     return stamped(schema::search, document);

@@ -19,7 +19,7 @@
 
 namespace moe::tools {
 
-// `ranking` holds a note for each plan.
+// `ranking` holds a note for each plan; `gpus`: of the first.
 std::string search_document(const search::SearchResult& result, int gpus, const Ranking& ranking);
 
 // `memory` holds the figures of the pipeline rank that needs most, by class; trace, report: paths written, "" = none.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planner/search/search.hpp"
+#include "simulator/goodput/cheapest.hpp"
 #include "simulator/published/interval.hpp"
 #include "simulator/published/nearest.hpp"
 
@@ -19,16 +20,26 @@ struct PlanNote {
     std::optional<double> certainty; // probability that the first plan is the faster one; none for the first itself
     std::vector<std::string> trains_differently; // what makes losses depend on the plan, see differences_of_training()
     std::vector<published::NearRun> nearest;
+    std::optional<goodput::Outlook> outlook; // where money, time or several numbers of GPUs are asked for
+};
+
+// The terms of a ranking by GPU-hours, and what each number of GPUs gave.
+struct Money {
+    goodput::Terms terms;
+    std::vector<goodput::Count> counts;
 };
 
 struct Ranking {
     std::vector<PlanNote> plans;
     std::size_t simplest = 0;            // index of the plan with fewest choices among those equal to the first
     std::optional<double> widest_margin; // of the plans marked equal: largest log ratio that tells nothing
+    std::optional<Money> money;
 };
 
 // `executable`: plans of the engine's own stack, of which no published pairs speak. `nearest`: runs of each plan.
-Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest);
+// `outlooks`: of the plans, or none; with them, plans are compared by the rate that is left after failures.
+Ranking rank_notes(const search::SearchResult& result, bool executable, std::size_t nearest,
+                   const std::vector<goodput::Outlook>& outlooks = {});
 
 // Settings by which a plan trains another model than one rank would: tokens dropped over a capacity, a balancing loss
 // over micro-batches, products of the head or of attention in another precision than the linear layers' usual one.

@@ -5,9 +5,11 @@
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/plan.hpp"
 #include "planner/plan/plan_fields.hpp"
+#include "tools/report/money_report.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 
 namespace moe::tools {
@@ -23,6 +25,11 @@ constexpr Extra extras[] = {
     {"offload", "<offload", 0},        {"cuda_graph", "<graph", 2}, {"ep_overlap", "<EP overlap", 2},
     {"dispatcher", "<dispatcher", 2},  {"fsdp", "<FSDP", 2},        {"capacity", "capacity", 3},
     {"delay_wgrad", "<delay wgrad", 4}};
+
+bool counts_differ(const search::SearchResult& result) {
+    return std::any_of(result.plans.begin(), result.plans.end(),
+                       [&result](const auto& entry) { return entry.first.gpus != result.plans.front().first.gpus; });
+}
 
 bool differ(const search::SearchResult& result, const char* field) {
     std::set<std::string> values;
@@ -41,22 +48,24 @@ std::string marked(std::size_t i, const PlanNote& note) {
 } // namespace
 
 Table ranking_table(const search::SearchResult& result, const Ranking& ranking) {
-    std::vector<Column> columns{"<",
-                                "TFLOPS/GPU",
-                                {"tokens/s/GPU", 9},
-                                {"step", 4},
-                                "GiB",
-                                "TP",
-                                {"CP", 3},
-                                {"DP", 6},
-                                "PP",
-                                {"VPP", 1},
-                                "EP",
-                                {"ETP", 8},
-                                {"MBS", 1},
-                                {"<precision", 7},
-                                {"<schedule", 9},
-                                "<recompute"};
+    const bool counts = counts_differ(result);
+    std::vector<Column> columns{"<"};
+    if (counts) columns.emplace_back("GPUs");
+    columns.insert(columns.end(), {"TFLOPS/GPU", {"tokens/s/GPU", 9}, {"step", 4}});
+    if (ranking.money)
+        for (const std::string& heading : money_headings(ranking.money->terms)) columns.emplace_back(heading);
+    columns.insert(columns.end(), {"GiB",
+                                   "TP",
+                                   {"CP", 3},
+                                   {"DP", 6},
+                                   "PP",
+                                   {"VPP", 1},
+                                   "EP",
+                                   {"ETP", 8},
+                                   {"MBS", 1},
+                                   {"<precision", 7},
+                                   {"<schedule", 9},
+                                   "<recompute"});
     std::vector<const char*> fields;
     for (const Extra& extra : extras)
         if (differ(result, extra.field)) {
@@ -66,22 +75,17 @@ Table ranking_table(const search::SearchResult& result, const Ranking& ranking) 
     Table table(columns);
     for (std::size_t i = 0; i < result.plans.size(); ++i) {
         const auto& [plan, estimate] = result.plans[i];
-        std::vector<std::string> row{marked(i, ranking.plans[i]),
-                                     fmt::format("{:.4g}", estimate.tflops_per_gpu),
-                                     count_text(estimate.tokens_per_second_per_gpu),
-                                     seconds_text(estimate.step_seconds),
-                                     gib_text(estimate.memory_bytes),
-                                     number(plan.tp),
-                                     number(plan.cp),
-                                     number(plan.dp),
-                                     number(plan.pp),
-                                     number(plan.vpp),
-                                     number(plan.ep),
-                                     number(plan.etp),
-                                     number(plan.mbs),
-                                     machine::to_string(plan.precision),
-                                     plan::to_string(plan.schedule),
-                                     plan::recompute::to_string(plan.recompute)};
+        std::vector<std::string> row{marked(i, ranking.plans[i])};
+        const auto add = [&row](std::vector<std::string> cells) {
+            row.insert(row.end(), std::make_move_iterator(cells.begin()), std::make_move_iterator(cells.end()));
+        };
+        if (counts) add({number(plan.gpus)});
+        add({fmt::format("{:.4g}", estimate.tflops_per_gpu), count_text(estimate.tokens_per_second_per_gpu),
+             seconds_text(estimate.step_seconds)});
+        if (ranking.money) add(money_cells(*ranking.plans[i].outlook, ranking.money->terms));
+        add({gib_text(estimate.memory_bytes), number(plan.tp), number(plan.cp), number(plan.dp), number(plan.pp),
+             number(plan.vpp), number(plan.ep), number(plan.etp), number(plan.mbs), machine::to_string(plan.precision),
+             plan::to_string(plan.schedule), plan::recompute::to_string(plan.recompute)});
         for (const char* field : fields) row.push_back(plan::field_text(plan, field));
         table.add(std::move(row));
     }

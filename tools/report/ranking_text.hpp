@@ -9,9 +9,9 @@
 
 namespace moe::tools {
 
-// One row for each plan. FSDP, dispatcher, CUDA graph, EP overlap, capacity and offload have columns where plans differ
-// in them. A number is followed by "=" where the plan cannot be told apart from the first, and by "*" where it trains
-// differently.
+// One row for each plan. FSDP, dispatcher, CUDA graph, EP overlap, capacity, offload and the number of GPUs have
+// columns where plans differ in them; hours, money and goodput where they are asked for. A number is followed by "="
+// where the plan cannot be told apart from the first, and by "*" where it trains differently.
 Table ranking_table(const search::SearchResult& result, const Ranking& ranking);
 
 // What the marks mean, which plan is the simplest of equal ones, and what trains differently; none where no plan is

@@ -242,6 +242,9 @@ void explain_verb(const ExplainOptions& options) {
     const bool asked = !options.request.model.empty() || !options.request.hardware.empty();
     if (options.plan.empty() == !asked)
         refuse("explain: give either PLAN or a request (--model, --hardware, --gpus, --gbs, --seq)");
+    if (!options.request.more_gpus.empty())
+        refuse("explain: --gpus {},{}: must be one number, or auto", options.request.gpus,
+               fmt::join(options.request.more_gpus, ","));
     const plan::Plan plan =
         asked ? plan_of(request_of(options.request), options) : load_sound(options.plan, options.request);
     const Explanation here = explained(plan);

@@ -91,6 +91,7 @@ std::shared_ptr<const machine::Hardware> with_headroom(const std::shared_ptr<con
 
 Request request_of(const SearchOptions& options) {
     if (options.gpus != SearchOptions::fewest_gpus) check_range("--gpus", options.gpus, 10'000'000);
+    for (const std::int64_t gpus : options.more_gpus) check_range("--gpus", gpus, 10'000'000);
     check_range("--gbs", options.gbs, std::int64_t{1} << 40);
     check_range("--seq", options.seq, std::int64_t{1} << 40);
     check_range("--top", options.top, 1000);

@@ -3,12 +3,14 @@
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
-#include "planner/search/refined_search.hpp"
+#include "simulator/goodput/cheapest.hpp"
 #include "simulator/pricing/skewed_estimator.hpp"
 #include "tools/print/console.hpp"
 #include "tools/print/table.hpp"
 #include "tools/report/documents.hpp"
+#include "tools/report/money_report.hpp"
 #include "tools/report/ranking_text.hpp"
+#include "tools/verbs/money.hpp"
 #include "tools/verbs/request.hpp"
 #include "tools/verbs/verbs.hpp"
 
@@ -20,9 +22,33 @@ namespace {
 
 constexpr std::size_t nearest_runs = 3; // that are shown for a plan
 
+// The numbers of GPUs that are asked for; none where the deadline decides.
+std::vector<int> counts_of(const SearchOptions& options, Request& request, const goodput::Terms& terms,
+                           search::Estimator& estimator) {
+    if (options.gpus == SearchOptions::fewest_gpus && terms.deadline_hours) return {};
+    settle_gpus(options, request, estimator);
+    std::vector<int> counts{request.search.base.gpus};
+    for (const std::int64_t gpus : options.more_gpus) counts.push_back(static_cast<int>(gpus));
+    return counts;
+}
+
+void print_money(Console& console, const search::SearchResult& result, const Ranking& ranking) {
+    const Money& money = *ranking.money;
+    if (money.counts.size() > 1) {
+        console.note("");
+        console.table(counts_table(money));
+        for (const std::string& line : counts_lines(money)) console.note("{}", line);
+    }
+    console.note("");
+    const auto& [plan, estimate] = result.plans.front();
+    for (const std::string& line : assumption_lines(money, ranking.plans.front(), plan, estimate.tflops_per_gpu))
+        console.note("{}", line);
+}
+
 void print_plans(Console& console, const search::SearchResult& result, const Ranking& ranking) {
     console.table(ranking_table(result, ranking));
     for (const std::string& line : ranking_lines(result, ranking)) console.note("{}", line);
+    if (ranking.money) print_money(console, result, ranking);
     if (ranking.plans.front().nearest.empty()) return;
     console.note("");
     console.table(nearest_table(ranking));
@@ -53,6 +79,7 @@ void print_counts(Console& console, const search::SearchResult& result) {
 void search_verb(const SearchOptions& options) {
     refuse_overwriting("--out", options.out, options.model);
     refuse_overwriting("--out", options.out, options.hardware);
+    const goodput::Terms terms = terms_of(options.money);
     Request request = request_of(options);
     const model::Model& model = *request.search.base.model;
     const machine::Hardware& hardware = *request.hardware;
@@ -63,17 +90,25 @@ void search_verb(const SearchOptions& options) {
                                      count_text(static_cast<double>(pruned))));
     };
     pricing::SkewedEstimator estimator(request.search.base.hardware, request.stack, request.point);
-    settle_gpus(options, request, estimator);
-    const int gpus = request.search.base.gpus;
-    search::SearchResult result = search::refined_search(request.search, request.stack, estimator);
+    const std::vector<int> counts = counts_of(options, request, terms, estimator);
+    goodput::Offers offers = counts.empty()
+                                 ? goodput::cheapest_by_deadline(request.search, request.stack, estimator,
+                                                                 SearchOptions::most_for_fewest, terms)
+                                 : goodput::cheapest(request.search, request.stack, estimator, counts, terms);
+    search::SearchResult& result = offers.found;
     for (auto& ranked : result.plans) ranked.first.hardware = request.hardware;
     if (!options.out.empty()) write_file(options.out, plan::plan_to_json(result.plans.front().first));
     warn_left_out(console, model);
 
-    const Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs);
-    if (options.json) return print(search_document(result, gpus, ranking));
+    const bool money = terms.given() || offers.counts.size() > 1;
+    if (!money) offers.outlooks.clear();
+    Ranking ranking = rank_notes(result, request.stack.executable, nearest_runs, offers.outlooks);
+    if (money) ranking.money = Money{terms, offers.counts};
+    if (options.json) return print(search_document(result, result.plans.front().first.gpus, ranking));
     const std::string& machine = request.stack.figures_of;
-    console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens{}\n", model.name, gpus, hardware.name,
+    std::vector<int> gpus;
+    for (const goodput::Count& count : offers.counts) gpus.push_back(count.gpus);
+    console.say("{} on {} x {}, stack {}{}, batch {} x {} tokens{}\n", model.name, fmt::join(gpus, "|"), hardware.name,
                 request.stack.name, machine.empty() ? "" : " with its figures of " + machine, options.gbs, options.seq,
                 headroom_text(request));
     print_plans(console, result, ranking);

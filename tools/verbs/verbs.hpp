@@ -12,11 +12,22 @@ namespace moe::tools {
 
 // Every verb throws Error; what it returns normally has been printed and written completely.
 
+struct MoneyOptions {                          // of search; empty = not given
+    std::optional<double> price;               // dollars per GPU and hour
+    std::optional<double> mtbf;                // hours between failures of one GPU
+    std::string tokens;                        // to train on: a number, or one with K, M, B or T
+    std::optional<double> deadline;            // hours
+    std::optional<double> storage_bandwidth;   // GB/s of a GPU
+    std::optional<double> restart;             // minutes
+    std::optional<double> checkpoint_interval; // minutes
+};
+
 struct SearchOptions : OutputOptions {
     std::string model, hardware;                           // files, or names in profiles/
     static constexpr std::int64_t fewest_gpus = 0;         // --gpus auto
     static constexpr std::int64_t most_for_fewest = 16384; // and up to how many are looked at
     std::int64_t gpus = 1, gbs = 0, seq = 0;               // gbs: sequences per step; seq: tokens per sequence
+    std::vector<std::int64_t> more_gpus;                   // further numbers that are searched beside `gpus`
     std::string precisions;                                // comma-separated, empty = the search's own choice
     std::string stack;                                     // empty = the hardware's default
     std::vector<std::string> fix;                          // FIELD=VALUE
@@ -24,6 +35,7 @@ struct SearchOptions : OutputOptions {
     std::string optimize_for = "mean";     // of skewed routing: mean, p50 or p99
     std::optional<double> memory_headroom; // share of a GPU's memory that plans leave free; empty = the stack's own
     std::string out;                       // plan.json of the best plan, empty = not written
+    MoneyOptions money;
 };
 void search_verb(const SearchOptions& options);
 
