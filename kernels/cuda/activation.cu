@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(row_threads, 3)
                 put_quantized(out.q, row, width, pack, within, Access<__nv_bfloat16, W>::pack(value));
             }
         };
-        for_packs_of_warp<3>( // both inputs before both outputs: dx may be x
+        for_packs_of_warp<3>( // Both inputs are read before both outputs are written, as dx may be x.
             packs,
             [&](int i) {
                 All held;

@@ -5,11 +5,11 @@
 
 namespace moe::cuda {
 
-inline constexpr int norm_threads = 512; // of a block that holds a row, at most
+inline constexpr int norm_threads = 512; // most threads of a block that holds a row
 
 struct Norm {
     Src x, w;
-    std::int64_t rows, cols, stride; // stride: of x, and of dx
+    std::int64_t rows, cols, stride; // stride: elements from row to row of x and of dx
 };
 
 // Sums over a block, one after another: two buffers in turn, so that one barrier per sum does.
