@@ -32,7 +32,7 @@ constexpr std::size_t played_together = 8;
 // Shares by which plays may differ from closed forms, or variants from each other; that delayed weight gradients gain
 // at most where copies keep them waiting; and by which each further set of modules of a plan promises less.
 constexpr double apart = 1.02, most_by_delay = 1.04, next_set = 1.002;
-constexpr int most_rounds = 3; // of plans whose offloaded modules are changed one by one, and how many of the list
+constexpr int most_rounds = 3; // rounds that change offloaded modules one by one; plans_of_rounds: plans in them
 constexpr std::size_t plans_of_rounds = 3;
 constexpr std::size_t most_vain = 8; // groups that bring no faster plan, after which no other is tried
 // Plans that are refined at least, so that the first one does not depend on how many are asked for.
@@ -63,7 +63,7 @@ public:
         const std::vector<plan::Plan> found = plans_of(result_);
         play(found, false);
         play(with_split_backwards(found));
-        if (podium_.plans().empty()) // the rest starts from a plan that fits, whatever it takes
+        if (podium_.plans().empty()) // The rest starts from a plan that fits, whatever it takes.
             if (const std::optional<plan::Plan> thrifty = fitting_plan(space, stack_, estimator_)) play({*thrifty});
         if (offloads()) {
             play_host_states(tight ? reach() : least());
@@ -261,7 +261,7 @@ private:
                     if (bound.step_seconds >= estimate.step_seconds) continue;
                     faster.emplace_back(std::move(plan), Estimate{});
                     faster.back().second.step_seconds = bound.step_seconds;
-                } catch (const Error& error) { // without a price it is of no use
+                } catch (const Error& error) { // Without a price the plan is of no use.
                     if (error.fault() != Fault::bad_input) throw;
                 }
             }
@@ -275,7 +275,7 @@ private:
     static bool same_plan(const Ranked& a, const Ranked& b) { return plan::differences(a.first, b.first).empty(); }
     // Step seconds that a plan must promise to stay below.
     double reach() const {
-        constexpr double farthest = 1.05; // over the best: what is beyond is not worth the time of another mapping
+        constexpr double farthest = 1.05; // share of the best's seconds; beyond it no mapping is worth the time
         if (podium_.plans().empty()) return podium_.worst();
         return std::min(podium_.worst(), farthest * podium_.plans().front().second.step_seconds);
     }
@@ -294,7 +294,7 @@ private:
         std::vector<std::vector<Ranked>> ways(plans.size());
         in_parallel(plans.size(), threads_, [&](std::size_t, std::size_t i) {
             const Ranked& ranked = plans[i];
-            double sets = 1.0; // a further one promises less by this factor
+            double sets = 1.0; // sets: a further one promises less by this factor
             for (OffloadFit& fit : offloaded_to_fit(ranked.first, stack_, estimator_)) {
                 const auto add = [&](const plan::Plan& way, double gain) {
                     ways[i].push_back({way, ranked.second});
@@ -358,7 +358,7 @@ private:
         }
         play(batch);
     }
-    // Whether one of them is faster than all before.
+    // Tells whether a plan of the batch is faster than all before.
     bool play_for_less(std::vector<plan::Plan>& batch) {
         const double before = least();
         play(batch);
@@ -372,9 +372,9 @@ private:
     Estimator& estimator_;
     std::size_t threads_;
     TopK podium_;
-    TopK nearest_{12, true}; // of all that were played, whatever their mappings
+    TopK nearest_{12, true}; // best plans of all that were played, whatever their mappings
     SearchResult result_;
-    double least_on_host_ = std::numeric_limits<double>::infinity(); // bytes, of the plans that did not fit when played
+    double least_on_host_ = std::numeric_limits<double>::infinity(); // fewest bytes of played plans that did not fit
 };
 
 } // namespace

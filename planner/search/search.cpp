@@ -69,8 +69,8 @@ private:
         plan::Plan plan;
         std::optional<Estimate> estimate;
         plan::PlanFault fault{"memory", "memory"};
-        double bytes = 0.0;  // of a plan that does not fit
-        bool beaten = false; // its mapping or the podium already has something faster
+        double bytes = 0.0;  // bytes of a plan that does not fit
+        bool beaten = false; // whether its mapping or the list already has something faster
     };
 
     template <class Beaten>
@@ -114,7 +114,7 @@ private:
 
     const SearchSpace& space_;
     Estimator& estimator_;
-    const std::vector<std::unique_ptr<BoundModel>>& quoters_; // one for each thread
+    const std::vector<std::unique_ptr<BoundModel>>& quoters_; // bound models, one for each thread
     SearchResult& result_;
     SearchFailure& failure_;
 };

@@ -19,7 +19,7 @@
 namespace moe::search {
 namespace {
 
-constexpr int unasked = -2; // handles
+constexpr int unasked = -2; // handle of what was not asked for
 
 class BranchSearch {
 public:
@@ -182,7 +182,7 @@ private:
         try {
             known = quoter_.dominance_key(layers(root, 0, true));
         } catch (const Error& error) {
-            if (error.fault() != Fault::bad_input) throw; // comes up again where it is quoted
+            if (error.fault() != Fault::bad_input) throw; // The fault comes up again where the set is bounded.
         }
         return *known;
     }
@@ -229,7 +229,7 @@ private:
 
     // Every set for every shape, but for those that recompute more than one that fits.
     void quote_sets(std::size_t root, const std::vector<std::size_t>& shapes, const std::vector<std::size_t>& sets) {
-        std::vector<std::vector<unsigned>> fitting(shapes.size()); // modules that they recompute
+        std::vector<std::vector<unsigned>> fitting(shapes.size()); // modules recomputed by sets that fit
         for (const std::size_t set : sets) {
             const unsigned modules = covered(set);
             const auto dominated = [modules](const std::vector<unsigned>& sets_that_fit) {
@@ -298,7 +298,7 @@ private:
                 return true;
             });
         } catch (const Error& error) {
-            if (error.fault() != Fault::bad_input) throw; // counted where the set is quoted
+            if (error.fault() != Fault::bad_input) throw; // The fault is counted where the set is bounded.
         }
         return taken;
     }
@@ -383,10 +383,10 @@ private:
     std::int64_t optimizers_, choices_;
     std::int64_t memory_ = 0, bound_ = 0, dominated_ = 0;
     const std::vector<std::size_t>& like_;                     // roots that differ in CUDA graphs at most
-    std::size_t typical_ = 0;                                  // a sound shape: what layers cost no shape changes
-    std::vector<int> early_;                                   // handles by root, of the first that is alike
-    std::vector<std::optional<std::vector<double>>> slowness_; // by root
-    std::vector<int> stages_;                                  // handles by shape, the second with FSDP
+    std::size_t typical_ = 0;                                  // a sound shape's index; no shape changes layers' costs
+    std::vector<int> early_;                                   // handles by root, shared by those that are alike
+    std::vector<std::optional<std::vector<double>>> slowness_; // dominance keys by root
+    std::vector<int> stages_;                                  // handles by shape: without FSDP, then with it
     Found found_;
 };
 

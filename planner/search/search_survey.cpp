@@ -22,7 +22,7 @@ public:
         for (const ParallelConfig& mapping : family_.parallel_configs) {
             const int vpp = space_.chunk_counts(mapping.pp).front();
             const StageSplit& cut =
-                space_.stage_splits(mapping.pp, vpp).back(); // more stages than layers have no even one before it
+                space_.stage_splits(mapping.pp, vpp).back(); // More stages than layers have no even split.
             const plan::Plan plan = root_plan({&mapping, &cut, vpp}, 0, 1);
             if (!exhaustive_ && cut.possible && too_small(mapping, plan)) continue;
             alike[{quoter_.placement(plan), mapping.pp > 1}].push_back(&mapping);
@@ -94,7 +94,7 @@ private:
             else
                 multiple = std::lcm(multiple, mbs);
         }
-        std::map<std::pair<bool, bool>, Roots> asked; // by whether typical shapes have several chunks
+        std::map<std::pair<bool, bool>, Roots> asked; // roots by whether typical shapes have several chunks
         for (SearchNode& branch : branches) add_branch(std::move(branch), asked, multiple);
         for (const auto& [chunks, answer] : asked)
             for (const plan::PlanFault& fault : answer.faults) found_.rejected.add(fault, answer.candidates);
@@ -105,8 +105,8 @@ private:
     // take no longer per sample. Roots that it leaves are asked again by those who quote.
     struct Roots {
         std::vector<SearchNode::Root> sound;
-        std::vector<plan::PlanFault> faults; // of the others
-        std::int64_t candidates = 0;         // of each, in all those branches
+        std::vector<plan::PlanFault> faults; // faults of the other roots
+        std::int64_t candidates = 0;         // candidates of each root, in all those branches
     };
 
     // The first sound shape with one chunk per rank, and the first with several: what excludes a root in both does so
@@ -229,7 +229,7 @@ private:
     bool exhaustive_;
     Found& found_;
     std::map<const ParallelConfig*, double> least_bytes_;
-    std::map<std::tuple<std::size_t, bool, bool>, std::optional<plan::PlanFault>> faults_; // by root, chunks, pipeline
+    std::map<std::tuple<std::size_t, bool, bool>, std::optional<plan::PlanFault>> faults_; // (root, chunks, pipeline)
     std::vector<SearchNode> branches_;
 };
 

@@ -22,7 +22,7 @@ using Pair = std::pair<int, int>; // distinct stages, of the forward and of the 
 // The slots of a rank, for a number of micro-batches.
 struct Turns {
     std::map<Pair, double> merged;
-    std::vector<double> alone[2]; // forwards and backwards by distinct stage
+    std::vector<double> alone[2]; // seconds of forwards and backwards by distinct stage
 
     Turns(const std::vector<plan::Turn>& turns, const estimate::Shape& shape, const plan::Plan& plan, int rank) {
         for (std::vector<double>& counts : alone) counts.assign(shape.distinct.size(), 0.0);
@@ -269,8 +269,8 @@ FastBoundModel::Stages& FastBoundModel::filled_with(Layers& layers, int stages_h
     Stages& stages = *stages_[static_cast<std::size_t>(stages_handle)];
     complete(layers, stages);
     stages.plan.mbs = layers.plan.mbs;
-    stages.plan.dispatcher = layers.plan.dispatcher; // of its communicators
-    stages.plan.cp_comm = layers.plan.cp_comm;       // of its attention's scratch
+    stages.plan.dispatcher = layers.plan.dispatcher; // Communicators depend on it.
+    stages.plan.cp_comm = layers.plan.cp_comm;       // Attention's scratch depends on it.
     stages.plan.ep_overlap = layers.plan.ep_overlap;
     sum_chunks(layers, stages);
     return stages;

@@ -87,11 +87,11 @@ private:
 
     std::unique_ptr<search::BoundModel> time_, memory_;
     routing::LoadTables& tables_;
-    std::vector<Handles> handles_;               // of layers and of stages
-    std::string routing_ = plan::Plan{}.routing; // of the last plan, as
-    std::shared_ptr<const model::Model> model_;  // this is
+    std::vector<Handles> handles_;               // handles of layers and of stages
+    std::string routing_ = plan::Plan{}.routing; // routing of the last plan
+    std::shared_ptr<const model::Model> model_;  // model of the last plan
     bool skewed_ = false;
-    std::map<int, routing::LeastLoad> loads_; // by EP
+    std::map<int, routing::LeastLoad> loads_; // loads by EP
 };
 
 } // namespace
