@@ -27,7 +27,7 @@ struct SearchRequest {
 };
 
 struct SearchResult {
-    std::int64_t evaluated = 0;                 // candidates quoted that fit
+    std::int64_t evaluated = 0;                 // candidates whose bound fits
     std::int64_t priced = 0;                    // of those, the ones that could still win, by the estimator
     std::map<std::string, std::int64_t> pruned; // reason -> candidates
     double seconds = 0.0;

@@ -132,7 +132,7 @@ private:
         return chunks_[static_cast<std::size_t>(
             stages.shape->of_stage[static_cast<std::size_t>(plan::stage_of(plan.schedule, plan.pp, rank, c))])];
     }
-    search::LowerBound split_quote(const Layers& layers, Stages& stages, int micro_batches);
+    search::LowerBound split_bound(const Layers& layers, Stages& stages, int micro_batches);
     double filled(const Layers& layers, Stages& stages);
     // Step seconds of ranks whose slots take so long, one after another.
     double composed(const Layers& layers, const Stages& stages, const std::vector<double>& slots);
