@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(row_threads, 3)
     });
 }
 
-// run(access, swiglu, more) with what a call needs compiled in; `more` takes packs of 16 bytes of one type.
+// Calls run(access, swiglu, more) with what a call needs compiled in; `more` takes packs of 16 bytes of one type.
 template <class Run>
 void with_kind(const char* name, const ActivationShape& s, std::initializer_list<Src> operands, bool more, Run run) {
     const auto with_more = [&](auto access, auto with) {

@@ -47,7 +47,7 @@ struct Run {
         begin = index * each < packs ? index * each : packs;
         end = begin + each < packs ? begin + each : packs;
     }
-    // packs(column, held) for whole packs, a few loads ahead; rest(column) for what is left.
+    // Calls packs(column, held) for whole packs, a few loads ahead; rest(column) for what is left.
     template <class Packs, class Rest>
     __device__ void over(Src x, Packs packs, Rest rest) const {
         for (int first = begin + static_cast<int>(threadIdx.x); first < end; first += threads * together) {

@@ -114,7 +114,7 @@ struct Place {
     static __device__ unsigned inverse_of(int packs) { return ((1u << 31) + packs - 1) / static_cast<unsigned>(packs); }
 };
 
-// write(head, pack, read(head, pack)) for `packs` packs of each of a part's heads, which count among all tokens'.
+// Calls write(head, pack, read(head, pack)) for `packs` packs of each of a part's heads, which count among all tokens'.
 template <int together, class A, class Read, class Write>
 __device__ void move_heads(const Part<A>& part, int packs, Read read, Write write) {
     const unsigned inverse = Place::inverse_of(packs);
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(threads, resident)
     }
 }
 
-// run(Access) where every part of a head is whole packs.
+// Calls run(Access) where every part of a head is whole packs.
 template <class Run>
 bool with_parts(const MlaRopeShape& s, std::initializer_list<Src> operands, std::int64_t latent, Run run) {
     bool done = false;

@@ -270,7 +270,7 @@ int tokens_per_tile(const PeerGroup& g, const TokenShape& s) {
     return static_cast<int>(std::clamp<std::int64_t>(s.tokens / (tiles_per_warp * warps), 1, most));
 }
 
-// scale_bytes: of a row's scales, 0: it has none.
+// scale_bytes: bytes of a row's scales, 0 = it has none.
 Tokens tokens_of(const PeerGroup& g, const TokenShape& s, std::int64_t row_bytes, std::int64_t scale_bytes = 0) {
     check_sizes(g, s, row_bytes, scale_bytes);
     const int per_tile = tokens_per_tile(g, s);

@@ -91,7 +91,7 @@ unsigned even_blocks(std::int64_t tokens, std::size_t shared = 0) {
     return blocks_for(work, rows);
 }
 
-// run(Access, norm) as constants; false where packs do not fit.
+// Calls run(Access, norm) as constants; false where packs do not fit.
 template <class Run>
 bool with_heads(const RopeShape& s, std::initializer_list<Src> operands, Run run) {
     bool done = false;

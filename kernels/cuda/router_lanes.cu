@@ -136,7 +136,7 @@ Layout layout_of(const RouterShape& s) {
     return found;
 }
 
-// run(L, K) with the lanes of a token and at least the number of the chosen, as constants.
+// Calls run(L, K) with the lanes of a token and at least the number of the chosen, as constants.
 template <int span, class Run>
 bool with_lists(const RouterShape& s, int experts_of_lane, Run run) {
     return with_lanes<span>(ceil_div(s.experts, experts_of_lane) * span, [&](auto lanes) {

@@ -52,7 +52,7 @@ struct Tokens {
         return left < each ? left : each;
     }
 
-    // run(p, lane, column, element, whether there is one) for each pack of W that this lane brings in or out.
+    // Calls run(p, lane, column, element, whether there is one) for each pack of W that this lane brings in or out.
     template <int W, bool whole, class Run>
     __device__ void for_packs(Run run) const {
         constexpr bool even = warp_size * W % span == 0;
@@ -211,7 +211,7 @@ inline int span_of(const RouterShape& s) {
     return s.experts <= 16 || logits <= many ? 16 : 32;
 }
 
-// run(L) with the lanes that hold so many experts, as a constant; false where a token would need too many.
+// Calls run(L) with the lanes that hold so many experts, as a constant; false where a token would need too many.
 template <int span, class Run>
 bool with_lanes(int experts, Run run) {
     constexpr int most = 512 / span < warp_size ? 512 / span : warp_size;
@@ -237,7 +237,7 @@ bool with_lanes(int experts, Run run) {
 inline bool fills_lanes(int experts, int span) {
     return experts == 4 * span || experts == 8 * span || experts == 16 * span;
 }
-// run(L) with the lanes that the experts fill, as a constant.
+// Calls run(L) with the lanes that the experts fill, as a constant.
 template <int span, class Run>
 void with_filled_lanes(int experts, Run run) {
     if (experts == 4 * span) return run(std::integral_constant<int, 4>{});

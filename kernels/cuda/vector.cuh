@@ -137,7 +137,7 @@ inline bool all_aligned(std::initializer_list<Src> operands) {
     return true;
 }
 
-// run(T{}) with the storage of a type.
+// Calls run(T{}) with the storage of a type.
 template <class Run>
 void with_storage(Type type, Run run) {
     if (type == Type::f32) {

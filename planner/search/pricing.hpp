@@ -18,7 +18,7 @@ struct Estimate {
     double tflops_per_gpu = 0.0; // model FLOPs
     double tokens_per_second_per_gpu = 0.0;
     double memory_bytes = 0.0; // peak over ranks, constants included
-    double host_bytes = 0.0;   // of a rank's offloaded tensors on the host; 0 in closed forms
+    double host_bytes = 0.0;   // bytes of a rank's offloaded tensors on the host; 0 in closed forms
     bool fits = true;          // both are within the hardware's memories
     Breakdown breakdown;
 };
@@ -26,7 +26,7 @@ struct Estimate {
 // The closed form of an estimate: neither number lies above the estimate's by more than the margins below.
 struct LowerBound {
     double step_seconds = 0.0;
-    double memory_bytes = 0.0; // as Estimator::memory_bytes()
+    double memory_bytes = 0.0; // bytes as Estimator::memory_bytes()
 };
 
 // Relative tolerances: bound <= (1 + margin) * estimate; see tests/simulator/bound/bound_test.cpp.

@@ -249,8 +249,8 @@ private:
         }
     }
 
-    // large: or not priced. slow: no plan of these layers and this cut wins, whatever fits; not always counted as
-    // evaluated.
+    // large: too large, or not priced. slow: no plan of these layers and this cut wins, whatever fits; not always
+    // counted as evaluated.
     enum class Verdict : std::uint8_t { fits, large, slow };
     // Bounds one set with each shape. FSDP's layers differ with every set: floors of theirs that are cheaper come
     // first.

@@ -24,14 +24,14 @@ struct SearchNode {
     struct Root {
         double floor = 0.0; // step seconds below which no plan of this root goes
         std::uint16_t index = 0;
-        std::uint16_t like = 0; // the first root that differs in CUDA graphs at most
+        std::uint16_t like = 0; // index of the first root that differs in CUDA graphs at most
     };
     const LayerOptions* layer_options = nullptr;
     std::int64_t mbs = 1;
-    std::shared_ptr<const std::vector<NodeShape>> shapes; // of mappings whose groups lie alike on the machine
-    std::vector<std::uint16_t> divided;                   // those of them that this micro-batch size goes with
-    std::vector<Root> roots;                              // by index
-    double floor = 0.0;                                   // the least of them
+    std::shared_ptr<const std::vector<NodeShape>> shapes; // shapes of mappings whose groups lie alike
+    std::vector<std::uint16_t> divided;                   // indices of shapes that this micro-batch size goes with
+    std::vector<Root> roots;                              // roots by index
+    double floor = 0.0;                                   // least floor of the roots
 };
 
 // A plan that may win, in few bytes, since a search may have a million.
@@ -54,7 +54,7 @@ struct Found {
     std::int64_t evaluated = 0; // number of candidates whose bound fits
     Rejections rejected;
     double least_memory = 0.0;          // bytes of the smallest candidate that did not fit; 0 = none
-    std::optional<plan::Plan> smallest; // that candidate
+    std::optional<plan::Plan> smallest; // plan of that candidate
     std::vector<Candidate> candidates;
 
     void note(const plan::Plan& plan, double bytes) {

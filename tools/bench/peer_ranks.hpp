@@ -28,7 +28,7 @@ struct PeerCase {
 
 // choices[token * top_k + k]: an expert, -1 for a copy that is dropped.
 using Choices = std::vector<std::int32_t>;
-// top_k different experts for each token; with `skew` s, expert e is as likely as (e + 1)^-s before any is taken.
+// Draws top_k experts for each token; with `skew` s, expert e is as likely as (e + 1)^-s before any is taken.
 Choices draw_choices(const TokenShape& shape, double skew, std::uint64_t seed);
 
 // One rank's operands, in the device's memory.

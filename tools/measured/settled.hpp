@@ -17,7 +17,7 @@ struct Settled {
     double median = 0.0;               // seconds of `used`
     double low = 0.0, high = 0.0;      // 10 % and 90 % quantiles of `used`, seconds
 };
-// seconds: of each iteration, positive, in order; at least one.
+// seconds: time of each iteration, positive, in order; at least one.
 Settled settle(const std::vector<double>& seconds);
 
 // Quantile `share` of sorted values, linear between them.

@@ -27,7 +27,7 @@ double bytes_of_rows(const Builder& b, program::TensorId id, std::int64_t rows) 
     return b.at(id).expected_bytes() * static_cast<double>(rows) / static_cast<double>(b.at(id).rows);
 }
 
-// attr.m rows of y from as many of x; attr says which.
+// Computes attr.m rows of y from as many of x; attr says which.
 void forward_rows(Builder& b, const Linear& linear, program::TensorId x, program::TensorId y, program::GemmAttr attr) {
     attr.n = linear.weight.n;
     attr.k = linear.weight.k;
