@@ -42,7 +42,7 @@ inline plan::Group group_of_bit(int bit) {
 // The sizes that the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
 struct SegmentSize {
     memory::SegmentMemory memory;
-    std::uint64_t groups = 0; // that its communication uses, see group_bit()
+    std::uint64_t groups = 0; // groups of its communication, see group_bit()
     std::int64_t slots = 0;   // bytes that its exchanges pack rows into
 };
 
