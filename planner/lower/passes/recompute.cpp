@@ -57,16 +57,19 @@ std::vector<double> repeated_shares(const program::Template& forward) {
             packed[op.in[0]] = {0.5, 0.5};
     }
     std::vector<double> shares(forward.ops.size(), 1.0);
+    std::unordered_map<program::TensorId, double> known; // by weight: a product may run in pieces, beside its exchange
     int layer = -1, products = 0;
     for (std::size_t i = 0; i < forward.ops.size(); ++i) {
         const program::Op& op = forward.ops[i];
-        if (op.layer != layer) layer = op.layer, products = 0;
+        if (op.layer != layer) layer = op.layer, products = 0, known.clear();
         // torchtitan leaves the router's gate out of the count and repeats it.
         if (op.kind != program::OpKind::gemm || op.module == program::Module::router) continue;
+        const auto [share, fresh] = known.try_emplace(op.in[1], 0.0);
+        shares[i] = share->second;
+        if (!fresh) continue;
         const auto parts = packed.find(op.out[0]);
-        shares[i] = 0.0;
         for (const double part : parts == packed.end() ? std::vector<double>{1.0} : parts->second)
-            if (++products % 2 == 0) shares[i] += part;
+            if (++products % 2 == 0) shares[i] = share->second += part;
     }
     return shares;
 }
@@ -143,6 +146,8 @@ private:
         program::Tensor& columns = program_.tensors[static_cast<std::size_t>(kept)];
         columns.again_of = program::no_tensor;
         auto& attr = std::get<program::GemmAttr>(op.attr);
+        columns.rows = attr.m;
+        columns.expected_rows = static_cast<double>(columns.rows);
         const auto repeated = static_cast<std::int64_t>(std::llround(share(index) * static_cast<double>(attr.n)));
         columns.cols -= std::llround(share(index) * static_cast<double>(columns.cols));
         attr.n = repeated;
