@@ -41,22 +41,27 @@ std::string cells(const Rows& rows) {
                        100.0 * s.within_10_percent, s.pairs > 0 ? fmt::format("{:.2f}", s.kendall_tau) : "-");
 }
 
-std::string line(const std::string& name, const Rows& fitted, const Rows& family, const Rows& system) {
-    const published::ValidationSummary f = published::summarize(family), s = published::summarize(system);
-    return fmt::format("| {} | {} | {} | {:.1f} % | {:.1f} % |\n", name, fitted.size(), cells(fitted), 100.0 * f.mape,
-                       100.0 * s.mape);
+std::string line(const std::string& name, const Rows& fitted, const Rows& family, const Rows& system,
+                 const Rows& release) {
+    std::string text = fmt::format("| {} | {} | {} |", name, fitted.size(), cells(fitted));
+    for (const Rows* left : {&family, &system, &release})
+        text += fmt::format(" {:.1f} % |", 100.0 * published::summarize(*left).mape);
+    return text + "\n";
 }
 
 std::string classes(const CrossValidation& rows) {
     std::string text =
-        "| rows | | MAPE | bias | within 10 % | Kendall tau | MAPE, family left out | MAPE, system left out |\n"
-        "|---|---|---|---|---|---|---|---|\n";
+        "| rows | | MAPE | bias | within 10 % | Kendall tau | MAPE, family left out | MAPE, system left out | "
+        "MAPE, system and stack left out |\n"
+        "|---|---|---|---|---|---|---|---|---|\n";
     for (const char* name : {"A MoE", "A dense", "B MoE", "B dense", "C MoE", "C dense", "A hybrid", "B hybrid"})
         text += line(name, only(rows.fitted, &published::Prediction::tier_and_kind, name),
                      only(rows.left_family, &published::Prediction::tier_and_kind, name),
-                     only(rows.left_system, &published::Prediction::tier_and_kind, name));
-    text += line("A and B together", tiers_a_b(rows.fitted), tiers_a_b(rows.left_family), tiers_a_b(rows.left_system));
-    return text + line("all", rows.fitted, rows.left_family, rows.left_system);
+                     only(rows.left_system, &published::Prediction::tier_and_kind, name),
+                     only(rows.left_release, &published::Prediction::tier_and_kind, name));
+    text += line("A and B together", tiers_a_b(rows.fitted), tiers_a_b(rows.left_family), tiers_a_b(rows.left_system),
+                 tiers_a_b(rows.left_release));
+    return text + line("all", rows.fitted, rows.left_family, rows.left_system, rows.left_release);
 }
 
 std::string groups(const CrossValidation& rows, const std::string published::Prediction::*field, const Rows& left,
@@ -118,13 +123,14 @@ void set_error(published::Prediction& p, double log_error) {
 void set_left_out(CrossValidation& rows, std::size_t i, const nlohmann::json& stored) {
     set_error(rows.left_family[i], stored.at("log_residual").get<double>());
     set_error(rows.left_system[i], stored.at("system_left_out").get<double>());
+    set_error(rows.left_release[i], stored.at("release_left_out").get<double>());
 }
 
 } // namespace
 
 CrossValidation stored_rows(const Rows& predictions, const std::string& residuals, const std::string& place) {
     const std::map<std::string, nlohmann::json> stored = by_run(residuals);
-    CrossValidation rows{predictions, predictions, predictions};
+    CrossValidation rows{predictions, predictions, predictions, predictions};
     for (std::size_t i = 0; i < predictions.size(); ++i) {
         const auto found = stored.find(predictions[i].run_id);
         if (found == stored.end()) refuse("{}: has no row {}: run fit-stacks", place, predictions[i].run_id);
@@ -153,6 +159,7 @@ std::string residuals_json(const CrossValidation& rows) {
                         {"tier", p.tier},
                         {"log_residual", rounded(rows.left_family[i].error)},
                         {"system_left_out", rounded(rows.left_system[i].error)},
+                        {"release_left_out", rounded(rows.left_release[i].error)},
                         {"fitted", rounded(p.error)}});
     }
     std::string text = "[\n";

@@ -9,20 +9,21 @@
 
 namespace moe::tools {
 
-// Rows predicted with all rows fitted, and each with its own model family or system left out of the fit.
+// Rows predicted with all rows fitted, and each with its own model family, its system, or the rows of its system and
+// stack left out of the fit.
 struct CrossValidation {
-    std::vector<published::Prediction> fitted, left_family, left_system;
+    std::vector<published::Prediction> fitted, left_family, left_system, left_release;
 };
 
-// The three from predictions with the stored coefficients and residuals.json, rounded as that file is: what the tables
+// All of them from predictions with the stored coefficients and residuals.json, rounded as that file is: what the tables
 // are made of. Throws Error (bad_input) for a row without a residual.
 CrossValidation stored_rows(const std::vector<published::Prediction>& predictions, const std::string& residuals,
                             const std::string& place);
-// Keeps for rows that residuals.json knows the predictions of left_family and left_system as they stand there.
+// Keeps for rows that residuals.json knows what was left out as it stands there.
 void keep_stored(CrossValidation& rows, const std::string& residuals);
-// JSON for profiles/runs/residuals.json: log(predicted / published) of every row, three ways.
+// JSON for profiles/runs/residuals.json: log(predicted / published) of every row, four ways.
 std::string residuals_json(const CrossValidation& rows);
-// The whole file profiles/runs/ACCURACY.md: errors by class three ways, by system and family, the coefficients, and
+// The whole file profiles/runs/ACCURACY.md: errors by class four ways, by system and family, the coefficients, and
 // every row off by more than 15 %.
 std::string accuracy_document(const CrossValidation& rows, const machine::Coefficients& coefficients);
 

@@ -15,7 +15,7 @@
 namespace moe::tools {
 namespace {
 
-// Every row predicted by a fit that has not seen its family (or system). Refits are independent of each other.
+// Every row predicted by a fit that has not seen what it has in this field. Refits are independent of each other.
 std::vector<published::Prediction> leave_out(Console& console, const FitProblem& problem, const Solution& all,
                                              const std::string published::Prediction::*field) {
     const std::vector<std::string> values = problem.values(field);
@@ -49,35 +49,6 @@ void write_tables(const machine::Coefficients& coefficients, const CrossValidati
     write_file(folder + "/ACCURACY.md", accuracy_document(stored, coefficients));
 }
 
-void dump(const std::string& path, bool derivatives, const std::vector<std::string>& only) {
-    const FitProblem problem(only);
-    const LeastSquares squares = problem.squares(&published::Prediction::family, "");
-    const std::vector<double> x = problem.stored();
-    const std::vector<published::Prediction> rows = problem.rows();
-    const std::vector<double> r = log_errors(rows);
-    Jacobian jacobian;
-    if (derivatives) jacobian = differences(squares, x, r);
-    std::string text = "{\"names\":[";
-    for (std::size_t j = 0; j < x.size(); ++j)
-        text += fmt::format("{}[\"{}\",{},{}]", j > 0 ? "," : "", problem.names()[j], x[j], squares.spread[j]);
-    text += "],\"rows\":[\n";
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        const auto& p = rows[i];
-        const auto& b = p.estimate.breakdown;
-        const double s = p.estimate.step_seconds;
-        text += fmt::format("{}{{\"id\":\"{}\",\"class\":\"{}\",\"family\":\"{}\",\"system\":\"{}\",\"stack\":\"{}\",\"model\":\"{}\",\"precision\":\"{}\",\"w\":{},\"r\":{:.5f},\"b\":\"cmp{:.2f} tp{:.2f} cp{:.2f} ep{:.2f} host{:.2f} bub{:.2f} dp{:.2f} opt{:.2f} rec{:.2f} pipe{:.2f}\"",
-            i > 0 ? ",\n" : "", p.run_id, p.tier_and_kind, p.family, p.system, p.stack, p.model, p.precision, squares.weight[i], r[i],
-            b.compute / s, b.tensor / s, b.context / s, b.expert / s, b.host / s, b.bubble / s, b.data / s, b.optimizer / s, b.recompute / s, b.pipeline / s);
-        if (derivatives) {
-            text += ",\"j\":[";
-            for (std::size_t j = 0; j < x.size(); ++j) text += fmt::format("{}{:.4f}", j > 0 ? "," : "", jacobian[i][j]);
-            text += "]";
-        }
-        text += "}";
-    }
-    write_file(path, text + "]}\n");
-}
-
 // only: the coefficients to fit while the others stay, with which what is stored of rows stays as well.
 void fit(const std::vector<std::string>& only, bool dry) {
     Console console(OutputOptions{});
@@ -94,22 +65,15 @@ void fit(const std::vector<std::string>& only, bool dry) {
     CrossValidation rows;
     rows.fitted = problem.predict(all.x);
     show(console, rows.fitted);
-    rows.left_family = leave_out(console, problem, all, &published::Prediction::family);
-    rows.left_system = leave_out(console, problem, all, &published::Prediction::system);
     if (dry) {
-        for (const published::Prediction& p : rows.fitted) {
-            const auto& b = p.estimate.breakdown;
-            const auto i = &p - rows.fitted.data();
-            const double s = p.estimate.step_seconds;
-            fmt::print("ROW\t{}\t{:.4f}\t{:.4f}\t{:.4f}\t{:.1f}\t{:.1f}\t{}\tcompute {:.2f} tensor {:.2f} context {:.2f} expert {:.2f} host {:.2f} bubble {:.2f} data {:.2f} opt {:.2f}\n", p.run_id, std::log1p(p.error), std::log1p(rows.left_family[i].error), std::log1p(rows.left_system[i].error),
-                        p.published, p.predicted, p.tier_and_kind, b.compute / s, b.tensor / s, b.context / s, b.expert / s, b.host / s, b.bubble / s, b.data / s, b.optimizer / s);
-        }
-        console.say("FAMILY LEFT OUT");
-        show(console, rows.left_family);
-        console.say("SYSTEM LEFT OUT");
-        show(console, rows.left_system);
+        for (const published::Prediction& p : rows.fitted)
+            console.say("{:+6.1f} % {} {:60} {:7.1f} {:7.1f} {} {}", 100.0 * p.error, p.tier_and_kind, p.run_id,
+                        p.published, p.predicted, p.stack, p.estimate.fits);
         return;
     }
+    rows.left_family = leave_out(console, problem, all, &published::Prediction::family);
+    rows.left_system = leave_out(console, problem, all, &published::Prediction::system);
+    rows.left_release = leave_out(console, problem, all, &published::Prediction::system_and_stack);
     const std::string residuals = profiles_folder() + "/runs/residuals.json";
     if (!only.empty()) keep_stored(rows, read_file(residuals));
     machine::save_coefficients(coefficients, profiles_folder() + "/coefficients.json");
@@ -125,25 +89,17 @@ void fit(const std::vector<std::string>& only, bool dry) {
 int main(int argc, char** argv) {
     CLI::App app(
         "Fit the coefficients in profiles/coefficients.json to profiles/runs/*.csv, refit without each model "
-        "family and each system in turn, and write coefficients, residuals.json, ratios.json and the tables of "
+        "family, each system, and each system with each stack in turn, and write coefficients, residuals.json, ratios.json and the tables of "
         "profiles/runs/ACCURACY.md");
     bool dry = false;
     app.add_flag("--dry", dry, "fit and show, without the refits and without writing");
     bool tables = false;
-    std::string dump_to;
-    bool derivatives = false;
-    app.add_option("--dump", dump_to);
-    app.add_flag("--derivatives", derivatives);
     std::vector<std::string> only;
     app.add_option("--only", only, "fit these coefficients alone; what residuals.json holds of rows stays")
         ->delimiter(',');
     app.add_flag("--tables", tables, "no fit: write the tables anew from the stored coefficients and residuals");
     CLI11_PARSE(app, argc, argv);
     try {
-        if (!dump_to.empty()) {
-            moe::tools::dump(dump_to, derivatives, only);
-            return 0;
-        }
         if (tables) {
             const moe::tools::FitProblem problem;
             const std::string path = moe::profiles_folder() + "/runs/residuals.json";

@@ -64,6 +64,33 @@ TEST_CASE("attention reaches the published rates within 5 %") {
 }
 
 // FlashAttention-3, arXiv 2407.08608, abstract: up to 740 TFLOPS in FP16 and close to 1.2 PFLOPS in FP8 on H100.
+TEST_CASE("attention's forward waits for exponentials, which neither FP8 nor narrow heads spare") {
+    const moe::machine::Hardware h = moe::machine::load_hardware("gb200-nvl72");
+    moe::stack::StackCosts costs = ideal();
+    moe::program::Op op;
+    op.kind = moe::program::OpKind::attention;
+    const auto seconds = [&](int width, moe::machine::Precision precision) {
+        moe::program::AttentionAttr attr;
+        attr.seq_q = attr.seq_k = 4096;
+        attr.heads = attr.kv_heads = 64;
+        attr.qk_dim = attr.v_dim = width;
+        op.attr = attr;
+        op.flops = 4096.0 * 4096 * 64 * 2 * width;
+        return moe::cost::attention_seconds(rates(h, costs), op, precision);
+    };
+    costs.attention_exponentials = 1.0; // as long as BF16 products of heads of 128
+    const double wide = seconds(128, moe::machine::Precision::bf16);
+    CHECK(seconds(128, moe::machine::Precision::fp8_tensor) == nearly(wide));
+    CHECK(seconds(64, moe::machine::Precision::bf16) == nearly(wide));
+    costs.attention_exponentials = 0.5;
+    CHECK(seconds(128, moe::machine::Precision::bf16) == nearly(wide));
+    CHECK(seconds(128, moe::machine::Precision::fp8_tensor) < 0.65 * wide);
+    CHECK(seconds(64, moe::machine::Precision::bf16) == nearly(std::sqrt(0.5) * wide));
+    op.kind = moe::program::OpKind::attention_grad; // the backward has more products
+    costs.attention_exponentials = 1.0;
+    CHECK(seconds(128, moe::machine::Precision::fp8_tensor) < 0.65 * seconds(128, moe::machine::Precision::bf16));
+}
+
 TEST_CASE("attention in FP8 gains less than its products alone would") {
     const double fp8 = attention_tflops("h100", true, 16384, moe::machine::Precision::fp8_tensor);
     CHECK(fp8 == nearly(1200).epsilon(0.15));
@@ -103,8 +130,9 @@ TEST_CASE("memory-bound ops: gathers are slower, a fused quantization moves less
     CHECK(moe::cost::memory_bound_seconds(rates(h, costs), op) == nearly(2e-3 + 1e-6));
     op.kind = moe::program::OpKind::quantize;
     CHECK(moe::cost::memory_bound_seconds(rates(h, costs), op) == nearly(1e-3 + 1e-6));
-    costs.quantize_share = 0.5;
-    CHECK(moe::cost::memory_bound_seconds(rates(h, costs), op) == nearly(0.5e-3));
+    moe::cost::Rates fused = rates(h, costs);
+    fused.quantize_share = 0.5;
+    CHECK(moe::cost::memory_bound_seconds(fused, op) == nearly(0.5e-3));
 }
 
 TEST_CASE("the cost model: a machine without the precision is refused, graphs cost the host less") {

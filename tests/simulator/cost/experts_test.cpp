@@ -1,0 +1,121 @@
+// What ops on routed rows cost beside their FLOPs and bytes: kernels and calls of single experts, and their biases.
+#include "planner/machine/hardware.hpp"
+#include "planner/program/program.hpp"
+#include "tests/simulator/cost/priced.hpp"
+#include "tests/support/nearly.hpp"
+
+#include <doctest/doctest.h>
+
+namespace {
+
+using moe::program::OpKind;
+
+// Rows of a rank's experts, their weights, counts and routing weights.
+moe::program::Program rows_of_experts(double rows, std::int64_t width) {
+    moe::program::Program program;
+    program.tensors.resize(4);
+    for (moe::program::Tensor& tensor : program.tensors) {
+        tensor.dtype = moe::program::Dtype::bf16;
+        tensor.cols = width;
+        tensor.expected_rows = rows;
+    }
+    return program;
+}
+
+moe::program::Op product(int experts, std::int64_t n, std::int64_t k, double rows) {
+    moe::program::Op op;
+    op.kind = OpKind::grouped_gemm;
+    op.module = moe::program::Module::experts;
+    op.in = {0, 1, 2};
+    op.out = {3};
+    op.attr = moe::program::GroupedGemmAttr{moe::program::GroupedMode::forward, experts, n, k,
+                                            static_cast<std::int64_t>(rows)};
+    op.flops = 2.0 * rows * static_cast<double>(n) * static_cast<double>(k);
+    return op;
+}
+
+Priced on_gb200(const char* stack) { return Priced(stack, moe::machine::load_hardware("gb200-nvl72")); }
+
+} // namespace
+
+TEST_CASE("one local expert is a plain product, several have a kernel each") {
+    Priced priced = on_gb200("bridge-26.04");
+    priced.stack.costs.grouped_gemm = priced.stack.costs.gemm; // so that only the kernels differ
+    const moe::program::Program program = rows_of_experts(65536, 4096);
+    const double alone = priced(product(1, 4096, 4096, 65536), program).device;
+    moe::program::Op plain;
+    plain.kind = OpKind::gemm;
+    plain.in = {0, 1};
+    plain.out = {3};
+    plain.attr = moe::program::GemmAttr{65536, 4096, 4096};
+    CHECK(alone == nearly(priced(plain, program).device));
+    const double sixteen = priced(product(16, 4096, 4096, 65536), program).device;
+    CHECK(sixteen >= alone + 16.0 * priced.stack.costs.expert_seconds);
+    priced.stack.costs.expert_seconds = 0.0;
+    CHECK(sixteen - priced(product(16, 4096, 4096, 65536), program).device > 0.0);
+}
+
+TEST_CASE("fused experts: their own precisions, and a paged stash where the stack asks for one") {
+    Priced bridge = on_gb200("bridge-26.08"), recipes = on_gb200("mlm-moe-recipes");
+    CHECK_FALSE(moe::stack::fuses_experts(bridge.plan, bridge.stack)); // BF16
+    bridge.plan.precision = recipes.plan.precision = moe::machine::Precision::mxfp8;
+    CHECK(moe::stack::fuses_experts(bridge.plan, bridge.stack));
+    CHECK_FALSE(moe::stack::fuses_experts(recipes.plan, recipes.stack));
+    recipes.plan.paged_stash = true;
+    CHECK(moe::stack::fuses_experts(recipes.plan, recipes.stack));
+    CHECK_FALSE(moe::stack::fuses_experts(
+        bridge.plan, moe::stack::load_stack("bridge-26.04", moe::machine::load_hardware("gb200-nvl72"))));
+}
+
+TEST_CASE("the host calls a product and a quantization for each local expert, one of all where they are fused") {
+    Priced priced = on_gb200("bridge-26.08");
+    priced.plan.precision = moe::machine::Precision::mxfp8;
+    const moe::stack::StackCosts& costs = priced.stack.costs;
+    const moe::program::Program program = rows_of_experts(65536, 2048);
+    const double call = costs.launch_seconds * costs.routed_launches;
+    moe::program::Op quantize;
+    quantize.kind = OpKind::quantize;
+    quantize.module = moe::program::Module::experts;
+    quantize.in = {0};
+    quantize.out = {1, 2};
+    const moe::program::Op experts = product(128, 1536, 2048, 65536);
+    CHECK(priced(experts, program).host == nearly(call));
+    CHECK(priced(quantize, program).host == nearly(call * costs.quantize_launches));
+    priced.stack.fused_experts.clear();
+    CHECK(priced(experts, program).host == nearly(call + 128 * costs.expert_launch_seconds));
+    CHECK(priced(quantize, program).host == nearly(call * costs.quantize_launches + 128 * costs.expert_launch_seconds));
+    quantize.module = moe::program::Module::attn_in; // no routed rows
+    CHECK(priced(quantize, program).host == nearly(costs.launch_seconds * costs.quantize_launches));
+    // Merged slots cost the host their share more or less.
+    const double alone = priced(experts, program).host;
+    priced.plan.ep_overlap = true;
+    CHECK(priced(experts, program).host == nearly(alone * costs.overlap_launches));
+}
+
+// Megatron-LM's TEGroupedMLP adds the last bias times routing weights in FP32, expert by expert.
+TEST_CASE("biases of experts: the first in its product, the last in framework calls that move more than it holds") {
+    Priced priced = on_gb200("bridge-26.04");
+    const moe::program::Program program = rows_of_experts(65536, 2880);
+    moe::program::Op add;
+    add.kind = OpKind::grouped_bias_add;
+    add.module = moe::program::Module::experts;
+    add.in = {0, 1, 2};
+    add.out = {3};
+    add.attr = moe::program::GroupedBiasAttr{};
+    add.bytes = 2.0 * 2.0 * 65536 * 2880;
+    CHECK(priced(add, program).device == 0.0);
+    add.in.push_back(3); // routing weights
+    const double bandwidth = priced.hardware->memory_bandwidth * priced.stack.costs.memory;
+    const double added = priced(add, program).device;
+    CHECK(added > 28.0 * 65536 * 2880 / bandwidth);
+    moe::program::Op gradient = add;
+    gradient.kind = OpKind::grouped_bias_grad;
+    CHECK(priced(gradient, program).device - added == nearly(8.0 * 65536 * 2880 / bandwidth));
+    // Qwen3-30B-A3B has 128 experts: two calls of the framework for each, four backward.
+    const moe::stack::StackCosts& costs = priced.stack.costs;
+    const double call = costs.launch_seconds * costs.routed_launches;
+    CHECK(priced(add, program).host == nearly(call + 2 * 128 * costs.expert_launch_seconds));
+    CHECK(priced(gradient, program).host == nearly(call + 4 * 128 * costs.expert_launch_seconds));
+    priced.stack.costs.weighted_bias_bytes = -1.0; // a stack that says nothing: the bytes of the op
+    CHECK(priced(add, program).device < added);
+}
