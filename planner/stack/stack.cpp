@@ -114,6 +114,7 @@ std::vector<Publication> read_published(const Json* list, const std::string& pla
         Publication publication;
         publication.source = in.text("source");
         publication.releases = in.list("releases", [](std::string release) { return release; });
+        publication.folding = in.flag("folding", true);
         in.finish();
         result.push_back(std::move(publication));
     }

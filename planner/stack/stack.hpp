@@ -58,6 +58,7 @@ struct StackCosts {
 struct Publication {
     std::string source;
     std::vector<std::string> releases; // empty: every release of the source
+    bool folding = true;               // false: a row that names no etp has tp there too (arXiv 2504.14960 section 3.2)
 };
 
 struct Stack {

@@ -2,6 +2,7 @@
 #include "simulator/published/run_plan.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/base/files.hpp"
 #include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/families/load_model.hpp"
@@ -11,6 +12,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
+#include <iterator>
 
 namespace moe::published {
 namespace {
@@ -60,12 +63,22 @@ void fill_mesh(const Run& run, plan::Plan& plan) {
     plan.etp = degree(run.etp);
     plan.vpp = plan.pp > 1 ? degree(run.vpp) : 1;
     plan.schedule = plan.vpp > 1 ? plan::ScheduleKind::interleaved : plan::ScheduleKind::one_f_one_b;
-    // Products of three degrees up to 1e9 would pass 64 bits; none above gpus can divide it.
-    for (const int part : {plan.tp, plan.pp, plan.cp, plan.ep, plan.etp, plan.vpp})
+    // Products of three degrees up to 1e9 would pass 64 bits; none above gpus can divide it. Chunks are bounded by the
+    // layers, whatever the GPUs.
+    for (const int part : {plan.tp, plan.pp, plan.cp, plan.ep, plan.etp})
         if (part > plan.gpus) refuse("impossible mapping: a degree of {} on {} GPUs", part, plan.gpus);
     const std::int64_t dense = std::int64_t{plan.tp} * plan.cp, expert = std::int64_t{plan.etp} * plan.ep;
     plan.dp = remaining(remaining(plan.gpus, plan.pp, "pp"), dense, "tp * cp (times pp)");
     plan.edp = remaining(remaining(plan.gpus, plan.pp, "pp"), expert, "ep * etp (times pp)");
+}
+
+// Tables do not print a degree that is 1. Before parallel folding (arXiv 2504.14960) the two factorings of the ranks
+// shared TP, and so do the rows of a source that says so.
+void fill_expert_tensor(Run& run, const model::Model& model, const stack::Publication* publication,
+                        std::vector<std::string>& notes) {
+    if (run.etp || publication == nullptr || publication->folding || kind_of(model) != "MoE") return;
+    run.etp = run.tp;
+    notes.push_back(fmt::format("blank etp is tp = {}: without parallel folding experts share it", *run.tp));
 }
 
 // A published run did run: where its recipe as recorded breaks a rule, the record lacks something. A layout that the
@@ -100,16 +113,21 @@ int compare_releases(const std::string& a, const std::string& b) {
     return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end()) ? -1 : 1;
 }
 
+std::string source_word(const std::vector<std::pair<std::string, stack::Publication>>& published,
+                        const std::string& source) {
+    std::string longest;
+    for (const auto& [name, publication] : published)
+        if (source.find(publication.source) != std::string::npos && publication.source.size() > longest.size())
+            longest = publication.source;
+    return longest;
+}
+
 std::string stack_of(const std::vector<std::pair<std::string, stack::Publication>>& published,
                      const std::string& source, const std::string& release) {
-    std::size_t longest = 0;
-    for (const auto& [name, publication] : published)
-        if (source.find(publication.source) != std::string::npos)
-            longest = std::max(longest, publication.source.size());
+    const std::string word = source_word(published, source);
     std::string oldest, best, oldest_release, best_release;
     for (const auto& [name, publication] : published) {
-        if (longest == 0 || publication.source.size() != longest) continue;
-        if (source.find(publication.source) == std::string::npos) continue;
+        if (word.empty() || publication.source != word) continue;
         if (publication.releases.empty()) return name;
         for (const std::string& candidate : publication.releases) {
             if (candidate == release) return name;
@@ -123,13 +141,41 @@ std::string stack_of(const std::vector<std::pair<std::string, stack::Publication
     return best.empty() ? oldest : best;
 }
 
-RunPlanner::RunPlanner(machine::Coefficients coefficients) : coefficients_(std::move(coefficients)) {
+namespace {
+
+using Published = std::vector<std::pair<std::string, stack::Publication>>;
+
+Published published_stacks(const machine::Coefficients& coefficients) {
     // A stack stands for the same software on every machine; any that has a profile will do.
     const machine::Hardware any = machine::load_hardware("h100");
+    Published published;
     for (const std::string& name : stack::stack_names())
-        for (const stack::Publication& publication : stack::load_stack(name, any, coefficients_).published)
-            published_.emplace_back(name, publication);
+        for (const stack::Publication& publication : stack::load_stack(name, any, coefficients).published)
+            published.emplace_back(name, publication);
+    return published;
 }
+
+std::vector<Run> shipped_recipes() {
+    std::vector<Run> recipes;
+    for (const char* folder : {"/runs", "/runs/recipes"}) {
+        const std::string path = profiles_folder() + folder;
+        if (!std::filesystem::is_directory(path)) continue;
+        std::vector<Run> some = load_runs(path);
+        recipes.insert(recipes.end(), std::make_move_iterator(some.begin()), std::make_move_iterator(some.end()));
+    }
+    return recipes;
+}
+
+} // namespace
+
+RunPlanner::RunPlanner(machine::Coefficients coefficients) : RunPlanner(std::move(coefficients), shipped_recipes()) {}
+
+RunPlanner::RunPlanner(machine::Coefficients coefficients, std::vector<Run> recipes)
+    : coefficients_(std::move(coefficients)),
+      published_(published_stacks(coefficients_)),
+      siblings_(std::move(recipes), [published = published_](const Run& run) {
+          return Origin{source_word(published, run.source), stack_of(published, run.source, run.release)};
+      }) {}
 
 std::shared_ptr<const model::Model> RunPlanner::model(const Run& run) {
     const std::string key = run.model + (run.mtp_layers ? fmt::format(" mtp {}", *run.mtp_layers) : "");
@@ -200,16 +246,43 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
                                                       : model::model_flops_per_token(*plan.model, plan.seq, plan.tp);
 }
 
-PlannedRun RunPlanner::plan(const Run& run) {
+PlannedRun RunPlanner::attempt(const Run& run, std::vector<std::string> notes) {
     PlannedRun planned;
-    planned.skipped = row_fault(run);
-    if (!planned.skipped.empty()) return planned;
+    planned.warnings = std::move(notes);
     try {
         fill(run, planned);
     } catch (const Error& error) {
         if (error.fault() != Fault::bad_input) throw;
         planned.skipped = error.what();
     }
+    return planned;
+}
+
+PlannedRun RunPlanner::plan(const Run& run) {
+    PlannedRun planned;
+    planned.skipped = row_fault(run);
+    if (!planned.skipped.empty()) return planned;
+    Run printed = run, whole = run;
+    std::vector<std::string> notes;
+    try {
+        const std::string word = source_word(published_, run.source);
+        const std::string name = stack_of(published_, run.source, run.release);
+        const auto found = std::find_if(published_.begin(), published_.end(), [&](const auto& known) {
+            return known.first == name && known.second.source == word;
+        });
+        fill_expert_tensor(printed, *model(run), found == published_.end() ? nullptr : &found->second, notes);
+    } catch (const Error& error) {
+        if (error.fault() != Fault::bad_input) throw;
+        planned.skipped = error.what();
+        return planned;
+    }
+    whole = printed;
+    forget_misprints(whole);
+    std::vector<std::string> filled = notes;
+    siblings_.fill(whole, filled);
+    planned = attempt(whole, filled);
+    // Cells of a sibling that make no plan beside those of the row are left out again.
+    if (!planned.skipped.empty() && filled.size() > notes.size()) planned = attempt(printed, notes);
     return planned;
 }
 

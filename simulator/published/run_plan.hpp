@@ -4,6 +4,7 @@
 #include "planner/plan/plan.hpp"
 #include "planner/stack/stack.hpp"
 #include "simulator/published/runs.hpp"
+#include "simulator/published/sibling.hpp"
 
 #include <map>
 #include <memory>
@@ -26,16 +27,19 @@ struct PlannedRun {
 // The hardware profile of a row's system: "GB200" is "gb200-nvl72".
 std::string hardware_profile_of(const std::string& system);
 
-// Reads rows by the rules of RUNS.csv: nothing depends on run_id, only on what the row says. Models, machines and
-// stacks are read once.
+// Reads rows by the rules of RUNS.csv: nothing depends on run_id, only on what the row says and, where cells are blank,
+// on the recipes that are most like it. Models, machines, stacks and recipes are read once.
 class RunPlanner {
 public:
+    // Recipes: rows of profiles/runs and of its folder recipes.
     explicit RunPlanner(machine::Coefficients coefficients);
+    RunPlanner(machine::Coefficients coefficients, std::vector<Run> recipes);
     // Never throws for what a row says: that becomes `skipped`. Throws Error for profiles that cannot be read.
     PlannedRun plan(const Run& run);
     const stack::Stack& stack(const plan::Plan& plan); // the stack of a plan that plan() has made
 
 private:
+    PlannedRun attempt(const Run& run, std::vector<std::string> notes);
     // Refuse with what becomes the reason.
     void fill(const Run& run, PlannedRun& planned);
     std::shared_ptr<const model::Model> model(const Run& run);
@@ -44,10 +48,15 @@ private:
 
     machine::Coefficients coefficients_;
     std::vector<std::pair<std::string, stack::Publication>> published_; // stack name, what it stands for
+    Siblings siblings_;
     std::map<std::string, std::shared_ptr<const model::Model>> models_; // models by name and MTP depth
     std::map<std::string, std::shared_ptr<const machine::Hardware>> machines_;
     std::map<std::pair<std::string, std::string>, stack::Stack> stacks_; // stacks by (name, hardware)
 };
+
+// The longest `source` word that occurs in a source; empty when none does.
+std::string source_word(const std::vector<std::pair<std::string, stack::Publication>>& published,
+                        const std::string& source);
 
 // Name of the stack that stands for a source and its release: the longest `source` word that occurs in it; of its
 // releases the same one, else the newest that is not newer, else the oldest. Empty when no word occurs.

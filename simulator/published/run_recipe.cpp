@@ -25,7 +25,20 @@ std::string lower(std::string text) {
 bool begins(const std::string& text, const char* word) { return text.rfind(word, 0) == 0; }
 bool holds(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
 
-unsigned recompute_set(const std::string& text, const model::Model& model, std::vector<std::string>& warnings) {
+// Takes a word out of "a+b+c"; false where it is not there.
+bool take_word(std::string& text, const std::string& word) {
+    const std::string joined = "+" + text + "+";
+    const std::size_t at = joined.find("+" + word + "+");
+    if (at == std::string::npos) return false;
+    const std::string rest = joined.substr(0, at) + joined.substr(at + word.size() + 1);
+    text = rest.size() > 1 ? rest.substr(1, rest.size() - 2) : "";
+    return true;
+}
+
+unsigned recompute_set(std::string text, const model::Model& model, std::vector<std::string>& warnings) {
+    // Megatron-LM, megatron/core/transformer/transformer_config.py: mhc, what hyper-connections (DeepSeek-V4) write.
+    if (take_word(text, "mhc"))
+        warnings.push_back("recompute mhc is not priced: what hyper-connections keep is not counted in memory either");
     if (!begins(text, "selective")) return applicable_recompute(plan::recompute::from_string(text), model);
     // torchtitan's per-op selection keeps every second product and the attention core: half of the products again.
     warnings.push_back("recompute " + text + " is taken as layernorm+mlp, which repeats about as much");

@@ -50,7 +50,7 @@ moe::published::Run llama() {
 }
 
 moe::published::PlannedRun planned(const moe::published::Run& run) {
-    static moe::published::RunPlanner planner(moe::machine::load_coefficients());
+    static moe::published::RunPlanner planner(moe::machine::load_coefficients(), {}); // blank cells stay blank
     return planner.plan(run);
 }
 
@@ -221,6 +221,49 @@ TEST_CASE("a recipe that breaks a rule as recorded keeps its price and is told")
     }));
     run.other_settings = "expert_rank_capacity=1.5";
     for (const std::string& warning : planned(run).warnings) CHECK(warning.find("breaks a rule") == std::string::npos);
+}
+
+TEST_CASE("recompute of hyper-connections is read and told") {
+    moe::published::Run run = deepseek();
+    for (const auto& [words, set] : std::vector<std::pair<std::string, unsigned>>{
+             {"mhc", 0U},
+             {"mla_up_proj+mhc", moe::plan::recompute::mla_up_proj},
+             {"mhc+moe_act+mla_up_proj", moe::plan::recompute::moe_act | moe::plan::recompute::mla_up_proj}}) {
+        CAPTURE(words);
+        run.recompute_modules = words;
+        const moe::published::PlannedRun p = planned(run);
+        REQUIRE(p.skipped == "");
+        CHECK(p.plan.recompute == set);
+        REQUIRE(p.warnings.size() == 1);
+        CHECK(p.warnings[0].find("mhc is not priced") != std::string::npos);
+    }
+}
+
+TEST_CASE("chunks of a rank are bounded by the layers, not by the GPUs; DeepEP runs on B200") {
+    moe::published::Run run = deepseek(); // 61 layers and MTP
+    run.system = "B200", run.gpus = 16, run.pp = 2, run.vpp = 24, run.ep = 8, run.mtp_layers = 0;
+    run.pipeline_layout = "Et*2|(t|)*14(t*1|)*32tL"; // 48 chunks: 2 + 14 + 32 + 1 layers are no 61
+    CHECK(skipped(run).find("a degree of") == std::string::npos);
+    run.model = "Llama3-8B", run.pipeline_layout = "", run.ep.reset(), run.vpp = 16, run.mtp_layers.reset();
+    run.gpus = 8, run.recompute_modules = "none", run.other_settings = "";
+    run.cuda_graph = "none", run.dispatcher = "", run.ep_overlap.reset();
+    const moe::published::PlannedRun p = planned(run); // 32 layers: 16 chunks of either rank on 8 GPUs
+    CHECK(p.skipped == "");
+    CHECK(p.plan.vpp == 16);
+    run.vpp = 24;
+    CHECK(skipped(run).find("a degree of") == std::string::npos);
+    CHECK(skipped(run) != "");
+
+    for (const char* release : {"25.09", "25.11", "26.02", "26.04", "26.06", "26.08"}) {
+        CAPTURE(release);
+        moe::published::Run deepep = deepseek();
+        deepep.release = release, deepep.system = "B200", deepep.ep = 32, deepep.pp = 8, deepep.vpp = 2;
+        deepep.dispatcher = "deepep", deepep.cuda_graph = "none", deepep.ep_overlap = false;
+        deepep.other_settings = "";
+        const moe::published::PlannedRun of_deepep = planned(deepep);
+        CHECK(of_deepep.skipped == "");
+        CHECK(of_deepep.plan.dispatcher == moe::plan::Dispatcher::deepep);
+    }
 }
 
 TEST_CASE("rows with dropped tokens have an expert capacity") {
