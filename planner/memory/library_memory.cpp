@@ -128,7 +128,7 @@ double library_memory(const plan::Plan& plan) {
     for (const model::LayerKind& kind : plan.model->kinds) {
         const model::Attention& a = kind.attention;
         if (!library || (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla)) continue;
-        const int split = ring ? plan.tp : plan.tp * plan.cp;
+        const int split = ring ? plan.tp : plan.tp * plan.cp; // execute has no hierarchical CP
         const int kv_heads = a.kind == model::AttentionKind::mla ? a.heads : a.kv_heads;
         const AttentionWork work{plan.mbs,
                                  std::max(1, a.heads / split),

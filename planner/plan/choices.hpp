@@ -16,7 +16,9 @@ constexpr bool splits_backward(ScheduleKind kind) {
 }
 constexpr bool in_a_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
 enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
-enum class ContextComm : std::uint8_t { ring, alltoall };  // how keys and queries come together under CP
+// How keys and queries come together under CP: keys and values travel round a ring, heads are traded for tokens, or
+// hierarchically: heads for tokens within an NVLink domain and a ring over the domains (context_inner() in mesh.hpp).
+enum class ContextComm : std::uint8_t { ring, alltoall, hierarchical };
 enum class Fp8Scaling : std::uint8_t { current, delayed }; // fp8-tensor takes scales of this tensor, or of its history
 
 // The work that CUDA graphs hold: a set of Megatron's scopes (attn with norms and residuals, mlp of dense layers, ...),

@@ -2,6 +2,7 @@
 #include "planner/plan/mesh.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/machine/hardware.hpp"
 #include "planner/plan/plan.hpp"
 
 #include <algorithm>
@@ -86,6 +87,8 @@ std::string to_string(Group group) {
                  {axis::expert, "", "ep"},
                  {axis::data, "dp", "edp"},
                  {axis::context, "cp", ""},
+                 {axis::context_inner, "cp_inner", ""},
+                 {axis::context_outer, "cp_outer", ""},
                  {axis::pipeline, "pp", "pp"}};
     std::string text;
     for (const auto& name : names) {
@@ -97,11 +100,21 @@ std::string to_string(Group group) {
     return text.empty() ? "none" : text;
 }
 
+int context_inner(const Plan& plan) {
+    if (plan.cp_comm != ContextComm::hierarchical || plan.hardware == nullptr) return 1;
+    const int together = plan.gpus <= plan.hardware->nvlink_domain ? plan.gpus : plan.hardware->nvlink_domain_used;
+    int inner = std::max(1, std::min(plan.cp, together / plan.tp));
+    while (plan.cp % inner != 0) --inner;
+    return inner;
+}
+
 int group_size(const Plan& plan, Group group) {
     const bool dense = group.domain == Domain::dense;
     int size = 1;
     if (group.axes & axis::tensor) size *= dense ? plan.tp : plan.etp;
     if (group.axes & axis::context) size *= dense ? plan.cp : 1;
+    if (group.axes & axis::context_inner) size *= context_inner(plan);
+    if (group.axes & axis::context_outer) size *= plan.cp / context_inner(plan);
     if (group.axes & axis::expert) size *= dense ? 1 : plan.ep;
     if (group.axes & axis::data) size *= dense ? plan.dp : plan.edp;
     if (group.axes & axis::pipeline) size *= plan.pp;
@@ -121,7 +134,13 @@ Mesh::Mesh(const Plan& plan) : world_(plan.gpus) {
     for (const Word& word : sequence(plan)) {
         for (int d = 0; d < 2; ++d) {
             if (word.bit == axis::pipeline) pipeline_stride[d] = stride[d];
-            axes_[d].push_back({word.bit, word.size[d], stride[d]});
+            if (word.bit == axis::context && d == 0 && plan.cp_comm == ContextComm::hierarchical) {
+                const int inner = context_inner(plan);
+                axes_[d].push_back({axis::context | axis::context_inner, inner, stride[d]});
+                axes_[d].push_back({axis::context | axis::context_outer, plan.cp / inner, stride[d] * inner});
+            } else {
+                axes_[d].push_back({word.bit, word.size[d], stride[d]});
+            }
             stride[d] *= word.size[d];
         }
     }
@@ -181,9 +200,7 @@ int Mesh::index(Group group, int rank) const {
 }
 
 int Mesh::coordinate(Domain domain, std::uint8_t one_axis, int rank) const {
-    for (const Axis& a : axes_[static_cast<int>(domain)])
-        if (a.bit == one_axis) return (rank / a.stride) % a.size;
-    return 0;
+    return index({domain, one_axis}, rank);
 }
 
 } // namespace moe::plan

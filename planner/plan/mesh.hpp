@@ -10,6 +10,10 @@
 
 namespace moe::plan {
 
+// Members of a CP group that trade heads under hierarchical CP, next to each other and within one NVLink domain: as many
+// as divide CP and fit there beside TP. 1 without hierarchical CP.
+int context_inner(const Plan& plan);
+
 // Degree of a group in a plan.
 int group_size(const Plan& plan, Group group);
 

@@ -113,6 +113,34 @@ PlanFault check_offload(const Plan& plan) {
     return {};
 }
 
+// Who trades heads takes whole ones.
+PlanFault check_context(const Plan& plan) {
+    if (plan.cp_comm == ContextComm::ring) return {};
+    const char* name = to_string(plan.cp_comm);
+    if (plan.cp == 1) return fault("cp_comm", "cp_comm = {} needs cp > 1, but cp = 1", name);
+    const bool whole = plan.cp_comm == ContextComm::alltoall;
+    const int trading = whole ? plan.cp : context_inner(plan);
+    if (!whole && (trading == 1 || trading == plan.cp))
+        return fault("cp_comm",
+                     "cp_comm = {} needs a CP group that spans NVLink domains and has several ranks in each, but {} of "
+                     "cp = {} ranks are in one: use {}",
+                     name, trading, plan.cp, trading == 1 ? "ring" : "ring or alltoall");
+    const std::int64_t parts = static_cast<std::int64_t>(plan.tp) * trading;
+    for (const model::LayerKind& kind : plan.model->kinds) {
+        const model::Attention& a = kind.attention;
+        if (a.kind == model::AttentionKind::mamba || a.kind == model::AttentionKind::none) continue;
+        if (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla)
+            return fault("cp_comm", "cp_comm = {}: {} has attention without heads to split, use ring", name,
+                         plan.model->name);
+        const std::int64_t kv_heads = a.kind == model::AttentionKind::gqa ? a.kv_heads : a.heads;
+        if (a.heads % parts != 0 || kv_heads % parts != 0)
+            return fault("cp_comm",
+                         "cp_comm = {}: heads = {}, kv heads = {} are not divisible by tp * {} = {} * {} = {}", name,
+                         a.heads, kv_heads, whole ? "cp" : "ranks of a domain", plan.tp, trading, parts);
+    }
+    return {};
+}
+
 PlanFault check_communication(const Plan& plan) {
     if (plan.fsdp && plan.hardware->cpu)
         return fault("fsdp", "fsdp = on: ranks of {} share one memory, use off", plan.hardware->name);
@@ -124,22 +152,7 @@ PlanFault check_communication(const Plan& plan) {
     if (plan.tp_overlap && plan.tp == 1) return fault("tp_overlap", "tp_overlap = on needs tp > 1, but tp = 1");
     if (plan.delay_wgrad && plan.ep == 1 && plan.pp == 1)
         return fault("delay_wgrad", "delay_wgrad = on needs communication to fill: ep > 1 or pp > 1");
-    if (plan.cp_comm != ContextComm::alltoall) return {};
-    if (plan.cp == 1) return fault("cp_comm", "cp_comm = alltoall needs cp > 1, but cp = 1");
-    const std::int64_t parts = static_cast<std::int64_t>(plan.tp) * plan.cp;
-    for (const model::LayerKind& kind : plan.model->kinds) {
-        const model::Attention& a = kind.attention;
-        if (a.kind == model::AttentionKind::mamba || a.kind == model::AttentionKind::none) continue;
-        if (a.kind != model::AttentionKind::gqa && a.kind != model::AttentionKind::mla)
-            return fault("cp_comm", "cp_comm = alltoall: {} has attention without heads to split, use ring",
-                         plan.model->name);
-        const std::int64_t kv_heads = a.kind == model::AttentionKind::gqa ? a.kv_heads : a.heads;
-        if (a.heads % parts != 0 || kv_heads % parts != 0)
-            return fault("cp_comm",
-                         "cp_comm = alltoall: heads = {}, kv heads = {} are not divisible by tp * cp = {} * {} = {}",
-                         a.heads, kv_heads, plan.tp, plan.cp, parts);
-    }
-    return {};
+    return check_context(plan);
 }
 
 PlanFault check_routed_rows(const Plan& plan) {
@@ -322,6 +335,7 @@ PlanFault check_executable(const Plan& plan) {
         Choice{plan.fp8_scaling != Fp8Scaling::current, "fp8_scaling", to_string(plan.fp8_scaling), "current"},
         Choice{plan.gradients != machine::Precision::fp32, "gradients", machine::to_string(plan.gradients), "fp32"},
         Choice{plan.paged_stash, "paged_stash", "on", "off"},
+        Choice{plan.cp_comm == ContextComm::hierarchical, "cp_comm", to_string(plan.cp_comm), "ring"},
         // One queue of a GPU hides nothing.
         Choice{plan.tp_overlap && !plan.hardware->cpu, "tp_overlap", "on", "off"},
     };

@@ -52,7 +52,8 @@ std::vector<Option> SearchSpace::options() const {
         {"cuda_graph", usual_first(stack_.cuda_graphs, stack_.usual_cuda_graph),
          [](const plan::Plan&) { return true; }},
         {"tp_overlap", published ? switched : off, [](const plan::Plan& p) { return p.tp > 1; }},
-        {"cp_comm", published ? std::vector<std::string>{"ring", "alltoall"} : std::vector<std::string>{"ring"},
+        {"cp_comm",
+         published ? std::vector<std::string>{"ring", "alltoall", "alltoall+ring"} : std::vector<std::string>{"ring"},
          [](const plan::Plan& p) { return p.cp > 1; }},
         // FSDP in a pipeline is the distributed optimizer, see Plan::reshards().
         {"fsdp", published ? switched : off, [](const plan::Plan& p) { return p.pp == 1; }},

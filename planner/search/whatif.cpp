@@ -82,7 +82,7 @@ std::vector<std::pair<std::string, Values>> choice_values(const plan::Plan& plan
             {"optimizer", {"adamw", "adamw+bf16_moments"}},
             {"fsdp", on_off},
             {"dispatcher", words(stack.dispatchers)},
-            {"cp_comm", {"ring", "alltoall"}},
+            {"cp_comm", {"ring", "alltoall", "alltoall+ring"}},
             {"capacity", {"none", "1", "1.25", "1.5", "2"}},
             {"tp_overlap", on_off},
             {"ep_overlap", on_off},

@@ -5,6 +5,7 @@
 #include "planner/base/names.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/plan/bf16_layers.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/plan/plan_fields.hpp"
 #include "planner/stack/layer_facts.hpp"
 #include "planner/stack/model_words.hpp"
@@ -116,6 +117,11 @@ std::vector<PlanWord> facts() {
          }}},
         {"derived.expert_ranks", NumberWord{[](const Plan& p) { return double(p.ep) * p.etp; }}},
         {"derived.dispatcher", NameWord{exported_dispatcher}},
+        {"derived.cp_inner", NumberWord{[](const Plan& p) { return double(plan::context_inner(p)); }}},
+        {"derived.cp_outer", NumberWord{[](const Plan& p) { return double(p.cp) / plan::context_inner(p); }}},
+        {"derived.cp_sizes", TextWord{[](const Plan& p) {
+             return fmt::format("[{},{}]", plan::context_inner(p), p.cp / plan::context_inner(p));
+         }}},
         {"derived.bf16_layers_fit", NameWord{bf16_layers_fit}},
         {"derived.expert_precision_is_precision",
          NameWord{[](const Plan& p) { return on_off(p.experts() == p.precision); }}},

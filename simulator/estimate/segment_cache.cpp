@@ -30,6 +30,10 @@ Placements SegmentCache::placements(const plan::Plan& plan) const {
         places[5] = at({plan::Domain::dense, plan::axis::data | plan::axis::context});
         places[6] = at({plan::Domain::expert, plan::axis::data});
     }
+    if (plan.cp_comm == plan::ContextComm::hierarchical) {
+        places[8] = at(emit::groups::context_inner);
+        places[9] = at(emit::groups::context_outer);
+    }
     if (plan.router.has_loss()) places[7] = at({plan::Domain::dense, plan::axis::tensor | plan::axis::context});
     return places;
 }

@@ -24,7 +24,19 @@ bool has_experts(const plan::Plan& plan, SegmentId id);
 
 // Each group of either domain has a bit of its own, since axes are five bits.
 inline std::uint64_t group_bit(plan::Group group) {
-    return group.axes == 0 ? 0 : std::uint64_t{1} << (32 * static_cast<int>(group.domain) + group.axes);
+    if (group.axes == 0) return 0;
+    // The parts of the context axis stand where no dense group is: the expert axis has no ranks there.
+    const int axes = group.axes == plan::axis::context_inner   ? plan::axis::expert
+                     : group.axes == plan::axis::context_outer ? plan::axis::expert | plan::axis::context
+                                                               : group.axes;
+    return std::uint64_t{1} << (32 * static_cast<int>(group.domain) + axes);
+}
+// The group of one bit.
+inline plan::Group group_of_bit(int bit) {
+    const auto axes = static_cast<std::uint8_t>(bit % 32);
+    if (bit == plan::axis::expert) return {plan::Domain::dense, plan::axis::context_inner};
+    if (bit == (plan::axis::expert | plan::axis::context)) return {plan::Domain::dense, plan::axis::context_outer};
+    return {bit < 32 ? plan::Domain::dense : plan::Domain::expert, axes};
 }
 
 // The sizes that the closed form needs of a lowered segment; the Program itself would fill gigabytes over a search.
@@ -46,7 +58,7 @@ struct SegmentKey {
 // The placements of the groups of a segment's communication: tensor, context, expert, expert tensor, dispatch; then,
 // where the plan has them gather or reduce within a segment, those of data parallelism, dense and of experts, and the
 // ranks that share a micro-batch.
-using Placements = std::array<cost::Placement, 8>;
+using Placements = std::array<cost::Placement, 10>;
 
 // Thread-safe; entries live as long as the cache. One machine, one stack, any models and plans.
 class SegmentCache {

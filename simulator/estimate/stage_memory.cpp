@@ -3,6 +3,7 @@
 
 #include "planner/lower/emit/parameters.hpp"
 #include "planner/memory/library_memory.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/plan/schedule.hpp"
 #include "planner/program/communicators.hpp"
 
@@ -87,20 +88,12 @@ int enough_micro_batches(const plan::Plan& plan) {
 
 namespace {
 
-int size_of(const plan::Plan& plan, plan::Group group) {
-    const bool dense = group.domain == plan::Domain::dense;
-    const auto has = [&](std::uint8_t axis) { return (group.axes & axis) != 0; };
-    return (has(plan::axis::tensor) ? (dense ? plan.tp : plan.etp) : 1) * (has(plan::axis::context) ? plan.cp : 1) *
-           (has(plan::axis::expert) ? plan.ep : 1) * (has(plan::axis::data) ? (dense ? plan.dp : plan.edp) : 1) *
-           (has(plan::axis::pipeline) ? plan.pp : 1);
-}
-
 // The axes of the group along which there is more than one rank.
 plan::Group real_axes(const plan::Plan& plan, plan::Group group) {
     plan::Group real{group.domain, 0};
     for (int bit = 1; bit <= group.axes; bit *= 2) {
         const auto one = static_cast<std::uint8_t>(group.axes & bit);
-        if (one != 0 && size_of(plan, {group.domain, one}) > 1) real.axes |= one;
+        if (one != 0 && plan::group_size(plan, {group.domain, one}) > 1) real.axes |= one;
     }
     return real;
 }
@@ -131,15 +124,14 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
     program::Communicators all;
     for (int bit = 0; bit < 64; ++bit) {
         if ((used >> bit & 1) == 0) continue;
-        const plan::Group group{bit < 32 ? plan::Domain::dense : plan::Domain::expert,
-                                static_cast<std::uint8_t>(bit % 32)};
+        const plan::Group group = group_of_bit(bit);
         if (group == emit::groups::pipeline) continue;
         const bool data = (group.axes & (plan::axis::data | plan::axis::pipeline)) != 0,
                    dense = group.domain == plan::Domain::dense;
         const Known one{data    ? program::Stream::data
                         : dense ? program::Stream::tensor
                                 : program::Stream::expert,
-                        real_axes(plan, group), size_of(plan, group)};
+                        real_axes(plan, group), plan::group_size(plan, group)};
         const auto same = [&](const Known& k) {
             return k.stream == one.stream &&
                    (k.group.domain == one.group.domain ? k.group == one.group : k.size == one.size);
@@ -148,7 +140,7 @@ double communicator_bytes(const plan::Plan& plan, int rank, std::uint64_t used, 
         known.push_back(one);
         const bool exchanges =
             !dense && (group.axes & plan::axis::expert) != 0 && plan.dispatcher == plan::Dispatcher::alltoall;
-        const bool pairwise = !data && (exchanges || (dense && (group.axes & plan::axis::context) != 0));
+        const bool pairwise = !data && (exchanges || (dense && (group.axes & plan::axis::any_context) != 0));
         (pairwise ? all.pairwise : all.collective).push_back(one.size);
     }
     all.buffer_bytes = slots;

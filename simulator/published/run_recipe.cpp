@@ -66,6 +66,20 @@ plan::Dispatcher dispatcher_of(const std::string& text) {
     return plan::dispatcher_from_string(word);
 }
 
+// Megatron's words; a ring is what it and the others do unless they are asked for something else (Megatron-LM,
+// megatron/core/extensions/transformer_engine.py: cp_comm_type None is p2p).
+plan::ContextComm context_comm_of(const std::string& text, std::vector<std::string>& warnings) {
+    const std::string word = lower(text);
+    if (word.empty() || word == "p2p") return plan::ContextComm::ring;
+    if (word == "a2a") return plan::ContextComm::alltoall;
+    if (word == "a2a+p2p") return plan::ContextComm::hierarchical;
+    if (word == "allgather" || word == "all_gather") {
+        warnings.push_back("cp_comm " + text + " is priced as a ring: gathered keys and values are no choice of plans");
+        return plan::ContextComm::ring;
+    }
+    refuse("cp_comm '{}': must be p2p, a2a, allgather or a2a+p2p", shown(text));
+}
+
 plan::CudaGraph cuda_graph_of(const std::string& text) {
     const std::string words = lower(text);
     if (begins(words, "none")) return plan::CudaGraph::none;
@@ -179,6 +193,7 @@ void apply_recipe(const Run& run, const stack::Stack& stack, plan::Plan& plan, s
         plan.tp > 1 && (holds(run.other_settings, "tp_comm_overlap") || holds(run.other_settings, "asyncTP"));
     plan.paged_stash = plan.capacity > 0.0 && stack.paged_stash && holds(run.other_settings, "paged_stash") &&
                        (plan.offload & (plan::offload::expert_fc1 | plan::offload::moe_act)) == 0; // one or the other
+    if (plan.cp > 1) plan.cp_comm = context_comm_of(run.cp_comm, warnings);
     plan.dispatcher = run.dispatcher.empty() ? stack.usual_dispatcher : dispatcher_of(run.dispatcher);
     if (!run.cuda_graph.empty()) plan.cuda_graph = cuda_graph_of(run.cuda_graph);
     drop_tokens(run, plan);

@@ -178,6 +178,7 @@ const std::vector<Column>& columns() {
         {"offload_modules", false, text(&Run::offload_modules)},
         {"cuda_graph", false, text(&Run::cuda_graph)},
         {"dispatcher", false, text(&Run::dispatcher)},
+        {"cp_comm", false, text(&Run::cp_comm)},
         {"ep_overlap", false, flag(&Run::ep_overlap)},
         {"pipeline_layout", false, text(&Run::pipeline_layout)},
         {"optimizer", false, text(&Run::optimizer)},

@@ -16,7 +16,7 @@ struct Run {
     std::optional<std::int64_t> tp, pp, vpp, cp, ep, etp;
     std::optional<bool> fsdp, ep_overlap;
     std::optional<std::int64_t> mtp_layers;
-    std::string recompute_modules, offload_modules, cuda_graph, dispatcher, pipeline_layout, optimizer;
+    std::string recompute_modules, offload_modules, cuda_graph, dispatcher, cp_comm, pipeline_layout, optimizer;
     std::string moe_balance, other_settings, status, tier, mapping_check;
     std::optional<double> tflops_per_gpu, tflops_std; // TFLOP/s per GPU, as printed and by one rule for all sources
     std::optional<double> gflop_per_token_std;        // training FLOPs per token by that rule, 1e9

@@ -17,7 +17,7 @@ Exposed category(const program::Op& op) {
     if (op.kind == program::OpKind::send || op.kind == program::OpKind::recv) return Exposed::pipeline;
     if (op.group.axes & plan::axis::data) return Exposed::data;
     if (op.group.domain == plan::Domain::expert) return Exposed::expert;
-    if (op.group.axes & plan::axis::context) return Exposed::context;
+    if (op.group.axes & plan::axis::any_context) return Exposed::context;
     if (op.group.axes & plan::axis::tensor) return Exposed::tensor;
     return op.module == program::Module::data_parallel ? Exposed::data : Exposed::none;
 }

@@ -16,6 +16,8 @@ namespace moe::emit {
 namespace groups {
 inline constexpr plan::Group tensor{plan::Domain::dense, plan::axis::tensor};
 inline constexpr plan::Group context{plan::Domain::dense, plan::axis::context};
+inline constexpr plan::Group context_inner{plan::Domain::dense, plan::axis::context_inner};
+inline constexpr plan::Group context_outer{plan::Domain::dense, plan::axis::context_outer};
 inline constexpr plan::Group expert{plan::Domain::expert, plan::axis::expert};
 inline constexpr plan::Group expert_tensor{plan::Domain::expert, plan::axis::tensor};
 inline constexpr plan::Group dispatch{plan::Domain::expert, plan::axis::expert | plan::axis::tensor};

@@ -1,19 +1,41 @@
-// The attention core under context parallelism: heads traded for tokens, or keys and values round a ring.
+// The attention core under context parallelism: heads traded for tokens, keys and values round a ring, or both.
 #include "planner/lower/layers/layers.hpp"
 
 #include "planner/base/error.hpp"
+#include "planner/plan/mesh.hpp"
 
 #include <array>
 
 namespace moe::layers {
 
-void exchange_heads(emit::Builder& b, program::TensorId x, program::TensorId y, bool to_heads, HeadPieces pieces) {
+void exchange_heads(emit::Builder& b, plan::Group group, program::TensorId x, program::TensorId y, bool to_heads,
+                    HeadPieces pieces) {
     if (pieces[0] == 0) pieces[0] = to_heads ? b.at(x).cols : b.at(y).cols;
-    b.communicate(program::OpKind::all_to_all, emit::groups::context, program::Stream::tensor, {x}, {y},
-                  program::AllToAllAttr{to_heads, b.plan().cp, b.at(x).rows, b.at(x).cols, pieces});
+    b.communicate(program::OpKind::all_to_all, group, program::Stream::tensor, {x}, {y},
+                  program::AllToAllAttr{to_heads, plan::group_size(b.plan(), group), b.at(x).rows, b.at(x).cols, pieces});
 }
 
 namespace {
+
+// The ranks that trade heads for tokens, so that each has those tokens and 1 / trading of the heads.
+int trading(const emit::Builder& b) {
+    switch (b.plan().cp_comm) {
+    case plan::ContextComm::ring:
+        return 1;
+    case plan::ContextComm::alltoall:
+        return b.plan().cp;
+    case plan::ContextComm::hierarchical:
+        return plan::context_inner(b.plan());
+    }
+    return 1;
+}
+
+plan::Group trading_group(const emit::Builder& b) {
+    return b.plan().cp_comm == plan::ContextComm::hierarchical ? emit::groups::context_inner : emit::groups::context;
+}
+
+// The ranks whose keys and values go round.
+int ring_steps(const emit::Builder& b) { return b.plan().cp / trading(b); }
 
 double core_flops(const program::AttentionAttr& a, bool backward) {
     // Two matrix products forward (QK, PV); five backward (QK again, dV, dP, dQ, dK).
@@ -22,27 +44,26 @@ double core_flops(const program::AttentionAttr& a, bool backward) {
     return 2.0 * pairs * (backward ? 3.0 * a.qk_dim + 2.0 * a.v_dim : 1.0 * a.qk_dim + a.v_dim);
 }
 
-// CP by all-to-all: tokens of all members, heads of one.
-bool by_heads(const emit::Builder& b) { return b.plan().cp > 1 && b.plan().cp_comm == plan::ContextComm::alltoall; }
+bool by_heads(const emit::Builder& b) { return trading(b) > 1; }
 
 program::TensorId like(emit::Builder& b, program::TensorId x, const std::string& name) {
     return b.activation(name, b.at(x).rows, b.at(x).cols);
 }
 
-// [S/cp, W] -> [S, W/cp] and back; the identity where CP is a ring or absent.
+// [T, W] -> [n T, W/n] among the n ranks that trade heads, and back; the identity where none do.
 program::TensorId to_heads(emit::Builder& b, program::TensorId x, const std::string& name,
                            const HeadPieces& pieces = {}) {
     if (!by_heads(b)) return x;
-    const int cp = b.plan().cp;
-    const program::TensorId y = b.tensor(name + ".heads", b.at(x).dtype, b.at(x).rows * cp, b.at(x).cols / cp);
-    exchange_heads(b, x, y, true, pieces);
+    const int n = trading(b);
+    const program::TensorId y = b.tensor(name + ".heads", b.at(x).dtype, b.at(x).rows * n, b.at(x).cols / n);
+    exchange_heads(b, trading_group(b), x, y, true, pieces);
     return y;
 }
 program::TensorId to_tokens(emit::Builder& b, program::TensorId x, const std::string& name) {
     if (!by_heads(b)) return x;
-    const int cp = b.plan().cp;
-    const program::TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows / cp, b.at(x).cols * cp);
-    exchange_heads(b, x, y, false);
+    const int n = trading(b);
+    const program::TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows / n, b.at(x).cols * n);
+    exchange_heads(b, trading_group(b), x, y, false);
     return y;
 }
 
@@ -73,7 +94,8 @@ void columns(emit::Builder& b, program::TensorId x, program::TensorId y, const p
 
 program::TensorId next_of_ring(emit::Builder& b, program::TensorId x, const std::string& name) {
     const program::TensorId y = b.tensor(name, b.at(x).dtype, b.at(x).rows, b.at(x).cols);
-    b.communicate(program::OpKind::ring_exchange, emit::groups::context, program::Stream::tensor, {x}, {y});
+    const plan::Group group = by_heads(b) ? emit::groups::context_outer : emit::groups::context;
+    b.communicate(program::OpKind::ring_exchange, group, program::Stream::tensor, {x}, {y});
     return y;
 }
 
@@ -108,17 +130,17 @@ program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, 
     k_ = k == rotated ? q_ : operand(k, "attn_k");
     v_ = v == rotated ? q_ : operand(v, "attn_v");
     if (by_heads(b)) {
-        const int cp = b.plan().cp;
-        attr_.seq_q = attr_.seq_k = b.plan().seq;
-        attr_.heads /= cp, attr_.kv_heads /= cp;
+        const int n = trading(b);
+        attr_.seq_q = attr_.seq_k = b.plan().seq / ring_steps(b);
+        attr_.heads /= n, attr_.kv_heads /= n;
         for (std::int64_t* of :
              {&attr_.q_stride, &attr_.k_stride, &attr_.v_stride, &attr_.q_offset, &attr_.k_offset, &attr_.v_offset})
-            *of /= cp;
+            *of /= n;
     }
     attr = attr_;
     o_ = b.activation("attn_out", b.at(q_).rows, static_cast<std::int64_t>(attr.heads) * attr.v_dim);
     lse_ = b.tensor("attn_lse", program::Dtype::f32, b.at(q_).rows, attr.heads);
-    const int steps = by_heads(b) ? 1 : b.plan().cp;
+    const int steps = ring_steps(b);
     program::TensorId kv = steps > 1 ? travelling(b) : program::no_tensor;
     for (int step = 0; step < steps; ++step) {
         const program::TensorId next =
@@ -139,7 +161,7 @@ program::TensorId AttentionLayer::attend(emit::Builder& b, program::TensorId q, 
 // The steps with other members' keys and values: dq is summed here, gradients of keys and values follow them one step
 // behind and come home last. A step's own part is added to what arrives, so that its arrival runs under the product.
 program::TensorId AttentionLayer::ring_backward(emit::Builder& b, program::TensorId doutput, program::TensorId dq) {
-    const int steps = b.plan().cp;
+    const int steps = ring_steps(b);
     program::TensorId kv = next_of_ring(b, travelling(b), "kv_ring1"), arrived = program::no_tensor;
     for (int step = 1; step < steps; ++step) {
         const program::TensorId next =
@@ -167,7 +189,7 @@ void AttentionLayer::attend_backward(emit::Builder& b, program::TensorId doutput
         dk = packed != program::no_tensor ? dq : like(b, k_, "attn_dk");
         dv = packed != program::no_tensor ? dq : like(b, v_, "attn_dv");
     }
-    const int steps = by_heads(b) ? 1 : b.plan().cp;
+    const int steps = ring_steps(b);
     const program::TensorId arrived = steps > 1 ? ring_backward(b, doutput, dq) : program::no_tensor;
     std::vector<program::TensorId> in{doutput, q_, k_, v_, o_, lse_}, out{dq, dk, dv};
     if (a_.sinks || steps > 1) in.push_back(a_.sinks ? sinks_.value : program::no_tensor);
@@ -187,12 +209,12 @@ void AttentionLayer::attend_backward(emit::Builder& b, program::TensorId doutput
     if (!by_heads(b)) return;
     if (packed != program::no_tensor) {
         program::AttentionAttr whole = attr_;
-        whole.heads *= b.plan().cp, whole.kv_heads *= b.plan().cp;
-        return exchange_heads(b, dq, outside[0], false, packed_pieces(whole));
+        whole.heads *= trading(b), whole.kv_heads *= trading(b);
+        return exchange_heads(b, trading_group(b), dq, outside[0], false, packed_pieces(whole));
     }
-    exchange_heads(b, dq, outside[0], false);
-    exchange_heads(b, dk, outside[1], false);
-    exchange_heads(b, dv, outside[2], false);
+    exchange_heads(b, trading_group(b), dq, outside[0], false);
+    exchange_heads(b, trading_group(b), dk, outside[1], false);
+    exchange_heads(b, trading_group(b), dv, outside[2], false);
 }
 
 } // namespace moe::layers

@@ -39,8 +39,9 @@ program::TensorId emit_activation(emit::Builder& b, const program::ActivationAtt
 
 // Columns of heads that lie side by side in a row; none: the row is one piece.
 using HeadPieces = std::array<std::int64_t, 3>;
-// All-to-all over CP: x[S/cp, W] -> y[S, W/cp], or back.
-void exchange_heads(emit::Builder& b, program::TensorId x, program::TensorId y, bool to_heads, HeadPieces pieces = {});
+// All-to-all among n ranks of CP: x[T, W] -> y[n T, W/n], or back.
+void exchange_heads(emit::Builder& b, plan::Group group, program::TensorId x, program::TensorId y, bool to_heads,
+                    HeadPieces pieces = {});
 
 // Self-attention: x -> x + out_proj(attention(norm(x))).
 class AttentionLayer {

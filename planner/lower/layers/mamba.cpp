@@ -28,7 +28,7 @@ program::TensorId over_context(emit::Builder& b, program::TensorId x, const std:
     const program::Tensor of = b.at(x);
     const program::TensorId y = to_heads ? b.tensor(name, of.dtype, of.rows * cp, of.cols / cp)
                                          : b.tensor(name, of.dtype, of.rows / cp, of.cols * cp);
-    exchange_heads(b, x, y, to_heads);
+    exchange_heads(b, emit::groups::context, x, y, to_heads);
     return y;
 }
 

@@ -1,14 +1,19 @@
 // Communication inside layers: products beside their ring over TP, attention by heads over CP; bytes counted by hand.
+#include "planner/lower/emit/builder.hpp"
 #include "planner/lower/lower.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/memory/memory.hpp"
 #include "planner/model/families/load_model.hpp"
+#include "planner/plan/mesh.hpp"
 #include "planner/plan/plan.hpp"
+#include "planner/plan/plan_choices.hpp"
 #include "planner/program/program.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <string>
+#include <vector>
 
 using namespace moe;
 
@@ -100,4 +105,42 @@ TEST_CASE("cp_comm = alltoall: whole sequences of some heads, no ring; what move
     CHECK(plan::check_plan(eight).message == "");
     eight.tp = 2, eight.gpus = eight.edp = 16;
     CHECK(plan::check_plan(eight).counter == "cp_comm");
+}
+
+TEST_CASE("cp_comm = alltoall+ring: heads within a domain, keys and values round the domains, each once over the NIC") {
+    plan::Plan ring = llama(2, 16); // 32 GPUs, 8 in a domain: 4 ranks of a CP group trade heads, 4 go round
+    plan::Plan both = ring;
+    both.cp_comm = plan::ContextComm::hierarchical;
+    REQUIRE(plan::check_plan(both).message == "");
+    CHECK(plan::context_inner(both) == 4);
+    const plan::Mesh mesh(both);
+    CHECK(mesh.members(emit::groups::context_inner, 1) == std::vector<int>{1, 3, 5, 7});
+    CHECK(mesh.members(emit::groups::context_outer, 3) == std::vector<int>{3, 11, 19, 27});
+    CHECK(mesh.members(emit::groups::context, 1).size() == 16);
+    CHECK(mesh.coordinate(plan::Domain::dense, plan::axis::context, 11) == 5);
+    CHECK(plan::group_size(both, emit::groups::context_inner) == 4);
+    CHECK(plan::group_size(both, emit::groups::context_outer) == 4);
+    CHECK(plan::group_size(both, emit::groups::samples) == 16);
+
+    const double tokens = 8192.0 / 16;
+    // Queries, keys and values of half the heads (TP 2): 16 + 4 + 4 of 128 out, the output back.
+    CHECK(layer_ops(both, 0, program::OpKind::all_to_all).count == 2);
+    CHECK(layer_ops(both, 0, program::OpKind::all_to_all).bytes == tokens * 128 * (24 + 16) * 2);
+    // A hop carries four ranks' tokens and a fourth of their heads, as many bytes as a hop of the ring.
+    const Sum hops = layer_ops(both, 0, program::OpKind::ring_exchange);
+    CHECK(hops.count == 3);
+    CHECK(hops.bytes == 3 * tokens * 128 * (4 + 4) * 2);
+    CHECK(layer_ops(ring, 0, program::OpKind::ring_exchange).count == 15);
+    for (const int tmpl : {0, 1})
+        for (const program::OpKind kind : {program::OpKind::attention, program::OpKind::attention_grad})
+            CHECK(layer_ops(both, tmpl, kind).flops == layer_ops(ring, tmpl, kind).flops);
+
+    plan::Plan inside = llama(1, 8); // the whole group is in one domain
+    inside.cp_comm = plan::ContextComm::hierarchical;
+    CHECK(plan::check_plan(inside).counter == "cp_comm");
+    plan::Plan wide = llama(8, 4); // a domain has one rank of it
+    wide.cp_comm = plan::ContextComm::hierarchical;
+    CHECK(plan::check_plan(wide).message.find("use ring") != std::string::npos);
+    CHECK(plan::check_executable(both).counter == "cp_comm");
+    CHECK(plan::check_executable(both).message.find("cp_comm = alltoall+ring is not supported") != std::string::npos);
 }
