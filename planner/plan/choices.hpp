@@ -38,10 +38,12 @@ constexpr CudaGraph operator|(CudaGraph a, CudaGraph b) {
 }
 constexpr bool holds(CudaGraph set, CudaGraph scope) { return (set | scope) == set; }
 
-// Modules that can be recomputed in the backward pass, by Megatron's names; a plan holds a set of them.
+// Modules that can be recomputed in the backward pass, by Megatron's names; a plan holds a set of them. `operators` is
+// torchtitan's selective checkpointing: of a layer, attention's core, exchanges and every second product are kept, all
+// else is computed again (torchtitan/distributed/activation_checkpoint.py, SelectiveAC and before it _apply_op_sac).
 namespace recompute {
 inline constexpr unsigned layernorm = 1, core_attn = 2, mla_up_proj = 4, moe_act = 8, mlp = 16, shared_experts = 32,
-                          moe = 64, full = 128;
+                          moe = 64, full = 128, operators = 256;
 std::string to_string(unsigned set);           // "layernorm+moe_act", "none"
 unsigned from_string(const std::string& text); // throws Error (bad_input) naming the known modules
 } // namespace recompute

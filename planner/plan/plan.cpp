@@ -20,8 +20,8 @@ constexpr std::array<const char*, 3> balancing_names{"aux_loss", "seq_aux_loss",
 constexpr std::array<const char*, 2> drop_names{"probs", "position"};
 constexpr std::array<const char*, 6> graph_names{"attn",           "mlp", "moe_router", "moe_preprocess",
                                                  "shared_experts", "full"};
-constexpr std::array<const char*, 8> recompute_names{"layernorm", "core_attn",      "mla_up_proj", "moe_act",
-                                                     "mlp",       "shared_experts", "moe",         "full"};
+constexpr std::array<const char*, 9> recompute_names{"layernorm",      "core_attn", "mla_up_proj", "moe_act",  "mlp",
+                                                     "shared_experts", "moe",       "full",        "operators"};
 constexpr std::array<const char*, 8> offload_names{"attn_norm", "qkv_linear", "core_attn", "attn_proj",
                                                    "mlp_norm",  "expert_fc1", "moe_act",   "optimizer"};
 

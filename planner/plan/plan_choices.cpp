@@ -15,11 +15,15 @@ namespace moe::plan {
 
 PlanFault check_recompute(const Plan& plan) {
     using namespace recompute;
-    constexpr unsigned all = layernorm | core_attn | mla_up_proj | moe_act | mlp | shared_experts | moe | full;
+    constexpr unsigned all =
+        layernorm | core_attn | mla_up_proj | moe_act | mlp | shared_experts | moe | full | operators;
     if ((plan.recompute & ~all) != 0)
         return fault("recompute", "recompute: set {} holds unknown modules", plan.recompute);
     if ((plan.recompute & full) != 0 && plan.recompute != full)
         return fault("recompute", "recompute = {}: full already holds the other modules",
+                     recompute::to_string(plan.recompute));
+    if ((plan.recompute & operators) != 0 && plan.recompute != operators)
+        return fault("recompute", "recompute = {}: operators is a rule for all modules, name it alone",
                      recompute::to_string(plan.recompute));
     const auto latent = [](const model::LayerKind& kind) {
         return kind.attention.kind == model::AttentionKind::mla ||

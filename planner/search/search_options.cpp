@@ -180,7 +180,8 @@ std::vector<unsigned> SearchSpace::every_set(const std::shared_ptr<const model::
     std::vector<unsigned> sets;
     for (unsigned set = 0; set < full; ++set)
         if ((set & ~modules) == 0 && ((set & moe) == 0 || (set & (moe_act | shared_experts)) == 0)) sets.push_back(set);
-    if ((stack.recompute_modules & full) != 0) sets.push_back(full);
+    for (const unsigned alone : {full, operators})
+        if ((stack.recompute_modules & alone) != 0) sets.push_back(alone);
     return sets;
 }
 

@@ -80,7 +80,7 @@ FlatLibrary::Shape& FlatLibrary::shape_of(const program::Program& plain) {
     std::unique_ptr<Shape>& shape = shapes_[std::move(text)];
     if (shape) return *shape;
     shape = std::make_unique<Shape>();
-    for (unsigned module = 1; module <= plan::recompute::full; module *= 2)
+    for (unsigned module = 1; module <= plan::recompute::operators; module *= 2)
         for (const program::Op& op : plain.templates[0].ops)
             if (passes::recomputes(module, op)) shape->modules |= module;
     return *shape;

@@ -235,6 +235,7 @@ void RunPlanner::fill(const Run& run, PlannedRun& planned) {
     plan.mbs = run.mbs.value_or(1);
     planned.open_mbs = !run.mbs;
     planned.open_recompute = run.recompute_modules.empty();
+    planned.open_offload = run.offload_modules.empty();
     fill_mesh(run, plan);
     planned.open_vpp = !run.mbs && !run.vpp && run.pipeline_layout.empty() && plan.pp > 1;
     apply_recipe(run, s, plan, planned.warnings);

@@ -17,8 +17,9 @@ namespace moe::published {
 struct PlannedRun {
     std::string skipped; // why there is no plan; empty when there is one
     plan::Plan plan;     // sound and within the stack, open choices at their smallest
-    bool open_mbs = false, open_vpp = false, open_recompute = false; // the row leaves them to the planner
-    double flops_per_token = 0.0;                                    // FLOPs as the published TFLOPS count them
+    bool open_mbs = false, open_vpp = false, open_recompute = false,
+         open_offload = false;         // the row leaves them to the planner
+    double flops_per_token = 0.0;      // FLOPs as the published TFLOPS count them
     std::string family;                // architecture of the model; empty when it has no config
     std::string kind;                  // kind of the model, see kind_of
     std::vector<std::string> warnings; // statements of the row that the plan does not make

@@ -40,9 +40,7 @@ unsigned recompute_set(std::string text, const model::Model& model, std::vector<
     if (take_word(text, "mhc"))
         warnings.push_back("recompute mhc is not priced: what hyper-connections keep is not counted in memory either");
     if (!begins(text, "selective")) return applicable_recompute(plan::recompute::from_string(text), model);
-    // torchtitan's per-op selection keeps every second product and the attention core: half of the products again.
-    warnings.push_back("recompute " + text + " is taken as layernorm+mlp, which repeats about as much");
-    return plan::recompute::layernorm | plan::recompute::mlp;
+    return plan::recompute::operators; // torchtitan's, see choices.hpp
 }
 
 // "expert_fc1+moe_act", "optimizer states+expert_fc1"; other sources' words as a warning.

@@ -64,6 +64,7 @@ const std::vector<Cell>& cells() {
         cell<&Run::etp>("etp", false, {tp, ep}),
         cell<&Run::mbs>("mbs", false, {tp, pp, vpp, cp, ep, seq, sharding}),
         cell<&Run::pipeline_layout>("pipeline_layout", false, {pp, vpp, same_mtp}),
+        cell<&Run::cp_comm>("cp_comm", false, {tp, cp, seq}),
         cell<&Run::dispatcher>("dispatcher", true, {ep}),
         cell<&Run::cuda_graph>("cuda_graph", true, {pp, ep}),
         cell<&Run::ep_overlap>("ep_overlap", true, {pp, ep}),

@@ -38,8 +38,9 @@ private:
 };
 
 // The lightest of the stack's recompute sets with which the plan fits; the row's own where it names one. Sets that
-// repeat whole products are left out: published recipes that use them say so, and dense rows that were priced with them
-// came out 10 to 15 % too slow beside rows of the same mapping without. A stack that only knows whole layers uses them.
+// repeat whole products come last, though they did run where nothing else fits: published recipes that use them say so,
+// and dense rows that were priced with them came out 10 to 15 % too slow beside rows of the same mapping without. Rows
+// of models with experts take them before they would not fit; a stack that only knows whole layers uses them.
 bool fit(const PlannedRun& planned, plan::Plan& plan, const stack::Stack& stack, pricing::FastEstimator& estimator) {
     const auto fits = [&] { return estimator.memory_bytes(plan) <= plan.hardware->memory_bytes; };
     if (fits()) return true;
@@ -49,10 +50,25 @@ bool fit(const PlannedRun& planned, plan::Plan& plan, const stack::Stack& stack,
                                           [](unsigned set) { return set == 0 || set == plan::recompute::full; });
     constexpr unsigned products =
         plan::recompute::full | plan::recompute::moe | plan::recompute::mlp | plan::recompute::shared_experts;
-    for (const unsigned set : stack.recompute_sets) {
-        if ((set & products) != 0 && !whole_layers) continue;
-        plan.recompute = applicable_recompute(set, *plan.model);
-        if (sound_as(planned, plan, stack) && fits()) return true;
+    const auto light = [&](unsigned set) { return (set & products) == 0 || whole_layers; };
+    const auto among = [&](const auto& chosen) {
+        return std::any_of(stack.recompute_sets.begin(), stack.recompute_sets.end(), [&](unsigned set) {
+            if (!chosen(set)) return false;
+            plan.recompute = applicable_recompute(set, *plan.model);
+            return sound_as(planned, plan, stack) && fits();
+        });
+    };
+    if (among(light)) return true;
+    if (planned.kind == "MoE") {
+        const auto some = [&](unsigned set) { return !light(set) && set != plan::recompute::full; };
+        if (among(some)) return true;
+        const unsigned kept = plan.offload;
+        if (planned.open_offload && stack.offloads) {
+            plan.offload |= plan::offload::optimizer;
+            if (among(light) || among(some)) return true;
+            plan.offload = kept;
+        }
+        if (among([&](unsigned set) { return !light(set) && set == plan::recompute::full; })) return true;
     }
     plan.recompute = before;
     return false;

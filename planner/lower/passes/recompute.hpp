@@ -15,7 +15,12 @@ bool recomputes(unsigned set, const program::Op& op);
 // before. keeps_core: the attention core is repeated for its own backward, but what follows it keeps its output, as
 // Megatron does: its checkpoint around the core (megatron/core/transformer/attention.py,
 // _checkpointed_attention_forward) discards what lies inside, and the output projection saves its input.
-void recompute_pass(program::Program& program, const program::Template& forward, program::Template& backward,
-                    unsigned set, bool keeps_core = false);
+//
+// With operators, products count in the order in which they run, packed ones as the projections that PyTorch has (of
+// queries, keys and values; of gate and up): every second one is repeated, of a packed one that share. What the rest of
+// it wrote is one more output of the forward, which the repeated product takes as a further operand. Grouped products
+// are no such operators: they are repeated.
+void recompute_pass(program::Program& program, program::Template& forward, program::Template& backward, unsigned set,
+                    bool keeps_core = false);
 
 } // namespace moe::passes

@@ -140,7 +140,7 @@ TEST_CASE("every model has a prediction on every machine") {
 TEST_CASE("held-out runs: no fitted row is among them, those with complete recipes are met within 10 % in the mean") {
     const std::string folder = moe::profiles_folder() + "/runs";
     const std::vector<moe::published::Run> runs = moe::published::load_runs(folder + "/held-out");
-    CHECK(runs.size() == 69);
+    CHECK(runs.size() == 79);
     std::set<std::string> fitted;
     for (const moe::published::Run& run : moe::published::load_runs(folder)) fitted.insert(run.run_id);
     for (const moe::published::Run& run : runs) CHECK(fitted.count(run.run_id) == 0);
@@ -157,6 +157,12 @@ TEST_CASE("held-out runs: no fitted row is among them, those with complete recip
     CHECK(predicted == 47);
     REQUIRE(complete == 22);
     CHECK(off / complete < 0.1);
+    for (const char* file : {"/held-out/new-runs.csv", "/held-out/threads.csv"})
+        for (const moe::published::Prediction& p : moe::published::predict_runs(
+                 moe::published::load_runs(folder + file), moe::machine::load_coefficients(), {})) {
+            CAPTURE(p.run_id);
+            CHECK(p.skipped == "");
+        }
 }
 
 TEST_CASE("the shipped runs: most are predicted, and in the right order") {
