@@ -2,7 +2,7 @@
 """Writes the performance recipes of Megatron-Bridge's releases as rows of profiles/runs/recipes/megatron-bridge.csv.
 
     git clone --bare https://github.com/NVIDIA-NeMo/Megatron-Bridge /tmp/bridge
-    tools/published/bridge_recipes.py /tmp/bridge > profiles/runs/recipes/megatron-bridge.csv
+    tools/bench/bridge_recipes.py /tmp/bridge > profiles/runs/recipes/megatron-bridge.csv
 
 A recipe is a `WorkloadBaseConfig` of scripts/performance/configs; layouts that it leaves out are those that the
 release's model recipes take for its pipeline. A row has the columns of published runs without any figure of a run.
