@@ -18,7 +18,7 @@ void check_fields(const plan::Plan& plan, const ops::Backend& backend) {
     if (!model.not_executable.empty()) refuse("execute: the model cannot be trained here: {}", model.not_executable);
     const bool published =
         plan.dispatcher == plan::Dispatcher::hybridep && !plan::stack_traits(plan).peer_memory_dispatch;
-    if (plan.dispatcher == plan::Dispatcher::deepep || published)
+    if (plan.dispatcher == plan::Dispatcher::deepep || plan.dispatcher == plan::Dispatcher::ncclep || published)
         refuse("execute: dispatcher = {} of stack \"{}\" is not supported: search again with --stack moe-plan",
                plan::to_string(plan.dispatcher), plan.stack);
     if (plan.cuda_graph != plan::CudaGraph::none && !(plan.cuda_graph == plan::CudaGraph::full && backend.can_replay))

@@ -111,7 +111,8 @@ double dispatcher_memory(const plan::Plan& plan) {
         const std::int64_t width = kind.moe->latent > 0 ? kind.moe->latent : plan.model->hidden;
         if (plan.dispatcher == plan::Dispatcher::deepep && plan::stack_traits(plan).holds_deep_ep_buffers)
             most = std::max(most, deep_ep_buffers(width, group));
-        if (plan.dispatcher == plan::Dispatcher::hybridep)
+        // NCCL EP registers windows of its own; taken as large as HybridEP's, until somebody says.
+        if (plan::groups_by_expert(plan.dispatcher))
             most = std::max(most, hybrid_ep_buffers(
                                       {plan.tokens_local(), width, kind.moe->experts / plan.ep, ranks, group / ranks}));
     }

@@ -15,7 +15,11 @@ constexpr bool splits_backward(ScheduleKind kind) {
     return kind == ScheduleKind::zero_bubble || kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v;
 }
 constexpr bool in_a_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
-enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep };
+enum class Dispatcher : std::uint8_t { alltoall, allgather, deepep, hybridep, ncclep };
+// Tokens arrive grouped by the experts of a rank, without a sort of their rows.
+constexpr bool groups_by_expert(Dispatcher dispatcher) {
+    return dispatcher == Dispatcher::hybridep || dispatcher == Dispatcher::ncclep;
+}
 // How keys and queries come together under CP: keys and values travel round a ring, heads are traded for tokens, or
 // hierarchically: heads for tokens within an NVLink domain and a ring over the domains (context_inner() in mesh.hpp).
 enum class ContextComm : std::uint8_t { ring, alltoall, hierarchical };

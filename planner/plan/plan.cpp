@@ -13,7 +13,7 @@ namespace moe::plan {
 namespace {
 
 constexpr std::array<const char*, 5> schedule_names{"1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v"};
-constexpr std::array<const char*, 4> dispatcher_names{"alltoall", "allgather", "deepep", "hybridep"};
+constexpr std::array<const char*, 5> dispatcher_names{"alltoall", "allgather", "deepep", "hybridep", "ncclep"};
 constexpr std::array<const char*, 3> context_comm_names{"ring", "alltoall", "alltoall+ring"};
 constexpr std::array<const char*, 2> scaling_names{"current", "delayed"};
 constexpr std::array<const char*, 3> balancing_names{"aux_loss", "seq_aux_loss", "global_aux_loss"};

@@ -35,7 +35,7 @@ std::string machine_name(const Plan& p) {
 }
 
 const char* exported_dispatcher(const Plan& p) {
-    const bool asked = p.ep * p.etp > 1 || (p.capacity > 0.0 && p.dispatcher == plan::Dispatcher::hybridep);
+    const bool asked = p.ep * p.etp > 1 || (p.capacity > 0.0 && plan::groups_by_expert(p.dispatcher));
     return plan::to_string(asked ? p.dispatcher : plan::Dispatcher::alltoall);
 }
 

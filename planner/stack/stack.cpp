@@ -157,8 +157,7 @@ Stack read_stack(const Json& json, const std::string& place, const machine::Coef
     s.usual_ep_overlap = in.flag("usual_ep_overlap", false);
     s.bf16_moments = in.flag("bf16_moments", false);
     s.paged_stash = in.flag("paged_stash", false);
-    if (in.find("fused_experts") != nullptr)
-        s.fused_experts = in.list("fused_experts", machine::precision_from_string);
+    if (in.find("fused_experts") != nullptr) s.fused_experts = in.list("fused_experts", machine::precision_from_string);
     s.fused_experts_need_stash = in.flag("fused_experts_need_stash", false);
     s.memory_headroom = in.number("memory_headroom", 0.0, 0.0, 0.9);
     s.usual_capacity = in.number("usual_capacity", 0.0, 1.0, 100.0);

@@ -41,7 +41,7 @@ struct StackCosts {
     double attention_gathered = 1.0;              // share of these rates, where keys are picked by index
     // Rates of latent attention over keys that an indexer picks, and the keys at which it reaches half of its rate.
     double attention_picked_forward = 0.65, attention_picked_backward = 0.28, attention_picked_half_length = 183.0;
-    double attention_exponentials = 0.5; // seconds of exponentials over those of products, BF16 forward, heads of 128
+    double attention_exponentials = 0.5;   // seconds of exponentials over those of products, BF16 forward, heads of 128
     double attention_half_length = 1200.0; // sequence length at which attention reaches half of its rate, tokens
     double overlap_sm_share = 0.0;         // share of the SMs that communication takes while EP overlap is on
     double fsdp_sm_share = 0.0;            // as overlap_sm_share, of FSDP, whose collectives run all the time
@@ -54,11 +54,11 @@ struct StackCosts {
     // Bytes that move per element of the experts' last bias, which routing weights multiply, and of its gradients;
     // negative: what the ops say.
     double weighted_bias_bytes = -1.0, weighted_bias_grad_bytes = -1.0;
-    double expert_seconds = 0.0;        // device time per local expert of the same, and of its rows' quantization
-    double overlap_launches = 1.0;      // host time of an op in merged slots over that of the same op alone
+    double expert_seconds = 0.0;   // device time per local expert of the same, and of its rows' quantization
+    double overlap_launches = 1.0; // host time of an op in merged slots over that of the same op alone
     double host_machine = 1.0, host_software = 1.0; // both multiply the launch times; applied when the stack is read
-    double clock = 1.0;          // clock of the machine under full load, over the one that its peak FLOP/s assume
-    double quantize_share = 1.0; // share of a quantize op's bytes that are moved
+    double clock = 1.0;                // clock of the machine under full load, over the one that its peak FLOP/s assume
+    double quantize_share = 1.0;       // share of a quantize op's bytes that are moved
     double fused_quantize_share = 1.0; // the same of routed rows where fused_experts holds; below 1 it is no own kernel
 };
 
@@ -89,7 +89,7 @@ struct Stack {
     unsigned recompute_modules = 0;                  // all modules that a plan may name (a superset of the sets above)
     std::vector<plan::Dispatcher> host_synced;       // dispatchers that read routed counts on the host
     bool bf16_moments = false;
-    bool paged_stash = false;                                      // see Plan
+    bool paged_stash = false; // see Plan
     // Precisions in which a grouped product, its activation and its quantizations are single kernels for all experts,
     // and whether only plans with a paged stash turn them on.
     std::vector<machine::Precision> fused_experts;

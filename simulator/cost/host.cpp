@@ -74,8 +74,7 @@ double kernels_by_expert(const plan::Plan& plan, const stack::Stack& stack, cons
     if (const auto* grouped = std::get_if<program::GroupedGemmAttr>(&op.attr)) return grouped->groups;
     // Calls of the framework for each expert: a product and a sum forward; backward two products and two sums.
     double calls = op.kind == program::OpKind::quantize && on_routed_rows(op) ? 1.0 : 0.0;
-    if (std::holds_alternative<program::GroupedBiasAttr>(op.attr) && op.in.size() > 3 &&
-        op.in[3] != program::no_tensor)
+    if (std::holds_alternative<program::GroupedBiasAttr>(op.attr) && op.in.size() > 3 && op.in[3] != program::no_tensor)
         calls = op.kind == program::OpKind::grouped_bias_add ? 2.0 : 4.0;
     if (calls == 0.0 || (calls > 1.0 && stack.costs.weighted_bias_bytes < 0.0)) return 0.0;
     double most = 0.0;

@@ -5,6 +5,7 @@
 #include "planner/base/files.hpp"
 #include "planner/machine/hardware.hpp"
 #include "planner/model/model.hpp"
+#include "planner/stack/stack.hpp"
 #include "simulator/published/run_plan.hpp"
 
 #include <nlohmann/json.hpp>
@@ -122,14 +123,15 @@ std::optional<ResidualRange> residual_range(const std::vector<Residual>& residua
 }
 
 IntervalResult interval_of(const plan::Plan& plan, const search::Estimate& estimate,
-                           const std::vector<Residual>& residuals) {
+                           const std::vector<Residual>& residuals, bool new_stack) {
     if (residuals.empty())
         return {std::nullopt,
                 fmt::format("no measured runs of stack {} on {} to compare with", plan.stack, plan.hardware->name)};
     const std::string kind = kind_of(*plan.model);
     const std::vector<const Residual*> rows = of_kind(residuals, kind);
     const std::string system = system_of(*plan.hardware, rows), &family = plan.model->architecture;
-    const std::optional<ResidualRange> range = residual_range(residuals, kind, family, system);
+    const std::optional<ResidualRange> range =
+        new_stack ? residual_range(residuals, kind, "", "") : residual_range(residuals, kind, family, system);
     if (!range) return {std::nullopt, fmt::format("no measured runs of {} models to compare with", kind)};
     Interval interval;
     interval.low = estimate.tflops_per_gpu * std::exp(-range->high);
@@ -137,7 +139,13 @@ IntervalResult interval_of(const plan::Plan& plan, const search::Estimate& estim
     interval.rows = range->rows;
     interval.new_family = !among(rows, &Residual::family, family);
     interval.new_system = !among(rows, &Residual::system, system);
+    interval.new_stack = new_stack;
     return {interval, {}};
+}
+
+bool is_new_stack(const plan::Plan& plan) {
+    const stack::Stack stack = stack::load_stack(plan.stack, *plan.hardware);
+    return !stack.executable && stack.published.empty();
 }
 
 } // namespace moe::published

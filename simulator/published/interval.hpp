@@ -39,13 +39,18 @@ std::optional<ResidualRange> residual_range(const std::vector<Residual>& residua
 struct Interval {
     double low = 0.0, high = 0.0; // TFLOPS/GPU
     int rows = 0;                 // that it rests on
-    bool new_family = false, new_system = false;
+    bool new_family = false, new_system = false, new_stack = false;
 };
 struct IntervalResult {
     std::optional<Interval> interval;
     std::string reason; // why there is none
 };
+// new_stack: no published run is of the plan's stack; the range is then that of a family and a system that no row is
+// of.
 IntervalResult interval_of(const plan::Plan& plan, const search::Estimate& estimate,
-                           const std::vector<Residual>& residuals);
+                           const std::vector<Residual>& residuals, bool new_stack = false);
+// True where the plan's stack stands for no published run: its file lists none, as that of a release that is newer than
+// all runs. False for the executable stack, which has residuals of its own.
+bool is_new_stack(const plan::Plan& plan);
 
 } // namespace moe::published

@@ -60,7 +60,7 @@ unsigned offload_set(const std::string& text, const model::Model& model, std::ve
 plan::Dispatcher dispatcher_of(const std::string& text) {
     std::string word = lower(text);
     word.resize(std::min({word.size(), word.find('('), word.find("-like")}));
-    while (!word.empty() && word.back() == ' ') word.pop_back();
+    std::erase_if(word, [](char c) { return c == ' ' || c == '_'; }); // "NCCL EP", "nccl_ep"
     return plan::dispatcher_from_string(word);
 }
 

@@ -53,7 +53,8 @@ Json interval_json(const published::IntervalResult& result) {
             {"coverage", published::interval_coverage},
             {"rows", i.rows},
             {"new_family", i.new_family},
-            {"new_system", i.new_system}};
+            {"new_system", i.new_system},
+            {"new_stack", i.new_stack}};
 }
 
 // [low, high] in TFLOPS/GPU; null where nothing is known.

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <string>
+#include <vector>
 
 namespace moe::tools {
 
@@ -43,7 +45,8 @@ Explanation explain_plan(const plan::Plan& plan, const stack::Stack& stack, repl
     e.plan = plan;
     e.simulation = std::move(simulation);
     e.walls = replay::walls(plan, stack, e.simulation);
-    e.interval = published::interval_of(plan, e.simulation.estimate, published::load_residuals(plan, stack.executable));
+    e.interval = published::interval_of(plan, e.simulation.estimate, published::load_residuals(plan, stack.executable),
+                                        published::is_new_stack(plan));
     e.skew = pricing::skew_of(plan, stack, e.simulation);
     pricing::SkewedEstimator estimator(plan.hardware, stack);
     e.base = estimator.play(plan);
@@ -67,10 +70,11 @@ std::vector<std::pair<const char*, double>> parts_of(const search::Breakdown& b)
 std::string interval_text(const published::IntervalResult& result) {
     if (!result.interval) return fmt::format("No interval: {}", result.reason);
     const published::Interval& i = *result.interval;
-    const char* unseen = i.new_family && i.new_system ? ", this model family and this system not among them"
-                         : i.new_family               ? ", this model family not among them"
-                         : i.new_system               ? ", this system not among them"
-                                                      : "";
+    std::vector<const char*> new_ones;
+    if (i.new_family) new_ones.push_back("this model family");
+    if (i.new_system) new_ones.push_back("this system");
+    if (i.new_stack) new_ones.push_back("this stack");
+    const std::string unseen = new_ones.empty() ? "" : fmt::format(", {} not among them", fmt::join(new_ones, " and "));
     return fmt::format("{:.0f}% interval {:.4g} to {:.4g} TFLOPS/GPU (cross-validated on {} measured runs{})",
                        100.0 * published::interval_coverage, i.low, i.high, i.rows, unseen);
 }

@@ -32,9 +32,12 @@ int complexity(const plan::Plan& plan) {
 std::vector<std::string> differences_of_training(const plan::Plan& plan) {
     std::vector<std::string> what;
     // Megatron-Core 0.19.2, transformer_config.py: with hybridep, tokens beyond moe_expert_rank_capacity_factor are
-    // dropped. The engine's own stack runs the step again.
+    // dropped; with ncclep they end the run (skills of Megatron-Bridge, perf-moe-dispatcher-selection). The engine's
+    // own stack runs the step again.
     if (plan.capacity > 0.0 && !plan::stack_traits(plan).retries_overflow)
-        what.push_back(fmt::format("capacity {}: a rank drops rows beyond it", plan::field_text(plan, "capacity")));
+        what.push_back(fmt::format("capacity {}: {}", plan::field_text(plan, "capacity"),
+                                   plan.dispatcher == plan::Dispatcher::ncclep ? "a rank with more rows ends the run"
+                                                                               : "a rank drops rows beyond it"));
     if (plan.router.expert_capacity > 0.0)
         what.push_back(fmt::format("expert_capacity {}: an expert drops tokens beyond it",
                                    plan::field_text(plan, "expert_capacity")));
@@ -52,13 +55,14 @@ Ranking rank_notes(const search::SearchResult& result, bool executable, std::siz
     if (result.plans.empty()) return ranking;
     const auto& [first, best] = result.plans.front();
     const std::vector<published::Residual> residuals = published::load_residuals(first, executable);
+    const bool new_stack = published::is_new_stack(first);
     const std::vector<published::RatioError> errors = published::load_ratio_errors(executable);
     const auto lasting = [&outlooks](std::size_t i) { return outlooks.empty() ? 1.0 : outlooks[i].goodput; };
     for (const auto& [plan, estimate] : result.plans) {
         const std::size_t place = ranking.plans.size();
         PlanNote note;
         if (!outlooks.empty()) note.outlook = outlooks[place];
-        note.interval = published::interval_of(plan, estimate, residuals);
+        note.interval = published::interval_of(plan, estimate, residuals, new_stack);
         const double log_ratio =
             std::log(best.tflops_per_gpu * lasting(0) / (estimate.tflops_per_gpu * lasting(place)));
         const std::optional<double> margin = published::ratio_margin(errors, first, plan);

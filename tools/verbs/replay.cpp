@@ -45,8 +45,8 @@ void replay_verb(const ReplayOptions& options) {
 
     const search::Estimate& e = simulation.estimate;
     const pricing::Skew skew = pricing::skew_of(plan, stack, simulation);
-    const published::IntervalResult interval =
-        published::interval_of(plan, e, published::load_residuals(plan, stack.executable));
+    const published::IntervalResult interval = published::interval_of(
+        plan, e, published::load_residuals(plan, stack.executable), published::is_new_stack(plan));
     if (options.json) return print(replay_document(simulation, skew, interval, options.trace, options.report));
     Console console(options);
     console.say("{} on {} x {}: {:.4g} TFLOPS/GPU, {} tokens/s/GPU, step {}, {:.2f} GiB of {:.2f}{}", plan.model->name,

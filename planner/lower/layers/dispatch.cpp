@@ -165,8 +165,9 @@ MoeLayer::Rows MoeLayer::dispatch(emit::Builder& b, program::TensorId x, program
     if (over_peers(b)) return dispatch_over_peers(b, x, weight, name);
     const bool fused = exchanges(b) && plan.dispatcher != plan::Dispatcher::alltoall;
     if (fused) {
-        // DeepEP and HybridEP take tokens as they are and deliver rows; HybridEP groups them by expert on the way.
-        const bool grouped = plan.dispatcher == plan::Dispatcher::hybridep;
+        // DeepEP, HybridEP and NCCL EP take tokens as they are and deliver rows; the latter two group them by expert on
+        // the way.
+        const bool grouped = plan::groups_by_expert(plan.dispatcher);
         const std::int64_t cap = capacity(b) * plan.etp;
         const double expected = routed_rows(b);
         const program::TensorId rows = b.activation(name, cap, h, expected);
@@ -217,7 +218,7 @@ program::TensorId MoeLayer::combine_rows(emit::Builder& b, program::TensorId row
     const program::TensorId y = b.activation(name, tokens, h);
     if (exchanges(b) && plan.dispatcher != plan::Dispatcher::alltoall) {
         const program::RowsAttr attr{h, b.at(rows).rows, moe_.experts, plan.ep, plan.etp, true};
-        if (plan.dispatcher != plan::Dispatcher::hybridep) {
+        if (!plan::groups_by_expert(plan.dispatcher)) {
             const program::TensorId unsorted =
                 b.activation(name + ".unsorted", b.at(rows).rows, h, b.expected_rows(rows));
             b.emit(program::OpKind::unsort_rows, {rows, all_counts_}, {unsorted}, attr);

@@ -143,6 +143,8 @@ TEST_CASE("HybridEP holds room for every token of its group") {
     plan.model =
         std::make_shared<model::Model>(families::load_model("Nemotron-3-Super")); // travels in its latent width
     CHECK(memory::library_memory(plan) == context + memory::hybrid_ep_buffers({2048, 1024, 32, 16, 1}));
+    plan.dispatcher = plan::Dispatcher::ncclep; // taken as large
+    CHECK(memory::library_memory(plan) == context + memory::hybrid_ep_buffers({2048, 1024, 32, 16, 1}));
     plan.dispatcher = plan::Dispatcher::alltoall;
     CHECK(memory::library_memory(plan) == context);
     plan.dispatcher = plan::Dispatcher::deepep;

@@ -231,6 +231,8 @@ TEST_CASE("every published stack plans for every GPU that has a profile, and off
                 return std::find(s.dispatchers.begin(), s.dispatchers.end(), d) != s.dispatchers.end();
             };
             CHECK(offers(s.usual_dispatcher));
+            if (s.usual_cuda_graph == moe::plan::CudaGraph::full) // which has to know its rows before the step
+                CHECK(std::any_of(s.dispatchers.begin(), s.dispatchers.end(), moe::plan::groups_by_expert));
             for (const Dispatcher d : s.dispatchers) CHECK(s.costs.dispatcher.count(moe::plan::to_string(d)) == 1);
             if (capability < 9.0 || capability >= 12.0)
                 CHECK(s.dispatchers == std::vector<Dispatcher>{Dispatcher::alltoall});
@@ -285,6 +287,37 @@ TEST_CASE("requirements: a plan that asks for what its machine lacks is refused 
     // What the stack offers nowhere has no such reason.
     CHECK(message([](moe::plan::Plan& p) { p.precision = moe::machine::Precision::fp32; }).find("offers bf16") !=
           std::string::npos);
+}
+
+TEST_CASE("Bridge 26.10 offers NCCL EP, and 26.10.01 takes it on GB200 and VR NVL72") {
+    using moe::plan::Dispatcher;
+    const auto on = [](const char* stack, const char* machine) {
+        return moe::stack::load_stack(stack, moe::machine::load_hardware(machine));
+    };
+    const auto offers = [](const moe::stack::Stack& s) {
+        return std::find(s.dispatchers.begin(), s.dispatchers.end(), Dispatcher::ncclep) != s.dispatchers.end();
+    };
+    for (const char* machine : {"h100", "b200", "gb200-nvl72", "gb300-nvl72", "vr-nvl72"}) {
+        CAPTURE(machine);
+        CHECK_FALSE(offers(on("bridge-26.08", machine)));
+        CHECK(offers(on("bridge-26.10", machine)));
+        CHECK(on("bridge-26.10", machine).usual_dispatcher == Dispatcher::hybridep);
+    }
+    CHECK(on("bridge-26.10.01", "gb200-nvl72").usual_dispatcher == Dispatcher::ncclep);
+    CHECK(on("bridge-26.10.01", "gb200-nvl4").usual_dispatcher == Dispatcher::ncclep); // like GB200 NVL72
+    CHECK(on("", "vr-nvl72").name == "bridge-26.10.01");
+    CHECK(on("", "vr-nvl72").usual_dispatcher == Dispatcher::ncclep);
+    CHECK(on("bridge-26.10.01", "gb300-nvl72").usual_dispatcher == Dispatcher::hybridep);
+    CHECK(on("bridge-26.10.01", "h100").usual_dispatcher == Dispatcher::hybridep);
+    CHECK(on("bridge-26.10.01", "a100-sxm").dispatchers == std::vector<Dispatcher>{Dispatcher::alltoall});
+    // A rank's rows are sized before the step by HybridEP or NCCL EP alone.
+    const moe::stack::Stack newest = on("bridge-26.10.01", "gb200-nvl72");
+    Check check{plan_on("Qwen3-30B-A3B", "gb200-nvl72", "bridge-26.10.01"), newest};
+    check.plan.ep = 8, check.plan.gpus = check.plan.dp = 8, check.plan.capacity = 1.5;
+    for (const Dispatcher d : {Dispatcher::hybridep, Dispatcher::ncclep})
+        CHECK(check([d](moe::plan::Plan& p) { p.dispatcher = d; }).empty());
+    CHECK(check([](moe::plan::Plan& p) { p.dispatcher = Dispatcher::alltoall; }) ==
+          "megatron-core: capacity: dispatcher");
 }
 
 TEST_CASE("unknown stacks are refused with the known ones") {

@@ -91,6 +91,28 @@ TEST_CASE("random plans: full recomputation takes memory from no plan and gives 
     }
 }
 
+TEST_CASE("NCCL EP groups rows on the way as HybridEP does, and costs what its share of HybridEP's rate says") {
+    plan::Plan plan;
+    plan.model = std::make_shared<const model::Model>(families::load_model("Qwen3-30B-A3B"));
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("gb200-nvl72"));
+    stack::Stack stack = stack::load_stack("bridge-26.10.01", *plan.hardware);
+    plan.stack = stack.name;
+    plan.gpus = plan.dp = 16;
+    plan.ep = 16;
+    plan.seq = 4096;
+    plan.gbs = 64;
+    plan.precision = machine::Precision::bf16;
+    const auto step = [&](plan::Dispatcher dispatcher) {
+        plan.dispatcher = dispatcher;
+        return played(plan, stack).step_seconds;
+    };
+    const double hybrid = step(plan::Dispatcher::hybridep);
+    CHECK(step(plan::Dispatcher::ncclep) == nearly(hybrid)); // the prior: as fast
+    CHECK(step(plan::Dispatcher::alltoall) != nearly(hybrid));
+    stack.costs.dispatcher.at("ncclep").nvlink *= 0.5;
+    CHECK(step(plan::Dispatcher::ncclep) > 1.02 * hybrid);
+}
+
 TEST_CASE("tensor parallelism inside a node is faster than over its network") {
     plan::Plan plan;
     plan.model = std::make_shared<const model::Model>(families::load_model("Mixtral-8x7B"));

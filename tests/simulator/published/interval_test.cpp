@@ -86,6 +86,35 @@ TEST_CASE("residual range: quantiles of the kind, tier C left out, wider for wha
     CHECK(!published::residual_range(rows, "linear", "a", "x"));
 }
 
+TEST_CASE("interval: a stack that no published run is of has that of an unseen family and system") {
+    std::vector<published::Residual> rows;
+    for (int i = -5; i <= 5; ++i) rows.push_back(row("Qwen3MoeForCausalLM", "H100", 0.02 * i));
+    rows.push_back(row("DeepseekV3ForCausalLM", "GB200", 0.4));
+    search::Estimate estimate;
+    estimate.tflops_per_gpu = 100.0;
+    plan::Plan plan = plan_on("Qwen3-30B-A3B", "h100");
+    const auto known = published::interval_of(plan, estimate, rows, false).interval,
+               unknown = published::interval_of(plan, estimate, rows, true).interval;
+    REQUIRE(known);
+    REQUIRE(unknown);
+    CHECK(!known->new_stack);
+    CHECK(unknown->new_stack);
+    CHECK(!unknown->new_family);
+    CHECK(unknown->low < known->low);
+    CHECK(unknown->low == nearly(100.0 * std::exp(-0.4)));
+    CHECK(unknown->high >= known->high);
+    for (const auto& [name, is_new] : {std::pair{"bridge-26.08", false},
+                                       {"bridge-26.08,no-fused_router", false},
+                                       {"mlm-moe-recipes", false},
+                                       {"bridge-26.10", true},
+                                       {"bridge-26.10.01", true},
+                                       {"moe-plan", false}}) {
+        CAPTURE(name);
+        plan.stack = name;
+        CHECK(published::is_new_stack(plan) == is_new);
+    }
+}
+
 TEST_CASE("interval: the bounds are rates, and what was never measured has none") {
     std::vector<published::Residual> rows;
     for (int i = -5; i <= 5; ++i) rows.push_back(row("Qwen3MoeForCausalLM", "H100", 0.02 * i));

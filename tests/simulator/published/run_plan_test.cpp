@@ -266,6 +266,16 @@ TEST_CASE("chunks of a rank are bounded by the layers, not by the GPUs; DeepEP r
     }
 }
 
+TEST_CASE("NCCL EP by the words of its sources") {
+    for (const char* word : {"ncclep", "NCCL EP", "nccl_ep", "NCCL EP (64 ranks)"}) {
+        CAPTURE(word);
+        moe::published::Run run = deepseek();
+        run.dispatcher = word;
+        // The newest stack before a release that none lists is that of the row, and 26.08 does not offer it.
+        CHECK(skipped(run).find("dispatcher ncclep: stack bridge-26.08 offers") != std::string::npos);
+    }
+}
+
 TEST_CASE("rows with dropped tokens have an expert capacity") {
     moe::published::Run run = deepseek();
     run.cuda_graph = "none", run.other_settings.clear();
@@ -295,7 +305,9 @@ TEST_CASE("rows that cannot be planned say why") {
     CHECK(reason([](moe::published::Run& r) { r.model = "../../etc/passwd"; }).find("must be the name") !=
           std::string::npos);
     CHECK(reason([](moe::published::Run& r) { r.system = "B200(power-limited)"; }).find("clocks") != std::string::npos);
-    CHECK(reason([](moe::published::Run& r) { r.system = "TPUv9"; }).find("unknown hardware") == 0);
+    CHECK(reason([](moe::published::Run& r) { r.system = "Z9000"; }).find("unknown hardware") == 0);
+    CHECK(reason([](moe::published::Run& r) { r.system = "TPUv9"; }).find("accelerator of Google") !=
+          std::string::npos);
     CHECK(reason([](moe::published::Run& r) { r.precision = "INT3"; }).find("int3") != std::string::npos);
     CHECK(reason([](moe::published::Run& r) { r.dispatcher = "pigeon"; }).find("pigeon") != std::string::npos);
     CHECK(reason([](moe::published::Run& r) { r.recompute_modules = "moe+soup"; }).find("soup") != std::string::npos);

@@ -179,7 +179,31 @@ TEST_CASE("engines: words go by the release of the plan's stack, else by the new
     CHECK(graph("bridge-26.08") == "full_iteration");
     CHECK(graph("bridge-26.04") == "local");
     CHECK(graph("moe-plan") == "full_iteration");
-    CHECK(tools::megatron_core_launch(plan).release == "0.19.0");
+    CHECK(tools::megatron_core_launch(plan).release == "0.20.0"); // of bridge-26.10
+}
+
+TEST_CASE("engines: NCCL EP is a flex dispatcher since 0.19, with static shapes on Blackwell where rows are known") {
+    plan::Plan plan = deepseek();
+    set(plan, {{"dispatcher", "ncclep"}});
+    plan.stack = "bridge-26.10.01";
+    const auto kwargs = [&] { return Json(tools::megatron_core_launch(plan).said["kwargs"]); };
+    CHECK(kwargs()["moe_token_dispatcher_type"] == "flex");
+    CHECK(kwargs()["moe_flex_dispatcher_backend"] == "ncclep");
+    CHECK_FALSE(kwargs().contains("moe_ncclep_static_shape"));
+    set(plan, {{"capacity", "1.5"}});
+    CHECK(kwargs()["moe_ncclep_static_shape"] == true);
+    const std::string script = tools::megatron_lm_launch(plan, {}).text;
+    CHECK(script.find("--moe-flex-dispatcher-backend") != std::string::npos);
+    CHECK(script.find("ncclep") != std::string::npos);
+    plan.hardware = std::make_shared<const machine::Hardware>(machine::load_hardware("h100"));
+    set(plan, {{"precision", "bf16"}});
+    CHECK_FALSE(kwargs().contains("moe_ncclep_static_shape")); // Hopper asks the host for sizes
+    plan.stack = "bridge-26.06";                               // Megatron-Core 0.18
+    CHECK(fault(plan, tools::megatron_lm_launch).find("dispatcher ncclep") != std::string::npos);
+    plan = qwen();
+    set(plan, {{"dispatcher", "ncclep"}});
+    for (const auto launch : {tools::torchtitan_launch, tools::automodel_launch})
+        CHECK(fault(plan, launch).find("dispatcher ncclep") != std::string::npos);
 }
 
 TEST_CASE("engines: stages that an engine would cut otherwise are a layout") {
